@@ -1,0 +1,46 @@
+# The commands that people and CI type. PYTHON picks the interpreter that makes the virtual environment.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST_ARGS ?=
+
+.PHONY: demo test check golden fmt clean
+
+demo: $(VENV)/.installed
+	$(BIN)/hangwatch demo
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+golden: $(VENV)/.test
+	HANGWATCH_RENEW_GOLDEN=1 $(BIN)/python -m pytest -q -m golden $(PYTEST_ARGS)
+	git diff --stat -- tests docs
+
+fmt: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --editable .
+	touch $@
+
+# Exactly this torch, before anything that asks for "torch": a bare requirement would draw gigabytes of CUDA.
+$(VENV)/.test: $(VENV)/.installed
+	$(PIP) install torch==2.13.0
+	$(PIP) install --editable '.[test,torch]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) install --editable '.[dev,test]'
+	touch $@

@@ -1,0 +1,1 @@
+"""One file = one check; the folder is discovered, there is no list to keep."""

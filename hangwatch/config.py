@@ -1,0 +1,301 @@
+"""One TOML file -> frozen `Settings`. An unknown key, a wrong type or a value out of range names file, section and key.
+
+The structs below are the documentation: `hangwatch config --sample` prints them with their defaults and limits.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; the message names the file, the section and the key, and what is allowed."""
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every section: immutable, and an unknown key is an error."""
+
+
+Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
+Seconds = Annotated[float, Meta(ge=0.0, le=86400.0)]
+
+
+class Gpu(Section, frozen=True):
+    """How GPUs are sampled."""
+
+    sample_seconds: Annotated[float, Meta(ge=0.2, le=60.0, description="time between two power samples")] = 1.0
+    deadline_seconds: Annotated[
+        float, Meta(ge=1.0, le=600.0, description="a driver that does not answer for this long is given up")
+    ] = 15.0
+
+
+class Jobs(Section, frozen=True):
+    """How jobs are found."""
+
+    discover_seconds: Annotated[float, Meta(ge=0.5, le=600.0, description="time between two scans of /proc")] = 10.0
+
+
+class Detector(Section, frozen=True):
+    """When a job is suspected; docs/tuning.md says how to pick the values."""
+
+    hold_seconds: Annotated[
+        float, Meta(ge=1.0, le=86400.0, description="quiet for this long: suspected, stacks are taken")
+    ] = 120.0
+    startup_hold_seconds: Annotated[
+        float, Meta(ge=1.0, le=86400.0, description="never busy for this long since the start: suspected")
+    ] = 900.0
+    stalled_hold_seconds: Annotated[
+        float, Meta(ge=1.0, le=86400.0, description="quiet with some rank moving for this long: page")
+    ] = 900.0
+    startup_stalled_hold_seconds: Annotated[
+        float, Meta(ge=1.0, le=172800.0, description="the same for a job that was never busy")
+    ] = 7200.0
+    idle_ratio_of_limit: Annotated[
+        float, Meta(ge=0.0, le=0.5, description="idle power as a share of the power limit, until an idle level was seen")
+    ] = 0.10
+    busy_ratio_of_limit: Annotated[
+        float, Meta(ge=0.05, le=0.95, description="a job counts as training once a GPU draws this share of its limit")
+    ] = 0.30
+    quiet_fraction: Annotated[
+        float, Meta(ge=0.0, le=0.9, description="quiet is under floor + this share of the way from floor to busy")
+    ] = 0.35
+    quorum: Annotated[float, Meta(gt=0.0, le=1.0, description="share of the job's GPUs that must be quiet")] = 0.5
+    busy_window_seconds: Annotated[
+        float, Meta(ge=10.0, le=7200.0, description="the busy level is a high quantile over this much work")
+    ] = 600.0
+    recover_seconds: Annotated[
+        float, Meta(ge=0.0, le=3600.0, description="power must be back for this long before a job counts as recovered")
+    ] = 10.0
+    recapture_seconds: Annotated[
+        float, Meta(ge=1.0, le=86400.0, description="first pause between captures of a stalled job; it doubles each time")
+    ] = 30.0
+    recapture_max_seconds: Annotated[
+        float, Meta(ge=1.0, le=86400.0, description="longest pause between captures of a stalled or hung job")
+    ] = 900.0
+
+
+class Capture(Section, frozen=True):
+    """How stacks are taken."""
+
+    rounds: Annotated[int, Meta(ge=1, le=10, description="dumps of every rank per capture")] = 3
+    pause_seconds: Annotated[float, Meta(ge=0.1, le=300.0, description="time between two rounds")] = 5.0
+    dump_deadline_seconds: Annotated[float, Meta(ge=0.5, le=60.0, description="one dump of one process")] = 5.0
+    round_deadline_seconds: Annotated[float, Meta(ge=1.0, le=600.0, description="one round over all processes")] = 30.0
+    parallel: Annotated[int, Meta(ge=1, le=64, description="dumps at the same time")] = 8
+    max_workers_per_rank: Annotated[
+        int, Meta(ge=0, le=1024, description="loader workers dumped per rank; the rest is counted only")
+    ] = 16
+    cooldown_seconds: Annotated[
+        float, Meta(ge=0.0, le=86400.0, description="least time between two captures of one job")
+    ] = 20.0
+    motion_cpu_ratio: Annotated[
+        float, Meta(ge=0.0, le=1.0, description="a rank outside a wait that used more CPU than this between rounds moves")
+    ] = 0.02
+    motion_io_bytes_per_second: Annotated[
+        float, Meta(ge=0.0, description="a rank that read and wrote more than this between rounds moves")
+    ] = 65536.0
+
+
+class Store(Section, frozen=True):
+    """Where incidents are kept, and how many."""
+
+    directory: Annotated[str, Meta(min_length=1, description="state directory; incidents/ is made in it")] = (
+        "/var/lib/hangwatch"
+    )
+    max_incidents: Annotated[int, Meta(ge=1, le=100000, description="older incidents are removed")] = 200
+    max_bytes: Annotated[int, Meta(ge=1 << 20, description="total size of all incidents")] = 1 << 30
+    max_age_days: Annotated[float, Meta(gt=0, le=3650, description="age at which an incident is removed")] = 30.0
+
+
+class Http(Section, frozen=True):
+    """Where metrics are served."""
+
+    listen: Annotated[str, Meta(min_length=1, description="address to listen on")] = "0.0.0.0"  # noqa: S104 - an exporter is scraped from elsewhere
+    port: Annotated[int, Meta(ge=0, le=65535, description="0 takes any free port")] = 9836
+    threads: Annotated[int, Meta(ge=1, le=32, description="requests served at the same time")] = 4
+    tls_certificate: Annotated[str, Meta(description="PEM file; with tls_key, serves HTTPS")] = ""
+    tls_key: Annotated[str, Meta(description="PEM file")] = ""
+    incidents_token_file: Annotated[
+        str, Meta(description="file with a bearer token; without it, incident pages (stacks!) are not served")
+    ] = ""
+
+
+class ActivityRule(Section, frozen=True):
+    """One more row of the activity table: frames whose function and file match are doing `activity`."""
+
+    activity: str
+    function: Annotated[str, Meta(min_length=1, description="shell pattern of the function's plain name")]
+    file: Annotated[str, Meta(min_length=1, description="shell pattern of the end of the file's path")] = "*"
+    operation: str = ""
+
+
+class Activities(Section, frozen=True):
+    """Additions to the built-in table of activities."""
+
+    rules: tuple[ActivityRule, ...] = ()
+
+
+class Log(Section, frozen=True):
+    """What goes to stderr."""
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+
+class Settings(Section, frozen=True):
+    """The whole configuration. `checks` holds one table per check; each check decodes its own."""
+
+    gpu: Gpu = Gpu()
+    jobs: Jobs = Jobs()
+    detector: Detector = Detector()
+    capture: Capture = Capture()
+    store: Store = Store()
+    http: Http = Http()
+    activities: Activities = Activities()
+    log: Log = Log()
+    checks: dict[str, dict[str, Any]] = {}
+
+
+_SECTION_OF_PATH = re.compile(r" - at `\$?\.?([^`]*)`$")
+_UNKNOWN_FIELD = re.compile(r"unknown field `([^`]+)`")
+
+
+def load(path: Path) -> Settings:
+    """Read the settings of one TOML file.
+
+    Raises ConfigError, whose text names the file, the section, the key and what is allowed.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}\n"
+            "  hangwatch runs with its defaults when no --config is given; `hangwatch config --sample` prints a file to start from"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); TOML files must be") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> Settings:
+    """Decode TOML text; `source` is the name shown in errors. Raises ConfigError."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source}: is not valid TOML: {error}") from None
+    return decode(table, Settings, source, ())
+
+
+def decode(table: object, section: type[Any], source: str, path: tuple[str, ...]) -> Any:
+    """Convert a decoded TOML table to `section`, a Section type; `path` is where the table stands in the file.
+
+    Raises ConfigError.
+    """
+    try:
+        return msgspec.convert(table, section, strict=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), section, source, path)) from None
+
+
+def _explain(message: str, root: type[Any], source: str, path: tuple[str, ...]) -> str:
+    """Turn msgspec's sentence into file, [section], key, what is wrong, what is allowed."""
+    found = _SECTION_OF_PATH.search(message)
+    problem = message[: found.start()] if found else message
+    steps = [*path, *(re.split(r"\.|(?=\[)", found.group(1)) if found else [])]
+    steps = [step for step in steps if step and step != "$"]
+    unknown = _UNKNOWN_FIELD.search(problem)
+    owner, key = _walk(root, steps[len(path) :])
+    if unknown:
+        known = [field.name for field in msgspec.structs.fields(owner)] if owner else []
+        where = f"[{'.'.join(steps)}]" if steps else "top level"
+        near = difflib.get_close_matches(unknown.group(1), known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"{source}: {where}: unknown key {unknown.group(1)!r}\n  {hint}allowed: {', '.join(sorted(known))}"
+    where = f"[{'.'.join(steps[:-1])}]: {steps[-1]}" if len(steps) > 1 else (steps[0] if steps else "top level")
+    allowed = _allowed(owner, key) if owner and key else ""
+    return f"{source}: {where}: {problem}" + (f"\n  allowed: {allowed}" if allowed else "")
+
+
+def _walk(root: type[Any], steps: list[str]) -> tuple[type[Any] | None, str | None]:
+    """The struct that owns the last step, and the key; (struct, None) when the path ends at a struct."""
+    owner: type[Any] | None = root
+    key: str | None = None
+    for step in steps:
+        if owner is None or step.startswith("["):
+            continue
+        hint = get_type_hints(owner).get(step)
+        if hint is None:
+            return owner, key
+        inner = next((t for t in (hint, *get_args(hint)) if isinstance(t, type) and issubclass(t, Section)), None)
+        if inner is None:
+            return owner, step
+        owner, key = inner, None
+    return owner, key
+
+
+def _allowed(owner: type[Any], key: str) -> str:
+    """What a key takes, in words: type and limits."""
+    hint = get_type_hints(owner, include_extras=True)[key]
+    base, limits = hint, []
+    if get_origin(hint) is Annotated:
+        base, *metas = get_args(hint)
+        for meta in metas:
+            limits += [f"{word} {value:g}" for word, value in _limits(meta)]
+    if get_origin(base) is Literal:
+        return " | ".join(repr(value) for value in get_args(base))
+    words = {float: "a number", int: "a whole number", str: "a text in quotes", bool: "true or false"}
+    return ", ".join([words.get(base, str(base)), *limits])
+
+
+def _limits(meta: Meta) -> Iterator[tuple[str, float]]:
+    for word, value in (("from", meta.ge), ("above", meta.gt), ("to", meta.le), ("below", meta.lt)):
+        if value is not None:
+            yield word, value
+
+
+def sample(sections: dict[str, type[Any]] | None = None) -> str:
+    """A commented configuration file with every key at its default; `sections` are the checks' Settings by name."""
+    lines = ["# hangwatch configuration. Every key is optional; the values shown are the defaults.", ""]
+    for name, hint in get_type_hints(Settings).items():
+        if isinstance(hint, type) and issubclass(hint, Section) and name != "activities":
+            lines += _sample_section(name, hint)
+    lines += [
+        "# More rows for the table of activities (what a stack is doing):",
+        "# [[activities.rules]]",
+        '# activity = "data_loading"',
+        '# function = "read_shard"',
+        '# file = "*/our_loader.py"',
+        "",
+    ]
+    for name, section in sorted((sections or {}).items()):
+        lines += _sample_section(f"checks.{name}", section)
+    return "\n".join(lines)
+
+
+def _sample_section(name: str, section: type[Any]) -> list[str]:
+    lines = [f"# {(section.__doc__ or '').strip().splitlines()[0]}", f"[{name}]"]
+    hints = get_type_hints(section, include_extras=True)
+    for field in msgspec.structs.fields(section):
+        metas = [m for m in get_args(hints[field.name])[1:] if isinstance(m, Meta)]
+        words = next((m.description for m in metas if m.description), "")
+        value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()  # type: ignore[misc, operator]
+        allowed = _allowed(section, field.name)
+        comment = f"  # {words + '; ' if words else ''}{allowed}"
+        lines.append(f"{field.name} = {_toml(value)}{comment}")
+    return [*lines, ""]
+
+
+def _toml(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,1 @@
+"""A simulated node: real processes, simulated GPU power."""

@@ -1,0 +1,1 @@
+"""Many nodes: merging what they saw, and collecting it."""

@@ -1,0 +1,1 @@
+"""Is this job making progress? Jobs, detection, capture, groups, verdict."""

@@ -1,0 +1,433 @@
+"""Every value that passes between rooms, in the order in which they flow. Read this first.
+
+All values are frozen. Units stand in the names; ratios run from 0 to 1; times named `*_unix_seconds` are wall clock
+(for people and for other nodes), times named `*_monotonic_seconds` are CLOCK_MONOTONIC (for intervals).
+
+Asking the machine has three outcomes, everywhere the same: a value; `None`, the device does not have it (no error,
+nothing is exported); `Fault`, it should have answered and did not. Never 0, -1 or "N/A" in place of a reading.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeAlias
+
+import msgspec
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all values: immutable, compared by content, built by keyword."""
+
+
+class Fault(Value, frozen=True):
+    """Something that should have answered and did not.
+
+    `subject` is what was asked ("gpu 3", "pid 4711"), `reason` a CamelCase word for machines ("GpuIsLost"), `detail`
+    the foreign error in its own words, `remedy` what to type or do, empty when there is nothing to do.
+    """
+
+    subject: str
+    reason: str
+    detail: str
+    remedy: str = ""
+
+
+# --- 1. GPUs: probes.nvml -> daemon ------------------------------------------------------------------------------
+
+
+class GpuSample(Value, frozen=True):
+    """One reading of one GPU. A field is None where this GPU does not have it, or where `faults` says why it is missing."""
+
+    index: int
+    uuid: str
+    name: str | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    utilization_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    sm_clock_hertz: float | None = None
+    temperature_celsius: float | None = None
+    energy_joules: float | None = None
+    pids: tuple[int, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
+class GpuSweep(Value, frozen=True):
+    """All GPUs of the node, read once. One lost GPU of eight is seven samples and one fault."""
+
+    taken_monotonic_seconds: float
+    taken_unix_seconds: float
+    gpus: tuple[GpuSample, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    driver_version: str | None = None
+
+
+# --- 2. Processes and jobs: probes.procs -> hang.jobs --------------------------------------------------------------
+
+
+class ProcessId(Value, frozen=True, order=True):
+    """A process that cannot be confused with a later one of the same pid: pid and start time (clock ticks since boot)."""
+
+    pid: int
+    start_ticks: int
+
+
+class Process(Value, frozen=True):
+    """One process as /proc shows it. `environ` holds only the launcher variables named in `probes.procs.LAUNCHER_VARIABLES`."""
+
+    id: ProcessId
+    parent_pid: int
+    comm: str
+    state: str
+    cmdline: tuple[str, ...] = ()
+    environ: dict[str, str] = {}
+    uid: int | None = None
+    user: str | None = None
+    faults: tuple[Fault, ...] = ()
+
+
+class Worker(Value, frozen=True):
+    """A process that works for a rank and is no rank itself: a DataLoader worker, a map worker."""
+
+    id: ProcessId
+    comm: str
+
+
+class Rank(Value, frozen=True):
+    """One rank of a job on this node. `gpu_uuids` are those it holds by NVML, else those its environment gives it."""
+
+    id: ProcessId
+    rank: int | None
+    local_rank: int | None
+    gpu_uuids: tuple[str, ...] = ()
+    workers: tuple[Worker, ...] = ()
+
+
+class Job(Value, frozen=True):
+    """All ranks of one launcher on this node."""
+
+    job_id: str
+    launcher: str
+    launcher_id: ProcessId | None
+    ranks: tuple[Rank, ...]
+    world_size: int | None = None
+    local_world_size: int | None = None
+    absent_local_ranks: tuple[int, ...] = ()
+    command: str = ""
+    user: str | None = None
+    environ: dict[str, str] = {}
+
+    @property
+    def gpu_uuids(self) -> tuple[str, ...]:
+        """The GPUs that the ranks hold, each once, in the order of ranks."""
+        return tuple(dict.fromkeys(uuid for rank in self.ranks for uuid in rank.gpu_uuids))
+
+
+# --- 3. Detection: hang.detector -> daemon -------------------------------------------------------------------------
+
+
+class JobState(str, Enum):
+    """Where a job stands; see docs/architecture.md for the transitions."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    QUIET = "quiet"
+    SUSPECTED = "suspected"
+    HUNG = "hung"
+    STALLED = "stalled"
+    RECOVERED = "recovered"
+    ENDED = "ended"
+
+
+class Motion(str, Enum):
+    """Whether a rank made progress between the rounds of a capture; unknown after a single round."""
+
+    FROZEN = "frozen"
+    MOVING = "moving"
+    UNKNOWN = "unknown"
+
+
+# --- 4. Dumps: probes.pyspy, probes.procs -> hang.capture ----------------------------------------------------------
+
+
+class Frame(Value, frozen=True):
+    """One frame of a stack. `file` is the short path; `line` is None where it is not known (native or described frames)."""
+
+    function: str
+    file: str
+    line: int | None = None
+    module: str | None = None
+    locals: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{self.function} ({where})"
+
+
+class Thread(Value, frozen=True):
+    """One thread of a dump, frames innermost first. `name` is None where the source gives none."""
+
+    name: str | None
+    thread_id: str
+    frames: tuple[Frame, ...]
+    active: bool | None = None
+    owns_gil: bool | None = None
+    is_main: bool = False
+
+
+class ProcessDump(Value, frozen=True):
+    """One process in one round: its stacks, or the fault that stands in their place, and what the kernel says of it.
+
+    `state` is the letter of /proc/PID/stat, None when the process was gone. `io_bytes` is rchar + wchar of
+    /proc/PID/io. `state_after` is read again once the dump is over, so that a process left stopped is noticed.
+    """
+
+    taken_monotonic_seconds: float
+    threads: tuple[Thread, ...] = ()
+    fault: Fault | None = None
+    state: str | None = None
+    state_after: str | None = None
+    wchan: str | None = None
+    kernel_stack: tuple[str, ...] = ()
+    cpu_seconds: float | None = None
+    io_bytes: int | None = None
+    duration_seconds: float | None = None
+
+
+class RankId(Value, frozen=True):
+    """Who a rank is, for people and across nodes. Fields are None where the source does not say."""
+
+    node: str | None = None
+    rank: int | None = None
+    local_rank: int | None = None
+    pid: int | None = None
+
+    def sort_key(self) -> tuple[int, str, int, int]:
+        """Orders by global rank, then node, local rank and pid; unknown numbers last."""
+        last = 1 << 62
+        return (
+            last if self.rank is None else self.rank,
+            self.node or "",
+            last if self.local_rank is None else self.local_rank,
+            last if self.pid is None else self.pid,
+        )
+
+
+class WorkerDump(Value, frozen=True):
+    """The rounds of one process that works for a rank."""
+
+    pid: int
+    comm: str
+    rounds: tuple[ProcessDump, ...]
+
+
+class RankDump(Value, frozen=True):
+    """Everything a capture holds of one rank: one `ProcessDump` per round, its workers, its GPU numbers at that time.
+
+    `gone` is true when this node answers and the process of the rank does not exist; it is never set for a rank of
+    another node or one that merely did not answer.
+    """
+
+    id: RankId
+    rounds: tuple[ProcessDump, ...] = ()
+    workers: tuple[WorkerDump, ...] = ()
+    gone: bool = False
+    power_watts: float | None = None
+    utilization_ratio: float | None = None
+
+
+class Capture(Value, frozen=True):
+    """Stacks of every rank of a job on this node, taken in one or more rounds."""
+
+    job_id: str
+    node: str
+    started_unix_seconds: float
+    duration_seconds: float
+    rounds: int
+    ranks: tuple[RankDump, ...]
+    world_size: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+# --- 5. Groups and verdict: hang.stacks, hang.activity, hang.culprit -----------------------------------------------
+
+
+class Stack(Value, frozen=True):
+    """A named stack that explains a group beside its MainThread: another thread, or a worker process."""
+
+    name: str
+    frames: tuple[Frame, ...]
+    activity: str = "unknown"
+
+
+class Member(Value, frozen=True):
+    """One rank in a group, with the numbers that serve as second votes."""
+
+    id: RankId
+    motion: Motion = Motion.UNKNOWN
+    state: str | None = None
+    wchan: str | None = None
+    cpu_ratio: float | None = None
+    io_bytes_per_second: float | None = None
+    power_watts: float | None = None
+    utilization_ratio: float | None = None
+
+
+class Group(Value, frozen=True):
+    """Ranks whose stacks have the same key, shown by one representative.
+
+    `key` is a short hash of the normalised stack. `activity` is a name from activities.toml ("collective_wait", ...),
+    `operation` the collective or call it is in ("all_reduce"). `fault` stands in place of frames for ranks that could
+    not be dumped. `threads` are the representative's other Python threads, `workers` its worker processes.
+    """
+
+    key: str
+    activity: str
+    members: tuple[Member, ...]
+    operation: str | None = None
+    waits: bool = False
+    frames: tuple[Frame, ...] = ()
+    threads: tuple[Stack, ...] = ()
+    workers: tuple[Stack, ...] = ()
+    fault: Fault | None = None
+    gone: bool = False
+
+    @property
+    def motion(self) -> Motion:
+        """Moving if any member moves; frozen only if every member is."""
+        motions = {member.motion for member in self.members}
+        if Motion.MOVING in motions:
+            return Motion.MOVING
+        return Motion.FROZEN if motions == {Motion.FROZEN} else Motion.UNKNOWN
+
+
+class Grouping(Value, frozen=True):
+    """The groups of a job, largest first, and who did not answer. This is what nodes send each other and what merges.
+
+    `absent` are ranks that should exist and gave no answer (a gap in the numbers, another node's ranks);
+    `world_size` is None where nothing says it.
+    """
+
+    groups: tuple[Group, ...]
+    absent: tuple[int, ...] = ()
+    world_size: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Confidence(str, Enum):
+    """How sure a verdict is; docs/verdicts.md states the rules."""
+
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+    NONE = "none"
+
+
+class Evidence(Value, frozen=True):
+    """One vote: what was seen, of whom, and whether it speaks for the verdict (None: context, neither for nor against)."""
+
+    kind: str
+    message: str
+    ranks: tuple[RankId, ...] = ()
+    supports: bool | None = None
+
+
+class Verdict(Value, frozen=True):
+    """Who is the odd one, or why nobody can be named. `named` is empty when nobody is accused."""
+
+    kind: str
+    message: str
+    named: tuple[RankId, ...] = ()
+    confidence: Confidence = Confidence.NONE
+    evidence: tuple[Evidence, ...] = ()
+
+
+# --- 6. Incidents: daemon -> store, report, metrics ----------------------------------------------------------------
+
+
+class PowerSeries(Value, frozen=True):
+    """Power of one GPU before and during an incident; `quiet_line_watts` is None while the GPU has no busy level."""
+
+    uuid: str
+    index: int
+    unix_seconds: tuple[float, ...]
+    watts: tuple[float, ...]
+    limit_watts: float | None = None
+    busy_watts: float | None = None
+    quiet_line_watts: float | None = None
+    local_ranks: tuple[int, ...] = ()
+
+
+class Transition(Value, frozen=True):
+    """A change of a job's state, with the sentence that explains it."""
+
+    unix_seconds: float
+    state: JobState
+    message: str
+
+
+class Incident(Value, frozen=True):
+    """One suspicion of one job on this node, from the first capture to its end. `incident.json` is this value."""
+
+    incident_id: str
+    node: str
+    job: Job
+    opened_unix_seconds: float
+    state: JobState
+    verdict: Verdict
+    grouping: Grouping
+    captures: tuple[Capture, ...] = ()
+    power: tuple[PowerSeries, ...] = ()
+    timeline: tuple[Transition, ...] = ()
+    closed_unix_seconds: float | None = None
+    host_facts: tuple[tuple[str, str], ...] = ()
+    hangwatch_version: str = ""
+    schema_version: int = 1
+
+
+# --- 7. Checks: checks -> board -> metrics, cli --------------------------------------------------------------------
+
+
+class CheckStatus(int, Enum):
+    """Nagios' order with UNKNOWN between well and sick: it is shown as neither."""
+
+    OK = 0
+    UNKNOWN = 1
+    WARNING = 2
+    CRITICAL = 3
+
+
+class CheckVerdict(Value, frozen=True):
+    """What a check says: CamelCase reason for machines, a sentence for people (also when all is well), what to type."""
+
+    status: CheckStatus
+    reason: str
+    message: str
+    remedy: str = ""
+
+
+class Point(Value, frozen=True):
+    """One exported number of a check: `hangwatch_<name>{labels} value`. `name` ends in a base unit; `kind` is gauge or counter."""
+
+    name: str
+    value: float
+    help: str
+    labels: tuple[tuple[str, str], ...] = ()
+    kind: str = "gauge"
+
+
+class CheckResult(Value, frozen=True):
+    """One run of one check, as the guard around it saw it. `success` is false when the check itself failed to run."""
+
+    check: str
+    verdict: CheckVerdict
+    success: bool
+    duration_seconds: float
+    ran_unix_seconds: float
+    faults: tuple[Fault, ...] = ()
+    points: tuple[Point, ...] = ()
+    table: tuple[tuple[str, ...], ...] = ()
+
+
+GpuReading: TypeAlias = GpuSample | Fault

@@ -1,0 +1,1 @@
+"""The only doors to the machine: one foreign library or kernel interface each."""

@@ -1,0 +1,1 @@
+"""An Incident, and nothing else, rendered as text, HTML or JSON."""

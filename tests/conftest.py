@@ -1,0 +1,55 @@
+"""What all tests share: "nothing may skip" in CI, goldens, and deadlines instead of sleeps."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+T = TypeVar("T")
+DATA = Path(__file__).parent / "data"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(part): skipped with that reason on a bare machine, an error in CI")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
+    """In CI a skip is a failure: the part that is missing must be installed by .ci/run."""
+    outcome = yield
+    report = outcome.get_result()
+    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("HANGWATCH_NOTHING_MAY_SKIP"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped where nothing may be: {report.longrepr}"
+
+
+def wait_for(probe: Callable[[], T], what: str, deadline_seconds: float = 30.0) -> T:
+    """Call `probe` until it returns something true; fail with `what` when the deadline passes."""
+    end = time.monotonic() + deadline_seconds
+    while True:
+        found = probe()
+        if found:
+            return found
+        if time.monotonic() > end:
+            pytest.fail(f"waited {deadline_seconds:g} s for {what}")
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare text with tests/data/golden/<name>; `make golden` rewrites the file instead."""
+
+    def compare(name: str, text: str) -> None:
+        path = DATA / "golden" / name
+        if os.environ.get("HANGWATCH_RENEW_GOLDEN"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"{path} is missing: run `make golden` and read the diff"
+        assert text == path.read_text(), f"{path} differs: run `make golden` and read the diff"
+
+    return compare

@@ -1,0 +1,90 @@
+"""Pure: dumps -> threads; ranks with the same stack -> groups."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hangwatch.model import Frame, Thread
+
+
+class DumpError(Exception):
+    """A dump that cannot be read; the message says what was expected and what was found."""
+
+
+class _Local(msgspec.Struct):
+    name: str = ""
+    repr: str | None = None
+
+
+class _PySpyFrame(msgspec.Struct):
+    name: str = ""
+    filename: str | None = None
+    short_filename: str | None = None
+    module: str | None = None
+    line: int = 0
+    locals: list[_Local] | None = None
+
+
+class _PySpyThread(msgspec.Struct):
+    frames: list[_PySpyFrame] = []
+    thread_id: int | None = None
+    thread_name: str | None = None
+    os_thread_id: int | None = None
+    active: bool | None = None
+    owns_gil: bool | None = None
+
+
+_JSON = msgspec.json.Decoder(list[_PySpyThread])
+
+
+def parse_pyspy_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
+    """Read what `py-spy dump --json` (0.4) prints of one process.
+
+    `pid` is the process as its own pid namespace numbers it; it tells the main thread where py-spy gives no thread names.
+    Raises DumpError when the text is not such a dump.
+    """
+    try:
+        found = _JSON.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        start = text[:60]
+        raise DumpError(
+            f"not the JSON of `py-spy dump --json` (a list of threads): {error}; it starts {start!r}"
+        ) from None
+    main = _main_index(found, pid)
+    return tuple(_thread(thread, is_main=index == main) for index, thread in enumerate(found))
+
+
+def _main_index(threads: list[_PySpyThread], pid: int | None) -> int | None:
+    """Which thread is the main one: by its name, by its id, or because its outermost frame is a module."""
+    for index, thread in enumerate(threads):
+        if thread.thread_name == "MainThread":
+            return index
+    for index, thread in enumerate(threads):
+        if pid is not None and thread.os_thread_id == pid:
+            return index
+    for index, thread in enumerate(threads):
+        if not thread.thread_name and thread.frames and thread.frames[-1].name == "<module>":
+            return index
+    return None
+
+
+def _thread(thread: _PySpyThread, *, is_main: bool) -> Thread:
+    number = thread.thread_id if thread.os_thread_id is None else thread.os_thread_id
+    return Thread(
+        name=thread.thread_name or None,
+        thread_id="" if number is None else str(number),
+        frames=tuple(_frame(frame) for frame in thread.frames if frame.name != "<shim>"),
+        active=thread.active,
+        owns_gil=thread.owns_gil,
+        is_main=is_main,
+    )
+
+
+def _frame(frame: _PySpyFrame) -> Frame:
+    return Frame(
+        function=frame.name,
+        file=frame.short_filename or frame.filename or "?",
+        line=frame.line or None,
+        module=frame.module,
+        locals=tuple((local.name, local.repr or "") for local in frame.locals or ()),
+    )

@@ -1,0 +1,94 @@
+"""Reading what `py-spy dump --json` prints."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch.hang import stacks
+
+
+def thread(name: str | None, tid: int, *frames: tuple[str, str, int]) -> dict[str, object]:
+    return {
+        "pid": 7,
+        "thread_id": tid << 12,
+        "thread_name": name,
+        "os_thread_id": tid,
+        "active": False,
+        "owns_gil": False,
+        "frames": [
+            {
+                "name": function,
+                "filename": f"/usr/lib/{file}",
+                "module": None,
+                "short_filename": file,
+                "line": line,
+                "locals": None,
+                "is_entry": True,
+                "is_shim_entry": False,
+            }
+            for function, file, line in frames
+        ],
+        "process_info": None,
+    }
+
+
+def test_frames_keep_order_names_and_lines() -> None:
+    text = json.dumps([thread("MainThread", 7, ("Condition.wait", "threading.py", 320), ("main", "train.py", 9))])
+    (read,) = stacks.parse_pyspy_json(text, 7)
+    assert [str(frame) for frame in read.frames] == ["Condition.wait (threading.py:320)", "main (train.py:9)"]
+    assert (read.name, read.thread_id, read.is_main) == ("MainThread", "7", True)
+
+
+def test_without_a_name_the_thread_of_the_pid_is_main() -> None:
+    read = stacks.parse_pyspy_json(json.dumps([thread(None, 8), thread(None, 7)]), 7)
+    assert [one.is_main for one in read] == [False, True]
+
+
+def test_in_a_pid_namespace_the_name_tells_the_main_thread() -> None:
+    read = stacks.parse_pyspy_json(json.dumps([thread("MainThread", 1), thread("Thread-1", 9)]), 4711)
+    assert [one.is_main for one in read] == [True, False]
+
+
+def test_without_name_and_pid_the_thread_that_runs_a_module_is_main() -> None:
+    read = stacks.parse_pyspy_json(
+        json.dumps([thread(None, 8, ("run", "threading.py", 1)), thread(None, 1, ("<module>", "train.py", 3))]), None
+    )
+    assert [one.is_main for one in read] == [False, True]
+
+
+def test_locals_are_kept_when_a_person_asked_for_them() -> None:
+    dump = [thread("MainThread", 7, ("main", "train.py", 9))]
+    dump[0]["frames"][0]["locals"] = [
+        {"name": "step", "addr": 1, "arg": False, "repr": "12"},
+        {"name": "x", "repr": None},
+    ]  # type: ignore[index]
+    (read,) = stacks.parse_pyspy_json(json.dumps(dump), 7)
+    assert read.frames[0].locals == (("step", "12"), ("x", ""))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", '[{"frames": 1}]', "Process 7: python", b"\xff\xfe", '[{"frames": [{"name": 3}]}]']
+)
+def test_what_is_not_a_dump_is_told(text: str | bytes) -> None:
+    with pytest.raises(stacks.DumpError, match="py-spy dump --json"):
+        stacks.parse_pyspy_json(text, 7)
+
+
+@given(
+    st.one_of(
+        st.text(),
+        st.binary(),
+        st.recursive(st.none() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)).map(
+            json.dumps
+        ),
+    )
+)
+def test_garbage_is_an_error_and_never_a_crash(text: str | bytes) -> None:
+    try:
+        stacks.parse_pyspy_json(text, 1)
+    except stacks.DumpError:
+        pass

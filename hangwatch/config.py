@@ -64,7 +64,7 @@ class Detector(Section, frozen=True):
         float, Meta(ge=1.0, le=172800.0, description="the same for a job that was never busy")
     ] = 7200.0
     idle_ratio_of_limit: Annotated[
-        float, Meta(ge=0.0, le=0.5, description="idle power as a share of the power limit, until an idle level was seen")
+        float, Meta(ge=0.0, le=0.5, description="idle power as a share of the limit, until an idle level was seen")
     ] = 0.10
     busy_ratio_of_limit: Annotated[
         float, Meta(ge=0.05, le=0.95, description="a job counts as training once a GPU draws this share of its limit")
@@ -80,7 +80,7 @@ class Detector(Section, frozen=True):
         float, Meta(ge=0.0, le=3600.0, description="power must be back for this long before a job counts as recovered")
     ] = 10.0
     recapture_seconds: Annotated[
-        float, Meta(ge=1.0, le=86400.0, description="first pause between captures of a stalled job; it doubles each time")
+        float, Meta(ge=1.0, le=86400.0, description="first pause between captures of a stalled job; it doubles")
     ] = 30.0
     recapture_max_seconds: Annotated[
         float, Meta(ge=1.0, le=86400.0, description="longest pause between captures of a stalled or hung job")
@@ -102,7 +102,7 @@ class Capture(Section, frozen=True):
         float, Meta(ge=0.0, le=86400.0, description="least time between two captures of one job")
     ] = 20.0
     motion_cpu_ratio: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="a rank outside a wait that used more CPU than this between rounds moves")
+        float, Meta(ge=0.0, le=1.0, description="a rank outside a wait that used more CPU than this moves")
     ] = 0.02
     motion_io_bytes_per_second: Annotated[
         float, Meta(ge=0.0, description="a rank that read and wrote more than this between rounds moves")
@@ -182,7 +182,8 @@ def load(path: Path) -> Settings:
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read: {error.strerror}\n"
-            "  hangwatch runs with its defaults when no --config is given; `hangwatch config --sample` prints a file to start from"
+            "  hangwatch runs with its defaults when no --config is given;\n"
+            "  `hangwatch config --sample` prints a file to start from"
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); TOML files must be") from None
@@ -195,7 +196,8 @@ def parse(text: str, source: str) -> Settings:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source}: is not valid TOML: {error}") from None
-    return decode(table, Settings, source, ())
+    settings: Settings = decode(table, Settings, source, ())
+    return settings
 
 
 def decode(table: object, section: type[Any], source: str, path: tuple[str, ...]) -> Any:
@@ -290,7 +292,7 @@ def _sample_section(name: str, section: type[Any]) -> list[str]:
     for field in msgspec.structs.fields(section):
         metas = [m for m in get_args(hints[field.name])[1:] if isinstance(m, Meta)]
         words = next((m.description for m in metas if m.description), "")
-        value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()  # type: ignore[misc, operator]
+        value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
         allowed = _allowed(section, field.name)
         comment = f"  # {words + '; ' if words else ''}{allowed}"
         lines.append(f"{field.name} = {_toml(value)}{comment}")

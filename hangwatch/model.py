@@ -36,7 +36,7 @@ class Fault(Value, frozen=True):
 
 
 class GpuSample(Value, frozen=True):
-    """One reading of one GPU. A field is None where this GPU does not have it, or where `faults` says why it is missing."""
+    """One reading of one GPU. A field is None where this GPU does not have it, or where `faults` says why."""
 
     index: int
     uuid: str
@@ -67,14 +67,14 @@ class GpuSweep(Value, frozen=True):
 
 
 class ProcessId(Value, frozen=True, order=True):
-    """A process that cannot be confused with a later one of the same pid: pid and start time (clock ticks since boot)."""
+    """A process that cannot be confused with a later one of the same pid: pid and start time (ticks since boot)."""
 
     pid: int
     start_ticks: int
 
 
 class Process(Value, frozen=True):
-    """One process as /proc shows it. `environ` holds only the launcher variables named in `probes.procs.LAUNCHER_VARIABLES`."""
+    """One process as /proc shows it. `environ` holds only `probes.procs.LAUNCHER_VARIABLES`."""
 
     id: ProcessId
     parent_pid: int
@@ -152,7 +152,7 @@ class Motion(str, Enum):
 
 
 class Frame(Value, frozen=True):
-    """One frame of a stack. `file` is the short path; `line` is None where it is not known (native or described frames)."""
+    """One frame of a stack. `file` is the short path; `line` is None where it is not known."""
 
     function: str
     file: str
@@ -325,7 +325,7 @@ class Confidence(str, Enum):
 
 
 class Evidence(Value, frozen=True):
-    """One vote: what was seen, of whom, and whether it speaks for the verdict (None: context, neither for nor against)."""
+    """One vote: what was seen, of whom, and whether it speaks for the verdict (None: neither for nor against)."""
 
     kind: str
     message: str
@@ -408,7 +408,7 @@ class CheckVerdict(Value, frozen=True):
 
 
 class Point(Value, frozen=True):
-    """One exported number of a check: `hangwatch_<name>{labels} value`. `name` ends in a base unit; `kind` is gauge or counter."""
+    """One exported number of a check, as `hangwatch_<name>`: it ends in a base unit; `kind` is gauge or counter."""
 
     name: str
     value: float

@@ -1,0 +1,340 @@
+"""Is a job making progress? A pure step function: (watch, what was seen, now) -> (watch, actions).
+
+    starting -> training -> quiet -> suspected -> hung | stalled -> recovered -> training
+                                                                 -> ended
+
+`step` is fed once per power sample, `captured` once per finished capture, `end` when the ranks are gone. All times
+are CLOCK_MONOTONIC seconds, so a clock that steps changes nothing. Power raises a suspicion; only stacks decide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from hangwatch.config import Detector
+from hangwatch.hang import power
+from hangwatch.hang.power import GpuPower
+from hangwatch.model import GpuSample, Job, JobState, ProcessId, Value
+
+RECOVERED_SHOWN_SECONDS = 60.0  # long enough for a Prometheus that scrapes every 15 or 30 s to see it
+SAMPLE_GAP_SECONDS = 10.0  # longer without samples, and the gap does not count as quiet time
+RELOOK_SECONDS = 900.0  # first pause before a job that was taught a low level is looked at again
+
+OPEN_STATES = frozenset({JobState.HUNG, JobState.STALLED})
+
+
+class TakeCapture(Value, frozen=True):
+    """Take the stacks of every rank of this job now."""
+
+    job_id: str
+    reason: str
+
+
+class Transition(Value, frozen=True):
+    """The job went from one state to another, and why, in one sentence."""
+
+    job_id: str
+    before: JobState
+    state: JobState
+    message: str
+
+
+Action: TypeAlias = TakeCapture | Transition
+
+
+class MotionCount(Value, frozen=True):
+    """What a capture found: how many ranks are frozen, moving, or could not be judged; `who` moves, in words."""
+
+    frozen: int
+    moving: int
+    unknown: int = 0
+    who: str = ""
+
+    @property
+    def total(self) -> int:
+        """All ranks that should have been seen."""
+        return self.frozen + self.moving + self.unknown
+
+
+class JobWatch(Value, frozen=True):
+    """What the detector remembers of one job. `generation` are the ranks' processes: a restart begins a new watch."""
+
+    job_id: str
+    generation: frozenset[ProcessId]
+    began: float
+    state: JobState = JobState.STARTING
+    since: float = 0.0
+    message: str = "waiting for the first sign of work"
+    gpus: dict[str, GpuPower] = {}
+    was_busy: bool = False
+    sampled_at: float | None = None
+    quiet_since: float | None = None
+    back_since: float | None = None
+    stalled_since: float | None = None
+    capture_wanted_at: float | None = None
+    capture_pause: float = 0.0
+    capturing: bool = False
+    frozen_captures: int = 0
+    low_since: float | None = None
+    relook_pause: float = RELOOK_SECONDS
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an incident of this job is open."""
+        return self.state in OPEN_STATES
+
+
+def begin(job: Job, now: float) -> JobWatch:
+    """A new watch for a job that was just found."""
+    return JobWatch(job_id=job.job_id, generation=generation(job), began=now, since=now)
+
+
+def generation(job: Job) -> frozenset[ProcessId]:
+    """The processes of the job's ranks; one that is not in an earlier generation means that the job was restarted."""
+    return frozenset(rank.id for rank in job.ranks)
+
+
+def is_restart(watch: JobWatch, job: Job) -> bool:
+    """Whether ranks run that the watch has never seen while ranks that it knew are gone."""
+    present = generation(job)
+    return bool(present - watch.generation) and bool(watch.generation - present)
+
+
+def joined(watch: JobWatch, job: Job) -> JobWatch:
+    """Ranks that came later in start-up belong to the generation; ranks that went stay in it."""
+    present = generation(job)
+    return watch if present <= watch.generation else replace(watch, generation=watch.generation | present)
+
+
+def pages(watch: JobWatch, now: float, settings: Detector) -> bool:
+    """Whether the on-call should be paged now: hung, or stalled for longer than its hold."""
+    if watch.state is JobState.HUNG:
+        return True
+    if watch.state is not JobState.STALLED or watch.stalled_since is None:
+        return False
+    hold = settings.stalled_hold_seconds if watch.was_busy else settings.startup_stalled_hold_seconds
+    return now - watch.stalled_since >= hold
+
+
+def quiet_seconds(watch: JobWatch, now: float) -> float:
+    """For how long the job has been quiet; 0 when it is not."""
+    return 0.0 if watch.quiet_since is None else max(0.0, now - watch.quiet_since)
+
+
+def step(
+    watch: JobWatch,
+    samples: Mapping[str, GpuSample],
+    now: float,
+    settings: Detector,
+    idle: Mapping[str, float] | None = None,
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Take one power sample of the GPUs that the job holds, by uuid; `idle` are idle levels in W, by uuid."""
+    if watch.state is JobState.ENDED:
+        return watch, ()
+    levels = idle or {}
+    gpus = {
+        uuid: power.observe(watch.gpus.get(uuid, GpuPower()), sample, levels.get(uuid))
+        for uuid, sample in samples.items()
+    }
+    # A GPU that vanished keeps its history for the report, but has no reading and so no vote.
+    vanished = {uuid: replace(gpu, recent=()) for uuid, gpu in watch.gpus.items() if uuid not in gpus}
+    gap = 0.0 if watch.sampled_at is None else now - watch.sampled_at
+    watch = replace(watch, gpus=vanished | gpus, sampled_at=now)
+    if gap > SAMPLE_GAP_SECONDS:
+        watch = _forget_gap(watch, gap)
+    voters = [gpu for gpu in watch.gpus.values() if gpu.recent]
+    if not voters:
+        return _without_readings(watch, now)
+    return _RULES[watch.state](watch, voters, now, settings)
+
+
+def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Take the outcome of a capture that `step` asked for."""
+    watch = replace(watch, capturing=False)
+    if watch.state not in (JobState.SUSPECTED, JobState.HUNG, JobState.STALLED):
+        return watch, ()
+    if seen.moving * 2 > seen.total:
+        taught = {uuid: power.teach(gpu) for uuid, gpu in watch.gpus.items()}
+        watch = replace(watch, gpus=taught, low_since=now, relook_pause=min(2 * watch.relook_pause, 4 * RELOOK_SECONDS))
+        message = f"{seen.moving} of {seen.total} ranks are moving: what the job draws now is work"
+        if watch.is_open:
+            return _go(watch, JobState.RECOVERED, message, now)
+        return _go(watch, JobState.TRAINING, message, now)
+    watch = replace(watch, frozen_captures=watch.frozen_captures + 1 if seen.frozen == seen.total > 0 else 0)
+    if seen.frozen == seen.total > 0:
+        needed = 2 if watch.state is JobState.STALLED else 1
+        if watch.frozen_captures >= needed:
+            return _confirm(watch, JobState.HUNG, f"all {seen.total} ranks are frozen", now, settings)
+        return _look_again(watch, now, settings), ()
+    moving = (
+        f"{seen.moving} of {seen.total} ranks moves"
+        if seen.moving == 1
+        else f"{seen.moving} of {seen.total} ranks move"
+    )
+    if not seen.moving:
+        moving = f"{seen.unknown} of {seen.total} ranks could not be judged"
+    if seen.who:
+        moving = f"{moving}: {seen.who}"
+    return _confirm(watch, JobState.STALLED, moving, now, settings)
+
+
+def end(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+    """The ranks are gone, or replaced by a restart."""
+    if watch.state is JobState.ENDED:
+        return watch, ()
+    return _go(watch, JobState.ENDED, message, now)
+
+
+def _quorum(count: int, voters: list[GpuPower], settings: Detector) -> bool:
+    return count >= settings.quorum * len(voters)
+
+
+def _is_quiet(voters: list[GpuPower], settings: Detector) -> bool:
+    return _quorum(sum(power.is_quiet(gpu, settings) for gpu in voters), voters, settings)
+
+
+def _starting(
+    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    if _quorum(sum(power.is_busy(gpu, settings) for gpu in voters), voters, settings):
+        return _go(replace(watch, was_busy=True), JobState.TRAINING, "the GPUs are at work", now)
+    if now - watch.began >= settings.startup_hold_seconds:
+        reason = f"never busy in the {settings.startup_hold_seconds:g} s since it was first seen"
+        return _suspect(watch, reason, now)
+    return watch, ()
+
+
+def _training(
+    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    if _is_quiet(voters, settings):
+        quiet = sum(power.is_quiet(gpu, settings) for gpu in voters)
+        return _go(replace(watch, quiet_since=now), JobState.QUIET, f"{quiet} of {len(voters)} GPUs are quiet", now)
+    low = _quorum(sum(power.is_low(gpu, settings) for gpu in voters), voters, settings)
+    busy = watch.was_busy or _quorum(sum(power.is_busy(gpu, settings) for gpu in voters), voters, settings)
+    watch = replace(
+        watch,
+        gpus={uuid: power.learn(gpu, now, settings) for uuid, gpu in watch.gpus.items()},
+        was_busy=busy,
+        low_since=(watch.low_since if watch.low_since is not None else now) if low else None,
+        relook_pause=watch.relook_pause if low else RELOOK_SECONDS,
+    )
+    if watch.low_since is not None and now - watch.low_since >= watch.relook_pause:
+        reason = (
+            f"still draws far less than it did at work, {now - watch.low_since:.0f} s after ranks were last seen moving"
+        )
+        return _suspect(watch, reason, now)
+    return watch, ()
+
+
+def _quiet(
+    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    if not _is_quiet(voters, settings):
+        return _go(replace(watch, quiet_since=None), JobState.TRAINING, "power is back", now)
+    if quiet_seconds(watch, now) >= settings.hold_seconds:
+        return _suspect(watch, f"quiet for {quiet_seconds(watch, now):.0f} s", now)
+    return watch, ()
+
+
+def _suspected(
+    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    if _is_back(watch, voters, settings):
+        return _go(replace(watch, quiet_since=None), JobState.TRAINING, "power came back during the capture", now)
+    return watch, ()
+
+
+def _open(
+    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    if _is_back(watch, voters, settings):
+        watch = replace(watch, back_since=now if watch.back_since is None else watch.back_since)
+        if watch.back_since is not None and now - watch.back_since >= settings.recover_seconds:
+            return _go(replace(watch, quiet_since=None), JobState.RECOVERED, "power is back", now)
+        return watch, ()
+    watch = replace(watch, back_since=None)
+    if not watch.capturing and watch.capture_wanted_at is not None and now >= watch.capture_wanted_at:
+        watch = replace(watch, capturing=True, capture_wanted_at=None)
+        return watch, (TakeCapture(job_id=watch.job_id, reason=f"still {watch.state.value}"),)
+    return watch, ()
+
+
+def _recovered(
+    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    if _is_quiet(voters, settings):
+        return _go(replace(watch, quiet_since=now), JobState.QUIET, "quiet again", now)
+    if now - watch.since >= RECOVERED_SHOWN_SECONDS:
+        return _go(watch, JobState.TRAINING, "the GPUs are at work", now)
+    return watch, ()
+
+
+def _without_readings(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+    """No GPU of the job can be read: that is no sign of a hang, and no sign of work either."""
+    if watch.state is JobState.QUIET:
+        return _go(replace(watch, quiet_since=None), JobState.TRAINING, "no GPU of the job can be read", now)
+    return watch, ()
+
+
+_RULES = {
+    JobState.STARTING: _starting,
+    JobState.TRAINING: _training,
+    JobState.QUIET: _quiet,
+    JobState.SUSPECTED: _suspected,
+    JobState.HUNG: _open,
+    JobState.STALLED: _open,
+    JobState.RECOVERED: _recovered,
+}
+
+
+def _is_back(watch: JobWatch, voters: list[GpuPower], settings: Detector) -> bool:
+    """Power is back: over the quiet line, or for a job that never worked, over what only work draws."""
+    if any(power.quiet_line_watts(gpu, settings) is not None for gpu in voters):
+        low = sum(power.is_quiet(gpu, settings) or power.is_low(gpu, settings) for gpu in voters)
+        return not _quorum(low, voters, settings)
+    return _quorum(sum(power.is_busy(gpu, settings) for gpu in voters), voters, settings)
+
+
+def _suspect(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+    since = watch.quiet_since if watch.quiet_since is not None else watch.low_since
+    watch = replace(watch, capturing=True, frozen_captures=0, quiet_since=watch.began if since is None else since)
+    watch, actions = _go(watch, JobState.SUSPECTED, reason, now)
+    return watch, (*actions, TakeCapture(job_id=watch.job_id, reason=reason))
+
+
+def _confirm(
+    watch: JobWatch, state: JobState, message: str, now: float, settings: Detector
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Enter or stay in hung or stalled, and plan the next look."""
+    if watch.state is not state:
+        watch = replace(watch, stalled_since=now if state is JobState.STALLED else None)
+        watch, actions = _go(replace(watch, back_since=None, capture_pause=0.0), state, message, now)
+    else:
+        watch, actions = replace(watch, message=message), ()
+    return _look_again(watch, now, settings), actions
+
+
+def _look_again(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
+    pause = min(max(settings.recapture_seconds, 2 * watch.capture_pause), settings.recapture_max_seconds)
+    return replace(watch, capture_pause=pause, capture_wanted_at=now + pause)
+
+
+def _forget_gap(watch: JobWatch, gap: float) -> JobWatch:
+    """Move what is being timed by the length of a gap in the samples: nobody knows what happened in it."""
+    shifted = {
+        name: getattr(watch, name) + gap
+        for name in ("quiet_since", "back_since", "low_since")
+        if getattr(watch, name) is not None
+    }
+    return replace(watch, began=watch.began + gap if watch.state is JobState.STARTING else watch.began, **shifted)
+
+
+def _go(watch: JobWatch, state: JobState, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+    move = Transition(job_id=watch.job_id, before=watch.state, state=state, message=message)
+    if state not in (JobState.QUIET, JobState.SUSPECTED, JobState.HUNG, JobState.STALLED):
+        watch = replace(watch, quiet_since=None, stalled_since=None, capture_wanted_at=None, back_since=None)
+    return replace(watch, state=state, since=now, message=message), (move,)

@@ -1,0 +1,134 @@
+"""Is a GPU quiet? Its floor, its busy level, and the line between them. Pure.
+
+A hung job does not fall to the idle power of its GPUs: ranks that wait inside a collective spin, and draw 14 to 29 %
+of the power limit. So the line is drawn between the floor (idle) and what this job drew while it worked.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from msgspec.structs import replace
+
+from hangwatch.config import Detector
+from hangwatch.model import GpuSample, Value
+
+SMOOTHING_SAMPLES = 5  # a median of five: one odd sample neither starts nor ends a quiet time
+BUCKETS = 60  # the busy window is kept and forgotten in sixtieths
+BUSY_QUANTILE = 0.9
+
+
+class GpuPower(Value, frozen=True):
+    """The power history of one GPU that one job holds. Watts; `work` are samples of past buckets, oldest first.
+
+    `busy_watts` is None until the GPU worked. `taught_watts` is a lower working level that a capture with moving
+    ranks has shown to be honest work; it is dropped once the power rises over the ordinary line again.
+    """
+
+    recent: tuple[float, ...] = ()
+    limit_watts: float | None = None
+    idle_watts: float | None = None
+    work: tuple[tuple[float, ...], ...] = ()
+    bucket: tuple[float, ...] = ()
+    bucket_began_monotonic_seconds: float = 0.0
+    busy_watts: float | None = None
+    taught_watts: float | None = None
+
+    @property
+    def watts(self) -> float | None:
+        """The smoothed power, None before the first sample."""
+        return median(self.recent) if self.recent else None
+
+
+def floor_watts(gpu: GpuPower, settings: Detector) -> float | None:
+    """What the GPU draws doing nothing: its own idle level where that was seen, else a share of its limit."""
+    if gpu.idle_watts is not None:
+        return gpu.idle_watts
+    return None if gpu.limit_watts is None else settings.idle_ratio_of_limit * gpu.limit_watts
+
+
+def _line(gpu: GpuPower, busy: float | None, settings: Detector) -> float | None:
+    floor = floor_watts(gpu, settings)
+    if floor is None or busy is None or busy <= floor:
+        return None
+    return floor + settings.quiet_fraction * (busy - floor)
+
+
+def quiet_line_watts(gpu: GpuPower, settings: Detector) -> float | None:
+    """At or under this the GPU is quiet. None while it has no busy level, or works no harder than it idles."""
+    return _line(gpu, gpu.busy_watts if gpu.taught_watts is None else gpu.taught_watts, settings)
+
+
+def is_quiet(gpu: GpuPower, settings: Detector) -> bool:
+    """Whether the smoothed power is at or under the quiet line; False where either is unknown."""
+    line, watts = quiet_line_watts(gpu, settings), gpu.watts
+    return line is not None and watts is not None and watts <= line
+
+
+def is_low(gpu: GpuPower, settings: Detector) -> bool:
+    """Like `is_quiet`, but by the ordinary busy level even where a capture taught a lower one."""
+    line, watts = _line(gpu, gpu.busy_watts, settings), gpu.watts
+    return line is not None and watts is not None and watts <= line
+
+
+def is_busy(gpu: GpuPower, settings: Detector) -> bool:
+    """Whether the GPU draws what only real work draws, judged without any history."""
+    watts = gpu.watts
+    return watts is not None and gpu.limit_watts is not None and watts >= settings.busy_ratio_of_limit * gpu.limit_watts
+
+
+def observe(gpu: GpuPower, sample: GpuSample, idle_watts: float | None) -> GpuPower:
+    """Add one sample; one without a power reading leaves no trace in the history."""
+    if sample.power_watts is None:
+        return replace(gpu, recent=())
+    return replace(
+        gpu,
+        recent=(*gpu.recent, sample.power_watts)[-SMOOTHING_SAMPLES:],
+        limit_watts=gpu.limit_watts if sample.power_limit_watts is None else sample.power_limit_watts,
+        idle_watts=idle_watts,
+    )
+
+
+def learn(gpu: GpuPower, now: float, settings: Detector) -> GpuPower:
+    """Count the newest sample as work, unless the GPU is low at this moment (a pause is no work)."""
+    if not gpu.recent:
+        return gpu
+    if is_low(gpu, settings):
+        return gpu
+    began = gpu.bucket_began_monotonic_seconds if gpu.bucket else now
+    bucket = (*gpu.bucket, gpu.recent[-1])
+    busy = gpu.busy_watts
+    if busy is None:
+        busy = gpu.watts
+    work = gpu.work
+    if now - began >= settings.busy_window_seconds / BUCKETS:
+        work = (*work, bucket)[-BUCKETS:]
+        bucket = ()
+        ordered = sorted(watts for one in work for watts in one)
+        busy = ordered[min(len(ordered) - 1, int(BUSY_QUANTILE * len(ordered)))]
+    return replace(
+        gpu, bucket=bucket, bucket_began_monotonic_seconds=began, work=work, busy_watts=busy, taught_watts=None
+    )
+
+
+def teach(gpu: GpuPower) -> GpuPower:
+    """Take the present power as a working level: ranks were seen moving at it."""
+    return gpu if gpu.watts is None else replace(gpu, taught_watts=gpu.watts)
+
+
+def idle_levels(
+    known: dict[str, float], samples: tuple[GpuSample, ...], held: frozenset[str], limit_ratio: float = 0.25
+) -> dict[str, float]:
+    """The slowly averaged power of each GPU that no process and no job holds, by uuid: its own idle level.
+
+    A GPU that draws more than `limit_ratio` of its limit is at work for somebody whom this node cannot see (a pid
+    namespace hides the processes), and teaches nothing.
+    """
+    levels = dict(known)
+    for sample in samples:
+        watts, limit = sample.power_watts, sample.power_limit_watts
+        if watts is None or limit is None or sample.pids or sample.uuid in held or watts > limit_ratio * limit:
+            continue
+        old = levels.get(sample.uuid, watts)
+        levels[sample.uuid] = old + 0.1 * (watts - old)
+    return levels

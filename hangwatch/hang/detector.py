@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from msgspec import field
 from msgspec.structs import replace
 
 from hangwatch.config import Detector
@@ -21,7 +22,8 @@ from hangwatch.model import GpuSample, Job, JobState, ProcessId, Value
 
 RECOVERED_SHOWN_SECONDS = 60.0  # long enough for a Prometheus that scrapes every 15 or 30 s to see it
 SAMPLE_GAP_SECONDS = 10.0  # longer without samples, and the gap does not count as quiet time
-RELOOK_SECONDS = 900.0  # first pause before a job that was taught a low level is looked at again
+RELOOK_SECONDS = 900.0  # first pause before a job that was taught a low level is looked at again; it doubles
+RELOOK_MAX_SECONDS = 3600.0
 
 OPEN_STATES = frozenset({JobState.HUNG, JobState.STALLED})
 
@@ -68,7 +70,7 @@ class JobWatch(Value, frozen=True):
     state: JobState = JobState.STARTING
     since: float = 0.0
     message: str = "waiting for the first sign of work"
-    gpus: dict[str, GpuPower] = {}
+    gpus: dict[str, GpuPower] = field(default_factory=dict)
     was_busy: bool = False
     sampled_at: float | None = None
     quiet_since: float | None = None
@@ -157,8 +159,9 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
     if watch.state not in (JobState.SUSPECTED, JobState.HUNG, JobState.STALLED):
         return watch, ()
     if seen.moving * 2 > seen.total:
+        pause = RELOOK_SECONDS if watch.low_since is None else min(2 * watch.relook_pause, RELOOK_MAX_SECONDS)
         taught = {uuid: power.teach(gpu) for uuid, gpu in watch.gpus.items()}
-        watch = replace(watch, gpus=taught, low_since=now, relook_pause=min(2 * watch.relook_pause, 4 * RELOOK_SECONDS))
+        watch = replace(watch, gpus=taught, low_since=now, relook_pause=pause)
         message = f"{seen.moving} of {seen.total} ranks are moving: what the job draws now is work"
         if watch.is_open:
             return _go(watch, JobState.RECOVERED, message, now)
@@ -169,11 +172,8 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
         if watch.frozen_captures >= needed:
             return _confirm(watch, JobState.HUNG, f"all {seen.total} ranks are frozen", now, settings)
         return _look_again(watch, now, settings), ()
-    moving = (
-        f"{seen.moving} of {seen.total} ranks moves"
-        if seen.moving == 1
-        else f"{seen.moving} of {seen.total} ranks move"
-    )
+    verb = "moves" if seen.moving == 1 else "move"
+    moving = f"{seen.moving} of {seen.total} ranks {verb}"
     if not seen.moving:
         moving = f"{seen.unknown} of {seen.total} ranks could not be judged"
     if seen.who:
@@ -223,9 +223,7 @@ def _training(
         relook_pause=watch.relook_pause if low else RELOOK_SECONDS,
     )
     if watch.low_since is not None and now - watch.low_since >= watch.relook_pause:
-        reason = (
-            f"still draws far less than it did at work, {now - watch.low_since:.0f} s after ranks were last seen moving"
-        )
+        reason = f"still draws far less than at work, {now - watch.low_since:.0f} s after ranks were last seen moving"
         return _suspect(watch, reason, now)
     return watch, ()
 
@@ -243,7 +241,7 @@ def _quiet(
 def _suspected(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    if _is_back(watch, voters, settings):
+    if _is_back(voters, settings):
         return _go(replace(watch, quiet_since=None), JobState.TRAINING, "power came back during the capture", now)
     return watch, ()
 
@@ -251,7 +249,7 @@ def _suspected(
 def _open(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    if _is_back(watch, voters, settings):
+    if _is_back(voters, settings):
         watch = replace(watch, back_since=now if watch.back_since is None else watch.back_since)
         if watch.back_since is not None and now - watch.back_since >= settings.recover_seconds:
             return _go(replace(watch, quiet_since=None), JobState.RECOVERED, "power is back", now)
@@ -291,7 +289,7 @@ _RULES = {
 }
 
 
-def _is_back(watch: JobWatch, voters: list[GpuPower], settings: Detector) -> bool:
+def _is_back(voters: list[GpuPower], settings: Detector) -> bool:
     """Power is back: over the quiet line, or for a job that never worked, over what only work draws."""
     if any(power.quiet_line_watts(gpu, settings) is not None for gpu in voters):
         low = sum(power.is_quiet(gpu, settings) or power.is_low(gpu, settings) for gpu in voters)

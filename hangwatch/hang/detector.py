@@ -132,8 +132,12 @@ def step(
     now: float,
     settings: Detector,
     idle: Mapping[str, float] | None = None,
+    gap_seconds: float = SAMPLE_GAP_SECONDS,
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Take one power sample of the GPUs that the job holds, by uuid; `idle` are idle levels in W, by uuid."""
+    """Take one power sample of the GPUs that the job holds, by uuid; `idle` are idle levels in W, by uuid.
+
+    A pause between samples that is longer than `gap_seconds` does not count as quiet time.
+    """
     if watch.state is JobState.ENDED:
         return watch, ()
     levels = idle or {}
@@ -145,7 +149,7 @@ def step(
     vanished = {uuid: replace(gpu, recent=()) for uuid, gpu in watch.gpus.items() if uuid not in gpus}
     gap = 0.0 if watch.sampled_at is None else now - watch.sampled_at
     watch = replace(watch, gpus=vanished | gpus, sampled_at=now)
-    if gap > SAMPLE_GAP_SECONDS:
+    if gap > gap_seconds:
         watch = _forget_gap(watch, gap)
     voters = [gpu for gpu in watch.gpus.values() if gpu.recent]
     if not voters:

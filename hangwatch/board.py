@@ -1,0 +1,171 @@
+"""The latest of everything: one frozen `Snapshot` behind one lock, the only shared mutable state of the daemon.
+
+Writers replace the snapshot in one step (`change`); readers (a scrape, a status page) take the reference and never
+wait for a machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from msgspec import field
+from msgspec.structs import replace
+
+from hangwatch.config import Detector
+from hangwatch.hang import power
+from hangwatch.hang.detector import JobWatch
+from hangwatch.model import CheckResult, Fault, GpuSweep, Incident, Job, PowerSeries, Value
+
+T = TypeVar("T")
+
+DUMP_BUCKETS_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+HISTORY_SECONDS = 900.0
+SERIES_POINTS = 450
+
+
+class SamplerHealth(Value, frozen=True):
+    """How the GPU sampler itself is doing. `fault` says why there are no samples, None while all is well."""
+
+    up: bool = False
+    restarts: int = 0
+    abandoned: int = 0
+    fault: Fault | None = None
+
+
+class JobEntry(Value, frozen=True):
+    """One job as the daemon sees it: who it is, what the detector thinks, and its open incident."""
+
+    job: Job
+    watch: JobWatch
+    page: bool = False
+    incident: Incident | None = None
+
+
+class DumpHistogram(Value, frozen=True):
+    """Durations of single dumps in seconds: cumulative only when exported."""
+
+    counts: tuple[int, ...] = (0,) * (len(DUMP_BUCKETS_SECONDS) + 1)
+    sum_seconds: float = 0.0
+
+    def add(self, seconds: float) -> DumpHistogram:
+        """The histogram with one more observation."""
+        index = bisect_left(DUMP_BUCKETS_SECONDS, seconds)
+        counts = tuple(count + (i == index) for i, count in enumerate(self.counts))
+        return DumpHistogram(counts=counts, sum_seconds=self.sum_seconds + seconds)
+
+
+class Snapshot(Value, frozen=True):
+    """Everything that a reader can ask for, as of one moment."""
+
+    sweep: GpuSweep | None = None
+    sampler: SamplerHealth = SamplerHealth()
+    idle_watts: dict[str, float] = field(default_factory=dict)
+    jobs: dict[str, JobEntry] = field(default_factory=dict)
+    checks: dict[str, CheckResult] = field(default_factory=dict)
+    captures: dict[str, int] = field(default_factory=dict)
+    dump_failures: dict[str, int] = field(default_factory=dict)
+    dumps: DumpHistogram = DumpHistogram()
+    dump_rounds: int = 0
+    ticked_monotonic_seconds: float | None = None
+
+    def with_job(self, entry: JobEntry) -> Snapshot:
+        """The snapshot with this job added or replaced."""
+        return replace(self, jobs={**self.jobs, entry.job.job_id: entry})
+
+    def count(self, name: str, key: str) -> Snapshot:
+        """The snapshot with one more under `key` in the counter `captures` or `dump_failures`."""
+        counter: dict[str, int] = getattr(self, name)
+        return replace(self, **{name: {**counter, key: counter.get(key, 0) + 1}})
+
+
+class Board:
+    """Holds the snapshot and the power history."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._snapshot = Snapshot()
+        self._history: dict[str, deque[tuple[float, float]]] = {}
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The present snapshot; it never changes after it was taken."""
+        return self._snapshot
+
+    def change(self, step: Callable[[Snapshot], tuple[Snapshot, T]]) -> T:
+        """Replace the snapshot by what `step` makes of it, and return what else `step` returned.
+
+        `step` runs under the lock: it must be quick and must not touch the machine.
+        """
+        with self._lock:
+            self._snapshot, answer = step(self._snapshot)
+            return answer
+
+    def set(self, **changes: object) -> None:
+        """Replace some fields of the snapshot."""
+        self.change(lambda snapshot: (replace(snapshot, **changes), None))
+
+    def remember_power(self, sweep: GpuSweep) -> None:
+        """Keep the powers of a sweep for the reports, for the last 15 minutes."""
+        oldest = sweep.taken_unix_seconds - HISTORY_SECONDS
+        with self._lock:
+            for gpu in sweep.gpus:
+                if gpu.power_watts is not None:
+                    self._history.setdefault(gpu.uuid, deque()).append((sweep.taken_unix_seconds, gpu.power_watts))
+            for uuid in list(self._history):
+                points = self._history[uuid]
+                while points and points[0][0] < oldest:
+                    points.popleft()
+                if not points:
+                    del self._history[uuid]
+
+    def power_series(self, entry: JobEntry, settings: Detector) -> tuple[PowerSeries, ...]:
+        """The last 15 minutes of the power of a job's GPUs, thinned to a bounded number of points."""
+        with self._lock:
+            history = {uuid: tuple(self._history.get(uuid, ())) for uuid in entry.job.gpu_uuids}
+        index = {gpu.uuid: gpu.index for gpu in (self._snapshot.sweep.gpus if self._snapshot.sweep else ())}
+        series: list[PowerSeries] = []
+        for uuid, points in history.items():
+            gpu = entry.watch.gpus.get(uuid)
+            kept = thin(points, SERIES_POINTS)
+            series.append(
+                PowerSeries(
+                    uuid=uuid,
+                    index=index.get(uuid, len(series)),
+                    unix_seconds=tuple(round(at, 1) for at, _ in kept),
+                    watts=tuple(round(watts, 1) for _, watts in kept),
+                    limit_watts=gpu.limit_watts if gpu else None,
+                    busy_watts=gpu.busy_watts if gpu else None,
+                    quiet_line_watts=power.quiet_line_watts(gpu, settings) if gpu else None,
+                    local_ranks=tuple(
+                        rank.local_rank
+                        for rank in entry.job.ranks
+                        if uuid in rank.gpu_uuids and rank.local_rank is not None
+                    ),
+                )
+            )
+        return tuple(series)
+
+
+def thin(points: Iterable[tuple[float, float]], most: int) -> tuple[tuple[float, float], ...]:
+    """Every n-th point and the last, so that at most about `most` remain."""
+    kept = tuple(points)
+    stride = max(1, -(-len(kept) // most))
+    thinned = kept[::stride]
+    return thinned if not kept or thinned[-1] == kept[-1] else (*thinned, kept[-1])
+
+
+def extend(old: tuple[PowerSeries, ...], new: tuple[PowerSeries, ...]) -> tuple[PowerSeries, ...]:
+    """An incident's series with the points that came since: the beginning is kept, the whole stays bounded."""
+    by_uuid = {series.uuid: series for series in new}
+    extended = []
+    for series in old:
+        fresh = by_uuid.pop(series.uuid, None)
+        last = series.unix_seconds[-1] if series.unix_seconds else 0.0
+        later = [] if fresh is None else [p for p in zip(fresh.unix_seconds, fresh.watts, strict=True) if p[0] > last]
+        points = thin((*zip(series.unix_seconds, series.watts, strict=True), *later), 2 * SERIES_POINTS)
+        extended.append(replace(series, unix_seconds=tuple(p[0] for p in points), watts=tuple(p[1] for p in points)))
+    return (*extended, *by_uuid.values())

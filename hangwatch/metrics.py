@@ -1,0 +1,307 @@
+"""Board -> Prometheus families. A scrape reads the snapshot and never touches the machine.
+
+Every name is `hangwatch_` + subject + base unit. There is no host label (Prometheus adds `instance`) and no pid label.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from hangwatch import __version__
+from hangwatch.board import DUMP_BUCKETS_SECONDS, Board, Snapshot
+from hangwatch.config import Detector
+from hangwatch.hang import power
+from hangwatch.hang.detector import quiet_seconds
+from hangwatch.model import Group, Incident, JobState, Point
+
+log = logging.getLogger(__name__)
+
+LABEL_LENGTH = 200
+NAMED_RANKS_SHOWN = 16
+
+
+def families(snapshot: Snapshot, now: float, settings: Detector) -> Iterator[Metric]:
+    """All families of one snapshot; `now` is CLOCK_MONOTONIC in seconds."""
+    yield _info()
+    yield from _sampler(snapshot, now)
+    yield from _gpus(snapshot, settings)
+    yield from _jobs(snapshot, now)
+    yield from _incidents(snapshot)
+    yield from _captures(snapshot)
+    yield from _checks(snapshot)
+    yield from _points(point for result in snapshot.checks.values() for point in result.points)
+
+
+class BoardCollector(Collector):
+    """Gives prometheus_client the families of the present snapshot; an error costs the rest of one scrape, loudly."""
+
+    def __init__(self, board: Board, clock: Callable[[], float], settings: Detector) -> None:
+        self._board, self._clock, self._settings = board, clock, settings
+        self.errors = 0
+
+    def collect(self) -> Iterator[Metric]:
+        """The families; prometheus_client itself would let one exception fail the whole scrape."""
+        try:
+            yield from families(self._board.snapshot, self._clock(), self._settings)
+        except Exception:
+            self.errors += 1
+            log.exception("a metric could not be exported; please report this")
+        yield _counter("export_errors", "Scrapes that lost families to an error inside hangwatch", self.errors)
+
+
+class GuardedProcessCollector(Collector):
+    """CPU, memory and fds of the daemon itself; a row of /proc that surprises the library costs only these."""
+
+    def __init__(self) -> None:
+        self._inner = ProcessCollector(registry=CollectorRegistry())
+
+    def collect(self) -> Iterable[Metric]:
+        """The process_* families, or none."""
+        try:
+            return list(self._inner.collect())
+        except (ValueError, OSError) as error:
+            log.warning("process metrics are missing from this scrape: %s", error)
+            return []
+
+
+def registry(board: Board, clock: Callable[[], float], settings: Detector) -> CollectorRegistry:
+    """A registry of its own, so that two daemons in one process (tests, demo) do not meet."""
+    own = CollectorRegistry()
+    own.register(BoardCollector(board, clock, settings))
+    own.register(GuardedProcessCollector())
+    return own
+
+
+def _gauge(name: str, text: str, labels: Iterable[str] = ()) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"hangwatch_{name}", text, labels=list(labels))
+
+
+def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"hangwatch_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(f"hangwatch_{name}", text, value=value)
+
+
+def _info() -> Metric:
+    info = InfoMetricFamily("hangwatch_build", "Version of hangwatch and of the Python that runs it")
+    info.add_metric([], {"version": __version__, "python": platform.python_version()})
+    return info
+
+
+def _sampler(snapshot: Snapshot, now: float) -> Iterator[Metric]:
+    health = snapshot.sampler
+    yield _single("gpu_sampler_up", "1 while the GPU sampler answers", float(health.up))
+    yield _counter("gpu_sampler_restarts", "GPU sampler processes that were replaced", health.restarts)
+    yield _counter("gpu_sampler_abandoned", "GPU sampler processes that could not even be killed", health.abandoned)
+    if snapshot.sweep is not None:
+        age = now - snapshot.sweep.taken_monotonic_seconds
+        yield _single("gpu_sample_age_seconds", "Age of the newest GPU sample", age)
+
+
+def _gpus(snapshot: Snapshot, settings: Detector) -> Iterator[Metric]:
+    if snapshot.sweep is None:
+        return
+    labels = ("gpu", "uuid")
+    for field, text in (
+        ("power_watts", "Power drawn, as NVML averages it over one second"),
+        ("power_limit_watts", "Enforced power limit"),
+        ("utilization_ratio", "Share of the last sample period in which a kernel ran; 1 also in a hang"),
+        ("memory_used_bytes", "GPU memory in use"),
+        ("memory_total_bytes", "GPU memory"),
+        ("sm_clock_hertz", "Clock of the streaming multiprocessors"),
+        ("temperature_celsius", "Temperature of the GPU die"),
+    ):
+        family = _gauge(f"gpu_{field}", text, labels)
+        for gpu in snapshot.sweep.gpus:
+            value = getattr(gpu, field)
+            if value is not None:
+                family.add_metric([str(gpu.index), gpu.uuid], float(value))
+        yield family
+    energy = CounterMetricFamily(
+        "hangwatch_gpu_energy_joules", "Energy used since the driver was loaded", labels=labels
+    )
+    for gpu in snapshot.sweep.gpus:
+        if gpu.energy_joules is not None:
+            energy.add_metric([str(gpu.index), gpu.uuid], gpu.energy_joules)
+    yield energy
+    faults = _gauge("gpu_faults", "Readings that should have come and did not, by reason", ("gpu", "reason"))
+    counted: dict[tuple[str, str], int] = {}
+    for fault in (*snapshot.sweep.faults, *(f for gpu in snapshot.sweep.gpus for f in gpu.faults)):
+        key = (fault.subject.removeprefix("gpu "), fault.reason)
+        counted[key] = counted.get(key, 0) + 1
+    for key, count in counted.items():
+        faults.add_metric(key, count)
+    yield faults
+    yield from _levels(snapshot, settings)
+
+
+def _levels(snapshot: Snapshot, settings: Detector) -> Iterator[Metric]:
+    labels = ("gpu", "uuid")
+    busy = _gauge("gpu_busy_power_watts", "Busy level: what this GPU draws while its job works", labels)
+    line = _gauge("gpu_quiet_line_watts", "At or under this power the GPU is quiet", labels)
+    index = {gpu.uuid: str(gpu.index) for gpu in (snapshot.sweep.gpus if snapshot.sweep else ())}
+    for entry in snapshot.jobs.values():
+        if entry.watch.state is JobState.ENDED:
+            continue
+        for uuid, gpu in entry.watch.gpus.items():
+            if uuid in index and gpu.busy_watts is not None:
+                busy.add_metric([index[uuid], uuid], gpu.busy_watts)
+                quiet_line = power.quiet_line_watts(gpu, settings)
+                if quiet_line is not None:
+                    line.add_metric([index[uuid], uuid], quiet_line)
+    yield busy
+    yield line
+
+
+def _jobs(snapshot: Snapshot, now: float) -> Iterator[Metric]:
+    info = _gauge("job_info", "The jobs on this node", ("job_id", "launcher", "user", "world_size"))
+    state = _gauge("job_state", "1 for the state that the job is in", ("job_id", "state"))
+    ranks = _gauge("job_ranks", "Ranks of the job that run on this node", ("job_id",))
+    absent = _gauge("job_absent_ranks", "Ranks of the job that should run on this node and do not", ("job_id",))
+    quiet = _gauge("job_quiet_seconds", "For how long the job has been quiet", ("job_id",))
+    page = _gauge("job_page", "1 while the on-call should be paged for this job", ("job_id",))
+    gpus = _gauge("job_gpu_info", "Which rank holds which GPU", ("job_id", "gpu", "uuid", "rank", "local_rank"))
+    index = {gpu.uuid: str(gpu.index) for gpu in (snapshot.sweep.gpus if snapshot.sweep else ())}
+    for job_id, entry in snapshot.jobs.items():
+        job = entry.job
+        info.add_metric([job_id, job.launcher, job.user or "", _text(job.world_size)], 1)
+        for one in JobState:
+            state.add_metric([job_id, one.value], float(one is entry.watch.state))
+        alive = 0 if entry.watch.state is JobState.ENDED else len(job.ranks)
+        ranks.add_metric([job_id], alive)
+        absent.add_metric([job_id], len(job.absent_local_ranks))
+        quiet.add_metric([job_id], quiet_seconds(entry.watch, now))
+        page.add_metric([job_id], float(entry.page))
+        for rank in job.ranks if alive else ():
+            for uuid in rank.gpu_uuids:
+                gpus.add_metric([job_id, index.get(uuid, ""), uuid, _text(rank.rank), _text(rank.local_rank)], 1)
+    yield from (info, state, ranks, absent, quiet, page, gpus)
+
+
+def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
+    labels = ("job_id", "incident", "verdict", "confidence", "named", "summary")
+    info = _gauge("incident_info", "Open incidents: the verdict in one sentence, and who is named", labels)
+    opened = _gauge("incident_opened_timestamp_seconds", "When the incident was opened", ("job_id", "incident"))
+    activity = _gauge(
+        "rank_activity",
+        "What each rank of a job with an open incident is doing",
+        ("job_id", "rank", "local_rank", "activity", "motion", "frame", "stack"),
+    )
+    for job_id, entry in snapshot.jobs.items():
+        incident = entry.incident
+        if incident is None or incident.closed_unix_seconds is not None:
+            continue
+        verdict = incident.verdict
+        info.add_metric(
+            [
+                job_id,
+                incident.incident_id,
+                verdict.kind,
+                verdict.confidence.value,
+                _named(incident),
+                verdict.message[:LABEL_LENGTH],
+            ],
+            1,
+        )
+        opened.add_metric([job_id, incident.incident_id], incident.opened_unix_seconds)
+        for group in incident.grouping.groups:
+            for member in group.members:
+                activity.add_metric(
+                    [
+                        job_id,
+                        _text(member.id.rank),
+                        _text(member.id.local_rank),
+                        group.activity,
+                        member.motion.value,
+                        _frame(group),
+                        group.key,
+                    ],
+                    1,
+                )
+    yield from (info, opened, activity)
+
+
+def _named(incident: Incident) -> str:
+    names = [
+        f"{who.node or incident.node}:{_text(who.rank if who.rank is not None else who.local_rank)}"
+        for who in incident.verdict.named
+    ]
+    more = len(names) - NAMED_RANKS_SHOWN
+    return ",".join(names[:NAMED_RANKS_SHOWN]) + (f",+{more}" if more > 0 else "")
+
+
+def _frame(group: Group) -> str:
+    if not group.frames:
+        return group.fault.reason if group.fault else ""
+    frame = group.frames[0]
+    return f"{frame.function} ({frame.file})"[:LABEL_LENGTH]
+
+
+def _captures(snapshot: Snapshot) -> Iterator[Metric]:
+    captures = CounterMetricFamily("hangwatch_captures", "Captures taken, by what they found", labels=["result"])
+    for result, count in snapshot.captures.items():
+        captures.add_metric([result], count)
+    failures = CounterMetricFamily("hangwatch_dump_failures", "Dumps that gave no stack, by reason", labels=["reason"])
+    for reason, count in snapshot.dump_failures.items():
+        failures.add_metric([reason], count)
+    buckets, total = [], 0
+    for bound, count in zip((*DUMP_BUCKETS_SECONDS, "+Inf"), snapshot.dumps.counts, strict=True):
+        total += count
+        buckets.append((str(bound), float(total)))
+    yield from (captures, failures)
+    yield HistogramMetricFamily(
+        "hangwatch_dump_seconds",
+        "Duration of one dump of one process",
+        buckets=buckets,
+        sum_value=snapshot.dumps.sum_seconds,
+    )
+
+
+def _checks(snapshot: Snapshot) -> Iterator[Metric]:
+    status = _gauge("check_status", "0 OK, 1 UNKNOWN, 2 WARNING, 3 CRITICAL", ("check",))
+    info = _gauge("check_info", "What the check says", ("check", "status", "reason", "message"))
+    success = _gauge("check_success", "1 if the check itself ran", ("check",))
+    duration = _gauge("check_duration_seconds", "How long the last run took", ("check",))
+    ran = _gauge("check_last_run_timestamp_seconds", "When the check last ran", ("check",))
+    faults = _gauge("check_faults", "What should have answered this check and did not", ("check",))
+    for name, result in snapshot.checks.items():
+        verdict = result.verdict
+        status.add_metric([name], verdict.status.value)
+        info.add_metric([name, verdict.status.name, verdict.reason, verdict.message[:LABEL_LENGTH]], 1)
+        success.add_metric([name], float(result.success))
+        duration.add_metric([name], result.duration_seconds)
+        ran.add_metric([name], result.ran_unix_seconds)
+        faults.add_metric([name], len(result.faults))
+    yield from (status, info, success, duration, ran, faults)
+
+
+def _points(points: Iterable[Point]) -> Iterator[Metric]:
+    grouped: dict[str, list[Point]] = {}
+    for point in points:
+        grouped.setdefault(point.name, []).append(point)
+    for name, rows in grouped.items():
+        labels = [key for key, _ in rows[0].labels]
+        kind = CounterMetricFamily if rows[0].kind == "counter" else GaugeMetricFamily
+        family = kind(f"hangwatch_{name}", rows[0].help, labels=labels)
+        for row in rows:
+            values = dict(row.labels)
+            family.add_metric([values.get(label, "")[:LABEL_LENGTH] for label in labels], row.value)
+        yield family
+
+
+def _text(number: int | None) -> str:
+    return "" if number is None else str(number)

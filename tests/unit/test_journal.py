@@ -1,0 +1,53 @@
+"""Log lines for the journal: every line has its priority, and only a real journal gets them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import pytest
+
+from hangwatch.probes.journal import JournalFormatter, is_journal
+
+
+def formatted(level: int, message: str, exc_info: object = None) -> list[str]:
+    record = logging.LogRecord("hangwatch.daemon", level, __file__, 1, message, None, exc_info)  # type: ignore[arg-type]
+    return JournalFormatter().format(record).split("\n")
+
+
+@pytest.mark.parametrize(
+    ("level", "prefix"),
+    [
+        (logging.DEBUG, "<7>"),
+        (logging.INFO, "<6>"),
+        (logging.WARNING, "<4>"),
+        (logging.ERROR, "<3>"),
+        (logging.CRITICAL, "<2>"),
+    ],
+)
+def test_a_level_becomes_its_syslog_priority(level: int, prefix: str) -> None:
+    assert formatted(level, "GPU 3 is lost") == [f"{prefix}hangwatch.daemon: GPU 3 is lost"]
+
+
+def test_every_line_of_a_traceback_has_the_priority() -> None:
+    try:
+        raise ValueError("a bug")
+    except ValueError:
+        lines = formatted(logging.ERROR, "check clock raised", sys.exc_info())
+    assert len(lines) > 3
+    assert all(line.startswith("<3>") for line in lines)
+    assert lines[-1] == "<3>ValueError: a bug"
+
+
+def test_the_journal_is_known_by_device_and_inode() -> None:
+    read_end, write_end = os.pipe()
+    try:
+        stat = os.fstat(write_end)
+        assert is_journal({"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"}, write_end)
+        assert not is_journal({"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino + 1}"}, write_end)
+        assert not is_journal({}, write_end)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+    assert not is_journal({"JOURNAL_STREAM": "1:2"}, write_end)

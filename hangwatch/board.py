@@ -18,22 +18,22 @@ from msgspec.structs import replace
 from hangwatch.config import Detector
 from hangwatch.hang import power
 from hangwatch.hang.detector import JobWatch
-from hangwatch.model import CheckResult, Fault, GpuSweep, Incident, Job, PowerSeries, Value
+from hangwatch.model import (
+    CheckResult,
+    GpuSweep,
+    Incident,
+    Job,
+    PowerSeries,
+    SamplerStatus,
+    Transition,
+    Value,
+)
 
 T = TypeVar("T")
 
 DUMP_BUCKETS_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 HISTORY_SECONDS = 900.0
 SERIES_POINTS = 450
-
-
-class SamplerHealth(Value, frozen=True):
-    """How the GPU sampler itself is doing. `fault` says why there are no samples, None while all is well."""
-
-    up: bool = False
-    restarts: int = 0
-    abandoned: int = 0
-    fault: Fault | None = None
 
 
 class JobEntry(Value, frozen=True):
@@ -43,6 +43,7 @@ class JobEntry(Value, frozen=True):
     watch: JobWatch
     page: bool = False
     incident: Incident | None = None
+    timeline: tuple[Transition, ...] = ()
 
 
 class DumpHistogram(Value, frozen=True):
@@ -62,15 +63,13 @@ class Snapshot(Value, frozen=True):
     """Everything that a reader can ask for, as of one moment."""
 
     sweep: GpuSweep | None = None
-    sampler: SamplerHealth = SamplerHealth()
+    sampler: SamplerStatus = SamplerStatus()
     idle_watts: dict[str, float] = field(default_factory=dict)
     jobs: dict[str, JobEntry] = field(default_factory=dict)
     checks: dict[str, CheckResult] = field(default_factory=dict)
     captures: dict[str, int] = field(default_factory=dict)
     dump_failures: dict[str, int] = field(default_factory=dict)
     dumps: DumpHistogram = DumpHistogram()
-    dump_rounds: int = 0
-    ticked_monotonic_seconds: float | None = None
 
     def with_job(self, entry: JobEntry) -> Snapshot:
         """The snapshot with this job added or replaced."""

@@ -104,7 +104,7 @@ def _info() -> Metric:
 
 def _sampler(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     health = snapshot.sampler
-    yield _single("gpu_sampler_up", "1 while the GPU sampler answers", float(health.up))
+    yield _single("gpu_sampler_up", "1 while the GPU sampler answers", float(health.alive and not health.stalled))
     yield _counter("gpu_sampler_restarts", "GPU sampler processes that were replaced", health.restarts)
     yield _counter("gpu_sampler_abandoned", "GPU sampler processes that could not even be killed", health.abandoned)
     if snapshot.sweep is not None:

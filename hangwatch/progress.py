@@ -1,0 +1,229 @@
+"""What a power sample, a scan of /proc and a finished capture do to the jobs on the board. Pure: Snapshot -> Snapshot.
+
+Each function returns the new snapshot and what is to be done about it; the daemon does it. Incidents open, change and
+close here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from hangwatch import __version__
+from hangwatch.board import JobEntry, Snapshot
+from hangwatch.config import Detector
+from hangwatch.hang import detector
+from hangwatch.hang.detector import Action, MotionCount, TakeCapture
+from hangwatch.hang.power import idle_levels
+from hangwatch.model import (
+    Capture,
+    GpuSweep,
+    Grouping,
+    Incident,
+    Job,
+    JobState,
+    Motion,
+    SamplerStatus,
+    Transition,
+    Value,
+    Verdict,
+)
+
+ENDED_SHOWN_SECONDS = 120.0
+TIMELINE_LENGTH = 60
+CAPTURES_KEPT = 4  # the first, which shows how it began, and the last ones
+
+
+class SaveIncident(Value, frozen=True):
+    """Write this incident to disk."""
+
+    incident: Incident
+
+
+Deed: TypeAlias = TakeCapture | detector.Transition | SaveIncident
+
+
+def sampled(
+    snapshot: Snapshot, sweep: GpuSweep, status: SamplerStatus, now: float, settings: Detector, gap_seconds: float
+) -> tuple[Snapshot, tuple[Deed, ...]]:
+    """Feed one sweep to every job; `now` is CLOCK_MONOTONIC in seconds."""
+    held = frozenset(uuid for entry in _present(snapshot) for uuid in entry.job.gpu_uuids)
+    snapshot = replace(
+        snapshot, sweep=sweep, sampler=status, idle_watts=idle_levels(snapshot.idle_watts, sweep.gpus, held)
+    )
+    by_uuid = {gpu.uuid: gpu for gpu in sweep.gpus}
+    deeds: list[Deed] = []
+    for entry in _present(snapshot):
+        samples = {uuid: by_uuid[uuid] for uuid in entry.job.gpu_uuids if uuid in by_uuid}
+        watch, actions = detector.step(entry.watch, samples, now, settings, snapshot.idle_watts, gap_seconds)
+        page = detector.pages(watch, now, settings)
+        entry, more = _settle(replace(entry, watch=watch, page=page), actions, sweep.taken_unix_seconds)
+        snapshot = snapshot.with_job(entry)
+        deeds += more
+    return snapshot, tuple(deeds)
+
+
+def discovered(
+    snapshot: Snapshot, jobs: Iterable[Job], now: float, unix_now: float
+) -> tuple[Snapshot, tuple[Deed, ...]]:
+    """Take the jobs that a scan found: begin, restart and end watches."""
+    deeds: list[Deed] = []
+    found = {job.job_id: job for job in jobs}
+    for job_id, job in found.items():
+        entry = snapshot.jobs.get(job_id)
+        if entry is not None and detector.is_restart(entry.watch, job):
+            entry, more = _end(entry, "its ranks were replaced by new ones", now, unix_now)
+            deeds += more
+        if entry is None or entry.watch.state is JobState.ENDED:
+            entry = JobEntry(job=job, watch=detector.begin(job, now))
+        else:
+            entry = replace(entry, job=_with_known_absent(entry, job), watch=detector.joined(entry.watch, job))
+        snapshot = snapshot.with_job(entry)
+    for job_id, entry in list(snapshot.jobs.items()):
+        if job_id in found:
+            continue
+        if entry.watch.state is not JobState.ENDED:
+            entry, more = _end(entry, "all its ranks on this node have ended", now, unix_now)
+            deeds += more
+            snapshot = snapshot.with_job(entry)
+        elif now - entry.watch.since > ENDED_SHOWN_SECONDS:
+            snapshot = replace(snapshot, jobs={key: one for key, one in snapshot.jobs.items() if key != job_id})
+    return snapshot, tuple(deeds)
+
+
+def captured(
+    snapshot: Snapshot,
+    capture: Capture,
+    grouping: Grouping,
+    verdict: Verdict,
+    now: float,
+    unix_now: float,
+    settings: Detector,
+    node: str,
+    host_facts: tuple[tuple[str, str], ...] = (),
+) -> tuple[Snapshot, tuple[Deed, ...]]:
+    """Take what a capture showed: the job is hung, stalled, or honestly at work."""
+    entry = snapshot.jobs.get(capture.job_id)
+    if entry is None:
+        return snapshot, ()
+    seen = motion_count(grouping)
+    watch, actions = detector.captured(entry.watch, seen, now, settings)
+    snapshot = snapshot.count("captures", _result(seen))
+    if watch.is_open:
+        entry = replace(
+            entry, incident=_seen(entry, watch.state, capture, grouping, verdict, unix_now, node, host_facts)
+        )
+    entry, deeds = _settle(replace(entry, watch=watch, page=detector.pages(watch, now, settings)), actions, unix_now)
+    if watch.is_open and entry.incident is not None and not any(isinstance(deed, SaveIncident) for deed in deeds):
+        deeds = (*deeds, SaveIncident(incident=entry.incident))
+    return snapshot.with_job(entry), deeds
+
+
+def motion_count(grouping: Grouping) -> MotionCount:
+    """How many ranks of a capture are frozen, moving or unjudged. A rank that is gone makes no progress: frozen."""
+    frozen = moving = unknown = 0
+    who = []
+    for group in grouping.groups:
+        movers = [member for member in group.members if member.motion is Motion.MOVING]
+        for member in group.members:
+            if member.motion is Motion.MOVING:
+                moving += 1
+            elif member.motion is Motion.FROZEN or group.gone:
+                frozen += 1
+            else:
+                unknown += 1
+        if movers:
+            ranks = ", ".join(
+                str(member.id.rank if member.id.rank is not None else member.id.pid) for member in movers[:4]
+            )
+            more = f" and {len(movers) - 4} more" if len(movers) > 4 else ""
+            who.append(f"rank {ranks}{more} in {group.activity.replace('_', ' ')}")
+    return MotionCount(frozen=frozen, moving=moving, unknown=unknown, who="; ".join(who))
+
+
+def incident_id(job_id: str, unix_seconds: float) -> str:
+    """A name that is unique on a node and sorts by time; the store makes it safe as a folder name."""
+    return f"{int(unix_seconds)}-{job_id}"
+
+
+def _present(snapshot: Snapshot) -> list[JobEntry]:
+    return [entry for entry in snapshot.jobs.values() if entry.watch.state is not JobState.ENDED]
+
+
+def _end(entry: JobEntry, message: str, now: float, unix_now: float) -> tuple[JobEntry, tuple[Deed, ...]]:
+    watch, actions = detector.end(entry.watch, message, now)
+    return _settle(replace(entry, watch=watch, page=False), actions, unix_now)
+
+
+def _with_known_absent(entry: JobEntry, job: Job) -> Job:
+    """Local ranks that were there and went are absent, also where the environment never said how many there should be."""
+    here = {rank.local_rank for rank in job.ranks}
+    before = {rank.local_rank for rank in entry.job.ranks} | set(entry.job.absent_local_ranks)
+    gone = sorted(rank for rank in before - here if rank is not None)
+    absent = tuple(sorted({*job.absent_local_ranks, *gone}))
+    return job if absent == job.absent_local_ranks else replace(job, absent_local_ranks=absent)
+
+
+def _settle(entry: JobEntry, actions: tuple[Action, ...], unix_now: float) -> tuple[JobEntry, tuple[Deed, ...]]:
+    """Note the transitions in the job's timeline and carry them into its incident."""
+    deeds: list[Deed] = list(actions)
+    for move in actions:
+        if not isinstance(move, detector.Transition):
+            continue
+        line = Transition(unix_seconds=unix_now, state=move.state, message=move.message)
+        entry = replace(entry, timeline=(*entry.timeline, line)[-TIMELINE_LENGTH:])
+        incident = entry.incident
+        if incident is None:
+            continue
+        if incident.closed_unix_seconds is not None:
+            entry = replace(entry, incident=None if move.state is JobState.TRAINING else incident)
+            continue
+        closed = unix_now if move.state in (JobState.RECOVERED, JobState.ENDED, JobState.TRAINING) else None
+        incident = replace(incident, state=move.state, timeline=(*incident.timeline, line), closed_unix_seconds=closed)
+        entry = replace(entry, incident=incident)
+        deeds.append(SaveIncident(incident=incident))
+    return entry, tuple(deeds)
+
+
+def _seen(
+    entry: JobEntry,
+    state: JobState,
+    capture: Capture,
+    grouping: Grouping,
+    verdict: Verdict,
+    unix_now: float,
+    node: str,
+    host_facts: tuple[tuple[str, str], ...],
+) -> Incident:
+    """The job's open incident with one more capture, or a new one."""
+    incident = entry.incident
+    if incident is None or incident.closed_unix_seconds is not None:
+        return Incident(
+            incident_id=incident_id(entry.job.job_id, unix_now),
+            node=node,
+            job=entry.job,
+            opened_unix_seconds=unix_now,
+            state=state,
+            verdict=verdict,
+            grouping=grouping,
+            captures=(capture,),
+            timeline=entry.timeline,
+            host_facts=host_facts,
+            hangwatch_version=__version__,
+        )
+    captures = (*incident.captures, capture)
+    if len(captures) > CAPTURES_KEPT:
+        captures = (captures[0], *captures[-(CAPTURES_KEPT - 1) :])
+    return replace(incident, state=state, job=entry.job, verdict=verdict, grouping=grouping, captures=captures)
+
+
+def _result(seen: MotionCount) -> str:
+    if not seen.total:
+        return "empty"
+    if seen.frozen == seen.total:
+        return "frozen"
+    if seen.moving:
+        return "moving"
+    return "unjudged"

@@ -1,0 +1,147 @@
+"""Files and folders that appear whole or not at all, also when the machine stops in the middle.
+
+Everything goes through descriptors of folders and follows no link. Folders are made 0700 and files 0600. A temporary
+name starts with `.tmp-` and the pid of its writer, so that what a crashed writer left can be told and removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+_TEMPORARY = ".tmp-"
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class UnsafeFolderError(Exception):
+    """A folder in which somebody else could plant links or read what is written; the message says how to mend it."""
+
+
+@contextlib.contextmanager
+def folder(path: str | Path, parent: int | None = None) -> Iterator[int]:
+    """A descriptor of a folder, by its path or by its name below the descriptor `parent`. Raises OSError for a link."""
+    descriptor = os.open(path, _OPEN_FOLDER, dir_fd=parent)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def made_folder(name: str, parent: int) -> Iterator[int]:
+    """A descriptor of the folder `name` below the descriptor `parent`, made (0700) where it is missing."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=parent)
+    with folder(name, parent) as descriptor:
+        yield descriptor
+
+
+def refuse_unsafe(path: Path, descriptor: int) -> None:
+    """Raise UnsafeFolderError where a user other than root and ourselves owns the folder, or everybody can write to it."""
+    found = os.fstat(descriptor)
+    if found.st_uid not in (0, os.geteuid()):
+        raise UnsafeFolderError(
+            f"{path}: belongs to user {found.st_uid}, who could change and read what is stored there\n"
+            f"  chown {os.geteuid()} {path}, or choose another directory"
+        )
+    if found.st_mode & stat.S_IWOTH:
+        raise UnsafeFolderError(
+            f"{path}: everybody can write there and could put links in the place of files\n"
+            f"  chmod o-w {path}, or choose another directory"
+        )
+
+
+def create(parent: int, name: str, content: Mapping[str, bytes]) -> None:
+    """Make a folder with these files ("dumps/1/rank7.txt" makes the folders between); it appears when all is on disk.
+
+    Raises OSError, having removed what it began.
+    """
+    temporary = _temporary(name)
+    os.mkdir(temporary, 0o700, dir_fd=parent)
+    try:
+        with folder(temporary, parent) as new:
+            _each(new, content, write)
+        os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except BaseException:
+        shutil.rmtree(f"/proc/self/fd/{parent}/{temporary}", ignore_errors=True)
+        raise
+    os.fsync(parent)
+
+
+def update(parent: int, name: str, content: Mapping[str, bytes]) -> None:
+    """Replace or add these files in a folder that exists, each by rename. Raises OSError: each is then old or new."""
+    with folder(name, parent) as old:
+        refuse_unsafe(Path(name), old)
+        _each(old, content, _replace)
+
+
+def write(parent: int, name: str, content: bytes) -> None:
+    """Write a new file (0600) and wait until it is on disk. Raises OSError, also when the name is taken."""
+    with os.fdopen(os.open(name, _OPEN_NEW, 0o600, dir_fd=parent), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def prove_writable(parent: int) -> None:
+    """Write a file and delete it again. Raises OSError where that is impossible."""
+    name = _temporary("writable")
+    write(parent, name, b"x")
+    os.unlink(name, dir_fd=parent)
+
+
+def remove(path: Path) -> None:
+    """Delete a folder: it is gone from its place in one step, its files follow. Raises OSError."""
+    dying = path.with_name(_temporary(path.name))
+    path.rename(dying)
+    shutil.rmtree(dying)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Delete what writers that live no more left behind in a folder, one level deep as well. Raises OSError."""
+    for entry in path.iterdir():
+        if not entry.name.startswith(_TEMPORARY):
+            leftovers = [] if entry.is_symlink() or not entry.is_dir() else list(entry.glob(f"{_TEMPORARY}*"))
+        else:
+            leftovers = [entry]
+        for leftover in filter(_writer_is_dead, leftovers):
+            if leftover.is_dir() and not leftover.is_symlink():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink()
+
+
+def _each(parent: int, content: Mapping[str, bytes], put: Callable[[int, str, bytes], None]) -> None:
+    for path, data in content.items():
+        with contextlib.ExitStack() as stack:
+            inner = parent
+            for part in PurePosixPath(path).parts[:-1]:
+                inner = stack.enter_context(made_folder(part, inner))
+            put(inner, PurePosixPath(path).name, data)
+            os.fsync(inner)
+    os.fsync(parent)
+
+
+def _replace(parent: int, name: str, content: bytes) -> None:
+    temporary = _temporary(name)
+    try:
+        write(parent, temporary, content)
+        os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=parent)
+        raise
+
+
+def _temporary(name: str) -> str:
+    return f"{_TEMPORARY}{os.getpid()}-{name}"
+
+
+def _writer_is_dead(path: Path) -> bool:
+    pid = path.name[len(_TEMPORARY) :].split("-")[0]
+    return not pid.isdigit() or int(pid) == os.getpid() or not Path(f"/proc/{pid}").exists()

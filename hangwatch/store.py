@@ -1,0 +1,334 @@
+"""Incident folders on disk: kept private, written whole, pruned by count, bytes and age.
+
+    <root>/incidents/20260314T031500Z-2180718/incident.json  the value, from which everything else can be made again
+                                              report.txt, report.html, dumps/...   what the caller passes to `save`
+
+Stacks and command lines are only for those who may see them, so the folders are 0700 and the files 0600.
+"""
+
+from __future__ import annotations
+
+import calendar
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from hangwatch import durable
+from hangwatch.model import Incident, JobState, Value
+
+SCHEMA_VERSION = 1
+INCIDENT_FILE = "incident.json"
+MAX_INCIDENT_BYTES = 512 << 20  # 100,000 ranks take a fifth of it
+_FOLDER = re.compile(r"\d{8}T\d{6}Z-[A-Za-z0-9._-]+")
+_FILE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,127}/){0,3}[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_JOB_CHARACTERS = 64
+_SAME_NAME = 9
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NONBLOCK: opening a FIFO must not stop us
+
+
+class StoreError(Exception):
+    """A store that cannot be used or read; the message names the path, what is wrong and what to do."""
+
+
+class Summary(Value, frozen=True):
+    """One line of the list of incidents. Where a folder cannot be read, `problem` is set and the rest is empty."""
+
+    folder: str
+    size_bytes: int
+    incident_id: str = ""
+    node: str = ""
+    job_id: str = ""
+    opened_unix_seconds: float = 0.0
+    closed_unix_seconds: float | None = None
+    state: JobState | None = None
+    verdict: str = ""
+    message: str = ""
+    problem: str = ""
+
+
+class _JobHead(msgspec.Struct):
+    job_id: str
+
+
+class _VerdictHead(msgspec.Struct):
+    kind: str
+    message: str
+
+
+class _Head(msgspec.Struct):
+    """The fields of incident.json that a list needs; the decoder skips the rest."""
+
+    incident_id: str
+    node: str
+    job: _JobHead
+    opened_unix_seconds: float
+    state: JobState
+    verdict: _VerdictHead
+    closed_unix_seconds: float | None = None
+
+
+class _Version(msgspec.Struct):
+    schema_version: int = SCHEMA_VERSION
+    hangwatch_version: str = "of unknown version"
+
+
+def folder_name(job_id: str, opened_unix_seconds: float) -> str:
+    """`<UTC time>-<job>`, safe as a file name, at most 81 characters; meant as `Incident.incident_id` too.
+
+    A job id that had to be changed or cut gets a hash, so that two jobs never share a folder.
+    """
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", job_id)[:_JOB_CHARACTERS]
+    if not safe or safe != job_id:
+        mark = hashlib.sha256(job_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        safe = f"{safe[: _JOB_CHARACTERS - 9]}-{mark}"
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(opened_unix_seconds))}-{safe}"
+
+
+def encode(incident: Incident) -> bytes:
+    """The bytes of incident.json. Text that is not Unicode (a command line may hold any byte) is written escaped."""
+    try:
+        return msgspec.json.encode(incident)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_without_surrogates(msgspec.to_builtins(incident)))
+
+
+def load(folder: Path) -> Incident:
+    """Read the incident of one folder. Raises StoreError, which names the file and what to do."""
+    path = folder / INCIDENT_FILE
+    content = _read(path)
+    version = _decode(path, content, _Version)
+    if version.schema_version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path}: was written by a newer hangwatch {version.hangwatch_version} "
+            f"(schema {version.schema_version}; this one reads up to {SCHEMA_VERSION})\n  read it with that version"
+        )
+    return _decode(path, content, Incident)
+
+
+def open_writable(
+    root: Path, *, max_incidents: int = 200, max_bytes: int = 1 << 30, max_age_days: float = 30.0
+) -> Store:
+    """A store that can be written; makes its folders and removes what a crash left behind.
+
+    Raises StoreError with the remedy where nothing can be written, where a link or a file is in the place of a folder,
+    and where other users could change what is in it.
+    """
+    store = Store(root, max_incidents=max_incidents, max_bytes=max_bytes, max_age_days=max_age_days)
+    with _explained(store.incidents):
+        root.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with store.opened() as incidents:
+            durable.remove_leftovers(store.incidents)
+            durable.prove_writable(incidents)
+    return store
+
+
+class Store:
+    """The incidents under `root`. Reading asks for nothing; to write, begin with `open_writable`."""
+
+    def __init__(
+        self, root: Path, *, max_incidents: int = 200, max_bytes: int = 1 << 30, max_age_days: float = 30.0
+    ) -> None:
+        self.root = root
+        self.incidents = root / "incidents"
+        self._max_incidents = max_incidents
+        self._max_bytes = max_bytes
+        self._max_age_seconds = max_age_days * 86400.0
+
+    def save(self, incident: Incident, files: Mapping[str, str | bytes]) -> Path:
+        """Write an incident, or write it again, with the files beside it ("report.txt", "dumps/1-3/rank7.txt").
+
+        A new folder appears whole or not at all. In one that exists each file is replaced by rename, and files under
+        `dumps/`, which never change, stay as they are. Raises StoreError (disk full, not writable): what was stored
+        before is untouched.
+        """
+        content = {INCIDENT_FILE: encode(incident), **{name: _bytes(text) for name, text in files.items()}}
+        for name in content:
+            if not _FILE.fullmatch(name):
+                raise StoreError(f"{name!r} is no name for a file of an incident")
+        with _explained(self.incidents), self.opened() as incidents:
+            name = self._name_of(incident)
+            folder = self.incidents / name
+            if folder.exists():
+                durable.update(incidents, name, {path: data for path, data in content.items() if _is_new(folder, path)})
+            else:
+                durable.create(incidents, name, content)
+        return folder
+
+    def summaries(self) -> tuple[Summary, ...]:
+        """All incidents, newest first. Folders that cannot be read are among them. Raises StoreError."""
+        return tuple(_summary(self.incidents / name) for name in self._names())
+
+    def find(self, name: str) -> Path:
+        """The folder of an incident, by its name or a part of it that fits only one. Raises StoreError."""
+        names = self._names()
+        found = [name] if name in names else [other for other in names if name in other]
+        if len(found) == 1:
+            return self.incidents / found[0]
+        what = f"fits {len(found)} incidents" if found else "is no incident"
+        raise StoreError(f"{name!r} {what} in {self.incidents}\n  `hangwatch incidents` lists them")
+
+    def prune(self, now_unix_seconds: float, open_folders: frozenset[str] = frozenset()) -> tuple[str, ...]:
+        """Remove what is too old, too many or too big, oldest first, and return the names; never `open_folders`.
+
+        The newest stays even when it alone is too big. Raises StoreError where a folder cannot be removed.
+        """
+        kept, kept_bytes, removed = 0, 0, []
+        for name in self._names():
+            size_bytes = _size_bytes(self.incidents / name)
+            old = now_unix_seconds - _opened_unix_seconds(name) > self._max_age_seconds
+            full = kept >= self._max_incidents or (kept > 0 and kept_bytes + size_bytes > self._max_bytes)
+            if name in open_folders or not (old or full):
+                kept, kept_bytes = kept + 1, kept_bytes + size_bytes
+                continue
+            with _explained(self.incidents):
+                durable.remove(self.incidents / name)
+            removed.append(name)
+        return tuple(removed)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int]:
+        """A descriptor of `incidents/`, made if missing. Raises OSError for a link, UnsafeFolderError."""
+        with durable.folder(self.root) as root:
+            durable.refuse_unsafe(self.root, root)
+            with durable.made_folder("incidents", root) as incidents:
+                durable.refuse_unsafe(self.incidents, incidents)
+                yield incidents
+
+    def _names(self) -> list[str]:
+        """Names of the incident folders, newest first; what people put beside them is not ours."""
+        try:
+            names = [path.name for path in self.incidents.iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"{self.incidents}: cannot be listed: {error.strerror}\n  try as root") from None
+        return sorted(filter(_FOLDER.fullmatch, names), reverse=True)
+
+    def _name_of(self, incident: Incident) -> str:
+        """The folder of this incident; numbered where a different incident already has the name."""
+        first = folder_name(incident.job.job_id, incident.opened_unix_seconds)
+        for name in (first, *(f"{first}-{number}" for number in range(2, _SAME_NAME + 1))):
+            there = _summary(self.incidents / name)
+            if there.problem or (there.incident_id, there.node) == (incident.incident_id, incident.node):
+                return name
+        raise StoreError(
+            f"{self.incidents / first}: {_SAME_NAME} others have this name\n  give each node its own [store] directory"
+        )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        file = os.fdopen(os.open(path, _OPEN), "rb")
+    except FileNotFoundError:
+        raise StoreError(f"{path}: is not there\n  `hangwatch incidents` lists the incidents of this node") from None
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror}\n  {_remedy(error, path)}") from None
+    with file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise StoreError(f"{path}: is no file\n  `hangwatch incidents` lists the incidents of this node")
+        if found.st_size > MAX_INCIDENT_BYTES:
+            raise StoreError(f"{path}: {found.st_size >> 20} MiB is more than hangwatch writes\n  it is not read")
+        return file.read(MAX_INCIDENT_BYTES)
+
+
+_T = TypeVar("_T")
+
+
+def _decode(path: Path, content: bytes, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        what = f"is truncated or no incident ({error})" if content else "is empty"
+        raise StoreError(
+            f"{path}: {what}\n  the stacks may still be there: hangwatch explain {path.parent / 'dumps'}"
+        ) from None
+
+
+def _summary(folder: Path) -> Summary:
+    size_bytes = _size_bytes(folder)
+    try:
+        head = _decode(folder / INCIDENT_FILE, _read(folder / INCIDENT_FILE), _Head)
+    except StoreError as error:
+        return Summary(folder=folder.name, size_bytes=size_bytes, problem=str(error))
+    return Summary(
+        folder=folder.name,
+        size_bytes=size_bytes,
+        incident_id=head.incident_id,
+        node=head.node,
+        job_id=head.job.job_id,
+        opened_unix_seconds=head.opened_unix_seconds,
+        closed_unix_seconds=head.closed_unix_seconds,
+        state=head.state,
+        verdict=head.verdict.kind,
+        message=head.verdict.message,
+    )
+
+
+def _is_new(folder: Path, path: str) -> bool:
+    return not (path.startswith("dumps/") and (folder / path).exists())
+
+
+def _size_bytes(folder: Path) -> int:
+    """Bytes of all files below; what disappears meanwhile counts nothing, and no link is followed."""
+    total = 0
+    for base, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += Path(base, name).lstat().st_size
+    return total
+
+
+def _opened_unix_seconds(name: str) -> float:
+    """The time in a folder's name; 0, older than all, for a date that does not exist."""
+    try:
+        return calendar.timegm(time.strptime(name[:16], "%Y%m%dT%H%M%SZ"))
+    except ValueError:
+        return 0.0
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn the system's error into a StoreError that says what to do."""
+    try:
+        yield
+    except durable.UnsafeFolderError as error:
+        raise StoreError(str(error)) from None
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+        raise StoreError(f"{path}: incidents cannot be written: {what}\n  {_remedy(error, path)}") from None
+
+
+def _remedy(error: OSError, path: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full: free some or lower [store] max_bytes; older incidents are untouched"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"run as root, or give the daemon's user the directory: chown -R USER {path.parent}"
+    if error.errno == errno.EROFS:
+        return "the file system is read-only: set [store] directory (under systemd: StateDirectory=hangwatch)"
+    if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EEXIST):
+        return "a link or a file is in the place of a folder: move it away, hangwatch follows no links there"
+    return "set [store] directory to a local directory that works"
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace")
+
+
+def _without_surrogates(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list | tuple):
+        return [_without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    return value

@@ -75,6 +75,10 @@ class Snapshot(Value, frozen=True):
         """The snapshot with this job added or replaced."""
         return replace(self, jobs={**self.jobs, entry.job.job_id: entry})
 
+    def without_job(self, job_id: str) -> Snapshot:
+        """The snapshot without this job."""
+        return replace(self, jobs={key: entry for key, entry in self.jobs.items() if key != job_id})
+
     def count(self, name: str, key: str) -> Snapshot:
         """The snapshot with one more under `key` in the counter `captures` or `dump_failures`."""
         counter: dict[str, int] = getattr(self, name)

@@ -46,7 +46,7 @@ Deed: TypeAlias = TakeCapture | detector.Transition | SaveIncident
 
 
 def sampled(
-    snapshot: Snapshot, sweep: GpuSweep, status: SamplerStatus, now: float, settings: Detector, gap_seconds: float
+    snapshot: Snapshot, sweep: GpuSweep, status: SamplerStatus, *, now: float, settings: Detector, gap_seconds: float
 ) -> tuple[Snapshot, tuple[Deed, ...]]:
     """Feed one sweep to every job; `now` is CLOCK_MONOTONIC in seconds."""
     held = frozenset(uuid for entry in _present(snapshot) for uuid in entry.job.gpu_uuids)
@@ -58,9 +58,9 @@ def sampled(
     for entry in _present(snapshot):
         samples = {uuid: by_uuid[uuid] for uuid in entry.job.gpu_uuids if uuid in by_uuid}
         watch, actions = detector.step(entry.watch, samples, now, settings, snapshot.idle_watts, gap_seconds)
-        page = detector.pages(watch, now, settings)
-        entry, more = _settle(replace(entry, watch=watch, page=page), actions, sweep.taken_unix_seconds)
-        snapshot = snapshot.with_job(entry)
+        stepped = replace(entry, watch=watch, page=detector.pages(watch, now, settings))
+        stepped, more = _settle(stepped, actions, sweep.taken_unix_seconds)
+        snapshot = snapshot.with_job(stepped)
         deeds += more
     return snapshot, tuple(deeds)
 
@@ -81,44 +81,41 @@ def discovered(
         else:
             entry = replace(entry, job=_with_known_absent(entry, job), watch=detector.joined(entry.watch, job))
         snapshot = snapshot.with_job(entry)
-    for job_id, entry in list(snapshot.jobs.items()):
-        if job_id in found:
-            continue
-        if entry.watch.state is not JobState.ENDED:
-            entry, more = _end(entry, "all its ranks on this node have ended", now, unix_now)
+    for missing in [entry for job_id, entry in snapshot.jobs.items() if job_id not in found]:
+        if missing.watch.state is not JobState.ENDED:
+            ended, more = _end(missing, "all its ranks on this node have ended", now, unix_now)
             deeds += more
-            snapshot = snapshot.with_job(entry)
-        elif now - entry.watch.since > ENDED_SHOWN_SECONDS:
-            snapshot = replace(snapshot, jobs={key: one for key, one in snapshot.jobs.items() if key != job_id})
+            snapshot = snapshot.with_job(ended)
+        elif now - missing.watch.since > ENDED_SHOWN_SECONDS:
+            snapshot = snapshot.without_job(missing.job.job_id)
     return snapshot, tuple(deeds)
 
 
+class Look(Value, frozen=True):
+    """A finished capture and what was made of it."""
+
+    capture: Capture
+    grouping: Grouping
+    verdict: Verdict
+    host_facts: tuple[tuple[str, str], ...] = ()
+
+
 def captured(
-    snapshot: Snapshot,
-    capture: Capture,
-    grouping: Grouping,
-    verdict: Verdict,
-    now: float,
-    unix_now: float,
-    settings: Detector,
-    node: str,
-    host_facts: tuple[tuple[str, str], ...] = (),
+    snapshot: Snapshot, look: Look, *, now: float, unix_now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Deed, ...]]:
     """Take what a capture showed: the job is hung, stalled, or honestly at work."""
-    entry = snapshot.jobs.get(capture.job_id)
+    entry = snapshot.jobs.get(look.capture.job_id)
     if entry is None:
         return snapshot, ()
-    seen = motion_count(grouping)
+    seen = motion_count(look.grouping)
     watch, actions = detector.captured(entry.watch, seen, now, settings)
-    snapshot = snapshot.count("captures", _result(seen))
+    entry = replace(entry, watch=watch, page=detector.pages(watch, now, settings))
     if watch.is_open:
-        entry = replace(
-            entry, incident=_seen(entry, watch.state, capture, grouping, verdict, unix_now, node, host_facts)
-        )
-    entry, deeds = _settle(replace(entry, watch=watch, page=detector.pages(watch, now, settings)), actions, unix_now)
+        entry = replace(entry, incident=_seen(entry, look, unix_now))
+    entry, deeds = _settle(entry, actions, unix_now)
     if watch.is_open and entry.incident is not None and not any(isinstance(deed, SaveIncident) for deed in deeds):
         deeds = (*deeds, SaveIncident(incident=entry.incident))
-    return snapshot.with_job(entry), deeds
+    return snapshot.count("captures", _result(seen)).with_job(entry), deeds
 
 
 def motion_count(grouping: Grouping) -> MotionCount:
@@ -135,9 +132,7 @@ def motion_count(grouping: Grouping) -> MotionCount:
             else:
                 unknown += 1
         if movers:
-            ranks = ", ".join(
-                str(member.id.rank if member.id.rank is not None else member.id.pid) for member in movers[:4]
-            )
+            ranks = ", ".join(str(one.id.pid if one.id.rank is None else one.id.rank) for one in movers[:4])
             more = f" and {len(movers) - 4} more" if len(movers) > 4 else ""
             who.append(f"rank {ranks}{more} in {group.activity.replace('_', ' ')}")
     return MotionCount(frozen=frozen, moving=moving, unknown=unknown, who="; ".join(who))
@@ -158,7 +153,7 @@ def _end(entry: JobEntry, message: str, now: float, unix_now: float) -> tuple[Jo
 
 
 def _with_known_absent(entry: JobEntry, job: Job) -> Job:
-    """Local ranks that were there and went are absent, also where the environment never said how many there should be."""
+    """Local ranks that were there and went are absent, also where no environment says how many there should be."""
     here = {rank.local_rank for rank in job.ranks}
     before = {rank.local_rank for rank in entry.job.ranks} | set(entry.job.absent_local_ranks)
     gone = sorted(rank for rank in before - here if rank is not None)
@@ -187,36 +182,34 @@ def _settle(entry: JobEntry, actions: tuple[Action, ...], unix_now: float) -> tu
     return entry, tuple(deeds)
 
 
-def _seen(
-    entry: JobEntry,
-    state: JobState,
-    capture: Capture,
-    grouping: Grouping,
-    verdict: Verdict,
-    unix_now: float,
-    node: str,
-    host_facts: tuple[tuple[str, str], ...],
-) -> Incident:
+def _seen(entry: JobEntry, look: Look, unix_now: float) -> Incident:
     """The job's open incident with one more capture, or a new one."""
     incident = entry.incident
     if incident is None or incident.closed_unix_seconds is not None:
         return Incident(
             incident_id=incident_id(entry.job.job_id, unix_now),
-            node=node,
+            node=look.capture.node,
             job=entry.job,
             opened_unix_seconds=unix_now,
-            state=state,
-            verdict=verdict,
-            grouping=grouping,
-            captures=(capture,),
+            state=entry.watch.state,
+            verdict=look.verdict,
+            grouping=look.grouping,
+            captures=(look.capture,),
             timeline=entry.timeline,
-            host_facts=host_facts,
+            host_facts=look.host_facts,
             hangwatch_version=__version__,
         )
-    captures = (*incident.captures, capture)
+    captures = (*incident.captures, look.capture)
     if len(captures) > CAPTURES_KEPT:
         captures = (captures[0], *captures[-(CAPTURES_KEPT - 1) :])
-    return replace(incident, state=state, job=entry.job, verdict=verdict, grouping=grouping, captures=captures)
+    return replace(
+        incident,
+        state=entry.watch.state,
+        job=entry.job,
+        verdict=look.verdict,
+        grouping=look.grouping,
+        captures=captures,
+    )
 
 
 def _result(seen: MotionCount) -> str:

@@ -1,1 +1,18 @@
 """One file = one check; the folder is discovered, there is no list to keep."""
+
+from hangwatch.checks.discovery import ContractError, UnknownCheckError, checks, select, settings_for
+from hangwatch.checks.listing import exit_code, json_schema, report_table, to_json, verbose_tables, worst_status
+
+__all__ = [
+    "ContractError",
+    "UnknownCheckError",
+    "checks",
+    "exit_code",
+    "json_schema",
+    "report_table",
+    "select",
+    "settings_for",
+    "to_json",
+    "verbose_tables",
+    "worst_status",
+]

@@ -1,0 +1,154 @@
+"""What a check is. One file in this folder = one check: it ends in `CHECK = Check(...)`, and nothing else lists it.
+
+    observe(node, settings)  -> a Sample, None (this node has none of it), or a Fault (it should answer and did not)
+    points(sample)           -> the exported numbers, each made by a `Metric` of the check
+    judge(window, settings)  -> a CheckVerdict over the last samples, newest last; never called with an empty window
+    table(sample)            -> optional rows for `hangwatch check --verbose`, header first
+
+`observe` is the one function that touches the machine, and only through `hangwatch.probes`; the others are pure.
+Timing, exceptions, deadlines, faults and "not present" are the runner's: a check never catches for their sake.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
+
+from msgspec import Meta
+
+from hangwatch import config
+from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point, Value
+from hangwatch.probes.node import Node
+
+NOT_BASE_UNITS = re.compile(
+    r"_(ms|us|ns|millis|micros|minutes|hours|percent|kb|mb|gb|kib|mib|gib|bits|mhz|ghz|mw|kw|milliwatts|second|byte|watt)"
+    r"(_total)?$"
+)
+METRIC_NAME = re.compile(r"[a-z][a-z0-9_]*")
+OWNED_ELSEWHERE = ("job_", "check_", "incident_", "captures_", "dump_failures", "rank_activity", "build_")
+
+
+class Sample(Value, frozen=True):
+    """Base of what one `observe` returns. `faults` are the parts that should have answered and did not."""
+
+    faults: tuple[Fault, ...] = ()
+
+
+class Settings(config.Section, frozen=True):
+    """Base of every check's section `[checks.<name>]`."""
+
+    enabled: Annotated[bool, Meta(description="false: the daemon leaves this check out")] = True
+
+
+class Metric(Value, frozen=True):
+    """One exported number: `name` without `hangwatch_`, in a base unit; a counter's name ends in `_total`."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+    kind: str = "gauge"
+
+    def point(self, value: float, **labels: str) -> Point:
+        """The number with its labels. Raises TypeError when the labels are not those declared."""
+        if set(labels) != set(self.labels):
+            raise TypeError(f"{self.name} has the labels {self.labels}, got {tuple(labels)}")
+        ordered = tuple((label, labels[label]) for label in self.labels)
+        return Point(name=self.name, value=float(value), help=self.help, labels=ordered, kind=self.kind)
+
+
+SampleT = TypeVar("SampleT", bound=Sample)
+SettingsT = TypeVar("SettingsT", bound=Settings)
+Rows: TypeAlias = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Check(Generic[SampleT, SettingsT]):
+    """A check as a value. `name` is the file's name; `absent` is the sentence for a node that has none of it.
+
+    `window` is how many samples `judge` sees at most.
+    """
+
+    name: str
+    every_seconds: float
+    settings: type[SettingsT]
+    observe: Callable[[Node, SettingsT], SampleT | Fault | None]
+    points: Callable[[SampleT], Iterable[Point]]
+    judge: Callable[[Sequence[SampleT], SettingsT], CheckVerdict]
+    metrics: tuple[Metric, ...] = ()
+    absent: str = "this node has nothing that this check looks at"
+    table: Callable[[SampleT], Rows] | None = None
+    window: int = 2
+
+
+AnyCheck: TypeAlias = Check[Any, Any]
+
+
+def breaches(module_name: str, candidate: object) -> list[str]:
+    """What is wrong with the CHECK of the module `module_name`, one sentence each; empty when it keeps the contract."""
+    if not isinstance(candidate, Check):
+        return ["has no CHECK = Check(...)"]
+    wrong = []
+    if candidate.name != module_name:
+        wrong.append(f"CHECK.name is {candidate.name!r}; it must be the file's name, {module_name!r}")
+    if not 1 <= candidate.every_seconds <= 3600:
+        wrong.append(f"every_seconds is {candidate.every_seconds:g}; it must lie between 1 and 3600")
+    if candidate.window < 1:
+        wrong.append(f"window is {candidate.window}; judge needs at least one sample")
+    if not (isinstance(candidate.settings, type) and issubclass(candidate.settings, Settings)):
+        wrong.append("settings must be a class that extends contract.Settings")
+    parts = {"observe": candidate.observe, "points": candidate.points, "judge": candidate.judge}
+    wrong += [f"{part} is not callable" for part, function in parts.items() if not callable(function)]
+    return wrong + [problem for metric in candidate.metrics for problem in _metric_breaches(metric)]
+
+
+def _metric_breaches(metric: Metric) -> list[str]:
+    wrong = []
+    if not METRIC_NAME.fullmatch(metric.name) or metric.name.startswith("hangwatch_"):
+        wrong.append(f"metric {metric.name!r} must be lower_case, without the prefix hangwatch_")
+    if NOT_BASE_UNITS.search(metric.name):
+        wrong.append(f"metric {metric.name!r} must end in a base unit: seconds, bytes, watts, hertz, celsius, ratio")
+    if metric.name.startswith(OWNED_ELSEWHERE):
+        wrong.append(f"metric {metric.name!r} takes a name that is not a check's: {', '.join(OWNED_ELSEWHERE)}")
+    if metric.kind not in ("gauge", "counter"):
+        wrong.append(f"metric {metric.name!r} is a {metric.kind!r}; it must be a gauge or a counter")
+    elif (metric.kind == "counter") != metric.name.endswith("_total"):
+        wrong.append(f"metric {metric.name!r} is a {metric.kind}: a counter ends in _total, a gauge does not")
+    return wrong
+
+
+def ok(reason: str, message: str) -> CheckVerdict:
+    """All is well, and what that means in numbers."""
+    return CheckVerdict(status=CheckStatus.OK, reason=reason, message=message)
+
+
+def unknown(reason: str, message: str, remedy: str = "") -> CheckVerdict:
+    """It could not be found out; neither well nor sick."""
+    return CheckVerdict(status=CheckStatus.UNKNOWN, reason=reason, message=message, remedy=remedy)
+
+
+def warning(reason: str, message: str, remedy: str = "") -> CheckVerdict:
+    """Training can go on, somebody should look."""
+    return CheckVerdict(status=CheckStatus.WARNING, reason=reason, message=message, remedy=remedy)
+
+
+def critical(reason: str, message: str, remedy: str = "") -> CheckVerdict:
+    """Training on this node fails or will."""
+    return CheckVerdict(status=CheckStatus.CRITICAL, reason=reason, message=message, remedy=remedy)
+
+
+def worst(findings: Iterable[CheckVerdict], healthy: CheckVerdict, shown: int = 3) -> CheckVerdict:
+    """Many findings as one verdict: status and reason of the most severe, the first `shown` messages, their remedies.
+
+    Returns `healthy` when there is no finding.
+    """
+    ranked = sorted(findings, key=lambda finding: -finding.status)
+    if not ranked:
+        return healthy
+    told = ranked[:shown]
+    message = "; ".join(dict.fromkeys(finding.message for finding in told))
+    if len(ranked) > shown:
+        message += f"; and {len(ranked) - shown} more"
+    remedy = "; ".join(dict.fromkeys(finding.remedy for finding in told if finding.remedy))
+    return CheckVerdict(status=ranked[0].status, reason=ranked[0].reason, message=message, remedy=remedy)

@@ -1,0 +1,85 @@
+"""Finds the checks: every module of this folder that is not part of the machinery below must hold a `CHECK`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from hangwatch import config
+from hangwatch.checks.contract import AnyCheck, Check, Settings, breaches
+
+PACKAGE = "hangwatch.checks"
+MACHINERY = frozenset({"contract", "discovery", "documentation", "listing", "runner"})
+
+
+class ContractError(Exception):
+    """A file in checks/ that is no check; the message names the file and what is wrong with it."""
+
+
+class UnknownCheckError(Exception):
+    """A check that does not exist was asked for; the message names those that do."""
+
+
+@cache
+def checks() -> dict[str, AnyCheck]:
+    """All checks by name. Raises ContractError, naming every file that breaks the contract."""
+    found: dict[str, AnyCheck] = {}
+    wrong: list[str] = []
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if module.name in MACHINERY:
+            continue
+        candidate = getattr(importlib.import_module(f"{PACKAGE}.{module.name}"), "CHECK", None)
+        problems = breaches(module.name, candidate)
+        wrong += [f"hangwatch/checks/{module.name}.py: {problem}" for problem in problems]
+        if isinstance(candidate, Check) and not problems:
+            found[module.name] = candidate
+    wrong += _shared_metrics(found.values())
+    if wrong:
+        raise ContractError("\n".join(wrong))
+    return dict(sorted(found.items()))
+
+
+def _shared_metrics(all_checks: Iterable[AnyCheck]) -> list[str]:
+    """A metric belongs to one check: two with the same name would be one family with two meanings."""
+    owner: dict[str, str] = {}
+    wrong = []
+    for check in all_checks:
+        for metric in check.metrics:
+            first = owner.setdefault(metric.name, check.name)
+            if first != check.name:
+                wrong.append(f"hangwatch/checks/{check.name}.py: metric {metric.name!r} belongs to {first}.py")
+    return wrong
+
+
+def select(names: Iterable[str]) -> list[AnyCheck]:
+    """The checks of these names, all when there is no name. Raises UnknownCheckError."""
+    known = checks()
+    wanted = list(names) or list(known)
+    for name in wanted:
+        if name not in known:
+            raise UnknownCheckError(f"there is no check {name!r}\n  {_hint(name, known)}")
+    return [known[name] for name in wanted]
+
+
+def settings_for(settings: config.Settings, source: str) -> dict[str, Settings]:
+    """The settings of every check by name; `source` is the file named in errors.
+
+    Raises config.ConfigError for a section that is no check's, and for a key or value that its check does not take.
+    """
+    known = checks()
+    for name in settings.checks:
+        if name not in known:
+            raise config.ConfigError(f"{source}: [checks.{name}]: there is no check {name!r}\n  {_hint(name, known)}")
+    return {
+        name: config.decode(settings.checks.get(name, {}), check.settings, source, ("checks", name))
+        for name, check in known.items()
+    }
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"checks: {', '.join(known)}"

@@ -1,0 +1,47 @@
+"""The node as checks see it: where its kernel interfaces lie, its GPUs, its jobs, its clock.
+
+Roots are arguments, so that a check runs on a fixture tree as it runs on a machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from hangwatch.model import GpuSweep, Job
+
+
+class GpuSource(Protocol):
+    """Where readings of the GPUs come from; a reader never waits for the driver longer than its own deadline."""
+
+    def latest(self) -> GpuSweep | None:
+        """The newest sweep over all GPUs; None before the first and where there is no driver."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Both clocks, in seconds."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    unix: Callable[[], float] = time.time
+
+
+@dataclass(frozen=True)
+class Node:
+    """Everything a check may look at. `gpus` is None where there is no driver; `jobs` are those known right now.
+
+    `state_directory` is where incidents are kept. `dump_after_seconds` is how long after a job went quiet its stacks
+    have been taken: hold plus one capture; None where nobody watches jobs.
+    """
+
+    proc_root: Path = Path("/proc")
+    sys_root: Path = Path("/sys")
+    dev_root: Path = Path("/dev")
+    gpus: GpuSource | None = None
+    jobs: tuple[Job, ...] = ()
+    clock: Clock = Clock()
+    state_directory: Path | None = None
+    dump_after_seconds: float | None = None

@@ -63,6 +63,22 @@ class GpuSweep(Value, frozen=True):
     driver_version: str | None = None
 
 
+class SamplerStatus(Value, frozen=True):
+    """How the sampling of GPUs itself fares.
+
+    `alive`: the driver is open and answers. `stalled`: it was asked and did not answer within its deadline. `fault` says
+    why there are no samples ("DriverNotFound" on a machine without the driver). `restarts` counts sampling processes
+    that had to be replaced, `abandoned` those that could not even be killed and still exist.
+    """
+
+    alive: bool = False
+    stalled: bool = False
+    restarts: int = 0
+    abandoned: int = 0
+    fault: Fault | None = None
+    last_answer_monotonic_seconds: float | None = None
+
+
 # --- 2. Processes and jobs: probes.procs -> hang.jobs --------------------------------------------------------------
 
 

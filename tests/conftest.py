@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import pytest
 
+pytest_plugins = ["tests.fake_driver"]
+
 T = TypeVar("T")
 DATA = Path(__file__).parent / "data"
 

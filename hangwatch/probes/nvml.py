@@ -1,0 +1,293 @@
+"""GPU readings through a child process, which can be given up when the NVIDIA driver blocks or crashes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+import msgspec
+
+from hangwatch.model import Fault, GpuSweep, SamplerStatus
+from hangwatch.probes.gpus import Answer, DetailsT, Failed, Hello, Message, Question, Swept
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+SUSPENDED_SECONDS = 600.0
+"""How long a kind of details that made the driver block is not asked for again."""
+
+MAX_ABANDONED = 3
+"""No further process is started while this many cannot be killed: each new one would block as well."""
+
+MAX_MESSAGE_BYTES = 8 << 20
+REAP_SECONDS = 2.0
+
+_DRIVER_MISSING = ("DriverNotFound", "DriverNotLoaded")
+
+
+class NvmlSampler:
+    """Samples all GPUs every `sample_seconds`; a `GpuSource`.
+
+    A child that is silent for `deadline_seconds` longer than it should be, or dies, is killed and replaced, with
+    growing pauses. One that cannot be killed (blocked in the driver) is left behind and counted. Without a driver the
+    status says so, and it is looked for again every `driver_retry_seconds`. `start_deadline_seconds` bounds the opening
+    of the driver, which takes many seconds where persistence mode is off. `environ` is the child's environment.
+    """
+
+    def __init__(
+        self,
+        *,
+        sample_seconds: float,
+        deadline_seconds: float,
+        environ: Mapping[str, str] | None = None,
+        start_deadline_seconds: float = 60.0,
+        driver_retry_seconds: float = 60.0,
+    ) -> None:
+        self._sample_seconds = sample_seconds
+        self._silence_seconds = sample_seconds + deadline_seconds
+        self._start_deadline_seconds = max(start_deadline_seconds, deadline_seconds)
+        self._driver_retry_seconds = driver_retry_seconds
+        self._environ = dict(os.environ if environ is None else environ)
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._child: _Child | None = None
+        self._left_behind: list[_Child] = []
+        self._latest: GpuSweep | None = None
+        self._status = SamplerStatus()
+        self._questions = 0
+        self._pending: dict[int, tuple[str, Future[Answer]]] = {}
+        self._suspended_until: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Start the child and the thread that reads it; returns at once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="nvml-reader", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Kill the child and wait for the thread, at most a few seconds."""
+        with self._changed:
+            self._stopping.set()
+            if self._child is not None:
+                self._child.kill()
+        if self._thread is not None:
+            self._thread.join(2 * REAP_SECONDS)
+
+    def latest(self) -> GpuSweep | None:
+        """The last sweep, however old: compare `taken_monotonic_seconds` with the clock."""
+        return self._latest
+
+    def status(self) -> SamplerStatus:
+        """How the sampling itself fares."""
+        with self._changed:
+            self._left_behind = [child for child in self._left_behind if not child.reap(0.0)]
+            return msgspec.structs.replace(self._status, abandoned=len(self._left_behind))
+
+    def query(self, kind: type[DetailsT], deadline_seconds: float) -> DetailsT | Fault:
+        """Ask the child for details of one kind; waits for the driver to be opened, at most `deadline_seconds` in all.
+
+        A kind that made the driver block is refused for a while, so that the sampling of power goes on.
+        """
+        end = time.monotonic() + deadline_seconds
+        name = kind.__name__
+        if time.monotonic() < self._suspended_until.get(name, 0.0):
+            return _stalled(name, "made the driver block a short while ago; power is still sampled")
+        with self._changed:
+            self._changed.wait_for(lambda: self._status.alive or self._status.fault is not None, deadline_seconds)
+            child = self._child
+            if child is None or not self._status.alive:
+                return self._status.fault or _stalled(name, "the driver is still being opened")
+            self._questions += 1
+            number = self._questions
+            future: Future[Answer] = Future()
+            self._pending[number] = name, future
+            child.ask(Question(number=number, kind=name))
+        try:
+            answer = future.result(max(0.0, end - time.monotonic()))
+        except FutureTimeoutError:
+            return _stalled(name, f"the driver did not answer within {deadline_seconds:g} s")
+        finally:
+            self._pending.pop(number, None)
+        return answer.fault or msgspec.json.decode(answer.details, type=kind)
+
+    # --- the reading thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            fault = self._live_one_child()
+            if fault is None:
+                return
+            if time.monotonic() - started > LONGEST_PAUSE_SECONDS:
+                pause = FIRST_PAUSE_SECONDS
+            missing = fault.reason in _DRIVER_MISSING
+            self._stopping.wait(self._driver_retry_seconds if missing else pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            while self.status().abandoned >= MAX_ABANDONED and not self._stopping.wait(LONGEST_PAUSE_SECONDS):
+                pass
+
+    def _live_one_child(self) -> Fault | None:
+        """From the start of one child to its end; the fault says why it ended, None that we are stopping."""
+        with self._changed:
+            if self._stopping.is_set():
+                return None
+            child = self._child = _Child(self._sample_seconds, self._environ)
+        fault = self._listen(child)
+        with self._changed:
+            self._child = None
+        child.kill()
+        reaped = child.reap(REAP_SECONDS)
+        with self._changed:
+            if not reaped:
+                self._left_behind.append(child)
+            stopping = self._stopping.is_set()
+            self._update(
+                alive=False,
+                stalled=not stopping and fault.reason == "Stalled",
+                fault=None if stopping else fault,
+                restarts=self._status.restarts + (not stopping and fault.reason not in _DRIVER_MISSING),
+            )
+            if fault.reason == "Stalled":
+                self._suspend_first_pending()
+            for number in list(self._pending):
+                self._settle(Answer(number=number, fault=fault))
+        return None if stopping else fault
+
+    def _listen(self, child: _Child) -> Fault:
+        """Take in what the child says until it fails, dies, or is silent for too long."""
+        patience = self._start_deadline_seconds
+        while True:
+            try:
+                messages = child.read(patience)
+            except TimeoutError:
+                return _stalled("driver", f"process {child.pid} has been waiting for the driver for {patience:g} s")
+            except EOFError:
+                return child.ending()
+            except msgspec.MsgspecError as error:
+                return Fault(subject="driver", reason="Garbled", detail=f"the sampling process said: {error}")
+            for message in messages:
+                if isinstance(message, Failed):
+                    return message.fault
+                self._take(message)
+                patience = self._silence_seconds
+
+    def _take(self, message: Hello | Swept | Answer) -> None:
+        with self._changed:
+            if isinstance(message, Answer):
+                self._settle(message)
+            elif isinstance(message, Swept):
+                self._latest = message.sweep
+                self._update(
+                    alive=True,
+                    stalled=False,
+                    fault=None,
+                    last_answer_monotonic_seconds=message.sweep.taken_monotonic_seconds,
+                )
+            else:
+                self._update(alive=True)
+
+    def _update(self, **changes: object) -> None:
+        self._status = msgspec.structs.replace(self._status, **changes)
+        self._changed.notify_all()
+
+    def _settle(self, answer: Answer) -> None:
+        _, future = self._pending.pop(answer.number, ("", None))
+        if future is not None and future.set_running_or_notify_cancel():
+            future.set_result(answer)
+
+    def _suspend_first_pending(self) -> None:
+        """Questions are answered in order: the first open one is what the driver blocked on."""
+        for name, _ in self._pending.values():
+            self._suspended_until[name] = time.monotonic() + SUSPENDED_SECONDS
+            return
+
+
+class _Child:
+    """One process of `hangwatch.probes.nvml_child` and its two pipes."""
+
+    def __init__(self, sample_seconds: float, environ: Mapping[str, str]) -> None:
+        # It imports what this process imports, and nothing from a folder that it happens to run in.
+        import_path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100 - strings in and out
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "hangwatch.probes.nvml_child", str(sample_seconds), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            env={**environ, "PYTHONPATH": import_path},
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._stdin, False)
+        self._partial = b""
+        self._decoder = msgspec.json.Decoder(Message)
+        self.pid = self._process.pid
+
+    def read(self, patience_seconds: float) -> list[Message]:
+        """The messages that came together.
+
+        Raises TimeoutError when none comes in time, EOFError when the child has ended, MsgspecError for anything else.
+        """
+        end = time.monotonic() + patience_seconds
+        while True:
+            if not select.select([self._stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise TimeoutError
+            received = os.read(self._stdout, 1 << 16)
+            if not received:
+                raise EOFError
+            *lines, self._partial = (self._partial + received).split(b"\n")
+            if len(self._partial) > MAX_MESSAGE_BYTES:
+                raise msgspec.DecodeError(f"a line of more than {MAX_MESSAGE_BYTES} bytes")
+            if lines:
+                return [self._decoder.decode(line) for line in lines]
+
+    def ask(self, question: Question) -> None:
+        """Pass a question on; a child that ended or reads no more will not answer it, which its deadline settles."""
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
+            os.write(self._stdin, msgspec.json.encode(question) + b"\n")
+
+    def kill(self) -> None:
+        """Send SIGKILL; a process that is blocked in the driver ignores it for now."""
+        self._process.kill()
+
+    def reap(self, seconds: float) -> bool:
+        """Wait for the end of the process; false when it still exists."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        return True
+
+    def ending(self) -> Fault:
+        """Why the process ended by itself."""
+        self.reap(REAP_SECONDS)
+        code = self._process.returncode
+        how = f"exit code {code}" if code is None or code >= 0 else f"{signal.Signals(-code).name} (signal {-code})"
+        return Fault(
+            subject="driver",
+            reason="Crashed",
+            detail=f"the process that reads the driver ended with {how}; it is started again",
+            remedy="dmesg | grep -i -e nvrm -e xid; the line before says more if Python failed",
+        )
+
+
+def _stalled(subject: str, detail: str) -> Fault:
+    return Fault(
+        subject=subject,
+        reason="Stalled",
+        detail=detail,
+        remedy="dmesg | grep -i -e nvrm -e xid; if `nvidia-smi` does not return either, drain and reboot the node",
+    )

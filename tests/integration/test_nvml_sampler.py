@@ -1,0 +1,330 @@
+"""GPU sampling through the real pynvml over the fake driver library."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hangwatch.model import Fault, GpuSweep, SamplerStatus
+from hangwatch.probes.nvml import NvmlSampler
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, h100, uuid_of
+
+Start = Callable[..., NvmlSampler]
+
+
+@pytest.fixture
+def start(fake_driver: FakeDriver) -> Iterator[Start]:
+    started: list[NvmlSampler] = []
+
+    def begin(**options: float) -> NvmlSampler:
+        settings = {"sample_seconds": 0.2, "deadline_seconds": 1.0, **options}
+        sampler = NvmlSampler(environ=fake_driver.environ, **settings)  # type: ignore[arg-type]
+        started.append(sampler)
+        sampler.start()
+        return sampler
+
+    yield begin
+    for sampler in started:
+        sampler.stop()
+
+
+def first_sweep(sampler: NvmlSampler) -> GpuSweep:
+    return wait_for(sampler.latest, "a first sweep")
+
+
+def sweep_where(sampler: NvmlSampler, holds: Callable[[GpuSweep], bool], what: str) -> GpuSweep:
+    def probe() -> GpuSweep | None:
+        sweep = sampler.latest()
+        return sweep if sweep is not None and holds(sweep) else None
+
+    found = wait_for(probe, what)
+    assert found is not None
+    return found
+
+
+def status_where(sampler: NvmlSampler, holds: Callable[[SamplerStatus], bool], what: str) -> SamplerStatus:
+    def probe() -> SamplerStatus | None:
+        status = sampler.status()
+        return status if holds(status) else None
+
+    found = wait_for(probe, what)
+    assert found is not None
+    return found
+
+
+def child_pid() -> int:
+    """The sampling process that this test process started."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if parent == os.getpid() and b"nvml_child" in command:
+            return int(folder.name)
+    return 0
+
+
+def test_eight_healthy_gpus_in_base_units(fake_driver: FakeDriver, start: Start) -> None:
+    fake_driver.add("gpu 2 pids 4711 4712")
+
+    sweep = first_sweep(start())
+
+    assert [gpu.index for gpu in sweep.gpus] == list(range(8))
+    assert sweep.faults == ()
+    assert sweep.driver_version == "570.86.15"
+    gpu = sweep.gpus[2]
+    assert (gpu.uuid, gpu.name) == (uuid_of(2), "NVIDIA H100 80GB HBM3")
+    assert (gpu.power_watts, gpu.power_limit_watts) == (600.0, 700.0)
+    assert gpu.utilization_ratio == 0.98
+    assert (gpu.memory_used_bytes, gpu.memory_total_bytes) == (70 * 2**30, 80 * 2**30)
+    assert gpu.sm_clock_hertz == 1.98e9
+    assert gpu.temperature_celsius == 55.0
+    assert gpu.energy_joules == 1e6
+    assert gpu.pids == (4711, 4712)
+    assert gpu.faults == ()
+
+
+def test_sweeps_keep_a_beat_of_a_fifth_of_a_second(start: Start) -> None:
+    sampler = start(sample_seconds=0.2)
+    first = first_sweep(sampler).taken_monotonic_seconds
+
+    last = sweep_where(sampler, lambda sweep: sweep.taken_monotonic_seconds > first + 1.9, "ten more sweeps")
+
+    beats = (last.taken_monotonic_seconds - first) / 0.2
+    assert abs(beats - round(beats)) < 0.25
+    assert sampler.status().last_answer_monotonic_seconds is not None
+
+
+def test_power_follows_the_scenario(fake_driver: FakeDriver, start: Start) -> None:
+    sampler = start()
+    assert first_sweep(sampler).gpus[3].power_watts == 600.0
+
+    fake_driver.add("gpu 3 power_watts 95.5")
+
+    sweep = sweep_where(sampler, lambda sweep: sweep.gpus[3].power_watts == 95.5, "GPU 3 at 95.5 W")
+    assert sweep.gpus[4].power_watts == 600.0
+
+
+def test_power_follows_a_schedule(fake_driver: FakeDriver, start: Start) -> None:
+    fake_driver.add(f"gpu all power_watts 640 110@{time.time() + 1.5}")
+    sampler = start()
+    assert first_sweep(sampler).gpus[0].power_watts == 640.0
+    sweep_where(sampler, lambda sweep: all(gpu.power_watts == 110.0 for gpu in sweep.gpus), "power to fall")
+
+
+def test_one_lost_gpu_is_seven_samples_and_one_fault(fake_driver: FakeDriver, start: Start) -> None:
+    sampler = start()
+    first_sweep(sampler)
+
+    fake_driver.add("gpu 5 fault all 15")
+
+    sweep = sweep_where(sampler, lambda sweep: bool(sweep.faults), "the loss of GPU 5")
+    assert [gpu.index for gpu in sweep.gpus] == [0, 1, 2, 3, 4, 6, 7]
+    (fault,) = sweep.faults
+    assert (fault.subject, fault.reason) == ("gpu 5", "GpuIsLost")
+    assert "GPU is lost" in fault.detail
+    assert "power-cycle" in fault.remedy
+    assert sampler.status().alive
+
+
+def test_a_gpu_lost_before_the_start_is_one_fault_too(fake_driver: FakeDriver, start: Start) -> None:
+    fake_driver.add("gpu 0 fault all 15")
+    sweep = first_sweep(start())
+    assert len(sweep.gpus) == 7
+    assert [fault.reason for fault in sweep.faults] == ["GpuIsLost"]
+
+
+def test_what_a_gpu_does_not_have_is_none_and_no_fault(fake_driver: FakeDriver, start: Start) -> None:
+    fake_driver.write([line for line in h100(1) if "energy" not in line and "utilization" not in line])
+    fake_driver.add("gpu 0 fault nvmlDeviceGetTemperature 13")  # a driver too old to know the call
+
+    (gpu,) = first_sweep(start()).gpus
+
+    assert (gpu.energy_joules, gpu.utilization_ratio, gpu.temperature_celsius) == (None, None, None)
+    assert gpu.faults == ()
+    assert gpu.power_watts == 600.0
+
+
+def test_a_reading_that_should_be_there_is_none_and_a_fault(fake_driver: FakeDriver, start: Start) -> None:
+    fake_driver.add("gpu 1 fault nvmlDeviceGetPowerUsage 999")
+
+    sweep = first_sweep(start())
+
+    gpu = sweep.gpus[1]
+    assert gpu.power_watts is None
+    assert gpu.utilization_ratio == 0.98
+    assert [(fault.subject, fault.reason) for fault in gpu.faults] == [("gpu 1", "Unknown")]
+    assert "nvmlDeviceGetPowerUsage" in gpu.faults[0].detail
+
+
+def test_an_error_code_newer_than_pynvml_is_named_by_its_number(fake_driver: FakeDriver, start: Start) -> None:
+    fake_driver.add("gpu 1 fault nvmlDeviceGetPowerUsage 77")
+    assert first_sweep(start()).gpus[1].faults[0].reason == "Error77"
+
+
+def test_a_driver_without_gpus_is_an_empty_sweep(fake_driver: FakeDriver, start: Start) -> None:
+    fake_driver.write(h100(0))
+    sweep = first_sweep(start())
+    assert (sweep.gpus, sweep.faults) == ((), ())
+
+
+def test_a_driver_that_blocks_is_given_up_within_its_deadline_and_replaced(
+    fake_driver: FakeDriver, start: Start
+) -> None:
+    sampler = start()
+    first_sweep(sampler)
+    blocked = child_pid()
+    block = "gpu 2 fault nvmlDeviceGetPowerUsage sleep"
+
+    began = time.monotonic()
+    fake_driver.add(block)
+    status = status_where(sampler, lambda status: status.stalled, "the stall")
+
+    assert time.monotonic() - began < 4.0
+    assert not status.alive
+    assert status.fault is not None
+    assert status.fault.reason == "Stalled"
+    assert str(blocked) in status.fault.detail
+    assert status.abandoned == 0
+    assert not Path(f"/proc/{blocked}").exists()
+
+    fake_driver.remove(block)
+    status = status_where(sampler, lambda status: status.alive and status.fault is None, "a new child")
+    assert status.restarts >= 1
+    assert not status.stalled
+    sweep_where(sampler, lambda sweep: sweep.taken_monotonic_seconds > began + 1, "sweeps to go on")
+
+
+def test_a_driver_that_crashes_is_started_again(fake_driver: FakeDriver, start: Start) -> None:
+    sampler = start()
+    first_sweep(sampler)
+
+    fake_driver.add("gpu 2 fault nvmlDeviceGetName crash", "gpu 2 fault nvmlDeviceGetPowerUsage crash")
+
+    status = status_where(sampler, lambda status: status.fault is not None, "the crash")
+    assert status.fault is not None
+    assert status.fault.reason == "Crashed"
+    assert "SIGSEGV" in status.fault.detail
+    assert not status.stalled
+    fake_driver.write(h100())
+    status_where(sampler, lambda status: status.alive and status.fault is None, "a new child")
+
+
+def test_no_driver_is_one_fault_and_is_looked_for_again(fake_driver: FakeDriver, start: Start) -> None:
+    fake_driver.vanish()
+
+    sampler = start(driver_retry_seconds=0.3)
+
+    status = status_where(sampler, lambda status: status.fault is not None, "the missing driver")
+    assert status.fault is not None
+    assert (status.fault.subject, status.fault.reason) == ("driver", "DriverNotLoaded")
+    assert "modprobe nvidia" in status.fault.remedy
+    assert sampler.latest() is None
+    assert status.restarts == 0
+    fake_driver.write(h100())
+    first_sweep(sampler)
+
+
+def test_no_driver_library_is_driver_not_found(tmp_path: Path) -> None:
+    sampler = NvmlSampler(sample_seconds=0.2, deadline_seconds=1, environ={"LD_LIBRARY_PATH": str(tmp_path)})
+    sampler.start()
+    try:
+        status = status_where(sampler, lambda status: status.fault is not None, "the missing library")
+    finally:
+        sampler.stop()
+    assert status.fault is not None
+    assert (status.fault.subject, status.fault.reason) == ("driver", "DriverNotFound")
+    assert "NVIDIA driver" in status.fault.remedy
+    assert not status.alive
+
+
+def test_a_driver_replaced_under_us_is_opened_anew(fake_driver: FakeDriver, start: Start) -> None:
+    fake_driver.add("fault nvmlInitWithFlags 18")
+
+    sampler = start()
+
+    status = status_where(sampler, lambda status: status.fault is not None, "the mismatch")
+    assert status.fault is not None
+    assert status.fault.reason == "LibRmVersionMismatch"
+    assert "reboot" in status.fault.remedy
+    fake_driver.write(h100())
+    first_sweep(sampler)
+
+
+def test_a_driver_that_blocks_while_it_opens_is_given_up(fake_driver: FakeDriver, start: Start) -> None:
+    fake_driver.add("fault nvmlInitWithFlags sleep")
+    sampler = start(start_deadline_seconds=1.0)
+    status = status_where(sampler, lambda status: status.stalled, "the stall")
+    assert status.fault is not None
+    assert sampler.latest() is None
+
+
+def test_the_child_dies_with_its_parent_even_while_the_driver_blocks(fake_driver: FakeDriver) -> None:
+    fake_driver.add("gpu 0 fault nvmlDeviceGetName sleep")
+    program = (
+        "import sys, time\n"
+        "from hangwatch.probes.nvml import NvmlSampler\n"
+        "sampler = NvmlSampler(sample_seconds=1, deadline_seconds=60)\n"
+        "sampler.start()\n"
+        "while sampler._child is None or not sampler.status().alive: time.sleep(0.02)\n"
+        "print(sampler._child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], env=fake_driver.environ, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert Path(f"/proc/{child}").exists()
+
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+
+    def gone() -> bool:
+        try:
+            return Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    wait_for(gone, "the child to die with its parent", 5)
+
+
+def test_stop_leaves_no_process(start: Start) -> None:
+    sampler = start()
+    first_sweep(sampler)
+    pid = child_pid()
+    assert pid
+
+    sampler.stop()
+
+    assert not Path(f"/proc/{pid}").exists()
+    assert sampler.status().fault is None
+
+
+def test_the_child_is_lean_and_inherits_nothing(start: Start) -> None:
+    sampler = start()
+    sweep_where(sampler, lambda sweep: (sampler.status().last_answer_monotonic_seconds or 0) > 0, "sweeps")
+    pid = child_pid()
+    status = Path(f"/proc/{pid}/status").read_text()
+    resident_kibibytes = int(status.split("VmRSS:")[1].split()[0])
+    files = {str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    print(f"child: {resident_kibibytes} KiB resident")
+    assert resident_kibibytes < 24 * 1024
+    assert not [name for name in files if name.startswith("socket:")]
+    assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
+
+
+def test_a_question_nobody_knows_is_a_fault(start: Start) -> None:
+    reply = start().query(Fault, 10.0)
+    assert isinstance(reply, Fault)
+    assert reply.reason == "UnknownQuestion"

@@ -1,0 +1,110 @@
+"""What the daemon sees, as one value: the answer of /status and the source of `hangwatch status`. Pure."""
+
+from __future__ import annotations
+
+from hangwatch.board import Snapshot
+from hangwatch.model import JobState, Value
+from hangwatch.store import folder_name
+
+
+class JobStatus(Value, frozen=True):
+    """One job as /status shows it; no command line, no stack."""
+
+    job_id: str
+    launcher: str
+    user: str | None
+    state: JobState
+    message: str
+    seconds_in_state: float
+    ranks: int
+    world_size: int | None
+    absent_local_ranks: tuple[int, ...]
+    page: bool
+    verdict: str | None = None
+    incident: str | None = None
+
+
+class GpuStatus(Value, frozen=True):
+    """One GPU as /status shows it."""
+
+    index: int
+    name: str | None
+    power_watts: float | None
+    power_limit_watts: float | None
+    utilization_ratio: float | None
+    job_id: str | None = None
+
+
+class CheckLine(Value, frozen=True):
+    """One check as /status shows it."""
+
+    check: str
+    status: str
+    reason: str
+    message: str
+
+
+class Status(Value, frozen=True):
+    """What the local daemon sees: the answer of /status."""
+
+    node: str
+    sampler: str
+    gpus: tuple[GpuStatus, ...]
+    jobs: tuple[JobStatus, ...]
+    checks: tuple[CheckLine, ...]
+
+
+def view(snapshot: Snapshot, node: str, now: float) -> Status:
+    """The status of a snapshot; `now` is CLOCK_MONOTONIC in seconds. It holds no stack and no command line."""
+    sampler = snapshot.sampler
+    silent = sampler.fault.detail if sampler.fault else "no answer from the driver yet"
+    return Status(
+        node=node,
+        sampler="ok" if sampler.alive else silent,
+        gpus=_gpus(snapshot),
+        jobs=_jobs(snapshot, now),
+        checks=tuple(
+            CheckLine(
+                check=name,
+                status=result.verdict.status.name,
+                reason=result.verdict.reason,
+                message=result.verdict.message,
+            )
+            for name, result in sorted(snapshot.checks.items())
+        ),
+    )
+
+
+def _gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
+    holders = {uuid: entry.job.job_id for entry in snapshot.jobs.values() for uuid in entry.job.gpu_uuids}
+    return tuple(
+        GpuStatus(
+            index=gpu.index,
+            name=gpu.name,
+            power_watts=gpu.power_watts,
+            power_limit_watts=gpu.power_limit_watts,
+            utilization_ratio=gpu.utilization_ratio,
+            job_id=holders.get(gpu.uuid),
+        )
+        for gpu in (snapshot.sweep.gpus if snapshot.sweep else ())
+    )
+
+
+def _jobs(snapshot: Snapshot, now: float) -> tuple[JobStatus, ...]:
+    return tuple(
+        JobStatus(
+            job_id=job_id,
+            launcher=entry.job.launcher,
+            user=entry.job.user,
+            state=entry.watch.state,
+            message=entry.watch.message,
+            seconds_in_state=now - entry.watch.since,
+            ranks=len(entry.job.ranks),
+            world_size=entry.job.world_size,
+            absent_local_ranks=entry.job.absent_local_ranks,
+            page=entry.page,
+            verdict=entry.incident.verdict.message if entry.incident else None,
+            incident=folder_name(job_id, entry.incident.opened_unix_seconds) if entry.incident else None,
+        )
+        for job_id, entry in snapshot.jobs.items()
+    )

@@ -278,10 +278,15 @@ class Stack(Value, frozen=True):
 
 
 class Member(Value, frozen=True):
-    """One rank in a group, with the numbers that serve as second votes."""
+    """One rank in a group, with the numbers that serve as second votes.
+
+    `state` is the letter that /proc/PID/stat showed in every round; where the rounds differ, the last one outside `D`.
+    """
 
     id: RankId
     motion: Motion = Motion.UNKNOWN
+    rounds: int = 1
+    owns_gil: bool | None = None
     state: str | None = None
     wchan: str | None = None
     cpu_ratio: float | None = None
@@ -296,6 +301,9 @@ class Group(Value, frozen=True):
     `key` is a short hash of the normalised stack. `activity` is a name from activities.toml ("collective_wait", ...),
     `operation` the collective or call it is in ("all_reduce"). `fault` stands in place of frames for ranks that could
     not be dumped. `threads` are the representative's other Python threads, `workers` its worker processes.
+    `waits` is true in a wait for other ranks; `waits_for` is "ranks", "gpu" (a GPU synchronisation, or compute that may
+    stand behind one), "lock" (a lock, a thread or a file that somebody else must give), "nothing" or "unknown".
+    `phase` is the part of the program around it ("evaluation", "checkpoint"), None where no frame tells.
     """
 
     key: str
@@ -303,6 +311,8 @@ class Group(Value, frozen=True):
     members: tuple[Member, ...]
     operation: str | None = None
     waits: bool = False
+    waits_for: str = "unknown"
+    phase: str | None = None
     frames: tuple[Frame, ...] = ()
     threads: tuple[Stack, ...] = ()
     workers: tuple[Stack, ...] = ()

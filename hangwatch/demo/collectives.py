@@ -1,0 +1,31 @@
+"""Collectives over a Unix socket to the launcher. A rank that waits for its peers is really blocked in here.
+
+Standard library only: ranks import it.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import NamedTuple
+
+LONGEST_MESSAGE_BYTES = 4096
+
+
+class Reduced(NamedTuple):
+    """The sum over all ranks, and what the launcher asks this rank to do next ("" is: go on)."""
+
+    total: float
+    order: str
+
+
+def all_reduce(peers: socket.socket, value: float) -> Reduced:
+    """Sum `value` over all ranks of the job; blocks until each of them has called it."""
+    peers.send(f"all_reduce {value}".encode())
+    total, _, order = peers.recv(LONGEST_MESSAGE_BYTES).decode().partition(" ")
+    return Reduced(float(total), order)
+
+
+def barrier(peers: socket.socket) -> None:
+    """Block until every rank of the job has called it."""
+    peers.send(b"barrier 0")
+    peers.recv(LONGEST_MESSAGE_BYTES)

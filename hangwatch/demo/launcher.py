@@ -1,0 +1,171 @@
+"""The launcher of the simulated job: starts the ranks as torchrun's agent does, and is where their collectives meet.
+
+Started by `hangwatch.demo.node`, which sends a line per order on standard input (`WHOM ORDER`, WHOM a rank, `all`, or
+`peers` for the ranks of the other nodes) and reads a line per event on standard output: `ready PID...` after the first
+step, `given` when an order has been handed out, `resumed` at the first step after that. The end of standard input
+ends the job. Standard library only, as for the ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from hangwatch.demo.collectives import LONGEST_MESSAGE_BYTES
+from hangwatch.demo.process import become
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Launcher:
+    """The ranks of this node, who of them has arrived at a collective, and what to ask of them next."""
+
+    def __init__(self, run_id: str, ranks: int, nodes: int) -> None:
+        self.run_id = run_id
+        self.ranks = ranks
+        self.nodes = nodes
+        self.pids: dict[int, int] = {}
+        self.peers: dict[int, socket.socket] = {}
+        self.arrived: dict[int, tuple[str, float]] = {}
+        self.orders: dict[int, str] = {}
+        self.others_arrive = True
+        self.next_step_means = ""
+        self.readers = selectors.DefaultSelector()
+        self.unread = ""
+        self.ended = False
+
+    def start(self, folder: Path) -> None:
+        """Start all ranks."""
+        self.readers.register(sys.stdin.fileno(), selectors.EVENT_READ, self.read_orders)
+        for local_rank in range(self.ranks):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            theirs.set_inheritable(True)
+            command = [sys.executable, "-S", "-E", "-m", "hangwatch.demo.worker", str(folder), str(theirs.fileno())]
+            environ = os.environ | torchrun_environ(local_rank, self.ranks, self.nodes, self.run_id)
+            self.pids[local_rank] = os.posix_spawn(sys.executable, command, environ)
+            theirs.close()
+            self.peers[local_rank] = ours
+            self.readers.register(ours, selectors.EVENT_READ, partial(self.hear, local_rank))
+        self.next_step_means = " ".join(["ready", *map(str, self.pids.values())])
+
+    def serve(self) -> None:
+        """Carry collectives and orders until standard input ends."""
+        while not self.ended:
+            for key, _ in self.readers.select():
+                read: Callable[[], None] = key.data
+                read()
+
+    def read_orders(self) -> None:
+        """Take what has come on standard input."""
+        text = os.read(sys.stdin.fileno(), LONGEST_MESSAGE_BYTES).decode()
+        self.ended = not text
+        *lines, self.unread = (self.unread + text).split("\n")
+        for line in lines:
+            self.obey(line)
+
+    def obey(self, line: str) -> None:
+        """Take one order; ranks hear of theirs with the answer to the next all_reduce."""
+        whom, _, order = line.partition(" ")
+        if whom == "peers":
+            self.others_arrive = order != "stay-away"
+            say("given")
+            return
+        self.orders |= dict.fromkeys(self.pids, order) if whom == "all" else {int(whom): order}
+
+    def hear(self, local_rank: int) -> None:
+        """Take a message of a rank; an empty one means that it has ended."""
+        message = self.peers[local_rank].recv(LONGEST_MESSAGE_BYTES).decode()
+        if message:
+            operation, _, value = message.partition(" ")
+            self.arrived[local_rank] = (operation, float(value))
+            self.complete_collective()
+            return
+        # Like torchrun, reap it and wait for the others, for it ended without an error.
+        self.readers.unregister(self.peers[local_rank])
+        self.peers.pop(local_rank).close()
+        os.waitpid(self.pids[local_rank], 0)
+
+    def complete_collective(self) -> None:
+        """Answer all ranks once every rank of the job has called the same collective."""
+        operations = {operation for operation, _ in self.arrived.values()}
+        if len(self.arrived) < self.ranks or len(operations) > 1 or not self.others_arrive:
+            return
+        total = sum(value for _, value in self.arrived.values())
+        self.arrived.clear()
+        if operations != {"all_reduce"}:
+            self.answer(total, {})
+            return
+        if self.next_step_means:
+            say(self.next_step_means)
+            self.next_step_means = ""
+        orders, self.orders = self.orders, {}
+        self.answer(total, orders)
+        if orders:
+            say("given")
+            self.next_step_means = "resumed"
+
+    def answer(self, total: float, orders: dict[int, str]) -> None:
+        """Let all ranks go on."""
+        for local_rank, peer in self.peers.items():
+            peer.send(f"{total} {orders.get(local_rank, 'go')}".encode())
+
+    def end(self) -> None:
+        """Kill the ranks that are left, and reap them and their loaders."""
+        for local_rank in self.peers:
+            os.kill(self.pids[local_rank], signal.SIGKILL)
+        try:
+            while True:
+                os.wait()
+        except ChildProcessError:
+            return
+
+
+def torchrun_environ(local_rank: int, ranks: int, nodes: int, run_id: str) -> dict[str, str]:
+    """What torchrun's agent puts into the environment of a rank of the first of `nodes` nodes."""
+    return {
+        "RANK": str(local_rank),
+        "LOCAL_RANK": str(local_rank),
+        "GROUP_RANK": "0",
+        "ROLE_RANK": str(local_rank),
+        "ROLE_NAME": "default",
+        "WORLD_SIZE": str(ranks * nodes),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "ROLE_WORLD_SIZE": str(ranks * nodes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def say(event: str) -> None:
+    """Tell the simulated node of an event."""
+    sys.stdout.write(f"{event}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """`launcher FOLDER RUN_ID RANKS NODES`."""
+    folder, run_id, ranks, nodes = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    become("pt_elastic", os.getppid())
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that `end` can wait for loaders whose rank is gone
+    launcher = Launcher(run_id, ranks, nodes)
+    try:
+        launcher.start(folder)
+        launcher.serve()
+    finally:
+        launcher.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""A data loader in a process of its own, forked from its rank and named `pt_data_worker` as torch names it.
+
+Standard library only: ranks import it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple, NoReturn
+
+from hangwatch.demo.process import become
+
+BATCH_BYTES = 1 << 16
+GOOD_SHARD = "/dev/zero"
+
+
+class Loader(NamedTuple):
+    """A rank's ends of the two pipes to its loader: the names of shards go out, batches come back."""
+
+    requests: int
+    batches: int
+
+
+def start() -> Loader:
+    """Fork the loader; it dies with its rank."""
+    request_read, request_write = os.pipe()
+    batch_read, batch_write = os.pipe()
+    rank = os.getpid()
+    if os.fork() == 0:
+        become("pt_data_worker", rank)
+        os.close(request_write)
+        os.close(batch_read)
+        _worker_loop(request_read, batch_write)
+    os.close(request_read)
+    os.close(batch_write)
+    return Loader(request_write, batch_read)
+
+
+def next_batch(loader: Loader, shard: str = GOOD_SHARD) -> bytes:
+    """Ask the loader for a batch of that shard and wait for it."""
+    os.write(loader.requests, f"{shard}\n".encode())
+    batch = b""
+    while len(batch) < BATCH_BYTES:
+        part = os.read(loader.batches, BATCH_BYTES - len(batch))
+        if not part:
+            raise EOFError("the loader is gone")
+        batch += part
+    return batch
+
+
+def read_shard(shard: str) -> bytes:
+    """One batch; a shard on storage that does not answer (here: a FIFO) blocks as on a hung mount."""
+    with open(shard, "rb") as file:  # noqa: PTH123 - pathlib's frame would hide this one
+        return file.read(BATCH_BYTES)
+
+
+def _worker_loop(requests: int, batches: int) -> NoReturn:
+    while shard := os.read(requests, 4096).decode().strip():
+        os.write(batches, read_shard(shard))
+    os._exit(0)

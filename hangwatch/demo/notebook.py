@@ -1,0 +1,46 @@
+"""A notebook that holds a GPU: it computed for a while, and now nobody runs a cell. It is no rank of any job.
+
+Started and spoken to as `hangwatch.demo.launcher` is; the order `idle` ends the running cell. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from pathlib import Path
+
+from hangwatch.demo.launcher import say
+from hangwatch.demo.phases import Phase, Phases
+from hangwatch.demo.process import become
+
+STEP_SECONDS = 0.1
+
+
+def run_cell(phases: Phases) -> None:
+    """Compute until somebody interrupts the cell."""
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        phases.enter(0, Phase.COMPUTE)
+        time.sleep(STEP_SECONDS)
+    sys.stdin.readline()
+
+
+def wait_for_cell(phases: Phases) -> None:
+    """Wait as a kernel waits for its next cell; here until the end of standard input."""
+    phases.enter(0, Phase.IDLE)
+    sys.stdin.readline()
+
+
+def main() -> None:
+    """`notebook FOLDER`, and arguments that a launcher takes and a notebook has no use for."""
+    become("python", os.getppid())
+    phases = Phases(Path(sys.argv[1]) / "phases")
+    say(f"ready {os.getpid()}")
+    run_cell(phases)
+    say("given")
+    wait_for_cell(phases)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The ways in which one rank stops making progress. Standard library only: ranks import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+
+def deadlock(_me: object) -> None:
+    """Wait for a lock whose holder waits for something that never comes."""
+    lock, held = threading.Lock(), threading.Event()
+    threading.Thread(target=upload_metrics, args=(lock, held), name="metrics-uploader", daemon=True).start()
+    held.wait()
+    log_metrics(lock)
+
+
+def upload_metrics(lock: threading.Lock, held: threading.Event) -> None:
+    """Hold the lock while an answer is awaited that never comes."""
+    answer = threading.Event()
+    with lock:
+        held.set()
+        answer.wait()
+
+
+def log_metrics(lock: threading.Lock) -> None:
+    """Take the lock of the metrics."""
+    with lock:
+        pass
+
+
+def pack_sequences(_me: object) -> None:
+    """Loop for ever in Python; gives way to others, so that a demo does not slow down the machine it runs on."""
+    os.nice(10)
+    room, length = 4096, 0
+    while length != room:
+        length = (length + 3) % (room - 1)
+
+
+def stop(_me: object) -> None:
+    """Stop, as under a debugger or a batch system that suspends jobs."""
+    os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,0 +1,149 @@
+"""One rank of the simulated job: load, compute, all_reduce, again and again, until it is asked for something else.
+
+Standard library only, started with `python -S -E`: a rank is up in some 30 ms.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from hangwatch.demo import loader, troubles
+from hangwatch.demo.collectives import all_reduce, barrier
+from hangwatch.demo.phases import Phase, Phases
+from hangwatch.demo.process import become
+
+STEP_SECONDS = 0.06
+STEP_CPU_SECONDS = 0.001
+EVALUATION_CPU_SECONDS = 0.006
+CHUNK_BYTES = 1 << 18
+
+
+class Rank(NamedTuple):
+    """What a rank knows of itself, and its connections."""
+
+    rank: int
+    local_rank: int
+    folder: Path
+    peers: socket.socket
+    phases: Phases
+    loader: loader.Loader
+
+    def begins(self, phase: Phase) -> None:
+        """Say what this rank does from now on."""
+        self.phases.enter(self.local_rank, phase)
+
+
+def compute(batch: bytes, cpu_seconds: float) -> float:
+    """Stands for kernels on a GPU: a little work of the CPU that launches them, and a wait for them."""
+    loss, end = 0.0, time.thread_time() + cpu_seconds
+    while time.thread_time() < end:
+        loss += sum(batch[::64])
+    time.sleep(STEP_SECONDS)
+    return loss
+
+
+def train(me: Rank) -> None:
+    """Steps without end; what the launcher asks for is done between two of them."""
+    while True:
+        order = train_step(me)
+        me.begins(Phase.COMPUTE)
+        name, *words = order.split()
+        if name != "go":
+            ORDERS[name](me, *words)
+
+
+def train_step(me: Rank) -> str:
+    """One step; returns what the launcher asks for next."""
+    me.begins(Phase.LOADING)
+    batch = loader.next_batch(me.loader)
+    me.begins(Phase.COMPUTE)
+    loss = compute(batch, STEP_CPU_SECONDS)
+    me.begins(Phase.COLLECTIVE)
+    return all_reduce(me.peers, loss).order
+
+
+def save_checkpoint(folder: Path, seconds: float) -> None:
+    """Write real bytes to a real file, slowly, as to a busy file system."""
+    path = folder / "checkpoint.pt"
+    end = time.monotonic() + seconds
+    with path.open("wb") as file:
+        while time.monotonic() < end:
+            chunk = os.urandom(CHUNK_BYTES)
+            file.write(chunk + zlib.crc32(chunk).to_bytes(4, "little"))
+            file.flush()
+            os.fsync(file.fileno())
+            time.sleep(0.05)
+    path.unlink()
+
+
+def checkpoint(me: Rank, seconds: str) -> None:
+    """Rank 0 writes, the others wait for it."""
+    if me.rank == 0:
+        me.begins(Phase.CHECKPOINT)
+        save_checkpoint(me.folder, float(seconds))
+    me.begins(Phase.COLLECTIVE)
+    barrier(me.peers)
+
+
+def evaluate(me: Rank, seconds: float) -> None:
+    """Batches with much work for the CPU and little for the GPU."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        batch = loader.next_batch(me.loader)
+        compute(batch, EVALUATION_CPU_SECONDS)
+
+
+def evaluation(me: Rank, seconds: str) -> None:
+    """All ranks evaluate, then go on together."""
+    me.begins(Phase.EVALUATION)
+    evaluate(me, float(seconds))
+    me.begins(Phase.COLLECTIVE)
+    barrier(me.peers)
+
+
+def leave(_me: Rank) -> None:
+    """End as a rank that runs out of data before the others: no error, so the launcher lets them go on."""
+    sys.exit(0)
+
+
+def train_from_stuck_storage(me: Rank) -> None:
+    """The loader is sent to a shard that never answers."""
+    me.begins(Phase.LOADING)
+    loader.next_batch(me.loader, shard=str(me.folder / "stuck-shard"))
+
+
+ORDERS: dict[str, Callable[..., None]] = {
+    "checkpoint": checkpoint,
+    "evaluation": evaluation,
+    "loader": train_from_stuck_storage,
+    "lock": troubles.deadlock,
+    "spin": troubles.pack_sequences,
+    "stopped": troubles.stop,
+    "exited": leave,
+}
+
+
+def main() -> None:
+    """`worker FOLDER SOCKET_FD`, with torchrun's variables in the environment."""
+    folder, connection = Path(sys.argv[1]), int(sys.argv[2])
+    become(Path("/proc/self/comm").read_text().strip(), os.getppid())
+    me = Rank(
+        rank=int(os.environ["RANK"]),
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        folder=folder,
+        peers=socket.socket(fileno=connection),
+        phases=Phases(folder / "phases"),
+        loader=loader.start(),
+    )
+    train(me)
+
+
+if __name__ == "__main__":
+    main()

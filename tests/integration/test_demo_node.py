@@ -1,0 +1,221 @@
+"""The simulated node by itself: real processes that get stuck where they should, power that follows, nothing left over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hangwatch.demo import power
+from hangwatch.demo.node import NodeError, SimulatedNode
+from hangwatch.demo.phases import Phase, Seen
+from hangwatch.demo.power import SimulatedGpus
+from tests.conftest import wait_for
+
+RANKS = 3
+PY_SPY = str(Path(sys.executable).with_name("py-spy"))
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    parts = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(part.split("=", 1) for part in parts if part)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def comm_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "gone"
+
+
+def is_gone(pid: int) -> bool:
+    return state_of(pid) in ("gone", "Z")
+
+
+def stack_of(pid: int) -> list[str]:
+    """Function names of all threads, innermost first."""
+    shown = subprocess.run([PY_SPY, "dump", "--pid", str(pid)], capture_output=True, text=True, check=True).stdout
+    return [line.split("(")[0].strip() for line in shown.splitlines() if line.startswith("    ")]
+
+
+@pytest.fixture(scope="module")
+def training() -> SimulatedNode:
+    """A node whose job trains; tests that use it plant nothing."""
+    with SimulatedNode(RANKS, nodes=2) as node:
+        yield node
+
+
+def test_processes_look_like_a_torchrun_job(training: SimulatedNode) -> None:
+    launchers = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in training.pids}
+    assert len(launchers) == 1
+    assert comm_of(launchers.pop()) == "pt_elastic"
+    for local_rank, pid in enumerate(training.pids):
+        environ = environ_of(pid)
+        assert environ["RANK"] == environ["LOCAL_RANK"] == str(local_rank)
+        assert (environ["WORLD_SIZE"], environ["LOCAL_WORLD_SIZE"], environ["GROUP_RANK"]) == ("6", "3", "0")
+        assert environ["TORCHELASTIC_RUN_ID"] == training.run_id
+        (loader,) = children_of(pid)
+        assert comm_of(loader) == "pt_data_worker"
+        assert environ_of(loader)["RANK"] == str(local_rank)
+
+
+def test_no_variable_of_an_outer_batch_job_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    with SimulatedNode(1) as node:
+        assert "SLURM_JOB_ID" not in environ_of(node.pids[0])
+
+
+def test_training_draws_power_and_little_cpu(training: SimulatedNode) -> None:
+    def cpu_seconds() -> float:
+        stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in training.pids]
+        return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
+
+    before, began = cpu_seconds(), time.monotonic()
+    sweep = SimulatedGpus(training).latest()
+    assert [gpu.pids for gpu in sweep.gpus] == [(pid,) for pid in training.pids]
+    assert all(gpu.power_watts > 500 and gpu.power_limit_watts == 700 for gpu in sweep.gpus)
+    time.sleep(1.0)  # what is measured is a time
+    assert (cpu_seconds() - before) / (time.monotonic() - began) < 0.10 * RANKS
+
+
+@pytest.mark.parametrize(
+    ("order", "function"),
+    [("lock", "log_metrics"), ("spin", "pack_sequences"), ("loader", "next_batch")],
+)
+def test_a_stuck_rank_is_stuck_where_it_should_be_and_the_others_wait(order: str, function: str) -> None:
+    with SimulatedNode(RANKS) as node:
+        node.order(1, order)
+        gpus = SimulatedGpus(node)
+        wait_for(lambda: max(gpu.power_watts for gpu in gpus.latest().gpus) < 140, "power to fall")
+        assert [gpu.utilization_ratio for gpu in gpus.latest().gpus] == [1.0, 0.0, 1.0]
+        assert function in stack_of(node.pids[1])
+        assert stack_of(node.pids[0])[0] == stack_of(node.pids[2])[0] == "all_reduce"
+        if order == "loader":
+            assert stack_of(children_of(node.pids[1])[0])[0] == "read_shard"
+
+
+def test_a_stopped_rank_is_stopped() -> None:
+    with SimulatedNode(RANKS) as node:
+        node.order(2, "stopped")
+        wait_for(lambda: state_of(node.pids[2]) == "T", "rank 2 to stop")
+        wait_for(lambda: node.phases.read(0).age_seconds > 1, "rank 0 to wait")
+        assert stack_of(node.pids[0])[0] == "all_reduce"
+
+
+def test_a_rank_that_leaves_takes_its_loader_along_and_the_others_wait() -> None:
+    with SimulatedNode(RANKS) as node:
+        (loader,) = children_of(node.pids[0])
+        node.order(0, "exited")
+        wait_for(lambda: not node.is_alive(0), "rank 0 to be reaped")
+        wait_for(lambda: is_gone(loader), "its loader to end")
+        gpus = SimulatedGpus(node)
+        wait_for(lambda: gpus.latest().gpus[1].power_watts < 140, "rank 1 to wait")
+        assert gpus.latest().gpus[0].pids == ()
+        assert stack_of(node.pids[1])[0] == "all_reduce"
+
+
+def test_peers_on_other_nodes_can_stay_away() -> None:
+    with SimulatedNode(RANKS, nodes=2) as node:
+        node.order("peers", "stay-away")
+        wait_for(lambda: min(node.phases.read(i).age_seconds for i in range(RANKS)) > 1, "all ranks to wait")
+        assert {stack_of(pid)[0] for pid in node.pids} == {"all_reduce"}
+
+
+def test_a_checkpoint_writes_real_bytes_and_training_goes_on_after_it() -> None:
+    with SimulatedNode(RANKS) as node:
+        node.order("all", "checkpoint 3")
+        written = wait_for(
+            lambda: next((size for size in [file_size(node.folder / "checkpoint.pt")] if size > 1 << 20), 0), "bytes"
+        )
+        assert "save_checkpoint" in stack_of(node.pids[0])
+        assert "barrier" in stack_of(node.pids[1])
+        assert not node.has_said("resumed")
+        node.wait_for_event("resumed", 20)
+        assert written
+        assert not (node.folder / "checkpoint.pt").exists()
+
+
+def file_size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def test_evaluation_is_low_power_on_all_ranks() -> None:
+    with SimulatedNode(RANKS) as node:
+        node.order("all", "evaluation 2")
+        gpus = SimulatedGpus(node)
+        wait_for(lambda: all(140 < gpu.power_watts < 200 for gpu in gpus.latest().gpus), "power to fall")
+        assert "evaluate" in stack_of(node.pids[1])
+        node.wait_for_event("resumed", 20)
+
+
+def test_a_notebook_is_no_rank_and_holds_its_gpu() -> None:
+    with SimulatedNode(1, program="notebook") as node:
+        gpus = SimulatedGpus(node)
+        wait_for(lambda: gpus.latest().gpus[0].power_watts > 500, "the cell to run")
+        node.order("all", "idle")
+        wait_for(lambda: gpus.latest().gpus[0].power_watts < 130, "the cell to end")
+        assert "RANK" not in environ_of(node.pids[0])
+        assert gpus.latest().gpus[0].pids == node.pids
+
+
+@pytest.mark.parametrize(
+    ("seen", "alive", "expected"),
+    [
+        (Seen(Phase.COMPUTE, 0.1), True, power.TRAINING),
+        (Seen(Phase.COLLECTIVE, 0.9), True, power.TRAINING),
+        (Seen(Phase.COLLECTIVE, 1.1), True, power.WAITING),
+        (Seen(Phase.COMPUTE, 1.1), True, power.STUCK),
+        (Seen(Phase.LOADING, 5.0), True, power.STUCK),
+        (Seen(Phase.CHECKPOINT, 5.0), True, power.STUCK),
+        (Seen(Phase.EVALUATION, 0.1), True, power.EVALUATION),
+        (Seen(Phase.COMPUTE, 0.1), False, power.IDLE),
+    ],
+)
+def test_power_follows_what_a_rank_does_and_for_how_long(seen: Seen, alive: bool, expected: power.Load) -> None:
+    assert power.load(seen, alive) == expected
+
+
+def test_nothing_is_left_over() -> None:
+    with SimulatedNode(RANKS) as node:
+        everybody = [*node.pids, *(child for pid in node.pids for child in children_of(pid))]
+        node.order(0, "stopped")
+        wait_for(lambda: state_of(node.pids[0]) == "T", "rank 0 to stop")
+    assert all(is_gone(pid) for pid in everybody)
+    assert not node.folder.exists()
+
+
+def test_nothing_is_left_over_when_the_demo_itself_is_killed() -> None:
+    program = """
+from hangwatch.demo.node import SimulatedNode
+import signal
+with SimulatedNode(2) as node:
+    print(node.folder, *node.pids, flush=True)
+    signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as demo:
+        folder, *pids = demo.stdout.readline().split()
+        os.kill(demo.pid, signal.SIGKILL)
+    wait_for(lambda: all(is_gone(int(pid)) for pid in pids), "the ranks to end")
+    subprocess.run(["rm", "-r", folder], check=True)
+
+
+def test_a_launcher_that_dies_is_told(training: SimulatedNode) -> None:
+    with SimulatedNode(1) as node:
+        (launcher,) = {int(Path(f"/proc/{node.pids[0]}/stat").read_text().rpartition(")")[2].split()[1])}
+        os.kill(launcher, signal.SIGKILL)
+        with pytest.raises(NodeError, match="has ended"):
+            node.order("all", "checkpoint 1")
+        wait_for(lambda: is_gone(node.pids[0]), "the rank to end with it")

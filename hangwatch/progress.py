@@ -92,11 +92,12 @@ def discovered(
 
 
 class Look(Value, frozen=True):
-    """A finished capture and what was made of it."""
+    """A finished capture and what was made of it; `incident_id` names the incident if this look opens one."""
 
     capture: Capture
     grouping: Grouping
     verdict: Verdict
+    incident_id: str
     host_facts: tuple[tuple[str, str], ...] = ()
 
 
@@ -136,11 +137,6 @@ def motion_count(grouping: Grouping) -> MotionCount:
             more = f" and {len(movers) - 4} more" if len(movers) > 4 else ""
             who.append(f"rank {ranks}{more} in {group.activity.replace('_', ' ')}")
     return MotionCount(frozen=frozen, moving=moving, unknown=unknown, who="; ".join(who))
-
-
-def incident_id(job_id: str, unix_seconds: float) -> str:
-    """A name that is unique on a node and sorts by time; the store makes it safe as a folder name."""
-    return f"{int(unix_seconds)}-{job_id}"
 
 
 def _present(snapshot: Snapshot) -> list[JobEntry]:
@@ -187,7 +183,7 @@ def _seen(entry: JobEntry, look: Look, unix_now: float) -> Incident:
     incident = entry.incident
     if incident is None or incident.closed_unix_seconds is not None:
         return Incident(
-            incident_id=incident_id(entry.job.job_id, unix_now),
+            incident_id=look.incident_id,
             node=look.capture.node,
             job=entry.job,
             opened_unix_seconds=unix_now,

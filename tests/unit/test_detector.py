@@ -1,0 +1,304 @@
+"""The detector over power series: measured hangs must be caught, healthy look-alikes left alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hangwatch.config import Detector
+from hangwatch.hang import detector, power
+from hangwatch.hang.detector import JobWatch, MotionCount, TakeCapture, Transition
+from hangwatch.model import GpuSample, Job, JobState, ProcessId, Rank
+
+S = JobState
+DEFAULTS = Detector()
+
+
+def job(ranks: int = 8, pid: int = 100) -> Job:
+    return Job(
+        job_id="42",
+        launcher="torchrun",
+        launcher_id=ProcessId(pid=1, start_ticks=1),
+        ranks=tuple(
+            Rank(id=ProcessId(pid=pid + i, start_ticks=pid), rank=i, local_rank=i, gpu_uuids=(f"GPU-{i}",))
+            for i in range(ranks)
+        ),
+    )
+
+
+class Series:
+    """Feeds one sample a second and remembers what the detector did."""
+
+    def __init__(self, ranks: int = 8, limit: float = 700.0, rules: Detector = DEFAULTS) -> None:
+        self.now, self.limit, self.rules, self.ranks = 1000.0, limit, rules, ranks
+        self.watch: JobWatch = detector.begin(job(ranks), self.now)
+        self.states: list[JobState] = []
+        self.captures: list[float] = []
+        self.idle: dict[str, float] = {}
+
+    def feed(self, watts: float | list[float | None], seconds: int, step: float = 1.0) -> Series:
+        powers = watts if isinstance(watts, list) else [watts] * self.ranks
+        for _ in range(int(seconds / step)):
+            self.now += step
+            samples = {
+                f"GPU-{i}": GpuSample(index=i, uuid=f"GPU-{i}", power_watts=w, power_limit_watts=self.limit)
+                for i, w in enumerate(powers)
+            }
+            self._take(*detector.step(self.watch, samples, self.now, self.rules, self.idle))
+        return self
+
+    def captured(self, frozen: int, moving: int, unknown: int = 0) -> Series:
+        seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown)
+        self._take(*detector.captured(self.watch, seen, self.now, self.rules))
+        return self
+
+    @property
+    def pages(self) -> bool:
+        return detector.pages(self.watch, self.now, self.rules)
+
+    def _take(self, watch: JobWatch, actions: tuple[detector.Action, ...]) -> None:
+        self.watch = watch
+        for action in actions:
+            if isinstance(action, TakeCapture):
+                self.captures.append(self.now)
+            elif isinstance(action, Transition):
+                assert action.message
+                self.states.append(action.state)
+
+
+@pytest.mark.parametrize(
+    ("limit", "working", "hung"),
+    [
+        (700, 600, [121.0] * 8),  # H100
+        (700, 500, [152.0] + [133.0] * 7),  # H100, all-gather
+        (700, 250, [115.0] * 8),  # a light job that hangs
+        (700, 650, [115.0] * 8),
+        (400, 330, [68.0] + [87.0] * 7),  # A100, the culprit in D state
+        (400, 350, [118.0] * 8),  # H20
+        (1200, 984, [280.0] * 8),  # GB200
+        (300, 250, [76.0] * 8),  # V100
+    ],
+)
+def test_measured_hangs_are_suspected_after_the_hold(limit: float, working: float, hung: list[float]) -> None:
+    series = Series(limit=limit).feed(working, 300)
+    fell = series.now
+    series.feed(hung, 130)
+    assert series.states == [S.TRAINING, S.QUIET, S.SUSPECTED]
+    assert series.captures and 118 <= series.captures[0] - fell <= 126
+    assert not series.pages, "low power alone must never page"
+    series.captured(frozen=8, moving=0)
+    assert series.watch.state is S.HUNG
+    assert series.pages
+
+
+def test_work_is_never_suspected() -> None:
+    series = Series()
+    for _ in range(60):  # pipeline bubbles, evaluation of a minute: low for less than the hold
+        series.feed(600, 7).feed(110, 3)
+    series.feed(100, 60).feed(600, 100)
+    assert series.captures == []
+    assert S.SUSPECTED not in series.states
+
+
+def test_half_of_the_gpus_must_be_quiet() -> None:
+    three = Series().feed(600, 100).feed([100.0] * 3 + [600.0] * 5, 300)
+    assert three.states == [S.TRAINING]
+    four = Series().feed(600, 100).feed([100.0] * 4 + [600.0] * 4, 300)
+    assert four.states == [S.TRAINING, S.QUIET, S.SUSPECTED]
+
+
+def test_power_capping_and_a_slow_gpu_are_no_hang() -> None:
+    assert Series().feed(650, 300).feed(300, 600).states == [S.TRAINING]
+    assert Series().feed([600.0] * 7 + [180.0], 900).states == [S.TRAINING]
+
+
+def test_a_rank_that_moves_makes_it_stalled_and_pages_late() -> None:
+    series = Series().feed(600, 300).feed(110, 125).captured(frozen=7, moving=1)
+    assert series.watch.state is S.STALLED
+    assert not series.pages
+    looked = len(series.captures)
+    for _ in range(40):
+        series.feed(110, 20)
+        if series.watch.capturing:
+            series.captured(frozen=7, moving=1)
+    assert not series.pages
+    pauses = [b - a for a, b in zip(series.captures[1:], series.captures[2:], strict=False)]
+    assert len(series.captures) > looked
+    assert pauses == sorted(pauses), "the pauses between looks grow"
+    series.feed(110, 110)
+    assert series.pages
+
+
+def test_two_frozen_captures_in_a_row_turn_stalled_into_hung() -> None:
+    series = Series().feed(600, 300).feed(110, 125).captured(7, 1).feed(110, 40)
+    series.captured(8, 0)
+    assert series.watch.state is S.STALLED
+    series.feed(110, 100).captured(8, 0)
+    assert series.watch.state is S.HUNG
+
+
+def test_moving_ranks_teach_and_the_job_is_left_alone() -> None:
+    series = Series().feed(600, 300).feed(110, 125).captured(frozen=2, moving=6)
+    assert series.watch.state is S.TRAINING
+    series.feed(110, 600)
+    assert len(series.captures) == 1, "looked at once"
+    series.feed(600, 100).feed(110, 125)
+    assert len(series.captures) == 2, "after real work the old line counts again"
+
+
+def test_a_taught_job_that_then_hangs_lower_is_caught() -> None:
+    series = Series().feed(600, 300).feed(220, 125).captured(0, 8).feed(220, 60).feed(95, 125)
+    assert len(series.captures) == 2
+    assert series.watch.state is S.SUSPECTED
+
+
+def test_a_taught_job_is_looked_at_again_with_growing_pauses() -> None:
+    series = Series().feed(600, 300).feed(110, 125).captured(0, 8)
+    for _ in range(800):
+        series.feed(110, 10)
+        if series.watch.state is S.SUSPECTED:
+            series.captured(0, 8)
+    pauses = [b - a for a, b in zip(series.captures, series.captures[1:], strict=False)]
+    assert pauses[0] >= detector.RELOOK_SECONDS
+    assert pauses[1] >= 2 * detector.RELOOK_SECONDS - 20
+    assert max(pauses) <= detector.RELOOK_MAX_SECONDS + 20
+
+
+def test_a_job_that_was_never_busy_waits_for_the_startup_hold() -> None:
+    series = Series().feed(100, 890)
+    assert series.watch.state is S.STARTING
+    series.feed(100, 20)
+    assert series.watch.state is S.SUSPECTED
+    series.captured(frozen=0, moving=8)
+    assert series.watch.state is S.TRAINING, "downloads and data preparation move"
+    assert not series.pages
+
+
+def test_a_startup_that_stalls_pages_after_its_own_hold() -> None:
+    series = Series().feed(100, 910).captured(frozen=7, moving=1).feed(100, 3600)
+    assert series.watch.state is S.STALLED
+    assert not series.pages
+    series.feed(100, 3700)
+    assert series.pages
+
+
+def test_recovered_is_shown_for_a_while_and_resolves() -> None:
+    series = Series().feed(600, 300).feed(110, 125).captured(8, 0).feed(600, 8)
+    assert series.watch.state is S.HUNG, "one breath of power is no recovery"
+    series.feed(600, 12)
+    assert series.watch.state is S.RECOVERED
+    assert not series.pages
+    series.feed(600, 70)
+    assert series.watch.state is S.TRAINING
+
+
+def test_power_that_returns_during_the_capture_ends_the_suspicion() -> None:
+    series = Series().feed(600, 300).feed(110, 125).feed(600, 10)
+    assert series.watch.state is S.TRAINING
+    series.captured(8, 0)
+    assert series.watch.state is S.TRAINING, "a capture that comes late says nothing about now"
+
+
+def test_a_lost_gpu_has_no_vote_and_is_no_quiet_gpu() -> None:
+    series = Series().feed(600, 300).feed([None] * 4 + [600.0] * 4, 300)
+    assert series.watch.state is S.TRAINING
+    series.feed([None] * 7 + [110.0], 125)
+    assert series.watch.state is S.SUSPECTED
+
+
+def test_no_readings_at_all_is_no_sign_of_a_hang() -> None:
+    series = Series().feed(600, 300).feed(110, 60).feed([None] * 8, 600)
+    assert series.watch.state is S.TRAINING
+    assert series.captures == []
+
+
+def test_a_gap_in_the_samples_is_not_quiet_time() -> None:
+    series = Series().feed(600, 300).feed(110, 20)
+    series.now += 3600
+    series.feed(110, 60)
+    assert series.watch.state is S.QUIET
+    series.feed(110, 50)
+    assert series.watch.state is S.SUSPECTED
+
+
+def test_dumps_that_all_fail_are_no_proof_of_a_hang() -> None:
+    series = Series().feed(600, 300).feed(110, 125).captured(frozen=0, moving=0, unknown=8)
+    assert series.watch.state is S.STALLED
+    assert not series.pages
+
+
+def test_gpus_of_different_models_have_their_own_lines() -> None:
+    series = Series(ranks=2).feed([600.0, 140.0], 300)
+    gpus = series.watch.gpus
+    lines = [power.quiet_line_watts(gpus[f"GPU-{i}"], DEFAULTS) for i in range(2)]
+    assert lines[0] == pytest.approx(70 + 0.35 * 530)
+    assert lines[1] is not None and lines[1] < 140
+
+
+def test_an_idle_level_that_was_seen_is_the_floor() -> None:
+    series = Series(ranks=1, limit=1100)
+    series.idle = {"GPU-0": 183.5}
+    series.feed(1050, 60)
+    assert power.quiet_line_watts(series.watch.gpus["GPU-0"], DEFAULTS) == pytest.approx(183.5 + 0.35 * (1050 - 183.5))
+
+
+def test_idle_levels_are_learned_from_gpus_that_nobody_holds() -> None:
+    def sample(watts: float, pids: tuple[int, ...] = ()) -> tuple[GpuSample, ...]:
+        return (GpuSample(index=0, uuid="a", power_watts=watts, power_limit_watts=700, pids=pids),)
+
+    assert power.idle_levels({}, sample(71), frozenset()) == {"a": 71}
+    assert power.idle_levels({}, sample(71, pids=(5,)), frozenset()) == {}
+    assert power.idle_levels({}, sample(71), frozenset({"a"})) == {}
+    assert power.idle_levels({}, sample(600), frozenset()) == {}, "somebody whom this node cannot see is at work"
+
+
+def test_a_restart_is_told_from_a_rank_that_is_gone() -> None:
+    watch = detector.begin(job(4), 0.0)
+    assert detector.is_restart(watch, job(4, pid=900))
+    assert not detector.is_restart(watch, job(3))
+    late = detector.joined(detector.begin(job(3), 0.0), job(4))
+    assert not detector.is_restart(late, job(4))
+
+
+powers = st.one_of(st.none(), st.floats(min_value=0, max_value=1500, allow_nan=False))
+outcomes = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 8))
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.lists(powers, min_size=8, max_size=8), st.integers(1, 200)),
+            outcomes,
+            st.floats(min_value=0.1, max_value=5000),
+        ),
+        max_size=12,
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
+    """No page without a capture that saw ranks stuck; no second capture while one runs; every state is left again."""
+    rules = Detector(hold_seconds=20, startup_hold_seconds=60, stalled_hold_seconds=60, startup_stalled_hold_seconds=90)
+    series = Series(rules=rules)
+    judged = False
+    for event in events:
+        if isinstance(event, float):
+            series.now += event
+        elif isinstance(event[0], list):  # type: ignore[index]
+            before = len(series.captures)
+            was_capturing = series.watch.capturing
+            series.feed(*event)  # type: ignore[misc]
+            if was_capturing and series.watch.capturing:
+                assert len(series.captures) <= before + 1
+        else:
+            judged = judged or series.watch.capturing
+            series.captured(*event)  # type: ignore[misc]
+        if series.pages:
+            assert judged, "paged without any stack"
+            assert series.watch.state in (S.HUNG, S.STALLED)
+        if series.watch.state in (S.TRAINING, S.STARTING, S.RECOVERED):
+            assert not series.pages
+            assert detector.quiet_seconds(series.watch, series.now) == 0
+    series.feed(650.0, 200)
+    if series.watch.state is not S.SUSPECTED:
+        assert series.watch.state in (S.TRAINING, S.RECOVERED, S.QUIET)

@@ -1,0 +1,329 @@
+"""Processes as /proc shows them: who runs, with which launcher variables, and what they used. See proc_pid_stat(5).
+
+Everything is read directly: a scan must cost next to nothing on a node with thousands of processes, and the root of
+/proc is an argument. Processes that vanish while they are read are normal and leave no trace.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hangwatch.model import Fault, Process, ProcessId, Value
+
+PROC = Path("/proc")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+# The only variables that are ever kept of another process's environment, which is full of tokens and passwords.
+LAUNCHER_VARIABLES = frozenset(
+    """
+    RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE LOCAL_SIZE NODE_RANK CROSS_RANK
+    MASTER_ADDR MASTER_PORT
+    TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_ERROR_FILE
+    SLURM_JOB_ID SLURM_JOB_NAME SLURM_JOB_USER SLURM_STEP_ID SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS
+    SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_NNODES SLURM_RESTART_COUNT
+    SLURM_JOB_GPUS SLURM_STEP_GPUS
+    OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE PMIX_NAMESPACE
+    PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS
+    CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES CUDA_LAUNCH_BLOCKING
+    USER LOGNAME
+    """.split()  # noqa: SIM905 - a table, not sixty lines
+)
+LAUNCHER_PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_")
+
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD, field 9 of stat
+_PYTHON_COMMS = ("python", "pypy", "ipython", "pt_", "torchrun", "accelerate", "deepspeed")
+_LAUNCHER_COMMS = ("slurmstepd", "orted", "prted", "prterun", "mpirun", "mpiexec", "hydra_pmi_proxy")
+_ENVIRON_LIMIT_BYTES = 4 << 20
+_CMDLINE_LIMIT_BYTES = 32 << 10
+_VALUE_LIMIT = 2048
+_PAGE_BYTES = 4096
+_MAY_READ = "run hangwatch as root, or grant it CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+
+
+class Counters(Value, frozen=True):
+    """What the kernel says of one process at one moment; a field is None where it was not permitted or not there.
+
+    `state` is None when the process does not exist. `cpu_seconds` is user and system time of all threads, `io_bytes`
+    rchar + wchar of /proc/PID/io, `wchan` and `kernel_stack` are those of the main thread. `faults` name what was
+    denied, with the capability that is missing.
+    """
+
+    id: ProcessId | None = None
+    state: str | None = None
+    cpu_seconds: float | None = None
+    io_bytes: int | None = None
+    wchan: str | None = None
+    kernel_stack: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
+class ProcessTable:
+    """The processes of this node. Keeps what a process never changes, so that each scan reads only its `stat`."""
+
+    def __init__(self, proc_root: Path = PROC) -> None:
+        self._root = str(proc_root)
+        self._known: dict[int, _Known] = {}
+
+    def scan(self, gpu_pids: Collection[int] = ()) -> tuple[Process, ...]:
+        """Every process that is no kernel thread, by pid.
+
+        Command line and launcher variables are read only of those that may belong to a job: Python and launchers by
+        their comm, `gpu_pids` (the pids that hold a GPU), and all that descend from these.
+        """
+        stats = {stat.pid: stat for stat in _read_stats(self._root)}
+        candidates = _candidates(stats, gpu_pids)
+        self._known = {pid: self._look(stat, pid in candidates) for pid, stat in sorted(stats.items())}
+        return tuple(known.process for known in self._known.values())
+
+    def _look(self, stat: _Stat, is_candidate: bool) -> _Known:
+        before = self._known.get(stat.pid)
+        if before is None or not before.is_same_program(stat) or (is_candidate and not before.complete):
+            return _read_process(self._root, stat, is_candidate)
+        process = before.process
+        if (process.comm, process.state, process.parent_pid) == (stat.comm, stat.state, stat.parent_pid):
+            return before
+        # Built by hand: msgspec.structs.replace costs three times as much, and states change at every scan.
+        process = Process(
+            id=process.id,
+            parent_pid=stat.parent_pid,
+            comm=stat.comm,
+            state=stat.state,
+            cmdline=process.cmdline,
+            environ=process.environ,
+            uid=process.uid,
+            user=process.user,
+            faults=process.faults,
+        )
+        return _Known(process, before.program, before.complete)
+
+
+def read_counters(pid: int, proc_root: Path = PROC) -> Counters:
+    """Read what one process used so far, and where it waits in the kernel. Never raises: what is denied is a fault."""
+    root = str(proc_root)
+    raw = _read(f"{root}/{pid}/stat", _PAGE_BYTES)
+    stat = _parse_stat(raw) if isinstance(raw, bytes) else None
+    if stat is None:
+        return Counters()
+    faults = []
+    texts = {}
+    for name, capabilities in (
+        ("io", "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"),
+        ("wchan", "CAP_SYS_PTRACE"),
+        ("stack", "CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_SYS_ADMIN"),
+    ):
+        answer = _read(f"{root}/{pid}/{name}", 16384)
+        texts[name] = answer.decode("utf-8", "replace") if isinstance(answer, bytes) else ""
+        if isinstance(answer, PermissionError):
+            faults.append(_denied(pid, f"/proc/{pid}/{name}", f"run hangwatch as root, or grant it {capabilities}"))
+    wchan = texts["wchan"].strip()
+    return Counters(
+        id=ProcessId(pid=pid, start_ticks=stat.start_ticks),
+        state=stat.state,
+        cpu_seconds=stat.cpu_ticks / TICKS_PER_SECOND,
+        io_bytes=_parse_io(texts["io"]),
+        wchan=None if wchan in ("", "0") else wchan,
+        kernel_stack=tuple(line.partition("] ")[2] or line for line in texts["stack"].splitlines()),
+        faults=tuple(faults),
+    )
+
+
+def read_state(pid: int, proc_root: Path = PROC) -> tuple[ProcessId, str] | None:
+    """Who has this pid now, and the state letter of its main thread; None when nobody has."""
+    raw = _read(f"{proc_root}/{pid}/stat", _PAGE_BYTES)
+    stat = _parse_stat(raw) if isinstance(raw, bytes) else None
+    return None if stat is None else (ProcessId(pid=pid, start_ticks=stat.start_ticks), stat.state)
+
+
+def read_thread_states(pid: int, proc_root: Path = PROC) -> str:
+    """The state letter of every thread of a process, e.g. "SSSD"; empty when it is gone."""
+    states = []
+    for thread in _numbers(f"{proc_root}/{pid}/task"):
+        raw = _read(f"{proc_root}/{pid}/task/{thread}/stat", _PAGE_BYTES)
+        stat = _parse_stat(raw) if isinstance(raw, bytes) else None
+        if stat is not None:
+            states.append(stat.state)
+    return "".join(states)
+
+
+def read_inner_pid(pid: int, proc_root: Path = PROC) -> int:
+    """The pid by which a process knows itself: the last number of NSpid in /proc/PID/status, else `pid`."""
+    raw = _read(f"{proc_root}/{pid}/status", 8192)
+    for line in raw.splitlines() if isinstance(raw, bytes) else ():
+        if line.startswith(b"NSpid:"):
+            return int(line.split()[-1])
+    return pid
+
+
+class _Stat(NamedTuple):
+    pid: int
+    comm: str
+    state: str
+    parent_pid: int
+    start_ticks: int
+    cpu_ticks: int
+    is_kernel_thread: bool
+    env_start: int
+
+
+class _Known(NamedTuple):
+    """A process as it was seen last. `program` changes when it executes another one, `complete` is false until its
+    environment was asked for."""
+
+    process: Process
+    program: int | str
+    complete: bool
+
+    def is_same_program(self, stat: _Stat) -> bool:
+        if self.process.id.start_ticks != stat.start_ticks:
+            return False
+        # A zombie has lost its memory, not its past.
+        return stat.state in "ZX" or self.program == _program(stat)
+
+
+def _program(stat: _Stat) -> int | str:
+    """What differs after execve(2): the place of the environment, or the comm where that place is not to be seen.
+
+    The comm alone would not do: setproctitle changes it, and overwrites the environment that was read before.
+    """
+    return stat.env_start or stat.comm
+
+
+def _candidates(stats: dict[int, _Stat], gpu_pids: Collection[int]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for stat in stats.values():
+        children.setdefault(stat.parent_pid, []).append(stat.pid)
+    found: set[int] = set()
+    queue = [stat.pid for stat in stats.values() if stat.pid in gpu_pids or _is_candidate_comm(stat.comm)]
+    while queue:
+        pid = queue.pop()
+        if pid not in found:
+            found.add(pid)
+            queue += children.get(pid, ())
+    return found
+
+
+def _is_candidate_comm(comm: str) -> bool:
+    return comm.startswith(_PYTHON_COMMS) or comm.startswith(_LAUNCHER_COMMS) or comm.endswith(".py")
+
+
+def _read_process(root: str, stat: _Stat, is_candidate: bool) -> _Known:
+    identity = ProcessId(pid=stat.pid, start_ticks=stat.start_ticks)
+    if not is_candidate:
+        bare = Process(id=identity, parent_pid=stat.parent_pid, comm=stat.comm, state=stat.state)
+        return _Known(bare, _program(stat), False)
+    raw_cmdline = _read(f"{root}/{stat.pid}/cmdline", _CMDLINE_LIMIT_BYTES)
+    raw_environ = _read(f"{root}/{stat.pid}/environ", _ENVIRON_LIMIT_BYTES)
+    environ = _parse_environ(raw_environ) if isinstance(raw_environ, bytes) else {}
+    denied = isinstance(raw_environ, PermissionError)
+    process = Process(
+        id=identity,
+        parent_pid=stat.parent_pid,
+        comm=stat.comm,
+        state=stat.state,
+        cmdline=_parse_cmdline(raw_cmdline) if isinstance(raw_cmdline, bytes) else (),
+        environ=environ,
+        uid=_uid(f"{root}/{stat.pid}"),
+        # As the process says: asking the name service could block for as long as the directory server is away.
+        user=environ.get("SLURM_JOB_USER") or environ.get("USER") or environ.get("LOGNAME"),
+        faults=(_denied(stat.pid, f"/proc/{stat.pid}/environ", _MAY_READ),) if denied else (),
+    )
+    # An empty environment is one that execve has not laid out yet, more often than one without a variable.
+    return _Known(process, _program(stat), denied or bool(raw_environ))
+
+
+def _denied(pid: int, path: str, remedy: str) -> Fault:
+    return Fault(subject=f"pid {pid}", reason="PermissionDenied", detail=f"{path} may not be read", remedy=remedy)
+
+
+def _uid(path: str) -> int | None:
+    try:
+        return os.stat(path).st_uid  # noqa: PTH116 - pathlib costs more than the call
+    except OSError:
+        return None
+
+
+def _read_stats(root: str) -> Iterator[_Stat]:
+    for pid in _numbers(root):
+        raw = _read(f"{root}/{pid}/stat", _PAGE_BYTES)
+        stat = _parse_stat(raw) if isinstance(raw, bytes) else None
+        if stat is not None and not stat.is_kernel_thread:
+            yield stat
+
+
+def _numbers(folder: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if name.isdecimal()]  # noqa: PTH208 - 600 names at each scan
+    except OSError:
+        return []
+
+
+def _read(path: str, limit_bytes: int) -> bytes | OSError:
+    """The start of a file, or why it could not be read (gone, denied)."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        return error
+    try:
+        if limit_bytes <= _PAGE_BYTES:  # the kernel gives a small file whole; a second read would only say so
+            return os.read(descriptor, limit_bytes)
+        parts = []
+        while limit_bytes > 0 and (part := os.read(descriptor, min(limit_bytes, 65536))):
+            parts.append(part)
+            limit_bytes -= len(part)
+        return b"".join(parts)
+    except OSError as error:
+        return error
+    finally:
+        os.close(descriptor)
+
+
+def _parse_stat(raw: bytes) -> _Stat | None:
+    """Fields by their number in proc_pid_stat(5); the comm may hold anything, closing brackets too."""
+    left, right = raw.find(b"("), raw.rfind(b")")
+    fields = raw[right + 2 :].split()
+    if left < 0 or len(fields) < 20:
+        return None
+    try:
+        return _Stat(
+            pid=int(raw[:left]),
+            comm=_printable(raw[left + 1 : right]),
+            state=fields[0].decode("ascii"),
+            parent_pid=int(fields[1]),
+            start_ticks=int(fields[19]),
+            cpu_ticks=int(fields[11]) + int(fields[12]),
+            is_kernel_thread=bool(int(fields[6]) & _KERNEL_THREAD),
+            env_start=int(fields[47]) if len(fields) > 47 else 0,
+        )
+    except ValueError:
+        return None
+
+
+def _parse_io(text: str) -> int | None:
+    counters = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+    try:
+        return int(counters["rchar"]) + int(counters["wchar"])
+    except (KeyError, ValueError):
+        return None
+
+
+def _parse_cmdline(raw: bytes) -> tuple[str, ...]:
+    return tuple(_printable(part) for part in raw.rstrip(b"\0").split(b"\0")) if raw else ()
+
+
+def _parse_environ(raw: bytes) -> dict[str, str]:
+    found = {}
+    for entry in raw.split(b"\0"):
+        name, _, value = entry.partition(b"=")
+        word = name.decode("utf-8", "replace")
+        if word in LAUNCHER_VARIABLES or word.startswith(LAUNCHER_PREFIXES):
+            found[word] = _printable(value)
+    return found
+
+
+def _printable(raw: bytes) -> str:
+    """Text of another process, safe to show: bounded, and without what would steer a terminal."""
+    text = raw[:_VALUE_LIMIT].decode("utf-8", "replace")
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)

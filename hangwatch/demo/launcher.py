@@ -157,7 +157,7 @@ def say(event: str) -> None:
 def main() -> None:
     """`launcher FOLDER RUN_ID RANKS NODES`."""
     folder, run_id, ranks, nodes = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    become("pt_elastic", os.getppid())
+    become("pt_elastic", os.getppid(), folder)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that `end` can wait for loaders whose rank is gone
     launcher = Launcher(run_id, ranks, nodes)
     try:

@@ -6,6 +6,7 @@ Standard library only: ranks import it.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from hangwatch.demo.process import become
@@ -21,13 +22,13 @@ class Loader(NamedTuple):
     batches: int
 
 
-def start() -> Loader:
+def start(folder: Path) -> Loader:
     """Fork the loader; it dies with its rank."""
     request_read, request_write = os.pipe()
     batch_read, batch_write = os.pipe()
     rank = os.getpid()
     if os.fork() == 0:
-        become("pt_data_worker", rank)
+        become("pt_data_worker", rank, folder)
         os.close(request_write)
         os.close(batch_read)
         _worker_loop(request_read, batch_write)

@@ -16,6 +16,7 @@ from types import TracebackType
 
 import hangwatch
 from hangwatch.demo.phases import Phases
+from hangwatch.demo.process import PROCESSES
 
 START_DEADLINE_SECONDS = 30.0
 END_DEADLINE_SECONDS = 10.0
@@ -30,7 +31,8 @@ class SimulatedNode:
     """`ranks` worker processes of a job over `nodes` nodes, of which this is the first.
 
     A context manager: on leaving it, every process that it started is gone. `pids` are those of the ranks, by local
-    rank. The processes also die with this one, however it dies.
+    rank; `proc_root` is a view of /proc that shows no process but the node's. The processes also die with this one,
+    however it dies.
     """
 
     def __init__(self, ranks: int = 8, nodes: int = 1, program: str = "launcher") -> None:
@@ -39,6 +41,8 @@ class SimulatedNode:
         self.pids: tuple[int, ...] = ()
         self.folder = Path(tempfile.mkdtemp(prefix="hangwatch-demo-"))
         self.phases = Phases.create(self.folder / "phases", ranks)
+        self.proc_root = self.folder / PROCESSES
+        _link_kernel_files(self.proc_root)
         os.mkfifo(self.folder / "stuck-shard")
         self._arguments = [program, str(self.folder), self.run_id, str(ranks), str(nodes)]
         self._unread = ""
@@ -132,6 +136,14 @@ class SimulatedNode:
     def _log(self) -> str:
         lines = (self.folder / "log").read_text(errors="replace").strip().splitlines()
         return "".join(f"\n  {line}" for line in lines[-3:])
+
+
+def _link_kernel_files(proc_root: Path) -> None:
+    """All of /proc but its processes: those of the node link themselves in when they start."""
+    proc_root.mkdir()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            (proc_root / entry.name).symlink_to(entry)
 
 
 def wait_until(condition: Callable[[], bool], deadline_seconds: float, every_seconds: float = 0.05) -> bool:

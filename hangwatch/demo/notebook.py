@@ -34,8 +34,9 @@ def wait_for_cell(phases: Phases) -> None:
 
 def main() -> None:
     """`notebook FOLDER`, and arguments that a launcher takes and a notebook has no use for."""
-    become("python", os.getppid())
-    phases = Phases(Path(sys.argv[1]) / "phases")
+    folder = Path(sys.argv[1])
+    become("python", os.getppid(), folder)
+    phases = Phases(folder / "phases")
     say(f"ready {os.getpid()}")
     run_cell(phases)
     say("given")

@@ -7,14 +7,21 @@ import os
 import signal
 from pathlib import Path
 
+PROCESSES = "proc"
+"""In the folder of a simulated node: a view of /proc with the processes of that node only."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
-def become(comm: str, parent: int) -> None:
-    """Be named `comm`, die with `parent`, and let py-spy in where only ancestors may trace (Yama); see prctl(2)."""
+def become(comm: str, parent: int, folder: Path) -> None:
+    """Be named `comm`, appear in the node's view of /proc, and die with `parent`; see prctl(2).
+
+    Under Yama only ancestors may trace a process; py-spy, which is none, is let in.
+    """
     Path("/proc/self/comm").write_text(comm)
+    (folder / PROCESSES / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY)

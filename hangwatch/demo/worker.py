@@ -133,14 +133,14 @@ ORDERS: dict[str, Callable[..., None]] = {
 def main() -> None:
     """`worker FOLDER SOCKET_FD`, with torchrun's variables in the environment."""
     folder, connection = Path(sys.argv[1]), int(sys.argv[2])
-    become(Path("/proc/self/comm").read_text().strip(), os.getppid())
+    become(Path("/proc/self/comm").read_text().strip(), os.getppid(), folder)
     me = Rank(
         rank=int(os.environ["RANK"]),
         local_rank=int(os.environ["LOCAL_RANK"]),
         folder=folder,
         peers=socket.socket(fileno=connection),
         phases=Phases(folder / "phases"),
-        loader=loader.start(),
+        loader=loader.start(folder),
     )
     train(me)
 

@@ -30,6 +30,10 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def comm_of(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
@@ -59,7 +63,7 @@ def training() -> SimulatedNode:
 
 
 def test_processes_look_like_a_torchrun_job(training: SimulatedNode) -> None:
-    launchers = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in training.pids}
+    launchers = {parent_of(pid) for pid in training.pids}
     assert len(launchers) == 1
     assert comm_of(launchers.pop()) == "pt_elastic"
     for local_rank, pid in enumerate(training.pids):
@@ -70,6 +74,14 @@ def test_processes_look_like_a_torchrun_job(training: SimulatedNode) -> None:
         (loader,) = children_of(pid)
         assert comm_of(loader) == "pt_data_worker"
         assert environ_of(loader)["RANK"] == str(local_rank)
+
+
+def test_the_view_of_proc_shows_the_processes_of_this_node_only(training: SimulatedNode) -> None:
+    shown = {int(entry.name) for entry in training.proc_root.iterdir() if entry.name.isdigit()}
+    loaders = {child for pid in training.pids for child in children_of(pid)}
+    assert shown - {parent_of(training.pids[0])} == {*training.pids, *loaders}
+    assert (training.proc_root / str(training.pids[0]) / "comm").read_text()
+    assert (training.proc_root / "stat").read_text().startswith("cpu ")
 
 
 def test_no_variable_of_an_outer_batch_job_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +226,7 @@ with SimulatedNode(2) as node:
 
 def test_a_launcher_that_dies_is_told(training: SimulatedNode) -> None:
     with SimulatedNode(1) as node:
-        (launcher,) = {int(Path(f"/proc/{node.pids[0]}/stat").read_text().rpartition(")")[2].split()[1])}
-        os.kill(launcher, signal.SIGKILL)
+        os.kill(parent_of(node.pids[0]), signal.SIGKILL)
         with pytest.raises(NodeError, match="has ended"):
             node.order("all", "checkpoint 1")
         wait_for(lambda: is_gone(node.pids[0]), "the rank to end with it")

@@ -1,0 +1,244 @@
+"""Plays a scenario on a simulated node under the real daemon, and judges what the daemon made of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hangwatch import config
+from hangwatch.board import JobEntry
+from hangwatch.config import ActivityRule, Settings
+from hangwatch.daemon import Daemon
+from hangwatch.demo.node import SimulatedNode, wait_until
+from hangwatch.demo.power import SimulatedGpus
+from hangwatch.demo.scenarios import SCENARIOS, Answer, Scenario
+from hangwatch.model import JobState, Value, Verdict
+from hangwatch.store import StoreError
+
+START_DEADLINE_SECONDS = 30.0
+ANSWER_DEADLINE_SECONDS = 40.0
+SAVE_DEADLINE_SECONDS = 10.0
+TRAINING_SECONDS = 3.0  # enough for the busy level of each GPU
+IDLE_SECONDS = 6.0  # twice the hold: a job would have been suspected by then
+
+ACTIVITIES = (
+    ("collective_wait", "all_reduce", "collectives.py", "all_reduce"),
+    ("collective_wait", "barrier", "collectives.py", "barrier"),
+    ("data_loading", "next_batch", "loader.py", ""),
+    ("data_loading", "read_shard", "loader.py", ""),
+    ("checkpoint", "save_checkpoint", "worker.py", ""),
+    ("evaluation", "evaluate", "worker.py", ""),
+)
+
+
+class DemoError(Exception):
+    """A scenario that could not be played; the message says how far it came."""
+
+
+class Outcome(Value, frozen=True):
+    """How a scenario went. `seconds` run from the trouble to the answer; `report` is the folder of the incident."""
+
+    scenario: str
+    right: bool
+    sentence: str
+    planted: int | None
+    seconds: float
+    states: tuple[JobState, ...] = ()
+    paged: bool = False
+    verdict: Verdict | None = None
+    report: Path | None = None
+
+
+def settings(directory: Path) -> Settings:
+    """What the demo's daemon runs with: everything quicker, and what the functions of the demo's job do.
+
+    The rules show how a site teaches hangwatch its own code.
+    """
+    return Settings(
+        gpu=config.Gpu(sample_seconds=0.25),
+        jobs=config.Jobs(discover_seconds=1.0),
+        detector=config.Detector(
+            hold_seconds=3.0,
+            startup_hold_seconds=60.0,
+            stalled_hold_seconds=6.0,
+            busy_window_seconds=60.0,
+            recover_seconds=1.0,
+            recapture_seconds=5.0,
+        ),
+        capture=config.Capture(pause_seconds=1.0, cooldown_seconds=1.0),
+        store=config.Store(directory=str(directory), max_incidents=50),
+        http=config.Http(listen="127.0.0.1", port=0),
+        activities=config.Activities(
+            rules=tuple(
+                ActivityRule(activity=activity, function=function, file=f"*hangwatch/demo/{file}", operation=operation)
+                for activity, function, file, operation in ACTIVITIES
+            )
+        ),
+    )
+
+
+def play(scenario: Scenario, *, ranks: int, seed: int, directory: Path, say: Callable[[str], None]) -> Outcome:
+    """Play one scenario; `say` gets a line for everything that happens, `directory` the incident and the daemon's log.
+
+    The same `seed` plants the same rank. Every process is ended, also when this raises: DemoError or NodeError when
+    the simulated node fails, StoreError when `directory` cannot be used.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    planted = scenario.planted_rank(ranks, seed)
+    ranks = 1 if scenario.right is Answer.NO_JOB else ranks
+    with _log_to(directory / "daemon.log"), SimulatedNode(ranks, scenario.nodes, scenario.program) as node:
+        say(f"started {'a notebook' if scenario.right is Answer.NO_JOB else f'job {node.run_id} of {ranks} ranks'}")
+        with _running(node, seed, directory) as daemon:
+            watcher = Watcher(daemon, node.run_id, say)
+            _train(scenario, watcher)
+            whom = scenario.whom if planted is None else planted
+            say(f"now: {scenario.what}" if planted is None else f"now: rank {planted} {scenario.what}")
+            began = time.monotonic()
+            node.order(whom, scenario.order)
+            _await_answer(scenario, node, watcher)
+            return _judge(scenario, planted, time.monotonic() - began, watcher, daemon)
+
+
+class Watcher:
+    """Follows one job on the daemon's board and says each change of its state."""
+
+    def __init__(self, daemon: Daemon, job_id: str, say: Callable[[str], None]) -> None:
+        self._daemon = daemon
+        self._job_id = job_id
+        self._say = say
+        self._began = time.monotonic()
+        self.states: list[JobState] = []
+        self.paged = False
+        self.saw_job = False
+
+    def look(self) -> JobEntry | None:
+        """The job as it is now; None while the daemon knows no such job."""
+        jobs = self._daemon.board.snapshot.jobs
+        self.saw_job |= bool(jobs)
+        entry = jobs.get(self._job_id)
+        if entry is None:
+            return None
+        for change in entry.timeline[len(self.states) :]:
+            self.states.append(change.state)
+            self._say(f"{time.monotonic() - self._began:5.1f} s  {change.state.value}: {change.message}")
+        if entry.page and not self.paged:
+            self.paged = True
+            self._say(f"{time.monotonic() - self._began:5.1f} s  page")
+        return entry
+
+    def is_in(self, *states: JobState) -> bool:
+        """Whether the job is in one of these states now."""
+        entry = self.look()
+        return entry is not None and entry.watch.state in states
+
+
+def _train(scenario: Scenario, watcher: Watcher) -> None:
+    if scenario.right is not Answer.NO_JOB and not wait_until(
+        lambda: watcher.is_in(JobState.TRAINING), START_DEADLINE_SECONDS
+    ):
+        raise DemoError(f"the daemon did not see the job training within {START_DEADLINE_SECONDS:g} s")
+    wait_until(lambda: watcher.look() is None and False, TRAINING_SECONDS)
+
+
+def _await_answer(scenario: Scenario, node: SimulatedNode, watcher: Watcher) -> None:
+    """Wait for the page of a hang; for a healthy scenario, until it is over and the job is training."""
+    if scenario.right is Answer.NO_JOB:
+        wait_until(lambda: watcher.look() is not None, IDLE_SECONDS)
+        return
+    if scenario.right is not Answer.NO_PAGE:
+        wait_until(lambda: watcher.look() is not None and watcher.paged, ANSWER_DEADLINE_SECONDS)
+        return
+    resumed = False
+
+    def over() -> bool:
+        nonlocal resumed
+        resumed = resumed or node.has_said("resumed")
+        at_work = watcher.is_in(JobState.TRAINING, JobState.RECOVERED)
+        return resumed and at_work
+
+    wait_until(over, ANSWER_DEADLINE_SECONDS)
+
+
+def _judge(scenario: Scenario, planted: int | None, seconds: float, watcher: Watcher, daemon: Daemon) -> Outcome:
+    entry = watcher.look()
+    incident = entry.incident if entry else None
+    verdict = incident.verdict if incident else None
+    right, sentence = answer(scenario.right, planted, watcher, verdict)
+    return Outcome(
+        scenario=scenario.name,
+        right=right,
+        sentence=sentence,
+        planted=planted,
+        seconds=seconds,
+        states=tuple(watcher.states),
+        paged=watcher.paged,
+        verdict=verdict,
+        report=_report(daemon, incident.job.job_id) if incident else None,
+    )
+
+
+def answer(right: Answer, planted: int | None, watcher: Watcher, verdict: Verdict | None) -> tuple[bool, str]:
+    """Whether the answer was right, and a sentence about it."""
+    named = [one.rank for one in verdict.named] if verdict else []
+    names = f"rank {', '.join(map(str, named))}" if named else "nobody"
+    paged = f"paged and named {names}" if watcher.paged else "did not page"
+    if right is Answer.NAMES_PLANTED:
+        return watcher.paged and named == [planted], f"hangwatch {paged}; rank {planted} was planted"
+    if right is Answer.NAMES_NOBODY:
+        kind = verdict.kind if verdict else "no verdict"
+        good = watcher.paged and not named and kind == "AllWaiting"
+        return good, f"hangwatch {paged} ({kind}); the culprit is on another node"
+    if right is Answer.NO_JOB:
+        seen = "took it for a job" if watcher.saw_job else "took it for no job"
+        return not watcher.paged and not watcher.saw_job, f"hangwatch {paged} and {seen}; nothing was wrong"
+    last = watcher.states[-1] if watcher.states else None
+    good = not watcher.paged and last in (JobState.TRAINING, JobState.RECOVERED)
+    return good, f"hangwatch {paged}, and the job is {last.value if last else 'unknown'}; nothing was wrong"
+
+
+def _report(daemon: Daemon, job_id: str) -> Path | None:
+    """The folder of the job's incident once it is written; None when that takes too long."""
+    store = daemon.store
+    assert store is not None
+
+    def folder() -> Path | None:
+        try:
+            return store.find(job_id)
+        except StoreError:
+            return None
+
+    return folder() if wait_until(lambda: folder() is not None, SAVE_DEADLINE_SECONDS) else None
+
+
+@contextlib.contextmanager
+def _running(node: SimulatedNode, seed: int, directory: Path) -> Iterator[Daemon]:
+    daemon = Daemon(settings(directory), SimulatedGpus(node, seed), proc_root=node.proc_root)
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+@contextlib.contextmanager
+def _log_to(path: Path) -> Iterator[None]:
+    """Send the daemon's log to a file, so that the terminal shows the scenario."""
+    log = logging.getLogger("hangwatch")
+    before = (log.level, log.propagate)
+    file = logging.FileHandler(path)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    log.addHandler(file)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.level, log.propagate = before
+        log.removeHandler(file)
+        file.close()
+
+
+__all__ = ["SCENARIOS", "DemoError", "Outcome", "Scenario", "play", "settings"]

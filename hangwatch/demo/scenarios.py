@@ -1,0 +1,77 @@
+"""What the demo can play, and what the right answer to it is.
+
+To add a scenario: an order in `worker.ORDERS` and a row here.
+"""
+
+from __future__ import annotations
+
+import random
+from enum import Enum
+from typing import NamedTuple
+
+
+class Answer(Enum):
+    """What hangwatch should make of a scenario."""
+
+    NAMES_PLANTED = "a page that names the planted rank"
+    NAMES_NOBODY = "a page that names nobody: all ranks here wait"
+    NO_PAGE = "no page, and the job is training again"
+    NO_JOB = "no page, and no job either"
+
+
+class Scenario(NamedTuple):
+    """One scenario: `order` goes to `whom` (`one` random rank, `all`, or the `peers` on other nodes)."""
+
+    name: str
+    what: str
+    order: str
+    right: Answer
+    whom: str = "one"
+    nodes: int = 1
+    program: str = "launcher"
+
+    def planted_rank(self, ranks: int, seed: int) -> int | None:
+        """The rank that gets stuck, if it is one of this node."""
+        return random.Random(seed).randrange(ranks) if self.whom == "one" else None  # noqa: S311 - a die, no key
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("loader", "waits for a loader that reads from stuck storage", "loader", Answer.NAMES_PLANTED),
+        Scenario("lock", "waits for a lock that nobody gives back", "lock", Answer.NAMES_PLANTED),
+        Scenario("spin", "loops in Python for ever", "spin", Answer.NAMES_PLANTED),
+        Scenario("stopped", "was stopped by a signal", "stopped", Answer.NAMES_PLANTED),
+        Scenario("exited", "has ended, and the others wait for it", "exited", Answer.NAMES_PLANTED),
+        Scenario(
+            "all-waiting",
+            "the ranks of another node stay away from the next all_reduce",
+            "stay-away",
+            Answer.NAMES_NOBODY,
+            whom="peers",
+            nodes=2,
+        ),
+        Scenario(
+            "checkpoint",
+            "rank 0 writes a checkpoint for 8 s and the others wait (healthy)",
+            "checkpoint 8",
+            Answer.NO_PAGE,
+            whom="all",
+        ),
+        Scenario(
+            "evaluation",
+            "all ranks evaluate for 8 s at low GPU power (healthy)",
+            "evaluation 8",
+            Answer.NO_PAGE,
+            whom="all",
+        ),
+        Scenario(
+            "idle",
+            "a notebook holds a GPU and runs no cell any more (healthy)",
+            "idle",
+            Answer.NO_JOB,
+            whom="all",
+            program="notebook",
+        ),
+    )
+}

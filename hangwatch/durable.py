@@ -42,7 +42,7 @@ def made_folder(name: str, parent: int) -> Iterator[int]:
 
 
 def refuse_unsafe(path: Path, descriptor: int) -> None:
-    """Raise UnsafeFolderError where a user other than root and ourselves owns the folder, or everybody can write to it."""
+    """Raise UnsafeFolderError where a user other than root and ourselves owns the folder, or all can write to it."""
     found = os.fstat(descriptor)
     if found.st_uid not in (0, os.geteuid()):
         raise UnsafeFolderError(

@@ -1,0 +1,246 @@
+"""An Incident -> text for a terminal, a mail or grep: the verdict first, every raw stack last."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from hangwatch.model import Capture, Confidence, Frame, Group, Grouping, Incident, PowerSeries, Stack, Value, Verdict
+from hangwatch.report import words
+from hangwatch.report.dumps import raw_lines
+from hangwatch.report.tree import Node, merge_tree
+from hangwatch.report.words import printable
+
+_FOLD_CHARACTERS = 60
+_TREE_FOLD_CHARACTERS = 16
+_SPARKS = 40
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class _Style(Value, frozen=True):
+    """How lines are laid out: with ANSI escapes or without, and where sentences wrap."""
+
+    color: bool
+    width: int
+
+    def strong(self, text: str) -> str:
+        return f"\x1b[1m{text}\x1b[0m" if self.color else text
+
+    def odd(self, text: str) -> str:
+        return f"\x1b[1;35m{text}\x1b[0m" if self.color else text
+
+    def faint(self, text: str) -> str:
+        return f"\x1b[2m{text}\x1b[0m" if self.color else text
+
+    def wrapped(self, text: str, indent: str = "") -> list[str]:
+        room = max(self.width, len(indent) + 20)
+        return textwrap.wrap(printable(text), room, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+
+def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
+    """The whole report: verdict, groups, tree, evidence, power, timeline, host, then all stacks as `[host:rank]line`.
+
+    `color` adds ANSI escapes; `width` is where sentences wrap, stacks never do. The stacks at the end are py-spy's text
+    form and nothing before them is, so `hangwatch explain report.txt` reads them back.
+    """
+    style = _Style(color=color, width=width)
+    lines = _verdict_lines(incident.verdict, style)
+    lines += _table(_heading(incident), style)
+    lines += _grouping_lines(incident.grouping, incident.verdict, style)
+    lines += _section("Power", _power_lines(incident), style)
+    lines += _section("Timeline", _timeline_lines(incident, style), style)
+    lines += _section("Host", _table(incident.host_facts, style), style)
+    lines += _section("Captures", _capture_lines(incident.captures, style), style)
+    if incident.captures:
+        title = f"Stacks of the capture of {words.utc(incident.captures[-1].started_unix_seconds)}, every rank"
+        lines += _section(title, raw_lines(incident.captures[-1], incident.job.command), style)
+    return "\n".join(lines) + "\n"
+
+
+def render_verdict(grouping: Grouping, verdict: Verdict, *, color: bool = False, width: int = 110) -> str:
+    """The verdict, the groups, who is where and the evidence: what `explain` and `dump` print."""
+    style = _Style(color=color, width=width)
+    rows = [("Verdict", _judgement(verdict)), *_named_rows(verdict), *_ranks_rows(grouping)]
+    lines = _verdict_lines(verdict, style) + _table(rows, style) + _grouping_lines(grouping, verdict, style)
+    return "\n".join(lines) + "\n"
+
+
+# --- the head --------------------------------------------------------------------------------------------------------
+
+
+def _verdict_lines(verdict: Verdict, style: _Style) -> list[str]:
+    lines = style.wrapped(verdict.message)
+    return [*map(style.strong, lines), "=" * min(max(map(len, lines)), style.width), ""]
+
+
+def _heading(incident: Incident) -> list[tuple[str, str]]:
+    job = incident.job
+    ranks = words.count(len(job.ranks), "rank")
+    size = f", world size {job.world_size:,}" if job.world_size is not None else ""
+    return [
+        ("Verdict", _judgement(incident.verdict)),
+        *_named_rows(incident.verdict),
+        ("State", f"{words.standing(incident)}; suspected since {words.utc(incident.opened_unix_seconds)}"),
+        ("Job", f"{job.job_id} ({job.launcher}{f', user {job.user}' if job.user else ''})"),
+        ("Ranks", f"{ranks} on {incident.node}{size}"),
+        *_ranks_rows(incident.grouping)[1:],
+        ("Command", job.command),
+        ("Incident", f"{incident.incident_id}, hangwatch {incident.hangwatch_version}".rstrip()),
+    ]
+
+
+def _judgement(verdict: Verdict) -> str:
+    sure = "" if verdict.confidence is Confidence.NONE else f", {verdict.confidence.value} confidence"
+    return f"{verdict.kind}{sure}"
+
+
+def _named_rows(verdict: Verdict) -> list[tuple[str, str]]:
+    if not verdict.named:
+        return [("Named", "nobody")]
+    if len(verdict.named) <= 4:
+        return [("Named", "; ".join(words.who(rank) for rank in verdict.named))]
+    return [("Named", f"{len(verdict.named)} ranks: {words.folded(verdict.named)} on {words.nodes(verdict.named)}")]
+
+
+def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
+    seen = sum(len(group.members) for group in grouping.groups)
+    total = "" if grouping.world_size is None else f" of {grouping.world_size:,}"
+    rows = [("Ranks", f"{seen:,}{total} seen, in {words.count(len(grouping.groups), 'group')}")]
+    if grouping.absent:
+        absent = words.elided(words.fold_ranks(grouping.absent), _FOLD_CHARACTERS)
+        rows.append(("No answer", f"{words.count(len(grouping.absent), 'rank')}: {absent}"))
+    return rows
+
+
+# --- groups, tree, evidence ------------------------------------------------------------------------------------------
+
+
+def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style) -> list[str]:
+    odd = words.odd_groups(grouping.groups, verdict)
+    shown, rest = words.shown_groups(grouping.groups, odd)
+    more = [words.more_groups(rest)] if rest else []
+    groups = [line for group in shown for line in _group_lines(group, group.key in odd, style)] + more
+    lines = _section("Groups, largest first", groups, style)
+    lines += _section(
+        "Who is where, outermost frame first", [*_tree_lines(merge_tree(shown), odd, style), *more], style
+    )
+    lines += _section("Evidence", _evidence_lines(verdict, style), style)
+    return lines + _section("Notes", [line for note in grouping.notes for line in style.wrapped(note)], style)
+
+
+def _group_lines(group: Group, odd: bool, style: _Style) -> Iterator[str]:
+    ids = words.group_ids(group)
+    head = f"{words.count(len(ids), 'rank')}: {words.elided(words.folded(ids), _FOLD_CHARACTERS)}"
+    does = "; ".join(filter(None, (words.doing(group), words.motion(group))))
+    mark = ">" if odd else " "
+    yield (style.odd if odd else style.strong)(f"{mark} {head}  {does}{'  <- odd' if odd else ''}")
+    second = ", ".join(f"{name} {text}" for name, text in words.numbers(group.members))
+    if second:
+        yield f"    {second}"
+    if group.fault is not None:
+        yield from style.wrapped(f"    {group.fault.subject}: {group.fault.detail}", "      ")
+        yield from style.wrapped(f"    {group.fault.remedy}", "      ") if group.fault.remedy else ()
+    if group.frames:
+        yield style.faint(f"    {words.who(ids[0])}:" if len(ids) == 1 else f"    as {words.who(ids[0])}:")
+        yield from _frame_lines(group.frames)
+    for stack in (*group.threads, *group.workers):
+        yield style.faint(f"    its {_stack_name(stack, group)}:")
+        yield from _frame_lines(stack.frames)
+    yield ""
+
+
+def _stack_name(stack: Stack, group: Group) -> str:
+    kind = "worker" if stack in group.workers else "thread"
+    doing = "" if stack.activity == "unknown" else f" ({printable(stack.activity).replace('_', ' ')})"
+    return f"{kind} {printable(stack.name)}{doing}"
+
+
+def _frame_lines(frames: Sequence[Frame]) -> Iterator[str]:
+    return (f"    | {printable(str(frame))}" for frame in frames)
+
+
+def _tree_lines(trees: Sequence[Node], odd: frozenset[str], style: _Style) -> Iterator[str]:
+    """Ranks on the left, the tree on the right; `>` leads to the odd one."""
+    for node, lead, rail in (row for tree in trees for row in _laid_out(tree, "", "")):
+        marked = [group.key in odd for group in node.below()]
+        ranks = words.elided(words.folded(node.ids), _TREE_FOLD_CHARACTERS)
+        left = f"{'>' if any(marked) else ' '} {len(node.ids):>6,}  {ranks:<{_TREE_FOLD_CHARACTERS}} "
+        rows = [printable(str(frame)) for frame in node.frames]
+        rows += ["= " + ", ".join(filter(None, (words.doing(end), words.motion(end)))) for end in node.ends]
+        for number, row in enumerate(rows):
+            text = f"{left}{lead}{row}" if number == 0 else f"{' ' * len(left)}{rail}{row}"
+            yield style.odd(text) if all(marked) else text
+
+
+def _laid_out(node: Node, lead: str, rail: str) -> Iterator[tuple[Node, str, str]]:
+    """Each node with what stands before its first line and before the others."""
+    yield node, lead, rail
+    for child in node.children:
+        last = child is node.children[-1]
+        yield from _laid_out(child, f"{rail}{'`- ' if last else '+- '}", f"{rail}{'   ' if last else '|  '}")
+
+
+def _evidence_lines(verdict: Verdict, style: _Style) -> Iterator[str]:
+    for evidence in verdict.evidence:
+        ranks = f" [{words.elided(words.folded(evidence.ranks), _FOLD_CHARACTERS)}]" if evidence.ranks else ""
+        yield from style.wrapped(f"{words.vote(evidence):<8} {evidence.kind}: {evidence.message}{ranks}", " " * 9)
+
+
+# --- power, time, host -----------------------------------------------------------------------------------------------
+
+
+def _power_lines(incident: Incident) -> Iterator[str]:
+    top = max((max(series.watts, default=0.0) for series in incident.power), default=0.0)
+    for series in incident.power[: words.MAX_GPUS]:
+        if series.watts:
+            ranks = f" (local rank {words.fold_ranks(series.local_ranks)})" if series.local_ranks else ""
+            named = f"gpu {series.index}{ranks}"
+            yield f"{named:<22} {_sparks(series, top)} {series.watts[-1]:>5.0f} W now{_levels(series)}"
+    if len(incident.power) > words.MAX_GPUS:
+        yield f"and {len(incident.power) - words.MAX_GPUS} more GPUs: see report.html"
+
+
+def _levels(series: PowerSeries) -> str:
+    levels = (("busy", series.busy_watts), ("quiet under", series.quiet_line_watts), ("limit", series.limit_watts))
+    return "".join(f", {name} {watts:.0f} W" for name, watts in levels if watts is not None)
+
+
+def _sparks(series: PowerSeries, top: float) -> str:
+    """The whole time in one line: the mean of each slice, from 0 W to the highest of all GPUs."""
+    size = len(series.watts)
+    slices = min(_SPARKS, size)
+    cuts = [size * number // slices for number in range(slices + 1)]
+    means = [sum(series.watts[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
+    return "".join(_BLOCKS[min(int(mean / (top or 1.0) * len(_BLOCKS)), len(_BLOCKS) - 1)] for mean in means)
+
+
+def _timeline_lines(incident: Incident, style: _Style) -> Iterator[str]:
+    for step in incident.timeline:
+        yield from style.wrapped(f"{words.utc(step.unix_seconds)}  {step.state.value:<9}  {step.message}", " " * 36)
+
+
+def _capture_lines(captures: Sequence[Capture], style: _Style) -> Iterator[str]:
+    for capture in captures:
+        yield (
+            f"{words.utc(capture.started_unix_seconds)}  {words.count(len(capture.ranks), 'rank')}, "
+            f"{words.count(capture.rounds, 'round')}, {words.duration(capture.duration_seconds)}"
+        )
+        for note in capture.notes:
+            yield from style.wrapped(f"    {note}", "    ")
+
+
+# --- layout ----------------------------------------------------------------------------------------------------------
+
+
+def _section(title: str, lines: Iterable[str], style: _Style) -> list[str]:
+    body = list(lines)
+    while body and not body[-1]:
+        body.pop()
+    return ["", style.strong(title), "-" * len(title), *body] if body else []
+
+
+def _table(rows: Iterable[tuple[str, str]], style: _Style) -> list[str]:
+    rows = [(printable(name), text) for name, text in rows if text]
+    wide = max((len(name) for name, _ in rows), default=0) + 2
+    return [line for name, text in rows for line in style.wrapped(f"{name:<{wide}}{printable(text)}", " " * wide)]

@@ -1,0 +1,500 @@
+"""Incidents as the daemon would write them, for tests and pictures of the report: made by hand, not by the verdict rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from hangwatch.model import (
+    Capture,
+    Confidence,
+    Evidence,
+    Fault,
+    Frame,
+    Group,
+    Grouping,
+    Incident,
+    Job,
+    JobState,
+    Member,
+    Motion,
+    PowerSeries,
+    ProcessDump,
+    ProcessId,
+    Rank,
+    RankDump,
+    RankId,
+    Stack,
+    Thread,
+    Transition,
+    Verdict,
+    WorkerDump,
+)
+
+OPENED = 1773458100.0  # 2026-03-14 03:15:00 UTC
+NODE = "gpu-a12"
+COMMAND = "python -u train.py --config configs/llama3-8b.yaml"
+
+_LAUNCH = (Frame(function="main", file="train.py", line=214), Frame(function="<module>", file="train.py", line=231))
+_STEP = (
+    Frame(function="training_step", file="trainer/loop.py", line=166),
+    Frame(function="fit", file="trainer/loop.py", line=98),
+    *_LAUNCH,
+)
+ALL_REDUCE = (
+    Frame(function="all_reduce", file="torch/distributed/distributed_c10d.py", line=2940),
+    Frame(function="wrapper", file="torch/distributed/c10d_logger.py", line=83),
+    Frame(function="_reduce_loss", file="trainer/loop.py", line=181),
+    *_STEP,
+)
+LOADER = (
+    Frame(function="poll", file="multiprocessing/popen_fork.py", line=27),
+    Frame(function="wait", file="multiprocessing/connection.py", line=948),
+    Frame(function="_try_get_data", file="torch/utils/data/dataloader.py", line=1131),
+    Frame(function="_get_data", file="torch/utils/data/dataloader.py", line=1284),
+    Frame(function="__next__", file="torch/utils/data/dataloader.py", line=701),
+    Frame(function="fit", file="trainer/loop.py", line=91),
+    *_LAUNCH,
+)
+READ_SHARD = (
+    Frame(function="read", file="fsspec/implementations/local.py", line=384),
+    Frame(function="read_shard", file="ourdata/shards.py", line=58),
+    Frame(function="__getitem__", file="ourdata/dataset.py", line=31),
+    Frame(function="fetch", file="torch/utils/data/_utils/fetch.py", line=54),
+    Frame(function="_worker_loop", file="torch/utils/data/_utils/worker.py", line=349),
+)
+HOST = (
+    ("Kernel", "5.15.0-1053-nvidia"),
+    ("NVIDIA driver", "550.90.07"),
+    ("GPUs", "8 x NVIDIA H100 80GB HBM3"),
+    ("Uptime", "41 d 06 h"),
+    ("Load", "9.1, 8.8, 8.4"),
+    ("XID errors in the last hour", "none"),
+)
+
+
+def rank_id(rank: int, node: str = NODE, ranks_per_node: int = 8) -> RankId:
+    return RankId(node=node, rank=rank, local_rank=rank % ranks_per_node, pid=41200 + rank % ranks_per_node)
+
+
+def member(rank: int, node: str = NODE, **numbers: object) -> Member:
+    given = {"motion": Motion.FROZEN, "rounds": 3, "state": "S", **numbers}
+    return Member(id=rank_id(rank, node), **given)  # type: ignore[arg-type]
+
+
+def waiting(ranks: Iterable[int], node: str = NODE) -> Group:
+    numbers = {"state": "R", "cpu_ratio": 0.99, "io_bytes_per_second": 0.0, "utilization_ratio": 1.0}
+    return Group(
+        key="a1f03c77",
+        activity="collective_wait",
+        operation="all_reduce",
+        waits=True,
+        waits_for="ranks",
+        members=tuple(member(rank, node, power_watts=118.0 + rank % 5, **numbers) for rank in ranks),
+        frames=ALL_REDUCE,
+    )
+
+
+def loading(ranks: Iterable[int]) -> Group:
+    numbers = {"cpu_ratio": 0.0, "io_bytes_per_second": 0.0, "utilization_ratio": 0.0}
+    return Group(
+        key="77e2b0d9",
+        activity="data_loading",
+        members=tuple(member(rank, power_watts=98.0, wchan="do_sys_poll", **numbers) for rank in ranks),
+        frames=LOADER,
+        workers=(Stack(name="pt_data_worker", frames=READ_SHARD, activity="storage_io"),),
+    )
+
+
+def job(ranks: Sequence[int], world_size: int | None, job_id: str = "2180718", command: str = COMMAND) -> Job:
+    return Job(
+        job_id=job_id,
+        launcher="torchrun",
+        launcher_id=ProcessId(pid=41100, start_ticks=88_123_400),
+        ranks=tuple(
+            Rank(
+                id=ProcessId(pid=41200 + rank % 8, start_ticks=88_123_500),
+                rank=rank,
+                local_rank=rank % 8,
+                gpu_uuids=(f"GPU-{rank % 8:08x}",),
+            )
+            for rank in ranks
+        ),
+        world_size=world_size,
+        local_world_size=len(ranks),
+        command=command,
+        user="mira",
+    )
+
+
+def rank_dump(rank: int, frames: tuple[Frame, ...], workers: tuple[tuple[Frame, ...], ...] = ()) -> RankDump:
+    pid = 41200 + rank % 8
+    return RankDump(
+        id=rank_id(rank),
+        rounds=tuple(process_dump(pid, frames, number) for number in range(3)),
+        workers=tuple(
+            WorkerDump(
+                pid=52000 + number,
+                comm="pt_data_worker",
+                rounds=tuple(process_dump(52000 + number, stack, at) for at in range(3)),
+            )
+            for number, stack in enumerate(workers)
+        ),
+    )
+
+
+def process_dump(pid: int, frames: tuple[Frame, ...], number: int) -> ProcessDump:
+    pin = Thread(
+        name="Thread-1 (_pin_memory_loop)",
+        thread_id=str(pid + 700),
+        active=False,
+        frames=(
+            Frame(function="_wait", file="multiprocessing/queues.py", line=103),
+            Frame(function="_pin_memory_loop", file="torch/utils/data/_utils/pin_memory.py", line=60),
+            Frame(function="_bootstrap_inner", file="threading.py", line=1045),
+        ),
+    )
+    main = Thread(name="MainThread", thread_id=str(pid), frames=frames, active=True, is_main=True)
+    return ProcessDump(
+        taken_monotonic_seconds=900.0 + 5 * number,
+        threads=(main, pin),
+        state="S",
+        state_after="S",
+        cpu_seconds=5210.0 + 5 * number,
+        io_bytes=88_000_000,
+        duration_seconds=0.021,
+    )
+
+
+def blocked_dump(rank: int) -> RankDump:
+    """A rank in D whose stack py-spy could not read: what the kernel says stands in its place."""
+    found = ProcessDump(
+        taken_monotonic_seconds=900.0,
+        fault=D_STATE,
+        state="D",
+        state_after="D",
+        wchan="nfs_wait_bit_killable",
+        kernel_stack=(
+            "nfs_wait_bit_killable+0x1e/0x90 [nfs]",
+            "__wait_on_bit+0x2c/0x90",
+            "nfs_file_read+0x6f/0xb0 [nfs]",
+        ),
+        cpu_seconds=811.2,
+    )
+    return RankDump(id=rank_id(rank), rounds=(found, found, found))
+
+
+D_STATE = Fault(
+    subject="pid 41203",
+    reason="Uninterruptible",
+    detail="the process is blocked in the kernel (state D, nfs_wait_bit_killable) and its memory cannot be read",
+    remedy="look at the storage that it waits for: `dmesg | grep -i nfs`",
+)
+
+
+def power(odd_local_ranks: frozenset[int], gpus: int = 8, quiet_at: float = OPENED - 128.0) -> tuple[PowerSeries, ...]:
+    """15 minutes at 1 Hz: training at some 610 W, then the quiet of a hang."""
+    seconds = [OPENED - 880.0 + second for second in range(900)]
+    return tuple(
+        PowerSeries(
+            uuid=f"GPU-{index:08x}",
+            index=index,
+            unix_seconds=tuple(seconds),
+            watts=tuple(_watts(at, index, index in odd_local_ranks, quiet_at) for at in seconds),
+            limit_watts=700.0,
+            busy_watts=618.0,
+            quiet_line_watts=262.0,
+            local_ranks=(index,),
+        )
+        for index in range(gpus)
+    )
+
+
+def _watts(at: float, index: int, odd: bool, quiet_at: float) -> float:
+    ripple = 9 * math.sin(at / 3.1 + index) + 5 * math.sin(at / 17.0 + 2 * index)
+    if at < quiet_at:
+        step = 34 * math.sin(at / 1.9 + index / 3)
+        return round(604 + 2 * index + step + ripple, 1)
+    fall = max(0.0, 1 - (at - quiet_at) / 4) * 300
+    return round((98 if odd else 119 + index % 5) + fall + ripple / 6, 1)
+
+
+TIMELINE = (
+    Transition(
+        unix_seconds=OPENED - 128,
+        state=JobState.QUIET,
+        message="8 of 8 GPUs under their quiet lines (104-123 W, quiet under 262 W)",
+    ),
+    Transition(unix_seconds=OPENED, state=JobState.SUSPECTED, message="quiet for 120 s: taking stacks of 8 ranks"),
+    Transition(
+        unix_seconds=OPENED + 12,
+        state=JobState.HUNG,
+        message="8 of 8 ranks frozen over 3 rounds 5 s apart: rank 7 is the odd one",
+    ),
+)
+
+
+def incident(
+    *,
+    groups: Sequence[Group],
+    verdict: Verdict,
+    dumps: Sequence[RankDump] = (),
+    ranks: Sequence[int] = range(8),
+    world_size: int | None = 8,
+    absent: tuple[int, ...] = (),
+    odd_local_ranks: frozenset[int] = frozenset(),
+    notes: tuple[str, ...] = (),
+    timeline: tuple[Transition, ...] = TIMELINE,
+) -> Incident:
+    capture = Capture(
+        job_id="2180718",
+        node=NODE,
+        started_unix_seconds=OPENED + 1.0,
+        duration_seconds=10.9,
+        rounds=3,
+        ranks=tuple(dumps),
+        world_size=world_size,
+    )
+    return Incident(
+        incident_id="20260314T031500Z-2180718",
+        node=NODE,
+        job=job(ranks, world_size),
+        opened_unix_seconds=OPENED,
+        state=JobState.HUNG,
+        verdict=verdict,
+        grouping=Grouping(groups=tuple(groups), absent=absent, world_size=world_size, notes=notes),
+        captures=(capture,) if dumps else (),
+        power=power(odd_local_ranks),
+        timeline=timeline,
+        host_facts=HOST,
+        hangwatch_version="0.1.0",
+    )
+
+
+def loader_hang() -> Incident:
+    """Rank 7 of 8 waits for a loader worker that reads and never returns; the others wait for it in all_reduce."""
+    odd = rank_id(7)
+    verdict = Verdict(
+        kind="OddRank",
+        message="Rank 7 on gpu-a12 waits for its loader worker, which is stuck in read_shard (ourdata/shards.py), "
+        "while 7 of 8 ranks wait for it in all_reduce.",
+        named=(odd,),
+        confidence=Confidence.HIGH,
+        evidence=(
+            Evidence(
+                kind="OutsideCollective",
+                message="7 of 8 ranks wait in all_reduce; rank 7 is in data loading, outside any collective",
+                ranks=(odd,),
+                supports=True,
+            ),
+            Evidence(
+                kind="Frozen",
+                message="its stack did not change over 3 rounds 5 s apart, CPU 0 %",
+                ranks=(odd,),
+                supports=True,
+            ),
+            Evidence(
+                kind="LoaderWorker",
+                message="its worker pt_data_worker (pid 52001) is in read_shard (ourdata/shards.py:58)",
+                ranks=(odd,),
+                supports=True,
+            ),
+            Evidence(
+                kind="GpuDiffers",
+                message="its GPU reads 0 % and 98 W; the others 100 % and 118-122 W",
+                ranks=(odd,),
+                supports=True,
+            ),
+            Evidence(kind="Xid", message="no XID error on this node in the last hour"),
+        ),
+    )
+    dumps = [rank_dump(rank, ALL_REDUCE) for rank in range(7)] + [rank_dump(7, LOADER, (LOADER[:2], READ_SHARD))]
+    return incident(
+        groups=(waiting(range(7)), loading([7])), verdict=verdict, dumps=dumps, odd_local_ranks=frozenset({7})
+    )
+
+
+def blocked_in_kernel() -> Incident:
+    """Rank 3 is in D on NFS; py-spy cannot read it."""
+    odd = rank_id(3)
+    undumpable = Group(
+        key="d0000000",
+        activity="blocked",
+        members=(
+            member(3, state="D", wchan="nfs_wait_bit_killable", cpu_ratio=0.0, power_watts=68.0, utilization_ratio=0.0),
+        ),
+        fault=D_STATE,
+    )
+    verdict = Verdict(
+        kind="Blocked",
+        message="Rank 3 on gpu-a12 is blocked in the kernel (state D in nfs_wait_bit_killable) while 7 of 8 ranks wait in all_reduce.",
+        named=(odd,),
+        confidence=Confidence.HIGH,
+        evidence=(
+            Evidence(
+                kind="StateD",
+                message="in state D in 3 of 3 rounds, wchan nfs_wait_bit_killable",
+                ranks=(odd,),
+                supports=True,
+            ),
+        ),
+    )
+    dumps = [rank_dump(rank, ALL_REDUCE) for rank in range(8) if rank != 3] + [blocked_dump(3)]
+    groups = (waiting(rank for rank in range(8) if rank != 3), undumpable)
+    return incident(groups=groups, verdict=verdict, dumps=dumps, odd_local_ranks=frozenset({3}))
+
+
+def all_waiting() -> Incident:
+    """Everybody here waits in the same collective: the odd one is on the other node, which this node cannot see."""
+    verdict = Verdict(
+        kind="AllWaiting",
+        message="No odd rank on gpu-a12: its 8 ranks all wait in all_reduce. Look at the other nodes, then at XID and NVLink.",
+        evidence=(Evidence(kind="SameWait", message="8 of 8 ranks wait in all_reduce, reached from the same callers"),),
+    )
+    dumps = [rank_dump(rank, ALL_REDUCE) for rank in range(8)]
+    return incident(
+        groups=(waiting(range(8)),), verdict=verdict, dumps=dumps, world_size=16, absent=tuple(range(8, 16))
+    )
+
+
+def mismatch() -> Incident:
+    """Half of the ranks are in all_reduce and half in broadcast: nobody can be accused."""
+    broadcast = (
+        Frame(function="broadcast", file="torch/distributed/distributed_c10d.py", line=2781),
+        Frame(function="_sync_buffers", file="trainer/loop.py", line=140),
+        *_STEP,
+    )
+    other = Group(
+        key="b4b4b4b4",
+        activity="collective_wait",
+        operation="broadcast",
+        waits=True,
+        waits_for="ranks",
+        members=tuple(
+            member(rank, state="R", cpu_ratio=1.0, power_watts=121.0, utilization_ratio=1.0) for rank in range(4, 8)
+        ),
+        frames=broadcast,
+    )
+    verdict = Verdict(
+        kind="Mismatch",
+        message="Ranks wait in different collectives: 4 of 8 in all_reduce, 4 in broadcast. Without sequence numbers nobody can be named.",
+        confidence=Confidence.NONE,
+        evidence=(
+            Evidence(kind="Split", message="all_reduce: 0-3, from _reduce_loss", ranks=tuple(map(rank_id, range(4)))),
+            Evidence(
+                kind="Split", message="broadcast: 4-7, from _sync_buffers", ranks=tuple(map(rank_id, range(4, 8)))
+            ),
+        ),
+    )
+    dumps = [rank_dump(rank, ALL_REDUCE if rank < 4 else broadcast) for rank in range(8)]
+    return incident(groups=(waiting(range(4)), other), verdict=verdict, dumps=dumps)
+
+
+def parallel_groups() -> Incident:
+    """Five groups under tensor and pipeline parallelism; one rank is outside any collective."""
+    calls = (
+        ("all_reduce", "megatron/core/tensor_parallel/mappings.py", range(16)),
+        ("recv", "megatron/core/pipeline_parallel/p2p_communication.py", range(16, 24)),
+        ("send", "megatron/core/pipeline_parallel/p2p_communication.py", range(24, 28)),
+        ("broadcast", "megatron/training/utils.py", range(28, 31)),
+    )
+    groups = tuple(
+        Group(
+            key=f"00000{number}aa",
+            activity="point_to_point" if name in ("send", "recv") else "collective_wait",
+            operation=name,
+            waits=True,
+            waits_for="ranks",
+            phase="evaluation" if name == "broadcast" else None,
+            members=tuple(member(rank, f"gpu-a{12 + rank // 8}") for rank in ranks),
+            frames=(
+                Frame(function=name, file="torch/distributed/distributed_c10d.py", line=2000 + number),
+                Frame(function=f"_{name}", file=file, line=90),
+                Frame(function="train_step", file="megatron/training/training.py", line=613),
+                Frame(function="train", file="megatron/training/training.py", line=1022),
+                *_LAUNCH,
+            ),
+        )
+        for number, (name, file, ranks) in enumerate(calls)
+    )
+    odd = rank_id(31, "gpu-a15")
+    named = alone(loading([31]), odd)
+    verdict = Verdict(
+        kind="OddRank",
+        message="Rank 31 on gpu-a15 is in data loading while 31 of 32 ranks wait for others in 4 different calls.",
+        named=(odd,),
+        confidence=Confidence.MEDIUM,
+        evidence=(
+            Evidence(
+                kind="OutsideCollective", message="31 of 32 ranks wait in a collective", supports=True, ranks=(odd,)
+            ),
+        ),
+    )
+    return incident(groups=(*groups, named), verdict=verdict, ranks=range(24, 32), world_size=32)
+
+
+def alone(group: Group, rank: RankId) -> Group:
+    """The group with one member, that rank."""
+    return Group(
+        key=group.key, activity=group.activity, frames=group.frames, workers=group.workers, members=(Member(id=rank),)
+    )
+
+
+def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77) -> Incident:
+    """16,384 ranks on 2,048 nodes, merged: one rank outside the collective, one node without an answer."""
+    absent = tuple(range(absent_node * 8, absent_node * 8 + 8)) if absent_node is not None else ()
+    names = [f"gpu-{number:04d}" for number in range(nodes)]
+    gone = frozenset(absent)
+    ranks = [rank for rank in range(nodes * 8) if rank not in gone and rank != odd_rank]
+    sizes = (0.93, 0.05, 0.02)
+    callers = ("_reduce_loss", "_clip_gradients", "_sync_metrics")
+    groups, start = [], 0
+    for number, (share, caller) in enumerate(zip(sizes, callers, strict=True)):
+        end = len(ranks) if number == len(sizes) - 1 else start + int(len(ranks) * share)
+        frames = (*ALL_REDUCE[:2], Frame(function=caller, file="trainer/loop.py", line=181), *_STEP)
+        groups.append(
+            Group(
+                key=f"f00000{number:02d}",
+                activity="collective_wait",
+                operation="all_reduce",
+                waits=True,
+                waits_for="ranks",
+                members=tuple(
+                    member(rank, names[rank // 8], state="R", power_watts=118.0 + rank % 9) for rank in ranks[start:end]
+                ),
+                frames=frames,
+            )
+        )
+        start = end
+    odd = rank_id(odd_rank, names[odd_rank // 8])
+    groups.append(alone(loading([odd_rank]), odd))
+    verdict = Verdict(
+        kind="OddRank",
+        message=f"Rank {odd_rank} on {odd.node} waits for its loader worker, stuck in read_shard (ourdata/shards.py), "
+        f"while {len(ranks):,} of {nodes * 8:,} ranks wait in all_reduce.",
+        named=(odd,),
+        confidence=Confidence.HIGH,
+        evidence=(
+            Evidence(
+                kind="OutsideCollective",
+                message=f"{len(ranks):,} of {nodes * 8:,} ranks wait in all_reduce",
+                ranks=(odd,),
+                supports=True,
+            ),
+            Evidence(
+                kind="NoAnswer",
+                message=f"{len(absent)} ranks of {names[absent_node or 0]} gave no answer; that alone accuses nobody",
+                ranks=tuple(rank_id(rank, names[rank // 8]) for rank in absent),
+            ),
+        ),
+    )
+    return incident(groups=groups, verdict=verdict, ranks=range(8), world_size=nodes * 8, absent=absent)
+
+
+SAMPLES = {
+    "loader": loader_hang,
+    "blocked": blocked_in_kernel,
+    "all-waiting": all_waiting,
+    "mismatch": mismatch,
+    "parallel": parallel_groups,
+}

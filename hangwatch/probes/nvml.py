@@ -86,6 +86,12 @@ class NvmlSampler:
         """The last sweep, however old: compare `taken_monotonic_seconds` with the clock."""
         return self._latest
 
+    def wait_for_sweep(self, deadline_seconds: float) -> GpuSweep | None:
+        """The first sweep, as soon as it is there; None where the driver failed or did not answer in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._latest or self._status.fault, deadline_seconds)
+            return self._latest
+
     def status(self) -> SamplerStatus:
         """How the sampling itself fares."""
         with self._changed:

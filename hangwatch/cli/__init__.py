@@ -1,0 +1,76 @@
+"""The command line: the only room that prints or exits.
+
+Exit codes: 0 done; 1 a negative answer (the demo was wrong, no such job);
+2 bad input or a machine that is not set up, with a sentence that says what to type; 70 an error inside hangwatch.
+`hangwatch check` has its own: 0/1/2/3 = OK/WARNING/CRITICAL/UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+import click
+
+from hangwatch import __version__
+from hangwatch.cli import fitness, stacks, watch
+from hangwatch.cli.errors import USER_ERRORS
+
+INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits(3)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="hangwatch")
+def hangwatch() -> None:
+    """Finds hung training jobs by GPU power, takes the stacks of every rank, and names the odd one.
+
+    \b
+    Try it without a GPU:      hangwatch demo
+    Who hangs on this node?    hangwatch dump
+    Dumps you already have:    hangwatch explain trace-*.out
+    Is this node fit?          hangwatch check
+    Watch it for good:         hangwatch run
+
+    Exit codes: 0 done, 1 a negative answer, 2 bad input (the message says what to type), 70 an error inside hangwatch.
+    """
+
+
+for command in (*watch.COMMANDS, *stacks.COMMANDS, *fitness.COMMANDS):
+    hangwatch.add_command(command)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command and exit; no exception reaches the user as a traceback, unless HANGWATCH_DEBUG is set."""
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
+        answer: Any = hangwatch.main(args=arguments, prog_name="hangwatch", standalone_mode=False)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except click.Abort:
+        click.echo("stopped", err=True)
+        return 130
+    except USER_ERRORS as error:
+        click.echo(f"hangwatch: {error}", err=True)
+        return 2
+    except BrokenPipeError:  # `hangwatch explain ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("HANGWATCH_DEBUG"):
+            raise
+        logging.getLogger(__name__).debug("internal error", exc_info=True)
+        click.echo(
+            f"hangwatch: an error inside hangwatch: {type(error).__name__}: {error}\n"
+            "  this is a bug; please report it with what HANGWATCH_DEBUG=1 prints in front of the same command",
+            err=True,
+        )
+        return INTERNAL_ERROR
+    return answer if isinstance(answer, int) else 0

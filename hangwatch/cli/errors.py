@@ -1,0 +1,15 @@
+"""Which exceptions are answers to the user (exit 2), not bugs of ours."""
+
+from __future__ import annotations
+
+from hangwatch.checks.discovery import ContractError, UnknownCheckError
+from hangwatch.config import ConfigError
+from hangwatch.http import ServeError
+from hangwatch.store import StoreError
+
+
+class InputError(Exception):
+    """What the user gave cannot be used; the message says what to type instead."""
+
+
+USER_ERRORS = (InputError, ConfigError, StoreError, ServeError, UnknownCheckError, ContractError)

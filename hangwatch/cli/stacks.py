@@ -1,0 +1,198 @@
+"""Commands about stacks and incidents: dump, explain, merge, report, incidents."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+import msgspec
+
+from hangwatch import __version__, config, store
+from hangwatch.cli.errors import InputError
+from hangwatch.cli.watch import config_option, settings_from
+from hangwatch.hang import activity, capture, culprit, jobs, stacks
+from hangwatch.model import Capture, GpuSweep, Grouping, Incident, Job, JobState, Value, Verdict
+from hangwatch.probes import host, procs
+from hangwatch.probes.nvml import NvmlSampler
+from hangwatch.report import html, text
+from hangwatch.report.dumps import dump_files
+
+GPU_SECONDS = 3.0
+
+
+class JobDump(Value, frozen=True):
+    """One job of `hangwatch dump --json`."""
+
+    job: Job
+    verdict: Verdict
+    grouping: Grouping
+    capture: Capture
+
+
+@click.command()
+@click.option("--job", "job_id", help="Only this job; by default every job on this node.")
+@click.option("--pid", "pids", type=int, multiple=True, help="These processes instead of jobs; may be repeated.")
+@click.option("--rounds", type=click.IntRange(1, 10), default=1, show_default=True, help="More than one tells motion.")
+@click.option("--native", is_flag=True, help="Native frames, too. Slow: 340 MB and a pause of 0.7 s for each process.")
+@click.option("--locals", "include_locals", is_flag=True, help="Local variables, too. They can hold secrets.")
+@click.option("--json", "as_json", is_flag=True, help="Jobs, verdicts, groups and all stacks as JSON.")
+@click.option("-o", "directory", type=click.Path(path_type=Path, file_okay=False), help="Also leave a report here.")
+@config_option
+def dump(
+    *,
+    job_id: str | None,
+    pids: tuple[int, ...],
+    rounds: int,
+    native: bool,
+    include_locals: bool,
+    as_json: bool,
+    directory: Path | None,
+    config_path: Path | None,
+) -> int:
+    """Stacks of all ranks on this node, now: of every launcher at once, grouped, with the odd one named.
+
+    Reads, and changes nothing: no process is stopped (but see --native). Exits 1 when there is nothing to dump.
+    """
+    settings, _ = settings_from(config_path)
+    sweep = _gpu_sweep(settings)
+    found = [capture.job_of_pids(pids)] if pids else _jobs(job_id, sweep)
+    if not found:
+        click.echo(
+            "no training job runs on this node: no process that torchrun, accelerate, deepspeed, srun or mpirun\n"
+            "started, and none with RANK and WORLD_SIZE in its environment that this user may read (try as root, or --pid)",
+            err=True,
+        )
+        return 1
+    table = activity.load(settings.activities.rules)
+    taken = [_take(job, settings, sweep, table, rounds, native=native, include_locals=include_locals) for job in found]
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.encode(taken) + b"\n")
+    else:
+        for one in taken:
+            click.echo(text.render(_as_incident(one), color=sys.stdout.isatty()))
+    for one in taken if directory else ():
+        assert directory is not None
+        click.echo(f"report: {_leave(directory, one)}", err=True)
+    return 0
+
+
+def _gpu_sweep(settings: config.Settings) -> GpuSweep | None:
+    gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=settings.gpu.deadline_seconds)
+    gpus.start()
+    try:
+        return gpus.wait_for_sweep(GPU_SECONDS)
+    finally:
+        gpus.stop()
+
+
+def _jobs(job_id: str | None, sweep: GpuSweep | None) -> list[Job]:
+    pids = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
+    found = jobs.find_jobs(procs.ProcessScan(Path("/proc")).processes(pids), sweep)
+    if job_id is None:
+        return list(found)
+    chosen = [job for job in found if job.job_id == job_id]
+    if not chosen:
+        known = ", ".join(job.job_id for job in found) or "none"
+        raise InputError(f"--job {job_id}: no such job on this node\n  jobs here: {known}")
+    return chosen
+
+
+def _take(
+    job: Job,
+    settings: config.Settings,
+    sweep: GpuSweep | None,
+    table: activity.Table,
+    rounds: int,
+    *,
+    native: bool,
+    include_locals: bool,
+) -> JobDump:
+    taken = capture.capture(
+        job,
+        settings=settings.capture,
+        node=host.node_name(),
+        gpus=sweep,
+        rounds=rounds,
+        native=native,
+        include_locals=include_locals,
+    )
+    grouping = stacks.group(taken, table, settings.capture)
+    return JobDump(job=job, verdict=culprit.judge(grouping), grouping=grouping, capture=taken)
+
+
+def _as_incident(taken: JobDump) -> Incident:
+    now = time.time()
+    return Incident(
+        incident_id=store.folder_name(taken.job.job_id, now),
+        node=taken.capture.node,
+        job=taken.job,
+        opened_unix_seconds=now,
+        state=JobState.SUSPECTED,
+        verdict=taken.verdict,
+        grouping=taken.grouping,
+        captures=(taken.capture,),
+        host_facts=host.facts(None),
+        hangwatch_version=__version__,
+    )
+
+
+def _leave(directory: Path, taken: JobDump) -> Path:
+    incident = _as_incident(taken)
+    files = {"report.txt": text.render(incident), "report.html": html.render(incident), **dump_files(incident)}
+    return store.open_writable(directory).save(incident, files)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the page here.")
+@click.option("--json", "as_json", is_flag=True, help="Print incident.json.")
+@config_option
+def report(folder: Path, html_path: Path | None, as_json: bool, config_path: Path | None) -> None:
+    """Render an incident again, from its incident.json alone. FOLDER is its folder, or its name in the store."""
+    incident = store.load(folder) if folder.is_dir() else _store(config_path).load(str(folder))
+    if html_path is not None:
+        _write(html_path, html.render(incident))
+        click.echo(f"wrote {html_path}", err=True)
+    elif as_json:
+        sys.stdout.buffer.write(store.encode(incident) + b"\n")
+    else:
+        click.echo(text.render(incident, color=sys.stdout.isatty()), nl=False)
+
+
+def _store(config_path: Path | None) -> store.Store:
+    settings, _ = settings_from(config_path)
+    return store.Store(Path(settings.store.directory))
+
+
+def _write(path: Path, content: str) -> None:
+    try:
+        path.write_text(content)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON list.")
+@config_option
+def incidents(as_json: bool, config_path: Path | None) -> None:
+    """List the incidents that this node keeps, newest first."""
+    summaries = _store(config_path).list()
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.encode(summaries) + b"\n")
+        return
+    if not summaries:
+        click.echo("no incidents")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("incident", "job", "state", "verdict", box=None)
+    for one in summaries:
+        state = "unreadable" if one.problem else (one.state.value if one.state else "")
+        table.add_row(one.folder, one.job_id, state, one.problem or one.message)
+    Console().print(table)
+
+
+COMMANDS = (dump, report, incidents)

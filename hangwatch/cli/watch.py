@@ -1,0 +1,209 @@
+"""Commands around the daemon: run, status, config, demo."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import msgspec
+
+from hangwatch import config
+from hangwatch.checks import discovery
+from hangwatch.cli.errors import InputError
+from hangwatch.daemon import Daemon
+from hangwatch.probes import journal
+from hangwatch.probes.nvml import NvmlSampler
+from hangwatch.probes.sdnotify import Notifier
+from hangwatch.status import Status
+
+DEFAULT_CONFIG = Path("/etc/hangwatch/hangwatch.toml")
+STATUS_DEADLINE_SECONDS = 5.0
+
+log = logging.getLogger("hangwatch")
+
+config_option = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help=f"TOML file; without it {DEFAULT_CONFIG} where that exists, else the defaults.",
+)
+
+
+def settings_from(path: Path | None) -> tuple[config.Settings, str]:
+    """The settings and the name to show for where they come from."""
+    if path is None and DEFAULT_CONFIG.exists():
+        path = DEFAULT_CONFIG
+    return (config.load(path), str(path)) if path is not None else (config.Settings(), "the defaults")
+
+
+@click.command()
+@config_option
+def run(config_path: Path | None) -> None:
+    """Watch this node until told to stop (SIGTERM or Ctrl-C).
+
+    Samples GPU power, finds jobs, takes stacks when a job falls quiet, keeps incidents, and serves metrics on
+    port 9836. Changes nothing in the jobs. Runs without a GPU, too: the checks that need none work on.
+    """
+    settings, source = settings_from(config_path)
+    check_settings = discovery.settings_for(settings, source)
+    _log_to_stderr(settings.log.level)
+    gpus = NvmlSampler(sample_seconds=settings.gpu.sample_seconds, deadline_seconds=settings.gpu.deadline_seconds)
+    notifier = Notifier.from_environ(os.environ)
+    daemon = Daemon(settings, gpus, notifier=notifier, check_settings=check_settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: daemon.ask_to_stop())
+    log.info("started with %s", source)
+    try:
+        daemon.start()
+        daemon.wait()
+    except BaseException:
+        daemon.stop()
+        raise
+    log.info("stopping")
+    daemon.stop()
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """End at once: a thread that is blocked in a dead driver or mount must not keep the process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _log_to_stderr(level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    if journal.is_journal(os.environ, sys.stderr.fileno()):
+        handler.setFormatter(journal.JournalFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+@click.command()
+@config_option
+@click.option("--url", help="Where the daemon serves; by default the port of the configuration on this host.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer of /status as it is.")
+def status(config_path: Path | None, url: str | None, as_json: bool) -> None:
+    """What the daemon on this node sees: GPUs, jobs and their states, checks."""
+    settings, _ = settings_from(config_path)
+    base = url or _local_url(settings.http)
+    answer = _fetch(f"{base.rstrip('/')}/status")
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+        return
+    try:
+        seen = msgspec.convert(answer, Status)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{base} answers, but not as a hangwatch of this version does: {error}") from None
+    _print_status(seen)
+
+
+def _local_url(http: config.Http) -> str:
+    host = "127.0.0.1" if http.listen in ("0.0.0.0", "::", "") else http.listen  # noqa: S104 - compared, not bound
+    return f"{'https' if http.tls_certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{http.port}"
+
+
+def _fetch(url: str) -> Any:
+    if not url.startswith(("http://", "https://")):
+        raise InputError(f"--url {url}: must start with http:// or https://")
+    try:
+        with urllib.request.urlopen(url, timeout=STATUS_DEADLINE_SECONDS) as answer:  # noqa: S310 - scheme checked above
+            return json.load(answer)
+    except (OSError, urllib.error.URLError) as error:
+        raise InputError(
+            f"no hangwatch answers at {url}: {getattr(error, 'reason', error)}\n"
+            "  is it running? `systemctl status hangwatch`, or start one: `hangwatch run`"
+        ) from None
+    except ValueError:
+        raise InputError(f"what answers at {url} is no hangwatch\n  give its address with --url") from None
+
+
+def _print_status(seen: Status) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(f"[bold]{seen.node}[/bold]  GPU sampler: {seen.sampler}", highlight=False)
+    gpus = Table("GPU", "name", "power", "limit", "utilisation", "job", title="GPUs", title_justify="left")
+    for gpu in seen.gpus:
+        gpus.add_row(
+            str(gpu.index),
+            gpu.name or "",
+            _shown(gpu.power_watts, "{:.0f} W"),
+            _shown(gpu.power_limit_watts, "{:.0f} W"),
+            _shown(gpu.utilization_ratio, "{:.0%}"),
+            gpu.job_id or "",
+        )
+    jobs = Table("job", "launcher", "user", "state", "for", "ranks", "what", title="Jobs", title_justify="left")
+    for job in seen.jobs:
+        shown = f"[bold red]{job.state.value}[/bold red]" if job.page else job.state.value
+        ranks = str(job.ranks) + (f" ({len(job.absent_local_ranks)} absent)" if job.absent_local_ranks else "")
+        lasted = f"{job.seconds_in_state:.0f} s"
+        jobs.add_row(job.job_id, job.launcher, job.user or "", shown, lasted, ranks, job.verdict or job.message)
+    checks = Table("check", "status", "what", title="Checks", title_justify="left")
+    for check in seen.checks:
+        checks.add_row(check.check, check.status, check.message)
+    for table, rows, nothing in ((gpus, seen.gpus, "no GPUs"), (jobs, seen.jobs, "no jobs"), (checks, seen.checks, "")):
+        if rows:
+            console.print(table)
+        elif nothing:
+            console.print(nothing)
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+@click.command("config")
+@click.option("--check", "check_path", type=click.Path(path_type=Path), help="Say whether this file can be used.")
+@click.option("--sample", is_flag=True, help="Print a configuration with every key, its default and its limits.")
+def configuration(check_path: Path | None, sample: bool) -> None:
+    """Check a configuration file, or print one to start from."""
+    if sample == (check_path is not None):
+        raise click.UsageError("give either --check FILE or --sample")
+    if sample:
+        click.echo(config.sample({name: check.settings for name, check in discovery.checks().items()}))
+        return
+    assert check_path is not None
+    settings = config.load(check_path)
+    discovery.settings_for(settings, str(check_path))
+    click.echo(f"{check_path}: ok")
+
+
+@click.command()
+@click.option("--scenario", default="loader", show_default=True, help="What goes wrong; `list` shows them all.")
+@click.option("--ranks", default=8, show_default=True, type=click.IntRange(2, 64), help="Ranks on the simulated node.")
+@click.option("--seed", default=None, type=int, help="Which rank gets stuck; by default another one each time.")
+@click.option(
+    "--keep", "directory", type=click.Path(path_type=Path, file_okay=False), help="Where the report is to be left."
+)
+def demo(scenario: str, ranks: int, seed: int | None, directory: Path | None) -> int:
+    """See the whole chain work, without a GPU: a job of real processes hangs, and the odd rank is named.
+
+    Exits 0 if the answer was right, 1 if it was wrong.
+    """
+    from hangwatch.demo import play
+
+    if scenario == "list":
+        for name, text in play.descriptions().items():
+            click.echo(f"{name:14} {text}")
+        return 0
+    if scenario not in play.descriptions():
+        raise InputError(f"there is no scenario {scenario!r}\n  scenarios: {', '.join(play.descriptions())}")
+    seed = int(time.time()) % 100000 if seed is None else seed
+    logging.basicConfig(level="ERROR", stream=sys.stderr)
+    outcome = play.play(scenario, ranks=ranks, seed=seed, say=click.echo, directory=directory)
+    return 0 if outcome.right else 1
+
+
+COMMANDS = (run, status, configuration, demo)

@@ -1,4 +1,4 @@
-"""The process that owns the NVIDIA driver: the only importer of pynvml.
+"""The process that owns the NVIDIA driver; nothing outside of it imports pynvml.
 
 Run as `python -m hangwatch.probes.nvml_child SAMPLE_SECONDS PARENT_PID`. It writes one JSON message a line to stdout
 (`hangwatch.probes.gpus`), reads questions from stdin, and ends when stdin is closed or its parent dies. It is a process
@@ -15,15 +15,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO
 
 import msgspec
 import pynvml
 
 from hangwatch.model import Fault, GpuSample, GpuSweep
 from hangwatch.probes.gpus import Answer, Failed, Hello, Message, Question, Swept
-
-T = TypeVar("T")
+from hangwatch.probes.nvml_gpu import Gpu, driver_fault, gpu_fault, scaled
 
 STATIC_EVERY_SECONDS = 30.0
 """How often what rarely changes is read again: count, names, uuids, limits; and a driver in error is opened again."""
@@ -32,89 +31,6 @@ PIDS_EVERY_SECONDS = 10.0
 """How often the compute processes are listed: two driver calls per GPU."""
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
-
-DRIVER_REMEDIES = {
-    "DriverNotFound": "install the NVIDIA driver; in a container, also set NVIDIA_DRIVER_CAPABILITIES=utility",
-    "DriverNotLoaded": "modprobe nvidia; then look at `dmesg | grep -i nvrm`",
-    "LibRmVersionMismatch": "the driver was upgraded under running programs: reboot, or unload and load its modules",
-    "NoPermission": "run as root, or allow this user to open /dev/nvidia*",
-    "Unknown": "dmesg | grep -i -e nvrm -e xid",
-}
-GPU_REMEDIES = {
-    "GpuIsLost": "drain the node, look for XID 79 in `dmesg`, then power-cycle it: a reset rarely brings it back",
-    "ResetRequired": "drain the node, stop all that holds the GPU (hangwatch too), then `nvidia-smi --gpu-reset -i {index}`",
-    "NoPermission": "run as root, or allow this user to open /dev/nvidia*",
-    "Unknown": "dmesg | grep -i -e nvrm -e xid",
-}
-
-ABSENT = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_DEPRECATED)
-"""Errors that mean: this GPU, or this driver, does not have it."""
-
-GONE = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_GPU_NOT_FOUND)
-"""Errors after which no further call about the same GPU is worth making."""
-
-
-def reason_of(error: pynvml.NVMLError) -> str:
-    """NVML's error as a CamelCase word: 15 is GpuIsLost, a code newer than pynvml is Error<code>."""
-    if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-        return "DriverNotFound"
-    name = type(error).__name__
-    return name.removeprefix("NVMLError_") if name != "NVMLError" else f"Error{error.value}"
-
-
-def driver_fault(error: pynvml.NVMLError, call: str) -> Fault:
-    """A fault of the whole driver."""
-    reason = reason_of(error)
-    return Fault(
-        subject="driver",
-        reason=reason,
-        detail=f"{call}: {error} (NVML error {error.value})",
-        remedy=DRIVER_REMEDIES.get(reason, ""),
-    )
-
-
-class Gpu:
-    """One GPU: its handle, what rarely changes about it, and the faults met while it is read.
-
-    Raises NVMLError, from any method, when the GPU as a whole is gone.
-    """
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.faults: list[Fault] = []
-        self.handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        self.uuid: str = pynvml.nvmlDeviceGetUUID(self.handle)
-        self.name: str | None = self.ask(pynvml.nvmlDeviceGetName)
-        self.power_limit_watts = scaled(self.ask(pynvml.nvmlDeviceGetEnforcedPowerLimit), 1e-3)
-        self.static_faults = tuple(self.faults)
-        self.pids: tuple[int, ...] = ()
-
-    def ask(self, call: Callable[..., T], *arguments: Any) -> T | None:
-        """The answer of one NVML call; None where there is none, and a fault beside it where there should be one."""
-        try:
-            return call(self.handle, *arguments)
-        except pynvml.NVMLError as error:
-            if error.value in GONE:
-                raise
-            if error.value not in ABSENT:
-                self.faults.append(gpu_fault(self.index, error, call.__name__))
-            return None
-
-
-def gpu_fault(index: int, error: pynvml.NVMLError, call: str) -> Fault:
-    """A fault of one GPU."""
-    reason = reason_of(error)
-    return Fault(
-        subject=f"gpu {index}",
-        reason=reason,
-        detail=f"{call}: {error} (NVML error {error.value})",
-        remedy=GPU_REMEDIES.get(reason, "").format(index=index),
-    )
-
-
-def scaled(number: float | None, factor: float) -> float | None:
-    """A reading in another unit; None stays None."""
-    return None if number is None else number * factor
 
 
 class Driver:
@@ -236,22 +152,42 @@ def send(parent: BinaryIO, message: Message) -> None:
         os._exit(0)
 
 
-def answer(driver: Driver, question: Question) -> Answer:
-    """Collect the details asked for."""
-    fault = Fault(subject="driver", reason="UnknownQuestion", detail=f"no details of kind {question.kind}")
-    return Answer(number=question.number, fault=fault)
+def answer(question: Question, driver: Driver, between: Callable[[], object]) -> Answer:
+    """Collect the details asked for; `between` is called now and then, so that sampling goes on."""
+    from hangwatch.probes import nvml_details  # only a daemon that runs the GPU checks pays for it
+
+    if question.kind == GpuSweep.__name__:
+        return Answer(number=question.number, details=msgspec.Raw(msgspec.json.encode(driver.sweep())))
+    if question.kind not in nvml_details.KINDS:
+        fault = Fault(subject="driver", reason="UnknownQuestion", detail=f"there are no details {question.kind}")
+        return Answer(number=question.number, fault=fault)
+    details = nvml_details.collect(question.kind, driver.gpus, driver.lost, between)
+    return Answer(number=question.number, details=msgspec.Raw(msgspec.json.encode(details)))
+
+
+class Beat:
+    """Samples are due every `every_seconds`; after a delay the beat goes on from then."""
+
+    def __init__(self, driver: Driver, parent: BinaryIO, every_seconds: float) -> None:
+        self.driver, self.parent, self.every_seconds = driver, parent, every_seconds
+        self.due = time.monotonic()
+
+    def sample_if_due(self) -> float:
+        """Send a sweep if it is time; the seconds until the next one."""
+        wait = self.due - time.monotonic()
+        if wait > 0:
+            return wait
+        send(self.parent, Swept(sweep=self.driver.sweep()))
+        self.due = max(self.due + self.every_seconds, time.monotonic())
+        return max(0.0, self.due - time.monotonic())
 
 
 def serve(driver: Driver, parent: BinaryIO, sample_seconds: float) -> None:
     """Sample on a steady beat, and answer questions between samples, until stdin is closed."""
-    due = time.monotonic()
+    beat = Beat(driver, parent, sample_seconds)
     pending = b""
     while True:
-        wait = due - time.monotonic()
-        if wait <= 0:
-            send(parent, Swept(sweep=driver.sweep()))
-            due = max(due + sample_seconds, time.monotonic())
-            continue
+        wait = beat.sample_if_due()
         if not select.select([0], [], [], wait)[0]:
             continue
         received = os.read(0, 65536)
@@ -259,7 +195,8 @@ def serve(driver: Driver, parent: BinaryIO, sample_seconds: float) -> None:
             return
         *lines, pending = (pending + received).split(b"\n")
         for line in lines:
-            send(parent, answer(driver, msgspec.json.decode(line, type=Question)))
+            question = msgspec.json.decode(line, type=Question)
+            send(parent, answer(question, driver, beat.sample_if_due))
 
 
 def die_with(parent_pid: int) -> None:

@@ -14,6 +14,7 @@
  *     gpu 0 link 4 state 0
  *     gpu 0 peer 1 p2p 2 0                    cap 2 (NVLINK) between GPU 0 and 1 answers 0 (OK)
  *     gpu 0 field 230 1                       NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+ *     gpu 0 link 4 field 214 2                NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS of that link
  *
  * "all" stands for any word of a key, and the last line that fits wins. What no line gives is NOT_SUPPORTED, as it is
  * on a GPU that does not have it. Units are the words in the keys; the library converts to NVML's.
@@ -382,7 +383,9 @@ int nvmlDeviceGetNvLinkErrorCounter(Gpu *gpu, uint link, uint counter, u64 *out)
 static int pair(Gpu *gpu, Gpu *other, const char *call, const char *key, uint *out)
 {
     double value;
-    int code = number(gpu, call, &value, "peer %d %s", other->index, key);
+    int code = fault(other, call);
+    if (code == SUCCESS)
+        code = number(gpu, call, &value, "peer %d %s", other->index, key);
     if (code == SUCCESS)
         *out = (uint)value;
     return code;
@@ -465,6 +468,8 @@ int nvmlDeviceGetFieldValues(Gpu *gpu, int count, FieldValue *values)
     for (int i = 0; i < count && !code; i++) {
         double value = 0;
         values[i].code = (uint)number(gpu, __func__, &value, "field %u", values[i].field);
+        if (values[i].code == NOT_SUPPORTED) /* a field of one NVLink */
+            values[i].code = (uint)number(gpu, __func__, &value, "link %u field %u", values[i].scope, values[i].field);
         values[i].type = 3; /* NVML_VALUE_TYPE_UNSIGNED_LONG_LONG */
         values[i].value.ull = (u64)value;
     }

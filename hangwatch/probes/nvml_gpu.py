@@ -1,0 +1,102 @@
+"""One GPU behind pynvml, and NVML's errors as faults; part of the process of `hangwatch.probes.nvml_child`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pynvml
+
+from hangwatch.model import Fault
+
+T = TypeVar("T")
+
+DRIVER_REMEDIES = {
+    "DriverNotFound": "install the NVIDIA driver; in a container, also set NVIDIA_DRIVER_CAPABILITIES=utility",
+    "DriverNotLoaded": "modprobe nvidia; then look at `dmesg | grep -i nvrm`",
+    "LibRmVersionMismatch": "the driver was upgraded under running programs: reboot, or unload and load its modules",
+    "NoPermission": "run as root, or allow this user to open /dev/nvidia*",
+    "Unknown": "dmesg | grep -i -e nvrm -e xid",
+}
+GPU_REMEDIES = {
+    "GpuIsLost": "drain the node, look for XID 79 in `dmesg`, then power-cycle it: a reset rarely brings it back",
+    "ResetRequired": "drain the node, stop what holds the GPU (hangwatch, too), `nvidia-smi --gpu-reset -i {index}`",
+    "NoPermission": "run as root, or allow this user to open /dev/nvidia*",
+    "Unknown": "dmesg | grep -i -e nvrm -e xid",
+}
+
+ABSENT = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_DEPRECATED)
+"""Errors that mean: this GPU, or this driver, does not have it."""
+
+GONE = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_GPU_NOT_FOUND)
+"""Errors after which no further call about the same GPU is worth making."""
+
+
+def reason_of(error: pynvml.NVMLError) -> str:
+    """NVML's error as a CamelCase word: 15 is GpuIsLost, a code newer than pynvml is Error<code>."""
+    if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+        return "DriverNotFound"
+    name = type(error).__name__
+    return name.removeprefix("NVMLError_") if name != "NVMLError" else f"Error{error.value}"
+
+
+def driver_fault(error: pynvml.NVMLError, call: str) -> Fault:
+    """A fault of the whole driver."""
+    reason = reason_of(error)
+    return Fault(
+        subject="driver",
+        reason=reason,
+        detail=f"{call}: {error} (NVML error {error.value})",
+        remedy=DRIVER_REMEDIES.get(reason, ""),
+    )
+
+
+class Gpu:
+    """One GPU: its handle, what rarely changes about it, and the faults met while it is read.
+
+    Raises NVMLError, from any method, when the GPU as a whole is gone.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.faults: list[Fault] = []
+        self.handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        self.uuid: str = pynvml.nvmlDeviceGetUUID(self.handle)
+        self.name: str | None = self.ask(pynvml.nvmlDeviceGetName)
+        self.power_limit_watts = scaled(self.ask(pynvml.nvmlDeviceGetEnforcedPowerLimit), 1e-3)
+        self.static_faults = tuple(self.faults)
+        self.pids: tuple[int, ...] = ()
+
+    def ask(self, call: Callable[..., T], *arguments: Any) -> T | None:
+        """The answer of one NVML call; None where there is none, and a fault beside it where there should be one."""
+        try:
+            return call(self.handle, *arguments)
+        except pynvml.NVMLError as error:
+            if error.value in GONE:
+                raise
+            if error.value not in ABSENT:
+                self.faults.append(gpu_fault(self.index, error, call.__name__))
+            return None
+
+    def ask_pair(self, call: Callable[..., T], other: Gpu, *arguments: Any) -> T | None:
+        """As `ask`, of this GPU and another; None when the other one is gone, which is told where it is read itself."""
+        try:
+            return self.ask(call, other.handle, *arguments)
+        except pynvml.NVMLError:
+            return None
+
+
+def gpu_fault(index: int, error: pynvml.NVMLError, call: str) -> Fault:
+    """A fault of one GPU."""
+    reason = reason_of(error)
+    return Fault(
+        subject=f"gpu {index}",
+        reason=reason,
+        detail=f"{call}: {error} (NVML error {error.value})",
+        remedy=GPU_REMEDIES.get(reason, "").format(index=index),
+    )
+
+
+def scaled(number: float | None, factor: float) -> float | None:
+    """A reading in another unit; None stays None."""
+    return None if number is None else number * factor

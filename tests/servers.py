@@ -1,0 +1,329 @@
+"""Real Prometheus and Alertmanager on loopback, and small servers that stand for what lies around them.
+
+Each server is a context manager: it is ready when `with` is entered, and ended by its own pid when it is left.
+Everything is waited for by deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import wait_for
+
+READY_SECONDS = 30.0
+STOP_SECONDS = 10.0
+
+
+def program(name: str) -> str:
+    """The path of a system program, or a skip that says which Debian package has it."""
+    package = {"prometheus": "prometheus", "promtool": "prometheus", "chromium": "chromium"}
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"needs {name}: apt-get install {package.get(name, 'prometheus-alertmanager')}")
+    return found
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class _Process:
+    """A server program: started on entering, asked to stop and then killed, by pid, on leaving."""
+
+    name = ""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return (self.directory / f"{self.name}.log").read_text(errors="replace")
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def __enter__(self):  # type: ignore[no-untyped-def]
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with (self.directory / f"{self.name}.log").open("ab") as log:
+            self._process = subprocess.Popen(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        try:
+            wait_for(self._is_ready, f"{self.name} to be ready", READY_SECONDS)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _is_ready(self) -> bool:
+        if self._process is not None and self._process.poll() is not None:
+            pytest.fail(f"{self.name} ended with {self._process.returncode}:\n{self.log[-3000:]}")
+        with contextlib.suppress(OSError):
+            return get(f"{self.url}/-/ready")[0] == 200
+        return False
+
+    def stop(self) -> None:
+        """End the program; it has a deadline, then it is killed."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(STOP_SECONDS)
+
+
+class RealPrometheus(_Process):
+    """Debian's Prometheus on a free port of loopback.
+
+    `targets` maps `instance` to `host:port`; all are scraped by the job "hangwatch". `rules` are rule files,
+    `alertmanager` is a `host:port`.
+    """
+
+    name = "prometheus"
+
+    def __init__(
+        self,
+        directory: Path,
+        targets: Mapping[str, str],
+        *,
+        rules: Iterable[Path] = (),
+        alertmanager: str | None = None,
+        scrape_seconds: float = 1.0,
+        evaluate_seconds: float = 1.0,
+    ) -> None:
+        super().__init__(directory)
+        config: dict[str, Any] = {
+            "global": {
+                "scrape_interval": _duration(scrape_seconds),
+                "scrape_timeout": _duration(scrape_seconds),
+                "evaluation_interval": _duration(evaluate_seconds),
+            },
+            "rule_files": [str(path) for path in rules],
+            "scrape_configs": [
+                {
+                    "job_name": "hangwatch",
+                    "static_configs": [
+                        {"targets": [address], "labels": {"instance": instance}}
+                        for instance, address in targets.items()
+                    ],
+                }
+            ],
+        }
+        if alertmanager:
+            config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
+        self._config = config
+
+    def command(self) -> list[str]:
+        path = self.directory / "prometheus.yaml"
+        path.write_text(yaml.safe_dump(self._config))
+        return [
+            program("prometheus"),
+            f"--config.file={path}",
+            f"--storage.tsdb.path={self.directory / 'tsdb'}",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+            "--storage.tsdb.retention.time=1d",
+            "--log.level=warn",
+        ]
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The result of an instant query: a list of {"metric": labels, "value": [time, text]}."""
+        answer = self.api("query", query=expression)
+        return answer["result"] if answer["resultType"] in ("vector", "matrix") else [{"metric": {}, "value": answer["result"]}]
+
+    def query_range(self, expression: str, seconds: float, step: float = 1.0) -> list[dict[str, Any]]:
+        """The result of a range query over the last `seconds`: a list of {"metric": labels, "values": [[time, text]]}."""
+        now = time.time()
+        return list(self.api("query_range", query=expression, start=now - seconds, end=now, step=step)["result"])
+
+    def alerts(self, state: str = "firing") -> list[dict[str, Any]]:
+        """The alerts in a state, as Prometheus itself sees them."""
+        return [alert for alert in self.api("alerts")["alerts"] if alert["state"] == state]
+
+    def api(self, what: str, **parameters: object) -> Any:
+        """The `data` of one answer of the HTTP API; fails the test with Prometheus' own error."""
+        url = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
+        status, body = get(url)
+        answer = json.loads(body)
+        if status != 200 or answer["status"] != "success":
+            pytest.fail(f"Prometheus refused {what} {parameters}: {answer.get('error', body)}")
+        return answer["data"]
+
+
+class RealAlertmanager(_Process):
+    """Debian's Alertmanager on a free port of loopback, with the given configuration."""
+
+    name = "alertmanager"
+
+    def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
+        super().__init__(directory)
+        self._config = config
+
+    @property
+    def address(self) -> str:
+        """host:port, as Prometheus' configuration wants it."""
+        return f"127.0.0.1:{self.port}"
+
+    def command(self) -> list[str]:
+        path = self.directory / "alertmanager.yaml"
+        path.write_text(yaml.safe_dump(dict(self._config)))
+        return [
+            program("prometheus-alertmanager"),
+            f"--config.file={path}",
+            f"--storage.path={self.directory / 'alertmanager'}",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+            "--cluster.listen-address=",
+            "--log.level=warn",
+        ]
+
+    def post(self, alerts: list[dict[str, Any]]) -> None:
+        """Hand alerts in, as Prometheus would."""
+        request = urllib.request.Request(
+            f"{self.url}/api/v2/alerts",
+            data=json.dumps(alerts).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert answer.status == 200
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """All alerts that it holds, with their status (active, suppressed) and receivers."""
+        return list(json.loads(get(f"{self.url}/api/v2/alerts")[1]))
+
+
+class _Server:
+    """A small HTTP server in a thread of this process, on a free port of loopback."""
+
+    def __init__(self) -> None:
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer(b"")
+
+            def do_POST(self) -> None:
+                self._answer(self.rfile.read(int(self.headers.get("Content-Length", "0"))))
+
+            def _answer(self, body: bytes) -> None:
+                status, kind, answer = outer.answer(self.path, body)
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: object) -> None:
+                """Nothing: the tests read what was received."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+
+    def answer(self, path: str, body: bytes) -> tuple[int, str, bytes]:
+        raise NotImplementedError
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def __enter__(self):  # type: ignore[no-untyped-def]
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(STOP_SECONDS)
+
+
+class WebhookReceiver(_Server):
+    """Receives Alertmanager's webhook notifications and keeps them in order, with the unix time of their arrival.
+
+    The path of the request tells the receiver: `received("/page")` are the notifications that were posted to /page.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._received: list[tuple[float, str, dict[str, Any]]] = []
+
+    def answer(self, path: str, body: bytes) -> tuple[int, str, bytes]:
+        if body:
+            self._received.append((time.time(), path, json.loads(body)))
+        return 200, "application/json", b"{}"
+
+    def received(self, path: str = "/") -> list[dict[str, Any]]:
+        """The notifications that came to this path; each has `received_unix_seconds` added."""
+        return [
+            {**payload, "received_unix_seconds": when} for when, where, payload in list(self._received) if where == path
+        ]
+
+    def wait(self, path: str = "/", status: str = "firing", deadline_seconds: float = 60.0) -> dict[str, Any]:
+        """The first notification of this status that came to this path."""
+        return wait_for(
+            lambda: next((one for one in self.received(path) if one["status"] == status), None),
+            f"a {status} notification at {path}",
+            deadline_seconds,
+        )
+
+
+class TextExporter(_Server):
+    """Serves `text` as /metrics: for what a real hangwatch cannot be brought to say in a test."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def answer(self, path: str, body: bytes) -> tuple[int, str, bytes]:
+        return 200, "text/plain; version=0.0.4; charset=utf-8", self.text.encode()
+
+
+def get(url: str, timeout_seconds: float = 10.0) -> tuple[int, bytes]:
+    """Status and body of one GET, also when the status is an error."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_seconds) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def run(*command: str | os.PathLike[str], deadline_seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; its first word may be any that `program` knows."""
+    first, *rest = command
+    return subprocess.run(
+        [program(str(first)), *map(str, rest)], capture_output=True, text=True, timeout=deadline_seconds, check=False
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{round(seconds * 1000)}ms"

@@ -61,7 +61,7 @@ def dump(
     if not found:
         click.echo(
             "no training job runs on this node: no process that torchrun, accelerate, deepspeed, srun or mpirun\n"
-            "started, and none with RANK and WORLD_SIZE in its environment that this user may read (try as root, or --pid)",
+            "started, and none with RANK and WORLD_SIZE in an environment that this user may read (as root, or --pid)",
             err=True,
         )
         return 1

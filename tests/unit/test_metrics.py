@@ -1,0 +1,165 @@
+"""What a scrape shows, as text; names and labels keep the rules of the field."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from hangwatch import metrics
+from hangwatch.board import Board, JobEntry, Snapshot
+from hangwatch.config import Detector
+from hangwatch.hang import detector
+from hangwatch.hang.power import GpuPower
+from hangwatch.model import (
+    CheckResult,
+    CheckStatus,
+    CheckVerdict,
+    Fault,
+    GpuSample,
+    GpuSweep,
+    JobState,
+    Point,
+    SamplerStatus,
+)
+from tests import samples
+
+NOW = 1000.0
+
+
+def board(**changes: object) -> Board:
+    one = Board()
+    incident = samples.loader_hang()
+    gpus = tuple(
+        GpuSample(
+            index=i,
+            uuid=uuid,
+            name="NVIDIA H100 80GB HBM3",
+            power_watts=115.0 + i,
+            power_limit_watts=700.0,
+            utilization_ratio=0.0 if i == 5 else 1.0,
+            energy_joules=123456.5,
+        )
+        for i, uuid in enumerate(incident.job.gpu_uuids)
+    )
+    lost = Fault(subject="gpu 7", reason="GpuIsLost", detail="GPU is lost")
+    watch = detector.begin(incident.job, NOW - 900)
+    power = GpuPower(recent=(115.0,), limit_watts=700.0, busy_watts=600.0)
+    watch = watch.__class__(
+        job_id=watch.job_id,
+        generation=watch.generation,
+        began=watch.began,
+        state=JobState.HUNG,
+        since=NOW - 5,
+        quiet_since=NOW - 140,
+        gpus={incident.job.gpu_uuids[0]: power},
+    )
+    entry = JobEntry(job=incident.job, watch=watch, page=True, incident=incident)
+    check = CheckResult(
+        check="clock_skew",
+        verdict=CheckVerdict(status=CheckStatus.OK, reason="Synchronised", message="the clock is right"),
+        success=True,
+        duration_seconds=0.01,
+        ran_unix_seconds=1e9,
+        points=(Point(name="clock_skew_offset_seconds", value=1e-6, help="Offset", labels=(("source", "kernel"),)),),
+    )
+    snapshot = Snapshot(
+        sweep=GpuSweep(taken_monotonic_seconds=NOW - 1, taken_unix_seconds=1e9, gpus=gpus, faults=(lost,)),
+        sampler=SamplerStatus(alive=True, restarts=1),
+        jobs={incident.job.job_id: entry},
+        checks={"clock_skew": check},
+    )
+    snapshot = snapshot.count("captures", "frozen").count("dump_failures", "PermissionDenied")
+    one.set(**{name: getattr(snapshot, name) for name in snapshot.__struct_fields__} | changes)
+    return one
+
+
+def scrape(one: Board) -> str:
+    own = CollectorRegistry()
+    own.register(metrics.BoardCollector(one, lambda: NOW, Detector()))
+    return generate_latest(own).decode()
+
+
+@pytest.mark.golden
+def test_a_scrape(golden: Callable[[str, str], None]) -> None:
+    text = re.sub(r'python="[^"]*",version="[^"]*"', 'python="3",version="0"', scrape(board()))
+    golden("metrics.txt", text)
+
+
+def test_the_text_is_valid_and_named_by_the_rules() -> None:
+    families = list(text_string_to_metric_families(scrape(board())))
+    assert len(families) > 30
+    for family in families:
+        assert family.name.startswith("hangwatch_"), family.name
+        assert family.documentation, family.name
+        for sample in family.samples:
+            assert not {"host", "hostname", "node", "pid", "instance"} & set(sample.labels), sample
+            assert all(len(value) <= metrics.LABEL_LENGTH + 10 for value in sample.labels.values()), sample
+
+
+def test_promtool_has_nothing_to_say() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (apt-get install prometheus)")
+    said = subprocess.run([promtool, "check", "metrics"], input=scrape(board()), capture_output=True, text=True)
+    assert (said.returncode, said.stderr) == (0, "")
+
+
+def test_each_state_is_a_series_and_one_is_set() -> None:
+    lines = [line for line in scrape(board()).splitlines() if line.startswith("hangwatch_job_state{")]
+    assert len(lines) == len(JobState)
+    assert [line for line in lines if line.endswith(" 1.0")] == [
+        f'hangwatch_job_state{{job_id="{samples.loader_hang().job.job_id}",state="hung"}} 1.0'
+    ]
+
+
+def test_ranks_are_shown_only_while_an_incident_is_open() -> None:
+    assert "hangwatch_rank_activity{" in scrape(board())
+    assert "hangwatch_rank_activity{" not in scrape(board(jobs={}))
+
+
+def test_an_empty_board_is_a_valid_scrape() -> None:
+    text = scrape(Board())
+    assert "hangwatch_gpu_sampler_up 0.0" in text
+    assert "hangwatch_gpu_power_watts{" not in text
+
+
+def test_hostile_texts_stay_within_their_label() -> None:
+    evil = 'a"b\\c\nhangwatch_fake 1\n' + "x" * 5000
+    point = Point(name="evil_ratio", value=1.0, help="h", labels=(("who", evil),))
+    check = board().snapshot.checks["clock_skew"]
+    result = check.__class__(
+        check="evil",
+        verdict=CheckVerdict(status=CheckStatus.WARNING, reason="R", message=evil),
+        success=True,
+        duration_seconds=0,
+        ran_unix_seconds=0,
+        points=(point,),
+    )
+    text = scrape(board(checks={"evil": result}))
+    assert "\nhangwatch_fake 1" not in text
+    assert max(map(len, text.splitlines())) < 2000
+    assert list(text_string_to_metric_families(text))
+
+
+def test_an_error_inside_costs_the_rest_of_one_scrape_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    text = scrape(board(checks={"broken": None}))
+    assert "hangwatch_gpu_power_watts{" in text
+    assert "hangwatch_export_errors_total 1.0" in text
+    assert "please report" in caplog.text
+
+
+def test_the_dump_histogram_is_cumulative() -> None:
+    one = board()
+    for seconds in (0.015, 0.015, 3.0, 99.0):
+        one.set(dumps=one.snapshot.dumps.add(seconds))
+    text = scrape(one)
+    assert 'hangwatch_dump_seconds_bucket{le="0.02"} 2.0' in text
+    assert 'hangwatch_dump_seconds_bucket{le="5.0"} 3.0' in text
+    assert 'hangwatch_dump_seconds_bucket{le="+Inf"} 4.0' in text
+    assert "hangwatch_dump_seconds_count 4.0" in text

@@ -117,6 +117,11 @@ def odd_groups(groups: Sequence[Group], verdict: Verdict) -> frozenset[str]:
     return frozenset(group.key for group in groups if any(member.id in named for member in group.members))
 
 
+def all_odd(groups: Iterable[Group], odd: frozenset[str]) -> bool:
+    """Whether a branch holds odd groups only: it is theirs to mark."""
+    return all(group.key in odd for group in groups)
+
+
 def shown_groups(groups: Sequence[Group], odd: frozenset[str]) -> tuple[list[Group], list[Group]]:
     """The groups that a report shows, largest first, and those it only counts."""
     ordered = sorted(groups, key=lambda group: -len(group.members))

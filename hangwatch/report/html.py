@@ -1,0 +1,152 @@
+"""An Incident -> one HTML page that needs nothing else: no script, no font, no picture from outside."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from hangwatch.model import Group, Grouping, Incident, RankDump, Value, Verdict
+from hangwatch.report import power, words
+from hangwatch.report.dumps import rank_lines, shown_round
+from hangwatch.report.tree import merge_tree
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+    from markupsafe import Markup
+
+MAX_RAW_PER_GROUP = 8
+MAX_ROWS = 100  # of evidence, of the timeline, of notes: incident.json holds all
+_MAX_RAW_CHARACTERS = 600_000
+_MAX_LINES_PER_RANK = 500
+_MAX_TEXT = 2_000
+
+
+class Raw(Value, frozen=True):
+    """The stacks of one rank as they are folded into the page."""
+
+    who: str
+    lines: tuple[str, ...]
+    rounds: str
+    odd: bool = False
+
+
+class Section(Value, frozen=True):
+    """A group as the page shows it: its raw stacks, and how many ranks it stands for besides."""
+
+    group: Group
+    odd: bool
+    raw: tuple[Raw, ...]
+    more: int
+
+
+def render(incident: Incident) -> str:
+    """The page of an incident, below 2 MB whatever the number of ranks; incident.json and dumps/ hold the rest."""
+    return _page(incident.grouping, incident.verdict, incident)
+
+
+def render_grouping(grouping: Grouping, verdict: Verdict) -> str:
+    """The page of dumps without an incident: no power, no timeline, no host."""
+    return _page(grouping, verdict, None)
+
+
+def _page(grouping: Grouping, verdict: Verdict, incident: Incident | None) -> str:
+    odd = words.odd_groups(grouping.groups, verdict)
+    shown, rest = words.shown_groups(grouping.groups, odd)
+    template, style, style_hash = _template()
+    return template.render(
+        style=style,
+        style_hash=style_hash,
+        incident=incident,
+        grouping=grouping,
+        verdict=verdict,
+        odd=odd,
+        seen=sum(len(group.members) for group in grouping.groups),
+        trees=merge_tree(shown),
+        sections=_sections(shown, odd, incident),
+        more_groups=words.more_groups(rest) if rest else "",
+        chart=power.chart(incident) if incident is not None else None,
+        tone=_tone(verdict, incident),
+    )
+
+
+def _tone(verdict: Verdict, incident: Incident | None) -> str:
+    """The colour of the headline: somebody is named, nobody is, or it is over."""
+    if incident is not None and incident.closed_unix_seconds is not None:
+        return "over"
+    return "named" if verdict.named else "open"
+
+
+def _sections(groups: Sequence[Group], odd: frozenset[str], incident: Incident | None) -> list[Section]:
+    """The groups in their order, with raw stacks of at most a few ranks each; the odd ones choose first."""
+    dumps = {dump.id: dump for dump in incident.captures[-1].ranks} if incident and incident.captures else {}
+    command = incident.job.command if incident else ""
+    room = _MAX_RAW_CHARACTERS
+    raw: dict[int, tuple[Raw, ...]] = {}
+    for group in sorted(groups, key=lambda group: group.key not in odd):
+        found = [dumps[rank] for rank in words.group_ids(group) if rank in dumps][:MAX_RAW_PER_GROUP]
+        kept = []
+        for dump in found:
+            shown = _raw(dump, command, group.key in odd)
+            room -= sum(map(len, shown.lines))
+            kept += [shown] if room > 0 else []
+        raw[id(group)] = tuple(kept)
+    return [
+        Section(group=group, odd=group.key in odd, raw=raw[id(group)], more=len(group.members) - len(raw[id(group)]))
+        for group in groups
+    ]
+
+
+def _raw(dump: RankDump, command: str, odd: bool) -> Raw:
+    lines = [words.elided(line, _MAX_TEXT) for line in rank_lines(dump, command)]
+    if len(lines) > _MAX_LINES_PER_RANK:
+        lines = [*lines[:_MAX_LINES_PER_RANK], f"... {len(lines) - _MAX_LINES_PER_RANK} more lines in dumps/"]
+    return Raw(who=words.who(dump.id), lines=tuple(lines), rounds=_rounds(dump), odd=odd)
+
+
+def _rounds(dump: RankDump) -> str:
+    """`the same stacks in 3 rounds`, or which round is shown."""
+    stacks = [tuple(thread.frames for thread in found.threads) for found in dump.rounds]
+    if len(stacks) < 2:
+        return ""
+    if all(stack == stacks[0] for stack in stacks):
+        return f"the same in {len(stacks)} rounds"
+    return f"round {shown_round(dump) + 1} of {len(stacks)}, which differ: dumps/ holds all"
+
+
+def _bar(count: int, total: int) -> str:
+    """The width of a share bar in percent; what exists is never invisible."""
+    return f"{max(100 * count / max(total, 1), 1.5):.1f}"
+
+
+def _text(value: object) -> object:
+    """Every text on the page: control characters spelt out, and bounded. Escaping is the template's."""
+    return words.elided(value, _MAX_TEXT) if type(value) is str else value
+
+
+@functools.lru_cache(maxsize=1)
+def _template() -> tuple[Template, Markup, str]:
+    """The compiled template, the style sheet, and its hash for the content security policy."""
+    from markupsafe import Markup
+
+    environment = _environment()
+    style = environment.get_template("page.css").render()
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return environment.get_template("page.html.j2"), Markup(style), digest  # noqa: S704 - a file of this package
+
+
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("hangwatch.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_text,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(words=words, power=power, bar=_bar, max_rows=MAX_ROWS)
+    return environment

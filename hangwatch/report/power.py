@@ -1,0 +1,235 @@
+"""Pure: power series -> the geometry of one chart, bounded whatever the number of GPUs and of samples."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from statistics import median
+
+from hangwatch.model import Incident, PowerSeries, Value
+from hangwatch.report import words
+
+WIDTH, HEIGHT = 960, 330
+LEFT, RIGHT, TOP, BOTTOM = 52, 950, 30, 270  # the plot; below it the clock, then the states
+STRIP = 298
+MAX_LINES = 16
+_MAX_POINTS = 480  # of one line; more are folded to the lowest and highest of each slice
+_STEPS_SECONDS = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
+_GAP = 6  # a pause of so many sample intervals is shown as a gap
+
+
+class Line(Value, frozen=True):
+    """One GPU, or the median of many: where it is drawn and what the legend says of it."""
+
+    path: str
+    name: str
+    local_ranks: str
+    style: int
+    odd: bool = False
+    now_watts: float | None = None
+    busy_watts: float | None = None
+    quiet_line_watts: float | None = None
+    limit_watts: float | None = None
+    label_y: float = 0.0
+
+
+class Mark(Value, frozen=True):
+    """A tick, a capture, a stretch of a state. `label` is empty where it would collide with another."""
+
+    at: float
+    label: str = ""
+    size: float = 0.0
+    kind: str = ""
+
+
+class Chart(Value, frozen=True):
+    """Everything that the SVG holds, in its own coordinates."""
+
+    lines: tuple[Line, ...]
+    band: str
+    clock: tuple[Mark, ...]
+    levels: tuple[Mark, ...]
+    quiet: Mark | None
+    captures: tuple[Mark, ...]
+    states: tuple[Mark, ...]
+    summary: str
+
+
+class _Plane(Value, frozen=True):
+    start: float
+    end: float
+    top_watts: float
+
+    def x(self, unix_seconds: float) -> float:
+        share = (unix_seconds - self.start) / max(self.end - self.start, 1e-9)
+        return round(LEFT + min(max(share, 0.0), 1.0) * (RIGHT - LEFT), 1)
+
+    def y(self, watts: float) -> float:
+        return round(BOTTOM - min(max(watts / self.top_watts, 0.0), 1.0) * (BOTTOM - TOP), 1)
+
+
+def chart(incident: Incident) -> Chart | None:
+    """The chart of an incident; None where no power was recorded. More than 16 GPUs become a band and a median."""
+    series = [one for one in incident.power if len(one.watts) > 1]
+    if not series:
+        return None
+    plane = _plane(series)
+    odd = named_gpus(incident)
+    if len(series) <= MAX_LINES:
+        lines, band = [_line(one, number, one.uuid in odd, plane) for number, one in enumerate(series)], ""
+    else:
+        lines, band = _many(series, odd, plane)
+    return Chart(
+        lines=tuple(sorted(lines, key=lambda line: line.odd)),
+        band=band,
+        clock=tuple(_clock(plane)),
+        levels=tuple(Mark(at=plane.y(watts), label=f"{watts:g}") for watts in _levels(plane.top_watts)),
+        quiet=_quiet(series, plane),
+        captures=tuple(_captures(incident, plane)),
+        states=tuple(_states(incident, plane)),
+        summary=_summary(series, plane),
+    )
+
+
+def named_gpus(incident: Incident) -> frozenset[str]:
+    """The GPUs of the ranks that the verdict names, as far as they are on this node."""
+    named = [rank for rank in incident.verdict.named if rank.node in (None, incident.node)]
+    ranks = {rank.rank for rank in named} - {None}
+    pids = {rank.pid for rank in named} - {None}
+    return frozenset(
+        uuid for rank in incident.job.ranks if rank.rank in ranks or rank.id.pid in pids for uuid in rank.gpu_uuids
+    )
+
+
+def _plane(series: Sequence[PowerSeries]) -> _Plane:
+    highest = max(max(one.watts) for one in series)
+    quiet = max((one.quiet_line_watts or 0.0 for one in series), default=0.0)
+    return _Plane(
+        start=min(one.unix_seconds[0] for one in series),
+        end=max(one.unix_seconds[-1] for one in series),
+        top_watts=max(highest, quiet, 1.0) * 1.06,
+    )
+
+
+def _line(one: PowerSeries, number: int, odd: bool, plane: _Plane) -> Line:
+    end = plane.y(one.watts[-1])
+    return Line(
+        path=_path(one.unix_seconds, one.watts, plane),
+        name=f"GPU {one.index}",
+        local_ranks=words.fold_ranks(one.local_ranks) if one.local_ranks else "",
+        style=number,
+        odd=odd,
+        now_watts=one.watts[-1],
+        busy_watts=one.busy_watts,
+        quiet_line_watts=one.quiet_line_watts,
+        limit_watts=one.limit_watts,
+        label_y=end + 17 if end < BOTTOM - 20 else end - 24,
+    )
+
+
+def _many(series: Sequence[PowerSeries], odd: frozenset[str], plane: _Plane) -> tuple[list[Line], str]:
+    """The lowest and the highest of all GPUs as an area, their median as a line, and the named ones by themselves."""
+    times = [plane.start + (plane.end - plane.start) * number / 240 for number in range(241)]
+    columns = [[watts for one in series if (watts := _at(one, time)) is not None] for time in times]
+    seen = [(time, column) for time, column in zip(times, columns, strict=True) if column]
+    upper = [f"{plane.x(time)},{plane.y(max(column))}" for time, column in seen]
+    lower = [f"{plane.x(time)},{plane.y(min(column))}" for time, column in reversed(seen)]
+    middle = [median(column) for _, column in seen]
+    line = Line(
+        path=_path([time for time, _ in seen], middle, plane),
+        name=f"median of {len(series)} GPUs",
+        local_ranks="",
+        style=0,
+        now_watts=middle[-1],
+    )
+    named = [_line(one, 1 + number, True, plane) for number, one in enumerate(series) if one.uuid in odd][:MAX_LINES]
+    return [line, *named], f"M{' L'.join(upper + lower)} Z"
+
+
+def _at(one: PowerSeries, unix_seconds: float) -> float | None:
+    """The sample that held at that time; None before the first and after the last."""
+    index = bisect_right(one.unix_seconds, unix_seconds) - 1
+    return one.watts[index] if index >= 0 and unix_seconds <= one.unix_seconds[-1] else None
+
+
+def _path(times: Sequence[float], watts: Sequence[float], plane: _Plane) -> str:
+    """An SVG path through the samples; peaks and dips survive the thinning, and a long silence is a gap."""
+    kept = _thinned(watts)
+    steps = sorted(b - a for a, b in pairwise(times))
+    gap = _GAP * steps[len(steps) // 2]
+    parts: list[str] = []
+    for number, index in enumerate(kept):
+        broken = number == 0 or any(times[i + 1] - times[i] > gap for i in range(kept[number - 1], index))
+        parts.append(f"{'M' if broken else 'L'}{plane.x(times[index])},{plane.y(watts[index])}")
+    return " ".join(parts)
+
+
+def _thinned(watts: Sequence[float]) -> list[int]:
+    """Indexes to draw: all, or the lowest and the highest of each slice."""
+    size, slices = len(watts), _MAX_POINTS // 2
+    if size <= _MAX_POINTS:
+        return list(range(size))
+    kept = {0, size - 1}
+    for number in range(slices):
+        part = range(size * number // slices, size * (number + 1) // slices)
+        kept |= {min(part, key=watts.__getitem__), max(part, key=watts.__getitem__)}
+    return sorted(kept)
+
+
+def _clock(plane: _Plane) -> Iterable[Mark]:
+    span = plane.end - plane.start
+    step = next((step for step in _STEPS_SECONDS if span / step <= 8), _STEPS_SECONDS[-1] * (1 + span // 691200))
+    form = "%H:%M" if step >= 60 else "%H:%M:%S"
+    first = int(-(-plane.start // step))
+    for number in range(first, int(plane.end // step) + 1):
+        yield Mark(at=plane.x(number * step), label=words.utc(number * step, form))
+
+
+def _levels(top_watts: float) -> list[float]:
+    """Round levels from 0 to the top, four to eight of them."""
+    magnitude = 10.0 ** (len(str(int(top_watts))) - 1)
+    step = next(step for step in (magnitude / 5, magnitude / 2, magnitude, magnitude * 2) if top_watts / step <= 8)
+    return [step * number for number in range(int(top_watts / step) + 1)]
+
+
+def _quiet(series: Sequence[PowerSeries], plane: _Plane) -> Mark | None:
+    lines = [one.quiet_line_watts for one in series if one.quiet_line_watts is not None]
+    if not lines:
+        return None
+    low, high = min(lines), max(lines)
+    label = f"quiet under {low:.0f} W" if high - low < 1 else f"quiet under {low:.0f}-{high:.0f} W, by GPU"
+    return Mark(at=plane.y(high), size=plane.y(low) - plane.y(high), label=label)
+
+
+def _captures(incident: Incident, plane: _Plane) -> Iterable[Mark]:
+    free = float(LEFT)
+    for number, capture in enumerate(incident.captures, 1):
+        end = capture.started_unix_seconds + capture.duration_seconds
+        if plane.start <= capture.started_unix_seconds <= plane.end:
+            at = plane.x(capture.started_unix_seconds)
+            label = f"stacks {number}" if len(incident.captures) > 1 else "stacks taken"
+            yield Mark(at=at, size=max(plane.x(end) - at, 2.0), label=label if at >= free else "")
+            free = at + 80 if at >= free else free
+
+
+def _states(incident: Incident, plane: _Plane) -> Iterable[Mark]:
+    """Stretches of the job's states below the clock; a label only where it fits."""
+    steps = list(incident.timeline)
+    for number, step in enumerate(steps):
+        end = steps[number + 1].unix_seconds if number + 1 < len(steps) else plane.end
+        if step.unix_seconds <= plane.end and end >= plane.start:
+            at, size = plane.x(step.unix_seconds), plane.x(end) - plane.x(step.unix_seconds)
+            if size > 0:
+                label = step.state.value if size > 7.5 * len(step.state.value) else ""
+                yield Mark(at=at, size=size, label=label, kind=step.state.value)
+
+
+def _summary(series: Sequence[PowerSeries], plane: _Plane) -> str:
+    """The chart in a sentence, for those who cannot see it."""
+    first = [one.watts[0] for one in series]
+    last = [one.watts[-1] for one in series]
+    return (
+        f"Power of {words.count(len(series), 'GPU')} from {words.utc(plane.start)} to {words.utc(plane.end)}: "
+        f"{min(first):.0f} to {max(first):.0f} W at first, {min(last):.0f} to {max(last):.0f} W at the end."
+    )

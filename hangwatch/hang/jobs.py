@@ -1,0 +1,333 @@
+"""Pure: a snapshot of processes -> the training jobs of this node, with their ranks, workers and GPUs."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from hangwatch.hang import devices, launchers
+from hangwatch.hang.launchers import Seat
+from hangwatch.model import GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker
+
+_MAX_NAME = 48  # of what a launcher gave; a checksum and a pid may follow
+_INIT = 1
+_NO_RUN_ID = (None, "", "none")
+_LOOPBACK = ("localhost", "127.", "::1", "[::1]")
+
+
+def find_jobs(
+    processes: Sequence[Process], gpus: GpuSweep | None = None, *, ticks_per_second: int = 100
+) -> tuple[Job, ...]:
+    """The jobs among `processes`, by job_id.
+
+    A job is what has the variables of a launcher (RANK and WORLD_SIZE, or those of MPI or Slurm), or what mp.spawn
+    started and holds GPUs. `ticks_per_second` is the unit of `start_ticks`: a process that began after `gpus` was read
+    cannot be the one that the driver meant by its pid.
+    """
+    tree = _Tree(processes)
+    samples = _samples(gpus, tree, ticks_per_second)
+    crews = _seated_crews(tree, samples)
+    seated = {process.id.pid for crew in crews for process, _ in crew.members}
+    crews += _spawned_crews(tree, samples, seated)
+    ranks = {process.id.pid for crew in crews for process, _ in crew.members}
+    names = _names(crews, tree)
+    jobs = [_job(name, crew, tree, samples, ranks) for name, crew in zip(names, crews, strict=True)]
+    return tuple(sorted(jobs, key=lambda job: job.job_id))
+
+
+class _Crew(NamedTuple):
+    """The processes of one job. A member without a seat knows only its place in the order of start."""
+
+    launcher: str
+    head: Process | None
+    members: list[tuple[Process, Seat | None]]
+
+
+class _Seated(NamedTuple):
+    process: Process
+    seat: Seat
+    head: Process | None
+
+
+class _Tree:
+    """Who is whose child, among what still runs. A parent that is younger than its child is another process."""
+
+    def __init__(self, processes: Sequence[Process]) -> None:
+        self._by_pid = {process.id.pid: process for process in processes if process.state not in ("Z", "X")}
+        self._children: dict[int, list[Process]] = {}
+        for process in self._by_pid.values():
+            parent = self.parent(process)
+            if parent is not None:
+                self._children.setdefault(parent.id.pid, []).append(process)
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(self._by_pid.values())
+
+    def get(self, pid: int) -> Process | None:
+        return self._by_pid.get(pid)
+
+    def parent(self, process: Process) -> Process | None:
+        parent = self._by_pid.get(process.parent_pid)
+        return parent if parent is not None and parent.id.start_ticks <= process.id.start_ticks else None
+
+    def ancestors(self, process: Process) -> Iterator[Process]:
+        """From the parent upwards. A snapshot is not taken at one moment, so a circle is thinkable: each once."""
+        seen = {process.id.pid}
+        parent = self.parent(process)
+        while parent is not None and parent.id.pid not in seen:
+            yield parent
+            seen.add(parent.id.pid)
+            parent = self.parent(parent)
+
+    def descendants(self, process: Process, stop: Iterable[int] = ()) -> Iterator[Process]:
+        """All below a process, nearest first, without the subtrees of the pids in `stop`."""
+        seen = {process.id.pid, *stop}
+        queue = [process]
+        for one in queue:
+            for child in self._children.get(one.id.pid, ()):
+                if child.id.pid not in seen:
+                    seen.add(child.id.pid)
+                    queue.append(child)
+                    yield child
+
+
+# --- ranks that know who they are ----------------------------------------------------------------------------------
+
+
+def _seated_crews(tree: _Tree, samples: Sequence[GpuSample]) -> list[_Crew]:
+    groups: dict[tuple[object, ...], list[_Seated]] = {}
+    for one in _seated(tree):
+        groups.setdefault(_crew_key(one), []).append(one)
+    led = {_run(one.process) for group in groups.values() for one in group if one.head is not None}
+    crews = []
+    for group in groups.values():
+        # What a dead launcher left behind of a run that lives on is no job of its own.
+        if group[0].head is None and _run(group[0].process) in led:
+            continue
+        for part in _without_doubles(group, tree):
+            members = _ranks_of(part, tree, samples)
+            if members:
+                crews.append(_Crew(_launcher_name(part[0]), part[0].head, members))
+    return crews
+
+
+def _seated(tree: _Tree) -> Iterator[_Seated]:
+    kinds = {process.id.pid: kind for process in tree if (kind := launchers.launcher_kind(process))}
+    above = {up.id.pid for pid in kinds for up in tree.ancestors(_known(tree, pid))}
+    for process in tree:
+        if process.id.pid in kinds or launchers.is_loader_worker(process) or launchers.is_resource_tracker(process):
+            continue
+        head = next((up for up in tree.ancestors(process) if up.id.pid in kinds), None)
+        seat = launchers.seat(process, kinds[head.id.pid] if head else None)
+        # A process above a launcher has the seat of its node (Kubernetes, srun), not of a rank. A rank may start a
+        # job within the job, though; its seat has a local rank.
+        is_nodes = process.id.pid in above and seat and not (seat.family == "torch" and seat.local_rank is not None)
+        if seat is not None and not is_nodes:
+            yield _Seated(process, seat, head)
+
+
+def _known(tree: _Tree, pid: int) -> Process:
+    process = tree.get(pid)
+    assert process is not None
+    return process
+
+
+def _crew_key(one: _Seated) -> tuple[object, ...]:
+    return (one.head.id,) if one.head is not None else (None, *_run(one.process), one.seat.world_size)
+
+
+def _run(process: Process) -> tuple[str, str, str]:
+    """What tells one run from another where no launcher is left to tell it."""
+    environ = process.environ
+    run_id = environ.get("TORCHELASTIC_RUN_ID", "")
+    if run_id not in _NO_RUN_ID:
+        return (run_id, "", "")
+    return (run_id, environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", ""))
+
+
+def _launcher_name(one: _Seated) -> str:
+    if one.head is not None:
+        return launchers.launcher_kind(one.head) or "plain"
+    return "torchrun" if "TORCHELASTIC_RUN_ID" in one.process.environ else "plain"
+
+
+def _without_doubles(group: list[_Seated], tree: _Tree) -> list[list[_Seated]]:
+    """Split what has no launcher and has a rank twice: jobs in containers share loopback addresses and ports."""
+    if group[0].head is not None or not _has_doubles(group, tree):
+        return [group]
+    by_parent: dict[ProcessId | None, list[_Seated]] = {}
+    pids = {one.process.id.pid for one in group}
+    for one in group:
+        outside = next((up for up in tree.ancestors(one.process) if up.id.pid not in pids), None)
+        by_parent.setdefault(outside.id if outside else None, []).append(one)
+    return list(by_parent.values())
+
+
+def _has_doubles(group: list[_Seated], tree: _Tree) -> bool:
+    tops = [one.seat.rank for one in _topmost(group, tree)]
+    return len(tops) > len(set(tops))
+
+
+def _ranks_of(group: list[_Seated], tree: _Tree, samples: Sequence[GpuSample]) -> list[tuple[Process, Seat | None]]:
+    """One process per rank: of the latest attempt, a Python one, the topmost of those that inherited the seat."""
+    if any(one.seat.family == "torch" for one in group):
+        group = [one for one in group if one.seat.family == "torch"]
+    attempt = max(one.seat.attempt for one in group)
+    on_gpu = {pid for gpu in samples for pid in gpu.pids}
+    group = [
+        one
+        for one in group
+        if one.seat.attempt == attempt and (launchers.is_python(one.process) or one.process.id.pid in on_gpu)
+    ]
+    chosen: dict[int, _Seated] = {}
+    # A helper that outlived its parent hangs under init and is younger: it must not take the seat.
+    for one in sorted(
+        _topmost(group, tree), key=lambda one: (one.process.parent_pid == _INIT, -one.process.id.start_ticks)
+    ):
+        chosen.setdefault(one.seat.rank, one)
+    return [(chosen[rank].process, chosen[rank].seat) for rank in sorted(chosen)]
+
+
+def _topmost(group: list[_Seated], tree: _Tree) -> list[_Seated]:
+    seats = {one.process.id.pid: one.seat.rank for one in group}
+    return [
+        one for one in group if not any(seats.get(up.id.pid) == one.seat.rank for up in tree.ancestors(one.process))
+    ]
+
+
+# --- ranks of mp.spawn, which only know their place in the order of start -------------------------------------------
+
+
+def _spawned_crews(tree: _Tree, samples: Sequence[GpuSample], ranks: set[int]) -> list[_Crew]:
+    siblings: dict[int, list[Process]] = {}
+    for process in tree:
+        if launchers.is_spawned(process) and not _is_within(process, ranks, tree):
+            siblings.setdefault(process.parent_pid, []).append(process)
+    crews = []
+    for parent_pid, group in siblings.items():
+        head = tree.get(parent_pid) if parent_pid != _INIT else None
+        members = _spawned_ranks(group, tree, samples)
+        if len(members) > 1 and not (head and launchers.is_server(head)):
+            crews.append(_Crew("spawn", head, [(process, None) for process in members]))
+    return crews
+
+
+def _spawned_ranks(group: list[Process], tree: _Tree, samples: Sequence[GpuSample]) -> list[Process]:
+    """Those that hold a GPU; if none does, all that were started with an address to meet at."""
+    on_gpu = {pid for gpu in samples for pid in gpu.pids}
+    members = [one for one in group if not on_gpu.isdisjoint(_pids(one, tree))]
+    members = members or [one for one in group if "MASTER_ADDR" in one.environ]
+    return sorted(members, key=lambda one: (one.id.start_ticks, one.id.pid))
+
+
+def _is_within(process: Process, ranks: set[int], tree: _Tree) -> bool:
+    return process.id.pid in ranks or any(up.id.pid in ranks for up in tree.ancestors(process))
+
+
+# --- one job --------------------------------------------------------------------------------------------------------
+
+
+def _job(name: str, crew: _Crew, tree: _Tree, samples: Sequence[GpuSample], ranks: set[int]) -> Job:
+    first, first_seat = crew.members[0]
+    local_world_size = first_seat.local_world_size if first_seat else None
+    found = [
+        _rank(process, seat, place=place, tree=tree, samples=samples, ranks=ranks)
+        for place, (process, seat) in enumerate(crew.members)
+    ]
+    present = {rank.local_rank for rank in found}
+    return Job(
+        job_id=name,
+        launcher=crew.launcher,
+        launcher_id=crew.head.id if crew.head else None,
+        ranks=tuple(found),
+        world_size=first_seat.world_size if first_seat else None,
+        local_world_size=local_world_size,
+        absent_local_ranks=tuple(place for place in range(local_world_size or 0) if place not in present),
+        # Arguments stay where they are: they hold keys of trackers and hubs.
+        command=launchers.program((crew.head or first).cmdline if first_seat is None else first.cmdline),
+        user=first.user or (None if first.uid is None else f"uid {first.uid}"),
+        environ=first.environ,
+    )
+
+
+def _rank(
+    process: Process, seat: Seat | None, *, place: int, tree: _Tree, samples: Sequence[GpuSample], ranks: set[int]
+) -> Rank:
+    local_rank = seat.local_rank if seat else place
+    others = ranks - {process.id.pid}
+    below = [one for one in tree.descendants(process, others) if not launchers.is_resource_tracker(one)]
+    # Loader workers first, then other Python: where dumps are bounded, these are the ones that explain a rank.
+    below.sort(key=lambda one: (not launchers.is_loader_worker(one), not launchers.is_python(one), one.id))
+    pids = {process.id.pid, *(one.id.pid for one in below)}
+    return Rank(
+        id=process.id,
+        rank=seat.rank if seat else None,
+        local_rank=local_rank,
+        gpu_uuids=devices.gpus_of(pids, process.environ, local_rank, samples),
+        workers=tuple(Worker(id=one.id, comm=one.comm) for one in below),
+    )
+
+
+def _pids(process: Process, tree: _Tree) -> set[int]:
+    return {process.id.pid, *(one.id.pid for one in tree.descendants(process))}
+
+
+def _samples(gpus: GpuSweep | None, tree: _Tree, ticks_per_second: int) -> list[GpuSample]:
+    """The GPUs, with only those pids that were the same process when the driver was asked."""
+    if gpus is None:
+        return []
+    last_ticks = gpus.taken_monotonic_seconds * ticks_per_second
+    alive = {process.id.pid for process in tree if process.id.start_ticks <= last_ticks}
+    return [
+        GpuSample(index=gpu.index, uuid=gpu.uuid, pids=tuple(pid for pid in gpu.pids if pid in alive))
+        for gpu in gpus.gpus
+    ]
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+def _names(crews: list[_Crew], tree: _Tree) -> list[str]:
+    """A name for each job, the same on all its nodes where anything says it; two of one name get a pid each."""
+    names = [_name(crew, tree) for crew in crews]
+    return [
+        f"{name}-p{_origin(crew, tree).pid}" if names.count(name) > 1 else name
+        for name, crew in zip(names, crews, strict=True)
+    ]
+
+
+def _name(crew: _Crew, tree: _Tree) -> str:
+    process, seat = crew.members[0]
+    environ = process.environ
+    if environ.get("SLURM_JOB_ID"):
+        step = environ.get("SLURM_STEP_ID", "")
+        is_later_step = step.isdecimal() and 0 < int(step) < 1 << 31  # batch and extern count down from 2^32
+        return _safe(environ["SLURM_JOB_ID"] + (f".{step}" if is_later_step else ""))
+    if environ.get("TORCHELASTIC_RUN_ID") not in _NO_RUN_ID:
+        return _safe(environ["TORCHELASTIC_RUN_ID"])
+    if seat and seat.family == "mpi" and environ.get("PMIX_NAMESPACE"):
+        return _safe(environ["PMIX_NAMESPACE"])
+    address = environ.get("MASTER_ADDR", "")
+    if seat and address and not address.startswith(_LOOPBACK) and seat.world_size != seat.local_world_size:
+        return _safe(f"{address}-{environ.get('MASTER_PORT', '')}")
+    origin = _origin(crew, tree)
+    return f"pid{origin.pid}-{origin.start_ticks}"
+
+
+def _origin(crew: _Crew, tree: _Tree) -> ProcessId:
+    """The launcher; else the one parent of all ranks; else the rank that started first."""
+    if crew.head is not None:
+        return crew.head.id
+    parents = {parent.id if (parent := tree.parent(process)) else None for process, _ in crew.members}
+    parent_id = parents.pop() if len(parents) == 1 else None
+    if parent_id is not None and parent_id.pid != _INIT:
+        return parent_id
+    return min((process.id for process, _ in crew.members), key=lambda one: (one.start_ticks, one.pid))
+
+
+def _safe(text: str) -> str:
+    """A name that serves as a label and in the name of a folder; a changed one ends in a checksum of the original."""
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".-_")[:_MAX_NAME]
+    return clean if clean == text else f"{clean}-{zlib.crc32(text.encode()):08x}"

@@ -1,0 +1,440 @@
+"""Scenarios in virtual time: what each rank does second by second, with the daemon's default settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tests.scenarios.simulation import Doing, Node
+
+HOUR = 3600.0
+
+_MAIN = ("train_step (pretrain.py)", "main (pretrain.py)", "<module> (pretrain.py)")
+_REDUCE = (
+    "all_reduce (torch/distributed/distributed_c10d.py)",
+    "wrapper (torch/distributed/c10d_logger.py)",
+    "sync_gradients (pretrain.py)",
+    *_MAIN,
+)
+_BARRIER = (
+    "barrier (torch/distributed/distributed_c10d.py)",
+    "wrapper (torch/distributed/c10d_logger.py)",
+    "wait_for_all (pretrain.py)",
+    *_MAIN[1:],
+)
+_FORWARD = ("forward (torch/nn/modules/linear.py)", "_call_impl (torch/nn/modules/module.py)", *_MAIN)
+_BACKWARD = ("_engine_run_backward (torch/autograd/graph.py)", "backward (torch/_tensor.py)", *_MAIN)
+_OPTIMIZER = ("adamw (torch/optim/adamw.py)", "step (torch/optim/optimizer.py)", *_MAIN)
+_SAVE = (
+    "_write_item (torch/distributed/checkpoint/filesystem.py)",
+    "save_checkpoint (pretrain.py)",
+    *_MAIN[1:],
+)
+_EVALUATE = ("forward (torch/nn/modules/linear.py)", "evaluate (pretrain.py)", *_MAIN[1:])
+_METRICS = ("score (metrics.py)", "evaluate (pretrain.py)", *_MAIN[1:])
+_NEXT_BATCH = ("_try_get_data (torch/utils/data/dataloader.py)", "__next__ (torch/utils/data/dataloader.py)", *_MAIN)
+_LOCK = ("acquire (threading.py)", "log_metrics (metrics.py)", *_MAIN)
+_SPIN = ("pack (packing.py)", *_MAIN)
+_SYNCHRONIZE = ("synchronize (torch/cuda/__init__.py)", *_MAIN)
+_COMPILE = ("compile_file (torch/_inductor/codecache.py)", "compile_fx (torch/_inductor/compile_fx.py)", *_MAIN)
+_LOWERING = ("run (torch/_inductor/graph.py)", "compile_fx (torch/_inductor/compile_fx.py)", *_MAIN)
+_INIT = (
+    "_store_based_barrier (torch/distributed/distributed_c10d.py)",
+    "init_process_group (torch/distributed/distributed_c10d.py)",
+    "main (pretrain.py)",
+    "<module> (pretrain.py)",
+)
+_DOWNLOAD = ("read (ssl.py)", "download_shards (prepare.py)", *_MAIN[1:])
+
+TRAINS = Doing((_FORWARD, _BACKWARD, _OPTIMIZER), watts=600.0, utilization_ratio=0.98, cpu_ratio=0.9)
+WAITS = Doing((_REDUCE,), watts=120.0, cpu_ratio=1.0)
+WAITS_AT_BARRIER = Doing((_BARRIER,), watts=118.0, cpu_ratio=1.0)
+SAVES = Doing((_SAVE,), watts=85.0, utilization_ratio=0.0, cpu_ratio=0.3, io_bytes_per_second=2e8)
+STUCK_SAVING = Doing((_SAVE,), watts=84.0, utilization_ratio=0.0, state="D")
+EVALUATES = Doing((_EVALUATE, _METRICS), watts=160.0, utilization_ratio=0.3, cpu_ratio=0.9)
+COMPILES = Doing((_COMPILE, _LOWERING), watts=115.0, utilization_ratio=0.0, cpu_ratio=1.0)
+LOADS = Doing((_NEXT_BATCH,), watts=90.0, utilization_ratio=0.0, cpu_ratio=0.05, io_bytes_per_second=5e6)
+STUCK_LOADING = replace(LOADS, cpu_ratio=0.0, io_bytes_per_second=0.0, watts=84.0)
+LOCKED = Doing((_LOCK,), watts=84.0, utilization_ratio=0.0)
+SPINS = Doing((_SPIN,), watts=84.0, utilization_ratio=0.0, cpu_ratio=1.0, state="R")
+IN_DRIVER = Doing((_SYNCHRONIZE,), watts=68.0, utilization_ratio=0.0, state="D")
+STARTS = Doing((_DOWNLOAD,), watts=72.0, utilization_ratio=0.0, cpu_ratio=0.1, io_bytes_per_second=1e6)
+JOINS = Doing((_INIT,), watts=80.0, utilization_ratio=0.0, cpu_ratio=0.001)
+LIGHT = replace(TRAINS, watts=250.0)
+VERY_LIGHT = replace(TRAINS, watts=150.0, utilization_ratio=0.4)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What must become of one job. `named` are ranks; `within_seconds` is from the trouble to the page."""
+
+    states: str
+    page: bool = False
+    named: tuple[int, ...] = ()
+    within_seconds: float = 150.0
+
+
+@dataclass(frozen=True)
+class PowerScenario:
+    """One row. `truth` is `hang` or `healthy`; `trouble_at` is when the last rank made its last progress."""
+
+    name: str
+    what: str
+    truth: str
+    node: Node
+    expected: tuple[Expected, ...]
+    seconds: float
+    trouble_at: float = HOUR
+
+
+def _after(at: float, odd: int | None, stuck: Doing | None, others: Doing = WAITS, work: Doing = TRAINS) -> Node:
+    """All work until `at`, then one rank gets stuck and the others wait; None: it is gone."""
+
+    def doing(gpu: int, t: float) -> Doing | None:
+        if t < at:
+            return work
+        return stuck if gpu == odd else others
+
+    return Node(doing)
+
+
+def _between(begin: float, end: float, odd: int | None, odd_does: Doing, others: Doing = WAITS_AT_BARRIER) -> Node:
+    """All train, but between two times one rank does something else and the others wait for it."""
+
+    def doing(gpu: int, t: float) -> Doing | None:
+        if not begin <= t < end:
+            return TRAINS
+        return odd_does if gpu == odd else others
+
+    return Node(doing)
+
+
+def _cycle(*parts: tuple[Doing, float], shift_seconds: float = 0.0) -> Node:
+    """Each GPU goes round the parts, each for so many seconds; GPU i is `i * shift_seconds` behind."""
+    length = sum(seconds for _, seconds in parts)
+
+    def doing(gpu: int, t: float) -> Doing | None:
+        at = (t - gpu * shift_seconds) % length
+        for part, seconds in parts:
+            if at < seconds:
+                return part
+            at -= seconds
+        return parts[-1][0]
+
+    return Node(doing)
+
+
+def _startup(seconds: float, first: Doing, others: Doing) -> Node:
+    """Rank 0 starts up in one way and the others in another; then all train."""
+    return Node(lambda gpu, t: TRAINS if t >= seconds else (first if gpu == 0 else others))
+
+
+def _two_jobs() -> Node:
+    def doing(gpu: int, t: float) -> Doing | None:
+        if gpu >= 4 or t < HOUR:
+            return TRAINS
+        return LOCKED if gpu == 2 else WAITS
+
+    return Node(doing, jobs=(("hangs", range(4)), ("trains", range(4, 8))))
+
+
+def _restarts(pause_seconds: float) -> Node:
+    def doing(_gpu: int, t: float) -> Doing | None:
+        return STARTS if HOUR <= t < HOUR + pause_seconds else TRAINS
+
+    return Node(doing, generation=lambda t: int(t >= HOUR))
+
+
+def _capped(watts: float) -> Node:
+    capped = replace(TRAINS, watts=watts)
+    return Node(
+        lambda _gpu, t: TRAINS if t < HOUR else capped,
+        limit_watts=lambda t: 700.0 if t < HOUR else watts * 1.03,
+    )
+
+
+def _gpu_lost(then: Doing, others: Doing) -> Node:
+    node = _after(HOUR, 3, then, others)
+    return replace(node, lost=lambda gpu, t: gpu == 3 and t >= HOUR)
+
+
+TRAINS_ON = "starting → training"
+HANGS = "starting → training → quiet → suspected → hung"
+LOOKED_AT = "starting → training → quiet → suspected → stalled → recovered → training"
+TAUGHT = "starting → training → quiet → suspected → training"
+
+HANG_SCENARIOS = (
+    PowerScenario(
+        "lock", "rank 5 waits for a lock", "hang", _after(HOUR, 5, LOCKED), (Expected(HANGS, True, (5,)),), HOUR + 300
+    ),
+    PowerScenario(
+        "stuck loader",
+        "rank 2 waits for a data loader that gives nothing",
+        "hang",
+        _after(HOUR, 2, STUCK_LOADING),
+        (Expected(HANGS, True, (2,)),),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "blocked in the driver",
+        "rank 0 is blocked in D state",
+        "hang",
+        _after(HOUR, 0, IN_DRIVER),
+        (Expected(HANGS, True, (0,)),),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "rank gone",
+        "the process of rank 7 is gone, the others wait for it",
+        "hang",
+        _after(HOUR, 7, None),
+        (Expected(HANGS, True, (7,)),),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "culprit elsewhere",
+        "all ranks of this node wait for another node",
+        "hang",
+        _after(HOUR, None, None),
+        (Expected(HANGS, True),),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "endless loop",
+        "rank 4 loops in Python: it moves, so the page waits for stalled_hold_seconds",
+        "hang",
+        _after(HOUR, 4, SPINS),
+        (Expected("starting → training → quiet → suspected → stalled", True, (4,), 1050.0),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
+        "storage fails during a checkpoint",
+        "rank 0 writes for 3 minutes, then its writes block",
+        "hang",
+        Node(
+            lambda gpu, t: (
+                TRAINS if t < HOUR else WAITS_AT_BARRIER if gpu else SAVES if t < HOUR + 180 else STUCK_SAVING
+            )
+        ),
+        (Expected("starting → training → quiet → suspected → stalled → hung", True, (0,), 240.0),),
+        HOUR + 600,
+        trouble_at=HOUR + 180,
+    ),
+    PowerScenario(
+        "hang at start",
+        "rank 6 never joins; the job never drew any power",
+        "hang",
+        Node(lambda gpu, _t: LOCKED if gpu == 6 else JOINS),
+        (Expected("starting → suspected → hung", True, (6,), 930.0),),
+        1200.0,
+        trouble_at=0.0,
+    ),
+    PowerScenario(
+        "light job hangs",
+        "a job that drew 250 of 700 W; waiting ranks draw 120 W",
+        "hang",
+        _after(HOUR, 5, LOCKED, work=LIGHT),
+        (Expected(HANGS, True, (5,)),),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "small cards hang",
+        "A100 of 400 W: 330 W at work, 86 W waiting",
+        "hang",
+        replace(
+            _after(HOUR, 1, replace(IN_DRIVER, watts=68.0), replace(WAITS, watts=86.0), replace(TRAINS, watts=330.0)),
+            limit_watts=lambda _t: 400.0,
+            idle_watts=56.0,
+        ),
+        (Expected(HANGS, True, (1,)),),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "waiting at 29 % of the limit",
+        "H20 of 400 W: 118 W in the hang",
+        "hang",
+        replace(
+            _after(HOUR, 3, replace(LOCKED, watts=90.0), replace(WAITS, watts=118.0), replace(TRAINS, watts=380.0)),
+            limit_watts=lambda _t: 400.0,
+        ),
+        (Expected(HANGS, True, (3,)),),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "GPU lost, and the job hangs on it",
+        "GPU 3 falls off the bus; rank 3 blocks in the driver",
+        "hang",
+        _gpu_lost(IN_DRIVER, WAITS),
+        (Expected(HANGS, True, (3,)),),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "two jobs, one hangs",
+        "rank 2 of one job waits for a lock; the other job trains",
+        "hang",
+        _two_jobs(),
+        (Expected(HANGS, True, (2,)), Expected(TRAINS_ON)),
+        HOUR + 300,
+    ),
+)
+
+HEALTHY_SCENARIOS = (
+    PowerScenario(
+        "long checkpoint",
+        "rank 0 writes for 10 minutes, the others wait",
+        "healthy",
+        _between(HOUR, HOUR + 600, 0, SAVES),
+        (Expected(LOOKED_AT),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
+        "checkpoints every half hour",
+        "90 s each, shorter than the hold",
+        "healthy",
+        Node(lambda gpu, t: TRAINS if t < 600 or t % 1800 >= 90 else (WAITS_AT_BARRIER if gpu else SAVES)),
+        (Expected("starting → training ⇄ quiet"),),
+        3 * HOUR,
+    ),
+    PowerScenario(
+        "evaluation on one rank",
+        "rank 0 evaluates for 8 minutes, the others wait",
+        "healthy",
+        _between(HOUR, HOUR + 480, 0, EVALUATES),
+        (Expected(LOOKED_AT),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
+        "evaluation on all ranks",
+        "20 minutes at 160 W",
+        "healthy",
+        _between(HOUR, HOUR + 1200, None, EVALUATES, EVALUATES),
+        (Expected(TAUGHT),),
+        HOUR + 1800,
+    ),
+    PowerScenario(
+        "first-step compile",
+        "all ranks compile for 25 minutes before the first step",
+        "healthy",
+        _startup(1500, COMPILES, COMPILES),
+        (Expected("starting → suspected → training"),),
+        HOUR,
+    ),
+    PowerScenario(
+        "rank 0 prepares data",
+        "for 90 minutes before the first step, the others wait for it",
+        "healthy",
+        _startup(5400, STARTS, WAITS_AT_BARRIER),
+        (Expected("starting → suspected → stalled → recovered → training"),),
+        2 * HOUR,
+    ),
+    PowerScenario(
+        "starved but moving loader",
+        "after an hour: 2 s of work for every 20 s of loading",
+        "healthy",
+        Node(lambda _gpu, t: TRAINS if t < HOUR or t % 22 < 2 else LOADS),
+        (Expected(TAUGHT),),
+        2 * HOUR,
+    ),
+    PowerScenario(
+        "pipeline bubbles",
+        "each stage works 4 s and waits 4 s, in turns",
+        "healthy",
+        _cycle((TRAINS, 4), (WAITS, 4), shift_seconds=1),
+        (Expected(TRAINS_ON),),
+        HOUR,
+    ),
+    PowerScenario(
+        "gradient accumulation",
+        "100 s of compute, then 25 s of all_reduce at 150 W",
+        "healthy",
+        _cycle((TRAINS, 100), (replace(WAITS, watts=150.0), 25)),
+        (Expected("starting → training ⇄ quiet"),),
+        HOUR,
+    ),
+    PowerScenario(
+        "two jobs, one ends",
+        "four ranks are done and exit; the other job trains",
+        "healthy",
+        Node(
+            lambda gpu, t: TRAINS if gpu >= 4 or t < HOUR else None,
+            jobs=(("ends", range(4)), ("trains", range(4, 8))),
+        ),
+        (Expected("starting → training → quiet → ended"), Expected(TRAINS_ON)),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "a job that ends",
+        "rank 0 writes the last checkpoint for 60 s, then all exit",
+        "healthy",
+        Node(lambda gpu, t: TRAINS if t < HOUR else None if t > HOUR + 60 else WAITS_AT_BARRIER if gpu else SAVES),
+        (Expected("starting → training → quiet → ended"),),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "elastic restart",
+        "the launcher replaces all ranks; they start up for 10 minutes",
+        "healthy",
+        _restarts(600),
+        (Expected("starting → training → ended → starting → training"),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
+        "power capping",
+        "the limit falls from 700 to 310 W, and with it the power",
+        "healthy",
+        _capped(300),
+        (Expected(TRAINS_ON),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
+        "power emergency",
+        "the limit falls from 700 to 206 W",
+        "healthy",
+        _capped(200),
+        (Expected(TAUGHT),),
+        2 * HOUR,
+    ),
+    PowerScenario(
+        "one GPU slower than the rest",
+        "GPU 6 at 250 W, the others wait for it a third of the time",
+        "healthy",
+        Node(
+            lambda gpu, t: (
+                replace(TRAINS, watts=250.0) if gpu == 6 else TRAINS if t % 9 < 6 else replace(WAITS, watts=200.0)
+            )
+        ),
+        (Expected(TRAINS_ON),),
+        HOUR,
+    ),
+    PowerScenario(
+        "readings of one GPU lost",
+        "GPU 3 can no longer be read; the job trains on",
+        "healthy",
+        _gpu_lost(TRAINS, TRAINS),
+        (Expected(TRAINS_ON),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
+        "driver silent",
+        "no sample for 10 minutes; the job trains on",
+        "healthy",
+        replace(_after(2 * HOUR, None, None), silent=lambda t: HOUR <= t < HOUR + 600),
+        (Expected(TRAINS_ON),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
+        "light fine-tuning",
+        "250 of 700 W",
+        "healthy",
+        Node(lambda _gpu, _t: LIGHT),
+        (Expected(TRAINS_ON),),
+        2 * HOUR,
+    ),
+    PowerScenario(
+        "very light fine-tuning",
+        "150 of 700 W from the first minute: looked at now and then, left alone",
+        "healthy",
+        Node(lambda _gpu, _t: VERY_LIGHT),
+        (Expected("starting → suspected → training"),),
+        4 * HOUR,
+    ),
+)

@@ -1,0 +1,297 @@
+"""Plays a script (what each rank does at each second) through the detector, the grouping and the verdict, in virtual time.
+
+Nothing here decides: power, stacks and counters follow from the script, and `hangwatch.progress` gets them as the
+daemon would give them: a sweep a second, a scan every ten, a capture of three rounds five seconds apart.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from hangwatch import progress
+from hangwatch.board import Snapshot
+from hangwatch.config import Settings
+from hangwatch.hang import activity, culprit, stacks
+from hangwatch.hang.detector import TakeCapture, Transition
+from hangwatch.model import (
+    Capture,
+    Fault,
+    Frame,
+    GpuSample,
+    GpuSweep,
+    Job,
+    JobState,
+    ProcessDump,
+    ProcessId,
+    Rank,
+    RankDump,
+    RankId,
+    SamplerStatus,
+    Thread,
+    Verdict,
+)
+from hangwatch.progress import Deed, Look
+
+NODE = "node-1"
+SETTINGS = Settings()
+UNIX_START = 1_700_000_000.0
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What a rank does: stacks that it alternates between (innermost frame first), what its GPU and its process show."""
+
+    stacks: tuple[tuple[str, ...], ...]
+    watts: float
+    utilization_ratio: float = 1.0
+    cpu_ratio: float = 0.0
+    io_bytes_per_second: float = 0.0
+    state: str = "S"
+
+    def frames(self, round_number: int) -> tuple[Frame, ...]:
+        """The stack in one round of a capture."""
+        return tuple(_frame(text) for text in self.stacks[round_number % len(self.stacks)])
+
+
+def _frame(text: str) -> Frame:
+    function, _, file = text.partition(" ")
+    return Frame(function=function, file=file.strip("()"), line=1)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node under simulation. `doing(gpu, t)` is None where that GPU's process does not exist.
+
+    `jobs` are job ids and the GPUs that they hold. `limit_watts(t)` is the power limit, `lost(gpu, t)` whether the
+    driver cannot read a GPU, `silent(t)` whether no sample comes at all, `generation(t)` grows when a launcher starts
+    its ranks anew.
+    """
+
+    doing: Callable[[int, float], Doing | None]
+    jobs: tuple[tuple[str, range], ...] = (("job", range(8)),)
+    limit_watts: Callable[[float], float] = lambda _t: 700.0
+    idle_watts: float = 70.0
+    lost: Callable[[int, float], bool] = lambda _gpu, _t: False
+    silent: Callable[[float], bool] = lambda _t: False
+    generation: Callable[[float], int] = lambda _t: 0
+
+    @property
+    def gpus(self) -> range:
+        """The indexes of all GPUs."""
+        return range(max(gpus.stop for _, gpus in self.jobs))
+
+    def sweep(self, t: float, noise: random.Random) -> GpuSweep:
+        """What the driver says."""
+        lost = [gpu for gpu in self.gpus if self.lost(gpu, t)]
+        return GpuSweep(
+            taken_monotonic_seconds=t,
+            taken_unix_seconds=UNIX_START + t,
+            gpus=tuple(self._sample(gpu, t, noise) for gpu in self.gpus if gpu not in lost),
+            faults=tuple(Fault(subject=f"gpu {gpu}", reason="GpuIsLost", detail="GPU is lost") for gpu in lost),
+        )
+
+    def _sample(self, gpu: int, t: float, noise: random.Random) -> GpuSample:
+        doing = self.doing(gpu, t)
+        watts = self.idle_watts if doing is None else doing.watts
+        return GpuSample(
+            index=gpu,
+            uuid=f"GPU-{gpu}",
+            power_watts=watts * noise.uniform(0.97, 1.03),
+            power_limit_watts=self.limit_watts(t),
+            utilization_ratio=0.0 if doing is None else doing.utilization_ratio,
+            pids=() if doing is None else (self.process(gpu, t).pid,),
+        )
+
+    def process(self, gpu: int, t: float) -> ProcessId:
+        """The process of the rank on a GPU."""
+        generation = self.generation(t)
+        return ProcessId(pid=1000 * (generation + 1) + gpu, start_ticks=100 + generation)
+
+    def found_jobs(self, t: float) -> Iterator[Job]:
+        """What a scan of /proc finds."""
+        for job_id, gpus in self.jobs:
+            present = [gpu for gpu in gpus if self.doing(gpu, t) is not None]
+            if not present:
+                continue
+            yield Job(
+                job_id=job_id,
+                launcher="torchrun",
+                launcher_id=ProcessId(pid=900, start_ticks=90),
+                ranks=tuple(
+                    Rank(
+                        id=self.process(gpu, t),
+                        rank=gpu - gpus.start,
+                        local_rank=gpu - gpus.start,
+                        gpu_uuids=(f"GPU-{gpu}",),
+                    )
+                    for gpu in present
+                ),
+                world_size=len(gpus),
+                local_world_size=len(gpus),
+                absent_local_ranks=tuple(gpu - gpus.start for gpu in gpus if gpu not in present),
+            )
+
+
+@dataclass
+class Played:
+    """What became of one job: its states in order, when it paged first, and the verdict at that time or the last one."""
+
+    states: list[str] = field(default_factory=list)
+    paged_at: float | None = None
+    verdict: Verdict | None = None
+    captures: int = 0
+
+
+def play(node: Node, seconds: float, settings: Settings = SETTINGS, seed: int = 0) -> dict[str, Played]:
+    """Run the detector over `seconds` of virtual time; the outcome of each job by its id."""
+    daemon = _Daemon(node, settings, seed)
+    for t in range(int(seconds)):
+        daemon.second(float(t))
+    return daemon.played
+
+
+class _Daemon:
+    """The daemon's beats without its threads."""
+
+    def __init__(self, node: Node, settings: Settings, seed: int) -> None:
+        self.node = node
+        self.settings = settings
+        self.played = {job_id: Played() for job_id, _ in node.jobs}
+        self._snapshot = Snapshot()
+        self._noise = random.Random(seed)
+        self._activities = activity.load(settings.activities.rules)
+        self._wanted: list[TakeCapture] = []
+        self._taking: _Taking | None = None
+        self._cpu_seconds = dict.fromkeys(node.gpus, 0.0)
+        self._io_bytes = dict.fromkeys(node.gpus, 0.0)
+
+    def second(self, t: float) -> None:
+        self._count(t)
+        if t % self.settings.jobs.discover_seconds == 0:
+            self._discover(t)
+        if not self.node.silent(t):
+            self._snapshot, deeds = progress.sampled(
+                self._snapshot,
+                self.node.sweep(t, self._noise),
+                SamplerStatus(alive=True),
+                now=t,
+                settings=self.settings.detector,
+                gap_seconds=10.0,
+            )
+            self._note(deeds, t)
+        self._capture(t)
+
+    def _count(self, t: float) -> None:
+        for gpu in self.node.gpus:
+            doing = self.node.doing(gpu, t)
+            if doing is not None:
+                self._cpu_seconds[gpu] += doing.cpu_ratio
+                self._io_bytes[gpu] += doing.io_bytes_per_second
+
+    def _discover(self, t: float) -> None:
+        self._snapshot, deeds = progress.discovered(self._snapshot, self.node.found_jobs(t), t, UNIX_START + t)
+        self._note(deeds, t)
+
+    def _capture(self, t: float) -> None:
+        if self._taking is None and self._wanted:
+            self._discover(t)
+            self._taking = _Taking(self._wanted.pop(0).job_id, t)
+        taking = self._taking
+        if taking is None or (t - taking.began) % self.settings.capture.pause_seconds:
+            return
+        taking.rounds.append({gpu: self._dump(gpu, t, len(taking.rounds)) for gpu in self.node.gpus})
+        if len(taking.rounds) < self.settings.capture.rounds:
+            return
+        self._taking = None
+        look = self._look(taking, t)
+        self.played[taking.job_id].captures += 1
+        self._snapshot, deeds = progress.captured(
+            self._snapshot, look, now=t, unix_now=UNIX_START + t, settings=self.settings.detector
+        )
+        self._note(deeds, t)
+
+    def _dump(self, gpu: int, t: float, round_number: int) -> ProcessDump:
+        doing = self.node.doing(gpu, t)
+        if doing is None:
+            return ProcessDump(taken_monotonic_seconds=t)
+        main = Thread(name="MainThread", thread_id=str(1000 + gpu), frames=doing.frames(round_number), is_main=True)
+        return ProcessDump(
+            taken_monotonic_seconds=t,
+            threads=(main,),
+            state=doing.state,
+            state_after=doing.state,
+            cpu_seconds=self._cpu_seconds[gpu],
+            io_bytes=int(self._io_bytes[gpu]),
+        )
+
+    def _look(self, taking: _Taking, t: float) -> Look:
+        gpus = dict(self.node.jobs)[taking.job_id]
+        taken = Capture(
+            job_id=taking.job_id,
+            node=NODE,
+            started_unix_seconds=UNIX_START + taking.began,
+            duration_seconds=t - taking.began,
+            rounds=len(taking.rounds),
+            ranks=tuple(self._rank_dump(gpu, gpu - gpus.start, taking, t) for gpu in gpus),
+            world_size=len(gpus),
+        )
+        grouping = stacks.group(taken, self._activities, self.settings.capture)
+        return Look(capture=taken, grouping=grouping, verdict=culprit.judge(grouping), incident_id=f"incident-{t}")
+
+    def _rank_dump(self, gpu: int, rank: int, taking: _Taking, t: float) -> RankDump:
+        doing = self.node.doing(gpu, t)
+        lost = doing is None or self.node.lost(gpu, t)
+        return RankDump(
+            id=RankId(node=NODE, rank=rank, local_rank=rank, pid=self.node.process(gpu, t).pid),
+            rounds=() if doing is None else tuple(one[gpu] for one in taking.rounds),
+            gone=doing is None,
+            power_watts=None if lost else doing.watts,
+            utilization_ratio=None if lost else doing.utilization_ratio,
+        )
+
+    def _note(self, deeds: Iterable[Deed], t: float) -> None:
+        """Keep what the daemon would do: captures are taken here, and the states go into the outcome."""
+        for deed in deeds:
+            if isinstance(deed, TakeCapture):
+                self._wanted.append(deed)
+            elif isinstance(deed, Transition):
+                self.played[deed.job_id].states.append(deed.state.value)
+        for job_id, entry in self._snapshot.jobs.items():
+            played = self.played[job_id]
+            if entry.watch.state is JobState.STARTING and played.states[-1:] != ["starting"]:
+                played.states.append("starting")
+            if entry.incident is not None and played.paged_at is None:
+                played.verdict = entry.incident.verdict
+            if entry.page and played.paged_at is None:
+                played.paged_at = t
+
+
+@dataclass
+class _Taking:
+    """A capture under way."""
+
+    job_id: str
+    began: float
+    rounds: list[dict[int, ProcessDump]] = field(default_factory=list)
+
+
+def fold(states: list[str]) -> str:
+    """States in order, as one line; two that alternate are shown once: `training ⇄ quiet`."""
+    parts: list[str] = []
+    index = 0
+    while index < len(states):
+        pair = states[index : index + 2]
+        length = 2
+        while states[index + length : index + length + 1] == [pair[length % 2]] and len(pair) == 2:
+            length += 1
+        if length >= 4:
+            parts.append(f"{pair[0]} ⇄ {pair[1]}")
+            index += length - (length % 2)
+            if length % 2:  # it ends where it began
+                index += 1
+        else:
+            parts.append(states[index])
+            index += 1
+    return " → ".join(parts)

@@ -1,0 +1,51 @@
+"""Hangs and healthy look-alikes in virtual time: states, pages and names."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.scenarios.power import HANG_SCENARIOS, HEALTHY_SCENARIOS, PowerScenario
+from tests.scenarios.simulation import fold, play
+
+SCENARIOS = (*HANG_SCENARIOS, *HEALTHY_SCENARIOS)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_power_scenario(scenario: PowerScenario) -> None:
+    played = play(scenario.node, scenario.seconds)
+    for (job_id, _), expected in zip(scenario.node.jobs, scenario.expected, strict=True):
+        job = played[job_id]
+        assert fold(job.states) == expected.states, job_id
+        assert (job.paged_at is not None) == expected.page, job_id
+        if expected.page:
+            assert tuple(one.rank for one in job.verdict.named) == expected.named, job.verdict.message
+            assert job.paged_at - scenario.trouble_at <= expected.within_seconds
+
+
+def test_every_scenario_has_a_name_of_its_own_and_a_truth() -> None:
+    assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)
+    assert {scenario.truth for scenario in HANG_SCENARIOS} == {"hang"}
+    assert {scenario.truth for scenario in HEALTHY_SCENARIOS} == {"healthy"}
+    assert not any(expected.page for scenario in HEALTHY_SCENARIOS for expected in scenario.expected)
+
+
+@pytest.mark.parametrize(
+    ("states", "line"),
+    [
+        (["a"], "a"),
+        (["a", "b", "c"], "a → b → c"),
+        (["a", "b", "a"], "a → b → a"),
+        (["a", "b", "a", "b"], "a ⇄ b"),
+        (["a", "b", "a", "b", "a"], "a ⇄ b"),
+        (["s", "a", "b", "a", "b", "a", "c"], "s → a ⇄ b → c"),
+    ],
+)
+def test_fold(states: list[str], line: str) -> None:
+    assert fold(states) == line
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=30))
+def test_folding_loses_no_kind_of_state(states: list[str]) -> None:
+    assert set(fold(states).replace("→", "").replace("⇄", "").split()) == set(states)

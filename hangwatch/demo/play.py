@@ -12,7 +12,7 @@ from hangwatch import config
 from hangwatch.board import JobEntry
 from hangwatch.config import ActivityRule, Settings
 from hangwatch.daemon import Daemon
-from hangwatch.demo.node import SimulatedNode, wait_until
+from hangwatch.demo.node import NodeError, SimulatedNode, wait_until
 from hangwatch.demo.power import SimulatedGpus
 from hangwatch.demo.scenarios import SCENARIOS, Answer, Scenario
 from hangwatch.model import JobState, Value, Verdict
@@ -24,18 +24,12 @@ SAVE_DEADLINE_SECONDS = 10.0
 TRAINING_SECONDS = 3.0  # enough for the busy level of each GPU
 IDLE_SECONDS = 6.0  # twice the hold: a job would have been suspected by then
 
+DEFAULT_DIRECTORY = Path("hangwatch-demo")
 ACTIVITIES = (
-    ("collective_wait", "all_reduce", "collectives.py", "all_reduce"),
-    ("collective_wait", "barrier", "collectives.py", "barrier"),
-    ("data_loading", "next_batch", "loader.py", ""),
-    ("data_loading", "read_shard", "loader.py", ""),
-    ("checkpoint", "save_checkpoint", "worker.py", ""),
-    ("evaluation", "evaluate", "worker.py", ""),
+    ("collective_wait", "all_reduce", "collectives.py"),
+    ("collective_wait", "barrier", "collectives.py"),
+    ("data_loading", "read_shard", "loader.py"),
 )
-
-
-class DemoError(Exception):
-    """A scenario that could not be played; the message says how far it came."""
 
 
 class Outcome(Value, frozen=True):
@@ -53,9 +47,9 @@ class Outcome(Value, frozen=True):
 
 
 def settings(directory: Path) -> Settings:
-    """What the demo's daemon runs with: everything quicker, and what the functions of the demo's job do.
+    """What the demo's daemon runs with: everything quicker, and rules for the demo's own collectives and loader.
 
-    The rules show how a site teaches hangwatch its own code.
+    A site teaches hangwatch its own code in the same way. What is left out is known: `next_batch`, `evaluate`.
     """
     return Settings(
         gpu=config.Gpu(sample_seconds=0.25),
@@ -73,33 +67,52 @@ def settings(directory: Path) -> Settings:
         http=config.Http(listen="127.0.0.1", port=0),
         activities=config.Activities(
             rules=tuple(
-                ActivityRule(activity=activity, function=function, file=f"*hangwatch/demo/{file}", operation=operation)
-                for activity, function, file, operation in ACTIVITIES
+                ActivityRule(activity=activity, function=function, file=f"*hangwatch/demo/{file}")
+                for activity, function, file in ACTIVITIES
             )
         ),
     )
 
 
-def play(scenario: Scenario, *, ranks: int, seed: int, directory: Path, say: Callable[[str], None]) -> Outcome:
-    """Play one scenario; `say` gets a line for everything that happens, `directory` the incident and the daemon's log.
+def descriptions() -> dict[str, str]:
+    """What happens in each scenario, by name."""
+    return {
+        name: f"one rank {scenario.what}" if scenario.whom == "one" else scenario.what
+        for name, scenario in SCENARIOS.items()
+    }
 
-    The same `seed` plants the same rank. Every process is ended, also when this raises: DemoError or NodeError when
-    the simulated node fails, StoreError when `directory` cannot be used.
+
+def play(
+    name: str, *, ranks: int = 8, seed: int = 0, say: Callable[[str], None] = print, directory: Path | None = None
+) -> Outcome:
+    """Play the scenario of that name; `say` gets a line for everything that happens.
+
+    The same `seed` plants the same rank. `directory` gets the incident and the daemon's log; without it
+    `hangwatch-demo` in the current directory. Every process is ended, also when this raises: NodeError when the
+    simulated node fails, StoreError when the directory cannot be used.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    outcome = _play(SCENARIOS[name], ranks, seed, (directory or DEFAULT_DIRECTORY).absolute(), say)
+    if outcome.verdict is not None:
+        say(f"verdict: {outcome.verdict.message} (confidence: {outcome.verdict.confidence.value})")
+    say(f"{'right' if outcome.right else 'WRONG'}: {outcome.sentence}")
+    if outcome.report is not None:
+        say(f"report: {outcome.report / 'report.html'}")
+    return outcome
+
+
+def _play(scenario: Scenario, ranks: int, seed: int, directory: Path, say: Callable[[str], None]) -> Outcome:
     planted = scenario.planted_rank(ranks, seed)
     ranks = 1 if scenario.right is Answer.NO_JOB else ranks
-    with _log_to(directory / "daemon.log"), SimulatedNode(ranks, scenario.nodes, scenario.program) as node:
+    with SimulatedNode(ranks, scenario.nodes, scenario.program) as node, _running(node, seed, directory) as daemon:
         say(f"started {'a notebook' if scenario.right is Answer.NO_JOB else f'job {node.run_id} of {ranks} ranks'}")
-        with _running(node, seed, directory) as daemon:
-            watcher = Watcher(daemon, node.run_id, say)
-            _train(scenario, watcher)
-            whom = scenario.whom if planted is None else planted
-            say(f"now: {scenario.what}" if planted is None else f"now: rank {planted} {scenario.what}")
-            began = time.monotonic()
-            node.order(whom, scenario.order)
-            _await_answer(scenario, node, watcher)
-            return _judge(scenario, planted, time.monotonic() - began, watcher, daemon)
+        watcher = Watcher(daemon, node.run_id, say)
+        _train(scenario, watcher)
+        whom = scenario.whom if planted is None else planted
+        say(f"now: {scenario.what}" if planted is None else f"now: rank {planted} {scenario.what}")
+        began = time.monotonic()
+        node.order(whom, scenario.order)
+        _await_answer(scenario, node, watcher)
+        return _judge(scenario, planted, time.monotonic() - began, watcher, daemon)
 
 
 class Watcher:
@@ -139,7 +152,7 @@ def _train(scenario: Scenario, watcher: Watcher) -> None:
     if scenario.right is not Answer.NO_JOB and not wait_until(
         lambda: watcher.is_in(JobState.TRAINING), START_DEADLINE_SECONDS
     ):
-        raise DemoError(f"the daemon did not see the job training within {START_DEADLINE_SECONDS:g} s")
+        raise NodeError(f"the daemon did not see the job training within {START_DEADLINE_SECONDS:g} s")
     wait_until(lambda: watcher.look() is None and False, TRAINING_SECONDS)
 
 
@@ -218,7 +231,8 @@ def _running(node: SimulatedNode, seed: int, directory: Path) -> Iterator[Daemon
     daemon = Daemon(settings(directory), SimulatedGpus(node, seed), proc_root=node.proc_root)
     daemon.start()
     try:
-        yield daemon
+        with _log_to(directory / "daemon.log"):
+            yield daemon
     finally:
         daemon.stop()
 
@@ -239,6 +253,3 @@ def _log_to(path: Path) -> Iterator[None]:
         log.level, log.propagate = before
         log.removeHandler(file)
         file.close()
-
-
-__all__ = ["SCENARIOS", "DemoError", "Outcome", "Scenario", "play", "settings"]

@@ -9,16 +9,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from hangwatch.model import GpuSweep, Job
+from hangwatch.model import Job
+from hangwatch.probes.filesystems import Onlookers
+from hangwatch.probes.gpus import GpuSource
+from hangwatch.probes.kmsg import KernelLog
 
 
-class GpuSource(Protocol):
-    """Where readings of the GPUs come from; a reader never waits for the driver longer than its own deadline."""
-
-    def latest(self) -> GpuSweep | None:
-        """The newest sweep over all GPUs; None before the first and where there is no driver."""
+_KERNEL_LOG = KernelLog()
+_ONLOOKERS = Onlookers()
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,8 @@ class Node:
     """Everything a check may look at. `gpus` is None where there is no driver; `jobs` are those known right now.
 
     `state_directory` is where incidents are kept. `dump_after_seconds` is how long after a job went quiet its stacks
-    have been taken: hold plus one capture; None where nobody watches jobs.
+    have been taken: hold plus one capture; None where nobody watches jobs. `kernel_log` and `filesystems` remember
+    between two looks (how far the log was read, who was left behind at a dead mount): all nodes made here share them.
     """
 
     proc_root: Path = Path("/proc")
@@ -45,3 +45,5 @@ class Node:
     clock: Clock = Clock()
     state_directory: Path | None = None
     dump_after_seconds: float | None = None
+    kernel_log: KernelLog = _KERNEL_LOG
+    filesystems: Onlookers = _ONLOOKERS

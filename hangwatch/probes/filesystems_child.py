@@ -1,0 +1,54 @@
+"""Asks file systems for their parent, one thread each, and prints every answer as it comes. Runs by itself.
+
+Started as `python -I -S filesystems_child.py DEADLINE_SECONDS JSON`, where JSON is a list of [kind, path]. It touches
+nothing but these paths once it runs, so that what blocks is known.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+
+NAMES_LIMIT = 20_000
+
+
+def answer(kind: str, path: str) -> dict[str, object]:
+    """What the file system says; blocks for as long as it does."""
+    started = time.monotonic()
+    try:
+        if kind == "names":
+            return {"names": os.listdir(path)[:NAMES_LIMIT]}  # noqa: PTH208 - started often: no pathlib here
+        told = os.statvfs(path)
+    except OSError as error:
+        return {"errno": error.errno}
+    return {
+        "size": told.f_blocks * told.f_frsize,
+        "available": told.f_bavail * told.f_frsize,
+        "seconds": time.monotonic() - started,
+    }
+
+
+def ask_all(deadline_seconds: float, questions: list[tuple[str, str]]) -> None:
+    """Print `[index, answer]` for each question; returns when all have answered or at the deadline."""
+    left = threading.Semaphore(0)
+    lock = threading.Lock()
+
+    def ask(index: int, kind: str, path: str) -> None:
+        line = json.dumps([index, answer(kind, path)]) + "\n"
+        with lock:
+            os.write(1, line.encode())
+        left.release()
+
+    for index, (kind, path) in enumerate(questions):
+        threading.Thread(target=ask, args=(index, kind, path), daemon=True).start()
+    end = time.monotonic() + deadline_seconds
+    for _ in questions:
+        if not left.acquire(timeout=max(0.0, end - time.monotonic())):
+            break
+
+
+if __name__ == "__main__":
+    ask_all(float(sys.argv[1]), json.loads(sys.argv[2]))
+    os.close(1)  # tells the parent that no more answers come, even while a thread keeps this process alive
+    os._exit(0)

@@ -1,0 +1,126 @@
+"""InfiniBand and RoCE ports as /sys/class/infiniband shows them: state, rate, error counters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from hangwatch.model import Fault, Value
+from hangwatch.probes import pseudofiles
+
+# Those that tell of a bad link or a fabric that loses packets; the others count traffic.
+COUNTERS = (
+    "link_downed",
+    "link_error_recovery",
+    "symbol_error",
+    "port_rcv_errors",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+    "port_xmit_discards",
+)
+HARDWARE_COUNTERS = ("local_ack_timeout_err", "packet_seq_err", "out_of_sequence", "roce_adp_retrans_to")
+
+_RATE = re.compile(r"([\d.]+)\s*Gb/sec\s*(?:\((\d+)X)?")
+
+
+class Port(Value, frozen=True):
+    """One port. `state` is ACTIVE, DOWN, INIT, ...; `physical_state` LinkUp, Polling, Disabled, ...
+
+    `rate_bytes_per_second` and `lanes` come from e.g. `400 Gb/sec (4X NDR)`, whose text is `rate`. `counters` hold
+    what this adapter counts.
+    """
+
+    device: str
+    port: int
+    link_layer: str
+    state: str
+    physical_state: str
+    rate: str
+    rate_bytes_per_second: float | None
+    lanes: int | None
+    counters: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Device and port as rdma tools write it, e.g. `mlx5_0/1`."""
+        return f"{self.device}/{self.port}"
+
+
+class Ports(Value, frozen=True):
+    """All ports of the node, by device and number, and what could not be read."""
+
+    ports: tuple[Port, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
+def read(sys_root: Path) -> Ports | Fault | None:
+    """All ports; None where the node has no such adapter."""
+    root = sys_root / "class" / "infiniband"
+    devices = pseudofiles.names(root, "infiniband")
+    if not isinstance(devices, tuple):
+        return devices
+    if not devices:
+        return None
+    read_ports = [
+        _read_port(root / device / "ports" / number, device, int(number))
+        for device in devices
+        for number in _port_numbers(root / device / "ports")
+    ]
+    return Ports(
+        ports=tuple(port for port in read_ports if isinstance(port, Port)),
+        faults=tuple(port for port in read_ports if isinstance(port, Fault)),
+    )
+
+
+def _port_numbers(folder: Path) -> list[str]:
+    numbers = pseudofiles.names(folder, "infiniband")
+    found = [name for name in numbers if name.isdecimal()] if isinstance(numbers, tuple) else []
+    return sorted(found, key=int)
+
+
+def _read_port(folder: Path, device: str, number: int) -> Port | Fault | None:
+    subject = f"{device}/{number}"
+    texts = {}
+    for name in ("state", "phys_state", "rate", "link_layer"):
+        text = pseudofiles.read(folder / name, subject)
+        if isinstance(text, Fault):
+            return text
+        texts[name] = (text or "").strip()
+    if not texts["state"]:  # the adapter went away between the listing and the reading
+        return None
+    rate, lanes = parse_rate(texts["rate"])
+    return Port(
+        device=device,
+        port=number,
+        link_layer=texts["link_layer"] or "unknown",
+        state=parse_state(texts["state"]),
+        physical_state=parse_state(texts["phys_state"]),
+        rate=texts["rate"],
+        rate_bytes_per_second=rate,
+        lanes=lanes,
+        counters=tuple(_counters(folder)),
+    )
+
+
+def _counters(folder: Path) -> Iterator[tuple[str, int]]:
+    for group, names in (("counters", COUNTERS), ("hw_counters", HARDWARE_COUNTERS)):
+        for name in names:
+            # An adapter that lacks a counter has no file, or answers EINVAL or "N/A (no PMA)": not counted, no fault.
+            count = pseudofiles.number(pseudofiles.read(folder / group / name, name))
+            if count is not None:
+                yield name, count
+
+
+def parse_state(text: str) -> str:
+    """`ACTIVE` of `4: ACTIVE`."""
+    return text.partition(":")[2].strip() or text.strip() or "unknown"
+
+
+def parse_rate(text: str) -> tuple[float | None, int | None]:
+    """Bytes per second and lanes of `400 Gb/sec (4X NDR)`; None for what is not said."""
+    found = _RATE.match(text)
+    if found is None:
+        return None, None
+    lanes = found.group(2)
+    return float(found.group(1)) * 1e9 / 8, int(lanes) if lanes else None

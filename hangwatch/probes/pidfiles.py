@@ -1,0 +1,101 @@
+"""What /proc/PID says of one process beyond its counters: limits, open files, rights, chosen variables, libraries.
+
+Each answer is a value, None (the process is gone), or a Fault (it may not be asked). See proc(5).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from hangwatch.model import Fault, Value
+from hangwatch.probes import pseudofiles
+
+_VALUE_LIMIT = 2048
+
+
+class FileLimit(Value, frozen=True):
+    """`Max open files` of a process; infinity where it is unlimited."""
+
+    soft: float
+    hard: float
+
+
+def file_limit(proc_root: Path, pid: int) -> FileLimit | Fault | None:
+    """The limit on open files of a process, /proc/PID/limits."""
+    text = pseudofiles.read(proc_root / str(pid) / "limits", f"pid {pid}")
+    return parse_file_limit(text, f"pid {pid}") if isinstance(text, str) else text
+
+
+def parse_file_limit(text: str, subject: str) -> FileLimit | Fault:
+    """The row `Max open files` of /proc/PID/limits, e.g. `Max open files   1024   524288   files`."""
+    for line in text.splitlines():
+        if line.startswith("Max open files"):
+            words = line[len("Max open files") :].split()
+            if len(words) >= 2 and all(word == "unlimited" or word.isdecimal() for word in words[:2]):
+                soft, hard = (math.inf if word == "unlimited" else float(word) for word in words[:2])
+                return FileLimit(soft=soft, hard=hard)
+    return Fault(subject=subject, reason="UnreadableLimits", detail="/proc/PID/limits holds no row `Max open files`")
+
+
+def open_files(proc_root: Path, pid: int) -> int | Fault | None:
+    """How many files a process has open. Linux 6.2 and later say it as the size of the folder, without a list."""
+    folder = proc_root / str(pid) / "fd"
+    try:
+        listed = folder.stat().st_size if proc_root == Path("/proc") else 0
+        return listed or sum(1 for _ in os.scandir(folder))
+    except OSError as error:
+        return pseudofiles.fault_of(error, f"pid {pid}", str(folder))
+
+
+def status(proc_root: Path, pid: int | str) -> dict[str, str] | Fault | None:
+    """The rows of /proc/PID/status by name, e.g. `CapEff`, `VmRSS`, `Seccomp`."""
+    text = pseudofiles.read(proc_root / str(pid) / "status", f"pid {pid}")
+    if not isinstance(text, str):
+        return text
+    rows = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in rows if value}
+
+
+def resident_bytes(rows: dict[str, str]) -> int | None:
+    """Resident memory by the row VmRSS; None for a zombie, which has none."""
+    words = rows.get("VmRSS", "").split()
+    return int(words[0]) * 1024 if words and words[0].isdecimal() else None
+
+
+def variables(
+    proc_root: Path, pid: int, wanted: Collection[str], prefixes: tuple[str, ...] = ()
+) -> dict[str, str] | Fault | None:
+    """Those variables of the environment a process was started with that are asked for by name or prefix.
+
+    Nothing else of the environment, which is full of secrets, is kept.
+    """
+    raw = pseudofiles.read_bytes(proc_root / str(pid) / "environ", f"pid {pid}")
+    if not isinstance(raw, bytes):
+        return raw
+    found = {}
+    for entry in raw.split(b"\0"):
+        name, _, value = entry.decode("utf-8", "replace").partition("=")
+        if name in wanted or (prefixes and name.startswith(prefixes)):
+            found[name] = "".join(c if c.isprintable() else "\ufffd" for c in value[:_VALUE_LIMIT])
+    return found
+
+
+def mapped_files(proc_root: Path, pid: int, pattern: re.Pattern[str]) -> tuple[str, ...] | Fault | None:
+    """The paths of mapped files (libraries) in which `pattern` is found, each once, in the order of addresses."""
+    text = pseudofiles.read(proc_root / str(pid) / "maps", f"pid {pid}", limit_bytes=16 << 20)
+    if not isinstance(text, str):
+        return text
+    paths = (line[line.index("/") :] for line in text.splitlines() if "/" in line)
+    return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in paths if pattern.search(path)))
+
+
+def namespace(proc_root: Path, pid: int | str, kind: str) -> str | None:
+    """The name of a namespace of a process, e.g. `net:[4026531840]`; None where it cannot be told."""
+    try:
+        return str((proc_root / str(pid) / "ns" / kind).readlink())
+    except OSError:
+        return None

@@ -1,0 +1,68 @@
+"""The kernel's clock discipline, adjtimex(2) with modes 0: read only, any user may, whatever keeps the time."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from hangwatch.model import Fault, Value
+
+STA_UNSYNC = 0x0040
+STA_NANO = 0x2000
+TIME_ERROR = 5
+REMEDY = "allow adjtimex: ProtectClock=no in the unit, or a seccomp profile that permits it in the container"
+
+
+class Timex(Value, frozen=True):
+    """What the kernel believes of its clock, in seconds.
+
+    `synchronized` is false while STA_UNSYNC is set or the state is TIME_ERROR. `offset_seconds` is what is still to be
+    corrected, `estimated_error_seconds` and `maximum_error_seconds` are what the time daemon told the kernel.
+    """
+
+    synchronized: bool
+    offset_seconds: float
+    estimated_error_seconds: float
+    maximum_error_seconds: float
+
+
+class _TimexStruct(ctypes.Structure):
+    """Struct timex of <sys/timex.h>, 64 bit."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("constant", ctypes.c_long),
+        ("precision", ctypes.c_long),
+        ("tolerance", ctypes.c_long),
+        ("time", ctypes.c_long * 2),
+        ("tick", ctypes.c_long),
+        ("rest", ctypes.c_char * 128),
+    )
+
+
+def read() -> Timex | Fault:
+    """Ask the kernel. A Fault where a seccomp filter forbids the call."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    raw = _TimexStruct()
+    state = libc.adjtimex(ctypes.byref(raw))
+    if state < 0:
+        code = ctypes.get_errno()
+        return Fault(
+            subject="kernel clock", reason="AdjtimexDenied", detail=f"adjtimex: {os.strerror(code)}", remedy=REMEDY
+        )
+    return decode(state, raw.status, raw.offset, raw.esterror, raw.maxerror)
+
+
+def decode(state: int, status: int, offset: int, esterror: int, maxerror: int) -> Timex:
+    """The kernel's integers in seconds: offset in ns with STA_NANO, else in us; errors always in us."""
+    return Timex(
+        synchronized=state != TIME_ERROR and not status & STA_UNSYNC,
+        offset_seconds=offset * (1e-9 if status & STA_NANO else 1e-6),
+        estimated_error_seconds=esterror * 1e-6,
+        maximum_error_seconds=maxerror * 1e-6,
+    )

@@ -79,6 +79,9 @@ class Detector(Section, frozen=True):
     recover_seconds: Annotated[
         float, Meta(ge=0.0, le=3600.0, description="power must be back for this long before a job counts as recovered")
     ] = 10.0
+    cooldown_seconds: Annotated[
+        float, Meta(ge=0.0, le=86400.0, description="least time between two captures of one job")
+    ] = 20.0
     recapture_seconds: Annotated[
         float, Meta(ge=1.0, le=86400.0, description="first pause between captures of a stalled job; it doubles")
     ] = 30.0
@@ -98,9 +101,6 @@ class Capture(Section, frozen=True):
     max_workers_per_rank: Annotated[
         int, Meta(ge=0, le=1024, description="loader workers dumped per rank; the rest is counted only")
     ] = 16
-    cooldown_seconds: Annotated[
-        float, Meta(ge=0.0, le=86400.0, description="least time between two captures of one job")
-    ] = 20.0
     motion_cpu_ratio: Annotated[
         float, Meta(ge=0.0, le=1.0, description="a rank outside a wait that used more CPU than this moves")
     ] = 0.02

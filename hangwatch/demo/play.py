@@ -61,8 +61,9 @@ def settings(directory: Path) -> Settings:
             busy_window_seconds=60.0,
             recover_seconds=1.0,
             recapture_seconds=5.0,
+            cooldown_seconds=1.0,
         ),
-        capture=config.Capture(pause_seconds=1.0, cooldown_seconds=1.0),
+        capture=config.Capture(pause_seconds=1.0),
         store=config.Store(directory=str(directory), max_incidents=50),
         http=config.Http(listen="127.0.0.1", port=0),
         activities=config.Activities(

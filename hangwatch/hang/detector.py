@@ -79,6 +79,7 @@ class JobWatch(Value, frozen=True):
     capture_wanted_at: float | None = None
     capture_pause: float = 0.0
     capturing: bool = False
+    captured_at: float | None = None
     frozen_captures: int = 0
     low_since: float | None = None
     relook_pause: float = RELOOK_SECONDS
@@ -159,7 +160,7 @@ def step(
 
 def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """Take the outcome of a capture that `step` asked for."""
-    watch = replace(watch, capturing=False)
+    watch = replace(watch, capturing=False, captured_at=now)
     if watch.state not in (JobState.SUSPECTED, JobState.HUNG, JobState.STALLED):
         return watch, ()
     if seen.moving * 2 > seen.total:
@@ -237,7 +238,8 @@ def _quiet(
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if not _is_quiet(voters, settings):
         return _go(replace(watch, quiet_since=None), JobState.TRAINING, "power is back", now)
-    if quiet_seconds(watch, now) >= settings.hold_seconds:
+    rested = watch.captured_at is None or now - watch.captured_at >= settings.cooldown_seconds
+    if rested and quiet_seconds(watch, now) >= settings.hold_seconds:
         return _suspect(watch, f"quiet for {quiet_seconds(watch, now):.0f} s", now)
     return watch, ()
 

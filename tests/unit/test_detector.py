@@ -302,3 +302,15 @@ def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
     series.feed(650.0, 200)
     if series.watch.state is not S.SUSPECTED:
         assert series.watch.state in (S.TRAINING, S.RECOVERED, S.QUIET)
+
+
+def test_a_flapping_job_is_left_to_rest_between_captures() -> None:
+    rules = Detector(hold_seconds=5, cooldown_seconds=60)
+    series = Series(rules=rules).feed(600, 100)
+    for _ in range(12):
+        series.feed(110, 12)
+        if series.watch.capturing:
+            series.captured(0, 0, unknown=0)
+        series.feed(600, 15)
+    pauses = [b - a for a, b in zip(series.captures, series.captures[1:], strict=False)]
+    assert pauses and min(pauses) >= 55

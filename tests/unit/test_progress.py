@@ -10,10 +10,10 @@ from hangwatch.config import Detector
 from hangwatch.hang.detector import TakeCapture
 from hangwatch.model import (
     Capture,
-    Group,
-    Grouping,
     GpuSample,
     GpuSweep,
+    Group,
+    Grouping,
     Incident,
     Job,
     JobState,

@@ -1,0 +1,5 @@
+"""`python -m hangwatch`, where the console script is not on the path."""
+
+from hangwatch.cli import main
+
+main()

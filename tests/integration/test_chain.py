@@ -1,0 +1,118 @@
+"""The whole chain on real processes: torchrun over gloo, the fake driver, py-spy, incident folder, metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hangwatch import store
+from hangwatch.model import JobState
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, h100
+from tests.watched import RealDaemon, TorchJob
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytest_plugins = ["tests.fake_driver"]
+
+HUNG_POWER = ["gpu all power_watts 118", "gpu 2 power_watts 86", "gpu 2 utilization_ratio 0"]
+
+
+def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    fake_driver.write(h100(4))
+    os.mkfifo(tmp_path / "shard")
+    with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon, TorchJob(tmp_path, "stuck_on_a_fifo.py") as job:
+        wait_for(lambda: job.steps(0) > 3, "the first steps", 90)
+        daemon.wait_for_state(job.run_id, "training")
+        rows = daemon.samples("hangwatch_job_gpu_info", job_id=job.run_id)
+        assert sorted(row["rank"] for row, _ in rows) == ["0", "1", "2", "3"]
+        assert daemon.samples("hangwatch_rank_activity", job_id=job.run_id) == []
+
+        (tmp_path / "stop-at-shard").touch()
+        wait_for(lambda: not (tmp_path / "stop-at-shard").exists(), "rank 2 to reach the shard")
+        fake_driver.add(*HUNG_POWER)
+        seen = _states_until(daemon, job.run_id, "hung")
+        assert [state for state in seen if state != "training"] == ["quiet", "suspected", "hung"]
+
+        activities = {row["rank"]: row for row, _ in daemon.samples("hangwatch_rank_activity", job_id=job.run_id)}
+        assert sorted(activities) == ["0", "1", "2", "3"]
+        assert "read_bytes" in activities["2"]["frame"] or "read_shard" in activities["2"]["frame"]
+        assert {activities[rank]["activity"] for rank in "013"} == {"collective_wait"}
+        assert {row["motion"] for row in activities.values()} == {"frozen"}
+        (info, _) = daemon.samples("hangwatch_incident_info", job_id=job.run_id)[0]
+        assert info["named"].endswith(":2")
+        assert [value for _, value in daemon.samples("hangwatch_job_page", job_id=job.run_id)] == [1.0]
+
+        folder = daemon.state / "incidents" / info["incident"]
+        wait_for(lambda: (folder / "report.html").exists(), "the incident folder")
+        assert {path.name for path in folder.iterdir()} == {"incident.json", "report.txt", "report.html", "dumps"}
+        incident = store.load(folder)
+        assert [who.rank for who in incident.verdict.named] == [2]
+        assert len(incident.captures[0].ranks) == 4
+        assert all(series.quiet_line_watts for series in incident.power)
+
+        steps = job.steps(0)
+        fake_driver.write(h100(4))
+        (tmp_path / "shard").write_bytes(b"shard")
+        wait_for(lambda: job.steps(0) > steps + 3, "the job to go on unharmed")
+        daemon.wait_for_state(job.run_id, "recovered")
+        assert daemon.samples("hangwatch_rank_activity", job_id=job.run_id) == []
+        wait_for(lambda: store.load(folder).closed_unix_seconds, "the incident to be closed on disk")
+        assert store.load(folder).state is JobState.RECOVERED
+
+        shown = _hangwatch("report", str(folder))
+        assert incident.verdict.message[:40] in shown.stdout
+        listed = _hangwatch("incidents", "--config", str(daemon.config), "--json")
+        assert json.loads(listed.stdout)[0]["state"] == "recovered"
+        status = _hangwatch("status", "--url", f"http://127.0.0.1:{daemon.port}")
+        assert job.run_id in status.stdout
+
+        (tmp_path / "finish").touch()
+        daemon.wait_for_state(job.run_id, "ended")
+        assert job.process.wait(30) == 0
+
+
+def test_dump_shows_every_rank_of_every_launcher(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "shard")
+    with TorchJob(tmp_path, "stuck_on_a_fifo.py") as job:
+        wait_for(lambda: job.steps(0) > 3, "the first steps", 90)
+        (tmp_path / "stop-at-shard").touch()
+        wait_for(lambda: not (tmp_path / "stop-at-shard").exists(), "rank 2 to reach the shard")
+        took = _hangwatch("dump", "--job", job.run_id, "--json", "-o", str(tmp_path / "out"))
+        (dumped,) = json.loads(took.stdout)
+        assert [who["rank"] for who in dumped["verdict"]["named"]] == [2]
+        assert len(dumped["capture"]["ranks"]) == 4
+        (folder,) = (tmp_path / "out" / "incidents").iterdir()
+        assert (folder / "report.html").exists()
+        text = _hangwatch("dump", "--job", job.run_id)
+        assert "read_shard" in text.stdout
+        by_pid = _hangwatch("dump", "--pid", str(job.process.pid))
+        assert by_pid.returncode == 0
+        none = _hangwatch("dump", "--job", "no-such-job")
+        assert (none.returncode, job.run_id in none.stderr) == (2, True)
+        (tmp_path / "shard").write_bytes(b"shard")
+        steps = job.steps(0)
+        wait_for(lambda: job.steps(0) > steps + 3, "the job to go on unharmed")
+
+
+def _states_until(daemon: RealDaemon, job_id: str, last: str) -> list[str]:
+    seen: list[str] = []
+
+    def look() -> bool:
+        state = daemon.job_state(job_id)
+        if state is not None and (not seen or seen[-1] != state):
+            seen.append(state)
+        return state == last
+
+    wait_for(look, f"job {job_id} to be {last}", 60)
+    return seen
+
+
+def _hangwatch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hangwatch", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )

@@ -1,0 +1,42 @@
+"""A real job over gloo: every step is an all_reduce; on request rank 2 does not arrive until a FIFO is written.
+
+usage: torchrun ... stuck_on_a_fifo.py FOLDER    FOLDER/shard is the FIFO; FOLDER/stop-at-shard asks rank 2 to read it;
+each rank writes its finished steps to FOLDER/steps-<rank>.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+ODD_RANK = 2
+
+
+def read_shard(folder: Path) -> bytes:
+    return (folder / "shard").read_bytes()
+
+
+def train(folder: Path) -> None:
+    step = 0
+    while not (folder / "finish").exists():
+        if dist.get_rank() == ODD_RANK and (folder / "stop-at-shard").exists():
+            (folder / "stop-at-shard").unlink()
+            read_shard(folder)
+        gradient = torch.ones(1000)
+        dist.all_reduce(gradient)
+        step += 1
+        (folder / f"steps-{dist.get_rank()}").write_text(str(step))
+        torch.randn(200, 200) @ torch.randn(200, 200)
+        dist.barrier()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train(Path(sys.argv[1]))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""A real `hangwatch run` in a process of its own, on loopback, and real torchrun jobs for it to watch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.conftest import wait_for
+
+JOBS = Path(__file__).parent / "jobs"
+QUICK = {
+    "gpu": {"sample_seconds": 0.2, "deadline_seconds": 5.0},
+    "jobs": {"discover_seconds": 1.0},
+    "detector": {"hold_seconds": 3.0, "recover_seconds": 1.0, "cooldown_seconds": 0.0},
+    "capture": {"pause_seconds": 1.0},
+    "http": {"listen": "127.0.0.1", "port": 0},
+}
+
+
+class RealDaemon:
+    """`hangwatch run` with a configuration of its own; ready when `with` is entered, ended by its pid when it is left."""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str], **sections: Mapping[str, object]) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.state.mkdir(parents=True, exist_ok=True)
+        merged = {name: {**QUICK.get(name, {}), **sections.get(name, {})} for name in {*QUICK, *sections}}
+        merged["store"] = {"directory": str(self.state)} | dict(merged.get("store", {}))
+        self.config = folder / "hangwatch.toml"
+        self.config.write_text(_toml(merged))
+        self._environ = {**environ, "PYTHONUNBUFFERED": "1"}
+        self.log_file = folder / "daemon.log"
+        self.port = 0
+
+    def __enter__(self) -> RealDaemon:
+        command = [sys.executable, "-m", "hangwatch", "run", "--config", str(self.config)]
+        with self.log_file.open("wb") as log:
+            self.process = subprocess.Popen(command, env=self._environ, stderr=log, stdout=log)
+        try:
+            line = wait_for(self._ready_line, "hangwatch to be ready", 30)
+        except BaseException:
+            self.process.kill()
+            raise
+        self.port = int(line.rsplit(":", 1)[1])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            if kind is None:
+                pytest.fail(f"hangwatch did not end on SIGTERM:\n{self.log}")
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def _ready_line(self) -> str | None:
+        if self.process.poll() is not None:
+            pytest.fail(f"hangwatch ended with {self.process.returncode}:\n{self.log}")
+        return next((line for line in self.log.splitlines() if "metrics on" in line), None)
+
+    def get(self, path: str) -> str:
+        with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+            return answer.read().decode()
+
+    def status(self) -> dict[str, object]:
+        return json.loads(self.get("/status"))
+
+    def samples(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
+        """All samples of one metric whose labels include those given."""
+        try:
+            text = self.get("/metrics")
+        except (URLError, ConnectionError, TimeoutError):
+            return []
+        return [
+            (sample.labels, sample.value)
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+
+    def job_state(self, job_id: str) -> str | None:
+        lit = [row["state"] for row, value in self.samples("hangwatch_job_state", job_id=job_id) if value == 1]
+        return lit[0] if lit else None
+
+    def wait_for_state(self, job_id: str, state: str, deadline_seconds: float = 60.0) -> None:
+        wait_for(lambda: self.job_state(job_id) == state, f"job {job_id} to be {state}", deadline_seconds)
+
+
+class TorchJob:
+    """A real `torchrun` job of `ranks` ranks over gloo; all its processes are gone when `with` is left."""
+
+    def __init__(self, folder: Path, program: str, ranks: int = 4, arguments: Iterable[str] = ()) -> None:
+        self.folder = folder
+        self.run_id = f"test-{uuid.uuid4().hex[:8]}"
+        self.ranks = ranks
+        self._command = [
+            sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--rdzv-backend=c10d",
+            "--rdzv-endpoint=127.0.0.1:0", f"--rdzv-id={self.run_id}", str(JOBS / program), str(folder), *arguments,
+        ]  # fmt: skip
+
+    def __enter__(self) -> TorchJob:
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        environ.pop("RANK", None)
+        with (self.folder / "job.log").open("wb") as log:
+            self.process = subprocess.Popen(self._command, env=environ, stdout=log, stderr=log, start_new_session=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Its own session: the group's id is the pid that we started.
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, sign)
+                self.process.wait(10)
+            except (subprocess.TimeoutExpired, ProcessLookupError):
+                continue
+        self.process.wait()
+
+    def steps(self, rank: int) -> int:
+        path = self.folder / f"steps-{rank}"
+        text = path.read_text() if path.exists() else ""
+        return int(text or 0)
+
+
+def _toml(sections: Mapping[str, Mapping[str, object]]) -> str:
+    lines: list[str] = []
+    for name, table in sections.items():
+        lines += [f"[{name}]", *(f"{key} = {msgspec.json.encode(value).decode()}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"

@@ -57,7 +57,9 @@ def sampled(
     deeds: list[Deed] = []
     for entry in _present(snapshot):
         samples = {uuid: by_uuid[uuid] for uuid in entry.job.gpu_uuids if uuid in by_uuid}
-        watch, actions = detector.step(entry.watch, samples, now, settings, snapshot.idle_watts, gap_seconds)
+        watch, actions = detector.step(
+            entry.watch, samples, now, settings, idle=snapshot.idle_watts, gap_seconds=gap_seconds
+        )
         stepped = replace(entry, watch=watch, page=detector.pages(watch, now, settings))
         stepped, more = _settle(stepped, actions, sweep.taken_unix_seconds)
         snapshot = snapshot.with_job(stepped)

@@ -132,6 +132,7 @@ def step(
     samples: Mapping[str, GpuSample],
     now: float,
     settings: Detector,
+    *,
     idle: Mapping[str, float] | None = None,
     gap_seconds: float = SAMPLE_GAP_SECONDS,
 ) -> tuple[JobWatch, tuple[Action, ...]]:

@@ -45,7 +45,7 @@ class Series:
                 f"GPU-{i}": GpuSample(index=i, uuid=f"GPU-{i}", power_watts=w, power_limit_watts=self.limit)
                 for i, w in enumerate(powers)
             }
-            self._take(*detector.step(self.watch, samples, self.now, self.rules, self.idle))
+            self._take(*detector.step(self.watch, samples, self.now, self.rules, idle=self.idle))
         return self
 
     def captured(self, frozen: int, moving: int, unknown: int = 0) -> Series:

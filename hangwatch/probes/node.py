@@ -15,7 +15,6 @@ from hangwatch.probes.filesystems import Onlookers
 from hangwatch.probes.gpus import GpuSource
 from hangwatch.probes.kmsg import KernelLog
 
-
 _KERNEL_LOG = KernelLog()
 _ONLOOKERS = Onlookers()
 

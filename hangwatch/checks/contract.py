@@ -19,7 +19,7 @@ from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 from msgspec import Meta
 
 from hangwatch import config
-from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point, Value
+from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point, Rank, Value
 from hangwatch.probes.node import Node
 
 NOT_BASE_UNITS = re.compile(
@@ -30,7 +30,7 @@ METRIC_NAME = re.compile(r"[a-z][a-z0-9_]*")
 OWNED_ELSEWHERE = ("job_", "check_", "incident_", "captures_", "dump_failures", "rank_activity", "build_")
 
 
-class Sample(Value, frozen=True):
+class Sample(Value, frozen=True, kw_only=True):
     """Base of what one `observe` returns. `faults` are the parts that should have answered and did not."""
 
     faults: tuple[Fault, ...] = ()
@@ -116,6 +116,12 @@ def _metric_breaches(metric: Metric) -> list[str]:
     elif (metric.kind == "counter") != metric.name.endswith("_total"):
         wrong.append(f"metric {metric.name!r} is a {metric.kind}: a counter ends in _total, a gauge does not")
     return wrong
+
+
+def rank_label(rank: Rank) -> str:
+    """The value of the label `local_rank`: the local rank, else the global one, else "unknown"."""
+    numbers = (number for number in (rank.local_rank, rank.rank) if number is not None)
+    return str(next(numbers, "unknown"))
 
 
 def ok(reason: str, message: str) -> CheckVerdict:

@@ -1,0 +1,204 @@
+"""Open files of the node, of every rank and of every loader worker, against their limits (`ulimit -aH`).
+
+A loader that passes tensors by file descriptor, a checkpoint of many shards and each NCCL socket take files. A rank
+that runs out raises EMFILE in one thread and leaves the others waiting. The hard limit matters as much as the soft one:
+a job can raise itself to it and no further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from hangwatch.checks import contract
+from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.model import CheckVerdict, Fault, Point, Value
+from hangwatch.probes import pidfiles, pseudofiles
+from hangwatch.probes.node import Node
+
+NODE_OPEN = Metric(name="fd_open_files", help="files open on the node (fs.file-nr)")
+NODE_MAX = Metric(name="fd_max_files", help="files that the node may open (fs.file-max)")
+RANK_LABELS = ("job_id", "local_rank", "role")
+OPEN = Metric(name="fd_process_open_files", help="open files of the process of this role with most", labels=RANK_LABELS)
+SOFT = Metric(name="fd_process_soft_limit", help="lowest soft limit on open files", labels=RANK_LABELS)
+HARD = Metric(name="fd_process_hard_limit", help="lowest hard limit on open files", labels=RANK_LABELS)
+
+REMEDY_JOB = (
+    "raise it where the job starts: LimitNOFILE=1048576 in slurmd's or containerd's unit, `ulimit -n`, "
+    "`docker run --ulimit nofile=1048576:1048576`"
+)
+REMEDY_NODE = "raise fs.file-max by sysctl; `lsof | awk '{print $1}' | sort | uniq -c` shows who holds them"
+WORKERS_PER_RANK = 256
+
+
+class Settings(contract.Settings, frozen=True):
+    """When open files are too many, or the limit too low."""
+
+    minimum_hard_limit: Annotated[
+        int, Meta(ge=0, le=1 << 30, description="a lower hard limit of a job or of what starts jobs is a warning")
+    ] = 65536
+    warning_ratio: Annotated[float, Meta(gt=0.0, le=1.0, description="open files over the soft limit: warning")] = 0.8
+    critical_ratio: Annotated[float, Meta(gt=0.0, le=1.0, description="the same: critical")] = 0.95
+    launchers: Annotated[tuple[str, ...], Meta(description="processes by comm whose hard limit jobs inherit")] = (
+        "slurmd",
+        "containerd",
+        "dockerd",
+        "crio",
+    )
+
+
+class Holder(Value, frozen=True):
+    """A process that holds files. `role` is rank, worker or launcher; `open` is None where nobody asked."""
+
+    job_id: str
+    local_rank: str
+    role: str
+    pid: int
+    soft: float
+    hard: float
+    open: int | None = None
+    comm: str = ""
+
+    def __str__(self) -> str:
+        if self.role == "launcher":
+            return f"{self.comm} (pid {self.pid})"
+        whose = "a worker of rank" if self.role == "worker" else "rank"
+        return f"{whose} {self.local_rank} of job {self.job_id} (pid {self.pid})"
+
+
+class Sample(contract.Sample, frozen=True):
+    """The node's table of files, and every process that was looked at."""
+
+    node_open: int
+    node_max: int
+    holders: tuple[Holder, ...] = ()
+
+
+def observe(node: Node, settings: Settings) -> Sample | Fault | None:
+    """Read file-nr, and limits and open files of ranks, workers and launchers; processes that vanish are left out."""
+    text = pseudofiles.read(node.proc_root / "sys" / "fs" / "file-nr", "fs.file-nr")
+    if not isinstance(text, str):
+        return text
+    words = text.split()
+    if len(words) != 3 or not all(word.isdecimal() for word in words):
+        return Fault(subject="fs.file-nr", reason="UnreadableFileNr", detail=f"three numbers expected: {text[:80]!r}")
+    answers = [*_ranks(node), *_launchers(node.proc_root, settings.launchers)]
+    return Sample(
+        node_open=int(words[0]),
+        node_max=int(words[2]),
+        holders=tuple(answer for answer in answers if isinstance(answer, Holder)),
+        faults=tuple(answer for answer in answers if isinstance(answer, Fault)),
+    )
+
+
+def _ranks(node: Node) -> Iterator[Holder | Fault | None]:
+    for job in node.jobs:
+        for rank in job.ranks:
+            label = contract.rank_label(rank)
+            yield _holder(node.proc_root, rank.id.pid, job_id=job.job_id, local_rank=label, role="rank")
+            for worker in rank.workers[:WORKERS_PER_RANK]:
+                yield _holder(node.proc_root, worker.id.pid, job_id=job.job_id, local_rank=label, role="worker")
+
+
+def _holder(proc_root: Path, pid: int, *, job_id: str, local_rank: str, role: str) -> Holder | Fault | None:
+    limit = pidfiles.file_limit(proc_root, pid)
+    if not isinstance(limit, pidfiles.FileLimit):
+        return limit
+    count = pidfiles.open_files(proc_root, pid)
+    if not isinstance(count, int):
+        return count
+    return Holder(
+        job_id=job_id, local_rank=local_rank, role=role, pid=pid, soft=limit.soft, hard=limit.hard, open=count
+    )
+
+
+def _launchers(proc_root: Path, comms: tuple[str, ...]) -> Iterator[Holder]:
+    """What starts jobs on this node: its limit is theirs, and can be read before any job runs."""
+    listed = pseudofiles.names(proc_root, "processes") if comms else ()
+    for name in listed if isinstance(listed, tuple) else ():
+        comm = pseudofiles.read(proc_root / name / "comm", name) if name.isdecimal() else None
+        if isinstance(comm, str) and comm.strip() in comms:
+            limit = pidfiles.file_limit(proc_root, int(name))
+            if isinstance(limit, pidfiles.FileLimit):
+                yield Holder(
+                    job_id="", local_rank="", role="launcher", pid=int(name), comm=comm.strip(),
+                    soft=limit.soft, hard=limit.hard,
+                )  # fmt: skip
+
+
+def points(sample: Sample) -> Iterable[Point]:
+    """Numbers of the node, and per rank and role the process that is nearest to its limit."""
+    yield NODE_OPEN.point(sample.node_open)
+    yield NODE_MAX.point(sample.node_max)
+    groups: dict[tuple[str, str, str], list[Holder]] = {}
+    for holder in sample.holders:
+        if holder.role != "launcher":
+            groups.setdefault((holder.job_id, holder.local_rank, holder.role), []).append(holder)
+    for (job_id, local_rank, role), holders in groups.items():
+        labels = {"job_id": job_id, "local_rank": local_rank, "role": role}
+        yield OPEN.point(max(holder.open or 0 for holder in holders), **labels)
+        yield SOFT.point(min(holder.soft for holder in holders), **labels)
+        yield HARD.point(min(holder.hard for holder in holders), **labels)
+
+
+def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
+    """The node first, then every process by its use, then hard limits that are too low."""
+    sample = window[-1]
+    findings = [*_node(sample, settings), *_use(sample, settings), *_low(sample, settings)]
+    ranks = sum(holder.role == "rank" for holder in sample.holders)
+    most = max((holder.open / holder.soft for holder in sample.holders if holder.open is not None), default=None)
+    told = f"{ranks} ranks use at most {most:.0%} of their limit" if most is not None else "no training job runs"
+    return worst(findings, ok("FilesLeft", f"{sample.node_open} of {sample.node_max} files open on the node; {told}"))
+
+
+def _node(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
+    use = sample.node_open / sample.node_max if sample.node_max else 0.0
+    message = f"the node has {sample.node_open} of {sample.node_max} files open"
+    if use >= settings.critical_ratio:
+        yield critical("NodeFilesExhausted", message, REMEDY_NODE)
+    elif use >= settings.warning_ratio:
+        yield warning("NodeFilesHigh", message, REMEDY_NODE)
+
+
+def _use(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
+    for holder in sample.holders:
+        use = (holder.open or 0) / holder.soft if holder.soft else 1.0
+        message = f"{holder} has {holder.open} of {holder.soft:.0f} files open"
+        if use >= settings.critical_ratio:
+            yield critical("FilesExhausted", message, REMEDY_JOB)
+        elif use >= settings.warning_ratio:
+            yield warning("FilesHigh", message, REMEDY_JOB)
+
+
+def _low(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
+    low = [holder for holder in sample.holders if holder.hard < settings.minimum_hard_limit]
+    if low:
+        least = min(low, key=lambda holder: holder.hard)
+        more = f", and {len(low) - 1} more processes" if len(low) > 1 else ""
+        message = f"the hard limit of {least} is {least.hard:.0f} files, under {settings.minimum_hard_limit}{more}"
+        yield warning("HardLimitLow", message, REMEDY_JOB)
+
+
+def table(sample: Sample) -> contract.Rows:
+    """Every process with its files and limits."""
+    rows = [("process", "open", "soft limit", "hard limit")]
+    for holder in sample.holders:
+        count = "" if holder.open is None else str(holder.open)
+        rows.append((str(holder), count, f"{holder.soft:.0f}", f"{holder.hard:.0f}"))
+    return rows
+
+
+CHECK = Check(
+    name="fd_limit",
+    every_seconds=60,
+    settings=Settings,
+    observe=observe,
+    points=points,
+    judge=judge,
+    metrics=(NODE_OPEN, NODE_MAX, OPEN, SOFT, HARD),
+    table=table,
+    absent="this node shows no fs.file-nr",
+)

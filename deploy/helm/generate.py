@@ -1,0 +1,116 @@
+"""Renews what the chart says twice: README.md from values.yaml, and the configuration's part of values.schema.json.
+
+    python deploy/helm/generate.py
+
+`make golden` does the same; a test fails while either file is stale.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from hangwatch.checks import discovery
+from hangwatch.config import Settings
+
+CHART = Path(__file__).parent / "hangwatch"
+README = CHART / "README.md"
+SCHEMA = CHART / "values.schema.json"
+
+_KEY = re.compile(r"^( *)([A-Za-z][\w./-]*):")
+_COMMENT = re.compile(r"^ *# ?(-- )?(.*)")
+
+
+def readme() -> str:
+    """The chart's README: what it is, how to install it, a table of every value."""
+    text = (CHART / "values.yaml").read_text()
+    chart, values = yaml.safe_load((CHART / "Chart.yaml").read_text()), yaml.safe_load(text)
+    rows = [
+        f"| `{'.'.join(path)}` | `{json.dumps(_at(values, path))}` | {comment.replace('|', chr(92) + '|')} |"
+        for path, comment in _documented(text, values)
+    ]
+    return "\n".join(
+        [
+            f"# {chart['name']} {chart['version']}",
+            "",
+            f"{chart['description']}.",
+            "",
+            "How to build the image, install and check it: `docs/install-kubernetes.md`. In short, in a checkout:",
+            "",
+            "```",
+            "helm upgrade --install hangwatch deploy/helm/hangwatch --namespace hangwatch --create-namespace \\",
+            "  --set image.repository=REGISTRY/hangwatch \\",
+            "  --set podMonitor.enabled=true --set prometheusRule.enabled=true --set dashboards.enabled=true",
+            "```",
+            "",
+            "Rules and dashboards are links into the repository. Where only the chart can be taken along, package it:",
+            "`helm package deploy/helm/hangwatch` puts the files themselves into the archive.",
+            "",
+            "## Values",
+            "",
+            "Generated from `values.yaml` by `deploy/helm/generate.py`; `values.schema.json` holds types and limits.",
+            "",
+            "| Value | Default | What it is |",
+            "| --- | --- | --- |",
+            *rows,
+            "",
+        ]
+    )
+
+
+def schema() -> str:
+    """values.schema.json with the configuration's part made from the code's own Settings.
+
+    Draft 7 and `definitions`, not newer: the engine of Helm 3 knows no later one.
+    """
+    current = json.loads(SCHEMA.read_text())
+    settings = {name: check.settings for name, check in discovery.checks().items()}
+    roots, parts = msgspec.json.schema_components([Settings, *settings.values()], ref_template="#/definitions/{name}")
+    root = parts[roots[0]["$ref"].rpartition("/")[2]]
+    root["properties"]["checks"] = {
+        "type": "object",
+        "properties": dict(zip(settings, roots[1:], strict=True)),
+        "additionalProperties": False,
+    }
+    current["definitions"] = dict(sorted(parts.items()))
+    current["properties"]["config"] = roots[0]
+    return json.dumps(current, indent=2) + "\n"
+
+
+def _documented(text: str, values: dict[str, Any]) -> Iterator[tuple[list[str], str]]:
+    """Paths of the values to list, with their comments: a documented one stands for all below it."""
+    path: list[str] = []
+    comment: list[str] = []
+    done: list[str] | None = None
+    for line in text.splitlines():
+        if not line.strip():
+            comment = []
+        elif line.lstrip().startswith("#"):
+            found = _COMMENT.match(line)
+            assert found
+            comment = [found[2]] if found[1] else ([*comment, found[2]] if comment else [])
+        elif key := _KEY.match(line):
+            path = [*path[: len(key[1]) // 2], key[2]]
+            within = done is not None and path[: len(done)] == done
+            leaf = not isinstance(_at(values, path), dict) or not _at(values, path)
+            if not within and (comment or leaf):
+                yield list(path), " ".join(comment)
+                done = list(path)
+            comment = []
+
+
+def _at(values: dict[str, Any], path: list[str]) -> Any:
+    for key in path:
+        values = values[key]
+    return values
+
+
+if __name__ == "__main__":
+    SCHEMA.write_text(schema())
+    README.write_text(readme())

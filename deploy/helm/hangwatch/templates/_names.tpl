@@ -1,0 +1,42 @@
+{{- define "hangwatch.name" -}}
+{{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "hangwatch.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{ .Values.fullnameOverride | trunc 63 | trimSuffix "-" }}
+{{- else if contains (include "hangwatch.name" .) .Release.Name -}}
+{{ .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- else -}}
+{{ printf "%s-%s" .Release.Name (include "hangwatch.name" .) | trunc 63 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "hangwatch.selector" -}}
+app.kubernetes.io/name: {{ include "hangwatch.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "hangwatch.labels" -}}
+{{ include "hangwatch.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "hangwatch.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ default (include "hangwatch.fullname" .) .Values.serviceAccount.name }}
+{{- else -}}
+{{ default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "hangwatch.appArmorAnnotation" -}}
+{{- $profile := .Values.appArmorProfile -}}
+{{- if eq $profile.type "Localhost" -}}
+localhost/{{ $profile.localhostProfile }}
+{{- else -}}
+{{ ternary "unconfined" "runtime/default" (eq $profile.type "Unconfined") }}
+{{- end }}
+{{- end }}

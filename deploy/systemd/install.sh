@@ -1,0 +1,152 @@
+#!/bin/sh
+# Installs hangwatch as a systemd service, upgrades it when run again, or removes it. See --help.
+set -eu
+# The service's user must be able to read what is installed, whatever root's umask is.
+umask 022
+
+PREFIX=/opt/hangwatch
+CONFIG=/etc/hangwatch
+STATE=/var/lib/hangwatch
+UNIT=/etc/systemd/system/hangwatch.service
+SYSUSERS=/etc/sysusers.d/hangwatch.conf
+COMMAND=/usr/local/bin/hangwatch
+
+usage() {
+  cat <<TEXT
+usage: install.sh [--wheels DIR] [--python PYTHON] [--no-start]
+       install.sh --uninstall [--purge]
+
+Installs this checkout of hangwatch into a virtual environment under $PREFIX, with a unit, a user and a
+configuration ($CONFIG/config.toml, never overwritten). Run again, it upgrades what is there.
+
+  --wheels DIR     install without a network, from a folder made by: pip wheel --wheel-dir DIR /path/to/checkout
+  --python PYTHON  the interpreter to build on, 3.10 or later (default: python3)
+  --no-start       do not enable or start the service
+  --uninstall      stop the service and remove everything but $CONFIG and $STATE
+  --purge          with --uninstall: remove those as well, and the user hangwatch
+TEXT
+}
+
+fail() {
+  echo "install.sh: $*" >&2
+  exit 2
+}
+
+step() {
+  echo "==> $*"
+}
+
+# systemctl only makes sense where systemd runs: not in an image build, not in a chroot.
+booted() {
+  [ -d /run/systemd/system ]
+}
+
+check_python() {
+  command -v "$python" >/dev/null || fail "$python: not found. Name an interpreter of Python 3.10 or later: --python /path/to/python3"
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    fail "$("$python" --version 2>&1) is too old: hangwatch needs 3.10 or later. Name another interpreter: --python python3.11"
+  "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    fail "$python cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"
+}
+
+make_venv() {
+  wanted=$("$python" -c 'import sys; print(*sys.version_info[:2])')
+  found=$("$PREFIX/bin/python" -c 'import sys; print(*sys.version_info[:2])' 2>/dev/null || echo none)
+  if [ "$wanted" != "$found" ]; then
+    step "making a virtual environment in $PREFIX"
+    "$python" -m venv --clear "$PREFIX"
+  fi
+}
+
+install_package() {
+  pip="$PREFIX/bin/python -m pip --disable-pip-version-check --quiet"
+  if [ -n "$wheels" ]; then
+    step "installing hangwatch from $wheels, without a network"
+    # In two steps: the same version built again is installed again, and what it needs is left alone where it fits.
+    $pip install --no-index --find-links "$wheels" --upgrade hangwatch
+    $pip install --no-index --find-links "$wheels" --force-reinstall --no-deps hangwatch
+  else
+    step "installing hangwatch from $checkout"
+    # From a copy: setuptools leaves a build/ folder where it builds, and takes stale modules out of one it finds.
+    copy=$(mktemp -d)
+    trap 'rm -rf "$copy"' EXIT
+    for part in hangwatch pyproject.toml README.md LICENSE; do cp -R "$checkout/$part" "$copy"; done
+    $pip install --upgrade "$copy"
+  fi
+}
+
+install_files() {
+  step "installing $UNIT"
+  install -D -m 0644 "$here/hangwatch.service" "$UNIT"
+  install -D -m 0644 "$here/hangwatch.sysusers" "$SYSUSERS"
+  install -d -m 0755 "$CONFIG" "$(dirname "$COMMAND")"
+  ln -sfn "$PREFIX/bin/hangwatch" "$COMMAND"
+  systemd-sysusers "$SYSUSERS"
+  "$PREFIX/bin/hangwatch" config --sample >"$CONFIG/config.sample.toml"
+  if [ ! -e "$CONFIG/config.toml" ]; then
+    printf '# hangwatch: what is not set here has its default; every key is shown in config.sample.toml beside this file.\n' >"$CONFIG/config.toml"
+  fi
+  chmod 0644 "$CONFIG/config.toml" "$CONFIG/config.sample.toml"
+  "$PREFIX/bin/hangwatch" config --check "$CONFIG/config.toml"
+}
+
+start() {
+  if ! booted; then
+    step "systemd is not running here: the service will start at boot once enabled (systemctl enable hangwatch)"
+    return
+  fi
+  systemctl daemon-reload
+  if [ "$no_start" = yes ]; then
+    step "not started; to do so: systemctl enable --now hangwatch"
+    return
+  fi
+  systemctl enable --quiet hangwatch.service
+  systemctl restart hangwatch.service
+  step "running; see: systemctl status hangwatch, journalctl -u hangwatch, curl localhost:9836/metrics"
+}
+
+uninstall() {
+  if booted && [ -e "$UNIT" ]; then
+    systemctl disable --quiet --now hangwatch.service
+  fi
+  rm -f "$UNIT" "$SYSUSERS" "$COMMAND" /etc/systemd/system/multi-user.target.wants/hangwatch.service
+  rm -rf "$PREFIX"
+  if booted; then systemctl daemon-reload; fi
+  if [ "$purge" = yes ]; then
+    rm -rf "$CONFIG" "$STATE" /etc/systemd/system/hangwatch.service.d
+    if id hangwatch >/dev/null 2>&1; then userdel hangwatch; fi
+    step "removed, with its configuration and incidents"
+  else
+    step "removed; kept: $CONFIG and $STATE (--purge removes them)"
+  fi
+}
+
+here=$(cd "$(dirname "$0")" && pwd)
+checkout=$(cd "$here/../.." && pwd)
+action=install python=python3 wheels='' no_start=no purge=no
+while [ $# -gt 0 ]; do
+  case $1 in
+    --wheels) [ $# -ge 2 ] || fail "--wheels needs a folder"; wheels=$2; shift ;;
+    --python) [ $# -ge 2 ] || fail "--python needs an interpreter"; python=$2; shift ;;
+    --no-start) no_start=yes ;;
+    --uninstall) action=uninstall ;;
+    --purge) purge=yes ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; fail "unknown option: $1" ;;
+  esac
+  shift
+done
+
+[ "$(id -u)" = 0 ] || fail "must run as root: it writes $PREFIX, $CONFIG and $UNIT. Try: sudo $0"
+if [ "$action" = uninstall ]; then
+  uninstall
+  exit 0
+fi
+[ "$purge" = no ] || fail "--purge goes with --uninstall"
+[ -z "$wheels" ] || [ -d "$wheels" ] || fail "$wheels: no such folder. Make one with: pip wheel --wheel-dir $wheels $checkout"
+command -v systemd-sysusers >/dev/null || fail "systemd-sysusers: not found; this installs a systemd service. Without systemd: pip install $checkout"
+check_python
+make_venv
+install_package
+install_files
+start

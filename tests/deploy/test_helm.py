@@ -1,0 +1,395 @@
+"""The chart under Helm's own engine: it lints, renders, refuses wrong values, and Kubernetes would take the result."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import helm_python
+import kubernetes_validate
+import pytest
+import yaml
+from helm_python import _native, chart
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hangwatch
+from hangwatch import config
+
+REPOSITORY = Path(__file__).parents[2]
+CHART = REPOSITORY / "deploy/helm/hangwatch"
+RULES = REPOSITORY / "deploy/prometheus/hangwatch.rules.yaml"
+DASHBOARDS = REPOSITORY / "grafana"
+KUBERNETES = ["1.28", "1.32", kubernetes_validate.latest_version()]
+OPERATOR_KINDS = {"PodMonitor", "PrometheusRule"}
+
+MONITORED: dict[str, Any] = {
+    "podMonitor": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
+    "prometheusRule": {"enabled": True},
+    "dashboards": {"enabled": True, "annotations": {"folder": "GPU"}},
+}
+EVERYTHING: dict[str, Any] = {
+    **MONITORED,
+    "fullnameOverride": "watcher",
+    "image": {"tag": "2.0.0"},
+    "imagePullSecrets": [{"name": "registry"}],
+    "hostNetwork": False,
+    "kernelLog": True,
+    "networkPolicy": {
+        "enabled": True,
+        "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+    },
+    "seLinuxOptions": {"type": "spc_t"},
+    "appArmorProfile": {"type": "Localhost", "localhostProfile": "hangwatch"},
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]
+            }
+        }
+    },
+    "priorityClassName": "system-node-critical",
+    "podLabels": {"team": "infra"},
+    "podAnnotations": {"prometheus.io/scrape": "true"},
+    "extraEnv": [{"name": "TZ", "value": "UTC"}],
+    "extraVolumes": [{"name": "tls", "secret": {"secretName": "hangwatch-tls"}}],
+    "extraVolumeMounts": [{"name": "tls", "mountPath": "/etc/tls", "readOnly": True}],
+    "serviceAccount": {"annotations": {"owner": "infra"}},
+    "config": {"http": {"tls_certificate": "/etc/tls/tls.crt", "tls_key": "/etc/tls/tls.key"}},
+}
+WITHOUT: dict[str, Any] = {
+    "runtimeClassName": "",
+    "nodeSelector": {"nvidia.com/gpu.present": None},
+    "tolerations": [],
+    "serviceAccount": {"create": False},
+    "extraCapabilities": ["SYS_ADMIN"],
+}
+VALUES = {"default": {}, "monitored": MONITORED, "everything": EVERYTHING, "without": WITHOUT}
+
+
+@cache
+def loaded(path: Path = CHART) -> chart.Chart:
+    return chart.Chart.load(path)
+
+
+def manifests(values: dict[str, Any], kubernetes: str = "1.32", path: Path = CHART) -> dict[str, str]:
+    """Rendered files by name. The engine takes a Kubernetes version, its Python door does not pass one on."""
+    options = {"name": "release", "namespace": "gpu", "kube_version": f"v{kubernetes.removesuffix('.0')}.0"}
+    rendered = _native.call_string("helm_render", loaded(path)._raw(), json.dumps(values), json.dumps(options))
+    files: dict[str, str] = json.loads(rendered)
+    return files
+
+
+def objects(values: dict[str, Any], kubernetes: str = "1.32", path: Path = CHART) -> list[dict[str, Any]]:
+    files = manifests(values, kubernetes, path)
+    texts = [text for name, text in sorted(files.items()) if name.endswith(".yaml")]
+    return [found for text in texts for found in yaml.safe_load_all(text) if found]
+
+
+def only(values: dict[str, Any], kind: str, kubernetes: str = "1.32") -> dict[str, Any]:
+    (found,) = [one for one in objects(values, kubernetes) if one["kind"] == kind]
+    return found
+
+
+def container(values: dict[str, Any], kubernetes: str = "1.32") -> dict[str, Any]:
+    (found,) = only(values, "DaemonSet", kubernetes)["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+def rendered_settings(values: dict[str, Any]) -> config.Settings:
+    return config.parse(only({"config": values}, "ConfigMap")["data"]["config.toml"], "config.toml")
+
+
+# --- lint, render, validate ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kubernetes", KUBERNETES)
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
+def test_lint_has_nothing_to_say(values: dict[str, Any], kubernetes: str) -> None:
+    report = chart.lint(CHART, values, strict=True, kube_version=f"v{kubernetes.removesuffix('.0')}.0")
+    assert report["errors"] == []
+    assert [message for message in report["messages"] if message["severity"] > 1] == []
+
+
+@pytest.mark.parametrize("kubernetes", KUBERNETES)
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
+def test_kubernetes_would_take_every_object(values: dict[str, Any], kubernetes: str) -> None:
+    found = objects(values, kubernetes)
+    assert len({(one["kind"], one["metadata"]["name"]) for one in found}) == len(found)
+    for one in found:
+        assert one["metadata"]["namespace"] == "gpu"
+        if one["kind"] in OPERATOR_KINDS:
+            assert one["apiVersion"] == "monitoring.coreos.com/v1"
+        else:
+            assert kubernetes_validate.validate(one, kubernetes, strict=True) == kubernetes.removesuffix(".0")
+
+
+def test_the_validation_can_fail() -> None:
+    daemonset = only({}, "DaemonSet")
+    daemonset["spec"]["template"]["spec"]["hostPid"] = True
+    with pytest.raises(kubernetes_validate.ValidationError, match="hostPid"):
+        kubernetes_validate.validate(daemonset, "1.32", strict=True)
+
+
+def test_labels_select_the_pods() -> None:
+    for values in VALUES.values():
+        spec = only(values, "DaemonSet")["spec"]
+        assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+    selectors = {
+        kind: only(EVERYTHING, kind)["spec"][field]["matchLabels"]
+        for kind, field in (("DaemonSet", "selector"), ("PodMonitor", "selector"), ("NetworkPolicy", "podSelector"))
+    }
+    assert len({tuple(sorted(one.items())) for one in selectors.values()}) == 1
+
+
+# --- rights --------------------------------------------------------------------------------------------------------
+
+
+def test_the_pod_has_the_rights_it_needs_and_no_other() -> None:
+    pod = only({}, "DaemonSet")["spec"]["template"]["spec"]
+    rights = container({})["securityContext"]
+    assert pod["hostPID"] is True
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert rights["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE", "DAC_READ_SEARCH", "SYSLOG"]}
+    assert rights["privileged"] is False
+    assert rights["allowPrivilegeEscalation"] is False
+    assert rights["readOnlyRootFilesystem"] is True
+    assert "nvidia.com/gpu" not in json.dumps(container({})["resources"]), "a GPU would be taken from a job"
+    assert [volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume] == ["/var/lib/hangwatch"]
+
+
+def test_the_capabilities_are_those_of_the_systemd_unit() -> None:
+    unit = (REPOSITORY / "deploy/systemd/hangwatch.service").read_text()
+    (line,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
+    added = container({})["securityContext"]["capabilities"]["add"]
+    assert {f"CAP_{name}" for name in added} == set(line.split())
+
+
+def test_the_kernel_log_takes_a_privileged_container() -> None:
+    assert container({"kernelLog": True})["securityContext"]["privileged"] is True
+    mounts = {mount["mountPath"]: mount for mount in container({"kernelLog": True})["volumeMounts"]}
+    assert mounts["/dev/kmsg"]["readOnly"] is True
+    assert "/dev/kmsg" not in {mount["mountPath"] for mount in container({})["volumeMounts"]}
+
+
+def test_apparmor_is_a_field_from_1_30_and_an_annotation_before() -> None:
+    def annotations(kubernetes: str, profile: dict[str, str]) -> dict[str, str]:
+        template = only({"appArmorProfile": profile}, "DaemonSet", kubernetes)["spec"]["template"]
+        return dict(template["metadata"]["annotations"])
+
+    key = "container.apparmor.security.beta.kubernetes.io/hangwatch"
+    assert container({}, "1.32")["securityContext"]["appArmorProfile"] == {"type": "Unconfined"}
+    assert key not in annotations("1.32", {"type": "Unconfined"})
+    assert "appArmorProfile" not in container({}, "1.28")["securityContext"]
+    assert annotations("1.28", {"type": "Unconfined"})[key] == "unconfined"
+    assert annotations("1.28", {"type": "RuntimeDefault"})[key] == "runtime/default"
+    assert annotations("1.28", {"type": "Localhost", "localhostProfile": "hw"})[key] == "localhost/hw"
+
+
+# --- configuration -------------------------------------------------------------------------------------------------
+
+
+def test_default_values_are_the_default_settings() -> None:
+    assert rendered_settings({}) == config.Settings()
+
+
+def test_port_folder_and_tls_reach_every_place_that_names_them() -> None:
+    values = {
+        "config": {"http": {"port": 9999, "tls_certificate": "/c", "tls_key": "/k"}, "store": {"directory": "/data/hw"}}
+    }
+    box = container({**values, **MONITORED})
+    assert box["ports"][0]["containerPort"] == 9999
+    assert {box[probe]["httpGet"]["scheme"] for probe in ("livenessProbe", "readinessProbe")} == {"HTTPS"}
+    assert only({**values, **MONITORED}, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["scheme"] == "https"
+    pod = only(values, "DaemonSet")["spec"]["template"]["spec"]
+    assert {"name": "state", "mountPath": "/data/hw"} in box["volumeMounts"]
+    assert "/data/hw" in [volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume]
+
+
+def test_pods_are_replaced_when_the_configuration_changes() -> None:
+    def checksum(values: dict[str, Any]) -> str:
+        annotations = only(values, "DaemonSet")["spec"]["template"]["metadata"]["annotations"]
+        return str(annotations["checksum/config"])
+
+    assert checksum({}) == checksum({"image": {"tag": "2"}})
+    assert checksum({}) != checksum({"config": {"gpu": {"sample_seconds": 2}}})
+
+
+def test_rules_for_activities_and_nested_tables_become_toml() -> None:
+    rules = [
+        {"activity": "data_loading", "function": "read_<shard>", "file": '*/a "b".py'},
+        {"activity": "x", "function": "y"},
+    ]
+    settings = rendered_settings({"activities": {"rules": rules}})
+    assert [(rule.activity, rule.function, rule.file) for rule in settings.activities.rules] == [
+        ("data_loading", "read_<shard>", '*/a "b".py'),
+        ("x", "y", "*"),
+    ]
+
+
+# What a YAML file can hold: no control characters beyond tab and newline, no lone surrogates.
+texts = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]) | st.sampled_from("\t\n\"'\\#{}"), min_size=1
+)
+
+
+@given(
+    directory=texts,
+    port=st.integers(0, 65535),
+    max_bytes=st.integers(1 << 20, 1 << 53),
+    hold=st.floats(1.0, 86400.0),
+    quorum=st.floats(0.0, 1.0, exclude_min=True),
+)
+def test_any_value_arrives_in_the_daemon_as_it_was_written(
+    directory: str, port: int, max_bytes: int, hold: float, quorum: float
+) -> None:
+    settings = rendered_settings(
+        {
+            "store": {"directory": directory, "max_bytes": max_bytes},
+            "http": {"port": port},
+            "detector": {"hold_seconds": hold, "quorum": quorum},
+        }
+    )
+    assert settings.store.directory == directory
+    assert (settings.store.max_bytes, settings.http.port) == (max_bytes, port)
+    assert (settings.detector.hold_seconds, settings.detector.quorum) == (hold, quorum)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"config": {"http": {"port": 70000}}}, "/config/http/port"),
+        ({"config": {"http": {"port": "9836"}}}, "/config/http/port"),
+        ({"config": {"detector": {"hold": 60}}}, "'hold' not allowed"),
+        ({"config": {"checks": {"no_such_check": {}}}}, "'no_such_check' not allowed"),
+        ({"podMonitor": {"enabled": "yes"}}, "/podMonitor/enabled"),
+        ({"tolerations": {"operator": "Exists"}}, "/tolerations"),
+        ({"extraCapabilities": ["CAP_SYS_ADMIN"]}, "/extraCapabilities/0"),
+        ({"hostNetwrk": True}, "'hostNetwrk' not allowed"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name_before_anything_is_installed(values: dict[str, Any], told: str) -> None:
+    with pytest.raises(helm_python.HelmValuesError, match=re.escape(told)):
+        manifests(values)
+
+
+def test_a_network_policy_that_would_do_nothing_is_refused() -> None:
+    with pytest.raises(helm_python.HelmRenderError, match="set hostNetwork=false"):
+        manifests({"networkPolicy": {"enabled": True}})
+
+
+# --- one source for rules and dashboards ---------------------------------------------------------------------------
+
+
+def test_the_prometheus_rule_is_the_rules_file() -> None:
+    assert only(MONITORED, "PrometheusRule")["spec"] == yaml.safe_load(RULES.read_text())
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
+def test_promtool_takes_the_rendered_rules(tmp_path: Path) -> None:
+    path = tmp_path / "rendered.yaml"
+    path.write_text(yaml.safe_dump(only(MONITORED, "PrometheusRule")["spec"]))
+    subprocess.run(["promtool", "check", "rules", str(path)], check=True, capture_output=True)
+
+
+def test_every_dashboard_becomes_a_config_map_unchanged() -> None:
+    files = {path.name: path.read_text() for path in DASHBOARDS.glob("*.json")}
+    assert files
+    maps = [one for one in objects(MONITORED) if one["metadata"]["labels"].get("grafana_dashboard")]
+    shipped = {name: text for one in maps for name, text in one["data"].items()}
+    assert {name: json.loads(text) for name, text in shipped.items()} == {
+        f"hangwatch-{name}": json.loads(text) for name, text in files.items()
+    }
+
+
+def test_the_chart_holds_nothing_else_of_what_it_links_to() -> None:
+    linked = [file["name"] for file in loaded().files if file["name"].startswith("files/")]
+    dashboards = sorted(f"files/dashboards/{path.name}" for path in DASHBOARDS.glob("*.json"))
+    assert sorted(linked) == [*dashboards, "files/hangwatch.rules.yaml"]
+
+
+def test_a_packaged_chart_needs_no_links(tmp_path: Path) -> None:
+    archive = Path(chart.package(CHART, destination=tmp_path))
+    assert objects(EVERYTHING, path=archive) == objects(EVERYTHING)
+    chart.expand(tmp_path / "out", archive)
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_symlink()]
+
+
+def test_a_release_fits_into_its_secret(tmp_path: Path) -> None:
+    """Helm keeps the packed chart in a Secret, and Kubernetes refuses one over 1 MiB (base64 adds a third)."""
+    archive = Path(chart.package(CHART, destination=tmp_path))
+    assert archive.stat().st_size < 600_000
+
+
+def test_scrapes_carry_the_job_and_instance_that_the_rules_ask_for() -> None:
+    endpoint = only(MONITORED, "PodMonitor")["spec"]["podMetricsEndpoints"][0]
+    targets = {rule["targetLabel"]: rule for rule in endpoint["relabelings"] if "targetLabel" in rule}
+    (pattern,) = set(re.findall(r'up\{job=~"(.*?)"\}', RULES.read_text()))
+    assert re.fullmatch(pattern, targets["job"]["replacement"])
+    assert targets["instance"]["sourceLabels"] == ["__meta_kubernetes_pod_node_name"]
+    assert endpoint["port"] == container(MONITORED)["ports"][0]["name"]
+
+
+# --- what must not go stale ----------------------------------------------------------------------------------------
+
+# Of the functions that Helm 3.0 has (its own and sprig 3). Helm 4 has all of them.
+HELM_3 = {
+    "and", "base", "contains", "default", "define", "else", "empty", "end", "eq", "fail", "get", "if", "include", "keys",
+    "kindIs", "nindent", "not", "printf", "quote", "range", "replace", "required", "semverCompare", "sha256sum", "sortAlpha",
+    "ternary", "toJson", "toString", "toYaml", "trim", "trimSuffix", "trunc", "with",
+}  # fmt: skip
+
+
+def test_templates_use_only_functions_that_helm_3_has() -> None:
+    used: set[str] = set()
+    for template in CHART.glob("templates/*"):
+        text = re.sub(r"\{\{-?\s*/\*.*?\*/\s*-?\}\}", "", template.read_text(), flags=re.DOTALL)
+        for action in re.findall(r"\{\{-?(.*?)-?\}\}", text, re.DOTALL):
+            bare = re.sub(r'"[^"]*"', '""', action)
+            used |= set(re.findall(r"(?<![\w.$])[a-zA-Z]\w*", bare))
+    assert used <= HELM_3
+
+
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", CHART.parent / "generate.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", ["values.schema.json", "README.md"])
+def test_schema_and_readme_say_what_code_and_values_say(name: str, golden: Callable[[str, str], None]) -> None:
+    module = generate()
+    text = module.schema() if name == "values.schema.json" else module.readme()
+    golden(f"../../../deploy/helm/hangwatch/{name}", text)
+
+
+def test_every_value_is_in_the_schema_and_every_schema_key_is_a_value() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
+    assert set(schema) - {"global"} == set(values)
+    for key, part in schema.items():
+        if "properties" in part and key not in ("appArmorProfile", "seccompProfile"):
+            assert set(part["properties"]) == set(values[key]), key
+
+
+def test_the_chart_has_the_version_of_the_package() -> None:
+    metadata = loaded().metadata
+    assert (metadata["version"], metadata["appVersion"]) == (hangwatch.__version__, hangwatch.__version__)
+
+
+def test_notes_name_what_is_still_off() -> None:
+    notes = manifests({})["hangwatch/templates/NOTES.txt"]
+    assert "podMonitor.enabled=true" in notes
+    assert "enabled=true" not in manifests(EVERYTHING)["hangwatch/templates/NOTES.txt"]

@@ -18,6 +18,12 @@ class Reduced(NamedTuple):
     order: str
 
 
+def join(peers: socket.socket) -> str:
+    """Block until every rank of the job has started; returns what the launcher asks this rank to do first."""
+    peers.send(b"join 0")
+    return peers.recv(LONGEST_MESSAGE_BYTES).decode().partition(" ")[2]
+
+
 def all_reduce(peers: socket.socket, value: float) -> Reduced:
     """Sum `value` over all ranks of the job; blocks until each of them has called it."""
     peers.send(f"all_reduce {value}".encode())

@@ -1,9 +1,9 @@
 """The launcher of the simulated job: starts the ranks as torchrun's agent does, and is where their collectives meet.
 
 Started by `hangwatch.demo.node`, which sends a line per order on standard input (`WHOM ORDER`, WHOM a rank, `all`, or
-`peers` for the ranks of the other nodes) and reads a line per event on standard output: `ready PID...` after the first
-step, `given` when an order has been handed out, `resumed` at the first step after that. The end of standard input
-ends the job. Standard library only, as for the ranks.
+`peers` for the ranks of the other nodes, or `launcher`) and reads a line per event on standard output: `ready PID...`
+once all ranks have joined, `given` when an order has been handed out, `resumed` at the first step after that. The end
+of standard input ends the job. Standard library only, as for the ranks.
 """
 
 from __future__ import annotations
@@ -27,33 +27,34 @@ _PR_SET_CHILD_SUBREAPER = 36
 class Launcher:
     """The ranks of this node, who of them has arrived at a collective, and what to ask of them next."""
 
-    def __init__(self, run_id: str, ranks: int, nodes: int) -> None:
+    def __init__(self, folder: str, run_id: str, ranks: int, nodes: int, worker: str) -> None:
+        self.folder = folder
         self.run_id = run_id
         self.ranks = ranks
         self.nodes = nodes
+        self.worker = worker
         self.pids: dict[int, int] = {}
         self.peers: dict[int, socket.socket] = {}
         self.arrived: dict[int, tuple[str, float]] = {}
         self.orders: dict[int, str] = {}
         self.others_arrive = True
-        self.next_step_means = ""
+        self.resumes = False
         self.readers = selectors.DefaultSelector()
+        self.readers.register(sys.stdin.fileno(), selectors.EVENT_READ, self.read_orders)
         self.unread = ""
         self.ended = False
 
-    def start(self, folder: Path) -> None:
+    def start(self) -> None:
         """Start all ranks."""
-        self.readers.register(sys.stdin.fileno(), selectors.EVENT_READ, self.read_orders)
         for local_rank in range(self.ranks):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             theirs.set_inheritable(True)
-            command = [sys.executable, "-S", "-E", "-m", "hangwatch.demo.worker", str(folder), str(theirs.fileno())]
+            command = [sys.executable, "-S", "-E", "-m", self.worker, self.folder, str(theirs.fileno())]
             environ = os.environ | torchrun_environ(local_rank, self.ranks, self.nodes, self.run_id)
             self.pids[local_rank] = os.posix_spawn(sys.executable, command, environ)
             theirs.close()
             self.peers[local_rank] = ours
             self.readers.register(ours, selectors.EVENT_READ, partial(self.hear, local_rank))
-        self.next_step_means = " ".join(["ready", *map(str, self.pids.values())])
 
     def serve(self) -> None:
         """Carry collectives and orders until standard input ends."""
@@ -76,8 +77,10 @@ class Launcher:
         if whom == "peers":
             self.others_arrive = order != "stay-away"
             say("given")
-            return
-        self.orders |= dict.fromkeys(self.pids, order) if whom == "all" else {int(whom): order}
+        elif whom == "launcher":
+            self.restart()
+        else:
+            self.orders |= dict.fromkeys(self.pids, order) if whom == "all" else {int(whom): order}
 
     def hear(self, local_rank: int) -> None:
         """Take a message of a rank; an empty one means that it has ended."""
@@ -91,6 +94,7 @@ class Launcher:
         self.readers.unregister(self.peers[local_rank])
         self.peers.pop(local_rank).close()
         os.waitpid(self.pids[local_rank], 0)
+        self.ended = not self.peers
 
     def complete_collective(self) -> None:
         """Answer all ranks once every rank of the job has called the same collective."""
@@ -99,22 +103,30 @@ class Launcher:
             return
         total = sum(value for _, value in self.arrived.values())
         self.arrived.clear()
-        if operations != {"all_reduce"}:
-            self.answer(total, {})
-            return
-        if self.next_step_means:
-            say(self.next_step_means)
-            self.next_step_means = ""
-        orders, self.orders = self.orders, {}
-        self.answer(total, orders)
-        if orders:
-            say("given")
-            self.next_step_means = "resumed"
-
-    def answer(self, total: float, orders: dict[int, str]) -> None:
-        """Let all ranks go on."""
+        (operation,) = operations
+        if operation == "join":
+            say(" ".join(["ready", *map(str, self.pids.values())]))
+        if operation == "all_reduce" and self.resumes:
+            say("resumed")
+            self.resumes = False
+        orders = {} if operation == "barrier" else self.orders
         for local_rank, peer in self.peers.items():
             peer.send(f"{total} {orders.get(local_rank, 'go')}".encode())
+        if orders:
+            self.orders = {}
+            self.resumes = True
+            if operation == "all_reduce":
+                say("given")
+
+    def restart(self) -> None:
+        """Replace all ranks, as torchrun does after a failure."""
+        for peer in self.peers.values():
+            self.readers.unregister(peer)
+        self.end()
+        for peer in self.peers.values():
+            peer.close()
+        self.arrived.clear()
+        self.start()
 
     def end(self) -> None:
         """Kill the ranks that are left, and reap them and their loaders."""
@@ -155,13 +167,15 @@ def say(event: str) -> None:
 
 
 def main() -> None:
-    """`launcher FOLDER RUN_ID RANKS NODES`."""
-    folder, run_id, ranks, nodes = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    become("pt_elastic", os.getppid(), folder)
+    """`launcher FOLDER RUN_ID RANKS NODES WORKER_MODULE FIRST_ORDER`."""
+    folder, run_id, ranks, nodes, worker, first_order = sys.argv[1:]
+    become("pt_elastic", os.getppid(), Path(folder))
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that `end` can wait for loaders whose rank is gone
-    launcher = Launcher(run_id, ranks, nodes)
+    launcher = Launcher(folder, run_id, int(ranks), int(nodes), worker)
     try:
-        launcher.start(folder)
+        launcher.start()
+        if first_order:
+            launcher.obey(first_order)
         launcher.serve()
     finally:
         launcher.end()

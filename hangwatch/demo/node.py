@@ -31,11 +31,19 @@ class SimulatedNode:
     """`ranks` worker processes of a job over `nodes` nodes, of which this is the first.
 
     A context manager: on leaving it, every process that it started is gone. `pids` are those of the ranks, by local
-    rank; `proc_root` is a view of /proc that shows no process but the node's. The processes also die with this one,
-    however it dies.
+    rank; `proc_root` is a view of /proc that shows no process but the node's. `worker` is the module that a rank runs,
+    `first_order` (WHOM ORDER) what it does before its first step. The processes also die with this one, however it
+    dies.
     """
 
-    def __init__(self, ranks: int = 8, nodes: int = 1, program: str = "launcher") -> None:
+    def __init__(
+        self,
+        ranks: int = 8,
+        nodes: int = 1,
+        program: str = "launcher",
+        worker: str = "hangwatch.demo.worker",
+        first_order: str = "",
+    ) -> None:
         self.ranks = ranks
         self.run_id = f"demo-{secrets.token_hex(3)}"
         self.pids: tuple[int, ...] = ()
@@ -44,7 +52,7 @@ class SimulatedNode:
         self.proc_root = self.folder / PROCESSES
         _link_kernel_files(self.proc_root)
         os.mkfifo(self.folder / "stuck-shard")
-        self._arguments = [program, str(self.folder), self.run_id, str(ranks), str(nodes)]
+        self._arguments = [program, str(self.folder), self.run_id, str(ranks), str(nodes), worker, first_order]
         self._unread = ""
 
     def __enter__(self) -> SimulatedNode:
@@ -60,7 +68,7 @@ class SimulatedNode:
                 start_new_session=True,  # Ctrl-C reaches the demo, which ends them in order
             )
         try:
-            self.pids = tuple(map(int, self.wait_for_event("ready", START_DEADLINE_SECONDS)))
+            self.wait_for_event("ready", START_DEADLINE_SECONDS)
         except BaseException:
             self.close()
             raise
@@ -72,9 +80,14 @@ class SimulatedNode:
         self.close()
 
     def order(self, whom: int | str, order: str) -> None:
-        """Ask a rank, `all` ranks, or the `peers` on other nodes for something; takes effect at the next step."""
+        """Ask a rank, `all` ranks or the `peers` on other nodes for something; waits until they know."""
         self._write(f"{whom} {order}\n")
         self.wait_for_event("given", START_DEADLINE_SECONDS)
+
+    def restart(self) -> None:
+        """Let the launcher replace all ranks; waits until the new ones are there."""
+        self._write("launcher restart\n")
+        self.wait_for_event("ready", START_DEADLINE_SECONDS)
 
     def wait_for_event(self, event: str, deadline_seconds: float) -> list[str]:
         """The words after the next event of that name. Raises NodeError when it does not come in time."""
@@ -131,7 +144,10 @@ class SimulatedNode:
                 raise NodeError(f"the launcher of the simulated node has ended{self._log()}")
             self._unread += text
         line, _, self._unread = self._unread.partition("\n")
-        return line.split()
+        words = line.split()
+        if words[0] == "ready":
+            self.pids = tuple(map(int, words[1:]))
+        return words
 
     def _log(self) -> str:
         lines = (self.folder / "log").read_text(errors="replace").strip().splitlines()

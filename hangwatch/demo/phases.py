@@ -26,7 +26,6 @@ class Phase(IntEnum):
     CHECKPOINT = 4
     EVALUATION = 5
     IDLE = 6
-    COMPILE = 7
 
 
 class Seen(NamedTuple):

@@ -229,7 +229,7 @@ def _report(daemon: Daemon, job_id: str) -> Path | None:
 
 @contextlib.contextmanager
 def _running(node: SimulatedNode, seed: int, directory: Path) -> Iterator[Daemon]:
-    daemon = Daemon(settings(directory), SimulatedGpus(node, seed), proc_root=node.proc_root)
+    daemon = Daemon(settings(directory), SimulatedGpus(node, seed=seed), proc_root=node.proc_root)
     daemon.start()
     try:
         with _log_to(directory / "daemon.log"):

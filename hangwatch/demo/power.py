@@ -37,7 +37,6 @@ MODEL_LOADED = Load(118.0, 4.0, 0.0)
 
 _AT_ONCE = {
     Phase.STARTING: MODEL_LOADED,
-    Phase.COMPILE: MODEL_LOADED,
     Phase.IDLE: MODEL_LOADED,
     Phase.EVALUATION: EVALUATION,
 }
@@ -55,10 +54,10 @@ def load(seen: Seen, alive: bool = True) -> Load:
 
 
 class SimulatedGpus:
-    """One GPU per rank of a simulated node; stands where the daemon otherwise asks the driver."""
+    """One GPU per rank of the simulated jobs; stands where the daemon otherwise asks the driver."""
 
-    def __init__(self, node: SimulatedNode, seed: int = 0) -> None:
-        self._node = node
+    def __init__(self, *nodes: SimulatedNode, seed: int = 0) -> None:
+        self._ranks = [(node, local_rank) for node in nodes for local_rank in range(node.ranks)]
         self._random = random.Random(seed)  # noqa: S311 - noise of a sensor
 
     def start(self) -> None:
@@ -72,7 +71,7 @@ class SimulatedGpus:
         return GpuSweep(
             taken_monotonic_seconds=time.monotonic(),
             taken_unix_seconds=time.time(),
-            gpus=tuple(self._sample(index) for index in range(self._node.ranks)),
+            gpus=tuple(self._sample(index, *rank) for index, rank in enumerate(self._ranks)),
             driver_version="simulated",
         )
 
@@ -88,9 +87,9 @@ class SimulatedGpus:
             detail=f"no {kind.__name__} within {deadline_seconds:g} s nor later: the demo simulates power only",
         )
 
-    def _sample(self, index: int) -> GpuSample:
-        alive = self._node.is_alive(index)
-        now = load(self._node.phases.read(index), alive)
+    def _sample(self, index: int, node: SimulatedNode, local_rank: int) -> GpuSample:
+        alive = node.is_alive(local_rank)
+        now = load(node.phases.read(local_rank), alive)
         return GpuSample(
             index=index,
             uuid=f"GPU-demo-{index}",
@@ -102,5 +101,5 @@ class SimulatedGpus:
             memory_total_bytes=80 << 30,
             sm_clock_hertz=1.98e9,
             temperature_celsius=35.0 + now.watts / 20,
-            pids=(self._node.pids[index],) if alive else (),
+            pids=(node.pids[local_rank],) if alive else (),
         )

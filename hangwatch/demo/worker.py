@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch.demo import loader, troubles
-from hangwatch.demo.collectives import all_reduce, barrier
+from hangwatch.demo.collectives import all_reduce, barrier, join
 from hangwatch.demo.phases import Phase, Phases
 from hangwatch.demo.process import become
 
@@ -51,12 +51,12 @@ def compute(batch: bytes, cpu_seconds: float) -> float:
 
 def train(me: Rank) -> None:
     """Steps without end; what the launcher asks for is done between two of them."""
+    order = join(me.peers)
     while True:
-        order = train_step(me)
-        me.begins(Phase.COMPUTE)
         name, *words = order.split()
         if name != "go":
             ORDERS[name](me, *words)
+        order = train_step(me)
 
 
 def train_step(me: Rank) -> str:
@@ -66,7 +66,9 @@ def train_step(me: Rank) -> str:
     me.begins(Phase.COMPUTE)
     loss = compute(batch, STEP_CPU_SECONDS)
     me.begins(Phase.COLLECTIVE)
-    return all_reduce(me.peers, loss).order
+    order = all_reduce(me.peers, loss).order
+    me.begins(Phase.COMPUTE)
+    return order
 
 
 def save_checkpoint(folder: Path, seconds: float) -> None:

@@ -173,6 +173,30 @@ def test_evaluation_is_low_power_on_all_ranks() -> None:
         node.wait_for_event("resumed", 20)
 
 
+def test_the_first_order_comes_before_the_first_step() -> None:
+    with SimulatedNode(2, first_order="1 lock") as node:
+        wait_for(lambda: node.phases.read(0).age_seconds > 0.5, "rank 0 to wait")
+        assert node.phases.read(1).phase is Phase.STARTING
+        assert stack_of(node.pids[0])[0] == "all_reduce"
+
+
+def test_a_restart_replaces_every_rank_and_training_goes_on() -> None:
+    with SimulatedNode(2) as node:
+        before = node.pids
+        node.restart()
+        assert not set(before) & set(node.pids)
+        assert all(is_gone(pid) for pid in before)
+        node.order("all", "evaluation 0.1")
+        node.wait_for_event("resumed", 20)
+
+
+def test_a_job_that_ends_takes_its_launcher_along() -> None:
+    with SimulatedNode(2) as node:
+        launcher = parent_of(node.pids[0])
+        node.order("all", "exited")
+        wait_for(lambda: is_gone(launcher), "the launcher to exit")
+
+
 def test_a_notebook_is_no_rank_and_holds_its_gpu() -> None:
     with SimulatedNode(1, program="notebook") as node:
         gpus = SimulatedGpus(node)

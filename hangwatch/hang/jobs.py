@@ -37,6 +37,23 @@ def find_jobs(
     return tuple(sorted(jobs, key=lambda job: job.job_id))
 
 
+def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
+    """These pids as the ranks of one job, whatever they are; a pid that has no process becomes a rank that is gone."""
+    tree = _Tree(processes)
+    chosen = dict.fromkeys(pids)
+    ranks = []
+    for pid in chosen:
+        process = tree.get(pid)
+        if process is None:
+            ranks.append(Rank(id=ProcessId(pid=pid, start_ticks=-1), rank=None, local_rank=None))
+        else:
+            seat = launchers.seat(process, None)
+            ranks.append(_rank(process, seat, place=None, tree=tree, samples=(), ranks=set(chosen)))
+    return Job(
+        job_id=_safe("pids-" + "-".join(map(str, chosen))), launcher="pids", launcher_id=None, ranks=tuple(ranks)
+    )
+
+
 class _Crew(NamedTuple):
     """The processes of one job. A member without a seat knows only its place in the order of start."""
 
@@ -253,7 +270,13 @@ def _job(name: str, crew: _Crew, tree: _Tree, samples: Sequence[GpuSample], rank
 
 
 def _rank(
-    process: Process, seat: Seat | None, *, place: int, tree: _Tree, samples: Sequence[GpuSample], ranks: set[int]
+    process: Process,
+    seat: Seat | None,
+    *,
+    place: int | None,
+    tree: _Tree,
+    samples: Sequence[GpuSample],
+    ranks: set[int],
 ) -> Rank:
     local_rank = seat.local_rank if seat else place
     others = ranks - {process.id.pid}

@@ -60,14 +60,14 @@ class Counters(Value, frozen=True):
     faults: tuple[Fault, ...] = ()
 
 
-class ProcessTable:
+class ProcessScan:
     """The processes of this node. Keeps what a process never changes, so that each scan reads only its `stat`."""
 
     def __init__(self, proc_root: Path = PROC) -> None:
         self._root = str(proc_root)
         self._known: dict[int, _Known] = {}
 
-    def scan(self, gpu_pids: Collection[int] = ()) -> tuple[Process, ...]:
+    def processes(self, gpu_pids: Collection[int] = ()) -> tuple[Process, ...]:
         """Every process that is no kernel thread, by pid.
 
         Command line and launcher variables are read only of those that may belong to a job: Python and launchers by

@@ -1,0 +1,220 @@
+"""Ranks -> dumps: every rank of a job and its workers, in rounds, several at a time, everything under a deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from hangwatch import config
+from hangwatch.hang import jobs, stacks
+from hangwatch.model import (
+    Capture,
+    Fault,
+    GpuSweep,
+    Job,
+    ProcessDump,
+    ProcessId,
+    Rank,
+    RankDump,
+    RankId,
+    Thread,
+    WorkerDump,
+)
+from hangwatch.probes import procs, pyspy
+
+ObserveDump = Callable[[float, Fault | None], None]
+"""Called after each dump with its duration in seconds and what went wrong, if anything."""
+
+_ENDED = frozenset("ZXx")
+
+
+def capture(
+    job: Job,
+    *,
+    settings: config.Capture,
+    node: str,
+    proc_root: Path = procs.PROC,
+    gpus: GpuSweep | None = None,
+    native: bool = False,
+    include_locals: bool = False,
+    rounds: int | None = None,
+    stop: threading.Event | None = None,
+    observe_dump: ObserveDump | None = None,
+    pyspy_path: Path | None = None,
+) -> Capture:
+    """Take the stacks of every rank of `job` and of its workers, `rounds` times (default: the settings').
+
+    A rank that cannot be dumped keeps its place: what the kernel says of it, and the fault. A rank whose process does
+    not exist any more, or that was absent before, is `gone`. Once `stop` is set it returns what it has, within a
+    second. Never raises for what it finds: processes come and go.
+    """
+    stop = stop or threading.Event()
+    began, began_unix = time.monotonic(), time.time()
+    taker = _Taker(settings, proc_root, stop, observe_dump, pyspy_path, native=native, include_locals=include_locals)
+    targets = _targets(job, settings.max_workers_per_rank)
+    taken: list[dict[ProcessId, ProcessDump]] = []
+    # Native dumps need 340 MB each: one at a time.
+    with ThreadPoolExecutor(1 if native else settings.parallel, thread_name_prefix="dump") as pool:
+        for number in range(settings.rounds if rounds is None else rounds):
+            if number > 0 and stop.wait(settings.pause_seconds):
+                break
+            end = time.monotonic() + settings.round_deadline_seconds
+            dumps = pool.map(taker.take, targets, [end] * len(targets))
+            taken.append(dict(zip(targets, dumps, strict=True)))
+    present = [_rank_dump(rank, taken, node, gpus) for rank in job.ranks]
+    return Capture(
+        job_id=job.job_id,
+        node=node,
+        started_unix_seconds=began_unix,
+        duration_seconds=time.monotonic() - began,
+        rounds=len(taken),
+        ranks=(*present, *_absent_ranks(job, node)),
+        world_size=job.world_size,
+        notes=_notes(job, settings, taken, interrupted=stop.is_set()),
+    )
+
+
+def job_of_pids(pids: Sequence[int], proc_root: Path = procs.PROC) -> Job:
+    """These processes as if they were the ranks of one job, with their workers, for a capture that a person asks for.
+
+    A pid that does not exist becomes a rank that is gone.
+    """
+    return jobs.job_of_pids(procs.ProcessScan(proc_root).processes(pids), pids)
+
+
+class _Taker(NamedTuple):
+    """What all dumps of one capture have in common."""
+
+    settings: config.Capture
+    proc_root: Path
+    stop: threading.Event
+    observe: ObserveDump | None
+    pyspy_path: Path | None
+    native: bool
+    include_locals: bool
+
+    def take(self, target: ProcessId, end: float) -> ProcessDump:
+        """One process in one round; `end` is the round's deadline on CLOCK_MONOTONIC."""
+        counters = procs.read_counters(target.pid, self.proc_root)
+        now = time.monotonic()
+        if counters.id != target or (counters.state or "X") in _ENDED:
+            gone = Fault(subject=f"pid {target.pid}", reason="ProcessGone", detail="the process has ended")
+            return ProcessDump(taken_monotonic_seconds=now, fault=gone)
+        threads, answer = self._stacks(target, end - now)
+        if self.observe is not None:
+            self.observe(answer.duration_seconds, answer.fault)
+        return ProcessDump(
+            taken_monotonic_seconds=now,
+            threads=threads,
+            fault=answer.fault,
+            state=counters.state,
+            state_after=answer.state_after,
+            wchan=counters.wchan,
+            kernel_stack=counters.kernel_stack,
+            cpu_seconds=counters.cpu_seconds,
+            io_bytes=counters.io_bytes,
+            duration_seconds=answer.duration_seconds,
+        )
+
+    def _stacks(self, target: ProcessId, left_seconds: float) -> tuple[tuple[Thread, ...], pyspy.PyspyAnswer]:
+        subject = f"pid {target.pid}"
+        if self.stop.is_set() or left_seconds <= 0:
+            why = ("Interrupted", "hangwatch was asked to stop") if self.stop.is_set() else _LATE
+            fault = Fault(subject=subject, reason=why[0], detail=why[1])
+            return (), pyspy.PyspyAnswer(json=None, fault=fault, duration_seconds=0.0)
+        answer = pyspy.dump(
+            target.pid,
+            deadline_seconds=min(self.settings.dump_deadline_seconds, left_seconds),
+            native=self.native,
+            include_locals=self.include_locals,
+            pyspy_path=self.pyspy_path,
+            stop=self.stop,
+            proc_root=self.proc_root,
+        )
+        if answer.json is None:
+            return (), answer
+        try:
+            return stacks.parse_pyspy_json(answer.json, procs.read_inner_pid(target.pid, self.proc_root)), answer
+        except stacks.DumpError as error:
+            return (), replace(answer, json=None, fault=Fault(subject=subject, reason="BadDump", detail=str(error)))
+
+
+_LATE = ("RoundDeadline", "the round was over before its turn came")
+
+
+def _targets(job: Job, max_workers: int) -> list[ProcessId]:
+    """All ranks first, close together in time; then their workers."""
+    ranks = [rank.id for rank in job.ranks]
+    return list(dict.fromkeys([*ranks, *(worker.id for rank in job.ranks for worker in rank.workers[:max_workers])]))
+
+
+def _rank_dump(rank: Rank, taken: Sequence[dict[ProcessId, ProcessDump]], node: str, gpus: GpuSweep | None) -> RankDump:
+    rounds = tuple(one[rank.id] for one in taken)
+    held = [gpu for gpu in gpus.gpus if gpu.uuid in rank.gpu_uuids] if gpus else []
+    return RankDump(
+        id=RankId(node=node, rank=rank.rank, local_rank=rank.local_rank, pid=rank.id.pid),
+        rounds=rounds,
+        workers=tuple(
+            WorkerDump(pid=worker.id.pid, comm=worker.comm, rounds=tuple(one[worker.id] for one in taken))
+            for worker in rank.workers
+            if taken and worker.id in taken[0]
+        ),
+        gone=bool(rounds) and _is_gone(rounds[-1]),
+        power_watts=_mean([gpu.power_watts for gpu in held]),
+        utilization_ratio=_mean([gpu.utilization_ratio for gpu in held]),
+    )
+
+
+def _is_gone(dump: ProcessDump) -> bool:
+    return dump.fault is not None and dump.fault.reason == "ProcessGone"
+
+
+def _absent_ranks(job: Job, node: str) -> tuple[RankDump, ...]:
+    """The ranks that should be on this node and have no process, with their number where the others tell it."""
+    offsets = {
+        rank.rank - rank.local_rank for rank in job.ranks if rank.rank is not None and rank.local_rank is not None
+    }
+    offset = offsets.pop() if len(offsets) == 1 else None
+    return tuple(
+        RankDump(id=RankId(node=node, rank=None if offset is None else offset + place, local_rank=place), gone=True)
+        for place in job.absent_local_ranks
+    )
+
+
+def _notes(
+    job: Job, settings: config.Capture, taken: Sequence[dict[ProcessId, ProcessDump]], *, interrupted: bool
+) -> tuple[str, ...]:
+    """What a reader of the dumps must know and cannot see in them."""
+    notes = []
+    workers = [len(rank.workers) for rank in job.ranks]
+    left_out = sum(max(0, count - settings.max_workers_per_rank) for count in workers)
+    if left_out:
+        notes.append(
+            f"{left_out} of {sum(workers)} worker processes were not dumped: max_workers_per_rank is "
+            f"{settings.max_workers_per_rank}"
+        )
+    if interrupted:
+        notes.append(f"the capture was interrupted after {len(taken)} rounds: hangwatch was asked to stop")
+    stopped = sorted(
+        {
+            identity.pid
+            for one in taken
+            for identity, dump in one.items()
+            if dump.state_after == "T" and dump.state not in (None, "T", "t")
+        }
+    )
+    if stopped:
+        pids = " ".join(str(pid) for pid in stopped)
+        notes.append(f"stopped since the capture began: to let them run on, type: kill -CONT {pids}")
+    return tuple(notes)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

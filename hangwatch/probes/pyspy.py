@@ -1,0 +1,250 @@
+"""The stacks of one process, taken by py-spy without harm: the only place that starts py-spy.
+
+What a dump may do depends on what the kernel says of the target. A process that runs or sleeps is read while it runs
+on (`--nonblocking`), which pauses nothing and now and then fails on a busy stack; then it is paused once, for some
+milliseconds, under a deadline. A process with a thread in `D` (a system call that does not return) or stopped is never
+paused: the pause would not end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from hangwatch.model import Fault, ProcessId, Value
+from hangwatch.probes import procs
+
+BLOCKING_DEADLINE_SECONDS = 5.0
+OLDEST_VERSION = (0, 4)  # older ones leave a rank that waits in the kernel stopped for ever
+MAX_DUMP_BYTES = 32 << 20
+
+_MAY_DUMP = (
+    "run hangwatch as root, or grant it CAP_SYS_PTRACE (and CAP_DAC_READ_SEARCH for interpreters under a 0700 folder)"
+)
+_STOP_POLL_SECONDS = 0.2
+_KILL_SECONDS = 1.0
+_NEVER_PAUSE = frozenset("DTtZXxI")
+_ENDED = frozenset("ZXx")
+
+# What py-spy says -> a reason for machines, and what to do. The first row that is found in the message counts.
+_REASONS = (
+    ("permission denied", "PermissionDenied", _MAY_DUMP),
+    ("operation not permitted", "PermissionDenied", _MAY_DUMP),
+    ("check that the process is running", "ProcessGone", ""),
+    ("no such process", "ProcessGone", ""),
+    ("failed to find python version", "NotPython", ""),
+    ("failed to find a python interpreter", "NoInterpreter", ""),
+    ("failed to get stack trace", "StackChanged", ""),
+    ("failed to suspend", "CannotPause", ""),
+)
+
+
+class PyspyAnswer(Value, frozen=True):
+    """One dump: the JSON that py-spy printed, or the fault in its place. Never both, never neither.
+
+    `paused` tells that the target was paused for it, `state_after` its state once the dump was over (None: it is gone).
+    """
+
+    json: bytes | None
+    fault: Fault | None
+    duration_seconds: float
+    paused: bool = False
+    state_after: str | None = None
+
+
+def dump(
+    pid: int,
+    *,
+    deadline_seconds: float,
+    native: bool = False,
+    include_locals: bool = False,
+    pyspy_path: Path | None = None,
+    stop: threading.Event | None = None,
+    proc_root: Path = procs.PROC,
+) -> PyspyAnswer:
+    """Take the stacks of `pid`.
+
+    `deadline_seconds` bounds the first attempt, and as much again a second one. `native` adds C frames and always
+    pauses the target (0.7 s, 340 MB); `include_locals` shows variables, secrets too: both only when a person asks.
+    Returns early with the fault `Interrupted` once `stop` is set.
+    """
+    began = time.monotonic()
+    program = pyspy_path or find()
+    before = procs.read_state(pid, proc_root)
+    fault = _refusal(pid, before, program)
+    if fault is not None or program is None or before is None:
+        return PyspyAnswer(json=None, fault=fault, duration_seconds=0.0, state_after=before and before[1])
+    call = _Call(program, pid, ("--locals",) if include_locals else (), stop)
+    paused = native and _may_pause(pid, proc_root)
+    answer = _run(call, ("--native",) if paused else ("--nonblocking",), deadline_seconds)
+    if isinstance(answer, Fault) and not paused and _is_passing(answer) and _may_pause(pid, proc_root):
+        paused = True
+        answer = _run(call, (), min(deadline_seconds, BLOCKING_DEADLINE_SECONDS))
+    after = _continue_if_stopped(before, proc_root) if paused else procs.read_state(pid, proc_root)
+    return PyspyAnswer(
+        json=None if isinstance(answer, Fault) else answer,
+        fault=answer if isinstance(answer, Fault) else None,
+        duration_seconds=time.monotonic() - began,
+        paused=paused,
+        state_after=None if after is None else after[1],
+    )
+
+
+def find() -> Path | None:
+    """Where py-spy lies: beside this interpreter, else on PATH; None when there is none."""
+    beside = Path(sys.executable).with_name("py-spy")
+    if beside.is_file():
+        return beside
+    found = shutil.which("py-spy")
+    return Path(found) if found else None
+
+
+def version(program: Path) -> tuple[int, ...] | None:
+    """The version of a py-spy, e.g. (0, 4, 3); None when it does not say. An answer is asked for once per path."""
+    try:
+        return _version(program)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+
+
+@functools.lru_cache(maxsize=8)
+def _version(program: Path) -> tuple[int, ...]:
+    done = subprocess.run(
+        [program, "--version"], capture_output=True, timeout=10, check=False, stdin=subprocess.DEVNULL
+    )
+    found = re.search(rb"py-spy (\d+)\.(\d+)(?:\.(\d+))?", done.stdout)
+    if found is None:
+        raise ValueError(done.stdout)
+    return tuple(int(part) for part in found.groups(b"0"))
+
+
+class _Call(NamedTuple):
+    program: Path
+    pid: int
+    options: tuple[str, ...]
+    stop: threading.Event | None
+
+
+def _refusal(pid: int, before: tuple[ProcessId, str] | None, program: Path | None) -> Fault | None:
+    """Why no dump is even tried."""
+    subject = f"pid {pid}"
+    if before is None or before[1] in _ENDED:
+        return Fault(subject=subject, reason="ProcessGone", detail="the process has ended")
+    install = "install it beside hangwatch: pip install 'py-spy>=0.4.1'"
+    if program is None:
+        return Fault(subject=subject, reason="NoPyspy", detail="py-spy was not found", remedy=install)
+    found = version(program)
+    if found is None or found < OLDEST_VERSION:
+        words = ".".join(str(part) for part in found) if found else "unknown"
+        detail = f"{program} has version {words}; before 0.4 it can leave a rank stopped for ever"
+        return Fault(subject=subject, reason="PyspyTooOld", detail=detail, remedy=install)
+    return None
+
+
+def _may_pause(pid: int, proc_root: Path) -> bool:
+    """One thread that the kernel does not let go makes a pause endless, whatever the main thread does."""
+    states = procs.read_thread_states(pid, proc_root)
+    return bool(states) and _NEVER_PAUSE.isdisjoint(states)
+
+
+def _is_passing(fault: Fault) -> bool:
+    """Whether another attempt can end otherwise."""
+    return fault.reason in ("StackChanged", "NoInterpreter", "DumpFailed")
+
+
+def _continue_if_stopped(before: tuple[ProcessId, str], proc_root: Path) -> tuple[ProcessId, str] | None:
+    """Continue a process that ran before it was paused and is stopped now; what it is once that was done."""
+    identity, state = before
+    after = procs.read_state(identity.pid, proc_root)
+    if after is None or after[0] != identity or state in "Tt" or after[1] != "T":
+        return after
+    try:
+        os.kill(identity.pid, signal.SIGCONT)
+    except (PermissionError, ProcessLookupError):
+        return after
+    return procs.read_state(identity.pid, proc_root)
+
+
+def _run(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes | Fault:
+    """Run py-spy once. The child is ended by its own pid at the deadline, and waited for briefly, never for ever."""
+    subject = f"pid {call.pid}"
+    command = [str(call.program), "dump", "--json", *mode, *call.options, "--pid", str(call.pid)]
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={"PATH": os.environ.get("PATH", ""), "RUST_BACKTRACE": "0"},
+        )
+    except OSError as error:
+        return Fault(subject=subject, reason="CannotStart", detail=f"{call.program}: {error.strerror}")
+    try:
+        return _answer(child, call, time.monotonic() + deadline_seconds, deadline_seconds)
+    finally:
+        _end(child)
+
+
+def _answer(child: subprocess.Popen[bytes], call: _Call, end: float, deadline_seconds: float) -> bytes | Fault:
+    subject = f"pid {call.pid}"
+    assert child.stdout is not None and child.stderr is not None
+    texts: dict[int, bytearray] = {child.stdout.fileno(): bytearray(), child.stderr.fileno(): bytearray()}
+    poll = select.poll()
+    for descriptor in texts:
+        poll.register(descriptor, select.POLLIN)
+    still_open = set(texts)
+    while still_open:
+        left = end - time.monotonic()
+        if left <= 0:
+            return Fault(subject=subject, reason="Timeout", detail=f"no stacks within {deadline_seconds:g} s")
+        if call.stop is not None and call.stop.is_set():
+            return Fault(subject=subject, reason="Interrupted", detail="hangwatch was asked to stop")
+        for descriptor, _ in poll.poll(min(left, _STOP_POLL_SECONDS) * 1000):
+            part = os.read(descriptor, 1 << 16)
+            if not part:
+                poll.unregister(descriptor)
+                still_open.discard(descriptor)
+            texts[descriptor] += part
+        if sum(map(len, texts.values())) > MAX_DUMP_BYTES:
+            return Fault(subject=subject, reason="TooLarge", detail=f"more than {MAX_DUMP_BYTES >> 20} MB of stacks")
+    try:
+        code = child.wait(timeout=max(0.0, end - time.monotonic()) + _KILL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return Fault(subject=subject, reason="Timeout", detail="py-spy printed its answer and did not end")
+    out, err = (bytes(text) for text in texts.values())
+    return out if code == 0 and out.strip() else explain(call.pid, code, err.decode("utf-8", "replace"))
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a py-spy that still runs. One that is itself stuck in the kernel is left to be reaped later."""
+    if child.poll() is None:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=_KILL_SECONDS)
+    for pipe in (child.stdout, child.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+def explain(pid: int, code: int, stderr: str) -> Fault:
+    """What py-spy's complaint means: its first sentence as the detail, a CamelCase reason, and the remedy if any."""
+    lines = [line.strip() for line in stderr.partition("Stack backtrace:")[0].splitlines() if line.strip()]
+    lines = [re.sub(r"^(Error: |Caused by:|\d+: )", "", line).strip() for line in lines]
+    whole = ": ".join(line for line in lines if line)
+    detail = whole[:300] or f"py-spy ended with status {code} and said nothing"
+    lowered = whole.lower()
+    for words, reason, remedy in _REASONS:
+        if words in lowered:
+            return Fault(subject=f"pid {pid}", reason=reason, detail=detail, remedy=remedy)
+    return Fault(subject=f"pid {pid}", reason="DumpFailed", detail=detail)

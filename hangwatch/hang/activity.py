@@ -1,0 +1,228 @@
+"""Pure: a stack -> what it is doing, by the rules of activities.toml."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from fnmatch import translate
+from functools import cache
+from importlib import resources
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from hangwatch import config
+from hangwatch.hang import frames as stack_frames
+from hangwatch.model import Frame
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Order = Literal["certain", "sync", "leaf", "context", "top", "native"]
+WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
+
+_LEAF_DEPTH = 4
+_CACHE_LIMIT = 1 << 16
+_PHASES = ("evaluation", "checkpoint")
+_WRAPPERS = re.compile(
+    r"(^|/)(torch/distributed/c10d_logger|torch/utils/_contextlib|torch/distributed/_logging|contextlib"
+    r"|deepspeed/comm/comm|deepspeed/comm/torch|deepspeed/utils/timer)\.py$"
+)
+
+
+class _Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    waits_for: WaitsFor
+    says: str
+
+
+class _Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    activity: str
+    order: Order
+    functions: tuple[str, ...]
+    file: str = ""
+    files: tuple[str, ...] = ()
+    operation: str = ""
+
+
+class _Tables(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    activities: dict[str, _Activity]
+    rules: tuple[_Rule, ...]
+
+
+class Doing(NamedTuple):
+    """What a stack is doing: an activity of the table, the operation where one is known, a wait for ranks or not."""
+
+    activity: str
+    operation: str | None
+    waits: bool
+
+
+class Match(NamedTuple):
+    """A rule's match: what the stack is doing, and how deep in it the frame stands that tells (-1: none)."""
+
+    doing: Doing
+    depth: int
+
+
+class _Compiled(NamedTuple):
+    activity: str
+    order: Order
+    function: re.Pattern[str]
+    file: re.Pattern[str]
+    operation: str
+
+
+def _compile(rule: _Rule) -> _Compiled:
+    files = rule.files or ((rule.file,) if rule.file else ("*",))
+    return _Compiled(
+        rule.activity,
+        rule.order,
+        re.compile("|".join(translate(pattern) for pattern in rule.functions)),
+        re.compile("|".join(translate(f"*/{pattern.removeprefix('*/')}") for pattern in files)),
+        rule.operation,
+    )
+
+
+class Table:
+    """The rules, compiled. Answers are remembered per frame and per stack, since most ranks show the same ones."""
+
+    def __init__(self, activities: dict[str, _Activity], rules: Sequence[_Rule]) -> None:
+        self._activities = activities
+        self._rules = tuple(_compile(rule) for rule in rules)
+        self._of_place: dict[stack_frames.Place, dict[Order, _Compiled]] = {}
+        self._of_stack: dict[tuple[stack_frames.Place, ...], Match] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all activities."""
+        return tuple(self._activities)
+
+    def waits_for(self, activity: str) -> str:
+        """What somebody in this activity waits for; "nothing" for a name that only the user's rules know."""
+        known = self._activities.get(activity)
+        return known.waits_for if known else "nothing"
+
+    def classify(self, frames: Sequence[Frame]) -> Doing:
+        """What a stack (innermost frame first) is doing: (activity, operation or None, waits for other ranks)."""
+        return self.match(frames).doing
+
+    def match(self, frames: Sequence[Frame]) -> Match:
+        """As `classify`, with the place in the stack that told it."""
+        stack = tuple((frame.function, frame.file) for frame in frames)
+        known = self._of_stack.get(stack)
+        if known is None:
+            if len(self._of_stack) >= _CACHE_LIMIT:
+                self._of_stack.clear()
+            known = self._of_stack[stack] = self._find(stack)
+        return known
+
+    def phase(self, frames: Sequence[Frame]) -> str | None:
+        """The part of the program around a stack: "evaluation", "checkpoint", or None where no frame tells."""
+        for frame in frames:
+            rule = self._rules_of((frame.function, frame.file)).get("context")
+            if rule and rule.activity in _PHASES:
+                return rule.activity
+        return None
+
+    def _find(self, stack: tuple[stack_frames.Place, ...]) -> Match:
+        python = [index for index, place in enumerate(stack) if not stack_frames.is_native(*place)]
+        native = [index for index, place in enumerate(stack) if stack_frames.is_native(*place)]
+        if importing(stack, python):
+            return Match(Doing("import", None, waits=False), python[0])
+        for order, indexes in (("certain", python), ("sync", python), ("leaf", python[:_LEAF_DEPTH])):
+            found = self._first(stack, indexes, order)
+            if found:
+                return self._widened(stack, *found)
+        for order, indexes in (("native", native), ("context", python), ("top", python[:1])):
+            found = self._first(stack, indexes, order)
+            if found:
+                return self._widened(stack, *found)
+        leaf = next(iter(python), 0)
+        name = stack_frames.plain_name(stack[leaf][0]) if stack else None
+        return Match(Doing("unknown", name, waits=False), -1)
+
+    def _first(
+        self, stack: tuple[stack_frames.Place, ...], indexes: Sequence[int], order: str
+    ) -> tuple[int, _Compiled] | None:
+        for index in indexes:
+            rule = self._rules_of(stack[index]).get(order)  # type: ignore[call-overload]
+            if rule:
+                return index, rule
+        return None
+
+    def _widened(self, stack: tuple[stack_frames.Place, ...], index: int, rule: _Compiled) -> Match:
+        """A wait is named by the call that the program made: the outermost frame of the same file, wrappers aside."""
+        last, named, told = index, index, rule
+        waits = self.waits_for(rule.activity) == "ranks"
+        while waits and last + 1 < len(stack):
+            last += 1
+            outer = self._rules_of(stack[last]).get(rule.order)
+            if outer and stack[last][1] == stack[named][1]:
+                named, told = last, outer
+            elif not _WRAPPERS.search(stack[last][1]):
+                break
+        name = stack_frames.plain_name(stack[named][0])
+        operation = told.operation or (name.lstrip("_") if waits else name)
+        return Match(Doing(told.activity, operation, waits), named)
+
+    def _rules_of(self, place: stack_frames.Place) -> dict[Order, _Compiled]:
+        known = self._of_place.get(place)
+        if known is None:
+            if len(self._of_place) >= _CACHE_LIMIT:
+                self._of_place.clear()
+            known = self._of_place[place] = self._match_place(place)
+        return known
+
+    def _match_place(self, place: stack_frames.Place) -> dict[Order, _Compiled]:
+        function, file = stack_frames.plain_name(place[0]), "/" + stack_frames.short_path(place[1])
+        found: dict[Order, _Compiled] = {}
+        for rule in self._rules:
+            if rule.order not in found and rule.function.match(function) and rule.file.match(file):
+                found[rule.order] = rule
+        return found
+
+
+def importing(stack: Sequence[stack_frames.Place], python: Sequence[int]) -> bool:
+    """Whether nothing but module bodies lies between the innermost frame and the import machinery."""
+    for index in python:
+        if stack_frames.is_import(stack[index][1]):
+            return True
+        if stack[index][0] != "<module>":
+            return False
+    return False
+
+
+@cache
+def _built_in() -> _Tables:
+    text = resources.files("hangwatch.hang").joinpath("activities.toml").read_text("utf-8")
+    return msgspec.convert(tomllib.loads(text), _Tables)
+
+
+def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
+    """The built-in table; `extra_rules` of the configuration come first and are certain.
+
+    Raises config.ConfigError when a rule names no activity of the table in lower_case words.
+    """
+    tables = _built_in()
+    extra = []
+    for number, rule in enumerate(extra_rules):
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", rule.activity):
+            raise config.ConfigError(
+                f"[activities] rules[{number}]: activity {rule.activity!r} is no name\n"
+                f"  allowed: {', '.join(tables.activities)}, or a new name in lower_case"
+            )
+        extra.append(_Rule(rule.activity, "certain", (rule.function,), rule.file, (), rule.operation))
+    return Table(tables.activities, (*extra, *tables.rules))
+
+
+def says(activity: str, operation: str | None) -> str:
+    """A clause for a sentence about one rank: "waits in all_reduce", "is loading data (DataLoader)"."""
+    known = _built_in().activities.get(activity)
+    if known is None:
+        return f"is in {activity.replace('_', ' ')}" + (f" ({operation})" if operation else "")
+    if operation:
+        return known.says.replace("{operation}", operation)
+    return known.says.replace(" ({operation})", "").replace("{operation}", activity.replace("_", " "))

@@ -1,0 +1,114 @@
+"""Pure: what of a stack is the same on every rank: plain names, short paths, no launcher, no addresses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from hangwatch.model import Frame, Thread
+
+Place = tuple[str, str]
+"""Function and short file of one frame: what is compared between ranks and nodes."""
+
+_INSTALLED = re.compile(r"^.*?/(?:site-packages|dist-packages)/|^.*?/lib(?:64)?/python[23](?:\.\d+)?/")
+_GENERATED = re.compile(r"^.*/torchinductor[^/]*/.*$|^<eval_with_key>.*$|^<ipython-input.*$|^.*/tmp/(?:tmp)?[^/]*/")
+_GENERATED_NAMES = (("torchinductor", "<inductor>"), ("<eval_with_key>", "<eval_with_key>"), ("<ipython", "<ipython>"))
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_NATIVE_FILE = re.compile(r"\.so(?:\.|$)|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|rs|S|s)$|^python[\d.]*$|^\[|^\?*$|^lib[^/]*$")
+
+_LAUNCHER_FILES = (
+    "runpy.py",
+    "<frozen runpy>",
+    "torch/distributed/elastic/multiprocessing/errors/__init__.py",
+    "torch/multiprocessing/spawn.py",
+    "multiprocessing/process.py",
+    "multiprocessing/spawn.py",
+    "multiprocessing/context.py",
+    "multiprocessing/popen_fork.py",
+    "multiprocessing/popen_spawn_posix.py",
+    "multiprocessing/popen_forkserver.py",
+    "multiprocessing/forkserver.py",
+    "multiprocess/process.py",
+    "multiprocess/spawn.py",
+    "multiprocess/context.py",
+    "multiprocess/popen_fork.py",
+    "click/core.py",
+    "click/decorators.py",
+    "typer/core.py",
+    "typer/main.py",
+    "fire/core.py",
+    "hydra/main.py",
+    "hydra/core/utils.py",
+    "hydra/_internal/utils.py",
+    "hydra/_internal/hydra.py",
+)
+_THREAD_START = ("_bootstrap", "_bootstrap_inner", "run")
+
+
+def plain_name(function: str) -> str:
+    """The name without class and enclosing functions: `Condition.wait` and `wait` are both `wait`."""
+    name = function.rsplit(".", 1)[-1]
+    return name or function
+
+
+@lru_cache(maxsize=1 << 16)
+def short_path(file: str) -> str:
+    """The path from the package on, the same under every prefix and temporary folder."""
+    short = _INSTALLED.sub("", file)
+    if _GENERATED.match(short):
+        for mark, name in _GENERATED_NAMES:
+            if mark in short:
+                return name
+        return re.sub(r"^.*/tmp/[^/]*/", "", short)
+    return short
+
+
+@lru_cache(maxsize=1 << 16)
+def is_native(function: str, file: str) -> bool:
+    """Whether a frame is compiled code, which `py-spy --native` shows: it changes while a thread spins in one call."""
+    if file.startswith("<") or file.endswith((".py", ".pyx", ".pyc")) or function == "<module>":
+        return False
+    return function.startswith("0x") or _NATIVE_FILE.search(file) is not None
+
+
+@lru_cache(maxsize=1 << 16)
+def _is_importlib(file: str) -> bool:
+    return "importlib" in file and ("<frozen" in file or "_bootstrap" in file)
+
+
+@lru_cache(maxsize=1 << 16)
+def _is_launcher(function: str, file: str) -> bool:
+    if function == "<module>" or _is_importlib(file) or is_native(function, file):
+        return True
+    short = short_path(file)
+    if short == "threading.py":
+        return plain_name(function) in _THREAD_START
+    return short in _LAUNCHER_FILES
+
+
+def key_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
+    """The frames that decide whether two stacks are the same, innermost first.
+
+    Launcher frames are cut at the outer end; frames of the import machinery and native frames everywhere. Where
+    nothing else is left, they stay.
+    """
+    end = len(frames)
+    while end and _is_launcher(frames[end - 1].function, frames[end - 1].file):
+        end -= 1
+    kept = tuple(
+        (frame.function, short_path(frame.file))
+        for frame in frames[:end]
+        if not is_native(frame.function, frame.file) and not _is_importlib(frame.file)
+    )
+    return kept or tuple((_ADDRESS.sub("0x", frame.function), short_path(frame.file)) for frame in frames)
+
+
+def is_import(file: str) -> bool:
+    """Whether a file is Python's import machinery."""
+    return _is_importlib(file)
+
+
+def main_thread(threads: Iterable[Thread]) -> Thread | None:
+    """The thread that runs the program, None where the dump does not tell it."""
+    return next((thread for thread in threads if thread.is_main), None)

@@ -1,0 +1,85 @@
+"""Pure: did a rank make progress between the rounds of a capture?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from hangwatch import config
+from hangwatch.hang import activity, standing
+from hangwatch.hang import frames as stack_frames
+from hangwatch.model import Frame, Motion, ProcessDump, RankDump
+
+_STOPPED = frozenset("DTt")
+_ENDED = frozenset("ZXx")
+
+Rate = tuple[float | None, float | None]
+"""CPU seconds per second, bytes per second; None where a counter is missing."""
+
+
+def of(rank: RankDump, table: activity.Table, settings: config.Capture) -> tuple[Motion, float | None, float | None]:
+    """Motion of one rank, its CPU use as a ratio of one core, and its I/O in bytes per second, workers included.
+
+    A rank moves if its stack changed between rounds, or if it stands in no wait (for ranks, for the GPU: there a core
+    spins without progress) and CPU or I/O of it or of its workers grew over the thresholds. A rank that cannot be
+    dumped is frozen when the kernel says so (`D` or `T` in every round, no CPU used). One round tells nothing.
+    """
+    own = _rate(rank.rounds)
+    workers = [_rate(worker.rounds) for worker in rank.workers]
+    cpu, io = _total(0, own, workers), _total(1, own, workers)
+    if rank.gone or (rank.rounds and rank.rounds[-1].state in _ENDED):
+        return Motion.FROZEN, cpu, io
+    if len(rank.rounds) < 2:
+        return Motion.UNKNOWN, cpu, io
+    busy = _over(cpu, settings.motion_cpu_ratio) or _over(io, settings.motion_io_bytes_per_second)
+    dumped = [dump for dump in rank.rounds if any(thread.frames for thread in dump.threads)]
+    if not dumped:
+        stopped = all(dump.state in _STOPPED for dump in rank.rounds) and not _over(own[0], settings.motion_cpu_ratio)
+        return (Motion.FROZEN if stopped else Motion.UNKNOWN), cpu, io
+    if len(dumped) < 2:
+        return Motion.UNKNOWN, cpu, io
+    standings = [standing.of(dump.threads, table) for dump in dumped]
+    stacks = [stand.thread.frames if stand.thread else () for stand in standings]
+    if any(_changed(before, after, table) for before, after in pairwise(stacks)):
+        return Motion.MOVING, cpu, io
+    waits = standings[-1].waits_for in {"ranks", "gpu"}
+    return (Motion.MOVING if busy and not waits else Motion.FROZEN), cpu, io
+
+
+def _changed(before: Sequence[Frame], after: Sequence[Frame], table: activity.Table) -> bool:
+    """Whether two stacks of one thread differ. What a wait for ranks does inside (polling) does not count."""
+    first, second = table.match(before), table.match(after)
+    if first.doing.waits and first.doing == second.doing:
+        return _lines(before[first.depth + 1 :]) != _lines(after[second.depth + 1 :])
+    return _lines(before) != _lines(after)
+
+
+def _lines(frames: Sequence[Frame]) -> tuple[tuple[str, str, int | None], ...]:
+    return tuple(
+        (frame.function, frame.file, frame.line)
+        for frame in frames
+        if not stack_frames.is_native(frame.function, frame.file)
+    )
+
+
+def _rate(rounds: Sequence[ProcessDump]) -> Rate:
+    if len(rounds) < 2:
+        return None, None
+    first, last = rounds[0], rounds[-1]
+    seconds = last.taken_monotonic_seconds - first.taken_monotonic_seconds
+    if seconds <= 0:
+        return None, None
+    return _growth(first.cpu_seconds, last.cpu_seconds, seconds), _growth(first.io_bytes, last.io_bytes, seconds)
+
+
+def _growth(first: float | None, last: float | None, seconds: float) -> float | None:
+    return None if first is None or last is None else max(0.0, last - first) / seconds
+
+
+def _total(index: int, own: Rate, workers: Sequence[Rate]) -> float | None:
+    known = [rate[index] for rate in (own, *workers) if rate[index] is not None]
+    return sum(value for value in known if value is not None) if known else None
+
+
+def _over(value: float | None, limit: float) -> bool:
+    return value is not None and value > limit

@@ -1,0 +1,250 @@
+"""Pure: evidence with its numbers: what speaks for a verdict beside the stacks, and what is only context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+
+from hangwatch.hang import sentences
+from hangwatch.model import Evidence, Group, Grouping, Member, Motion, RankId
+
+_POWER_RATIO = 0.9
+_UTILIZATION_GAP = 0.5
+_CPU_GAP = 0.5
+_CONTEXT_THREADS = 3
+MACHINE = frozenset({"gpu_power", "gpu_utilization", "cpu", "state"})
+"""Kinds of evidence that do not come from stacks; one that supports raises the confidence."""
+
+
+def of(named: Sequence[Group], members: Sequence[Member], others: Sequence[Group]) -> tuple[Evidence, ...]:
+    """All votes on the accused members: what they do, what the others do, and how their numbers differ."""
+    ids = tuple(member.id for member in members)
+    rest = [member for group in others for member in group.members]
+    waiting = [group for group in others if group.waits]
+    votes = [_stack(group) for group in named if group.frames]
+    votes += [_fault(group) for group in named if group.fault]
+    votes += [vote for group in named for vote in _workers(group)]
+    if waiting:
+        total = sum(len(group.members) for group in waiting)
+        votes.append(
+            Evidence(
+                kind="waiting",
+                message=f"{total} of the {sentences.count(len(rest), 'other rank')} wait for other ranks: "
+                f"{sentences.operations(waiting)}",
+                ranks=_some(waiting),
+                supports=True,
+            )
+        )
+    votes += _state(members)
+    votes += _gpu(ids, members, rest)
+    votes += _cpu(ids, members, rest)
+    votes += _motion(ids, members, rest)
+    return tuple(votes)
+
+
+def context(grouping: Grouping) -> tuple[Evidence, ...]:
+    """What a reader must know when nobody is named: where the groups stand, other threads, GPUs that differ."""
+    groups = grouping.groups
+    votes = [
+        Evidence(
+            kind="group",
+            message=f"{sentences.who([member.id for member in group.members])}: "
+            + (group.fault.detail if group.fault else f"{sentences.does(group)}: {sentences.top(group)}"),
+            ranks=_some([group]),
+        )
+        for group in groups[:6]
+    ]
+    votes += [
+        Evidence(
+            kind="thread",
+            message=f"thread {stack.name} of {sentences.who([group.members[0].id])} "
+            f"{activity_clause(stack.activity)}: {' < '.join(str(frame) for frame in stack.frames[:3])}",
+            ranks=_some([group]),
+        )
+        for group in groups[:2]
+        for stack in group.threads[:_CONTEXT_THREADS]
+    ]
+    everybody = [member for group in groups for member in group.members]
+    for member in _lone(everybody, lambda one: one.utilization_ratio, _UTILIZATION_GAP):
+        votes.append(_gpu_differs(member, everybody))
+    return (*votes, *absence(grouping))
+
+
+def activity_clause(name: str) -> str:
+    """A word for what a thread does when no operation is known."""
+    return "is in " + name.replace("_", " ")
+
+
+def absence(grouping: Grouping) -> tuple[Evidence, ...]:
+    """Ranks without an answer, told apart: those between the ones that answered, and those of nodes that were not asked."""
+    silent, elsewhere = split_absent(grouping)
+    votes = []
+    if silent:
+        votes.append(
+            Evidence(
+                kind="unanswered",
+                message=f"no answer from {sentences.count(len(silent))} ({sentences.fold(silent)}): "
+                "not accused, a collection loses healthy ranks too, but look there first",
+                ranks=tuple(RankId(rank=rank) for rank in silent[:64]),
+            )
+        )
+    if elsewhere:
+        votes.append(
+            Evidence(
+                kind="other_nodes",
+                message=f"{sentences.count(len(elsewhere))} of the job are on other nodes, which this view does not hold "
+                f"({sentences.fold(elsewhere)})",
+            )
+        )
+    return tuple(votes)
+
+
+def split_absent(grouping: Grouping) -> tuple[list[int], list[int]]:
+    """Absent ranks: (unanswered, on nodes not asked). With one node in view, ranks outside its range are elsewhere."""
+    members = [member.id for group in grouping.groups for member in group.members]
+    nodes = {rank.node for rank in members}
+    known = [rank.rank for rank in members if rank.rank is not None]
+    if len(nodes) != 1 or not known:
+        return list(grouping.absent), []
+    low, high = min(known), max(known)
+    inside = [rank for rank in grouping.absent if low <= rank <= high]
+    return inside, [rank for rank in grouping.absent if not low <= rank <= high]
+
+
+def _some(groups: Iterable[Group]) -> tuple[RankId, ...]:
+    return tuple(member.id for group in groups for member in group.members)[:64]
+
+
+def _stack(group: Group) -> Evidence:
+    ids = tuple(member.id for member in group.members)
+    return Evidence(
+        kind="activity",
+        message=f"{sentences.who(ids)} {sentences.does(group, several=len(ids) > 1)}: {sentences.top(group)}",
+        ranks=ids[:64],
+        supports=True,
+    )
+
+
+def _fault(group: Group) -> Evidence:
+    assert group.fault is not None
+    ids = tuple(member.id for member in group.members)
+    return Evidence(
+        kind="fault",
+        message=f"{sentences.who(ids)} could not be dumped: {group.fault.detail}",
+        ranks=ids[:64],
+        supports=True,
+    )
+
+
+def _workers(group: Group) -> list[Evidence]:
+    return [
+        Evidence(
+            kind="workers",
+            message=f"{stack.name} of {sentences.who([group.members[0].id])}: "
+            + " < ".join(str(frame) for frame in stack.frames[:3]),
+            ranks=(group.members[0].id,),
+            supports=True,
+        )
+        for stack in group.workers[:3]
+    ]
+
+
+def _state(members: Sequence[Member]) -> list[Evidence]:
+    words = {"D": "blocked in the kernel", "T": "stopped", "t": "stopped by a tracer", "Z": "ended, not yet reaped"}
+    return [
+        Evidence(
+            kind="state",
+            message=f"{sentences.who([member.id])} is in state {member.state} ({words[member.state]}) in "
+            f"{sentences.count(member.rounds, 'round')}" + (f", in {member.wchan}" if member.wchan else ""),
+            ranks=(member.id,),
+            supports=True,
+        )
+        for member in members[:8]
+        if member.state in words
+    ]
+
+
+def _values(members: Iterable[Member], read: Callable[[Member], float | None]) -> list[float]:
+    return [value for value in map(read, members) if value is not None]
+
+
+def _gpu(ids: tuple[RankId, ...], members: Sequence[Member], rest: Sequence[Member]) -> list[Evidence]:
+    votes = []
+    own, others = (_values(some, lambda one: one.power_watts) for some in (members, rest))
+    if own and others:
+        lower = max(own) < _POWER_RATIO * min(others)
+        votes.append(
+            Evidence(
+                kind="gpu_power",
+                message=f"GPU power {median(own):.0f} W, the others {median(others):.0f} W "
+                f"({min(others):.0f} to {max(others):.0f})",
+                ranks=ids[:64],
+                supports=True if lower else None,
+            )
+        )
+    own, others = (_values(some, lambda one: one.utilization_ratio) for some in (members, rest))
+    if own and others:
+        differs = abs(median(own) - median(others)) >= _UTILIZATION_GAP
+        votes.append(
+            Evidence(
+                kind="gpu_utilization",
+                message=f"GPU utilisation {median(own):.0%}, the others {median(others):.0%}",
+                ranks=ids[:64],
+                supports=True if differs else None,
+            )
+        )
+    return votes
+
+
+def _cpu(ids: tuple[RankId, ...], members: Sequence[Member], rest: Sequence[Member]) -> list[Evidence]:
+    own, others = (_values(some, lambda one: one.cpu_ratio) for some in (members, rest))
+    if not own or not others:
+        return []
+    differs = abs(median(own) - median(others)) >= _CPU_GAP
+    io = _values(members, lambda one: one.io_bytes_per_second)
+    return [
+        Evidence(
+            kind="cpu",
+            message=f"uses {median(own):.2f} of a core, the others {median(others):.2f}"
+            + (f"; reads and writes {median(io):.0f} bytes per second" if io else ""),
+            ranks=ids[:64],
+            supports=True if differs else None,
+        )
+    ]
+
+
+def _motion(ids: tuple[RankId, ...], members: Sequence[Member], rest: Sequence[Member]) -> list[Evidence]:
+    rounds = max((member.rounds for member in members), default=1)
+    if rounds < 2:
+        return []
+    frozen = sum(member.motion is Motion.FROZEN for member in rest)
+    moving = any(member.motion is Motion.MOVING for member in members)
+    return [
+        Evidence(
+            kind="motion",
+            message=f"{'moved' if moving else 'did not move'} over {sentences.count(rounds, 'round')}; "
+            f"{frozen} of the {sentences.count(len(rest), 'other rank')} are frozen",
+            ranks=ids[:64],
+        )
+    ]
+
+
+def _lone(members: Sequence[Member], read: Callable[[Member], float | None], gap: float) -> list[Member]:
+    """The single member whose value is far from everybody else's, if there is exactly one."""
+    known = [member for member in members if read(member) is not None]
+    if len(known) < 3:
+        return []
+    middle = median(_values(known, read))
+    far = [member for member in known if abs((read(member) or 0.0) - middle) >= gap]
+    return far if len(far) == 1 else []
+
+
+def _gpu_differs(member: Member, everybody: Sequence[Member]) -> Evidence:
+    others = [one for one in everybody if one is not member]
+    utilization = median(_values(others, lambda one: one.utilization_ratio))
+    return Evidence(
+        kind="gpu_utilization",
+        message=f"the GPU of {sentences.who([member.id])} is at {member.utilization_ratio or 0.0:.0%}, "
+        f"the others at {utilization:.0%}: a hint, no proof",
+        ranks=(member.id,),
+    )

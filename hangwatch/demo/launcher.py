@@ -39,6 +39,7 @@ class Launcher:
         self.orders: dict[int, str] = {}
         self.others_arrive = True
         self.resumes = False
+        self.restarts = 0
         self.readers = selectors.DefaultSelector()
         self.readers.register(sys.stdin.fileno(), selectors.EVENT_READ, self.read_orders)
         self.unread = ""
@@ -50,11 +51,30 @@ class Launcher:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             theirs.set_inheritable(True)
             command = [sys.executable, "-S", "-E", "-m", self.worker, self.folder, str(theirs.fileno())]
-            environ = os.environ | torchrun_environ(local_rank, self.ranks, self.nodes, self.run_id)
+            environ = os.environ | self.torchrun_environ(local_rank)
             self.pids[local_rank] = os.posix_spawn(sys.executable, command, environ)
             theirs.close()
             self.peers[local_rank] = ours
             self.readers.register(ours, selectors.EVENT_READ, partial(self.hear, local_rank))
+
+    def torchrun_environ(self, local_rank: int) -> dict[str, str]:
+        """What torchrun's agent puts into the environment of a rank of the first node."""
+        numbers = {
+            "RANK": local_rank,
+            "LOCAL_RANK": local_rank,
+            "GROUP_RANK": 0,
+            "ROLE_RANK": local_rank,
+            "WORLD_SIZE": self.ranks * self.nodes,
+            "LOCAL_WORLD_SIZE": self.ranks,
+            "GROUP_WORLD_SIZE": self.nodes,
+            "ROLE_WORLD_SIZE": self.ranks * self.nodes,
+            "MASTER_PORT": 29500,
+            "TORCHELASTIC_RESTART_COUNT": self.restarts,
+            "TORCHELASTIC_MAX_RESTARTS": 3,
+            "OMP_NUM_THREADS": 1,
+        }
+        names = {"ROLE_NAME": "default", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": self.run_id}
+        return names | {name: str(number) for name, number in numbers.items()}
 
     def serve(self) -> None:
         """Carry collectives and orders until standard input ends."""
@@ -109,6 +129,7 @@ class Launcher:
         if operation == "all_reduce" and self.resumes:
             say("resumed")
             self.resumes = False
+        self.restarts = 0
         orders = {} if operation == "barrier" else self.orders
         for local_rank, peer in self.peers.items():
             peer.send(f"{total} {orders.get(local_rank, 'go')}".encode())
@@ -126,6 +147,7 @@ class Launcher:
         for peer in self.peers.values():
             peer.close()
         self.arrived.clear()
+        self.restarts += 1
         self.start()
 
     def end(self) -> None:
@@ -137,27 +159,6 @@ class Launcher:
                 os.wait()
         except ChildProcessError:
             return
-
-
-def torchrun_environ(local_rank: int, ranks: int, nodes: int, run_id: str) -> dict[str, str]:
-    """What torchrun's agent puts into the environment of a rank of the first of `nodes` nodes."""
-    return {
-        "RANK": str(local_rank),
-        "LOCAL_RANK": str(local_rank),
-        "GROUP_RANK": "0",
-        "ROLE_RANK": str(local_rank),
-        "ROLE_NAME": "default",
-        "WORLD_SIZE": str(ranks * nodes),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "GROUP_WORLD_SIZE": str(nodes),
-        "ROLE_WORLD_SIZE": str(ranks * nodes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-        "TORCHELASTIC_RUN_ID": run_id,
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "OMP_NUM_THREADS": "1",
-    }
 
 
 def say(event: str) -> None:

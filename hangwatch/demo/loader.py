@@ -13,6 +13,7 @@ from hangwatch.demo.process import become
 
 BATCH_BYTES = 1 << 16
 GOOD_SHARD = "/dev/zero"
+_UP = b"."
 
 
 class Loader(NamedTuple):
@@ -23,7 +24,7 @@ class Loader(NamedTuple):
 
 
 def start(folder: Path) -> Loader:
-    """Fork the loader; it dies with its rank."""
+    """Fork the loader and wait until it is up; it dies with its rank."""
     request_read, request_write = os.pipe()
     batch_read, batch_write = os.pipe()
     rank = os.getpid()
@@ -31,9 +32,11 @@ def start(folder: Path) -> Loader:
         become("pt_data_worker", rank, folder)
         os.close(request_write)
         os.close(batch_read)
+        os.write(batch_write, _UP)
         _worker_loop(request_read, batch_write)
     os.close(request_read)
     os.close(batch_write)
+    os.read(batch_read, len(_UP))
     return Loader(request_write, batch_read)
 
 

@@ -16,6 +16,7 @@ from hangwatch.demo.node import NodeError, SimulatedNode, wait_until
 from hangwatch.demo.power import SimulatedGpus
 from hangwatch.demo.scenarios import SCENARIOS, Answer, Scenario
 from hangwatch.model import JobState, Value, Verdict
+from hangwatch.probes.gpus import GpuSource
 from hangwatch.store import StoreError
 
 START_DEADLINE_SECONDS = 30.0
@@ -104,7 +105,10 @@ def play(
 def _play(scenario: Scenario, ranks: int, seed: int, directory: Path, say: Callable[[str], None]) -> Outcome:
     planted = scenario.planted_rank(ranks, seed)
     ranks = 1 if scenario.right is Answer.NO_JOB else ranks
-    with SimulatedNode(ranks, scenario.nodes, scenario.program) as node, _running(node, seed, directory) as daemon:
+    with (
+        SimulatedNode(ranks, scenario.nodes, scenario.program) as node,
+        watching(node, SimulatedGpus(node, seed=seed), settings(directory)) as daemon,
+    ):
         say(f"started {'a notebook' if scenario.right is Answer.NO_JOB else f'job {node.run_id} of {ranks} ranks'}")
         watcher = Watcher(daemon, node.run_id, say)
         _train(scenario, watcher)
@@ -228,11 +232,12 @@ def _report(daemon: Daemon, job_id: str) -> Path | None:
 
 
 @contextlib.contextmanager
-def _running(node: SimulatedNode, seed: int, directory: Path) -> Iterator[Daemon]:
-    daemon = Daemon(settings(directory), SimulatedGpus(node, seed=seed), proc_root=node.proc_root)
+def watching(node: SimulatedNode, gpus: GpuSource, chosen: Settings) -> Iterator[Daemon]:
+    """The real daemon, running, over one simulated node; its log goes into its state directory."""
+    daemon = Daemon(chosen, gpus, proc_root=node.proc_root)
     daemon.start()
     try:
-        with _log_to(directory / "daemon.log"):
+        with _log_to(Path(chosen.store.directory) / "daemon.log"):
             yield daemon
     finally:
         daemon.stop()

@@ -106,7 +106,7 @@ class _Taker(NamedTuple):
         if counters.id != target or (counters.state or "X") in _ENDED:
             gone = Fault(subject=f"pid {target.pid}", reason="ProcessGone", detail="the process has ended")
             return ProcessDump(taken_monotonic_seconds=now, fault=gone)
-        threads, answer = self._stacks(target, end - now)
+        threads, answer = self._stacks(target, counters.state, end - now)
         if self.observe is not None:
             self.observe(answer.duration_seconds, answer.fault)
         return ProcessDump(
@@ -122,12 +122,14 @@ class _Taker(NamedTuple):
             duration_seconds=answer.duration_seconds,
         )
 
-    def _stacks(self, target: ProcessId, left_seconds: float) -> tuple[tuple[Thread, ...], pyspy.PyspyAnswer]:
+    def _stacks(
+        self, target: ProcessId, state: str | None, left_seconds: float
+    ) -> tuple[tuple[Thread, ...], pyspy.PyspyAnswer]:
         subject = f"pid {target.pid}"
         if self.stop.is_set() or left_seconds <= 0:
             why = ("Interrupted", "hangwatch was asked to stop") if self.stop.is_set() else _LATE
             fault = Fault(subject=subject, reason=why[0], detail=why[1])
-            return (), pyspy.PyspyAnswer(json=None, fault=fault, duration_seconds=0.0)
+            return (), pyspy.PyspyAnswer(json=None, fault=fault, duration_seconds=0.0, state_after=state)
         answer = pyspy.dump(
             target.pid,
             deadline_seconds=min(self.settings.dump_deadline_seconds, left_seconds),
@@ -172,7 +174,8 @@ def _rank_dump(rank: Rank, taken: Sequence[dict[ProcessId, ProcessDump]], node: 
 
 
 def _is_gone(dump: ProcessDump) -> bool:
-    return dump.fault is not None and dump.fault.reason == "ProcessGone"
+    """By what /proc says, not by what py-spy complains of."""
+    return (dump.state_after or "X") in _ENDED
 
 
 def _absent_ranks(job: Job, node: str) -> tuple[RankDump, ...]:

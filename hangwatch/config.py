@@ -258,6 +258,7 @@ def _allowed(owner: type[Any], key: str) -> str:
     if get_origin(base) is Literal:
         return " | ".join(repr(value) for value in get_args(base))
     words = {float: "a number", int: "a whole number", str: "a text in quotes", bool: "true or false"}
+    words[tuple[str, ...]] = "a list of texts in quotes"
     return ", ".join([words.get(base, str(base)), *limits])
 
 

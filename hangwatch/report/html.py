@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hangwatch.fleet.ranks import fold_ranks
 from hangwatch.model import Group, Grouping, Incident, RankDump, Value, Verdict
 from hangwatch.report import power, words
 from hangwatch.report.dumps import rank_lines, shown_round
@@ -148,5 +149,5 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(words=words, power=power, bar=_bar, max_rows=MAX_ROWS)
+    environment.globals.update(words=words, fold_ranks=fold_ranks, power=power, bar=_bar, max_rows=MAX_ROWS)
     return environment

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import median
 
+from hangwatch.fleet.ranks import fold_ranks
 from hangwatch.model import Incident, PowerSeries, Value
 from hangwatch.report import words
 
@@ -117,7 +118,7 @@ def _line(one: PowerSeries, number: int, odd: bool, plane: _Plane) -> Line:
     return Line(
         path=_path(one.unix_seconds, one.watts, plane),
         name=f"GPU {one.index}",
-        local_ranks=words.fold_ranks(one.local_ranks) if one.local_ranks else "",
+        local_ranks=fold_ranks(one.local_ranks) if one.local_ranks else "",
         style=number,
         odd=odd,
         now_watts=one.watts[-1],

@@ -6,6 +6,7 @@ import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
+from hangwatch.fleet.ranks import fold_ranks
 from hangwatch.model import Capture, Confidence, Frame, Group, Grouping, Incident, PowerSeries, Stack, Value, Verdict
 from hangwatch.report import words
 from hangwatch.report.dumps import raw_lines
@@ -108,7 +109,7 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
     total = "" if grouping.world_size is None else f" of {grouping.world_size:,}"
     rows = [("Ranks", f"{seen:,}{total} seen, in {words.count(len(grouping.groups), 'group')}")]
     if grouping.absent:
-        absent = words.elided(words.fold_ranks(grouping.absent), _FOLD_CHARACTERS)
+        absent = words.elided(fold_ranks(grouping.absent), _FOLD_CHARACTERS)
         rows.append(("No answer", f"{words.count(len(grouping.absent), 'rank')}: {absent}"))
     return rows
 
@@ -194,7 +195,7 @@ def _power_lines(incident: Incident) -> Iterator[str]:
     top = max((max(series.watts, default=0.0) for series in incident.power), default=0.0)
     for series in incident.power[: words.MAX_GPUS]:
         if series.watts:
-            ranks = f" (local rank {words.fold_ranks(series.local_ranks)})" if series.local_ranks else ""
+            ranks = f" (local rank {fold_ranks(series.local_ranks)})" if series.local_ranks else ""
             named = f"gpu {series.index}{ranks}"
             yield f"{named:<22} {_sparks(series, top)} {series.watts[-1]:>5.0f} W now{_levels(series)}"
     if len(incident.power) > words.MAX_GPUS:

@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
-from ClusterShell.NodeSet import NodeSet
-from ClusterShell.RangeSet import RangeSet
-
+from hangwatch.fleet.ranks import fold_nodes, fold_ranks
 from hangwatch.model import Evidence, Group, Incident, JobState, Member, Motion, RankId, Verdict
 
 MAX_GROUPS = 40  # a report shows the largest and every odd one; incident.json holds all
@@ -24,16 +22,6 @@ _STATES = {
     "I": "idle kernel",
     "X": "dead (X)",
 }
-
-
-def fold_ranks(ranks: Iterable[int]) -> str:
-    """`0-6,8-511`."""
-    return str(RangeSet.fromlist([f"{rank}" for rank in ranks]))
-
-
-def fold_nodes(nodes: Iterable[str]) -> str:
-    """`gpu[01-40]`."""
-    return str(NodeSet.fromlist(list(nodes)))
 
 
 def printable(text: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from hangwatch.model import (
     Capture,
     Confidence,
@@ -489,6 +491,11 @@ def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77)
         ),
     )
     return incident(groups=groups, verdict=verdict, ranks=range(8), world_size=nodes * 8, absent=absent)
+
+
+def replaced(value: Incident, **changes: object) -> Incident:
+    """The incident with some fields changed."""
+    return msgspec.structs.replace(value, **changes)
 
 
 SAMPLES = {

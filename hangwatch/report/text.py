@@ -158,7 +158,7 @@ def _stack_name(stack: Stack, group: Group) -> str:
 
 
 def _frame_lines(frames: Sequence[Frame]) -> Iterator[str]:
-    return (f"    | {printable(str(frame))}" for frame in frames)
+    return (f"      | {printable(str(frame))}" for frame in frames)
 
 
 def _tree_lines(trees: Sequence[Node], odd: frozenset[str], style: _Style) -> Iterator[str]:

@@ -1,0 +1,294 @@
+"""The HTML report: self-contained, escaped, bounded, and it says what the text says."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hangwatch.model import Capture, Grouping, JobState, PowerSeries, Transition, Verdict
+from hangwatch.report import html, power
+from tests import samples
+from tests.unit.test_report_text import _hostile, hostile
+
+VOID = {"meta", "br", "line", "rect", "path"}  # those of SVG close themselves
+BAD_TAGS = {
+    "script",
+    "link",
+    "iframe",
+    "object",
+    "embed",
+    "img",
+    "base",
+    "form",
+    "button",
+    "input",
+    "a",
+    "use",
+    "image",
+}
+
+
+class Page(HTMLParser):
+    """What a browser would see: tags with attributes, visible text, and whether every tag is closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.style = ""
+        self.open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "style":
+            self.style += data
+        else:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", "".join(self.words))
+
+    def texts_of(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.tags)
+
+
+EVERY = {**samples.SAMPLES, "fleet": samples.fleet}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_comes_from_outside(name: str) -> None:
+    source = html.render(EVERY[name]())
+    page = Page(source)
+    assert not {tag for tag, _ in page.tags} & BAD_TAGS
+    for _, attributes in page.tags:
+        assert not {"src", "href", "style", "xlink:href", "srcset", "action"} & attributes.keys()
+        assert not [key for key in attributes if key.startswith("on")]
+    assert "url(" not in page.style
+    assert "@import" not in page.style
+    assert "http://" not in source
+    assert "https://" not in source
+
+
+def test_the_policy_allows_this_style_and_nothing_else() -> None:
+    page = Page(html.render(samples.loader_hang()))
+    (policy,) = [a["content"] for tag, a in page.tags if tag == "meta" and a.get("http-equiv")]
+    digest = base64.b64encode(hashlib.sha256(page.style.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_headline_is_the_verdict(name: str) -> None:
+    incident = EVERY[name]()
+    source = html.render(incident)
+    heading = re.search(r"<h1>(.*?)</h1>", source, re.DOTALL)
+    assert heading
+    assert heading.group(1) == incident.verdict.message
+    assert Page(source).texts_of("h1") == 1
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_only_named_ranks_are_marked_as_odd(name: str) -> None:
+    incident = EVERY[name]()
+    assert ("odd one out" in Page(html.render(incident)).text) == bool(incident.verdict.named)
+
+
+def test_every_raw_stack_is_there_at_eight_ranks() -> None:
+    page = Page(html.render(samples.loader_hang()))
+    for rank in range(8):
+        assert f"[gpu-a12:{rank}]Thread 4120{rank} (active)" in page.text
+    assert "[gpu-a12:7] read_shard (ourdata/shards.py:58)" in page.text
+
+
+def test_the_power_chart_names_its_lines_and_marks_quiet_and_capture() -> None:
+    page = Page(html.render(samples.loader_hang()))
+    for word in (
+        "power in watts",
+        "quiet under 262 W",
+        "stacks taken",
+        "GPU 7, local rank 7",
+        "03:10",
+        "Times are UTC",
+    ):
+        assert word in page.text
+    paths = [a["d"] for tag, a in page.tags if tag == "path" and "line" in str(a.get("class"))]
+    assert len(paths) == 2 * 8  # each with its swatch in the legend
+    (said,) = [a["aria-label"] for tag, a in page.tags if a.get("role") == "img"]
+    assert str(said).startswith("Power of 8 GPUs from 2026")
+
+
+def test_sixteen_thousand_ranks_fit() -> None:
+    source = html.render(samples.fleet())
+    assert len(source) < 200_000
+    page = Page(source)
+    assert "16,376 ranks 0-615,624-16383" in page.text
+    assert "1 rank 9731 ◀" not in page.text  # the mark is the style sheet's
+    assert page.texts_of("li") < 20
+
+
+def test_a_hostile_amount_of_everything_fits() -> None:
+    groups = tuple(
+        samples.Group(
+            key=f"g{number}",
+            activity="unknown",
+            members=(samples.member(number),),
+            frames=tuple(samples.Frame(function=f"f{number}_{depth}" + "x" * 200, file="a.py") for depth in range(60)),
+        )
+        for number in range(200)
+    )
+    dumps = tuple(samples.rank_dump(number, groups[number].frames) for number in range(200))
+    seconds = tuple(samples.OPENED + number for number in range(5000))
+    gpus = tuple(
+        PowerSeries(
+            uuid=f"u{index}",
+            index=index,
+            unix_seconds=seconds,
+            watts=tuple(100.0 + (index + s) % 7 for s in range(5000)),
+        )
+        for index in range(64)
+    )
+    incident = samples.replaced(
+        samples.incident(
+            groups=groups,
+            verdict=Verdict(kind="CannotTell", message="m" * 5000),
+            dumps=dumps,
+            notes=("n" * 9000,) * 500,
+        ),
+        power=gpus,
+        timeline=tuple(
+            Transition(unix_seconds=samples.OPENED + n, state=JobState.QUIET, message="q" * 500) for n in range(500)
+        ),
+        host_facts=(("k", "v" * 10_000),) * 1000,
+    )
+    source = html.render(incident)
+    assert len(source.encode()) < 2_000_000
+    Page(source)
+
+
+def test_more_gpus_than_lines_become_a_band() -> None:
+    incident = samples.replaced(samples.loader_hang(), power=samples.power(frozenset({7}), gpus=40))
+    chart = power.chart(incident)
+    assert chart is not None
+    assert [line.name for line in chart.lines] == ["median of 40 GPUs", "GPU 7"]
+    assert chart.band.startswith("M")
+    assert "between the lowest and the highest" in Page(html.render(incident)).text
+
+
+def test_a_silence_is_a_gap_and_peaks_survive_thinning() -> None:
+    times = tuple(samples.OPENED + second for second in (*range(1000), *range(2000, 3000)))
+    watts = tuple(700.0 if number == 333 else 100.0 for number in range(2000))
+    incident = samples.replaced(
+        samples.loader_hang(), power=(PowerSeries(uuid="u", index=0, unix_seconds=times, watts=watts),)
+    )
+    chart = power.chart(incident)
+    assert chart is not None
+    (line,) = chart.lines
+    assert line.path.count("M") == 2
+    lowest = min(float(y) for y in re.findall(r",([\d.]+)", line.path))
+    assert lowest == pytest.approx(power.BOTTOM - (power.BOTTOM - power.TOP) / 1.06, abs=0.2)
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 1e5), min_size=0, max_size=600).map(tuple), max_size=20),
+    st.floats(0.2, 60.0),
+)
+@settings(max_examples=30, deadline=None)
+def test_every_point_lies_in_the_plot(watts: list[tuple[float, ...]], every: float) -> None:
+    series = tuple(
+        PowerSeries(
+            uuid=f"u{index}",
+            index=index,
+            watts=values,
+            unix_seconds=tuple(samples.OPENED + every * number for number in range(len(values))),
+            quiet_line_watts=None if index % 2 else 200.0 + index,
+        )
+        for index, values in enumerate(watts)
+    )
+    chart = power.chart(samples.replaced(samples.loader_hang(), power=series))
+    assert (chart is None) == (max(map(len, watts), default=0) < 2)
+    if chart is not None:
+        for path in (*(line.path for line in chart.lines), chart.band):
+            for x, y in re.findall(r"([\d.]+),([\d.]+)", path):
+                assert power.LEFT <= float(x) <= power.RIGHT
+                assert power.TOP <= float(y) <= power.BOTTOM
+        assert len(chart.clock) <= 10
+        assert len(chart.levels) <= 12
+
+
+def test_many_captures_do_not_write_over_each_other() -> None:
+    incident = samples.loader_hang()
+    captures = tuple(
+        Capture(
+            job_id="j",
+            node="n",
+            started_unix_seconds=samples.OPENED - 600 + 4 * n,
+            duration_seconds=1.0,
+            rounds=1,
+            ranks=(),
+        )
+        for n in range(100)
+    )
+    chart = power.chart(samples.replaced(incident, captures=captures))
+    assert chart is not None
+    labelled = [mark.at for mark in chart.captures if mark.label]
+    assert len(labelled) > 1
+    assert all(b - a >= 80 for a, b in pairwise(labelled))
+
+
+@given(function=hostile, file=hostile, command=hostile, message=hostile, node=hostile)
+@settings(deadline=None)
+def test_what_a_process_says_is_only_text(function: str, file: str, command: str, message: str, node: str) -> None:
+    mark = "<img src=x onerror=alert(1)>"
+    page = Page(html.render(_hostile(function + mark, file + mark, command + mark, message + mark, node + mark)))
+    assert not {tag for tag, _ in page.tags} & BAD_TAGS
+    assert page.text.count("onerror=alert(1)") > 5
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", "".join(page.words))
+
+
+def test_a_verdict_without_an_incident() -> None:
+    incident = samples.mismatch()
+    page = Page(html.render_grouping(incident.grouping, incident.verdict))
+    assert "4 ranks 0-3" in page.text
+    assert "nobody" in page.text
+    assert page.texts_of("figure") == 0
+
+
+def test_nothing_at_all_is_still_a_page() -> None:
+    page = Page(html.render_grouping(Grouping(groups=()), Verdict(kind="CannotTell", message="No dump was found.")))
+    assert "No dump was found." in page.text
+    bare = samples.replaced(
+        samples.loader_hang(), captures=(), power=(), timeline=(), host_facts=(), grouping=Grouping(groups=())
+    )
+    Page(html.render(bare))
+
+
+def test_it_is_over_when_it_is_over() -> None:
+    over = samples.replaced(samples.loader_hang(), state=JobState.RECOVERED, closed_unix_seconds=samples.OPENED + 600)
+    page = Page(html.render(over))
+    assert ("header", {"class": "over"}) in page.tags
+    assert "recovered after 10 min 00 s" in page.text
+
+
+def test_the_same_incident_gives_the_same_page() -> None:
+    assert html.render(samples.fleet()) == html.render(samples.fleet())

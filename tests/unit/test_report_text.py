@@ -1,0 +1,211 @@
+"""The text report: the verdict first, every raw stack last and greppable, nothing that acts on a terminal."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch.model import Frame, Grouping, Incident, ProcessDump, RankDump, RankId, Thread, Verdict
+from hangwatch.report import text, words
+from hangwatch.report.dumps import dump_files, prefix, process_lines, rank_lines
+from tests import samples
+
+FRAME = re.compile(r"^    \S.* \(.*\)$")
+
+
+def raw_part(report: str) -> list[str]:
+    lines = report.splitlines()
+    (start,) = [number for number, line in enumerate(lines) if line.startswith("Stacks of the capture")]
+    return lines[start + 2 :]
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", samples.SAMPLES)
+def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"report-{name}.txt", text.render(samples.SAMPLES[name]()))
+
+
+@pytest.mark.parametrize("name", samples.SAMPLES)
+def test_the_first_line_is_the_verdict(name: str) -> None:
+    incident = samples.SAMPLES[name]()
+    first = text.render(incident, width=1000).splitlines()[0]
+    assert first == incident.verdict.message
+
+
+def test_every_raw_line_has_its_prefix_and_every_rank_is_there() -> None:
+    incident = samples.loader_hang()
+    raw = raw_part(text.render(incident))
+    assert all(re.match(r"\[gpu-a12:[0-7]\]", line) for line in raw)
+    assert {line.split("]")[0] for line in raw} == {f"[gpu-a12:{rank}" for rank in range(8)}
+    assert "[gpu-a12:7]    read_shard (ourdata/shards.py:58)" in raw
+
+
+@pytest.mark.parametrize("name", samples.SAMPLES)
+def test_nothing_before_the_raw_stacks_reads_as_a_dump(name: str) -> None:
+    summary = text.render(samples.SAMPLES[name]()).split("Stacks of the capture")[0]
+    assert not [line for line in summary.splitlines() if FRAME.match(line) or line.startswith(("Process ", "Thread "))]
+
+
+def test_the_odd_one_is_marked_and_nobody_else() -> None:
+    lines = text.render(samples.loader_hang()).splitlines()
+    marked = [line for line in lines if line.startswith("> ")]
+    assert [line for line in marked if line.endswith("<- odd")] == ["> 1 rank: 7  data loading; frozen  <- odd"]
+    assert not [line for line in text.render(samples.all_waiting()).splitlines() if line.startswith(">")]
+
+
+def test_sixteen_thousand_ranks_stay_readable() -> None:
+    report = text.render(samples.fleet())
+    assert len(report.splitlines()) < 150
+    assert "16,376" in report
+    assert "No answer  8 ranks: 616-623" in report
+
+
+def test_color_changes_nothing_but_escapes() -> None:
+    incident = samples.loader_hang()
+    colored = text.render(incident, color=True)
+    assert "\x1b[1m" in colored
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == text.render(incident)
+    assert "\x1b" not in text.render(incident)
+
+
+@pytest.mark.parametrize("width", [20, 60, 200])
+def test_sentences_wrap_at_the_width(width: int) -> None:
+    incident = samples.loader_hang()
+    head = text.render(incident, width=width).split("====")[0]
+    assert max(map(len, head.splitlines())) <= width
+    assert head.replace("\n", " ").strip() == incident.verdict.message
+
+
+def test_a_verdict_without_an_incident() -> None:
+    incident = samples.loader_hang()
+    said = text.render_verdict(incident.grouping, incident.verdict)
+    assert said.startswith("Rank 7 on gpu-a12")
+    assert "Named    rank 7 (node gpu-a12, local rank 7, pid 41207)" in said
+    assert "Power" not in said
+
+
+def test_an_empty_answer_is_an_answer() -> None:
+    said = text.render_verdict(Grouping(groups=()), Verdict(kind="CannotTell", message="No dump was found."))
+    assert said.startswith("No dump was found.\n")
+    assert "0 seen, in 0 groups" in said
+
+
+def test_a_rank_without_a_stack_shows_what_the_kernel_says() -> None:
+    raw = raw_part(text.render(samples.blocked_in_kernel()))
+    said = [line.removeprefix("[gpu-a12:3]") for line in raw if line.startswith("[gpu-a12:3]")]
+    assert said[1].startswith("Error: the process is blocked in the kernel")
+    assert "Wchan: nfs_wait_bit_killable" in said
+    assert "Kernel: nfs_file_read+0x6f/0xb0 [nfs]" in said
+
+
+def test_many_groups_are_counted_and_the_odd_ones_kept() -> None:
+    incident = samples.parallel_groups()
+    (odd,) = [group for group in incident.grouping.groups if group.key == "77e2b0d9"]
+    crowd = tuple(_singleton(number) for number in range(300))
+    said = text.render_verdict(Grouping(groups=(*crowd, odd)), incident.verdict)
+    assert "<- odd" in said
+    assert "smaller groups with" in said
+    assert len(said.splitlines()) < 700
+
+
+def _singleton(number: int) -> samples.Group:
+    group = samples.waiting([1000 + number])
+    frames = (Frame(function=f"f{number}", file="x.py"),)
+    return samples.Group(key=f"s{number}", activity="unknown", members=group.members * 2, frames=frames)
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"),
+    [
+        (RankId(node="n1", rank=7, local_rank=3), "[n1:7]"),
+        (RankId(node="n1", local_rank=3), "[n1:3]:"),
+        (RankId(rank=7), "[?:7]"),
+        (RankId(node="n]1", pid=9), "[n1:?]"),
+    ],
+)
+def test_prefixes(rank: RankId, expected: str) -> None:
+    assert prefix(rank) == expected
+
+
+def test_a_dump_file_for_each_rank_and_round() -> None:
+    files = dump_files(samples.loader_hang())
+    assert len(files) == 3 * 8
+    assert (
+        files["dumps/20260314T031501Z-round2/rank7.txt"].count("Process ") == 5
+    )  # the rank, two workers, their parents
+    assert dump_files(samples.parallel_groups()) == {}
+
+
+def test_threads_are_written_as_py_spy_does() -> None:
+    threads = (
+        Thread(
+            name="MainThread",
+            thread_id="7",
+            frames=(Frame(function="f", file="a.py", line=3),),
+            active=True,
+            owns_gil=True,
+        ),
+        Thread(name=None, thread_id="8", frames=(), active=False),
+    )
+    lines = list(process_lines(ProcessDump(taken_monotonic_seconds=0.0, threads=threads)))
+    assert lines == ['Thread 7 (active+gil): "MainThread"', "    f (a.py:3)", "Thread 8 (idle)"]
+
+
+def test_the_last_round_with_a_stack_is_shown() -> None:
+    stack = samples.process_dump(1, samples.LOADER, 0)
+    gone = ProcessDump(taken_monotonic_seconds=5.0, fault=samples.D_STATE)
+    dump = RankDump(id=samples.rank_id(1), rounds=(stack, gone))
+    assert "    __next__ (torch/utils/data/dataloader.py:701)" in "\n".join(rank_lines(dump, "python"))
+
+
+hostile = st.text(max_size=40) | st.text(
+    st.sampled_from("\x1b[31m\n\r\t\u202e\u2028\x00\x9b'\"<&>\udcff]: ()|=>"), max_size=40
+)
+
+
+@given(function=hostile, file=hostile, command=hostile, message=hostile, node=hostile)
+def test_nothing_from_a_process_acts_on_the_terminal(
+    function: str, file: str, command: str, message: str, node: str
+) -> None:
+    report = text.render(_hostile(function, file, command, message, node))
+    acting = {c for c in report if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c != "\n"}
+    assert not acting
+    assert all(line.startswith("[") for line in raw_part(report))
+
+
+def _hostile(function: str, file: str, command: str, message: str, node: str) -> Incident:
+    frame = Frame(function=function, file=file, line=1)
+    who = RankId(node=node, rank=0, pid=1)
+    thread = Thread(name=function, thread_id=file, frames=(frame,))
+    dump = RankDump(id=who, rounds=(ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,)),))
+    group = samples.Group(
+        key="k", activity=function, operation=file, members=(samples.Member(id=who, wchan=function),), frames=(frame,)
+    )
+    verdict = Verdict(kind=function, message=message, named=(who,))
+    incident = samples.incident(groups=(group,), verdict=verdict, dumps=(dump,), notes=(message,))
+    return samples.replaced(incident, job=samples.job([0], 1, job_id=message, command=command))
+
+
+@given(st.floats(0, 1e7, allow_nan=False))
+def test_durations_have_two_units_at_most(seconds: float) -> None:
+    assert re.fullmatch(r"[\d.e-]+ s|\d+ (min \d\d s|h \d\d min|d \d\d h)", words.duration(seconds))
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([RankId(rank=rank) for rank in (0, 1, 2, 8, 9)], "0-2,8-9"),
+        (
+            [RankId(node="a", local_rank=1), RankId(node="a", local_rank=0), RankId(node="b", pid=7)],
+            "a local 0-1; b pid 7",
+        ),
+        ([RankId()], "?"),
+    ],
+)
+def test_ranks_fold(ids: list[RankId], expected: str) -> None:
+    assert words.folded(ids) == expected

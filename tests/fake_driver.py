@@ -18,21 +18,85 @@ def uuid_of(index: int) -> str:
     return f"GPU-{index:08x}-0000-4000-8000-000000000000"
 
 
-def h100(count: int = 8) -> list[str]:
-    """Lines of a healthy node of H100 SXM at work: 600 W of 700, utilisation 98 %."""
+HGX_ADDRESSES = ("1b:00", "43:00", "52:00", "61:00", "9d:00", "c3:00", "d1:00", "df:00")
+BOX_ADDRESSES = ("17:00", "31:00", "98:00", "b1:00")
+OK, NOT_SUPPORTED, CHIPSET = 0, 5, 1  # nvmlGpuP2PStatus_t
+P2P_READ, P2P_WRITE, P2P_NVLINK = 0, 1, 2
+NODE, SYS = 40, 50  # nvmlGpuTopologyLevel_t
+
+
+def gpus(count: int, name: str, watts: float, limit_watts: float, memory_gib: int) -> list[str]:
+    """Lines that every healthy node of `count` GPUs at work has in common."""
     return [
         "driver_version 570.86.15",
         f"gpus {count}",
-        "gpu all name NVIDIA H100 80GB HBM3",
+        f"gpu all name {name}",
         *(f"gpu {index} uuid {uuid_of(index)}" for index in range(count)),
-        "gpu all power_watts 600",
-        "gpu all power_limit_watts 700",
+        f"gpu all power_watts {watts}",
+        f"gpu all power_limit_watts {limit_watts}",
         "gpu all utilization_ratio 0.98",
-        f"gpu all memory_total_bytes {80 * 2**30}",
-        f"gpu all memory_used_bytes {70 * 2**30}",
+        f"gpu all memory_total_bytes {memory_gib * 2**30}",
+        f"gpu all memory_used_bytes {(memory_gib - 10) * 2**30}",
         "gpu all sm_clock_hertz 1980e6",
         "gpu all temperature_celsius 55",
         "gpu all energy_joules 1000000",
+        "gpu all persistence_mode 1",
+        "gpu all clocks_event_reasons 0x4",  # the power cap, as on any busy GPU
+        "gpu all ecc_mode 1",
+        "gpu all ecc uncorrected volatile 0",
+        "gpu all ecc uncorrected aggregate 0",
+        "gpu all remapped_rows 0 0 0 0",
+        "gpu all pcie_width_max 16",
+        "gpu all pcie_width 16",
+        "gpu all pcie_replays 0",
+    ]
+
+
+def sockets(count: int, addresses: tuple[str, ...]) -> list[str]:
+    """Half of the GPUs on each of two sockets of 48 cores."""
+    half = count // 2 or 1
+    return [
+        *(f"gpu {index} pci_bus_id 0000:{address}" for index, address in enumerate(addresses[:count])),
+        *(f"gpu {index} cpu_affinity {'0-47 96-143' if index < half else '48-95 144-191'}" for index in range(count)),
+        *(f"gpu {index} numa_node {int(index >= half)}" for index in range(count)),
+        *(
+            f"gpu {one} peer {other} topology {NODE if (one < half) == (other < half) else SYS}"
+            for one in range(count)
+            for other in range(count)
+            if one != other
+        ),
+    ]
+
+
+def h100(count: int = 8) -> list[str]:
+    """A healthy HGX node of H100 at work: 600 W of 700, 18 NVLinks of each GPU up to the NVSwitches."""
+    return [
+        *gpus(count, "NVIDIA H100 80GB HBM3", 600, 700, 80),
+        *sockets(count, HGX_ADDRESSES),
+        "gpu all field 230 0",
+        "gpu all pcie_generation_max 5",
+        "gpu all pcie_generation 5",
+        "gpu all field 91 18",
+        "gpu all link all state 1",
+        "gpu all link all version 6",
+        "gpu all link all remote_type 2",
+        "gpu all link all remote 0000:07:00",
+        "gpu all link all errors all 0",
+        f"gpu all peer all p2p all {OK}",
+        "gpu all fabric state 3",
+        "gpu all fabric clique 0",
+    ]
+
+
+def pcie_box(count: int = 4) -> list[str]:
+    """A healthy node of L40S on PCIe: no NVLink, no fabric, reads and writes between GPUs allowed."""
+    return [
+        *gpus(count, "NVIDIA L40S", 300, 350, 48),
+        *sockets(count, BOX_ADDRESSES),
+        "gpu all pcie_generation_max 4",
+        "gpu all pcie_generation 4",
+        f"gpu all peer all p2p all {OK}",
+        f"gpu all peer all p2p {P2P_NVLINK} {NOT_SUPPORTED}",
     ]
 
 

@@ -1,0 +1,223 @@
+"""The PCIe link of each GPU, and the bus settings that break peer-to-peer transfers (ACS, IOMMU translation)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from hangwatch.checks import contract
+from hangwatch.checks.contract import Check, Metric, Rows, ok, warning, worst
+from hangwatch.model import CheckVerdict, Fault, GpuBus, PcieDetails, Point, Value
+from hangwatch.probes import gpu_details, pci
+from hangwatch.probes.node import Node
+
+GPU = ("gpu", "uuid")
+GENERATION = Metric(name="gpu_pcie_generation", help="PCIe generation of the link now; lower while idle", labels=GPU)
+LANES = Metric(name="gpu_pcie_lanes", help="PCIe lanes in use", labels=GPU)
+REPLAYS = Metric(name="gpu_pcie_replays_total", help="PCIe packets sent again", labels=GPU, kind="counter")
+
+
+class Settings(contract.Settings, frozen=True):
+    """PCIe links, and what breaks peer-to-peer over them."""
+
+    loaded_ratio: Annotated[
+        float,
+        Meta(ge=0.0, le=1.0, description="utilisation from which a link must run at full speed; idle ones slow down"),
+    ] = 0.2
+    replays_per_minute: Annotated[
+        float, Meta(ge=0.0, description="replays of one GPU above this rate are a finding")
+    ] = 8.0
+
+
+class Slot(Value, frozen=True):
+    """One GPU, and what /sys says of the way to it: None where it does not say.
+
+    `redirecting_bridges` are those on the way to the GPUs and network cards of the same PCIe switch.
+    """
+
+    gpu: GpuBus
+    iommu_translates: bool | None = None
+    redirecting_bridges: tuple[str, ...] | None = None
+
+
+class Sample(contract.Sample, frozen=True):
+    """All GPUs at one time. `virtual` is true in a virtual machine, `amd` on a processor of AMD."""
+
+    taken_monotonic_seconds: float = 0.0
+    slots: tuple[Slot, ...] = ()
+    virtual: bool = False
+    amd: bool = False
+
+
+def observe(node: Node, settings: Settings) -> Sample | Fault | None:
+    """Ask the driver about the links, and /sys about the bridges above them."""
+    del settings
+    details = gpu_details.ask(node, PcieDetails)
+    if details is None or isinstance(details, Fault):
+        return details
+    if not details.gpus and not details.faults:
+        return None
+    vendor, flags = _cpu(node)
+    return Sample(
+        taken_monotonic_seconds=node.clock.monotonic(),
+        slots=tuple(_slots(node, details.gpus)),
+        virtual="hypervisor" in flags,
+        amd=vendor == "AuthenticAMD",
+        faults=details.faults,
+    )
+
+
+def _slots(node: Node, gpus: Sequence[GpuBus]) -> Iterator[Slot]:
+    paths = [pci.path_of(node.sys_root, gpu.pci_address or "-") for gpu in gpus]
+    devices = [path for path in (*paths, *(nic.path for nic in pci.nics(node.sys_root))) if path is not None]
+    for gpu, path in zip(gpus, paths, strict=True):
+        if path is None:
+            yield Slot(gpu=gpu)
+            continue
+        between = {step for other in devices for step in pci.steps_below_switch(path, other)}
+        redirecting = pci.redirecting_bridges(node.sys_root, path)
+        yield Slot(
+            gpu=gpu,
+            iommu_translates=pci.iommu_translates(node.sys_root, path.address),
+            redirecting_bridges=None if redirecting is None else tuple(step for step in redirecting if step in between),
+        )
+
+
+def _cpu(node: Node) -> tuple[str, frozenset[str]]:
+    """Vendor and flags of the first CPU of /proc/cpuinfo."""
+    try:
+        text = (node.proc_root / "cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return "", frozenset()
+    rows = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    values = {key.strip(): value.strip() for key, value in rows.items()}
+    return values.get("vendor_id", ""), frozenset(values.get("flags", "").split())
+
+
+def points(sample: Sample) -> Iterable[Point]:
+    """Speed, width and replays."""
+    for gpu in (slot.gpu for slot in sample.slots):
+        own = {"gpu": str(gpu.index), "uuid": gpu.uuid}
+        for metric, number in ((GENERATION, gpu.generation), (LANES, gpu.width), (REPLAYS, gpu.replays)):
+            if number is not None:
+                yield metric.point(number, **own)
+
+
+def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
+    """A slow link, replays, or settings of the bus that break peer-to-peer: all WARNING, a job can run with them."""
+    sample = window[-1]
+    findings = [*_slow_links(sample, settings), *_translation(sample), *_redirects(sample)]
+    if len(window) > 1:
+        findings += _replays(window[-2], sample, settings)
+    gpus = [slot.gpu for slot in sample.slots]
+    loaded = sum(_loaded(gpu, settings) for gpu in gpus)
+    links = sorted({f"gen {gpu.generation_max} x{gpu.width_max}" for gpu in gpus if gpu.width_max})
+    count = len(gpus)
+    told = f"{count} GPU{'s' * (count != 1)} on {', '.join(links) or 'links that do not tell their speed'}"
+    full = f"{loaded} under load at full speed" if loaded else "none under load, so their speed was not judged"
+    return worst(findings, ok("LinksAtFullSpeed" if loaded else "LinksIdle", f"{told}; {full}"))
+
+
+def _loaded(gpu: GpuBus, settings: Settings) -> bool:
+    return gpu.utilization_ratio is not None and gpu.utilization_ratio >= settings.loaded_ratio
+
+
+def _slow_links(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
+    for gpu in (slot.gpu for slot in sample.slots):
+        if not _loaded(gpu, settings):
+            continue
+        now, best = (gpu.generation, gpu.width), (gpu.generation_max, gpu.width_max)
+        if any(
+            is_now is not None and most is not None and is_now < most for is_now, most in zip(now, best, strict=True)
+        ):
+            yield warning(
+                "LinkBelowMaximum",
+                f"GPU {gpu.index}: PCIe gen {now[0]} x{now[1]} under load, it can do gen {best[0]} x{best[1]}",
+                f"nvidia-smi -q -i {gpu.index} | grep -A8 'GPU Link Info'; drain the node, reboot; if it stays, reseat",
+            )
+
+
+def _replays(before: Sample, after: Sample, settings: Settings) -> Iterator[CheckVerdict]:
+    """Replays between two samples; a counter that fell was reset, and counts from there."""
+    minutes = (after.taken_monotonic_seconds - before.taken_monotonic_seconds) / 60
+    earlier = {slot.gpu.uuid: slot.gpu.replays for slot in before.slots}
+    for gpu in (slot.gpu for slot in after.slots):
+        was = earlier.get(gpu.uuid)
+        if gpu.replays is None or was is None or minutes <= 0:
+            continue
+        rate = (gpu.replays - was if gpu.replays >= was else gpu.replays) / minutes
+        if rate > settings.replays_per_minute:
+            yield warning(
+                "PcieReplays",
+                f"GPU {gpu.index}: {rate:.0f} PCIe replays per minute: the link drops packets",
+                "dmesg | grep -i -e aer -e pcie; reseat the GPU or its riser",
+            )
+
+
+def _translation(sample: Sample) -> Iterator[CheckVerdict]:
+    """An IOMMU that translates breaks or slows peer-to-peer over PCIe: NCCL hangs in its first collective."""
+    if sample.virtual or len(sample.slots) < 2:
+        return
+    caught = [slot.gpu.index for slot in sample.slots if slot.iommu_translates and not slot.gpu.nvlinks_up]
+    if caught:
+        parameter = "iommu=pt amd_iommu=on (or iommu=off)" if sample.amd else "iommu=pt (or intel_iommu=off)"
+        yield warning(
+            "IommuTranslates",
+            f"the IOMMU translates transfers of GPU {_listed(caught)}, which have only PCIe between them: "
+            "peer-to-peer hangs or corrupts there",
+            f"boot with {parameter}, or switch the IOMMU off in the BIOS; until then NCCL_P2P_DISABLE=1",
+        )
+
+
+def _redirects(sample: Sample) -> Iterator[CheckVerdict]:
+    """Access control on a bridge sends peer-to-peer up to the CPU; in a virtual machine it has to be on."""
+    if sample.virtual:
+        return
+    caught = [slot for slot in sample.slots if slot.redirecting_bridges]
+    bridges = sorted({bridge for slot in caught for bridge in slot.redirecting_bridges or ()})
+    if bridges:
+        yield warning(
+            "AcsRedirects",
+            f"ACS on {len(bridges)} PCIe bridges ({_listed(bridges)}) sends peer-to-peer of "
+            f"GPU {_listed([slot.gpu.index for slot in caught])} through the CPU: slow, and a known cause of hangs",
+            "switch ACS off in the BIOS, or for each bridge: setpci -s ADDRESS ECAP_ACS+0x6.w=0000 (after every boot)",
+        )
+
+
+def _listed(items: Sequence[object]) -> str:
+    return ", ".join(str(item) for item in items[:8]) + (", ..." if len(items) > 8 else "")
+
+
+def table(sample: Sample) -> Rows:
+    """One row per GPU."""
+    header = ("GPU", "address", "generation", "lanes", "replays", "IOMMU", "ACS redirects at")
+    return [header, *(_row(slot) for slot in sample.slots)]
+
+
+def _row(slot: Slot) -> tuple[str, ...]:
+    translates = {None: "none or unknown", True: "translates", False: "passes through"}
+    gpu, bridges = slot.gpu, slot.redirecting_bridges
+    return (
+        str(gpu.index),
+        gpu.pci_address or "",
+        f"{gpu.generation} of {gpu.generation_max}" if gpu.generation is not None else "",
+        f"{gpu.width} of {gpu.width_max}" if gpu.width is not None else "",
+        "" if gpu.replays is None else str(gpu.replays),
+        translates[slot.iommu_translates],
+        "unknown (needs root)" if bridges is None else ", ".join(bridges) or "none",
+    )
+
+
+CHECK = Check(
+    name="pcie",
+    every_seconds=60.0,
+    settings=Settings,
+    observe=observe,
+    points=points,
+    judge=judge,
+    metrics=(GENERATION, LANES, REPLAYS),
+    absent="this node has no NVIDIA GPU",
+    table=table,
+)

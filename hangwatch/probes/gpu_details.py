@@ -1,0 +1,47 @@
+"""Details of GPUs as the checks ask for them: a value, None where this node has no GPU, or a fault."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hangwatch.model import Fault, GpuSweep
+from hangwatch.probes.gpus import DetailsT
+from hangwatch.probes.node import Node
+from hangwatch.probes.pci import nvidia_gpus
+
+DEADLINE_SECONDS = 8.0
+"""Below the ten seconds of a whole `hangwatch check`."""
+
+NO_DRIVER = ("DriverNotFound", "DriverNotLoaded")
+
+
+def ask(node: Node, kind: type[DetailsT]) -> DetailsT | Fault | None:
+    """Details of all GPUs, of one kind of `hangwatch.model`.
+
+    None without GPUs: nothing samples them, or neither the driver nor the PCI bus knows of any. GPUs on the bus without
+    a driver that answers for them are a Fault.
+    """
+    if node.gpus is None:
+        return None
+    reply = node.gpus.query(kind, DEADLINE_SECONDS)
+    if not isinstance(reply, Fault):
+        return reply
+    if reply.reason == "NotSimulated":
+        return None
+    if reply.reason not in NO_DRIVER:
+        return reply
+    count = len(nvidia_gpus(node.sys_root))
+    if not count:
+        return None
+    detail = f"the PCI bus has {count} NVIDIA GPUs, but no driver answers for them ({reply.detail})"
+    return msgspec.structs.replace(reply, detail=detail)
+
+
+def sweep(node: Node) -> GpuSweep | Fault | None:
+    """The newest sample of all GPUs; outcomes as for `ask`."""
+    if node.gpus is None:
+        return None
+    status, latest = node.gpus.status(), node.gpus.latest()
+    if latest is not None and status.alive and not status.stalled:
+        return latest
+    return ask(node, GpuSweep)

@@ -1,0 +1,178 @@
+"""What /sys says of the PCI bus: where devices sit, what binds them, and what breaks peer-to-peer between them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+from hangwatch.model import Value
+
+NVIDIA = 0x10DE
+DISPLAY_CLASS = 0x03  # VGA and 3D controllers
+BRIDGE_OTHER_CLASS = 0x0680  # NVSwitch
+
+ACS_CAPABILITY = 0x000D
+ACS_REDIRECTS = 0x0004 | 0x0008  # P2P request and completion redirect (PCIe base specification, ACS control register)
+CONFIG_EXTENDED_START = 0x100
+
+TRANSLATED = ("DMA", "DMA-FQ")
+"""Types of an IOMMU group whose devices see translated addresses; the others are pass-through (kernel sysfs ABI)."""
+
+
+class PciPath(Value, frozen=True):
+    """One device and the bridges above it.
+
+    `steps` leads from the host bridge ("pci0000:15") to the device, all as sysfs names them; `numa_node` is None where
+    the firmware does not say.
+    """
+
+    address: str
+    steps: tuple[str, ...]
+    numa_node: int | None = None
+
+
+class Nic(Value, frozen=True):
+    """An RDMA device, as /sys/class/infiniband names it, and where it sits."""
+
+    name: str
+    path: PciPath
+
+
+def path_of(sys_root: Path, address: str) -> PciPath | None:
+    """Where a device sits, None when there is none at this address ("0000:1b:00.0")."""
+    return _path(sys_root / "bus/pci/devices" / address)
+
+
+def _path(link: Path) -> PciPath | None:
+    try:
+        folder = link.resolve(strict=True)
+    except OSError:
+        return None
+    parts = folder.parts
+    root = next((i for i, part in enumerate(parts) if part.startswith("pci") and ":" in part), None)
+    if root is None:
+        return None
+    node = _number(folder / "numa_node")
+    return PciPath(address=folder.name, steps=parts[root:], numa_node=node if node is not None and node >= 0 else None)
+
+
+def distance(one: PciPath, other: PciPath) -> str:
+    """How near two devices are, in the words of `nvidia-smi topo -m`.
+
+    PIX: at most one PCIe switch; PXB: several, but no host bridge; PHB: a host bridge; NODE: host bridges of one NUMA
+    node; SYS: across NUMA nodes.
+    """
+    if one.steps[0] != other.steps[0]:
+        same_node = one.numa_node is not None and one.numa_node == other.numa_node
+        return "NODE" if same_node else "SYS"
+    shared = _shared_steps(one, other)
+    if shared == 1:
+        return "PHB"
+    bridges_below = max(len(one.steps), len(other.steps)) - shared - 1
+    return "PIX" if bridges_below <= 1 else "PXB"
+
+
+def _shared_steps(one: PciPath, other: PciPath) -> int:
+    shared = 0
+    for left, right in zip(one.steps, other.steps, strict=False):
+        if left != right:
+            break
+        shared += 1
+    return shared
+
+
+def steps_below_switch(one: PciPath, other: PciPath) -> tuple[str, ...]:
+    """The bridges between `one` and the PCIe switch that it shares with `other`; empty when they share none."""
+    shared = _shared_steps(one, other)
+    return one.steps[shared:-1] if shared > 1 and one.address != other.address else ()
+
+
+def nics(sys_root: Path) -> tuple[Nic, ...]:
+    """The RDMA devices that sit on PCI, in the order of their names."""
+    try:
+        links = sorted((sys_root / "class/infiniband").iterdir())
+    except OSError:
+        return ()
+    paths = ((link.name, _path(link / "device")) for link in links)
+    return tuple(Nic(name=name, path=path) for name, path in paths if path is not None)
+
+
+def nvidia_gpus(sys_root: Path) -> tuple[str, ...]:
+    """Addresses of the NVIDIA GPUs that are not handed to a virtual machine."""
+    return tuple(
+        device.name
+        for device in _nvidia_devices(sys_root)
+        if (_number(device / "class") or 0) >> 16 == DISPLAY_CLASS and not _bound_to(device, "vfio-pci")
+    )
+
+
+def nvswitches(sys_root: Path) -> tuple[str, ...]:
+    """Addresses of the NVSwitches that show on PCI (those of Ampere and Hopper)."""
+    return tuple(
+        device.name
+        for device in _nvidia_devices(sys_root)
+        if (_number(device / "class") or 0) >> 8 == BRIDGE_OTHER_CLASS
+    )
+
+
+def _nvidia_devices(sys_root: Path) -> Iterable[Path]:
+    try:
+        devices = sorted((sys_root / "bus/pci/devices").iterdir())
+    except OSError:
+        return ()
+    return (device for device in devices if _number(device / "vendor") == NVIDIA)
+
+
+def _bound_to(device: Path, driver: str) -> bool:
+    try:
+        return (device / "driver").readlink().name == driver
+    except OSError:
+        return False
+
+
+def iommu_translates(sys_root: Path, address: str) -> bool | None:
+    """Whether an IOMMU translates the addresses of a device's transfers; None without one (or before Linux 5.11)."""
+    try:
+        kind = (sys_root / "bus/pci/devices" / address / "iommu_group/type").read_text().strip()
+    except OSError:
+        return None
+    return kind in TRANSLATED
+
+
+def redirecting_bridges(sys_root: Path, path: PciPath) -> tuple[str, ...] | None:
+    """The bridges above a device whose access control (ACS) sends peer-to-peer traffic up to the root complex.
+
+    None when the kernel does not show their configuration: that takes root.
+    """
+    found = []
+    for step in path.steps[1:-1]:
+        try:
+            config = (sys_root / "bus/pci/devices" / step / "config").read_bytes()
+        except OSError:
+            return None
+        if len(config) <= CONFIG_EXTENDED_START:
+            return None
+        if acs_redirects(config):
+            found.append(step)
+    return tuple(found)
+
+
+def acs_redirects(config: bytes) -> bool:
+    """Whether a device's configuration space has ACS request or completion redirect switched on."""
+    offset, seen = CONFIG_EXTENDED_START, set[int]()
+    while CONFIG_EXTENDED_START <= offset <= len(config) - 8 and offset not in seen:
+        seen.add(offset)
+        (header,) = struct.unpack_from("<I", config, offset)
+        if header & 0xFFFF == ACS_CAPABILITY:
+            (control,) = struct.unpack_from("<H", config, offset + 6)
+            return bool(control & ACS_REDIRECTS)
+        offset = header >> 20
+    return False
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text().strip(), 0)
+    except (OSError, ValueError):
+        return None

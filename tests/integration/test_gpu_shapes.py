@@ -1,0 +1,381 @@
+"""The GPU checks over the fake driver, on whole nodes: the right check says the right thing, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hangwatch.checks import select, settings_for
+from hangwatch.checks.runner import Window, new_window, run
+from hangwatch.config import Settings
+from hangwatch.model import CheckResult, CheckStatus
+from hangwatch.probes.node import Clock, Node
+from hangwatch.probes.nvml import NvmlSampler
+from tests import pci_tree
+from tests.conftest import wait_for
+from tests.fake_driver import (
+    BOX_ADDRESSES,
+    CHIPSET,
+    HGX_ADDRESSES,
+    P2P_NVLINK,
+    P2P_WRITE,
+    FakeDriver,
+    h100,
+    pcie_box,
+)
+
+GPU_CHECKS = ("fabric", "gpu_health", "gpu_power", "nvlink_status", "nvlink_topology", "pcie")
+OK, UNKNOWN, WARNING, CRITICAL = CheckStatus.OK, CheckStatus.UNKNOWN, CheckStatus.WARNING, CheckStatus.CRITICAL
+
+
+class Machine:
+    """A node under the fake driver: its checks, run again and again with a clock that the test moves."""
+
+    def __init__(self, driver: FakeDriver, root: Path) -> None:
+        self.driver, self.sys_root, self.proc_root = driver, root / "sys", root / "proc"
+        self.proc_root.mkdir()
+        (self.proc_root / "cpuinfo").write_text("vendor_id\t: AuthenticAMD\nflags\t\t: fpu sse2\n\nprocessor : 1\n")
+        self.sampler = NvmlSampler(sample_seconds=0.2, deadline_seconds=2.0, environ=driver.environ)
+        self.now = 1000.0
+        self.windows: dict[str, Window] = {}
+        self.settings = settings_for(Settings(), "test")
+
+    def run(self, *names: str) -> dict[str, CheckResult]:
+        self.sampler.start()  # only now: what the test made of the scenario is what the first sweep sees
+        clock = Clock(monotonic=lambda: self.now, unix=lambda: 1.7e9 + self.now)
+        node = Node(sys_root=self.sys_root, proc_root=self.proc_root, gpus=self.sampler, clock=clock)
+        return {
+            check.name: run(
+                check, node, self.settings[check.name], self.windows.setdefault(check.name, new_window(check))
+            )
+            for check in select(names or GPU_CHECKS)
+        }
+
+    def said(self, *names: str) -> dict[str, tuple[CheckStatus, str]]:
+        """Status and reason of each check."""
+        return {name: (result.verdict.status, result.verdict.reason) for name, result in self.run(*names).items()}
+
+
+@pytest.fixture
+def machine(fake_driver: FakeDriver, tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(fake_driver, tmp_path)
+    yield made
+    made.sampler.stop()
+
+
+@pytest.fixture
+def hgx(machine: Machine) -> Machine:
+    pci_tree.hgx(machine.sys_root, HGX_ADDRESSES)
+    return machine
+
+
+@pytest.fixture
+def box(machine: Machine) -> Machine:
+    machine.driver.write(pcie_box())
+    pci_tree.box(machine.sys_root, BOX_ADDRESSES)
+    return machine
+
+
+HEALTHY_HGX = {
+    "fabric": (OK, "FabricCompleted"),
+    "gpu_health": (OK, "GpusHealthy"),
+    "gpu_power": (OK, "PowerRead"),
+    "nvlink_status": (OK, "LinksUp"),
+    "nvlink_topology": (OK, "TopologyStable"),
+    "pcie": (OK, "LinksAtFullSpeed"),
+}
+HEALTHY_BOX = {**HEALTHY_HGX, "fabric": (OK, "NotPresent"), "nvlink_status": (OK, "NoNvlink")}
+
+
+def settled(machine: Machine, name: str, holds: Callable[[CheckResult], bool], what: str) -> CheckResult:
+    """The result of one check once the sampler has seen the change."""
+    results: list[CheckResult] = []
+
+    def probe() -> bool:
+        results.append(machine.run(name)[name])
+        return holds(results[-1])
+
+    wait_for(probe, what)
+    return results[-1]
+
+
+def test_eight_h100_with_all_nvlinks(hgx: Machine) -> None:
+    results = hgx.run()
+
+    assert {name: (result.verdict.status, result.verdict.reason) for name, result in results.items()} == HEALTHY_HGX
+    assert results["gpu_power"].verdict.message == "8 GPUs draw 4800 W of 5600 W allowed; the lowest is GPU 0 at 600 W"
+    assert "144 NVLinks up on 8 GPUs (NVLink 4.0)" in results["nvlink_status"].verdict.message
+    assert "28 pairs NV18" in results["nvlink_topology"].verdict.message
+    assert not [fault for result in results.values() for fault in result.faults]
+
+
+def test_a_pcie_box_without_nvlink(box: Machine) -> None:
+    results = box.run()
+
+    assert {name: (result.verdict.status, result.verdict.reason) for name, result in results.items()} == HEALTHY_BOX
+    assert "peer-to-peer works in 12 of 12 directions" in results["nvlink_status"].verdict.message
+    assert "4 pairs SYS, 2 pairs NODE" in results["nvlink_topology"].verdict.message
+
+
+def test_one_link_down(hgx: Machine) -> None:
+    hgx.driver.add("gpu 3 link 7 state 0")
+
+    results = hgx.run()
+
+    assert {name: result.verdict.status for name, result in results.items()} == {
+        **dict.fromkeys(GPU_CHECKS, OK),
+        "nvlink_status": CRITICAL,
+        "nvlink_topology": WARNING,  # the matrix shows NV17 in a row of NV18
+    }
+    verdict = results["nvlink_status"].verdict
+    assert verdict.reason == "LinkDown"
+    assert verdict.message == "GPU 3: 17 of 18 NVLinks are up (down: link 7)"
+    assert "nvidia-smi nvlink -s -i 3" in verdict.remedy
+    assert results["nvlink_topology"].verdict.reason == "FewerLinks"
+    up = {
+        dict(point.labels)["gpu"]: point.value
+        for point in results["nvlink_status"].points
+        if point.name == "gpu_nvlinks_up"
+    }
+    assert up["3"] == 17
+    assert up["4"] == 18
+
+
+def test_one_gpu_lost(hgx: Machine) -> None:
+    hgx.driver.add("gpu 5 fault all 15")
+
+    results = hgx.run()
+
+    verdict = results["gpu_health"].verdict
+    assert (verdict.status, verdict.reason) == (CRITICAL, "GpuIsLost")
+    assert verdict.message.startswith("GPU 5 does not answer")
+    assert "XID 79" in verdict.remedy
+    for name in set(GPU_CHECKS) - {"gpu_health"}:  # seven readings and one fault: not sick, and not called well either
+        assert (results[name].verdict.status, results[name].verdict.reason) == (UNKNOWN, "GpuIsLost"), name
+        assert [fault.subject for fault in results[name].faults] == ["gpu 5"], name
+    assert len(results["gpu_power"].table) == 8
+    assert [point.value for point in results["gpu_health"].points if point.name == "gpu_lost"] == [1]
+
+
+def test_a_row_remap_is_pending(hgx: Machine) -> None:
+    hgx.driver.add("gpu 2 remapped_rows 0 1 1 0", "gpu 2 ecc uncorrected volatile 1")
+
+    assert hgx.said() == {**HEALTHY_HGX, "gpu_health": (WARNING, "RowRemapPending")}
+    assert "--gpu-reset -i 2" in hgx.run("gpu_health")["gpu_health"].verdict.remedy
+
+
+@pytest.mark.parametrize(
+    ("lines", "check", "expected", "words"),
+    [
+        (["gpu 1 field 230 1"], "gpu_health", (CRITICAL, "RecoveryNeeded"), "asks for GpuReset"),
+        (["gpu 1 field 230 2"], "gpu_health", (CRITICAL, "RecoveryNeeded"), "asks for NodeReboot"),
+        (["gpu 1 remapped_rows 2 8 0 1"], "gpu_health", (CRITICAL, "RowRemapFailed"), "no spare memory rows"),
+        (["gpu 1 ecc uncorrected volatile 3"], "gpu_health", (WARNING, "UncorrectableEcc"), "3 uncorrectable"),
+        (["gpu 1 clocks_event_reasons 0x48"], "gpu_health", (WARNING, "HwThermalSlowdown"), "too hot (55 C)"),
+        (["gpu 1 clocks_event_reasons 0x88"], "gpu_health", (WARNING, "HwPowerBrakeSlowdown"), "power supply"),
+        (["gpu all persistence_mode 0"], "gpu_health", (WARNING, "PersistenceModeOff"), "0, 1, 2, 3, 4, 5, 6, 7"),
+        (["gpu 6 power_limit_watts 350"], "gpu_power", (WARNING, "PowerLimitLowered"), "GPU 6 is held to 350 W"),
+        (["gpu 4 pcie_width 8"], "pcie", (WARNING, "LinkBelowMaximum"), "gen 5 x8 under load, it can do gen 5 x16"),
+        (["gpu 4 pcie_generation 1"], "pcie", (WARNING, "LinkBelowMaximum"), "gen 1 x16"),
+        (["gpu 0 fabric state 1"], "fabric", (CRITICAL, "FabricNotStarted"), "GPU 0"),
+        (["gpu all fabric state 2"], "fabric", (WARNING, "FabricInProgress"), "still being set up"),
+        (["gpu 0 fabric status 999"], "fabric", (CRITICAL, "FabricError"), "NVML error 999"),
+        (["gpu 0 fabric health_mask 0x1"], "fabric", (WARNING, "FabricUnhealthy"), "DegradedBandwidth"),
+        (["gpu 0 fabric health_mask 0x500"], "fabric", (WARNING, "FabricUnhealthy"), "InsufficientNvLinks"),
+        (["gpu 0 fabric clique 7"], "fabric", (WARNING, "FabricSplit"), "2 NVLink cliques"),
+        ([f"gpu all peer all p2p {P2P_NVLINK} 4"], "nvlink_status", (WARNING, "PeerAccessRefused"), "28 pairs"),
+        ([f"gpu 2 peer 6 p2p {P2P_WRITE} {CHIPSET}"], "nvlink_status", (WARNING, "PeerAccessRefused"), "write: Chipset"),
+    ],
+)  # fmt: skip
+def test_one_trouble_and_one_check_that_says_so(
+    hgx: Machine, lines: list[str], check: str, expected: tuple[CheckStatus, str], words: str
+) -> None:
+    hgx.driver.add(*lines)
+
+    results = hgx.run()
+
+    assert {name: (result.verdict.status, result.verdict.reason) for name, result in results.items()} == {
+        **HEALTHY_HGX,
+        check: expected,
+    }
+    assert words in results[check].verdict.message
+    assert results[check].verdict.remedy
+
+
+def test_idle_links_that_slowed_down_are_no_finding(hgx: Machine) -> None:
+    hgx.driver.add("gpu all utilization_ratio 0", "gpu all pcie_generation 1")
+    assert hgx.said("pcie") == {"pcie": (OK, "LinksIdle")}
+
+
+def test_link_errors_are_judged_as_rates(hgx: Machine) -> None:
+    hgx.driver.add("gpu 3 link 2 errors 0 100000")  # replays from long ago
+    assert hgx.said("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
+
+    hgx.now += 60
+    hgx.driver.add("gpu 3 link 2 errors 0 101200")
+    verdict = hgx.run("nvlink_status")["nvlink_status"].verdict
+    assert (verdict.status, verdict.reason) == (WARNING, "LinkErrors")
+    assert "20.0 corrected NVLink errors per second" in verdict.message
+
+    hgx.now += 60
+    assert hgx.said("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
+
+    hgx.now += 60
+    hgx.driver.add("gpu 3 link 2 errors 0 5")  # the driver was loaded again: counters begin anew
+    assert hgx.said("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
+
+
+def test_link_recoveries_and_failed_recoveries(hgx: Machine) -> None:
+    hgx.run("nvlink_status")
+    hgx.now += 60
+    hgx.driver.add("gpu 3 link 2 errors 1 2")
+    assert hgx.said("nvlink_status") == {"nvlink_status": (WARNING, "LinkRecoveries")}
+    hgx.now += 60
+    hgx.driver.add("gpu 3 link 2 field 214 1", "gpu 3 link 3 field 214 0")
+    assert hgx.said("nvlink_status") == {"nvlink_status": (CRITICAL, "LinkRecoveryFailed")}
+
+
+def test_pcie_replays_are_judged_as_a_rate(hgx: Machine) -> None:
+    hgx.driver.add("gpu 3 pcie_replays 5000")
+    assert hgx.said("pcie") == {"pcie": (OK, "LinksAtFullSpeed")}
+    hgx.now += 60
+    hgx.driver.add("gpu 3 pcie_replays 5100")
+    verdict = hgx.run("pcie")["pcie"].verdict
+    assert (verdict.status, verdict.reason) == (WARNING, "PcieReplays")
+    assert "100 PCIe replays per minute" in verdict.message
+
+
+def test_acs_between_a_gpu_and_its_network_card(machine: Machine) -> None:
+    pci_tree.hgx(machine.sys_root, HGX_ADDRESSES, acs=pci_tree.ACS_REDIRECT)
+    verdict = machine.run("pcie")["pcie"].verdict
+    assert (verdict.status, verdict.reason) == (WARNING, "AcsRedirects")
+    assert "ACS on 8 PCIe bridges" in verdict.message
+    assert "setpci" in verdict.remedy
+
+
+def test_an_iommu_that_translates_on_an_amd_box(machine: Machine) -> None:
+    machine.driver.write(pcie_box())
+    pci_tree.box(machine.sys_root, BOX_ADDRESSES, iommu="DMA-FQ")
+    verdict = machine.run("pcie")["pcie"].verdict
+    assert (verdict.status, verdict.reason) == (WARNING, "IommuTranslates")
+    assert "iommu=pt amd_iommu=on" in verdict.remedy
+
+
+def test_in_a_virtual_machine_iommu_and_acs_are_not_ours_to_judge(machine: Machine) -> None:
+    machine.driver.write(pcie_box())
+    pci_tree.box(machine.sys_root, BOX_ADDRESSES, iommu="DMA-FQ")
+    (machine.proc_root / "cpuinfo").write_text("vendor_id\t: AuthenticAMD\nflags\t\t: fpu hypervisor\n")
+    assert machine.said("pcie") == {"pcie": (OK, "LinksAtFullSpeed")}
+
+
+def test_all_links_down_where_nvswitches_are(hgx: Machine) -> None:
+    hgx.driver.add("gpu all link all state 0")
+    verdict = hgx.run("nvlink_status")["nvlink_status"].verdict
+    assert (verdict.status, verdict.reason) == (CRITICAL, "LinkDown")
+    assert "GPU 0: 0 of 18 NVLinks are up" in verdict.message
+
+
+def test_two_of_four_cards_joined_by_a_bridge(box: Machine) -> None:
+    box.driver.add(
+        "gpu 0 field 91 4", "gpu 1 field 91 4", "gpu 0 link all state 1", "gpu 1 link all state 1",
+        "gpu 0 link all remote_type 0", "gpu 1 link all remote_type 0",
+        f"gpu 0 link all remote 0000:{BOX_ADDRESSES[1]}", f"gpu 1 link all remote 0000:{BOX_ADDRESSES[0]}",
+    )  # fmt: skip
+
+    results = box.run()
+
+    assert results["nvlink_status"].verdict.reason == "LinksUp"
+    assert results["nvlink_topology"].verdict.status is OK
+    assert results["nvlink_topology"].table[1][:5] == ("GPU0", "X", "NV4", "SYS", "SYS")
+
+
+def test_before_hopper_nvswitches_need_a_running_fabric_manager(hgx: Machine) -> None:
+    hgx.driver.write([line for line in h100() if "fabric" not in line])
+    assert hgx.said("fabric") == {"fabric": (CRITICAL, "FabricManagerNotRunning")}
+
+    (hgx.proc_root / "4242").mkdir()
+    (hgx.proc_root / "4242/comm").write_text("nv-fabricmanage\n")
+    assert hgx.said("fabric") == {"fabric": (OK, "FabricManagerRuns")}
+
+
+@pytest.mark.golden
+def test_the_matrix_reads_as_nvidia_smi_shows_it(hgx: Machine, golden: Callable[[str, str], None]) -> None:
+    rows = hgx.run("nvlink_topology")["nvlink_topology"].table
+    golden("nvlink_topology.txt", "".join("\t".join(row).rstrip() + "\n" for row in rows))
+
+
+def test_a_change_of_the_matrix_stays_a_finding(hgx: Machine) -> None:
+    assert hgx.said("nvlink_topology") == {"nvlink_topology": (OK, "TopologyStable")}
+    (hgx.sys_root / "class/infiniband/mlx5_7/device").unlink()
+
+    verdict = hgx.run("nvlink_topology")["nvlink_topology"].verdict
+
+    assert verdict.reason in ("NoNearNetworkCard", "NetworkCardGone")
+    assert "mlx5_7 was there within the last hour" in verdict.message
+    assert "GPU 7 has no RDMA card on its PCIe switch" in verdict.message
+    assert hgx.run("nvlink_topology")["nvlink_topology"].verdict.message == verdict.message
+
+
+def test_a_gpu_that_does_not_have_a_thing_exports_none_of_it(box: Machine) -> None:
+    box.driver.write([line for line in pcie_box() if not any(word in line for word in ("ecc", "remapped", "replays"))])
+
+    results = box.run()
+
+    assert results["gpu_health"].verdict.status is OK
+    names = {point.name for result in results.values() for point in result.points}
+    assert "gpu_uncorrected_memory_errors" not in names
+    assert "gpu_remapped_rows" not in names
+    assert "gpu_pcie_replays_total" not in names
+    assert "gpu_persistence_mode" in names
+
+
+def test_a_call_that_should_answer_and_does_not_is_unknown(hgx: Machine) -> None:
+    hgx.driver.add("gpu 1 fault nvmlDeviceGetRemappedRows 999")
+    result = hgx.run("gpu_health")["gpu_health"]
+    assert (result.verdict.status, result.verdict.reason) == (UNKNOWN, "Unknown")
+    assert "nvmlDeviceGetRemappedRows" in result.faults[0].detail
+
+
+def test_details_that_block_the_driver_are_given_up_and_power_goes_on(hgx: Machine) -> None:
+    assert hgx.said("gpu_power") == {"gpu_power": (OK, "PowerRead")}
+    hgx.driver.add("gpu 1 fault nvmlDeviceGetGpuFabricInfoV sleep")
+
+    assert hgx.said("fabric") == {"fabric": (UNKNOWN, "Stalled")}
+
+    settled(hgx, "gpu_power", lambda result: result.verdict.status is OK, "power to be sampled again")
+    assert hgx.said("fabric") == {"fabric": (UNKNOWN, "Stalled")}  # and is not asked again at once
+    assert hgx.sampler.status().restarts == 1
+
+
+def test_a_wedged_driver_is_critical_for_health_alone(hgx: Machine) -> None:
+    assert hgx.said() == HEALTHY_HGX
+    hgx.driver.add("gpu 1 fault nvmlDeviceGetPowerUsage sleep")
+    wait_for(lambda: hgx.sampler.status().stalled, "the stall")
+
+    said = hgx.said()
+
+    assert said.pop("gpu_health") == (CRITICAL, "DriverStalled")
+    assert set(said.values()) == {(UNKNOWN, "Stalled")}
+
+
+def test_gpus_on_the_bus_without_a_driver(hgx: Machine) -> None:
+    hgx.driver.vanish()
+
+    results = hgx.run()
+
+    verdict = results["gpu_health"].verdict
+    assert (verdict.status, verdict.reason) == (CRITICAL, "DriverMissing")
+    assert "8 NVIDIA GPUs" in verdict.message
+    assert {results[name].verdict.status for name in GPU_CHECKS if name != "gpu_health"} == {UNKNOWN}
+
+
+def test_a_node_without_gpus_has_none_of_it(machine: Machine) -> None:
+    machine.driver.vanish()
+    assert set(machine.said().values()) == {(OK, "NotPresent")}
+
+
+def test_a_driver_without_gpus_has_none_of_it(machine: Machine) -> None:
+    machine.driver.write(h100(0))
+    assert set(machine.said().values()) == {(OK, "NotPresent")}

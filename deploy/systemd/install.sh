@@ -17,7 +17,7 @@ usage: install.sh [--wheels DIR] [--python PYTHON] [--no-start]
        install.sh --uninstall [--purge]
 
 Installs this checkout of hangwatch into a virtual environment under $PREFIX, with a unit, a user and a
-configuration ($CONFIG/config.toml, never overwritten). Run again, it upgrades what is there.
+configuration ($CONFIG/hangwatch.toml, never overwritten). Run again, it upgrades what is there.
 
   --wheels DIR     install without a network, from a folder made by: pip wheel --wheel-dir DIR /path/to/checkout
   --python PYTHON  the interpreter to build on, 3.10 or later (default: python3)
@@ -82,12 +82,12 @@ install_files() {
   install -d -m 0755 "$CONFIG" "$(dirname "$COMMAND")"
   ln -sfn "$PREFIX/bin/hangwatch" "$COMMAND"
   systemd-sysusers "$SYSUSERS"
-  "$PREFIX/bin/hangwatch" config --sample >"$CONFIG/config.sample.toml"
-  if [ ! -e "$CONFIG/config.toml" ]; then
-    printf '# hangwatch: what is not set here has its default; every key is shown in config.sample.toml beside this file.\n' >"$CONFIG/config.toml"
+  "$PREFIX/bin/hangwatch" config --sample >"$CONFIG/hangwatch.sample.toml"
+  if [ ! -e "$CONFIG/hangwatch.toml" ]; then
+    printf '# hangwatch: what is not set here has its default; every key is shown in hangwatch.sample.toml beside this file.\n' >"$CONFIG/hangwatch.toml"
   fi
-  chmod 0644 "$CONFIG/config.toml" "$CONFIG/config.sample.toml"
-  "$PREFIX/bin/hangwatch" config --check "$CONFIG/config.toml"
+  chmod 0644 "$CONFIG/hangwatch.toml" "$CONFIG/hangwatch.sample.toml"
+  "$PREFIX/bin/hangwatch" config --check "$CONFIG/hangwatch.toml"
 }
 
 start() {

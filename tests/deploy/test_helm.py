@@ -105,7 +105,7 @@ def container(values: dict[str, Any], kubernetes: str = "1.32") -> dict[str, Any
 
 
 def rendered_settings(values: dict[str, Any]) -> config.Settings:
-    return config.parse(only({"config": values}, "ConfigMap")["data"]["config.toml"], "config.toml")
+    return config.parse(only({"config": values}, "ConfigMap")["data"]["hangwatch.toml"], "hangwatch.toml")
 
 
 # --- lint, render, validate ----------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_the_pod_has_the_rights_it_needs_and_no_other() -> None:
     assert pod["hostPID"] is True
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert rights["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE", "DAC_READ_SEARCH", "SYSLOG"]}
+    assert rights["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE", "DAC_READ_SEARCH", "KILL", "SYSLOG"]}
     assert rights["privileged"] is False
     assert rights["allowPrivilegeEscalation"] is False
     assert rights["readOnlyRootFilesystem"] is True

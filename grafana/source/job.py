@@ -1,0 +1,197 @@
+"""One job on all its nodes: its states, what every rank does, who is odd, and the power of each rank."""
+
+from grafana_foundation_sdk.builders import dashboard as builders
+
+from grafana.source.panels import (
+    BAD_IF_ANY,
+    MOTIONS,
+    STATES,
+    STATUS_WORDS,
+    WARN_IF_ANY,
+    big_number,
+    lines,
+    page,
+    rows,
+    timeline,
+    variable,
+)
+
+OF = 'job_id="$job_id"'
+TO_NODE = "/d/hangwatch-node?var-node=${__value.raw}&${__url_time_range}"
+GPUS = f"hangwatch_job_gpu_info{{{OF}}} * on (job, instance, uuid) group_left ()"
+
+
+def dashboard() -> builders.Dashboard:
+    """The job dashboard."""
+    built = page(
+        "hangwatch-job",
+        "hangwatch / Job",
+        "All ranks of one job, on all its nodes: states, what each rank does, who is odd, power.",
+        [variable("job_id", "Job", "label_values(hangwatch_job_info, job_id)")],
+        OF,
+    )
+    _at_a_glance(built)
+    _ranks(built)
+    _power(built)
+    return built
+
+
+def _at_a_glance(built: builders.Dashboard) -> None:
+    for panel in (
+        big_number(
+            "State",
+            f"max(hangwatch:job_state:code{{{OF}}})",
+            "The worst state that any node sees it in.",
+            steps=((None, "green"), (5, "yellow"), (7, "orange"), (8, "red")),
+            values=STATES,
+        ),
+        big_number("Quiet for", f"max(hangwatch_job_quiet_seconds{{{OF}}})", "The longest of its nodes.", unit="s"),
+        big_number("Nodes", f"count(count by (instance) (hangwatch_job_info{{{OF}}}))", "Nodes that see the job."),
+        big_number("Ranks", f"sum(hangwatch_job_ranks{{{OF}}})", "Ranks that run, on the nodes that answer."),
+        big_number(
+            "Ranks absent",
+            f"sum(hangwatch_job_absent_ranks{{{OF}}})",
+            "Ranks that should run on one of its nodes and do not.",
+            steps=BAD_IF_ANY,
+        ),
+        big_number(
+            "Ranks that wait",
+            f"hangwatch:waiting_ranks:count{{{OF}}} or vector(0)",
+            "In a collective, or behind one, in an open incident.",
+        ),
+        big_number(
+            "Odd ranks",
+            f"count(hangwatch:odd_rank:held{{{OF}}}) or vector(0)",
+            "Ranks that wait for nobody while at least half of the job does.",
+            steps=WARN_IF_ANY,
+        ),
+        big_number("User", f"hangwatch_job_info{{{OF}}}", "Whose job it is.", name_of="user"),
+    ):
+        built.with_panel(panel)
+
+
+def _ranks(built: builders.Dashboard) -> None:
+    built.with_row(builders.Row("Who, where, in what"))
+    where = {"rank": "Rank", "instance": "Node", "activity": "Activity", "motion": "Motion", "frame": "Innermost frame"}
+    for panel in (
+        rows(
+            "Odd ranks",
+            f"hangwatch:odd_rank:held{{{OF}}}",
+            where,
+            "Over all nodes, by a recording rule. Empty: nobody can be named from what the ranks do.",
+            width=12,
+            empty="no rank stands out",
+            colours={"Motion": MOTIONS},
+            links={"Node": TO_NODE},
+            widths={"Rank": 70, "Motion": 90},
+        ),
+        rows(
+            "What each node says",
+            f"hangwatch:incident:held{{{OF}}}",
+            {
+                "instance": "Node",
+                "verdict": "Verdict",
+                "confidence": "Confidence",
+                "named": "Named",
+                "summary": "Why",
+                "incident": "Incident",
+            },
+            "A node sees its own ranks only. `hangwatch report INCIDENT` on the node shows the evidence.",
+            width=12,
+            empty="no incident is open",
+            links={"Node": TO_NODE},
+        ),
+        timeline(
+            "State on each node",
+            f"hangwatch:job_state:code{{{OF}}}",
+            "{{instance}}",
+            STATES,
+            "As each node sees the job.",
+        ),
+        rows(
+            "Groups",
+            f"count by (activity, motion, frame, stack) (hangwatch:rank_activity:held{{{OF}}})",
+            {
+                "Value": "Ranks",
+                "activity": "Activity",
+                "motion": "Motion",
+                "frame": "Innermost frame",
+                "stack": "Stack",
+            },
+            "Ranks with the same stack. Two large groups that both wait are in different collectives: a mismatch.",
+            width=10,
+            height=9,
+            empty="no incident is open",
+            colours={"Motion": MOTIONS},
+            widths={"Ranks": 70, "Motion": 90},
+        ),
+        rows(
+            "All ranks",
+            f"hangwatch:rank_activity:held{{{OF}}}",
+            {**where, "stack": "Stack"},
+            "What every rank was doing when its stack was taken.",
+            width=14,
+            height=9,
+            empty="no incident is open",
+            colours={"Motion": MOTIONS},
+            links={"Node": TO_NODE},
+            widths={"Rank": 70, "Motion": 90},
+        ),
+        rows(
+            "Trouble on its nodes",
+            f'hangwatch_check_info{{status!="OK"}} and on (job, instance) hangwatch_job_info{{{OF}}}',
+            {"instance": "Node", "check": "Check", "status": "Status", "reason": "Reason", "message": "What it says"},
+            "Checks of its nodes that are not OK.",
+            height=6,
+            empty="all checks on its nodes are OK",
+            colours={"Status": STATUS_WORDS},
+            links={"Node": TO_NODE},
+            widths={"Status": 100},
+        ),
+    ):
+        built.with_panel(panel)
+
+
+def _power(built: builders.Dashboard) -> None:
+    built.with_row(builders.Row("Power"))
+    for panel in (
+        lines(
+            "Power of each rank",
+            "watt",
+            [(f"{GPUS} hangwatch_gpu_power_watts", "rank {{rank}}, {{instance}}")],
+            "The odd rank often draws less, or more, than the others.",
+            height=9,
+        ),
+        lines(
+            "Utilisation of each rank",
+            "percentunit",
+            [(f"{GPUS} hangwatch_gpu_utilization_ratio", "rank {{rank}}, {{instance}}")],
+            "Ranks that wait in NCCL read 100 %, the one that they wait for often 0 %.",
+            height=9,
+            maximum=1,
+        ),
+        lines(
+            "Power of the job",
+            "watt",
+            [
+                (f"sum({GPUS} hangwatch_gpu_power_watts)", "power"),
+                (f"sum({GPUS} hangwatch_gpu_busy_power_watts)", "busy level"),
+                (f"sum({GPUS} hangwatch_gpu_quiet_line_watts)", "quiet line"),
+            ],
+            "Sum over its GPUs.",
+            dashed={"busy level": "green", "quiet line": "orange"},
+        ),
+        lines(
+            "Quiet share of its GPUs",
+            "percentunit",
+            [
+                (
+                    f"avg by (instance) ({GPUS} (hangwatch_gpu_power_watts <= bool hangwatch_gpu_quiet_line_watts))",
+                    "{{instance}}",
+                )
+            ],
+            "A node suspects its part of the job from [detector] quorum (0.5) on.",
+            maximum=1,
+        ),
+    ):
+        built.with_panel(panel)

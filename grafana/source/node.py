@@ -1,0 +1,334 @@
+"""One node: its GPUs against their limits, its jobs, its ranks in an incident, its checks, and hangwatch itself."""
+
+from grafana_foundation_sdk.builders import dashboard as builders
+
+from grafana.source.panels import (
+    MOTIONS,
+    STATES,
+    STATUS_WORDS,
+    STATUSES,
+    YES_NO,
+    big_number,
+    lines,
+    page,
+    rows,
+    timeline,
+    variable,
+)
+
+ON = 'instance="$node"'
+OF = f'{ON},job_id=~"$job_id"'
+GPU = f'{ON},gpu=~"$gpu"'
+TO_JOB = "/d/hangwatch-job?var-job_id=${__value.raw}&${__url_time_range}"
+
+
+def dashboard() -> builders.Dashboard:
+    """The node dashboard."""
+    built = page(
+        "hangwatch-node",
+        "hangwatch / Node",
+        "One node: power by GPU against limit, busy level and quiet line, job states, ranks in an incident, checks.",
+        [
+            variable("node", "Node", "label_values(hangwatch_build_info, instance)"),
+            variable("job_id", "Job", 'label_values(hangwatch_job_info{instance="$node"}, job_id)', many=True),
+            variable("gpu", "GPU", 'label_values(hangwatch_gpu_power_watts{instance="$node"}, gpu)', many=True),
+        ],
+        OF,
+    )
+    _at_a_glance(built)
+    built.with_row(builders.Row("Power"))
+    built.with_panel(
+        lines(
+            "GPU $gpu",
+            "watt",
+            [
+                (f"hangwatch_gpu_power_watts{{{GPU}}}", "power of GPU {{gpu}}"),
+                (f"max(hangwatch_gpu_power_limit_watts{{{GPU}}})", "limit"),
+                (f"max(hangwatch_gpu_busy_power_watts{{{GPU}}})", "busy level"),
+                (f"max(hangwatch_gpu_quiet_line_watts{{{GPU}}})", "quiet line"),
+            ],
+            "At or under the quiet line a GPU is quiet. The busy level is what it drew in its last 10 minutes of work.",
+            width=6,
+            height=7,
+            dashed={"limit": "red", "busy level": "green", "quiet line": "orange"},
+            repeat="gpu",
+        )
+    )
+    _jobs(built)
+    _gpus(built)
+    _checks(built)
+    _own_health(built)
+    return built
+
+
+def _at_a_glance(built: builders.Dashboard) -> None:
+    for panel in (
+        big_number(
+            "Worst job",
+            f"max(hangwatch:job_state:code{{{OF}}})",
+            "The worst state of the jobs on this node.",
+            width=4,
+            steps=((None, "green"), (5, "yellow"), (7, "orange"), (8, "red")),
+            values=STATES,
+        ),
+        big_number(
+            "Worst check",
+            f"max(hangwatch_check_status{{{ON}}})",
+            "The worst answer of the checks.",
+            width=4,
+            steps=((None, "green"), (1, "#8e8e99"), (2, "orange"), (3, "red")),
+            values=STATUSES,
+        ),
+        big_number("GPUs", f"count(hangwatch_gpu_power_watts{{{ON}}})", "GPUs that report their power.", width=4),
+        big_number("Power", f"sum(hangwatch_gpu_power_watts{{{ON}}})", "Power of all GPUs.", unit="watt", width=4),
+        big_number(
+            "Sampler answers",
+            f"hangwatch_gpu_sampler_up{{{ON}}}",
+            "Whether the process that reads the GPUs answers. Without it nothing is noticed.",
+            width=4,
+            steps=((None, "red"), (1, "green")),
+            values=YES_NO,
+        ),
+        big_number(
+            "hangwatch", f"hangwatch_build_info{{{ON}}}", "The version that runs here.", width=4, name_of="version"
+        ),
+    ):
+        built.with_panel(panel)
+
+
+def _jobs(built: builders.Dashboard) -> None:
+    built.with_row(builders.Row("Jobs and incidents"))
+    for panel in (
+        timeline(
+            "Job states",
+            f"hangwatch:job_state:code{{{OF}}}",
+            "{{job_id}}",
+            STATES,
+            "As this node sees them.",
+            width=12,
+        ),
+        lines(
+            "Quiet for",
+            "s",
+            [(f"hangwatch_job_quiet_seconds{{{OF}}}", "{{job_id}}")],
+            "At [detector] hold_seconds (120 by default) the stacks are taken.",
+            height=7,
+        ),
+        rows(
+            "Ranks in an incident",
+            f"hangwatch_rank_activity{{{OF}}}",
+            {
+                "job_id": "Job",
+                "rank": "Rank",
+                "local_rank": "Local rank",
+                "activity": "Activity",
+                "motion": "Motion",
+                "frame": "Innermost frame",
+                "stack": "Stack",
+            },
+            "What each rank was doing when its stack was taken. The same stack is the same group.",
+            width=14,
+            height=9,
+            empty="no incident is open",
+            colours={"Motion": MOTIONS},
+            links={"Job": TO_JOB},
+            widths={"Rank": 70, "Local rank": 90, "Motion": 90},
+        ),
+        rows(
+            "Verdict",
+            f"hangwatch_incident_info{{{OF}}}",
+            {
+                "job_id": "Job",
+                "verdict": "Verdict",
+                "confidence": "Confidence",
+                "named": "Named",
+                "summary": "Why",
+                "incident": "Incident",
+            },
+            "`hangwatch report INCIDENT` on the node shows the evidence.",
+            width=10,
+            height=9,
+            empty="no incident is open",
+            links={"Job": TO_JOB},
+        ),
+        lines(
+            "Ranks by activity",
+            "none",
+            [(f"count by (activity, motion) (hangwatch_rank_activity{{{OF}}})", "{{activity}}, {{motion}}")],
+            "Over the time of the incident, from capture to capture.",
+            stacked=True,
+        ),
+        rows(
+            "Ranks and GPUs",
+            f"hangwatch_job_gpu_info{{{OF}}}",
+            {"job_id": "Job", "rank": "Rank", "local_rank": "Local rank", "gpu": "GPU", "uuid": "UUID"},
+            "Which rank holds which GPU.",
+            width=12,
+            height=8,
+            links={"Job": TO_JOB},
+        ),
+    ):
+        built.with_panel(panel)
+
+
+def _gpus(built: builders.Dashboard) -> None:
+    built.with_row(builders.Row("GPUs"))
+    for title, unit, expr, about, top in (
+        (
+            "Utilisation",
+            "percentunit",
+            "hangwatch_gpu_utilization_ratio",
+            "Share of time with a kernel on the GPU. Ranks that wait in NCCL read 100 %: it is no sign of progress.",
+            1,
+        ),
+        (
+            "Memory",
+            "percentunit",
+            f"hangwatch_gpu_memory_used_bytes{{{GPU}}} / hangwatch_gpu_memory_total_bytes",
+            "Share of the GPU's memory in use.",
+            1,
+        ),
+        ("SM clock", "hertz", "hangwatch_gpu_sm_clock_hertz", "Stays at its maximum in a hang that spins.", None),
+        ("Temperature", "celsius", "hangwatch_gpu_temperature_celsius", "Of the GPU die.", None),
+    ):
+        built.with_panel(
+            lines(
+                title,
+                unit,
+                [(expr if "/" in expr else f"{expr}{{{GPU}}}", "GPU {{gpu}}")],
+                about,
+                width=6,
+                height=7,
+                maximum=top,
+            )
+        )
+
+
+def _checks(built: builders.Dashboard) -> None:
+    built.with_row(builders.Row("Checks"))
+    built.with_panel(
+        rows(
+            "What the checks say",
+            f"hangwatch_check_info{{{ON}}}",
+            {"check": "Check", "status": "Status", "reason": "Reason", "message": "What it says"},
+            "Every check gives a reason, also when all is well.",
+            width=14,
+            height=12,
+            colours={"Status": STATUS_WORDS},
+            widths={"Check": 150, "Status": 100, "Reason": 160},
+        )
+    )
+    built.with_panel(
+        timeline(
+            "Checks over time",
+            f"hangwatch_check_status{{{ON}}}",
+            "{{check}}",
+            STATUSES,
+            "UNKNOWN is neither well nor sick.",
+            width=10,
+            height=12,
+        )
+    )
+
+
+def _own_health(built: builders.Dashboard) -> None:
+    built.with_row(builders.Row("hangwatch itself"))
+    for panel in (
+        lines(
+            "CPU of the daemon",
+            "percentunit",
+            [(f"rate(process_cpu_seconds_total{{{ON}}}[$__rate_interval])", "cores")],
+            "1 is one core.",
+            width=6,
+            height=7,
+        ),
+        lines(
+            "Memory of the daemon",
+            "bytes",
+            [(f"process_resident_memory_bytes{{{ON}}}", "resident")],
+            "Resident memory.",
+            width=6,
+            height=7,
+        ),
+        lines(
+            "Age of the newest GPU sample",
+            "s",
+            [(f"hangwatch_gpu_sample_age_seconds{{{ON}}}", "age")],
+            "Grows when the driver does not answer.",
+            width=6,
+            height=7,
+        ),
+        lines(
+            "Duration of a dump",
+            "s",
+            [
+                (
+                    f"""histogram_quantile(
+                      0.95, sum by (le) (increase(hangwatch_dump_seconds_bucket{{{ON}}}[$__range]))
+                    )""",
+                    "95 % are quicker",
+                ),
+                (
+                    f"""sum(increase(hangwatch_dump_seconds_sum{{{ON}}}[$__range]))
+                    / sum(increase(hangwatch_dump_seconds_count{{{ON}}}[$__range]))""",
+                    "mean",
+                ),
+            ],
+            "Of one stack dump of one process, over the time that is shown.",
+            width=6,
+            height=7,
+        ),
+        lines(
+            "Captures",
+            "none",
+            [
+                (f"sum by (result) (hangwatch_captures_total{{{ON}}})", "{{result}}"),
+                (
+                    f"sum(hangwatch_dump_failures_total{{{ON}}}) or 0 * hangwatch_gpu_sampler_up{{{ON}}}",
+                    "dumps that gave no stack",
+                ),
+            ],
+            "Captures by what they found, and dumps without a stack, since the daemon was started.",
+            width=6,
+            height=7,
+        ),
+        lines(
+            "Sampler",
+            "none",
+            [
+                (f"hangwatch_gpu_sampler_restarts_total{{{ON}}}", "replaced"),
+                (f"hangwatch_gpu_sampler_abandoned_total{{{ON}}}", "could not be killed"),
+                (f"sum(hangwatch_gpu_faults{{{ON}}}) or 0 * hangwatch_gpu_sampler_up{{{ON}}}", "readings missing now"),
+                (f"hangwatch_export_errors_total{{{ON}}}", "scrapes with an error"),
+            ],
+            "The process that reads the GPUs, and what it could not read.",
+            width=6,
+            height=7,
+        ),
+        lines(
+            "Duration of the checks",
+            "s",
+            [(f"hangwatch_check_duration_seconds{{{ON}}}", "{{check}}")],
+            "How long the last run took.",
+            width=6,
+            height=7,
+        ),
+        lines(
+            "Scrape",
+            "s",
+            [(f"scrape_duration_seconds{{{ON}}}", "duration")],
+            "How long Prometheus waits for /metrics; nothing is measured for it.",
+            width=6,
+            height=7,
+        ),
+        rows(
+            "Checks that could not look",
+            f"(hangwatch_check_faults{{{ON}}} > 0) or (1 - hangwatch_check_success{{{ON}}} > 0)",
+            {"check": "Check", "Value": "Faults"},
+            "What should have answered a check and did not.",
+            width=24,
+            height=5,
+            empty="every check could look",
+        ),
+    ):
+        built.with_panel(panel)

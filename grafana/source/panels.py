@@ -1,0 +1,349 @@
+"""What the three dashboards share: how a panel of each kind looks, states and their colours, variables, annotations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from grafana_foundation_sdk.builders import common as common_builders
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common, dashboard
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+Panel: TypeAlias = Builder[dashboard.Panel]
+Colours: TypeAlias = Mapping[str, tuple[str, str]]  # value -> (text, colour)
+
+SOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
+WIDTH = 24
+
+STATES: Colours = {
+    "1": ("ended", "#6e7078"),
+    "2": ("starting", "light-blue"),
+    "3": ("training", "green"),
+    "4": ("recovered", "light-green"),
+    "5": ("quiet", "light-yellow"),
+    "6": ("suspected", "yellow"),
+    "7": ("stalled", "orange"),
+    "8": ("hung", "red"),
+}
+STATUSES: Colours = {
+    "0": ("OK", "green"),
+    "1": ("UNKNOWN", "#8e8e99"),
+    "2": ("WARNING", "orange"),
+    "3": ("CRITICAL", "red"),
+}
+STATUS_WORDS: Colours = {text: (text, colour) for text, colour in STATUSES.values()}
+MOTIONS: Colours = {"frozen": ("frozen", "red"), "moving": ("moving", "green"), "unknown": ("unknown", "#8e8e99")}
+YES_NO: Colours = {"0": ("no", "red"), "1": ("yes", "green")}
+
+BAD_IF_ANY = ((None, "green"), (1.0, "red"))
+WARN_IF_ANY = ((None, "green"), (1.0, "orange"))
+NEUTRAL = ((None, "blue"),)
+
+
+def query(expr: str, legend: str, *, as_table: bool = False, ref: str = "A") -> prometheus.Dataquery:
+    """One PromQL target; `as_table` asks for its value now, with labels as columns."""
+    target = prometheus.Dataquery().expr(" ".join(expr.split())).legend_format(legend).ref_id(ref).datasource(SOURCE)
+    return target.format(PromQueryFormat.TABLE).instant() if as_table else target.range()
+
+
+def big_number(
+    title: str,
+    expr: str,
+    about: str,
+    *,
+    width: int = 3,
+    unit: str = "none",
+    steps: Sequence[tuple[float | None, str]] = NEUTRAL,
+    values: Colours | None = None,
+    name_of: str = "",
+) -> Panel:
+    """One number, coloured by thresholds; `name_of` shows a label's value in place of the number."""
+    return (
+        stat.Panel()
+        .title(title)
+        .description(about)
+        .datasource(SOURCE)
+        .height(4)
+        .span(width)
+        .unit(unit)
+        .no_value("none")
+        .mappings(_mappings(values))
+        .thresholds(_thresholds(steps))
+        .color_scheme(builders.FieldColor().mode(dashboard.FieldColorModeId.THRESHOLDS))
+        .color_mode(common.BigValueColorMode.BACKGROUND_SOLID if steps != NEUTRAL else common.BigValueColorMode.VALUE)
+        .graph_mode(common.BigValueGraphMode.NONE)
+        .text_mode(common.BigValueTextMode.NAME if name_of else common.BigValueTextMode.AUTO)
+        .reduce_options(common_builders.ReduceDataOptions().calcs(["lastNotNull"]))
+        .with_target(query(expr, f"{{{{{name_of}}}}}" if name_of else title).instant())
+    )
+
+
+def lines(
+    title: str,
+    unit: str,
+    targets: Sequence[tuple[str, str]],
+    about: str,
+    *,
+    width: int = 12,
+    height: int = 8,
+    dashed: Mapping[str, str] | None = None,
+    minimum: float | None = 0,
+    maximum: float | None = None,
+    stacked: bool = False,
+    repeat: str | None = None,
+) -> Panel:
+    """Lines over time; `targets` are (PromQL, legend), `dashed` colours the lines that are limits, by legend."""
+    panel = (
+        timeseries.Panel()
+        .title(title)
+        .description(about)
+        .datasource(SOURCE)
+        .height(height)
+        .span(width)
+        .unit(unit)
+        .line_width(1)
+        .fill_opacity(40 if stacked else 0)
+        .show_points(common.VisibilityMode.NEVER)
+        .stacking(
+            common_builders.StackingConfig().mode(common.StackingMode.NORMAL if stacked else common.StackingMode.NONE)
+        )
+        .tooltip(
+            common_builders.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING)
+        )
+        .legend(
+            common_builders.VizLegendOptions()
+            .display_mode(common.LegendDisplayMode.LIST)
+            .placement(common.LegendPlacement.BOTTOM)
+            .show_legend(True)
+        )
+        .overrides([_dashed(legend, colour) for legend, colour in (dashed or {}).items()])
+    )
+    if minimum is not None:
+        panel.min(minimum)
+    if maximum is not None:
+        panel.max(maximum)
+    if repeat:
+        panel.repeat(repeat).repeat_direction("h").max_per_row(WIDTH // width)
+    for letter, (expr, legend) in zip("ABCDEFGH", targets, strict=False):
+        panel.with_target(query(expr, legend, ref=letter))
+    return panel
+
+
+def timeline(
+    title: str, expr: str, legend: str, values: Colours, about: str, *, width: int = WIDTH, height: int = 7
+) -> Panel:
+    """One bar per series, coloured by what its value means."""
+    return (
+        statetimeline.Panel()
+        .title(title)
+        .description(about)
+        .datasource(SOURCE)
+        .height(height)
+        .span(width)
+        .mappings(_mappings(values))
+        .color_scheme(builders.FieldColor().mode(dashboard.FieldColorModeId.FIXED).fixed_color("#6e7078"))
+        .show_value(common.VisibilityMode.AUTO)
+        .merge_values(True)
+        .row_height(0.8)
+        .fill_opacity(80)
+        .legend(
+            common_builders.VizLegendOptions()
+            .display_mode(common.LegendDisplayMode.LIST)
+            .placement(common.LegendPlacement.BOTTOM)
+            .show_legend(True)
+        )
+        .with_target(query(expr, legend))
+    )
+
+
+def rows(
+    title: str,
+    targets: str | Sequence[str],
+    columns: Mapping[str, str],
+    about: str,
+    *,
+    width: int = WIDTH,
+    height: int = 7,
+    empty: str = "none",
+    colours: Mapping[str, Colours] | None = None,
+    links: Mapping[str, str] | None = None,
+    units: Mapping[str, str] | None = None,
+    widths: Mapping[str, int] | None = None,
+) -> Panel:
+    """A table of what holds now: `columns` maps labels (or "Value", "Value #A") to headings, in order.
+
+    `colours`, `links`, `units` and `widths` (pixels) are by heading. Several targets are merged by the labels that they
+    have in common.
+    """
+    exprs = [targets] if isinstance(targets, str) else list(targets)
+    panel = (
+        table.Panel()
+        .title(title)
+        .description(about)
+        .datasource(SOURCE)
+        .height(height)
+        .span(width)
+        .no_value(empty)
+        .filterable(True)
+        .overrides(_column_overrides(colours or {}, links or {}, units or {}, widths or {}))
+    )
+    for letter, expr in zip("ABCDEFGH", exprs, strict=False):
+        panel.with_target(query(expr, title, as_table=True, ref=letter))
+    if len(exprs) > 1:
+        panel.with_transformation(dashboard.DataTransformerConfig(id_val="merge", options={}))
+    panel.with_transformation(
+        dashboard.DataTransformerConfig(id_val="filterFieldsByName", options={"include": {"names": list(columns)}})
+    )
+    return panel.with_transformation(
+        dashboard.DataTransformerConfig(
+            id_val="organize",
+            options={
+                "indexByName": {name: index for index, name in enumerate(columns)},
+                "renameByName": dict(columns),
+            },
+        )
+    )
+
+
+def variable(name: str, label: str, values: str, *, many: bool = False, hidden: bool = False) -> builders.QueryVariable:
+    """A variable that lists the values of a label; `many` begins with all of them."""
+    built = (
+        builders.QueryVariable(name)
+        .label(label)
+        .query({"query": values, "refId": name, "qryType": 1})
+        .datasource(SOURCE)
+        .refresh(dashboard.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(dashboard.VariableSort.ALPHABETICAL_ASC)
+        .multi(many)
+        .include_all(many)
+    )
+    if many:
+        built.all_value(".*").current(dashboard.VariableOption(selected=True, text="All", value="$__all"))
+    if hidden:
+        built.hide(dashboard.VariableHide.HIDE_VARIABLE)
+    return built
+
+
+def page(
+    uid: str, title: str, about: str, variables: Sequence[Builder[dashboard.VariableModel]], where: str
+) -> builders.Dashboard:
+    """An empty dashboard with its variables, its annotations and links to the others; `where` are label matchers."""
+    built = (
+        builders.Dashboard(title)
+        .uid(uid)
+        .description(about)
+        .tags(["hangwatch"])
+        .editable()
+        .refresh("30s")
+        .time("now-1h", "now")
+        .timezone("browser")
+        .tooltip(dashboard.DashboardCursorSync.CROSSHAIR)
+        .with_variable(builders.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
+        .link(
+            builders.DashboardLink("hangwatch")
+            .type(dashboard.DashboardLinkType.DASHBOARDS)
+            .tags(["hangwatch"])
+            .keep_time(True)
+        )
+        .annotation(
+            _Event("Incidents", f"max by (job_id) (hangwatch_incident_opened_timestamp_seconds{{{where}}}) * 1000")
+        )
+    )
+    for one in variables:
+        built.with_variable(one)
+    return built
+
+
+def as_json(built: builders.Dashboard) -> str:
+    """The file that Grafana imports."""
+    done = built.build()
+    for number, panel in enumerate(done.panels or (), start=1):
+        panel.id_val = number
+    return json.dumps(done, cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
+
+
+class _Event(Builder[dashboard.AnnotationQuery], dashboard.AnnotationQuery):
+    """An annotation at the time that is the value of a series; the library's model lacks Prometheus' own fields."""
+
+    def __init__(self, name: str, expr: str) -> None:
+        super().__init__(name=name, datasource=SOURCE, enable=True, icon_color="red", expr=expr)
+
+    def build(self) -> dashboard.AnnotationQuery:
+        return self
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            **super().to_json(),
+            "titleFormat": "Incident of {{job_id}}",
+            "textFormat": "hangwatch took the stacks of every rank",
+            "useValueForTime": True,
+            "step": "15s",
+        }
+
+
+def _mappings(values: Colours | None) -> list[dashboard.ValueMapping]:
+    if not values:
+        return []
+    return [
+        dashboard.ValueMap(
+            options={
+                value: dashboard.ValueMappingResult(text=text, color=colour, index=index)
+                for index, (value, (text, colour)) in enumerate(values.items())
+            }
+        )
+    ]
+
+
+def _thresholds(steps: Sequence[tuple[float | None, str]]) -> builders.ThresholdsConfig:
+    return (
+        builders.ThresholdsConfig()
+        .mode(dashboard.ThresholdsMode.ABSOLUTE)
+        .steps([dashboard.Threshold(value=value, color=colour) for value, colour in steps])
+    )
+
+
+def _override(name: str, properties: Mapping[str, Any]) -> dashboard.DashboardFieldConfigSourceOverrides:
+    return dashboard.DashboardFieldConfigSourceOverrides(
+        matcher=dashboard.MatcherConfig(id_val="byName", options=name),
+        properties=[dashboard.DynamicConfigValue(id_val=key, value=value) for key, value in properties.items()],
+    )
+
+
+class _Override(Builder[dashboard.DashboardFieldConfigSourceOverrides]):
+    def __init__(self, name: str, properties: Mapping[str, Any]) -> None:
+        self._built = _override(name, properties)
+
+    def build(self) -> dashboard.DashboardFieldConfigSourceOverrides:
+        return self._built
+
+
+def _dashed(legend: str, colour: str) -> _Override:
+    return _Override(
+        legend,
+        {
+            "custom.lineStyle": {"fill": "dash", "dash": [8, 6]},
+            "color": {"mode": "fixed", "fixedColor": colour},
+        },
+    )
+
+
+def _column_overrides(
+    colours: Mapping[str, Colours], links: Mapping[str, str], units: Mapping[str, str], widths: Mapping[str, int]
+) -> list[Builder[dashboard.DashboardFieldConfigSourceOverrides]]:
+    found: dict[str, dict[str, Any]] = {}
+    for heading, values in colours.items():
+        found.setdefault(heading, {}).update(
+            {"mappings": _mappings(values), "custom.cellOptions": {"type": "color-text"}}
+        )
+    for heading, url in links.items():
+        found.setdefault(heading, {})["links"] = [{"title": "Show", "url": url}]
+    for heading, unit in units.items():
+        found.setdefault(heading, {})["unit"] = unit
+    for heading, pixels in widths.items():
+        found.setdefault(heading, {})["custom.width"] = pixels
+    return [_Override(heading, properties) for heading, properties in found.items()]

@@ -1,0 +1,103 @@
+"""What rules and dashboards ask Prometheus for, and which metric names stand in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
+RULES = ROOT / "deploy/prometheus/hangwatch.rules.yaml"
+GRAFANA = ROOT / "grafana"
+DASHBOARDS = ("fleet", "node", "job")
+
+# What Prometheus itself adds to each target, and the alerts that it keeps.
+FROM_PROMETHEUS = frozenset({"up", "scrape_duration_seconds", "ALERTS"})
+
+_TEXT = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'")
+_LABELS = re.compile(r"\{[^{}]*\}|\b(?:by|on|without|ignoring|group_left|group_right)\s*\([^()]*\)")
+_NAME = re.compile(r"(?<![\w:$])(?:(?:hangwatch|process|scrape)[_:][\w:]+|up|ALERTS)\b(?!\s*\()")
+_IN_TEMPLATE = re.compile(r"(printf )?\"((?:[^\"\\]|\\.)*)\"[^|{}]*\| query")
+
+
+class Query(NamedTuple):
+    """One query: where it stands, what it asks, and whether it is a range query."""
+
+    where: str
+    expr: str
+    is_range: bool = False
+
+
+def metric_names(expr: str) -> set[str]:
+    """The names of the metrics and recording rules in one PromQL expression."""
+    return set(_NAME.findall(_LABELS.sub(" ", _TEXT.sub(" ", expr))))
+
+
+def rules(text: str) -> list[dict[str, Any]]:
+    """All rules of a rule file, in order."""
+    return [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
+
+
+def rule_queries(text: str) -> Iterator[Query]:
+    """The expressions of all rules, and the queries in their annotations."""
+    for rule in rules(text):
+        where = f"rule {rule.get('alert') or rule['record']}"
+        yield Query(where, rule["expr"])
+        for name, template in rule.get("annotations", {}).items():
+            for found in _IN_TEMPLATE.finditer(template):
+                yield Query(f"{where}, {name}", found.group(2).replace("%q", '"x"').replace('\\"', '"'))
+
+
+def dashboard(name: str) -> dict[str, Any]:
+    """One dashboard as Grafana imports it."""
+    return dict(json.loads((GRAFANA / f"{name}.json").read_text()))
+
+
+def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
+    """All panels of a dashboard, rows and what lies in them included."""
+    return [one for panel in board["panels"] for one in (panel, *panel.get("panels", ()))]
+
+
+def dashboard_queries(board: dict[str, Any]) -> Iterator[Query]:
+    """The queries of all panels and annotations; variables are not replaced."""
+    for panel in panels(board):
+        for target in panel.get("targets", ()):
+            yield Query(
+                f"{board['uid']}, panel {panel['title']!r}, {target['refId']}",
+                target["expr"],
+                bool(target.get("range")),
+            )
+    for one in board["annotations"]["list"]:
+        if "expr" in one:
+            yield Query(f"{board['uid']}, annotation {one['name']!r}", one["expr"], is_range=True)
+
+
+def variable_queries(board: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(variable, metric selector, label) of every variable that asks Prometheus."""
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
+            assert found, f"{board['uid']}: variable {variable['name']} is no label_values(metric, label)"
+            yield variable["name"], found.group(1), found.group(2)
+
+
+def filled(expr: str, variables: dict[str, str]) -> str:
+    """The expression with Grafana's variables replaced."""
+    for name, value in {"__rate_interval": "30s", "__range": "5m", "__interval": "5s", **variables}.items():
+        expr = re.sub(rf"\$(\{{{name}\}}|{name}\b)", value.replace("\\", r"\\"), expr)
+    assert "$" not in expr.replace("$)", ""), f"a variable is left: {expr}"
+    return expr
+
+
+def unknown_names(exported: Iterable[str], rules_text: str, boards: Iterable[dict[str, Any]]) -> list[str]:
+    """What rules and dashboards ask for and nobody exports or records, each with its place."""
+    known = {*exported, *FROM_PROMETHEUS, *(rule["record"] for rule in rules(rules_text) if "record" in rule)}
+    asked = [(query.where, query.expr) for query in rule_queries(rules_text)]
+    for board in boards:
+        asked += [(query.where, query.expr) for query in dashboard_queries(board)]
+        asked += [(f"{board['uid']}, variable {name}", expr) for name, expr, _ in variable_queries(board)]
+    return [f"{where}: {name}" for where, expr in asked for name in sorted(metric_names(expr) - known)]

@@ -1,0 +1,115 @@
+"""The alert rules: promtool's verdict, three cases for every alert, runbooks that exist, names that are exported."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hangwatch.hang import activity
+from tests.deploy import promql
+from tests.deploy.promql import ROOT, RULES
+from tests.servers import run
+
+CASES = Path(__file__).parent / "promtool"
+ALERTS = [rule for rule in promql.rules(RULES.read_text()) if "alert" in rule]
+ALERT_NAMES = [rule["alert"] for rule in ALERTS]
+
+
+def _cases() -> list[dict[str, Any]]:
+    return [case for path in sorted(CASES.glob("*.yaml")) for case in yaml.safe_load(path.read_text())["tests"]]
+
+
+def test_promtool_takes_the_rules() -> None:
+    done = run("promtool", "check", "rules", "--lint=all", "--lint-fatal", RULES)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_takes_the_example_configuration() -> None:
+    done = run("promtool", "check", "config", RULES.parent / "prometheus.example.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", sorted(CASES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_alerts_fire_and_resolve(path: Path) -> None:
+    done = run("promtool", "test", "rules", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("alert", ALERT_NAMES)
+def test_every_alert_has_its_three_cases(alert: str) -> None:
+    """In one and the same test case: silent, then firing, then silent again."""
+    series = []
+    for case in _cases():
+        checks = sorted(
+            (check for check in case.get("alert_rule_test", ()) if check["alertname"] == alert),
+            key=lambda check: _seconds(check["eval_time"]),
+        )
+        series.append("".join("F" if check["exp_alerts"] else "-" for check in checks))
+    assert any(re.search("-+F+-+", states) for states in series), f"{alert}: {series}"
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=ALERT_NAMES)
+def test_every_alert_says_what_where_and_what_to_do(rule: dict[str, Any]) -> None:
+    annotations = rule["annotations"]
+    assert set(annotations) == {"summary", "description", "runbook_url"}
+    assert rule["labels"]["severity"] in {"critical", "warning", "none"}
+    page = ROOT / annotations["runbook_url"]
+    assert page == ROOT / f"docs/runbooks/{rule['alert']}.md"
+    text = page.read_text()
+    for heading in ("## What it means", "## First three commands", "## What to do", "## How it resolves"):
+        assert heading in text, f"{page.name} has no {heading!r}"
+    assert text.startswith(f"# {rule['alert']}\n")
+
+
+def test_a_critical_alert_is_about_one_job_and_has_no_node_in_its_labels() -> None:
+    """One page per job: a label that differs between nodes would make one page per node."""
+    for rule in ALERTS:
+        if rule["labels"]["severity"] == "critical":
+            assert "instance" not in rule["labels"]
+            assert not re.search(r"by \([^)]*\b(instance|rank)\b", rule["expr"]), rule["alert"]
+
+
+def test_the_fleet_rule_knows_what_every_activity_waits_for() -> None:
+    """A new activity in the table must not become an accusation because the rule has never heard of it."""
+    recorded = {rule["record"]: rule["expr"] for rule in promql.rules(RULES.read_text()) if "record" in rule}
+    table = activity.load()
+
+    def waits_for(*kinds: str) -> set[str]:
+        return {name for name in table.names if table.waits_for(name) in kinds}
+
+    (waiting,) = re.findall(r'activity=~"([^"]*)"', recorded["hangwatch:waiting_rank:held"])
+    assert set(waiting.split("|")) == waits_for("ranks", "gpu")
+    (second,) = re.findall(r'activity=~"([^"]*)"', recorded["hangwatch:odd_rank:held"])
+    assert set(second.split("|")) == waits_for("lock", "thread")
+    for innocent in re.findall(r'activity!~"([^"]*)"', recorded["hangwatch:odd_rank:held"]):
+        assert set(innocent.split("|")) == waits_for("lock", "thread", "unknown") | {"undumpable"}
+
+
+def test_the_alerts_of_single_checks_name_checks_that_exist() -> None:
+    from hangwatch.checks import discovery
+
+    named = {
+        check
+        for rule in ALERTS
+        for matcher in re.findall(r'check[!=]~?"([^"]*)"', rule["expr"])
+        for check in matcher.split("|")
+    }
+    assert named <= set(discovery.checks()), f"no such check: {named - set(discovery.checks())}"
+
+
+def test_check_critical_leaves_out_exactly_the_checks_with_an_alert_of_their_own() -> None:
+    own, left_out = set(), set()
+    for rule in ALERTS:
+        for operator, matcher in re.findall(r'check([!=]~?)"([^"]*)"', rule["expr"]):
+            (left_out if operator.startswith("!") else own).update(matcher.split("|"))
+    assert left_out == own
+
+
+def _seconds(text: str) -> float:
+    number, unit = re.fullmatch(r"(\d+)([smh])", text).groups()  # type: ignore[union-attr]
+    return float(number) * {"s": 1, "m": 60, "h": 3600}[unit]

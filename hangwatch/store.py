@@ -176,6 +176,15 @@ class Store:
         what = f"fits {len(found)} incidents" if found else "is no incident"
         raise StoreError(f"{name!r} {what} in {self.incidents}\n  `hangwatch incidents` lists them")
 
+    def read_file(self, incident_id: str, name: str) -> bytes | None:
+        """One file of one incident, by the name of its folder; None where there is no such file."""
+        if not (_FOLDER.fullmatch(incident_id) and _FILE.fullmatch(name)):
+            return None
+        try:
+            return _read(self.incidents / incident_id / name)
+        except StoreError:
+            return None
+
     def prune(self, now_unix_seconds: float, open_folders: frozenset[str] = frozenset()) -> tuple[str, ...]:
         """Remove what is too old, too many or too big, oldest first, and return the names; never `open_folders`.
 

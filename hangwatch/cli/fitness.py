@@ -10,6 +10,7 @@ import click
 
 from hangwatch import config
 from hangwatch.checks import discovery, listing, runner
+from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.cli.watch import config_option, settings_from
 from hangwatch.hang import jobs
 from hangwatch.model import CheckResult
@@ -49,7 +50,7 @@ def check(
 
 
 def _run(
-    names: tuple[str, ...], settings: config.Settings, check_settings: dict[str, discovery.Settings]
+    names: tuple[str, ...], settings: config.Settings, check_settings: dict[str, CheckSettings]
 ) -> list[CheckResult]:
     gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=5.0)
     gpus.start()

@@ -151,7 +151,7 @@ def _leave(directory: Path, taken: JobDump) -> Path:
 @config_option
 def report(folder: Path, html_path: Path | None, as_json: bool, config_path: Path | None) -> None:
     """Render an incident again, from its incident.json alone. FOLDER is its folder, or its name in the store."""
-    incident = store.load(folder) if folder.is_dir() else _store(config_path).load(str(folder))
+    incident = store.load(folder) if folder.is_dir() else store.load(_store(config_path).find(str(folder)))
     if html_path is not None:
         _write(html_path, html.render(incident))
         click.echo(f"wrote {html_path}", err=True)
@@ -178,7 +178,7 @@ def _write(path: Path, content: str) -> None:
 @config_option
 def incidents(as_json: bool, config_path: Path | None) -> None:
     """List the incidents that this node keeps, newest first."""
-    summaries = _store(config_path).list()
+    summaries = _store(config_path).summaries()
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(summaries) + b"\n")
         return

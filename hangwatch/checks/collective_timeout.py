@@ -1,0 +1,178 @@
+"""Whether a hung job would end itself before its stacks have been taken.
+
+torch.distributed gives up on a collective after its time-out and kills the process, and the evidence with it. What a
+job will wait is read from the environment its ranks were started with, and from PyTorch's defaults: 600 s for NCCL
+(1800 s before PyTorch 2.2), 1800 s for gloo, 480 s for the watchdog's heartbeat. A time-out that the job's own code
+passes to `init_process_group` is not visible from outside; the message says which one was assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from hangwatch.checks import contract
+from hangwatch.checks.contract import Check, Metric, ok, warning, worst
+from hangwatch.model import CheckVerdict, Fault, Job, Point, Value
+from hangwatch.probes import pidfiles
+from hangwatch.probes.node import Node
+
+TIMEOUT = Metric(
+    name="collective_timeout_seconds", help="what a collective of the job waits before the job ends itself",
+    labels=("job_id",),
+)  # fmt: skip
+HEARTBEAT = Metric(
+    name="collective_heartbeat_timeout_seconds", help="what PyTorch's monitor waits for a stuck NCCL watchdog",
+    labels=("job_id",),
+)  # fmt: skip
+DUMP_AFTER = Metric(name="collective_dump_after_seconds", help="seconds from a hang until hangwatch has the stacks")
+
+NCCL_DEFAULT_SECONDS = 600.0
+OTHER_DEFAULT_SECONDS = 1800.0
+HEARTBEAT_DEFAULT_SECONDS = 480.0
+VARIABLES = frozenset(
+    {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "NCCL_ASYNC_ERROR_HANDLING",
+        "TORCH_NCCL_BLOCKING_WAIT",
+        "NCCL_BLOCKING_WAIT",
+        "TORCH_NCCL_ENABLE_MONITORING",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+        "DEEPSPEED_TIMEOUT",
+        "NCCL_TIMEOUT",
+    }
+)
+
+
+class Settings(contract.Settings, frozen=True):
+    """How much earlier than the job's own end the stacks must have been taken."""
+
+    margin_seconds: Annotated[
+        float, Meta(ge=0.0, le=3600.0, description="time that must be left between our stacks and the job's end")
+    ] = 30.0
+
+
+class Patience(Value, frozen=True):
+    """How long a job waits. `collective_seconds` is None when it waits for ever, `heartbeat_seconds` without monitor.
+
+    `source` says where the first one comes from. `ignored` are variables that are set and that nothing reads.
+    """
+
+    job_id: str
+    collective_seconds: float | None
+    source: str
+    heartbeat_seconds: float | None
+    ignored: tuple[str, ...] = ()
+
+
+class Sample(contract.Sample, frozen=True):
+    """Every job's patience, and ours: None where nobody watches."""
+
+    jobs: tuple[Patience, ...]
+    dump_after_seconds: float | None
+
+
+def observe(node: Node, _: Settings) -> Sample | Fault | None:
+    """Read the time-out variables of the first rank of each job that can be read."""
+    if not node.jobs:
+        return None
+    patiences, faults = [], []
+    for job in node.jobs:
+        answers = [pidfiles.variables(node.proc_root, rank.id.pid, VARIABLES) for rank in job.ranks]
+        environ = next((answer for answer in answers if isinstance(answer, dict)), None)
+        if environ is None:
+            faults += [answer for answer in answers if isinstance(answer, Fault)][:1]
+        else:
+            patiences.append(patience(job, environ))
+    return Sample(jobs=tuple(patiences), dump_after_seconds=node.dump_after_seconds, faults=tuple(faults))
+
+
+def patience(job: Job, environ: Mapping[str, str]) -> Patience:
+    """What PyTorch and DeepSpeed make of these variables."""
+    uses_nccl = bool(job.gpu_uuids)
+    seconds: float | None = NCCL_DEFAULT_SECONDS if uses_nccl else OTHER_DEFAULT_SECONDS
+    source = f"PyTorch's default for {'NCCL' if uses_nccl else 'gloo'}"
+    minutes = _number(environ.get("DEEPSPEED_TIMEOUT"))
+    if minutes is not None:
+        seconds, source = minutes * 60, "DEEPSPEED_TIMEOUT"
+    handling = environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", environ.get("NCCL_ASYNC_ERROR_HANDLING"))
+    blocking = environ.get("TORCH_NCCL_BLOCKING_WAIT", environ.get("NCCL_BLOCKING_WAIT", "0"))
+    if uses_nccl and handling == "0" and blocking == "0":
+        seconds, source = None, "TORCH_NCCL_ASYNC_ERROR_HANDLING=0"
+    heartbeat = None
+    if uses_nccl and environ.get("TORCH_NCCL_ENABLE_MONITORING") != "0":
+        heartbeat = _number(environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")) or HEARTBEAT_DEFAULT_SECONDS
+    # A widespread myth: neither NCCL nor PyTorch reads it.
+    ignored = tuple(name for name in ("NCCL_TIMEOUT",) if name in environ)
+    return Patience(
+        job_id=job.job_id, collective_seconds=seconds, source=source, heartbeat_seconds=heartbeat, ignored=ignored
+    )
+
+
+def _number(text: str | None) -> float | None:
+    return float(text) if text is not None and text.strip().isdecimal() else None
+
+
+def points(sample: Sample) -> Iterable[Point]:
+    """Both time-outs of each job, and when our stacks are there."""
+    if sample.dump_after_seconds is not None:
+        yield DUMP_AFTER.point(sample.dump_after_seconds)
+    for job in sample.jobs:
+        if job.collective_seconds is not None:
+            yield TIMEOUT.point(job.collective_seconds, job_id=job.job_id)
+        if job.heartbeat_seconds is not None:
+            yield HEARTBEAT.point(job.heartbeat_seconds, job_id=job.job_id)
+
+
+def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
+    """Compare each job's end with our own time to the stacks."""
+    sample = window[-1]
+    ours = sample.dump_after_seconds
+    findings = [finding for job in sample.jobs if ours is not None and (finding := _judge_job(job, ours, settings))]
+    told = "; ".join(_sentence(job) for job in sample.jobs)
+    if ours is None:
+        return worst(findings, ok("NobodyWatches", f"{told}; no hangwatch daemon to compare that with"))
+    return worst(findings, ok("StacksComeFirst", f"{told}; hangwatch has the stacks after {ours:.0f} s"))
+
+
+def _judge_job(job: Patience, ours: float, settings: Settings) -> CheckVerdict | None:
+    limits = {"a collective's time-out": job.collective_seconds, "the heartbeat time-out": job.heartbeat_seconds}
+    known = {name: seconds for name, seconds in limits.items() if seconds is not None}
+    name = min(known, key=lambda one: known[one], default=None)
+    if name is None or known[name] >= ours + settings.margin_seconds:
+        return None
+    wanted = ours + settings.margin_seconds
+    message = (
+        f"job {job.job_id} ends itself {known[name]:.0f} s into a hang ({name}, {job.source}), "
+        f"hangwatch has its stacks only after {ours:.0f} s"
+    )
+    if name == "the heartbeat time-out":
+        setting = f"export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC={wanted:.0f} in the job"
+    else:
+        setting = f"pass timeout=timedelta(seconds={wanted:.0f}) to init_process_group"
+    return warning(
+        "EndsItselfFirst", message, f"{setting}, or lower [detector] hold_seconds in hangwatch's configuration"
+    )
+
+
+def _sentence(job: Patience) -> str:
+    if job.collective_seconds is None:
+        waits = f"waits for ever ({job.source})"
+    else:
+        waits = f"waits {job.collective_seconds:.0f} s ({job.source}, unless its code says otherwise)"
+    myth = f"; {' and '.join(job.ignored)} is set, which nothing reads" if job.ignored else ""
+    return f"job {job.job_id} {waits}{myth}"
+
+
+CHECK = Check(
+    name="collective_timeout",
+    every_seconds=60,
+    settings=Settings,
+    observe=observe,
+    points=points,
+    judge=judge,
+    metrics=(TIMEOUT, HEARTBEAT, DUMP_AFTER),
+    absent="no training job runs on this node",
+)

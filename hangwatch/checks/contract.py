@@ -23,7 +23,7 @@ from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point, Rank, Value
 from hangwatch.probes.node import Node
 
 NOT_BASE_UNITS = re.compile(
-    r"_(ms|us|ns|millis|micros|minutes|hours|percent|kb|mb|gb|kib|mib|gib|bits|mhz|ghz|mw|kw|milliwatts|second|byte|watt)"
+    r"(?<!_per)_(ms|us|ns|millis|micros|minutes|hours|percent|kb|mb|gb|kib|mib|gib|bits|mhz|ghz|mw|kw|milliwatts|second|byte|watt)"
     r"(_total)?$"
 )
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_]*")

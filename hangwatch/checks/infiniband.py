@@ -1,0 +1,166 @@
+"""InfiniBand and RoCE ports: state, rate, and the error counters that grow while a fabric fails.
+
+A port that goes down in a job is a hang of all its ranks; a link that loses lanes or retrains slows all of them down.
+Counters are judged by how much they grew within the last ten minutes, never by their value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from hangwatch.checks import contract
+from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.model import CheckVerdict, Fault, Point
+from hangwatch.probes import infiniband
+from hangwatch.probes.infiniband import Port
+from hangwatch.probes.node import Node
+
+PORT_LABELS = ("device", "port")
+ACTIVE = Metric(name="infiniband_port_active", help="1 while the port is ACTIVE", labels=PORT_LABELS)
+RATE = Metric(name="infiniband_port_rate_bytes_per_second", help="rate that the port runs at", labels=PORT_LABELS)
+EVENTS = Metric(
+    name="infiniband_port_events_total", help="the port's own error counters", labels=(*PORT_LABELS, "counter"),
+    kind="counter",
+)  # fmt: skip
+LINK_COUNTERS = ("link_downed", "link_error_recovery")
+REMEDY = "`ibstat`, `ibdiagnet`; look at cable, transceiver and the switch's port"
+
+
+class Settings(contract.Settings, frozen=True):
+    """What this node's ports should be, and how many errors are too many."""
+
+    expected_active_ports: Annotated[
+        int, Meta(ge=0, le=1024, description="fewer active ports are critical; 0: not known")
+    ] = 0
+    expected_gigabits_per_second: Annotated[
+        float, Meta(ge=0.0, le=10000.0, description="an active port under this rate is a warning; 0: not known")
+    ] = 0.0
+    errors: Annotated[
+        int, Meta(ge=0, description="more errors than this of one kind within ten minutes are a warning")
+    ] = 100
+
+
+class Sample(contract.Sample, frozen=True):
+    """All ports at one moment."""
+
+    ports: tuple[Port, ...]
+    monotonic_seconds: float
+
+
+def observe(node: Node, _: Settings) -> Sample | Fault | None:
+    """Read every port."""
+    found = infiniband.read(node.sys_root)
+    if not isinstance(found, infiniband.Ports):
+        return found
+    return Sample(ports=found.ports, monotonic_seconds=node.clock.monotonic(), faults=found.faults)
+
+
+def points(sample: Sample) -> Iterable[Point]:
+    """State, rate and counters of every port."""
+    for port in sample.ports:
+        labels = {"device": port.device, "port": str(port.port)}
+        yield ACTIVE.point(port.state == "ACTIVE", **labels)
+        if port.rate_bytes_per_second is not None:
+            yield RATE.point(port.rate_bytes_per_second, **labels)
+        for counter, count in port.counters:
+            yield EVENTS.point(count, **labels, counter=counter)
+
+
+def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
+    """States against what was and what is expected, then rates, then counters that grew."""
+    sample = window[-1]
+    active = [port for port in sample.ports if port.state == "ACTIVE"]
+    findings = [*_states(window, settings), *_rates(window, settings), *_counters(window, settings)]
+    down = [port.name for port in sample.ports if port.state != "ACTIVE"]
+    unused = f"; {', '.join(down)} not active" if down else ""
+    rates = ", ".join(sorted({port.rate for port in active}))
+    return worst(findings, ok("PortsActive", f"{len(active)} of {len(sample.ports)} ports active at {rates}{unused}"))
+
+
+def _states(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
+    sample = window[-1]
+    were_active = {port.name for before in window for port in before.ports if port.state == "ACTIVE"}
+    now = {port.name: port for port in sample.ports}
+    for name in sorted(were_active):
+        port = now.get(name)
+        if port is None:
+            yield critical("PortGone", f"{name} was active and is gone from the node", REMEDY)
+        elif port.state != "ACTIVE":
+            seen = f"{name} was active and is {port.state} ({port.physical_state})"
+            yield critical("PortWentDown", seen, REMEDY)
+    for port in sample.ports:
+        if port.state in ("INIT", "ARMED"):
+            remedy = "the subnet manager has not brought it up: `sminfo`, `systemctl status opensm`"
+            yield warning("PortNotActivated", f"{port.name} has a link and is only {port.state}", remedy)
+    active = sum(port.state == "ACTIVE" for port in sample.ports)
+    if active < settings.expected_active_ports:
+        yield critical("PortsMissing", f"{active} ports active, {settings.expected_active_ports} expected", REMEDY)
+    elif not active and not were_active:
+        yield warning("NoPortActive", f"none of {len(sample.ports)} ports is active", REMEDY)
+
+
+def _rates(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
+    fastest: dict[str, float] = {}
+    for before in window:
+        for port in before.ports:
+            fastest[port.name] = max(fastest.get(port.name, 0.0), port.rate_bytes_per_second or 0.0)
+    expected = settings.expected_gigabits_per_second * 1e9 / 8
+    for port in window[-1].ports:
+        if port.state != "ACTIVE" or port.rate_bytes_per_second is None:
+            continue
+        if port.rate_bytes_per_second < fastest[port.name]:
+            was = fastest[port.name] * 8 / 1e9
+            yield warning("RateFell", f"{port.name} runs at {port.rate}, before at {was:g} Gb/sec", REMEDY)
+        elif port.rate_bytes_per_second < expected:
+            wanted = f"{settings.expected_gigabits_per_second:g} Gb/sec"
+            yield warning("RateLow", f"{port.name} runs at {port.rate}, expected {wanted}", REMEDY)
+        elif port.lanes == 1:
+            yield warning("LanesLost", f"{port.name} runs on a single lane: {port.rate}", REMEDY)
+
+
+def _counters(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
+    seconds = window[-1].monotonic_seconds - window[0].monotonic_seconds
+    for (name, counter), grown in sorted(growth(window).items()):
+        if counter in LINK_COUNTERS and grown:
+            yield warning("LinkFlapped", f"{name}: {counter} grew by {grown} within {seconds:.0f} s", REMEDY)
+        elif grown > settings.errors:
+            yield warning("PortErrors", f"{name}: {counter} grew by {grown} within {seconds:.0f} s", REMEDY)
+
+
+def growth(window: Sequence[Sample]) -> dict[tuple[str, str], int]:
+    """How much each counter grew over the window; one that was reset or wrapped counts from 0 again."""
+    grown: dict[tuple[str, str], int] = {}
+    before: dict[tuple[str, str], int] = {}
+    for sample in window:
+        now = {(port.name, counter): count for port in sample.ports for counter, count in port.counters}
+        for key, count in now.items():
+            last = before.get(key, count)
+            grown[key] = grown.get(key, 0) + (count - last if count >= last else count)
+        before |= now
+    return grown
+
+
+def table(sample: Sample) -> contract.Rows:
+    """The ports, with those counters that are not 0."""
+    rows = [("port", "link layer", "state", "physical", "rate", "counters")]
+    for port in sample.ports:
+        counters = ", ".join(f"{name} {count}" for name, count in port.counters if count)
+        rows.append((port.name, port.link_layer, port.state, port.physical_state, port.rate, counters))
+    return rows
+
+
+CHECK = Check(
+    name="infiniband",
+    every_seconds=60,
+    settings=Settings,
+    observe=observe,
+    points=points,
+    judge=judge,
+    metrics=(ACTIVE, RATE, EVENTS),
+    table=table,
+    absent="this node has no InfiniBand or RoCE adapter",
+    window=11,
+)

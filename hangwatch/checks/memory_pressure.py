@@ -1,0 +1,104 @@
+"""Memory of the node: what is left, and how long tasks wait for it (PSI).
+
+Before the kernel kills somebody, a node that runs out of memory gets slow: ranks and loader workers stand still while
+pages are found for them, and the whole job waits for the slowest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from hangwatch.checks import contract
+from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.config import Ratio
+from hangwatch.model import CheckVerdict, Fault, Point
+from hangwatch.probes import pressure
+from hangwatch.probes.node import Node
+
+AVAILABLE = Metric(name="memory_available_bytes", help="memory that can be had without swapping (MemAvailable)")
+TOTAL = Metric(name="memory_total_bytes", help="memory of the node (MemTotal)")
+STALLED = Metric(
+    name="memory_stalled_seconds_total", help="time in which some task, or all, waited for memory (PSI)",
+    labels=("kind",), kind="counter",
+)  # fmt: skip
+PRESSURE = Metric(name="memory_pressure_ratio", help="share of the last 60 s, the same", labels=("kind",))
+REMEDY = "`ps aux --sort=-rss | head`; fewer loader workers, smaller prefetch, `hangwatch check ranks --verbose`"
+
+
+class Settings(contract.Settings, frozen=True):
+    """When memory is short."""
+
+    warning_available_ratio: Annotated[Ratio, Meta(description="less available memory than this: warning")] = 0.05
+    critical_available_ratio: Annotated[Ratio, Meta(description="less available memory than this: critical")] = 0.02
+    warning_stalled_ratio: Annotated[
+        Ratio, Meta(description="all tasks waited for memory for more than this share of 60 s: warning")
+    ] = 0.10
+    critical_stalled_ratio: Annotated[Ratio, Meta(description="the same: critical")] = 0.40
+
+
+class Sample(contract.Sample, frozen=True):
+    """Memory at one moment."""
+
+    memory: pressure.Memory
+
+
+def observe(node: Node, _: Settings) -> Sample | Fault | None:
+    """Read /proc/meminfo and /proc/pressure/memory."""
+    memory = pressure.read(node.proc_root)
+    return Sample(memory=memory) if isinstance(memory, pressure.Memory) else memory
+
+
+def points(sample: Sample) -> Iterable[Point]:
+    """Bytes, and the share of time in which tasks waited."""
+    yield AVAILABLE.point(sample.memory.available_bytes)
+    yield TOTAL.point(sample.memory.total_bytes)
+    for kind, stall in (("some", sample.memory.some), ("full", sample.memory.full)):
+        if stall is not None:
+            yield STALLED.point(stall.total_seconds, kind=kind)
+            yield PRESSURE.point(stall.ratio_60s, kind=kind)
+
+
+def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
+    """Available memory, then stalls of all tasks over the last minute."""
+    memory = window[-1].memory
+    healthy = f"{_gib(memory.available_bytes)} of {_gib(memory.total_bytes)} available, {_stalls(memory)}"
+    return worst(_findings(memory, settings), ok("MemoryLeft", healthy))
+
+
+def _findings(memory: pressure.Memory, settings: Settings) -> Iterator[CheckVerdict]:
+    left = memory.available_bytes / memory.total_bytes if memory.total_bytes else 0.0
+    message = f"{_gib(memory.available_bytes)} of {_gib(memory.total_bytes)} available ({left:.1%})"
+    if left < settings.critical_available_ratio:
+        yield critical("MemoryExhausted", message, REMEDY)
+    elif left < settings.warning_available_ratio:
+        yield warning("MemoryLow", message, REMEDY)
+    stalled = memory.full.ratio_60s if memory.full else 0.0
+    if stalled > settings.critical_stalled_ratio:
+        yield critical("MemoryStalls", _stalls(memory), REMEDY)
+    elif stalled > settings.warning_stalled_ratio:
+        yield warning("MemoryStalls", _stalls(memory), REMEDY)
+
+
+def _stalls(memory: pressure.Memory) -> str:
+    if memory.full is None:
+        return "the kernel does not measure stalls (no PSI)"
+    return f"all tasks waited for memory {memory.full.ratio_60s:.0%} of the last 60 s"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 30):.1f} GiB"
+
+
+CHECK = Check(
+    name="memory_pressure",
+    every_seconds=30,
+    settings=Settings,
+    observe=observe,
+    points=points,
+    judge=judge,
+    metrics=(AVAILABLE, TOTAL, STALLED, PRESSURE),
+    absent="this node shows no /proc/meminfo",
+)

@@ -1,0 +1,115 @@
+"""Shared memory (/dev/shm) of the node, and of every job that has its own: loader workers and NCCL use it.
+
+A container has 64 MiB of it unless told otherwise. When it is full, a loader worker dies of a bus error, or NCCL fails
+to set up its transport, and the other ranks wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from hangwatch.checks import contract
+from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.config import Ratio
+from hangwatch.model import CheckVerdict, Fault, Point, Value
+from hangwatch.probes import filesystems, pidfiles
+from hangwatch.probes.node import Node
+
+SIZE = Metric(name="shared_memory_size_bytes", help="size of /dev/shm", labels=("scope",))
+AVAILABLE = Metric(name="shared_memory_available_bytes", help="bytes left in /dev/shm", labels=("scope",))
+NODE = "node"
+DEADLINE_SECONDS = 3.0
+REMEDY_SIZE = (
+    "docker run --shm-size=64g or --ipc=host; in Kubernetes an emptyDir with medium: Memory at /dev/shm; "
+    "on the node `mount -o remount,size=64g /dev/shm`"
+)
+REMEDY_FULL = "`ls -lhS /dev/shm`: torch_* and nccl-* files of processes that are gone can be removed"
+
+
+class Settings(contract.Settings, frozen=True):
+    """When shared memory is too small, or nearly full."""
+
+    minimum_size_bytes: Annotated[int, Meta(ge=0, description="a smaller /dev/shm is a warning")] = 1 << 30
+    warning_available_ratio: Annotated[Ratio, Meta(description="less left than this: warning")] = 0.10
+    critical_available_ratio: Annotated[Ratio, Meta(description="less left than this: critical")] = 0.01
+
+
+class Shm(Value, frozen=True):
+    """One /dev/shm. `scope` is "node", or the id of the job that has its own."""
+
+    scope: str
+    size_bytes: int
+    available_bytes: int
+
+    def __str__(self) -> str:
+        whose = "the node's" if self.scope == NODE else f"job {self.scope}'s"
+        return f"{whose} /dev/shm has {_mib(self.available_bytes)} of {_mib(self.size_bytes)} left"
+
+
+class Sample(contract.Sample, frozen=True):
+    """Every /dev/shm in use."""
+
+    shms: tuple[Shm, ...]
+
+
+def observe(node: Node, _: Settings) -> Sample | Fault | None:
+    """Ask for the node's own, and through /proc/PID/root for those of jobs in another mount namespace."""
+    own = pidfiles.namespace(node.proc_root, "self", "mnt")
+    paths = {str(node.dev_root / "shm"): NODE}
+    for job in node.jobs:
+        pid = job.ranks[0].id.pid if job.ranks else None
+        if pid is not None and pidfiles.namespace(node.proc_root, pid, "mnt") not in (own, None):
+            paths[f"{node.proc_root}/{pid}/root/dev/shm"] = job.job_id
+    answers = node.filesystems.space(list(paths), DEADLINE_SECONDS)
+    shms = [
+        Shm(scope=paths[path], size_bytes=answer.size_bytes, available_bytes=answer.available_bytes)
+        for path, answer in answers.items()
+        if isinstance(answer, filesystems.Space)
+    ]
+    # One that does not exist is none: a job may have ended, a container may have no /dev/shm.
+    faults = [answer for answer in answers.values() if isinstance(answer, Fault) and answer.reason == "NoAnswer"]
+    return Sample(shms=tuple(shms), faults=tuple(faults)) if shms or faults else None
+
+
+def points(sample: Sample) -> Iterable[Point]:
+    """Size and what is left."""
+    for shm in sample.shms:
+        yield SIZE.point(shm.size_bytes, scope=shm.scope)
+        yield AVAILABLE.point(shm.available_bytes, scope=shm.scope)
+
+
+def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
+    """Nearly full first, then too small."""
+    sample = window[-1]
+    findings = [finding for shm in sample.shms for finding in _judge_one(shm, settings)]
+    return worst(findings, ok("SharedMemoryLeft", "; ".join(str(shm) for shm in sample.shms)))
+
+
+def _judge_one(shm: Shm, settings: Settings) -> Iterator[CheckVerdict]:
+    left = shm.available_bytes / shm.size_bytes if shm.size_bytes else 0.0
+    if left < settings.critical_available_ratio:
+        yield critical("SharedMemoryFull", str(shm), REMEDY_FULL)
+    elif left < settings.warning_available_ratio:
+        yield warning("SharedMemoryLow", str(shm), REMEDY_FULL)
+    if shm.size_bytes < settings.minimum_size_bytes:
+        message = f"{shm}, less than the {_mib(settings.minimum_size_bytes)} that loaders commonly need"
+        yield warning("SharedMemorySmall", message, REMEDY_SIZE)
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):,.0f} MiB"
+
+
+CHECK = Check(
+    name="shared_memory",
+    every_seconds=30,
+    settings=Settings,
+    observe=observe,
+    points=points,
+    judge=judge,
+    metrics=(SIZE, AVAILABLE),
+    absent="this node has no /dev/shm",
+)

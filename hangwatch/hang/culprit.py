@@ -1,4 +1,4 @@
-"""Pure: groups -> verdict: who is the odd one, why, how sure; or why nobody can be named. docs/verdicts.md has the rules."""
+"""Pure: groups -> verdict: who is the odd one and how sure, or why nobody can be named. The rules: docs/verdicts.md."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STEPS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 
 
 class _Scene(NamedTuple):
-    """A grouping, sorted by what its groups can tell. `stacked` have frames; `failed` have a fault that says something."""
+    """A grouping, sorted by what its groups can tell; `failed` have a fault that says something of the rank."""
 
     grouping: Grouping
     stacked: tuple[Group, ...]

@@ -76,7 +76,7 @@ def activity_clause(name: str) -> str:
 
 
 def absence(grouping: Grouping) -> tuple[Evidence, ...]:
-    """Ranks without an answer, told apart: those between the ones that answered, and those of nodes that were not asked."""
+    """Ranks without an answer: those among the ones that answered, apart from those of nodes that were not asked."""
     silent, elsewhere = split_absent(grouping)
     votes = []
     if silent:
@@ -92,7 +92,7 @@ def absence(grouping: Grouping) -> tuple[Evidence, ...]:
         votes.append(
             Evidence(
                 kind="other_nodes",
-                message=f"{sentences.count(len(elsewhere))} of the job are on other nodes, which this view does not hold "
+                message=f"{sentences.count(len(elsewhere))} of the job are on other nodes, not in this view "
                 f"({sentences.fold(elsewhere)})",
             )
         )

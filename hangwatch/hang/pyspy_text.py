@@ -1,0 +1,245 @@
+"""Pure: the text that `py-spy dump` prints, of any version, line by line -> the processes in it."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import msgspec
+
+from hangwatch.hang import stacks
+from hangwatch.model import Fault, Frame, Thread
+
+_PROCESS = re.compile(r"^\s?Process (\d+)(?::\s?(.*))?$")
+_PARENT = re.compile(r"^\s?Parent Process (\d+)")
+_PYTHON = re.compile(r"^\s?Python v\d")
+_THREAD = re.compile(r'^\s?Thread (0x[0-9A-Fa-f]+|\d+)(?:/\S+)? \(([^()]*)\)(?:: "(.*)")?\s*$')
+_FRAME = re.compile(r"^\s{1,7}(\S.*) \(([^()]*)\)$")
+_ODD_FRAME = re.compile(r"^\s{1,7}(\S.*?) \((.*)\)$")
+_ERROR = re.compile(r"^\s?(?:Error: |Failed to |Permission Denied|\S*py-spy: |\S+: py-spy: |thread '.*' panicked)")
+_CAUSE = re.compile(r"^\s*(?:Reason: |\d+: )(.*)$")
+_RULE = re.compile(r"^\s?-{20,}$")
+_DEEP = re.compile(r"^\s{8,}")
+
+_REASONS = (
+    (re.compile(r"no such process|check that the process is running|os error 3\b", re.I), "ProcessGone"),
+    (re.compile(r"permission denied|not permitted|os error 1\b|os error 13\b", re.I), "PermissionDenied"),
+    (re.compile(r"python version|python interpreter|not a python", re.I), "NotPython"),
+    (re.compile(r"not found|no such file", re.I), "NoPyspy"),
+    (re.compile(r"timed? ?out", re.I), "Timeout"),
+)
+_LONGEST_LINE = 8192
+_LARGEST_JSON = 1 << 26
+_CAUSES = 4
+
+
+class FoundProcess(NamedTuple):
+    """One process of a text: its threads, or the fault in their place; `pid` is None where only an error was printed."""
+
+    pid: int | None
+    command: str
+    parent_pid: int | None
+    threads: tuple[Thread, ...]
+    fault: Fault | None
+
+
+class _Pid(msgspec.Struct):
+    pid: int | None = None
+
+
+class Interned:
+    """Equal frames and stacks once: thousands of ranks show the same ones."""
+
+    def __init__(self) -> None:
+        self._frames: dict[tuple[str, str], Frame] = {}
+        self._stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
+
+    def frame(self, function: str, where: str) -> Frame:
+        """The frame of `function (file:line)`; `where` is what stands in the brackets."""
+        found = self._frames.get((function, where))
+        if found is None:
+            file, colon, line = where.rpartition(":")
+            number = int(line) if colon and line.isascii() and line.isdigit() and len(line) < 10 else None
+            name = where if number is None else file
+            found = Frame(function=function, file=name or "?", line=number or None)
+            self._frames[function, where] = found
+        return found
+
+    def stack(self, frames: list[Frame]) -> tuple[Frame, ...]:
+        """The tuple of these frames, the same object for equal ones."""
+        stack = tuple(frames)
+        return self._stacks.setdefault(stack, stack)
+
+
+class Reader:
+    """Reads the lines of one stream (one file, or one prefix in it); `processes` holds what was found so far."""
+
+    def __init__(self, interned: Interned) -> None:
+        self.processes: list[FoundProcess] = []
+        self.strange = 0
+        self.strange_example = ""
+        self._interned = interned
+        self._clear()
+
+    def feed(self, line: str) -> None:
+        """Take one line, without its prefix and line end."""
+        if self._text:
+            self._json(line)
+            return
+        if len(line) > _LONGEST_LINE and not line.startswith("["):
+            line = line[:_LONGEST_LINE]
+        if found := _PROCESS.match(line):
+            self._finish()
+            self._pid, self._command = int(found.group(1)), found.group(2) or ""
+            self._open, self._read = True, self._header
+        elif _RULE.match(line):
+            self._finish()
+        else:
+            self._read(line)
+
+    def end(self) -> None:
+        """Close what is still open."""
+        if self._text:
+            self._end_json()
+        self._finish()
+
+    def _clear(self) -> None:
+        self._open = False
+        self._pid: int | None = None
+        self._parent: int | None = None
+        self._command = ""
+        self._threads: list[Thread] = []
+        self._thread: tuple[str, str, str | None] | None = None
+        self._frames: list[Frame] = []
+        self._errors: list[str] = []
+        self._text: list[str] = []
+        self._size = 0
+        self._read = self._between
+
+    def _between(self, line: str) -> None:
+        if not line.strip():
+            return
+        if line.lstrip().startswith(("[{", "[ {")) or line.strip() == "[":
+            self._finish()
+            self._json(line)
+        elif not self._common(line):
+            self._odd(line)
+
+    def _header(self, line: str) -> None:
+        """A command line may span several lines; `Python v...` or a thread ends it."""
+        if _PYTHON.match(line):
+            self._read = self._body
+        elif not self._common(line):
+            self._command = f"{self._command}\n{line}"[:_LONGEST_LINE]
+
+    def _body(self, line: str) -> None:
+        if self._thread is not None:
+            if _DEEP.match(line):  # arguments and locals
+                return
+            found = _FRAME.match(line) or _ODD_FRAME.match(line)
+            if found:
+                self._frames.append(self._interned.frame(found.group(1), found.group(2)))
+                return
+        if line.strip() and not self._common(line) and not _PYTHON.match(line):
+            self._odd(line)
+
+    def _error(self, line: str) -> None:
+        """What follows an error: its causes; then a backtrace of py-spy itself, which nobody wants."""
+        if found := _THREAD.match(line):
+            self._start_thread(*found.groups())
+        elif (found := _CAUSE.match(line)) and len(self._errors) <= _CAUSES:
+            if found.group(1) not in self._errors:
+                self._errors.append(found.group(1))
+        elif line.strip().startswith("Stack backtrace"):
+            self._errors += [""] * _CAUSES
+
+    def _common(self, line: str) -> bool:
+        if found := _THREAD.match(line):
+            self._start_thread(*found.groups())
+        elif found := _PARENT.match(line):
+            self._parent, self._read = int(found.group(1)), self._header
+        elif _ERROR.match(line):
+            self._close_thread()
+            self._errors.append(line.strip().removeprefix("Error: "))
+            self._open, self._read = True, self._error
+        else:
+            return False
+        return True
+
+    def _start_thread(self, number: str, flags: str, name: str | None) -> None:
+        self._close_thread()
+        self._thread = (number, flags, name)
+        self._open, self._read = True, self._body
+
+    def _close_thread(self) -> None:
+        if self._thread is None:
+            return
+        number, flags, name = self._thread
+        words = set(re.split(r"[+,\s]+", flags.lower()))
+        self._threads.append(
+            Thread(
+                name=name or None,
+                thread_id=number,
+                frames=self._interned.stack(self._frames),
+                active="active" in words if words & {"active", "idle"} else None,
+                owns_gil="gil" in words,
+                is_main=name == "MainThread",
+            )
+        )
+        self._thread, self._frames = None, []
+
+    def _finish(self) -> None:
+        self._close_thread()
+        if self._open:
+            self.processes.append(
+                FoundProcess(
+                    pid=self._pid,
+                    command=self._command,
+                    parent_pid=self._parent,
+                    threads=_with_main(self._threads, self._pid),
+                    fault=None if any(thread.frames for thread in self._threads) else self._fault(),
+                )
+            )
+        self._clear()
+
+    def _fault(self) -> Fault:
+        subject = "process" if self._pid is None else f"pid {self._pid}"
+        detail = ": ".join(error for error in self._errors if error)
+        if not detail:
+            return Fault(subject=subject, reason="NoStack", detail="the dump holds no stack and no error")
+        reason = next((name for words, name in _REASONS if words.search(detail)), "DumpFailed")
+        return Fault(subject=subject, reason=reason, detail=detail[:400])
+
+    def _json(self, line: str) -> None:
+        """One line of a JSON dump, which ends with a bracket that is not indented."""
+        self._text.append(line)
+        self._size += len(line)
+        if (line.rstrip().endswith("]") and not line.startswith((" ", "\t"))) or self._size > _LARGEST_JSON:
+            self._end_json()
+
+    def _end_json(self) -> None:
+        text, self._text, self._size = "\n".join(self._text), [], 0
+        try:
+            pids = msgspec.json.decode(text, type=list[_Pid])
+            pid = next((one.pid for one in pids if one.pid is not None), None)
+            threads = stacks.parse_pyspy_json(text, pid)
+        except (stacks.DumpError, msgspec.DecodeError, RecursionError):
+            self._odd(text)
+            return
+        fault = None if threads else Fault(subject=f"pid {pid}", reason="NoStack", detail="the dump holds no thread")
+        self.processes.append(FoundProcess(pid, "", None, threads, fault))
+
+    def _odd(self, line: str) -> None:
+        self.strange += 1
+        self.strange_example = self.strange_example or line.strip()[:80]
+
+
+def _with_main(threads: list[Thread], pid: int | None) -> tuple[Thread, ...]:
+    """The threads, with the main one marked: by name, else by its id, else by the module at its outer end."""
+    if any(thread.is_main for thread in threads):
+        return tuple(threads)
+    unnamed = [thread for thread in threads if thread.name is None]
+    chosen = next((thread for thread in unnamed if thread.thread_id == str(pid)), None) or next(
+        (thread for thread in unnamed if thread.frames and thread.frames[-1].function == "<module>"), None
+    )
+    return tuple(msgspec.structs.replace(thread, is_main=True) if thread is chosen else thread for thread in threads)

@@ -1,0 +1,260 @@
+"""Pure: stack dumps that people already have, from any means -> ranks.
+
+A source is a name and its lines. A line may carry a prefix that tells the rank; lines of several ranks may be mixed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import NamedTuple
+
+from hangwatch.hang import pyspy_text
+from hangwatch.hang.pyspy_text import FoundProcess
+from hangwatch.model import ProcessDump, RankDump, RankId, WorkerDump
+
+_HOST_RANK = re.compile(r"^\[([^\[\]\s:]+):(\d{1,7})\](:?)")
+_TORCHRUN = re.compile(r"^\[([A-Za-z_][\w.-]*?)(\d{1,7})\]:")
+_MPIRUN = re.compile(r"^\[(?:[^\[\],]*@)?\d+,(\d{1,7})\]<std\w+>:")
+_KUBECTL = re.compile(r"^\[pod/([^/\]\s]+)/[^\]\s]+\] ?")
+_LABEL = re.compile(r"^\s*([\w.-]+): ?")
+_LABELLED = re.compile(r"^\s*([\w.-]+): ?(?:Process \d+:|Thread (?:0x[0-9A-Fa-f]+|\d+) \()")
+_SNIFFED_LINES = 400
+
+_LOCAL_RANK = re.compile(r"--local[_-]rank[= ](\d{1,7})\b")
+_NODE_RANK = re.compile(r"--(?:node|machine)[_-]rank[= ](\d{1,7})\b")
+_RANK = re.compile(r"--(?:global[_-])?rank[= ](\d{1,7})\b")
+_FILE_RANK = re.compile(r"(?:^|[^a-z])rank[-_]?(\d{1,7})(?![\d])", re.I)
+_FILE_NODE = re.compile(
+    r"^(?:trace|traces|pyspy|py-spy|stack|stacks|dump|dumps)[-_.](.+?)(?:\.(?:out|txt|log|trace|dump|json|err))*$", re.I
+)
+
+_LAUNCHER_FILES = re.compile(
+    r"(^|/)(torch/distributed/(elastic/agent/.*|launcher/api|run|launch)"
+    r"|deepspeed/launcher/\w+|accelerate/commands/\w+)\.py$"
+)
+_HELPER_FRAMES = re.compile(
+    r"^(_worker_loop \((.*/)?torch/utils/data/_utils/worker\.py|worker \((.*/)?multiprocess(ing)?/pool\.py"
+    r"|_process_worker \((.*/)?concurrent/futures/process\.py|_launch \((.*/)?multiprocess(ing)?/popen_fork\.py"
+    r"|main \((.*/)?multiprocess(ing)?/(resource_tracker|forkserver)\.py)"
+)
+_HELPER_COMMAND = re.compile(
+    r"resource_tracker|forkserver|compile_worker|wandb[-_ ]?(service|core)|tensorboard|prometheus"
+)
+
+
+class Collected(NamedTuple):
+    """What was read: ranks for `stacks.group`, notes for people, and the world size that was given."""
+
+    ranks: tuple[RankDump, ...]
+    notes: tuple[str, ...]
+    world_size: int | None
+
+
+class _Source(NamedTuple):
+    """One stream of lines and what its prefix or file name says of it; `sure`: that its number is a rank's."""
+
+    name: str
+    id: RankId
+    sure: bool
+    reader: pyspy_text.Reader
+
+
+def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None = None) -> Collected:
+    """Read named sources, one after the other, each line once.
+
+    Lines that are no part of a dump are counted and told in the notes. A process that appears twice gives two rounds.
+    """
+    interned = pyspy_text.Interned()
+    notes: list[str] = []
+    found: dict[tuple[object, ...], _Rank] = {}
+    for name, lines in sources:
+        streams = _read(name, lines, interned)
+        for source in streams:
+            for rank in _ranks(source, notes):
+                _add(found, rank, notes)
+        strange = sum(source.reader.strange for source in streams)
+        if strange:
+            example = next(source.reader.strange_example for source in streams if source.reader.strange)
+            notes.append(f"{name}: {strange} lines are no part of a stack dump, for example {example!r}")
+        if not any(source.reader.processes for source in streams):
+            notes.append(f"{name}: holds no stack dump that hangwatch knows (py-spy text or JSON)")
+    return Collected(tuple(rank.dump() for rank in found.values()), tuple(notes), world_size)
+
+
+class _Rank:
+    """One rank while it is put together: its rounds and its workers."""
+
+    def __init__(self, rank: RankId, process: FoundProcess) -> None:
+        self.id = rank
+        self.rounds = [process]
+        self.workers: dict[int | None, list[FoundProcess]] = {}
+
+    def dump(self) -> RankDump:
+        return RankDump(
+            id=self.id,
+            rounds=_rounds(self.rounds),
+            workers=tuple(
+                WorkerDump(pid=pid or 0, comm="child process", rounds=_rounds(rounds))
+                for pid, rounds in self.workers.items()
+            ),
+        )
+
+
+def _rounds(processes: Sequence[FoundProcess]) -> tuple[ProcessDump, ...]:
+    """Rounds in the order of the text, which tells no times: they are one second apart by definition."""
+    return tuple(
+        ProcessDump(taken_monotonic_seconds=float(number), threads=process.threads, fault=process.fault)
+        for number, process in enumerate(processes)
+    )
+
+
+def _add(found: dict[tuple[object, ...], _Rank], rank: _Rank, notes: list[str]) -> None:
+    """Keep a rank: the same process again is another round, another process of the same rank takes its place."""
+    numbered = rank.id.rank is not None or rank.id.local_rank is not None
+    place = (rank.id.node, rank.id.rank, rank.id.local_rank, None if numbered else rank.id.pid)
+    known = found.get(place)
+    if known is None or known.id.pid != rank.id.pid:
+        found[place] = rank
+        if known is not None:
+            name = f"rank {rank.id.rank}" if rank.id.rank is not None else f"local rank {rank.id.local_rank}"
+            notes.append(f"{name} appears as pid {known.id.pid} and as pid {rank.id.pid}: the last one counts")
+        return
+    known.rounds += rank.rounds
+    for pid, rounds in rank.workers.items():
+        known.workers.setdefault(pid, []).extend(rounds)
+
+
+def _read(name: str, lines: Iterable[str], interned: pyspy_text.Interned) -> list[_Source]:
+    """Give each line to the reader of its prefix."""
+    iterator = iter(lines)
+    head = [line.rstrip("\r\n") for line in islice(iterator, _SNIFFED_LINES)]
+    labelled = _is_labelled(head)
+    file_id = _of_file(name)
+    sources: dict[tuple[RankId, bool], _Source] = {}
+    for line in chain(head, (line.rstrip("\r\n") for line in iterator)):
+        rank, sure, rest = _split(line, file_id, labelled=labelled)
+        source = sources.get((rank, sure))
+        if source is None:
+            source = sources[rank, sure] = _Source(name, rank, sure, pyspy_text.Reader(interned))
+        source.reader.feed(rest)
+    for source in sources.values():
+        source.reader.end()
+    return list(sources.values())
+
+
+def _is_labelled(head: Iterable[str]) -> bool:
+    """Whether lines begin with `N: ` (srun --label) or `host: ` (pdsh, clush): some label stands before `Process`."""
+    return any(found and found.group(1) not in {"Process", "Error"} for found in map(_LABELLED.match, head))
+
+
+def _split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:
+    """The rank that a line's prefix tells, whether it is sure to be a rank, and the rest of the line."""
+    if line.startswith("["):
+        return _split_bracket(line, file_id)
+    found = _LABEL.match(line) if labelled else None
+    if found and found.group(1) not in {"Process", "Error", "Reason"}:
+        label, rest = found.group(1), line[found.end() :]
+        if label.isascii() and label.isdigit() and len(label) < 8:
+            return RankId(rank=int(label)), False, rest
+        return RankId(node=label), False, rest
+    return file_id, True, line
+
+
+def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
+    if found := _HOST_RANK.match(line):
+        number, is_local = int(found.group(2)), bool(found.group(3))  # a colon after it: torchrun --tee
+        rank = RankId(node=found.group(1), rank=None if is_local else number, local_rank=number if is_local else None)
+    elif found := _MPIRUN.match(line):
+        rank = RankId(rank=int(found.group(1)))
+    elif found := _TORCHRUN.match(line):
+        number, is_local = int(found.group(2)), found.group(1) != "rank"  # [rank3]: is torch's own, a global rank
+        rank = RankId(node=file_id.node, local_rank=number) if is_local else RankId(rank=number)
+    elif found := _KUBECTL.match(line):
+        rank = RankId(node=found.group(1))
+    else:
+        return file_id, True, line
+    return rank, True, line[found.end() :]
+
+
+def _of_file(name: str) -> RankId:
+    """What a file's name tells: `rank3.txt` a rank, `trace-node7.out` a node."""
+    base = name.replace("\\", "/").rsplit("/", 1)[-1]
+    rank = _FILE_RANK.search(base)
+    node = _FILE_NODE.match(base)
+    told = node.group(1) if node and not node.group(1).isdigit() and not rank else None
+    return RankId(node=told, rank=int(rank.group(1)) if rank else None)
+
+
+def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
+    """The ranks among the processes of one stream; launchers are left out, helpers belong to the rank they work for."""
+    processes = [process for process in source.reader.processes if not _is_launcher(process)]
+    if len(processes) < len(source.reader.processes):
+        notes.append(f"{source.name}: {len(source.reader.processes) - len(processes)} launcher processes left out")
+    pids = {process.pid for process in processes}
+    helpers = [process for process in processes if _is_helper(process, pids)]
+    candidates = [process for process in processes if not _is_helper(process, pids)]
+    own = _are_all_ranks(source, candidates)
+    ranks: dict[int | None, _Rank] = {}
+    for process in candidates:
+        if process.pid in ranks:
+            ranks[process.pid].rounds.append(process)
+        elif own or not ranks:
+            ranks[process.pid] = _Rank(_identify(source.id, process, own=own), process)
+        else:
+            helpers.append(process)
+    first = next(iter(ranks.values()), None)
+    for process in helpers:
+        owner = ranks.get(process.parent_pid) or first
+        if owner is not None:
+            owner.workers.setdefault(process.pid, []).append(process)
+    yield from ranks.values()
+
+
+def _are_all_ranks(source: _Source, candidates: Sequence[FoundProcess]) -> bool:
+    """Whether each process is a rank of its own: nothing numbers them, or a label of `srun` covers a whole node."""
+    if source.id.rank is None and source.id.local_rank is None:
+        return True
+    pids = {process.pid for process in candidates if process.pid is not None}
+    commands = {_LOCAL_RANK.sub("", process.command) for process in candidates if process.pid is not None}
+    return not source.sure and len(pids) > 1 and len(commands) == 1
+
+
+def _identify(prefix: RankId, process: FoundProcess, *, own: bool) -> RankId:
+    """Who a process is: by its prefix, else by its command line, else by its pid."""
+    if not own:
+        return RankId(node=prefix.node, rank=prefix.rank, local_rank=prefix.local_rank, pid=process.pid)
+    node, rank, local = (pattern.search(process.command) for pattern in (_NODE_RANK, _RANK, _LOCAL_RANK))
+    told = f"node {node.group(1)}" if node else None
+    if told is None and prefix.rank is not None:
+        told = f"task {prefix.rank}"
+    return RankId(
+        node=prefix.node or told,
+        rank=int(rank.group(1)) if rank else None,
+        local_rank=int(local.group(1)) if local else None,
+        pid=process.pid,
+    )
+
+
+def _is_launcher(process: FoundProcess) -> bool:
+    frames = [frame for thread in process.threads if thread.is_main for frame in thread.frames]
+    spawned = any(
+        frame.function == "join" and frame.file.endswith("torch/multiprocessing/spawn.py") for frame in frames
+    )
+    inner = frames[:8]
+    return spawned or any(_LAUNCHER_FILES.search(frame.file) for frame in inner)
+
+
+def _is_helper(process: FoundProcess, pids: set[int | None]) -> bool:
+    """A process that works for a rank: its parent is in the same stream, or it runs a worker's loop."""
+    if process.parent_pid is not None and process.parent_pid in pids:
+        return True
+    if _HELPER_COMMAND.search(process.command):
+        return True
+    return any(
+        _HELPER_FRAMES.match(f"{frame.function.rsplit('.', 1)[-1]} ({frame.file}")
+        for thread in process.threads
+        if thread.is_main
+        for frame in thread.frames
+    )

@@ -14,12 +14,14 @@ ODD_RANK = 2
 
 
 def read_shard(folder: Path) -> bytes:
-    return (folder / "shard").read_bytes()
+    with open(folder / "shard", "rb") as shard:  # noqa: PTH123 - a builtin: the innermost frame is this function
+        return shard.read()
 
 
 def train(folder: Path) -> None:
     step = 0
-    while not (folder / "finish").exists():
+    go_on = torch.ones(1)
+    while go_on.item():
         if dist.get_rank() == ODD_RANK and (folder / "stop-at-shard").exists():
             (folder / "stop-at-shard").unlink()
             read_shard(folder)
@@ -28,7 +30,8 @@ def train(folder: Path) -> None:
         step += 1
         (folder / f"steps-{dist.get_rank()}").write_text(str(step))
         torch.randn(200, 200) @ torch.randn(200, 200)
-        dist.barrier()
+        go_on[0] = 0.0 if (folder / "finish").exists() else 1.0
+        dist.broadcast(go_on, 0)
 
 
 def main() -> None:

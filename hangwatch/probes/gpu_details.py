@@ -9,8 +9,8 @@ from hangwatch.probes.gpus import DetailsT
 from hangwatch.probes.node import Node
 from hangwatch.probes.pci import nvidia_gpus
 
-DEADLINE_SECONDS = 8.0
-"""Below the ten seconds of a whole `hangwatch check`."""
+DEADLINE_SECONDS = 5.0
+"""Well below the ten seconds of a whole `hangwatch check`."""
 
 NO_DRIVER = ("DriverNotFound", "DriverNotLoaded")
 

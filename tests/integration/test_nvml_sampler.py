@@ -324,6 +324,54 @@ def test_the_child_is_lean_and_inherits_nothing(start: Start) -> None:
     assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
 
 
+def test_waiting_for_the_first_sweep_ends_with_it_or_with_the_reason_why_there_is_none(
+    fake_driver: FakeDriver, start: Start
+) -> None:
+    sweep = start().wait_for_sweep(10.0)
+    assert sweep is not None
+    assert len(sweep.gpus) == 8
+
+    fake_driver.vanish()
+    began = time.monotonic()
+    without = start()
+    assert without.wait_for_sweep(10.0) is None
+    assert time.monotonic() - began < 5.0
+    assert without.status().fault is not None
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """A control group in which processes stop in the kernel and do not even die of SIGKILL, as in a wedged driver."""
+    folder = Path("/sys/fs/cgroup/freezer") / f"hangwatch-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no freezer control group (cgroup v1, as root) to make a process unkillable: {error}")
+    yield folder
+    (folder / "freezer.state").write_text("THAWED")
+    wait_for(lambda: not (folder / "tasks").read_text(), "the frozen process to end")
+    folder.rmdir()
+
+
+def test_a_child_that_cannot_be_killed_is_left_behind_and_counted(start: Start, freezer: Path) -> None:
+    sampler = start()
+    first_sweep(sampler)
+    stuck = child_pid()
+
+    (freezer / "tasks").write_text(str(stuck))
+    (freezer / "freezer.state").write_text("FROZEN")
+
+    status = status_where(sampler, lambda status: status.abandoned == 1, "the child to be left behind")
+    assert Path(f"/proc/{stuck}").exists()
+    assert status.stalled
+    status = status_where(sampler, lambda status: status.alive and not status.stalled, "another child to take over")
+    assert status.abandoned == 1
+    assert sampler.latest() is not None
+
+    (freezer / "freezer.state").write_text("THAWED")  # what SIGKILL could not do before happens now
+    status_where(sampler, lambda status: status.abandoned == 0, "the child to be gone")
+
+
 def test_a_question_nobody_knows_is_a_fault(start: Start) -> None:
     reply = start().query(Fault, 10.0)
     assert isinstance(reply, Fault)

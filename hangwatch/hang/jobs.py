@@ -316,7 +316,7 @@ def _names(crews: list[_Crew], tree: _Tree) -> list[str]:
     """A name for each job, the same on all its nodes where anything says it; two of one name get a pid each."""
     names = [_name(crew, tree) for crew in crews]
     return [
-        f"{name}-p{_origin(crew, tree).pid}" if names.count(name) > 1 else name
+        f"{name}-p{crew.members[0][0].id.pid}" if names.count(name) > 1 else name
         for name, crew in zip(names, crews, strict=True)
     ]
 
@@ -336,7 +336,9 @@ def _name(crew: _Crew, tree: _Tree) -> str:
     if seat and address and not address.startswith(_LOOPBACK) and seat.world_size != seat.local_world_size:
         return _safe(f"{address}-{environ.get('MASTER_PORT', '')}")
     origin = _origin(crew, tree)
-    return f"pid{origin.pid}-{origin.start_ticks}"
+    # One shell may have started several jobs that have no launcher; their ports differ.
+    port = environ.get("MASTER_PORT") if crew.head is None else None
+    return _safe(f"pid{origin.pid}-{origin.start_ticks}" + (f"-{port}" if port else ""))
 
 
 def _origin(crew: _Crew, tree: _Tree) -> ProcessId:
@@ -353,4 +355,4 @@ def _origin(crew: _Crew, tree: _Tree) -> ProcessId:
 def _safe(text: str) -> str:
     """A name that serves as a label and in the name of a folder; a changed one ends in a checksum of the original."""
     clean = re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".-_")[:_MAX_NAME]
-    return clean if clean == text else f"{clean}-{zlib.crc32(text.encode()):08x}"
+    return clean if clean == text else f"{clean}-{zlib.crc32(text.encode()):08x}".lstrip("-")

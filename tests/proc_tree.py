@@ -1,0 +1,101 @@
+"""Trees like /proc from one readable text per situation (tests/data/proc/*.proc), and the other way round.
+
+4711 (pt_elastic) S parent=4700 start=1000     a process; what follows is indented
+  $ python3 /usr/bin/torchrun train.py         its command line, as a shell would split it
+  + RANK=0 LOCAL_RANK=0                         its environment, any number of such lines
+  ! environ                                     a file that may not be read (root reads it all the same)
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from hangwatch.hang.jobs import find_jobs
+from hangwatch.model import GpuSample, GpuSweep, Job
+from hangwatch.probes.procs import ProcessScan
+
+FOLDER = Path(__file__).parent / "data" / "proc"
+_HEAD = re.compile(r"(\d+) \((.*)\) ([A-Zt]) parent=(\d+) start=(\d+)")
+
+
+def lay_out(text: str, root: Path) -> Path:
+    """Write the processes of `text` as a tree like /proc under `root`; processes that are not in it are removed."""
+    for old in root.glob("[0-9]*"):
+        for file in old.iterdir():
+            file.unlink()
+        old.rmdir()
+    pid = 0
+    environ: dict[int, list[str]] = {}
+    for line in text.splitlines():
+        bare = line.strip()
+        if not bare or bare.startswith("#"):
+            continue
+        if head := _HEAD.fullmatch(bare):
+            pid = int(head[1])
+            environ[pid] = []
+            _begin(root / head[1], head)
+        elif bare.startswith("$ "):
+            (root / f"{pid}/cmdline").write_bytes("".join(f"{a}\0" for a in shlex.split(bare[2:])).encode())
+        elif bare.startswith("+ "):
+            environ[pid] += shlex.split(bare[2:])
+            (root / f"{pid}/environ").write_bytes("".join(f"{e}\0" for e in environ[pid]).encode())
+        else:
+            raise ValueError(f"not a line of a process tree: {line!r}")
+    return root
+
+
+def _begin(folder: Path, head: re.Match[str]) -> None:
+    pid, comm, state, parent, start = head.groups()
+    kernel_thread = 0x00200000 if parent == "2" else 0x00400000
+    fields = ["0"] * 52
+    fields[:4] = [pid, f"({comm})", state, parent]
+    fields[8], fields[21], fields[49] = str(kernel_thread), start, "140720000000000"
+    folder.mkdir(parents=True)
+    (folder / "stat").write_text(" ".join(fields) + "\n")
+    (folder / "cmdline").write_bytes(b"")
+    (folder / "environ").write_bytes(b"")
+
+
+def record(
+    pids: list[int], names: str = "RANK|SIZE|TORCHELASTIC|MASTER_|SLURM_|OMPI_|PMI|MPI_LOCAL|VISIBLE_DEV"
+) -> str:
+    """The text of real processes: how the trees of real launchers were made."""
+    lines = []
+    for pid in pids:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        comm, rest = re.fullmatch(r"\d+ \((.*)\) (.*)\n", stat).groups()
+        fields = rest.split()
+        lines.append(f"{pid} ({comm}) {fields[0]} parent={fields[1]} start={fields[19]}")
+        cmdline = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+        lines.append(f"  $ {shlex.join(cmdline)}")
+        entries = Path(f"/proc/{pid}/environ").read_text().split("\0")[:-1]
+        kept = [entry for entry in entries if re.search(names, entry.partition("=")[0])]
+        lines += [f"  + {shlex.quote(entry)}" for entry in kept]
+    return "\n".join(lines) + "\n"
+
+
+def sweep(pids_by_gpu: dict[int, tuple[int, ...]], taken_monotonic_seconds: float = 1e9) -> GpuSweep:
+    """GPUs with these processes on them; their uuids are GPU-a0, GPU-a1, ..."""
+    return GpuSweep(
+        taken_monotonic_seconds=taken_monotonic_seconds,
+        taken_unix_seconds=0.0,
+        gpus=tuple(GpuSample(index=index, uuid=f"GPU-a{index}", pids=pids) for index, pids in pids_by_gpu.items()),
+    )
+
+
+def jobs_in(name: str, root: Path, gpus: GpuSweep | None = None) -> tuple[Job, ...]:
+    """The jobs in the tree of that name, as a scan of it finds them."""
+    lay_out((FOLDER / f"{name}.proc").read_text(), root)
+    held = {pid for gpu in gpus.gpus for pid in gpu.pids} if gpus else set()
+    return find_jobs(ProcessScan(root).processes(held), gpus)
+
+
+def pids_below(pid: int) -> list[int]:
+    """A real process and all that descend from it."""
+    found = [pid]
+    for one in found:
+        for task in Path(f"/proc/{one}/task").iterdir():
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return found

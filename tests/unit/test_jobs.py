@@ -1,0 +1,337 @@
+"""Which jobs a tree like /proc holds, launcher by launcher: through a real scan of laid-out trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch.hang import devices, jobs, launchers
+from hangwatch.model import GpuSample, Job, Process, ProcessId, Rank
+from hangwatch.probes.procs import LAUNCHER_VARIABLES, ProcessScan
+from tests.proc_tree import FOLDER, jobs_in, lay_out, sweep
+
+EIGHT = sweep(dict.fromkeys(range(8), ()))
+
+
+def seats(job: Job) -> list[tuple[int | None, int | None, int]]:
+    return [(rank.rank, rank.local_rank, rank.id.pid) for rank in job.ranks]
+
+
+def rank(job: Job, number: int) -> Rank:
+    return next(one for one in job.ranks if one.rank == number)
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    (job,) = jobs_in("torchrun", tmp_path, EIGHT)
+    assert (job.job_id, job.launcher, job.launcher_id) == (
+        "llama-7b",
+        "torchrun",
+        ProcessId(pid=1000, start_ticks=1000),
+    )
+    assert seats(job) == [(2, 0, 1010), (3, 1, 1011)]
+    assert (job.world_size, job.local_world_size, job.absent_local_ranks) == (4, 2, ())
+    assert job.gpu_uuids == ("GPU-a4", "GPU-a5")
+    assert (job.command, job.user) == ("train.py", "ada")
+
+
+def test_children_of_a_rank_are_its_workers_loaders_first_and_trackers_never(tmp_path: Path) -> None:
+    (job,) = jobs_in("torchrun", tmp_path)
+    assert [(worker.comm, worker.id.pid) for worker in rank(job, 2).workers] == [("pt_data_worker", 1020), ("sh", 1018)]
+    assert [worker.id.pid for worker in rank(job, 3).workers] == [1021]
+
+
+def test_only_launcher_variables_are_kept(tmp_path: Path) -> None:
+    for name in ("torchrun", "slurm"):
+        processes = ProcessScan(lay_out((FOLDER / f"{name}.proc").read_text(), tmp_path)).processes()
+        assert "never" not in str(processes)
+        kept = {name for process in processes for name in process.environ}
+        assert kept > {"RANK", "WORLD_SIZE"}
+        assert all(name in LAUNCHER_VARIABLES or name.startswith("TORCH_NCCL_") for name in kept)
+    (job,) = jobs_in("torchrun", tmp_path)
+    assert job.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
+
+
+def test_kernel_threads_are_no_processes(tmp_path: Path) -> None:
+    jobs_in("torchrun", tmp_path)
+    assert 77 not in {process.id.pid for process in ProcessScan(tmp_path).processes()}
+
+
+def test_accelerate_with_a_rank_that_ended(tmp_path: Path) -> None:
+    (job,) = jobs_in("accelerate", tmp_path)
+    assert (job.job_id, job.launcher, job.absent_local_ranks) == ("pid1000-1000", "accelerate", (1,))
+    assert seats(job) == [(0, 0, 1010)]
+
+
+def test_deepspeed_and_a_service_that_outlived_its_rank(tmp_path: Path) -> None:
+    (job,) = jobs_in("deepspeed", tmp_path)
+    assert (job.job_id, job.launcher, job.local_world_size) == ("pid1000-1000", "deepspeed", 2)
+    assert seats(job) == [(0, 0, 1010), (1, 1, 1011)]
+
+
+def test_slurm_steps_are_jobs_and_a_batch_script_and_a_notebook_are_not(tmp_path: Path) -> None:
+    step, elastic = jobs_in("slurm", tmp_path, EIGHT)
+    assert (step.job_id, step.launcher, step.user) == ("1", "srun", "ada")
+    assert seats(step) == [(0, 0, 6086), (1, 1, 6087)]
+    assert (step.world_size, step.local_world_size, step.absent_local_ranks) == (2, 2, ())
+    assert (elastic.job_id, elastic.launcher) == ("1.2", "torchrun")
+    assert seats(elastic) == [(0, 0, 6327), (1, 1, 6328)]
+    assert (elastic.world_size, elastic.local_world_size) == (4, 2)
+
+
+def test_srun_with_a_shell_around_each_rank(tmp_path: Path) -> None:
+    (job,) = jobs_in("srun_wrapper", tmp_path)
+    assert (job.job_id, job.launcher) == ("77", "srun")
+    assert seats(job) == [(8, 0, 511), (9, 1, 521)]
+
+
+def test_absent_ranks_of_a_slurm_step_are_told_by_its_layout(tmp_path: Path) -> None:
+    text = (FOLDER / "srun_wrapper.proc").read_text().replace(" RANK=8 LOCAL_RANK=0", "").replace("8,2", "8,3")
+    root = lay_out(text.replace(" RANK=9 LOCAL_RANK=1", ""), tmp_path)
+    (job,) = jobs.find_jobs(ProcessScan(root).processes())
+    assert (seats(job), job.local_world_size, job.absent_local_ranks) == ([(8, 0, 511), (9, 1, 521)], 3, (2,))
+
+
+def test_open_mpi(tmp_path: Path) -> None:
+    (job,) = jobs_in("mpirun", tmp_path)
+    assert (job.job_id, job.launcher, job.local_world_size) == ("2016149505", "mpirun", 2)
+    assert seats(job) == [(0, 0, 5339), (1, 1, 5340)]
+
+
+def test_mpich(tmp_path: Path) -> None:
+    (job,) = jobs_in("hydra", tmp_path)
+    assert (job.job_id, job.launcher, job.local_world_size) == ("pid300-300", "mpirun", 2)
+    assert seats(job) == [(2, 0, 310), (3, 1, 311)]
+
+
+def test_spawned_processes_that_hold_gpus_are_ranks_by_their_order(tmp_path: Path) -> None:
+    on_gpus = sweep({0: (912,), 1: (913,)})
+    (job,) = jobs_in("spawn", tmp_path, on_gpus)
+    assert (job.job_id, job.launcher, job.command) == ("pid900-900", "spawn", "train.py")
+    assert seats(job) == [(None, 0, 912), (None, 1, 913)]
+    assert [worker.id.pid for worker in job.ranks[1].workers] == [920]
+    assert job.gpu_uuids == ("GPU-a0", "GPU-a1")
+
+
+def test_spawned_processes_without_gpu_and_address_are_no_job(tmp_path: Path) -> None:
+    assert jobs_in("spawn", tmp_path) == ()
+
+
+def test_spawned_processes_whose_parent_was_killed(tmp_path: Path) -> None:
+    (job,) = jobs_in("spawn_orphans", tmp_path, sweep({0: (912,), 1: (913,)}))
+    assert (job.job_id, job.launcher_id) == ("pid912-912", None)
+    assert seats(job) == [(None, 0, 912), (None, 1, 913)]
+
+
+def test_servers_and_notebooks_are_no_jobs(tmp_path: Path) -> None:
+    assert jobs_in("server", tmp_path, sweep({0: (911,), 1: (912,), 2: (951,), 3: (960,)})) == ()
+
+
+def test_several_jobs_on_one_node(tmp_path: Path) -> None:
+    found = {job.command: job for job in jobs_in("two_jobs", tmp_path, EIGHT)}
+    assert {name: seats(job) for name, job in found.items()} == {
+        "a.py": [(0, 0, 110), (1, 1, 111)],
+        "b.py": [(0, 0, 120), (1, 1, 121)],
+        "trainer.main": [(4, None, 132), (5, None, 141)],
+    }
+    assert found["a.py"].gpu_uuids == ("GPU-a3", "GPU-a1")
+    assert found["b.py"].gpu_uuids == ("GPU-a0", "GPU-a2")
+    assert found["trainer.main"].gpu_uuids == ("GPU-a4", "GPU-a5")
+    assert found["trainer.main"].job_id == "job-master-0-23456"
+    assert {found["a.py"].job_id, found["b.py"].job_id} == {"pid100-100-29500", "pid100-100-29501"}
+
+
+def test_containers_that_share_loopback_and_port_are_two_jobs(tmp_path: Path) -> None:
+    found = {job.command: (job.job_id, seats(job)) for job in jobs_in("containers", tmp_path)}
+    assert found == {
+        "a.py": ("pid130-130-29500", [(0, None, 132), (1, None, 133)]),
+        "b.py": ("pid140-130-29500", [(0, None, 142), (1, None, 143)]),
+    }
+
+
+def test_the_rank_of_a_pod_is_not_the_rank_of_a_process(tmp_path: Path) -> None:
+    (job,) = jobs_in("kubeflow", tmp_path)
+    assert (job.job_id, job.launcher) == ("10.1.2.3-29400", "torchrun")
+    assert seats(job) == [(2, 0, 150), (3, 1, 151)]
+
+
+def test_after_an_elastic_restart_the_last_attempt_counts(tmp_path: Path) -> None:
+    (job,) = jobs_in("elastic_restart", tmp_path)
+    assert (job.job_id, seats(job)) == ("run-7", [(0, 0, 1030), (1, 1, 1031)])
+
+
+def test_ranks_whose_agent_was_killed_are_still_a_job(tmp_path: Path) -> None:
+    (job,) = jobs_in("torchrun_orphans", tmp_path)
+    assert (job.job_id, job.launcher, job.launcher_id) == ("run-7", "torchrun", None)
+    assert seats(job) == [(0, 0, 1010), (1, 1, 1011)]
+
+
+def test_what_a_dead_agent_left_behind_is_no_second_job(tmp_path: Path) -> None:
+    (job,) = jobs_in("remnants", tmp_path)
+    assert (job.job_id, seats(job)) == ("run-7", [(0, 0, 2030), (1, 1, 2031)])
+
+
+def test_a_run_inside_a_rank_is_a_job_of_its_own(tmp_path: Path) -> None:
+    found = {job.job_id: job for job in jobs_in("nested", tmp_path)}
+    assert {name: seats(job) for name, job in found.items()} == {"outer": [(0, 0, 1010)], "inner": [(0, 0, 1030)]}
+
+
+def test_two_jobs_of_one_name_keep_apart(tmp_path: Path) -> None:
+    agents = "".join(
+        f"{agent} (pt_elastic) S parent=1 start={agent}\n  $ /venv/bin/python /venv/bin/torchrun t.py\n"
+        f"{agent + 1} (python) S parent={agent} start={agent}\n  $ python t.py\n"
+        f"  + RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 SLURM_JOB_ID=9 TORCHELASTIC_RUN_ID=r{agent}\n"
+        for agent in (100, 200)
+    )
+    found = jobs.find_jobs(ProcessScan(lay_out(f"1 (init) S parent=0 start=1\n{agents}", tmp_path)).processes())
+    assert [job.job_id for job in found] == ["9-p101", "9-p201"]
+
+
+def test_a_parent_that_is_younger_than_its_child_is_another_process(tmp_path: Path) -> None:
+    text = (FOLDER / "torchrun.proc").read_text().replace("parent=900 start=1000", "parent=900 start=9999")
+    (job,) = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    assert (job.launcher_id, seats(job)) == (None, [(2, 0, 1010), (3, 1, 1011)])
+
+
+def test_a_pid_that_the_driver_named_before_the_process_began_is_not_its_gpu(tmp_path: Path) -> None:
+    held = {0: (), 1: (), 6: (1010,)}
+    before, after = sweep(held, taken_monotonic_seconds=10.0), sweep(held, taken_monotonic_seconds=12.0)
+    stale, fresh = (jobs_in("torchrun", tmp_path, gpus)[0] for gpus in (before, after))
+    assert rank(fresh, 2).gpu_uuids == ("GPU-a6",)
+    assert (
+        rank(stale, 2).gpu_uuids == ()
+    )  # began 11 s after boot; its environment names GPUs 4 and 5, which are not there
+
+
+def test_gpus_of_the_driver_win_over_the_environment(tmp_path: Path) -> None:
+    (job,) = jobs_in("torchrun", tmp_path, sweep({0: (1011,), 1: (1010,), 4: (), 5: ()}))
+    assert [one.gpu_uuids for one in job.ranks] == [("GPU-a1",), ("GPU-a0",)]
+
+
+def test_pids_as_ranks_with_what_is_known_of_them(tmp_path: Path) -> None:
+    jobs_in("torchrun", tmp_path)
+    job = jobs.job_of_pids(ProcessScan(tmp_path).processes({900}), [1011, 900, 4242])
+    assert seats(job) == [(3, 1, 1011), (None, None, 900), (None, None, 4242)]
+    assert [worker.id.pid for worker in job.ranks[0].workers] == [1021]
+    assert job.job_id == "pids-1011-900-4242"
+
+
+# --- one process -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cmdline", "program"),
+    [
+        ((), ""),
+        (("/venv/bin/python", "-u", "/data/train.py", "--lr", "1"), "train.py"),
+        (("python3.11", "-X", "dev", "-W", "error", "-m", "torch.distributed.run", "t.py"), "torch.distributed.run"),
+        (("python", "-c", "import x"), "-c"),
+        (("python", "-m"), ""),
+        (("python",), "python"),
+        (("/usr/bin/torchrun", "train.py"), "torchrun"),
+    ],
+)
+def test_what_a_command_line_runs(cmdline: tuple[str, ...], program: str) -> None:
+    assert launchers.program(cmdline) == program
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({}, None),
+        ({"RANK": "0"}, None),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, None),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, None),
+        ({"RANK": "\u0661", "WORLD_SIZE": "2"}, None),
+        ({"RANK": "1", "WORLD_SIZE": "99999999999999"}, None),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, (1, None, None)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "x", "LOCAL_WORLD_SIZE": "999999"}, (1, None, None)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, (1, 1, 2)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),
+        ({"PMI_RANK": "0", "PMI_SIZE": "4"}, None),
+    ],
+)
+def test_a_seat_needs_believable_numbers(environ: dict[str, str], found: tuple[int, ...] | None) -> None:
+    process = Process(id=ProcessId(pid=7, start_ticks=1), parent_pid=1, comm="python", state="S", environ=environ)
+    seat = launchers.seat(process, None)
+    assert (seat and (seat.rank, seat.local_rank, seat.local_world_size)) == found
+
+
+@pytest.mark.parametrize(
+    ("layout", "node", "tasks"),
+    [("8(x2),4", "2", 4), ("8(x2),4", "1", 8), ("8", "0", 8), ("8", "1", None), ("x", "0", None)],
+)
+def test_slurm_tasks_per_node(layout: str, node: str, tasks: int | None) -> None:
+    environ = {"SLURM_PROCID": "0", "SLURM_NTASKS": "20", "SLURM_NODEID": node, "SLURM_STEP_TASKS_PER_NODE": layout}
+    process = Process(id=ProcessId(pid=7, start_ticks=1), parent_pid=1, comm="python", state="S", environ=environ)
+    seat = launchers.seat(process, "srun")
+    assert seat is not None and seat.local_world_size == tasks
+
+
+@pytest.mark.parametrize(
+    ("environ", "local_rank", "uuids"),
+    [
+        ({}, 2, ("GPU-a2",)),
+        ({}, None, ()),
+        ({}, 9, ()),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0, ()),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, 0, ()),
+        ({"CUDA_VISIBLE_DEVICES": "5"}, 3, ("GPU-a5",)),
+        ({"CUDA_VISIBLE_DEVICES": "5,6"}, 1, ("GPU-a6",)),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-a6, GPU-a5"}, 1, ("GPU-a5",)),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-a"}, 0, ()),
+        ({"CUDA_VISIBLE_DEVICES": "99,1"}, 1, ()),
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-a6,GPU-a7"}, 1, ("GPU-a7",)),
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-a6,GPU-a7", "CUDA_VISIBLE_DEVICES": "1"}, 0, ("GPU-a7",)),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, 1, ("GPU-a1",)),
+        ({"SLURM_STEP_GPUS": "4,5,6,7", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 1, ("GPU-a5",)),
+        ({"SLURM_STEP_GPUS": "4,5,6,7", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, 1, ("GPU-a5",)),
+    ],
+)
+def test_gpus_by_environment(environ: dict[str, str], local_rank: int | None, uuids: tuple[str, ...]) -> None:
+    gpus = [GpuSample(index=index, uuid=f"GPU-a{index}") for index in (7, 6, 5, 4, 3, 2, 1, 0)]
+    assert devices.gpus_of([1], environ, local_rank, gpus) == uuids
+
+
+# --- whatever processes call themselves ------------------------------------------------------------------------------
+
+_texts = st.text(max_size=6) | st.sampled_from(
+    ["0", "1", "2", "none", "..", "a/b", "localhost", "GPU-a1", "8(x2)", "-m"]
+)
+_processes = st.builds(
+    Process,
+    id=st.builds(ProcessId, pid=st.integers(1, 12), start_ticks=st.integers(0, 3)),
+    parent_pid=st.integers(0, 12),
+    comm=st.sampled_from(["python", "pt_elastic", "pt_data_worker", "slurmstepd", "mpirun", "bash"]),
+    state=st.sampled_from("RSDTZ"),
+    cmdline=st.lists(_texts | st.sampled_from(["python", "torchrun", "multiprocessing.spawn"]), max_size=3).map(tuple),
+    environ=st.dictionaries(
+        st.sampled_from(sorted(LAUNCHER_VARIABLES)) | st.sampled_from(["RANK", "WORLD_SIZE", "LOCAL_RANK"]),
+        _texts,
+        max_size=9,
+    ),
+)
+
+
+@given(
+    st.lists(_processes, max_size=12, unique_by=lambda process: process.id.pid),
+    st.lists(st.integers(1, 12), max_size=4),
+)
+def test_any_processes_give_jobs_with_safe_names_and_each_process_one_place(
+    found: list[Process], held: list[int]
+) -> None:
+    result = jobs.find_jobs(found, sweep({0: tuple(held), 1: tuple(reversed(held))}))
+    names = [job.job_id for job in result]
+    assert len(set(names)) == len(names)
+    for job in result:
+        assert job.job_id and len(job.job_id) <= 72
+        assert not set(job.job_id) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+        assert job.job_id[0] not in ".-"
+        assert job.ranks
+    places = [one.id for job in result for one in job.ranks]
+    assert len(set(places)) == len(places)
+    workers = {worker.id for job in result for one in job.ranks for worker in one.workers}
+    assert not workers & set(places)

@@ -188,15 +188,17 @@ class Store:
     def prune(self, now_unix_seconds: float, open_folders: frozenset[str] = frozenset()) -> tuple[str, ...]:
         """Remove what is too old, too many or too big, oldest first, and return the names; never `open_folders`.
 
-        The newest stays even when it alone is too big. Raises StoreError where a folder cannot be removed.
+        A single incident stays even when it is too big. Raises StoreError where a folder cannot be removed.
         """
-        kept, kept_bytes, removed = 0, 0, []
-        for name in self._names():
-            size_bytes = _size_bytes(self.incidents / name)
+        sizes = {name: _size_bytes(self.incidents / name) for name in self._names()}
+        kept = sum(name in open_folders for name in sizes)
+        kept_bytes = sum(size for name, size in sizes.items() if name in open_folders)
+        removed: list[str] = []
+        for name in (name for name in sizes if name not in open_folders):
             old = now_unix_seconds - _opened_unix_seconds(name) > self._max_age_seconds
-            full = kept >= self._max_incidents or (kept > 0 and kept_bytes + size_bytes > self._max_bytes)
-            if name in open_folders or not (old or full):
-                kept, kept_bytes = kept + 1, kept_bytes + size_bytes
+            full = kept >= self._max_incidents or (kept > 0 and kept_bytes + sizes[name] > self._max_bytes)
+            if not (removed or old or full):
+                kept, kept_bytes = kept + 1, kept_bytes + sizes[name]
                 continue
             with _explained(self.incidents):
                 durable.remove(self.incidents / name)

@@ -1,0 +1,491 @@
+"""Incident folders: whole or not at all, private, bounded, and readable after whatever happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hangwatch import store
+from hangwatch.model import Frame, Incident, JobState
+from hangwatch.store import Store, StoreError, folder_name, open_writable
+from tests import samples
+from tests.conftest import wait_for
+
+FILES = {"report.txt": "text", "report.html": "<p>", "dumps/20260314T031501Z-round1/rank0.txt": "Process 1: x"}
+DAY = 86400.0
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def at(opened: float, job_id: str = "42", **changes: object) -> Incident:
+    base = samples.mismatch()
+    return samples.replaced(
+        base,
+        incident_id=folder_name(job_id, opened),
+        job=samples.job(range(2), 2, job_id=job_id),
+        opened_unix_seconds=opened,
+        **changes,
+    )
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def message_of(error: pytest.ExceptionInfo[StoreError]) -> str:
+    return str(error.value)
+
+
+# --- saving ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path / "state")
+    for make in (*samples.SAMPLES.values(), samples.fleet):
+        incident = samples.replaced(make(), incident_id=make.__name__)
+        folder = kept.save(incident, FILES)
+        assert store.load(folder) == incident
+
+
+def test_the_folder_holds_all_and_only_for_its_owner(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = open_writable(tmp_path / "state").save(samples.loader_hang(), FILES)
+    finally:
+        os.umask(before)
+    assert folder == tmp_path / "state/incidents/20260314T031500Z-2180718"
+    assert set(tree(folder)) == {"incident.json", *FILES}
+    for path in (folder.parent, folder, *folder.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_saving_again_replaces_all_but_dumps(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path)
+    incident = samples.loader_hang()
+    folder = kept.save(incident, FILES)
+    later = samples.replaced(incident, state=JobState.RECOVERED, closed_unix_seconds=samples.OPENED + 60)
+    dump = "dumps/20260314T031501Z-round1/rank0.txt"
+    assert kept.save(later, {"report.txt": "new", dump: "other", "dumps/later/rank0.txt": "more"}) == folder
+    assert store.load(folder) == later
+    found = tree(folder)
+    assert (found["report.txt"], found["report.html"]) == (b"new", b"<p>")
+    assert (found[dump], found["dumps/later/rank0.txt"]) == (b"Process 1: x", b"more")
+    assert not list((tmp_path / "incidents").rglob(".tmp-*"))
+
+
+def test_a_reader_sees_the_old_or_the_new_and_never_a_half(tmp_path: Path) -> None:
+    """The old file, opened before, still reads whole after the update: it was replaced and not overwritten."""
+    kept = open_writable(tmp_path)
+    folder = kept.save(samples.loader_hang(), FILES)
+    with (folder / "incident.json").open("rb") as old:
+        kept.save(samples.replaced(samples.loader_hang(), state=JobState.ENDED), FILES)
+        assert msgspec.json.decode(old.read(), type=Incident) == samples.loader_hang()
+
+
+def test_two_incidents_of_one_name_are_two(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path)
+    here, there = samples.loader_hang(), samples.replaced(samples.loader_hang(), node="gpu-b07")
+    folders = [kept.save(here, FILES), kept.save(there, FILES), kept.save(here, FILES), kept.save(there, FILES)]
+    assert [folder.name for folder in folders] == ["20260314T031500Z-2180718", "20260314T031500Z-2180718-2"] * 2
+    assert [store.load(folder).node for folder in folders[:2]] == ["gpu-a12", "gpu-b07"]
+
+
+@given(st.text(max_size=300), st.floats(0, 4e9))
+def test_folder_names_are_safe_and_bounded(job_id: str, opened: float) -> None:
+    name = folder_name(job_id, opened)
+    assert len(name) <= 81
+    assert store._FOLDER.fullmatch(name)
+
+
+@given(st.lists(st.text(max_size=120), unique=True, max_size=10))
+def test_two_jobs_never_share_a_name(job_ids: list[str]) -> None:
+    assert len({folder_name(job_id, 0.0) for job_id in job_ids}) == len(job_ids)
+
+
+TEXT = st.text(st.characters(), max_size=30)  # surrogates too
+
+
+@given(message=TEXT, command=TEXT, function=TEXT, facts=st.lists(st.tuples(TEXT, TEXT), max_size=3))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+def test_any_text_survives(
+    tmp_path: Path, message: str, command: str, function: str, facts: list[tuple[str, str]]
+) -> None:
+    group = msgspec.structs.replace(samples.waiting([0]), frames=(Frame(function=function, file="f.py"),))
+    incident = samples.incident(
+        groups=[group], verdict=msgspec.structs.replace(samples.mismatch().verdict, message=message), ranks=[0]
+    )
+    incident = samples.replaced(incident, job=samples.job([0], 1, command=command), host_facts=tuple(facts))
+    folder = open_writable(tmp_path).save(incident, {"report.txt": message})
+    found = store.load(folder)
+    assert found.verdict.message == message.encode("utf-8", "backslashreplace").decode()
+    if not any(0xD800 <= ord(c) <= 0xDFFF for c in "".join((message, command, function, *map("".join, facts)))):
+        assert found == incident
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../b", ".hidden", "a//b", "a/b/c/d/e", "", "a\n"])
+def test_names_that_could_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+    kept = open_writable(tmp_path)
+    with pytest.raises(StoreError):
+        kept.save(samples.loader_hang(), {name: "x"})
+    assert list((tmp_path / "incidents").iterdir()) == []
+
+
+# --- what must be refused --------------------------------------------------------------------------------------------
+
+
+def test_a_link_in_the_place_of_incidents_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/incidents").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError) as error:
+        open_writable(tmp_path / "state")
+    assert "follows no links" in message_of(error)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_link_in_the_place_of_a_file_or_folder_is_not_written_through(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path / "state")
+    folder = kept.save(samples.loader_hang(), FILES)
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (folder / "report.txt").unlink()
+    (folder / "report.txt").symlink_to(victim)
+    kept.save(samples.loader_hang(), FILES)
+    assert victim.read_text() == "precious"
+    assert (folder / "report.txt").read_text() == "text"
+
+    (tmp_path / "elsewhere").mkdir()
+    shutil.rmtree(folder / "dumps")
+    (folder / "dumps").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError):
+        kept.save(samples.loader_hang(), FILES)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_folder_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "incidents").mkdir()
+    (tmp_path / "incidents").chmod(0o777)
+    with pytest.raises(StoreError) as error:
+        open_writable(tmp_path)
+    assert "chmod o-w" in message_of(error)
+
+
+@needs_root
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "incidents").mkdir()
+    os.chown(tmp_path / "incidents", 12345, -1)
+    with pytest.raises(StoreError) as error:
+        open_writable(tmp_path)
+    assert "belongs to user 12345" in message_of(error)
+
+
+def test_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("")
+    with pytest.raises(StoreError) as error:
+        open_writable(tmp_path / "state")
+    assert str(tmp_path / "state") in message_of(error)
+    assert "in the place of a folder" in message_of(error)
+
+
+def test_a_directory_without_permission_says_what_to_do(tmp_path: Path) -> None:
+    """As the user nobody where the tests run as root, to whom every directory is writable."""
+    code = """
+        import os, sys
+        from pathlib import Path
+        from hangwatch.store import StoreError, open_writable
+        Path(sys.argv[1]).chmod(0o555)
+        if os.geteuid() == 0:
+            os.seteuid(65534)
+        try:
+            open_writable(Path(sys.argv[1]) / "state")
+        except StoreError as error:
+            print(error)
+    """
+    with tempfile.TemporaryDirectory() as place:
+        ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code), place], capture_output=True, text=True)
+    assert "Permission denied" in ran.stdout, ran.stderr
+    assert "chown" in ran.stdout
+
+
+@needs_root
+def test_a_read_only_file_system_says_what_to_do(tmp_path: Path, small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(StoreError) as error:
+        open_writable(small_disk)
+    assert "read-only" in message_of(error)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b"{", "truncated or no incident"),
+        (b"[1, 2]", "truncated or no incident"),
+        (b"\xff\xfe\x00", "truncated or no incident"),
+        (b"[" * 200_000, "truncated or no incident"),
+        (b'{"schema_version": 9, "hangwatch_version": "7.1", "whatever": 1}', "newer hangwatch 7.1"),
+    ],
+)
+def test_what_is_no_incident_is_explained(tmp_path: Path, content: bytes, says: str) -> None:
+    kept = open_writable(tmp_path)
+    folder = kept.save(samples.loader_hang(), FILES)
+    (folder / "incident.json").write_bytes(content)
+    with pytest.raises(StoreError) as error:
+        store.load(folder)
+    assert says in message_of(error)
+    assert str(folder / "incident.json") in message_of(error)
+    assert "\n  " in message_of(error)  # what to do
+
+
+def test_every_truncation_is_told(tmp_path: Path) -> None:
+    whole = store.encode(samples.mismatch())
+    for size in range(0, len(whole), max(len(whole) // 200, 1)):
+        (tmp_path / "incident.json").write_bytes(whole[:size])
+        with pytest.raises(StoreError):
+            store.load(tmp_path)
+
+
+@given(st.binary(max_size=400))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_garbage_is_told(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "incident.json").write_bytes(content)
+    with pytest.raises(StoreError):
+        store.load(tmp_path)
+
+
+def test_what_is_no_file_is_told_and_does_not_stop_us(tmp_path: Path) -> None:
+    for plant in (lambda p: p.mkdir(), os.mkfifo, lambda p: p.symlink_to("/etc/hostname")):
+        path = tmp_path / "incident.json"
+        plant(path)
+        with pytest.raises(StoreError):
+            store.load(tmp_path)
+        path.rmdir() if path.is_dir() else path.unlink()
+    with pytest.raises(StoreError) as error:
+        store.load(tmp_path / "nowhere")
+    assert "hangwatch incidents" in message_of(error)
+
+
+def test_summaries_newest_first_with_the_unreadable_among_them(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path)
+    for opened in (1e9, 3e9, 2e9):
+        kept.save(at(opened), FILES)
+    (kept.incidents / folder_name("42", 2e9) / "incident.json").write_text("{")
+    (kept.incidents / "notes-of-somebody").mkdir()
+    found = kept.summaries()
+    assert [summary.folder for summary in found] == [folder_name("42", opened) for opened in (3e9, 2e9, 1e9)]
+    assert [bool(summary.problem) for summary in found] == [False, True, False]
+    first = found[0]
+    assert (first.node, first.job_id, first.state, first.verdict) == ("gpu-a12", "42", JobState.HUNG, "Mismatch")
+    assert first.size_bytes == sum(len(content) for content in tree(kept.incidents / first.folder).values())
+
+
+def test_a_store_that_was_never_written_is_empty(tmp_path: Path) -> None:
+    assert Store(tmp_path / "nowhere").summaries() == ()
+
+
+def test_find_takes_a_part_of_a_name(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path)
+    folders = [kept.save(at(opened, job_id), FILES) for opened, job_id in ((1e9, "aa"), (2e9, "ab"))]
+    assert kept.find(folders[0].name) == folders[0]
+    assert kept.find("ab") == folders[1]
+    for name, says in (("Z-a", "fits 2"), ("zzz", "is no incident"), ("../x", "is no incident")):
+        with pytest.raises(StoreError) as error:
+            kept.find(name)
+        assert says in message_of(error)
+
+
+# --- pruning ---------------------------------------------------------------------------------------------------------
+
+
+def names(kept: Store) -> set[str]:
+    return {summary.folder for summary in kept.summaries()}
+
+
+def test_prune_by_count_oldest_first_and_never_the_open(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path, max_incidents=3, max_age_days=1000)
+    folders = [kept.save(at(1e9 + number), FILES).name for number in range(6)]
+    removed = kept.prune(1e9, open_folders=frozenset({folders[0]}))
+    assert set(removed) == set(folders[1:4])
+    assert names(kept) == {folders[0], *folders[4:]}
+    assert kept.prune(1e9, open_folders=frozenset({folders[0]})) == ()
+
+
+def test_prune_by_age(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path, max_age_days=10)
+    old, young = (kept.save(at(opened), FILES).name for opened in (1e9, 1e9 + 2 * DAY))
+    assert kept.prune(1e9 + 11 * DAY) == (old,)
+    assert names(kept) == {young}
+
+
+def test_prune_by_bytes_keeps_the_newest(tmp_path: Path) -> None:
+    folders = [
+        open_writable(tmp_path).save(at(1e9 + number), {"report.txt": "x" * 100_000}).name for number in range(4)
+    ]
+    kept = Store(tmp_path, max_bytes=int(2.5 * Store(tmp_path).summaries()[0].size_bytes))
+    assert set(kept.prune(1e9)) == set(folders[:2])
+    tiny = Store(tmp_path, max_bytes=1)
+    assert tiny.prune(1e9) == (folders[2],)
+    assert names(kept) == {folders[3]}
+
+
+def test_prune_by_bytes_never_keeps_an_older_one_instead_of_a_newer(tmp_path: Path) -> None:
+    sizes = (10, 400_000, 10)
+    small, big, newest = (
+        open_writable(tmp_path).save(at(1e9 + number), {"report.txt": "x" * size}).name
+        for number, size in enumerate(sizes)
+    )
+    kept = Store(tmp_path, max_bytes=sum(summary.size_bytes for summary in Store(tmp_path).summaries()) - 400_000)
+    assert kept.prune(1e9) == (big, small)
+    assert names(kept) == {newest}
+
+
+def test_prune_removes_the_unreadable_and_leaves_what_is_not_ours(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path, max_incidents=1)
+    old, new = (kept.save(at(opened), FILES) for opened in (1e9, 2e9))
+    (old / "incident.json").write_text("{")
+    (kept.incidents / "notes").mkdir()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("precious")
+    (old / "link").symlink_to(outside)
+    assert kept.prune(1e9) == (old.name,)
+    assert {path.name for path in kept.incidents.iterdir()} == {new.name, "notes"}
+    assert (outside / "file").read_text() == "precious"
+
+
+@given(
+    opened=st.lists(st.integers(0, 40), max_size=12, unique=True),
+    max_incidents=st.integers(1, 5),
+    days=st.integers(1, 60),
+    open_at=st.sets(st.integers(0, 40)),
+)
+@settings(max_examples=25, deadline=None)
+def test_prune_keeps_the_newest_within_the_limits(
+    opened: list[int], max_incidents: int, days: int, open_at: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    kept = open_writable(tmp_path_factory.mktemp("s"), max_incidents=max_incidents, max_age_days=days)
+    name = {day: kept.save(at(day * DAY), {}).name for day in opened}
+    kept.prune(41 * DAY, frozenset(name[day] for day in open_at & name.keys()))
+    left = [day for day in name if name[day] in names(kept)]
+    assert open_at & name.keys() <= set(left)
+    closed = sorted(set(left) - open_at, reverse=True)
+    assert all(41 - day <= days for day in closed)
+    gone = set(name) - set(left)
+    assert not [day for day in gone if closed and day > min(closed)]
+    room = max(max_incidents - len(open_at & name.keys()), 0)
+    young = [day for day in name if day not in open_at and 41 - day <= days]
+    assert len(closed) == min(room, len(young))
+
+
+# --- crashes and full disks ------------------------------------------------------------------------------------------
+
+
+def test_leftovers_of_a_crash_are_removed_and_those_of_a_living_writer_kept(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path)
+    folder = kept.save(samples.loader_hang(), FILES)
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
+    ).stdout
+    for name in (f".tmp-{dead.strip()}-20260101T000000Z-x", f".tmp-{os.getpid()}-old", ".tmp-garbage"):
+        (kept.incidents / name / "dumps").mkdir(parents=True)
+        (kept.incidents / name / "dumps" / "a").write_text("x")
+    (folder / f".tmp-{dead.strip()}-report.txt").write_text("half")
+    (kept.incidents / f".tmp-{os.getppid()}-alive").mkdir()
+    open_writable(tmp_path)
+    assert {path.name for path in kept.incidents.iterdir()} == {folder.name, f".tmp-{os.getppid()}-alive"}
+    assert set(tree(folder)) == {"incident.json", *FILES}
+
+
+WRITER = """
+    import sys
+    from pathlib import Path
+    from hangwatch import store
+    from hangwatch.model import JobState
+    from tests import samples
+    kept = store.open_writable(Path(sys.argv[1]))
+    files = {"report.txt": "t" * 200_000, "report.html": "h" * 200_000}
+    files |= {f"dumps/r{n}/rank{m}.txt": "d" * 20_000 for n in range(3) for m in range(8)}
+    for number in range(10_000):
+        incident = samples.replaced(samples.loader_hang(), incident_id=f"i{number // 4}", opened_unix_seconds=1e9 + number // 4)
+        kept.save(incident, files)
+        print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("saves", [1, 2, 3, 5, 6, 9])
+def test_kill_9_in_the_middle_of_saving_leaves_a_loadable_store(tmp_path: Path, saves: int) -> None:
+    """The writer is killed while it is busy with the next save: new folders and updates both."""
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        for _ in range(saves):
+            assert writer.stdout.readline()
+        incidents = tmp_path / "incidents"
+        wait_for(lambda: list(incidents.rglob(".tmp-*")), "a save under way", 20)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+    finished = (saves + 3) // 4
+    kept = open_writable(tmp_path)
+    assert not list(incidents.rglob(".tmp-*"))
+    found = kept.summaries()
+    assert len(found) >= finished
+    for summary in found:
+        assert not summary.problem
+        folder = kept.find(summary.folder)
+        store.load(folder)
+        assert {"incident.json", "report.txt", "report.html"} <= set(tree(folder))
+        assert {len(content) for name, content in tree(folder).items() if name.startswith("dumps/")} == {20_000}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0755", "tmpfs", str(place)], capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"cannot mount a small tmpfs: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@needs_root
+def test_a_full_disk_costs_the_new_incident_and_nothing_else(small_disk: Path) -> None:
+    kept = open_writable(small_disk)
+    old = kept.save(at(1e9), {"report.txt": "x" * 600_000})
+    before = tree(kept.incidents)
+    for attempt in (at(2e9), at(1e9)):  # a new folder, and an update of the old one
+        with pytest.raises(StoreError) as error:
+            kept.save(attempt, {"report.html": "y" * 1_500_000, "dumps/a/b.txt": "z" * 600_000})
+        assert "the disk is full" in message_of(error)
+    assert store.load(old) == at(1e9)
+    after = tree(kept.incidents)
+    assert after == before
+    assert not list(kept.incidents.rglob(".tmp-*"))
+    kept.save(at(3e9), FILES)  # and when there is room again, it goes on
+
+
+def test_the_file_is_plain_json_that_others_can_read(tmp_path: Path) -> None:
+    folder = open_writable(tmp_path).save(samples.loader_hang(), FILES)
+    found = json.loads((folder / "incident.json").read_text())
+    assert found["schema_version"] == 1
+    assert found["verdict"]["named"] == [{"node": "gpu-a12", "rank": 7, "local_rank": 7, "pid": 41207}]

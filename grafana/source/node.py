@@ -322,13 +322,24 @@ def _own_health(built: builders.Dashboard) -> None:
             height=7,
         ),
         rows(
-            "Checks that could not look",
-            f"(hangwatch_check_faults{{{ON}}} > 0) or (1 - hangwatch_check_success{{{ON}}} > 0)",
-            {"check": "Check", "Value": "Faults"},
-            "What should have answered a check and did not.",
-            width=24,
-            height=5,
-            empty="every check could look",
+            "Runs of the checks",
+            [
+                f"hangwatch_check_success{{{ON}}}",
+                f"hangwatch_check_faults{{{ON}}}",
+                f"time() - hangwatch_check_last_run_timestamp_seconds{{{ON}}}",
+                f"hangwatch_check_duration_seconds{{{ON}}}",
+            ],
+            {
+                "check": "Check",
+                "Value #A": "Ran",
+                "Value #B": "What did not answer it",
+                "Value #C": "Last run, ago",
+                "Value #D": "Took",
+            },
+            "Whether each check itself came to an end, and how many of its subjects did not answer.",
+            height=10,
+            colours={"Ran": YES_NO},
+            units={"Last run, ago": "s", "Took": "s"},
         ),
     ):
         built.with_panel(panel)

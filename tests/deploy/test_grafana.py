@@ -1,0 +1,226 @@
+"""The dashboards: up to date with their source, sound as Grafana JSON, and every query answered by a real Prometheus."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hangwatch.demo.node import SimulatedNode
+from tests.conftest import wait_for
+from tests.deploy import promql
+from tests.deploy.promql import DASHBOARDS, GRAFANA, RULES
+from tests.deploy.watched import hangwatch_on
+from tests.servers import RealPrometheus
+
+# Grafana's own names, from the units that these dashboards need.
+UNITS = {"none", "watt", "percentunit", "bytes", "hertz", "celsius", "s"}
+NODE = "node-1"
+
+
+@pytest.fixture(scope="module", params=DASHBOARDS)
+def board(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return promql.dashboard(request.param)
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_the_files_are_what_the_source_builds(name: str) -> None:
+    pytest.importorskip("grafana_foundation_sdk", reason="needs grafana-foundation-sdk, which needs Python 3.11")
+    from grafana.source.__main__ import DASHBOARDS as SOURCES
+    from grafana.source.panels import as_json
+
+    assert (GRAFANA / f"{name}.json").read_text() == as_json(SOURCES[name]()), "run `python -m grafana.source`"
+
+
+def test_uids_differ_and_links_lead_to_dashboards_and_variables_that_exist() -> None:
+    boards = {one["uid"]: one for one in map(promql.dashboard, DASHBOARDS)}
+    assert len(boards) == len(DASHBOARDS)
+    links = [
+        link["url"]
+        for one in boards.values()
+        for panel in promql.panels(one)
+        for override in panel.get("fieldConfig", {}).get("overrides", ())
+        for prop in override["properties"]
+        if prop["id"] == "links"
+        for link in prop["value"]
+    ]
+    assert links
+    for link in links:
+        uid, variable = re.fullmatch(r"/d/([\w-]+)\?var-(\w+)=\$\{__value\.raw\}&\$\{__url_time_range\}", link).groups()  # type: ignore[union-attr]
+        assert variable in {one["name"] for one in boards[uid]["templating"]["list"]}, link
+
+
+def test_ids_are_unique_and_panels_do_not_overlap(board: dict[str, Any]) -> None:
+    panels = promql.panels(board)
+    ids = [panel["id"] for panel in panels]
+    assert len(set(ids)) == len(ids)
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] >= 0 and place["w"] > 0 and place["h"] > 0 and place["x"] + place["w"] <= 24, panel["title"]
+    for one, other in itertools.combinations(panels, 2):
+        a, b = one["gridPos"], other["gridPos"]
+        apart = (
+            a["x"] + a["w"] <= b["x"]
+            or b["x"] + b["w"] <= a["x"]
+            or a["y"] + a["h"] <= b["y"]
+            or b["y"] + b["h"] <= a["y"]
+        )
+        assert apart, f"{one['title']!r} and {other['title']!r} overlap"
+
+
+def test_units_are_known_and_every_number_has_one(board: dict[str, Any]) -> None:
+    for panel in promql.panels(board):
+        defaults = panel.get("fieldConfig", {}).get("defaults", {})
+        if panel["type"] in ("timeseries", "stat"):
+            assert defaults.get("unit") in UNITS, panel["title"]
+        for override in panel.get("fieldConfig", {}).get("overrides", ()):
+            for prop in override["properties"]:
+                assert prop["id"] != "unit" or prop["value"] in UNITS, panel["title"]
+
+
+def test_every_panel_has_a_description_and_targets_with_legend_and_the_chosen_datasource(board: dict[str, Any]) -> None:
+    chosen = {"type": "prometheus", "uid": "${datasource}"}
+    (source,) = [one for one in board["templating"]["list"] if one["type"] == "datasource"]
+    assert source["name"] == "datasource" and source["query"] == "prometheus"
+    for panel in promql.panels(board):
+        if panel["type"] == "row":
+            continue
+        assert panel["description"] and panel["datasource"] == chosen, panel["title"]
+        assert panel["targets"], panel["title"]
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references), panel["title"]
+        for target in panel["targets"]:
+            assert target["legendFormat"], panel["title"]
+            assert target["datasource"] == chosen, panel["title"]
+    for one in (*board["annotations"]["list"], *board["templating"]["list"]):
+        assert (
+            one["type"] == "datasource"
+            if "type" in one and one.get("name") == "datasource"
+            else one["datasource"] == chosen
+        )
+
+
+def test_variables_that_queries_use_are_defined(board: dict[str, Any]) -> None:
+    defined = {one["name"] for one in board["templating"]["list"]}
+    for query in promql.dashboard_queries(board):
+        used = set(re.findall(r"\$\{?(\w+)", query.expr)) - {"__rate_interval", "__range", "__interval"}
+        assert used <= defined, query
+
+
+def test_every_column_and_override_belongs_to_a_field_that_the_table_has(board: dict[str, Any]) -> None:
+    for panel in promql.panels(board):
+        if panel["type"] != "table":
+            continue
+        steps = {step["id"]: step["options"] for step in panel["transformations"]}
+        names = steps["filterFieldsByName"]["include"]["names"]
+        assert set(names) == set(steps["organize"]["renameByName"]) == set(steps["organize"]["indexByName"])
+        headings = set(steps["organize"]["renameByName"].values())
+        for override in panel["fieldConfig"]["overrides"]:
+            assert override["matcher"]["options"] in headings, panel["title"]
+
+
+def test_the_provisioning_example_points_at_the_dashboards() -> None:
+    (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+    assert source["type"] == "prometheus"
+    (provider,) = yaml.safe_load((GRAFANA / "provisioning/dashboards/hangwatch.yaml").read_text())["providers"]
+    assert provider["type"] == "file" and provider["options"]["path"]
+
+
+# --- on a real Prometheus that scrapes a real hangwatch -----------------------------------------------------------
+
+
+class Watched:
+    """A job of four ranks, hung, as Prometheus knows it."""
+
+    def __init__(self, prometheus: RealPrometheus, job_id: str) -> None:
+        self.prometheus = prometheus
+        self.variables = {"node": NODE, "job_id": job_id, "gpu": ".*"}
+
+    def empty(self, query: promql.Query) -> bool:
+        expr = promql.filled(query.expr, self.variables)
+        if query.is_range:
+            return not self.prometheus.query_range(expr, 10)
+        return not self.prometheus.query(expr)
+
+
+@pytest.fixture(scope="module")
+def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder: Path = tmp_path_factory.mktemp("hung")
+    with SimulatedNode(4) as node, hangwatch_on(node, folder / "hangwatch", NODE) as daemon:
+        targets = {NODE: f"127.0.0.1:{daemon.port}"}
+        with RealPrometheus(folder / "prometheus", targets, rules=[RULES]) as prometheus:
+            wait_for(lambda: prometheus.query('hangwatch_job_state{state="training"} == 1'), "a job that trains", 60)
+            wait_for(lambda: prometheus.query("hangwatch_gpu_quiet_line_watts"), "a quiet line", 30)
+            node.order(1, "loader")
+            page = 'ALERTS{alertname="HangwatchTrainingHung",alertstate="firing"}'
+            wait_for(lambda: prometheus.query(page), "the page", 60)
+            yield Watched(prometheus, node.run_id)
+
+
+def test_every_query_of_a_dashboard_returns_data(hung: Watched, board: dict[str, Any]) -> None:
+    queries = list(promql.dashboard_queries(board))
+    assert len(queries) > 10
+    missing = [query for query in queries if hung.empty(query)]
+    # What only a later scrape can show (a rate, a rule evaluated after the page) comes within seconds.
+    missing = [query for query in missing if not wait_for_data(hung, query)]
+    assert not missing, "\n".join(f"{query.where}: {query.expr}" for query in missing)
+
+
+def test_every_variable_has_values(hung: Watched, board: dict[str, Any]) -> None:
+    for name, selector, label in promql.variable_queries(board):
+        expr = promql.filled(selector, hung.variables)
+        found = {series["metric"].get(label) for series in hung.prometheus.query(expr)}
+        assert found - {None, ""}, f"variable {name}: {expr} has no label {label}"
+
+
+def test_every_column_of_a_table_is_a_label_of_what_its_query_returns(hung: Watched, board: dict[str, Any]) -> None:
+    for panel in promql.panels(board):
+        if panel["type"] != "table":
+            continue
+        labels = {"Value", *(f"Value #{target['refId']}" for target in panel["targets"])}
+        for target in panel["targets"]:
+            for series in hung.prometheus.query(promql.filled(target["expr"], hung.variables)):
+                labels |= set(series["metric"])
+        names = next(step for step in panel["transformations"] if step["id"] == "filterFieldsByName")
+        assert set(names["options"]["include"]["names"]) <= labels, panel["title"]
+
+
+def test_every_label_of_a_legend_is_one_of_its_series(hung: Watched, board: dict[str, Any]) -> None:
+    for panel in promql.panels(board):
+        for target in panel.get("targets", ()):
+            wanted = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+            for series in hung.prometheus.query(promql.filled(target["expr"], hung.variables)):
+                assert wanted <= set(series["metric"]), f"{panel['title']}: {target['legendFormat']}"
+
+
+def test_the_page_names_the_rank_that_was_planted(hung: Watched) -> None:
+    def page() -> dict[str, Any] | None:
+        return next((a for a in hung.prometheus.alerts() if a["labels"]["alertname"] == "HangwatchTrainingHung"), None)
+
+    alert = wait_for(page, "HangwatchTrainingHung")
+    assert alert["labels"]["job_id"] == hung.variables["job_id"]
+    named = wait_for(
+        lambda: (found := page()) and re.search(r"rank (\d+) on (\S+)", found["annotations"]["summary"]),
+        "a name in the page",
+    )
+    assert named.groups() == ("1", NODE)
+
+
+def wait_for_data(hung: Watched, query: promql.Query) -> bool:
+    try:
+        wait_for(lambda: not hung.empty(query), query.where, 10)
+    except pytest.fail.Exception:
+        return False
+    return True
+
+
+def test_a_dashboard_is_plain_json(board: dict[str, Any]) -> None:
+    """No `id` of an instance, no `__inputs`: Grafana takes the file by import, by provisioning and by its sidecar."""
+    assert "id" not in board or board["id"] is None
+    assert "__inputs" not in json.dumps(board)

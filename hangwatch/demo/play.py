@@ -15,7 +15,7 @@ from hangwatch.daemon import Daemon
 from hangwatch.demo.node import NodeError, SimulatedNode, wait_until
 from hangwatch.demo.power import SimulatedGpus
 from hangwatch.demo.scenarios import SCENARIOS, Answer, Scenario
-from hangwatch.model import JobState, Value, Verdict
+from hangwatch.model import JobState, Transition, Value, Verdict
 from hangwatch.probes.gpus import GpuSource
 from hangwatch.store import StoreError
 
@@ -128,6 +128,7 @@ class Watcher:
         self._job_id = job_id
         self._say = say
         self._began = time.monotonic()
+        self._seen: tuple[Transition, ...] = ()
         self.states: list[JobState] = []
         self.paged = False
         self.saw_job = False
@@ -139,13 +140,20 @@ class Watcher:
         entry = jobs.get(self._job_id)
         if entry is None:
             return None
-        for change in entry.timeline[len(self.states) :]:
+        if entry.timeline[: len(self._seen)] != self._seen:  # a restarted job begins a new timeline
+            self._seen = ()
+        for change in entry.timeline[len(self._seen) :]:
             self.states.append(change.state)
             self._say(f"{time.monotonic() - self._began:5.1f} s  {change.state.value}: {change.message}")
+        self._seen = entry.timeline
         if entry.page and not self.paged:
             self.paged = True
             self._say(f"{time.monotonic() - self._began:5.1f} s  page")
         return entry
+
+    def follow(self, seconds: float) -> None:
+        """Say what happens for so long."""
+        wait_until(lambda: self.look() is None and False, seconds)
 
     def is_in(self, *states: JobState) -> bool:
         """Whether the job is in one of these states now."""
@@ -158,13 +166,13 @@ def _train(scenario: Scenario, watcher: Watcher) -> None:
         lambda: watcher.is_in(JobState.TRAINING), START_DEADLINE_SECONDS
     ):
         raise NodeError(f"the daemon did not see the job training within {START_DEADLINE_SECONDS:g} s")
-    wait_until(lambda: watcher.look() is None and False, TRAINING_SECONDS)
+    watcher.follow(TRAINING_SECONDS)
 
 
 def _await_answer(scenario: Scenario, node: SimulatedNode, watcher: Watcher) -> None:
     """Wait for the page of a hang; for a healthy scenario, until it is over and the job is training."""
     if scenario.right is Answer.NO_JOB:
-        wait_until(lambda: watcher.look() is not None, IDLE_SECONDS)
+        watcher.follow(IDLE_SECONDS)
         return
     if scenario.right is not Answer.NO_PAGE:
         wait_until(lambda: watcher.look() is not None and watcher.paged, ANSWER_DEADLINE_SECONDS)

@@ -95,11 +95,22 @@ def checkpoint(me: Rank, seconds: str) -> None:
 
 
 def evaluate(me: Rank, seconds: float) -> None:
-    """Batches with much work for the CPU and little for the GPU."""
+    """Answer questions and score the answers: much work for the CPU, little for the GPU, and a stack that changes."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        batch = loader.next_batch(me.loader)
-        compute(batch, EVALUATION_CPU_SECONDS)
+        questions = loader.next_batch(me.loader)
+        compute(questions, EVALUATION_CPU_SECONDS)
+        answers = questions[::2]
+        for part in (answers[::2], answers[1::2]):
+            compute(part, EVALUATION_CPU_SECONDS)
+        score(answers)
+
+
+def score(answers: bytes) -> float:
+    """How good the answers are."""
+    precision = compute(answers, EVALUATION_CPU_SECONDS)
+    recall = compute(answers[::2], EVALUATION_CPU_SECONDS)
+    return precision + recall
 
 
 def evaluation(me: Rank, seconds: str) -> None:

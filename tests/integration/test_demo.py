@@ -1,0 +1,158 @@
+"""`hangwatch demo`: real processes, the real daemon and py-spy, and the right answer to each scenario."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hangwatch import store
+from hangwatch.demo import play
+from hangwatch.demo.play import Outcome, Watcher, answer
+from hangwatch.demo.scenarios import SCENARIOS, Answer
+from hangwatch.model import JobState, RankId, Verdict
+from tests.conftest import wait_for
+
+HANGWATCH = str(Path(sys.executable).with_name("hangwatch"))
+HANGS = [name for name, scenario in SCENARIOS.items() if scenario.right in (Answer.NAMES_PLANTED, Answer.NAMES_NOBODY)]
+HEALTHY = [name for name in SCENARIOS if name not in HANGS]
+COMMAND_LINE = "lock"  # this one is played through the command
+
+
+def played(name: str, tmp_path: Path, seed: int) -> tuple[Outcome, list[str]]:
+    lines: list[str] = []
+    outcome = play.play(name, ranks=8, seed=seed, say=lines.append, directory=tmp_path / "state")
+    print("\n".join(lines))
+    return outcome, lines
+
+
+@pytest.mark.parametrize("name", [name for name in HANGS if name != COMMAND_LINE])
+def test_a_hang_is_found_and_the_planted_rank_named(name: str, tmp_path: Path) -> None:
+    outcome, lines = played(name, tmp_path, seed=3)
+    assert outcome.right, outcome.sentence
+    assert outcome.paged
+    incident = store.load(outcome.report)
+    assert [one.rank for one in incident.verdict.named] == ([] if outcome.planted is None else [outcome.planted])
+    assert {"incident.json", "report.txt", "report.html", "dumps"} <= {path.name for path in outcome.report.iterdir()}
+    assert lines[-1] == f"report: {outcome.report / 'report.html'}"
+    assert f"right: {outcome.sentence}" in lines
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_look_alike_ends_without_a_page(name: str, tmp_path: Path) -> None:
+    outcome, _ = played(name, tmp_path, seed=3)
+    assert outcome.right, outcome.sentence
+    assert not outcome.paged
+    assert JobState.HUNG not in outcome.states
+    if name != "idle":
+        assert JobState.SUSPECTED in outcome.states, "it was over before hangwatch looked: it proves nothing"
+
+
+def test_the_command_exits_0_and_says_which_rank_it_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            HANGWATCH,
+            "demo",
+            "--scenario",
+            COMMAND_LINE,
+            "--ranks",
+            "4",
+            "--seed",
+            "5",
+            "--keep",
+            str(tmp_path / "state"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    planted = SCENARIOS[COMMAND_LINE].planted_rank(4, 5)
+    assert f"right: hangwatch paged and named rank {planted}; rank {planted} was planted" in done.stdout
+    report = re.search(r"^report: (.*)$", done.stdout, re.MULTILINE)
+    assert Path(report[1]).read_text().lower().startswith("<!doctype html>")
+
+
+def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
+    command = [HANGWATCH, "demo", "--ranks", "2", "--keep", str(tmp_path / "state")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        run_id = re.search(r"demo-[0-9a-f]+", demo.stdout.readline())[0]
+        pids = wait_for(lambda: pids_of(run_id), "the ranks to start")
+        demo.send_signal(signal.SIGINT)
+        _, errors = demo.communicate(timeout=30)
+    assert demo.returncode == 130
+    assert "Traceback" not in errors
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the ranks to end")
+
+
+def pids_of(run_id: str) -> list[int]:
+    marked = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"TORCHELASTIC_RUN_ID={run_id}".encode() in (entry / "environ").read_bytes():
+                marked.append(int(entry.name))
+        except OSError:
+            continue
+    return marked
+
+
+def test_the_same_seed_plants_the_same_rank_and_seeds_differ() -> None:
+    lock = SCENARIOS["lock"]
+    assert lock.planted_rank(8, 1) == lock.planted_rank(8, 1)
+    assert {lock.planted_rank(8, seed) for seed in range(50)} == set(range(8))
+    assert SCENARIOS["checkpoint"].planted_rank(8, 1) is None
+
+
+def seen(*states: JobState, paged: bool = False, job: bool = True) -> Watcher:
+    watcher = Watcher(None, "job", print)  # type: ignore[arg-type]
+    watcher.states, watcher.paged, watcher.saw_job = list(states), paged, job
+    return watcher
+
+
+def verdict(kind: str, *ranks: int) -> Verdict:
+    return Verdict(kind=kind, message="", named=tuple(RankId(rank=rank) for rank in ranks))
+
+
+@pytest.mark.parametrize(
+    ("right", "planted", "watcher", "given", "expected"),
+    [
+        (Answer.NAMES_PLANTED, 3, seen(JobState.HUNG, paged=True), verdict("OutsideCollective", 3), True),
+        (Answer.NAMES_PLANTED, 3, seen(JobState.HUNG, paged=True), verdict("OutsideCollective", 4), False),
+        (Answer.NAMES_PLANTED, 3, seen(JobState.HUNG, paged=True), verdict("OutsideCollective", 3, 4), False),
+        (Answer.NAMES_PLANTED, 3, seen(JobState.HUNG, paged=True), verdict("CannotTell"), False),
+        (Answer.NAMES_PLANTED, 3, seen(JobState.STALLED), verdict("OutsideCollective", 3), False),
+        (Answer.NAMES_PLANTED, 3, seen(JobState.TRAINING), None, False),
+        (Answer.NAMES_NOBODY, None, seen(JobState.HUNG, paged=True), verdict("AllWaiting"), True),
+        (Answer.NAMES_NOBODY, None, seen(JobState.HUNG, paged=True), verdict("AllWaiting", 0), False),
+        (Answer.NAMES_NOBODY, None, seen(JobState.HUNG, paged=True), verdict("CannotTell"), False),
+        (Answer.NO_PAGE, None, seen(JobState.STALLED, JobState.RECOVERED), verdict("OutsideCollective", 0), True),
+        (Answer.NO_PAGE, None, seen(JobState.TRAINING, paged=True), None, False),
+        (Answer.NO_PAGE, None, seen(JobState.STALLED), None, False),
+        (Answer.NO_JOB, None, seen(job=False), None, True),
+        (Answer.NO_JOB, None, seen(job=True), None, False),
+    ],
+)
+def test_only_the_right_answer_is_called_right(
+    right: Answer, planted: int | None, watcher: Watcher, given: Verdict | None, expected: bool
+) -> None:
+    assert answer(right, planted, watcher, given)[0] is expected
+
+
+def test_what_the_demo_leaves_alone(tmp_path: Path) -> None:
+    """A job of somebody else on this machine is not seen by the demo's daemon, let alone dumped."""
+    environ = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    code = "import sys; print('up', flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], env=environ, text=True, **pipes) as stranger:
+        assert stranger.stdout.readline() == "up\n"
+        began = time.monotonic()
+        outcome, _ = played("idle", tmp_path, seed=0)
+        assert outcome.right, outcome.sentence
+        assert time.monotonic() - began < 60
+        stranger.stdin.close()

@@ -1,0 +1,144 @@
+"""The Alertmanager example: amtool's verdict, who is told what, and its routes and inhibition in a real Alertmanager."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import wait_for
+from tests.deploy import promql
+from tests.deploy.promql import ROOT, RULES
+from tests.servers import RealAlertmanager, WebhookReceiver, run
+
+EXAMPLE = ROOT / "deploy/prometheus/alertmanager.example.yaml"
+CONFIG: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+ALERTS = {rule["alert"]: rule["labels"]["severity"] for rule in promql.rules(RULES.read_text()) if "alert" in rule}
+
+
+def test_amtool_takes_the_example() -> None:
+    done = run("amtool", "check-config", EXAMPLE)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_example_holds_no_secret() -> None:
+    """Secrets come from files, and every address is one that nobody has."""
+    text = EXAMPLE.read_text()
+    for receiver in CONFIG["receivers"]:
+        for kind, entries in receiver.items():
+            for entry in entries if kind.endswith("_configs") else ():
+                assert not {"routing_key", "service_key", "api_url", "bearer_token"} & set(entry), kind
+    assert text.count("https://") == text.count(".example.com/")
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_every_alert_reaches_who_it_should(alert: str) -> None:
+    severity = ALERTS[alert]
+    labels = [f"alertname={alert}", f"severity={severity}"]
+    labels += ["job_id=J1"] if alert.startswith("HangwatchTraining") else ["instance=node-a"]
+    done = run("amtool", "config", "routes", "test", f"--config.file={EXAMPLE}", *labels)
+    expected = {"critical": "on-call", "warning": "chat", "none": "nobody"}[severity]
+    assert (done.returncode, done.stdout.split()) == (0, [expected]), done.stdout + done.stderr
+
+
+def on_loopback(receiver: WebhookReceiver, quicker: bool = True) -> dict[str, Any]:
+    """The example with its routes and inhibition as they are, and a webhook on loopback in place of each receiver."""
+    config = copy.deepcopy(CONFIG)
+    config["receivers"] = [
+        {"name": one["name"], "webhook_configs": [{"url": f"{receiver.url}/{one['name']}", "send_resolved": True}]}
+        if one["name"] != "nobody"
+        else one
+        for one in config["receivers"]
+    ]
+    if quicker:  # what is told to people at leisure is not waited for in a test
+        for route in (config["route"], *config["route"]["routes"]):
+            for key in ("group_wait", "group_interval"):
+                if key in route:
+                    route[key] = "0s" if route[key] == "0s" else "1s"
+        config["route"]["group_wait"] = config["route"]["group_interval"] = "1s"
+    return config
+
+
+def alert(name: str, ended: bool = False, **labels: str) -> dict[str, Any]:
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {
+        "labels": {"alertname": name, "severity": ALERTS[name], **labels},
+        "annotations": {"summary": f"{name} {labels}"},
+        "startsAt": (now - datetime.timedelta(seconds=60)).isoformat(),
+        "endsAt": (now + datetime.timedelta(seconds=-1 if ended else 600)).isoformat(),
+    }
+
+
+@pytest.fixture
+def receiver() -> Iterator[WebhookReceiver]:
+    with WebhookReceiver() as one:
+        yield one
+
+
+@pytest.fixture
+def alertmanager(receiver: WebhookReceiver, tmp_path: Path) -> Iterator[RealAlertmanager]:
+    with RealAlertmanager(tmp_path, on_loopback(receiver)) as one:
+        yield one
+
+
+def test_a_job_pages_once_and_resolves_once(alertmanager: RealAlertmanager, receiver: WebhookReceiver) -> None:
+    """However often Prometheus says it: one page per job, and one resolution."""
+    alertmanager.post([alert("HangwatchTrainingHung", job_id="J1"), alert("HangwatchTrainingHung", job_id="J2")])
+    wait_for(lambda: len(receiver.received("/on-call")) == 2, "a page for each job")
+    first = {page["groupLabels"]["job_id"] for page in receiver.received("/on-call")}
+    assert first == {"J1", "J2"}
+
+    alertmanager.post([alert("HangwatchTrainingHung", job_id="J1")])  # Prometheus says it again and again
+    alertmanager.post([alert("HangwatchTrainingHung", ended=True, job_id="J1")])
+    resolved = receiver.wait("/on-call", "resolved")
+    assert resolved["groupLabels"] == {"job_id": "J1"}
+    pages = [page for page in receiver.received("/on-call") if page["status"] == "firing"]
+    assert len(pages) == 2
+
+
+def test_a_page_is_sent_without_waiting(receiver: WebhookReceiver, tmp_path: Path) -> None:
+    """With the times of the example as they are, not the test's."""
+    with RealAlertmanager(tmp_path, on_loopback(receiver, quicker=False)) as alertmanager:
+        alertmanager.post([alert("HangwatchTrainingHung", job_id="J1"), alert("HangwatchXid", instance="node-a")])
+        receiver.wait("/on-call", deadline_seconds=5)
+        assert receiver.received("/chat") == []
+
+
+def test_a_hung_job_keeps_the_warnings_of_its_nodes_back(
+    alertmanager: RealAlertmanager, receiver: WebhookReceiver
+) -> None:
+    alertmanager.post(
+        [
+            alert("HangwatchTrainingHung", job_id="J1"),
+            alert("HangwatchNodeHasHungJob", instance="node-a", job="hangwatch"),
+            alert("HangwatchXid", instance="node-a", check="xid"),
+            alert("HangwatchXid", instance="node-b", check="xid"),
+            alert("HangwatchDown", instance="node-a"),
+        ]
+    )
+    wait_for(lambda: len(receiver.received("/chat")) >= 2, "the warnings that are sent")
+    told = {
+        (one["labels"]["alertname"], one["labels"]["instance"])
+        for message in receiver.received("/chat")
+        for one in message["alerts"]
+    }
+    assert told == {("HangwatchXid", "node-b"), ("HangwatchDown", "node-a")}
+    kept = [one["labels"] for one in alertmanager.alerts() if one["status"]["state"] == "suppressed"]
+    assert [(labels["alertname"], labels["instance"]) for labels in kept] == [("HangwatchXid", "node-a")]
+    assert len(receiver.received("/on-call")) == 1
+
+    # The job is well again: the warning that is still true is sent now.
+    alertmanager.post([alert("HangwatchNodeHasHungJob", ended=True, instance="node-a", job="hangwatch")])
+    wait_for(
+        lambda: any(
+            one["labels"].get("instance") == "node-a" and one["labels"]["alertname"] == "HangwatchXid"
+            for message in receiver.received("/chat")
+            for one in message["alerts"]
+        ),
+        "the warning that was kept back",
+    )

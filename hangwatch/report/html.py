@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
     from markupsafe import Markup
 
+MAX_BYTES = 2_000_000
 MAX_RAW_PER_GROUP = 8
-MAX_ROWS = 100  # of evidence, of the timeline, of notes: incident.json holds all
-_MAX_RAW_CHARACTERS = 600_000
+MAX_ROWS = 60  # of evidence, of the timeline, of notes: incident.json holds all
 _MAX_LINES_PER_RANK = 500
-_MAX_TEXT = 2_000
+_MAX_TEXT = 1_000
 
 
 class Raw(Value, frozen=True):
@@ -31,7 +31,20 @@ class Raw(Value, frozen=True):
     who: str
     lines: tuple[str, ...]
     rounds: str
-    odd: bool = False
+
+
+class Bounds(Value, frozen=True):
+    """How much a page shows; one that comes out too big is made again with less."""
+
+    groups: int
+    raw_characters: int
+
+
+_BOUNDS = (
+    Bounds(groups=40, raw_characters=600_000),
+    Bounds(groups=8, raw_characters=60_000),
+    Bounds(groups=2, raw_characters=10_000),
+)
 
 
 class Section(Value, frozen=True):
@@ -54,8 +67,16 @@ def render_grouping(grouping: Grouping, verdict: Verdict) -> str:
 
 
 def _page(grouping: Grouping, verdict: Verdict, incident: Incident | None) -> str:
+    for bounds in _BOUNDS:
+        page = _bounded_page(grouping, verdict, incident, bounds)
+        if len(page.encode()) < MAX_BYTES:
+            break
+    return page
+
+
+def _bounded_page(grouping: Grouping, verdict: Verdict, incident: Incident | None, bounds: Bounds) -> str:
     odd = words.odd_groups(grouping.groups, verdict)
-    shown, rest = words.shown_groups(grouping.groups, odd)
+    shown, rest = words.shown_groups(grouping.groups, odd, bounds.groups)
     template, style, style_hash = _template()
     return template.render(
         style=style,
@@ -66,7 +87,7 @@ def _page(grouping: Grouping, verdict: Verdict, incident: Incident | None) -> st
         odd=odd,
         seen=sum(len(group.members) for group in grouping.groups),
         trees=merge_tree(shown),
-        sections=_sections(shown, odd, incident),
+        sections=_sections(shown, odd, incident, bounds),
         more_groups=words.more_groups(rest) if rest else "",
         chart=power.chart(incident) if incident is not None else None,
         tone=_tone(verdict, incident),
@@ -80,17 +101,16 @@ def _tone(verdict: Verdict, incident: Incident | None) -> str:
     return "named" if verdict.named else "open"
 
 
-def _sections(groups: Sequence[Group], odd: frozenset[str], incident: Incident | None) -> list[Section]:
+def _sections(groups: Sequence[Group], odd: frozenset[str], incident: Incident | None, bounds: Bounds) -> list[Section]:
     """The groups in their order, with raw stacks of at most a few ranks each; the odd ones choose first."""
     dumps = {dump.id: dump for dump in incident.captures[-1].ranks} if incident and incident.captures else {}
     command = incident.job.command if incident else ""
-    room = _MAX_RAW_CHARACTERS
+    room = bounds.raw_characters
     raw: dict[int, tuple[Raw, ...]] = {}
     for group in sorted(groups, key=lambda group: group.key not in odd):
-        found = [dumps[rank] for rank in words.group_ids(group) if rank in dumps][:MAX_RAW_PER_GROUP]
         kept = []
-        for dump in found:
-            shown = _raw(dump, command, group.key in odd)
+        for rank in [rank for rank in words.group_ids(group) if rank in dumps][:MAX_RAW_PER_GROUP]:
+            shown = _raw(dumps[rank], command)
             room -= sum(map(len, shown.lines))
             kept += [shown] if room > 0 else []
         raw[id(group)] = tuple(kept)
@@ -100,11 +120,11 @@ def _sections(groups: Sequence[Group], odd: frozenset[str], incident: Incident |
     ]
 
 
-def _raw(dump: RankDump, command: str, odd: bool) -> Raw:
+def _raw(dump: RankDump, command: str) -> Raw:
     lines = [words.elided(line, _MAX_TEXT) for line in rank_lines(dump, command)]
     if len(lines) > _MAX_LINES_PER_RANK:
         lines = [*lines[:_MAX_LINES_PER_RANK], f"... {len(lines) - _MAX_LINES_PER_RANK} more lines in dumps/"]
-    return Raw(who=words.who(dump.id), lines=tuple(lines), rounds=_rounds(dump), odd=odd)
+    return Raw(who=words.who(dump.id), lines=tuple(lines), rounds=_rounds(dump))
 
 
 def _rounds(dump: RankDump) -> str:

@@ -15,6 +15,7 @@ WIDTH, HEIGHT = 960, 330
 LEFT, RIGHT, TOP, BOTTOM = 52, 950, 30, 270  # the plot; below it the clock, then the states
 STRIP = 298
 MAX_LINES = 16
+_MAX_MARKS = 100
 _MAX_POINTS = 480  # of one line; more are folded to the lowest and highest of each slice
 _STEPS_SECONDS = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 _GAP = 6  # a pause of so many sample intervals is shown as a gap
@@ -205,7 +206,7 @@ def _quiet(series: Sequence[PowerSeries], plane: _Plane) -> Mark | None:
 
 def _captures(incident: Incident, plane: _Plane) -> Iterable[Mark]:
     free = float(LEFT)
-    for number, capture in enumerate(incident.captures, 1):
+    for number, capture in enumerate(incident.captures[:_MAX_MARKS], 1):
         end = capture.started_unix_seconds + capture.duration_seconds
         if plane.start <= capture.started_unix_seconds <= plane.end:
             at = plane.x(capture.started_unix_seconds)
@@ -216,7 +217,7 @@ def _captures(incident: Incident, plane: _Plane) -> Iterable[Mark]:
 
 def _states(incident: Incident, plane: _Plane) -> Iterable[Mark]:
     """Stretches of the job's states below the clock; a label only where it fits."""
-    steps = list(incident.timeline)
+    steps = incident.timeline[-_MAX_MARKS:]
     for number, step in enumerate(steps):
         end = steps[number + 1].unix_seconds if number + 1 < len(steps) else plane.end
         if step.unix_seconds <= plane.end and end >= plane.start:

@@ -13,6 +13,8 @@ from hangwatch.report.dumps import raw_lines
 from hangwatch.report.tree import Node, merge_tree
 from hangwatch.report.words import printable
 
+_MAX_GROUPS = 40
+_MAX_GPUS = 16
 _FOLD_CHARACTERS = 60
 _TREE_FOLD_CHARACTERS = 16
 _SPARKS = 40
@@ -119,7 +121,7 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
 
 def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style) -> list[str]:
     odd = words.odd_groups(grouping.groups, verdict)
-    shown, rest = words.shown_groups(grouping.groups, odd)
+    shown, rest = words.shown_groups(grouping.groups, odd, _MAX_GROUPS)
     more = [words.more_groups(rest)] if rest else []
     groups = [line for group in shown for line in _group_lines(group, group.key in odd, style)] + more
     lines = _section("Groups, largest first", groups, style)
@@ -193,13 +195,13 @@ def _evidence_lines(verdict: Verdict, style: _Style) -> Iterator[str]:
 
 def _power_lines(incident: Incident) -> Iterator[str]:
     top = max((max(series.watts, default=0.0) for series in incident.power), default=0.0)
-    for series in incident.power[: words.MAX_GPUS]:
+    for series in incident.power[:_MAX_GPUS]:
         if series.watts:
             ranks = f" (local rank {fold_ranks(series.local_ranks)})" if series.local_ranks else ""
             named = f"gpu {series.index}{ranks}"
             yield f"{named:<22} {_sparks(series, top)} {series.watts[-1]:>5.0f} W now{_levels(series)}"
-    if len(incident.power) > words.MAX_GPUS:
-        yield f"and {len(incident.power) - words.MAX_GPUS} more GPUs: see report.html"
+    if len(incident.power) > _MAX_GPUS:
+        yield f"and {len(incident.power) - _MAX_GPUS} more GPUs: see report.html"
 
 
 def _levels(series: PowerSeries) -> str:

@@ -9,8 +9,6 @@ from datetime import datetime, timezone
 from hangwatch.fleet.ranks import fold_nodes, fold_ranks
 from hangwatch.model import Evidence, Group, Incident, JobState, Member, Motion, RankId, Verdict
 
-MAX_GROUPS = 40  # a report shows the largest and every odd one; incident.json holds all
-MAX_GPUS = 16
 _VOTES = {True: "for", False: "against", None: "context"}
 _STATES = {
     "R": "running",
@@ -110,10 +108,10 @@ def all_odd(groups: Iterable[Group], odd: frozenset[str]) -> bool:
     return all(group.key in odd for group in groups)
 
 
-def shown_groups(groups: Sequence[Group], odd: frozenset[str]) -> tuple[list[Group], list[Group]]:
-    """The groups that a report shows, largest first, and those it only counts."""
+def shown_groups(groups: Sequence[Group], odd: frozenset[str], limit: int) -> tuple[list[Group], list[Group]]:
+    """The groups that a report shows, largest first, and those it only counts: the odd ones come before the large."""
     ordered = sorted(groups, key=lambda group: -len(group.members))
-    first = {id(group) for group in (*[g for g in ordered if g.key in odd][:MAX_GROUPS], *ordered[:MAX_GROUPS])}
+    first = {id(group) for group in sorted(ordered, key=lambda group: group.key not in odd)[:limit]}
     return [g for g in ordered if id(g) in first], [g for g in ordered if id(g) not in first]
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hangwatch.model import Capture, Grouping, JobState, PowerSeries, Transition, Verdict
+from hangwatch.model import Capture, Frame, Group, Grouping, JobState, PowerSeries, Stack, Transition, Verdict
 from hangwatch.report import html, power
 from tests import samples
 from tests.unit.test_report_text import _hostile, hostile
@@ -148,25 +148,28 @@ def test_sixteen_thousand_ranks_fit() -> None:
 
 
 def test_a_hostile_amount_of_everything_fits() -> None:
+    def stack(number: int) -> tuple[Frame, ...]:
+        return tuple(Frame(function=f"f{number}_{depth}" + "<" * 500, file="a.py") for depth in range(1000))
+
+    aside = Stack(name="t" * 3000, frames=stack(1))
     groups = tuple(
-        samples.Group(
+        Group(
             key=f"g{number}",
             activity="unknown",
-            members=(samples.member(number),),
-            frames=tuple(samples.Frame(function=f"f{number}_{depth}" + "x" * 200, file="a.py") for depth in range(60)),
+            members=tuple(samples.member(4 * number + other) for other in range(4)),
+            frames=stack(number),
+            threads=(aside,) * 9,
+            workers=(aside,) * 9,
         )
-        for number in range(200)
+        for number in range(60)
     )
-    dumps = tuple(samples.rank_dump(number, groups[number].frames) for number in range(200))
+    dumps = tuple(samples.rank_dump(4 * number, groups[number].frames) for number in range(60))
     seconds = tuple(samples.OPENED + number for number in range(5000))
     gpus = tuple(
         PowerSeries(
-            uuid=f"u{index}",
-            index=index,
-            unix_seconds=seconds,
-            watts=tuple(100.0 + (index + s) % 7 for s in range(5000)),
+            uuid=f"u{at}", index=at, unix_seconds=seconds, watts=tuple(100.0 + (at + s) % 7 for s in range(5000))
         )
-        for index in range(64)
+        for at in range(64)
     )
     incident = samples.replaced(
         samples.incident(
@@ -177,13 +180,13 @@ def test_a_hostile_amount_of_everything_fits() -> None:
         ),
         power=gpus,
         timeline=tuple(
-            Transition(unix_seconds=samples.OPENED + n, state=JobState.QUIET, message="q" * 500) for n in range(500)
+            Transition(unix_seconds=samples.OPENED + n, state=JobState.QUIET, message="q" * 5000) for n in range(2000)
         ),
         host_facts=(("k", "v" * 10_000),) * 1000,
     )
     source = html.render(incident)
-    assert len(source.encode()) < 2_000_000
-    Page(source)
+    assert len(source.encode()) < html.MAX_BYTES
+    assert "more frames" in Page(source).text
 
 
 def test_more_gpus_than_lines_become_a_band() -> None:

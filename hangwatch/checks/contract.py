@@ -12,7 +12,7 @@ Timing, exceptions, deadlines, faults and "not present" are the runner's: a chec
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
@@ -60,6 +60,7 @@ class Metric(Value, frozen=True):
 
 SampleT = TypeVar("SampleT", bound=Sample)
 SettingsT = TypeVar("SettingsT", bound=Settings)
+KeyT = TypeVar("KeyT")
 Rows: TypeAlias = Sequence[Sequence[str]]
 
 
@@ -122,6 +123,18 @@ def rank_label(rank: Rank) -> str:
     """The value of the label `local_rank`: the local rank, else the global one, else "unknown"."""
     numbers = (number for number in (rank.local_rank, rank.rank) if number is not None)
     return str(next(numbers, "unknown"))
+
+
+def growth(readings: Sequence[Mapping[KeyT, int]]) -> dict[KeyT, int]:
+    """How much each counter grew over the readings, oldest first; one that was reset or wrapped counts from 0 again."""
+    grown: dict[KeyT, int] = {}
+    last: dict[KeyT, int] = {}
+    for reading in readings:
+        for key, count in reading.items():
+            before = last.get(key, count)
+            grown[key] = grown.get(key, 0) + (count - before if count >= before else count)
+        last |= reading
+    return grown
 
 
 def ok(reason: str, message: str) -> CheckVerdict:

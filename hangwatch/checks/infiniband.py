@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.contract import Check, Metric, critical, growth, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes import infiniband
 from hangwatch.probes.infiniband import Port
@@ -123,24 +123,12 @@ def _rates(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdic
 
 def _counters(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
     seconds = window[-1].monotonic_seconds - window[0].monotonic_seconds
-    for (name, counter), grown in sorted(growth(window).items()):
+    readings = [{(port.name, name): count for port in one.ports for name, count in port.counters} for one in window]
+    for (name, counter), grown in sorted(growth(readings).items()):
         if counter in LINK_COUNTERS and grown:
             yield warning("LinkFlapped", f"{name}: {counter} grew by {grown} within {seconds:.0f} s", REMEDY)
         elif grown > settings.errors:
             yield warning("PortErrors", f"{name}: {counter} grew by {grown} within {seconds:.0f} s", REMEDY)
-
-
-def growth(window: Sequence[Sample]) -> dict[tuple[str, str], int]:
-    """How much each counter grew over the window; one that was reset or wrapped counts from 0 again."""
-    grown: dict[tuple[str, str], int] = {}
-    before: dict[tuple[str, str], int] = {}
-    for sample in window:
-        now = {(port.name, counter): count for port in sample.ports for counter, count in port.counters}
-        for key, count in now.items():
-            last = before.get(key, count)
-            grown[key] = grown.get(key, 0) + (count - last if count >= last else count)
-        before |= now
-    return grown
 
 
 def table(sample: Sample) -> contract.Rows:

@@ -123,6 +123,13 @@ def interface_to(address: str, known_routes: tuple[Route, ...]) -> str | None:
     return best.interface if best else None
 
 
+def default_interface(known_routes: tuple[Route, ...]) -> str | None:
+    """The interface of the default route; None without one."""
+    defaults = [route for route in known_routes if not route.network.prefixlen]
+    best = min(defaults, key=lambda route: route.metric, default=None)
+    return best.interface if best else None
+
+
 def resolve(host: str) -> tuple[str, ...] | Fault:
     """The addresses of a host name, IPv4 first."""
     try:

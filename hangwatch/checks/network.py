@@ -1,0 +1,249 @@
+"""The interface that a job talks through, and whether its MASTER_ADDR:MASTER_PORT answers.
+
+The interface is the one that NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME means, else the one of the route to MASTER_ADDR,
+else that of the default route: it must exist, be up, have an address and lose nothing. Whether the master answers is
+taken from the connections that the ranks hold already; a connection of our own is opened, and closed without a byte,
+only where they hold none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from hangwatch.checks import contract
+from hangwatch.checks.contract import Check, Metric, critical, growth, ok, warning, worst
+from hangwatch.model import CheckVerdict, Fault, Job, Point, Value
+from hangwatch.probes import network, pidfiles
+from hangwatch.probes.network import Interface
+from hangwatch.probes.node import Node
+
+UP = Metric(name="network_interface_up", help="1 while the interface is up", labels=("interface",))
+ERRORS = Metric(
+    name="network_interface_errors_total", help="packets with errors", labels=("interface", "direction"),
+    kind="counter",
+)  # fmt: skip
+MASTER = Metric(name="network_master_answers", help="1 while MASTER_ADDR:MASTER_PORT answers", labels=("job_id",))
+
+VARIABLES = frozenset({"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"})
+CONNECT_SECONDS = 2.0
+RETRANSMITS_OF_A_DEAD_PEER = 4  # some 3 s without an answer, by the kernel's growing pauses
+
+
+class Settings(contract.Settings, frozen=True):
+    """What is asked beyond what jobs say, and how many errors are too many."""
+
+    interfaces: Annotated[
+        str, Meta(description="interfaces that must work, in NCCL_SOCKET_IFNAME's form; empty: what jobs use")
+    ] = ""
+    errors: Annotated[int, Meta(ge=0, description="more bad packets than this within ten minutes are a warning")] = 100
+    connect: Annotated[
+        bool, Meta(description="open a connection to the master where no rank holds one; false: never")
+    ] = True
+
+
+class Use(Value, frozen=True):
+    """The interfaces that somebody means. `who` is a job or a setting, `meant` what it said."""
+
+    who: str
+    meant: str
+    interfaces: tuple[Interface, ...]
+
+
+class Master(Value, frozen=True):
+    """The master of a job, as `host:port`. `state` is unknown where it lies in a network that we are not in."""
+
+    job_id: str
+    place: str
+    state: Literal["answers", "silent", "unknown"]
+    detail: str = ""
+
+
+class Sample(contract.Sample, frozen=True):
+    """Interfaces in use and masters, at one moment."""
+
+    uses: tuple[Use, ...]
+    masters: tuple[Master, ...]
+    monotonic_seconds: float
+
+
+def observe(node: Node, settings: Settings) -> Sample | Fault | None:
+    """Read the tables of this node's network, and those of jobs that have a network of their own."""
+    own = network.interfaces(node.proc_root / "self" / "net", node.sys_root)
+    if not isinstance(own, tuple):
+        return own
+    uses, masters, faults = [], [], []
+    for job in node.jobs:
+        answer = _job(node, job, own, settings)
+        if isinstance(answer, Fault):
+            faults.append(answer)
+        elif answer is not None:
+            uses.append(answer[0])
+            masters += [answer[1]] if answer[1] else []
+    if settings.interfaces:
+        uses.append(Use(who="[checks.network]", meant=settings.interfaces, interfaces=meant(settings.interfaces, own)))
+    if not uses:
+        default = network.default_interface(network.routes(node.proc_root / "self" / "net"))
+        found = tuple(one for one in own if one.name == default)
+        uses = [Use(who="the node", meant="the default route", interfaces=found)] if found else []
+    if not uses and not faults:
+        return None
+    return Sample(
+        uses=tuple(uses), masters=tuple(masters), monotonic_seconds=node.clock.monotonic(), faults=tuple(faults)
+    )
+
+
+def _job(
+    node: Node, job: Job, own: tuple[Interface, ...], settings: Settings
+) -> tuple[Use, Master | None] | Fault | None:
+    """What a job uses, by its first rank; None when that rank is gone."""
+    if not job.ranks:
+        return None
+    pid = job.ranks[0].id.pid
+    environ = pidfiles.variables(node.proc_root, pid, VARIABLES)
+    if not isinstance(environ, dict):
+        return environ
+    same = _same_namespace(node.proc_root, pid)
+    net_root = node.proc_root / str(pid) / "net"
+    seen = own if same else network.interfaces(net_root, None)
+    if not isinstance(seen, tuple):
+        return seen
+    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    addresses = network.resolve(host) if host else ()
+    use = _use(job, environ, seen, net_root, addresses if isinstance(addresses, tuple) else ())
+    if not host or not port.isdecimal():
+        return use, None
+    place = f"{host}:{port}"
+    if isinstance(addresses, Fault):
+        return use, Master(job_id=job.job_id, place=place, state="unknown", detail=addresses.detail)
+    return use, _master(job, place, addresses, int(port), net_root, may_connect=same and settings.connect)
+
+
+def _same_namespace(proc_root: Path, pid: int) -> bool:
+    return pidfiles.namespace(proc_root, pid, "net") == pidfiles.namespace(proc_root, "self", "net")
+
+
+def _use(
+    job: Job, environ: dict[str, str], seen: tuple[Interface, ...], net_root: Path, addresses: tuple[str, ...]
+) -> Use:
+    who = f"job {job.job_id}"
+    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        if environ.get(variable):
+            said = environ[variable]
+            return Use(who=who, meant=f"{variable}={said}", interfaces=meant(said, seen))
+    routes = network.routes(net_root)
+    names = {network.interface_to(address, routes) for address in addresses}
+    local = {one.name for one in seen if set(one.addresses) & set(addresses)}
+    found = tuple(one for one in seen if one.name in (local or names))
+    return Use(who=who, meant=f"the route to {environ.get('MASTER_ADDR', 'its master')}", interfaces=found)
+
+
+def meant(said: str, seen: tuple[Interface, ...]) -> tuple[Interface, ...]:
+    """The interfaces that a value of NCCL_SOCKET_IFNAME means: prefixes by comma, `^` excludes, `=` is exact."""
+    exclude, exact = said.startswith("^"), said.lstrip("^").startswith("=")
+    words = [word.strip() for word in said.lstrip("^").lstrip("=").split(",") if word.strip()]
+    matching = [one for one in seen if any(one.name == word if exact else one.name.startswith(word) for word in words)]
+    return tuple(one for one in seen if one not in matching and one.name != "lo") if exclude else tuple(matching)
+
+
+def _master(
+    job: Job, place: str, addresses: tuple[str, ...], port: int, net_root: Path, *, may_connect: bool
+) -> Master:
+    held = network.connections(net_root, addresses, port)
+    established = [one for one in held if one.state == network.TCP_ESTABLISHED]
+    if any(one.retransmits < RETRANSMITS_OF_A_DEAD_PEER for one in established):
+        return Master(job_id=job.job_id, place=place, state="answers")
+    if established:
+        worst_one = max(one.retransmits for one in established)
+        detail = f"the connections of its ranks repeat what they sent for the {worst_one}th time"
+        return Master(job_id=job.job_id, place=place, state="silent", detail=detail)
+    if not may_connect:
+        return Master(job_id=job.job_id, place=place, state="unknown", detail="no rank holds a connection to it")
+    faults = [network.connect(address, port, CONNECT_SECONDS) for address in addresses[:2]]
+    if None in faults:
+        return Master(job_id=job.job_id, place=place, state="answers")
+    detail = "; ".join(fault.detail for fault in faults if fault)
+    return Master(job_id=job.job_id, place=place, state="silent", detail=detail)
+
+
+def points(sample: Sample) -> Iterable[Point]:
+    """State and errors of the interfaces in use, and whether masters answer."""
+    for interface in {one.name: one for use in sample.uses for one in use.interfaces}.values():
+        if interface.up is not None:
+            yield UP.point(interface.up, interface=interface.name)
+        yield ERRORS.point(interface.receive_errors, interface=interface.name, direction="receive")
+        yield ERRORS.point(interface.transmit_errors, interface=interface.name, direction="transmit")
+    for master in sample.masters:
+        if master.state != "unknown":
+            yield MASTER.point(master.state == "answers", job_id=master.job_id)
+
+
+def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
+    """Interfaces that are missing, down or without address; masters that are silent; errors that grew."""
+    sample = window[-1]
+    findings = [finding for use in sample.uses for finding in _judge_use(use)]
+    findings += [*_silent(window), *_errors(window, settings)]
+    names = ", ".join(sorted({one.name for use in sample.uses for one in use.interfaces}))
+    answering = ", ".join(one.place for one in sample.masters if one.state == "answers")
+    told = f"{names} up" + (f", {answering} answers" if answering else "")
+    return worst(findings, ok("NetworkUp", told))
+
+
+def _judge_use(use: Use) -> Iterator[CheckVerdict]:
+    remedy = "`ip -brief address`; correct NCCL_SOCKET_IFNAME in the job, or bring the interface up"
+    if not use.interfaces:
+        yield critical("NoInterface", f"{use.meant} of {use.who} means no interface of this node", remedy)
+    elif not any(one.up is not False and one.addresses for one in use.interfaces):
+        states = ", ".join(
+            f"{one.name} is {one.state}" + ("" if one.addresses else " and has no address") for one in use.interfaces
+        )
+        yield critical("InterfaceDown", f"{states} ({use.meant} of {use.who})", remedy)
+
+
+def _silent(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
+    """Silent once may be a job that starts or ends; twice in a row it is not."""
+    before = {one.place for one in window[-2].masters if one.state == "silent"} if len(window) > 1 else set()
+    for master in window[-1].masters:
+        if master.state == "silent":
+            message = f"{master.place}, the master of job {master.job_id}, does not answer: {master.detail}"
+            remedy = "is the first node of the job alive? `ping`, `ss -tnp`, firewalls between the nodes"
+            level = critical if master.place in before else warning
+            yield level("MasterSilent", message, remedy)
+
+
+def _errors(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
+    seconds = window[-1].monotonic_seconds - window[0].monotonic_seconds
+    readings = [
+        {one.name: one.receive_errors + one.transmit_errors for use in sample.uses for one in use.interfaces}
+        for sample in window
+    ]
+    for name, grown in growth(readings).items():
+        if grown > settings.errors:
+            message = f"{name} had {grown} bad packets within {seconds:.0f} s"
+            yield warning("InterfaceErrors", message, f"`ethtool -S {name}`, cable, transceiver, duplex")
+
+
+def table(sample: Sample) -> contract.Rows:
+    """Who uses which interface, and the masters."""
+    rows = [("who", "means", "interface", "state", "addresses")]
+    for use in sample.uses:
+        rows += [(use.who, use.meant, one.name, one.state, " ".join(one.addresses)) for one in use.interfaces]
+    rows += [(f"job {one.job_id}", "master", one.place, one.state, one.detail) for one in sample.masters]
+    return rows
+
+
+CHECK = Check(
+    name="network",
+    every_seconds=60,
+    settings=Settings,
+    observe=observe,
+    points=points,
+    judge=judge,
+    metrics=(UP, ERRORS, MASTER),
+    table=table,
+    absent="no training job runs on this node, and it has no default route",
+    window=11,
+)

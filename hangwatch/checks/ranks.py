@@ -1,0 +1,179 @@
+"""The processes of every job: all there, and none stuck in the kernel, stopped or dead.
+
+A rank that is gone while the others live is the plainest cause of a hang. A rank in an uninterruptible sleep (D) waits
+for a disk, a network file system or a driver; one that is stopped (T) waits for somebody with a debugger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hangwatch.checks import contract
+from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.model import CheckVerdict, Fault, Job, Point, Rank, Value
+from hangwatch.probes import pidfiles, procs
+from hangwatch.probes.node import Node
+
+JOB = ("job_id",)
+EXPECTED = Metric(name="ranks_expected", help="ranks that the job should have on this node", labels=JOB)
+ALIVE = Metric(name="ranks_alive", help="ranks that are alive", labels=JOB)
+UNINTERRUPTIBLE = Metric(name="ranks_uninterruptible", help="ranks in an uninterruptible sleep (D)", labels=JOB)
+STOPPED = Metric(name="ranks_stopped", help="ranks that are stopped (T)", labels=JOB)
+ZOMBIES = Metric(name="ranks_zombies", help="ranks and workers that ended and were not waited for (Z)", labels=JOB)
+RESIDENT = Metric(
+    name="ranks_resident_memory_bytes", help="memory of a rank and its workers", labels=("job_id", "local_rank")
+)
+
+GONE = "gone"
+STATES = {
+    GONE: ("RankGone", "does not exist any more"),
+    "Z": ("RankExited", "has ended, and nobody waited for it"),
+    "D": ("RankUninterruptible", "is in an uninterruptible sleep"),
+    "T": ("RankStopped", "is stopped"),
+}
+REMEDIES = {
+    GONE: "`hangwatch check xid` for OOM kills; the job's own log; the other ranks will wait until their time-out",
+    "Z": "`hangwatch check xid` for OOM kills; the job's own log",
+    "D": "`hangwatch check storage`; `cat /proc/PID/stack` as root shows what it waits for",
+    "T": "kill -CONT PID, once you know who stopped it",
+}
+
+
+class Settings(contract.Settings, frozen=True):
+    """Nothing to set."""
+
+
+class RankState(Value, frozen=True):
+    """One rank. `state` is the letter of its main thread, or "gone"; memory is that of the rank and its workers."""
+
+    local_rank: str
+    pid: int
+    state: str
+    resident_bytes: int | None
+    dead_workers: int
+    wchan: str | None = None
+
+
+class JobState(Value, frozen=True):
+    """The ranks of a job; `absent` are local ranks that should be there and never were seen."""
+
+    job_id: str
+    expected: int
+    ranks: tuple[RankState, ...]
+    absent: tuple[int, ...] = ()
+
+
+class Sample(contract.Sample, frozen=True):
+    """All jobs at one moment."""
+
+    jobs: tuple[JobState, ...]
+
+
+def observe(node: Node, _: Settings) -> Sample | Fault | None:
+    """Read the state and memory of every rank and worker."""
+    if not node.jobs:
+        return None
+    return Sample(jobs=tuple(_job(node, job) for job in node.jobs))
+
+
+def _job(node: Node, job: Job) -> JobState:
+    ranks = tuple(_rank(node, rank) for rank in job.ranks)
+    expected = job.local_world_size or len(job.ranks) + len(job.absent_local_ranks)
+    return JobState(job_id=job.job_id, expected=expected, ranks=ranks, absent=job.absent_local_ranks)
+
+
+def _rank(node: Node, rank: Rank) -> RankState:
+    now = procs.read_state(rank.id.pid, node.proc_root)
+    is_same = now is not None and now[0] == rank.id
+    state = now[1] if now is not None and is_same else GONE
+    pids = (rank.id.pid, *(worker.id.pid for worker in rank.workers))
+    answers = [pidfiles.status(node.proc_root, pid) for pid in pids]
+    rows = [answer for answer in answers if isinstance(answer, dict)] if is_same else []
+    memory = [size for row in rows if (size := pidfiles.resident_bytes(row)) is not None]
+    return RankState(
+        local_rank=contract.rank_label(rank),
+        pid=rank.id.pid,
+        state="T" if state == "t" else state,
+        resident_bytes=sum(memory) if memory else None,
+        dead_workers=sum(row.get("State", "").startswith("Z") for row in rows[1:]),
+        wchan=procs.read_counters(rank.id.pid, node.proc_root).wchan if state == "D" else None,
+    )
+
+
+def points(sample: Sample) -> Iterable[Point]:
+    """How many ranks are in which state, and their memory."""
+    for job in sample.jobs:
+        states = [rank.state for rank in job.ranks]
+        yield EXPECTED.point(job.expected, job_id=job.job_id)
+        yield ALIVE.point(sum(state not in (GONE, "Z", "X") for state in states), job_id=job.job_id)
+        yield UNINTERRUPTIBLE.point(states.count("D"), job_id=job.job_id)
+        yield STOPPED.point(states.count("T"), job_id=job.job_id)
+        dead_workers = sum(rank.dead_workers for rank in job.ranks)
+        yield ZOMBIES.point(states.count("Z") + dead_workers, job_id=job.job_id)
+        for rank in job.ranks:
+            if rank.resident_bytes is not None:
+                yield RESIDENT.point(rank.resident_bytes, job_id=job.job_id, local_rank=rank.local_rank)
+
+
+def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
+    """What was so in two looks in a row is critical, or a warning for D; what only one look has seen is a warning.
+
+    With several looks to compare, what was seen once is nothing: a short D is how a process reads a file.
+    """
+    alone = len(window) == 1
+    before = _problems(window[-2]) if not alone else {}
+    findings = [
+        _finding(job_id, name, problem, settled=not alone)
+        for (job_id, name), problem in _problems(window[-1]).items()
+        if alone or before.get((job_id, name), ("", ""))[0] == problem[0]
+    ]
+    alive = sum(rank.state not in (GONE, "Z", "X") for job in window[-1].jobs for rank in job.ranks)
+    memory = sum(rank.resident_bytes or 0 for job in window[-1].jobs for rank in job.ranks)
+    told = f"all {alive} ranks of {len(window[-1].jobs)} jobs are alive and use {memory / (1 << 30):.1f} GiB"
+    return worst(findings, ok("RanksAlive", told))
+
+
+def _problems(sample: Sample) -> dict[tuple[str, str], tuple[str, str]]:
+    """(job, who) -> (what, detail) for each rank that is not well."""
+    found = {}
+    for job in sample.jobs:
+        for local_rank in job.absent:
+            found[job.job_id, f"local rank {local_rank}"] = (GONE, "")
+        for rank in job.ranks:
+            if rank.state in STATES:
+                detail = f" in {rank.wchan}" if rank.wchan else ""
+                found[job.job_id, f"local rank {rank.local_rank} (pid {rank.pid})"] = (rank.state, detail)
+    return found
+
+
+def _finding(job_id: str, name: str, problem: tuple[str, str], *, settled: bool) -> CheckVerdict:
+    what, detail = problem
+    reason, sentence = STATES[what]
+    seen_once = "" if settled else " (seen once: look again)"
+    message = f"{name} of job {job_id} {sentence}{detail}{seen_once}"
+    level = critical if settled and what != "D" else warning
+    return level(reason, message, REMEDIES[what])
+
+
+def table(sample: Sample) -> contract.Rows:
+    """Every rank with its state and memory."""
+    rows = [("job", "local rank", "pid", "state", "memory with workers (GiB)", "dead workers")]
+    for job in sample.jobs:
+        for rank in job.ranks:
+            memory = "" if rank.resident_bytes is None else f"{rank.resident_bytes / (1 << 30):.2f}"
+            state = f"{rank.state} {rank.wchan}" if rank.wchan else rank.state
+            rows.append((job.job_id, rank.local_rank, str(rank.pid), state, memory, str(rank.dead_workers)))
+    return rows
+
+
+CHECK = Check(
+    name="ranks",
+    every_seconds=15,
+    settings=Settings,
+    observe=observe,
+    points=points,
+    judge=judge,
+    metrics=(EXPECTED, ALIVE, UNINTERRUPTIBLE, STOPPED, ZOMBIES, RESIDENT),
+    table=table,
+    absent="no training job runs on this node",
+)

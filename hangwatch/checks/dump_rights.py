@@ -20,8 +20,6 @@ DUMPABLE = Metric(
 OLDEST_PYSPY = (0, 4)
 YAMA_FORBIDS_ALL = 3
 GRANT = "run as root, or grant CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH (AmbientCapabilities=; in Kubernetes, SYS_PTRACE)"
-    "run as root, or AmbientCapabilities=CAP_SYS_PTRACE CAP_DAC_READ_SEARCH in the unit; in Kubernetes add SYS_PTRACE"
-)
 
 
 class Settings(contract.Settings, frozen=True):

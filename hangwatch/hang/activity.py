@@ -119,6 +119,13 @@ class Table:
             known = self._of_stack[stack] = self._find(stack)
         return known
 
+    def context(self, frames: Sequence[Frame]) -> Doing | None:
+        """What the part of the program around a stack does, whatever its innermost frames do; None: no frame tells."""
+        stack = tuple((frame.function, frame.file) for frame in frames)
+        python = [index for index, place in enumerate(stack) if not stack_frames.is_native(*place)]
+        found = self._first(stack, python, "context")
+        return self._widened(stack, *found).doing if found else None
+
     def phase(self, frames: Sequence[Frame]) -> str | None:
         """The part of the program around a stack: "evaluation", "checkpoint", or None where no frame tells."""
         for frame in frames:
@@ -140,8 +147,7 @@ class Table:
             found = self._first(stack, indexes, order)
             if found:
                 return self._widened(stack, *found)
-        leaf = next(iter(python), 0)
-        name = stack_frames.plain_name(stack[leaf][0]) if stack else None
+        name = stack_frames.plain_name(_leaf(stack)[0]) if stack else None
         return Match(Doing("unknown", name, waits=False), -1)
 
     def _first(
@@ -164,7 +170,7 @@ class Table:
                 named, told = last, outer
             elif not _WRAPPERS.search(stack[last][1]):
                 break
-        name = stack_frames.plain_name(stack[named][0])
+        name = stack_frames.plain_name((_leaf(stack) if rule.order == "context" else stack[named])[0])
         operation = told.operation or (name.lstrip("_") if waits else name)
         return Match(Doing(told.activity, operation, waits), named)
 
@@ -183,6 +189,11 @@ class Table:
             if rule.order not in found and rule.function.match(function) and rule.file.match(file):
                 found[rule.order] = rule
         return found
+
+
+def _leaf(stack: Sequence[stack_frames.Place]) -> stack_frames.Place:
+    """The innermost Python frame; the innermost of all where there is none."""
+    return next((place for place in stack if not stack_frames.is_native(*place)), stack[0])
 
 
 def importing(stack: Sequence[stack_frames.Place], python: Sequence[int]) -> bool:

@@ -34,7 +34,7 @@ _CAUSES = 4
 
 
 class FoundProcess(NamedTuple):
-    """One process of a text: its threads, or the fault in their place; `pid` is None where only an error was printed."""
+    """One process of a text: its threads, or the fault in their place; `pid` is None where it is not printed."""
 
     pid: int | None
     command: str
@@ -79,6 +79,8 @@ class Reader:
         self.strange = 0
         self.strange_example = ""
         self._interned = interned
+        self._pid: int | None
+        self._parent: int | None
         self._clear()
 
     def feed(self, line: str) -> None:
@@ -105,8 +107,7 @@ class Reader:
 
     def _clear(self) -> None:
         self._open = False
-        self._pid: int | None = None
-        self._parent: int | None = None
+        self._pid = self._parent = None
         self._command = ""
         self._threads: list[Thread] = []
         self._thread: tuple[str, str, str | None] | None = None

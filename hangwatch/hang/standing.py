@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hangwatch.hang import activity
 from hangwatch.hang import frames as stack_frames
-from hangwatch.model import Thread
+from hangwatch.model import Frame, Thread
 
 _SERVICE = re.compile(
     r"^(_pin_memory_loop|_feed|_monitor|watchdog.*|.*_watchdog|heartbeat.*|.*_heartbeat.*|serve_forever|_serve|accept"
@@ -55,7 +55,7 @@ def of(threads: Sequence[Thread], table: activity.Table) -> Standing:
     collective = tuple(thread for thread in workers if table.classify(thread.frames).activity in _MEANS_IT)
     telling = _telling(main, workers, collective, table)
     frames = telling.frames if telling else ()
-    doing = table.classify(frames)
+    doing = _doing(frames, table)
     if doing.activity == "data_loading" and any(_pins(thread, table) for thread in others):
         doing = activity.Doing("gpu_sync", "pin_memory", waits=False)
     shown = dict.fromkeys(stack_frames.key_places(thread.frames) for thread in collective if thread is not telling)
@@ -71,6 +71,16 @@ def of(threads: Sequence[Thread], table: activity.Table) -> Standing:
             thread for thread in ((main, *workers) if main else workers) if thread is not telling and _python(thread)
         ),
     )
+
+
+def _doing(frames: Sequence[Frame], table: activity.Table) -> activity.Doing:
+    """What a stack does; one that waits for a thread, queue or child process does what it started that for."""
+    doing = table.classify(frames)
+    if table.waits_for(doing.activity) == "thread":
+        around = table.context(frames)
+        if around is not None and table.waits_for(around.activity) == "nothing":
+            return around
+    return doing
 
 
 def _telling(

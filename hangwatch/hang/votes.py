@@ -12,7 +12,7 @@ _POWER_RATIO = 0.9
 _UTILIZATION_GAP = 0.5
 _CPU_GAP = 0.5
 _CONTEXT_THREADS = 3
-MACHINE = frozenset({"gpu_power", "gpu_utilization", "cpu", "state"})
+MACHINE = frozenset({"gpu_power", "gpu_utilization", "cpu"})
 """Kinds of evidence that do not come from stacks; one that supports raises the confidence."""
 
 

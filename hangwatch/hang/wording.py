@@ -1,0 +1,141 @@
+"""Pure: the sentences of a verdict, written for somebody who was woken by them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from hangwatch.hang import sentences, votes
+from hangwatch.model import Group, Grouping, Member
+
+_SHOWN = 4
+
+
+def who(members: Sequence[Member]) -> str:
+    """The ranks of these members, folded."""
+    return sentences.who([member.id for member in members])
+
+
+def members_of(groups: Iterable[Group]) -> list[Member]:
+    """All members of all groups."""
+    return [member for group in groups for member in group.members]
+
+
+def size(groups: Iterable[Group]) -> int:
+    """How many ranks the groups hold."""
+    return sum(len(group.members) for group in groups)
+
+
+def runs_python(group: Group) -> bool:
+    """Whether the ranks of a group hold the GIL outside any known wait: they run Python, no GPU holds them."""
+    owners = sum(member.owns_gil is True for member in group.members)
+    return group.waits_for in {"unknown", "gpu"} and owners > 0 and owners * 2 >= len(group.members)
+
+
+def busy(group: Group, *, several: bool | None = None) -> str:
+    """What a group does, as a clause."""
+    plural = len(group.members) > 1 if several is None else several
+    if runs_python(group):
+        where = str(group.frames[0]) if group.frames else "its code"
+        return f"{'are' if plural else 'is'} running Python code in {where}, holding the GIL"
+    return sentences.does(group, several=plural)
+
+
+def each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
+    """One clause per group, largest first, the rest counted."""
+    parts = [f"{who(group.members)} {busy(group)}" for group in groups[:shown]]
+    if len(groups) > shown:
+        parts.append(f"{sentences.count(size(groups[shown:]))} in {len(groups) - shown} other places")
+    return parts
+
+
+def others_wait(others: Sequence[Group]) -> str:
+    """What the ranks that are not accused do: "all 15 other ranks wait in broadcast"."""
+    waiting = [group for group in others if group.waits] or [group for group in others if group.waits_for == "gpu"]
+    total, rest = size(waiting), size(others)
+    if rest == 1 and waiting:
+        return f"the other rank {sentences.does(waiting[0])}"
+    share = f"all {rest}" if total == rest else f"{total} of the {rest}"
+    verb = "wait in" if waiting and waiting[0].waits else "wait for their GPUs in"
+    return f"{share} other ranks {verb} {sentences.operations(waiting)}{_during(waiting)}"
+
+
+def _during(groups: Sequence[Group]) -> str:
+    phases = {group.phase for group in groups}
+    words = {"evaluation": " during evaluation", "checkpoint": " around a checkpoint"}
+    return words.get(phases.pop() or "", "") if len(phases) == 1 else ""
+
+
+def outside(named: Sequence[Group], others: Sequence[Group], *, moving: bool) -> str:
+    """The headline for ranks that are not where the others wait."""
+    ranks = members_of(named)
+    if not moving:
+        return f"{sentences.listing(each(named))}, while {others_wait(others)}."
+    one = len(ranks) == 1
+    doing = sentences.listing([busy(group, several=not one) for group in named[:_SHOWN]])
+    return (
+        f"the job waits for {who(ranks)}: {'it' if one else 'they'} {doing} and still {'moves' if one else 'move'}; "
+        f"{others_wait(others)}."
+    )
+
+
+def mismatch(groups: Sequence[Group]) -> str:
+    """The headline for ranks that wait in different places."""
+    return (
+        f"the ranks wait in {len(groups)} different places: {'; '.join(each(groups))}. "
+        "Stacks alone cannot tell who is ahead and who is behind: sequence numbers (flight recorder, NCCL RAS) can."
+    )
+
+
+def together(group: Group, answered: int) -> str:
+    """The headline for ranks that all stand at one place."""
+    if answered == 1:
+        return (
+            f"only {who(group.members)} gave a stack; it {busy(group, several=False)}. "
+            "One rank alone tells nothing of the others."
+        )
+    return (
+        f"all {sentences.count(answered)} that answered stand at the same place, no odd rank among them: "
+        f"each {busy(group, several=False)}{_during([group])}."
+    )
+
+
+def roles(groups: Sequence[Group], answered: int) -> str:
+    """The headline for the sender and the receivers of one collective."""
+    root = min(groups, key=lambda group: len(group.members))
+    return (
+        f"all {sentences.count(answered)} that answered wait in {sentences.operations(groups)}; "
+        f"{who(root.members)} differs only by its role in it."
+    )
+
+
+def cannot_tell(groups: Sequence[Group], answered: int, waiting: int) -> str:
+    """The headline where the groups allow no answer."""
+    if not groups:
+        return "no rank gave a stack that tells anything."
+    return (
+        f"{waiting} of {sentences.count(answered)} that answered wait for other ranks, too few to accuse the rest: "
+        f"{'; '.join(each(groups))}."
+    )
+
+
+def where_to_look(grouping: Grouping) -> str:
+    """What to do next when nobody can be named."""
+    silent, elsewhere = votes.split_absent(grouping)
+    if silent:
+        nodes = _silent_nodes(grouping, silent)
+        whole = f", as many as {sentences.count(nodes, 'whole node')} would hold" if nodes else ""
+        return f" No answer from {sentences.count(len(silent))} ({sentences.fold(silent)}{whole}): look there first."
+    if elsewhere:
+        return " Look at the other nodes, then at XIDs and NVLink."
+    return " Look for XIDs, NVLink and network errors."
+
+
+def _silent_nodes(grouping: Grouping, silent: Sequence[int]) -> int:
+    """How many nodes would be silent as a whole, if all nodes hold as many ranks as those that answered."""
+    per_node = Counter(member.id.node for member in members_of(grouping.groups) if member.id.rank is not None)
+    ranks = max(per_node.values(), default=0)
+    if ranks < 2 or None in per_node:
+        return 0
+    missing = Counter(rank // ranks for rank in silent)
+    return sum(count == ranks for count in missing.values())

@@ -1,4 +1,4 @@
-"""Commands about stacks and incidents: dump, explain, merge, report, incidents."""
+"""Commands about the stacks and incidents of this node: dump, report, incidents."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 
 from hangwatch import __version__, config, store
 from hangwatch.cli.errors import InputError
+from hangwatch.cli.files import write_text
 from hangwatch.cli.watch import config_option, settings_from
 from hangwatch.hang import activity, capture, culprit, jobs, stacks
 from hangwatch.model import Capture, GpuSweep, Grouping, Incident, Job, JobState, Value, Verdict
@@ -153,7 +154,7 @@ def report(folder: Path, html_path: Path | None, as_json: bool, config_path: Pat
     """Render an incident again, from its incident.json alone. FOLDER is its folder, or its name in the store."""
     incident = store.load(folder) if folder.is_dir() else store.load(_store(config_path).find(str(folder)))
     if html_path is not None:
-        _write(html_path, html.render(incident))
+        write_text(html_path, html.render(incident))
         click.echo(f"wrote {html_path}", err=True)
     elif as_json:
         sys.stdout.buffer.write(store.encode(incident) + b"\n")
@@ -164,13 +165,6 @@ def report(folder: Path, html_path: Path | None, as_json: bool, config_path: Pat
 def _store(config_path: Path | None) -> store.Store:
     settings, _ = settings_from(config_path)
     return store.Store(Path(settings.store.directory))
-
-
-def _write(path: Path, content: str) -> None:
-    try:
-        path.write_text(content)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 @click.command()

@@ -1,0 +1,139 @@
+"""`hangwatch explain` and `hangwatch merge`: verdicts over dumps and incidents that people already have."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+from msgspec.structs import replace
+
+from hangwatch import store
+from hangwatch.cli.errors import InputError
+from hangwatch.cli.files import write_text
+from hangwatch.cli.watch import config_option, settings_from
+from hangwatch.fleet.merge import merge_all
+from hangwatch.hang import culprit, stacks, traces
+from hangwatch.hang.activity import load as load_activities
+from hangwatch.model import Grouping, Incident
+from hangwatch.report import as_json, html, text
+
+LONGEST_LINE = 16 << 20  # `py-spy dump --json` may print one line
+MOST_FILES = 200_000
+
+html_option = click.option(
+    "--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report as one page."
+)
+json_option = click.option("--json", "as_json_form", is_flag=True, help="Print the documented JSON form.")
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...", type=click.Path(path_type=Path))
+@click.option("--world-size", type=click.IntRange(1, 1 << 24), help="How many ranks the job has; tells who is absent.")
+@json_option
+@html_option
+@config_option
+def explain(
+    *,
+    paths: tuple[Path, ...],
+    world_size: int | None,
+    as_json_form: bool,
+    html_path: Path | None,
+    config_path: Path | None,
+) -> None:
+    """Who is the odd one in stack dumps that you already have?
+
+    Reads what `py-spy dump` prints (text or --json) of any number of processes, with or without a prefix on each line:
+    [host:rank], torchrun's [role3]:, srun --label's "3: ", mpirun --tag-output's [1,3]<stdout>:. A folder is all the
+    files in it, or the incident that it holds. "-" is standard input.
+    """
+    settings, _ = settings_from(config_path)
+    files, incidents = _sort(paths)
+    collected = traces.collect(((name, _lines(path)) for name, path in files), world_size)
+    dumps = [*collected.ranks, *(rank for one in incidents for rank in one.captures[-1].ranks)]
+    if not dumps:
+        told = "".join(f"\n  {note}" for note in collected.notes[:5])
+        raise InputError(
+            f"no stack dump in {', '.join(map(str, paths))}{told}\n  make some: `py-spy dump --pid PID > rank0.txt`"
+        )
+    size = collected.world_size or max((one.job.world_size or 0 for one in incidents), default=0) or None
+    grouping = stacks.group(dumps, load_activities(settings.activities.rules), settings.capture, size)
+    _answer(replace(grouping, notes=(*grouping.notes, *collected.notes)), as_json_form, html_path)
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="INCIDENT...", type=click.Path(path_type=Path))
+@json_option
+@html_option
+def merge(*, paths: tuple[Path, ...], as_json_form: bool, html_path: Path | None) -> None:
+    """One answer from the incidents of many nodes: the odd rank is usually on another one.
+
+    INCIDENT is an incident folder or an incident.json, brought here by any means (shared file system, kubectl cp, scp).
+    Of one node only the newest incident of a job counts.
+    """
+    incidents = _of_one_job(_incident(path) for path in paths)
+    _answer(merge_all(one.grouping for one in incidents), as_json_form, html_path)
+
+
+def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
+    """The newest incident of each node. Raises InputError where they are of several jobs: their ranks would mix."""
+    known = sorted(incidents, key=lambda incident: incident.opened_unix_seconds)
+    newest = {one.node: one for one in known}
+    jobs = sorted({one.job.job_id for one in known})
+    if len(jobs) > 1:
+        raise InputError(f"these incidents are of several jobs: {', '.join(jobs)}\n  give those of one job at a time")
+    return list(newest.values())
+
+
+def _answer(grouping: Grouping, as_json_form: bool, html_path: Path | None) -> None:
+    verdict = culprit.judge(grouping)
+    if html_path is not None:
+        write_text(html_path, html.render_grouping(grouping, verdict))
+    if as_json_form:
+        click.echo(as_json.render(grouping, verdict), nl=False)
+    else:
+        click.echo(text.render_verdict(grouping, verdict, color=sys.stdout.isatty()), nl=False)
+
+
+def _sort(paths: Iterable[Path]) -> tuple[list[tuple[str, Path]], list[Incident]]:
+    """Dump files, and incidents with a capture."""
+    files: list[tuple[str, Path]] = []
+    incidents = []
+    for path in paths:
+        if path.name == store.INCIDENT_FILE or (path / store.INCIDENT_FILE).is_file():
+            incidents.append(_incident(path))
+        elif path.is_dir():
+            files += [(str(one), one) for one in _files_in(path)]
+        elif path == Path("-") or path.exists():
+            files.append((str(path), path))
+        else:
+            raise InputError(f"{path}: no such file or folder")
+    if len(files) > MOST_FILES:
+        raise InputError(f"{len(files)} files are more than {MOST_FILES}; name the ones you mean")
+    return files, _of_one_job(one for one in incidents if one.captures)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    if not found:
+        raise InputError(f"{folder}: has no files")
+    return found
+
+
+def _incident(path: Path) -> Incident:
+    return store.load(path.parent if path.name == store.INCIDENT_FILE else path)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a file, read as they are asked for; what is no text becomes replacement characters."""
+    try:
+        stream = sys.stdin.buffer if path == Path("-") else path.open("rb")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    with stream:
+        while line := stream.readline(LONGEST_LINE):
+            yield line.decode("utf-8", errors="replace")
+
+
+COMMANDS = (explain, merge)

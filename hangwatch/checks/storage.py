@@ -66,23 +66,34 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """List the network mounts of this node and of the ranks, and ask them all at once."""
+    """List the network mounts of this node and of the ranks, and ask them all at once, and the folder of incidents."""
     wanted = _paths(node, settings)
-    if not wanted:
+    folder = node.state_directory
+    # The daemon makes its folder when it starts: until then, what counts is the space of the folder above.
+    homes = [str(place) for place in (folder, *folder.parents)] if folder else []
+    told = node.filesystems.space([*wanted, *homes], settings.deadline_seconds)
+    answers = [_answer(mount, told[path]) for path, mount in wanted.items() if not _is_private(told[path])]
+    if homes:
+        home = next((told[place] for place in homes if not _is_missing(told[place])), told[homes[0]])
+        answers.append(_answer(filesystems.Mount(path=homes[0], type=INCIDENTS, source="", device=""), home))
+    if not answers:
         return None
-    told = node.filesystems.space(list(wanted), settings.deadline_seconds)
-    answers = [
-        Answer(
-            mount=mount.path,
-            type=mount.type,
-            space=space if isinstance(space, filesystems.Space) else None,
-            fault=space if isinstance(space, Fault) else None,
-        )
-        for (_, mount), space in zip(wanted.items(), told.values(), strict=True)
-        # A FUSE mount refuses everybody but its owner, root too: it is private, not broken.
-        if not (isinstance(space, Fault) and space.reason == "PermissionDenied")
-    ]
     return Sample(answers=tuple(answers), stuck_children=node.filesystems.left_behind())
+
+
+def _answer(mount: filesystems.Mount, told: filesystems.Space | Fault) -> Answer:
+    if isinstance(told, Fault):
+        return Answer(mount=mount.path, type=mount.type, fault=told)
+    return Answer(mount=mount.path, type=mount.type, space=told)
+
+
+def _is_private(told: filesystems.Space | Fault) -> bool:
+    """A FUSE mount refuses everybody but its owner, root too: it is private, not broken."""
+    return isinstance(told, Fault) and told.reason == "PermissionDenied"
+
+
+def _is_missing(told: filesystems.Space | Fault) -> bool:
+    return isinstance(told, Fault) and told.reason == "Missing"
 
 
 def _paths(node: Node, settings: Settings) -> dict[str, filesystems.Mount]:
@@ -103,9 +114,6 @@ def _paths(node: Node, settings: Settings) -> dict[str, filesystems.Mount]:
             if filesystems.is_network(mount, settings.also_types):
                 devices.add(mount.device)
                 found[mount.path if view == "self" else f"{node.proc_root}/{view}/root{mount.path}"] = mount
-    if node.state_directory is not None:
-        folder = str(node.state_directory)
-        found[folder] = filesystems.Mount(path=folder, type=INCIDENTS, source="", device="")
     return found
 
 
@@ -152,7 +160,7 @@ def _judge_fault(name: str, answer: Answer, fault: Fault, settings: Settings) ->
         message = f"{name} gives no answer within {settings.deadline_seconds:g} s"
         return critical("StorageHung", message, REMEDY_HUNG)
     if answer.type == INCIDENTS:
-        return warning("IncidentFolderMissing", f"{name}: {fault.detail}", f"mkdir -p {answer.mount}")
+        return warning("IncidentsBlocked", f"{name}: {fault.detail}", "check [store] directory")
     return critical("StorageBroken", f"{name}: {fault.detail}", f"umount -l {answer.mount} and mount it again")
 
 

@@ -8,6 +8,7 @@ again until it is gone: as many children can hang as there are dead mounts, neve
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -166,10 +167,9 @@ def _names(folder: str, answer: object) -> tuple[str, ...] | Fault:
 def _fault(path: str, answer: object) -> Fault:
     if isinstance(answer, dict) and "errno" in answer:
         code = int(answer["errno"])
-        denied = code in pseudofiles.DENIED
-        return Fault(
-            subject=path, reason="PermissionDenied" if denied else "CannotRead", detail=f"{path}: {os.strerror(code)}"
-        )
+        reason = {errno.ENOENT: "Missing", errno.EACCES: "PermissionDenied", errno.EPERM: "PermissionDenied"}
+        detail = f"{path}: {os.strerror(code)}"
+        return Fault(subject=path, reason=reason.get(code, "CannotRead"), detail=detail)
     return Fault(subject=path, reason="NoAnswer", detail=f"{path} gives no answer")
 
 

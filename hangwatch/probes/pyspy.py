@@ -34,6 +34,7 @@ _MAY_DUMP = (
 )
 _STOP_POLL_SECONDS = 0.2
 _KILL_SECONDS = 1.0
+_MORE_TRIES = 4
 _NEVER_PAUSE = frozenset("DTtZXxI")
 _ENDED = frozenset("ZXx")
 
@@ -87,10 +88,10 @@ def dump(
         return PyspyAnswer(json=None, fault=fault, duration_seconds=0.0, state_after=before and before[1])
     call = _Call(program, pid, ("--locals",) if include_locals else (), stop)
     paused = native and _may_pause(pid, proc_root)
-    answer = _run(call, ("--native",) if paused else ("--nonblocking",), deadline_seconds)
+    answer = _attempt(call, ("--native",) if paused else ("--nonblocking",), deadline_seconds)
     if isinstance(answer, Fault) and not paused and _is_passing(answer) and _may_pause(pid, proc_root):
         paused = True
-        answer = _run(call, (), min(deadline_seconds, BLOCKING_DEADLINE_SECONDS))
+        answer = _attempt(call, (), min(deadline_seconds, BLOCKING_DEADLINE_SECONDS))
     after = _continue_if_stopped(before, proc_root) if paused else procs.read_state(pid, proc_root)
     return PyspyAnswer(
         json=None if isinstance(answer, Fault) else answer,
@@ -159,8 +160,8 @@ def _may_pause(pid: int, proc_root: Path) -> bool:
 
 
 def _is_passing(fault: Fault) -> bool:
-    """Whether another attempt can end otherwise."""
-    return fault.reason in ("StackChanged", "NoInterpreter", "DumpFailed")
+    """Whether it can end otherwise while the target is paused."""
+    return fault.reason in ("StackChanged", "DumpFailed")
 
 
 def _continue_if_stopped(before: tuple[ProcessId, str], proc_root: Path) -> tuple[ProcessId, str] | None:
@@ -174,6 +175,19 @@ def _continue_if_stopped(before: tuple[ProcessId, str], proc_root: Path) -> tupl
     except (PermissionError, ProcessLookupError):
         return after
     return procs.read_state(identity.pid, proc_root)
+
+
+def _attempt(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes | Fault:
+    """One rung of the ladder. py-spy looks for the interpreter before it pauses anything, and on a busy process misses
+    it now and then, with and without a pause: then the same again."""
+    end = time.monotonic() + deadline_seconds
+    answer = _run(call, mode, deadline_seconds)
+    for _ in range(_MORE_TRIES):
+        left = end - time.monotonic()
+        if isinstance(answer, bytes) or answer.reason != "NoInterpreter" or left <= 0:
+            break
+        answer = _run(call, mode, left)
+    return answer
 
 
 def _run(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes | Fault:

@@ -1,0 +1,88 @@
+"""Real processes in every state that a dump can meet, ready when they are returned, ended by their pid."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.conftest import wait_for
+
+SLEEPING = "import time\ndef asleep():\n    ready()\n    time.sleep(600)\nasleep()"
+SPINNING = "def spin():\n    ready()\n    while True:\n        pass\nspin()"
+# The frames change all the time: a dump that does not pause its target often meets a torn stack.
+CHANGING = """
+def deep(n):
+    return deep(n - 1) + wide(n - 1) if n > 0 else 1
+def wide(n):
+    return sum(deep(n // 3) for _ in range(2)) if n > 0 else 1
+ready()
+while True:
+    deep(9)
+"""
+# posix_spawn waits like vfork until its child executes; the child first opens a FIFO that nobody writes.
+IN_KERNEL = """
+import os
+def blocked_in_kernel():
+    ready()
+    os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, folder + "/fifo", os.O_RDONLY, 0)])
+blocked_in_kernel()
+"""
+THREAD_IN_KERNEL = """
+import ctypes, os, threading, time
+def blocked_in_kernel():
+    libc = ctypes.CDLL(None)  # lets go of the GIL, unlike os.posix_spawn
+    actions = ctypes.create_string_buffer(256)
+    libc.posix_spawn_file_actions_init(actions)
+    libc.posix_spawn_file_actions_addopen(actions, 0, (folder + "/fifo").encode(), os.O_RDONLY, 0)
+    argv = (ctypes.c_char_p * 2)(b"true", None)
+    libc.posix_spawn(ctypes.byref(ctypes.c_int()), b"/bin/true", actions, None, argv, argv)
+threading.Thread(target=blocked_in_kernel, daemon=True).start()
+ready()
+def deep(n):
+    return deep(n - 1) + wide(n - 1) if n > 0 else 1
+def wide(n):
+    return sum(deep(n // 3) for _ in range(2)) if n > 0 else 1
+while True:
+    deep(9)
+"""
+_READY = "folder = {folder!r}\ndef ready():\n    open(folder + '/ready', 'w').close()\n"
+
+
+@contextlib.contextmanager
+def python(code: str, folder: Path, **environ: str) -> Iterator[int]:
+    """Run `code`, which calls `ready()` and may use `folder`; gives its pid once it is ready."""
+    if not (folder / "fifo").exists():
+        os.mkfifo(folder / "fifo")
+    (folder / "ready").unlink(missing_ok=True)
+    program = [sys.executable, "-c", _READY.format(folder=str(folder)) + code]
+    child = subprocess.Popen(program, env={**os.environ, **environ}, start_new_session=True)
+    try:
+        wait_for((folder / "ready").exists, "the target to be ready")
+        yield child.pid
+    finally:
+        with contextlib.suppress(OSError):  # ENXIO: nobody waits at the FIFO
+            os.close(os.open(folder / "fifo", os.O_WRONLY | os.O_NONBLOCK))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait(timeout=20)
+
+
+def state(pid: int) -> str:
+    """The state letter of a process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def wait_for_state(pid: int, letter: str) -> None:
+    """Until the kernel shows that state."""
+    wait_for(lambda: state(pid) == letter, f"state {letter} of {pid}")
+
+
+def stop(pid: int) -> None:
+    """SIGSTOP, and wait until it took effect."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_for_state(pid, "T")

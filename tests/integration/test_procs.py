@@ -1,0 +1,151 @@
+"""What a scan keeps of real processes over their lives: execution, titles, ends, other users' processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hangwatch.model import Process
+from hangwatch.probes import procs
+from tests.conftest import wait_for
+from tests.integration import targets
+from tests.proc_tree import lay_out
+
+
+def look(scan: procs.ProcessScan, pid: int) -> Process:
+    (found,) = (process for process in scan.processes() if process.id.pid == pid)
+    return found
+
+
+def test_a_process_that_executes_another_program_is_read_again(tmp_path: Path) -> None:
+    again = f"import os, sys\nready()\nopen({str(tmp_path / 'fifo')!r}).read()\n"
+    again += "os.environ['RANK'] = '5'\nos.execv(sys.executable, ['python', '-c', 'import time; time.sleep(600)'])"
+    scan = procs.ProcessScan()
+    with targets.python(again, tmp_path, RANK="4") as pid:
+        before = look(scan, pid)
+        assert before.environ["RANK"] == "4"
+        (tmp_path / "fifo").write_text("go")
+        wait_for(lambda: b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes(), "the second program")
+        after = look(scan, pid)
+    assert (after.id, after.environ["RANK"], after.cmdline[0]) == (before.id, "5", "python")
+
+
+def test_a_title_over_the_environment_does_not_take_the_rank_away(tmp_path: Path) -> None:
+    """As setproctitle does it: the comm changes, and the memory that held the environment is overwritten."""
+    title = """
+import ctypes
+libc = ctypes.CDLL(None)
+fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+start, end = int(fields[47]), int(fields[48])
+libc.prctl(15, b"trainer", 0, 0, 0)
+ctypes.memset(start, 0, end - start)
+ready()
+open(folder + "/fifo").read()
+"""
+    scan = procs.ProcessScan()
+    first = "ready()\nimport os\nopen(folder + '/fifo').read()\nos.unlink(folder + '/ready')\n"
+    with targets.python(first + title, tmp_path, RANK="4") as pid:
+        assert look(scan, pid).environ["RANK"] == "4"
+        (tmp_path / "ready").unlink()
+        (tmp_path / "ready").touch()
+        (tmp_path / "fifo").write_text("go")
+        wait_for(lambda: Path(f"/proc/{pid}/comm").read_text() == "trainer\n", "the title")
+        wait_for((tmp_path / "ready").exists, "the overwritten environment")
+        seen = look(scan, pid)
+        assert b"RANK" not in Path(f"/proc/{pid}/environ").read_bytes()
+    assert (seen.comm, seen.environ["RANK"]) == ("trainer", "4")
+
+
+def test_a_zombie_keeps_what_was_known_of_it() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={"RANK": "3"})
+    scan = procs.ProcessScan()
+    wait_for(lambda: look(scan, child.pid).environ.get("RANK"), "the environment")
+    assert child.stdin is not None
+    child.stdin.close()
+    targets.wait_for_state(child.pid, "Z")
+    zombie = look(scan, child.pid)
+    child.wait()
+    assert (zombie.state, zombie.environ) == ("Z", {"RANK": "3"})
+    assert child.pid not in {process.id.pid for process in scan.processes()}
+
+
+def test_states_and_parents_are_read_at_every_scan(tmp_path: Path) -> None:
+    scan = procs.ProcessScan()
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        targets.wait_for_state(pid, "S")
+        assert (look(scan, pid).state, look(scan, pid).parent_pid) == ("S", os.getpid())
+        targets.stop(pid)
+        assert look(scan, pid).state == "T"
+
+
+def test_only_what_may_belong_to_a_job_is_read(tmp_path: Path) -> None:
+    tree = "1 (init) S parent=0 start=1\n + RANK=1\n7 (trainer) S parent=1 start=9\n $ ./trainer\n + RANK=3 SECRET=x\n"
+    lay_out(tree + "8 (helper) S parent=7 start=9\n + RANK=4\n", tmp_path)
+    read = [{one.id.pid: one.environ for one in procs.ProcessScan(tmp_path).processes(held)} for held in ((), (7,))]
+    assert read == [{1: {}, 7: {}, 8: {}}, {1: {}, 7: {"RANK": "3"}, 8: {"RANK": "4"}}]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes another user")
+def test_an_environment_that_may_not_be_read_is_a_fault_with_the_remedy(tmp_path: Path) -> None:
+    with targets.python(targets.SLEEPING, tmp_path, RANK="3") as pid:
+        (found,) = (one for one in _scan_as_nobody() if one.id.pid == pid)
+    (fault,) = found.faults
+    assert (found.environ, fault.subject, fault.reason) == ({}, f"pid {pid}", "PermissionDenied")
+    assert "CAP_SYS_PTRACE" in fault.remedy and "environ" in fault.detail
+
+
+def _scan_as_nobody() -> tuple[Process, ...]:
+    """In a fork: an interpreter under a private folder could not be executed as another user."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(msgspec.json.encode(procs.ProcessScan().processes()))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return msgspec.json.decode(text, type=tuple[Process, ...])
+
+
+def test_counters_grow_with_use_and_tell_where_a_process_waits(tmp_path: Path) -> None:
+    with targets.python(targets.SPINNING, tmp_path) as pid:
+        first = procs.read_counters(pid)
+        wait_for(lambda: (procs.read_counters(pid).cpu_seconds or 0) > (first.cpu_seconds or 0) + 0.05, "CPU time")
+    code = "ready()\nopen('/dev/zero', 'rb').read(1 << 20)\nopen(folder + '/fifo').read()"
+    with targets.python(code, tmp_path) as pid:
+        wait_for(lambda: (procs.read_counters(pid).io_bytes or 0) > 1 << 20, "I/O")
+        waiting = wait_for(lambda: (c := procs.read_counters(pid)).state == "S" and c.wchan and c, "a wait")
+        assert any(word in (waiting.wchan or "") for word in ("fifo", "partner")), waiting.wchan
+        if os.geteuid() == 0:
+            assert any("fifo_open" in line or "wait_for_partner" in line for line in waiting.kernel_stack)
+    assert procs.read_counters(pid) == procs.Counters()
+
+
+def test_a_scan_of_600_processes_costs_little() -> None:
+    children = [subprocess.Popen(["sleep", "600"]) for _ in range(500)]
+    try:
+        scan = procs.ProcessScan()
+        scan.processes()
+        began = time.process_time()
+        for _ in range(5):
+            count = len(scan.processes())
+        milliseconds = (time.process_time() - began) * 200
+    finally:
+        for child in children:
+            child.kill()
+        for child in children:
+            child.wait()
+    print(f"{count} processes, {milliseconds:.1f} ms of CPU per scan")
+    assert milliseconds / count < 10 / 300  # twice what was measured: the machine may be busy

@@ -1,0 +1,284 @@
+"""One dump of one real process by real py-spy, in every state, and that nobody is harmed by it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hangwatch.hang.stacks import parse_pyspy_json
+from hangwatch.probes import procs, pyspy
+from tests.conftest import wait_for
+from tests.integration import targets
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: changes users and capabilities")
+needs_setpriv = pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (util-linux)")
+
+
+def functions(answer: pyspy.PyspyAnswer, pid: int) -> list[str]:
+    assert answer.json is not None, answer.fault
+    (main,) = (thread for thread in parse_pyspy_json(answer.json, pid) if thread.is_main)
+    return [frame.function for frame in main.frames]
+
+
+def dump(pid: int, **options: object) -> pyspy.PyspyAnswer:
+    return pyspy.dump(pid, **{"deadline_seconds": 5.0, **options})  # type: ignore[arg-type]
+
+
+def test_a_sleeping_process(tmp_path: Path) -> None:
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        targets.wait_for_state(pid, "S")
+        answer = dump(pid)
+    assert functions(answer, pid) == ["asleep", "<module>"]
+    assert (answer.fault, answer.paused, answer.state_after) == (None, False, "S")
+
+
+def test_a_process_that_spins_with_the_gil(tmp_path: Path) -> None:
+    with targets.python(targets.SPINNING, tmp_path) as pid:
+        answer = dump(pid)
+        assert functions(answer, pid) == ["spin", "<module>"]
+        assert answer.state_after == "R"
+
+
+def test_a_stack_that_changes_all_the_time_is_read_and_runs_on(tmp_path: Path) -> None:
+    with targets.python(targets.CHANGING, tmp_path) as pid:
+        answers = [dump(pid) for _ in range(20)]
+        assert [answer.fault for answer in answers] == [None] * 20
+        assert any(answer.paused for answer in answers), "the second rung of the ladder was never needed"
+        assert {answer.state_after for answer in answers} <= {"R", "S"}
+        assert targets.state(pid) == "R"
+
+
+def test_a_stopped_process_is_read_and_left_stopped(tmp_path: Path) -> None:
+    with targets.python(targets.SPINNING, tmp_path) as pid:
+        targets.stop(pid)
+        answer = dump(pid)
+        assert functions(answer, pid) == ["spin", "<module>"]
+        assert (answer.paused, answer.state_after, targets.state(pid)) == (False, "T", "T")
+
+
+def test_a_process_in_the_kernel_is_read_without_a_pause(tmp_path: Path) -> None:
+    with targets.python(targets.IN_KERNEL, tmp_path) as pid:
+        targets.wait_for_state(pid, "D")
+        answer = dump(pid)
+        assert functions(answer, pid) == ["blocked_in_kernel", "<module>"]
+        assert (answer.paused, answer.state_after) == (False, "D")
+        assert answer.duration_seconds < 2
+
+
+def test_with_native_a_process_in_the_kernel_is_read_without_a_pause_all_the_same(tmp_path: Path) -> None:
+    with targets.python(targets.IN_KERNEL, tmp_path) as pid:
+        targets.wait_for_state(pid, "D")
+        answer = dump(pid, native=True)
+        assert functions(answer, pid) == ["blocked_in_kernel", "<module>"]
+        assert not answer.paused
+
+
+def test_one_thread_in_the_kernel_forbids_the_pause(tmp_path: Path) -> None:
+    with targets.python(targets.THREAD_IN_KERNEL, tmp_path) as pid:
+        wait_for(lambda: "D" in procs.read_thread_states(pid), "a thread in D")
+        answers = [dump(pid) for _ in range(30)]
+        assert not any(answer.paused for answer in answers)
+        assert max(answer.duration_seconds for answer in answers) < 2
+        torn = [answer.fault for answer in answers if answer.fault is not None]
+        assert torn, "no dump of the changing stack failed: this test proves nothing"
+        assert {fault.reason for fault in torn} <= {"StackChanged", "NoInterpreter"}
+        assert targets.state(pid) != "T"
+
+
+def test_native_frames_when_a_person_asks(tmp_path: Path) -> None:
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        targets.wait_for_state(pid, "S")
+        answer = dump(pid, native=True, deadline_seconds=60.0)
+        names = functions(answer, pid)
+        assert "asleep" in names and len(names) > 2
+        assert (answer.paused, answer.state_after) == (True, "S")
+
+
+def test_variables_are_shown_only_when_a_person_asks(tmp_path: Path) -> None:
+    code = "import time\ndef asleep(token):\n    ready()\n    time.sleep(600)\nasleep('hunter2')"
+    with targets.python(code, tmp_path) as pid:
+        targets.wait_for_state(pid, "S")
+        without, shown = dump(pid), dump(pid, include_locals=True)
+    assert b"hunter2" not in (without.json or b"")
+    assert b"hunter2" in (shown.json or b"")
+
+
+def test_gone_and_zombie(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    targets.wait_for_state(child.pid, "Z")
+    zombie = dump(child.pid)
+    child.wait()
+    gone = dump(child.pid)
+    assert zombie.fault is not None and gone.fault is not None
+    assert (zombie.fault.reason, zombie.state_after) == ("ProcessGone", "Z")
+    assert (gone.fault.reason, gone.state_after) == ("ProcessGone", None)
+
+
+def test_what_is_no_python(tmp_path: Path) -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    try:
+        wait_for(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "sleep\n", "sleep to be executed")
+        answer = dump(child.pid)
+    finally:
+        child.kill()
+        child.wait()
+    assert answer.fault is not None
+    assert (answer.fault.reason, answer.fault.detail) == (
+        "NotPython",
+        "Failed to find python version from target process",
+    )
+    assert not answer.paused
+
+
+@needs_root
+@needs_setpriv
+def test_without_permission_the_missing_capability_is_named(tmp_path: Path) -> None:
+    """hangwatch as root without CAP_SYS_PTRACE, the target as another user."""
+    code = "import os, time\nready()\nos.setgid(65534); os.setuid(65534)\ntime.sleep(600)"
+    with targets.python(code, tmp_path) as pid:
+        status = Path(f"/proc/{pid}/status")
+        wait_for(lambda: "Uid:\t65534" in status.read_text(), "the target to change its user")
+        targets.wait_for_state(pid, "S")
+        call = ["setpriv", "--bounding-set=-sys_ptrace", sys.executable, "-c", _LOOK, str(pid)]
+        done = subprocess.run(call, capture_output=True, check=True, timeout=60)
+        answer, counters = msgspec.json.decode(done.stdout)
+        assert dump(pid).fault is None
+    fault = answer["fault"]
+    assert (fault["reason"], answer["paused"]) == ("PermissionDenied", False)
+    assert "CAP_SYS_PTRACE" in fault["remedy"]
+    assert (counters["state"], counters["io_bytes"], counters["wchan"]) == ("S", None, None)
+    assert "CAP_SYS_PTRACE" in counters["faults"][0]["remedy"]
+
+
+_LOOK = """
+import msgspec, sys
+from hangwatch.probes import procs, pyspy
+pid = int(sys.argv[1])
+sys.stdout.buffer.write(msgspec.json.encode((pyspy.dump(pid, deadline_seconds=5), procs.read_counters(pid))))
+"""
+
+
+def _refuse_ptrace() -> None:
+    """From now on ptrace(2) fails with EPERM in this process and its children: a seccomp filter of five instructions."""
+    number, errno_action = {"x86_64": 101, "aarch64": 117}[os.uname().machine], 0x00050001
+    program = b"".join(
+        struct.pack("HBBI", *one)
+        for one in (
+            (0x20, 0, 0, 0),  # load the number of the system call
+            (0x15, 0, 1, number),  # is it ptrace?
+            (0x06, 0, 0, errno_action),  # EPERM
+            (0x06, 0, 0, 0x7FFF0000),  # allow
+        )
+    )
+    buffer = ctypes.create_string_buffer(program)
+    filter_program = struct.pack("HxxxxxxP", 4, ctypes.addressof(buffer))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    assert libc.prctl(22, 2, filter_program, 0, 0) == 0  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+
+
+def test_the_first_rung_never_uses_ptrace(tmp_path: Path) -> None:
+    """Where the kernel refuses ptrace(2) it works all the same; the second rung, to prove the filter, does not."""
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        targets.wait_for_state(pid, "S")
+        call = [str(pyspy.find()), "dump", "--json", "--pid", str(pid)]
+        pausing = subprocess.run(call, capture_output=True, preexec_fn=_refuse_ptrace, timeout=30)
+        reading = subprocess.run([*call, "--nonblocking"], capture_output=True, preexec_fn=_refuse_ptrace, timeout=30)
+    assert (pausing.returncode, reading.returncode) == (1, 0), reading.stderr
+    assert b"asleep" in reading.stdout
+
+
+def test_a_py_spy_that_hangs_is_ended_at_the_deadline_and_not_retried(tmp_path: Path) -> None:
+    fake = _program(tmp_path, "exec sleep 600")
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        answer = dump(pid, pyspy_path=fake, deadline_seconds=0.5)
+    assert answer.fault is not None
+    assert (answer.fault.reason, answer.paused) == ("Timeout", False)
+    assert 0.5 <= answer.duration_seconds < 3
+
+
+def test_a_capture_that_is_to_stop_does_not_wait_for_py_spy(tmp_path: Path) -> None:
+    stop = threading.Event()
+    fake = _program(tmp_path, f"touch {tmp_path}/started; exec sleep 600")
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        threading.Thread(target=lambda: (wait_for((tmp_path / "started").exists, "py-spy"), stop.set())).start()
+        answer = dump(pid, pyspy_path=fake, deadline_seconds=60.0, stop=stop)
+    assert answer.fault is not None and answer.fault.reason == "Interrupted"
+    assert answer.duration_seconds < 10
+
+
+def test_a_target_that_a_dying_py_spy_leaves_stopped_is_continued(tmp_path: Path) -> None:
+    """A py-spy whose first rung fails and whose second stops the target and dies."""
+    stopper = _program(tmp_path, 'case "$*" in *nonblocking*) exit 1;; esac; kill -STOP "$4"; exit 1')
+    with targets.python(targets.SPINNING, tmp_path) as pid:
+        answer = dump(pid, pyspy_path=stopper)
+        assert answer.paused and answer.fault is not None
+        wait_for(lambda: targets.state(pid) == "R", "the target to run on")
+        targets.stop(pid)
+        dump(pid, pyspy_path=stopper)
+        assert targets.state(pid) == "T", "what was stopped before is not for hangwatch to continue"
+
+
+@pytest.mark.parametrize(("printed", "words"), [("py-spy 0.3.14", "0.3.14"), ("what?", "unknown")])
+def test_a_py_spy_that_may_leave_a_rank_stopped_is_refused(tmp_path: Path, printed: str, words: str) -> None:
+    old = tmp_path / "py-spy"
+    old.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{printed}" || touch {tmp_path}/dumped\n')
+    old.chmod(0o755)
+    answer = dump(os.getpid(), pyspy_path=old)
+    assert answer.fault is not None
+    assert (answer.fault.reason, words in answer.fault.detail) == ("PyspyTooOld", True)
+    assert not (tmp_path / "dumped").exists()
+
+
+def test_endless_output_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspy, "MAX_DUMP_BYTES", 1 << 20)
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        answer = dump(pid, pyspy_path=_program(tmp_path, "exec yes"))
+    assert answer.fault is not None and answer.fault.reason == "TooLarge"
+
+
+def test_the_installed_py_spy_is_found_and_new_enough() -> None:
+    program = pyspy.find()
+    assert program is not None
+    assert (pyspy.version(program) or (0,)) >= pyspy.OLDEST_VERSION
+
+
+@pytest.mark.parametrize(
+    ("stderr", "reason", "detail"),
+    [
+        ("Error: Failed to get stack traces\n\nCaused by:\n    0: Failed to call get_stack_trace for thread 7\n", "StackChanged", "Failed to get stack traces: Failed to call get_stack_trace for thread 7"),
+        ("Permission Denied: Try running again with elevated permissions", "PermissionDenied", "Permission Denied: Try running again with elevated permissions"),
+        ("Error: Failed to get process executable name. Check that the process is running.\n\nStack backtrace:\n 0: x", "ProcessGone", "Failed to get process executable name. Check that the process is running."),
+        ("Error: something new\nStack backtrace:\n   0: anyhow", "DumpFailed", "something new"),
+        ("", "DumpFailed", "py-spy ended with status 1 and said nothing"),
+    ],
+)  # fmt: skip
+def test_what_py_spy_complains_of(stderr: str, reason: str, detail: str) -> None:
+    fault = pyspy.explain(7, 1, stderr)
+    assert (fault.subject, fault.reason, fault.detail) == ("pid 7", reason, detail)
+
+
+def test_a_dump_takes_little_time(tmp_path: Path) -> None:
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        began = time.monotonic()
+        for _ in range(10):
+            assert dump(pid).fault is None
+        assert time.monotonic() - began < 3
+
+
+def _program(folder: Path, body: str) -> Path:
+    """A stand-in for a py-spy that misbehaves."""
+    path = folder / "py-spy"
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {{ echo "py-spy 0.4.9"; exit 0; }}\n{body}\n')
+    path.chmod(0o755)
+    return path

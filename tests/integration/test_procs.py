@@ -31,7 +31,7 @@ def test_a_process_that_executes_another_program_is_read_again(tmp_path: Path) -
         before = look(scan, pid)
         assert before.environ["RANK"] == "4"
         (tmp_path / "fifo").write_text("go")
-        wait_for(lambda: b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes(), "the second program")
+        wait_for(lambda: Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"python\0"), "the second program")
         after = look(scan, pid)
     assert (after.id, after.environ["RANK"], after.cmdline[0]) == (before.id, "5", "python")
 

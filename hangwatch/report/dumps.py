@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from hangwatch.model import Capture, Frame, Incident, ProcessDump, RankDump, RankId, Thread
 from hangwatch.report.words import printable, utc
 
+_UNFIT = re.compile(r"[^\w.-]")  # in a host's name, where it would end the prefix
 _SEPARATOR = "-" * 80  # between the processes of a rank, as `py-spy dump --subprocesses` prints
 
 
 def prefix(rank: RankId) -> str:
-    """`[host:rank]`; where only the local rank is known `[host:local rank]:`, as torchrun's --tee writes it."""
-    node = printable(rank.node or "?").replace("]", "")
+    """`[host:rank]`; with only a local rank `[host:local rank]:`, as torchrun's --tee; with none `host: `, as pdsh."""
+    node = _UNFIT.sub("_", printable(rank.node or "unknown"))
     if rank.rank is not None:
         return f"[{node}:{rank.rank}]"
-    return f"[{node}:{rank.local_rank}]:" if rank.local_rank is not None else f"[{node}:?]"
+    return f"[{node}:{rank.local_rank}]:" if rank.local_rank is not None else f"{node}: "
 
 
 def rank_lines(dump: RankDump, command: str, round_number: int | None = None) -> Iterator[str]:
@@ -29,7 +31,7 @@ def process_lines(dump: ProcessDump) -> Iterator[str]:
     """What one process showed in one round: its threads, or the error and what the kernel says of it."""
     if dump.fault is not None:
         yield f"Error: {printable(dump.fault.detail or dump.fault.reason)}"
-        yield f"Reason: {printable(dump.fault.reason)}"
+        yield f"Fault: {printable(dump.fault.reason)}"
     if dump.fault is not None or not dump.threads:
         yield from (
             f"{name}: {printable(text)}" for name, text in (("State", dump.state), ("Wchan", dump.wchan)) if text
@@ -95,13 +97,10 @@ def _spaced(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _thread_lines(thread: Thread) -> Iterator[str]:
-    flags = (
-        ""
-        if thread.active is None
-        else f" ({'active' if thread.active else 'idle'}{'+gil' if thread.owns_gil else ''})"
-    )
+    active = "?" if thread.active is None else "active" if thread.active else "idle"
+    flags = f"{active}+gil" if thread.owns_gil else active
     name = "" if thread.name is None else f': "{printable(thread.name)}"'
-    yield f"Thread {printable(thread.thread_id) or '?'}{flags}{name}"
+    yield f"Thread {printable(thread.thread_id) or '?'} ({flags}){name}"
     for frame in thread.frames:
         yield f"    {printable(str(frame))}"
         yield from _local_lines(frame)

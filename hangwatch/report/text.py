@@ -73,7 +73,7 @@ def render_verdict(grouping: Grouping, verdict: Verdict, *, color: bool = False,
 
 
 def _verdict_lines(verdict: Verdict, style: _Style) -> list[str]:
-    lines = style.wrapped(verdict.message)
+    lines = style.wrapped(verdict.message, "  ")
     return [*map(style.strong, lines), "=" * min(max(map(len, lines)), style.width), ""]
 
 
@@ -84,7 +84,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
     return [
         ("Verdict", _judgement(incident.verdict)),
         *_named_rows(incident.verdict),
-        ("State", f"{words.standing(incident)}; suspected since {words.utc(incident.opened_unix_seconds)}"),
+        words.standing(incident),
         ("Job", f"{job.job_id} ({job.launcher}{f', user {job.user}' if job.user else ''})"),
         ("Ranks", f"{ranks} on {incident.node}{size}"),
         *_ranks_rows(incident.grouping)[1:],

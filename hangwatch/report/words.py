@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from hangwatch.fleet.ranks import fold_nodes, fold_ranks
+from hangwatch.hang import sentences
 from hangwatch.model import Evidence, Group, Incident, JobState, Member, Motion, RankId, Verdict
 
 _VOTES = {True: "for", False: "against", None: "context"}
@@ -122,17 +123,16 @@ def more_groups(rest: Sequence[Group]) -> str:
 
 
 def doing(group: Group) -> str:
-    """What a group does, in a few words: `waits in all_reduce (collective wait)`, `data loading`, `no stack: ...`."""
+    """What a group does, as a clause after its ranks: `wait in all_reduce`, `is loading data during evaluation`."""
+    several = len(group.members) > 1
     if group.gone:
-        return "its process is gone"
+        return "are gone: no such processes" if several else "is gone: no such process"
     if group.fault is not None:
         return printable(f"no stack: {group.fault.reason}")
-    activity = printable(group.activity).replace("_", " ")
-    operation = printable(group.operation or "")
-    phase = f" during {printable(group.phase).replace('_', ' ')}" if group.phase else ""
-    if group.waits:
-        return f"waits in {operation} ({activity}){phase}" if operation else f"waits ({activity}){phase}"
-    return f"{activity} ({operation}){phase}" if operation else f"{activity}{phase}"
+    phase = f" during {group.phase.replace('_', ' ')}" if group.phase else ""
+    if group.activity == "unknown" and not group.operation:
+        return printable(f"in an unknown activity{phase}")
+    return printable(sentences.does(group, several=several) + phase)
 
 
 def motion(group: Group) -> str:
@@ -164,11 +164,15 @@ def vote(evidence: Evidence) -> str:
     return _VOTES[evidence.supports]
 
 
-def standing(incident: Incident) -> str:
-    """How the job stands, in a few words: `hung for 12 min 04 s`, `recovered after 3 min 10 s`."""
-    if incident.state in (JobState.RECOVERED, JobState.ENDED) and incident.closed_unix_seconds is not None:
-        return f"{incident.state.value} after {duration(incident.closed_unix_seconds - incident.opened_unix_seconds)}"
-    return incident.state.value
+def standing(incident: Incident) -> tuple[str, str]:
+    """How the job stands, with a word for it: `State`, `hung; suspected since ...`; a dump by hand was only `Taken`."""
+    opened = utc(incident.opened_unix_seconds)
+    if incident.closed_unix_seconds is not None:
+        after = duration(incident.closed_unix_seconds - incident.opened_unix_seconds)
+        return "State", f"{incident.state.value} after {after}; suspected since {opened}"
+    if incident.timeline or incident.state is not JobState.SUSPECTED:
+        return "State", f"{incident.state.value}; suspected since {opened}"
+    return "Taken", opened
 
 
 def _tally(counts: Counter[str], members: int) -> str:

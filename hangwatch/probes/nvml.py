@@ -147,7 +147,12 @@ class NvmlSampler:
         with self._changed:
             if self._stopping.is_set():
                 return None
-            child = self._child = _Child(self._sample_seconds, self._environ)
+            try:
+                child = self._child = _Child(self._sample_seconds, self._environ)
+            except OSError as error:
+                fault = _not_started(error)
+                self._update(alive=False, stalled=False, fault=fault)
+                return fault
         fault = self._listen(child)
         with self._changed:
             self._child = None
@@ -288,6 +293,15 @@ class _Child:
             detail=f"the process that reads the driver ended with {how}; it is started again",
             remedy="dmesg | grep -i -e nvrm -e xid; the line before says more if Python failed",
         )
+
+
+def _not_started(error: OSError) -> Fault:
+    return Fault(
+        subject="driver",
+        reason="SamplerNotStarted",
+        detail=f"the process that reads the GPUs cannot be started: {error}",
+        remedy=f"make {sys.executable} executable for this user",
+    )
 
 
 def _stalled(subject: str, detail: str) -> Fault:

@@ -1,0 +1,193 @@
+"""The command line as a user meets it: help, answers, and errors that teach. Never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from hangwatch import store
+from tests import samples
+
+COMMANDS = ["run", "dump", "explain", "merge", "report", "incidents", "status", "config", "check", "demo"]
+DUMP = """Process 41: python train.py
+Python v3.10.12 (/usr/bin/python3.10)
+
+Thread 41 (active): "MainThread"
+    {leaf}
+    train (train.py:10)
+    <module> (train.py:20)
+"""
+
+
+def hangwatch(*arguments: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "hangwatch", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environ},
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str) -> None:
+    done = hangwatch(command, "--help")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) > 5
+
+
+def test_the_help_names_every_command() -> None:
+    listed = hangwatch("--help").stdout
+    assert [command for command in COMMANDS if f"\n  {command} " not in listed] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nonsense",), ["No such command"]),
+        (("run", "--config", "/nonexistent.toml"), ["/nonexistent.toml", "cannot be read", "--sample"]),
+        (("config",), ["--check FILE or --sample"]),
+        (("config", "--check", "/nonexistent.toml"), ["cannot be read"]),
+        (("explain",), ["Missing argument"]),
+        (("explain", "/nonexistent"), ["no such file"]),
+        (("explain", "/etc/hostname"), ["no stack dump", "py-spy dump --pid"]),
+        (("merge", "/nonexistent"), ["/nonexistent"]),
+        (("report", "/nonexistent"), ["is no incident", "hangwatch incidents"]),
+        (("status", "--url", "http://127.0.0.1:1"), ["no hangwatch answers", "hangwatch run"]),
+        (("status", "--url", "file:///etc/passwd"), ["http://"]),
+        (("check", "nonsense"), ["nonsense", "fd_limit"]),
+        (("check", "clock_skw"), ["did you mean 'clock_skew'"]),
+        (("demo", "--scenario", "nonsense"), ["nonsense", "loader"]),
+        (("demo", "--ranks", "1"), ["--ranks"]),
+        (("dump", "--rounds", "0"), ["--rounds"]),
+        (("dump", "--job", "nonsense"), ["no such job"]),
+    ],
+)
+def test_bad_input_is_told_and_exits_2(arguments: tuple[str, ...], words: list[str], tmp_path: Path) -> None:
+    done = hangwatch(*arguments)
+    assert done.returncode == 2, done
+    for word in words:
+        assert word in done.stderr
+
+
+def test_config_errors_name_file_section_and_key(tmp_path: Path) -> None:
+    path = tmp_path / "hangwatch.toml"
+    for text, words in (
+        ("[detector]\nhold_secs = 3", ["[detector]", "hold_secs", "hold_seconds"]),
+        ("[checks.fd_limit]\nnonsense = 3", ["[checks.fd_limit]", "nonsense"]),
+        ("[checks.fd_limt]\nenabled = false", ["checks.fd_limt", "fd_limit"]),
+        ("[http]\nport = 70000", ["[http]", "port", "65535"]),
+    ):
+        path.write_text(text)
+        for command in (("config", "--check", str(path)), ("run", "--config", str(path))):
+            done = hangwatch(*command)
+            assert done.returncode == 2
+            for word in (str(path), *words):
+                assert word in done.stderr
+
+
+def test_the_sample_configuration_is_good(tmp_path: Path) -> None:
+    path = tmp_path / "hangwatch.toml"
+    path.write_text(hangwatch("config", "--sample").stdout)
+    assert "[checks.clock_skew]" in path.read_text()
+    done = hangwatch("config", "--check", str(path))
+    assert (done.returncode, done.stdout) == (0, f"{path}: ok\n")
+
+
+def test_a_state_directory_that_cannot_be_written_refuses_to_start(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file in the place of the directory")
+    config = tmp_path / "hangwatch.toml"
+    config.write_text(f'[store]\ndirectory = "{tmp_path}/state"\n[http]\nlisten = "127.0.0.1"\nport = 0')
+    done = hangwatch("run", "--config", str(config))
+    assert done.returncode == 2
+    assert f"{tmp_path}/state" in done.stderr
+
+
+def test_a_second_daemon_on_the_port_is_told(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = tmp_path / "hangwatch.toml"
+        config.write_text(f'[store]\ndirectory = "{tmp_path}"\n[http]\nlisten = "127.0.0.1"\nport = {port}')
+        done = hangwatch("run", "--config", str(config))
+    assert done.returncode == 2
+    assert f"127.0.0.1:{port}" in done.stderr
+    assert "ss -ltnp" in done.stderr
+
+
+def test_explain_reads_standard_input_files_and_folders(tmp_path: Path) -> None:
+    waiting, reading = "all_reduce (torch/distributed/distributed_c10d.py:2000)", "read_shard (loader.py:3)"
+    for rank in range(4):
+        (tmp_path / f"rank{rank}.txt").write_text(DUMP.format(leaf=reading if rank == 3 else waiting))
+    answer = json.loads(hangwatch("explain", "--json", str(tmp_path)).stdout)
+    assert [who["rank"] for who in answer["verdict"]["named"]] == [3]
+    everything = "".join(
+        f"[n1:{rank}]{line}\n"
+        for rank in range(4)
+        for line in DUMP.format(leaf=reading if rank == 2 else waiting).splitlines()
+    )
+    page = tmp_path / "out.html"
+    done = hangwatch("explain", "-", "--html", str(page), stdin=everything)
+    assert "ank 2 on n1" in done.stdout.splitlines()[0]
+    assert "<html" in page.read_text()
+    alone = json.loads(hangwatch("explain", "--json", "--world-size", "6", "-", stdin=everything).stdout)
+    assert (alone["world_size"], alone["absent"]) == (6, [4, 5])
+
+
+def test_reports_are_rendered_again_from_the_incident_alone(tmp_path: Path) -> None:
+    incident = samples.loader_hang()
+    folder = store.open_writable(tmp_path).save(incident, {})
+    shown = hangwatch("report", str(folder)).stdout
+    assert incident.verdict.message.split(",")[0] in " ".join(shown.split())
+    page = tmp_path / "page.html"
+    assert hangwatch("report", str(folder), "--html", str(page)).returncode == 0
+    assert "<html" in page.read_text()
+    assert json.loads(hangwatch("report", str(folder), "--json").stdout)["incident_id"] == incident.incident_id
+    merged = json.loads(hangwatch("merge", "--json", str(folder)).stdout)
+    assert [who["rank"] for who in merged["verdict"]["named"]] == [7]
+    config = tmp_path / "hangwatch.toml"
+    config.write_text(f'[store]\ndirectory = "{tmp_path}"\n')
+    listed = json.loads(hangwatch("incidents", "--config", str(config), "--json").stdout)
+    assert [row["folder"] for row in listed] == [folder.name]
+    assert folder.name[:20] in hangwatch("incidents", "--config", str(config), COLUMNS="200").stdout
+    by_name = hangwatch("report", folder.name, "--config", str(config))
+    assert by_name.stdout == shown
+    (folder / "incident.json").write_text("{")
+    broken = hangwatch("report", str(folder))
+    assert (broken.returncode, str(folder) in broken.stderr) == (2, True)
+
+
+def test_incidents_of_two_jobs_are_not_mixed(tmp_path: Path) -> None:
+    kept = store.open_writable(tmp_path)
+    one = samples.loader_hang()
+    other = replace(one, job=replace(one.job, job_id="another"), incident_id="x")
+    done = hangwatch("merge", *[str(kept.save(incident, {})) for incident in (one, other)])
+    assert done.returncode == 2
+    assert "several jobs" in done.stderr
+
+
+def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
+    folder = store.open_writable(tmp_path).save(samples.loader_hang(), {})
+    done = subprocess.run(
+        f"{sys.executable} -m hangwatch report {folder} | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout
+    assert done.stderr == ""
+
+
+def test_version_and_module() -> None:
+    assert hangwatch("--version").stdout.startswith("hangwatch, version ")

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path, PurePosixPath
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, ok, warning, worst
@@ -41,7 +43,7 @@ _COMPARISONS = {
 class Settings(contract.Settings, frozen=True):
     """Which rules do not apply here."""
 
-    ignored_rules: tuple[str, ...] = ()
+    ignored_rules: Annotated[tuple[str, ...], Meta(description="names of rules in environment.toml")] = ()
 
 
 class Rule(Value, frozen=True):

@@ -28,10 +28,10 @@ class JsonFault(Value, frozen=True):
 
 
 class JsonPoint(Value, frozen=True):
-    """One exported number; `name` is the metric's full name."""
+    """One exported number; `name` is the metric's full name, `value` null where it is unlimited."""
 
     name: str
-    value: float
+    value: float | None
     labels: dict[str, str]
 
 

@@ -25,18 +25,7 @@ RESIDENT = Metric(
 )
 
 GONE = "gone"
-STATES = {
-    GONE: ("RankGone", "does not exist any more"),
-    "Z": ("RankExited", "has ended, and nobody waited for it"),
-    "D": ("RankUninterruptible", "is in an uninterruptible sleep"),
-    "T": ("RankStopped", "is stopped"),
-}
-REMEDIES = {
-    GONE: "`hangwatch check xid` for OOM kills; the job's own log; the other ranks will wait until their time-out",
-    "Z": "`hangwatch check xid` for OOM kills; the job's own log",
-    "D": "`hangwatch check storage`; `cat /proc/PID/stack` as root shows what it waits for",
-    "T": "kill -CONT PID, once you know who stopped it",
-}
+NOT_WELL = frozenset({GONE, "Z", "D", "T"})
 
 
 class Settings(contract.Settings, frozen=True):
@@ -140,7 +129,7 @@ def _problems(sample: Sample) -> dict[tuple[str, str], tuple[str, str]]:
         for local_rank in job.absent:
             found[job.job_id, f"local rank {local_rank}"] = (GONE, "")
         for rank in job.ranks:
-            if rank.state in STATES:
+            if rank.state in NOT_WELL:
                 detail = f" in {rank.wchan}" if rank.wchan else ""
                 found[job.job_id, f"local rank {rank.local_rank} (pid {rank.pid})"] = (rank.state, detail)
     return found
@@ -148,11 +137,18 @@ def _problems(sample: Sample) -> dict[tuple[str, str], tuple[str, str]]:
 
 def _finding(job_id: str, name: str, problem: tuple[str, str], *, settled: bool) -> CheckVerdict:
     what, detail = problem
-    reason, sentence = STATES[what]
-    seen_once = "" if settled else " (seen once: look again)"
-    message = f"{name} of job {job_id} {sentence}{detail}{seen_once}"
-    level = critical if settled and what != "D" else warning
-    return level(reason, message, REMEDIES[what])
+    level = critical if settled else warning
+    who = f"{name} of job {job_id}"
+    once = "" if settled else " (seen once: look again)"
+    log = "`hangwatch check xid` for OOM kills; the job's own log; the other ranks wait until their time-out"
+    if what == GONE:
+        return level("RankGone", f"{who} does not exist any more{once}", log)
+    if what == "Z":
+        return level("RankExited", f"{who} has ended, and nobody waited for it{once}", log)
+    if what == "T":
+        return level("RankStopped", f"{who} is stopped{once}", "kill -CONT PID, once you know who stopped it")
+    remedy = "`hangwatch check storage`; `cat /proc/PID/stack` as root shows what it waits for"
+    return warning("RankUninterruptible", f"{who} is in an uninterruptible sleep{detail}{once}", remedy)
 
 
 def table(sample: Sample) -> contract.Rows:

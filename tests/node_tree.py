@@ -1,0 +1,171 @@
+"""Builds what checks look at: a fixture tree of /proc and /sys, jobs whose ranks live in it, and one run of a check."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hangwatch.checks import discovery, runner
+from hangwatch.model import CheckResult, Job, ProcessId, Rank, Worker
+from hangwatch.probes.filesystems import Onlookers
+from hangwatch.probes.kmsg import KernelLog
+from hangwatch.probes.node import Clock, Node
+
+LIMITS = """Limit                     Soft Limit           Hard Limit           Units
+Max cpu time              unlimited            unlimited            seconds
+Max file size             unlimited            unlimited            bytes
+Max open files            {soft}                 {hard}               files
+Max locked memory         8388608              8388608              bytes
+"""
+STATUS = """Name:\t{comm}
+State:\t{state} (whatever)
+Pid:\t{pid}
+Uid:\t{uid}\t{uid}\t{uid}\t{uid}
+VmRSS:\t{rss_kib} kB
+CapEff:\t{capabilities}
+Seccomp:\t{seccomp}
+"""
+ALL_CAPABILITIES = "000001ffffffffff"
+
+
+class FakeClock:
+    """Both clocks, moved by hand."""
+
+    def __init__(self, monotonic: float = 1000.0, unix: float = 1.7e9) -> None:
+        self.now_monotonic, self.now_unix = monotonic, unix
+
+    def pass_seconds(self, seconds: float) -> None:
+        self.now_monotonic += seconds
+        self.now_unix += seconds
+
+    def clock(self) -> Clock:
+        return Clock(monotonic=lambda: self.now_monotonic, unix=lambda: self.now_unix)
+
+
+class NodeTree:
+    """A node in a folder: write into `proc`, `sys` and `dev`, then ask for `node()`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.proc, self.sys, self.dev = root, root / "proc", root / "sys", root / "dev"
+        for folder in (self.proc, self.sys, self.dev):
+            folder.mkdir(parents=True)
+        self.time = FakeClock()
+
+    def node(self, *jobs: Job, **others: Any) -> Node:
+        plain = Node(
+            proc_root=self.proc,
+            sys_root=self.sys,
+            dev_root=self.dev,
+            jobs=jobs,
+            clock=self.time.clock(),
+            kernel_log=KernelLog(),
+            filesystems=Onlookers(),
+        )
+        return replace(plain, **others)
+
+    def write(self, path: str, text: str) -> Path:
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        return target
+
+    def process(
+        self,
+        pid: int | str,
+        *,
+        comm: str = "python",
+        state: str = "S",
+        soft: str = "1048576",
+        hard: str = "1048576",
+        open_files: int = 10,
+        environ: dict[str, str] | None = None,
+        start_ticks: int = 100,
+        rss_kib: int = 1024,
+        uid: int = 0,
+        capabilities: str = ALL_CAPABILITIES,
+        seccomp: int = 0,
+    ) -> None:
+        """A process as /proc shows it."""
+        home = f"proc/{pid}"
+        self.write(f"{home}/comm", comm + "\n")
+        self.write(f"{home}/limits", LIMITS.format(soft=soft, hard=hard))
+        self.write(
+            f"{home}/status",
+            STATUS.format(
+                comm=comm, state=state, pid=pid, uid=uid, rss_kib=rss_kib, capabilities=capabilities, seccomp=seccomp
+            ),
+        )
+        fields = [state, "1", "1", "1", "0", "-1", "4194304", *["0"] * 12, str(start_ticks), *["0"] * 30]
+        self.write(f"{home}/stat", f"{pid} ({comm}) {' '.join(fields)}\n")
+        self.write(f"{home}/environ", "\0".join(f"{name}={value}" for name, value in (environ or {}).items()) + "\0")
+        self.write(f"{home}/maps", "")
+        self.write(f"{home}/mem", "")
+        folder = self.root / home / "fd"
+        folder.mkdir(exist_ok=True)
+        for number in range(open_files):
+            (folder / str(number)).write_text("")
+
+
+def job(*ranks: Rank, job_id: str = "77", **others: Any) -> Job:
+    """A torchrun job with these ranks."""
+    return Job(job_id=job_id, launcher="torchrun", launcher_id=None, ranks=ranks, **others)
+
+
+def rank(pid: int, local_rank: int = 0, *, workers: Iterable[int] = (), start_ticks: int = 100, **others: Any) -> Rank:
+    """A rank, with loader workers by pid."""
+    return Rank(
+        id=ProcessId(pid=pid, start_ticks=start_ticks),
+        rank=local_rank,
+        local_rank=local_rank,
+        workers=tuple(Worker(id=ProcessId(pid=one, start_ticks=start_ticks), comm="pt_data_worker") for one in workers),
+        **others,
+    )
+
+
+def own_start_ticks(pid: int) -> int:
+    """When a real process started, as /proc says."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def real_rank(pid: int | None = None, local_rank: int = 0, **others: Any) -> Rank:
+    """A rank that is a real process, this one by default."""
+    number = pid or os.getpid()
+    return rank(number, local_rank, start_ticks=own_start_ticks(number), **others)
+
+
+class Checked:
+    """A check that is run again and again, as the daemon does."""
+
+    def __init__(self, name: str, **settings: Any) -> None:
+        self.check = discovery.checks()[name]
+        self.settings = self.check.settings(**settings)
+        self.window = runner.new_window(self.check)
+
+    def run(self, node: Node) -> CheckResult:
+        result = runner.run(self.check, node, self.settings, self.window)
+        assert result.success, f"{self.check.name} raised: see the log"
+        assert result.verdict.message, "a verdict has a sentence, also when all is well"
+        assert result.verdict.reason.isidentifier() and result.verdict.reason[0].isupper()
+        if result.verdict.status.name in ("WARNING", "CRITICAL"):
+            assert result.verdict.remedy, "a finding says what to type"
+        declared = {metric.name for metric in self.check.metrics}
+        assert {point.name for point in result.points} <= declared
+        return result
+
+
+def run(name: str, node: Node, **settings: Any) -> CheckResult:
+    """One run of one check, as `hangwatch check` does."""
+    return Checked(name, **settings).run(node)
+
+
+def told(result: CheckResult) -> tuple[str, str]:
+    """Status and reason, e.g. ("WARNING", "ClockOff")."""
+    return result.verdict.status.name, result.verdict.reason
+
+
+def values(result: CheckResult, name: str) -> dict[tuple[str, ...], float]:
+    """The points of one metric by the values of their labels."""
+    return {tuple(value for _, value in point.labels): point.value for point in result.points if point.name == name}

@@ -1,0 +1,381 @@
+"""The guard around every check, discovery, settings, exit codes and the forms that people and programs read."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch import checks, config
+from hangwatch.checks import contract, discovery, documentation, listing, runner
+from hangwatch.checks.contract import Check, Metric, Sample, Settings
+from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault, Point
+from hangwatch.probes.node import Node
+
+READS = Metric(name="reads_total", help="reads", labels=("disk",), kind="counter")
+
+
+class Reading(Sample, frozen=True):
+    number: int
+
+
+def check_of(observe: Any, **others: Any) -> Check[Any, Any]:
+    def points(sample: Reading) -> Iterable[Point]:
+        yield READS.point(sample.number, disk="sda")
+
+    def judge(window: Sequence[Reading], settings: Settings) -> CheckVerdict:
+        return contract.ok("Read", f"read {[sample.number for sample in window]}")
+
+    plain = Check("disk", 60, Settings, observe, points, judge, (READS,), "no disk here")
+    return replace(plain, **others)
+
+
+def run(check: Check[Any, Any], node: Node | None = None) -> CheckResult:
+    return runner.run(check, node or Node(), Settings(), runner.new_window(check))
+
+
+def test_a_value_becomes_a_verdict_and_points() -> None:
+    result = run(check_of(lambda node, settings: Reading(number=7)))
+    assert result.success
+    assert result.verdict.message == "read [7]"
+    assert [(point.name, point.value, point.labels) for point in result.points] == [
+        ("reads_total", 7.0, (("disk", "sda"),))
+    ]
+
+
+def test_none_is_not_present_and_exports_nothing() -> None:
+    result = run(check_of(lambda node, settings: None))
+    assert (result.verdict.status, result.verdict.reason) == (CheckStatus.OK, "NotPresent")
+    assert result.verdict.message == "no disk here"
+    assert result.success and not result.points and not result.faults
+
+
+def test_a_fault_is_unknown_and_counted() -> None:
+    fault = Fault(subject="sda", reason="NoAnswer", detail="it does not answer", remedy="reseat it")
+    result = run(check_of(lambda node, settings: fault))
+    assert result.verdict == contract.unknown("NoAnswer", "sda: it does not answer", "reseat it")
+    assert result.faults == (fault,)
+    assert result.success, "the check did its work; the disk did not"
+
+
+def test_a_part_that_did_not_answer_is_never_shown_as_well() -> None:
+    fault = Fault(subject="sdb", reason="NoAnswer", detail="silent")
+    result = run(check_of(lambda node, settings: Reading(number=1, faults=(fault,))))
+    assert result.verdict.status is CheckStatus.UNKNOWN
+    assert result.points, "what did answer is still exported"
+
+
+def test_what_a_check_raises_costs_that_check_only(caplog: pytest.LogCaptureFixture) -> None:
+    def observe(node: Node, settings: Settings) -> Reading:
+        raise ZeroDivisionError("secret path /home/someone")
+
+    with caplog.at_level(logging.ERROR):
+        result = run(check_of(observe))
+    assert not result.success
+    assert (result.verdict.status, result.verdict.reason) == (CheckStatus.UNKNOWN, "CheckFailed")
+    assert "secret" not in result.verdict.message + result.verdict.remedy, "a traceback is for the log"
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_the_window_grows_to_its_length_newest_last() -> None:
+    numbers = iter(range(10))
+    check = check_of(lambda node, settings: Reading(number=next(numbers)), window=3)
+    window = runner.new_window(check)
+    results = [runner.run(check, Node(), Settings(), window) for _ in range(4)]
+    assert [result.verdict.message for result in results] == [
+        "read [0]",
+        "read [0, 1]",
+        "read [0, 1, 2]",
+        "read [1, 2, 3]",
+    ]
+
+
+def test_stalled_is_unknown_and_says_since_when() -> None:
+    result = runner.stalled(check_of(lambda node, settings: None), 100.0, 145.0)
+    assert (result.verdict.status, result.verdict.reason) == (CheckStatus.UNKNOWN, "Stalled")
+    assert not result.success
+    assert "45 s" in result.verdict.message
+    assert result.ran_unix_seconds == 100.0
+
+
+def test_one_blocked_check_holds_up_neither_the_others_nor_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+
+    def block(node: Node, settings: Settings) -> None:
+        released.wait(60)
+
+    together = {
+        "blocked": check_of(block, name="blocked"),
+        "quick": check_of(lambda node, settings: Reading(number=1), name="quick"),
+    }
+    monkeypatch.setattr(discovery, "checks", lambda: together)
+    started = time.monotonic()
+    results = runner.run_all(Node(), {}, deadline_seconds=0.5)
+    took = time.monotonic() - started
+    released.set()
+    assert [(result.check, result.verdict.reason) for result in results] == [("blocked", "Stalled"), ("quick", "Read")]
+    assert 0.4 < took < 3.0
+
+
+def test_run_all_of_names_runs_these_only() -> None:
+    results = runner.run_all(Node(), {}, ["memory_pressure", "xid"])
+    assert [result.check for result in results] == ["memory_pressure", "xid"]
+
+
+def test_an_unknown_name_says_what_was_meant() -> None:
+    with pytest.raises(checks.UnknownCheckError, match="did you mean 'clock_skew'"):
+        checks.select(["clock_scew"])
+
+
+# --- contract ------------------------------------------------------------------------------------------------------
+
+
+def test_every_check_of_this_tree_keeps_the_contract() -> None:
+    found = checks.checks()
+    assert len(found) >= 14
+    for name, check in found.items():
+        assert contract.breaches(name, check) == []
+        assert check.settings().enabled is True
+        assert 5 <= check.every_seconds <= 300
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"name": "disc"}, "must be the file's name"),
+        ({"every_seconds": 0}, "between 1 and 3600"),
+        ({"window": 0}, "at least one sample"),
+        ({"settings": dict}, "extends contract.Settings"),
+        ({"judge": None}, "judge is not callable"),
+        ({"metrics": (Metric(name="hangwatch_x", help=""),)}, "without the prefix"),
+        ({"metrics": (Metric(name="delay_ms", help=""),)}, "base unit"),
+        ({"metrics": (Metric(name="power_milliwatts", help=""),)}, "base unit"),
+        ({"metrics": (Metric(name="errors", help="", kind="counter"),)}, "_total"),
+        ({"metrics": (Metric(name="errors_total", help=""),)}, "_total"),
+        ({"metrics": (Metric(name="errors", help="", kind="histogram"),)}, "gauge or a counter"),
+        ({"metrics": (Metric(name="job_state", help=""),)}, "not a check's"),
+    ],
+)
+def test_a_breach_is_told_in_words(change: dict[str, Any], problem: str) -> None:
+    broken = replace(check_of(lambda node, settings: None), **change)
+    assert any(problem in line for line in contract.breaches("disk", broken))
+
+
+def test_a_module_without_a_check_is_a_breach() -> None:
+    assert contract.breaches("disk", None) == ["has no CHECK = Check(...)"]
+
+
+def test_a_file_that_breaks_the_contract_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "broken_checks"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "tea.py").write_text("CHECK = 'coffee'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(discovery, "PACKAGE", "broken_checks")
+    monkeypatch.setattr(discovery, "__file__", str(folder / "discovery.py"))
+    importlib.invalidate_caches()
+    with pytest.raises(checks.ContractError, match=r"checks/tea\.py: has no CHECK"):
+        discovery.checks.__wrapped__()
+    sys.modules.pop("broken_checks.tea", None)
+
+
+def test_a_metric_belongs_to_one_check() -> None:
+    twins = [check_of(None, name="one"), check_of(None, name="two")]
+    assert discovery._shared_metrics(twins) == ["hangwatch/checks/two.py: metric 'reads_total' belongs to one.py"]
+
+
+def test_a_point_has_the_labels_of_its_metric() -> None:
+    with pytest.raises(TypeError, match="has the labels"):
+        READS.point(1, disc="sda")
+
+
+def test_checks_never_import_one_another() -> None:
+    folder = Path(discovery.__file__).parent
+    names = set(checks.checks())
+    for name in names:
+        text = (folder / f"{name}.py").read_text()
+        for other in names - {name}:
+            assert f"hangwatch.checks.{other}" not in text and f"checks import {other}" not in text
+
+
+# --- findings ------------------------------------------------------------------------------------------------------
+
+VERDICTS = st.builds(
+    CheckVerdict,
+    status=st.sampled_from(list(CheckStatus)),
+    reason=st.sampled_from(["A", "B"]),
+    message=st.text(min_size=1, max_size=5),
+    remedy=st.text(max_size=3),
+)
+
+
+@given(st.lists(VERDICTS, max_size=8))
+def test_worst_never_hides_the_most_severe(findings: list[CheckVerdict]) -> None:
+    healthy = contract.ok("Well", "all is well")
+    verdict = contract.worst(findings, healthy)
+    assert verdict.status == max((finding.status for finding in findings), default=CheckStatus.OK)
+    if findings:
+        first = max(findings, key=lambda finding: finding.status)
+        assert first.message in verdict.message
+    else:
+        assert verdict is healthy
+
+
+def test_worst_counts_what_it_does_not_show() -> None:
+    findings = [contract.warning("Bad", f"number {number}", "do it") for number in range(5)]
+    verdict = contract.worst(findings, contract.ok("Well", ""))
+    assert verdict.message == "number 0; number 1; number 2; and 2 more"
+    assert verdict.remedy == "do it"
+
+
+@given(st.lists(st.integers(min_value=0, max_value=1 << 40), min_size=1, max_size=20))
+def test_growth_is_never_negative_and_adds_up_without_resets(counts: list[int]) -> None:
+    readings = [{"errors": count} for count in counts]
+    grown = contract.growth(readings)["errors"]
+    assert grown >= 0
+    if counts == sorted(counts):
+        assert grown == counts[-1] - counts[0]
+
+
+def test_growth_counts_on_after_a_wrap() -> None:
+    assert contract.growth([{"errors": 250}, {"errors": 255}, {"errors": 3}]) == {"errors": 8}
+
+
+# --- settings ------------------------------------------------------------------------------------------------------
+
+
+def test_settings_are_decoded_by_check() -> None:
+    settings = config.parse("[checks.clock_skew]\nwarning_seconds = 0.2\n", "h.toml")
+    decoded = checks.settings_for(settings, "h.toml")
+    assert decoded["clock_skew"].warning_seconds == 0.2  # type: ignore[attr-defined]
+    assert set(decoded) == set(checks.checks())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[checks.clock_scew]\n", ["h.toml", "[checks.clock_scew]", "did you mean 'clock_skew'"]),
+        (
+            "[checks.clock_skew]\nwarning_second = 1\n",
+            ["h.toml", "[checks.clock_skew]", "did you mean 'warning_seconds'"],
+        ),
+        (
+            "[checks.clock_skew]\nwarning_seconds = 'a'\n",
+            ["h.toml", "[checks.clock_skew]", "warning_seconds", "number"],
+        ),
+        ("[checks.clock_skew]\nwarning_seconds = -1\n", ["h.toml", "warning_seconds", "above 0"]),
+        ("[checks.clock_skew]\nenabled = 1\n", ["h.toml", "enabled", "true or false"]),
+    ],
+)
+def test_a_wrong_section_names_file_section_and_key(text: str, words: list[str]) -> None:
+    with pytest.raises(config.ConfigError) as raised:
+        checks.settings_for(config.parse(text, "h.toml"), "h.toml")
+    for word in words:
+        assert word in str(raised.value)
+
+
+def test_the_sample_configuration_holds_every_check_and_can_be_read_back() -> None:
+    text = config.sample({name: check.settings for name, check in checks.checks().items()})
+    read = checks.settings_for(config.parse(text, "sample"), "sample")
+    assert read == {name: check.settings() for name, check in checks.checks().items()}
+
+
+# --- forms ---------------------------------------------------------------------------------------------------------
+
+
+def result_of(name: str, status: CheckStatus, **others: Any) -> CheckResult:
+    verdict = CheckVerdict(status=status, reason="Because", message=f"{name} said so", remedy="do that")
+    return CheckResult(
+        check=name, verdict=verdict, success=True, duration_seconds=0.25, ran_unix_seconds=1.7e9, **others
+    )
+
+
+@pytest.mark.parametrize(
+    ("statuses", "fail_on", "code"),
+    [
+        ([], None, 0),
+        (["OK", "OK"], None, 0),
+        (["OK", "UNKNOWN"], None, 3),
+        (["UNKNOWN", "WARNING"], None, 1),
+        (["WARNING", "CRITICAL", "UNKNOWN"], None, 2),
+        (["UNKNOWN"], "warning", 0),
+        (["WARNING"], "warning", 1),
+        (["CRITICAL"], "warning", 2),
+        (["WARNING", "UNKNOWN"], "critical", 0),
+        (["CRITICAL"], "critical", 2),
+    ],
+)
+def test_exit_codes(statuses: list[str], fail_on: Any, code: int) -> None:
+    results = [result_of(name, CheckStatus[name]) for name in statuses]
+    assert listing.exit_code(results, fail_on) == code
+
+
+def test_the_table_shows_the_worst_first_and_faults_when_asked() -> None:
+    fault = Fault(subject="sdb", reason="NoAnswer", detail="silent", remedy="reseat")
+    results = [result_of("a", CheckStatus.OK), result_of("b", CheckStatus.CRITICAL, faults=(fault,))]
+    header, *rows = listing.report_table(results)
+    assert header[:3] == ("check", "status", "reason")
+    assert [row[:2] for row in rows] == [("b", "CRITICAL"), ("a", "OK")]
+    assert rows[0][4] == "do that"
+    verbose = listing.report_table(results, verbose=True)
+    assert verbose[2] == ("", "", "NoAnswer", "sdb: silent", "reseat")
+    assert "0.25 s" in verbose[1][3]
+
+
+def test_only_checks_with_rows_have_a_verbose_table() -> None:
+    results = [
+        result_of("a", CheckStatus.OK, table=(("head",), ("row",))),
+        result_of("b", CheckStatus.OK, table=(("head",),)),
+    ]
+    assert listing.verbose_tables(results) == [("a", (("head",), ("row",)))]
+
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "check.schema.json"
+
+
+@pytest.mark.golden
+def test_the_schema_in_docs_is_current(golden: Callable[[str, str], None]) -> None:
+    golden("../../../docs/check.schema.json", listing.json_schema())
+
+
+@pytest.mark.golden
+def test_the_page_of_checks_in_docs_is_current(golden: Callable[[str, str], None]) -> None:
+    golden("../../../docs/checks.md", documentation.page(checks.checks()))
+
+
+def test_the_page_of_checks_names_every_check_setting_and_metric() -> None:
+    page = documentation.page(checks.checks())
+    for name, check in checks.checks().items():
+        assert f"## {name}\n" in page
+        assert all(f"`hangwatch_{metric.name}" in page for metric in check.metrics)
+        assert all(f"| `{field.name}` |" in page for field in msgspec.structs.fields(check.settings))
+    assert "| WARNING, CRITICAL | `MasterSilent` |" in page
+
+
+def test_json_meets_the_schema_in_docs() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    results = runner.run_all(Node(), {})
+    report = json.loads(listing.to_json(results, "node1", "critical"))
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(report)
+    assert {entry["check"] for entry in report["checks"]} == set(checks.checks())
+    assert report["exit_code"] == listing.exit_code(results, "critical")
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**report, "status": "FINE"}, json.loads(SCHEMA.read_text()))
+
+
+def test_json_is_not_broken_by_infinity() -> None:
+    point = Point(name="fd_process_hard_limit", value=float("inf"), help="")
+    text = listing.to_json([result_of("a", CheckStatus.OK, points=(point,))], "node1")
+    assert msgspec.json.decode(text)["checks"][0]["points"][0]["value"] is None

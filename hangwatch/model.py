@@ -229,6 +229,22 @@ class FabricDetails(Value, frozen=True):
     faults: tuple[Fault, ...] = ()
 
 
+class XidEvent(Value, frozen=True):
+    """One XID as the driver itself told it; index and PCI address are None where it does not name the GPU."""
+
+    code: int
+    seen_monotonic_seconds: float
+    index: int | None = None
+    pci_address: str | None = None
+
+
+class XidDetails(Value, frozen=True):
+    """The XIDs since sampling began, oldest first, the newest few hundred; a second source beside the kernel's log."""
+
+    events: tuple[XidEvent, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
 # --- 2. Processes and jobs: probes.procs -> hang.jobs --------------------------------------------------------------
 
 

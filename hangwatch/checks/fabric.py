@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, Rows, critical, ok, warning, worst
+from hangwatch.checks.contract import Check, Metric, Rows, critical, ok, unknown, warning, worst
 from hangwatch.model import CheckVerdict, FabricDetails, Fault, GpuFabric, Point
 from hangwatch.probes import gpu_details, pci
 from hangwatch.probes.node import Node
@@ -103,6 +103,8 @@ def _findings(gpu: GpuFabric) -> Iterator[CheckVerdict]:
         yield warning(
             "FabricInProgress", f"{name}: the fabric is still being set up; no CUDA program starts before", MANAGER_LOG
         )
+    elif gpu.state != "Completed":
+        yield unknown("FabricStateUnknown", f"{name}: the driver calls the fabric {gpu.state}, which is not known here")
     elif gpu.error:
         yield critical("FabricError", f"{name}: the fabric gave it up with NVML error {gpu.error}", MANAGER_LOG)
     if gpu.health_problems:

@@ -92,7 +92,17 @@ def _count(gpus: Sequence[GpuSample]) -> str:
 
 def table(sample: Sample) -> Rows:
     """One row per GPU, in the units of nvidia-smi."""
-    header = ("GPU", "name", "power.draw", "power.limit", "utilization", "SM clock", "temperature", "memory", "energy")
+    header = (
+        "GPU",
+        "name",
+        "power.draw",
+        "enforced.power.limit",
+        "utilization",
+        "SM clock",
+        "temperature",
+        "memory",
+        "energy",
+    )
     return [header, *(_row(gpu) for gpu in sample.gpus)]
 
 

@@ -20,8 +20,9 @@ from typing import BinaryIO
 import msgspec
 import pynvml
 
-from hangwatch.model import Fault, GpuSample, GpuSweep
+from hangwatch.model import Fault, GpuSample, GpuSweep, Value, XidDetails
 from hangwatch.probes.gpus import Answer, Failed, Hello, Message, Question, Swept
+from hangwatch.probes.nvml_events import XidListener
 from hangwatch.probes.nvml_gpu import Gpu, driver_fault, gpu_fault, scaled
 
 STATIC_EVERY_SECONDS = 30.0
@@ -42,6 +43,7 @@ class Driver:
         self.version: str | None = None
         self.static_at = self.pids_at = float("-inf")
         self.healthy = True
+        self.xids = XidListener()
 
     def sweep(self) -> GpuSweep:
         """Read all GPUs once."""
@@ -61,6 +63,7 @@ class Driver:
             else:
                 samples.append(reading)
         self.healthy = bool(samples) or not faults
+        self.xids.drain()
         return GpuSweep(
             taken_monotonic_seconds=now,
             taken_unix_seconds=time.time(),
@@ -72,6 +75,7 @@ class Driver:
     def open_gpus(self) -> None:
         """Find the GPUs and read what rarely changes. Where none answered any more, the driver is opened anew."""
         if not self.healthy:
+            self.xids.forget()
             pynvml.nvmlShutdown()
             pynvml.nvmlInit()
         self.version = driver_version()
@@ -85,6 +89,7 @@ class Driver:
                 continue
             gpu.pids = pids.get(gpu.uuid, ())
             self.gpus.append(gpu)
+        self.xids.listen(self.gpus)
 
 
 def driver_version() -> str | None:
@@ -154,15 +159,23 @@ def send(parent: BinaryIO, message: Message) -> None:
 
 def answer(question: Question, driver: Driver, between: Callable[[], object]) -> Answer:
     """Collect the details asked for; `between` is called now and then, so that sampling goes on."""
+    details = _details(question.kind, driver, between)
+    if isinstance(details, Fault):
+        return Answer(number=question.number, fault=details)
+    return Answer(number=question.number, details=msgspec.Raw(msgspec.json.encode(details)))
+
+
+def _details(kind: str, driver: Driver, between: Callable[[], object]) -> Value:
     from hangwatch.probes import nvml_details  # only a daemon that runs the GPU checks pays for it
 
-    if question.kind == GpuSweep.__name__:
-        return Answer(number=question.number, details=msgspec.Raw(msgspec.json.encode(driver.sweep())))
-    if question.kind not in nvml_details.KINDS:
-        fault = Fault(subject="driver", reason="UnknownQuestion", detail=f"there are no details {question.kind}")
-        return Answer(number=question.number, fault=fault)
-    details = nvml_details.collect(question.kind, driver.gpus, driver.lost, between)
-    return Answer(number=question.number, details=msgspec.Raw(msgspec.json.encode(details)))
+    if kind == GpuSweep.__name__:
+        return driver.sweep()
+    if kind == XidDetails.__name__:
+        driver.xids.drain()
+        return XidDetails(events=tuple(driver.xids.events))
+    if kind in nvml_details.KINDS:
+        return nvml_details.collect(kind, driver.gpus, driver.lost, between)
+    return Fault(subject="driver", reason="UnknownQuestion", detail=f"there are no details {kind}")
 
 
 class Beat:

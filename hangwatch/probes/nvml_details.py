@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import pynvml
 
@@ -24,7 +23,7 @@ from hangwatch.model import (
     TopologyDetails,
     Value,
 )
-from hangwatch.probes.nvml_gpu import ABSENT, Gpu, gpu_fault, scaled
+from hangwatch.probes.nvml_gpu import ABSENT, Gpu, gpu_fault, pci_address, scaled
 
 READ = 0  # NVML_P2P_CAPS_INDEX_READ, which pynvml spells as a tuple
 SET_WORDS = 16  # CPUs and memory nodes up to 1024, 64 a word
@@ -98,11 +97,6 @@ def _field(gpu: Gpu, field: int, scope: int = 0) -> int | None:
     return int(values[0].value.ullVal if wide else values[0].value.uiVal)
 
 
-def _pci_address(pci: Any) -> str:
-    """An address as /sys/bus/pci writes it: "0000:1b:00.0"."""
-    return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
-
-
 def _members(words: Iterable[int] | None) -> tuple[int, ...]:
     """The numbers of a bit set given in words of 64 bits."""
     return tuple(64 * i + bit for i, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1)
@@ -112,7 +106,7 @@ def _link_peer(gpu: Gpu, link: int) -> tuple[str | None, str | None]:
     """What a link that is up leads to, and the PCI address of that."""
     kind = gpu.ask(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, link)
     pci = gpu.ask(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, link)
-    return None if kind is None else LINK_PEERS.get(kind), _pci_address(pci) if pci else None
+    return None if kind is None else LINK_PEERS.get(kind), pci_address(pci) if pci else None
 
 
 def _link(gpu: Gpu, link: int, up: bool) -> NvLink:
@@ -176,7 +170,6 @@ def _peer_access(gpu: Gpu, other: Gpu) -> PeerAccess:
 def place(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuPlace:
     """Where the GPU sits, and its distance to the others."""
     ask = gpu.ask
-    pci = ask(pynvml.nvmlDeviceGetPciInfo)
     memory_nodes = _members(ask(pynvml.nvmlDeviceGetMemoryAffinity, SET_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE))
     others = [other for other in gpus if other is not gpu]
     levels = {other.index: gpu.ask_pair(pynvml.nvmlDeviceGetTopologyCommonAncestor, other) for other in others}
@@ -184,7 +177,7 @@ def place(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuPlace:
     return GpuPlace(
         index=gpu.index,
         uuid=gpu.uuid,
-        pci_address=_pci_address(pci) if pci else None,
+        pci_address=gpu.pci_address,
         cpus=_members(ask(pynvml.nvmlDeviceGetCpuAffinity, SET_WORDS)),
         numa_node=memory_nodes[0] if memory_nodes else None,
         gpu_numa_node=ask(pynvml.nvmlDeviceGetNumaNodeId),
@@ -225,12 +218,11 @@ def bus(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuBus:
     """The PCIe link."""
     del gpus
     ask = gpu.ask
-    pci = ask(pynvml.nvmlDeviceGetPciInfo)
     utilization = ask(pynvml.nvmlDeviceGetUtilizationRates)
     return GpuBus(
         index=gpu.index,
         uuid=gpu.uuid,
-        pci_address=_pci_address(pci) if pci else None,
+        pci_address=gpu.pci_address,
         generation=ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
         generation_max=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration),
         width=ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth),

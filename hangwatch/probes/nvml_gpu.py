@@ -62,6 +62,8 @@ class Gpu:
         self.faults: list[Fault] = []
         self.handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         self.uuid: str = pynvml.nvmlDeviceGetUUID(self.handle)
+        pci = self.ask(pynvml.nvmlDeviceGetPciInfo)
+        self.pci_address = pci_address(pci) if pci else None
         self.name: str | None = self.ask(pynvml.nvmlDeviceGetName)
         self.power_limit_watts = scaled(self.ask(pynvml.nvmlDeviceGetEnforcedPowerLimit), 1e-3)
         self.static_faults = tuple(self.faults)
@@ -95,6 +97,11 @@ def gpu_fault(index: int, error: pynvml.NVMLError, call: str) -> Fault:
         detail=f"{call}: {error} (NVML error {error.value})",
         remedy=GPU_REMEDIES.get(reason, "").format(index=index),
     )
+
+
+def pci_address(pci: Any) -> str:
+    """NVML's PCI address as /sys/bus/pci writes it: "0000:1b:00.0"."""
+    return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
 
 
 def scaled(number: float | None, factor: float) -> float | None:

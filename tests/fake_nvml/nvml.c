@@ -11,6 +11,7 @@
  *     gpu 3 fault all 15                      every call about this GPU does
  *     gpu 3 fault nvmlDeviceGetName sleep     the call never returns; "crash" is SIGSEGV
  *     fault nvmlInitWithFlags 9
+ *     xid 1 3 79                              the first XID to tell: GPU 3, number 79
  *     gpu 0 link 4 state 0
  *     gpu 0 peer 1 p2p 2 0                    cap 2 (NVLINK) between GPU 0 and 1 answers 0 (OK)
  *     gpu 0 field 230 1                       NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
@@ -30,7 +31,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMEOUT = 10 };
 enum { MAX_GPUS = 64 };
 
 typedef struct { int index; } Gpu;
@@ -454,6 +455,51 @@ int nvmlDeviceGetGpuFabricInfoV(Gpu *gpu, FabricInfo *out)
     out->clique_id = (uint)clique;
     return SUCCESS;
 }
+
+/* --- XIDs ------------------------------------------------------------------------------------------------------ */
+
+typedef struct { Gpu *gpu; u64 type, data; uint gpu_instance, compute_instance; } Event;
+
+static int registered[MAX_GPUS];
+
+int nvmlEventSetCreate(void **set)
+{
+    *set = registered;
+    return system_fault("nvmlEventSetCreate");
+}
+
+int nvmlEventSetFree(void *set)
+{
+    memset(set, 0, sizeof registered);
+    return SUCCESS;
+}
+
+int nvmlDeviceRegisterEvents(Gpu *gpu, u64 types, void *set)
+{
+    int code = fault(gpu, __func__);
+    if (code == SUCCESS && set == registered)
+        registered[gpu->index] = (types & 0x8) != 0;
+    return code;
+}
+
+int nvmlEventSetWait_v2(void *set, Event *out, uint milliseconds)
+{
+    static int told;
+    char value[40];
+    int index;
+    (void)set, (void)milliseconds;
+    while (find(value, sizeof value, "xid %d", told + 1)) {
+        told++;
+        if (sscanf(value, "%d %llu", &index, &out->data) == 2 && registered[index]) {
+            out->gpu = &gpus[index];
+            out->type = 0x8;
+            return SUCCESS;
+        }
+    }
+    return TIMEOUT;
+}
+
+/* --- field values ---------------------------------------------------------------------------------------------- */
 
 typedef struct {
     uint field, scope;

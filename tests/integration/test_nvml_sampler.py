@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.model import Fault, GpuSweep, SamplerStatus
+from hangwatch.model import Fault, GpuSweep, SamplerStatus, XidDetails
 from hangwatch.probes.nvml import NvmlSampler
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100, uuid_of
@@ -370,6 +370,31 @@ def test_a_child_that_cannot_be_killed_is_left_behind_and_counted(start: Start, 
 
     (freezer / "freezer.state").write_text("THAWED")  # what SIGKILL could not do before happens now
     status_where(sampler, lambda status: status.abandoned == 0, "the child to be gone")
+
+
+def test_xids_that_the_driver_tells_are_kept_for_who_asks(fake_driver: FakeDriver, start: Start) -> None:
+    sampler = start()
+    reply = sampler.query(XidDetails, 10.0)
+    assert isinstance(reply, XidDetails)
+    assert reply.events == ()
+
+    fake_driver.add("xid 1 3 79", "xid 2 6 48")
+
+    first, second = wait_for(lambda: getattr(sampler.query(XidDetails, 10.0), "events", ()), "the XIDs")
+    assert (first.code, first.index, first.pci_address) == (79, 3, "0000:61:00.0")
+    assert (second.code, second.index) == (48, 6)
+    again = sampler.query(XidDetails, 10.0)
+    assert isinstance(again, XidDetails)
+    assert len(again.events) == 2
+
+
+def test_a_driver_that_tells_no_xids_is_sampled_all_the_same(fake_driver: FakeDriver, start: Start) -> None:
+    fake_driver.add("fault nvmlEventSetCreate 3", "xid 1 3 79")
+    sampler = start()
+    assert len(first_sweep(sampler).gpus) == 8
+    reply = sampler.query(XidDetails, 10.0)
+    assert isinstance(reply, XidDetails)
+    assert reply.events == ()
 
 
 def test_a_question_nobody_knows_is_a_fault(start: Start) -> None:

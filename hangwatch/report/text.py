@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch.fleet.ranks import fold_ranks
-from hangwatch.model import Capture, Confidence, Frame, Group, Grouping, Incident, PowerSeries, Stack, Value, Verdict
+from hangwatch.model import Capture, Confidence, Frame, Group, Grouping, Incident, PowerSeries, Value, Verdict
 from hangwatch.report import words
 from hangwatch.report.dumps import raw_lines
 from hangwatch.report.tree import Node, merge_tree
@@ -148,15 +148,9 @@ def _group_lines(group: Group, odd: bool, style: _Style) -> Iterator[str]:
         yield style.faint(f"    {words.who(ids[0])}:" if len(ids) == 1 else f"    as {words.who(ids[0])}:")
         yield from _frame_lines(group.frames)
     for stack in (*group.threads, *group.workers):
-        yield style.faint(f"    its {_stack_name(stack, group)}:")
+        yield style.faint(f"    {words.aside(stack, group)}:")
         yield from _frame_lines(stack.frames)
     yield ""
-
-
-def _stack_name(stack: Stack, group: Group) -> str:
-    kind = "worker" if stack in group.workers else "thread"
-    doing = "" if stack.activity == "unknown" else f" ({printable(stack.activity).replace('_', ' ')})"
-    return f"{kind} {printable(stack.name)}{doing}"
 
 
 def _frame_lines(frames: Sequence[Frame]) -> Iterator[str]:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from hangwatch.fleet.ranks import fold_nodes, fold_ranks
-from hangwatch.hang import sentences
-from hangwatch.model import Evidence, Group, Incident, JobState, Member, Motion, RankId, Verdict
+from hangwatch.hang import activity, sentences
+from hangwatch.model import Evidence, Group, Incident, JobState, Member, Motion, RankId, Stack, Verdict
 
 _VOTES = {True: "for", False: "against", None: "context"}
 _STATES = {
@@ -135,6 +135,13 @@ def doing(group: Group) -> str:
     return printable(sentences.does(group, several=several) + phase)
 
 
+def aside(stack: Stack, group: Group) -> str:
+    """A worker or another thread of a rank, and what it does: `its worker (1 x pt_data_worker) is loading data`."""
+    kind = "worker" if stack in group.workers else "thread"
+    clause = "" if stack.activity == "unknown" else f" {activity.says(stack.activity, None)}"
+    return printable(f"its {kind} ({stack.name}){clause}")
+
+
 def motion(group: Group) -> str:
     """`frozen`, `moving`, `3 of 8 moving`, or empty after a single round."""
     moving = sum(member.motion is Motion.MOVING for member in group.members)
@@ -165,13 +172,13 @@ def vote(evidence: Evidence) -> str:
 
 
 def standing(incident: Incident) -> tuple[str, str]:
-    """How the job stands, with a word for it: `State`, `hung; suspected since ...`; a dump by hand was only `Taken`."""
+    """How the job stands, with a word for it: `State`, `hung; opened ...`; a dump by hand was only `Taken`."""
     opened = utc(incident.opened_unix_seconds)
     if incident.closed_unix_seconds is not None:
         after = duration(incident.closed_unix_seconds - incident.opened_unix_seconds)
-        return "State", f"{incident.state.value} after {after}; suspected since {opened}"
+        return "State", f"{incident.state.value} after {after}; opened {opened}"
     if incident.timeline or incident.state is not JobState.SUSPECTED:
-        return "State", f"{incident.state.value}; suspected since {opened}"
+        return "State", f"{incident.state.value}; opened {opened}"
     return "Taken", opened
 
 

@@ -1,0 +1,307 @@
+"""The unit as systemd reads it, and install.sh as root runs it, in namespaces of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+SYSTEMD = REPOSITORY / "deploy/systemd"
+UNIT = SYSTEMD / "hangwatch.service"
+INSTALL = SYSTEMD / "install.sh"
+
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze (Debian package systemd) is not installed"
+)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: install.sh is run in namespaces")
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> Path:
+    """The unit in a folder of its own. What it starts need not be installed: this interpreter stands in for it."""
+    text = UNIT.read_text().replace("/opt/hangwatch/bin/hangwatch", sys.executable)
+    (tmp_path / UNIT.name).write_text(text)
+    return tmp_path
+
+
+def analyze(*arguments: str, units: Path) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "SYSTEMD_UNIT_PATH": f"{units}:", "SYSTEMD_COLORS": "0"}
+    return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, env=environ, check=False)
+
+
+def settings(text: str) -> dict[str, list[str]]:
+    """The directives of a unit file, each with its values in order."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line and line[0] not in "#[;":
+            name, _, value = line.partition("=")
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def exposure(units: Path) -> float:
+    told = analyze("security", "--offline=yes", "--no-pager", str(units / UNIT.name), units=units)
+    found = re.search(r"Overall exposure level for hangwatch\.service: ([\d.]+)", told.stdout)
+    assert found, told.stderr
+    return float(found[1])
+
+
+# --- the unit ------------------------------------------------------------------------------------------------------
+
+
+@needs_systemd
+def test_systemd_understands_every_line(units: Path) -> None:
+    told = analyze("verify", "--man=no", str(units / UNIT.name), units=units)
+    assert (told.returncode, told.stderr) == (0, "")
+
+
+@needs_systemd
+@pytest.mark.parametrize("wrong", ["WatchdgSec=30", "DevicePolicy=shut", "SystemCallFilter=@no-such-set"])
+def test_verification_sees_a_line_that_is_wrong(units: Path, wrong: str) -> None:
+    path = units / UNIT.name
+    path.write_text(path.read_text().replace("[Service]\n", f"[Service]\n{wrong}\n"))
+    told = analyze("verify", "--man=no", str(path), units=units).stderr
+    assert wrong.partition("=")[0] in told or wrong.partition("=")[2] in told
+
+
+@needs_systemd
+def test_the_kernel_stack_drop_in_is_understood(units: Path) -> None:
+    folder = units / f"{UNIT.name}.d"
+    folder.mkdir()
+    shutil.copy(SYSTEMD / "kernel-stack.conf", folder)
+    told = analyze("verify", "--man=no", str(units / UNIT.name), units=units)
+    assert (told.returncode, told.stderr) == (0, "")
+
+
+@needs_systemd
+def test_exposure_is_low_and_would_not_be_without_the_sandbox(units: Path) -> None:
+    assert exposure(units) < 4.0
+    path = units / UNIT.name
+    path.write_text(
+        re.sub(r"^(Protect|Restrict|SystemCall|Capability)\w+=.*\n", "", path.read_text(), flags=re.MULTILINE)
+    )
+    assert exposure(units) > 6.0
+
+
+def test_no_protection_is_on_that_blinds_the_daemon() -> None:
+    unit = settings(UNIT.read_text())
+    assert not {
+        "PrivateUsers",
+        "ProtectClock",
+        "PrivateDevices",
+        "ProtectKernelLogs",
+        "ProtectProc",
+        "ProcSubset",
+    } & set(unit)
+    assert unit["ProtectHome"] == ["read-only"]
+    allowed = {word for line in unit["SystemCallFilter"] for word in line.split()}
+    assert {"ptrace", "adjtimex", "clock_adjtime"} <= allowed
+    assert unit["SystemCallErrorNumber"] == ["EPERM"]
+    assert {"/dev/kmsg r", "char-nvidia rw"} <= set(unit["DeviceAllow"])
+
+
+def test_the_job_goes_first() -> None:
+    unit = settings(UNIT.read_text())
+    assert int(unit["Nice"][0]) > 0
+    assert int(unit["OOMScoreAdjust"][0]) > 500
+    assert {"MemoryMax", "CPUQuota", "TasksMax", "IOSchedulingClass"} <= set(unit)
+    assert unit["OOMPolicy"] == ["continue"]
+    assert unit["KillMode"] == ["mixed"]
+
+
+def test_every_ambient_capability_is_explained_and_bounded() -> None:
+    text = UNIT.read_text()
+    unit = settings(text)
+    assert unit["AmbientCapabilities"] == unit["CapabilityBoundingSet"]
+    for name in unit["AmbientCapabilities"][0].split():
+        assert re.search(rf"^# {name.removeprefix('CAP_')} +\S", text, re.MULTILINE), name
+    assert "CAP_SYS_ADMIN" not in unit["AmbientCapabilities"][0]
+    added = settings((SYSTEMD / "kernel-stack.conf").read_text())
+    assert added == {"CapabilityBoundingSet": ["CAP_SYS_ADMIN"], "AmbientCapabilities": ["CAP_SYS_ADMIN"]}
+
+
+def test_start_and_stop_fit_what_the_installer_puts_in_place() -> None:
+    unit, script = settings(UNIT.read_text()), INSTALL.read_text()
+    (command,) = unit["ExecStart"]
+    assert command == "/opt/hangwatch/bin/hangwatch run --config /etc/hangwatch/hangwatch.toml"
+    assert "PREFIX=/opt/hangwatch\n" in script
+    assert "CONFIG=/etc/hangwatch\n" in script
+    assert unit["StateDirectory"] == ["hangwatch"]
+    assert "STATE=/var/lib/hangwatch\n" in script
+    assert unit["RestartPreventExitStatus"] == ["2"]
+
+
+@pytest.mark.skipif(
+    shutil.which("systemd-sysusers") is None, reason="systemd-sysusers (Debian: systemd) is not installed"
+)
+@needs_root
+def test_the_user_is_a_system_user_without_a_shell(tmp_path: Path) -> None:
+    (tmp_path / "etc/sysusers.d").mkdir(parents=True)
+    shutil.copy(SYSTEMD / "hangwatch.sysusers", tmp_path / "etc/sysusers.d/hangwatch.conf")
+    subprocess.run(["systemd-sysusers", f"--root={tmp_path}"], check=True, capture_output=True)
+    (line,) = [line for line in (tmp_path / "etc/passwd").read_text().splitlines() if line.startswith("hangwatch:")]
+    _, _, uid, _, _, home, shell = line.split(":")
+    assert 0 < int(uid) < 1000
+    assert (home, Path(shell).name) == ("/var/lib/hangwatch", "nologin")
+
+
+# --- install.sh: what it refuses -------------------------------------------------------------------------------------
+
+
+def refused(*arguments: str, script: Path = INSTALL, user: int | None = None) -> str:
+    done = subprocess.run(
+        [str(script), *arguments], capture_output=True, text=True, user=user, cwd="/", check=False, timeout=60
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def public_copy() -> Iterator[Path]:
+    """install.sh where another user can read it."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        copy = Path(shutil.copy(INSTALL, folder))
+        copy.chmod(0o755)
+        yield copy
+
+
+def test_without_root_it_says_so_and_does_nothing(public_copy: Path) -> None:
+    other = 65534 if os.geteuid() == 0 else None
+    assert "must run as root" in refused(script=public_copy, user=other)
+    assert "must run as root" in refused("--uninstall", script=public_copy, user=other)
+    assert not Path("/opt/hangwatch").exists()
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--colour"], "unknown option: --colour"),
+        (["--wheels"], "--wheels needs a folder"),
+        (["--wheels", "/nowhere"], "pip wheel --wheel-dir /nowhere"),
+        (["--purge"], "--purge goes with --uninstall"),
+        (["--python", "no-such-python"], "no-such-python: not found"),
+    ],
+)
+def test_a_wrong_option_is_named(arguments: list[str], told: str) -> None:
+    assert told in refused(*arguments)
+
+
+@needs_root
+def test_an_old_python_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+    old = tmp_path / "python3.6"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.6.8 && exit\nexit 1\n')
+    old.chmod(0o755)
+    assert "Python 3.6.8 is too old: hangwatch needs 3.10" in refused("--python", str(old))
+    assert not Path("/opt/hangwatch").exists()
+
+
+# --- install.sh: what it does --------------------------------------------------------------------------------------
+
+# Every folder that is written to gets a layer of its own, there is no network, and no systemd is seen to run.
+SANDBOX = """
+set -eu
+for folder in etc opt usr/local var/lib; do
+  mkdir -p "$LAYERS/$folder/upper" "$LAYERS/$folder/work"
+  mount -t overlay overlay -o "lowerdir=/$folder,upperdir=$LAYERS/$folder/upper,workdir=$LAYERS/$folder/work" "/$folder"
+done
+mount -t tmpfs tmpfs /run
+show() {
+  echo "=== $1"
+  for path in /etc/hangwatch /etc/hangwatch/* /etc/systemd/system/hangwatch.service /etc/sysusers.d/hangwatch.conf \\
+    /usr/local/bin/hangwatch /opt/hangwatch /var/lib/hangwatch; do
+    [ ! -e "$path" ] || stat -c '%A %U %n' "$path"
+  done
+  ! getent passwd hangwatch >/dev/null || echo user
+}
+umask 077
+"$INSTALL" --wheels "$WHEELS" --python "$PYTHON"
+show installed
+/usr/local/bin/hangwatch --version
+setpriv --reuid=hangwatch --regid=hangwatch --clear-groups /opt/hangwatch/bin/hangwatch config --check /etc/hangwatch/hangwatch.toml
+/opt/hangwatch/bin/py-spy --version
+echo '# mine' >/etc/hangwatch/hangwatch.toml
+touch /opt/hangwatch/kept
+"$INSTALL" --wheels "$WHEELS" --python "$PYTHON" --no-start
+show again
+cat /etc/hangwatch/hangwatch.toml
+mkdir /var/lib/hangwatch
+"$INSTALL" --uninstall
+show uninstalled
+"$INSTALL" --uninstall --purge
+show purged
+"$INSTALL" --uninstall
+"""
+
+CONFIG = {"/etc/hangwatch", "/etc/hangwatch/hangwatch.sample.toml", "/etc/hangwatch/hangwatch.toml"}
+PROGRAM = {
+    "/etc/systemd/system/hangwatch.service",
+    "/etc/sysusers.d/hangwatch.conf",
+    "/opt/hangwatch",
+    "/usr/local/bin/hangwatch",
+}
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """hangwatch and all it needs, as a site without a network would carry them over."""
+    folder = tmp_path_factory.mktemp("wheels")
+    source = tmp_path_factory.mktemp("source")
+    shutil.copytree(REPOSITORY / "hangwatch", source / "hangwatch", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
+    subprocess.run([*pip, "wheel", "--wheel-dir", folder, source], check=True)
+    return folder
+
+
+@needs_root
+@pytest.mark.skipif(
+    shutil.which("systemd-sysusers") is None, reason="systemd-sysusers (Debian: systemd) is not installed"
+)
+def test_install_upgrade_uninstall_purge_without_a_network(wheels: Path, tmp_path: Path) -> None:
+    environ = {
+        **os.environ, "INSTALL": str(INSTALL), "WHEELS": str(wheels), "LAYERS": str(tmp_path), "PYTHON": sys.executable,
+    }  # fmt: skip
+    done = subprocess.run(
+        ["unshare", "--mount", "--net", "sh", "-c", SANDBOX],
+        env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=110,
+    )  # fmt: skip
+    print(done.stdout)
+    assert done.returncode == 0
+    stages = {part.splitlines()[0]: part.splitlines()[1:] for part in done.stdout.split("=== ")[1:]}
+
+    def paths(stage: str) -> set[str]:
+        return {line.split()[2] for line in stages[stage] if line.startswith(("-", "d", "l")) and line.count(" ") == 2}
+
+    assert paths("installed") == CONFIG | PROGRAM
+    assert "user" in stages["installed"]
+    assert any(line.startswith("hangwatch, version") for line in stages["installed"])
+    assert "/etc/hangwatch/hangwatch.toml: ok" in stages["installed"]
+    assert "-rw-r--r-- root /etc/systemd/system/hangwatch.service" in stages["installed"]
+    assert "drwxr-xr-x root /opt/hangwatch" in stages["installed"]
+    assert paths("again") == CONFIG | PROGRAM
+    assert "# mine" in stages["again"]
+    assert paths("uninstalled") == CONFIG | {"/var/lib/hangwatch"}
+    assert paths("purged") == set()
+    assert "user" not in stages["purged"]
+    assert not Path("/opt/hangwatch").exists(), "the test must not change this machine"
+
+
+def test_scripts_can_be_executed() -> None:
+    for path in SYSTEMD.glob("*.sh"):
+        assert path.read_text().startswith("#!")
+        if path.name != "test-in-nspawn-inside.sh":
+            assert path.stat().st_mode & stat.S_IXUSR
+        subprocess.run(["bash", "-n", path], check=True)

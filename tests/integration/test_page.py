@@ -1,0 +1,103 @@
+"""A page for real: real daemon, real torchrun, real Prometheus and Alertmanager; one rank gets stuck, one page comes."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, h100
+from tests.servers import RealAlertmanager, RealPrometheus, WebhookReceiver
+from tests.watched import QUICK, RealDaemon, TorchJob
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytest_plugins = ["tests.fake_driver"]
+
+DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
+HUNG_POWER = ["gpu all power_watts 118", "gpu 2 power_watts 86", "gpu 2 utilization_ratio 0"]
+HOLD_SECONDS = QUICK["detector"]["hold_seconds"]
+
+
+def alertmanager_config(webhook: str) -> dict[str, object]:
+    """The example's own routes and inhibitions; each receiver posts to a path of its own on the test's server."""
+    config = yaml.safe_load((DEPLOY / "alertmanager.example.yaml").read_text())
+    config["receivers"] = [
+        {"name": one["name"], "webhook_configs": [{"url": f"{webhook}/{one['name']}", "send_resolved": True}]}
+        for one in config["receivers"]
+    ]
+    return config
+
+
+def test_one_page_names_the_job_and_the_rank_and_resolves(
+    fake_driver: FakeDriver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_driver.write(h100(4))
+    os.mkfifo(tmp_path / "shard")
+    with (
+        WebhookReceiver() as webhook,
+        RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon,
+        RealAlertmanager(tmp_path / "am", alertmanager_config(webhook.url)) as alertmanager,
+        RealPrometheus(
+            tmp_path / "prom",
+            {"gpu-node-1": f"127.0.0.1:{daemon.port}"},
+            rules=[DEPLOY / "hangwatch.rules.yaml"],
+            alertmanager=alertmanager.address,
+        ) as prometheus,
+        TorchJob(tmp_path, "stuck_on_a_fifo.py") as job,
+    ):
+        wait_for(lambda: job.steps(0) > 3, "the first steps", 90)
+        daemon.wait_for_state(job.run_id, "training")
+        wait_for(
+            lambda: prometheus.query(f'hangwatch_job_state{{job_id="{job.run_id}",state="training"}} == 1'),
+            "Prometheus to see the job train",
+        )
+        assert webhook.received("/on-call") == []
+
+        (tmp_path / "stop-at-shard").touch()
+        wait_for(lambda: not (tmp_path / "stop-at-shard").exists(), "rank 2 to reach the shard")
+        fake_driver.add(*HUNG_POWER)
+        stuck_at = time.time()
+        daemon.wait_for_state(job.run_id, "hung")
+        hung_at = time.time()
+        wait_for(
+            lambda: prometheus.query(f'hangwatch_job_state{{job_id="{job.run_id}",state="hung"}} == 1'),
+            "Prometheus to see the hang",
+        )
+        scraped_at = time.time()
+        wait_for(lambda: _fires(prometheus, job.run_id), "the alert to fire", 60)
+        fired_at = time.time()
+        (page,) = wait_for(lambda: webhook.received("/on-call"), "the page", 60)
+        paged_at = page["received_unix_seconds"]
+
+        assert page["status"] == "firing"
+        assert page["groupLabels"]["job_id"] == job.run_id
+        (alert,) = page["alerts"]
+        assert alert["labels"]["alertname"] == "HangwatchTrainingHung"
+        said = alert["annotations"]["summary"] + alert["annotations"]["description"]
+        assert job.run_id in said
+        assert "rank 2" in said.lower()
+        assert "gpu-node-1" in said
+        assert "hangwatch report" in said
+
+        (tmp_path / "shard").write_bytes(b"shard")
+        fake_driver.write(h100(4))
+        daemon.wait_for_state(job.run_id, "recovered")
+        resolved = wait_for(lambda: webhook.received("/on-call")[1:], "the page to resolve", 120)
+        assert [one["status"] for one in resolved] == ["resolved"]
+        assert len(webhook.received("/on-call")) == 2, "one page, one resolution, and nothing else"
+
+    capture_seconds = hung_at - stuck_at - HOLD_SECONDS
+    with capsys.disabled():
+        print(
+            f"\nfrom stuck to page {paged_at - stuck_at:.1f} s: hold {HOLD_SECONDS:.1f}, sampling and capture "
+            f"{capture_seconds:.1f}, scrape {scraped_at - hung_at:.1f}, rule {fired_at - scraped_at:.1f}, "
+            f"notification {max(0.0, paged_at - fired_at):.1f}"
+        )
+
+
+def _fires(prometheus: RealPrometheus, job_id: str) -> bool:
+    return any(alert["labels"].get("job_id") == job_id for alert in prometheus.alerts())

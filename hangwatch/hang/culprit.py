@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -60,9 +61,16 @@ def judge(grouping: Grouping) -> Verdict:
 
 def _scene(grouping: Grouping) -> _Scene:
     gone = tuple(g for g in grouping.groups if g.gone or (g.fault and _NO_PROCESS.search(_fault_text(g))))
-    failed = tuple(g for g in grouping.groups if g.fault and g not in gone and not _NO_EVIDENCE.match(g.fault.reason))
     stacked = tuple(g for g in grouping.groups if g.fault is None and not g.gone)
+    failed = tuple(g for g in grouping.groups if g.fault and g not in gone and _tells(g, stacked))
     return _Scene(grouping, stacked, failed, gone, wording.size((*stacked, *failed)))
+
+
+def _tells(group: Group, stacked: Sequence[Group]) -> bool:
+    """Whether a failed dump says something of the rank; a refusal does only where a neighbour could be dumped."""
+    if group.fault is None or _NO_EVIDENCE.match(group.fault.reason):
+        return False
+    return not _REFUSED.search(_fault_text(group)) or _neighbours(stacked, group) > 0
 
 
 def _moving(scene: _Scene) -> Verdict | None:
@@ -115,16 +123,14 @@ def _in_state(scene: _Scene, letters: str, kind: str, words: str) -> Verdict | N
 
 
 def _undumpable(scene: _Scene) -> Verdict | None:
-    """Ranks that cannot be dumped; a refusal counts only where a neighbour was dumped: then it is no matter of rights."""
-    named = tuple(g for g in scene.failed if not _REFUSED.search(_fault_text(g)) or _neighbours(scene, g))
-    ranks, waiting = wording.members_of(named), scene.waiting("ranks", "gpu")
+    ranks, waiting = wording.members_of(scene.failed), scene.waiting("ranks", "gpu")
     if not ranks or waiting * 2 < wording.size(scene.stacked) or len(ranks) > waiting:
         return None
-    neighbours = min(_neighbours(scene, group) for group in named)
+    neighbours = min(_neighbours(scene.stacked, group) for group in scene.failed)
     also = f", although {sentences.count(neighbours, 'other rank')} of its node could" if neighbours else ""
     message = f"{wording.who(ranks)} cannot be dumped{also}, while {wording.others_wait(scene.stacked)}."
     strong = neighbours >= 3 and scene.waiting("ranks") * 4 >= 3 * scene.answered
-    return _accuse("RankUndumpable", message, scene, named, Confidence.HIGH if strong else Confidence.MEDIUM)
+    return _accuse("RankUndumpable", message, scene, scene.failed, Confidence.HIGH if strong else Confidence.MEDIUM)
 
 
 class _Level(NamedTuple):
@@ -226,11 +232,11 @@ def _caller(frames: Sequence[Frame]) -> stack_frames.Place | None:
     return None
 
 
-def _neighbours(scene: _Scene, group: Group) -> int:
-    """Ranks that could be dumped on each node of this group: a refusal for one among them is not a matter of rights."""
+def _neighbours(stacked: Sequence[Group], group: Group) -> int:
+    """How many ranks could be dumped on each node of this group, at least."""
     nodes = {member.id.node for member in group.members}
-    dumped = [member.id.node for member in wording.members_of(scene.stacked)]
-    return min(dumped.count(node) for node in nodes)
+    dumped = Counter(member.id.node for member in wording.members_of(stacked))
+    return min(dumped[node] for node in nodes)
 
 
 def _fault_text(group: Group) -> str:

@@ -44,15 +44,15 @@ def does(group: Group, *, several: bool = False) -> str:
     if several:
         for singular, plural in _SINGULAR:
             if clause.startswith(singular):
-                return plural + clause[len(singular) :]
+                return plural + clause[len(singular) :].replace("its GPU", "their GPUs")
     return clause
 
 
 def operations(groups: Iterable[Group]) -> str:
-    """What waiting groups wait in, the largest first: "broadcast (7 ranks) and all_reduce (4 ranks)"."""
+    """What groups wait in, the largest first: "broadcast (7 ranks) and all_reduce (4 ranks)"."""
     counts: dict[str, int] = {}
     for group in groups:
-        name = group.operation or group.activity.replace("_", " ")
+        name = (group.operation if group.waits else None) or group.activity.replace("_", " ")
         counts[name] = counts.get(name, 0) + len(group.members)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown = [f"{name} ({count(number)})" for name, number in ordered[:4]]

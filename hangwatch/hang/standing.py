@@ -56,7 +56,8 @@ def of(threads: Sequence[Thread], table: activity.Table) -> Standing:
     telling = _telling(main, workers, collective, table)
     frames = telling.frames if telling else ()
     doing = _doing(frames, table)
-    if doing.activity == "data_loading" and any(_pins(thread, table) for thread in others):
+    pinning = tuple(thread for thread in others if _pins(thread, table)) if doing.activity == "data_loading" else ()
+    if pinning:
         doing = activity.Doing("gpu_sync", "pin_memory", waits=False)
     shown = dict.fromkeys(stack_frames.key_places(thread.frames) for thread in collective if thread is not telling)
     main_places = stack_frames.key_places(main.frames) if main else ()
@@ -68,7 +69,9 @@ def of(threads: Sequence[Thread], table: activity.Table) -> Standing:
         phase=table.phase(frames) or (table.phase(main.frames) if main else None),
         thread=telling,
         others=tuple(
-            thread for thread in ((main, *workers) if main else workers) if thread is not telling and _python(thread)
+            thread
+            for thread in (*pinning, *((main, *workers) if main else workers))
+            if thread is not telling and _python(thread)
         ),
     )
 

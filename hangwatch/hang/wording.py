@@ -51,12 +51,16 @@ def each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
 
 def others_wait(others: Sequence[Group]) -> str:
     """What the ranks that are not accused do: "all 15 other ranks wait in broadcast"."""
-    waiting = [group for group in others if group.waits] or [group for group in others if group.waits_for == "gpu"]
+    kinds = (
+        ("wait in", [group for group in others if group.waits]),
+        ("wait for their GPUs:", [group for group in others if group.waits_for == "gpu"]),
+        ("wait for something else:", [group for group in others if group.waits_for in {"lock", "thread"}]),
+    )
+    verb, waiting = next(((verb, groups) for verb, groups in kinds if groups), ("are in", list(others)))
     total, rest = size(waiting), size(others)
-    if rest == 1 and waiting:
+    if rest == 1:
         return f"the other rank {sentences.does(waiting[0])}"
     share = f"all {rest}" if total == rest else f"{total} of the {rest}"
-    verb = "wait in" if waiting and waiting[0].waits else "wait for their GPUs in"
     return f"{share} other ranks {verb} {sentences.operations(waiting)}{_during(waiting)}"
 
 
@@ -122,6 +126,9 @@ def cannot_tell(groups: Sequence[Group], answered: int, waiting: int) -> str:
 def where_to_look(grouping: Grouping) -> str:
     """What to do next when nobody can be named."""
     silent, elsewhere = votes.split_absent(grouping)
+    failed = size(group for group in grouping.groups if group.fault)
+    if failed:
+        return f" {sentences.count(failed).capitalize()} could not be dumped, see the evidence: start there."
     if silent:
         nodes = _silent_nodes(grouping, silent)
         whole = f", as many as {sentences.count(nodes, 'whole node')} would hold" if nodes else ""

@@ -1,0 +1,319 @@
+"""clock_skew: the kernel's discipline, a real chronyd on loopback, peers by SNTP, and jumps of the clock."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch.checks import clock_skew
+from hangwatch.checks.clock_skew import Sample, Settings, judge
+from hangwatch.model import Fault
+from hangwatch.probes import chrony, sntp, timex
+from hangwatch.probes.node import Node
+from tests.conftest import wait_for
+from tests.node_tree import Checked, FakeClock, values
+
+KEPT = timex.Timex(synchronized=True, offset_seconds=1e-5, estimated_error_seconds=1e-4, maximum_error_seconds=0.02)
+UNKEPT = timex.Timex(synchronized=False, offset_seconds=0.0, estimated_error_seconds=16.0, maximum_error_seconds=16.0)
+TRACKING = "C0000201,time.example,3,1700000000.1,-0.000012,0.000003,0.00002,-3.1,0.001,0.02,0.0015,0.0009,64.2,Normal\n"
+
+
+def sample(unix: float = 1.7e9, monotonic: float = 100.0, **others: Any) -> Sample:
+    return Sample(unix_seconds=unix, monotonic_seconds=monotonic, **{"kernel": KEPT, **others})
+
+
+def peer(offset: float) -> sntp.PeerOffset:
+    return sntp.PeerOffset(peer="node2", offset_seconds=offset, delay_seconds=0.001, stratum=2)
+
+
+def verdict(*window: Sample, **settings: Any) -> tuple[str, str]:
+    found = judge(window, Settings(**settings))
+    return found.status.name, found.reason
+
+
+def test_a_clock_that_is_kept() -> None:
+    found = judge((sample(chrony=chrony.parse_tracking(TRACKING), peers=(peer(0.002),)),), Settings())
+    assert (found.status.name, found.reason) == ("OK", "ClockInStep")
+    assert "2.000 ms" in found.message and "node2" in found.message
+
+
+def test_a_clock_that_nobody_keeps() -> None:
+    assert verdict(sample(kernel=UNKEPT)) == ("WARNING", "ClockUnsynchronized")
+
+
+def test_chrony_without_a_source() -> None:
+    tracking = chrony.parse_tracking(TRACKING.replace("Normal", "Not synchronised"))
+    assert verdict(sample(chrony=tracking)) == ("WARNING", "ClockUnsynchronized")
+
+
+@pytest.mark.parametrize(
+    ("offset", "expected"),
+    [(0.049, "OK"), (-0.049, "OK"), (0.051, "WARNING"), (-0.051, "WARNING"), (1.1, "CRITICAL"), (-400.0, "CRITICAL")],
+)
+def test_the_offset_to_a_peer(offset: float, expected: str) -> None:
+    assert verdict(sample(peers=(peer(offset),)))[0] == expected
+    assert verdict(sample(peers=(peer(offset),)), warning_seconds=500.0, critical_seconds=500.0)[0] == "OK"
+
+
+def test_the_message_says_which_clock_is_ahead() -> None:
+    assert "behind what node2 says" in judge((sample(peers=(peer(0.3),)),), Settings()).message
+    assert "ahead of what node2 says" in judge((sample(peers=(peer(-0.3),)),), Settings()).message
+
+
+def test_a_jump_is_seen_by_the_monotonic_clock_and_remembered_for_the_window() -> None:
+    steady, after = sample(1000.0, 100.0), sample(1060.0 - 3600.0, 160.0)
+    assert verdict(steady, after) == ("WARNING", "ClockStepped")
+    assert "-3600.000 s" in judge((steady, after), Settings()).message
+    later = sample(1120.0 - 3600.0, 220.0)
+    assert verdict(steady, after, later) == ("WARNING", "ClockStepped")
+    assert verdict(after, later) == ("OK", "ClockInStep")
+
+
+def test_the_whole_check_sees_a_clock_step_between_two_runs() -> None:
+    clock, check = FakeClock(), Checked("clock_skew", step_seconds=100.0)
+    node = Node(clock=clock.clock())
+    before = check.run(node)
+    assert "ClockStepped" not in before.verdict.reason
+    clock.pass_seconds(60)
+    clock.now_unix += 3600
+    assert "jumped by +3600.000 s" in check.run(node).verdict.message
+
+
+# --- kernel --------------------------------------------------------------------------------------------------------
+
+
+def test_this_kernel_answers() -> None:
+    answer = timex.read()
+    assert isinstance(answer, timex.Timex)
+    assert answer.maximum_error_seconds >= 0
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "offset", "synchronized", "offset_seconds"),
+    [
+        (0, timex.STA_NANO, -1_500_000, True, -0.0015),
+        (0, 0, 1500, True, 0.0015),
+        (timex.TIME_ERROR, timex.STA_UNSYNC, 0, False, 0.0),
+        (0, timex.STA_UNSYNC | timex.STA_NANO, 0, False, 0.0),
+        (timex.TIME_ERROR, 0, 0, False, 0.0),
+    ],
+)
+def test_the_kernels_integers(state: int, status: int, offset: int, synchronized: bool, offset_seconds: float) -> None:
+    answer = timex.decode(state, status, offset, 250, 16_000_000)
+    assert (answer.synchronized, answer.offset_seconds) == (synchronized, pytest.approx(offset_seconds))
+    assert (answer.estimated_error_seconds, answer.maximum_error_seconds) == (pytest.approx(250e-6), 16.0)
+
+
+def test_a_kernel_that_may_not_be_asked_matters_only_without_chrony(monkeypatch: pytest.MonkeyPatch) -> None:
+    denied = Fault(subject="kernel clock", reason="AdjtimexDenied", detail="Operation not permitted", remedy="x")
+    monkeypatch.setattr(timex, "read", lambda: denied)
+    monkeypatch.setattr(chrony, "tracking", lambda: None)
+    result = Checked("clock_skew").run(Node())
+    assert (result.verdict.status.name, result.verdict.reason) == ("UNKNOWN", "AdjtimexDenied")
+    monkeypatch.setattr(chrony, "tracking", lambda: chrony.parse_tracking(TRACKING))
+    result = Checked("clock_skew").run(Node())
+    assert (result.verdict.status.name, result.faults) == ("OK", ())
+
+
+# --- chrony --------------------------------------------------------------------------------------------------------
+
+
+def test_tracking_as_chronyc_prints_it() -> None:
+    assert chrony.parse_tracking(TRACKING) == chrony.Tracking(
+        source="time.example",
+        stratum=3,
+        offset_seconds=0.000012,
+        root_delay_seconds=0.0015,
+        root_dispersion_seconds=0.0009,
+        synchronized=True,
+    )
+
+
+@given(st.text(max_size=200))
+def test_any_answer_of_chronyc_is_a_value_or_a_fault(text: str) -> None:
+    assert isinstance(chrony.parse_tracking(text), chrony.Tracking | Fault)
+
+
+def test_no_chrony_is_no_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *arguments, **others: None)
+    assert chrony.tracking() is None
+
+
+def test_a_chronyc_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "chronyc"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(chrony, "DEADLINE_SECONDS", 0.3)
+    answer = chrony.tracking()
+    assert isinstance(answer, Fault) and answer.reason == "ChronyNoAnswer"
+
+
+def free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextmanager
+def real_chronyd(folder: Path) -> Iterator[tuple[int, int]]:
+    """A chronyd that serves this machine's own time on loopback and touches no clock; gives its two ports."""
+    program = shutil.which("chronyd", path="/usr/sbin:/usr/bin")
+    if program is None:
+        pytest.skip("chronyd is not installed: apt-get install chrony")
+    ntp, command = free_port(), free_port()
+    settings = folder / "chrony.conf"
+    settings.write_text(
+        f"local stratum 9\nallow 127.0.0.1\nport {ntp}\nbindaddress 127.0.0.1\ncmdport {command}\n"
+        f"bindcmdaddress 127.0.0.1\nbindcmdaddress /\npidfile {folder}/chronyd.pid\ndriftfile {folder}/drift\n"
+    )
+    daemon = subprocess.Popen(
+        [program, "-x", "-d", "-u", "root", "-f", str(settings)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield ntp, command
+    finally:
+        daemon.terminate()
+        daemon.wait(10)
+
+
+def test_a_real_chronyd_on_loopback(tmp_path: Path) -> None:
+    with real_chronyd(tmp_path) as (ntp, command):
+        arguments = ("-h", "127.0.0.1", "-p", str(command))
+        answer = wait_for(lambda: chrony.tracking(arguments), "an answer of chronyd")
+        assert isinstance(answer, chrony.Tracking)
+        assert answer.stratum == 9 and abs(answer.offset_seconds) < 0.001
+        place = f"127.0.0.1:{ntp}"
+        told = wait_for(lambda: isinstance(sntp.query([place])[place], sntp.PeerOffset), "an answer over NTP")
+        assert told
+        result = Checked("clock_skew", peers=(place,)).run(Node())
+        assert abs(values(result, "clock_offset_seconds")[(place,)]) < 0.005
+        behind = Checked("clock_skew", peers=(place,)).run(Node(clock=FakeClock(unix=1.7e9).clock()))
+        assert (behind.verdict.status.name, behind.verdict.reason) == ("CRITICAL", "ClockFarOff")
+    assert chrony.tracking(arguments) is None, "chrony is installed and does not run"
+
+
+# --- SNTP ----------------------------------------------------------------------------------------------------------
+
+REQUEST_STAMP = struct.pack("!II", 0xE0000000, 0x80000000)
+
+
+def answer_packet(
+    offset: float = 0.25, *, first: int = 0x24, stratum: int = 2, stamp: bytes = REQUEST_STAMP
+) -> tuple[bytes, float]:
+    """An answer of a server whose clock is `offset` ahead, 10 ms away each way, and when it came back."""
+    asked = 0xE0000000 - sntp.UNIX_EPOCH + 0.5
+    times = (asked + 0.010 + offset, asked + 0.011 + offset)
+    stamps = [part for time in times for part in sntp._to_ntp(time)]
+    packet = struct.pack("!BBbb5I", first, stratum, 6, -20, 0, 0, 0, 0, 0) + stamp + struct.pack("!4I", *stamps)
+    return packet, asked + 0.021
+
+
+def test_offset_and_delay_of_an_answer() -> None:
+    packet, received = answer_packet(0.25)
+    answer = sntp.parse_answer("node2", packet, REQUEST_STAMP, received)
+    assert isinstance(answer, sntp.PeerOffset)
+    assert answer.offset_seconds == pytest.approx(0.25, abs=1e-6)
+    assert answer.delay_seconds == pytest.approx(0.020, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("packet", "reason"),
+    [
+        (b"", "UnreadableAnswer"),
+        (answer_packet()[0][:47], "UnreadableAnswer"),
+        (answer_packet(stamp=b"\0" * 8)[0], "UnreadableAnswer"),
+        (answer_packet(first=0x23)[0], "UnreadableAnswer"),
+        (answer_packet(stratum=0)[0], "PeerUnsynchronized"),
+        (answer_packet(first=0xE4)[0], "PeerUnsynchronized"),
+    ],
+)
+def test_answers_that_are_none(packet: bytes, reason: str) -> None:
+    answer = sntp.parse_answer("node2", packet, REQUEST_STAMP, 1.7e9)
+    assert isinstance(answer, Fault) and answer.reason == reason
+
+
+@given(st.binary(max_size=80))
+def test_any_packet_is_a_value_or_a_fault(packet: bytes) -> None:
+    assert isinstance(sntp.parse_answer("x", packet, REQUEST_STAMP, 1.7e9), sntp.PeerOffset | Fault)
+
+
+@given(st.floats(min_value=0, max_value=4.2e9))
+def test_times_survive_the_ntp_form_also_after_2036(unix: float) -> None:
+    assert sntp._from_ntp(*sntp._to_ntp(unix)) == pytest.approx(unix, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("peer", "place"),
+    [
+        ("node2", ("node2", 123)),
+        ("node2:1123", ("node2", 1123)),
+        ("fd00::1", ("fd00::1", 123)),
+        ("[fd00::1]:1123", ("fd00::1", 1123)),
+        ("[fd00::1]", ("fd00::1", 123)),
+    ],
+)
+def test_peers_as_people_write_them(peer: str, place: tuple[str, int]) -> None:
+    assert sntp.parse_peer(peer) == place
+
+
+NO_NAME = "n" * 70  # too long for a name: refused without asking a name server
+
+
+def test_silent_refusing_and_unknown_peers_cost_one_deadline_together() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        mute = f"127.0.0.1:{silent.getsockname()[1]}"
+        refusing = f"127.0.0.1:{free_port()}"
+        answers = sntp.query([mute, refusing, NO_NAME, "node:port"], deadline_seconds=0.3)
+    reasons = {peer: answer.reason for peer, answer in answers.items() if isinstance(answer, Fault)}
+    assert reasons == {
+        mute: "NoAnswer",
+        refusing: "NoAnswer",
+        NO_NAME: "UnknownPeer",
+        "node:port": "UnknownPeer",
+    }
+
+
+def test_a_peer_that_does_not_answer_makes_the_check_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timex, "read", lambda: KEPT)
+    result = Checked("clock_skew", peers=(f"127.0.0.1:{free_port()}",)).run(Node())
+    assert (result.verdict.status.name, result.verdict.reason) == ("UNKNOWN", "NoAnswer")
+    assert len(result.faults) == 1
+
+
+def test_a_peer_whose_clock_is_ahead() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        server.settimeout(10)
+
+        def serve() -> None:
+            request, address = server.recvfrom(512)
+            now = struct.unpack("!II", request[40:48])
+            ahead = (now[0] + 5, now[1])
+            head = struct.pack("!BBbb8I", 0x24, 1, 6, -20, *([0] * 5), *now, ahead[0])
+            server.sendto(head + struct.pack("!III", ahead[1], *ahead), address)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        answer = sntp.query([place])[place]
+        thread.join()
+    assert isinstance(answer, sntp.PeerOffset)
+    assert answer.offset_seconds == pytest.approx(5.0, abs=0.05)
+
+
+def test_the_table_shows_every_source() -> None:
+    rows = clock_skew.table(sample(chrony=chrony.parse_tracking(TRACKING), peers=(peer(0.002),)))
+    assert [row[0] for row in rows] == ["source", "kernel", "chrony", "node2"]

@@ -1,0 +1,166 @@
+"""fd_limit: the node's table of files, and limits and use of ranks, loader workers and what starts jobs."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch.model import Fault
+from hangwatch.probes import pidfiles
+from hangwatch.probes.node import Node
+from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> NodeTree:
+    tree = NodeTree(tmp_path)
+    tree.write("proc/sys/fs/file-nr", "1184\t0\t9223372036854775807\n")
+    return tree
+
+
+def test_well_without_a_job(tree: NodeTree) -> None:
+    result = run("fd_limit", tree.node())
+    assert told(result) == ("OK", "FilesLeft")
+    assert values(result, "fd_open_files") == {(): 1184}
+
+
+def test_well_with_ranks_and_workers(tree: NodeTree) -> None:
+    for pid in (10, 11, 12):
+        tree.process(pid, open_files=pid)
+    result = run("fd_limit", tree.node(job(rank(10, 3, workers=[11, 12]))))
+    assert told(result) == ("OK", "FilesLeft")
+    assert values(result, "fd_process_open_files") == {("77", "3", "rank"): 10, ("77", "3", "worker"): 12}
+    assert values(result, "fd_process_soft_limit") == {("77", "3", "rank"): 1048576, ("77", "3", "worker"): 1048576}
+
+
+@pytest.mark.parametrize(
+    ("open_files", "soft", "expected"),
+    [
+        (79, "100", ("WARNING", "HardLimitLow")),
+        (80, "100", ("WARNING", "FilesHigh")),
+        (95, "100", ("CRITICAL", "FilesExhausted")),
+    ],
+)
+def test_a_rank_near_its_limit(tree: NodeTree, open_files: int, soft: str, expected: tuple[str, str]) -> None:
+    tree.process(10, open_files=open_files, soft=soft, hard=soft)
+    result = run("fd_limit", tree.node(job(rank(10))))
+    assert told(result) == expected
+    assert "pid 10" in result.verdict.message
+
+
+def test_a_worker_near_its_limit_is_named_as_a_worker(tree: NodeTree) -> None:
+    tree.process(10)
+    tree.process(11, open_files=99, soft="100", hard="1048576")
+    result = run("fd_limit", tree.node(job(rank(10, workers=[11]))))
+    assert told(result) == ("CRITICAL", "FilesExhausted")
+    assert "a worker of rank 0" in result.verdict.message
+
+
+def test_a_low_hard_limit_is_a_warning_that_says_how_many(tree: NodeTree) -> None:
+    for pid in (10, 11):
+        tree.process(pid, soft="1024", hard="4096")
+    result = run("fd_limit", tree.node(job(rank(10), rank(11, 1))))
+    assert told(result) == ("WARNING", "HardLimitLow")
+    assert "4096" in result.verdict.message and "1 more" in result.verdict.message
+    assert told(run("fd_limit", tree.node(job(rank(10))), minimum_hard_limit=4096)) == ("OK", "FilesLeft")
+
+
+def test_what_starts_jobs_is_asked_before_there_is_one(tree: NodeTree) -> None:
+    tree.process(500, comm="slurmd", soft="1024", hard="4096")
+    tree.process(501, comm="bash", soft="1024", hard="1024")
+    result = run("fd_limit", tree.node())
+    assert told(result) == ("WARNING", "HardLimitLow")
+    assert "slurmd" in result.verdict.message
+
+
+def test_a_full_node(tree: NodeTree) -> None:
+    tree.write("proc/sys/fs/file-nr", "970\t0\t1000\n")
+    assert told(run("fd_limit", tree.node())) == ("CRITICAL", "NodeFilesExhausted")
+    tree.write("proc/sys/fs/file-nr", "810\t0\t1000\n")
+    assert told(run("fd_limit", tree.node())) == ("WARNING", "NodeFilesHigh")
+
+
+def test_unlimited_is_a_limit_too(tree: NodeTree) -> None:
+    tree.process(10, soft="unlimited", hard="unlimited")
+    result = run("fd_limit", tree.node(job(rank(10))))
+    assert told(result) == ("OK", "FilesLeft")
+    assert values(result, "fd_process_hard_limit") == {("77", "0", "rank"): math.inf}
+
+
+def test_a_node_without_the_file(tmp_path: Path) -> None:
+    assert told(run("fd_limit", NodeTree(tmp_path).node())) == ("OK", "NotPresent")
+
+
+def test_a_file_that_cannot_be_understood(tree: NodeTree) -> None:
+    tree.write("proc/sys/fs/file-nr", "many\n")
+    assert told(run("fd_limit", tree.node())) == ("UNKNOWN", "UnreadableFileNr")
+
+
+def test_limits_that_cannot_be_understood_are_a_fault_not_a_crash(tree: NodeTree) -> None:
+    tree.process(10)
+    tree.write("proc/10/limits", "\x1b[1mLimit\x1b[0m  garbage\n")
+    result = run("fd_limit", tree.node(job(rank(10))))
+    assert told(result) == ("UNKNOWN", "UnreadableLimits")
+    assert result.faults[0].subject == "pid 10"
+
+
+def test_a_pid_that_vanishes_between_two_reads_is_no_fault(tree: NodeTree) -> None:
+    tree.process(10)
+    tree.process(11)
+    (tree.proc / "11" / "fd" / "0").parent.rename(tree.proc / "11" / "gone")
+    result = run("fd_limit", tree.node(job(rank(10), rank(11, 1), rank(12, 2))))
+    assert told(result) == ("OK", "FilesLeft")
+    assert not result.faults
+    assert set(values(result, "fd_process_open_files")) == {("77", "0", "rank")}
+
+
+def test_a_real_process_near_its_limit() -> None:
+    program = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
+        "files = [open('/dev/null') for _ in range(16)]\n"
+        "print('ready', flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout and child.stdout.readline() == "ready\n"
+        result = run("fd_limit", Node(jobs=(job(real_rank(child.pid)),)))
+        assert told(result) == ("CRITICAL", "FilesExhausted")
+        assert values(result, "fd_process_open_files")["77", "0", "rank"] == 19
+        child.stdin.close()  # type: ignore[union-attr]
+
+
+def test_this_process_as_the_kernel_counts_it() -> None:
+    count = pidfiles.open_files(Path("/proc"), os.getpid())
+    assert count == len(list(Path("/proc/self/fd").iterdir())) - 1, "listing the folder opens one more"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert pidfiles.file_limit(Path("/proc"), os.getpid()) == pidfiles.FileLimit(soft=soft, hard=hard)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts a reader without rights")
+def test_a_process_that_may_not_be_asked_is_a_fault_with_a_remedy() -> None:
+    reader = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from hangwatch.probes import pidfiles\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "print(pidfiles.open_files(Path('/proc'), int(sys.argv[1])))\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", reader, str(os.getpid())], capture_output=True, text=True, check=True
+    ).stdout
+    assert "PermissionDenied" in answer and "CAP_SYS_PTRACE" in answer
+
+
+@given(st.text(max_size=400))
+def test_any_text_gives_a_limit_or_a_fault(text: str) -> None:
+    assert isinstance(pidfiles.parse_file_limit(text, "pid 1"), pidfiles.FileLimit | Fault)

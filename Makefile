@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
 
-.PHONY: demo test check golden fmt clean
+.PHONY: demo test check golden scenarios screenshots fmt clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
@@ -22,6 +22,13 @@ check: $(VENV)/.dev
 golden: $(VENV)/.test
 	HANGWATCH_RENEW_GOLDEN=1 $(BIN)/python -m pytest -q -m golden $(PYTEST_ARGS)
 	git diff --stat -- tests docs
+
+scenarios: $(VENV)/.test
+	$(BIN)/python -m tests.scenarios
+	git diff --stat -- docs
+
+screenshots: $(VENV)/.installed
+	$(BIN)/python docs/make_report_images.py
 
 fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -42,14 +42,17 @@ def made_folder(name: str, parent: int) -> Iterator[int]:
 
 
 def refuse_unsafe(path: Path, descriptor: int) -> None:
-    """Raise UnsafeFolderError where a user other than root and ourselves owns the folder, or all can write to it."""
+    """Raise UnsafeFolderError where a user other than root and ourselves owns the folder, or all can change it.
+
+    A sticky folder such as /tmp is safe in this: others cannot rename or delete what is ours.
+    """
     found = os.fstat(descriptor)
     if found.st_uid not in (0, os.geteuid()):
         raise UnsafeFolderError(
             f"{path}: belongs to user {found.st_uid}, who could change and read what is stored there\n"
             f"  chown {os.geteuid()} {path}, or choose another directory"
         )
-    if found.st_mode & stat.S_IWOTH:
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
         raise UnsafeFolderError(
             f"{path}: everybody can write there and could put links in the place of files\n"
             f"  chmod o-w {path}, or choose another directory"

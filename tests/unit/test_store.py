@@ -183,6 +183,13 @@ def test_a_folder_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
     assert "chmod o-w" in message_of(error)
 
 
+def test_a_sticky_folder_such_as_tmp_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    folder = open_writable(tmp_path / "tmp").save(samples.loader_hang(), FILES)
+    assert store.load(folder) == samples.loader_hang()
+
+
 @needs_root
 def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "incidents").mkdir()

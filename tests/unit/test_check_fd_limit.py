@@ -153,7 +153,7 @@ def test_a_process_that_may_not_be_asked_is_a_fault_with_a_remedy() -> None:
         "from pathlib import Path\n"
         "from hangwatch.probes import pidfiles\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "print(pidfiles.open_files(Path('/proc'), int(sys.argv[1])))\n"
+        "print(pidfiles.variables(Path('/proc'), int(sys.argv[1]), ['PATH']))\n"
     )
     answer = subprocess.run(
         [sys.executable, "-c", reader, str(os.getpid())], capture_output=True, text=True, check=True

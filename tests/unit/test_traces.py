@@ -1,0 +1,381 @@
+"""Reading stack dumps that people have: py-spy text of any version, prefixes, JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hangwatch import config
+from hangwatch.hang import activity, culprit, stacks, traces
+from hangwatch.model import RankDump, RankId
+
+TABLE = activity.load()
+WAITS = ("all_reduce (torch/distributed/distributed_c10d.py:2501)", "train (train.py:50)", "<module> (train.py:80)")
+LOADS = (
+    "wait (threading.py:302)",
+    "get (queue.py:170)",
+    "_try_get_data (torch/utils/data/dataloader.py:1011)",
+    "train (train.py:35)",
+)
+
+
+def process(pid: int, *frames: str, command: str = "python -u train.py", name: str | None = "MainThread") -> list[str]:
+    title = f'Thread {pid} (active): "{name}"' if name else f"Thread {pid} (active)"
+    return [
+        f"Process {pid}: {command}",
+        "Python v3.10.12 (/usr/bin/python3.10)",
+        "",
+        title,
+        *(f"    {f}" for f in frames),
+    ]
+
+
+def collect(*lines: str, name: str = "-") -> traces.Collected:
+    return traces.collect([(name, [line + "\n" for line in lines])])
+
+
+def ids(found: traces.Collected) -> list[RankId]:
+    return [rank.id for rank in found.ranks]
+
+
+def leaf(rank: RankDump) -> str:
+    (main,) = [thread for thread in rank.rounds[-1].threads if thread.is_main]
+    return str(main.frames[0])
+
+
+@pytest.mark.parametrize(
+    ("prefix", "name", "expected"),
+    [
+        ("[node7:12]", "x.out", RankId(node="node7", rank=12, pid=99)),
+        ("[node7:4]:", "x.out", RankId(node="node7", local_rank=4, pid=99)),
+        ("[default3]:", "trace-node7.out", RankId(node="node7", local_rank=3, pid=99)),
+        ("[trainer11]:", "x.out", RankId(local_rank=11, pid=99)),
+        ("[rank11]: ", "x.out", RankId(rank=11, pid=99)),
+        ("12: ", "x.out", RankId(rank=12, pid=99)),
+        ("  3: ", "x.out", RankId(rank=3, pid=99)),
+        ("[1,3]<stdout>:", "x.out", RankId(rank=3, pid=99)),
+        ("[1,3]<stdout>: ", "x.out", RankId(rank=3, pid=99)),
+        ("[prterun-n1-77@1,3]<stderr>:", "x.out", RankId(rank=3, pid=99)),
+        ("node-12.cluster: ", "x.out", RankId(node="node-12.cluster", pid=99)),
+        ("[pod/trainer-5/pytorch] ", "x.out", RankId(node="trainer-5", pid=99)),
+        ("", "trace-node7.out", RankId(node="node7", pid=99)),
+        ("", "/tmp/rank3.txt", RankId(rank=3, pid=99)),
+        ("", "stacks_rank-14.log", RankId(rank=14, pid=99)),
+        ("", "-", RankId(pid=99)),
+    ],
+)
+def test_who_a_dump_is_of(prefix: str, name: str, expected: RankId) -> None:
+    found = collect(*(prefix + line for line in process(99, *WAITS)), name=name)
+    assert ids(found) == [expected]
+    assert leaf(found.ranks[0]) == WAITS[0]
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "node", "rank", "local_rank"),
+    [
+        ("python -u train.py --local_rank=3", None, None, 3),
+        ("python -u train.py --local-rank 3 --lr 1", None, None, 3),
+        ("python train.py --node_rank=1 --local_rank=0", "node 1", None, 0),
+        ("python train.py --rank 9", None, 9, None),
+    ],
+)
+def test_the_command_line_tells_the_rank(
+    command: str, node: str | None, rank: int | None, local_rank: int | None
+) -> None:
+    assert ids(collect(*process(99, *WAITS, command=command))) == [
+        RankId(node=node, rank=rank, local_rank=local_rank, pid=99)
+    ]
+
+
+def test_processes_without_any_number_are_shown_by_pid() -> None:
+    found = collect(*process(11, *WAITS), *process(12, *LOADS), *process(13, *WAITS), name="trace-n1.out")
+    assert ids(found) == [RankId(node="n1", pid=pid) for pid in (11, 12, 13)]
+
+
+def test_mixed_lines_of_several_ranks_are_told_apart() -> None:
+    texts = {
+        rank: [f"[n1:{rank}]{line}" for line in process(100 + rank, *(LOADS if rank == 2 else WAITS))]
+        for rank in range(8)
+    }
+    chance = random.Random(1)
+    mixed = []
+    while any(texts.values()):
+        rank = chance.choice([rank for rank, lines in texts.items() if lines])
+        mixed.append(texts[rank].pop(0))
+    found = collect(*mixed)
+    assert {rank.id.rank: leaf(rank) for rank in found.ranks} == {
+        rank: (LOADS if rank == 2 else WAITS)[0] for rank in range(8)
+    }
+
+
+@pytest.mark.parametrize(
+    "header",
+    ['Thread 0x7FA6E7C01740 (idle): "MainThread"', 'Thread 99 (active+gil): "MainThread"', 'Thread 99 (idle): "MainThread"',
+     "Thread 99 (active)", "Thread 0x7fa6e7c01740 (active)"],
+)  # fmt: skip
+def test_thread_headers_of_all_versions(header: str) -> None:
+    found = collect(
+        "Process 99: python train.py", "Python v3.8.1 (/usr/bin/python3.8)", "", header, *(f"    {f}" for f in WAITS)
+    )
+    (rank,) = found.ranks
+    (thread,) = rank.rounds[0].threads
+    assert thread.is_main and leaf(rank) == WAITS[0]
+    assert thread.owns_gil == ("gil" in header)
+    assert thread.active == ("active" in header)
+
+
+def test_frames_without_lines_native_frames_and_addresses() -> None:
+    odd = [
+        "0x7f0011223344 (libcuda.so.550.54)",
+        "std::vector<int (*)()>::at(int) (libtorch.so)",
+        "?? (?)",
+        "barrier (torch/distributed/distributed_c10d.py)",
+    ]
+    (rank,) = collect(*process(9, *odd)).ranks
+    assert [str(frame) for frame in rank.rounds[0].threads[0].frames] == odd
+
+
+def test_threads_without_frames_and_without_names() -> None:
+    lines = [
+        *process(9, *WAITS),
+        "Thread 900 (active)",
+        'Thread 901 (idle): "QueueFeederThread"',
+        "Thread 902 (active)",
+    ]
+    found = collect(*lines)
+    assert len(found.ranks[0].rounds[0].threads) == 4
+    assert leaf(found.ranks[0]) == WAITS[0]
+
+
+def test_a_command_line_of_several_lines() -> None:
+    lines = ["[n:0]Process 9: python -c import os", "[n:0]", "[n:0]def f():", "[n:0]    return (1)", "[n:0]f()"]
+    lines += [f"[n:0]{line}" for line in process(9, *WAITS)[1:]]
+    found = collect(*lines)
+    assert leaf(found.ranks[0]) == WAITS[0]
+    assert found.notes == ()
+
+
+def test_locals_are_no_frames() -> None:
+    lines = [
+        *process(9, WAITS[0]),
+        "        Arguments:",
+        "            self: <function f (x.py:3)>",
+        "        Locals:",
+        "            n: 3",
+        "    train (train.py:50)",
+    ]
+    found = collect(*lines)
+    assert len(found.ranks[0].rounds[0].threads[0].frames) == 2
+    assert found.notes == ()
+
+
+def test_worker_processes_belong_to_their_rank() -> None:
+    def child(pid: int) -> list[str]:
+        lines = process(pid, "read (video.py:9)", "fetch (video.py:3)")
+        return ["", "-" * 80, *lines[:2], "Parent Process 50: python -u train.py", *lines[2:]]
+
+    found = collect(*(f"[n:0]{line}" for line in [*process(50, *LOADS), *child(51), *child(52)]))
+    assert ids(found) == [RankId(node="n", rank=0, pid=50)]
+    assert [worker.pid for worker in found.ranks[0].workers] == [51, 52]
+    grouping = stacks.group(found.ranks, TABLE, config.Capture())
+    assert [(stack.name, str(stack.frames[0])) for stack in grouping.groups[0].workers] == [
+        ("2 x child process", "read (video.py:9)")
+    ]
+
+
+def test_loader_workers_without_a_parent_line_are_no_ranks() -> None:
+    worker = [
+        "read (shards.py:9)",
+        "_worker_loop (torch/utils/data/_utils/worker.py:308)",
+        "run (multiprocessing/process.py:108)",
+    ]
+    found = collect(*process(50, *LOADS), *process(51, *worker), *process(52, *worker), name="trace-n1.out")
+    assert ids(found) == [RankId(node="n1", pid=50)]
+    assert len(found.ranks[0].workers) == 2
+
+
+def test_the_launcher_is_no_rank_and_its_children_are() -> None:
+    agent = process(
+        40,
+        "sleep (utils.py:3)",
+        "_invoke_run (torch/distributed/elastic/agent/server/api.py:870)",
+        "main (torch/distributed/run.py:900)",
+    )
+    children = []
+    for pid in (41, 42):
+        lines = process(pid, *WAITS)
+        children += ["-" * 80, *lines[:2], "Parent Process 40: torchrun", *lines[2:]]
+    found = collect(*agent, *children)
+    assert [rank.pid for rank in ids(found)] == [41, 42]
+    assert "launcher" in found.notes[0]
+
+
+def test_one_label_per_node_covers_all_its_ranks() -> None:
+    lines = [f"0: {line}" for pid in (11, 12) for line in process(pid, *WAITS)] + [
+        f"1: {line}" for pid in (11, 13) for line in process(pid, *LOADS)
+    ]
+    assert ids(collect(*lines)) == [
+        RankId(node=f"task {task}", pid=pid) for task, pid in ((0, 11), (0, 12), (1, 11), (1, 13))
+    ]
+
+
+def test_the_same_process_twice_is_two_rounds() -> None:
+    later = (WAITS[0], "train (train.py:70)", WAITS[2])
+    found = collect(*(f"[n:0]{line}" for line in [*process(9, *WAITS), *process(9, *later)]))
+    (rank,) = found.ranks
+    assert len(rank.rounds) == 2
+    assert stacks.group(found.ranks, TABLE, config.Capture()).groups[0].motion.value == "moving"
+
+
+def test_another_process_of_the_same_rank_in_another_file_replaces_it() -> None:
+    first, second = ([f"[n:0]{line}" for line in process(pid, *frames)] for pid, frames in ((9, WAITS), (10, LOADS)))
+    found = traces.collect([("a", first), ("b", second)])
+    assert ids(found) == [RankId(node="n", rank=0, pid=10)]
+    assert "pid 9 and as pid 10" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason", "detail"),
+    [
+        (["Process 9: ...", "Error: Failed to suspend process", "Reason: EPERM: Operation not permitted"], "PermissionDenied", "Failed to suspend process: EPERM: Operation not permitted"),
+        (["Error: Permission Denied: Try running again with elevated permissions by going 'sudo env \"PATH=$PATH\" !!'"], "PermissionDenied", "elevated"),
+        (["Process 9: python", "Python v3.8.16 (/usr/bin/python3.8)", "", "Error: Failed to get stack traces", "", "Caused by:", "    0: Failed to suspend process",
+          "    1: EPERM: Operation not permitted", "", "Stack backtrace:", "   0: <E as anyhow::context::ext::StdError>::ext_context", "   1: py_spy::main"], "PermissionDenied", "Failed to get stack traces: Failed to suspend process: EPERM"),
+        (["Error: No such process (os error 3)"], "ProcessGone", "No such process"),
+        (["Error: Failed to find python version from target process"], "NotPython", "python version"),
+        (["bash: py-spy: command not found"], "NoPyspy", "not found"),
+        (["Process 9: python", "Python v3.8.16 (/usr/bin/python3.8)", ""], "NoStack", "no stack"),
+    ],
+)  # fmt: skip
+def test_errors_stand_in_place_of_a_dump(lines: list[str], reason: str, detail: str) -> None:
+    for prefix in ("[n:0]", "0: ", ""):
+        extra = [prefix.replace("0", "1") + line for line in process(10, *WAITS)]
+        found = collect(*(prefix + line for line in lines), *extra)
+        (failed,) = [rank for rank in found.ranks if rank.rounds[0].fault]
+        fault = failed.rounds[0].fault
+        assert fault is not None and fault.reason == reason and detail in fault.detail
+        assert "ext_context" not in fault.detail
+        assert found.notes == ()
+
+
+def test_json_of_one_process_and_of_many() -> None:
+    def dumped(pid: int, *frames: str) -> list[dict[str, object]]:
+        parts = [frame.rstrip(")").replace(" (", ":").split(":") for frame in frames]
+        found = [
+            {"name": name, "filename": f"/x/{file}", "short_filename": file, "line": int(line)}
+            for name, file, line in parts
+        ]
+        return [
+            {
+                "pid": pid,
+                "thread_id": 5,
+                "thread_name": None,
+                "os_thread_id": pid,
+                "active": True,
+                "owns_gil": False,
+                "frames": found,
+            }
+        ]
+
+    pretty = json.dumps(dumped(7, *WAITS), indent=2).splitlines()
+    found = traces.collect([("rank0.json", pretty), ("rank1.json", [json.dumps(dumped(8, *LOADS))])])
+    assert ids(found) == [RankId(rank=0, pid=7), RankId(rank=1, pid=8)]
+    assert [leaf(rank) for rank in found.ranks] == [WAITS[0], LOADS[0]]
+    several = traces.collect([("all.json", [*pretty, *json.dumps(dumped(8, *LOADS), indent=2).splitlines()])])
+    assert [rank.id.pid for rank in several.ranks] == [7, 8]
+    prefixed = traces.collect([("x", [f"[n:{rank}]{line}" for rank in (0, 1) for line in pretty])])
+    assert ids(prefixed) == [RankId(node="n", rank=0, pid=7), RankId(node="n", rank=1, pid=7)]
+
+
+def test_lines_that_are_no_dump_are_counted_and_told() -> None:
+    found = collect(
+        "hello",
+        "srun: error: node7: task 3: Killed",
+        *process(9, *WAITS),
+        "Traceback (most recent call last):",
+        name="x.out",
+    )
+    assert found.notes == ("x.out: 3 lines are no part of a stack dump, for example 'hello'",)
+    assert len(found.ranks) == 1
+
+
+def test_a_source_without_any_dump_is_told() -> None:
+    assert (
+        collect("", "what is this", name="x.out").notes[-1]
+        == "x.out: holds no stack dump that hangwatch knows (py-spy text or JSON)"
+    )
+    assert collect(name="empty.out").ranks == ()
+
+
+def test_dos_line_ends() -> None:
+    found = traces.collect([("x", [f"[n:0]{line}\r\n" for line in process(9, *WAITS)])])
+    assert leaf(found.ranks[0]) == WAITS[0]
+
+
+PIECES = st.sampled_from(
+    [*process(9, *WAITS, *LOADS), "", "-" * 80, "Parent Process 9: python", "Error: Failed to suspend process", "Reason: EPERM",
+     "Caused by:", "    0: x", "Stack backtrace:", "[", "]", "[{", '[{"frames": []}]', "Thread 1 (", "Process", "Process 1:", "    (", "    x ()", "    x (y:99999999999999999999)", "        Locals:", "Process 99999999999999999999999: x"]
+)  # fmt: skip
+PREFIXES = st.sampled_from(
+    [
+        "",
+        "[n1:0]",
+        "[n1:1]",
+        "[n2:3]:",
+        "[default1]:",
+        "[rank2]:",
+        "[1,4]<stdout>:",
+        "3: ",
+        "node1: ",
+        "[pod/a/b] ",
+        "[",
+        "[:1]",
+        "[n:99999999999]",
+    ]
+)
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(PREFIXES, st.one_of(PIECES, st.text(max_size=40))), max_size=60))
+def test_garbage_truncated_and_mixed_input_never_crashes(lines: list[tuple[str, str]]) -> None:
+    found = traces.collect([("x.out", [prefix + line for prefix, line in lines])])
+    grouping = stacks.group(found.ranks, TABLE, config.Capture())
+    placed = [member.id for group in grouping.groups for member in group.members]
+    assert len(placed) == len(set(placed)) <= len(found.ranks)
+    culprit.judge(grouping)
+
+
+def test_truncated_at_every_byte(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"[n:{rank}]{line}" for rank in range(3) for line in process(9 + rank, *(LOADS if rank else WAITS))]
+    text = "\n".join(lines)
+    for end in range(len(text)):
+        found = traces.collect([("x.out", text[:end].splitlines())])
+        culprit.judge(stacks.group(found.ranks, TABLE, config.Capture()))
+    with capsys.disabled():
+        print(f" [{len(text)} truncations]", end="")
+
+
+def test_bytes_changed_at_random_never_crash(capsys: pytest.CaptureFixture[str]) -> None:
+    chance = random.Random(7)
+    text = "\n".join(
+        f"[n{rank % 2}:{rank}]{line}"
+        for rank in range(6)
+        for line in process(9 + rank, *(LOADS if rank == 3 else WAITS))
+    )
+    tried = 1500
+    for _ in range(tried):
+        mutated = list(text)
+        for _ in range(chance.randrange(1, 40)):
+            mutated[chance.randrange(len(mutated))] = chance.choice("[]():\n\t \x00Ω0Process")
+        lines = "".join(mutated).splitlines()
+        if chance.random() < 0.5:
+            chance.shuffle(lines)
+        found = traces.collect([("x.out", lines)])
+        culprit.judge(stacks.group(found.ranks, TABLE, config.Capture()))
+    with capsys.disabled():
+        print(f" [{tried} mutations]", end="")

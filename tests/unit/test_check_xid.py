@@ -1,0 +1,247 @@
+"""xid: real lines of the kernel's log, through a fixture file and through the real /dev/kmsg."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch.checks import xid
+from hangwatch.model import Fault
+from hangwatch.probes import kmsg
+from hangwatch.probes.node import Node
+from tests.conftest import DATA
+from tests.node_tree import Checked, NodeTree, run, told, values
+
+FELL_OFF = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+PAGE_FAULT = "NVRM: Xid (PCI:0000:04:00): 31, pid=4711, name=python, Ch 00000010, intr 00000000. MMU Fault"
+CLEANUP = "NVRM: Xid (PCI:0000:04:00): 45, pid=4711, name=python, Ch 00000010"
+NO_PREFIX = "NVRM: Xid (0000:01:00): 13, 0005 00000000 0000502d 00000104"
+SXID = "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)"
+SXID_FATAL = "nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
+HUNG = "INFO: task python:4711 blocked for more than 120 seconds."
+OOM = "Out of memory: Killed process 4712 (pt_data_worker) total-vm:123kB, anon-rss:99kB"
+CGROUP_OOM = "Memory cgroup out of memory: Killed process 4713 (python) total-vm:1kB"
+OLD_OOM = "Out of memory: Kill process 4714 (python) score 901 or sacrifice child"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> NodeTree:
+    return NodeTree(tmp_path)
+
+
+def log(tree: NodeTree, *lines: str, boot_seconds: float = 990.0, first: int = 1) -> None:
+    """Write records as /dev/kmsg gives them; the clock of the tree stands at 1000 s after boot."""
+    records = [f"4,{number},{int(boot_seconds * 1e6)},-;{line}\n" for number, line in enumerate(lines, first)]
+    with (tree.dev / "kmsg").open("a") as file:
+        file.writelines(records)
+
+
+def test_a_quiet_log(tree: NodeTree) -> None:
+    log(tree, "Linux version 6.1.0", "eth0: link up")
+    assert told(run("xid", tree.node())) == ("OK", "KernelLogQuiet")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected", "words"),
+    [
+        (FELL_OFF, ("CRITICAL", "GpuError"), ["0000:3b:00", "XID 79", "10 s ago", "fallen off the bus"]),
+        (PAGE_FAULT, ("WARNING", "GpuWarning"), ["0000:04:00", "XID 31"]),
+        (NO_PREFIX, ("WARNING", "GpuWarning"), ["0000:01:00", "XID 13"]),
+        (CLEANUP, ("OK", "KernelLogQuiet"), []),
+        (SXID, ("WARNING", "SwitchWarning"), ["0000:c1:00.0", "SXID 12028", "Link 32"]),
+        (SXID_FATAL, ("CRITICAL", "SwitchError"), ["SXID 20034"]),
+        (HUNG, ("WARNING", "HungTask"), ["python", "pid 4711"]),
+        (OOM, ("CRITICAL", "OutOfMemory"), ["pt_data_worker", "pid 4712"]),
+        (CGROUP_OOM, ("CRITICAL", "OutOfMemory"), ["pid 4713"]),
+        (OLD_OOM, ("CRITICAL", "OutOfMemory"), ["pid 4714"]),
+    ],
+)
+def test_what_a_line_means(tree: NodeTree, line: str, expected: tuple[str, str], words: list[str]) -> None:
+    log(tree, line)
+    result = run("xid", tree.node())
+    assert told(result) == expected
+    for word in words:
+        assert word in result.verdict.message
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("NVRM: Xid (PCI:0000:01:00): 144, SAW_MVB Nonfatal XC0 i0 Link 0 (0x1 0x8)", "WARNING"),
+        ("NVRM: Xid (PCI:0000:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6)", "CRITICAL"),
+        (
+            "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot)",
+            "CRITICAL",
+        ),
+        ("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset) to 0x0 (None)", "OK"),
+        ("NVRM: Xid (PCI:0000:01:00): 999, something new", "WARNING"),
+    ],
+)
+def test_xids_that_say_themselves_how_bad_they_are(tree: NodeTree, line: str, expected: str) -> None:
+    log(tree, line)
+    assert run("xid", tree.node()).verdict.status.name == expected
+
+
+def test_what_is_long_past_counts_no_more(tree: NodeTree) -> None:
+    log(tree, FELL_OFF, PAGE_FAULT, HUNG, boot_seconds=10.0)
+    tree.time.now_monotonic = 10 + 3601
+    assert told(run("xid", tree.node())) == ("CRITICAL", "GpuError")
+    tree.time.now_monotonic = 10 + 86401
+    result = run("xid", tree.node())
+    assert told(result) == ("OK", "KernelLogQuiet")
+    assert values(result, "xid_errors_total") == {("0000:3b:00", "79"): 1, ("0000:04:00", "31"): 1}
+
+
+def test_ignored_xids_are_counted_and_no_finding(tree: NodeTree) -> None:
+    log(tree, PAGE_FAULT)
+    result = run("xid", tree.node(), ignored_xids=(31,))
+    assert told(result) == ("OK", "KernelLogQuiet")
+    assert values(result, "xid_errors_total") == {("0000:04:00", "31"): 1}
+
+
+def test_equal_events_are_one_finding_and_counted(tree: NodeTree) -> None:
+    log(tree, *[PAGE_FAULT] * 5, OOM, CGROUP_OOM)
+    result = run("xid", tree.node())
+    assert result.verdict.message.count("XID 31") == 1
+    assert values(result, "xid_errors_total") == {("0000:04:00", "31"): 5}
+    assert values(result, "oom_kills_total") == {("pt_data_worker",): 1, ("python",): 1}
+
+
+def test_each_run_reads_only_what_is_new_and_forgets_nothing(tree: NodeTree) -> None:
+    log(tree, PAGE_FAULT)
+    check, node = Checked("xid"), tree.node()
+    assert values(check.run(node), "xid_errors_total") == {("0000:04:00", "31"): 1}
+    log(tree, PAGE_FAULT, FELL_OFF, first=2)
+    result = check.run(node)
+    assert values(result, "xid_errors_total") == {("0000:04:00", "31"): 2, ("0000:3b:00", "79"): 1}
+    assert told(result) == ("CRITICAL", "GpuError")
+
+
+def test_records_that_were_overwritten_are_counted(tree: NodeTree) -> None:
+    log(tree, "one")
+    check, node = Checked("xid"), tree.node()
+    check.run(node)
+    log(tree, "forty-two", first=42)
+    assert values(check.run(node), "kernel_log_missed_total") == {(): 40}
+
+
+def test_a_flood_is_bounded(tree: NodeTree) -> None:
+    for number in range(3):
+        log(tree, *(f"NVRM: Xid (PCI:{at:04x}:00:00): 31, flood" for at in range(700)), first=1 + number * 700)
+    events = kmsg.KernelLog().read(tree.dev / "kmsg")
+    assert isinstance(events, kmsg.KernelEvents)
+    assert len(events.events) == kmsg.EVENTS_KEPT
+    assert len(events.counts) == kmsg.KEYS_KEPT
+
+
+def test_terminal_escapes_continuations_and_garbage(tree: NodeTree) -> None:
+    (tree.dev / "kmsg").write_bytes(
+        b"4,1,5,-;\\x1b[31mNVRM: Xid (PCI:0000:3b:00): 79, red\\x1b[0m\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n"
+        b"no record at all\n4,2,zz,-;bad\n\xff\xfe\n6,3,7,c;" + HUNG.encode() + b"\n"
+    )
+    events = kmsg.KernelLog().read(tree.dev / "kmsg")
+    assert isinstance(events, kmsg.KernelEvents)
+    assert [event.kind for event in events.events] == ["xid", "hung_task"]
+    assert "\x1b" not in events.events[0].text and "x1b" not in events.events[0].text
+
+
+def test_a_node_without_a_log(tree: NodeTree) -> None:
+    assert told(run("xid", tree.node())) == ("OK", "NotPresent")
+
+
+def test_a_log_that_may_not_be_read(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*arguments: Any) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "open", denied)
+    result = run("xid", tree.node())
+    assert told(result) == ("UNKNOWN", "PermissionDenied")
+    assert "CAP_SYSLOG" in result.verdict.remedy
+
+
+def test_a_reader_that_fell_behind_goes_on(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EPIPE, as the kernel answers when records were overwritten, then the oldest that is left."""
+    record = f"4,900,1000000,-;{FELL_OFF}\n".encode()
+    answers: list[Any] = [b"4,1,5,-;first\n", BrokenPipeError(32, "Broken pipe"), record, BlockingIOError(11, "again")]
+
+    def read(descriptor: int, size: int) -> bytes:
+        assert size >= 8192, "the kernel refuses smaller buffers"
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return bytes(answer)
+
+    (tree.dev / "kmsg").write_text("")
+    monkeypatch.setattr(kmsg.os, "read", read)
+    events = kmsg.KernelLog().read(tree.dev / "kmsg")
+    monkeypatch.undo()
+    assert isinstance(events, kmsg.KernelEvents)
+    assert events.missed == 898
+    assert [event.code for event in events.events] == [79]
+
+
+def test_the_real_kernel_log() -> None:
+    """A line that a person writes into /dev/kmsg comes out as an event."""
+    device = Path("/dev/kmsg")
+    if not os.access(device, os.R_OK | os.W_OK):
+        pytest.skip("needs root and a /dev/kmsg that can be written")
+    # XID 45 is a notice: this line must not make the machine look sick to whoever asks next.
+    mark = f"ffff:{os.getpid() % 256:02x}:00"
+    check, node = Checked("xid"), Node()
+    before = values(check.run(node), "xid_errors_total").get((mark, "45"), 0)
+    device.write_text(f"NVRM: Xid (PCI:{mark}): 45, written by hangwatch's test\n")
+    started = time.monotonic()
+    result = check.run(node)
+    assert time.monotonic() - started < 5, "the device never blocks us"
+    assert values(result, "xid_errors_total")[mark, "45"] == before + 1
+    assert result.table[1][0].endswith("s ago") and "written by hangwatch's test" in result.table[1][1]
+
+
+def test_a_real_log_of_a_node_that_lost_a_gpu(tree: NodeTree) -> None:
+    (tree.dev / "kmsg").write_bytes((DATA / "checks" / "kmsg_gpu_lost.txt").read_bytes())
+    result = run("xid", tree.node())
+    assert told(result) == ("CRITICAL", "GpuError")
+    assert values(result, "xid_errors_total") == {
+        ("0000:3b:00", "79"): 1,
+        ("0000:3b:00", "154"): 1,
+        ("0000:86:00", "45"): 2,
+    }
+    assert values(result, "hung_tasks_total") == {("python3",): 1}
+    assert len(result.table) == 6
+
+
+# --- the table of XIDs ---------------------------------------------------------------------------------------------
+
+
+def test_the_table_is_complete_where_it_matters() -> None:
+    table = xid.meanings()
+    for code in (13, 31, 43, 45, 48, 63, 64, 74, 79, 94, 95, 119, 120, 140, 154):
+        assert table[code].meaning
+    for code, row in table.items():
+        assert row.severity == "notice" or row.action, f"XID {code} says nothing to do"
+
+
+@given(st.text(max_size=300))
+def test_any_line_is_a_record_or_none(text: str) -> None:
+    record = kmsg.parse_record(text)
+    if record is not None:
+        event = kmsg.parse_event(record)
+        assert event is None or event.kind in xid.METRIC_OF_KIND
+
+
+@given(st.integers(0, 1 << 60), st.integers(0, 1 << 60), st.text(max_size=80))
+def test_a_record_keeps_its_number_and_time(sequence: int, microseconds: int, text: str) -> None:
+    record = kmsg.parse_record(f"6,{sequence},{microseconds},-;{text}")
+    assert record is not None
+    assert (record.sequence, record.boot_seconds) == (sequence, microseconds / 1e6)
+
+
+def test_a_log_that_is_gone_is_none_again(tree: NodeTree) -> None:
+    assert kmsg.KernelLog().read(tree.dev / "nothing") is None
+    assert isinstance(kmsg.KernelLog().read(tree.dev), Fault), "a folder is no log"

@@ -9,7 +9,7 @@
  *     gpu 3 pids 4711 4712
  *     gpu 3 fault nvmlDeviceGetPowerUsage 15  that call answers this NVML error
  *     gpu 3 fault all 15                      every call about this GPU does
- *     gpu 3 fault nvmlDeviceGetName sleep     the call never returns; "crash" is SIGSEGV
+ *     gpu 3 fault nvmlDeviceGetName sleep     the call never returns; "crash" is SIGSEGV, "slow" takes 0.3 s
  *     fault nvmlInitWithFlags 9
  *     xid 1 3 79                              the first XID to tell: GPU 3, number 79
  *     gpu 0 link 4 state 0
@@ -125,6 +125,8 @@ static int answer(const char *action)
             pause();
     if (strcmp(action, "crash") == 0)
         kill(getpid(), SIGSEGV);
+    if (strcmp(action, "slow") == 0)
+        usleep(300000);
     return atoi(action);
 }
 
@@ -155,6 +157,12 @@ static int number(Gpu *gpu, const char *call, double *out, const char *format, .
         return NOT_SUPPORTED;
     *out = by_time(value);
     return SUCCESS;
+}
+
+static double number_or_zero(Gpu *gpu, const char *key)
+{
+    char value[400];
+    return find(value, sizeof value, "gpu %d %s", gpu->index, key) ? by_time(value) : 0;
 }
 
 static int text(Gpu *gpu, const char *call, char *out, uint size, const char *key)
@@ -263,13 +271,11 @@ typedef struct { u64 total, free, used; } Memory;
 
 int nvmlDeviceGetMemoryInfo(Gpu *gpu, Memory *out)
 {
-    double total, used;
+    double total;
     int code = number(gpu, __func__, &total, "memory_total_bytes");
-    if (code == SUCCESS)
-        code = number(gpu, __func__, &used, "memory_used_bytes");
     if (code == SUCCESS) {
         out->total = (u64)total;
-        out->used = (u64)used;
+        out->used = (u64)number_or_zero(gpu, "memory_used_bytes");
         out->free = out->total - out->used;
     }
     return code;
@@ -442,17 +448,14 @@ typedef struct {
 
 int nvmlDeviceGetGpuFabricInfoV(Gpu *gpu, FabricInfo *out)
 {
-    double state, status = 0, health = 0, clique = 0;
+    double state;
     int code = number(gpu, __func__, &state, "fabric state");
     if (code)
         return code;
-    number(gpu, __func__, &status, "fabric status");
-    number(gpu, __func__, &health, "fabric health_mask");
-    number(gpu, __func__, &clique, "fabric clique");
     out->state = (unsigned char)state;
-    out->status = (uint)status;
-    out->health_mask = (uint)health;
-    out->clique_id = (uint)clique;
+    out->status = (uint)number_or_zero(gpu, "fabric status");
+    out->health_mask = (uint)number_or_zero(gpu, "fabric health_mask");
+    out->clique_id = (uint)number_or_zero(gpu, "fabric clique");
     return SUCCESS;
 }
 

@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from hangwatch.model import Fault, GpuSweep, SamplerStatus, XidDetails
+from hangwatch.model import FabricDetails, Fault, GpuSweep, SamplerStatus, XidDetails
 from hangwatch.probes.nvml import NvmlSampler
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100, uuid_of
@@ -322,6 +323,54 @@ def test_the_child_is_lean_and_inherits_nothing(start: Start) -> None:
     assert resident_kibibytes < 24 * 1024
     assert not [name for name in files if name.startswith("socket:")]
     assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
+
+
+def test_sampling_goes_on_while_slow_details_are_collected(fake_driver: FakeDriver, start: Start) -> None:
+    fake_driver.add("gpu all fault nvmlDeviceGetGpuFabricInfoV slow")
+    sampler = start()
+    before = first_sweep(sampler).taken_monotonic_seconds
+    replies: list[FabricDetails | Fault] = []
+    asking = threading.Thread(target=lambda: replies.append(sampler.query(FabricDetails, 20.0)))
+
+    asking.start()
+    times: set[float] = set()
+    while asking.is_alive():
+        times.add(first_sweep(sampler).taken_monotonic_seconds)
+        asking.join(0.05)
+
+    assert isinstance(replies[0], FabricDetails)
+    assert len(replies[0].gpus) == 8
+    assert len(times - {before}) >= 5  # eight slow calls took 2.4 s
+
+
+REOPEN = """
+import sys
+from pathlib import Path
+import pynvml
+from hangwatch.probes.nvml_child import Driver
+
+scenario = Path(sys.argv[1])
+pynvml.nvmlInit()
+driver = Driver()
+print(len(driver.sweep().gpus), len(driver.sweep().faults))
+driver.static_at = float("-inf")
+driver.sweep()
+print("answers, so it is not opened anew")
+scenario.write_text(scenario.read_text() + "gpu all fault all 999\\n")
+print(len(driver.sweep().gpus), len(driver.sweep().faults))
+scenario.write_text(scenario.read_text() + "fault nvmlInitWithFlags 18\\n")
+driver.static_at = float("-inf")
+try:
+    driver.sweep()
+except pynvml.NVMLError_LibRmVersionMismatch:
+    print("opened anew")
+"""
+
+
+def test_a_driver_that_answers_for_no_gpu_any_more_is_opened_anew(fake_driver: FakeDriver) -> None:
+    program = [sys.executable, "-c", REOPEN, str(fake_driver.scenario)]
+    done = subprocess.run(program, env=fake_driver.environ, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["8 0", "answers, so it is not opened anew", "0 8", "opened anew"], done.stderr
 
 
 def test_waiting_for_the_first_sweep_ends_with_it_or_with_the_reason_why_there_is_none(

@@ -117,10 +117,10 @@ def cannot_tell(groups: Sequence[Group], answered: int, waiting: int) -> str:
     """The headline where the groups allow no answer."""
     if not groups:
         return "no rank gave a stack that tells anything."
-    return (
-        f"{waiting} of {sentences.count(answered)} that answered wait for other ranks, too few to accuse the rest: "
-        f"{'; '.join(each(groups))}."
-    )
+    if answered == 1 and len(groups) == 1:
+        return together(groups[0], answered)
+    few = f"only {waiting} of {answered} ranks wait" if waiting else f"none of {sentences.count(answered)} waits"
+    return f"{few} for other ranks, too few to accuse anybody: {'; '.join(each(groups))}."
 
 
 def where_to_look(grouping: Grouping) -> str:

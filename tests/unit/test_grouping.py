@@ -1,0 +1,223 @@
+"""Groups, merging and verdicts: laws that hold for any ranks."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import json as msgspec_json
+from msgspec import structs
+
+from hangwatch import config
+from hangwatch.fleet import merge, ranks
+from hangwatch.hang import activity, culprit, stacks
+from hangwatch.model import Capture, Fault, Frame, Grouping, ProcessDump, RankDump, RankId, Thread, WorkerDump
+
+TABLE = activity.load()
+SETTINGS = config.Capture()
+STACKS = (
+    ("all_reduce (torch/distributed/distributed_c10d.py)", "train (train.py)"),
+    ("all_reduce (torch/distributed/distributed_c10d.py)", "evaluate (train.py)"),
+    ("broadcast (torch/distributed/distributed_c10d.py)", "helper (comm.py)", "send (a.py)"),
+    ("broadcast (torch/distributed/distributed_c10d.py)", "helper (comm.py)", "receive (b.py)"),
+    ("wait (threading.py)", "get (queue.py)", "__next__ (torch/utils/data/dataloader.py)", "train (train.py)"),
+    ("_engine_run_backward (torch/autograd/graph.py)", "train (train.py)"),
+    ("synchronize (torch/cuda/__init__.py)", "train (train.py)"),
+    ("sort (mine.py)", "train (train.py)"),
+    ("wait (torch/utils/file_baton.py)",),
+    ("0x7f00 (libcuda.so)", "train (train.py)"),
+    ("result (concurrent/futures/_base.py)", "train (train.py)"),
+    (),
+)
+FAULTS = (
+    None,
+    Fault(subject="x", reason="Timeout", detail="no stacks within 5 s"),
+    Fault(subject="x", reason="PermissionDenied", detail="Permission Denied"),
+    Fault(subject="x", reason="ProcessGone", detail="the process has ended"),
+)
+
+
+def stack(lines: tuple[str, ...], line: int) -> tuple[Frame, ...]:
+    return tuple(
+        Frame(function=text.split(" (")[0], file=text.split(" (")[1].rstrip(")"), line=line + place)
+        for place, text in enumerate(lines)
+    )
+
+
+@st.composite
+def rank_dumps(draw: st.DrawFn, rank: int) -> RankDump:
+    rounds = []
+    for number in range(draw(st.integers(0, 3))):
+        chosen = draw(st.sampled_from(STACKS))
+        threads = [
+            Thread(
+                name="MainThread",
+                thread_id="1",
+                frames=stack(chosen, draw(st.integers(1, 3))),
+                is_main=draw(st.booleans()),
+                owns_gil=draw(st.booleans()),
+            )
+        ]
+        if draw(st.booleans()):
+            threads.append(Thread(name="Executor", thread_id="2", frames=stack(draw(st.sampled_from(STACKS)), 1)))
+        rounds.append(
+            ProcessDump(
+                taken_monotonic_seconds=float(number),
+                threads=tuple(threads) if chosen else (),
+                fault=draw(st.sampled_from(FAULTS)),
+                state=draw(st.sampled_from([None, "R", "S", "D", "T", "Z"])),
+                cpu_seconds=draw(st.sampled_from([None, 0.0, float(number)])),
+            )
+        )
+    worker = WorkerDump(pid=7, comm="pt_data_worker", rounds=tuple(rounds[-1:]))
+    return RankDump(
+        id=RankId(node=f"n{rank // 4}", rank=rank, local_rank=rank % 4, pid=100 + rank),
+        rounds=tuple(rounds),
+        workers=(worker,) if draw(st.booleans()) else (),
+        gone=draw(st.sampled_from([False] * 9 + [True])),
+        power_watts=draw(st.sampled_from([None, 70.0, 90.0])),
+        utilization_ratio=draw(st.sampled_from([None, 0.0, 1.0])),
+    )
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> list[RankDump]:
+    numbers = draw(st.lists(st.integers(0, 30), unique=True, max_size=14))
+    return [draw(rank_dumps(rank)) for rank in numbers]
+
+
+WORLDS = st.one_of(st.none(), st.integers(1, 40))
+LAWS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def group(dumps: list[RankDump], world_size: int | None = None) -> Grouping:
+    return stacks.group(dumps, TABLE, SETTINGS, world_size)
+
+
+@LAWS
+@given(jobs(), WORLDS, st.randoms(use_true_random=False))
+def test_the_order_of_ranks_changes_nothing(dumps: list[RankDump], world: int | None, chance: random.Random) -> None:
+    shuffled = list(dumps)
+    chance.shuffle(shuffled)
+    first, second = group(dumps, world), group(shuffled, world)
+    assert first == second
+    assert culprit.judge(first) == culprit.judge(second)
+
+
+@LAWS
+@given(jobs(), WORLDS)
+def test_each_rank_is_in_one_group_or_absent(dumps: list[RankDump], world: int | None) -> None:
+    grouping = group(dumps, world)
+    placed = [member.id.rank for one in grouping.groups for member in one.members]
+    assert sorted(rank for rank in placed if rank is not None) == sorted(dump.id.rank or 0 for dump in dumps)
+    assert not set(placed) & set(grouping.absent)
+    if dumps:
+        highest = max(dump.id.rank or 0 for dump in dumps)
+        assert sorted([*(rank or 0 for rank in placed), *grouping.absent]) == list(range(max(highest + 1, world or 0)))
+    sizes = [len(one.members) for one in grouping.groups]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@LAWS
+@given(jobs(), WORLDS, st.data())
+def test_merging_groups_is_grouping_all(dumps: list[RankDump], world: int | None, data: st.DataObject) -> None:
+    sides = [data.draw(st.integers(0, 2)) for _ in dumps]
+    a, b, c = ([dump for dump, side in zip(dumps, sides, strict=True) if side == number] for number in range(3))
+    ga, gb, gc = (group(part, world) for part in (a, b, c))
+    whole = group(dumps, world)
+    assert merge.merge(ga, gb) == merge.merge(gb, ga) == group(a + b, world)
+    assert merge.merge(merge.merge(ga, gb), gc) == merge.merge(ga, merge.merge(gb, gc)) == whole
+    assert merge.merge_all([gc, ga, gb]) == whole
+    assert merge.merge(whole, whole) == whole
+
+
+@LAWS
+@given(jobs(), WORLDS)
+def test_a_verdict_accuses_only_ranks_that_are_there_and_says_why(dumps: list[RankDump], world: int | None) -> None:
+    grouping = group(dumps, world)
+    verdict = culprit.judge(grouping)
+    members = {member.id for one in grouping.groups for member in one.members}
+    assert set(verdict.named) <= members
+    assert len(verdict.named) * 2 <= len(members)
+    assert bool(verdict.named) == (verdict.confidence.value != "none")
+    assert verdict.message.endswith((".", "?")) and not verdict.message[0].islower()
+    if verdict.named:
+        assert any(vote.supports for vote in verdict.evidence) or verdict.kind == "RankGone"
+    assert "None" not in verdict.message
+
+
+@LAWS
+@given(jobs())
+def test_groups_survive_the_way_between_nodes(dumps: list[RankDump]) -> None:
+    grouping = group(dumps)
+    assert msgspec_json.decode(msgspec_json.encode(grouping), type=Grouping) == grouping
+
+
+def test_a_capture_brings_its_world_size_and_notes() -> None:
+    dump = RankDump(id=RankId(node="n", rank=0))
+    capture = Capture(
+        job_id="j",
+        node="n",
+        started_unix_seconds=0.0,
+        duration_seconds=1.0,
+        rounds=1,
+        ranks=(dump,),
+        world_size=3,
+        notes=("late",),
+    )
+    grouping = stacks.group(capture, TABLE, SETTINGS)
+    assert (grouping.world_size, grouping.absent, grouping.notes) == (3, (1, 2), ("late",))
+
+
+def test_a_group_is_shown_by_its_lowest_rank() -> None:
+    def one(rank: int, line: int) -> RankDump:
+        thread = Thread(name="MainThread", thread_id="1", frames=stack(STACKS[0], line), is_main=True)
+        return RankDump(
+            id=RankId(node="n", rank=rank), rounds=(ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,)),)
+        )
+
+    (found,) = group([one(3, 30), one(1, 10), one(2, 20)]).groups
+    assert [member.id.rank for member in found.members] == [1, 2, 3]
+    assert found.frames[0].line == 10
+
+
+def test_ranks_of_two_nodes_with_the_same_numbers_are_not_lost() -> None:
+    thread = Thread(name="MainThread", thread_id="1", frames=stack(STACKS[0], 1), is_main=True)
+    dump = RankDump(
+        id=RankId(node="a", local_rank=0), rounds=(ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,)),)
+    )
+    other = structs.replace(dump, id=RankId(node="b", local_rank=0))
+    assert len(group([dump, other]).groups[0].members) == 2
+
+
+def test_a_rank_that_appears_twice_has_one_place() -> None:
+    def one(lines: tuple[str, ...]) -> RankDump:
+        thread = Thread(name="MainThread", thread_id="1", frames=stack(lines, 1), is_main=True)
+        return RankDump(
+            id=RankId(node="a", rank=0), rounds=(ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,)),)
+        )
+
+    first, second = group([one(STACKS[0])]), group([one(STACKS[7])])
+    merged = merge.merge(first, second)
+    assert merged == merge.merge(second, first)
+    assert sum(len(found.members) for found in merged.groups) == 1
+
+
+@given(st.lists(st.integers(0, 3000), unique=True))
+def test_folded_ranks_say_the_same(numbers: list[int]) -> None:
+    from hangwatch.hang import sentences
+
+    folded = ranks.fold_ranks(numbers)
+    assert folded == sentences.fold(numbers)
+    unfolded: list[int] = []
+    for part in filter(None, folded.split(",")):
+        first, _, last = part.partition("-")
+        unfolded += range(int(first), int(last or first) + 1)
+    assert unfolded == sorted(numbers)
+
+
+def test_folding_for_people() -> None:
+    assert ranks.fold_ranks([0, 1, 2, 5]) == "0-2,5"
+    assert ranks.fold_nodes(["node3", "node1", "node2", "login"]) == "login,node[1-3]"
+    assert ranks.expand_nodes("node[1-3],x") == ("node1", "node2", "node3", "x")

@@ -157,7 +157,11 @@ class RealPrometheus(_Process):
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The result of an instant query: a list of {"metric": labels, "value": [time, text]}."""
         answer = self.api("query", query=expression)
-        return answer["result"] if answer["resultType"] in ("vector", "matrix") else [{"metric": {}, "value": answer["result"]}]
+        return (
+            answer["result"]
+            if answer["resultType"] in ("vector", "matrix")
+            else [{"metric": {}, "value": answer["result"]}]
+        )
 
     def query_range(self, expression: str, seconds: float, step: float = 1.0) -> list[dict[str, Any]]:
         """The result of a range query over the last `seconds`: a list of {"metric": labels, "values": [[time, text]]}."""

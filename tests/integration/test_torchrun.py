@@ -1,0 +1,237 @@
+"""Real jobs of four ranks under real launchers: found, captured, grouped, and the rank that never arrived is named."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hangwatch import config
+from hangwatch.hang import activity, culprit, stacks
+from hangwatch.hang.capture import capture
+from hangwatch.hang.jobs import find_jobs
+from hangwatch.model import Grouping, Job, RankId, Verdict
+from hangwatch.probes.procs import ProcessScan
+from tests.conftest import wait_for
+from tests.integration import targets
+from tests.proc_tree import sweep
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+
+RANKS = 4
+PROGRAM = Path(__file__).parents[1] / "jobs" / "odd_rank.py"
+QUICK = config.Capture(rounds=3, pause_seconds=0.5)
+
+
+class RealJob:
+    """A running job; its folder is how it is ordered about."""
+
+    def __init__(self, folder: Path, launcher: subprocess.Popen[bytes]) -> None:
+        self.folder, self.launcher = folder, launcher
+
+    def pid(self, rank: int) -> int:
+        return int((self.folder / f"pid-{rank}").read_text())
+
+    def step(self, rank: int) -> int:
+        path = self.folder / f"step-{rank}"
+        return int((path.exists() and path.read_text()) or 0)
+
+    def order(self, rank: int, trouble: str) -> None:
+        """Make `rank` miss the next collective, and wait until nobody makes a step any more."""
+        order = self.folder / f"order-{rank}.new"
+        order.write_text(trouble)
+        order.rename(self.folder / f"order-{rank}")
+        wait_for(lambda: not (self.folder / f"order-{rank}").exists(), f"rank {rank} to take its order")
+        self.wait_until_the_others_wait_for(rank)
+
+    def wait_until_the_others_wait_for(self, rank: int) -> None:
+        """The others sleep, and half a second, in which they made dozens of steps before, brings none."""
+        seen = (self.steps(), time.monotonic())
+
+        def waiting() -> bool:
+            nonlocal seen
+            asleep = all(targets.state(self.pid(other)) == "S" for other in range(RANKS) if other != rank)
+            if not asleep or self.steps() != seen[0]:
+                seen = (self.steps(), time.monotonic())
+            return time.monotonic() - seen[1] > 0.5
+
+        wait_for(waiting, f"the others to wait for rank {rank}")
+
+    def steps(self) -> list[int]:
+        return [self.step(rank) for rank in range(RANKS)]
+
+    def wait_until_it_trains(self) -> None:
+        before = self.steps()
+        wait_for(
+            lambda: self.launcher.poll() is None and all(self.step(rank) > before[rank] for rank in range(RANKS)),
+            "all ranks to make steps",
+            90,
+        )
+
+    def find(self) -> Job:
+        on_gpus = sweep({rank: (self.pid(rank),) for rank in range(RANKS)})
+        found = find_jobs(ProcessScan().processes({pid for gpu in on_gpus.gpus for pid in gpu.pids}), on_gpus)
+        (job,) = (job for job in found if self.pid(0) in {rank.id.pid for rank in job.ranks})
+        return job
+
+    def judge(self) -> tuple[Job, Grouping, Verdict]:
+        job = self.find()
+        taken = capture(job, settings=QUICK, node="here")
+        grouping = stacks.group(taken, activity.load(), QUICK)
+        return job, grouping, culprit.judge(grouping)
+
+
+@contextlib.contextmanager
+def launched(folder: Path, *command: str) -> Iterator[RealJob]:
+    """Run a launcher in a session of its own; at the end its processes are ended by their pids."""
+    os.mkfifo(folder / "shard")
+    environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+    environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with (folder / "log").open("wb") as log:
+        launcher = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
+    job = RealJob(folder, launcher)
+    try:
+        wait_for(lambda: len(list(folder.glob("pid-*"))) == RANKS or launcher.poll(), "the ranks to start", 90)
+        assert launcher.poll() is None, (folder / "log").read_text()
+        job.wait_until_it_trains()
+        yield job
+    finally:
+        for path in folder.glob("pid-*"):  # torchrun gives each rank a session, and loaders live in their rank's
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                pid = int(path.read_text())
+                os.killpg(os.getpgid(pid), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait(timeout=20)
+
+
+def beside_python(name: str) -> str:
+    program = Path(sys.executable).with_name(name)
+    found = str(program) if program.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"needs {name}: pip install -e '.[torch]'")
+    return found
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealJob]:
+    """One job under `torchrun` for all troubles: after each of them it trains on."""
+    pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
+    folder = tmp_path_factory.mktemp("torchrun")
+    with launched(folder, beside_python("torchrun"), f"--nproc-per-node={RANKS}", str(PROGRAM), str(folder)) as one:
+        yield one
+
+
+def names(verdict: Verdict) -> list[int | None]:
+    return [rank.rank for rank in verdict.named]
+
+
+def test_it_is_found_whole_with_its_loaders(job: RealJob) -> None:
+    found = job.find()
+    assert (found.launcher, found.world_size, found.local_world_size) == ("torchrun", RANKS, RANKS)
+    assert found.launcher_id is not None and found.launcher_id.pid == job.launcher.pid
+    assert [(one.rank, one.local_rank, one.id.pid) for one in found.ranks] == [(n, n, job.pid(n)) for n in range(RANKS)]
+    assert [[worker.comm for worker in one.workers] for one in found.ranks] == [["pt_data_worker"]] * RANKS
+    assert (found.absent_local_ranks, found.command) == ((), "odd_rank.py")
+
+
+def test_the_counters_of_a_job_that_trains_grow_from_round_to_round(job: RealJob) -> None:
+    taken = capture(job.find(), settings=QUICK, node="here")
+    for rank in taken.ranks:
+        first, _, last = rank.rounds
+        (loader,) = rank.workers
+        assert (last.cpu_seconds or 0) > (first.cpu_seconds or 0)
+        assert (last.io_bytes or 0) > (first.io_bytes or 0)
+        assert (loader.rounds[-1].io_bytes or 0) > (loader.rounds[0].io_bytes or 0)
+
+
+def test_a_rank_that_sleeps_in_user_code_is_named(job: RealJob) -> None:
+    job.order(2, "sleep")
+    _, grouping, verdict = job.judge()
+    assert names(verdict) == [2]
+    (odd,) = (group for group in grouping.groups if [member.id.rank for member in group.members] == [2])
+    assert odd.frames[0].function == "poll_license_server"
+    (others,) = (group for group in grouping.groups if group is not odd)
+    assert (others.operation, others.waits, len(others.members)) == ("all_reduce", True, RANKS - 1)
+    os.kill(job.pid(2), signal.SIGUSR1)
+    job.wait_until_it_trains()
+
+
+def test_a_rank_that_waits_for_a_stuck_loader_is_named_with_what_the_loader_does(job: RealJob) -> None:
+    job.order(1, "loader")
+    _, grouping, verdict = job.judge()
+    assert names(verdict) == [1]
+    (odd,) = (group for group in grouping.groups if [member.id.rank for member in group.members] == [1])
+    assert odd.activity == "data_loading"
+    assert "read_shard" in [frame.function for stack in odd.workers for frame in stack.frames]
+    (job.folder / "shard").write_bytes(b"at last")
+    job.wait_until_it_trains()
+
+
+def test_a_rank_that_spins_with_the_gil_is_named(job: RealJob) -> None:
+    job.order(3, "spin")
+    _, grouping, verdict = job.judge()
+    assert names(verdict) == [3]
+    (odd,) = (group for group in grouping.groups if [member.id.rank for member in group.members] == [3])
+    assert odd.frames[0].function == "search_best_split"
+    assert (odd.members[0].cpu_ratio or 0) > 0.3
+    os.kill(job.pid(3), signal.SIGUSR1)
+    job.wait_until_it_trains()
+
+
+def test_a_stopped_rank_is_named_and_left_stopped(job: RealJob) -> None:
+    targets.stop(job.pid(0))
+    job.wait_until_the_others_wait_for(0)
+    _, _, verdict = job.judge()
+    assert names(verdict) == [0]
+    assert targets.state(job.pid(0)) == "T"
+    os.kill(job.pid(0), signal.SIGCONT)
+    job.wait_until_it_trains()
+
+
+def test_ranks_in_different_collectives_are_shown_and_nobody_is_accused(job: RealJob) -> None:
+    """The last one: nothing brings this job back."""
+    job.order(2, "mismatch")
+    _, grouping, verdict = job.judge()
+    assert (verdict.kind, verdict.named) == ("Mismatch", ())
+    split = {group.operation: [member.id.rank for member in group.members] for group in grouping.groups}
+    assert split == {"all_reduce": [0, 1, 3], "barrier": [2]}
+
+
+def test_python_m_torch_distributed_run(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--rdzv-id=a b:c"]
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", str(PROGRAM), str(tmp_path)]
+    with launched(tmp_path, *command) as one:
+        one.order(1, "sleep")
+        found, _, verdict = one.judge()
+        assert (found.launcher, found.job_id[:5]) == ("torchrun", "a_b_c")
+        assert names(verdict) == [1]
+
+
+def test_accelerate_launch(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
+    options = ["--multi_gpu", f"--num_processes={RANKS}", "--num_machines=1", "--mixed_precision=no"]
+    options += ["--dynamo_backend=no", "--main_process_port=0"]
+    with launched(tmp_path, beside_python("accelerate"), "launch", *options, str(PROGRAM), str(tmp_path)) as one:
+        one.order(3, "sleep")
+        found, _, verdict = one.judge()
+        assert (found.launcher, found.world_size) == ("accelerate", RANKS)
+        assert names(verdict) == [3]
+
+
+def test_mp_spawn(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
+    with launched(tmp_path, sys.executable, str(PROGRAM), str(tmp_path), "spawn", str(RANKS)) as one:
+        one.order(2, "sleep")
+        found, _, verdict = one.judge()
+        assert (found.launcher, found.launcher_id and found.launcher_id.pid) == ("spawn", one.launcher.pid)
+        assert verdict.named == (RankId(node="here", rank=None, local_rank=2, pid=one.pid(2)),)

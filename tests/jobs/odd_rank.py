@@ -1,0 +1,103 @@
+"""A real job over gloo whose steps are all_reduces; a rank that finds an order does not arrive at the next one.
+
+usage: LAUNCHER odd_rank.py FOLDER            with RANK and WORLD_SIZE from the launcher
+       python odd_rank.py FOLDER spawn RANKS  with ranks from torch.multiprocessing.spawn
+
+FOLDER/order-RANK holds the name of a trouble below and is removed when it begins. SIGUSR1 ends `sleep` and `spin`, what
+is written to the FIFO FOLDER/shard ends `loader`. FOLDER/pid-RANK is the process, FOLDER/step-RANK the step that it is
+about to finish.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.utils.data import DataLoader, Dataset
+
+
+class Released(BaseException):
+    pass
+
+
+def release(*_):
+    raise Released
+
+
+class Shards(Dataset):
+    """Samples for ever; the worker that finds the order `loader` reads one from storage that does not answer."""
+
+    def __init__(self, folder, rank):
+        self.folder, self.rank = folder, rank
+
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        if take_order(self.folder, self.rank, "loader"):
+            read_shard(self.folder / "shard")
+        return torch.ones(8)
+
+
+def read_shard(path):
+    return path.read_bytes()
+
+
+def take_order(folder, rank, *names):
+    order = folder / f"order-{rank}"
+    if not order.exists() or order.read_text() not in names:
+        return None
+    name = order.read_text()
+    order.unlink()
+    return name
+
+
+def poll_license_server():
+    time.sleep(3600)
+
+
+def search_best_split():
+    while True:
+        pass
+
+
+def synchronize_metrics(group):
+    dist.barrier(group=group)
+
+
+TROUBLES = {"sleep": poll_license_server, "spin": search_best_split}
+
+
+def train(folder, rank, other_group):
+    for step, sample in enumerate(DataLoader(Shards(folder, rank), num_workers=1, batch_size=1)):
+        name = take_order(folder, rank, *TROUBLES, "mismatch")
+        if name in TROUBLES:
+            with contextlib.suppress(Released):
+                TROUBLES[name]()
+        (folder / f"step-{rank}").write_text(str(step))
+        if name == "mismatch":
+            synchronize_metrics(other_group)
+        dist.all_reduce(sample)
+
+
+def main(rank, folder, ranks, meet="env://"):
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGUSR1, release)
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks)
+    (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    train(folder, rank, dist.new_group(backend="gloo"))
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    if sys.argv[2:3] == ["spawn"]:
+        ranks = int(sys.argv[3])
+        torch.multiprocessing.spawn(main, args=(folder, ranks, f"file://{folder}/store"), nprocs=ranks)
+    else:
+        main(int(os.environ["RANK"]), folder, int(os.environ["WORLD_SIZE"]))

@@ -310,7 +310,7 @@ class Daemon:
         snapshot, taking = self.board.snapshot, self.settings.capture
         return Node(
             proc_root=self._proc_root,
-            gpus=self._gpus if snapshot.sampler.alive else None,
+            gpus=self._gpus,
             jobs=tuple(e.job for e in snapshot.jobs.values() if e.watch.state is not JobState.ENDED),
             state_directory=Path(self.settings.store.directory),
             dump_after_seconds=self.settings.detector.hold_seconds + taking.rounds * taking.pause_seconds,

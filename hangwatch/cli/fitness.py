@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 import click
@@ -20,7 +22,7 @@ from hangwatch.probes.nvml import NvmlSampler
 
 DEADLINE_SECONDS = 9.0  # with the start of Python, the whole command stays within 10 s
 FIRST_SWEEP_SECONDS = 3.0
-STYLES = {"OK": "green", "UNKNOWN": "magenta", "WARNING": "yellow", "CRITICAL": "bold red"}
+COLORS = {"OK": "green", "UNKNOWN": "magenta", "WARNING": "yellow", "CRITICAL": "red"}
 
 
 @click.command()
@@ -58,7 +60,7 @@ def _run(
         sweep = gpus.wait_for_sweep(FIRST_SWEEP_SECONDS)
         pids = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
         node = Node(
-            gpus=gpus if sweep else None,
+            gpus=gpus,
             jobs=jobs.find_jobs(procs.ProcessScan(Path("/proc")).processes(pids), sweep),
             state_directory=Path(settings.store.directory),
             dump_after_seconds=settings.detector.hold_seconds
@@ -70,21 +72,23 @@ def _run(
 
 
 def _print(results: list[CheckResult], verbose: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    header, *rows = listing.report_table(results, verbose)
-    table = Table(*header, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
-    console.print(table)
-    for title, (head, *body) in listing.verbose_tables(results) if verbose else ():
-        extra = Table(*head, title=title, title_justify="left", box=None)
-        for row in body:
-            extra.add_row(*(Text(cell) for cell in row))
-        console.print(extra)
+    """One paragraph a check, the most severe first: status, name, what was seen, and under it what to type."""
+    width = max(60, shutil.get_terminal_size((110, 24)).columns)
+    margin = 11 + max(len(result.check) for result in results)
+    _header, *rows = listing.report_table(results, verbose)
+    for name, status, reason, seen, remedy in rows:
+        colored = click.style(f"{status:10}", fg=COLORS.get(status), bold=status == "CRITICAL")
+        text = seen if status == "OK" or not reason else f"{reason}: {seen}"
+        lines = textwrap.wrap(text, width - margin) or [""]
+        lines += [f"   {line}" for line in textwrap.wrap(f"-> {remedy}", width - margin - 3)] if remedy else []
+        click.echo(f"{colored}{name:{margin - 10}}{lines[0]}")
+        for line in lines[1:]:
+            click.echo(" " * margin + line)
+    for title, table in listing.verbose_tables(results) if verbose else ():
+        click.echo(f"\n{title}")
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for row in table:
+            click.echo("  " + "  ".join(f"{cell:{size}}" for cell, size in zip(row, widths, strict=True)).rstrip())
 
 
 COMMANDS = (check,)

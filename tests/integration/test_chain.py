@@ -17,7 +17,6 @@ from tests.fake_driver import FakeDriver, h100
 from tests.watched import RealDaemon, TorchJob
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
-pytest_plugins = ["tests.fake_driver"]
 
 HUNG_POWER = ["gpu all power_watts 118", "gpu 2 power_watts 86", "gpu 2 utilization_ratio 0"]
 

@@ -15,7 +15,6 @@ from tests.servers import RealAlertmanager, RealPrometheus, WebhookReceiver
 from tests.watched import QUICK, RealDaemon, TorchJob
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
-pytest_plugins = ["tests.fake_driver"]
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
 HUNG_POWER = ["gpu all power_watts 118", "gpu 2 power_watts 86", "gpu 2 utilization_ratio 0"]

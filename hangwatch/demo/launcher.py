@@ -50,7 +50,7 @@ class Launcher:
         for local_rank in range(self.ranks):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             theirs.set_inheritable(True)
-            command = [sys.executable, "-S", "-E", "-m", self.worker, self.folder, str(theirs.fileno())]
+            command = [sys.executable, "-SE", "-m", self.worker, self.folder, str(theirs.fileno())]
             environ = os.environ | self.torchrun_environ(local_rank)
             self.pids[local_rank] = os.posix_spawn(sys.executable, command, environ)
             theirs.close()

@@ -31,16 +31,16 @@ class SimulatedNode:
     """`ranks` worker processes of a job over `nodes` nodes, of which this is the first.
 
     A context manager: on leaving it, every process that it started is gone. `pids` are those of the ranks, by local
-    rank; `proc_root` is a view of /proc that shows no process but the node's. `worker` is the module that a rank runs,
-    `first_order` (WHOM ORDER) what it does before its first step. The processes also die with this one, however it
-    dies.
+    rank; `proc_root` is a view of /proc that shows no process but the node's. `program` is the module that starts them,
+    `worker` the one that a rank runs, `first_order` (WHOM ORDER) what it does before its first step. The processes also
+    die with this one, however it dies.
     """
 
     def __init__(
         self,
         ranks: int = 8,
         nodes: int = 1,
-        program: str = "launcher",
+        program: str = "hangwatch.demo.launcher",
         worker: str = "hangwatch.demo.worker",
         first_order: str = "",
     ) -> None:
@@ -59,7 +59,7 @@ class SimulatedNode:
         program, *arguments = self._arguments
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-S", "-E", "-m", f"hangwatch.demo.{program}", *arguments],
+                [sys.executable, "-SE", "-m", program, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

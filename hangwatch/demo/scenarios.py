@@ -28,7 +28,7 @@ class Scenario(NamedTuple):
     right: Answer
     whom: str = "one"
     nodes: int = 1
-    program: str = "launcher"
+    program: str = "hangwatch.demo.launcher"
 
     def planted_rank(self, ranks: int, seed: int) -> int | None:
         """The rank that gets stuck, if it is one of this node."""
@@ -71,7 +71,7 @@ SCENARIOS = {
             "idle",
             Answer.NO_JOB,
             whom="all",
-            program="notebook",
+            program="hangwatch.demo.notebook",
         ),
     )
 }

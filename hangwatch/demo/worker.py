@@ -1,6 +1,6 @@
 """One rank of the simulated job: load, compute, all_reduce, again and again, until it is asked for something else.
 
-Standard library only, started with `python -S -E`: a rank is up in some 30 ms.
+Standard library only, started with `python -SE`: a rank is up in some 30 ms.
 """
 
 from __future__ import annotations

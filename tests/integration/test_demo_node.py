@@ -198,7 +198,7 @@ def test_a_job_that_ends_takes_its_launcher_along() -> None:
 
 
 def test_a_notebook_is_no_rank_and_holds_its_gpu() -> None:
-    with SimulatedNode(1, program="notebook") as node:
+    with SimulatedNode(1, program="hangwatch.demo.notebook") as node:
         gpus = SimulatedGpus(node)
         wait_for(lambda: gpus.latest().gpus[0].power_watts > 500, "the cell to run")
         node.order("all", "idle")

@@ -1,0 +1,104 @@
+"""Plays every scenario and writes docs/scenarios.md: `make scenarios`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.scenarios.power import HANG_SCENARIOS, HEALTHY_SCENARIOS, PowerScenario
+from tests.scenarios.processes import DEMO_SCENARIOS, PROCESS_SCENARIOS, ProcessScenario, problems
+from tests.scenarios.simulation import fold, play
+
+PAGE = Path(__file__).parents[2] / "docs" / "scenarios.md"
+HEAD = """\
+# Hangs and healthy look-alikes
+
+Written by `make scenarios`, which plays every scenario and shows what hangwatch made of it; the same scenarios are
+tests (`tests/scenarios/`, `tests/integration/test_demo.py`). Seconds run from the last progress of the job to the page.
+
+`a ⇄ b` is going to and fro. A job in `suspected` has had its stacks taken; only `hung`, and `stalled` after its hold,
+page.
+"""
+VIRTUAL = """
+## In virtual time, with the default settings
+
+What each of eight ranks does second by second is scripted: stacks, CPU and I/O counters, GPU power. The detector, the
+grouping and the verdict are the real ones. Hold 120 s, rounds 5 s apart.
+"""
+REAL = """
+## With real processes
+
+Real ranks, loaders and launchers, the real daemon, real py-spy; only GPU power is simulated, and follows what the ranks
+do. Hold 3 s, `stalled_hold_seconds` 6, rounds 1 s apart. `demo:` rows are `hangwatch demo --scenario NAME --seed 1`.
+"""
+WEAK = """
+## What is not yet as it should be
+
+These rows are played too, and their tests are expected to fail.
+"""
+COLUMNS = ("scenario", "what happens", "truth", "states", "page", "named", "seconds to the page")
+
+
+def power_rows(scenario: PowerScenario) -> list[tuple[str, ...]]:
+    """One line per job."""
+    played = play(scenario.node, scenario.seconds)
+    several = len(scenario.node.jobs) > 1
+    rows = []
+    for job_id, _ in scenario.node.jobs:
+        job = played[job_id]
+        named = tuple(one.rank for one in job.verdict.named) if job.verdict and job.paged_at is not None else ()
+        seconds = None if job.paged_at is None else job.paged_at - scenario.trouble_at
+        name = f"{scenario.name} ({job_id})" if several else scenario.name
+        rows.append((name, scenario.what, scenario.truth, fold(job.states), *_page(seconds, named)))
+    return rows
+
+
+def process_rows(scenario: ProcessScenario) -> list[tuple[str, ...]]:
+    """One line per job. Raises SystemExit when it went otherwise than expected."""
+    with tempfile.TemporaryDirectory() as directory:
+        observed = scenario.run(Path(directory) / "state")
+    wrong = problems(scenario, observed)
+    if wrong:
+        raise SystemExit(f"{scenario.name}: {'; '.join(wrong)}")
+    return [
+        (
+            scenario.name if len(observed) == 1 else f"{scenario.name} ({number} of {len(observed)})",
+            scenario.what,
+            scenario.truth,
+            fold(list(one.states)) if one.found else "no job",
+            *_page(one.seconds, one.named),
+        )
+        for number, one in enumerate(observed, 1)
+    ]
+
+
+def _page(seconds: float | None, named: tuple[int | None, ...]) -> tuple[str, str, str]:
+    if seconds is None:
+        return "no", "", ""
+    return "yes", f"rank {', '.join(map(str, named))}" if named else "nobody", f"{seconds:.0f}"
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main() -> None:
+    virtual = [*HANG_SCENARIOS, *HEALTHY_SCENARIOS]
+    strong = [row for scenario in virtual if not scenario.weakness for row in power_rows(scenario)]
+    weak = [row for scenario in virtual if scenario.weakness for row in power_rows(scenario)]
+    real = []
+    for scenario in (*DEMO_SCENARIOS, *PROCESS_SCENARIOS):
+        print(f"--- {scenario.name}", file=sys.stderr)
+        real += process_rows(scenario)
+    text = f"{HEAD}{VIRTUAL}\n{table(strong)}{REAL}\n{table(real)}"
+    if weak:
+        whys = "".join(f"* {scenario.name}: {scenario.weakness}.\n" for scenario in virtual if scenario.weakness)
+        text += f"{WEAK}\n{table(weak)}\n{whys}"
+    PAGE.write_text(text)
+    print(f"{PAGE}: {len(strong) + len(weak) + len(real)} rows", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Looks like vLLM's server while no request comes: a parent, and spawned workers that hold a GPU each.
+
+Started and spoken to as `hangwatch.demo.launcher` is.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from hangwatch.demo.launcher import say
+from hangwatch.demo.phases import Phase, Phases
+from hangwatch.demo.process import become
+
+
+def worker_busy_loop(index: int, folder: str, parent: int, requests: Connection, ready: Connection) -> None:
+    """Wait for requests."""
+    become(f"VLLM::Worker_{index}", parent, Path(folder))
+    Phases(Path(folder) / "phases").enter(index, Phase.IDLE)
+    ready.send(index)
+    requests.recv()
+
+
+def main() -> None:
+    folder, _run_id, ranks, *_ = sys.argv[1:]
+    become("python", os.getppid(), Path(folder))
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    context = multiprocessing.get_context("spawn")
+    requests = [context.Pipe() for _ in range(int(ranks))]
+    told, tell = context.Pipe(duplex=False)
+    workers = [
+        context.Process(target=worker_busy_loop, args=(index, folder, os.getpid(), receiver, tell))
+        for index, (receiver, _) in enumerate(requests)
+    ]
+    for one in workers:
+        one.start()
+    for _ in workers:
+        told.recv()
+    say(" ".join(["ready", *(str(one.pid) for one in workers)]))
+    sys.stdin.readline()
+    for one in workers:
+        one.kill()
+        one.join()
+
+
+if __name__ == "__main__":
+    main()

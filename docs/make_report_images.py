@@ -1,7 +1,7 @@
 """Draws docs/img/report-*.png: the pages as a person sees them, in headless Chromium. `make screenshots` runs it.
 
-The page of 8 ranks is that of a demo incident: real processes under py-spy, and simulated power. The page of 16,384 ranks
-is made of synthetic dumps that go through the real grouping and verdict.
+The page of 8 ranks is that of a demo incident: real processes under py-spy, simulated power.
+The page of 16,384 ranks is made of synthetic dumps that go through the real grouping and verdict.
 """
 
 from __future__ import annotations

@@ -346,6 +346,23 @@ def blocked_in_kernel() -> Incident:
     return incident(groups=groups, verdict=verdict, dumps=dumps, odd_local_ranks=frozenset({3}))
 
 
+def exited() -> Incident:
+    """The process of rank 3 does not exist any more; the others wait for it."""
+    odd = RankId(node=NODE, rank=3, local_rank=3)
+    gone = Group(key="90ne", activity="gone", members=(Member(id=odd, motion=Motion.FROZEN),), gone=True)
+    verdict = Verdict(
+        kind="RankGone",
+        message="Rank 3 on gpu-a12 (local rank 3) has no process any more, while all 7 other ranks wait in all_reduce.",
+        named=(odd,),
+        confidence=Confidence.HIGH,
+        evidence=(Evidence(kind="waiting", message="7 of the 7 other ranks wait for other ranks", supports=True),),
+    )
+    left = [rank for rank in range(8) if rank != 3]
+    dumps = [*(rank_dump(rank, ALL_REDUCE) for rank in left), RankDump(id=odd, gone=True)]
+    found = incident(groups=(waiting(left), gone), verdict=verdict, dumps=dumps, ranks=left)
+    return replaced(found, job=msgspec.structs.replace(found.job, local_world_size=8, absent_local_ranks=(3,)))
+
+
 def all_waiting() -> Incident:
     """Everybody here waits in the same collective: the odd one is on the other node, which this node cannot see."""
     verdict = Verdict(
@@ -501,6 +518,7 @@ def replaced(value: Incident, **changes: object) -> Incident:
 SAMPLES = {
     "loader": loader_hang,
     "blocked": blocked_in_kernel,
+    "exited": exited,
     "all-waiting": all_waiting,
     "mismatch": mismatch,
     "parallel": parallel_groups,

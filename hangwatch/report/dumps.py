@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from hangwatch.model import Capture, Frame, Incident, ProcessDump, RankDump, RankId, Thread
 from hangwatch.report.words import printable, utc
 
+GONE = "no such process: its node answers, and the process of this rank does not exist"
 _UNFIT = re.compile(r"[^\w.-]")  # in a host's name, where it would end the prefix
 _SEPARATOR = "-" * 80  # between the processes of a rank, as `py-spy dump --subprocesses` prints
 
@@ -70,10 +71,10 @@ def shown_round(dump: RankDump) -> int:
 
 def _rank_lines(dump: RankDump, command: str, round_number: int | None) -> Iterator[str]:
     number = shown_round(dump) if round_number is None else round_number
-    pid = "?" if dump.id.pid is None else str(dump.id.pid)
-    yield f"Process {pid}: {command}"
+    if dump.id.pid is not None:
+        yield f"Process {dump.id.pid}: {command}"
     if dump.gone:
-        yield "Error: the process is gone: this node answers and the process does not exist"
+        yield f"Error: {GONE}"
     elif not 0 <= number < len(dump.rounds):
         yield "Error: no dump in this round"
     else:
@@ -85,7 +86,7 @@ def _rank_lines(dump: RankDump, command: str, round_number: int | None) -> Itera
         yield ""
         yield _SEPARATOR
         yield f"Process {worker.pid}: {printable(worker.comm)}"
-        yield f"Parent Process {pid}: {command}"
+        yield f"Parent Process {dump.id.pid}: {command}"
         yield from _spaced(process_lines(worker.rounds[at]))
 
 

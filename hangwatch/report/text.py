@@ -87,6 +87,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
         words.standing(incident),
         ("Job", f"{job.job_id} ({job.launcher}{f', user {job.user}' if job.user else ''})"),
         ("Ranks", f"{ranks} on {incident.node}{size}"),
+        ("No process", f"local rank {fold_ranks(job.absent_local_ranks)}" if job.absent_local_ranks else ""),
         *_ranks_rows(incident.grouping)[1:],
         ("Command", job.command),
         ("Incident", f"{incident.incident_id}, hangwatch {incident.hangwatch_version}".rstrip()),

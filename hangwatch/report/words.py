@@ -129,10 +129,10 @@ def doing(group: Group) -> str:
         return "are gone: no such processes" if several else "is gone: no such process"
     if group.fault is not None:
         return printable(f"no stack: {group.fault.reason}")
-    phase = f" during {group.phase.replace('_', ' ')}" if group.phase else ""
-    if group.activity == "unknown" and not group.operation:
-        return printable(f"in an unknown activity{phase}")
-    return printable(sentences.does(group, several=several) + phase)
+    unknown = group.activity == "unknown" and not group.operation
+    clause = "in an unknown activity" if unknown else sentences.does(group, several=several)
+    phase = (group.phase or "").replace("_", " ")
+    return printable(clause if phase in clause else f"{clause} during {phase}")
 
 
 def aside(stack: Stack, group: Group) -> str:
@@ -143,7 +143,9 @@ def aside(stack: Stack, group: Group) -> str:
 
 
 def motion(group: Group) -> str:
-    """`frozen`, `moving`, `3 of 8 moving`, or empty after a single round."""
+    """`frozen`, `moving`, `3 of 8 moving`, or empty after a single round and where no process is left to move."""
+    if group.gone:
+        return ""
     moving = sum(member.motion is Motion.MOVING for member in group.members)
     if 0 < moving < len(group.members):
         return f"{moving} of {len(group.members)} moving"

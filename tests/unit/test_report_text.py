@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hangwatch.hang import traces
 from hangwatch.model import Frame, Grouping, Incident, ProcessDump, RankDump, RankId, Thread, Verdict
 from hangwatch.report import text, words
-from hangwatch.report.dumps import dump_files, prefix, process_lines, rank_lines
+from hangwatch.report.dumps import GONE, dump_files, prefix, process_lines, rank_lines
 from tests import samples
 
 FRAME = re.compile(r"^    \S.* \(.*\)$")
@@ -162,7 +162,7 @@ def written(dumps: tuple[RankDump, ...], local: bool = False) -> dict[RankId, tu
         RankId(
             node=dump.id.node, rank=dump.id.rank, local_rank=dump.id.local_rank if local else None, pid=dump.id.pid
         ): (
-            _stacks(dump.rounds[-1]),
+            _stacks(dump.rounds[-1]) if dump.rounds else GONE,
             {worker.pid: _stacks(worker.rounds[-1]) for worker in dump.workers},
         )
         for dump in dumps

@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["tests.fake_driver"]
+
+settings.register_profile("hangwatch", deadline=None)  # a loaded CI machine is no finding
+settings.load_profile("hangwatch")
 
 T = TypeVar("T")
 DATA = Path(__file__).parent / "data"

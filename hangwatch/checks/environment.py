@@ -99,8 +99,10 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 def _job(node: Node, job: Job, pid: int, wanted: frozenset[str]) -> JobEnvironment | Fault | None:
     variables = pidfiles.variables(node.proc_root, pid, wanted)
     libraries = pidfiles.mapped_files(node.proc_root, pid, _LIBRARIES)
-    if not isinstance(variables, dict) or not isinstance(libraries, tuple):
-        return variables if isinstance(variables, Fault) else None
+    if not isinstance(variables, dict):
+        return variables
+    if not isinstance(libraries, tuple):
+        return libraries
     nccl, torch = _versions(node, pid, libraries)
     local = job.local_world_size or len(job.ranks)
     return JobEnvironment(

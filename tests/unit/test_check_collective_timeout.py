@@ -1,0 +1,122 @@
+"""collective_timeout: what a job will wait, against when we have its stacks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hangwatch.probes.node import Node
+from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values
+
+GPU = "GPU-0"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> NodeTree:
+    return NodeTree(tmp_path)
+
+
+def check(tree: NodeTree, environ: dict[str, str], *, nccl: bool = True, ours: float | None = 135.0, **settings: float):  # type: ignore[no-untyped-def]
+    tree.process(10, environ=environ)
+    node = tree.node(job(rank(10, gpu_uuids=(GPU,) if nccl else ())), dump_after_seconds=ours)
+    return run("collective_timeout", node, **settings)
+
+
+def test_the_defaults_of_nccl_leave_time(tree: NodeTree) -> None:
+    result = check(tree, {})
+    assert told(result) == ("OK", "StacksComeFirst")
+    assert values(result, "collective_timeout_seconds") == {("77",): 600}
+    assert values(result, "collective_heartbeat_timeout_seconds") == {("77",): 480}
+    assert values(result, "collective_dump_after_seconds") == {(): 135}
+    assert "unless its code says otherwise" in result.verdict.message
+
+
+def test_a_job_without_gpus_waits_as_gloo_does(tree: NodeTree) -> None:
+    result = check(tree, {}, nccl=False)
+    assert values(result, "collective_timeout_seconds") == {("77",): 1800}
+    assert values(result, "collective_heartbeat_timeout_seconds") == {}
+
+
+@pytest.mark.parametrize(
+    ("environ", "ours", "words"),
+    [
+        ({}, 580.0, ["480 s", "heartbeat", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=610"]),
+        ({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "60"}, 135.0, ["60 s", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=165"]),
+        ({"TORCH_NCCL_ENABLE_MONITORING": "0"}, 580.0, ["600 s", "init_process_group", "610"]),
+        ({"DEEPSPEED_TIMEOUT": "2"}, 135.0, ["120 s", "DEEPSPEED_TIMEOUT", "init_process_group"]),
+    ],
+)
+def test_a_job_that_ends_itself_first(tree: NodeTree, environ: dict[str, str], ours: float, words: list[str]) -> None:
+    result = check(tree, environ, ours=ours)
+    assert told(result) == ("WARNING", "EndsItselfFirst")
+    for word in words:
+        assert word in result.verdict.message + result.verdict.remedy
+
+
+def test_the_margin_counts(tree: NodeTree) -> None:
+    assert told(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=150.0)) == ("OK", "StacksComeFirst")
+    assert told(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=151.0)) == ("WARNING", "EndsItselfFirst")
+    assert told(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=151.0, margin_seconds=5.0))[0] == "OK"
+
+
+@pytest.mark.parametrize("name", ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"])
+def test_a_job_that_never_gives_up(tree: NodeTree, name: str) -> None:
+    result = check(tree, {name: "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}, ours=5000.0)
+    assert told(result) == ("OK", "StacksComeFirst")
+    assert "for ever" in result.verdict.message
+    assert values(result, "collective_timeout_seconds") == {}
+    blocking = check(tree, {name: "0", "TORCH_NCCL_BLOCKING_WAIT": "1"}, ours=5000.0)
+    assert told(blocking) == ("WARNING", "EndsItselfFirst")
+
+
+def test_a_myth_is_called_one(tree: NodeTree) -> None:
+    result = check(tree, {"NCCL_TIMEOUT": "3600"})
+    assert "NCCL_TIMEOUT is set, which nothing reads" in result.verdict.message
+    assert values(result, "collective_timeout_seconds") == {("77",): 600}
+
+
+def test_nobody_watches(tree: NodeTree) -> None:
+    assert told(check(tree, {}, ours=None)) == ("OK", "NobodyWatches")
+
+
+def test_odd_values_are_taken_as_not_set(tree: NodeTree) -> None:
+    result = check(tree, {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "ten", "DEEPSPEED_TIMEOUT": "-3"})
+    assert values(result, "collective_timeout_seconds") == {("77",): 600}
+    assert values(result, "collective_heartbeat_timeout_seconds") == {("77",): 480}
+
+
+def test_no_job(tree: NodeTree) -> None:
+    assert told(run("collective_timeout", tree.node())) == ("OK", "NotPresent")
+
+
+def test_a_job_whose_ranks_vanished_says_nothing_of_it(tree: NodeTree) -> None:
+    result = run("collective_timeout", tree.node(job(rank(10)), dump_after_seconds=135.0))
+    assert result.verdict.status.name == "OK" and not result.faults
+
+
+def test_an_environment_that_may_not_be_read(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree.process(10)
+    opened = Path.open
+
+    def guarded(path: Path, *arguments: object, **others: object) -> object:
+        if path.name == "environ":
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *arguments, **others)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", guarded)
+    result = run("collective_timeout", tree.node(job(rank(10)), dump_after_seconds=135.0))
+    assert told(result) == ("UNKNOWN", "PermissionDenied")
+    assert "CAP_SYS_PTRACE" in result.verdict.remedy
+
+
+def test_the_second_rank_answers_when_the_first_is_gone(tree: NodeTree) -> None:
+    tree.process(11, environ={"DEEPSPEED_TIMEOUT": "1"})
+    result = run("collective_timeout", tree.node(job(rank(10), rank(11, 1)), dump_after_seconds=135.0))
+    assert values(result, "collective_timeout_seconds") == {("77",): 60}
+
+
+def test_this_real_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run("collective_timeout", Node(jobs=(job(real_rank(os.getpid())),), dump_after_seconds=135.0))
+    assert told(result) == ("OK", "StacksComeFirst")

@@ -1,0 +1,197 @@
+"""infiniband: ports as sysfs shows them, on fixture trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch.probes import infiniband
+from tests.node_tree import Checked, NodeTree, run, told, values
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> NodeTree:
+    return NodeTree(tmp_path)
+
+
+def port(
+    tree: NodeTree,
+    device: str = "mlx5_0",
+    *,
+    state: str = "4: ACTIVE",
+    physical: str = "5: LinkUp",
+    rate: str = "400 Gb/sec (4X NDR)",
+    number: int = 1,
+    **counters: int | str,
+) -> None:
+    home = f"sys/class/infiniband/{device}/ports/{number}"
+    tree.write(f"{home}/state", state + "\n")
+    tree.write(f"{home}/phys_state", physical + "\n")
+    tree.write(f"{home}/rate", rate + "\n")
+    tree.write(f"{home}/link_layer", "InfiniBand\n")
+    for name, count in {"link_downed": 0, "symbol_error": 0, **counters}.items():
+        folder = "hw_counters" if name in infiniband.HARDWARE_COUNTERS else "counters"
+        tree.write(f"{home}/{folder}/{name}", f"{count}\n")
+
+
+def test_ports_that_are_well(tree: NodeTree) -> None:
+    for number in range(8):
+        port(tree, f"mlx5_{number}", link_downed=3, local_ack_timeout_err=17)
+    result = run("infiniband", tree.node())
+    assert told(result) == ("OK", "PortsActive")
+    assert "8 of 8 ports active at 400 Gb/sec" in result.verdict.message
+    assert values(result, "infiniband_port_rate_bytes_per_second")["mlx5_0", "1"] == 5e10
+    assert values(result, "infiniband_port_events_total")["mlx5_7", "1", "local_ack_timeout_err"] == 17
+
+
+def test_a_node_without_adapters(tree: NodeTree) -> None:
+    assert told(run("infiniband", tree.node())) == ("OK", "NotPresent")
+    (tree.sys / "class" / "infiniband").mkdir(parents=True)
+    assert told(run("infiniband", tree.node())) == ("OK", "NotPresent")
+
+
+def test_a_port_that_is_not_used_is_told_and_no_finding(tree: NodeTree) -> None:
+    port(tree)
+    port(tree, "mlx5_1", state="1: DOWN", physical="3: Disabled")
+    result = run("infiniband", tree.node())
+    assert told(result) == ("OK", "PortsActive")
+    assert "mlx5_1/1 not active" in result.verdict.message
+    assert told(run("infiniband", tree.node(), expected_active_ports=2)) == ("CRITICAL", "PortsMissing")
+
+
+def test_no_port_active(tree: NodeTree) -> None:
+    port(tree, state="1: DOWN", physical="2: Polling")
+    assert told(run("infiniband", tree.node())) == ("WARNING", "NoPortActive")
+
+
+def test_a_link_without_a_subnet_manager(tree: NodeTree) -> None:
+    port(tree)
+    port(tree, "mlx5_1", state="2: INIT")
+    result = run("infiniband", tree.node())
+    assert told(result) == ("WARNING", "PortNotActivated")
+    assert "subnet manager" in result.verdict.remedy
+
+
+def test_a_port_that_goes_down_stays_a_finding_until_it_leaves_the_window(tree: NodeTree) -> None:
+    check, node = Checked("infiniband"), tree.node()
+    port(tree)
+    assert told(check.run(node)) == ("OK", "PortsActive")
+    port(tree, state="1: DOWN", physical="2: Polling")
+    result = check.run(node)
+    assert told(result) == ("CRITICAL", "PortWentDown")
+    assert "mlx5_0/1 was active and is DOWN (Polling)" in result.verdict.message
+    for _ in range(9):
+        assert told(check.run(node)) == ("CRITICAL", "PortWentDown")
+    assert told(check.run(node)) == ("WARNING", "NoPortActive")
+
+
+def test_an_adapter_that_vanishes(tree: NodeTree) -> None:
+    check, node = Checked("infiniband"), tree.node()
+    port(tree)
+    port(tree, "mlx5_1")
+    check.run(node)
+    (tree.sys / "class/infiniband/mlx5_1").rename(tree.sys / "gone")
+    assert told(check.run(node)) == ("CRITICAL", "PortGone")
+
+
+def test_a_rate_that_falls(tree: NodeTree) -> None:
+    check, node = Checked("infiniband"), tree.node()
+    port(tree)
+    check.run(node)
+    port(tree, rate="100 Gb/sec (1X NDR)")
+    result = check.run(node)
+    assert told(result) == ("WARNING", "RateFell")
+    assert "before at 400 Gb/sec" in result.verdict.message
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected", "reason"),
+    [
+        ("100 Gb/sec (1X NDR)", 0.0, "LanesLost"),
+        ("200 Gb/sec (4X HDR)", 400.0, "RateLow"),
+        ("200 Gb/sec (4X HDR)", 200.0, "PortsActive"),
+        ("something new", 400.0, "PortsActive"),
+    ],
+)
+def test_a_rate_under_what_it_should_be(tree: NodeTree, rate: str, expected: float, reason: str) -> None:
+    port(tree, rate=rate)
+    assert told(run("infiniband", tree.node(), expected_gigabits_per_second=expected))[1] == reason
+
+
+@pytest.mark.parametrize(
+    ("counter", "grown", "expected"),
+    [
+        ("link_downed", 1, ("WARNING", "LinkFlapped")),
+        ("link_error_recovery", 1, ("WARNING", "LinkFlapped")),
+        ("symbol_error", 100, ("OK", "PortsActive")),
+        ("symbol_error", 101, ("WARNING", "PortErrors")),
+        ("local_ack_timeout_err", 101, ("WARNING", "PortErrors")),
+    ],
+)
+def test_counters_are_judged_by_what_they_grew(
+    tree: NodeTree, counter: str, grown: int, expected: tuple[str, str]
+) -> None:
+    check, node = Checked("infiniband"), tree.node()
+    port(tree, **{counter: 7000})
+    assert told(check.run(node)) == ("OK", "PortsActive"), "a high value by itself is history"
+    tree.time.pass_seconds(60)
+    port(tree, **{counter: 7000 + grown})
+    result = check.run(node)
+    assert told(result) == expected
+    if expected[0] != "OK":
+        assert f"{counter} grew by {grown} within 60 s" in result.verdict.message
+
+
+def test_a_counter_that_wraps_or_is_reset(tree: NodeTree) -> None:
+    check, node = Checked("infiniband", errors=10), tree.node()
+    for count in (255, 3, 9):
+        port(tree, symbol_error=count)
+        result = check.run(node)
+    assert told(result) == ("OK", "PortsActive"), "from 255 to 3 is 3 more, not -252"
+    port(tree, symbol_error=20)
+    assert told(check.run(node)) == ("WARNING", "PortErrors")
+
+
+def test_counters_that_an_adapter_does_not_have(tree: NodeTree) -> None:
+    port(tree, port_rcv_errors="N/A (no PMA)")
+    result = run("infiniband", tree.node())
+    assert told(result) == ("OK", "PortsActive")
+    assert set(values(result, "infiniband_port_events_total")) == {
+        ("mlx5_0", "1", "link_downed"),
+        ("mlx5_0", "1", "symbol_error"),
+    }
+
+
+def test_a_port_that_should_answer_and_does_not(tree: NodeTree) -> None:
+    port(tree)
+    port(tree, "mlx5_1")
+    state = tree.sys / "class/infiniband/mlx5_1/ports/1/state"
+    state.unlink()
+    state.mkdir()  # reading it fails, as root too
+    result = run("infiniband", tree.node())
+    assert told(result) == ("UNKNOWN", "CannotRead")
+    assert result.faults[0].subject == "mlx5_1/1"
+    assert ("mlx5_0", "1") in values(result, "infiniband_port_active")
+
+
+@given(st.text(max_size=60))
+def test_any_rate_is_understood_or_unknown(text: str) -> None:
+    rate, lanes = infiniband.parse_rate(text)
+    assert rate is None or rate >= 0
+    assert lanes is None or rate is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("400 Gb/sec (4X NDR)", (5e10, 4)),
+        ("2.5 Gb/sec (1X SDR)", (3.125e8, 1)),
+        ("100 Gb/sec", (1.25e10, None)),
+        ("", (None, None)),
+    ],
+)
+def test_rates_as_the_kernel_prints_them(text: str, expected: tuple[float | None, int | None]) -> None:
+    assert infiniband.parse_rate(text) == expected

@@ -1,0 +1,268 @@
+"""Captures of real processes that play ranks: rounds, deadlines, ranks that end, stop or never were."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hangwatch import config
+from hangwatch.hang import jobs
+from hangwatch.hang.capture import capture, job_of_pids
+from hangwatch.model import Capture, Fault, GpuSample, GpuSweep, Job, ProcessDump, ProcessId, Rank, Worker
+from hangwatch.probes import procs
+from tests.conftest import wait_for
+from tests.integration import targets
+
+QUICK = config.Capture(rounds=2, pause_seconds=0.2)
+RANK = """
+import os, sys, time
+def train(folder):
+    for _ in range(int(sys.argv[2])):
+        if not os.fork():
+            load(folder)
+    done(folder)
+    time.sleep(600)
+def load(folder):
+    done(folder)
+    time.sleep(600)
+def done(folder):
+    open(f"{folder}/up-{os.getpid()}", "w").close()
+train(sys.argv[1])
+"""
+
+
+@contextlib.contextmanager
+def ranks(folder: Path, count: int, workers: int = 0) -> Iterator[Job]:
+    """`count` sleeping ranks with `workers` children each, as a scan finds them."""
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(folder), str(workers)],
+            env={
+                "RANK": str(8 + number),
+                "WORLD_SIZE": "16",
+                "LOCAL_RANK": str(number),
+                "LOCAL_WORLD_SIZE": str(count),
+                "MASTER_ADDR": folder.name,
+            },
+            start_new_session=True,
+        )
+        for number in range(count)
+    ]
+    try:
+        wait_for(lambda: len(list(folder.glob("up-*"))) == count * (1 + workers), "the ranks to be up")
+        (job,) = (one for one in jobs.find_jobs(procs.ProcessScan().processes()) if folder.name in one.job_id)
+        wait_for(lambda: {targets.state(pid) for pid in all_pids(job)} == {"S"}, "all to sleep")
+        yield job
+    finally:
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait(timeout=20)
+
+
+def all_pids(job: Job) -> list[int]:
+    return [pid for rank in job.ranks for pid in (rank.id.pid, *(worker.id.pid for worker in rank.workers))]
+
+
+def one_rank(pid: int, start_ticks: int | None = None) -> Job:
+    found = procs.read_state(pid)
+    identity = found[0] if found and start_ticks is None else ProcessId(pid=pid, start_ticks=start_ticks or 0)
+    return Job(job_id="one", launcher="plain", launcher_id=None, ranks=(Rank(id=identity, rank=0, local_rank=0),))
+
+
+def innermost(dump: ProcessDump) -> str:
+    (main,) = (thread for thread in dump.threads if thread.is_main)
+    return main.frames[0].function
+
+
+def test_every_rank_and_its_workers_in_every_round(tmp_path: Path) -> None:
+    seen: list[Fault | None] = []
+    with ranks(tmp_path, 3, workers=2) as job:
+        taken = capture(job, settings=QUICK, node="here", observe_dump=lambda seconds, fault: seen.append(fault))
+    assert (taken.rounds, taken.node, taken.world_size, taken.notes) == (2, "here", 16, ())
+    assert [(one.id.rank, one.id.local_rank, one.id.node, one.gone) for one in taken.ranks] == [
+        (8, 0, "here", False),
+        (9, 1, "here", False),
+        (10, 2, "here", False),
+    ]
+    for rank in taken.ranks:
+        assert [innermost(dump) for dump in rank.rounds] == ["train", "train"]
+        assert [[innermost(dump) for dump in worker.rounds] for worker in rank.workers] == [["load", "load"]] * 2
+        first, second = rank.rounds
+        assert second.taken_monotonic_seconds - first.taken_monotonic_seconds >= 0.2
+        assert (first.state, first.state_after, first.fault) == ("S", "S", None)
+        assert first.cpu_seconds is not None and first.io_bytes is not None
+        assert (first.wchan or "").startswith(("hrtimer", "do_nanosleep", "common_nsleep")), first.wchan
+    assert seen == [None] * 18
+
+
+def test_numbers_of_the_gpus_of_a_rank(tmp_path: Path) -> None:
+    gpus = tuple(
+        GpuSample(index=index, uuid=f"GPU-{index}", power_watts=watts, utilization_ratio=ratio)
+        for index, watts, ratio in ((0, 100.0, 1.0), (1, 60.0, 0.0), (2, 500.0, None))
+    )
+    sweep = GpuSweep(taken_monotonic_seconds=0.0, taken_unix_seconds=0.0, gpus=gpus)
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        job = one_rank(pid)
+        (rank,) = job.ranks
+        job = Job(
+            job_id="x",
+            launcher="plain",
+            launcher_id=None,
+            ranks=(Rank(id=rank.id, rank=0, local_rank=0, gpu_uuids=("GPU-0", "GPU-1")),),
+        )
+        (dumped,) = capture(job, settings=QUICK, node="here", gpus=sweep, rounds=1).ranks
+    assert (dumped.power_watts, dumped.utilization_ratio) == (80.0, 0.5)
+
+
+def test_a_rank_that_ends_between_two_rounds_is_gone_and_keeps_its_first_stack(tmp_path: Path) -> None:
+    with ranks(tmp_path, 2) as job:
+        victim = job.ranks[1].id.pid
+
+        def end(seconds: float, fault: Fault | None) -> None:
+            os.kill(victim, signal.SIGKILL)
+            targets.wait_for_state(victim, "Z")
+
+        taken = capture(job, settings=QUICK, node="here", observe_dump=_once_after(2, end))
+    alive, gone = taken.ranks
+    assert (alive.gone, gone.gone) == (False, True)
+    assert (innermost(gone.rounds[0]), gone.rounds[1].threads) == ("train", ())
+    assert gone.rounds[1].fault is not None and gone.rounds[1].fault.reason == "ProcessGone"
+    assert gone.rounds[1].state is None
+
+
+def _once_after(count: int, call: object) -> object:
+    """An observer that calls `call` at the `count`th dump only."""
+    lock, left = threading.Lock(), [count]
+
+    def observe(seconds: float, fault: Fault | None) -> None:
+        with lock:
+            left[0] -= 1
+            now = left[0] == 0
+        if now:
+            call(seconds, fault)  # type: ignore[operator]
+
+    return observe
+
+
+def test_another_process_of_the_same_pid_is_not_dumped(tmp_path: Path) -> None:
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        taken = capture(one_rank(pid, start_ticks=1), settings=QUICK, node="here", rounds=1)
+    (rank,) = taken.ranks
+    assert (rank.gone, rank.rounds[0].threads) == (True, ())
+
+
+def test_ranks_that_were_absent_before_are_gone_with_their_number(tmp_path: Path) -> None:
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        (rank,) = one_rank(pid).ranks
+        known = Rank(id=rank.id, rank=17, local_rank=1)
+        job = Job(job_id="x", launcher="torchrun", launcher_id=None, ranks=(known,), absent_local_ranks=(0, 3))
+        taken = capture(job, settings=QUICK, node="here", rounds=1)
+    assert [(one.id.rank, one.id.local_rank, one.id.pid, one.gone) for one in taken.ranks] == [
+        (17, 1, pid, False),
+        (16, 0, None, True),
+        (19, 3, None, True),
+    ]
+
+
+def test_stopped_and_blocked_ranks_are_dumped_as_they_are(tmp_path: Path) -> None:
+    for name, code, letter in (("T", targets.SPINNING, "T"), ("D", targets.IN_KERNEL, "D")):
+        folder = tmp_path / name
+        folder.mkdir()
+        with targets.python(code, folder) as pid:
+            if letter == "T":
+                targets.stop(pid)
+            targets.wait_for_state(pid, letter)
+            (rank,) = capture(one_rank(pid), settings=QUICK, node="here", rounds=1).ranks
+            assert targets.state(pid) == letter
+        (dump,) = rank.rounds
+        assert (dump.state, dump.state_after, dump.fault, rank.gone) == (letter, letter, None, False)
+        assert innermost(dump) in ("spin", "blocked_in_kernel")
+
+
+def test_what_is_undumpable_keeps_its_place_with_the_reason() -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    try:
+        wait_for(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "sleep\n", "sleep to be executed")
+        (rank,) = capture(one_rank(child.pid), settings=QUICK, node="here", rounds=1).ranks
+    finally:
+        child.kill()
+        child.wait()
+    assert rank.rounds[0].fault is not None
+    assert (rank.rounds[0].fault.reason, rank.rounds[0].state, rank.gone) == ("NotPython", "S", False)
+
+
+def test_workers_are_bounded_and_the_rest_is_told(tmp_path: Path) -> None:
+    settings = config.Capture(rounds=1, max_workers_per_rank=2)
+    with ranks(tmp_path, 2, workers=3) as job:
+        taken = capture(job, settings=settings, node="here")
+    assert [len(rank.workers) for rank in taken.ranks] == [2, 2]
+    assert taken.notes == ("2 of 6 worker processes were not dumped: max_workers_per_rank is 2",)
+
+
+def test_deadlines_hold_when_py_spy_hangs(tmp_path: Path) -> None:
+    hanging = tmp_path / "py-spy"
+    hanging.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo "py-spy 0.4.9"; exit 0; }\nexec sleep 600\n')
+    hanging.chmod(0o755)
+    settings = config.Capture(rounds=1, parallel=2, dump_deadline_seconds=0.6, round_deadline_seconds=1.0)
+    with ranks(tmp_path, 6) as job:
+        began = time.monotonic()
+        taken = capture(job, settings=settings, node="here", pyspy_path=hanging)
+        seconds = time.monotonic() - began
+    assert seconds < 3
+    reasons = [rank.rounds[0].fault.reason for rank in taken.ranks if rank.rounds[0].fault is not None]
+    assert (len(reasons), set(reasons)) == (6, {"Timeout", "RoundDeadline"})
+    assert not any(rank.gone for rank in taken.ranks)
+
+
+def test_a_shutdown_ends_a_capture_at_once(tmp_path: Path) -> None:
+    stop = threading.Event()
+    settings = config.Capture(rounds=3, pause_seconds=60.0)
+    with ranks(tmp_path, 2) as job:
+        began = time.monotonic()
+        taken = capture(job, settings=settings, node="here", stop=stop, observe_dump=lambda *_: stop.set())
+    assert time.monotonic() - began < 5
+    assert taken.rounds == 1
+    assert "interrupted" in taken.notes[0]
+    assert not any(rank.gone for rank in taken.ranks)
+
+
+def test_eight_ranks_and_64_workers_take_less_than_two_seconds(tmp_path: Path) -> None:
+    with ranks(tmp_path, 8, workers=8) as job:
+        taken = capture(job, settings=config.Capture(rounds=1), node="here")
+    dumps = [dump for one in taken.ranks for each in (one, *one.workers) for dump in each.rounds]
+    print(f"{len(dumps)} dumps in {taken.duration_seconds:.2f} s")
+    assert (len(dumps), [dump.fault for dump in dumps if dump.fault]) == (72, [])
+    assert taken.duration_seconds < 2
+
+
+def test_pids_that_a_person_names(tmp_path: Path) -> None:
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        taken = capture(job_of_pids([pid, 4_000_000]), settings=QUICK, node="here", rounds=1)
+    there, nowhere = taken.ranks
+    assert (there.id.pid, there.gone, innermost(there.rounds[0])) == (pid, False, "asleep")
+    assert (nowhere.id.pid, nowhere.gone) == (4_000_000, True)
+
+
+def test_a_worker_that_comes_from_nowhere_is_no_trouble() -> None:
+    """A worker that ended before the first round, of a rank that ended too."""
+    nobody, worker = ProcessId(pid=4_000_000, start_ticks=1), ProcessId(pid=4_000_001, start_ticks=1)
+    rank = Rank(id=nobody, rank=0, local_rank=0, workers=(Worker(id=worker, comm="pt_data_worker"),))
+    job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(rank,))
+    taken: Capture = capture(job, settings=QUICK, node="here")
+    assert (taken.rounds, taken.ranks[0].gone, len(taken.ranks[0].workers[0].rounds)) == (2, True, 2)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_the_number_of_rounds_may_be_asked_for(rounds: int) -> None:
+    taken = capture(one_rank(os.getpid()), settings=QUICK, node="here", rounds=rounds)
+    assert (taken.rounds, len(taken.ranks[0].rounds)) == (rounds, rounds)

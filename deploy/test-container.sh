@@ -1,0 +1,118 @@
+#!/bin/sh
+# Builds the image of the Dockerfile with buildah, starts it with the rights that the chart gives it, and lets it dump a
+# process of another user. Needs no registry of images: a Debian tree with Python stands in for the base image.
+#
+#   apt-get install buildah runc debootstrap python3-venv
+#   deploy/test-container.sh [FOLDER]
+#
+# FOLDER (default: a temporary one) keeps the Debian tree for the next run; test-in-nspawn.sh can share it.
+set -eu
+
+fail() {
+  echo "test-container.sh: $*" >&2
+  exit 1
+}
+
+# What is to be seen, and the command that sees it.
+see() {
+  what=$1
+  shift
+  "$@" || fail "not so: $what"
+  echo "  ok: $what"
+}
+
+[ "$(id -u)" = 0 ] || fail "must run as root"
+for program in buildah runc debootstrap python3; do
+  command -v "$program" >/dev/null || fail "$program: not found; apt-get install buildah runc debootstrap python3-venv"
+done
+
+checkout=$(cd "$(dirname "$0")/.." && pwd)
+victim=
+work=${1:-$(mktemp -d /var/tmp/hangwatch-image.XXXXXX)}
+mkdir -p "$work"
+work=$(cd "$work" && pwd)
+keep=$#
+finish() {
+  [ -z "$victim" ] || kill "$victim" 2>/dev/null || true
+  podless rm --all >/dev/null 2>&1 || true
+  [ "$keep" = 1 ] || rm -rf "$work"
+}
+trap finish EXIT
+podless() {
+  buildah --root "$work/storage" --runroot "$work/run" "$@"
+}
+rm -rf "$work/wheels" "$work/source"
+mkdir -p "$work/wheels" "$work/source"
+
+tree=$work/debian
+if [ ! -e "$tree/.complete" ]; then
+  suite=$(. /etc/os-release && echo "${VERSION_CODENAME:?this is no Debian}")
+  echo "==> a Debian tree ($suite) in $tree"
+  rm -rf "$tree"
+  debootstrap --variant=minbase --include=systemd,systemd-sysv,python3,python3-venv,procps "$suite" "$tree" >"$work/debootstrap.log" ||
+    fail "debootstrap failed, see $work/debootstrap.log"
+  touch "$tree/.complete"
+fi
+
+echo "==> wheels"
+for part in hangwatch pyproject.toml README.md LICENSE; do cp -R "$checkout/$part" "$work/source"; done
+python3 -m pip --disable-pip-version-check --quiet --quiet wheel --wheel-dir "$work/wheels" "$work/source" 'setuptools>=68'
+printf '[global]\nno-index = true\nfind-links = /wheels\n' >"$work/pip.conf"
+
+echo "==> a base image"
+base=$(podless from scratch)
+podless copy --quiet "$base" "$tree" / >/dev/null
+podless run --isolation chroot "$base" -- ln -sf python3 /usr/bin/python
+podless commit --quiet "$base" hangwatch-python >/dev/null
+
+echo "==> the image"
+podless build --quiet --isolation chroot --format docker --build-arg PYTHON_IMAGE=localhost/hangwatch-python \
+  --volume "$work/wheels:/wheels:ro" --volume "$work/pip.conf:/etc/pip.conf:ro" \
+  --tag hangwatch "$checkout" >"$work/build.log" 2>&1 || { cat "$work/build.log"; fail "the image cannot be built"; }
+image_has() { podless inspect --type image --format "{{$1}}" hangwatch | grep -q -- "$2"; }
+see "its user is a number, not 0" image_has .Docker.Config.User '^65532:65532$'
+see "it has a health check" image_has .Docker.Config.Healthcheck /healthz
+see "it is labelled" image_has .OCIv1.Config.Labels org.opencontainers.image.version
+
+box=$(podless from --pull-never --pid host --network host hangwatch)
+# "--cap-drop all" would take the added ones as well.
+drop=$(printf ' --cap-drop CAP_%s' AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID MKNOD NET_BIND_SERVICE NET_RAW SETFCAP SETGID \
+  SETPCAP SETUID SYS_CHROOT)
+run() { podless run --isolation oci --runtime runc "$@"; }
+unprivileged() { run --cap-drop all --user 65532:65532 "$box" -- "$@"; }
+# shellcheck disable=SC2086 # words on purpose
+privileged() {
+  run --user 0:0 $drop --cap-add CAP_SYS_PTRACE --cap-add CAP_DAC_READ_SEARCH --cap-add CAP_KILL --cap-add CAP_SYSLOG "$box" -- "$@"
+}
+says() {
+  text=$1
+  shift
+  "$@" 2>&1 | grep -q -- "$text"
+}
+within_tries() {
+  for _ in $(seq "$1"); do
+    if "$2"; then return; fi
+  done
+  return 1
+}
+dumped() { says stuck_here privileged py-spy dump --pid "$victim"; }
+read_clock='import ctypes; print("clock", ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)) >= 0)'
+
+echo "==> started"
+see "hangwatch runs without any right" says '^hangwatch, version' unprivileged hangwatch --version
+see "py-spy is inside" says '^py-spy 0.4' unprivileged py-spy --version
+see "the chart's capabilities are exactly what it has" says 'CapEff:.0000000400080024$' privileged grep CapEff /proc/self/status
+see "under a seccomp filter" says 'Seccomp:.2$' privileged grep Seccomp: /proc/self/status
+see "which lets it read the clock's state" says 'clock True' privileged python -c "$read_clock"
+
+setpriv --reuid 12345 --regid 12345 --clear-groups env -i python3 -c '
+import time
+def stuck_here():
+    while True:
+        time.sleep(1)
+stuck_here()' &
+victim=$!
+see "it dumps a process of another user, outside of the container" within_tries 20 dumped
+see "which it cannot without them" eval '! unprivileged py-spy dump --pid "$victim" >/dev/null 2>&1'
+see "the process lives on" kill -0 "$victim"
+echo "==> all green"

@@ -1,0 +1,147 @@
+"""dump_rights: could the stacks be taken? Asked of the kernel, for fixture trees and for real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hangwatch.checks.dump_rights import RankRight, Sample, Settings, judge
+from hangwatch.probes import rights
+from hangwatch.probes.node import Node
+from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values
+
+ROOT = rights.Rights(
+    user_id=0,
+    capabilities=tuple(rights.CAPABILITIES),
+    ptrace_scope=1,
+    seccomp_filter=False,
+    pyspy_version="0.4.3",
+    pyspy_path="/usr/bin/py-spy",
+)
+
+
+def own(**changes: Any) -> rights.Rights:
+    return rights.Rights(**{name: getattr(ROOT, name) for name in ROOT.__struct_fields__} | changes)
+
+
+def refused(**changes: Any) -> RankRight:
+    return RankRight(**{"job_id": "77", "local_rank": "3", "pid": 10, "permitted": False, "user_id": 1000} | changes)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> NodeTree:
+    tree = NodeTree(tmp_path)
+    tree.process("self")
+    return tree
+
+
+def test_all_ranks_may_be_dumped(tree: NodeTree) -> None:
+    tree.process(10)
+    tree.process(11)
+    result = run("dump_rights", tree.node(job(rank(10), rank(11, 1))))
+    assert told(result) == ("OK", "DumpsPermitted")
+    assert values(result, "dump_permitted") == {("77", "0"): 1, ("77", "1"): 1}
+
+
+def test_without_a_job_the_capabilities_count(tree: NodeTree) -> None:
+    assert told(run("dump_rights", tree.node())) == ("OK", "DumpsPermitted")
+    tree.process("self", capabilities="0000000000000000", uid=1000)
+    result = run("dump_rights", tree.node())
+    assert told(result) == ("WARNING", "CapabilityMissing")
+    assert "CAP_SYS_PTRACE" in result.verdict.remedy
+
+
+def test_yama_forbids_everything(tree: NodeTree) -> None:
+    tree.write("proc/sys/kernel/yama/ptrace_scope", "3\n")
+    assert told(run("dump_rights", tree.node())) == ("WARNING", "DumpForbidden")
+    tree.write("proc/sys/kernel/yama/ptrace_scope", "2\n")
+    assert told(run("dump_rights", tree.node())) == ("OK", "DumpsPermitted")
+
+
+@pytest.mark.parametrize(
+    ("ours", "words"),
+    [
+        (own(ptrace_scope=3), ["ptrace_scope is 3", "reboot"]),
+        (own(capabilities=(), user_id=500), ["user 1000", "lacks CAP_SYS_PTRACE"]),
+        (own(seccomp_filter=True), ["seccomp", "@debug"]),
+        (ROOT, ["user namespace", "PrivateUsers"]),
+    ],
+)
+def test_a_refusal_names_the_likeliest_reason(ours: rights.Rights, words: list[str]) -> None:
+    verdict = judge((Sample(own=ours, ranks=(refused(),)),), Settings())
+    assert (verdict.status.name, verdict.reason) == ("WARNING", "DumpRefused")
+    for word in words:
+        assert word in verdict.message + verdict.remedy
+
+
+def test_many_refusals_are_one_sentence() -> None:
+    ranks = tuple(refused(local_rank=str(number)) for number in range(8))
+    message = judge((Sample(own=own(capabilities=()), ranks=ranks),), Settings()).message
+    assert "0 of job 77" in message and "and 4 more" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"pyspy_version": None}, "PySpyMissing"),
+        ({"pyspy_path": None}, "PySpyMissing"),
+        ({"pyspy_version": "0.3.14"}, "PySpyOld"),
+        ({"pyspy_version": "0.4.0"}, "DumpsPermitted"),
+        ({"pyspy_version": "1.0.0rc1"}, "DumpsPermitted"),
+    ],
+)
+def test_py_spy_itself(changes: dict[str, Any], reason: str) -> None:
+    assert judge((Sample(own=own(**changes)),), Settings()).reason == reason
+
+
+def test_a_rank_that_vanished_is_left_out(tree: NodeTree) -> None:
+    tree.process(10)
+    result = run("dump_rights", tree.node(job(rank(10), rank(11, 1))))
+    assert told(result) == ("OK", "DumpsPermitted")
+    assert values(result, "dump_permitted") == {("77", "0"): 1}
+
+
+def test_a_node_that_shows_nothing(tmp_path: Path) -> None:
+    assert told(run("dump_rights", NodeTree(tmp_path).node())) == ("OK", "NotPresent")
+
+
+def test_a_status_that_may_not_be_read(tree: NodeTree) -> None:
+    status = tree.proc / "self" / "status"
+    status.unlink()
+    status.mkdir()
+    assert told(run("dump_rights", tree.node())) == ("UNKNOWN", "CannotRead")
+
+
+def test_this_process_may_look_at_itself_and_is_not_touched() -> None:
+    before = Path("/proc/self/status").read_text()
+    assert "TracerPid:\t0" in before
+    assert rights.may_attach(Path("/proc"), os.getpid()) is True
+    answer = rights.own(Path("/proc"))
+    assert isinstance(answer, rights.Rights)
+    assert answer.user_id == os.geteuid() and answer.pyspy_version
+    assert answer.pyspy_path and os.access(answer.pyspy_path, os.X_OK)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts a reader without rights")
+def test_the_kernel_refuses_another_user_and_nobody_is_stopped() -> None:
+    reader = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from hangwatch.probes import rights\n"
+        "rights.own(Path('/proc'))\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "print(rights.may_attach(Path('/proc'), int(sys.argv[1])), rights.own(Path('/proc')).capabilities)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as target:
+        answer = subprocess.run(
+            [sys.executable, "-c", reader, str(target.pid)], capture_output=True, text=True, check=True
+        ).stdout
+        assert answer.split() == ["False", "()"]
+        assert told(run("dump_rights", Node(jobs=(job(real_rank(target.pid)),)))) == ("OK", "DumpsPermitted")
+        assert Path(f"/proc/{target.pid}/stat").read_text().rpartition(")")[2].split()[0] in "SR"
+        target.stdin.close()  # type: ignore[union-attr]

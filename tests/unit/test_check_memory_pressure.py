@@ -1,0 +1,91 @@
+"""memory_pressure: what is left, and how long tasks wait for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch.model import Fault
+from hangwatch.probes import pressure
+from hangwatch.probes.node import Node
+from tests.node_tree import NodeTree, run, told, values
+
+MEMINFO = "MemTotal:       1000000 kB\nMemFree:          10 kB\nMemAvailable:   {available} kB\nSwapTotal: 0 kB\n"
+PSI = "some avg10=1.00 avg60={some} avg300=0.10 total=2500000\nfull avg10=0.00 avg60={full} avg300=0.00 total=1500000\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> NodeTree:
+    return NodeTree(tmp_path)
+
+
+def fill(tree: NodeTree, available: int = 900000, some: str = "0.50", full: str = "0.00", psi: bool = True) -> None:
+    tree.write("proc/meminfo", MEMINFO.format(available=available))
+    if psi:
+        tree.write("proc/pressure/memory", PSI.format(some=some, full=full))
+
+
+def test_well(tree: NodeTree) -> None:
+    fill(tree)
+    result = run("memory_pressure", tree.node())
+    assert told(result) == ("OK", "MemoryLeft")
+    assert values(result, "memory_available_bytes") == {(): 900000 * 1024}
+    assert values(result, "memory_stalled_seconds_total") == {("some",): 2.5, ("full",): 1.5}
+    assert values(result, "memory_pressure_ratio") == {("some",): 0.005, ("full",): 0.0}
+
+
+@pytest.mark.parametrize(
+    ("available", "full", "expected"),
+    [
+        (49000, "0.00", ("WARNING", "MemoryLow")),
+        (19000, "0.00", ("CRITICAL", "MemoryExhausted")),
+        (900000, "10.01", ("WARNING", "MemoryStalls")),
+        (900000, "40.01", ("CRITICAL", "MemoryStalls")),
+        (50000, "10.00", ("OK", "MemoryLeft")),
+    ],
+)
+def test_memory_that_gets_short(tree: NodeTree, available: int, full: str, expected: tuple[str, str]) -> None:
+    fill(tree, available, full=full)
+    assert told(run("memory_pressure", tree.node())) == expected
+
+
+def test_one_task_that_waits_is_no_finding(tree: NodeTree) -> None:
+    fill(tree, some="95.00")
+    assert told(run("memory_pressure", tree.node())) == ("OK", "MemoryLeft")
+
+
+def test_a_kernel_without_psi(tree: NodeTree) -> None:
+    fill(tree, psi=False)
+    result = run("memory_pressure", tree.node())
+    assert told(result) == ("OK", "MemoryLeft")
+    assert "no PSI" in result.verdict.message
+    assert not values(result, "memory_pressure_ratio")
+
+
+def test_no_meminfo(tree: NodeTree) -> None:
+    assert told(run("memory_pressure", tree.node())) == ("OK", "NotPresent")
+
+
+@pytest.mark.parametrize("text", ["", "MemTotal: kB\n", "MemTotal: lots kB\nMemAvailable: 1 kB\n"])
+def test_a_meminfo_that_cannot_be_understood(tree: NodeTree, text: str) -> None:
+    tree.write("proc/meminfo", text)
+    assert told(run("memory_pressure", tree.node())) == ("UNKNOWN", "UnreadableMeminfo")
+
+
+def test_a_file_that_should_be_readable_and_is_not(tree: NodeTree) -> None:
+    fill(tree, psi=False)
+    (tree.proc / "pressure" / "memory").mkdir(parents=True)
+    assert told(run("memory_pressure", tree.node())) == ("UNKNOWN", "CannotRead")
+
+
+def test_this_machine() -> None:
+    result = run("memory_pressure", Node())
+    assert values(result, "memory_total_bytes")[()] > values(result, "memory_available_bytes")[()] > 0
+
+
+@given(st.text(max_size=300), st.text(max_size=300))
+def test_any_text_is_a_value_or_a_fault(meminfo: str, psi: str) -> None:
+    assert isinstance(pressure.parse(meminfo, psi), pressure.Memory | Fault)

@@ -1,0 +1,58 @@
+"""A file system that never answers: FUSE, mounted and not served. Needs root and /dev/fuse."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+MNT_DETACH = 2
+
+
+@contextmanager
+def dead_mount(folder: Path) -> Iterator[Path]:
+    """Mount on `folder` what blocks every caller until the mount is taken away again.
+
+    The kernel sends each question to the descriptor of /dev/fuse, where nobody reads it. Closing that descriptor
+    wakes all who wait with ENOTCONN.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("needs root: mounts a file system")
+    try:
+        descriptor = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        pytest.skip(f"needs /dev/fuse: {error.strerror}")
+    folder.mkdir(parents=True, exist_ok=True)
+    libc = ctypes.CDLL(None, use_errno=True)
+    options = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0,allow_other"
+    if libc.mount(b"deadfs", str(folder).encode(), b"fuse.deadfs", 0, options.encode()) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        os.close(descriptor)
+        pytest.skip(f"needs to mount FUSE: {reason}")
+    try:
+        yield folder
+    finally:
+        libc.umount2(str(folder).encode(), MNT_DETACH)
+        os.close(descriptor)
+
+
+@contextmanager
+def tmpfs(folder: Path, size: str) -> Iterator[Path]:
+    """A tmpfs of that size on `folder`. Needs root."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: mounts a file system")
+    folder.mkdir(parents=True, exist_ok=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "hangwatch-test", str(folder)], capture_output=True, text=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"needs to mount a tmpfs: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)

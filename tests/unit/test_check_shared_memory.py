@@ -1,0 +1,91 @@
+"""shared_memory: the node's /dev/shm, and the 64 MiB of a container."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hangwatch.checks.shared_memory import Sample, Settings, Shm, judge
+from hangwatch.model import Fault
+from hangwatch.probes.filesystems import Onlookers
+from hangwatch.probes.node import Node
+from tests.conftest import wait_for
+from tests.dead_mount import dead_mount, tmpfs
+from tests.node_tree import NodeTree, job, rank, run, told, values
+
+GIB = 1 << 30
+
+
+def verdict(size: int, available: int, **settings: Any) -> tuple[str, str]:
+    found = judge(
+        (Sample(shms=(Shm(scope="node", size_bytes=size, available_bytes=available),)),), Settings(**settings)
+    )
+    return found.status.name, found.reason
+
+
+@pytest.mark.parametrize(
+    ("size", "available", "expected"),
+    [
+        (64 * GIB, 60 * GIB, ("OK", "SharedMemoryLeft")),
+        (64 * GIB, 6 * GIB, ("WARNING", "SharedMemoryLow")),
+        (64 * GIB, GIB // 2, ("CRITICAL", "SharedMemoryFull")),
+        (GIB // 16, GIB // 16, ("WARNING", "SharedMemorySmall")),
+        (0, 0, ("CRITICAL", "SharedMemoryFull")),
+    ],
+)
+def test_sizes(size: int, available: int, expected: tuple[str, str]) -> None:
+    assert verdict(size, available) == expected
+
+
+def test_a_smaller_minimum() -> None:
+    assert verdict(GIB // 16, GIB // 16, minimum_size_bytes=1 << 20) == ("OK", "SharedMemoryLeft")
+
+
+def test_this_machine() -> None:
+    result = run("shared_memory", Node(), minimum_size_bytes=0)
+    assert values(result, "shared_memory_size_bytes")[("node",)] > 0
+
+
+def test_a_node_without_it(tmp_path: Path) -> None:
+    assert told(run("shared_memory", NodeTree(tmp_path).node())) == ("OK", "NotPresent")
+
+
+def test_a_job_in_a_container_with_64_mib_that_are_full(tmp_path: Path) -> None:
+    tree = NodeTree(tmp_path)
+    (tree.dev / "shm").mkdir()
+    for view, inode in (("self", 1), ("10", 2)):
+        link = tree.proc / view / "ns" / "mnt"
+        link.parent.mkdir(parents=True)
+        link.symlink_to(f"mnt:[{inode}]")
+    with tmpfs(tree.proc / "10" / "root" / "dev" / "shm", "64m") as shm:
+        result = run("shared_memory", tree.node(job(rank(10))), minimum_size_bytes=65 << 20)
+        assert told(result) == ("WARNING", "SharedMemorySmall")
+        assert "job 77's /dev/shm has 64 MiB of 64 MiB left" in result.verdict.message
+        assert "--shm-size" in result.verdict.remedy
+        (shm / "torch_4711").write_bytes(b"\0" * (64 << 20))
+        full = run("shared_memory", tree.node(job(rank(10))), minimum_size_bytes=0)
+        assert told(full) == ("CRITICAL", "SharedMemoryFull")
+        assert values(full, "shared_memory_available_bytes")[("77",)] == 0
+
+
+def test_a_job_that_shares_the_nodes_or_vanished_adds_nothing(tmp_path: Path) -> None:
+    tree = NodeTree(tmp_path)
+    (tree.dev / "shm").mkdir()
+    for view in ("self", "10"):
+        link = tree.proc / view / "ns" / "mnt"
+        link.parent.mkdir(parents=True)
+        link.symlink_to("mnt:[1]")
+    result = run("shared_memory", tree.node(job(rank(10)), job(rank(11), job_id="78")), minimum_size_bytes=0)
+    assert set(values(result, "shared_memory_size_bytes")) == {("node",)}
+
+
+def test_one_that_should_answer_and_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hangwatch.checks.shared_memory.DEADLINE_SECONDS", 0.3)
+    tree, onlookers = NodeTree(tmp_path), Onlookers()
+    with dead_mount(tree.dev / "shm"):
+        result = run("shared_memory", tree.node(filesystems=onlookers))
+        assert told(result)[0] == "UNKNOWN"
+        assert isinstance(result.faults[0], Fault) and result.faults[0].reason == "NoAnswer"
+    wait_for(lambda: onlookers.left_behind() == 0, "the children to end once the mount is gone")

@@ -1,0 +1,220 @@
+"""storage: every network file system answers; a dead mount (real FUSE, never served) can block nobody."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch.checks.storage import INCIDENTS, Answer, Sample, Settings, judge
+from hangwatch.model import Fault
+from hangwatch.probes import filesystems
+from hangwatch.probes.filesystems import Mount, Onlookers, Space
+from hangwatch.probes.node import Node
+from tests.conftest import wait_for
+from tests.dead_mount import dead_mount
+from tests.node_tree import NodeTree, job, rank, run, told, values
+
+PLAIN = "22 1 0:21 / /proc rw - proc proc rw\n25 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
+MOUNTINFO = "{number} 25 0:{number} / {path} rw,relatime shared:9 - {type} {source} rw,vers=4.2\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> NodeTree:
+    tree = NodeTree(tmp_path)
+    tree.write("proc/self/mountinfo", PLAIN)
+    return tree
+
+
+def mounted(tree: NodeTree, *mounts: tuple[str, str], view: str = "self") -> None:
+    """Network mounts by (path below the tree, type), as `view` sees them; the folders are real."""
+    lines = []
+    for number, (name, kind) in enumerate(mounts, 60):
+        folder = tree.root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        path = str(folder) if view == "self" else f"/{name}"
+        lines.append(MOUNTINFO.format(number=number, path=path.replace(" ", "\\040"), type=kind, source="server:/x"))
+    tree.write(f"proc/{view}/mountinfo", PLAIN + "".join(lines))
+
+
+def space(seconds: float = 0.01, size: int = 1 << 40, available: int = 1 << 39) -> Space:
+    return Space(size_bytes=size, available_bytes=available, seconds=seconds)
+
+
+def verdict(answer: Answer, **settings: Any) -> tuple[str, str]:
+    found = judge((Sample(answers=(answer,)),), Settings(**settings))
+    return found.status.name, found.reason
+
+
+def test_network_file_systems_that_answer(tree: NodeTree) -> None:
+    mounted(tree, ("data", "nfs4"), ("scratch and more", "lustre"))
+    result = run("storage", tree.node())
+    assert told(result) == ("OK", "StorageAnswers")
+    assert "2 network file systems answer" in result.verdict.message
+    answers = values(result, "storage_answers")
+    assert answers == {(str(tree.root / "data"), "nfs4"): 1, (str(tree.root / "scratch and more"), "lustre"): 1}
+    assert values(result, "storage_size_bytes")[str(tree.root / "data"), "nfs4"] > 0
+
+
+def test_no_network_file_system(tree: NodeTree) -> None:
+    assert told(run("storage", tree.node())) == ("OK", "NotPresent")
+
+
+def test_space_for_incidents_counts_even_before_the_folder_exists(tree: NodeTree) -> None:
+    result = run("storage", tree.node(state_directory=tree.root / "var" / "lib" / "hangwatch"))
+    assert told(result) == ("OK", "StorageAnswers")
+    assert values(result, "storage_available_bytes")[str(tree.root / "var/lib/hangwatch"), INCIDENTS] > 0
+
+
+def test_a_mount_that_is_gone_from_under_its_path(tree: NodeTree) -> None:
+    mounted(tree, ("data", "nfs4"))
+    (tree.root / "data").rmdir()
+    result = run("storage", tree.node())
+    assert told(result) == ("CRITICAL", "StorageBroken")
+    assert "No such file" in result.verdict.message
+
+
+def test_the_mounts_of_a_job_in_its_own_namespace_are_asked_through_its_root(tree: NodeTree) -> None:
+    tree.process(10)
+    mounted(tree, ("data", "nfs4"), view="10")
+    (tree.proc / "10" / "root").symlink_to(tree.root)
+    result = run("storage", tree.node(job(rank(10))))
+    assert told(result) == ("OK", "StorageAnswers")
+    assert values(result, "storage_answers") == {("/data", "nfs4"): 1}
+
+
+def test_one_file_system_mounted_often_is_asked_once(tree: NodeTree) -> None:
+    mounted(tree, ("data", "nfs4"))
+    text = (tree.proc / "self" / "mountinfo").read_text()
+    (tree.proc / "self" / "mountinfo").write_text(text + text.splitlines()[-1] + "\n")
+    assert len(values(run("storage", tree.node()), "storage_answers")) == 1
+
+
+def test_what_is_not_asked(tree: NodeTree) -> None:
+    mounted(tree, ("lxcfs", "fuse.lxcfs"), ("auto", "autofs"), ("run", "tmpfs"), ("ours", "nfs"))
+    assert set(values(run("storage", tree.node()), "storage_answers")) == {(str(tree.root / "ours"), "nfs")}
+    ignored = run("storage", tree.node(), ignored_mounts=(str(tree.root / "ours"),))
+    assert told(ignored) == ("OK", "NotPresent")
+    also = run("storage", tree.node(), also_types=("tmpfs",))
+    assert (str(tree.root / "run"), "tmpfs") in values(also, "storage_answers")
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (Answer(mount="/d", type="nfs", space=space(seconds=0.9)), ("OK", "StorageAnswers")),
+        (Answer(mount="/d", type="nfs", space=space(seconds=1.1)), ("WARNING", "StorageSlow")),
+        (Answer(mount="/d", type="nfs", space=space(available=1)), ("WARNING", "StorageFull")),
+        (Answer(mount="/d", type="nfs", space=space(size=0, available=0)), ("OK", "StorageAnswers")),
+        (Answer(mount="/v", type=INCIDENTS, space=space(available=1 << 20)), ("WARNING", "IncidentSpaceLow")),
+        (
+            Answer(mount="/d", type="nfs", fault=Fault(subject="/d", reason="NoAnswer", detail="")),
+            ("CRITICAL", "StorageHung"),
+        ),
+        (
+            Answer(mount="/d", type="nfs", fault=Fault(subject="/d", reason="CannotRead", detail="Stale file handle")),
+            ("CRITICAL", "StorageBroken"),
+        ),
+        (
+            Answer(mount="/v", type=INCIDENTS, fault=Fault(subject="/v", reason="CannotRead", detail="I/O error")),
+            ("WARNING", "IncidentsBlocked"),
+        ),
+    ],
+)
+def test_what_answers_mean(answer: Answer, expected: tuple[str, str]) -> None:
+    assert verdict(answer) == expected
+
+
+# --- a real dead mount ---------------------------------------------------------------------------------------------
+
+
+def test_a_dead_mount_is_hung_and_blocks_nobody(tmp_path: Path) -> None:
+    onlookers = Onlookers()
+    with dead_mount(tmp_path / "dead") as dead:
+        node = Node(filesystems=onlookers)
+        started = time.monotonic()
+        result = run("storage", node, deadline_seconds=0.5)
+        assert time.monotonic() - started < 5
+        assert told(result) == ("CRITICAL", "StorageHung")
+        assert str(dead) in result.verdict.message
+        assert values(result, "storage_answers")[str(dead), "fuse.deadfs"] == 0
+        again = run("storage", node, deadline_seconds=0.5)
+        assert told(again) == ("CRITICAL", "StorageHung")
+        assert onlookers.left_behind() <= 1, "it is not asked again while a child still hangs in it"
+    wait_for(lambda: onlookers.left_behind() == 0, "the children to end once the mount is gone")
+
+
+def test_the_living_answer_beside_the_dead(tmp_path: Path) -> None:
+    onlookers = Onlookers()
+    with dead_mount(tmp_path / "dead") as dead:
+        answers = onlookers.space(["/", str(dead), "/proc"], 0.5)
+        assert isinstance(answers["/"], Space) and isinstance(answers["/proc"], Space)
+        fault = answers[str(dead)]
+        assert isinstance(fault, Fault) and fault.reason == "NoAnswer"
+        listed = onlookers.names([str(dead), str(tmp_path)], 0.5)
+        assert listed[str(tmp_path)] == ("dead",)
+    wait_for(lambda: onlookers.left_behind() == 0, "the children to end once the mount is gone")
+
+
+def test_a_child_that_the_kernel_holds_is_left_behind_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hard NFS mount can hold a process that even SIGKILL does not end: played by a child that ignores its end."""
+    stubborn = tmp_path / "child.py"
+    stubborn.write_text("import os, time\nos.close(1)\ntime.sleep(600)\n")
+    monkeypatch.setattr(filesystems, "CHILD", stubborn)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda self: None)
+    onlookers = Onlookers()
+    for _ in range(3):
+        answer = onlookers.space(["/data"], 0.1)["/data"]
+        assert isinstance(answer, Fault) and answer.reason == "NoAnswer"
+    assert onlookers.left_behind() == 1
+    monkeypatch.undo()
+    assert isinstance(onlookers.space(["/"], 5.0)["/"], Space), "other paths are still asked"
+    for child in list(onlookers._left_behind):
+        child.kill()
+        child.wait()
+    assert onlookers.left_behind() == 0
+    assert isinstance(onlookers.space(["/"], 5.0)["/"], Space)
+
+
+def test_a_child_that_prints_nonsense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = tmp_path / "child.py"
+    child.write_text("print('no json'); print('[1]'); print('[0, {\"errno\": 116}]')\n")
+    monkeypatch.setattr(filesystems, "CHILD", child)
+    answer = Onlookers().space(["/data"], 1.0)["/data"]
+    assert isinstance(answer, Fault)
+    assert (answer.reason, answer.detail) == ("CannotRead", "/data: Stale file handle")
+
+
+# --- parsing -------------------------------------------------------------------------------------------------------
+
+
+def test_mountinfo_as_the_kernel_writes_it() -> None:
+    text = PLAIN + "70 25 0:52 /exp /mnt/a\\040b rw shared:1 master:2 - nfs4 s:/e\\134x rw\n" + "garbage\n\n"
+    assert filesystems.parse_mounts(text)[-1] == Mount(path="/mnt/a b", type="nfs4", source="s:/e\\x", device="0:52")
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_some_mounts(text: str) -> None:
+    assert isinstance(filesystems.parse_mounts(text), tuple)
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "lustre", "ceph", "fuse.ceph", "fuse.sshfs", "cifs", "gpfs", "fuse"])
+def test_types_that_others_serve(kind: str) -> None:
+    assert filesystems.is_network(Mount(path="/", type=kind, source="", device=""))
+
+
+@pytest.mark.parametrize("kind", ["ext4", "tmpfs", "overlay", "fuse.lxcfs", "fusectl", "autofs", "cgroup2"])
+def test_types_of_this_node(kind: str) -> None:
+    assert not filesystems.is_network(Mount(path="/", type=kind, source="", device=""))
+
+
+def test_this_machine() -> None:
+    found = filesystems.mounts(Path("/proc"))
+    assert isinstance(found, tuple) and any(mount.path == "/proc" for mount in found)
+    assert filesystems.mounts(Path("/proc"), os.getpid()) == found

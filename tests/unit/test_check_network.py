@@ -1,0 +1,359 @@
+"""network: the interface that a job means, and whether its master answers; on fixture trees and in real namespaces."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch.checks.network import meant
+from hangwatch.model import Fault
+from hangwatch.probes import network
+from hangwatch.probes.network import Interface, Route
+from hangwatch.probes.node import Node
+from tests.node_tree import Checked, NodeTree, job, rank, run, told, values
+
+DEV = """Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo: 100 1 0 0 0 0 0 0 100 1 0 0 0 0 0 0
+  eth0: 100 1 {errors} 7 0 0 0 0 100 1 0 0 0 0 0 0
+   ib0: 100 1 0 0 0 0 0 0 100 1 0 0 0 0 0 0
+docker0:100 1 0 0 0 0 0 0 100 1 0 0 0 0 0 0
+"""
+ROUTE = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+eth0\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0
+eth0\t0000000A\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0
+ib0\t0000A8C0\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
+docker0\t000011AC\t00000000\t0000\t0\t0\t0\t0000FFFF\t0\t0\t0
+"""
+FIB_TRIE = """Local:
+  +-- 0.0.0.0/0 3 0 5
+     |-- 127.0.0.1
+        /32 host LOCAL
+     |-- 10.0.0.5
+        /32 host LOCAL
+     |-- 10.0.0.255
+        /32 link BROADCAST
+     |-- 192.168.7.9
+        /32 host LOCAL
+"""
+TCP = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+MASTER = {"MASTER_ADDR": "192.168.7.1", "MASTER_PORT": "29500"}
+TO_MASTER = "   0: 0907A8C0:D431 0107A8C0:733C {state} 00000000:00000000 00:00000000 {retransmits:08X} 0 0 1\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> NodeTree:
+    tree = NodeTree(tmp_path)
+    for view in ("self", "10"):
+        home = f"proc/{view}/net"
+        tree.write(f"{home}/dev", DEV.format(errors=0))
+        tree.write(f"{home}/route", ROUTE)
+        tree.write(f"{home}/fib_trie", FIB_TRIE)
+    for name, state in (("lo", "unknown"), ("eth0", "up"), ("ib0", "up"), ("docker0", "down")):
+        tree.write(f"sys/class/net/{name}/operstate", state + "\n")
+    return tree
+
+
+def process(tree: NodeTree, **environ: str) -> None:
+    tree.process(10, environ=environ)
+
+
+def connection(tree: NodeTree, state: str = "01", retransmits: int = 0) -> None:
+    tree.write("proc/10/net/tcp", TCP + TO_MASTER.format(state=state, retransmits=retransmits))
+
+
+def test_without_a_job_the_default_route_counts(tree: NodeTree) -> None:
+    result = run("network", tree.node())
+    assert told(result) == ("OK", "NetworkUp")
+    assert values(result, "network_interface_up") == {("eth0",): 1}
+    tree.write("sys/class/net/eth0/operstate", "lowerlayerdown\n")
+    assert told(run("network", tree.node())) == ("CRITICAL", "InterfaceDown")
+
+
+def test_the_route_to_the_master(tree: NodeTree) -> None:
+    process(tree, **MASTER)
+    connection(tree)
+    result = run("network", tree.node(job(rank(10))))
+    assert told(result) == ("OK", "NetworkUp")
+    assert "ib0 up, 192.168.7.1:29500 answers" in result.verdict.message
+    assert values(result, "network_master_answers") == {("77",): 1}
+    assert ("job 77", "the route to 192.168.7.1", "ib0", "up", "192.168.7.9") in result.table
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "reason"),
+    [
+        ("eth", ["eth0"], "NetworkUp"),
+        ("=eth0,ib0", ["eth0", "ib0"], "NetworkUp"),
+        ("^docker,eth", ["ib0"], "NetworkUp"),
+        ("docker0", ["docker0"], "InterfaceDown"),
+        ("docker0,ib", ["docker0", "ib0"], "NetworkUp"),
+        ("enp", [], "NoInterface"),
+        ("=eth", [], "NoInterface"),
+    ],
+)
+def test_nccl_socket_ifname(tree: NodeTree, said: str, expected: list[str], reason: str) -> None:
+    process(tree, NCCL_SOCKET_IFNAME=said)
+    result = run("network", tree.node(job(rank(10))))
+    assert result.verdict.reason == reason
+    assert sorted(row[2] for row in result.table[1:]) == sorted(expected)
+    if reason != "NetworkUp":
+        assert said in result.verdict.message
+
+
+def test_an_interface_without_an_address(tree: NodeTree) -> None:
+    tree.write("proc/self/net/fib_trie", "")
+    process(tree, NCCL_SOCKET_IFNAME="ib0")
+    result = run("network", tree.node(job(rank(10))))
+    assert told(result) == ("CRITICAL", "InterfaceDown")
+    assert "ib0 is up and has no address" in result.verdict.message
+
+
+def test_a_setting_names_interfaces_too(tree: NodeTree) -> None:
+    result = run("network", tree.node(), interfaces="ib,enp")
+    assert told(result) == ("OK", "NetworkUp")
+    assert told(run("network", tree.node(), interfaces="enp")) == ("CRITICAL", "NoInterface")
+
+
+@pytest.mark.parametrize(
+    ("state", "retransmits", "expected"),
+    [
+        ("01", 0, ("OK", "NetworkUp")),
+        ("01", 3, ("OK", "NetworkUp")),
+        ("01", 4, ("WARNING", "MasterSilent")),
+        ("08", 0, ("OK", "NetworkUp")),
+    ],
+)
+def test_the_connections_that_ranks_hold(
+    tree: NodeTree, state: str, retransmits: int, expected: tuple[str, str]
+) -> None:
+    process(tree, **MASTER)
+    connection(tree, state, retransmits)
+    assert told(run("network", tree.node(job(rank(10))), connect=False)) == expected
+
+
+def test_a_master_that_is_silent_twice_is_critical(tree: NodeTree) -> None:
+    process(tree, **MASTER)
+    connection(tree, retransmits=9)
+    check, node = Checked("network"), tree.node(job(rank(10)))
+    assert told(check.run(node)) == ("WARNING", "MasterSilent")
+    assert told(check.run(node)) == ("CRITICAL", "MasterSilent")
+    connection(tree)
+    assert told(check.run(node)) == ("OK", "NetworkUp")
+
+
+def test_bad_packets_are_judged_by_their_growth(tree: NodeTree) -> None:
+    check, node = Checked("network"), tree.node()
+    tree.write("proc/self/net/dev", DEV.format(errors=4_000_000))
+    assert told(check.run(node)) == ("OK", "NetworkUp")
+    tree.time.pass_seconds(60)
+    tree.write("proc/self/net/dev", DEV.format(errors=4_000_101))
+    result = check.run(node)
+    assert told(result) == ("WARNING", "InterfaceErrors")
+    assert "eth0 had 101 bad packets within 60 s" in result.verdict.message
+    assert values(result, "network_interface_errors_total")["eth0", "receive"] == 4_000_101
+
+
+def test_a_job_in_a_network_of_its_own_is_not_connected_to(tree: NodeTree) -> None:
+    process(tree, **MASTER)
+    for view, inode in (("self", 1), ("10", 2)):
+        link = tree.proc / view / "ns" / "net"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(f"net:[{inode}]")
+    result = run("network", tree.node(job(rank(10))))
+    assert told(result) == ("OK", "NetworkUp")
+    assert values(result, "network_master_answers") == {}
+    assert values(result, "network_interface_up") == {}, "/sys shows only our own namespace"
+
+
+def test_a_rank_that_vanished(tree: NodeTree) -> None:
+    assert told(run("network", tree.node(job(rank(11))))) == ("OK", "NetworkUp")
+
+
+def test_a_node_without_network(tmp_path: Path) -> None:
+    assert told(run("network", NodeTree(tmp_path).node())) == ("OK", "NotPresent")
+
+
+def test_tables_that_may_not_be_read(tree: NodeTree) -> None:
+    dev = tree.proc / "self" / "net" / "dev"
+    dev.unlink()
+    dev.mkdir()
+    assert told(run("network", tree.node())) == ("UNKNOWN", "CannotRead")
+
+
+# --- a real master -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def sleeping_rank(**environ: str) -> Iterator[int]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, env={**os.environ, **environ}
+    )
+    try:
+        yield child.pid
+    finally:
+        child.stdin.close()  # type: ignore[union-attr]
+        child.wait(10)
+
+
+def test_a_real_master_that_nobody_is_connected_to() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        with sleeping_rank(MASTER_ADDR="127.0.0.1", MASTER_PORT=port) as pid:
+            node = Node(jobs=(job(rank(pid)),))
+            assert values(run("network", node), "network_master_answers") == {("77",): 1}
+            assert run("network", node, connect=False).table[-1][3] == "unknown"
+            server.close()
+            result = run("network", node)
+            assert values(result, "network_master_answers") == {("77",): 0}
+            assert "refused" in result.verdict.message
+
+
+def test_a_real_connection_is_enough_and_none_is_opened() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with (
+            socket.create_connection(("127.0.0.1", port)),
+            sleeping_rank(MASTER_ADDR="localhost", MASTER_PORT=str(port)) as pid,
+        ):
+            accepted = server.accept()[0]
+            server.setblocking(False)
+            result = run("network", Node(jobs=(job(rank(pid)),)))
+            with pytest.raises(BlockingIOError):
+                server.accept()
+            accepted.close()
+    assert values(result, "network_master_answers") == {("77",): 1}
+
+
+def test_a_master_on_a_network_that_drops_packets(tmp_path: Path) -> None:
+    """In a namespace of our own: a master that answers, then a blackhole in its place."""
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        pytest.skip("needs root and iproute2: makes a network namespace")
+    program = tmp_path / "inside.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import os, socket, subprocess, sys, time
+            from hangwatch.probes import network
+            from hangwatch.probes.node import Node
+            from pathlib import Path
+            from tests.node_tree import Checked, job, rank, values
+
+            def ip(*words):
+                subprocess.run(["ip", *words], check=True)
+
+            ip("link", "set", "lo", "up")
+            ip("link", "add", "ib0", "type", "veth", "peer", "name", "other")
+            ip("link", "set", "other", "up")
+            ip("address", "add", "192.168.7.9/24", "dev", "ib0")
+            ip("link", "set", "ib0", "up")
+            server = socket.create_server(("192.168.7.9", 0))
+            port = str(server.getsockname()[1])
+            environ = {**os.environ, "MASTER_ADDR": "192.168.7.9", "MASTER_PORT": port, "NCCL_SOCKET_IFNAME": "ib0"}
+            child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, env=environ)
+            node = Node(jobs=(job(rank(child.pid)),))
+            check = Checked("network")
+            mounted = Path("/sys/class/net/ib0").exists()
+            first = check.run(node)
+            print("well", first.verdict.reason, values(first, "network_master_answers"), flush=True)
+            ip("route", "add", "blackhole", "10.9.9.9/32")
+            started = time.monotonic()
+            fault = network.connect("10.9.9.9", 1, 0.5)
+            print("blackhole", fault.reason, time.monotonic() - started < 5, flush=True)
+            ip("link", "set", "ib0", "down")
+            down = check.run(node)
+            print("down", down.verdict.status.name, down.verdict.reason, flush=True)
+            ip("link", "delete", "ib0")
+            print("gone", check.run(node).verdict.reason, flush=True)
+            child.stdin.close()
+            child.wait(10)
+            """
+        )
+    )
+    root = Path(__file__).parents[2]
+    # A mount namespace too, so that /sys shows the interfaces of the new network namespace.
+    inside = f"mount -t sysfs sysfs /sys && exec {sys.executable} {program}"
+    answer = subprocess.run(
+        ["unshare", "--net", "--mount", "sh", "-c", inside],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        timeout=60,
+    )
+    if "unshare failed" in answer.stderr or "mount:" in answer.stderr:
+        pytest.skip(f"needs namespaces: {answer.stderr.strip()}")
+    assert answer.stdout.splitlines() == [
+        "well NetworkUp {('77',): 1.0}",
+        "blackhole NoAnswer True",
+        "down CRITICAL InterfaceDown",
+        "gone NoInterface",
+    ], answer.stderr
+
+
+# --- parsing -------------------------------------------------------------------------------------------------------
+
+
+def test_routes_as_the_kernel_writes_them() -> None:
+    routes = network.parse_routes(ROUTE)
+    assert routes == (
+        Route(interface="eth0", network=IPv4Network("0.0.0.0/0"), metric=100),
+        Route(interface="eth0", network=IPv4Network("10.0.0.0/24"), metric=100),
+        Route(interface="ib0", network=IPv4Network("192.168.0.0/16"), metric=0),
+    )
+    assert network.interface_to("10.0.0.77", routes) == "eth0"
+    assert network.interface_to("192.168.3.3", routes) == "ib0"
+    assert network.interface_to("8.8.8.8", routes) == "eth0"
+    assert network.interface_to("fd00::1", routes) is None
+    assert network.interface_to("8.8.8.8", ()) is None
+    assert network.default_interface(routes) == "eth0"
+    assert network.default_interface(()) is None
+
+
+def test_connections_over_ipv6_and_mapped_ipv4() -> None:
+    mapped = (
+        "0: 0000000000000000FFFF00000907A8C0:D431 0000000000000000FFFF00000107A8C0:733C 01 0:0 0:0 00000002 0 0 1\n"
+    )
+    v6 = "1: 000000FD000000000000000001000000:D431 000000FD000000000000000002000000:733C 02 0:0 0:0 00000000 0 0 1\n"
+    other = "2: 0907A8C0:D431 0207A8C0:733C 01 0:0 0:0 00000000 0 0 1\n"
+    rows = TCP + mapped + v6 + other
+    found = network.parse_connections(rows, ("192.168.7.1", "fd00::2"), 29500)
+    assert [(one.state, one.retransmits) for one in found] == [("01", 2), ("02", 0)]
+    assert network.parse_connections(rows, ("192.168.7.1",), 29501) == []
+
+
+NAMES = ["lo", "eth0", "eth1", "ib0", "docker0"]
+ALL = tuple(
+    Interface(
+        name=name, up=True, state="up", addresses=("10.0.0.1",), receive_errors=0, transmit_errors=0,
+        receive_drops=0, transmit_drops=0,
+    )
+    for name in NAMES
+)  # fmt: skip
+
+
+@given(st.text(alphabet="^=,ethib0docker1 ", max_size=20))
+def test_any_value_of_the_variable_means_some_interfaces(said: str) -> None:
+    found = {one.name for one in meant(said, ALL)}
+    assert found <= set(NAMES)
+    if said.startswith("^"):
+        plain = {one.name for one in meant(said[1:], ALL)}
+        if not said[1:].startswith("^"):
+            assert found == set(NAMES) - plain - {"lo"}
+
+
+def test_a_name_that_does_not_resolve() -> None:
+    answer = network.resolve("n" * 70)
+    assert isinstance(answer, Fault) and answer.reason == "UnknownHost"
+    assert network.resolve("localhost")

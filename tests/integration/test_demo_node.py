@@ -248,9 +248,12 @@ with SimulatedNode(2) as node:
     subprocess.run(["rm", "-r", folder], check=True)
 
 
-def test_a_launcher_that_dies_is_told(training: SimulatedNode) -> None:
+def test_a_launcher_that_dies_is_told_and_takes_even_a_stopped_rank_along() -> None:
     with SimulatedNode(1) as node:
+        (loader,) = children_of(node.pids[0])
+        node.order(0, "stopped")
+        wait_for(lambda: state_of(node.pids[0]) == "T", "the rank to stop")
         os.kill(parent_of(node.pids[0]), signal.SIGKILL)
         with pytest.raises(NodeError, match="has ended"):
             node.order("all", "checkpoint 1")
-        wait_for(lambda: is_gone(node.pids[0]), "the rank to end with it")
+        wait_for(lambda: is_gone(node.pids[0]) and is_gone(loader), "the rank and its loader to end with it")

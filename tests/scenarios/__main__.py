@@ -49,8 +49,9 @@ def power_rows(scenario: PowerScenario) -> list[tuple[str, ...]]:
         job = played[job_id]
         named = tuple(one.rank for one in job.verdict.named) if job.verdict and job.paged_at is not None else ()
         seconds = None if job.paged_at is None else job.paged_at - scenario.trouble_at
+        paged = _page(job.paged_at is not None, named, seconds if scenario.truth == "hang" else None)
         name = f"{scenario.name} ({job_id})" if several else scenario.name
-        rows.append((name, scenario.what, scenario.truth, fold(job.states), *_page(seconds, named)))
+        rows.append((name, scenario.what, scenario.truth, fold(job.states), *paged))
     return rows
 
 
@@ -67,16 +68,17 @@ def process_rows(scenario: ProcessScenario) -> list[tuple[str, ...]]:
             scenario.what,
             scenario.truth,
             fold(list(one.states)) if one.found else "no job",
-            *_page(one.seconds, one.named),
+            *_page(one.paged, one.named, one.seconds),
         )
         for number, one in enumerate(observed, 1)
     ]
 
 
-def _page(seconds: float | None, named: tuple[int | None, ...]) -> tuple[str, str, str]:
-    if seconds is None:
+def _page(paged: bool, named: tuple[int | None, ...], seconds: float | None) -> tuple[str, str, str]:
+    if not paged:
         return "no", "", ""
-    return "yes", f"rank {', '.join(map(str, named))}" if named else "nobody", f"{seconds:.0f}"
+    who = f"rank {', '.join(map(str, named))}" if named else "nobody"
+    return "yes", who, "" if seconds is None else f"{seconds:.0f}"
 
 
 def table(rows: list[tuple[str, ...]]) -> str:

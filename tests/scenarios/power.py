@@ -470,7 +470,7 @@ HEALTHY_SCENARIOS = (
     ),
     PowerScenario(
         "very light fine-tuning",
-        "150 of 700 W from the first minute: looked at now and then, left alone",
+        "150 of 700 W from the first minute",
         "healthy",
         Node(lambda _gpu, _t: VERY_LIGHT),
         (Expected("starting → suspected → training"),),

@@ -278,20 +278,29 @@ class _Taking:
 
 
 def fold(states: list[str]) -> str:
-    """States in order, as one line; two that alternate are shown once: `training ⇄ quiet`."""
+    """States in order, as one line, what repeats itself once: `a ⇄ b` for two, `(a → b → c) x4` for more."""
     parts: list[str] = []
     index = 0
     while index < len(states):
-        pair = states[index : index + 2]
-        length = 2
-        while states[index + length : index + length + 1] == [pair[length % 2]] and len(pair) == 2:
-            length += 1
-        if length >= 4:
-            parts.append(f"{pair[0]} ⇄ {pair[1]}")
-            index += length - (length % 2)
-            if length % 2:  # it ends where it began
-                index += 1
+        length, times = _repeated(states[index:])
+        block = states[index : index + length]
+        index += length * times
+        if times == 1:
+            parts.append(block[0])
+        elif length == 2:
+            parts.append(" ⇄ ".join(block))
+            index += states[index : index + 1] == block[:1]  # it ends where it began
         else:
-            parts.append(states[index])
-            index += 1
+            parts.append(f"({' → '.join(block)}) x{times}")
     return " → ".join(parts)
+
+
+def _repeated(states: list[str]) -> tuple[int, int]:
+    """The length of the shortest block of two or more that the list begins with twice, and how often; (1, 1) if none."""
+    for length in range(2, len(states) // 2 + 1):
+        times = 1
+        while states[length * times : length * (times + 1)] == states[:length]:
+            times += 1
+        if times > 1:
+            return length, times
+    return 1, 1

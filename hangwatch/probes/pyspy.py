@@ -165,10 +165,10 @@ def _is_passing(fault: Fault) -> bool:
 
 
 def _continue_if_stopped(before: tuple[ProcessId, str], proc_root: Path) -> tuple[ProcessId, str] | None:
-    """Continue a process that ran before it was paused and is stopped now; what it is once that was done."""
-    identity, state = before
+    """Continue a process that was paused (so it was not stopped before) and is stopped now; what it is after that."""
+    identity, _ = before
     after = procs.read_state(identity.pid, proc_root)
-    if after is None or after[0] != identity or state in "Tt" or after[1] != "T":
+    if after is None or after[0] != identity or after[1] != "T":
         return after
     try:
         os.kill(identity.pid, signal.SIGCONT)

@@ -94,6 +94,12 @@ def test_absent_ranks_of_a_slurm_step_are_told_by_its_layout(tmp_path: Path) -> 
     assert (seats(job), job.local_world_size, job.absent_local_ranks) == ([(8, 0, 511), (9, 1, 521)], 3, (2,))
 
 
+def test_a_loader_that_outlived_its_rank_is_not_the_rank(tmp_path: Path) -> None:
+    text = (FOLDER / "slurm.proc").read_text().replace("6087 (python3)", "6087 (pt_data_worker)")
+    step, _ = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    assert (seats(step), step.absent_local_ranks) == ([(0, 0, 6086)], (1,))
+
+
 def test_open_mpi(tmp_path: Path) -> None:
     (job,) = jobs_in("mpirun", tmp_path)
     assert (job.job_id, job.launcher, job.local_world_size) == ("2016149505", "mpirun", 2)

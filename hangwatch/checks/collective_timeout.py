@@ -131,7 +131,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     sample = window[-1]
     ours = sample.dump_after_seconds
     findings = [finding for job in sample.jobs if ours is not None and (finding := _judge_job(job, ours, settings))]
-    told = "; ".join(_sentence(job) for job in sample.jobs)
+    told = contract.listed([_sentence(job) for job in sample.jobs])
     if ours is None:
         return worst(findings, ok("NobodyWatches", f"{told}; no hangwatch daemon to compare that with"))
     return worst(findings, ok("StacksComeFirst", f"{told}; hangwatch has the stacks after {ours:.0f} s"))

@@ -125,6 +125,12 @@ def rank_label(rank: Rank) -> str:
     return str(next(numbers, "unknown"))
 
 
+def listed(parts: Sequence[str], shown: int = 2) -> str:
+    """The first parts as one text, and how many more there are."""
+    more = f"; and {len(parts) - shown} more" if len(parts) > shown else ""
+    return "; ".join(parts[:shown]) + more
+
+
 def growth(readings: Sequence[Mapping[KeyT, int]]) -> dict[KeyT, int]:
     """How much each counter grew over the readings, oldest first; one that was reset or wrapped counts from 0 again."""
     grown: dict[KeyT, int] = {}
@@ -165,9 +171,6 @@ def worst(findings: Iterable[CheckVerdict], healthy: CheckVerdict, shown: int = 
     ranked = sorted(findings, key=lambda finding: -finding.status)
     if not ranked:
         return healthy
-    told = ranked[:shown]
-    message = "; ".join(dict.fromkeys(finding.message for finding in told))
-    if len(ranked) > shown:
-        message += f"; and {len(ranked) - shown} more"
-    remedy = "; ".join(dict.fromkeys(finding.remedy for finding in told if finding.remedy))
+    message = listed(list(dict.fromkeys(finding.message for finding in ranked)), shown)
+    remedy = "; ".join(dict.fromkeys(finding.remedy for finding in ranked[:shown] if finding.remedy))
     return CheckVerdict(status=ranked[0].status, reason=ranked[0].reason, message=message, remedy=remedy)

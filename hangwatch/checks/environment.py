@@ -190,8 +190,8 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
         for rule in matching(job)
         if rule.name not in settings.ignored_rules
     ]
-    versions = "; ".join(
-        f"job {job.job_id} runs NCCL {job.nccl or 'unknown'}, PyTorch {job.torch or 'unknown'}" for job in sample.jobs
+    versions = contract.listed(
+        [f"job {job.job_id} runs NCCL {job.nccl or 'unknown'}, PyTorch {job.torch or 'unknown'}" for job in sample.jobs]
     )
     return worst(findings, ok("NothingKnown", f"none of {len(rules())} known causes of hangs; {versions}"))
 

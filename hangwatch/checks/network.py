@@ -54,11 +54,15 @@ class Use(Value, frozen=True):
 
 
 class Master(Value, frozen=True):
-    """The master of a job, as `host:port`. `state` is unknown where it lies in a network that we are not in."""
+    """The master of a job, as `host:port`.
+
+    `silent` is one that lets its peers wait, `refused` a port on which nobody listens: the job may not have begun to,
+    or never does. `unknown` where it lies in a network that we are not in.
+    """
 
     job_id: str
     place: str
-    state: Literal["answers", "silent", "unknown"]
+    state: Literal["answers", "silent", "refused", "unknown"]
     detail: str = ""
 
 
@@ -81,7 +85,7 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
         if isinstance(answer, Fault):
             faults.append(answer)
         elif answer is not None:
-            uses.append(answer[0])
+            uses += [answer[0]] if answer[0] else []
             masters += [answer[1]] if answer[1] else []
     if settings.interfaces:
         uses.append(Use(who="[checks.network]", meant=settings.interfaces, interfaces=meant(settings.interfaces, own)))
@@ -98,7 +102,7 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
 
 def _job(
     node: Node, job: Job, own: tuple[Interface, ...], settings: Settings
-) -> tuple[Use, Master | None] | Fault | None:
+) -> tuple[Use | None, Master | None] | Fault | None:
     """What a job uses, by its first rank; None when that rank is gone."""
     if not job.ranks:
         return None
@@ -128,7 +132,8 @@ def _same_namespace(proc_root: Path, pid: int) -> bool:
 
 def _use(
     job: Job, environ: dict[str, str], seen: tuple[Interface, ...], net_root: Path, addresses: tuple[str, ...]
-) -> Use:
+) -> Use | None:
+    """What the job says, else where its master lies; None where neither tells."""
     who = f"job {job.job_id}"
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         if environ.get(variable):
@@ -138,7 +143,7 @@ def _use(
     names = {network.interface_to(address, routes) for address in addresses}
     local = {one.name for one in seen if set(one.addresses) & set(addresses)}
     found = tuple(one for one in seen if one.name in (local or names))
-    return Use(who=who, meant=f"the route to {environ.get('MASTER_ADDR', 'its master')}", interfaces=found)
+    return Use(who=who, meant=f"the route to {environ.get('MASTER_ADDR')}", interfaces=found) if found else None
 
 
 def meant(said: str, seen: tuple[Interface, ...]) -> tuple[Interface, ...]:
@@ -162,11 +167,12 @@ def _master(
         return Master(job_id=job.job_id, place=place, state="silent", detail=detail)
     if not may_connect:
         return Master(job_id=job.job_id, place=place, state="unknown", detail="no rank holds a connection to it")
-    faults = [network.connect(address, port, CONNECT_SECONDS) for address in addresses[:2]]
-    if None in faults:
+    answers = [network.connect(address, port, CONNECT_SECONDS) for address in addresses[:2]]
+    faults = [answer for answer in answers if answer is not None]
+    if len(faults) < len(answers):
         return Master(job_id=job.job_id, place=place, state="answers")
-    detail = "; ".join(fault.detail for fault in faults if fault)
-    return Master(job_id=job.job_id, place=place, state="silent", detail=detail)
+    state: Literal["refused", "silent"] = "refused" if any(one.reason == "Refused" for one in faults) else "silent"
+    return Master(job_id=job.job_id, place=place, state=state, detail="; ".join(one.detail for one in faults))
 
 
 def points(sample: Sample) -> Iterable[Point]:
@@ -204,14 +210,21 @@ def _judge_use(use: Use) -> Iterator[CheckVerdict]:
 
 
 def _silent(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
-    """Silent once may be a job that starts or ends; twice in a row it is not."""
-    before = {one.place for one in window[-2].masters if one.state == "silent"} if len(window) > 1 else set()
-    for master in window[-1].masters:
-        if master.state == "silent":
-            message = f"{master.place}, the master of job {master.job_id}, does not answer: {master.detail}"
-            remedy = "is the first node of the job alive? `ping`, `ss -tnp`, firewalls between the nodes"
-            level = critical if master.place in before else warning
-            yield level("MasterSilent", message, remedy)
+    """Silent once may be a job that starts or ends; twice in a row it is not. Refused counts only after an answer."""
+    answered = {one.place for sample in window for one in sample.masters if one.state == "answers"}
+    lost = [
+        {one.place: one for one in sample.masters if one.state == "silent" or _is_lost(one, answered)}
+        for sample in window[-2:]
+    ]
+    for place, master in lost[-1].items():
+        message = f"{place}, the master of job {master.job_id}, does not answer: {master.detail}"
+        remedy = "is the first node of the job alive? `ping`, `ss -tnp`, firewalls between the nodes"
+        level = critical if len(lost) > 1 and place in lost[0] else warning
+        yield level("MasterSilent", message, remedy)
+
+
+def _is_lost(master: Master, answered: set[str]) -> bool:
+    return master.state == "refused" and master.place in answered
 
 
 def _errors(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:

@@ -128,7 +128,7 @@ def _judge_event(event: KernelEvent, age_seconds: float, settings: Settings) -> 
         remedy = "`hangwatch check storage`; `dmesg -T | grep -A20 'blocked for more'`"
         return warning("HungTask", f"{who} hung in the kernel {_ago(age_seconds)}", remedy)
     remedy = "give the job more memory or fewer loader workers; `hangwatch check ranks --verbose`"
-    return critical("OutOfMemory", f"{who} was killed for lack of memory {_ago(age_seconds)}", remedy)
+    return warning("OutOfMemory", f"{who} was killed for lack of memory {_ago(age_seconds)}", remedy)
 
 
 def _judge_xid(event: KernelEvent, age_seconds: float, settings: Settings) -> CheckVerdict | None:

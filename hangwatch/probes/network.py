@@ -171,7 +171,8 @@ def connect(address: str, port: int, deadline_seconds: float) -> Fault | None:
         socket.create_connection((address, port), timeout=deadline_seconds).close()
     except OSError as error:
         detail = f"no answer within {deadline_seconds:g} s" if isinstance(error, TimeoutError) else str(error)
-        return Fault(subject=f"{address} port {port}", reason="NoAnswer", detail=detail)
+        reason = "Refused" if isinstance(error, ConnectionRefusedError) else "NoAnswer"
+        return Fault(subject=f"{address} port {port}", reason=reason, detail=detail)
     return None
 
 

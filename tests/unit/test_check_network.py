@@ -178,6 +178,13 @@ def test_a_job_in_a_network_of_its_own_is_not_connected_to(tree: NodeTree) -> No
     assert values(result, "network_interface_up") == {}, "/sys shows only our own namespace"
 
 
+def test_a_master_whose_name_says_nothing_is_no_finding(tree: NodeTree) -> None:
+    process(tree, MASTER_ADDR="n" * 70, MASTER_PORT="29500")
+    result = run("network", tree.node(job(rank(10))))
+    assert told(result) == ("OK", "NetworkUp")
+    assert values(result, "network_master_answers") == {}
+
+
 def test_a_rank_that_vanished(tree: NodeTree) -> None:
     assert told(run("network", tree.node(job(rank(11))))) == ("OK", "NetworkUp")
 
@@ -215,10 +222,16 @@ def test_a_real_master_that_nobody_is_connected_to() -> None:
             node = Node(jobs=(job(rank(pid)),))
             assert values(run("network", node), "network_master_answers") == {("77",): 1}
             assert run("network", node, connect=False).table[-1][3] == "unknown"
+            check = Checked("network")
+            check.run(node)
             server.close()
-            result = run("network", node)
-            assert values(result, "network_master_answers") == {("77",): 0}
-            assert "refused" in result.verdict.message
+            before = run("network", node)
+            assert told(before) == ("OK", "NetworkUp"), "nobody listens, and perhaps never did: no finding"
+            assert before.table[-1][3] == "refused"
+            first, second = check.run(node), check.run(node)
+            assert (told(first), told(second)) == (("WARNING", "MasterSilent"), ("CRITICAL", "MasterSilent"))
+            assert "refused" in second.verdict.message
+            assert values(second, "network_master_answers") == {("77",): 0}
 
 
 def test_a_real_connection_is_enough_and_none_is_opened() -> None:

@@ -57,9 +57,9 @@ def test_a_quiet_log(tree: NodeTree) -> None:
         (SXID, ("WARNING", "SwitchWarning"), ["0000:c1:00.0", "SXID 12028", "Link 32"]),
         (SXID_FATAL, ("CRITICAL", "SwitchError"), ["SXID 20034"]),
         (HUNG, ("WARNING", "HungTask"), ["python", "pid 4711"]),
-        (OOM, ("CRITICAL", "OutOfMemory"), ["pt_data_worker", "pid 4712"]),
-        (CGROUP_OOM, ("CRITICAL", "OutOfMemory"), ["pid 4713"]),
-        (OLD_OOM, ("CRITICAL", "OutOfMemory"), ["pid 4714"]),
+        (OOM, ("WARNING", "OutOfMemory"), ["pt_data_worker", "pid 4712"]),
+        (CGROUP_OOM, ("WARNING", "OutOfMemory"), ["pid 4713"]),
+        (OLD_OOM, ("WARNING", "OutOfMemory"), ["pid 4714"]),
     ],
 )
 def test_what_a_line_means(tree: NodeTree, line: str, expected: tuple[str, str], words: list[str]) -> None:

@@ -312,7 +312,7 @@ class TextExporter(_Server):
         return 200, "text/plain; version=0.0.4; charset=utf-8", self.text.encode()
 
 
-def get(url: str, timeout_seconds: float = 10.0) -> tuple[int, bytes]:
+def get(url: str, timeout_seconds: float = 30.0) -> tuple[int, bytes]:
     """Status and body of one GET, also when the status is an error."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_seconds) as answer:

@@ -1,0 +1,80 @@
+"""Makes docs/img/dashboard-*.png: `python -m tests.deploy.pictures`, some three minutes.
+
+Two simulated nodes train under two real hangwatch daemons, a real Prometheus scrapes them, one rank is made to hang.
+What the dashboards then show is drawn by drawing.py (not by Grafana) and photographed by headless Chromium.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from hangwatch.demo.node import SimulatedNode
+from tests.conftest import wait_for
+from tests.deploy import promql
+from tests.deploy.drawing import WIDTH, Source, draw
+from tests.deploy.promql import DASHBOARDS, ROOT, RULES
+from tests.deploy.watched import hangwatch_on
+from tests.servers import RealPrometheus, program
+
+IMAGES = ROOT / "docs/img"
+TRAINING_SECONDS = 75.0
+AFTERWARDS_SECONDS = 25.0
+PAGE = 'ALERTS{alertname="HangwatchTrainingHung",alertstate="firing"}'
+
+
+def main() -> None:
+    """Play the scenario and take one picture of each dashboard."""
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        nodes = [stack.enter_context(SimulatedNode(ranks)) for ranks in (8, 4)]
+        daemons = [
+            stack.enter_context(hangwatch_on(node, folder / f"hangwatch-{number}", f"node-{number}"))
+            for number, node in enumerate(nodes, start=1)
+        ]
+        targets = {f"node-{number}": f"127.0.0.1:{daemon.port}" for number, daemon in enumerate(daemons, start=1)}
+        prometheus = stack.enter_context(RealPrometheus(folder / "prometheus", targets, rules=[RULES]))
+        began = time.time()
+        wait_for(lambda: len(prometheus.query('hangwatch_job_state{state="training"} == 1')) == 2, "training", 90)
+        time.sleep(TRAINING_SECONDS)
+        nodes[0].order(5, "loader")
+        wait_for(lambda: prometheus.query(PAGE), "the page", 90)
+        time.sleep(AFTERWARDS_SECONDS)
+        variables = {"fleet": {"node": ".*", "job_id": ".*"}, "node": {"node": "node-1", "job_id": ".*", "gpu": ".*"}}
+        variables["job"] = {"job_id": nodes[0].run_id}
+        source = Source(prometheus.query, prometheus.query_range)
+        for dashboard in DASHBOARDS:
+            page, height = draw(promql.dashboard(dashboard), source, variables[dashboard], time.time() - began)
+            (folder / "page.html").write_text(page)
+            photograph(folder / "page.html", IMAGES / f"dashboard-{dashboard}.png", height)
+            sys.stdout.write(f"{IMAGES / f'dashboard-{dashboard}.png'}\n")
+
+
+def photograph(page: Path, picture: Path, height: int) -> None:
+    """A PNG of a page of this height, by headless Chromium."""
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        [
+            program("chromium"),
+            "--headless=new",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),
+            f"--user-data-dir={page.parent / 'chromium'}",
+            f"--window-size={WIDTH},{height}",
+            f"--screenshot={picture}",
+            page.as_uri(),
+        ],
+        check=True,
+        timeout=120,
+        capture_output=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

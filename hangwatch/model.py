@@ -495,16 +495,22 @@ class Group(Value, frozen=True):
 
 
 class Grouping(Value, frozen=True):
-    """The groups of a job, largest first, and who did not answer. This is what nodes send each other and what merges.
+    """The groups of a job, largest first. This is what nodes send each other and what merges.
 
-    `absent` are ranks that should exist and gave no answer (a gap in the numbers, another node's ranks);
     `world_size` is None where nothing says it.
     """
 
     groups: tuple[Group, ...]
-    absent: tuple[int, ...] = ()
     world_size: int | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """Ranks that should exist and gave no answer: gaps in the numbers, and what is missing of the world size."""
+        known = {member.id.rank for group in self.groups for member in group.members if member.id.rank is not None}
+        if not known:
+            return ()
+        return tuple(rank for rank in range(max(max(known) + 1, self.world_size or 0)) if rank not in known)
 
 
 class Confidence(str, Enum):

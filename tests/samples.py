@@ -243,7 +243,6 @@ def incident(
     dumps: Sequence[RankDump] = (),
     ranks: Sequence[int] = range(8),
     world_size: int | None = 8,
-    absent: tuple[int, ...] = (),
     odd_local_ranks: frozenset[int] = frozenset(),
     notes: tuple[str, ...] = (),
     timeline: tuple[Transition, ...] = TIMELINE,
@@ -264,7 +263,7 @@ def incident(
         opened_unix_seconds=OPENED,
         state=JobState.HUNG,
         verdict=verdict,
-        grouping=Grouping(groups=tuple(groups), absent=absent, world_size=world_size, notes=notes),
+        grouping=Grouping(groups=tuple(groups), world_size=world_size, notes=notes),
         captures=(capture,) if dumps else (),
         power=power(odd_local_ranks),
         timeline=timeline,
@@ -371,9 +370,7 @@ def all_waiting() -> Incident:
         evidence=(Evidence(kind="SameWait", message="8 of 8 ranks wait in all_reduce, reached from the same callers"),),
     )
     dumps = [rank_dump(rank, ALL_REDUCE) for rank in range(8)]
-    return incident(
-        groups=(waiting(range(8)),), verdict=verdict, dumps=dumps, world_size=16, absent=tuple(range(8, 16))
-    )
+    return incident(groups=(waiting(range(8)),), verdict=verdict, dumps=dumps, world_size=16)
 
 
 def mismatch() -> Incident:
@@ -507,7 +504,7 @@ def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77)
             ),
         ),
     )
-    return incident(groups=groups, verdict=verdict, ranks=range(8), world_size=nodes * 8, absent=absent)
+    return incident(groups=groups, verdict=verdict, ranks=range(8), world_size=nodes * 8)
 
 
 def replaced(value: Incident, **changes: object) -> Incident:

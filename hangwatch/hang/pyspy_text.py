@@ -48,9 +48,10 @@ class _Pid(msgspec.Struct):
 
 
 class Interned:
-    """Equal frames and stacks once: thousands of ranks show the same ones."""
+    """Equal frames and stacks once: thousands of ranks show the same ones. `lines` are frames by their line of text."""
 
     def __init__(self) -> None:
+        self.lines: dict[str, Frame] = {}
         self._frames: dict[tuple[str, str], Frame] = {}
         self._stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
 
@@ -85,6 +86,10 @@ class Reader:
 
     def feed(self, line: str) -> None:
         """Take one line, without its prefix and line end."""
+        known = self._interned.lines.get(line)
+        if known is not None and self._thread is not None:
+            self._frames.append(known)
+            return
         if self._text:
             self._json(line)
             return
@@ -139,7 +144,9 @@ class Reader:
                 return
             found = _FRAME.match(line) or _ODD_FRAME.match(line)
             if found:
-                self._frames.append(self._interned.frame(found.group(1), found.group(2)))
+                frame = self._interned.frame(found.group(1), found.group(2))
+                self._interned.lines[line] = frame
+                self._frames.append(frame)
                 return
         if line.strip() and not self._common(line) and not _PYTHON.match(line):
             self._odd(line)

@@ -166,7 +166,6 @@ def assemble(groups: Iterable[Group], world_size: int | None, notes: Iterable[st
     merged.sort(key=lambda one: (-len(one.members), one.members[0].id.sort_key(), one.key))
     return Grouping(
         groups=tuple(merged),
-        absent=_absent((member.id.rank for one in merged for member in one.members), world_size),
         world_size=world_size,
         notes=tuple(sorted(set(notes))),
     )
@@ -193,13 +192,6 @@ def _identity(rank: RankId) -> _Identity:
     if rank.local_rank is not None:
         return rank.node, None, rank.local_rank, None
     return rank.node, None, None, rank.pid
-
-
-def _absent(present: Iterable[int | None], world_size: int | None) -> tuple[int, ...]:
-    known = {rank for rank in present if rank is not None}
-    if not known:
-        return ()
-    return tuple(rank for rank in range(max(max(known) + 1, world_size or 0)) if rank not in known)
 
 
 def _stand(rank: RankDump, table: activity.Table, seen: dict[_Signature, standing.Standing]) -> _Stand:

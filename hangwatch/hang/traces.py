@@ -133,11 +133,19 @@ def _read(name: str, lines: Iterable[str], interned: pyspy_text.Interned) -> lis
     labelled = _is_labelled(head)
     file_id = _of_file(name)
     sources: dict[tuple[RankId, bool], _Source] = {}
+    by_prefix: dict[str, _Source] = {}  # `[node:rank]` as it stands in the text: most lines repeat one
     for line in chain(head, (line.rstrip("\r\n") for line in iterator)):
+        prefix = line[: line.find("]") + 1] if line.startswith("[") else ""
+        source = by_prefix.get(prefix) if prefix else None
+        if source is not None and not line.startswith(":", len(prefix)):
+            source.reader.feed(line[len(prefix) :])
+            continue
         rank, sure, rest = _split(line, file_id, labelled=labelled)
         source = sources.get((rank, sure))
         if source is None:
             source = sources[rank, sure] = _Source(name, rank, sure, pyspy_text.Reader(interned))
+        if prefix and len(rest) == len(line) - len(prefix):
+            by_prefix[prefix] = source
         source.reader.feed(rest)
     for source in sources.values():
         source.reader.end()

@@ -119,8 +119,8 @@ def cannot_tell(groups: Sequence[Group], answered: int, waiting: int) -> str:
         return "no rank gave a stack that tells anything."
     if answered == 1 and len(groups) == 1:
         return together(groups[0], answered)
-    few = f"only {waiting} of {answered} ranks wait" if waiting else f"none of {sentences.count(answered)} waits"
-    return f"{few} for other ranks, too few to accuse anybody: {'; '.join(each(groups))}."
+    few = f"only {waiting} of {answered} ranks wait for other ranks" if waiting else "no rank waits for another one"
+    return f"{few}, which is too little to accuse anybody: {'; '.join(each(groups))}."
 
 
 def where_to_look(grouping: Grouping) -> str:

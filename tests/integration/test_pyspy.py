@@ -51,10 +51,14 @@ def test_a_process_that_spins_with_the_gil(tmp_path: Path) -> None:
 
 def test_a_stack_that_changes_all_the_time_is_read_and_runs_on(tmp_path: Path) -> None:
     with targets.python(targets.CHANGING, tmp_path) as pid:
-        answers = [dump(pid) for _ in range(20)]
-        assert [answer.fault for answer in answers] == [None] * 20
-        assert any(answer.paused for answer in answers), "the second rung of the ladder was never needed"
-        assert {answer.state_after for answer in answers} <= {"R", "S"}
+        for _ in range(300):
+            answer = dump(pid)
+            assert answer.fault is None
+            assert answer.state_after in ("R", "S")
+            if answer.paused:
+                break
+        else:
+            pytest.fail("the second rung of the ladder was never needed")
         assert targets.state(pid) == "R"
 
 
@@ -86,12 +90,15 @@ def test_with_native_a_process_in_the_kernel_is_read_without_a_pause_all_the_sam
 def test_one_thread_in_the_kernel_forbids_the_pause(tmp_path: Path) -> None:
     with targets.python(targets.THREAD_IN_KERNEL, tmp_path) as pid:
         wait_for(lambda: "D" in procs.read_thread_states(pid), "a thread in D")
-        answers = [dump(pid) for _ in range(30)]
-        assert not any(answer.paused for answer in answers)
-        assert max(answer.duration_seconds for answer in answers) < 2
-        torn = [answer.fault for answer in answers if answer.fault is not None]
-        assert torn, "no dump of the changing stack failed: this test proves nothing"
-        assert {fault.reason for fault in torn} <= {"StackChanged", "NoInterpreter"}
+        for _ in range(300):
+            answer = dump(pid)
+            assert not answer.paused
+            assert answer.duration_seconds < 2
+            if answer.fault is not None:
+                break
+        else:
+            pytest.fail("no dump of the changing stack failed: this test proves nothing")
+        assert answer.fault.reason in ("StackChanged", "NoInterpreter")
         assert targets.state(pid) != "T"
 
 

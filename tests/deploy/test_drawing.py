@@ -13,7 +13,7 @@ from tests.deploy.promql import DASHBOARDS
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_every_panel_is_drawn_with_its_answers(name: str) -> None:
-    labels = {label: "x" for label in ("job_id", "instance", "gpu", "rank", "activity", "motion", "frame", "check")}
+    labels = dict.fromkeys(("job_id", "instance", "gpu", "rank", "activity", "motion", "frame", "check"), "x")
     now = time.time()
     source = Source(
         lambda _: [{"metric": labels, "value": [now, "3"]}],

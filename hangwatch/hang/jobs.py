@@ -334,7 +334,7 @@ def _name(crew: _Crew, tree: _Tree) -> str:
         return _safe(environ["PMIX_NAMESPACE"])
     address = environ.get("MASTER_ADDR", "")
     if seat and address and not address.startswith(_LOOPBACK) and seat.world_size != seat.local_world_size:
-        return _safe(f"{address}-{environ.get('MASTER_PORT', '')}")
+        return _safe("-".join(filter(None, (address, environ.get("MASTER_PORT")))))
     origin = _origin(crew, tree)
     # One shell may have started several jobs that have no launcher; their ports differ.
     port = environ.get("MASTER_PORT") if crew.head is None else None

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, Rows, critical, ok, unknown, warning, worst
-from hangwatch.model import CheckVerdict, FabricDetails, Fault, GpuFabric, Point
+from hangwatch.details import FabricDetails, GpuFabric
+from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes import gpu_details, pci
 from hangwatch.probes.node import Node
 

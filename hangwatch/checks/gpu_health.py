@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, Rows, critical, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, GpuHealth, HealthDetails, Point
+from hangwatch.details import GpuHealth, HealthDetails
+from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes import gpu_details
 from hangwatch.probes.node import Node
 

@@ -10,7 +10,8 @@ from msgspec import Meta
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, Rows, critical, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, GpuLinks, NvLink, NvLinkDetails, PeerAccess, Point
+from hangwatch.details import GpuLinks, NvLink, NvLinkDetails, PeerAccess
+from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes import gpu_details, pci
 from hangwatch.probes.node import Node
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, Rows, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, GpuPlace, Point, TopologyDetails, Value
+from hangwatch.details import GpuPlace, TopologyDetails
+from hangwatch.model import CheckVerdict, Fault, Point, Value
 from hangwatch.probes import gpu_details, pci
 from hangwatch.probes.node import Node
 

@@ -9,7 +9,8 @@ from msgspec import Meta
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, Rows, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, GpuBus, PcieDetails, Point, Value
+from hangwatch.details import GpuBus, PcieDetails
+from hangwatch.model import CheckVerdict, Fault, Point, Value
 from hangwatch.probes import gpu_details, pci
 from hangwatch.probes.node import Node
 

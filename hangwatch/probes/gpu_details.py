@@ -16,7 +16,7 @@ NO_DRIVER = ("DriverNotFound", "DriverNotLoaded")
 
 
 def ask(node: Node, kind: type[DetailsT]) -> DetailsT | Fault | None:
-    """Details of all GPUs, of one kind of `hangwatch.model`.
+    """Details of all GPUs, of one kind of `hangwatch.details`.
 
     None without GPUs: nothing samples them, or neither the driver nor the PCI bus knows of any. GPUs on the bus without
     a driver that answers for them are a Fault.

@@ -27,7 +27,7 @@ class GpuSource(Protocol):
         """How the sampling itself fares."""
 
     def query(self, kind: type[DetailsT], deadline_seconds: float) -> DetailsT | Fault:
-        """Details that are too slow to sample: `kind` is their struct in `hangwatch.model`."""
+        """Details that are too slow to sample: `kind` is their struct in `hangwatch.details`."""
 
 
 class Hello(Value, frozen=True, tag="hello"):
@@ -55,7 +55,7 @@ class Answer(Value, frozen=True, tag="answer"):
 
 
 class Question(Value, frozen=True):
-    """A request for details of one kind, the name of a struct in `hangwatch.model`."""
+    """A request for details of one kind, the name of a struct in `hangwatch.details`."""
 
     number: int
     kind: str

@@ -20,7 +20,8 @@ from typing import BinaryIO
 import msgspec
 import pynvml
 
-from hangwatch.model import Fault, GpuSample, GpuSweep, Value, XidDetails
+from hangwatch.details import XidDetails
+from hangwatch.model import Fault, GpuSample, GpuSweep, Value
 from hangwatch.probes.gpus import Answer, Failed, Hello, Message, Question, Swept
 from hangwatch.probes.nvml_events import XidListener
 from hangwatch.probes.nvml_gpu import Gpu, driver_fault, gpu_fault, scaled

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pynvml
 
-from hangwatch.model import (
+from hangwatch.details import (
     FabricDetails,
-    Fault,
     GpuBus,
     GpuFabric,
     GpuHealth,
@@ -21,8 +20,8 @@ from hangwatch.model import (
     PcieDetails,
     PeerAccess,
     TopologyDetails,
-    Value,
 )
+from hangwatch.model import Fault, Value
 from hangwatch.probes.nvml_gpu import ABSENT, Gpu, gpu_fault, pci_address, scaled
 
 READ = 0  # NVML_P2P_CAPS_INDEX_READ, which pynvml spells as a tuple

@@ -10,7 +10,7 @@ from typing import Any
 
 import pynvml
 
-from hangwatch.model import XidEvent
+from hangwatch.details import XidEvent
 from hangwatch.probes.nvml_gpu import Gpu
 
 EVENTS_KEPT = 256

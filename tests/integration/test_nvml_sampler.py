@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.model import FabricDetails, Fault, GpuSweep, SamplerStatus, XidDetails
+from hangwatch.details import FabricDetails, XidDetails
+from hangwatch.model import Fault, GpuSweep, SamplerStatus
 from hangwatch.probes.nvml import NvmlSampler
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100, uuid_of

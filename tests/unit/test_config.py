@@ -24,7 +24,10 @@ from hangwatch import config
         ("gpu = 3", ["gpu", "object"]),
         ("[detector", ["not valid TOML"]),
         ('[[activities.rules]]\nactivity = "a"', ["activities.rules", "function"]),
-        ('[[activities.rules]]\nactivity = "a"\nfunction = "f"\nfille = "g"', ["activities.rules", "'fille'", "'file'"]),
+        (
+            '[[activities.rules]]\nactivity = "a"\nfunction = "f"\nfille = "g"',
+            ["activities.rules", "'fille'", "'file'"],
+        ),
     ],
 )
 def test_errors_teach(text: str, expected: list[str]) -> None:
@@ -51,7 +54,9 @@ def test_every_setting_says_what_it_is_for() -> None:
     bare = [
         line
         for line in config.sample().splitlines()
-        if " = " in line and not line.startswith("#") and line.split("# ")[1].startswith(("a number", "a whole", "a text"))
+        if " = " in line
+        and not line.startswith("#")
+        and line.split("# ")[1].startswith(("a number", "a whole", "a text"))
     ]
     assert bare == []
 

@@ -21,7 +21,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-Order = Literal["certain", "sync", "leaf", "context", "top", "native"]
+Order = Literal["certain", "sync", "top", "leaf", "native", "context", "loop"]
 WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
 
 _LEAF_DEPTH = 4
@@ -139,11 +139,16 @@ class Table:
         native = [index for index, place in enumerate(stack) if stack_frames.is_native(*place)]
         if importing(stack, python):
             return Match(Doing("import", None, waits=False), python[0])
-        for order, indexes in (("certain", python), ("sync", python), ("leaf", python[:_LEAF_DEPTH])):
-            found = self._first(stack, indexes, order)
-            if found:
-                return self._widened(stack, *found)
-        for order, indexes in (("native", native), ("context", python), ("top", python[:1])):
+        places: tuple[tuple[Order, list[int]], ...] = (
+            ("certain", python),
+            ("sync", python),
+            ("top", python[:1]),
+            ("leaf", python[:_LEAF_DEPTH]),
+            ("native", native),
+            ("context", python),
+            ("loop", python[:1]),
+        )
+        for order, indexes in places:
             found = self._first(stack, indexes, order)
             if found:
                 return self._widened(stack, *found)
@@ -151,10 +156,10 @@ class Table:
         return Match(Doing("unknown", name, waits=False), -1)
 
     def _first(
-        self, stack: tuple[stack_frames.Place, ...], indexes: Sequence[int], order: str
+        self, stack: tuple[stack_frames.Place, ...], indexes: Sequence[int], order: Order
     ) -> tuple[int, _Compiled] | None:
         for index in indexes:
-            rule = self._rules_of(stack[index]).get(order)  # type: ignore[call-overload]
+            rule = self._rules_of(stack[index]).get(order)
             if rule:
                 return index, rule
         return None

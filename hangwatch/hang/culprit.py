@@ -180,14 +180,17 @@ def _waiting_together(scene: _Scene) -> Verdict | None:
     if len(groups) > 1 and not _only_roles(groups):
         return _nobody("Mismatch", wording.mismatch(groups), scene)
     answered = scene.answered
-    message = wording.roles(groups, answered) if len(groups) > 1 else wording.together(groups[0], answered)
+    if len(groups) > 1:
+        message = wording.roles(groups, answered)
+    else:
+        message = wording.together(groups[0], answered, scene.grouping.world_size)
     return _nobody("AllWaiting", message + wording.where_to_look(scene.grouping), scene)
 
 
 def _all_alike(scene: _Scene) -> Verdict | None:
-    if len(scene.stacked) != 1 or scene.failed or scene.answered < 2:
+    if len(scene.stacked) != 1 or scene.failed:
         return None
-    message = wording.together(scene.stacked[0], scene.answered)
+    message = wording.together(scene.stacked[0], scene.answered, scene.grouping.world_size)
     return _nobody("AllAlike", message + wording.where_to_look(scene.grouping), scene)
 
 

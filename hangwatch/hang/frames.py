@@ -14,7 +14,7 @@ Place = tuple[str, str]
 _INSTALLED = re.compile(r"^.*?/(?:site-packages|dist-packages)/|^.*?/lib(?:64)?/python[23](?:\.\d+)?/")
 _GENERATED = re.compile(r"^.*/torchinductor[^/]*/.*$|^<eval_with_key>.*$|^<ipython-input.*$|^.*/tmp/(?:tmp)?[^/]*/")
 _GENERATED_NAMES = (("torchinductor", "<inductor>"), ("<eval_with_key>", "<eval_with_key>"), ("<ipython", "<ipython>"))
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_C_LIBRARY = re.compile(r"(^|/)(libc|libpthread|ld-linux|linux-vdso|\[vdso)[-.\]\w]*")
 _NATIVE_FILE = re.compile(r"\.so(?:\.|$)|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|rs|S|s)$|^python[\d.]*$|^\[|^\?*$|^lib[^/]*$")
 
 _LAUNCHER_FILES = (
@@ -101,7 +101,18 @@ def key_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
         for frame in frames[:end]
         if not is_native(frame.function, frame.file) and not _is_importlib(frame.file)
     )
-    return kept or tuple((_ADDRESS.sub("0x", frame.function), short_path(frame.file)) for frame in frames)
+    return kept or _native_places(frames) or tuple((frame.function, short_path(frame.file)) for frame in frames)
+
+
+def _native_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
+    """What stays the same in compiled frames: names, without addresses and without the C library's spinning."""
+    return tuple(
+        (frame.function, short_path(frame.file))
+        for frame in frames
+        if is_native(frame.function, frame.file)
+        and not frame.function.startswith("0x")
+        and not _C_LIBRARY.search(frame.file)
+    )
 
 
 def is_import(file: str) -> bool:

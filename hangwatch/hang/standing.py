@@ -13,22 +13,17 @@ from hangwatch.model import Frame, Thread
 
 _SERVICE = re.compile(
     r"^(_pin_memory_loop|_feed|_monitor|watchdog.*|.*_watchdog|heartbeat.*|.*_heartbeat.*|serve_forever|_serve|accept"
-    r"|_read_thread|usage_.*|_worker|poll_.*|_collect_.*|check_.*alive.*)$"
+    r"|_read_thread|usage_.*|poll_.*|_collect_.*|check_.*alive.*)$"
 )
 _SERVICE_FILES = re.compile(
     r"(^|/)(tqdm|wandb|tensorboard|tensorboardX|prometheus_client|mlflow|sentry_sdk|opentelemetry)/"
 )
 _MEANS_IT = frozenset({"collective_wait", "point_to_point"})
-_WORKS = (
-    "collective_wait",
-    "point_to_point",
-    "rendezvous",
-    "checkpoint",
-    "storage",
-    "compile",
-    "data_loading",
-    "gpu_sync",
+_WORKS = tuple(
+    "collective_wait point_to_point rendezvous checkpoint storage compile data_loading debugger "  # noqa: SIM905 - an order
+    "gpu_sync backward optimizer evaluation forward".split()
 )
+_LEAVES_IT_TO_A_THREAD = frozenset({"thread_wait", "rpc_wait"})
 
 
 class Standing(NamedTuple):
@@ -94,7 +89,7 @@ def _telling(
     doing = table.classify(main.frames)
     if doing.activity == "backward" and collective:
         return _best(collective, table)
-    if table.waits_for(doing.activity) == "thread":
+    if doing.activity in _LEAVES_IT_TO_A_THREAD:
         return _best(workers, table) or main
     return main
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
+from msgspec import structs
+
 from hangwatch.hang import pyspy_text
 from hangwatch.hang.pyspy_text import FoundProcess
 from hangwatch.model import ProcessDump, RankDump, RankId, WorkerDump
@@ -24,7 +26,7 @@ _SNIFFED_LINES = 400
 
 _LOCAL_RANK = re.compile(r"--local[_-]rank[= ](\d{1,7})\b")
 _NODE_RANK = re.compile(r"--(?:node|machine)[_-]rank[= ](\d{1,7})\b")
-_RANK = re.compile(r"--(?:global[_-])?rank[= ](\d{1,7})\b")
+_GLOBAL_RANK = re.compile(r"--global[_-]rank[= ](\d{1,7})\b")  # plain --rank is the rank of an adapter in many scripts
 _FILE_RANK = re.compile(r"(?:^|[^a-z])rank[-_]?(\d{1,7})(?![\d])", re.I)
 _FILE_NODE = re.compile(
     r"^(?:trace|traces|pyspy|py-spy|stack|stacks|dump|dumps)[-_.](.+?)(?:\.(?:out|txt|log|trace|dump|json|err))*$", re.I
@@ -86,7 +88,8 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
 class _Rank:
     """One rank while it is put together: its rounds and its workers."""
 
-    def __init__(self, rank: RankId, process: FoundProcess) -> None:
+    def __init__(self, source: str, rank: RankId, process: FoundProcess) -> None:
+        self.source = source
         self.id = rank
         self.rounds = [process]
         self.workers: dict[int | None, list[FoundProcess]] = {}
@@ -111,12 +114,16 @@ def _rounds(processes: Sequence[FoundProcess]) -> tuple[ProcessDump, ...]:
 
 
 def _add(found: dict[tuple[object, ...], _Rank], rank: _Rank, notes: list[str]) -> None:
-    """Keep a rank: the same process again is another round, another process of the same rank takes its place."""
-    numbered = rank.id.rank is not None or rank.id.local_rank is not None
-    place = (rank.id.node, rank.id.rank, rank.id.local_rank, None if numbered else rank.id.pid)
-    known = found.get(place)
+    """Keep a rank: the same process again is another round, another process of the same rank takes its place.
+
+    Local ranks and pids of two files say nothing of each other unless a node is named: the file stands for the node.
+    """
+    known = found.get(_place(rank.id))
+    if known is not None and rank.id.node is None and rank.id.rank is None and known.source != rank.source:
+        rank.id = structs.replace(rank.id, node=rank.source.replace("\\", "/").rsplit("/", 1)[-1])
+        known = found.get(_place(rank.id))
     if known is None or known.id.pid != rank.id.pid:
-        found[place] = rank
+        found[_place(rank.id)] = rank
         if known is not None:
             name = f"rank {rank.id.rank}" if rank.id.rank is not None else f"local rank {rank.id.local_rank}"
             notes.append(f"{name} appears as pid {known.id.pid} and as pid {rank.id.pid}: the last one counts")
@@ -124,6 +131,11 @@ def _add(found: dict[tuple[object, ...], _Rank], rank: _Rank, notes: list[str]) 
     known.rounds += rank.rounds
     for pid, rounds in rank.workers.items():
         known.workers.setdefault(pid, []).extend(rounds)
+
+
+def _place(rank: RankId) -> tuple[object, ...]:
+    numbered = rank.rank is not None or rank.local_rank is not None
+    return rank.node, rank.rank, rank.local_rank, None if numbered else rank.pid
 
 
 def _read(name: str, lines: Iterable[str], interned: pyspy_text.Interned) -> list[_Source]:
@@ -204,12 +216,14 @@ def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
     helpers = [process for process in processes if _is_helper(process, pids)]
     candidates = [process for process in processes if not _is_helper(process, pids)]
     own = _are_all_ranks(source, candidates)
+    told = _told_apart(source.id, candidates) if own else {}
     ranks: dict[int | None, _Rank] = {}
     for process in candidates:
         if process.pid in ranks:
             ranks[process.pid].rounds.append(process)
         elif own or not ranks:
-            ranks[process.pid] = _Rank(_identify(source.id, process, own=own), process)
+            identity = told.get(process.pid) or structs.replace(source.id, pid=process.pid)
+            ranks[process.pid] = _Rank(source.name, identity, process)
         else:
             helpers.append(process)
     first = next(iter(ranks.values()), None)
@@ -229,11 +243,19 @@ def _are_all_ranks(source: _Source, candidates: Sequence[FoundProcess]) -> bool:
     return not source.sure and len(pids) > 1 and len(commands) == 1
 
 
-def _identify(prefix: RankId, process: FoundProcess, *, own: bool) -> RankId:
-    """Who a process is: by its prefix, else by its command line, else by its pid."""
-    if not own:
-        return RankId(node=prefix.node, rank=prefix.rank, local_rank=prefix.local_rank, pid=process.pid)
-    node, rank, local = (pattern.search(process.command) for pattern in (_NODE_RANK, _RANK, _LOCAL_RANK))
+def _told_apart(prefix: RankId, candidates: Sequence[FoundProcess]) -> dict[int | None, RankId]:
+    """Who each process is by its command line; by its pid alone where the numbers there are the same for several."""
+    told = {process.pid: _by_command(prefix, process) for process in candidates}
+    numbers = [
+        (rank.node, rank.rank, rank.local_rank) for rank in told.values() if rank.rank or rank.local_rank is not None
+    ]
+    if len(numbers) == len(set(numbers)):
+        return told
+    return {pid: structs.replace(rank, rank=None, local_rank=None) for pid, rank in told.items()}
+
+
+def _by_command(prefix: RankId, process: FoundProcess) -> RankId:
+    node, rank, local = (pattern.search(process.command) for pattern in (_NODE_RANK, _GLOBAL_RANK, _LOCAL_RANK))
     told = f"node {node.group(1)}" if node else None
     if told is None and prefix.rank is not None:
         told = f"task {prefix.rank}"

@@ -26,11 +26,11 @@ def of(named: Sequence[Group], members: Sequence[Member], others: Sequence[Group
     votes += [vote for group in named for vote in _workers(group)]
     if waiting:
         total = sum(len(group.members) for group in waiting)
+        share = "the other rank waits" if len(rest) == 1 else f"{total} of the {len(rest)} other ranks wait"
         votes.append(
             Evidence(
                 kind="waiting",
-                message=f"{total} of the {sentences.count(len(rest), 'other rank')} wait for other ranks: "
-                f"{sentences.operations(waiting)}",
+                message=f"{share} for other ranks: {sentences.operations(waiting)}",
                 ranks=_some(waiting),
                 supports=True,
             )
@@ -223,7 +223,7 @@ def _motion(ids: tuple[RankId, ...], members: Sequence[Member], rest: Sequence[M
         Evidence(
             kind="motion",
             message=f"{'moved' if moving else 'did not move'} over {sentences.count(rounds, 'round')}; "
-            f"{frozen} of the {sentences.count(len(rest), 'other rank')} are frozen",
+            f"{frozen} of the {len(rest)} others did not either",
             ranks=ids[:64],
         )
     ]

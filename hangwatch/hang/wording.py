@@ -91,8 +91,10 @@ def mismatch(groups: Sequence[Group]) -> str:
     )
 
 
-def together(group: Group, answered: int) -> str:
+def together(group: Group, answered: int, world_size: int | None) -> str:
     """The headline for ranks that all stand at one place."""
+    if answered == 1 and world_size == 1:
+        return f"the only rank of the job, {who(group.members)}, {busy(group, several=False)}{_during([group])}."
     if answered == 1:
         return (
             f"only {who(group.members)} gave a stack; it {busy(group, several=False)}. "
@@ -117,8 +119,6 @@ def cannot_tell(groups: Sequence[Group], answered: int, waiting: int) -> str:
     """The headline where the groups allow no answer."""
     if not groups:
         return "no rank gave a stack that tells anything."
-    if answered == 1 and len(groups) == 1:
-        return together(groups[0], answered)
     few = f"only {waiting} of {answered} ranks wait for other ranks" if waiting else "no rank waits for another one"
     return f"{few}, which is too little to accuse anybody: {'; '.join(each(groups))}."
 

@@ -81,7 +81,8 @@ def test_who_a_dump_is_of(prefix: str, name: str, expected: RankId) -> None:
         ("python -u train.py --local_rank=3", None, None, 3),
         ("python -u train.py --local-rank 3 --lr 1", None, None, 3),
         ("python train.py --node_rank=1 --local_rank=0", "node 1", None, 0),
-        ("python train.py --rank 9", None, 9, None),
+        ("python train.py --global_rank 9", None, 9, None),
+        ("python train_lora.py --rank 9", None, None, None),
     ],
 )
 def test_the_command_line_tells_the_rank(
@@ -261,6 +262,22 @@ def test_errors_stand_in_place_of_a_dump(lines: list[str], reason: str, detail: 
         assert fault is not None and fault.reason == reason and detail in fault.detail
         assert "ext_context" not in fault.detail
         assert found.notes == ()
+
+
+def test_equal_numbers_on_the_command_line_are_no_ranks() -> None:
+    lines = [line for pid in (11, 12) for line in process(pid, *WAITS, command="python train.py --local_rank=0")]
+    assert ids(collect(*lines)) == [RankId(pid=11), RankId(pid=12)]
+
+
+def test_two_files_without_node_names_are_two_nodes() -> None:
+    first = process(7, *WAITS, command="python train.py --local_rank=0")
+    found = traces.collect([("a/one.txt", first), ("a/two.txt", first), ("three.txt", process(7, *LOADS))])
+    assert ids(found) == [
+        RankId(local_rank=0, pid=7),
+        RankId(node="two.txt", local_rank=0, pid=7),
+        RankId(pid=7),
+    ]
+    assert [len(rank.rounds) for rank in found.ranks] == [1, 1, 1]
 
 
 def test_json_of_one_process_and_of_many() -> None:

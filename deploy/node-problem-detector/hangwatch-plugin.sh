@@ -1,0 +1,20 @@
+#!/bin/sh
+# A custom plugin of node-problem-detector: 0 is well, 1 is a problem, anything else is unknown; one short line on stdout.
+# The arguments are names of checks, none for all.
+HANGWATCH="${HANGWATCH:-/opt/hangwatch/bin/hangwatch}"
+
+report=$(timeout 20 $HANGWATCH check "$@" 2>/dev/null)
+line=$(printf '%s\n' "$report" | awk '$1 == "CRITICAL" { sub(/:$/, "", $3); print $2 " " $3; exit }')
+if [ -n "$line" ]; then
+    echo "$line"
+    exit 1
+fi
+if [ -z "$report" ]; then
+    echo "hangwatch check gave no answer"
+    exit 2
+fi
+if printf '%s\n' "$report" | grep -q '^UNKNOWN'; then
+    echo "some checks cannot tell"
+    exit 2
+fi
+echo "this node is fit to train"

@@ -1,0 +1,11 @@
+#!/bin/sh
+# Prolog= of slurm.conf: a node with a critical finding takes no job. Slurm drains the node when this exits non-zero,
+# and puts the job back into the queue. Only a finding counts: a broken configuration or a missing program drains nobody.
+HANGWATCH_CHECK="${HANGWATCH_CHECK:-/opt/hangwatch/bin/hangwatch check --fail-on critical}"
+
+sick=$(timeout 20 $HANGWATCH_CHECK 2>/dev/null | awk '$1 == "CRITICAL" { sub(/:$/, "", $3); print $2 " " $3; exit }')
+if [ -n "$sick" ]; then
+    logger -t hangwatch-prolog "job ${SLURM_JOB_ID:-?} refused: $sick" 2>/dev/null
+    exit 1
+fi
+exit 0

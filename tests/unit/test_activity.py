@@ -1,0 +1,123 @@
+"""What a stack is doing, by the rules of activities.toml and of the configuration."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangwatch import config
+from hangwatch.hang import activity
+from hangwatch.model import Frame
+
+TABLE = activity.load()
+
+
+def frames(*lines: str) -> tuple[Frame, ...]:
+    found = []
+    for line in lines:
+        function, _, rest = line.rstrip(")").rpartition(" (")
+        found.append(Frame(function=function, file=rest))
+    return tuple(found)
+
+
+C10D = "torch/distributed/distributed_c10d.py"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected", "operation"),
+    [
+        ([f"all_reduce ({C10D})"], "collective_wait", "all_reduce"),
+        ([f"_object_to_tensor ({C10D})", f"all_gather_object ({C10D})", "f (x.py)"], "collective_wait", "all_gather_object"),
+        ([f"barrier ({C10D})", "wrapper (torch/distributed/c10d_logger.py)", "barrier (lightning/ddp.py)"], "collective_wait", "barrier"),
+        ([f"all_gather ({C10D})", "wrapper (torch/distributed/c10d_logger.py)", f"gather_object ({C10D})"], "collective_wait", "gather_object"),
+        ([f"_store_based_barrier ({C10D})", f"init_process_group ({C10D})"], "rendezvous", "init_process_group"),
+        ([f"recv ({C10D})"], "point_to_point", "recv"),
+        (["wait_tensor (torch/distributed/_functional_collectives.py)"], "collective_wait", "wait_tensor"),
+        (["mesh_broadcast (torch/distributed/tensor/_collective_utils.py)"], "collective_wait", "mesh_broadcast"),
+        (["_verify_param_shape_across_processes (torch/distributed/utils.py)", "__init__ (torch/nn/parallel/distributed.py)"], "collective_wait", "verify_param_shape_across_processes"),
+        ([f"all_reduce (/opt/conda/lib/python3.10/site-packages/{C10D})"], "collective_wait", "all_reduce"),
+        (["synchronize (horovod/torch/mpi_ops.py)"], "collective_wait", "synchronize"),
+        (["Buffer.dispatch (deep_ep/buffer.py)"], "collective_wait", "dispatch"),
+        (["acquire_read (vllm/distributed/device_communicators/shm_broadcast.py)"], "rpc_wait", "acquire_read"),
+        (["sync_global_devices (jax/experimental/multihost_utils.py)"], "collective_wait", "sync_global_devices"),
+        (["PMPI_Allreduce (libmpi.so.40)", "solve (solver.py)"], "collective_wait", "PMPI_Allreduce"),
+        (["ncclCommInitRank (libnccl.so.2)", "main (train.py)"], "collective_wait", "ncclCommInitRank"),
+        (["synchronize (torch/cuda/__init__.py)", "train (train.py)"], "gpu_sync", "synchronize"),
+        (["Event.synchronize (torch/cuda/streams.py)", "loop (server.py)"], "gpu_sync", "synchronize"),
+        (["cudaStreamSynchronize (libcudart.so.12)", "train (train.py)"], "gpu_sync", "cudaStreamSynchronize"),
+        (["synchronize (torch/cuda/__init__.py)", "_make_launchers (torch/_inductor/runtime/triton_heuristics.py)"], "compile", None),
+        ([f"all_gather ({C10D})", "compile_fx (torch/_inductor/compile_fx.py)"], "collective_wait", "all_gather"),
+        (["_engine_run_backward (torch/autograd/graph.py)", "backward (torch/_tensor.py)"], "backward", None),
+        (["linear (mine.py)", "_call_impl (torch/nn/modules/module.py)", "train (train.py)"], "forward", "linear"),
+        (["step (torch/optim/adamw.py)", "train (train.py)"], "optimizer", "step"),
+        (["train (megatron/training.py)", "pretrain (megatron/training.py)"], "training_loop", "train"),
+        (["bleu (metrics.py)", "evaluate (evaluate.py)", "train (train.py)"], "evaluation", "bleu"),
+        (["Condition.wait (threading.py)", "Queue.get (queue.py)", "_MultiProcessingDataLoaderIter._try_get_data (torch/utils/data/dataloader.py)"], "data_loading", "DataLoader"),
+        (["wait (threading.py)", "get (queue.py)", "_try_get_data (torch/utils/data/dataloader.py)"], "data_loading", "DataLoader"),
+        (["_recv (multiprocess/connection.py)", "iflatmap_unordered (datasets/utils/py_utils.py)"], "data_loading", None),
+        (["tokenize (transformers/tokenization_utils_base.py)", "train (train.py)"], "data_loading", "tokenizing"),
+        (["_save (torch/serialization.py)", "save (torch/serialization.py)"], "checkpoint", None),
+        (["tensor_to_bytes (safetensors/torch.py)", "save_pretrained (transformers/modeling_utils.py)"], "checkpoint", None),
+        (["copyfileobj (shutil.py)", "main (x.py)"], "storage", "copyfileobj"),
+        (["read (ssl.py)", "recv_into (ssl.py)", "send (requests/adapters.py)"], "network", None),
+        (["_communicate (subprocess.py)", "run (subprocess.py)"], "subprocess", "_communicate"),
+        (["acquire (filelock/_api.py)", "load_dataset (train.py)"], "lock", "lock file"),
+        (["wait (threading.py)", "mine (x.py)"], "thread_wait", "wait"),
+        (["<module> (numpy/__init__.py)", "_call_with_frames_removed (<frozen importlib._bootstrap>)", "<module> (train.py)"], "import", None),
+        (["main (train.py)", "_call_with_frames_removed (<frozen importlib._bootstrap>)", "<module> (cli.py)"], "unknown", "main"),
+        (["cmdloop (cmd.py)", "interaction (pdb.py)", "train (train.py)"], "debugger", None),
+        (["_shutdown (threading.py)"], "exiting", None),
+        (["flush (logging/__init__.py)", "emit (logging/__init__.py)"], "logging", "flush"),
+        (["gc_collect_main (python3.10)", "train (train.py)"], "garbage_collection", None),
+        (["hello (mine.py)"], "unknown", "hello"),
+        ([], "unknown", None),
+    ],
+)  # fmt: skip
+def test_built_in_rules(lines: list[str], expected: str, operation: str | None) -> None:
+    found = TABLE.classify(frames(*lines))
+    assert found.activity == expected
+    if operation is not None:
+        assert found.operation == operation
+    assert found.waits == (expected in {"collective_wait", "point_to_point", "rendezvous", "rpc_wait"})
+
+
+def test_plain_and_qualified_names_are_the_same() -> None:
+    plain = TABLE.classify(frames("wait (threading.py)", "get (queue.py)", "mine (x.py)"))
+    qualified = TABLE.classify(frames("Condition.wait (threading.py)", "Queue.get (queue.py)", "Loop.mine (x.py)"))
+    assert plain == qualified
+
+
+def test_a_file_pattern_ends_at_a_folder() -> None:
+    assert TABLE.classify(frames("all (mytorch/utils/data/dataloader.py)")).activity == "unknown"
+
+
+def test_rules_of_the_configuration_come_first() -> None:
+    rules = (
+        config.ActivityRule(activity="data_loading", function="read_*", file="*/our_loader.py", operation="our loader"),
+        config.ActivityRule(activity="licence_server", function="ask_licence"),
+    )
+    table = activity.load(rules)
+    assert table.classify(frames("read_shard (a/our_loader.py)")) == ("data_loading", "our loader", False)
+    assert table.classify(frames("ask_licence (x.py)", "all_reduce (" + C10D + ")")).activity == "licence_server"
+    assert table.waits_for("licence_server") == "nothing"
+    assert TABLE.classify(frames("read_shard (a/our_loader.py)")).activity == "unknown"
+
+
+def test_a_rule_without_a_usable_name_is_refused() -> None:
+    with pytest.raises(config.ConfigError, match=r"\[activities\] rules\[0\].*Loading Data"):
+        activity.load((config.ActivityRule(activity="Loading Data", function="x"),))
+
+
+def test_every_rule_names_an_activity_and_every_activity_a_sentence() -> None:
+    tables = activity._built_in()
+    assert {rule.activity for rule in tables.rules} <= set(tables.activities)
+    assert all(rule.functions for rule in tables.rules)
+    for name in tables.activities:
+        for operation in (None, "thing"):
+            clause = activity.says(name, operation)
+            assert clause.split()[0] in {"is", "waits", "stands", "sleeps"} and "{" not in clause
+
+
+def test_phases() -> None:
+    assert TABLE.phase(frames(f"barrier ({C10D})", "save_checkpoint (x.py)")) == "checkpoint"
+    assert TABLE.phase(frames(f"barrier ({C10D})", "evaluate (x.py)", "train (x.py)")) == "evaluation"
+    assert TABLE.phase(frames(f"barrier ({C10D})", "train (x.py)")) is None

@@ -106,7 +106,7 @@ def test_native_frames_when_a_person_asks(tmp_path: Path) -> None:
         answer = dump(pid, native=True, deadline_seconds=60.0)
         names = functions(answer, pid)
         assert "asleep" in names and len(names) > 2
-        assert (answer.paused, answer.state_after) == (True, "S")
+        assert answer.paused and answer.state_after in ("R", "S")
 
 
 def test_variables_are_shown_only_when_a_person_asks(tmp_path: Path) -> None:

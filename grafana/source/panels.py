@@ -210,7 +210,7 @@ def rows(
     )
 
 
-def variable(name: str, label: str, values: str, *, many: bool = False, hidden: bool = False) -> builders.QueryVariable:
+def variable(name: str, label: str, values: str, *, many: bool = False) -> builders.QueryVariable:
     """A variable that lists the values of a label; `many` begins with all of them."""
     built = (
         builders.QueryVariable(name)
@@ -224,8 +224,6 @@ def variable(name: str, label: str, values: str, *, many: bool = False, hidden: 
     )
     if many:
         built.all_value(".*").current(dashboard.VariableOption(selected=True, text="All", value="$__all"))
-    if hidden:
-        built.hide(dashboard.VariableHide.HIDE_VARIABLE)
     return built
 
 
@@ -307,16 +305,14 @@ def _thresholds(steps: Sequence[tuple[float | None, str]]) -> builders.Threshold
     )
 
 
-def _override(name: str, properties: Mapping[str, Any]) -> dashboard.DashboardFieldConfigSourceOverrides:
-    return dashboard.DashboardFieldConfigSourceOverrides(
-        matcher=dashboard.MatcherConfig(id_val="byName", options=name),
-        properties=[dashboard.DynamicConfigValue(id_val=key, value=value) for key, value in properties.items()],
-    )
-
-
 class _Override(Builder[dashboard.DashboardFieldConfigSourceOverrides]):
+    """What is different about the field of this name."""
+
     def __init__(self, name: str, properties: Mapping[str, Any]) -> None:
-        self._built = _override(name, properties)
+        self._built = dashboard.DashboardFieldConfigSourceOverrides(
+            matcher=dashboard.MatcherConfig(id_val="byName", options=name),
+            properties=[dashboard.DynamicConfigValue(id_val=key, value=value) for key, value in properties.items()],
+        )
 
     def build(self) -> dashboard.DashboardFieldConfigSourceOverrides:
         return self._built

@@ -225,7 +225,7 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
                         job_id,
                         _text(member.id.rank),
                         _text(member.id.local_rank),
-                        group.activity,
+                        _activity(group),
                         member.motion.value,
                         _frame(group),
                         group.key,
@@ -242,6 +242,13 @@ def _named(incident: Incident) -> str:
     ]
     more = len(names) - NAMED_RANKS_SHOWN
     return ",".join(names[:NAMED_RANKS_SHOWN]) + (f",+{more}" if more > 0 else "")
+
+
+def _activity(group: Group) -> str:
+    """What the group does; a rank that is gone or could not be dumped does nothing that anybody knows."""
+    if group.gone:
+        return "gone"
+    return "undumpable" if group.fault else group.activity
 
 
 def _frame(group: Group) -> str:

@@ -163,3 +163,12 @@ def test_the_dump_histogram_is_cumulative() -> None:
     assert 'hangwatch_dump_seconds_bucket{le="5.0"} 3.0' in text
     assert 'hangwatch_dump_seconds_bucket{le="+Inf"} 4.0' in text
     assert "hangwatch_dump_seconds_count 4.0" in text
+
+
+def test_ranks_without_a_stack_are_gone_or_undumpable() -> None:
+    incident = samples.blocked_in_kernel()
+    one = board(
+        jobs={k: e.__class__(job=e.job, watch=e.watch, incident=incident) for k, e in board().snapshot.jobs.items()}
+    )
+    rows = [line for line in scrape(one).splitlines() if line.startswith("hangwatch_rank_activity{")]
+    assert sum('activity="undumpable"' in row for row in rows) == 1

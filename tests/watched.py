@@ -33,8 +33,17 @@ QUICK = {
 class RealDaemon:
     """`hangwatch run` with a configuration of its own; ready when `with` is entered, ended by its pid when it is left."""
 
-    def __init__(self, folder: Path, environ: Mapping[str, str], **sections: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        environ: Mapping[str, str],
+        *,
+        prefix: Iterable[str] = (),
+        user: int | None = None,
+        **sections: Mapping[str, object],
+    ) -> None:
         self.folder = folder
+        self._prefix = list(prefix)
         self.state = folder / "state"
         self.state.mkdir(parents=True, exist_ok=True)
         merged = {name: {**QUICK.get(name, {}), **sections.get(name, {})} for name in {*QUICK, *sections}}
@@ -42,11 +51,13 @@ class RealDaemon:
         self.config = folder / "hangwatch.toml"
         self.config.write_text(_toml(merged))
         self._environ = {**environ, "PYTHONUNBUFFERED": "1"}
+        for path in (folder, self.state) if user is not None else ():
+            os.chown(path, user, user)
         self.log_file = folder / "daemon.log"
         self.port = 0
 
     def __enter__(self) -> RealDaemon:
-        command = [sys.executable, "-m", "hangwatch", "run", "--config", str(self.config)]
+        command = [*self._prefix, sys.executable, "-m", "hangwatch", "run", "--config", str(self.config)]
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(command, env=self._environ, stderr=log, stdout=log)
         try:

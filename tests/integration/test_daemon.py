@@ -1,0 +1,159 @@
+"""The life of a daemon: what it tells systemd, what it does without a driver, and that it ends in time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hangwatch import store
+from hangwatch.demo.node import SimulatedNode
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, h100
+from tests.watched import RealDaemon
+
+pytestmark = pytest.mark.timeout(120)
+NO_DRIVER = {**os.environ, "LD_LIBRARY_PATH": ""}
+
+
+def told(door: socket.socket, word: str, deadline_seconds: float = 20.0) -> str:
+    """The first message to systemd that begins with `word`."""
+    end = time.monotonic() + deadline_seconds
+    while time.monotonic() < end:
+        door.settimeout(max(0.1, end - time.monotonic()))
+        message = door.recv(4096).decode()
+        if message.startswith(word):
+            return message
+    pytest.fail(f"systemd did not hear {word}")
+
+
+def test_systemd_hears_ready_watchdog_status_and_stopping(tmp_path: Path) -> None:
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
+        door.bind(address)
+        environ = {**NO_DRIVER, "NOTIFY_SOCKET": address, "WATCHDOG_USEC": "4000000"}
+        with RealDaemon(tmp_path / "hw", environ) as daemon:
+            told(door, "READY=1")
+            told(door, "WATCHDOG=1")
+            told(door, "WATCHDOG=1")
+            assert " jobs" in told(door, "STATUS=")
+            daemon.process.send_signal(signal.SIGTERM)
+            told(door, "STOPPING=1")
+            assert daemon.process.wait(10) == 0
+
+
+def test_without_a_driver_it_says_so_once_and_the_rest_works(tmp_path: Path) -> None:
+    with RealDaemon(tmp_path / "hw", NO_DRIVER) as daemon:
+        wait_for(lambda: daemon.samples("hangwatch_check_status", check="fd_limit"), "a check that needs no GPU")
+        wait_for(lambda: daemon.samples("hangwatch_check_status", check="gpu_health"), "a check of GPUs")
+        assert daemon.samples("hangwatch_gpu_sampler_up") == [({}, 0.0)]
+        assert daemon.samples("hangwatch_gpu_power_watts") == []
+        (row, _) = daemon.samples("hangwatch_check_info", check="gpu_health")[0]
+        assert (row["status"], row["reason"]) == ("OK", "NotPresent")
+        assert daemon.get("/healthz") == "ok\n"
+        wait_for(lambda: "no GPU readings" in daemon.log, "a word about the driver")
+        wait_for(lambda: daemon.samples("process_cpu_seconds_total")[0][1] > 0, "some more beats")
+        said = [line for line in daemon.log.splitlines() if "no GPU readings" in line]
+        assert len(said) == 1, daemon.log
+        assert "install the NVIDIA driver" in said[0]
+
+
+def test_a_driver_that_blocks_costs_the_gpu_checks_only(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    fake_driver.add("gpu 0 fault nvmlDeviceGetPowerUsage sleep")
+    with RealDaemon(
+        tmp_path / "hw", fake_driver.environ, gpu={"sample_seconds": 0.2, "deadline_seconds": 1.0}
+    ) as daemon:
+        wait_for(
+            lambda: "did not answer" in daemon.log or "waiting for the driver" in daemon.log, "the stall in the log"
+        )
+        wait_for(lambda: daemon.samples("hangwatch_check_status", check="fd_limit"), "a check that needs no GPU")
+        assert daemon.samples("hangwatch_gpu_sampler_up") == [({}, 0.0)]
+        assert daemon.get("/healthz") == "ok\n"
+
+
+def test_it_ends_in_time_in_the_middle_of_a_capture(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    slow = {"pause_seconds": 60.0}
+    with SimulatedNode(4) as node, RealDaemon(tmp_path / "hw", fake_driver.environ, capture=slow) as daemon:
+        fake_driver.write([*h100(4), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))])
+        daemon.wait_for_state(node.run_id, "training")
+        fake_driver.add("gpu all power_watts 100")
+        daemon.wait_for_state(node.run_id, "suspected")
+        wait_for(lambda: daemon.samples("hangwatch_dump_seconds_count")[0][1] >= 4, "the first round of dumps")
+        began = time.monotonic()
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(15) == 0
+        assert time.monotonic() - began < 10
+        assert all(node.is_alive(rank) for rank in range(4)), "hangwatch never ends a training process"
+
+
+def test_healthy_work_is_never_dumped(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    with SimulatedNode(4) as node, RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:
+        fake_driver.write([*h100(4), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))])
+        daemon.wait_for_state(node.run_id, "training")
+        sampled = daemon.samples("hangwatch_gpu_energy_joules_total")
+        assert sampled
+        end = time.monotonic() + 6  # twice the hold
+        while time.monotonic() < end:
+            for pid in node.pids:
+                assert "TracerPid:\t0\n" in Path(f"/proc/{pid}/status").read_text()
+            time.sleep(0.02)
+        assert daemon.samples("hangwatch_dump_seconds_count")[0][1] == 0
+        assert daemon.job_state(node.run_id) == "training"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts the daemon as another user")
+def test_without_the_right_to_dump_the_incident_says_what_is_missing(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        pytest.skip("needs setpriv (util-linux)")
+    python = Path(sys.executable).resolve()
+    if not _may_execute(setpriv, python):
+        pytest.skip(f"{python} lies under a folder that other users may not enter")
+    shutil.copytree(Path(fake_driver.environ["LD_LIBRARY_PATH"]), shared := Path("/tmp") / f"hw-nobody-{os.getpid()}")
+    try:
+        _watch_as_nobody(fake_driver, shared, setpriv)
+    finally:
+        shutil.rmtree(shared, ignore_errors=True)
+
+
+def _may_execute(setpriv: str, python: Path) -> bool:
+    tried = subprocess.run([*_as_nobody(setpriv), str(python), "-c", "pass"], capture_output=True, check=False)
+    return tried.returncode == 0
+
+
+def _as_nobody(setpriv: str) -> list[str]:
+    return [setpriv, "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
+
+
+def _watch_as_nobody(driver: FakeDriver, shared: Path, setpriv: str) -> None:
+    shared.chmod(0o777)
+    scenario = shared / "gpus"
+    with SimulatedNode(4) as node:
+
+        def power(watts: int) -> None:
+            pids = [f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids)]
+            scenario.write_text("".join(f"{line}\n" for line in [*h100(4), *pids, f"gpu all power_watts {watts}"]))
+
+        power(600)
+        environ = {**driver.environ, "LD_LIBRARY_PATH": str(shared), "FAKE_NVML_SCENARIO": str(scenario)}
+        with RealDaemon(shared / "hw", environ, prefix=_as_nobody(setpriv), user=65534) as daemon:
+            job_id = wait_for(
+                lambda: next((row["job_id"] for row, _ in daemon.samples("hangwatch_job_info")), None), "a job"
+            )
+            daemon.wait_for_state(job_id, "training")
+            power(100)
+            daemon.wait_for_state(job_id, "stalled")
+            (row, _) = daemon.samples("hangwatch_incident_info", job_id=job_id)[0]
+            folder = daemon.state / "incidents" / row["incident"]
+            wait_for(lambda: (folder / "report.txt").exists(), "the incident")
+            assert "CAP_SYS_PTRACE" in (folder / "report.txt").read_text()
+            assert store.load(folder).verdict.named == ()
+            assert daemon.samples("hangwatch_dump_failures_total", reason="PermissionDenied")[0][1] >= 4
+            assert daemon.samples("hangwatch_job_page", job_id=job_id)[0][1] == 0, "what cannot be seen does not page"

@@ -183,10 +183,18 @@ def test_worker_processes_belong_to_their_rank() -> None:
     found = collect(*(f"[n:0]{line}" for line in [*process(50, *LOADS), *child(51), *child(52)]))
     assert ids(found) == [RankId(node="n", rank=0, pid=50)]
     assert [worker.pid for worker in found.ranks[0].workers] == [51, 52]
+    assert found.notes == ()
     grouping = stacks.group(found.ranks, TABLE, config.Capture())
     assert [(stack.name, str(stack.frames[0])) for stack in grouping.groups[0].workers] == [
         ("2 x child process", "read (video.py:9)")
     ]
+
+
+def test_a_prefix_with_a_rank_has_one_rank() -> None:
+    lines = [f"[n:3]{line}" for pid in (50, 51) for line in process(pid, *LOADS)]
+    found = collect(*lines)
+    assert ids(found) == [RankId(node="n", rank=3, pid=50)]
+    assert [worker.pid for worker in found.ranks[0].workers] == [51]
 
 
 def test_loader_workers_without_a_parent_line_are_no_ranks() -> None:

@@ -1,0 +1,79 @@
+"""What of a stack is the same on every rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangwatch.hang import frames as stack_frames
+from hangwatch.model import Frame
+
+
+def stack(*lines: str) -> tuple[Frame, ...]:
+    parts = [line.rstrip(")").rpartition(" (") for line in lines]
+    return tuple(Frame(function=function, file=file, line=7) for function, _, file in parts)
+
+
+def names(*lines: str) -> list[str]:
+    return [f"{function} ({file})" for function, file in stack_frames.key_places(stack(*lines))]
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [
+        ("<module> (train.py)",),
+        ("wrapper (torch/distributed/elastic/multiprocessing/errors/__init__.py)", "<module> (train.py)"),
+        ("_run_code (<frozen runpy>)", "_run_module_as_main (<frozen runpy>)"),
+        ("run_path (runpy.py)", "main (python3.11)", "__libc_start_main (libc.so.6)"),
+        ("run (multiprocessing/process.py)", "_bootstrap (multiprocessing/process.py)", "spawn_main (multiprocessing/spawn.py)"),
+        ("run (threading.py)", "_bootstrap_inner (threading.py)", "_bootstrap (threading.py)"),
+        ("invoke (click/core.py)", "main (click/core.py)", "__call__ (click/core.py)", "<module> (cli)"),
+        ("_call_with_frames_removed (<frozen importlib._bootstrap>)", "import_module (importlib/__init__.py)", "<module> (cli.py)"),
+    ],
+)  # fmt: skip
+def test_how_a_rank_was_launched_does_not_count(outer: tuple[str, ...]) -> None:
+    assert names("barrier (x.py)", "train (train.py)", *outer)[:2] == ["barrier (x.py)", "train (train.py)"]
+    assert len(names("barrier (x.py)", "train (train.py)", *outer)) <= 3
+
+
+def test_a_stack_of_launcher_frames_alone_is_kept() -> None:
+    assert names("<module> (train.py)") == ["<module> (train.py)"]
+
+
+def test_native_frames_and_addresses_do_not_count() -> None:
+    lines = [
+        "0x7f12 (libcuda.so.550)",
+        "poll (libc.so.6)",
+        "ncclAllReduce (nccl/src/collectives.cc)",
+        "all_reduce (a.py)",
+    ]
+    assert names(*lines) == ["all_reduce (a.py)"]
+
+
+def test_a_stack_of_native_frames_alone_keeps_what_is_the_same() -> None:
+    spinning = names("0x7f12 (libcuda.so.550)", "ncclGroupEnd (libnccl.so.2)", "0x55 (?)")
+    waiting = names("clock_gettime (linux-vdso.so.1)", "0x7f99 (libcuda.so.550)", "ncclGroupEnd (libnccl.so.2)")
+    assert spinning == waiting == ["ncclGroupEnd (libnccl.so.2)"]
+
+
+@pytest.mark.parametrize(
+    ("file", "short"),
+    [
+        ("torch/cuda/__init__.py", "torch/cuda/__init__.py"),
+        ("/opt/conda/lib/python3.10/site-packages/torch/cuda/__init__.py", "torch/cuda/__init__.py"),
+        ("/usr/lib/python3/dist-packages/x.py", "x.py"),
+        ("/usr/lib/python3.11/threading.py", "threading.py"),
+        ("/tmp/torchinductor_ann/3x/c3xabc.py", "<inductor>"),
+        ("<eval_with_key>.12", "<eval_with_key>"),
+        ("/home/ann/train.py", "/home/ann/train.py"),
+    ],
+)
+def test_short_paths(file: str, short: str) -> None:
+    assert stack_frames.short_path(file) == short
+
+
+@pytest.mark.parametrize(
+    ("function", "plain"),
+    [("wait", "wait"), ("Condition.wait", "wait"), ("f.<locals>.g", "g"), ("<module>", "<module>")],
+)
+def test_plain_names(function: str, plain: str) -> None:
+    assert stack_frames.plain_name(function) == plain

@@ -88,6 +88,10 @@ install_files() {
   fi
   chmod 0644 "$CONFIG/hangwatch.toml" "$CONFIG/hangwatch.sample.toml"
   "$PREFIX/bin/hangwatch" config --check "$CONFIG/hangwatch.toml"
+  if ! setpriv --reuid=hangwatch --regid=hangwatch --clear-groups "$PREFIX/bin/hangwatch" --version >/dev/null 2>&1; then
+    step "note: only root and the service can run hangwatch: $python lies in a folder that others may not enter." \
+      "To let everybody type it: --python /usr/bin/python3"
+  fi
 }
 
 start() {

@@ -39,7 +39,6 @@ class RealDaemon:
         environ: Mapping[str, str],
         *,
         prefix: Iterable[str] = (),
-        user: int | None = None,
         **sections: Mapping[str, object],
     ) -> None:
         self.folder = folder
@@ -51,8 +50,6 @@ class RealDaemon:
         self.config = folder / "hangwatch.toml"
         self.config.write_text(_toml(merged))
         self._environ = {**environ, "PYTHONUNBUFFERED": "1"}
-        for path in (folder, self.state) if user is not None else ():
-            os.chown(path, user, user)
         self.log_file = folder / "daemon.log"
         self.port = 0
 

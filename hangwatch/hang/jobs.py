@@ -14,6 +14,7 @@ from hangwatch.model import GpuSample, GpuSweep, Job, Process, ProcessId, Rank, 
 _MAX_NAME = 48  # of what a launcher gave; a checksum and a pid may follow
 _INIT = 1
 _NO_RUN_ID = (None, "", "none")
+_STARTS_RANKS_ONLY = ("torchrun", "accelerate", "deepspeed")
 _LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 
 
@@ -31,6 +32,7 @@ def find_jobs(
     crews = _seated_crews(tree, samples)
     seated = {process.id.pid for crew in crews for process, _ in crew.members}
     crews += _spawned_crews(tree, samples, seated)
+    crews += _hidden_crews(tree, crews)
     ranks = {process.id.pid for crew in crews for process, _ in crew.members}
     names = _names(crews, tree)
     jobs = [_job(name, crew, tree, samples, ranks) for name, crew in zip(names, crews, strict=True)]
@@ -97,6 +99,9 @@ class _Tree:
             yield parent
             seen.add(parent.id.pid)
             parent = self.parent(parent)
+
+    def children(self, process: Process) -> Sequence[Process]:
+        return self._children.get(process.id.pid, ())
 
     def descendants(self, process: Process, stop: Iterable[int] = ()) -> Iterator[Process]:
         """All below a process, nearest first, without the subtrees of the pids in `stop`."""
@@ -241,6 +246,32 @@ def _spawned_ranks(group: list[Process], tree: _Tree, samples: Sequence[GpuSampl
 
 def _is_within(process: Process, ranks: set[int], tree: _Tree) -> bool:
     return process.id.pid in ranks or any(up.id.pid in ranks for up in tree.ancestors(process))
+
+
+# --- ranks whose environment may not be read ------------------------------------------------------------------------
+
+
+def _hidden_crews(tree: _Tree, known: Sequence[_Crew]) -> list[_Crew]:
+    """The Python children of a launcher, where this daemon lacks the right to read who they are.
+
+    That they cannot be dumped must be told when the job hangs, not kept silent for the whole of its life.
+    """
+    heads = {crew.head.id for crew in known if crew.head is not None}
+    crews = []
+    for process in tree:
+        kind = launchers.launcher_kind(process)
+        if kind not in _STARTS_RANKS_ONLY or process.id in heads:
+            continue
+        ranks = [child for child in tree.children(process) if child.faults and _may_be_rank(child)]
+        if ranks:
+            ranks.sort(key=lambda one: (one.id.start_ticks, one.id.pid))
+            crews.append(_Crew(kind, process, [(rank, None) for rank in ranks]))
+    return crews
+
+
+def _may_be_rank(process: Process) -> bool:
+    helper = launchers.is_loader_worker(process) or launchers.is_resource_tracker(process)
+    return launchers.is_python(process) and not helper and launchers.launcher_kind(process) is None
 
 
 # --- one job --------------------------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
-"""Facts about this host that a report shows: names and versions, nothing secret."""
+"""Facts about this host that a report shows: names, sizes and load, nothing secret. The one importer of psutil."""
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
+import time
+
+import psutil
 
 
 def node_name() -> str:
@@ -13,12 +15,17 @@ def node_name() -> str:
 
 
 def facts(driver_version: str | None) -> tuple[tuple[str, str], ...]:
-    """Name and value of what helps to compare two incidents."""
+    """Name and value of what helps to compare two incidents; `driver_version` is the NVIDIA driver's, if any."""
+    memory, gibibyte = psutil.virtual_memory(), 1 << 30
+    hours_up = (time.time() - psutil.boot_time()) / 3600
     pairs = [
         ("host", socket.gethostname()),
         ("kernel", platform.release()),
-        ("cpus", str(os.cpu_count() or "unknown")),
-        ("load average", "{:.1f} {:.1f} {:.1f}".format(*os.getloadavg())),
+        ("cpus", f"{psutil.cpu_count() or 'unknown'} ({psutil.cpu_count(logical=False) or 'unknown'} cores)"),
+        ("load average", "{:.1f} {:.1f} {:.1f}".format(*psutil.getloadavg())),
+        ("memory", f"{memory.available / gibibyte:.0f} of {memory.total / gibibyte:.0f} GiB available"),
+        ("processes", str(len(psutil.pids()))),
+        ("up for", f"{hours_up:.0f} h"),
     ]
     if driver_version:
         pairs.append(("NVIDIA driver", driver_version))

@@ -74,8 +74,9 @@ def test_the_message_says_which_clock_is_ahead() -> None:
 def test_a_jump_is_seen_by_the_monotonic_clock_and_remembered_for_the_window() -> None:
     steady, after = sample(1000.0, 100.0), sample(1060.0 - 3600.0, 160.0)
     assert verdict(steady, after) == ("WARNING", "ClockStepped")
-    assert "-3600.000 s" in judge((steady, after), Settings()).message
+    assert "-3600.000 s, 0 s ago" in judge((steady, after), Settings()).message
     later = sample(1120.0 - 3600.0, 220.0)
+    assert "-3600.000 s, 60 s ago" in judge((steady, after, later), Settings()).message
     assert verdict(steady, after, later) == ("WARNING", "ClockStepped")
     assert verdict(after, later) == ("OK", "ClockInStep")
 
@@ -268,6 +269,7 @@ def test_peers_as_people_write_them(peer: str, place: tuple[str, int]) -> None:
     assert sntp.parse_peer(peer) == place
 
 
+BROADCAST = "255.255.255.255"  # the kernel refuses to send there without being asked twice
 NO_NAME = "n" * 70  # too long for a name: refused without asking a name server
 
 
@@ -276,8 +278,9 @@ def test_silent_refusing_and_unknown_peers_cost_one_deadline_together() -> None:
         silent.bind(("127.0.0.1", 0))
         mute = f"127.0.0.1:{silent.getsockname()[1]}"
         refusing = f"127.0.0.1:{free_port()}"
-        answers = sntp.query([mute, refusing, NO_NAME, "node:port"], deadline_seconds=0.3)
+        answers = sntp.query([mute, refusing, NO_NAME, "node:port", BROADCAST], deadline_seconds=0.3)
     reasons = {peer: answer.reason for peer, answer in answers.items() if isinstance(answer, Fault)}
+    assert reasons.pop(BROADCAST) == "CannotSend"
     assert reasons == {
         mute: "NoAnswer",
         refusing: "NoAnswer",

@@ -79,6 +79,21 @@ def test_a_refusal_names_the_likeliest_reason(ours: rights.Rights, words: list[s
         assert word in verdict.message + verdict.remedy
 
 
+def test_the_table_and_the_owner_of_a_rank(tree: NodeTree) -> None:
+    tree.process("self", capabilities="0000000000080000", uid=500)
+    tree.write("proc/sys/kernel/yama/ptrace_scope", "1\n")
+    tree.process(10, uid=1000)
+    result = run("dump_rights", tree.node(job(rank(10))))
+    rows = dict(result.table)
+    assert rows["capabilities"] == "CAP_SYS_PTRACE"
+    assert rows["yama ptrace_scope"] == "1"
+    assert rows["local rank 0 of job 77 (pid 10)"] == "may be dumped"
+    assert rights.user_of(tree.proc, 10) == 1000
+    assert rights.user_of(tree.proc, 11) is None
+    own = rights.own(tree.proc)
+    assert isinstance(own, rights.Rights) and own.user_id == 500
+
+
 def test_many_refusals_are_one_sentence() -> None:
     ranks = tuple(refused(local_rank=str(number)) for number in range(8))
     message = judge((Sample(own=own(capabilities=()), ranks=ranks),), Settings()).message

@@ -99,8 +99,9 @@ def test_a_node_without_the_file(tmp_path: Path) -> None:
     assert told(run("fd_limit", NodeTree(tmp_path).node())) == ("OK", "NotPresent")
 
 
-def test_a_file_that_cannot_be_understood(tree: NodeTree) -> None:
-    tree.write("proc/sys/fs/file-nr", "many\n")
+@pytest.mark.parametrize("text", ["many\n", "1 2\n", "1 0 x\n", "1 2 3 4\n", ""])
+def test_a_file_that_cannot_be_understood(tree: NodeTree, text: str) -> None:
+    tree.write("proc/sys/fs/file-nr", text)
     assert told(run("fd_limit", tree.node())) == ("UNKNOWN", "UnreadableFileNr")
 
 

@@ -193,6 +193,30 @@ def test_a_node_without_network(tmp_path: Path) -> None:
     assert told(run("network", NodeTree(tmp_path).node())) == ("OK", "NotPresent")
 
 
+def test_an_environment_that_may_not_be_read(tree: NodeTree) -> None:
+    process(tree, **MASTER)
+    environ = tree.proc / "10" / "environ"
+    environ.unlink()
+    environ.mkdir()
+    result = run("network", tree.node(job(rank(10))))
+    assert told(result) == ("UNKNOWN", "CannotRead")
+    assert result.faults[0].subject == "pid 10"
+
+
+def test_an_interface_that_has_only_ipv6(tree: NodeTree) -> None:
+    tree.write("proc/self/net/fib_trie", "")
+    row = "{address} 05 40 {scope} 80      ib0\n"
+    link_local = row.format(address="fe800000000000000000000000000002", scope="20")
+    tree.write("proc/self/net/if_inet6", "short row\n" + link_local)
+    process(tree, NCCL_SOCKET_IFNAME="ib0")
+    node = tree.node(job(rank(10)))
+    assert told(run("network", node)) == ("CRITICAL", "InterfaceDown"), "a link-local address is no address"
+    tree.write("proc/self/net/if_inet6", link_local + row.format(address="fd" + "0" * 29 + "2", scope="00"))
+    result = run("network", node)
+    assert told(result) == ("OK", "NetworkUp")
+    assert result.table[1][4] == "fd00::2"
+
+
 def test_tables_that_may_not_be_read(tree: NodeTree) -> None:
     dev = tree.proc / "self" / "net" / "dev"
     dev.unlink()

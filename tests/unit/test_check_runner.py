@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from hangwatch import checks, config
 from hangwatch.checks import contract, discovery, documentation, listing, runner
 from hangwatch.checks.contract import Check, Metric, Sample, Settings
-from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault, Point
+from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault, Point, ProcessId, Rank
 from hangwatch.probes.node import Node
+from tests.node_tree import rank
 
 READS = Metric(name="reads_total", help="reads", labels=("disk",), kind="counter")
 
@@ -77,6 +78,19 @@ def test_a_part_that_did_not_answer_is_never_shown_as_well() -> None:
     assert result.points, "what did answer is still exported"
 
 
+def test_many_faults_are_one_sentence() -> None:
+    faults = tuple(Fault(subject=f"sd{letter}", reason="NoAnswer", detail="silent") for letter in "abc")
+    result = run(check_of(lambda node, settings: Reading(number=1, faults=faults)))
+    assert result.verdict.message == "sda: silent, and 2 more did not answer"
+
+
+def test_a_rank_is_named_by_its_local_rank_where_it_has_one() -> None:
+    assert contract.rank_label(rank(10, 3)) == "3"
+    ours = ProcessId(pid=10, start_ticks=1)
+    assert contract.rank_label(Rank(id=ours, rank=11, local_rank=None)) == "11"
+    assert contract.rank_label(Rank(id=ours, rank=None, local_rank=None)) == "unknown"
+
+
 def test_what_a_check_raises_costs_that_check_only(caplog: pytest.LogCaptureFixture) -> None:
     def observe(node: Node, settings: Settings) -> Reading:
         raise ZeroDivisionError("secret path /home/someone")
@@ -106,7 +120,7 @@ def test_stalled_is_unknown_and_says_since_when() -> None:
     result = runner.stalled(check_of(lambda node, settings: None), 100.0, 145.0)
     assert (result.verdict.status, result.verdict.reason) == (CheckStatus.UNKNOWN, "Stalled")
     assert not result.success
-    assert "45 s" in result.verdict.message
+    assert "has not come back for 45 s" in result.verdict.message
     assert result.ran_unix_seconds == 100.0
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hangwatch.checks import storage
 from hangwatch.checks.storage import INCIDENTS, Answer, Sample, Settings, judge
 from hangwatch.model import Fault
 from hangwatch.probes import filesystems
@@ -103,6 +104,14 @@ def test_what_is_not_asked(tree: NodeTree) -> None:
     assert told(ignored) == ("OK", "NotPresent")
     also = run("storage", tree.node(), also_types=("tmpfs",))
     assert (str(tree.root / "run"), "tmpfs") in values(also, "storage_answers")
+
+
+def test_messages_and_the_table_give_sizes_in_words() -> None:
+    full = Answer(mount="/d", type="nfs", space=space(size=200 << 30, available=1 << 30))
+    hung = Answer(mount="/h", type="nfs", fault=Fault(subject="/h", reason="NoAnswer", detail=""))
+    assert "has 0.5% left" in judge((Sample(answers=(full,)),), Settings()).message
+    rows = storage.table(Sample(answers=(full, hung)))
+    assert rows[1:] == [("/d", "nfs", "0.0100", "1.0", "200.0"), ("/h", "nfs", "NoAnswer", "", "")]
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,9 @@ def test_records_that_were_overwritten_are_counted(tree: NodeTree) -> None:
     log(tree, "one")
     check, node = Checked("xid"), tree.node()
     check.run(node)
-    log(tree, "forty-two", first=42)
+    log(tree, "two", first=2)
+    assert values(check.run(node), "kernel_log_missed_total") == {(): 0}
+    log(tree, "forty-three", first=43)
     assert values(check.run(node), "kernel_log_missed_total") == {(): 40}
 
 

@@ -1,8 +1,9 @@
 """Whether this node's clock is kept, and how far it is from true time and from its peers.
 
 Clocks that differ make logs of many nodes unreadable, and break token lifetimes, rendezvous and file systems that
-compare times. Asked are the kernel (adjtimex: is anything keeping the clock, and how well), chronyd where it answers,
-and by SNTP an optional list of peers. A clock that jumps is seen by comparing it with the monotonic clock.
+compare times. Asked are the kernel (adjtimex: is anything keeping the clock, and how well; ntpd and systemd-timesyncd
+steer the clock through it), chronyd where it answers, and by SNTP an optional list of peers. A clock that jumps is seen
+by comparing it with the monotonic clock.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class Settings(contract.Settings, frozen=True):
     step_seconds: Annotated[
         float, Meta(gt=0.0, le=3600.0, description="a jump against the monotonic clock larger than this: warning")
     ] = 0.5
+    require_synchronized: Annotated[
+        bool, Meta(description="false: a clock that only the hypervisor keeps is no finding; then name peers")
+    ] = True
     peers: Annotated[
         tuple[str, ...], Meta(max_length=MAX_PEERS, description="NTP servers or other nodes to ask: host or host:port")
     ] = ()
@@ -97,7 +101,7 @@ def _offsets(sample: Sample) -> Iterator[tuple[str, float]]:
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     """A jump within the window, a clock that nobody keeps, an offset that is too large."""
     sample = window[-1]
-    findings = [*_steps(window, settings), *_unkept(sample), *_far(sample, settings)]
+    findings = [*_steps(window, settings), *_unkept(sample, settings), *_far(sample, settings)]
     offsets = list(_offsets(sample))
     farthest = max((abs(offset) for _, offset in offsets), default=0.0)
     sources = ", ".join(source for source, _ in offsets) or "nobody"
@@ -115,7 +119,9 @@ def _steps(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdic
             yield warning("ClockStepped", message, "journalctl -u chronyd --since -1h; look for a second time daemon")
 
 
-def _unkept(sample: Sample) -> Iterator[CheckVerdict]:
+def _unkept(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
+    if not settings.require_synchronized:
+        return
     if sample.kernel is not None and not sample.kernel.synchronized:
         yield warning("ClockUnsynchronized", "nothing keeps the kernel's clock: it drifts by itself", KEEP_TIME)
     elif sample.chrony is not None and not sample.chrony.synchronized:

@@ -39,7 +39,7 @@ class Sample(Value, frozen=True, kw_only=True):
 class Settings(config.Section, frozen=True):
     """Base of every check's section `[checks.<name>]`."""
 
-    enabled: Annotated[bool, Meta(description="false: the daemon leaves this check out")] = True
+    enabled: Annotated[bool, Meta(description="false: runs only where `hangwatch check` names it")] = True
 
 
 class Metric(Value, frozen=True):

@@ -107,17 +107,18 @@ def stalled(check: AnyCheck, since_unix_seconds: float, now_unix_seconds: float)
 def run_all(
     node: Node, settings_by_name: Mapping[str, Settings], names: Iterable[str] = (), deadline_seconds: float = 10.0
 ) -> list[CheckResult]:
-    """Run the named checks (all when there is no name) side by side, once; returns within `deadline_seconds`.
+    """Run the named checks side by side, once; returns within `deadline_seconds`. Without a name, all that are enabled.
 
     One that does not come back is UNKNOWN, `Stalled`; its thread is left behind and does not keep the process alive.
     Raises UnknownCheckError.
     """
-    chosen = select(names)
+    named = list(names)
+    used = {check.name: settings_by_name.get(check.name) or check.settings() for check in select(named)}
+    chosen = [check for check in select(named) if named or used[check.name].enabled]
     results: queue.SimpleQueue[CheckResult] = queue.SimpleQueue()
 
     def run_one(check: AnyCheck) -> None:
-        settings = settings_by_name.get(check.name) or check.settings()
-        results.put(run(check, node, settings, new_window(check)))
+        results.put(run(check, node, used[check.name], new_window(check)))
 
     began_unix_seconds, began = node.clock.unix(), node.clock.monotonic()
     for check in chosen:

@@ -148,6 +148,13 @@ def test_run_all_of_names_runs_these_only() -> None:
     assert [result.check for result in results] == ["memory_pressure", "xid"]
 
 
+def test_a_check_that_is_switched_off_runs_only_by_its_name() -> None:
+    settings = checks.settings_for(config.parse("[checks.xid]\nenabled = false\n", "h.toml"), "h.toml")
+    everything = [result.check for result in runner.run_all(Node(), settings)]
+    assert "xid" not in everything and "ranks" in everything
+    assert [result.check for result in runner.run_all(Node(), settings, ["xid"])] == ["xid"]
+
+
 def test_an_unknown_name_says_what_was_meant() -> None:
     with pytest.raises(checks.UnknownCheckError, match="did you mean 'clock_skew'"):
         checks.select(["clock_scew"])

@@ -1,0 +1,156 @@
+"""docs/install-*.md: commands, options, paths, values and checks that exist, and snippets that their readers accept."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from hangwatch import config
+from hangwatch.checks import discovery
+from hangwatch.cli import hangwatch as hangwatch_command
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = sorted((REPOSITORY / "docs").glob("install-*.md"))
+SYSTEMD, SLURM, KUBERNETES = (REPOSITORY / f"docs/install-{name}.md" for name in ("systemd", "slurm", "kubernetes"))
+SCHEMA = REPOSITORY / "deploy/helm/hangwatch/values.schema.json"
+
+
+def blocks(page: Path, language: str = "") -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [text for spoken, text in found if spoken == language]
+
+
+def typed(page: Path) -> list[str]:
+    """Every line of shell on the page, continuation lines joined, and every command in its text."""
+    shell = "".join(blocks(page) + blocks(page, "sh")).replace("\\\n", " ")
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    return [*shell.splitlines(), *(found.replace("\n", " ") for found in re.findall(r"`([^`]+)`", text))]
+
+
+def hangwatch_calls(page: Path) -> list[list[str]]:
+    """The words after `hangwatch`, wherever on a line the command stands."""
+    names = "|".join(_group().commands)
+    found = []
+    for line in typed(page):
+        for call in re.findall(rf"(?:^|[\s'/(])hangwatch ((?:{names})\b[^|&>`')]*)", line):
+            found.append(shlex.split(call))
+    return found
+
+
+def _group() -> click.Group:
+    assert isinstance(hangwatch_command, click.Group)
+    return hangwatch_command
+
+
+def test_there_is_a_page_for_each_way_to_install() -> None:
+    assert sorted([SYSTEMD, SLURM, KUBERNETES]) == PAGES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_options_and_checks_exist(page: Path) -> None:
+    calls = hangwatch_calls(page)
+    assert len(calls) > 2
+    for name, *arguments in calls:
+        command = _group().commands[name]
+        options = {text for parameter in command.params for text in parameter.opts}
+        assert {word for word in arguments if word.startswith("-")} <= options, (name, arguments)
+        if name == "check":
+            values = {"critical", "warning"}
+            assert {word for word in arguments if word[0] not in "-0123456789"} - values <= set(discovery.checks()), (
+                arguments
+            )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_paths_of_the_repository_exist(page: Path) -> None:
+    text = page.read_text()
+    for path in re.findall(r"(?<![\w./])((?:deploy|grafana|docs)/[\w./-]*\w)", text):
+        assert (REPOSITORY / path).exists(), path
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (page.parent / target).exists(), target
+
+
+def test_options_of_the_installer_exist() -> None:
+    usage = subprocess.run(
+        [REPOSITORY / "deploy/systemd/install.sh", "--help"], capture_output=True, text=True, check=True
+    )
+    used = {word for line in typed(SYSTEMD) if "install.sh" in line for word in line.split() if word.startswith("--")}
+    assert used
+    assert used <= set(re.findall(r"--\w[\w-]*", usage.stdout))
+
+
+def test_values_that_are_set_exist() -> None:
+    keys = [key for line in typed(KUBERNETES) for key in re.findall(r"--set ([\w.]+)=", line)]
+    assert len(keys) > 8
+    schema = json.loads(SCHEMA.read_text())
+    for key in keys:
+        assert _knows(schema, schema, key.split(".")), key
+
+
+def _knows(schema: dict[str, Any], part: dict[str, Any], path: list[str]) -> bool:
+    while "$ref" in part:
+        found: Any = schema
+        for step in part["$ref"].removeprefix("#/").split("/"):
+            found = found[step]
+        part = found
+    if not path:
+        return True
+    inner = part.get("properties", {}).get(path[0]) or part.get("additionalProperties", True)
+    return bool(inner) and _knows(schema, inner if isinstance(inner, dict) else {}, path[1:])
+
+
+def test_the_helm_values_are_a_configuration() -> None:
+    (snippet,) = blocks(KUBERNETES, "yaml")
+    settings = config.decode(yaml.safe_load(snippet)["config"], config.Settings, "values.yaml", ())
+    assert discovery.settings_for(settings, "values.yaml")
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
+def test_prometheus_takes_the_snippet_with_the_rules(tmp_path: Path) -> None:
+    (snippet,) = blocks(SYSTEMD, "yaml")
+    (tmp_path / "prometheus.yml").write_text(snippet)
+    shutil.copy(REPOSITORY / "deploy/prometheus/hangwatch.rules.yaml", tmp_path)
+    done = subprocess.run(
+        ["promtool", "check", "config", "prometheus.yml"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (pattern,) = set(re.findall(r'up\{job=~"(.*?)"\}', (tmp_path / "hangwatch.rules.yaml").read_text()))
+    assert re.fullmatch(pattern, yaml.safe_load(snippet)["scrape_configs"][0]["job_name"])
+
+
+def test_the_scripts_for_slurm_are_shell_and_ask_the_same_checks(tmp_path: Path) -> None:
+    scripts = blocks(SLURM, "sh")
+    assert len(scripts) == 2
+    for script in scripts:
+        subprocess.run(["sh", "-n"], input=script, text=True, check=True)
+    asked = [
+        sorted(re.findall(r"\b[a-z]+_?[a-z]+\b", re.findall(r"^  (gpu_health[^>)]*)", one, re.MULTILINE)[0]))
+        for one in scripts
+    ]
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.parametrize(("status", "drained"), [(0, False), (2, True)])
+def test_the_health_check_for_slurm_drains_for_a_critical_finding(tmp_path: Path, status: int, drained: bool) -> None:
+    health = next(script for script in blocks(SLURM, "sh") if "HealthCheckProgram" in script)
+    for name, body in {
+        "hangwatch": f"echo 'OK        pcie        fine'; echo 'CRITICAL  gpu_health  GpuLost: GPU 3 is lost'; exit {status}",
+        "scontrol": f'printf "%s\\n" "$@" >{tmp_path}/told',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    script = health.replace("PATH=", f"PATH={tmp_path}:")
+    subprocess.run(["sh", "-c", script], check=True, timeout=30)
+    assert (tmp_path / "told").exists() is drained
+    if drained:
+        told = (tmp_path / "told").read_text().splitlines()
+        assert {"update", "State=DRAIN", "Reason=hangwatch: gpu_health  GpuLost: GPU 3 is lost"} <= set(told)

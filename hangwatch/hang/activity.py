@@ -25,6 +25,7 @@ Order = Literal["certain", "sync", "top", "leaf", "native", "context", "loop"]
 WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
 
 _LEAF_DEPTH = 4
+_AROUND = ("context", "loop")
 _CACHE_LIMIT = 1 << 16
 _PHASES = ("evaluation", "checkpoint")
 _WRAPPERS = re.compile(
@@ -165,17 +166,21 @@ class Table:
         return None
 
     def _widened(self, stack: tuple[stack_frames.Place, ...], index: int, rule: _Compiled) -> Match:
-        """A wait is named by the call that the program made: the outermost frame of the same file, wrappers aside."""
+        """An activity is named by the call that the program made: the outermost frame of the same file.
+
+        Around a wait, frames of thin wrappers (loggers, context managers) are passed over.
+        """
         last, named, told = index, index, rule
         waits = self.waits_for(rule.activity) == "ranks"
-        while waits and last + 1 < len(stack):
+        while last + 1 < len(stack):
             last += 1
             outer = self._rules_of(stack[last]).get(rule.order)
-            if outer and stack[last][1] == stack[named][1]:
+            same = outer is not None and (waits or outer.activity == rule.activity)
+            if outer and same and stack[last][1] == stack[named][1]:
                 named, told = last, outer
-            elif not _WRAPPERS.search(stack[last][1]):
+            elif not (waits and _WRAPPERS.search(stack[last][1])):
                 break
-        name = stack_frames.plain_name((_leaf(stack) if rule.order == "context" else stack[named])[0])
+        name = stack_frames.plain_name((_leaf(stack) if rule.order in _AROUND else stack[named])[0])
         operation = told.operation or (name.lstrip("_") if waits else name)
         return Match(Doing(told.activity, operation, waits), named)
 

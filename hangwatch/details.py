@@ -5,6 +5,8 @@ Checks ask for these now and then (`GpuSource.query`); they pass from `probes.nv
 
 from __future__ import annotations
 
+from msgspec import field
+
 from hangwatch.model import Fault, Value
 
 
@@ -69,8 +71,8 @@ class GpuPlace(Value, frozen=True):
     cpus: tuple[int, ...] = ()
     numa_node: int | None = None
     gpu_numa_node: int | None = None
-    paths: dict[int, str] = {}
-    direct_links: dict[str, int] = {}
+    paths: dict[int, str] = field(default_factory=dict)
+    direct_links: dict[str, int] = field(default_factory=dict)
     switch_links: int = 0
 
 

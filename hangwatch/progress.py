@@ -122,7 +122,12 @@ def captured(
 
 
 def motion_count(grouping: Grouping) -> MotionCount:
-    """How many ranks of a capture are frozen, moving or unjudged. A rank that is gone makes no progress: frozen."""
+    """How many ranks of a capture are frozen, moving or unjudged. A rank that is gone makes no progress: frozen.
+
+    Where every rank waits for a process that is no rank (a rollout worker, an engine's scheduler), nobody can tell from
+    here whether that one works: unjudged.
+    """
+    elsewhere = all(group.activity == "rpc_wait" for group in grouping.groups)
     frozen = moving = unknown = 0
     who = []
     for group in grouping.groups:
@@ -130,14 +135,15 @@ def motion_count(grouping: Grouping) -> MotionCount:
         for member in group.members:
             if member.motion is Motion.MOVING:
                 moving += 1
-            elif member.motion is Motion.FROZEN or group.gone:
+            elif (member.motion is Motion.FROZEN and not elsewhere) or group.gone:
                 frozen += 1
             else:
                 unknown += 1
         if movers:
             ranks = ", ".join(str(one.id.pid if one.id.rank is None else one.id.rank) for one in movers[:4])
             more = f" and {len(movers) - 4} more" if len(movers) > 4 else ""
-            who.append(f"rank {ranks}{more} in {group.activity.replace('_', ' ')}")
+            doing = group.activity.replace("_", " ") if group.activity != "unknown" else "its own code"
+            who.append(f"rank {ranks}{more} in {doing}")
     return MotionCount(frozen=frozen, moving=moving, unknown=unknown, who="; ".join(who))
 
 

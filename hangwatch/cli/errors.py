@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hangwatch.checks.discovery import ContractError, UnknownCheckError
 from hangwatch.config import ConfigError
+from hangwatch.demo.node import NodeError
 from hangwatch.http import ServeError
 from hangwatch.store import StoreError
 
@@ -12,4 +13,4 @@ class InputError(Exception):
     """What the user gave cannot be used; the message says what to type instead."""
 
 
-USER_ERRORS = (InputError, ConfigError, StoreError, ServeError, UnknownCheckError, ContractError)
+USER_ERRORS = (InputError, ConfigError, StoreError, ServeError, UnknownCheckError, ContractError, NodeError)

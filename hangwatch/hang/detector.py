@@ -74,6 +74,7 @@ class JobWatch(Value, frozen=True):
     was_busy: bool = False
     sampled_at: float | None = None
     quiet_since: float | None = None
+    quiet_gpus: frozenset[str] = frozenset()
     back_since: float | None = None
     stalled_since: float | None = None
     capture_wanted_at: float | None = None
@@ -217,9 +218,9 @@ def _training(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if _is_quiet(voters, settings):
-        quiet = sum(power.is_quiet(gpu, settings) for gpu in voters)
-        return _go(replace(watch, quiet_since=now), JobState.QUIET, f"{quiet} of {len(voters)} GPUs are quiet", now)
-    low = _quorum(sum(power.is_low(gpu, settings) for gpu in voters), voters, settings)
+        return _fall_quiet(watch, voters, now, settings)
+    # A job that never worked hard has no level to fall from: only a later look can tell that it stands still.
+    low = not watch.was_busy or _quorum(sum(power.is_low(gpu, settings) for gpu in voters), voters, settings)
     busy = watch.was_busy or _quorum(sum(power.is_busy(gpu, settings) for gpu in voters), voters, settings)
     watch = replace(
         watch,
@@ -229,7 +230,7 @@ def _training(
         relook_pause=watch.relook_pause if low else RELOOK_SECONDS,
     )
     if watch.low_since is not None and now - watch.low_since >= watch.relook_pause:
-        reason = f"still draws far less than at work, {now - watch.low_since:.0f} s after ranks were last seen moving"
+        reason = f"draws little, and it is {now - watch.low_since:.0f} s since its ranks were last seen moving"
         return _suspect(watch, reason, now)
     return watch, ()
 
@@ -239,16 +240,38 @@ def _quiet(
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if not _is_quiet(voters, settings):
         return _go(replace(watch, quiet_since=None), JobState.TRAINING, "power is back", now)
+    watch = _only_the_same(watch, voters, now, settings)
     rested = watch.captured_at is None or now - watch.captured_at >= settings.cooldown_seconds
     if rested and quiet_seconds(watch, now) >= settings.hold_seconds:
         return _suspect(watch, f"quiet for {quiet_seconds(watch, now):.0f} s", now)
     return watch, ()
 
 
+def _fall_quiet(
+    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    quiet = _quiet_uuids(watch, settings)
+    watch = replace(watch, quiet_since=now, quiet_gpus=quiet)
+    return _go(watch, JobState.QUIET, f"{len(quiet)} of {len(voters)} GPUs are quiet", now)
+
+
+def _only_the_same(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> JobWatch:
+    """Only GPUs that were quiet all the time count: in a pipeline there is always somebody who waits."""
+    quiet = _quiet_uuids(watch, settings)
+    throughout = watch.quiet_gpus & quiet
+    if _quorum(len(throughout), voters, settings):
+        return replace(watch, quiet_gpus=throughout)
+    return replace(watch, quiet_gpus=quiet, quiet_since=now)
+
+
+def _quiet_uuids(watch: JobWatch, settings: Detector) -> frozenset[str]:
+    return frozenset(uuid for uuid, gpu in watch.gpus.items() if power.is_quiet(gpu, settings))
+
+
 def _suspected(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    if _is_back(voters, settings):
+    if _is_back(watch, voters, settings):
         return _go(replace(watch, quiet_since=None), JobState.TRAINING, "power came back during the capture", now)
     return watch, ()
 
@@ -256,7 +279,7 @@ def _suspected(
 def _open(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    if _is_back(voters, settings):
+    if _is_back(watch, voters, settings):
         watch = replace(watch, back_since=now if watch.back_since is None else watch.back_since)
         if watch.back_since is not None and now - watch.back_since >= settings.recover_seconds:
             return _go(replace(watch, quiet_since=None), JobState.RECOVERED, "power is back", now)
@@ -272,7 +295,7 @@ def _recovered(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if _is_quiet(voters, settings):
-        return _go(replace(watch, quiet_since=now), JobState.QUIET, "quiet again", now)
+        return _fall_quiet(watch, voters, now, settings)
     if now - watch.since >= RECOVERED_SHOWN_SECONDS:
         return _go(watch, JobState.TRAINING, "the GPUs are at work", now)
     return watch, ()
@@ -296,9 +319,9 @@ _RULES = {
 }
 
 
-def _is_back(voters: list[GpuPower], settings: Detector) -> bool:
+def _is_back(watch: JobWatch, voters: list[GpuPower], settings: Detector) -> bool:
     """Power is back: over the quiet line, or for a job that never worked, over what only work draws."""
-    if any(power.quiet_line_watts(gpu, settings) is not None for gpu in voters):
+    if watch.was_busy and any(power.quiet_line_watts(gpu, settings) is not None for gpu in voters):
         low = sum(power.is_quiet(gpu, settings) or power.is_low(gpu, settings) for gpu in voters)
         return not _quorum(low, voters, settings)
     return _quorum(sum(power.is_busy(gpu, settings) for gpu in voters), voters, settings)

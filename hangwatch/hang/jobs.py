@@ -130,7 +130,7 @@ def _seated_crews(tree: _Tree, samples: Sequence[GpuSample]) -> list[_Crew]:
             continue
         for part in _without_doubles(group, tree):
             members = _ranks_of(part, tree, samples)
-            if members:
+            if members and not any(launchers.is_server(process) for process, _ in members):
                 crews.append(_Crew(_launcher_name(part[0]), part[0].head, members))
     return crews
 

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from hangwatch.hang import pyspy_text
 from hangwatch.hang.pyspy_text import FoundProcess
-from hangwatch.model import ProcessDump, RankDump, RankId, WorkerDump
+from hangwatch.model import Frame, ProcessDump, RankDump, RankId, WorkerDump
 
 _HOST_RANK = re.compile(r"^\[([^\[\]\s:]+):(\d{1,7})\](:?)")
 _TORCHRUN = re.compile(r"^\[([A-Za-z_][\w.-]*?)(\d{1,7})\]:")
@@ -38,12 +38,13 @@ _LAUNCHER_FILES = re.compile(
 )
 _HELPER_FRAMES = re.compile(
     r"^(_worker_loop \((.*/)?torch/utils/data/_utils/worker\.py|worker \((.*/)?multiprocess(ing)?/pool\.py"
-    r"|_process_worker \((.*/)?concurrent/futures/process\.py|_launch \((.*/)?multiprocess(ing)?/popen_fork\.py"
+    r"|_process_worker \((.*/)?concurrent/futures/process\.py"
     r"|main \((.*/)?multiprocess(ing)?/(resource_tracker|forkserver)\.py)"
 )
 _HELPER_COMMAND = re.compile(
-    r"resource_tracker|forkserver|compile_worker|wandb[-_ ]?(service|core)|tensorboard|prometheus"
+    r"multiprocessing\.(resource_tracker|forkserver)|_inductor/compile_worker|(^|/)wandb-(service|core)\b|\bwandb service\b"
 )
+_TAKES_PART = re.compile(r"(^|/)(torch/distributed/distributed_c10d|torch/autograd/graph|deepspeed/comm/\w+)\.py$")
 
 
 class Collected(NamedTuple):
@@ -213,8 +214,11 @@ def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
     if len(processes) < len(source.reader.processes):
         notes.append(f"{source.name}: {len(source.reader.processes) - len(processes)} launcher processes left out")
     pids = {process.pid for process in processes}
-    helpers = [process for process in processes if _is_helper(process, pids)]
-    candidates = [process for process in processes if not _is_helper(process, pids)]
+    numbered = source.id.rank is not None or source.id.local_rank is not None
+    helpers, candidates = [], []
+    for process in processes:
+        is_helper = _is_helper(process, pids) and (numbered or not _takes_part(process))
+        (helpers if is_helper else candidates).append(process)
     own = _are_all_ranks(source, candidates)
     told = _told_apart(source.id, candidates) if own else {}
     ranks: dict[int | None, _Rank] = {}
@@ -268,12 +272,11 @@ def _by_command(prefix: RankId, process: FoundProcess) -> RankId:
 
 
 def _is_launcher(process: FoundProcess) -> bool:
-    frames = [frame for thread in process.threads if thread.is_main for frame in thread.frames]
+    frames = _main(process)
     spawned = any(
-        frame.function == "join" and frame.file.endswith("torch/multiprocessing/spawn.py") for frame in frames
+        frame.function.endswith("join") and frame.file.endswith("multiprocessing/spawn.py") for frame in frames
     )
-    inner = frames[:8]
-    return spawned or any(_LAUNCHER_FILES.search(frame.file) for frame in inner)
+    return spawned or any(_LAUNCHER_FILES.search(frame.file) for frame in frames[:8])
 
 
 def _is_helper(process: FoundProcess, pids: set[int | None]) -> bool:
@@ -282,9 +285,13 @@ def _is_helper(process: FoundProcess, pids: set[int | None]) -> bool:
         return True
     if _HELPER_COMMAND.search(process.command):
         return True
-    return any(
-        _HELPER_FRAMES.match(f"{frame.function.rsplit('.', 1)[-1]} ({frame.file}")
-        for thread in process.threads
-        if thread.is_main
-        for frame in thread.frames
-    )
+    return any(_HELPER_FRAMES.match(f"{frame.function.rsplit('.', 1)[-1]} ({frame.file}") for frame in _main(process))
+
+
+def _takes_part(process: FoundProcess) -> bool:
+    """A child that is in a collective or a backward pass is a rank: Lightning starts the other ranks from rank 0."""
+    return any(_TAKES_PART.search(frame.file) for frame in _main(process))
+
+
+def _main(process: FoundProcess) -> tuple[Frame, ...]:
+    return next((thread.frames for thread in process.threads if thread.is_main), ())

@@ -201,3 +201,11 @@ def test_jobs_do_not_disturb_each_other() -> None:
     life.discover(job(), other)
     assert life.snapshot.jobs["43"].watch.state is JobState.STARTING
     assert life.state is JobState.HUNG
+
+
+def test_ranks_that_wait_for_a_process_that_is_no_rank_are_not_judged_frozen() -> None:
+    members = tuple(Member(id=RankId(node="n1", rank=i), motion=Motion.FROZEN) for i in range(2))
+    elsewhere = Grouping(groups=(Group(key="k", activity="rpc_wait", members=members),))
+    assert progress.motion_count(elsewhere).unknown == 2
+    one_stuck = Group(key="l", activity="lock", members=(Member(id=RankId(rank=2), motion=Motion.FROZEN),))
+    assert progress.motion_count(Grouping(groups=(*elsewhere.groups, one_stuck))).frozen == 3

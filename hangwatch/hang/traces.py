@@ -42,7 +42,8 @@ _HELPER_FRAMES = re.compile(
     r"|main \((.*/)?multiprocess(ing)?/(resource_tracker|forkserver)\.py)"
 )
 _HELPER_COMMAND = re.compile(
-    r"multiprocessing\.(resource_tracker|forkserver)|_inductor/compile_worker|(^|/)wandb-(service|core)\b|\bwandb service\b"
+    r"multiprocessing\.(resource_tracker|forkserver)|_inductor/compile_worker"
+    r"|(^|/)wandb-(service|core)\b|\bwandb service\b"
 )
 _TAKES_PART = re.compile(r"(^|/)(torch/distributed/distributed_c10d|torch/autograd/graph|deepspeed/comm/\w+)\.py$")
 
@@ -215,7 +216,8 @@ def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
         notes.append(f"{source.name}: {len(source.reader.processes) - len(processes)} launcher processes left out")
     pids = {process.pid for process in processes}
     numbered = source.id.rank is not None or source.id.local_rank is not None
-    helpers, candidates = [], []
+    helpers: list[FoundProcess] = []
+    candidates: list[FoundProcess] = []
     for process in processes:
         is_helper = _is_helper(process, pids) and (numbered or not _takes_part(process))
         (helpers if is_helper else candidates).append(process)

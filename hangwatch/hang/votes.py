@@ -58,7 +58,7 @@ def context(grouping: Grouping) -> tuple[Evidence, ...]:
         Evidence(
             kind="thread",
             message=f"thread {stack.name} of {sentences.who([group.members[0].id])} "
-            f"{activity_clause(stack.activity)}: {' < '.join(str(frame) for frame in stack.frames[:3])}",
+            f"is in {stack.activity.replace('_', ' ')}: {' < '.join(str(frame) for frame in stack.frames[:3])}",
             ranks=_some([group]),
         )
         for group in groups[:2]
@@ -68,11 +68,6 @@ def context(grouping: Grouping) -> tuple[Evidence, ...]:
     for member in _lone(everybody, lambda one: one.utilization_ratio, _UTILIZATION_GAP):
         votes.append(_gpu_differs(member, everybody))
     return (*votes, *absence(grouping))
-
-
-def activity_clause(name: str) -> str:
-    """A word for what a thread does when no operation is known."""
-    return "is in " + name.replace("_", " ")
 
 
 def absence(grouping: Grouping) -> tuple[Evidence, ...]:

@@ -208,6 +208,32 @@ def test_loader_workers_without_a_parent_line_are_no_ranks() -> None:
     assert len(found.ranks[0].workers) == 2
 
 
+def test_what_a_command_line_mentions_makes_no_helper() -> None:
+    command = "python -u pretrain_gpt.py --tensorboard-dir /logs --wandb-project x"
+    assert len(collect(*process(50, *WAITS, command=command), *process(51, *LOADS, command=command)).ranks) == 2
+    tracker = process(
+        52,
+        "main (multiprocessing/resource_tracker.py:180)",
+        command="python -c from multiprocessing.resource_tracker import main",
+    )
+    assert len(collect(*process(50, *WAITS), *tracker).ranks) == 1
+
+
+def test_ranks_that_were_forked_are_ranks() -> None:
+    forked = [
+        "_bootstrap (multiprocessing/process.py:315)",
+        "_launch (multiprocessing/popen_fork.py:71)",
+        "start (multiprocessing/process.py:121)",
+    ]
+    assert len(collect(*process(50, *WAITS, *forked), *process(51, *LOADS, *forked)).ranks) == 2
+
+
+def test_ranks_started_by_rank_0_are_ranks() -> None:
+    child = process(51, *WAITS)
+    found = collect(*process(50, *LOADS), "-" * 80, *child[:2], "Parent Process 50: python train.py", *child[2:])
+    assert ids(found) == [RankId(pid=50), RankId(pid=51)]
+
+
 def test_the_launcher_is_no_rank_and_its_children_are() -> None:
     agent = process(
         40,

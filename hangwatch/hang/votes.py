@@ -24,17 +24,8 @@ def of(named: Sequence[Group], members: Sequence[Member], others: Sequence[Group
     votes = [_stack(group) for group in named if group.frames]
     votes += [_fault(group) for group in named if group.fault]
     votes += [vote for group in named for vote in _workers(group)]
-    if waiting:
-        total = sum(len(group.members) for group in waiting)
-        share = "the other rank waits" if len(rest) == 1 else f"{total} of the {len(rest)} other ranks wait"
-        votes.append(
-            Evidence(
-                kind="waiting",
-                message=f"{share} for other ranks: {sentences.operations(waiting)}",
-                ranks=_some(waiting),
-                supports=True,
-            )
-        )
+    votes += _waiting(waiting, len(rest), "other ranks", supports=True)
+    votes += _waiting([group for group in others if group.waits_for == "gpu"], len(rest), "their GPUs", supports=None)
     votes += _state(members)
     votes += _gpu(ids, members, rest)
     votes += _cpu(ids, members, rest)
@@ -118,6 +109,15 @@ def _stack(group: Group) -> Evidence:
         ranks=ids[:64],
         supports=True,
     )
+
+
+def _waiting(groups: Sequence[Group], others: int, what: str, *, supports: bool | None) -> list[Evidence]:
+    if not groups:
+        return []
+    total = sum(len(group.members) for group in groups)
+    share = "the other rank waits" if others == 1 else f"{total} of the {others} other ranks wait"
+    message = f"{share} for {what}: {sentences.operations(groups)}"
+    return [Evidence(kind="waiting", message=message, ranks=_some(groups), supports=supports)]
 
 
 def _fault(group: Group) -> Evidence:
@@ -218,7 +218,7 @@ def _motion(ids: tuple[RankId, ...], members: Sequence[Member], rest: Sequence[M
         Evidence(
             kind="motion",
             message=f"{'moved' if moving else 'did not move'} over {sentences.count(rounds, 'round')}; "
-            f"{frozen} of the {len(rest)} others did not either",
+            f"{frozen} of the {len(rest)} others {'did not' if moving else 'did not either'}",
             ranks=ids[:64],
         )
     ]

@@ -1,0 +1,86 @@
+"""Real torchrun jobs that hang, dumped as text by py-spy, as a person would, and read by the rules."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hangwatch import config
+from hangwatch.hang import activity, culprit, stacks, traces
+from hangwatch.model import Verdict
+from tests.conftest import wait_for
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+
+RANKS = 3
+PROGRAM = Path(__file__).parents[1] / "jobs" / "real_hang.py"
+PYSPY = Path(sys.executable).with_name("py-spy")
+TABLE = activity.load()
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """The folder of a job that runs the hang which the test asks for."""
+    torchrun = Path(sys.executable).with_name("torchrun")
+    if not torchrun.exists():
+        pytest.skip("torch is not installed")
+    command = [torchrun, "--standalone", "--nproc_per_node", str(RANKS), PROGRAM, request.param, tmp_path]
+    with (tmp_path / "log").open("wb") as log:
+        job = subprocess.Popen(
+            command, stdout=log, stderr=log, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+    try:
+        wait_for(
+            lambda: job.poll() is not None or len(list(tmp_path.glob("at-?"))) == RANKS, "all ranks to arrive", 120
+        )
+        assert job.poll() is None, (tmp_path / "log").read_text()
+        (tmp_path / "launcher").write_text(str(job.pid))
+        yield tmp_path
+    finally:
+        started = [job.pid, *(child.pid for child in psutil.Process(job.pid).children(recursive=True))]
+        for pid in started:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        job.wait()
+
+
+def explained(folder: Path) -> Verdict:
+    """Dump each rank under a `[host:rank]` prefix, and judge what was read."""
+    lines = []
+    for child in psutil.Process(int((folder / "launcher").read_text())).children():
+        rank = child.environ().get("RANK")
+        if rank is None:
+            continue
+        done = subprocess.run(
+            [PYSPY, "dump", "--nonblocking", "--pid", str(child.pid)], capture_output=True, text=True, timeout=60
+        )
+        lines += [f"[here:{rank}]{line}" for line in (done.stdout + done.stderr).splitlines()]
+    found = traces.collect([("dump.txt", lines)])
+    return culprit.judge(stacks.group(found.ranks, TABLE, config.Capture(), found.world_size))
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "named", "words"),
+    [
+        ("one_batch_more", "OutsideCollective", [1], "backward pass"),
+        ("checkpoint_on_rank_0", "OutsideCollective", [0], "checkpoint"),
+        ("two_collectives", "Mismatch", [], "all_gather_object"),
+        ("python_loop", "OutsideCollective", [2], "python_loop"),
+    ],
+    indirect=["folder"],
+)
+def test_the_verdict_on_a_real_hang(folder: Path, kind: str, named: list[int], words: str) -> None:
+    def settled() -> Verdict | None:
+        verdict = explained(folder)
+        return verdict if (verdict.kind, [rank.rank for rank in verdict.named]) == (kind, named) else None
+
+    assert words in wait_for(settled, f"the verdict {kind} on {named}", 60).message

@@ -1,0 +1,70 @@
+"""A job that hangs in one of several ways, started by torchrun: `real_hang.py HANG FOLDER`.
+
+Each rank writes FOLDER/at-<rank> right before the call in which it stays.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+FOLDER = Path(sys.argv[2])
+FOREVER = 3600
+
+
+def here() -> None:
+    path = FOLDER / f"at-{dist.get_rank()}.new"
+    path.write_text("here")
+    path.rename(FOLDER / f"at-{dist.get_rank()}")
+
+
+def one_batch_more() -> None:
+    """Rank 1 has one batch more than the others: its backward pass waits for gradients that nobody sends."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    batches = 3 if dist.get_rank() == 1 else 2
+    for batch in range(batches):
+        if batch == 2:
+            here()
+        model(torch.ones(2, 4)).sum().backward()
+    here()
+    dist.barrier()
+
+
+class SlowWriter(dcp.FileSystemWriter):
+    def write_data(self, plan, planner):  # type: ignore[no-untyped-def]
+        here()
+        if dist.get_rank() == 0:
+            time.sleep(FOREVER)
+        return super().write_data(plan, planner)
+
+
+def checkpoint_on_rank_0() -> None:
+    state = {f"rank_{dist.get_rank()}": torch.ones(3)}
+    dcp.save(state, storage_writer=SlowWriter(FOLDER / "checkpoint"))
+
+
+def two_collectives() -> None:
+    """Rank 2 gathers objects, the others reduce: all wait, nobody can be named."""
+    here()
+    if dist.get_rank() == 2:
+        dist.all_gather_object([None] * dist.get_world_size(), {"a": 1})
+    else:
+        dist.all_reduce(torch.ones(2))
+
+
+def python_loop() -> None:
+    here()
+    count = 0
+    while dist.get_rank() == 2:
+        count += 1
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    globals()[sys.argv[1]]()

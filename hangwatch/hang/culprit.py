@@ -144,6 +144,7 @@ class _Level(NamedTuple):
 _LEVELS = (
     _Level(lambda g: _waits_for(g) == "nothing", ("ranks", "gpu", "lock", "thread"), Confidence.HIGH),
     _Level(lambda g: _waits_for(g) in {"lock", "thread"}, ("ranks", "gpu"), Confidence.MEDIUM),
+    _Level(lambda g: _waits_for(g) == "gpu" and wording.holds_gil(g), ("ranks", "gpu"), Confidence.MEDIUM),
     _Level(lambda g: _waits_for(g) == "unknown", ("ranks",), Confidence.LOW),
     _Level(lambda g: _waits_for(g) == "gpu" and g.motion is Motion.MOVING, ("ranks",), Confidence.MEDIUM),
     _Level(lambda g: _waits_for(g) == "gpu", ("ranks",), Confidence.LOW),
@@ -160,16 +161,19 @@ def _outside(scene: _Scene) -> Verdict | None:
         enough = waiting > ranks or (waiting == ranks == 1)
         if not enough or waiting * 2 < scene.answered:
             return None
-        sure = level.sure
-        explicit = scene.waiting("ranks", without=named)
-        if sure is Confidence.HIGH and (
-            explicit * 4 < 3 * (scene.answered - ranks) or (ranks > 1 and ranks * 4 > scene.answered)
-        ):
-            sure = Confidence.MEDIUM
+        sure = _weighed(level.sure, scene.waiting("ranks", without=named), scene.answered, ranks)
         moving = any(member.motion is Motion.MOVING for member in wording.members_of(named))
         message = wording.outside(named, scene.others(named), moving=moving)
         return _accuse("OutsideCollective", message, scene, named, sure)
     return None
+
+
+def _weighed(sure: Confidence, explicit: int, answered: int, named: int) -> Confidence:
+    """Less sure where few wait explicitly for ranks (GPU waits are weaker) or where many are named."""
+    if sure is Confidence.MEDIUM and explicit * 2 < answered - named:
+        return Confidence.LOW
+    many = named > 1 and named * 4 > answered
+    return Confidence.MEDIUM if sure is Confidence.HIGH and (many or explicit * 4 < 3 * (answered - named)) else sure
 
 
 def _waiting_together(scene: _Scene) -> Verdict | None:
@@ -207,7 +211,8 @@ _RULES: tuple[Callable[[_Scene], Verdict | None], ...] = (
 
 
 def _waits_for(group: Group) -> str:
-    return "nothing" if wording.runs_python(group) else group.waits_for
+    """What a group waits for. Who holds the GIL in a function that no rule knows runs Python and waits for nothing."""
+    return "nothing" if group.waits_for == "unknown" and wording.holds_gil(group) else group.waits_for
 
 
 def _part(group: Group, wanted: Callable[[Member], bool]) -> Group | None:

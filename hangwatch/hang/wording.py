@@ -26,19 +26,20 @@ def size(groups: Iterable[Group]) -> int:
     return sum(len(group.members) for group in groups)
 
 
-def runs_python(group: Group) -> bool:
-    """Whether the ranks of a group hold the GIL outside any known wait: they run Python, no GPU holds them."""
+def holds_gil(group: Group) -> bool:
+    """Whether at least half of the ranks of a group hold the GIL."""
     owners = sum(member.owns_gil is True for member in group.members)
-    return group.waits_for in {"unknown", "gpu"} and owners > 0 and owners * 2 >= len(group.members)
+    return owners > 0 and owners * 2 >= len(group.members)
 
 
 def busy(group: Group, *, several: bool | None = None) -> str:
     """What a group does, as a clause."""
     plural = len(group.members) > 1 if several is None else several
-    if runs_python(group):
+    doing = sentences.does(group, several=plural)
+    if group.waits_for == "unknown" and holds_gil(group):
         where = str(group.frames[0]) if group.frames else "its code"
-        return f"{'are' if plural else 'is'} running Python code in {where}, holding the GIL"
-    return sentences.does(group, several=plural)
+        doing = f"{'are' if plural else 'is'} running Python code in {where}"
+    return f"{doing}, holding the GIL" if group.waits_for in {"unknown", "gpu"} and holds_gil(group) else doing
 
 
 def each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:

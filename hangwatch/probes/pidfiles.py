@@ -66,10 +66,8 @@ def resident_bytes(rows: dict[str, str]) -> int | None:
     return int(words[0]) * 1024 if words and words[0].isdecimal() else None
 
 
-def variables(
-    proc_root: Path, pid: int, wanted: Collection[str], prefixes: tuple[str, ...] = ()
-) -> dict[str, str] | Fault | None:
-    """Those variables of the environment a process was started with that are asked for by name or prefix.
+def variables(proc_root: Path, pid: int, wanted: Collection[str]) -> dict[str, str] | Fault | None:
+    """Those variables of the environment a process was started with that are asked for.
 
     Nothing else of the environment, which is full of secrets, is kept.
     """
@@ -79,7 +77,7 @@ def variables(
     found = {}
     for entry in raw.split(b"\0"):
         name, _, value = entry.decode("utf-8", "replace").partition("=")
-        if name in wanted or (prefixes and name.startswith(prefixes)):
+        if name in wanted:
             found[name] = "".join(c if c.isprintable() else "\ufffd" for c in value[:_VALUE_LIMIT])
     return found
 

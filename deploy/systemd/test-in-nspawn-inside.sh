@@ -165,6 +165,8 @@ see "and shows where the rank is" within 5 sandboxed_says read_shard
 kill -STOP "$first"
 see "a rank that was left stopped can be continued" sandboxed "kill -CONT $first"
 see "its environment, io and descriptors can be read" sandboxed "cd /proc/$first; cat environ io >/dev/null; ls fd"
+see "the kernel's log can be read" sandboxed "dd if=/dev/kmsg bs=8192 count=1 iflag=nonblock of=/dev/null"
+see "but no other device" eval ': </dev/loop-control && ! sandboxed ": </dev/loop-control"'
 see "the clock can be read" sandboxed \
   "/opt/hangwatch/bin/python -c 'import ctypes; assert ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)) >= 0'"
 see "but not set" eval '! sandboxed "date --set=12:00"'
@@ -172,6 +174,8 @@ see "nothing can be written outside the state folder" \
   sandboxed "for folder in / /etc/hangwatch /home /usr /opt/hangwatch; do ! touch \$folder/x 2>/dev/null || exit 1; done"
 see "a folder of its own can" sandboxed "touch /var/lib/hangwatch/x; rm /var/lib/hangwatch/x"
 see "the job is as it was" job_runs
+
+see "no check of the daemon lacks a right" eval '! hangwatch status --json | grep -E "PermissionDenied|not permitted"'
 
 echo "--- a daemon that freezes"
 frozen=$(property MainPID)

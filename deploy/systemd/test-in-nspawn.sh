@@ -69,7 +69,7 @@ SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 timeout 600 unshare --mount sh -c '
   mkdir -p /run/systemd && mount -t tmpfs tmpfs /run/systemd && exec systemd-nspawn "$@"' nspawn \
   --quiet --register=no --keep-unit --console=read-only --directory="$tree" --volatile=overlay --private-network \
   --capability=CAP_SYSLOG --system-call-filter="adjtimex clock_adjtime" \
-  --bind-ro="$work/given:/given" --bind="$work/out:/out" \
+  --bind-ro="$work/given:/given" --bind="$work/out:/out" --bind=/dev/kmsg --bind=/dev/loop-control \
   --bind-ro="$work/given/inside.service:/etc/systemd/system/hangwatch-test.service" \
   --boot -- systemd.wants=hangwatch-test.service systemd.show_status=no >"$work/console.log" 2>&1 </dev/null || status=$?
 cat "$work/out/log" 2>/dev/null || cat "$work/console.log"

@@ -63,12 +63,12 @@ UNIT
 
 echo "==> boot"
 # systemd-nspawn wants /run on a file system of its own, and expects systemd outside; hence the private mount and the
-# three options. CAP_SYSLOG and the clock calls are what a host's service manager has and a container's has not.
+# three options. CAP_SYSLOG, the clock and bpf (by which device rights work) are a host's, not a container's.
 status=0
 SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 timeout 600 unshare --mount sh -c '
   mkdir -p /run/systemd && mount -t tmpfs tmpfs /run/systemd && exec systemd-nspawn "$@"' nspawn \
   --quiet --register=no --keep-unit --console=read-only --directory="$tree" --volatile=overlay --private-network \
-  --capability=CAP_SYSLOG --system-call-filter="adjtimex clock_adjtime" \
+  --capability=CAP_SYSLOG --system-call-filter="adjtimex clock_adjtime bpf" \
   --bind-ro="$work/given:/given" --bind="$work/out:/out" --bind=/dev/kmsg --bind=/dev/loop-control \
   --bind-ro="$work/given/inside.service:/etc/systemd/system/hangwatch-test.service" \
   --boot -- systemd.wants=hangwatch-test.service systemd.show_status=no >"$work/console.log" 2>&1 </dev/null || status=$?

@@ -281,11 +281,13 @@ class Member(Value, frozen=True):
     """One rank in a group, with the numbers that serve as second votes.
 
     `state` is the letter that /proc/PID/stat showed in every round; where the rounds differ, the last one outside `D`.
+    `waited_before`: in an earlier round it stood in a wait for other ranks, so it does come to meet them.
     """
 
     id: RankId
     motion: Motion = Motion.UNKNOWN
     rounds: int = 1
+    waited_before: bool = False
     owns_gil: bool | None = None
     state: str | None = None
     wchan: str | None = None

@@ -152,9 +152,13 @@ _LEVELS = (
 
 
 def _outside(scene: _Scene) -> Verdict | None:
-    """Ranks that are not in a wait while at least half of the job's are, the plainest suspects first."""
+    """Ranks that are not in a wait while at least half of the job's are, the plainest suspects first.
+
+    A rank that was in a wait in an earlier round has come out of it since: it does come, and is not accused.
+    """
     for level in _LEVELS:
-        named = tuple(group for group in scene.stacked if level.suspects(group))
+        suspects = (group for group in scene.stacked if level.suspects(group))
+        named = tuple(part for group in suspects if (part := _part(group, lambda member: not member.waited_before)))
         if not named:
             continue
         ranks, waiting = wording.size(named), scene.waiting(*level.majority, without=named)

@@ -221,6 +221,7 @@ def _member(rank: RankDump, stand: _Stand, table: activity.Table, settings: conf
         id=rank.id,
         motion=moving,
         rounds=len(rank.rounds),
+        waited_before=_waited_before(rank.rounds, table),
         owns_gil=main.owns_gil if main else None,
         state=_state(rank.rounds),
         wchan=stand.dump.wchan if stand.dump else None,
@@ -229,6 +230,11 @@ def _member(rank: RankDump, stand: _Stand, table: activity.Table, settings: conf
         power_watts=rank.power_watts,
         utilization_ratio=rank.utilization_ratio,
     )
+
+
+def _waited_before(rounds: Sequence[ProcessDump], table: activity.Table) -> bool:
+    """Whether the rank stood in a wait for other ranks in a round before the last."""
+    return any(standing.of(dump.threads, table).waits_for == "ranks" for dump in rounds[:-1] if dump.threads)
 
 
 def _state(rounds: Sequence[ProcessDump]) -> str | None:

@@ -221,3 +221,19 @@ def test_folding_for_people() -> None:
     assert ranks.fold_ranks([0, 1, 2, 5]) == "0-2,5"
     assert ranks.fold_nodes(["node3", "node1", "node2", "login"]) == "login,node[1-3]"
     assert ranks.expand_nodes("node[1-3],x") == ("node1", "node2", "node3", "x")
+
+
+def test_a_rank_that_came_out_of_a_wait_is_not_accused() -> None:
+    """A healthy step: at the last look one rank computes and the others wait for it, a moment ago it waited, too."""
+
+    def dump(at: float, function: str, file: str) -> ProcessDump:
+        frames = (Frame(function=function, file=file), Frame(function="train", file="train.py"))
+        thread = Thread(name="MainThread", thread_id="1", frames=frames, is_main=True)
+        return ProcessDump(taken_monotonic_seconds=at, threads=(thread,), state="S")
+
+    wait, work = ("all_reduce", "torch/distributed/distributed_c10d.py"), ("__getitem__", "torch/utils/data/dataset.py")
+    others = [RankDump(id=RankId(rank=i), rounds=(dump(0, *wait), dump(5, *wait))) for i in range(3)]
+    came = RankDump(id=RankId(rank=3), rounds=(dump(0, *wait), dump(5, *work)))
+    stuck = RankDump(id=RankId(rank=3), rounds=(dump(0, *work), dump(5, *work)))
+    assert culprit.judge(stacks.group([*others, came], TABLE, SETTINGS)).named == ()
+    assert [who.rank for who in culprit.judge(stacks.group([*others, stuck], TABLE, SETTINGS)).named] == [3]

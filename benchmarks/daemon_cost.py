@@ -31,10 +31,10 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def children(pid: int) -> list[int]:
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, IndexError):
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(stat.parent.name))
+            if folder.name.isdigit() and int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(folder.name))
     return found
 
 

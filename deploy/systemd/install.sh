@@ -50,8 +50,9 @@ check_python() {
 }
 
 make_venv() {
-  wanted=$("$python" -c 'import sys; print(*sys.version_info[:2])')
-  found=$("$PREFIX/bin/python" -c 'import sys; print(*sys.version_info[:2])' 2>/dev/null || echo none)
+  origin='import os, sys; print(os.path.realpath(sys.base_prefix), *sys.version_info[:2])'
+  wanted=$("$python" -c "$origin")
+  found=$("$PREFIX/bin/python" -c "$origin" 2>/dev/null || echo none)
   if [ "$wanted" != "$found" ]; then
     step "making a virtual environment in $PREFIX"
     "$python" -m venv --clear "$PREFIX"
@@ -88,7 +89,8 @@ install_files() {
   fi
   chmod 0644 "$CONFIG/hangwatch.toml" "$CONFIG/hangwatch.sample.toml"
   "$PREFIX/bin/hangwatch" config --check "$CONFIG/hangwatch.toml"
-  if ! setpriv --reuid=hangwatch --regid=hangwatch --clear-groups "$PREFIX/bin/hangwatch" --version >/dev/null 2>&1; then
+  # By way of sh: setpriv itself still has root's rights while it looks for the program.
+  if ! setpriv --reuid=hangwatch --regid=hangwatch --clear-groups sh -c "$PREFIX/bin/hangwatch --version" >/dev/null 2>&1; then
     step "note: only root and the service can run hangwatch: $python lies in a folder that others may not enter." \
       "To let everybody type it: --python /usr/bin/python3"
   fi

@@ -116,6 +116,8 @@ class Daemon:
         self._every(self.settings.jobs.discover_seconds, self._discover, "discover", "default", at_once=True)
         self._every(PRUNE_SECONDS, self._prune, "prune", "default")
         self._every(STATUS_SECONDS, self._tell_systemd, "status", "default")
+        if self._notifier.watchdog_seconds is not None:
+            self._every(self._notifier.watchdog_seconds, self._ping_watchdog, "watchdog", "default")
         self._schedule_checks()
         self._scheduler.start()
         log.info("watching %s, metrics on %s:%d", self.node, self.settings.http.listen, self.port)
@@ -147,7 +149,7 @@ class Daemon:
     # --- beats -------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """One power sample: step every job, do what follows, tell the watchdog."""
+        """One power sample: step every job, and do what follows."""
         self._beat_at = self._clock()
         sweep, sampler = self._gpus.latest(), self._gpus.status()
         self._say_driver(sampler.fault)
@@ -164,7 +166,11 @@ class Daemon:
                     )
                 )
             )
-        self._notifier.watchdog()
+
+    def _ping_watchdog(self) -> None:
+        """On a beat of its own: power may be sampled once a minute, and systemd will not wait that long."""
+        if self.unhealthy() is None:
+            self._notifier.watchdog()
 
     def _discover(self) -> None:
         """One scan of /proc: which jobs are there?"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -56,6 +57,7 @@ def run(config_path: Path | None) -> None:
     settings, source = settings_from(config_path)
     check_settings = discovery.settings_for(settings, source)
     _log_to_stderr(settings.log.level)
+    faulthandler.enable()  # the watchdog's SIGABRT leaves the daemon's own stacks in the journal
     gpus = NvmlSampler(sample_seconds=settings.gpu.sample_seconds, deadline_seconds=settings.gpu.deadline_seconds)
     notifier = Notifier.from_environ(os.environ)
     daemon = Daemon(settings, gpus, notifier=notifier, check_settings=check_settings)

@@ -12,6 +12,8 @@ from hangwatch.model import Frame, Motion, ProcessDump, RankDump
 
 _STOPPED = frozenset("DTt")
 _ENDED = frozenset("ZXx")
+_MAY_COMPUTE = frozenset({"evaluation", "training_loop", "forward", "optimizer"})
+_GPU_AT_WORK_RATIO = 0.5
 
 Rate = tuple[float | None, float | None]
 """CPU seconds per second, bytes per second; None where a counter is missing."""
@@ -22,7 +24,8 @@ def of(rank: RankDump, table: activity.Table, settings: config.Capture) -> tuple
 
     A rank moves if its stack changed between rounds, or if it stands in no wait (for ranks, for the GPU: there a core
     spins without progress) and CPU or I/O of it or of its workers grew over the thresholds. A rank that cannot be
-    dumped is frozen when the kernel says so (`D` or `T` in every round, no CPU used). One round tells nothing.
+    dumped is frozen when the kernel says so (`D` or `T` in every round, no CPU used). One round tells nothing; nor does
+    a core that is busy at one line of an evaluation or a step while the GPU is not.
     """
     own = _rate(rank.rounds)
     workers = [_rate(worker.rounds) for worker in rank.workers]
@@ -42,8 +45,22 @@ def of(rank: RankDump, table: activity.Table, settings: config.Capture) -> tuple
     stacks = [stand.thread.frames if stand.thread else () for stand in standings]
     if any(_changed(before, after, table) for before, after in pairwise(stacks)):
         return Motion.MOVING, cpu, io
-    waits = standings[-1].waits_for in {"ranks", "gpu"}
-    return (Motion.MOVING if busy and not waits else Motion.FROZEN), cpu, io
+    last = standings[-1]
+    if not busy:
+        return Motion.FROZEN, cpu, io
+    if last.waits_for not in {"ranks", "gpu"}:
+        return Motion.MOVING, cpu, io
+    return (Motion.UNKNOWN if _may_compute(rank, last, cpu, settings) else Motion.FROZEN), cpu, io
+
+
+def _may_compute(rank: RankDump, stand: standing.Standing, cpu: float | None, settings: config.Capture) -> bool:
+    """Whether a rank at one line of its evaluation or step may be computing there, in a long call into C.
+
+    Behind the GPU's queue a core spins as well, but then the GPU shows work. One that hardly does is not waited for.
+    """
+    if stand.doing.activity not in _MAY_COMPUTE or rank.utilization_ratio is None:
+        return False
+    return _over(cpu, settings.motion_cpu_ratio) and rank.utilization_ratio < _GPU_AT_WORK_RATIO
 
 
 def _changed(before: Sequence[Frame], after: Sequence[Frame], table: activity.Table) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from hangwatch import config
 from hangwatch.hang import activity, motion
@@ -102,3 +103,22 @@ def test_thresholds_come_from_the_configuration() -> None:
     found = rank(dumps([COUNT] * 2, cpu=0.1))
     assert motion.of(found, TABLE, config.Capture(motion_cpu_ratio=0.05))[0] is Motion.MOVING
     assert motion.of(found, TABLE, config.Capture(motion_cpu_ratio=0.2))[0] is Motion.FROZEN
+
+
+@pytest.mark.parametrize(
+    ("stack", "cpu", "gpu", "expected"),
+    [
+        (["evaluate (metrics.py:9)", "train (train.py:30)"], 1.0, 0.3, Motion.UNKNOWN),
+        (["evaluate (metrics.py:9)", "train (train.py:30)"], 1.0, 1.0, Motion.FROZEN),
+        (["evaluate (metrics.py:9)", "train (train.py:30)"], 1.0, None, Motion.FROZEN),
+        (["evaluate (metrics.py:9)", "train (train.py:30)"], 0.0, 0.0, Motion.FROZEN),
+        (["train (train.py:30)"], 1.0, 0.0, Motion.UNKNOWN),
+        (SYNC, 1.0, 0.0, Motion.FROZEN),
+        (WAIT, 1.0, 0.0, Motion.FROZEN),
+    ],
+)
+def test_a_busy_core_beside_an_idle_gpu_may_be_computing(
+    stack: list[str], cpu: float, gpu: float | None, expected: Motion
+) -> None:
+    found = structs.replace(rank(dumps([stack] * 3, cpu=cpu)), utilization_ratio=gpu)
+    assert moved(found) is expected

@@ -24,6 +24,7 @@ from hangwatch.board import DUMP_BUCKETS_SECONDS, Board, Snapshot
 from hangwatch.config import Detector
 from hangwatch.hang import power
 from hangwatch.hang.detector import quiet_seconds
+from hangwatch.hang.power import GpuPower
 from hangwatch.model import CheckStatus, Group, Incident, JobState, Point
 
 log = logging.getLogger(__name__)
@@ -154,17 +155,25 @@ def _levels(snapshot: Snapshot, settings: Detector) -> Iterator[Metric]:
     busy = _gauge("gpu_busy_power_watts", "Busy level: what this GPU draws while its job works", labels)
     line = _gauge("gpu_quiet_line_watts", "At or under this power the GPU is quiet", labels)
     index = {gpu.uuid: str(gpu.index) for gpu in (snapshot.sweep.gpus if snapshot.sweep else ())}
-    for entry in snapshot.jobs.values():
-        if entry.watch.state is JobState.ENDED:
-            continue
-        for uuid, gpu in entry.watch.gpus.items():
-            if uuid in index and gpu.busy_watts is not None:
-                busy.add_metric([index[uuid], uuid], gpu.busy_watts)
-                quiet_line = power.quiet_line_watts(gpu, settings)
-                if quiet_line is not None:
-                    line.add_metric([index[uuid], uuid], quiet_line)
+    for uuid, gpu in _hardest_working(snapshot).items():
+        if uuid in index and gpu.busy_watts is not None:
+            busy.add_metric([index[uuid], uuid], gpu.busy_watts)
+            quiet_line = power.quiet_line_watts(gpu, settings)
+            if quiet_line is not None:
+                line.add_metric([index[uuid], uuid], quiet_line)
     yield busy
     yield line
+
+
+def _hardest_working(snapshot: Snapshot) -> dict[str, GpuPower]:
+    """The power of each GPU as the job sees it that drew most: two jobs may share a GPU, a series may not come twice."""
+    found: dict[str, GpuPower] = {}
+    for entry in snapshot.jobs.values():
+        for uuid, gpu in entry.watch.gpus.items() if entry.watch.state is not JobState.ENDED else ():
+            known = found.get(uuid)
+            if known is None or (gpu.busy_watts or 0.0) > (known.busy_watts or 0.0):
+                found[uuid] = gpu
+    return found
 
 
 def _jobs(snapshot: Snapshot, now: float) -> Iterator[Metric]:

@@ -172,3 +172,10 @@ def test_ranks_without_a_stack_are_gone_or_undumpable() -> None:
     )
     rows = [line for line in scrape(one).splitlines() if line.startswith("hangwatch_rank_activity{")]
     assert sum('activity="undumpable"' in row for row in rows) == 1
+
+
+def test_two_jobs_that_share_a_gpu_give_no_series_twice() -> None:
+    (entry,) = board().snapshot.jobs.values()
+    text = scrape(board(jobs={"a": entry, "b": entry}))
+    assert text.count("hangwatch_gpu_busy_power_watts{") == 1
+    assert text.count("hangwatch_gpu_quiet_line_watts{") == 1

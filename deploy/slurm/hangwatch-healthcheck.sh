@@ -1,11 +1,16 @@
 #!/bin/sh
 # HealthCheckProgram= of slurm.conf: drains this node on a critical finding and takes back its own drain once it is well.
 # Slurm leaves all action to this script, and kills it after 60 s. A drain that somebody else ordered is not touched.
-HANGWATCH_CHECK="${HANGWATCH_CHECK:-/opt/hangwatch/bin/hangwatch check --fail-on critical}"
+# Only a finding counts: a broken configuration or a missing program neither drains nor resumes.
+# The checks that speak of the node: xid, ranks and network also speak of its jobs, and a node need not be drained because
+# a job ran out of memory.
+HANGWATCH_CHECK="${HANGWATCH_CHECK:-/opt/hangwatch/bin/hangwatch check --fail-on critical \
+    gpu_health nvlink_status fabric pcie infiniband storage shared_memory fd_limit}"
 SCONTROL="${SCONTROL:-scontrol}"
 node="${SLURMD_NODENAME:-$(hostname -s)}"
 
 report=$(timeout 20 $HANGWATCH_CHECK 2>/dev/null)
+status=$?
 sick=$(printf '%s\n' "$report" | awk '$1 == "CRITICAL" { sub(/:$/, "", $3); print $2 " " $3; exit }')
 now=$($SCONTROL --oneliner show node "$node" 2>/dev/null)
 case "$now" in
@@ -15,6 +20,10 @@ case "$now" in
 esac
 if [ -n "$sick" ] && [ "$ours" = no ]; then
     $SCONTROL update NodeName="$node" State=DRAIN Reason="hangwatch: $sick"
-elif [ -z "$sick" ] && [ -n "$report" ] && [ "$ours" = yes ]; then
-    $SCONTROL update NodeName="$node" State=RESUME
+elif [ -z "$sick" ] && [ -n "$report" ] && [ "$status" -le 1 ] && [ "$ours" = yes ]; then
+    # A check that cannot tell (a wedged driver answers nobody) is no sign of health for the node that it drained.
+    drained_by=${now#*Reason=hangwatch:}
+    unknown=$(printf '%s\n' "$report" | awk -v by="$drained_by" 'BEGIN { split(by, word) }
+        $1 == "UNKNOWN" { sub(/:$/, "", $2); if ($2 == word[1]) { print $2; exit } }')
+    [ -n "$unknown" ] || $SCONTROL update NodeName="$node" State=RESUME
 fi

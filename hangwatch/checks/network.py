@@ -90,10 +90,11 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     if settings.interfaces:
         uses.append(Use(who="[checks.network]", meant=settings.interfaces, interfaces=meant(settings.interfaces, own)))
     if not uses:
-        default = network.default_interface(network.routes(node.proc_root / "self" / "net"))
+        net_root = node.proc_root / "self" / "net"
+        default = network.default_interface(network.routes(net_root)) or network.default_interface_v6(net_root)
         found = tuple(one for one in own if one.name == default)
         uses = [Use(who="the node", meant="the default route", interfaces=found)] if found else []
-    if not uses and not faults:
+    if not uses and not masters and not faults:
         return None
     return Sample(
         uses=tuple(uses), masters=tuple(masters), monotonic_seconds=node.clock.monotonic(), faults=tuple(faults)
@@ -194,8 +195,8 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     findings += [*_silent(window), *_errors(window, settings)]
     names = ", ".join(sorted({one.name for use in sample.uses for one in use.interfaces}))
     answering = ", ".join(one.place for one in sample.masters if one.state == "answers")
-    told = f"{names} up" + (f", {answering} answers" if answering else "")
-    return worst(findings, ok("NetworkUp", told))
+    told = ", ".join([f"{names} up"] * bool(names) + [f"{answering} answers"] * bool(answering))
+    return worst(findings, ok("NetworkUp", told or "nothing is known to be wrong"))
 
 
 def _judge_use(use: Use) -> Iterator[CheckVerdict]:
@@ -257,6 +258,6 @@ CHECK = Check(
     judge=judge,
     metrics=(UP, ERRORS, MASTER),
     table=table,
-    absent="no training job runs on this node, and it has no default route",
+    absent="no training job runs on this node, and it has no default route, neither by IPv4 nor by IPv6",
     window=11,
 )

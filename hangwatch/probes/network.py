@@ -14,6 +14,7 @@ TCP_ESTABLISHED = "01"
 TCP_SYN_SENT = "02"
 TABLE_LIMIT_BYTES = 32 << 20
 _RTF_UP = 0x1
+_RTF_REJECT = 0x200
 
 
 class Interface(Value, frozen=True):
@@ -56,10 +57,18 @@ def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] |
     v6 = pseudofiles.read(net_root / "if_inet6", "IPv6 addresses")
     by_interface = _parse_inet6(v6 if isinstance(v6, str) else "")
     local = _local_addresses(net_root)
+    routed = [route.network for route in known_routes if route.network.prefixlen]
+    # A /32 (GCE, Calico, Cilium) lies in no route of its interface: one that has routes and no other address has it.
+    loose = [one for one in local if not one.is_loopback and not any(one in subnet for subnet in routed)]
     found = []
     for name, counters in parse_dev(dev).items():
         subnets = [route.network for route in known_routes if route.interface == name and route.network.prefixlen]
-        v4 = [str(address) for address in local if any(address in subnet for subnet in subnets)]
+        own = [one for one in local if any(one in subnet for subnet in subnets)]
+        if name == "lo":
+            own = [one for one in local if one.is_loopback]
+        elif not own and any(route.interface == name for route in known_routes):
+            own = loose
+        v4 = [str(one) for one in own]
         state, up = _operational_state(sys_root, name)
         found.append(
             Interface(
@@ -128,6 +137,22 @@ def default_interface(known_routes: tuple[Route, ...]) -> str | None:
     defaults = [route for route in known_routes if not route.network.prefixlen]
     best = min(defaults, key=lambda route: route.metric, default=None)
     return best.interface if best else None
+
+
+def default_interface_v6(net_root: Path) -> str | None:
+    """The interface of the IPv6 default route, /proc/PID/net/ipv6_route; None without one."""
+    text = pseudofiles.read(net_root / "ipv6_route", "IPv6 routes", TABLE_LIMIT_BYTES)
+    return parse_default_v6(text) if isinstance(text, str) else None
+
+
+def parse_default_v6(text: str) -> str | None:
+    """Rows of ipv6_route: destination and source with their prefix lengths, gateway, metric, ..., flags, interface."""
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 10 and words[1] == "00" and int(words[8], 16) & (_RTF_UP | _RTF_REJECT) == _RTF_UP:
+            found.append((int(words[5], 16), words[9]))
+    return min(found)[1] if found else None
 
 
 def resolve(host: str) -> tuple[str, ...] | Fault:

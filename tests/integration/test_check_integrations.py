@@ -88,10 +88,44 @@ def test_the_health_check_takes_back_its_own_drain_only(site: Site) -> None:
     assert site.updates() == []
 
 
+REPORT = """#!/bin/sh
+cat <<END
+UNKNOWN   clock_skew       NoClock: nobody keeps the time
+{status}   gpu_health       {reason}: {said}
+END
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "updates"),
+    [("UNKNOWN ", "Stalled", []), ("OK      ", "GpusHealthy", ["update NodeName=n1 State=RESUME"])],
+)
+def test_a_check_that_cannot_tell_takes_back_no_drain_of_its_own(
+    site: Site, status: str, reason: str, updates: list[str]
+) -> None:
+    site.state.write_text("NodeName=n1 State=IDLE+DRAIN Reason=hangwatch: gpu_health GpuLost [root@t]\n")
+    site.hangwatch.write_text(REPORT.format(status=status, reason=reason, said="what it said"))
+    site.run("slurm/hangwatch-healthcheck.sh")
+    assert site.updates() == updates
+
+
 def test_a_mistyped_configuration_neither_drains_nor_resumes(site: Site) -> None:
     site.config.write_text(MISTYPED)
     site.run("slurm/hangwatch-healthcheck.sh")
     site.state.write_text("NodeName=n1 State=IDLE+DRAIN Reason=hangwatch: xid GpuError [root@t]\n")
+    site.run("slurm/hangwatch-healthcheck.sh")
+    assert site.updates() == []
+
+
+@pytest.mark.parametrize("status", [2, 3, 70, 124, 127])
+def test_without_a_finding_no_exit_code_drains_or_resumes(site: Site, status: int) -> None:
+    """A mistyped option ends with 2, a fault of our own with 70, a timeout with 124, a missing program with 127."""
+    site.hangwatch.write_text(f"#!/bin/sh\necho 'OK        pcie        fine'\nexit {status}\n")
+    if status == 127:
+        site.hangwatch.unlink()
+    assert site.run("slurm/hangwatch-prolog.sh").returncode == 0
+    site.run("slurm/hangwatch-healthcheck.sh")
+    site.state.write_text("NodeName=n1 State=IDLE+DRAIN Reason=hangwatch: gpu_health GpuLost [root@t]\n")
     site.run("slurm/hangwatch-healthcheck.sh")
     assert site.updates() == []
 

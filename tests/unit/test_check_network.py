@@ -121,6 +121,59 @@ def test_an_interface_without_an_address(tree: NodeTree) -> None:
     assert "ib0 is up and has no address" in result.verdict.message
 
 
+ROUTE_OF_A_32 = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+eth0\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0
+eth0\t0100000A\t00000000\t0005\t0\t0\t100\tFFFFFFFF\t0\t0\t0
+"""
+
+
+def test_an_address_that_lies_in_no_route_of_its_interface(tree: NodeTree) -> None:
+    """GCE, Calico and Cilium give a /32, and a route to the gateway alone."""
+    tree.write("proc/self/net/route", ROUTE_OF_A_32)
+    tree.write(
+        "proc/self/net/fib_trie",
+        "     |-- 127.0.0.1\n        /32 host LOCAL\n     |-- 10.0.0.5\n        /32 host LOCAL\n",
+    )
+    result = run("network", tree.node())
+    assert told(result) == ("OK", "NetworkUp")
+    assert result.table[1][2:] == ("eth0", "up", "10.0.0.5")
+
+
+def test_a_master_on_this_node_is_behind_lo(tree: NodeTree) -> None:
+    process(tree, MASTER_ADDR="127.0.0.1")
+    result = run("network", tree.node(job(rank(10))))
+    assert told(result) == ("OK", "NetworkUp")
+    assert result.table[1][2] == "lo"
+
+
+DEFAULT_V6 = f"{'0' * 32} 00 {'0' * 32} 00 fe80{'0' * 27}1 00000064 00000001 00000000 00000003     eth0\n"
+UNREACHABLE_V6 = f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} ffffffff 00000001 00000000 00200200       lo\n"
+
+
+def test_a_node_with_ipv6_only(tree: NodeTree) -> None:
+    for view in ("self", "10"):
+        tree.write(f"proc/{view}/net/route", "Iface\n")
+        tree.write(f"proc/{view}/net/fib_trie", "")
+        tree.write(f"proc/{view}/net/if_inet6", f"fd{'0' * 29}5 02 40 00 80     eth0\n")
+    tree.write("proc/self/net/ipv6_route", UNREACHABLE_V6)
+    assert told(run("network", tree.node())) == ("OK", "NotPresent")
+    tree.write("proc/self/net/ipv6_route", UNREACHABLE_V6 + DEFAULT_V6)
+    result = run("network", tree.node())
+    assert told(result) == ("OK", "NetworkUp")
+    assert values(result, "network_interface_up") == {("eth0",): 1}
+
+
+def test_a_dead_master_counts_even_where_no_interface_is_known(tree: NodeTree) -> None:
+    for view in ("self", "10"):
+        tree.write(f"proc/{view}/net/route", "Iface\n")
+    process(tree, MASTER_ADDR="fd00::1", MASTER_PORT="29500")
+    remote = "000000FD000000000000000001000000"
+    tree.write(
+        "proc/10/net/tcp6", TCP + f"   0: {remote}:D431 {remote}:733C 01 00000000:00000000 00:00000000 00000009 0 0 1\n"
+    )
+    assert told(run("network", tree.node(job(rank(10))))) == ("WARNING", "MasterSilent")
+
+
 def test_a_setting_names_interfaces_too(tree: NodeTree) -> None:
     result = run("network", tree.node(), interfaces="ib,enp")
     assert told(result) == ("OK", "NetworkUp")
@@ -356,6 +409,8 @@ def test_routes_as_the_kernel_writes_them() -> None:
     assert network.interface_to("8.8.8.8", ()) is None
     assert network.default_interface(routes) == "eth0"
     assert network.default_interface(()) is None
+    assert network.parse_default_v6(UNREACHABLE_V6 + "short row\n" + DEFAULT_V6) == "eth0"
+    assert network.parse_default_v6(UNREACHABLE_V6) is None
 
 
 def test_connections_over_ipv6_and_mapped_ipv4() -> None:

@@ -44,6 +44,7 @@ PRUNE_SECONDS = 3600.0
 STATUS_SECONDS = 10.0
 BEATS_MISSED = 10.0  # so many sample periods without a beat, and the daemon calls itself unhealthy
 CHECK_THREADS = 8
+SCAN_DEADLINE_SECONDS = 10.0
 
 
 class Daemon:
@@ -174,12 +175,18 @@ class Daemon:
 
     def _discover(self) -> None:
         """One scan of /proc: which jobs are there?"""
-        with self._scanning:
+        if not self._scanning.acquire(timeout=SCAN_DEADLINE_SECONDS):
+            log.error("a scan of /proc has not come back for %g s: jobs are seen as they were", SCAN_DEADLINE_SECONDS)
+            return
+        try:
             sweep = self.board.snapshot.sweep
             pids = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
             found = jobs.find_jobs(self._scan.processes(pids), sweep)
             now, unix_now = self._clock(), time.time()
-            self._do(self.board.change(lambda snapshot: progress.discovered(snapshot, found, now, unix_now)))
+            ticks = procs.TICKS_PER_SECOND
+            self._do(self.board.change(lambda snapshot: progress.discovered(snapshot, found, now, unix_now, ticks)))
+        finally:
+            self._scanning.release()
 
     def _prune(self) -> None:
         if self.store is None:
@@ -217,24 +224,42 @@ class Daemon:
                 log.log(level, "job %s: %s -> %s: %s", deed.job_id, deed.before.value, deed.state.value, deed.message)
 
     def _look(self, wanted: TakeCapture) -> None:
-        """Take the stacks of every rank of one job, and judge them."""
+        """Take the stacks of every rank of one job and judge them; if that fails, the job is not forgotten over it."""
+        try:
+            judged = self._judged(wanted)
+        except Exception:  # whatever it was, this hang must not be lost with it
+            log.exception("job %s: its stacks could not be taken or judged; please report this", wanted.job_id)
+            now, unix_now, settings = self._clock(), time.time(), self.settings.detector
+            self._do(
+                self.board.change(
+                    lambda snapshot: progress.unjudged(
+                        snapshot, wanted.job_id, now=now, unix_now=unix_now, settings=settings
+                    )
+                )
+            )
+        else:
+            if judged is not None:
+                log.info("job %s: %s", wanted.job_id, judged.verdict.message)
+
+    def _judged(self, wanted: TakeCapture) -> Look | None:
         self._discover()
         entry = self.board.snapshot.jobs.get(wanted.job_id)
         if entry is None or self._stop.is_set():
-            return
+            return None
         log.info("job %s: taking stacks of %d ranks: %s", wanted.job_id, len(entry.job.ranks), wanted.reason)
         look = self.look_at(entry.job)
         if look is None:
-            return
-        now, unix_now = self._clock(), time.time()
+            return None
+        self._discover()  # a job that ended while it was looked at has ended, and is not hung
+        now, settings = self._clock(), self.settings.detector
         self._do(
             self.board.change(
                 lambda snapshot: progress.captured(
-                    snapshot, look, now=now, unix_now=unix_now, settings=self.settings.detector
+                    snapshot, look, now=now, unix_now=look.judged_unix_seconds, settings=settings
                 )
             )
         )
-        log.info("job %s: %s", wanted.job_id, look.verdict.message)
+        return look
 
     def look_at(self, job: Job) -> Look | None:
         """Capture and judge one job; None when the daemon was asked to stop meanwhile."""
@@ -251,11 +276,13 @@ class Daemon:
         if self._stop.is_set():
             return None
         grouping = stacks.group(taken, self._activities, self.settings.capture)
+        unix_now = time.time()
         return Look(
             capture=taken,
             grouping=grouping,
             verdict=culprit.judge(grouping),
-            incident_id=folder_name(job.job_id, time.time()),
+            judged_unix_seconds=unix_now,
+            incident_id=folder_name(job.job_id, unix_now),
             host_facts=host.facts(sweep.driver_version if sweep else None),
         )
 
@@ -330,6 +357,8 @@ class Daemon:
         elif name in self._checks:
             now = time.time()
             self._post(runner.stalled(self._checks[name], self._check_began.get(name, now), now))
+        elif name != "beat":  # a late beat is what `unhealthy` tells
+            log.warning("%s has not come back from its last turn", name)
 
     # --- answers -----------------------------------------------------------------------------------------------
 

@@ -166,7 +166,7 @@ def _levels(snapshot: Snapshot, settings: Detector) -> Iterator[Metric]:
 
 
 def _hardest_working(snapshot: Snapshot) -> dict[str, GpuPower]:
-    """The power of each GPU as the job sees it that drew most: two jobs may share a GPU, a series may not come twice."""
+    """The power of each GPU as the job sees it that drew most: two jobs may share one, no series may come twice."""
     found: dict[str, GpuPower] = {}
     for entry in snapshot.jobs.values():
         for uuid, gpu in entry.watch.gpus.items() if entry.watch.state is not JobState.ENDED else ():

@@ -68,18 +68,19 @@ def sampled(
 
 
 def discovered(
-    snapshot: Snapshot, jobs: Iterable[Job], now: float, unix_now: float
+    snapshot: Snapshot, jobs: Iterable[Job], now: float, unix_now: float, ticks_per_second: float = 100.0
 ) -> tuple[Snapshot, tuple[Deed, ...]]:
-    """Take the jobs that a scan found: begin, restart and end watches."""
+    """Take the jobs that a scan found: begin, restart and end watches; start_ticks are `ticks_per_second`."""
     deeds: list[Deed] = []
-    found = {job.job_id: job for job in jobs}
+    found = _with_kept_names(snapshot, jobs)
     for job_id, job in found.items():
         entry = snapshot.jobs.get(job_id)
         if entry is not None and detector.is_restart(entry.watch, job):
             entry, more = _end(entry, "its ranks were replaced by new ones", now, unix_now)
             deeds += more
         if entry is None or entry.watch.state is JobState.ENDED:
-            entry = JobEntry(job=job, watch=detector.begin(job, now))
+            started = min((rank.id.start_ticks for rank in job.ranks), default=0) / ticks_per_second
+            entry = JobEntry(job=job, watch=detector.begin(job, now, started))
         else:
             entry = replace(entry, job=_with_known_absent(entry, job), watch=detector.joined(entry.watch, job))
         snapshot = snapshot.with_job(entry)
@@ -100,6 +101,7 @@ class Look(Value, frozen=True):
     grouping: Grouping
     verdict: Verdict
     incident_id: str
+    judged_unix_seconds: float
     host_facts: tuple[tuple[str, str], ...] = ()
 
 
@@ -121,13 +123,27 @@ def captured(
     return snapshot.count("captures", _result(seen)).with_job(entry), deeds
 
 
+def unjudged(
+    snapshot: Snapshot, job_id: str, *, now: float, unix_now: float, settings: Detector
+) -> tuple[Snapshot, tuple[Deed, ...]]:
+    """Take it that a capture failed as a whole: nothing is known of the ranks, and it is tried again later."""
+    entry = snapshot.jobs.get(job_id)
+    if entry is None:
+        return snapshot, ()
+    seen = MotionCount(frozen=0, moving=0, unknown=max(1, len(entry.job.ranks)))
+    watch, actions = detector.captured(entry.watch, seen, now, settings)
+    entry, deeds = _settle(replace(entry, watch=watch, page=detector.pages(watch, now, settings)), actions, unix_now)
+    return snapshot.count("captures", "failed").with_job(entry), deeds
+
+
 def motion_count(grouping: Grouping) -> MotionCount:
     """How many ranks of a capture are frozen, moving or unjudged. A rank that is gone makes no progress: frozen.
 
     Where every rank waits for a process that is no rank (a rollout worker, an engine's scheduler), nobody can tell from
-    here whether that one works: unjudged.
+    here whether that one works: unjudged. So is a job of which nothing is left.
     """
     elsewhere = all(group.activity == "rpc_wait" for group in grouping.groups)
+    ended = all(group.gone for group in grouping.groups)
     frozen = moving = unknown = 0
     who = []
     for group in grouping.groups:
@@ -135,7 +151,7 @@ def motion_count(grouping: Grouping) -> MotionCount:
         for member in group.members:
             if member.motion is Motion.MOVING:
                 moving += 1
-            elif (member.motion is Motion.FROZEN and not elsewhere) or group.gone:
+            elif (member.motion is Motion.FROZEN or group.gone) and not (elsewhere or ended):
                 frozen += 1
             else:
                 unknown += 1
@@ -149,6 +165,21 @@ def motion_count(grouping: Grouping) -> MotionCount:
 
 def _present(snapshot: Snapshot) -> list[JobEntry]:
     return [entry for entry in snapshot.jobs.values() if entry.watch.state is not JobState.ENDED]
+
+
+def _with_kept_names(snapshot: Snapshot, jobs: Iterable[Job]) -> dict[str, Job]:
+    """The jobs by name. A job is its processes: while they live it keeps the name that it first had.
+
+    What it would be called now may change: by a second job in the same Slurm allocation, by a launcher that was killed.
+    """
+    found: dict[str, Job] = {}
+    for job in jobs:
+        known = next((e for e in _present(snapshot) if e.watch.generation & detector.generation(job)), None)
+        name = known.job.job_id if known else job.job_id
+        if name in found:
+            name = f"{name}-p{job.ranks[0].id.pid}" if job.ranks else f"{name}-{len(found)}"
+        found[name] = job if name == job.job_id else replace(job, job_id=name)
+    return found
 
 
 def _end(entry: JobEntry, message: str, now: float, unix_now: float) -> tuple[JobEntry, tuple[Deed, ...]]:

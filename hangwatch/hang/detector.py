@@ -24,6 +24,7 @@ RECOVERED_SHOWN_SECONDS = 60.0  # long enough for a Prometheus that scrapes ever
 SAMPLE_GAP_SECONDS = 10.0  # longer without samples, and the gap does not count as quiet time
 RELOOK_SECONDS = 900.0  # first pause before a job that was taught a low level is looked at again; it doubles
 RELOOK_MAX_SECONDS = 3600.0
+CAPTURE_LOST_SECONDS = 300.0  # a capture that was asked for and never came back
 
 OPEN_STATES = frozenset({JobState.HUNG, JobState.STALLED})
 
@@ -81,6 +82,7 @@ class JobWatch(Value, frozen=True):
     capture_pause: float = 0.0
     capturing: bool = False
     captured_at: float | None = None
+    saw_stacks: bool = False
     frozen_captures: int = 0
     low_since: float | None = None
     relook_pause: float = RELOOK_SECONDS
@@ -91,9 +93,10 @@ class JobWatch(Value, frozen=True):
         return self.state in OPEN_STATES
 
 
-def begin(job: Job, now: float) -> JobWatch:
-    """A new watch for a job that was just found."""
-    return JobWatch(job_id=job.job_id, generation=generation(job), began=now, since=now)
+def begin(job: Job, now: float, started: float | None = None) -> JobWatch:
+    """A new watch for a job that was just found; `started` is when its processes began, where that is known."""
+    began = now if started is None else min(now, started)
+    return JobWatch(job_id=job.job_id, generation=generation(job), began=began, since=now)
 
 
 def generation(job: Job) -> frozenset[ProcessId]:
@@ -114,10 +117,10 @@ def joined(watch: JobWatch, job: Job) -> JobWatch:
 
 
 def pages(watch: JobWatch, now: float, settings: Detector) -> bool:
-    """Whether the on-call should be paged now: hung, or stalled for longer than its hold."""
+    """Whether the on-call should be paged now: hung, or stalled for longer than its hold. Never without any stack."""
     if watch.state is JobState.HUNG:
         return True
-    if watch.state is not JobState.STALLED or watch.stalled_since is None:
+    if watch.state is not JobState.STALLED or watch.stalled_since is None or not watch.saw_stacks:
         return False
     hold = settings.stalled_hold_seconds if watch.was_busy else settings.startup_stalled_hold_seconds
     return now - watch.stalled_since >= hold
@@ -162,7 +165,8 @@ def step(
 
 def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """Take the outcome of a capture that `step` asked for."""
-    watch = replace(watch, capturing=False, captured_at=now)
+    saw_stacks = watch.saw_stacks or seen.frozen + seen.moving > 0
+    watch = replace(watch, capturing=False, captured_at=now, saw_stacks=saw_stacks)
     if watch.state not in (JobState.SUSPECTED, JobState.HUNG, JobState.STALLED):
         return watch, ()
     if seen.moving * 2 > seen.total:
@@ -208,9 +212,9 @@ def _starting(
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if _quorum(sum(power.is_busy(gpu, settings) for gpu in voters), voters, settings):
         return _go(replace(watch, was_busy=True), JobState.TRAINING, "the GPUs are at work", now)
-    if now - watch.began >= settings.startup_hold_seconds:
-        reason = f"never busy in the {settings.startup_hold_seconds:g} s since it was first seen"
-        return _suspect(watch, reason, now)
+    # A daemon that was restarted beside an old job waits for the ordinary hold, not for another start-up.
+    if now - watch.began >= settings.startup_hold_seconds and now - watch.since >= settings.hold_seconds:
+        return _suspect(watch, f"not busy, {now - watch.began:.0f} s after its start", now)
     return watch, ()
 
 
@@ -273,6 +277,9 @@ def _suspected(
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if _is_back(watch, voters, settings):
         return _go(replace(watch, quiet_since=None), JobState.TRAINING, "power came back during the capture", now)
+    if now - watch.since >= CAPTURE_LOST_SECONDS:
+        message = f"its stacks could not be taken in {CAPTURE_LOST_SECONDS:g} s"
+        return _confirm(replace(watch, capturing=False), JobState.STALLED, message, now, settings)
     return watch, ()
 
 
@@ -329,7 +336,9 @@ def _is_back(watch: JobWatch, voters: list[GpuPower], settings: Detector) -> boo
 
 def _suspect(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
     since = watch.quiet_since if watch.quiet_since is not None else watch.low_since
-    watch = replace(watch, capturing=True, frozen_captures=0, quiet_since=watch.began if since is None else since)
+    watch = replace(
+        watch, capturing=True, frozen_captures=0, saw_stacks=False, quiet_since=watch.began if since is None else since
+    )
     watch, actions = _go(watch, JobState.SUSPECTED, reason, now)
     return watch, (*actions, TakeCapture(job_id=watch.job_id, reason=reason))
 
@@ -339,7 +348,9 @@ def _confirm(
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     """Enter or stay in hung or stalled, and plan the next look."""
     if watch.state is not state:
-        watch = replace(watch, stalled_since=now if state is JobState.STALLED else None)
+        # A hung job in which something moves once has stood still all the same: its page must not come and go.
+        stalled_since = watch.since if watch.state is JobState.HUNG else now
+        watch = replace(watch, stalled_since=stalled_since if state is JobState.STALLED else None)
         watch, actions = _go(replace(watch, back_since=None, capture_pause=0.0), state, message, now)
     else:
         watch, actions = replace(watch, message=message), ()

@@ -107,7 +107,8 @@ class Node:
     def process(self, gpu: int, t: float) -> ProcessId:
         """The process of the rank on a GPU."""
         generation = self.generation(t)
-        return ProcessId(pid=1000 * (generation + 1) + gpu, start_ticks=100 + generation)
+        began = 0.0 if generation == 0 else next(at for at in range(int(t) + 1) if self.generation(at) == generation)
+        return ProcessId(pid=1000 * (generation + 1) + gpu, start_ticks=100 * int(began))
 
     def found_jobs(self, t: float) -> Iterator[Job]:
         """What a scan of /proc finds."""
@@ -238,7 +239,13 @@ class _Daemon:
             world_size=len(gpus),
         )
         grouping = stacks.group(taken, self._activities, self.settings.capture)
-        return Look(capture=taken, grouping=grouping, verdict=culprit.judge(grouping), incident_id=f"incident-{t}")
+        return Look(
+            capture=taken,
+            grouping=grouping,
+            verdict=culprit.judge(grouping),
+            incident_id=f"incident-{t}",
+            judged_unix_seconds=t,
+        )
 
     def _rank_dump(self, gpu: int, rank: int, taking: _Taking, t: float) -> RankDump:
         doing = self.node.doing(gpu, t)

@@ -76,7 +76,13 @@ class Life:
             job_id=job_id, node="n1", started_unix_seconds=self.unix, duration_seconds=1, rounds=3, ranks=()
         )
         verdict = Verdict(kind="AllWaiting", message="all wait")
-        look = Look(capture=capture, grouping=seen, verdict=verdict, incident_id=f"i{self.now:.0f}")
+        look = Look(
+            capture=capture,
+            grouping=seen,
+            verdict=verdict,
+            incident_id=f"i{self.now:.0f}",
+            judged_unix_seconds=self.unix,
+        )
         self._take(progress.captured(self.snapshot, look, now=self.now, unix_now=self.unix, settings=RULES))
 
     @property
@@ -162,7 +168,46 @@ def test_a_gone_rank_counts_as_frozen() -> None:
     life.discover(job())
     life.power(600, 60)
     life.power(110, 26)
+    waiting, gone = grouping().groups[0], grouping(Motion.UNKNOWN, gone=True).groups[0]
+    life.look(Grouping(groups=(waiting, replace(gone, key="gone", members=gone.members[1:]))))
+    assert life.state is JobState.HUNG
+
+
+def test_a_job_of_which_nothing_is_left_is_not_hung() -> None:
+    life = Life()
+    life.discover(job())
+    life.power(600, 60)
+    life.power(110, 26)
     life.look(grouping(Motion.UNKNOWN, gone=True))
+    assert life.state is JobState.STALLED
+    assert not life.snapshot.jobs["42"].page
+
+
+def test_a_job_keeps_its_name_while_its_ranks_live() -> None:
+    """A second job in the same allocation, or a killed launcher, changes what a scan would call it."""
+    life = hung()
+    renamed, other = replace(job(), job_id="42-p100"), job(pid=500, job_id="42-p500")
+    life.discover(renamed, other)
+    assert life.state is JobState.HUNG
+    assert life.snapshot.jobs["42"].page
+    assert life.snapshot.jobs["42-p500"].watch.state is JobState.STARTING
+    life.discover(replace(other, job_id="42"))
+    assert life.state is JobState.ENDED
+    assert life.snapshot.jobs["42-p500"].watch.state is JobState.STARTING
+
+
+def test_a_capture_that_fails_as_a_whole_is_tried_again() -> None:
+    life = Life()
+    life.discover(job())
+    life.power(600, 60)
+    life.power(110, 26)
+    life._take(progress.unjudged(life.snapshot, "42", now=life.now, unix_now=life.unix, settings=RULES))
+    assert life.state is JobState.STALLED
+    life.power(110, 40)
+    assert life.captures == 2
+    life.look(grouping())
+    life.power(110, 80)
+    life.look(grouping())
     assert life.state is JobState.HUNG
 
 

@@ -1,7 +1,10 @@
 #!/bin/sh
 # Prolog= of slurm.conf: a node with a critical finding takes no job. Slurm drains the node when this exits non-zero,
 # and puts the job back into the queue. Only a finding counts: a broken configuration or a missing program drains nobody.
-HANGWATCH_CHECK="${HANGWATCH_CHECK:-/opt/hangwatch/bin/hangwatch check --fail-on critical}"
+# The checks that speak of the node: xid, ranks and network also speak of its jobs, and a node need not be drained because
+# a job ran out of memory.
+HANGWATCH_CHECK="${HANGWATCH_CHECK:-/opt/hangwatch/bin/hangwatch check --fail-on critical \
+    gpu_health nvlink_status fabric pcie infiniband storage shared_memory fd_limit}"
 
 sick=$(timeout 20 $HANGWATCH_CHECK 2>/dev/null | awk '$1 == "CRITICAL" { sub(/:$/, "", $3); print $2 " " $3; exit }')
 if [ -n "$sick" ]; then

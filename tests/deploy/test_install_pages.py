@@ -127,30 +127,15 @@ def test_prometheus_takes_the_snippet_with_the_rules(tmp_path: Path) -> None:
     assert re.fullmatch(pattern, yaml.safe_load(snippet)["scrape_configs"][0]["job_name"])
 
 
-def test_the_scripts_for_slurm_are_shell_and_ask_the_same_checks(tmp_path: Path) -> None:
-    scripts = blocks(SLURM, "sh")
+def test_slurm_is_pointed_at_the_scripts_that_are_installed_and_they_ask_checks_of_the_node() -> None:
+    (installed,) = [line for line in typed(SLURM) if line.startswith("sudo install ")]
+    *scripts, target = shlex.split(installed)[4:]
     assert len(scripts) == 2
+    text = SLURM.read_text()
     for script in scripts:
-        subprocess.run(["sh", "-n"], input=script, text=True, check=True)
-    asked = [
-        sorted(re.findall(r"\b[a-z]+_?[a-z]+\b", re.findall(r"^  (gpu_health[^>)]*)", one, re.MULTILINE)[0]))
-        for one in scripts
-    ]
-    assert asked[0] == asked[1]
-
-
-@pytest.mark.parametrize(("status", "drained"), [(0, False), (2, True)])
-def test_the_health_check_for_slurm_drains_for_a_critical_finding(tmp_path: Path, status: int, drained: bool) -> None:
-    health = next(script for script in blocks(SLURM, "sh") if "HealthCheckProgram" in script)
-    for name, body in {
-        "hangwatch": f"echo 'OK        pcie        fine'; echo 'CRITICAL  gpu_health  GpuLost: GPU 3 is lost'; exit {status}",
-        "scontrol": f'printf "%s\\n" "$@" >{tmp_path}/told',
-    }.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    script = health.replace("PATH=", f"PATH={tmp_path}:")
-    subprocess.run(["sh", "-c", script], check=True, timeout=30)
-    assert (tmp_path / "told").exists() is drained
-    if drained:
-        told = (tmp_path / "told").read_text().splitlines()
-        assert {"update", "State=DRAIN", "Reason=hangwatch: gpu_health  GpuLost: GPU 3 is lost"} <= set(told)
+        assert f"={target}{Path(script).name}\n" in text
+        (default,) = re.findall(r"HANGWATCH_CHECK:-(.*?)}", (REPOSITORY / script).read_text(), re.DOTALL)
+        _, named = default.split(" --fail-on critical ")
+        checks = set(named.replace("\\\n", " ").split())
+        assert checks
+        assert checks <= set(discovery.checks()) - {"xid", "ranks", "network"}

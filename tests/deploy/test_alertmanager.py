@@ -55,20 +55,55 @@ def on_loopback(receiver: WebhookReceiver, quicker: bool = True) -> dict[str, An
         else one
         for one in config["receivers"]
     ]
-    if quicker:  # what is told to people at leisure is not waited for in a test
-        for route in (config["route"], *config["route"]["routes"]):
-            for key in ("group_wait", "group_interval"):
-                if key in route:
-                    route[key] = "0s" if route[key] == "0s" else "1s"
-        config["route"]["group_wait"] = config["route"]["group_interval"] = "1s"
+    if quicker:
+        _hurry(config)
     return config
+
+
+def _hurry(config: dict[str, Any]) -> None:
+    """What is told to people at leisure is not waited for in a test."""
+    for route in (config["route"], *config["route"]["routes"]):
+        for key in ("group_wait", "group_interval"):
+            if key in route:
+                route[key] = "0s" if route[key] == "0s" else "1s"
+    config["route"]["group_wait"] = config["route"]["group_interval"] = "1s"
+
+
+def with_its_own_templates(inbox: WebhookReceiver, folder: Path) -> dict[str, Any]:
+    """The example with its receivers as they are: only their addresses and secrets lead to loopback."""
+    config = copy.deepcopy(CONFIG)
+    _hurry(config)
+    secrets = {"routing_key_file": "key", "api_url_file": f"{inbox.url}/slack"}
+    for kind in ("pagerduty_configs", "slack_configs", "webhook_configs"):
+        for entry in (entry for one in config["receivers"] for entry in one.get(kind, ())):
+            for key, secret in secrets.items():
+                if key in entry:
+                    (folder / key).write_text(secret)
+                    entry[key] = str(folder / key)
+            if kind == "pagerduty_configs":
+                entry["url"] = f"{inbox.url}/pagerduty"
+            elif kind == "webhook_configs":
+                entry.update(url=f"{inbox.url}/tickets", http_config={})
+    return config
+
+
+class Inbox(WebhookReceiver):
+    """Stands for PagerDuty and Slack, which answer a message with words of their own."""
+
+    def answer(self, path: str, body: bytes) -> tuple[int, str, bytes]:
+        super().answer(path, body)
+        return (202 if path == "/pagerduty" else 200), "text/plain", b"ok"
 
 
 def alert(name: str, ended: bool = False, **labels: str) -> dict[str, Any]:
     now = datetime.datetime.now(datetime.timezone.utc)
     return {
         "labels": {"alertname": name, "severity": ALERTS[name], **labels},
-        "annotations": {"summary": f"{name} {labels}"},
+        "annotations": {
+            "summary": f"{name} {labels}",
+            "description": f"what {name} means",
+            "runbook_url": f"docs/runbooks/{name}.md",
+        },
         "startsAt": (now - datetime.timedelta(seconds=60 if ended else 0)).isoformat(),
         "endsAt": (now + datetime.timedelta(seconds=-1 if ended else 600)).isoformat(),
     }
@@ -144,3 +179,45 @@ def test_a_hung_job_keeps_the_warnings_of_its_nodes_back(
         ),
         "the warning that was kept back",
     )
+
+
+def test_pages_have_words_also_while_one_alert_of_a_job_takes_the_place_of_another(tmp_path: Path) -> None:
+    """Through the templates of the example itself, as PagerDuty and Slack receive them."""
+    page = "https://git.example.com/hangwatch/blob/main/docs/runbooks"
+
+    def said() -> list[tuple[str, str, str]]:
+        return [
+            (one["event_action"], one.get("payload", {}).get("summary", ""), _runbook(one))
+            for one in inbox.received("/pagerduty")
+        ]
+
+    def shown() -> list[tuple[str, str]]:
+        return [(one["title"], one["title_link"]) for two in inbox.received("/slack") for one in two["attachments"]]
+
+    with Inbox() as inbox, RealAlertmanager(tmp_path, with_its_own_templates(inbox, tmp_path)) as alertmanager:
+        hung, stalled = (
+            f"{name} {{'job_id': 'J1'}}" for name in ("HangwatchTrainingHung", "HangwatchTrainingStalledLong")
+        )
+        alertmanager.post([alert("HangwatchTrainingHung", job_id="J1")])
+        wait_for(lambda: said() and shown(), "the page")
+        assert said() == [("trigger", hung, f"{page}/HangwatchTrainingHung.md")]
+        assert shown() == [(hung, f"{page}/HangwatchTrainingHung.md")]
+
+        alertmanager.post(
+            [
+                alert("HangwatchTrainingHung", ended=True, job_id="J1"),
+                alert("HangwatchTrainingStalledLong", job_id="J1"),
+            ]
+        )
+        wait_for(lambda: len(said()) > 1 and len(shown()) > 1, "the page that takes its place")
+        assert said()[1:] == [("trigger", stalled, f"{page}/HangwatchTrainingStalledLong.md")]
+        assert shown()[1:] == [(stalled, f"{page}/HangwatchTrainingStalledLong.md")]
+
+        alertmanager.post([alert("HangwatchTrainingStalledLong", ended=True, job_id="J1")])
+        wait_for(lambda: len(said()) > 2 and len(shown()) > 2, "the resolution")
+        assert said()[2][0] == "resolve"
+        assert shown()[2:] == [(f"Resolved: {stalled}", f"{page}/HangwatchTrainingStalledLong.md")]
+
+
+def _runbook(event: dict[str, Any]) -> str:
+    return str(event.get("payload", {}).get("custom_details", {}).get("runbook", ""))

@@ -7,6 +7,7 @@ daemon. Stacks name code and paths of other people's jobs: without a token file 
 from __future__ import annotations
 
 import hmac
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -77,6 +78,10 @@ class Server:
 
     def start(self) -> int:
         """Bind and serve; returns the port. Raises ServeError."""
+        try:
+            socket.getaddrinfo(self._settings.listen, self._settings.port)
+        except (socket.gaierror, UnicodeError) as error:
+            raise ServeError(f"[http] listen = {self._settings.listen!r} is no address: {error}") from None
         try:
             self._server.prepare()
         except OSError as error:

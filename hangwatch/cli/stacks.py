@@ -12,6 +12,7 @@ import msgspec
 from hangwatch import __version__, config, store
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import write_text
+from hangwatch.cli.tables import print_table
 from hangwatch.cli.watch import config_option, settings_from
 from hangwatch.hang import activity, capture, culprit, jobs, stacks
 from hangwatch.model import Capture, GpuSweep, Grouping, Incident, Job, JobState, Value, Verdict
@@ -34,7 +35,13 @@ class JobDump(Value, frozen=True):
 
 @click.command()
 @click.option("--job", "job_id", help="Only this job; by default every job on this node.")
-@click.option("--pid", "pids", type=int, multiple=True, help="These processes instead of jobs; may be repeated.")
+@click.option(
+    "--pid",
+    "pids",
+    type=click.IntRange(1, 1 << 22),
+    multiple=True,
+    help="These processes instead of jobs; may be repeated.",
+)
 @click.option("--rounds", type=click.IntRange(1, 10), default=1, show_default=True, help="More than one tells motion.")
 @click.option("--native", is_flag=True, help="Native frames, too. Slow: 340 MB and a pause of 0.7 s for each process.")
 @click.option("--locals", "include_locals", is_flag=True, help="Local variables, too. They can hold secrets.")
@@ -56,9 +63,11 @@ def dump(
 
     Reads, and changes nothing: no process is stopped (but see --native). Exits 1 when there is nothing to dump.
     """
+    if pids and job_id:
+        raise click.UsageError("give either --job or --pid")
     settings, _ = settings_from(config_path)
     sweep = _gpu_sweep(settings)
-    found = [capture.job_of_pids(pids)] if pids else _jobs(job_id, sweep)
+    found = [_job_of_pids(pids)] if pids else _jobs(job_id, sweep)
     if not found:
         click.echo(
             "no training job runs on this node: no process that torchrun, accelerate, deepspeed, srun or mpirun\n"
@@ -77,6 +86,13 @@ def dump(
         assert directory is not None
         click.echo(f"report: {_leave(directory, one)}", err=True)
     return 0
+
+
+def _job_of_pids(pids: tuple[int, ...]) -> Job:
+    missing = [pid for pid in pids if not procs.read_state(pid)]
+    if missing:
+        raise InputError(f"--pid {missing[0]}: no such process")
+    return capture.job_of_pids(pids)
 
 
 def _gpu_sweep(settings: config.Settings) -> GpuSweep | None:
@@ -176,17 +192,16 @@ def incidents(as_json: bool, config_path: Path | None) -> None:
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(summaries) + b"\n")
         return
-    if not summaries:
-        click.echo("no incidents")
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("incident", "job", "state", "verdict", box=None)
-    for one in summaries:
-        state = "unreadable" if one.problem else (one.state.value if one.state else "")
-        table.add_row(one.folder, one.job_id, state, one.problem or one.message)
-    Console().print(table)
+    rows = [
+        (
+            one.folder,
+            one.job_id,
+            "unreadable" if one.problem else (one.state.value if one.state else ""),
+            one.problem or one.message,
+        )
+        for one in summaries
+    ]
+    print_table(("incident", "job", "state", "verdict"), rows, "no incidents")
 
 
 COMMANDS = (dump, report, incidents)

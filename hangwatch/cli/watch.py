@@ -20,6 +20,7 @@ import msgspec
 from hangwatch import config
 from hangwatch.checks import discovery
 from hangwatch.cli.errors import InputError
+from hangwatch.cli.tables import print_table
 from hangwatch.daemon import Daemon
 from hangwatch.probes import journal
 from hangwatch.probes.nvml import NvmlSampler
@@ -131,14 +132,9 @@ def _fetch(url: str) -> Any:
 
 
 def _print_status(seen: Status) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    console.print(f"[bold]{seen.node}[/bold]  GPU sampler: {seen.sampler}", highlight=False)
-    gpus = Table("GPU", "name", "power", "limit", "utilisation", "job", title="GPUs", title_justify="left")
-    for gpu in seen.gpus:
-        gpus.add_row(
+    click.echo(f"{seen.node}  GPU sampler: {seen.sampler}")
+    gpus = [
+        (
             str(gpu.index),
             gpu.name or "",
             _shown(gpu.power_watts, "{:.0f} W"),
@@ -146,20 +142,24 @@ def _print_status(seen: Status) -> None:
             _shown(gpu.utilization_ratio, "{:.0%}"),
             gpu.job_id or "",
         )
-    jobs = Table("job", "launcher", "user", "state", "for", "ranks", "what", title="Jobs", title_justify="left")
-    for job in seen.jobs:
-        shown = f"[bold red]{job.state.value}[/bold red]" if job.page else job.state.value
-        ranks = str(job.ranks) + (f" ({len(job.absent_local_ranks)} absent)" if job.absent_local_ranks else "")
-        lasted = f"{job.seconds_in_state:.0f} s"
-        jobs.add_row(job.job_id, job.launcher, job.user or "", shown, lasted, ranks, job.verdict or job.message)
-    checks = Table("check", "status", "what", title="Checks", title_justify="left")
-    for check in seen.checks:
-        checks.add_row(check.check, check.status, check.message)
-    for table, rows, nothing in ((gpus, seen.gpus, "no GPUs"), (jobs, seen.jobs, "no jobs"), (checks, seen.checks, "")):
-        if rows:
-            console.print(table)
-        elif nothing:
-            console.print(nothing)
+        for gpu in seen.gpus
+    ]
+    jobs = [
+        (
+            job.job_id,
+            job.launcher,
+            job.user or "",
+            job.state.value + (" (page)" if job.page else ""),
+            f"{job.seconds_in_state:.0f} s",
+            str(job.ranks) + (f" ({len(job.absent_local_ranks)} absent)" if job.absent_local_ranks else ""),
+            job.verdict or job.message,
+        )
+        for job in seen.jobs
+    ]
+    checks = [(check.check, check.status, check.message) for check in seen.checks]
+    print_table(("GPU", "name", "power", "limit", "utilisation", "job"), gpus, "no GPUs")
+    print_table(("job", "launcher", "user", "state", "for", "ranks", "what"), jobs, "no jobs")
+    print_table(("check", "status", "what"), checks, "no checks yet")
 
 
 def _shown(value: float | None, form: str) -> str:

@@ -57,6 +57,9 @@ class _PySpyThread(msgspec.Struct):
 
 
 _JSON = msgspec.json.Decoder(list[_PySpyThread])
+MOST_THREADS = 256  # of one process: one job's stacks must not fill the daemon's memory
+INNERMOST_FRAMES = 192
+OUTERMOST_FRAMES = 64
 
 
 def parse_pyspy_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
@@ -73,7 +76,10 @@ def parse_pyspy_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
             f"not the JSON of `py-spy dump --json` (a list of threads): {error}; it starts {start!r}"
         ) from None
     main = _main_index(found, pid)
-    return tuple(_thread(thread, is_main=index == main) for index, thread in enumerate(found))
+    threads = [_thread(thread, is_main=index == main) for index, thread in enumerate(found)]
+    if len(threads) > MOST_THREADS:
+        threads.sort(key=lambda thread: not thread.is_main)
+    return tuple(threads[:MOST_THREADS])
 
 
 def _main_index(threads: list[_PySpyThread], pid: int | None) -> int | None:
@@ -95,11 +101,19 @@ def _thread(thread: _PySpyThread, *, is_main: bool) -> Thread:
     return Thread(
         name=thread.thread_name or None,
         thread_id="" if number is None else str(number),
-        frames=tuple(_frame(frame) for frame in thread.frames if frame.name != "<shim>"),
+        frames=_bounded([frame for frame in thread.frames if frame.name != "<shim>"]),
         active=thread.active,
         owns_gil=thread.owns_gil,
         is_main=is_main,
     )
+
+
+def _bounded(frames: Sequence[_PySpyFrame]) -> tuple[Frame, ...]:
+    """All frames; of a runaway recursion the innermost and the outermost ones."""
+    if len(frames) <= INNERMOST_FRAMES + OUTERMOST_FRAMES:
+        return tuple(map(_frame, frames))
+    left_out = Frame(function="<frames left out>", file="<hangwatch>")
+    return (*map(_frame, frames[:INNERMOST_FRAMES]), left_out, *map(_frame, frames[-OUTERMOST_FRAMES:]))
 
 
 def _frame(frame: _PySpyFrame) -> Frame:

@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import threading
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,15 +18,15 @@ from hangwatch.model import Fault, Value
 # The kernel wants room for a whole record, and answers EINVAL otherwise: 8 KiB since 3.5, CONSOLE_EXT_LOG_MAX.
 RECORD_BYTES = 8192
 MAX_RECORDS_PER_READ = 200_000
-EVENTS_KEPT = 512
+EVENTS_KEPT = 128  # of each kind: a flood of one hides no other
 KEYS_KEPT = 512
 MAY_READ = "run as root, or grant CAP_SYSLOG; in a container, mount /dev/kmsg and allow the device"
 
 _RECORD = re.compile(r"(\d+),(\d+),(\d+),[^;]*;(.*)", re.DOTALL)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\\x1b\[[0-9;]*[A-Za-z]")  # kmsg writes an escape character as \x1b
 _PATTERNS = (
-    ("xid", re.compile(r"NVRM: Xid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]+)\): (?P<code>\d+)")),
-    ("sxid", re.compile(r"SXid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]+)\): (?P<code>\d+)")),
+    ("xid", re.compile(r"^NVRM: Xid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]+)\): (?P<code>\d+)")),
+    ("sxid", re.compile(r"^nvidia-nvswitch\d*: SXid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]+)\): (?P<code>\d+)")),
     ("hung_task", re.compile(r"task (?P<subject>.{1,64}?):(?P<code>\d+) blocked for more than \d+ seconds")),
     ("oom_kill", re.compile(r"[Oo]ut of memory.*?: Kill(?:ed)? process (?P<code>\d+) \((?P<subject>.{1,64}?)\)")),
 )
@@ -54,7 +54,7 @@ class KernelEvent(Value, frozen=True):
 
 
 class KernelEvents(Value, frozen=True):
-    """What the log holds: the newest events, oldest first, and how many were seen since this reader began.
+    """What the log holds: the newest event of each kind, subject and code, oldest first, and how many were seen in all.
 
     `counts` is by kind, subject and code; pids are not told apart, their code is 0. `missed` counts records that
     the kernel overwrote before they were read.
@@ -122,7 +122,7 @@ class _Follower:
         self._rest = b""
         self._last_sequence: int | None = None
         self._missed = 0
-        self._events: deque[KernelEvent] = deque(maxlen=EVENTS_KEPT)
+        self._events: dict[str, OrderedDict[tuple[str, int], KernelEvent]] = {kind: OrderedDict() for kind, _ in _PATTERNS}
         self._counts: Counter[tuple[str, str, int]] = Counter()
 
     def __del__(self) -> None:
@@ -141,7 +141,11 @@ class _Follower:
                 self._keep(event)
 
     def _keep(self, event: KernelEvent) -> None:
-        self._events.append(event)
+        kept = self._events[event.kind]
+        kept[event.subject, event.code] = event
+        kept.move_to_end((event.subject, event.code))
+        if len(kept) > EVENTS_KEPT:
+            kept.popitem(last=False)
         key = (event.kind, event.subject, event.code if event.kind.endswith("xid") else 0)
         if key in self._counts or len(self._counts) < KEYS_KEPT:
             self._counts[key] += 1
@@ -163,8 +167,9 @@ class _Follower:
             yield from (line.decode("utf-8", "replace") for line in lines)
 
     def events(self) -> KernelEvents:
+        events = [event for kept in self._events.values() for event in kept.values()]
         return KernelEvents(
-            events=tuple(self._events),
+            events=tuple(sorted(events, key=lambda event: event.boot_seconds)),
             counts=tuple((*key, count) for key, count in sorted(self._counts.items())),
             missed=self._missed,
         )

@@ -28,6 +28,11 @@ MAX_ABANDONED = 3
 """No further process is started while this many cannot be killed: each new one would block as well."""
 
 MAX_MESSAGE_BYTES = 8 << 20
+NO_ANSWER = "dmesg | grep -i -e nvrm -e xid; if `nvidia-smi` does not return either, drain and reboot the node"
+KEEP_OPEN = (
+    "nvidia-smi -pm 1, or systemctl enable --now nvidia-persistenced: without persistence mode, opening takes seconds "
+    "for each GPU; if `nvidia-smi` does not return at all, drain and reboot the node"
+)
 REAP_SECONDS = 2.0
 
 _DRIVER_MISSING = ("DriverNotFound", "DriverNotLoaded")
@@ -111,7 +116,7 @@ class NvmlSampler:
             self._changed.wait_for(lambda: self._status.alive or self._status.fault is not None, deadline_seconds)
             child = self._child
             if child is None or not self._status.alive:
-                return self._status.fault or _stalled(name, "the driver is still being opened")
+                return self._status.fault or _stalled(name, "the driver is still being opened", KEEP_OPEN)
             self._questions += 1
             number = self._questions
             future: Future[Answer] = Future()
@@ -176,12 +181,13 @@ class NvmlSampler:
 
     def _listen(self, child: _Child) -> Fault:
         """Take in what the child says until it fails, dies, or is silent for too long."""
-        patience = self._start_deadline_seconds
+        patience, remedy = self._start_deadline_seconds, KEEP_OPEN
         while True:
             try:
                 messages = child.read(patience)
             except TimeoutError:
-                return _stalled("driver", f"process {child.pid} has been waiting for the driver for {patience:g} s")
+                detail = f"process {child.pid} has been waiting for the driver for {patience:g} s"
+                return _stalled("driver", detail, remedy)
             except EOFError:
                 return child.ending()
             except msgspec.MsgspecError as error:
@@ -190,7 +196,7 @@ class NvmlSampler:
                 if isinstance(message, Failed):
                     return message.fault
                 self._take(message)
-                patience = self._silence_seconds
+                patience, remedy = self._silence_seconds, NO_ANSWER
 
     def _take(self, message: Hello | Swept | Answer) -> None:
         with self._changed:
@@ -304,10 +310,5 @@ def _not_started(error: OSError) -> Fault:
     )
 
 
-def _stalled(subject: str, detail: str) -> Fault:
-    return Fault(
-        subject=subject,
-        reason="Stalled",
-        detail=detail,
-        remedy="dmesg | grep -i -e nvrm -e xid; if `nvidia-smi` does not return either, drain and reboot the node",
-    )
+def _stalled(subject: str, detail: str, remedy: str = NO_ANSWER) -> Fault:
+    return Fault(subject=subject, reason="Stalled", detail=detail, remedy=remedy)

@@ -50,7 +50,6 @@ class Driver:
         """Read all GPUs once."""
         now = time.monotonic()
         if now - self.static_at >= STATIC_EVERY_SECONDS:
-            self.static_at = now
             self.open_gpus()
         list_pids = now - self.pids_at >= PIDS_EVERY_SECONDS
         if list_pids:
@@ -75,6 +74,7 @@ class Driver:
 
     def open_gpus(self) -> None:
         """Find the GPUs and read what rarely changes. Where none answered any more, the driver is opened anew."""
+        self.static_at = time.monotonic()
         if not self.healthy:
             self.xids.forget()
             pynvml.nvmlShutdown()
@@ -230,9 +230,11 @@ def main() -> None:
     except pynvml.NVMLError as error:
         send(parent, Failed(fault=driver_fault(error, "nvmlInit")))
         return
-    send(parent, Hello())
+    driver = Driver()
     try:
-        serve(Driver(), parent, sample_seconds)
+        driver.open_gpus()  # seconds for each GPU that nobody holds open: the parent is more patient before Hello
+        send(parent, Hello())
+        serve(driver, parent, sample_seconds)
     except pynvml.NVMLError as error:
         send(parent, Failed(fault=driver_fault(error, "sweep")))
     # nvmlShutdown is left to the kernel: it can block, and the parent waits for this process to end

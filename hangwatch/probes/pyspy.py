@@ -27,7 +27,7 @@ from hangwatch.probes import procs
 
 BLOCKING_DEADLINE_SECONDS = 5.0
 OLDEST_VERSION = (0, 4)  # older ones leave a rank that waits in the kernel stopped for ever
-MAX_DUMP_BYTES = 32 << 20
+MAX_DUMP_BYTES = 16 << 20
 
 _MAY_DUMP = (
     "run hangwatch as root, or grant it CAP_SYS_PTRACE (and CAP_DAC_READ_SEARCH for interpreters under a 0700 folder)"

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import store
+from hangwatch.cli.tables import print_table
 from tests import samples
 
 COMMANDS = ["run", "dump", "explain", "merge", "report", "incidents", "status", "config", "check", "demo"]
@@ -191,3 +192,25 @@ def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
 
 def test_version_and_module() -> None:
     assert hangwatch("--version").stdout.startswith("hangwatch, version ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("dump", "--pid", "1", "--job", "x"), "either --job or --pid"),
+        (("dump", "--pid", "0"), "--pid"),
+        (("dump", "--pid", "4194300"), "no such process"),
+    ],
+)
+def test_dump_refuses_what_it_cannot_dump(arguments: tuple[str, ...], word: str) -> None:
+    done = hangwatch(*arguments)
+    assert (done.returncode, word in done.stderr) == (2, True)
+
+
+def test_foreign_text_is_shown_as_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user name or a message may hold what a terminal library takes for markup."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_table(("job", "user"), [("42", "[/bold]x"), ("43", "[red]")], "no jobs")
+    shown = capsys.readouterr().out
+    assert "[/bold]x" in shown
+    assert "[red]" in shown

@@ -142,6 +142,20 @@ def test_a_flood_is_bounded(tree: NodeTree) -> None:
     assert len(events.counts) == kmsg.KEYS_KEPT
 
 
+def test_a_flood_of_one_kind_hides_no_other(tree: NodeTree) -> None:
+    log(tree, FELL_OFF)
+    log(tree, *(f"Out of memory: Killed process {pid} (python) total-vm:1kB" for pid in range(1000)), first=2)
+    result = run("xid", tree.node())
+    assert told(result) == ("CRITICAL", "GpuError")
+    assert values(result, "oom_kills_total") == {("python",): 1000}
+
+
+@pytest.mark.parametrize("line", [FELL_OFF, SXID_FATAL])
+def test_a_process_cannot_name_itself_an_xid(tree: NodeTree, line: str) -> None:
+    log(tree, f"audit: comm={line}", f"x {line}")
+    assert told(run("xid", tree.node())) == ("OK", "KernelLogQuiet")
+
+
 def test_terminal_escapes_continuations_and_garbage(tree: NodeTree) -> None:
     (tree.dev / "kmsg").write_bytes(
         b"4,1,5,-;\\x1b[31mNVRM: Xid (PCI:0000:3b:00): 79, red\\x1b[0m\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n"

@@ -143,3 +143,11 @@ def test_tls_serves_https(tmp_path: Path) -> None:
         assert connection.getresponse().status == 200
     with pytest.raises(ServeError, match="go together"), server(tls_certificate="x"):
         pass
+
+
+def test_a_listen_address_that_is_none_is_told() -> None:
+    one = Server(
+        Http(listen="no.such.host.invalid", port=0), CollectorRegistry(), status=lambda: None, unhealthy=lambda: None
+    )
+    with pytest.raises(ServeError, match=r"listen = 'no\.such\.host\.invalid' is no address"):
+        one.start()

@@ -91,3 +91,15 @@ def test_what_is_not_a_dump_is_told(text: str | bytes) -> None:
 def test_garbage_is_an_error_and_never_a_crash(text: str | bytes) -> None:
     with contextlib.suppress(stacks.DumpError):
         stacks.parse_pyspy_json(text, 1)
+
+
+def test_runaway_recursion_and_floods_of_threads_are_bounded() -> None:
+    frame = {"name": "again", "filename": "/a.py", "module": None, "short_filename": "a.py", "line": 1, "locals": None}
+    last = {**frame, "name": "<module>"}
+    main = {"thread_name": "MainThread", "thread_id": 1, "os_thread_id": 1, "frames": [*[frame] * 5000, last]}
+    other = {"thread_name": "t", "thread_id": 2, "os_thread_id": 2, "frames": [frame]}
+    threads = stacks.parse_pyspy_json(json.dumps([*[other] * 1000, main]), 1)
+    assert len(threads) == stacks.MOST_THREADS
+    assert threads[0].is_main
+    assert len(threads[0].frames) == stacks.INNERMOST_FRAMES + stacks.OUTERMOST_FRAMES + 1
+    assert threads[0].frames[-1].function == "<module>"

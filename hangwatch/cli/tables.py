@@ -1,0 +1,28 @@
+"""Tables for people: every cell is shown as it is, since names and messages come from other people's jobs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: str) -> None:
+    """Print rows under a header: folded to a terminal's width, one tab-separated line each for a pipe."""
+    if not rows:
+        click.echo(nothing)
+    elif not sys.stdout.isatty():
+        for row in (header, *rows):
+            click.echo("\t".join(" ".join(cell.split()) for cell in row))
+    else:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False)
+        for name in header:
+            table.add_column(name, overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        Console().print(table)

@@ -17,6 +17,8 @@ from grafana.source.panels import (
 )
 
 ON = 'instance="$node"'
+# What every exporter has, and others on the node may have under the same instance.
+OWN = f'{ON},job=~"(.+/)?hangwatch"'
 OF = f'{ON},job_id=~"$job_id"'
 GPU = f'{ON},gpu=~"$gpu"'
 TO_JOB = "/d/hangwatch-job?var-job_id=${__value.raw}&${__url_time_range}"
@@ -237,7 +239,7 @@ def _own_health(built: builders.Dashboard) -> None:
         lines(
             "CPU of the daemon",
             "percentunit",
-            [(f"rate(process_cpu_seconds_total{{{ON}}}[$__rate_interval])", "cores")],
+            [(f"rate(process_cpu_seconds_total{{{OWN}}}[$__rate_interval])", "cores")],
             "1 is one core.",
             width=6,
             height=7,
@@ -245,7 +247,7 @@ def _own_health(built: builders.Dashboard) -> None:
         lines(
             "Memory of the daemon",
             "bytes",
-            [(f"process_resident_memory_bytes{{{ON}}}", "resident")],
+            [(f"process_resident_memory_bytes{{{OWN}}}", "resident")],
             "Resident memory.",
             width=6,
             height=7,
@@ -316,7 +318,7 @@ def _own_health(built: builders.Dashboard) -> None:
         lines(
             "Scrape",
             "s",
-            [(f"scrape_duration_seconds{{{ON}}}", "duration")],
+            [(f"scrape_duration_seconds{{{OWN}}}", "duration")],
             "How long Prometheus waits for /metrics; nothing is measured for it.",
             width=6,
             height=7,

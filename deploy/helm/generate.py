@@ -78,9 +78,20 @@ def schema() -> str:
         "properties": dict(zip(settings, roots[1:], strict=True)),
         "additionalProperties": False,
     }
+    _narrow(root, parts)
     current["definitions"] = dict(sorted(parts.items()))
     current["properties"]["config"] = roots[0]
     return json.dumps(current, indent=2) + "\n"
+
+
+def _narrow(root: dict[str, Any], parts: dict[str, Any]) -> None:
+    """What the templates need besides: a port and a folder that a pod can have, and that nobody set them to null."""
+    root["required"] = ["http", "store"]
+    parts["Http"]["required"] = ["port"]
+    parts["Http"]["properties"]["port"]["minimum"] = 1
+    parts["Http"]["properties"]["port"]["description"] = "the pod's port has to be known beforehand, so not 0"
+    parts["Store"]["required"] = ["directory"]
+    parts["Store"]["properties"]["directory"]["pattern"] = "^/.+"
 
 
 def _documented(text: str, values: dict[str, Any]) -> Iterator[tuple[list[str], str]]:

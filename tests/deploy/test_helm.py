@@ -243,8 +243,8 @@ texts = st.text(
 
 
 @given(
-    directory=texts,
-    port=st.integers(0, 65535),
+    directory=texts.map(lambda text: f"/d{text}"),
+    port=st.integers(1, 65535),
     max_bytes=st.integers(1 << 20, 1 << 53),
     hold=st.floats(1.0, 86400.0),
     quorum=st.floats(0.0, 1.0, exclude_min=True),
@@ -269,6 +269,12 @@ def test_any_value_arrives_in_the_daemon_as_it_was_written(
     [
         ({"config": {"http": {"port": 70000}}}, "/config/http/port"),
         ({"config": {"http": {"port": "9836"}}}, "/config/http/port"),
+        ({"config": {"http": {"port": 0}}}, "/config/http/port"),
+        ({"config": {"http": {"port": None}}}, "missing property 'port'"),
+        ({"config": {"http": None}}, "missing property 'http'"),
+        ({"config": {"store": {"directory": "state"}}}, "/config/store/directory"),
+        ({"config": {"store": {"directory": "/"}}}, "/config/store/directory"),
+        ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "invalid propertyName 'app.kubernetes.io/name'"),
         ({"config": {"detector": {"hold": 60}}}, "'hold' not allowed"),
         ({"config": {"checks": {"no_such_check": {}}}}, "'no_such_check' not allowed"),
         ({"podMonitor": {"enabled": "yes"}}, "/podMonitor/enabled"),
@@ -280,6 +286,14 @@ def test_any_value_arrives_in_the_daemon_as_it_was_written(
 def test_a_wrong_value_is_refused_by_name_before_anything_is_installed(values: dict[str, Any], told: str) -> None:
     with pytest.raises(helm_python.HelmValuesError, match=re.escape(told)):
         manifests(values)
+
+
+def test_the_labels_of_the_chart_cannot_be_given_again() -> None:
+    forbidden = json.loads((CHART / "values.schema.json").read_text())["properties"]["podLabels"]["propertyNames"][
+        "not"
+    ]
+    own = only({}, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    assert set(own) == set(forbidden["enum"])
 
 
 def test_a_network_policy_that_would_do_nothing_is_refused() -> None:

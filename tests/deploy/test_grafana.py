@@ -111,6 +111,13 @@ def test_every_panel_has_a_description_and_targets_with_legend_and_the_chosen_da
         )
 
 
+def test_what_every_exporter_has_is_asked_of_hangwatch_alone(board: dict[str, Any]) -> None:
+    """Another exporter may have the same instance: every pod on a node has where `instance` is the node's name."""
+    for query in promql.dashboard_queries(board):
+        for labels in re.findall(r"(?:(?<![\w:])(?:process|scrape)_\w+|(?<![\w:])up)(\{.*?\})?", query.expr):
+            assert 'job=~"(.+/)?hangwatch"' in labels, query
+
+
 def test_variables_that_queries_use_are_defined(board: dict[str, Any]) -> None:
     defined = {one["name"] for one in board["templating"]["list"]}
     for query in promql.dashboard_queries(board):

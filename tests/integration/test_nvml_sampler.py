@@ -267,11 +267,23 @@ def test_a_driver_that_blocks_while_it_opens_is_given_up(fake_driver: FakeDriver
     sampler = start(start_deadline_seconds=1.0)
     status = status_where(sampler, lambda status: status.stalled, "the stall")
     assert status.fault is not None
+    assert "persistence mode" in status.fault.remedy
     assert sampler.latest() is None
 
 
+def test_gpus_that_take_long_to_open_are_waited_for(fake_driver: FakeDriver, start: Start) -> None:
+    """Without persistence mode each GPU takes a second or more to open: eight of them outlast the deadline of a sweep."""
+    fake_driver.add("gpu all fault nvmlDeviceGetHandleByIndex_v2 slow")
+    sampler = start(deadline_seconds=0.8)
+    early = sampler.query(FabricDetails, 0.1)
+    assert isinstance(early, Fault) and "still being opened" in early.detail and "nvidia-smi -pm 1" in early.remedy
+    assert len(first_sweep(sampler).gpus) == 8
+    status = sampler.status()
+    assert (status.restarts, status.stalled, status.fault) == (0, False, None)
+
+
 def test_the_child_dies_with_its_parent_even_while_the_driver_blocks(fake_driver: FakeDriver) -> None:
-    fake_driver.add("gpu 0 fault nvmlDeviceGetName sleep")
+    fake_driver.add("gpu 0 fault nvmlDeviceGetPowerUsage sleep")
     program = (
         "import sys, time\n"
         "from hangwatch.probes.nvml import NvmlSampler\n"

@@ -122,7 +122,9 @@ class _Follower:
         self._rest = b""
         self._last_sequence: int | None = None
         self._missed = 0
-        self._events: dict[str, OrderedDict[tuple[str, int], KernelEvent]] = {kind: OrderedDict() for kind, _ in _PATTERNS}
+        self._events: dict[str, OrderedDict[tuple[str, int], KernelEvent]] = {
+            kind: OrderedDict() for kind, _ in _PATTERNS
+        }
         self._counts: Counter[tuple[str, str, int]] = Counter()
 
     def __del__(self) -> None:

@@ -56,21 +56,27 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Ask for the node's own, and through /proc/PID/root for those of jobs in another mount namespace."""
-    own = pidfiles.namespace(node.proc_root, "self", "mnt")
-    paths = {str(node.dev_root / "shm"): NODE}
+    """Ask for the node's own, and through /proc/PID/root for those of jobs in another mount namespace.
+
+    The node's own is that of process 1: where hangwatch runs in a container and sees it, its own /dev/shm is another.
+    """
+    own = {pidfiles.namespace(node.proc_root, view, "mnt") for view in ("1", "self")} | {None}
+    of_init, of_ours = f"{node.proc_root}/1/root/dev/shm", str(node.dev_root / "shm")
+    paths = {of_init: NODE, of_ours: NODE}
     for job in node.jobs:
         pid = job.ranks[0].id.pid if job.ranks else None
-        if pid is not None and pidfiles.namespace(node.proc_root, pid, "mnt") not in (own, None):
+        if pid is not None and pidfiles.namespace(node.proc_root, pid, "mnt") not in own:
             paths[f"{node.proc_root}/{pid}/root/dev/shm"] = job.job_id
     answers = node.filesystems.space(list(paths), DEADLINE_SECONDS)
+    answers.pop(of_ours if isinstance(answers[of_init], filesystems.Space) else of_init)
     shms = [
         Shm(scope=paths[path], size_bytes=answer.size_bytes, available_bytes=answer.available_bytes)
         for path, answer in answers.items()
         if isinstance(answer, filesystems.Space)
     ]
     # One that does not exist is none: a job may have ended, a container may have no /dev/shm.
-    faults = [answer for answer in answers.values() if isinstance(answer, Fault) and answer.reason == "NoAnswer"]
+    told = ("NoAnswer", filesystems.NOT_STARTED)
+    faults = [answer for answer in answers.values() if isinstance(answer, Fault) and answer.reason in told][:4]
     return Sample(shms=tuple(shms), faults=tuple(faults)) if shms or faults else None
 
 

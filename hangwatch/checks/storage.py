@@ -17,6 +17,7 @@ from hangwatch.checks.contract import Check, Metric, critical, ok, warning, wors
 from hangwatch.config import Ratio
 from hangwatch.model import CheckVerdict, Fault, Point, Value
 from hangwatch.probes import filesystems, pidfiles
+from hangwatch.probes.filesystems import NOT_STARTED
 from hangwatch.probes.node import Node
 
 MOUNT_LABELS = ("mount", "type")
@@ -28,14 +29,18 @@ LEFT_BEHIND = Metric(name="storage_stuck_children", help="children of hangwatch 
 
 INCIDENTS = "incidents"
 MOUNTS_LIMIT = 64
-REMEDY_HUNG = "`dmesg | tail`, the server's health, the network to it; `umount -f -l` lets waiting processes fail"
+REMEDY_HUNG = (
+    "`dmesg | tail`, the server's health, the network to it; once the jobs on it are given up, `umount -f -l` lets "
+    "what waits there fail"
+)
+REMEDY_SLOW = "the server's load, the network to it: `nfsstat -rc`, /proc/self/mountstats, the server's own statistics"
 
 
 class Settings(contract.Settings, frozen=True):
     """How quickly file systems must answer, and how much must be left."""
 
     deadline_seconds: Annotated[
-        float, Meta(ge=0.1, le=7.0, description="a file system that has not answered by then is hung")
+        float, Meta(ge=0.1, le=3.5, description="a file system that has not answered by then is hung")
     ] = 3.0
     slow_seconds: Annotated[float, Meta(ge=0.0, le=7.0, description="an answer later than this is a warning")] = 1.0
     minimum_available_ratio: Annotated[
@@ -49,10 +54,11 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Answer(Value, frozen=True):
-    """One file system. `space` is None where `fault` says why."""
+    """One file system, of this node or as the rank `seen_by` sees it. `space` is None where `fault` says why."""
 
     mount: str
     type: str
+    seen_by: int | None = None
     space: filesystems.Space | None = None
     fault: Fault | None = None
 
@@ -72,7 +78,15 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     # The daemon makes its folder when it starts: until then, what counts is the space of the folder above.
     homes = [str(place) for place in (folder, *folder.parents)] if folder else []
     told = node.filesystems.space([*wanted, *homes], settings.deadline_seconds)
-    answers = [_answer(mount, told[path]) for path, mount in wanted.items() if not _is_private(told[path])]
+    not_asked = next((one for one in told.values() if isinstance(one, Fault) and one.reason == NOT_STARTED), None)
+    if not_asked is not None:
+        return not_asked
+    answers = [
+        _answer(mount, told[path], seen_by)
+        for path, (mount, seen_by) in wanted.items()
+        # What is missing from a rank's view has gone with the rank, or with what mounted it there.
+        if not _is_private(told[path]) and not (seen_by is not None and _is_missing(told[path]))
+    ]
     if homes:
         home = next((told[place] for place in homes if not _is_missing(told[place])), told[homes[0]])
         answers.append(_answer(filesystems.Mount(path=homes[0], type=INCIDENTS, source="", device=""), home))
@@ -81,10 +95,10 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     return Sample(answers=tuple(answers), stuck_children=node.filesystems.left_behind())
 
 
-def _answer(mount: filesystems.Mount, told: filesystems.Space | Fault) -> Answer:
+def _answer(mount: filesystems.Mount, told: filesystems.Space | Fault, seen_by: int | None = None) -> Answer:
     if isinstance(told, Fault):
-        return Answer(mount=mount.path, type=mount.type, fault=told)
-    return Answer(mount=mount.path, type=mount.type, space=told)
+        return Answer(mount=mount.path, type=mount.type, seen_by=seen_by, fault=told)
+    return Answer(mount=mount.path, type=mount.type, seen_by=seen_by, space=told)
 
 
 def _is_private(told: filesystems.Space | Fault) -> bool:
@@ -96,13 +110,14 @@ def _is_missing(told: filesystems.Space | Fault) -> bool:
     return isinstance(told, Fault) and told.reason == "Missing"
 
 
-def _paths(node: Node, settings: Settings) -> dict[str, filesystems.Mount]:
-    """What to ask, by path: each file system once, however often it is mounted."""
-    views = ["self", *(str(job.ranks[0].id.pid) for job in node.jobs if job.ranks)]
+def _paths(node: Node, settings: Settings) -> dict[str, tuple[filesystems.Mount, int | None]]:
+    """What to ask, by path, and the rank that sees it there: each file system once, however often it is mounted."""
+    views = [None, *(job.ranks[0].id.pid for job in node.jobs if job.ranks)]
     namespaces: set[str | None] = set()
     devices: set[str] = set()
-    found: dict[str, filesystems.Mount] = {}
-    for view in views:
+    found: dict[str, tuple[filesystems.Mount, int | None]] = {}
+    for seen_by in views:
+        view = "self" if seen_by is None else str(seen_by)
         namespace = pidfiles.namespace(node.proc_root, view, "mnt")
         if namespace is not None and namespace in namespaces:
             continue
@@ -113,7 +128,8 @@ def _paths(node: Node, settings: Settings) -> dict[str, filesystems.Mount]:
                 continue
             if filesystems.is_network(mount, settings.also_types):
                 devices.add(mount.device)
-                found[mount.path if view == "self" else f"{node.proc_root}/{view}/root{mount.path}"] = mount
+                path = mount.path if seen_by is None else f"{node.proc_root}/{view}/root{mount.path}"
+                found[path] = mount, seen_by
     return found
 
 
@@ -141,17 +157,19 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
 
 def _judge_one(answer: Answer, settings: Settings) -> Iterator[CheckVerdict]:
     name = "the folder of incidents" if answer.type == INCIDENTS else f"{answer.mount} ({answer.type})"
+    if answer.seen_by is not None:
+        name += f" in the mount namespace of pid {answer.seen_by}"
     if answer.fault is not None:
         yield _judge_fault(name, answer, answer.fault, settings)
         return
     assert answer.space is not None
     left, size = answer.space.available_bytes, answer.space.size_bytes
     if answer.space.seconds > settings.slow_seconds:
-        yield warning("StorageSlow", f"{name} took {answer.space.seconds:.1f} s to answer", REMEDY_HUNG)
+        yield warning("StorageSlow", f"{name} took {answer.space.seconds:.1f} s to answer", REMEDY_SLOW)
     if answer.type == INCIDENTS and left < settings.minimum_incident_bytes:
         message = f"{name} {answer.mount} has {left / (1 << 20):.0f} MiB left"
         yield warning("IncidentSpaceLow", message, "free space, or set [store] directory elsewhere")
-    elif size and left < size * settings.minimum_available_ratio:
+    elif size and left < size * settings.minimum_available_ratio and not answer.space.read_only:
         yield warning("StorageFull", f"{name} has {left / size:.1%} left", "free space: checkpoints will fail")
 
 
@@ -161,7 +179,10 @@ def _judge_fault(name: str, answer: Answer, fault: Fault, settings: Settings) ->
         return critical("StorageHung", message, REMEDY_HUNG)
     if answer.type == INCIDENTS:
         return warning("IncidentsBlocked", f"{name}: {fault.detail}", "check [store] directory")
-    return critical("StorageBroken", f"{name}: {fault.detail}", f"umount -l {answer.mount} and mount it again")
+    remedy = f"umount -l {answer.mount} and mount it again"
+    if answer.seen_by is not None:
+        remedy = f"the server's health; the container of pid {answer.seen_by} must be started anew, and its job with it"
+    return critical("StorageBroken", f"{name}: {fault.detail}", remedy)
 
 
 def table(sample: Sample) -> contract.Rows:

@@ -25,6 +25,7 @@ from hangwatch.probes import pseudofiles
 
 CHILD = Path(__file__).with_name("filesystems_child.py")
 STARTUP_SECONDS = 2.0
+NOT_STARTED = "OnlookerNotStarted"
 NETWORK_TYPES = frozenset(
     """
     nfs nfs4 cifs smb3 smbfs lustre gpfs beegfs ceph glusterfs wekafs afs 9p virtiofs orangefs pvfs2 panfs ocfs2 gfs2
@@ -51,6 +52,7 @@ class Space(Value, frozen=True):
     size_bytes: int
     available_bytes: int
     seconds: float
+    read_only: bool = False
 
 
 def mounts(proc_root: Path, pid: int | str = "self") -> tuple[Mount, ...] | Fault | None:
@@ -108,14 +110,17 @@ class Onlookers:
         answers: dict[tuple[str, str], object] = dict.fromkeys(questions)
         if not asked:
             return answers
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(CHILD), str(deadline_seconds), json.dumps(asked)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={},
-        )
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(CHILD), str(deadline_seconds), json.dumps(asked)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={},
+            )
+        except OSError as error:
+            return dict.fromkeys(questions, _not_started(error))
         assert child.stdout is not None
         with child.stdout as pipe:
             for line in _lines(pipe.fileno(), deadline_seconds + STARTUP_SECONDS):
@@ -154,7 +159,12 @@ def _lines(descriptor: int, deadline_seconds: float) -> Iterator[bytes]:
 
 def _space(path: str, answer: object) -> Space | Fault:
     if isinstance(answer, dict) and "size" in answer:
-        return Space(size_bytes=answer["size"], available_bytes=answer["available"], seconds=answer["seconds"])
+        return Space(
+            size_bytes=answer["size"],
+            available_bytes=answer["available"],
+            seconds=answer["seconds"],
+            read_only=bool(answer.get("read_only")),
+        )
     return _fault(path, answer)
 
 
@@ -164,10 +174,26 @@ def _names(folder: str, answer: object) -> tuple[str, ...] | Fault:
     return _fault(folder, answer)
 
 
+def _not_started(error: OSError) -> Fault:
+    return Fault(
+        subject="file systems",
+        reason=NOT_STARTED,
+        detail=f"the process that asks file systems cannot be started: {error}",
+        remedy=f"make {sys.executable} executable for this user; `ulimit -u`, and memory that is left",
+    )
+
+
 def _fault(path: str, answer: object) -> Fault:
+    if isinstance(answer, Fault):
+        return answer
     if isinstance(answer, dict) and "errno" in answer:
         code = int(answer["errno"])
-        reason = {errno.ENOENT: "Missing", errno.EACCES: "PermissionDenied", errno.EPERM: "PermissionDenied"}
+        reason = {
+            errno.ENOENT: "Missing",
+            errno.ESRCH: "Missing",
+            errno.EACCES: "PermissionDenied",
+            errno.EPERM: "PermissionDenied",
+        }
         detail = f"{path}: {os.strerror(code)}"
         return Fault(subject=path, reason=reason.get(code, "CannotRead"), detail=detail)
     return Fault(subject=path, reason="NoAnswer", detail=f"{path} gives no answer")

@@ -25,6 +25,7 @@ def answer(kind: str, path: str) -> dict[str, object]:
     return {
         "size": told.f_blocks * told.f_frsize,
         "available": told.f_bavail * told.f_frsize,
+        "read_only": bool(told.f_flag & os.ST_RDONLY),
         "seconds": time.monotonic() - started,
     }
 

@@ -70,6 +70,18 @@ def test_a_job_in_a_container_with_64_mib_that_are_full(tmp_path: Path) -> None:
         assert values(full, "shared_memory_available_bytes")[("77",)] == 0
 
 
+def test_in_a_container_that_sees_the_nodes_processes_the_nodes_own_counts(tmp_path: Path) -> None:
+    tree = NodeTree(tmp_path)
+    (tree.dev / "shm").mkdir()
+    for view, inode in (("self", 1), ("1", 2), ("10", 2)):
+        link = tree.proc / view / "ns" / "mnt"
+        link.parent.mkdir(parents=True)
+        link.symlink_to(f"mnt:[{inode}]")
+    with tmpfs(tree.proc / "1" / "root" / "dev" / "shm", "32m"):
+        result = run("shared_memory", tree.node(job(rank(10))), minimum_size_bytes=0)
+        assert values(result, "shared_memory_size_bytes") == {("node",): 32 << 20}
+
+
 def test_a_job_that_shares_the_nodes_or_vanished_adds_nothing(tmp_path: Path) -> None:
     tree = NodeTree(tmp_path)
     (tree.dev / "shm").mkdir()

@@ -90,6 +90,38 @@ def test_the_mounts_of_a_job_in_its_own_namespace_are_asked_through_its_root(tre
     assert values(result, "storage_answers") == {("/data", "nfs4"): 1}
 
 
+def test_a_rank_that_ends_while_its_mounts_are_asked_breaks_no_storage(tree: NodeTree) -> None:
+    tree.process(10)
+    mounted(tree, ("data", "nfs4"), view="10")
+    assert told(run("storage", tree.node(job(rank(10))))) == ("OK", "NotPresent"), "there is no /proc/10/root any more"
+
+
+def test_a_mount_that_only_a_rank_sees_is_not_for_this_node_to_unmount(tree: NodeTree) -> None:
+    stale = Fault(subject="/data", reason="CannotRead", detail="Stale file handle")
+    found = judge((Sample(answers=(Answer(mount="/data", type="nfs", seen_by=10, fault=stale),)),), Settings())
+    assert "/data (nfs) in the mount namespace of pid 10" in found.message
+    assert "umount" not in found.remedy
+
+
+def test_a_slow_server_is_nothing_to_unmount() -> None:
+    found = judge((Sample(answers=(Answer(mount="/d", type="nfs", space=space(seconds=2.0)),)),), Settings())
+    assert "umount" not in found.remedy and "nfsstat" in found.remedy
+
+
+def test_a_child_that_cannot_be_started_is_unknown(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted(tree, ("data", "nfs4"))
+    monkeypatch.setattr(filesystems.sys, "executable", str(tree.write("python", "not executable")))
+    assert told(run("storage", tree.node())) == ("UNKNOWN", "OnlookerNotStarted")
+    assert told(run("shared_memory", tree.node())) == ("UNKNOWN", "OnlookerNotStarted")
+
+
+def test_a_real_read_only_file_system_says_so() -> None:
+    answers = Onlookers().space(["/", "/sys"], 5.0)
+    for path, answer in answers.items():
+        assert isinstance(answer, Space)
+        assert answer.read_only == bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
 def test_one_file_system_mounted_often_is_asked_once(tree: NodeTree) -> None:
     mounted(tree, ("data", "nfs4"))
     text = (tree.proc / "self" / "mountinfo").read_text()
@@ -121,6 +153,14 @@ def test_messages_and_the_table_give_sizes_in_words() -> None:
         (Answer(mount="/d", type="nfs", space=space(seconds=1.1)), ("WARNING", "StorageSlow")),
         (Answer(mount="/d", type="nfs", space=space(available=1)), ("WARNING", "StorageFull")),
         (Answer(mount="/d", type="nfs", space=space(size=0, available=0)), ("OK", "StorageAnswers")),
+        (
+            Answer(
+                mount="/i",
+                type="fuse.squashfuse",
+                space=Space(size_bytes=9, available_bytes=0, seconds=0.0, read_only=True),
+            ),
+            ("OK", "StorageAnswers"),
+        ),
         (Answer(mount="/v", type=INCIDENTS, space=space(available=1 << 20)), ("WARNING", "IncidentSpaceLow")),
         (
             Answer(mount="/d", type="nfs", fault=Fault(subject="/d", reason="NoAnswer", detail="")),

@@ -144,8 +144,9 @@ def _judge_job(job: Patience, ours: float, settings: Settings) -> CheckVerdict |
     if name is None or known[name] >= ours + settings.margin_seconds:
         return None
     wanted = ours + settings.margin_seconds
+    why = "if its watchdog is stuck, too" if name == "the heartbeat time-out" else job.source
     message = (
-        f"job {job.job_id} ends itself {known[name]:.0f} s into a hang ({name}, {job.source}), "
+        f"job {job.job_id} ends itself {known[name]:.0f} s into a hang ({name}, {why}), "
         f"hangwatch has its stacks only after {ours:.0f} s"
     )
     if name == "the heartbeat time-out":

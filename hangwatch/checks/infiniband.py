@@ -26,6 +26,7 @@ EVENTS = Metric(
     kind="counter",
 )  # fmt: skip
 LINK_COUNTERS = ("link_downed", "link_error_recovery")
+INFINIBAND = "InfiniBand"  # on Ethernet one lane is common, and a port without a cable as well
 REMEDY = "`ibstat`, `ibdiagnet`; look at cable, transceiver and the switch's port"
 
 
@@ -76,8 +77,8 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     findings = [*_states(window, settings), *_rates(window, settings), *_counters(window, settings)]
     down = [port.name for port in sample.ports if port.state != "ACTIVE"]
     unused = f"; {', '.join(down)} not active" if down else ""
-    rates = ", ".join(sorted({port.rate for port in active}))
-    return worst(findings, ok("PortsActive", f"{len(active)} of {len(sample.ports)} ports active at {rates}{unused}"))
+    rates = " at " + ", ".join(sorted({port.rate for port in active})) if active else ""
+    return worst(findings, ok("PortsActive", f"{len(active)} of {len(sample.ports)} ports active{rates}{unused}"))
 
 
 def _states(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
@@ -98,7 +99,7 @@ def _states(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdi
     active = sum(port.state == "ACTIVE" for port in sample.ports)
     if active < settings.expected_active_ports:
         yield critical("PortsMissing", f"{active} ports active, {settings.expected_active_ports} expected", REMEDY)
-    elif not active and not were_active:
+    elif not active and not were_active and any(port.link_layer == INFINIBAND for port in sample.ports):
         yield warning("NoPortActive", f"none of {len(sample.ports)} ports is active", REMEDY)
 
 
@@ -117,7 +118,7 @@ def _rates(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdic
         elif port.rate_bytes_per_second < expected:
             wanted = f"{settings.expected_gigabits_per_second:g} Gb/sec"
             yield warning("RateLow", f"{port.name} runs at {port.rate}, expected {wanted}", REMEDY)
-        elif port.lanes == 1:
+        elif port.lanes == 1 and port.link_layer == INFINIBAND:
             yield warning("LanesLost", f"{port.name} runs on a single lane: {port.rate}", REMEDY)
 
 

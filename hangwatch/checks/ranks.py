@@ -105,7 +105,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
-    """What was so in two looks in a row is critical, or a warning for D; what only one look has seen is a warning.
+    """What was so in two looks in a row is critical (a warning for D and gone); what one look has seen is a warning.
 
     With several looks to compare, what was seen once is nothing: a short D is how a process reads a file.
     """
@@ -142,7 +142,8 @@ def _finding(job_id: str, name: str, problem: tuple[str, str], *, settled: bool)
     once = "" if settled else " (seen once: look again)"
     log = "`hangwatch check xid` for OOM kills; the job's own log; the other ranks wait until their time-out"
     if what == GONE:
-        return level("RankGone", f"{who} does not exist any more{once}", log)
+        # One that has finished is gone as well: whether the others wait for it is for the verdict on a hang to say.
+        return warning("RankGone", f"{who} does not exist any more{once}", log)
     if what == "Z":
         return level("RankExited", f"{who} has ended, and nobody waited for it{once}", log)
     if what == "T":

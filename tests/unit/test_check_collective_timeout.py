@@ -42,7 +42,7 @@ def test_a_job_without_gpus_waits_as_gloo_does(tree: NodeTree) -> None:
 @pytest.mark.parametrize(
     ("environ", "ours", "words"),
     [
-        ({}, 580.0, ["480 s", "heartbeat", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=610"]),
+        ({}, 580.0, ["480 s", "heartbeat", "if its watchdog is stuck, too", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=610"]),
         ({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "60"}, 135.0, ["60 s", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=165"]),
         ({"TORCH_NCCL_ENABLE_MONITORING": "0"}, 580.0, ["600 s", "init_process_group", "610"]),
         ({"DEEPSPEED_TIMEOUT": "2"}, 135.0, ["120 s", "DEEPSPEED_TIMEOUT", "init_process_group"]),

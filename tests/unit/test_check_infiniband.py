@@ -25,13 +25,14 @@ def port(
     physical: str = "5: LinkUp",
     rate: str = "400 Gb/sec (4X NDR)",
     number: int = 1,
+    link_layer: str = "InfiniBand",
     **counters: int | str,
 ) -> None:
     home = f"sys/class/infiniband/{device}/ports/{number}"
     tree.write(f"{home}/state", state + "\n")
     tree.write(f"{home}/phys_state", physical + "\n")
     tree.write(f"{home}/rate", rate + "\n")
-    tree.write(f"{home}/link_layer", "InfiniBand\n")
+    tree.write(f"{home}/link_layer", link_layer + "\n")
     for name, count in {"link_downed": 0, "symbol_error": 0, **counters}.items():
         folder = "hw_counters" if name in infiniband.HARDWARE_COUNTERS else "counters"
         tree.write(f"{home}/{folder}/{name}", f"{count}\n")
@@ -65,6 +66,16 @@ def test_a_port_that_is_not_used_is_told_and_no_finding(tree: NodeTree) -> None:
 def test_no_port_active(tree: NodeTree) -> None:
     port(tree, state="1: DOWN", physical="2: Polling")
     assert told(run("infiniband", tree.node())) == ("WARNING", "NoPortActive")
+
+
+def test_on_ethernet_one_lane_and_no_cable_are_common(tree: NodeTree) -> None:
+    port(tree, rate="25 Gb/sec (1X EDR)", link_layer="Ethernet")
+    assert told(run("infiniband", tree.node())) == ("OK", "PortsActive")
+    port(tree, state="1: DOWN", physical="3: Disabled", link_layer="Ethernet")
+    result = run("infiniband", tree.node())
+    assert told(result) == ("OK", "PortsActive")
+    assert "0 of 1 ports active; mlx5_0/1 not active" in result.verdict.message
+    assert told(run("infiniband", tree.node(), expected_active_ports=1)) == ("CRITICAL", "PortsMissing")
 
 
 def test_a_link_without_a_subnet_manager(tree: NodeTree) -> None:

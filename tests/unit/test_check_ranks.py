@@ -70,7 +70,7 @@ def test_a_rank_that_is_gone_while_the_others_live(tree: NodeTree) -> None:
     tree.process(10)
     check.run(node)
     result = check.run(node)
-    assert told(result) == ("CRITICAL", "RankGone")
+    assert told(result) == ("WARNING", "RankGone")
     assert values(result, "ranks_alive") == {("77",): 1}
 
 
@@ -87,7 +87,7 @@ def test_a_rank_that_never_came(tree: NodeTree) -> None:
     check, node = Checked("ranks"), tree.node(half)
     assert told(check.run(node)) == ("WARNING", "RankGone")
     result = check.run(node)
-    assert told(result) == ("CRITICAL", "RankGone")
+    assert told(result) == ("WARNING", "RankGone")
     assert "local rank 1 of job 77" in result.verdict.message
     assert values(result, "ranks_expected") == {("77",): 2}
 

@@ -147,7 +147,10 @@ def test_a_master_on_this_node_is_behind_lo(tree: NodeTree) -> None:
 
 
 DEFAULT_V6 = f"{'0' * 32} 00 {'0' * 32} 00 fe80{'0' * 27}1 00000064 00000001 00000000 00000003     eth0\n"
-UNREACHABLE_V6 = f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} ffffffff 00000001 00000000 00200200       lo\n"
+UNREACHABLE_V6 = (
+    f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} 00000001 00000001 00000000 00000201     eth9\n"
+    + f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} ffffffff 00000001 00000000 00200200       lo\n"
+)
 
 
 def test_a_node_with_ipv6_only(tree: NodeTree) -> None:

@@ -153,7 +153,7 @@ class Table:
             found = self._first(stack, indexes, order)
             if found:
                 return self._widened(stack, *found)
-        name = stack_frames.plain_name(_leaf(stack)[0]) if stack else None
+        name = _name(_leaf(stack)) if stack else None
         return Match(Doing("unknown", name, waits=False), -1)
 
     def _first(
@@ -180,7 +180,7 @@ class Table:
                 named, told = last, outer
             elif not (waits and _WRAPPERS.search(stack[last][1])):
                 break
-        name = stack_frames.plain_name((_leaf(stack) if rule.order in _AROUND else stack[named])[0])
+        name = _name(_leaf(stack) if rule.order in _AROUND else stack[named])
         operation = told.operation or (name.lstrip("_") if waits else name)
         return Match(Doing(told.activity, operation, waits), named)
 
@@ -193,12 +193,22 @@ class Table:
         return known
 
     def _match_place(self, place: stack_frames.Place) -> dict[Order, _Compiled]:
-        function, file = stack_frames.plain_name(place[0]), "/" + stack_frames.short_path(place[1])
+        function, file = place[0], "/" + stack_frames.short_path(place[1])
+        if not stack_frames.is_native(*place):
+            function = stack_frames.plain_name(function)
         found: dict[Order, _Compiled] = {}
         for rule in self._rules:
             if rule.order not in found and rule.function.match(function) and rule.file.match(file):
                 found[rule.order] = rule
         return found
+
+
+def _name(place: stack_frames.Place) -> str:
+    """The plain name of a function; of compiled code without a name its library, since an address means nothing."""
+    function, file = place
+    if function.startswith("0x"):
+        return stack_frames.short_path(file)
+    return function if stack_frames.is_native(function, file) else stack_frames.plain_name(function)
 
 
 def _leaf(stack: Sequence[stack_frames.Place]) -> stack_frames.Place:

@@ -143,6 +143,7 @@ class _Level(NamedTuple):
 
 _LEVELS = (
     _Level(lambda g: _waits_for(g) == "nothing", ("ranks", "gpu", "lock", "thread"), Confidence.HIGH),
+    _Level(lambda g: g.activity == "leaving", ("ranks",), Confidence.MEDIUM),
     _Level(lambda g: _waits_for(g) in {"lock", "thread"}, ("ranks", "gpu"), Confidence.MEDIUM),
     _Level(lambda g: _waits_for(g) == "gpu" and wording.holds_gil(g), ("ranks", "gpu"), Confidence.MEDIUM),
     _Level(lambda g: _waits_for(g) == "unknown", ("ranks",), Confidence.LOW),
@@ -163,6 +164,8 @@ def _outside(scene: _Scene) -> Verdict | None:
             continue
         ranks, waiting = wording.size(named), scene.waiting(*level.majority, without=named)
         enough = waiting > ranks or (waiting == ranks == 1)
+        if level.sure is Confidence.LOW:  # a weak suspicion needs a clear majority: one against one says nothing
+            enough = waiting >= 3 * ranks
         if not enough or waiting * 2 < scene.answered:
             return None
         sure = _weighed(level.sure, scene.waiting("ranks", without=named), scene.answered, ranks)

@@ -101,7 +101,7 @@ def key_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
         for frame in frames[:end]
         if not is_native(frame.function, frame.file) and not _is_importlib(frame.file)
     )
-    return kept or _native_places(frames) or tuple((frame.function, short_path(frame.file)) for frame in frames)
+    return kept or _native_places(frames) or tuple(dict.fromkeys(_without_address(frame) for frame in frames))
 
 
 def _native_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
@@ -113,6 +113,10 @@ def _native_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
         and not frame.function.startswith("0x")
         and not _C_LIBRARY.search(frame.file)
     )
+
+
+def _without_address(frame: Frame) -> Place:
+    return ("?" if frame.function.startswith("0x") else frame.function), short_path(frame.file)
 
 
 def is_import(file: str) -> bool:

@@ -87,11 +87,16 @@ def _telling(
     if main is None or not main.frames:
         return _best(workers, table) or main or (workers[0] if workers else None)
     doing = table.classify(main.frames)
-    if doing.activity == "backward" and collective:
-        return _best(collective, table)
+    if doing.activity == "backward":
+        return _best(collective, table) or _best((one for one in workers if _of_engine(one)), table) or main
     if doing.activity in _LEAVES_IT_TO_A_THREAD:
         return _best(workers, table) or main
     return main
+
+
+def _of_engine(thread: Thread) -> bool:
+    """A thread that compiled code started and that runs Python hooks: it has no name and no start in threading.py."""
+    return not thread.name and not thread.frames[-1].file.endswith("threading.py")
 
 
 def _best(threads: Iterable[Thread], table: activity.Table) -> Thread | None:

@@ -125,14 +125,21 @@ def _add(found: dict[tuple[object, ...], _Rank], rank: _Rank, notes: list[str]) 
         rank.id = structs.replace(rank.id, node=rank.source.replace("\\", "/").rsplit("/", 1)[-1])
         known = found.get(_place(rank.id))
     if known is None or known.id.pid != rank.id.pid:
-        found[_place(rank.id)] = rank
+        kept = rank if known is None else max(known, rank, key=_standing_for_its_rank)
+        found[_place(rank.id)] = kept
         if known is not None:
             name = f"rank {rank.id.rank}" if rank.id.rank is not None else f"local rank {rank.id.local_rank}"
-            notes.append(f"{name} appears as pid {known.id.pid} and as pid {rank.id.pid}: the last one counts")
+            one, other = sorted((known.id.pid or 0, rank.id.pid or 0))
+            notes.append(f"{name} appears as pid {one} and as pid {other}: pid {kept.id.pid} counts")
         return
     known.rounds += rank.rounds
     for pid, rounds in rank.workers.items():
         known.workers.setdefault(pid, []).extend(rounds)
+
+
+def _standing_for_its_rank(rank: _Rank) -> tuple[bool, int]:
+    """Of two processes of one rank the one with a stack counts, then the higher pid: whatever their order."""
+    return any(thread.frames for process in rank.rounds for thread in process.threads), rank.id.pid or 0
 
 
 def _place(rank: RankId) -> tuple[object, ...]:

@@ -22,8 +22,10 @@ from collections.abc import Iterator
 from functools import cache
 
 from hangwatch import config
+from hangwatch.explain import traces
 from hangwatch.fleet import merge
-from hangwatch.hang import activity, culprit, stacks, traces
+from hangwatch.hang import activity, culprit
+from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Frame, ProcessDump, RankDump, RankId, Thread
 
 SIZES = (8, 512, 16_384, 100_000)
@@ -89,14 +91,14 @@ def measure(size: int) -> dict[str, float]:
     table = activity.load()
     gc.collect()
     began = time.perf_counter()
-    grouping = stacks.group(dumps, table, config.Capture(), size)
+    grouping = group_ranks(dumps, table, config.Capture(), size)
     grouped = time.perf_counter()
     verdict = culprit.judge(grouping)
     judged = time.perf_counter()
     peak = peak_megabytes()
     assert [rank.rank for rank in verdict.named] == late(size), verdict.message
     firsts = range(0, size, RANKS_PER_NODE)
-    nodes = [stacks.group(dumps[first : first + RANKS_PER_NODE], table, config.Capture()) for first in firsts]
+    nodes = [group_ranks(dumps[first : first + RANKS_PER_NODE], table, config.Capture()) for first in firsts]
     merging = time.perf_counter()
     merged = merge.merge_all(nodes)
     merge_seconds = time.perf_counter() - merging
@@ -107,7 +109,7 @@ def measure(size: int) -> dict[str, float]:
 def explain(size: int) -> dict[str, float]:
     began = time.perf_counter()
     found = traces.collect([("stdin", text(size))])
-    grouping = stacks.group(found.ranks, activity.load(), config.Capture(), found.world_size)
+    grouping = group_ranks(found.ranks, activity.load(), config.Capture(), found.world_size)
     assert [rank.rank for rank in culprit.judge(grouping).named] == late(size)
     return {"explain": time.perf_counter() - began, "explain_peak": peak_megabytes()}
 

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hangwatch import config
-from hangwatch.hang import activity, culprit, stacks
+from hangwatch.hang import activity, culprit
+from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Frame, ProcessDump, RankDump, RankId, Thread
 from hangwatch.report import html
 
@@ -51,7 +52,7 @@ def demo_page(place: Path) -> Path:
 
 def fleet_page() -> str:
     """The page of 16,384 ranks on 2,048 nodes: one waits for its loader, one node gives no answer."""
-    grouping = stacks.group(fleet(), activity.load(()), config.Capture(), world_size=RANKS)
+    grouping = group_ranks(fleet(), activity.load(()), config.Capture(), world_size=RANKS)
     return html.render_grouping(grouping, culprit.judge(grouping))
 
 

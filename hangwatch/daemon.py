@@ -23,9 +23,10 @@ from hangwatch.board import Board, Snapshot, extend
 from hangwatch.checks import discovery, runner
 from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.config import Settings
-from hangwatch.hang import activity, culprit, jobs, stacks
+from hangwatch.hang import activity, culprit, jobs
 from hangwatch.hang.capture import capture
 from hangwatch.hang.detector import TakeCapture, Transition
+from hangwatch.hang.grouping import group_ranks
 from hangwatch.http import Server
 from hangwatch.model import CheckResult, Fault, Incident, Job, JobState
 from hangwatch.probes import host, procs
@@ -275,7 +276,7 @@ class Daemon:
         )
         if self._stop.is_set():
             return None
-        grouping = stacks.group(taken, self._activities, self.settings.capture)
+        grouping = group_ranks(taken, self._activities, self.settings.capture)
         unix_now = time.time()
         return Look(
             capture=taken,

@@ -266,7 +266,7 @@ class Capture(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-# --- 5. Groups and verdict: hang.stacks, hang.activity, hang.culprit -----------------------------------------------
+# --- 5. Groups and verdict: hang.grouping, hang.activity, hang.culprit -----------------------------------------------
 
 
 class Stack(Value, frozen=True):

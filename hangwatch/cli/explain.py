@@ -13,9 +13,11 @@ from hangwatch import store
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import write_text
 from hangwatch.cli.watch import config_option, settings_from
+from hangwatch.explain import traces
 from hangwatch.fleet.merge import merge_all
-from hangwatch.hang import culprit, stacks, traces
+from hangwatch.hang import culprit
 from hangwatch.hang.activity import load as load_activities
+from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Grouping, Incident
 from hangwatch.report import as_json, html, text
 
@@ -58,7 +60,7 @@ def explain(
             f"no stack dump in {', '.join(map(str, paths))}{told}\n  make some: `py-spy dump --pid PID > rank0.txt`"
         )
     size = collected.world_size or max((one.job.world_size or 0 for one in incidents), default=0) or None
-    grouping = stacks.group(dumps, load_activities(settings.activities.rules), settings.capture, size)
+    grouping = group_ranks(dumps, load_activities(settings.activities.rules), settings.capture, size)
     _answer(replace(grouping, notes=(*grouping.notes, *collected.notes)), as_json_form, html_path)
 
 

@@ -14,7 +14,8 @@ from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import write_text
 from hangwatch.cli.tables import print_table
 from hangwatch.cli.watch import config_option, settings_from
-from hangwatch.hang import activity, capture, culprit, jobs, stacks
+from hangwatch.hang import activity, capture, culprit, jobs
+from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Capture, GpuSweep, Grouping, Incident, Job, JobState, Value, Verdict
 from hangwatch.probes import host, procs
 from hangwatch.probes.nvml import NvmlSampler
@@ -135,7 +136,7 @@ def _take(
         native=native,
         include_locals=include_locals,
     )
-    grouping = stacks.group(taken, table, settings.capture)
+    grouping = group_ranks(taken, table, settings.capture)
     return JobDump(job=job, verdict=culprit.judge(grouping), grouping=grouping, capture=taken)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hangwatch.hang import stacks
+from hangwatch.hang.grouping import merge_groups
 from hangwatch.model import Grouping
 
 
@@ -17,7 +17,7 @@ def merge_all(groupings: Iterable[Grouping]) -> Grouping:
     """The grouping of all, in one pass; the largest world size that somebody knows counts."""
     parts = tuple(groupings)
     sizes = [part.world_size for part in parts if part.world_size is not None]
-    return stacks.assemble(
+    return merge_groups(
         (group for part in parts for group in part.groups),
         max(sizes, default=None),
         (note for part in parts for note in part.notes),

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch import config
-from hangwatch.hang import jobs, stacks
+from hangwatch import config, pyspy_output
+from hangwatch.hang import jobs
 from hangwatch.model import (
     Capture,
     Fault,
@@ -142,8 +142,8 @@ class _Taker(NamedTuple):
         if answer.json is None:
             return (), answer
         try:
-            return stacks.parse_pyspy_json(answer.json, procs.read_inner_pid(target.pid, self.proc_root)), answer
-        except stacks.DumpError as error:
+            return pyspy_output.parse_json(answer.json, procs.read_inner_pid(target.pid, self.proc_root)), answer
+        except pyspy_output.DumpError as error:
             return (), replace(answer, json=None, fault=Fault(subject=subject, reason="BadDump", detail=str(error)))
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hangwatch.hang.stacks import parse_pyspy_json
 from hangwatch.probes import procs, pyspy
+from hangwatch.pyspy_output import parse_json
 from tests.conftest import wait_for
 from tests.integration import targets
 
@@ -26,7 +26,7 @@ needs_setpriv = pytest.mark.skipif(shutil.which("setpriv") is None, reason="need
 
 def functions(answer: pyspy.PyspyAnswer, pid: int) -> list[str]:
     assert answer.json is not None, answer.fault
-    (main,) = (thread for thread in parse_pyspy_json(answer.json, pid) if thread.is_main)
+    (main,) = (thread for thread in parse_json(answer.json, pid) if thread.is_main)
     return [frame.function for frame in main.frames]
 
 

@@ -13,7 +13,9 @@ import psutil
 import pytest
 
 from hangwatch import config
-from hangwatch.hang import activity, culprit, stacks, traces
+from hangwatch.explain import traces
+from hangwatch.hang import activity, culprit
+from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Verdict
 from tests.conftest import wait_for
 
@@ -65,7 +67,7 @@ def explained(folder: Path) -> Verdict:
         )
         lines += [f"[here:{rank}]{line}" for line in (done.stdout + done.stderr).splitlines()]
     found = traces.collect([("dump.txt", lines)])
-    return culprit.judge(stacks.group(found.ranks, TABLE, config.Capture(), found.world_size))
+    return culprit.judge(group_ranks(found.ranks, TABLE, config.Capture(), found.world_size))
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.hang import activity, culprit, stacks
+from hangwatch.hang import activity, culprit
 from hangwatch.hang.capture import capture
+from hangwatch.hang.grouping import group_ranks
 from hangwatch.hang.jobs import find_jobs
 from hangwatch.model import Grouping, Job, RankId, Verdict
 from hangwatch.probes.procs import ProcessScan
@@ -85,7 +86,7 @@ class RealJob:
     def judge(self) -> tuple[Job, Grouping, Verdict]:
         job = self.find()
         taken = capture(job, settings=QUICK, node="here")
-        grouping = stacks.group(taken, activity.load(), QUICK)
+        grouping = group_ranks(taken, activity.load(), QUICK)
         return job, grouping, culprit.judge(grouping)
 
 

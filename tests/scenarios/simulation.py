@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from hangwatch import progress
 from hangwatch.board import Snapshot
 from hangwatch.config import Settings
-from hangwatch.hang import activity, culprit, stacks
+from hangwatch.hang import activity, culprit
 from hangwatch.hang.detector import TakeCapture, Transition
+from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import (
     Capture,
     Fault,
@@ -238,7 +239,7 @@ class _Daemon:
             ranks=tuple(self._rank_dump(gpu, gpu - gpus.start, taking, t) for gpu in gpus),
             world_size=len(gpus),
         )
-        grouping = stacks.group(taken, self._activities, self.settings.capture)
+        grouping = group_ranks(taken, self._activities, self.settings.capture)
         return Look(
             capture=taken,
             grouping=grouping,

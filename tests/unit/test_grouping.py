@@ -11,7 +11,8 @@ from msgspec import structs
 
 from hangwatch import config
 from hangwatch.fleet import merge, ranks
-from hangwatch.hang import activity, culprit, stacks
+from hangwatch.hang import activity, culprit
+from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Capture, Fault, Frame, Grouping, ProcessDump, RankDump, RankId, Thread, WorkerDump
 
 TABLE = activity.load()
@@ -92,7 +93,7 @@ LAWS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 
 
 def group(dumps: list[RankDump], world_size: int | None = None) -> Grouping:
-    return stacks.group(dumps, TABLE, SETTINGS, world_size)
+    return group_ranks(dumps, TABLE, SETTINGS, world_size)
 
 
 @LAWS
@@ -166,7 +167,7 @@ def test_a_capture_brings_its_world_size_and_notes() -> None:
         world_size=3,
         notes=("late",),
     )
-    grouping = stacks.group(capture, TABLE, SETTINGS)
+    grouping = group_ranks(capture, TABLE, SETTINGS)
     assert (grouping.world_size, grouping.absent, grouping.notes) == (3, (1, 2), ("late",))
 
 
@@ -235,5 +236,5 @@ def test_a_rank_that_came_out_of_a_wait_is_not_accused() -> None:
     others = [RankDump(id=RankId(rank=i), rounds=(dump(0, *wait), dump(5, *wait))) for i in range(3)]
     came = RankDump(id=RankId(rank=3), rounds=(dump(0, *wait), dump(5, *work)))
     stuck = RankDump(id=RankId(rank=3), rounds=(dump(0, *work), dump(5, *work)))
-    assert culprit.judge(stacks.group([*others, came], TABLE, SETTINGS)).named == ()
-    assert [who.rank for who in culprit.judge(stacks.group([*others, stuck], TABLE, SETTINGS)).named] == [3]
+    assert culprit.judge(group_ranks([*others, came], TABLE, SETTINGS)).named == ()
+    assert [who.rank for who in culprit.judge(group_ranks([*others, stuck], TABLE, SETTINGS)).named] == [3]

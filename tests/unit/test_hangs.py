@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hangwatch import config
-from hangwatch.hang import activity, culprit, stacks
+from hangwatch.hang import activity, culprit
+from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import (
     Fault,
     Frame,
@@ -107,7 +108,7 @@ def rank_dumps(case: dict[str, Any]) -> list[RankDump]:
 
 
 def judged(case: dict[str, Any]) -> tuple[Grouping, Verdict]:
-    grouping = stacks.group(rank_dumps(case), TABLE, SETTINGS, case.get("world_size"))
+    grouping = group_ranks(rank_dumps(case), TABLE, SETTINGS, case.get("world_size"))
     return grouping, culprit.judge(grouping)
 
 

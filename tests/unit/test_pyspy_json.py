@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.hang import stacks
+from hangwatch import pyspy_output
 
 
 def thread(name: str | None, tid: int, *frames: tuple[str, str, int]) -> dict[str, object]:
@@ -39,23 +39,23 @@ def thread(name: str | None, tid: int, *frames: tuple[str, str, int]) -> dict[st
 
 def test_frames_keep_order_names_and_lines() -> None:
     text = json.dumps([thread("MainThread", 7, ("Condition.wait", "threading.py", 320), ("main", "train.py", 9))])
-    (read,) = stacks.parse_pyspy_json(text, 7)
+    (read,) = pyspy_output.parse_json(text, 7)
     assert [str(frame) for frame in read.frames] == ["Condition.wait (threading.py:320)", "main (train.py:9)"]
     assert (read.name, read.thread_id, read.is_main) == ("MainThread", "7", True)
 
 
 def test_without_a_name_the_thread_of_the_pid_is_main() -> None:
-    read = stacks.parse_pyspy_json(json.dumps([thread(None, 8), thread(None, 7)]), 7)
+    read = pyspy_output.parse_json(json.dumps([thread(None, 8), thread(None, 7)]), 7)
     assert [one.is_main for one in read] == [False, True]
 
 
 def test_in_a_pid_namespace_the_name_tells_the_main_thread() -> None:
-    read = stacks.parse_pyspy_json(json.dumps([thread("MainThread", 1), thread("Thread-1", 9)]), 4711)
+    read = pyspy_output.parse_json(json.dumps([thread("MainThread", 1), thread("Thread-1", 9)]), 4711)
     assert [one.is_main for one in read] == [True, False]
 
 
 def test_without_name_and_pid_the_thread_that_runs_a_module_is_main() -> None:
-    read = stacks.parse_pyspy_json(
+    read = pyspy_output.parse_json(
         json.dumps([thread(None, 8, ("run", "threading.py", 1)), thread(None, 1, ("<module>", "train.py", 3))]), None
     )
     assert [one.is_main for one in read] == [False, True]
@@ -67,7 +67,7 @@ def test_locals_are_kept_when_a_person_asked_for_them() -> None:
         {"name": "step", "addr": 1, "arg": False, "repr": "12"},
         {"name": "x", "repr": None},
     ]  # type: ignore[index]
-    (read,) = stacks.parse_pyspy_json(json.dumps(dump), 7)
+    (read,) = pyspy_output.parse_json(json.dumps(dump), 7)
     assert read.frames[0].locals == (("step", "12"), ("x", ""))
 
 
@@ -75,8 +75,8 @@ def test_locals_are_kept_when_a_person_asked_for_them() -> None:
     "text", ["", "{}", "[1]", '[{"frames": 1}]', "Process 7: python", b"\xff\xfe", '[{"frames": [{"name": 3}]}]']
 )
 def test_what_is_not_a_dump_is_told(text: str | bytes) -> None:
-    with pytest.raises(stacks.DumpError, match="py-spy dump --json"):
-        stacks.parse_pyspy_json(text, 7)
+    with pytest.raises(pyspy_output.DumpError, match="py-spy dump --json"):
+        pyspy_output.parse_json(text, 7)
 
 
 @given(
@@ -89,8 +89,8 @@ def test_what_is_not_a_dump_is_told(text: str | bytes) -> None:
     )
 )
 def test_garbage_is_an_error_and_never_a_crash(text: str | bytes) -> None:
-    with contextlib.suppress(stacks.DumpError):
-        stacks.parse_pyspy_json(text, 1)
+    with contextlib.suppress(pyspy_output.DumpError):
+        pyspy_output.parse_json(text, 1)
 
 
 def test_runaway_recursion_and_floods_of_threads_are_bounded() -> None:
@@ -98,8 +98,8 @@ def test_runaway_recursion_and_floods_of_threads_are_bounded() -> None:
     last = {**frame, "name": "<module>"}
     main = {"thread_name": "MainThread", "thread_id": 1, "os_thread_id": 1, "frames": [*[frame] * 5000, last]}
     other = {"thread_name": "t", "thread_id": 2, "os_thread_id": 2, "frames": [frame]}
-    threads = stacks.parse_pyspy_json(json.dumps([*[other] * 1000, main]), 1)
-    assert len(threads) == stacks.MOST_THREADS
+    threads = pyspy_output.parse_json(json.dumps([*[other] * 1000, main]), 1)
+    assert len(threads) == pyspy_output.MOST_THREADS
     assert threads[0].is_main
-    assert len(threads[0].frames) == stacks.INNERMOST_FRAMES + stacks.OUTERMOST_FRAMES + 1
+    assert len(threads[0].frames) == pyspy_output.INNERMOST_FRAMES + pyspy_output.OUTERMOST_FRAMES + 1
     assert threads[0].frames[-1].function == "<module>"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.hang import traces
+from hangwatch.explain import traces
 from hangwatch.model import Frame, Grouping, Incident, ProcessDump, RankDump, RankId, Thread, Verdict
 from hangwatch.report import text, words
 from hangwatch.report.dumps import GONE, dump_files, prefix, process_lines, rank_lines

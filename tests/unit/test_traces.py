@@ -10,7 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hangwatch import config
-from hangwatch.hang import activity, culprit, stacks, traces
+from hangwatch.explain import traces
+from hangwatch.hang import activity, culprit
+from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import RankDump, RankId
 
 TABLE = activity.load()
@@ -184,7 +186,7 @@ def test_worker_processes_belong_to_their_rank() -> None:
     assert ids(found) == [RankId(node="n", rank=0, pid=50)]
     assert [worker.pid for worker in found.ranks[0].workers] == [51, 52]
     assert found.notes == ()
-    grouping = stacks.group(found.ranks, TABLE, config.Capture())
+    grouping = group_ranks(found.ranks, TABLE, config.Capture())
     assert [(stack.name, str(stack.frames[0])) for stack in grouping.groups[0].workers] == [
         ("2 x child process", "read (video.py:9)")
     ]
@@ -264,7 +266,7 @@ def test_the_same_process_twice_is_two_rounds() -> None:
     found = collect(*(f"[n:0]{line}" for line in [*process(9, *WAITS), *process(9, *later)]))
     (rank,) = found.ranks
     assert len(rank.rounds) == 2
-    assert stacks.group(found.ranks, TABLE, config.Capture()).groups[0].motion.value == "moving"
+    assert group_ranks(found.ranks, TABLE, config.Capture()).groups[0].motion.value == "moving"
 
 
 def test_another_process_of_the_same_rank_in_another_file_replaces_it() -> None:
@@ -395,7 +397,7 @@ PREFIXES = st.sampled_from(
 @given(st.lists(st.tuples(PREFIXES, st.one_of(PIECES, st.text(max_size=40))), max_size=60))
 def test_garbage_truncated_and_mixed_input_never_crashes(lines: list[tuple[str, str]]) -> None:
     found = traces.collect([("x.out", [prefix + line for prefix, line in lines])])
-    grouping = stacks.group(found.ranks, TABLE, config.Capture())
+    grouping = group_ranks(found.ranks, TABLE, config.Capture())
     placed = [member.id for group in grouping.groups for member in group.members]
     assert len(placed) == len(set(placed)) <= len(found.ranks)
     culprit.judge(grouping)
@@ -406,7 +408,7 @@ def test_truncated_at_every_byte(capsys: pytest.CaptureFixture[str]) -> None:
     text = "\n".join(lines)
     for end in range(len(text)):
         found = traces.collect([("x.out", text[:end].splitlines())])
-        culprit.judge(stacks.group(found.ranks, TABLE, config.Capture()))
+        culprit.judge(group_ranks(found.ranks, TABLE, config.Capture()))
     with capsys.disabled():
         print(f" [{len(text)} truncations]", end="")
 
@@ -427,6 +429,6 @@ def test_bytes_changed_at_random_never_crash(capsys: pytest.CaptureFixture[str])
         if chance.random() < 0.5:
             chance.shuffle(lines)
         found = traces.collect([("x.out", lines)])
-        culprit.judge(stacks.group(found.ranks, TABLE, config.Capture()))
+        culprit.judge(group_ranks(found.ranks, TABLE, config.Capture()))
     with capsys.disabled():
         print(f" [{tried} mutations]", end="")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hangwatch.hang import stacks
+from hangwatch import pyspy_output
 from hangwatch.model import Fault, Frame, Thread
 
 _PROCESS = re.compile(r"^\s?Process (\d+)(?::\s?(.*))?$")
@@ -230,8 +230,8 @@ class Reader:
         try:
             pids = msgspec.json.decode(text, type=list[_Pid])
             pid = next((one.pid for one in pids if one.pid is not None), None)
-            threads = stacks.parse_pyspy_json(text, pid)
-        except (stacks.DumpError, msgspec.DecodeError, RecursionError):
+            threads = pyspy_output.parse_json(text, pid)
+        except (pyspy_output.DumpError, msgspec.DecodeError, RecursionError):
             self._odd(text)
             return
         fault = None if threads else Fault(subject=f"pid {pid}", reason="NoStack", detail="the dump holds no thread")

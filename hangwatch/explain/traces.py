@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from hangwatch.hang import pyspy_text
-from hangwatch.hang.pyspy_text import FoundProcess
+from hangwatch.explain import pyspy_text
+from hangwatch.explain.pyspy_text import FoundProcess
 from hangwatch.model import Frame, ProcessDump, RankDump, RankId, WorkerDump
 
 _HOST_RANK = re.compile(r"^\[([^\[\]\s:]+):(\d{1,7})\](:?)")
@@ -49,7 +49,7 @@ _TAKES_PART = re.compile(r"(^|/)(torch/distributed/distributed_c10d|torch/autogr
 
 
 class Collected(NamedTuple):
-    """What was read: ranks for `stacks.group`, notes for people, and the world size that was given."""
+    """What was read: ranks for `grouping.group`, notes for people, and the world size that was given."""
 
     ranks: tuple[RankDump, ...]
     notes: tuple[str, ...]

@@ -1,0 +1,1 @@
+"""Dumps that people already have: whose stacks are these?"""

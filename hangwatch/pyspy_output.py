@@ -1,0 +1,106 @@
+"""Pure: what py-spy prints of one process -> its threads. Its text form, which people keep, is read in `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from hangwatch.model import Frame, Thread
+
+
+class DumpError(Exception):
+    """A dump that cannot be read; the message says what was expected and what was found."""
+
+
+class _Local(msgspec.Struct):
+    name: str = ""
+    repr: str | None = None
+
+
+class _PySpyFrame(msgspec.Struct):
+    name: str = ""
+    filename: str | None = None
+    short_filename: str | None = None
+    module: str | None = None
+    line: int = 0
+    locals: list[_Local] | None = None
+
+
+class _PySpyThread(msgspec.Struct):
+    frames: list[_PySpyFrame] = []
+    thread_id: int | None = None
+    thread_name: str | None = None
+    os_thread_id: int | None = None
+    active: bool | None = None
+    owns_gil: bool | None = None
+
+
+_JSON = msgspec.json.Decoder(list[_PySpyThread])
+MOST_THREADS = 256  # of one process: one job's stacks must not fill the daemon's memory
+INNERMOST_FRAMES = 192
+OUTERMOST_FRAMES = 64
+
+
+def parse_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
+    """Read what `py-spy dump --json` (0.4) prints of one process.
+
+    `pid` is the process as its own pid namespace numbers it; it tells the main thread where py-spy gives no names.
+    Raises DumpError when the text is not such a dump.
+    """
+    try:
+        found = _JSON.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        start = text[:60]
+        raise DumpError(
+            f"not the JSON of `py-spy dump --json` (a list of threads): {error}; it starts {start!r}"
+        ) from None
+    main = _main_index(found, pid)
+    threads = [_thread(thread, is_main=index == main) for index, thread in enumerate(found)]
+    if len(threads) > MOST_THREADS:
+        threads.sort(key=lambda thread: not thread.is_main)
+    return tuple(threads[:MOST_THREADS])
+
+
+def _main_index(threads: list[_PySpyThread], pid: int | None) -> int | None:
+    """Which thread is the main one: by its name, by its id, or because its outermost frame is a module."""
+    for index, thread in enumerate(threads):
+        if thread.thread_name == "MainThread":
+            return index
+    for index, thread in enumerate(threads):
+        if pid is not None and thread.os_thread_id == pid:
+            return index
+    for index, thread in enumerate(threads):
+        if not thread.thread_name and thread.frames and thread.frames[-1].name == "<module>":
+            return index
+    return None
+
+
+def _thread(thread: _PySpyThread, *, is_main: bool) -> Thread:
+    number = thread.thread_id if thread.os_thread_id is None else thread.os_thread_id
+    return Thread(
+        name=thread.thread_name or None,
+        thread_id="" if number is None else str(number),
+        frames=_bounded([frame for frame in thread.frames if frame.name != "<shim>"]),
+        active=thread.active,
+        owns_gil=thread.owns_gil,
+        is_main=is_main,
+    )
+
+
+def _bounded(frames: Sequence[_PySpyFrame]) -> tuple[Frame, ...]:
+    """All frames; of a runaway recursion the innermost and the outermost ones."""
+    if len(frames) <= INNERMOST_FRAMES + OUTERMOST_FRAMES:
+        return tuple(map(_frame, frames))
+    left_out = Frame(function="<frames left out>", file="<hangwatch>")
+    return (*map(_frame, frames[:INNERMOST_FRAMES]), left_out, *map(_frame, frames[-OUTERMOST_FRAMES:]))
+
+
+def _frame(frame: _PySpyFrame) -> Frame:
+    return Frame(
+        function=frame.name,
+        file=frame.short_filename or frame.filename or "?",
+        line=frame.line or None,
+        module=frame.module,
+        locals=tuple((local.name, local.repr or "") for local in frame.locals or ()),
+    )

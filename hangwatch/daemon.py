@@ -30,8 +30,8 @@ from hangwatch.hang.grouping import group_ranks
 from hangwatch.http import Server
 from hangwatch.model import CheckResult, Fault, Incident, Job, JobState
 from hangwatch.probes import host, procs
-from hangwatch.probes.gpus import GpuSource
 from hangwatch.probes.node import Node
+from hangwatch.probes.nvml.source import GpuSource
 from hangwatch.probes.sdnotify import Notifier
 from hangwatch.progress import Deed, Look, SaveIncident
 from hangwatch.report import html, text

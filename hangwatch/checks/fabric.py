@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, Rows, critical, ok, unknown, warning, worst
-from hangwatch.details import FabricDetails, GpuFabric
 from hangwatch.model import CheckVerdict, Fault, Point
-from hangwatch.probes import gpu_details, pci
+from hangwatch.probes import pci
 from hangwatch.probes.node import Node
+from hangwatch.probes.nvml import query
+from hangwatch.probes.nvml.details import FabricDetails, GpuFabric
 
 COMPLETED = Metric(
     name="gpu_fabric_completed",
@@ -41,7 +42,7 @@ class Sample(contract.Sample, frozen=True):
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     """Ask every GPU. Before Hopper the driver does not tell: there, NVSwitches on PCI need a running fabric manager."""
     del settings
-    details = gpu_details.ask(node, FabricDetails)
+    details = query.details(node, FabricDetails)
     if details is None or isinstance(details, Fault):
         return details
     switches = len(pci.nvswitches(node.sys_root))

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, Rows, critical, ok, warning, worst
-from hangwatch.details import GpuHealth, HealthDetails
 from hangwatch.model import CheckVerdict, Fault, Point
-from hangwatch.probes import gpu_details
 from hangwatch.probes.node import Node
+from hangwatch.probes.nvml import query
+from hangwatch.probes.nvml.details import GpuHealth, HealthDetails
 
 GPU = ("gpu", "uuid")
 LOST = Metric(name="gpu_lost", help="GPUs that the driver knows of and that do not answer")
@@ -68,7 +68,7 @@ class Sample(contract.Sample, frozen=True):
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     """Ask the driver about every GPU; a driver that is wedged or missing is itself what this check is about."""
     del settings
-    details = gpu_details.ask(node, HealthDetails)
+    details = query.details(node, HealthDetails)
     if isinstance(details, Fault):
         wedged = node.gpus is not None and node.gpus.status().stalled
         return Sample(driver_fault=details) if wedged or details.reason in DRIVER_TROUBLE else details

@@ -11,8 +11,8 @@ from msgspec import Meta
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, Rows, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, GpuSample, Point
-from hangwatch.probes import gpu_details
 from hangwatch.probes.node import Node
+from hangwatch.probes.nvml import query
 
 LIMIT_RATIO = Metric(
     name="gpu_power_ratio", help="Power drawn as a share of the enforced limit", labels=("gpu", "uuid")
@@ -36,7 +36,7 @@ class Sample(contract.Sample, frozen=True):
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     """The newest sample of every GPU."""
     del settings
-    sweep = gpu_details.sweep(node)
+    sweep = query.sweep(node)
     if sweep is None or isinstance(sweep, Fault):
         return sweep
     if not sweep.gpus and not sweep.faults:

@@ -10,10 +10,11 @@ from msgspec import Meta
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, Rows, critical, ok, warning, worst
-from hangwatch.details import GpuLinks, NvLink, NvLinkDetails, PeerAccess
 from hangwatch.model import CheckVerdict, Fault, Point
-from hangwatch.probes import gpu_details, pci
+from hangwatch.probes import pci
 from hangwatch.probes.node import Node
+from hangwatch.probes.nvml import query
+from hangwatch.probes.nvml.details import GpuLinks, NvLink, NvLinkDetails, PeerAccess
 
 GPU = ("gpu", "uuid")
 LINKS = Metric(name="gpu_nvlinks", help="NVLinks that the GPU has", labels=GPU)
@@ -53,7 +54,7 @@ class Sample(contract.Sample, frozen=True):
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     """Ask every GPU for its links and its access to the others; a single GPU without NVLink has nothing to tell."""
     del settings
-    details = gpu_details.ask(node, NvLinkDetails)
+    details = query.details(node, NvLinkDetails)
     if details is None or isinstance(details, Fault):
         return details
     if not details.faults and not any(gpu.links or gpu.peers for gpu in details.gpus):

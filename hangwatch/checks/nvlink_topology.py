@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, Rows, ok, warning, worst
-from hangwatch.details import GpuPlace, TopologyDetails
 from hangwatch.model import CheckVerdict, Fault, Point, Value
-from hangwatch.probes import gpu_details, pci
+from hangwatch.probes import pci
 from hangwatch.probes.node import Node
+from hangwatch.probes.nvml import query
+from hangwatch.probes.nvml.details import GpuPlace, TopologyDetails
 
 PAIRS = Metric(
     name="gpu_pairs", help="Pairs of GPUs by what connects them, in the words of nvidia-smi topo -m", labels=("path",)
@@ -44,7 +45,7 @@ class Sample(contract.Sample, frozen=True):
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     """Ask the driver about GPUs, and /sys about the network cards."""
     del settings
-    details = gpu_details.ask(node, TopologyDetails)
+    details = query.details(node, TopologyDetails)
     if details is None or isinstance(details, Fault):
         return details
     if not details.gpus and not details.faults:

@@ -9,10 +9,11 @@ from msgspec import Meta
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, Rows, ok, warning, worst
-from hangwatch.details import GpuBus, PcieDetails
 from hangwatch.model import CheckVerdict, Fault, Point, Value
-from hangwatch.probes import gpu_details, pci
+from hangwatch.probes import pci
 from hangwatch.probes.node import Node
+from hangwatch.probes.nvml import query
+from hangwatch.probes.nvml.details import GpuBus, PcieDetails
 
 GPU = ("gpu", "uuid")
 GENERATION = Metric(name="gpu_pcie_generation", help="PCIe generation of the link now; lower while idle", labels=GPU)
@@ -55,7 +56,7 @@ class Sample(contract.Sample, frozen=True):
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     """Ask the driver about the links, and /sys about the bridges above them."""
     del settings
-    details = gpu_details.ask(node, PcieDetails)
+    details = query.details(node, PcieDetails)
     if details is None or isinstance(details, Fault):
         return details
     if not details.gpus and not details.faults:

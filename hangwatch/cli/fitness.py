@@ -18,7 +18,7 @@ from hangwatch.hang import jobs
 from hangwatch.model import CheckResult
 from hangwatch.probes import host, procs
 from hangwatch.probes.node import Node
-from hangwatch.probes.nvml import NvmlSampler
+from hangwatch.probes.nvml.sampler import NvmlSampler
 
 DEADLINE_SECONDS = 9.0  # with the start of Python, the whole command stays within 10 s
 FIRST_SWEEP_SECONDS = 3.0

@@ -18,7 +18,7 @@ from hangwatch.hang import activity, capture, culprit, jobs
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Capture, GpuSweep, Grouping, Incident, Job, JobState, Value, Verdict
 from hangwatch.probes import host, procs
-from hangwatch.probes.nvml import NvmlSampler
+from hangwatch.probes.nvml.sampler import NvmlSampler
 from hangwatch.report import html, text
 from hangwatch.report.dumps import dump_files
 

@@ -23,7 +23,7 @@ from hangwatch.cli.errors import InputError
 from hangwatch.cli.tables import print_table
 from hangwatch.daemon import Daemon
 from hangwatch.probes import journal
-from hangwatch.probes.nvml import NvmlSampler
+from hangwatch.probes.nvml.sampler import NvmlSampler
 from hangwatch.probes.sdnotify import Notifier
 from hangwatch.status import Status
 

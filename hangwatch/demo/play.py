@@ -16,7 +16,7 @@ from hangwatch.demo.node import NodeError, SimulatedNode, wait_until
 from hangwatch.demo.power import SimulatedGpus
 from hangwatch.demo.scenarios import SCENARIOS, Answer, Scenario
 from hangwatch.model import JobState, Transition, Value, Verdict
-from hangwatch.probes.gpus import GpuSource
+from hangwatch.probes.nvml.source import GpuSource
 from hangwatch.store import StoreError
 
 START_DEADLINE_SECONDS = 30.0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hangwatch.demo.node import SimulatedNode
 from hangwatch.demo.phases import Phase, Seen
 from hangwatch.model import Fault, GpuSample, GpuSweep, SamplerStatus
-from hangwatch.probes.gpus import DetailsT
+from hangwatch.probes.nvml.source import DetailsT
 
 LIMIT_WATTS = 700.0
 DRAINED_SECONDS = 1.0  # NVML averages power over a second, and queued kernels run on for a moment

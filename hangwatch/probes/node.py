@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hangwatch.model import Job
 from hangwatch.probes.filesystems import Onlookers
-from hangwatch.probes.gpus import GpuSource
 from hangwatch.probes.kmsg import KernelLog
+from hangwatch.probes.nvml.source import GpuSource
 
 _KERNEL_LOG = KernelLog()
 _ONLOOKERS = Onlookers()

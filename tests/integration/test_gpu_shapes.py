@@ -12,7 +12,7 @@ from hangwatch.checks.runner import Window, new_window, run
 from hangwatch.config import Settings
 from hangwatch.model import CheckResult, CheckStatus
 from hangwatch.probes.node import Clock, Node
-from hangwatch.probes.nvml import NvmlSampler
+from hangwatch.probes.nvml.sampler import NvmlSampler
 from tests import pci_tree
 from tests.conftest import wait_for
 from tests.fake_driver import (

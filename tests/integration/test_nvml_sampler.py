@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.details import FabricDetails, XidDetails
 from hangwatch.model import Fault, GpuSweep, SamplerStatus
-from hangwatch.probes.nvml import NvmlSampler
+from hangwatch.probes.nvml.details import FabricDetails, XidDetails
+from hangwatch.probes.nvml.sampler import NvmlSampler
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100, uuid_of
 
@@ -70,7 +70,7 @@ def child_pid() -> int:
             command = (folder / "cmdline").read_bytes()
         except OSError:
             continue
-        if parent == os.getpid() and b"nvml_child" in command:
+        if parent == os.getpid() and b"nvml.child" in command:
             return int(folder.name)
     return 0
 
@@ -286,7 +286,7 @@ def test_the_child_dies_with_its_parent_even_while_the_driver_blocks(fake_driver
     fake_driver.add("gpu 0 fault nvmlDeviceGetPowerUsage sleep")
     program = (
         "import sys, time\n"
-        "from hangwatch.probes.nvml import NvmlSampler\n"
+        "from hangwatch.probes.nvml.sampler import NvmlSampler\n"
         "sampler = NvmlSampler(sample_seconds=1, deadline_seconds=60)\n"
         "sampler.start()\n"
         "while sampler._child is None or not sampler.status().alive: time.sleep(0.02)\n"
@@ -360,7 +360,7 @@ REOPEN = """
 import sys
 from pathlib import Path
 import pynvml
-from hangwatch.probes.nvml_child import Driver
+from hangwatch.probes.nvml.child.driver import Driver
 
 scenario = Path(sys.argv[1])
 pynvml.nvmlInit()

@@ -17,7 +17,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 import msgspec
 
 from hangwatch.model import Fault, GpuSweep, SamplerStatus
-from hangwatch.probes.gpus import Answer, DetailsT, Failed, Hello, Message, Question, Swept
+from hangwatch.probes.nvml.messages import Answer, Failed, Hello, Message, Question, Swept
+from hangwatch.probes.nvml.source import NO_DRIVER, DetailsT
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
@@ -34,8 +35,6 @@ KEEP_OPEN = (
     "for each GPU; if `nvidia-smi` does not return at all, drain and reboot the node"
 )
 REAP_SECONDS = 2.0
-
-_DRIVER_MISSING = ("DriverNotFound", "DriverNotLoaded")
 
 
 class NvmlSampler:
@@ -141,7 +140,7 @@ class NvmlSampler:
                 return
             if time.monotonic() - started > LONGEST_PAUSE_SECONDS:
                 pause = FIRST_PAUSE_SECONDS
-            missing = fault.reason in _DRIVER_MISSING
+            missing = fault.reason in NO_DRIVER
             self._stopping.wait(self._driver_retry_seconds if missing else pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             while self.status().abandoned >= MAX_ABANDONED and not self._stopping.wait(LONGEST_PAUSE_SECONDS):
@@ -171,7 +170,7 @@ class NvmlSampler:
                 alive=False,
                 stalled=not stopping and fault.reason == "Stalled",
                 fault=None if stopping else fault,
-                restarts=self._status.restarts + (not stopping and fault.reason not in _DRIVER_MISSING),
+                restarts=self._status.restarts + (not stopping and fault.reason not in NO_DRIVER),
             )
             if fault.reason == "Stalled":
                 self._suspend_first_pending()
@@ -230,13 +229,13 @@ class NvmlSampler:
 
 
 class _Child:
-    """One process of `hangwatch.probes.nvml_child` and its two pipes."""
+    """One process of `hangwatch.probes.nvml.child` and its two pipes."""
 
     def __init__(self, sample_seconds: float, environ: Mapping[str, str]) -> None:
         # It imports what this process imports, and nothing from a folder that it happens to run in.
         import_path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100 - strings in and out
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "hangwatch.probes.nvml_child", str(sample_seconds), str(os.getpid())],
+            [sys.executable, "-m", "hangwatch.probes.nvml.child", str(sample_seconds), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd="/",

@@ -1,22 +1,20 @@
-"""Details of GPUs as the checks ask for them: a value, None where this node has no GPU, or a fault."""
+"""GPUs as the checks ask about them: a value, None where this node has no GPU, or a fault."""
 
 from __future__ import annotations
 
 import msgspec
 
 from hangwatch.model import Fault, GpuSweep
-from hangwatch.probes.gpus import DetailsT
 from hangwatch.probes.node import Node
+from hangwatch.probes.nvml.source import NO_DRIVER, DetailsT
 from hangwatch.probes.pci import nvidia_gpus
 
 DEADLINE_SECONDS = 5.0
 """Well below the ten seconds of a whole `hangwatch check`."""
 
-NO_DRIVER = ("DriverNotFound", "DriverNotLoaded")
 
-
-def ask(node: Node, kind: type[DetailsT]) -> DetailsT | Fault | None:
-    """Details of all GPUs, of one kind of `hangwatch.details`.
+def details(node: Node, kind: type[DetailsT]) -> DetailsT | Fault | None:
+    """Details of all GPUs, of one kind of `hangwatch.probes.nvml.details`.
 
     None without GPUs: nothing samples them, or neither the driver nor the PCI bus knows of any. GPUs on the bus without
     a driver that answers for them are a Fault.
@@ -38,10 +36,10 @@ def ask(node: Node, kind: type[DetailsT]) -> DetailsT | Fault | None:
 
 
 def sweep(node: Node) -> GpuSweep | Fault | None:
-    """The newest sample of all GPUs; outcomes as for `ask`."""
+    """The newest sample of all GPUs; outcomes as for `details`."""
     if node.gpus is None:
         return None
     status, latest = node.gpus.status(), node.gpus.latest()
     if latest is not None and status.alive and not status.stalled:
         return latest
-    return ask(node, GpuSweep)
+    return details(node, GpuSweep)

@@ -1,6 +1,6 @@
 """What the driver knows of GPUs beyond the power sample: links, places, health, buses, fabric, XIDs.
 
-Checks ask for these now and then (`GpuSource.query`); they pass from `probes.nvml_details` to `checks` and no further.
+Checks ask for these now and then (`GpuSource.query`); they pass from `child.collect` to `checks` and no further.
 """
 
 from __future__ import annotations

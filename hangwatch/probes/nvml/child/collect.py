@@ -1,4 +1,4 @@
-"""Details of GPUs that are too slow to sample each second; part of the process of `hangwatch.probes.nvml_child`."""
+"""Details of GPUs that are too slow to sample each second: how each kind of them is read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pynvml
 
-from hangwatch.details import (
+from hangwatch.model import Fault, Value
+from hangwatch.probes.nvml.child.gpu import ABSENT, Gpu, gpu_fault, pci_address, scaled
+from hangwatch.probes.nvml.details import (
     FabricDetails,
     GpuBus,
     GpuFabric,
@@ -21,8 +23,6 @@ from hangwatch.details import (
     PeerAccess,
     TopologyDetails,
 )
-from hangwatch.model import Fault, Value
-from hangwatch.probes.nvml_gpu import ABSENT, Gpu, gpu_fault, pci_address, scaled
 
 READ = 0  # NVML_P2P_CAPS_INDEX_READ, which pynvml spells as a tuple
 SET_WORDS = 16  # CPUs and memory nodes up to 1024, 64 a word

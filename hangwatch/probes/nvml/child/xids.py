@@ -1,4 +1,4 @@
-"""XIDs as NVML tells them; part of the process of `hangwatch.probes.nvml_child`."""
+"""XIDs as NVML tells them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pynvml
 
-from hangwatch.details import XidEvent
-from hangwatch.probes.nvml_gpu import Gpu
+from hangwatch.probes.nvml.child.gpu import Gpu
+from hangwatch.probes.nvml.details import XidEvent
 
 EVENTS_KEPT = 256
 MAX_PER_DRAIN = 64

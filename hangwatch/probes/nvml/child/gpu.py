@@ -1,4 +1,4 @@
-"""One GPU behind pynvml, and NVML's errors as faults; part of the process of `hangwatch.probes.nvml_child`."""
+"""One GPU behind pynvml, and NVML's errors as faults."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ import operator
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from hangwatch import tables
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Job, Point, Value
@@ -78,8 +78,7 @@ class Sample(contract.Sample, frozen=True):
 @cache
 def rules() -> tuple[Rule, ...]:
     """The table."""
-    text = resources.files("hangwatch.checks").joinpath("environment.toml").read_text(encoding="utf-8")
-    return msgspec.toml.decode(text, type=dict[str, tuple[Rule, ...]])["rules"]
+    return tables.load("hangwatch.checks", "environment.toml", dict[str, tuple[Rule, ...]])["rules"]
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:

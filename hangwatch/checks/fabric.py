@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, Rows, critical, ok, unknown, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point
-from hangwatch.probes import pci
+from hangwatch.probes import pci, procs
 from hangwatch.probes.node import Node
 from hangwatch.probes.nvml import query
 from hangwatch.probes.nvml.details import FabricDetails, GpuFabric
@@ -19,7 +19,7 @@ COMPLETED = Metric(
     labels=("gpu", "uuid"),
 )
 
-MANAGER_COMM = "nv-fabricmanage"  # nv-fabricmanager, cut to the 15 characters that the kernel keeps
+MANAGER_PROGRAM = "nv-fabricmanager"
 MANAGER = "systemctl status nvidia-fabricmanager; its version must be exactly that of the driver; then start it"
 MANAGER_LOG = "less /var/log/fabricmanager.log; then `systemctl restart nvidia-fabricmanager` while no job runs"
 
@@ -52,19 +52,9 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     return Sample(
         gpus=tuple(gpu for gpu in details.gpus if gpu.state is not None),
         switches=switches,
-        manager_runs=None if told else _manager_runs(node),
+        manager_runs=None if told else procs.is_running(MANAGER_PROGRAM, node.proc_root),
         faults=details.faults,
     )
-
-
-def _manager_runs(node: Node) -> bool:
-    for comm in node.proc_root.glob("[0-9]*/comm"):
-        try:
-            if comm.read_text().strip() == MANAGER_COMM:
-                return True
-        except OSError:
-            continue  # the process ended between the listing and the reading
-    return False
 
 
 def points(sample: Sample) -> Iterable[Point]:

@@ -10,7 +10,7 @@ from msgspec import Meta
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, Rows, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
-from hangwatch.probes import pci
+from hangwatch.probes import cpuinfo, pci
 from hangwatch.probes.node import Node
 from hangwatch.probes.nvml import query
 from hangwatch.probes.nvml.details import GpuBus, PcieDetails
@@ -61,12 +61,13 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
         return details
     if not details.gpus and not details.faults:
         return None
-    vendor, flags = _cpu(node)
+    read = cpuinfo.read(node.proc_root)
+    cpu = read if isinstance(read, cpuinfo.Cpu) else cpuinfo.Cpu()
     return Sample(
         taken_monotonic_seconds=node.clock.monotonic(),
         slots=tuple(_slots(node, details.gpus)),
-        virtual="hypervisor" in flags,
-        amd=vendor == "AuthenticAMD",
+        virtual="hypervisor" in cpu.flags,
+        amd=cpu.vendor == "AuthenticAMD",
         faults=details.faults,
     )
 
@@ -85,17 +86,6 @@ def _slots(node: Node, gpus: Sequence[GpuBus]) -> Iterator[Slot]:
             iommu_translates=pci.iommu_translates(node.sys_root, path.address),
             redirecting_bridges=None if redirecting is None else tuple(step for step in redirecting if step in between),
         )
-
-
-def _cpu(node: Node) -> tuple[str, frozenset[str]]:
-    """Vendor and flags of the first CPU of /proc/cpuinfo."""
-    try:
-        text = (node.proc_root / "cpuinfo").read_text().partition("\n\n")[0]
-    except OSError:
-        return "", frozenset()
-    rows = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    values = {key.strip(): value.strip() for key, value in rows.items()}
-    return values.get("vendor_id", ""), frozenset(values.get("flags", "").split())
 
 
 def points(sample: Sample) -> Iterable[Point]:

@@ -11,12 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from importlib import resources
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
+from hangwatch import tables
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
@@ -62,8 +61,7 @@ UNLISTED = Meaning(
 @cache
 def meanings() -> dict[int, Meaning]:
     """The table of XIDs."""
-    text = resources.files("hangwatch.checks").joinpath("xids.toml").read_text(encoding="utf-8")
-    rows = msgspec.toml.decode(text, type=dict[str, Meaning])
+    rows = tables.load("hangwatch.checks", "xids.toml", dict[str, Meaning])
     return {int(number): meaning for numbers, meaning in rows.items() for number in numbers.split(",")}
 
 

@@ -40,6 +40,7 @@ _ENVIRON_LIMIT_BYTES = 4 << 20
 _CMDLINE_LIMIT_BYTES = 32 << 10
 _VALUE_LIMIT = 2048
 _PAGE_BYTES = 4096
+_COMM_CHARACTERS = 15  # TASK_COMM_LEN, without its end
 _MAY_READ = "run hangwatch as root, or grant it CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
 
 
@@ -155,6 +156,12 @@ def read_inner_pid(pid: int, proc_root: Path = PROC) -> int:
         if line.startswith(b"NSpid:"):
             return int(line.split()[-1])
     return pid
+
+
+def is_running(program: str, proc_root: Path = PROC) -> bool:
+    """Whether any process has the name of this program, of which the kernel keeps 15 characters."""
+    comm = program[:_COMM_CHARACTERS].encode() + b"\n"
+    return any(_read(f"{proc_root}/{pid}/comm", _PAGE_BYTES) == comm for pid in _numbers(str(proc_root)))
 
 
 class _Stat(NamedTuple):

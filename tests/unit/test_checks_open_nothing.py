@@ -1,0 +1,57 @@
+"""Checks look at the machine through probes: no file of checks/ opens, lists or asks for a file by itself.
+
+Modules such as `os` are forbidden by import-linter; this is about `open` and the methods of `pathlib.Path`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+import pytest
+
+CHECKS = sorted((Path(__file__).parents[2] / "hangwatch" / "checks").glob("*.py"))
+
+# What a Path can do and a PurePath cannot, save for names that strings, matches and dictionaries have as well.
+SHARED = {"replace", "group", "copy"}
+TOUCHING = {name for name in set(dir(Path)) - set(dir(PurePath)) if not name.startswith("_")} - SHARED
+
+
+def touches(source: str) -> Iterator[str]:
+    """The calls in a module that touch a file; a function of an imported module (`network.resolve`) is none."""
+    tree = ast.parse(source)
+    modules = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in ("hangwatch", "hangwatch.probes")
+        for alias in node.names
+    }
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        match call.func:
+            case ast.Name(id="open"):
+                yield f"line {call.lineno}: open()"
+            case ast.Attribute(value=ast.Name(id=name)) if name in modules:
+                continue
+            case ast.Attribute(attr=attribute) if attribute in TOUCHING:
+                yield f"line {call.lineno}: .{attribute}()"
+
+
+@pytest.mark.parametrize("path", CHECKS, ids=lambda path: path.stem)
+def test_a_check_opens_nothing(path: Path) -> None:
+    assert list(touches(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("text = (node.proc_root / 'cpuinfo').read_text()", ["line 2: .read_text()"]),
+        ("for comm in node.proc_root.glob('[0-9]*/comm'): pass", ["line 2: .glob()"]),
+        ("with open('/proc/stat') as file: pass", ["line 2: open()"]),
+        ("Path('/proc/stat').open().close()", ["line 2: .open()"]),
+        ("network.resolve('node-1')", []),
+        ("'a-b'.replace('-', '_')", []),
+    ],
+)
+def test_what_is_seen_as_touching_a_file(line: str, found: list[str]) -> None:
+    assert list(touches(f"from hangwatch.probes import network\n{line}\n")) == found

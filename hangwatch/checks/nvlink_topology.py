@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from hangwatch import words
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, Rows, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
@@ -165,22 +166,12 @@ def _cells(sample: Sample) -> dict[str, dict[str, str]]:
     return rows
 
 
-def fold(numbers: Iterable[int]) -> str:
-    """ "0-3,8" from 0, 1, 2, 3, 8."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
 def table(sample: Sample) -> Rows:
     """The matrix, with the CPUs and the memory node that are local to each GPU."""
     matrix = _cells(sample)
     affinity = {
-        f"GPU{gpu.index}": (fold(gpu.cpus), _shown(gpu.numa_node), _shown(gpu.gpu_numa_node)) for gpu in sample.gpus
+        f"GPU{gpu.index}": (words.fold(gpu.cpus), _shown(gpu.numa_node), _shown(gpu.gpu_numa_node))
+        for gpu in sample.gpus
     }
     header = ("", *matrix, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
     return [header, *((name, *cells.values(), *affinity.get(name, ("", "", ""))) for name, cells in matrix.items())]

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from hangwatch import words
 from hangwatch.hang import frames as stack_frames
-from hangwatch.hang import sentences, votes, wording
+from hangwatch.hang import votes, wording
 from hangwatch.model import Confidence, Frame, Group, Grouping, Member, Motion, RankId, Verdict
 
 _ROOTED = re.compile(r"(broadcast|scatter|gather|reduce)(_object|_object_list|_coalesced)?$|[Bb]cast$")
@@ -79,7 +80,7 @@ def _moving(scene: _Scene) -> Verdict | None:
     if moving * 2 <= len(members):
         return None
     doing = "; ".join(wording.each(scene.stacked))
-    message = f"{moving} of {sentences.count(len(members))} moved between the rounds, the job is at work: {doing}."
+    message = f"{moving:,} of {words.count(len(members))} moved between the rounds, the job is at work: {doing}."
     return _nobody("Moving", message, scene)
 
 
@@ -101,7 +102,7 @@ def _stopped(scene: _Scene) -> Verdict | None:
     return _in_state(scene, "Tt", "RankStopped", "stopped (state T: a debugger, a tracer or SIGSTOP holds it)")
 
 
-def _in_state(scene: _Scene, letters: str, kind: str, words: str) -> Verdict | None:
+def _in_state(scene: _Scene, letters: str, kind: str, held: str) -> Verdict | None:
     """Ranks that the kernel shows in one of these states in every round, while most of the others wait."""
     named = tuple(
         part
@@ -117,7 +118,7 @@ def _in_state(scene: _Scene, letters: str, kind: str, words: str) -> Verdict | N
     stacks = [wording.busy(group) for group in named if group.frames]
     doing = f"; by its stack it {stacks[0]}" if len(ranks) == 1 and stacks else ""
     verb = "is" if len(ranks) == 1 else "are"
-    message = f"{wording.who(ranks)} {verb} {words}{where}{doing}; {wording.others_wait(rest)}."
+    message = f"{wording.who(ranks)} {verb} {held}{where}{doing}; {wording.others_wait(rest)}."
     sure = Confidence.HIGH if kind == "RankStopped" or min(member.rounds for member in ranks) > 1 else Confidence.MEDIUM
     return _accuse(kind, message, scene, named, sure, others=rest)
 
@@ -127,7 +128,7 @@ def _undumpable(scene: _Scene) -> Verdict | None:
     if not ranks or waiting * 2 < wording.size(scene.stacked) or len(ranks) > waiting:
         return None
     neighbours = min(_neighbours(scene.stacked, group) for group in scene.failed)
-    also = f", although {sentences.count(neighbours, 'other rank')} of its node could" if neighbours else ""
+    also = f", although {words.count(neighbours, 'other rank')} of its node could" if neighbours else ""
     message = f"{wording.who(ranks)} cannot be dumped{also}, while {wording.others_wait(scene.stacked)}."
     strong = neighbours >= 3 and scene.waiting("ranks") * 4 >= 3 * scene.answered
     return _accuse("RankUndumpable", message, scene, scene.failed, Confidence.HIGH if strong else Confidence.MEDIUM)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
-from hangwatch.hang import sentences
+from hangwatch import words
+from hangwatch.hang import clauses
 from hangwatch.model import Evidence, Group, Grouping, Member, Motion, RankId
 
 _POWER_RATIO = 0.9
@@ -39,8 +40,8 @@ def context(grouping: Grouping) -> tuple[Evidence, ...]:
     votes = [
         Evidence(
             kind="group",
-            message=f"{sentences.who([member.id for member in group.members])}: "
-            + (group.fault.detail if group.fault else f"{sentences.does(group)}: {sentences.top(group)}"),
+            message=f"{words.who([member.id for member in group.members])}: "
+            + (group.fault.detail if group.fault else f"{clauses.does(group)}: {clauses.top(group)}"),
             ranks=_some([group]),
         )
         for group in groups[:6]
@@ -48,7 +49,7 @@ def context(grouping: Grouping) -> tuple[Evidence, ...]:
     votes += [
         Evidence(
             kind="thread",
-            message=f"thread {stack.name} of {sentences.who([group.members[0].id])} "
+            message=f"thread {stack.name} of {words.who([group.members[0].id])} "
             f"is in {stack.activity.replace('_', ' ')}: {' < '.join(str(frame) for frame in stack.frames[:3])}",
             ranks=_some([group]),
         )
@@ -69,7 +70,7 @@ def absence(grouping: Grouping) -> tuple[Evidence, ...]:
         votes.append(
             Evidence(
                 kind="unanswered",
-                message=f"no answer from {sentences.count(len(silent))} ({sentences.fold(silent)}): "
+                message=f"no answer from {words.count(len(silent))} ({words.fold(silent)}): "
                 "not accused, a collection loses healthy ranks too, but look there first",
                 ranks=tuple(RankId(rank=rank) for rank in silent[:64]),
             )
@@ -78,8 +79,8 @@ def absence(grouping: Grouping) -> tuple[Evidence, ...]:
         votes.append(
             Evidence(
                 kind="other_nodes",
-                message=f"{sentences.count(len(elsewhere))} of the job are on other nodes, not in this view "
-                f"({sentences.fold(elsewhere)})",
+                message=f"{words.count(len(elsewhere))} of the job are on other nodes, not in this view "
+                f"({words.fold(elsewhere)})",
             )
         )
     return tuple(votes)
@@ -105,7 +106,7 @@ def _stack(group: Group) -> Evidence:
     ids = tuple(member.id for member in group.members)
     return Evidence(
         kind="activity",
-        message=f"{sentences.who(ids)} {sentences.does(group, several=len(ids) > 1)}: {sentences.top(group)}",
+        message=f"{words.who(ids)} {clauses.does(group, several=len(ids) > 1)}: {clauses.top(group)}",
         ranks=ids[:64],
         supports=True,
     )
@@ -115,8 +116,8 @@ def _waiting(groups: Sequence[Group], others: int, what: str, *, supports: bool 
     if not groups:
         return []
     total = sum(len(group.members) for group in groups)
-    share = "the other rank waits" if others == 1 else f"{total} of the {others} other ranks wait"
-    message = f"{share} for {what}: {sentences.operations(groups)}"
+    share = "the other rank waits" if others == 1 else f"{total:,} of the {others:,} other ranks wait"
+    message = f"{share} for {what}: {clauses.operations(groups)}"
     return [Evidence(kind="waiting", message=message, ranks=_some(groups), supports=supports)]
 
 
@@ -125,7 +126,7 @@ def _fault(group: Group) -> Evidence:
     ids = tuple(member.id for member in group.members)
     return Evidence(
         kind="fault",
-        message=f"{sentences.who(ids)} could not be dumped: {group.fault.detail}",
+        message=f"{words.who(ids)} could not be dumped: {group.fault.detail}",
         ranks=ids[:64],
         supports=True,
     )
@@ -135,7 +136,7 @@ def _workers(group: Group) -> list[Evidence]:
     return [
         Evidence(
             kind="workers",
-            message=f"{stack.name} of {sentences.who([group.members[0].id])}: "
+            message=f"{stack.name} of {words.who([group.members[0].id])}: "
             + " < ".join(str(frame) for frame in stack.frames[:3]),
             ranks=(group.members[0].id,),
             supports=True,
@@ -145,17 +146,17 @@ def _workers(group: Group) -> list[Evidence]:
 
 
 def _state(members: Sequence[Member]) -> list[Evidence]:
-    words = {"D": "blocked in the kernel", "T": "stopped", "t": "stopped by a tracer", "Z": "ended, not yet reaped"}
+    plain = {"D": "blocked in the kernel", "T": "stopped", "t": "stopped by a tracer", "Z": "ended, not yet reaped"}
     return [
         Evidence(
             kind="state",
-            message=f"{sentences.who([member.id])} is in state {member.state} ({words[member.state]}) in "
-            f"{sentences.count(member.rounds, 'round')}" + (f", in {member.wchan}" if member.wchan else ""),
+            message=f"{words.who([member.id])} is in state {member.state} ({plain[member.state]}) in "
+            f"{words.count(member.rounds, 'round')}" + (f", in {member.wchan}" if member.wchan else ""),
             ranks=(member.id,),
             supports=True,
         )
         for member in members[:8]
-        if member.state in words
+        if member.state in plain
     ]
 
 
@@ -217,8 +218,8 @@ def _motion(ids: tuple[RankId, ...], members: Sequence[Member], rest: Sequence[M
     return [
         Evidence(
             kind="motion",
-            message=f"{'moved' if moving else 'did not move'} over {sentences.count(rounds, 'round')}; "
-            f"{frozen} of the {len(rest)} others {'did not' if moving else 'did not either'}",
+            message=f"{'moved' if moving else 'did not move'} over {words.count(rounds, 'round')}; "
+            f"{frozen:,} of the {len(rest):,} others {'did not' if moving else 'did not either'}",
             ranks=ids[:64],
         )
     ]
@@ -239,7 +240,7 @@ def _gpu_differs(member: Member, everybody: Sequence[Member]) -> Evidence:
     utilization = median(_values(others, lambda one: one.utilization_ratio))
     return Evidence(
         kind="gpu_utilization",
-        message=f"the GPU of {sentences.who([member.id])} is at {member.utilization_ratio or 0.0:.0%}, "
+        message=f"the GPU of {words.who([member.id])} is at {member.utilization_ratio or 0.0:.0%}, "
         f"the others at {utilization:.0%}: a hint, no proof",
         ranks=(member.id,),
     )

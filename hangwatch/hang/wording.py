@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from hangwatch.hang import sentences, votes
+from hangwatch import words
+from hangwatch.hang import clauses, votes
 from hangwatch.model import Group, Grouping, Member
 
 _SHOWN = 4
@@ -13,7 +14,7 @@ _SHOWN = 4
 
 def who(members: Sequence[Member]) -> str:
     """The ranks of these members, folded."""
-    return sentences.who([member.id for member in members])
+    return words.who([member.id for member in members])
 
 
 def members_of(groups: Iterable[Group]) -> list[Member]:
@@ -35,7 +36,7 @@ def holds_gil(group: Group) -> bool:
 def busy(group: Group, *, several: bool | None = None) -> str:
     """What a group does, as a clause."""
     plural = len(group.members) > 1 if several is None else several
-    doing = sentences.does(group, several=plural)
+    doing = clauses.does(group, several=plural)
     if group.waits_for == "unknown" and holds_gil(group):
         where = str(group.frames[0]) if group.frames else "its code"
         doing = f"{'are' if plural else 'is'} running Python code in {where}"
@@ -46,7 +47,7 @@ def each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
     """One clause per group, largest first, the rest counted."""
     parts = [f"{who(group.members)} {busy(group)}" for group in groups[:shown]]
     if len(groups) > shown:
-        parts.append(f"{sentences.count(size(groups[shown:]))} in {len(groups) - shown} other places")
+        parts.append(f"{words.count(size(groups[shown:]))} in {len(groups) - shown} other places")
     return parts
 
 
@@ -60,24 +61,24 @@ def others_wait(others: Sequence[Group]) -> str:
     verb, waiting = next(((verb, groups) for verb, groups in kinds if groups), ("are in", list(others)))
     total, rest = size(waiting), size(others)
     if rest == 1:
-        return f"the other rank {sentences.does(waiting[0])}"
-    share = f"all {rest}" if total == rest else f"{total} of the {rest}"
-    return f"{share} other ranks {verb} {sentences.operations(waiting)}{_during(waiting)}"
+        return f"the other rank {clauses.does(waiting[0])}"
+    share = f"all {rest:,}" if total == rest else f"{total:,} of the {rest:,}"
+    return f"{share} other ranks {verb} {clauses.operations(waiting)}{_during(waiting)}"
 
 
 def _during(groups: Sequence[Group]) -> str:
     phases = {group.phase for group in groups}
-    words = {"evaluation": " during evaluation", "checkpoint": " around a checkpoint"}
-    return words.get(phases.pop() or "", "") if len(phases) == 1 else ""
+    around = {"evaluation": " during evaluation", "checkpoint": " around a checkpoint"}
+    return around.get(phases.pop() or "", "") if len(phases) == 1 else ""
 
 
 def outside(named: Sequence[Group], others: Sequence[Group], *, moving: bool) -> str:
     """The headline for ranks that are not where the others wait."""
     ranks = members_of(named)
     if not moving:
-        return f"{sentences.listing(each(named))}, while {others_wait(others)}."
+        return f"{words.listing(each(named))}, while {others_wait(others)}."
     one = len(ranks) == 1
-    doing = sentences.listing([busy(group, several=not one) for group in named[:_SHOWN]])
+    doing = words.listing([busy(group, several=not one) for group in named[:_SHOWN]])
     return (
         f"the job waits for {who(ranks)}: {'it' if one else 'they'} {doing} and still {'moves' if one else 'move'}; "
         f"{others_wait(others)}."
@@ -102,7 +103,7 @@ def together(group: Group, answered: int, world_size: int | None) -> str:
             "One rank alone tells nothing of the others."
         )
     return (
-        f"all {sentences.count(answered)} that answered stand at the same place, no odd rank among them: "
+        f"all {words.count(answered)} that answered stand at the same place, no odd rank among them: "
         f"each {busy(group, several=False)}{_during([group])}."
     )
 
@@ -111,7 +112,7 @@ def roles(groups: Sequence[Group], answered: int) -> str:
     """The headline for the sender and the receivers of one collective."""
     root = min(groups, key=lambda group: len(group.members))
     return (
-        f"all {sentences.count(answered)} that answered wait in {sentences.operations(groups)}; "
+        f"all {words.count(answered)} that answered wait in {clauses.operations(groups)}; "
         f"{who(root.members)} differs only by its role in it."
     )
 
@@ -120,7 +121,7 @@ def cannot_tell(groups: Sequence[Group], answered: int, waiting: int) -> str:
     """The headline where the groups allow no answer."""
     if not groups:
         return "no rank gave a stack that tells anything."
-    few = f"only {waiting} of {answered} ranks wait for other ranks" if waiting else "no rank waits for another one"
+    few = f"only {waiting:,} of {answered:,} ranks wait for other ranks" if waiting else "no rank waits for another one"
     return f"{few}, which is too little to accuse anybody: {'; '.join(each(groups))}."
 
 
@@ -129,11 +130,11 @@ def where_to_look(grouping: Grouping) -> str:
     silent, elsewhere = votes.split_absent(grouping)
     failed = size(group for group in grouping.groups if group.fault)
     if failed:
-        return f" {sentences.count(failed).capitalize()} could not be dumped, see the evidence: start there."
+        return f" {words.count(failed).capitalize()} could not be dumped, see the evidence: start there."
     if silent:
         nodes = _silent_nodes(grouping, silent)
-        whole = f", as many as {sentences.count(nodes, 'whole node')} would hold" if nodes else ""
-        return f" No answer from {sentences.count(len(silent))} ({sentences.fold(silent)}{whole}): look there first."
+        whole = f", as many as {words.count(nodes, 'whole node')} would hold" if nodes else ""
+        return f" No answer from {words.count(len(silent))} ({words.fold(silent)}{whole}): look there first."
     if elsewhere:
         return " Look at the other nodes, then at XIDs and NVLink."
     return " Look for XIDs, NVLink and network errors."

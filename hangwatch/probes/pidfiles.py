@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from hangwatch import words
 from hangwatch.model import Fault, Value
 from hangwatch.probes import pseudofiles
 
@@ -34,9 +35,9 @@ def parse_file_limit(text: str, subject: str) -> FileLimit | Fault:
     """The row `Max open files` of /proc/PID/limits, e.g. `Max open files   1024   524288   files`."""
     for line in text.splitlines():
         if line.startswith("Max open files"):
-            words = line[len("Max open files") :].split()
-            if len(words) >= 2 and all(word == "unlimited" or word.isdecimal() for word in words[:2]):
-                soft, hard = (math.inf if word == "unlimited" else float(word) for word in words[:2])
+            fields = line[len("Max open files") :].split()
+            if len(fields) >= 2 and all(word == "unlimited" or word.isdecimal() for word in fields[:2]):
+                soft, hard = (math.inf if word == "unlimited" else float(word) for word in fields[:2])
                 return FileLimit(soft=soft, hard=hard)
     return Fault(subject=subject, reason="UnreadableLimits", detail="/proc/PID/limits holds no row `Max open files`")
 
@@ -62,8 +63,8 @@ def status(proc_root: Path, pid: int | str) -> dict[str, str] | Fault | None:
 
 def resident_bytes(rows: dict[str, str]) -> int | None:
     """Resident memory by the row VmRSS; None for a zombie, which has none."""
-    words = rows.get("VmRSS", "").split()
-    return int(words[0]) * 1024 if words and words[0].isdecimal() else None
+    fields = rows.get("VmRSS", "").split()
+    return int(fields[0]) * 1024 if fields and fields[0].isdecimal() else None
 
 
 def variables(proc_root: Path, pid: int, wanted: Collection[str]) -> dict[str, str] | Fault | None:
@@ -78,7 +79,7 @@ def variables(proc_root: Path, pid: int, wanted: Collection[str]) -> dict[str, s
     for entry in raw.split(b"\0"):
         name, _, value = entry.decode("utf-8", "replace").partition("=")
         if name in wanted:
-            found[name] = "".join(c if c.isprintable() else "\ufffd" for c in value[:_VALUE_LIMIT])
+            found[name] = words.printable(value[:_VALUE_LIMIT])
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from hangwatch import words
 from hangwatch.model import Fault, Process, ProcessId, Value
 
 PROC = Path("/proc")
@@ -331,6 +332,5 @@ def _parse_environ(raw: bytes) -> dict[str, str]:
 
 
 def _printable(raw: bytes) -> str:
-    """Text of another process, safe to show: bounded, and without what would steer a terminal."""
-    text = raw[:_VALUE_LIMIT].decode("utf-8", "replace")
-    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
+    """Text of another process: bounded, and safe to show."""
+    return words.printable(raw[:_VALUE_LIMIT].decode("utf-8", "replace"))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import msgspec
 
 from hangwatch.model import Group, Grouping, RankId, Verdict
-from hangwatch.report.words import group_ids
+from hangwatch.report.phrases import group_ids
 
 
 def render(grouping: Grouping, verdict: Verdict) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from hangwatch.model import Capture, Frame, Incident, ProcessDump, RankDump, RankId, Thread
-from hangwatch.report.words import printable, utc
+from hangwatch.words import printable, utc
 
 GONE = "no such process: its node answers, and the process of this rank does not exist"
 _UNFIT = re.compile(r"[^\w.-]")  # in a host's name, where it would end the prefix

@@ -8,9 +8,9 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hangwatch.fleet.ranks import fold_ranks
+from hangwatch import words
 from hangwatch.model import Group, Grouping, Incident, RankDump, Value, Verdict
-from hangwatch.report import power, words
+from hangwatch.report import phrases, power
 from hangwatch.report.dumps import rank_lines, shown_round
 from hangwatch.report.tree import merge_tree
 
@@ -75,8 +75,8 @@ def _page(grouping: Grouping, verdict: Verdict, incident: Incident | None) -> st
 
 
 def _bounded_page(grouping: Grouping, verdict: Verdict, incident: Incident | None, bounds: Bounds) -> str:
-    odd = words.odd_groups(grouping.groups, verdict)
-    shown, rest = words.shown_groups(grouping.groups, odd, bounds.groups)
+    odd = phrases.odd_groups(grouping.groups, verdict)
+    shown, rest = phrases.shown_groups(grouping.groups, odd, bounds.groups)
     template, style, style_hash = _template()
     return template.render(
         style=style,
@@ -88,7 +88,7 @@ def _bounded_page(grouping: Grouping, verdict: Verdict, incident: Incident | Non
         seen=sum(len(group.members) for group in grouping.groups),
         trees=merge_tree(shown),
         sections=_sections(shown, odd, incident, bounds),
-        more_groups=words.more_groups(rest) if rest else "",
+        more_groups=phrases.more_groups(rest) if rest else "",
         chart=power.chart(incident) if incident is not None else None,
         tone=_tone(verdict, incident),
     )
@@ -109,7 +109,7 @@ def _sections(groups: Sequence[Group], odd: frozenset[str], incident: Incident |
     raw: dict[int, tuple[Raw, ...]] = {}
     for group in sorted(groups, key=lambda group: group.key not in odd):
         kept = []
-        for rank in [rank for rank in words.group_ids(group) if rank in dumps][:MAX_RAW_PER_GROUP]:
+        for rank in [rank for rank in phrases.group_ids(group) if rank in dumps][:MAX_RAW_PER_GROUP]:
             shown = _raw(dumps[rank], command)
             room -= sum(map(len, shown.lines))
             kept += [shown] if room > 0 else []
@@ -124,7 +124,7 @@ def _raw(dump: RankDump, command: str) -> Raw:
     lines = [words.elided(line, _MAX_TEXT) for line in rank_lines(dump, command)]
     if len(lines) > _MAX_LINES_PER_RANK:
         lines = [*lines[:_MAX_LINES_PER_RANK], f"... {len(lines) - _MAX_LINES_PER_RANK} more lines in dumps/"]
-    return Raw(who=words.who(dump.id), lines=tuple(lines), rounds=_rounds(dump))
+    return Raw(who=words.who([dump.id]), lines=tuple(lines), rounds=_rounds(dump))
 
 
 def _rounds(dump: RankDump) -> str:
@@ -169,5 +169,5 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(words=words, fold_ranks=fold_ranks, power=power, bar=_bar, max_rows=MAX_ROWS)
+    environment.globals.update(words=words, phrases=phrases, power=power, bar=_bar, max_rows=MAX_ROWS)
     return environment

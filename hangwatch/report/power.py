@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import median
 
-from hangwatch.fleet.ranks import fold_ranks
+from hangwatch import words
 from hangwatch.model import Incident, PowerSeries, Value
-from hangwatch.report import words
 
 WIDTH, HEIGHT = 960, 330
 LEFT, RIGHT, TOP, BOTTOM = 52, 950, 30, 270  # the plot; below it the clock, then the states
@@ -119,7 +118,7 @@ def _line(one: PowerSeries, number: int, odd: bool, plane: _Plane) -> Line:
     return Line(
         path=_path(one.unix_seconds, one.watts, plane),
         name=f"GPU {one.index}",
-        local_ranks=fold_ranks(one.local_ranks) if one.local_ranks else "",
+        local_ranks=words.fold(one.local_ranks) if one.local_ranks else "",
         style=number,
         odd=odd,
         now_watts=one.watts[-1],

@@ -6,12 +6,12 @@ import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from hangwatch.fleet.ranks import fold_ranks
+from hangwatch import words
 from hangwatch.model import Capture, Confidence, Frame, Group, Grouping, Incident, PowerSeries, Value, Verdict
-from hangwatch.report import words
+from hangwatch.report import phrases
 from hangwatch.report.dumps import raw_lines
 from hangwatch.report.tree import Node, merge_tree
-from hangwatch.report.words import printable
+from hangwatch.words import printable
 
 _MAX_GROUPS = 40
 _MAX_GPUS = 16
@@ -64,7 +64,7 @@ def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
 def render_verdict(grouping: Grouping, verdict: Verdict, *, color: bool = False, width: int = 110) -> str:
     """The verdict, the groups, who is where and the evidence: what `explain` and `dump` print."""
     style = _Style(color=color, width=width)
-    rows = [("Verdict", _judgement(verdict)), *_named_rows(verdict), *_ranks_rows(grouping)]
+    rows = [("Verdict", _judgement(verdict)), ("Named", "; ".join(phrases.named(verdict))), *_ranks_rows(grouping)]
     lines = _verdict_lines(verdict, style) + _table(rows, style) + _grouping_lines(grouping, verdict, style)
     return "\n".join(lines) + "\n"
 
@@ -83,11 +83,11 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
     size = f", world size {job.world_size:,}" if job.world_size is not None else ""
     return [
         ("Verdict", _judgement(incident.verdict)),
-        *_named_rows(incident.verdict),
-        words.standing(incident),
+        ("Named", "; ".join(phrases.named(incident.verdict))),
+        phrases.state_row(incident),
         ("Job", f"{job.job_id} ({job.launcher}{f', user {job.user}' if job.user else ''})"),
         ("Ranks", f"{ranks} on {incident.node}{size}"),
-        ("No process", f"local rank {fold_ranks(job.absent_local_ranks)}" if job.absent_local_ranks else ""),
+        ("No process", f"local rank {words.fold(job.absent_local_ranks)}" if job.absent_local_ranks else ""),
         *_ranks_rows(incident.grouping)[1:],
         ("Command", job.command),
         ("Incident", f"{incident.incident_id}, hangwatch {incident.hangwatch_version}".rstrip()),
@@ -99,20 +99,12 @@ def _judgement(verdict: Verdict) -> str:
     return f"{verdict.kind}{sure}"
 
 
-def _named_rows(verdict: Verdict) -> list[tuple[str, str]]:
-    if not verdict.named:
-        return [("Named", "nobody")]
-    if len(verdict.named) <= 4:
-        return [("Named", "; ".join(words.who(rank) for rank in verdict.named))]
-    return [("Named", f"{len(verdict.named)} ranks: {words.folded(verdict.named)} on {words.nodes(verdict.named)}")]
-
-
 def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
     seen = sum(len(group.members) for group in grouping.groups)
     total = "" if grouping.world_size is None else f" of {grouping.world_size:,}"
     rows = [("Ranks", f"{seen:,}{total} seen, in {words.count(len(grouping.groups), 'group')}")]
     if grouping.absent:
-        absent = words.elided(fold_ranks(grouping.absent), _FOLD_CHARACTERS)
+        absent = words.elided(words.fold(grouping.absent), _FOLD_CHARACTERS)
         rows.append(("No answer", f"{words.count(len(grouping.absent), 'rank')}: {absent}"))
     return rows
 
@@ -121,9 +113,9 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
 
 
 def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style) -> list[str]:
-    odd = words.odd_groups(grouping.groups, verdict)
-    shown, rest = words.shown_groups(grouping.groups, odd, _MAX_GROUPS)
-    more = [words.more_groups(rest)] if rest else []
+    odd = phrases.odd_groups(grouping.groups, verdict)
+    shown, rest = phrases.shown_groups(grouping.groups, odd, _MAX_GROUPS)
+    more = [phrases.more_groups(rest)] if rest else []
     groups = [line for group in shown for line in _group_lines(group, group.key in odd, style)] + more
     lines = _section("Groups, largest first", groups, style)
     lines += _section(
@@ -134,22 +126,22 @@ def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style) -> list
 
 
 def _group_lines(group: Group, odd: bool, style: _Style) -> Iterator[str]:
-    ids = words.group_ids(group)
-    head = f"{words.count(len(ids), 'rank')}: {words.elided(words.folded(ids), _FOLD_CHARACTERS)}"
-    does = "; ".join(filter(None, (words.doing(group), words.motion(group))))
+    ids = phrases.group_ids(group)
+    head = f"{words.count(len(ids), 'rank')}: {words.elided(words.fold_ids(ids), _FOLD_CHARACTERS)}"
+    does = "; ".join(filter(None, (phrases.doing(group), phrases.motion(group))))
     mark = ">" if odd else " "
     yield (style.odd if odd else style.strong)(f"{mark} {head}  {does}{'  <- odd' if odd else ''}")
-    second = ", ".join(f"{name} {text}" for name, text in words.numbers(group.members))
+    second = ", ".join(f"{name} {text}" for name, text in phrases.numbers(group.members))
     if second:
         yield f"    {second}"
     if group.fault is not None:
         yield from style.wrapped(f"    {group.fault.subject}: {group.fault.detail}", "      ")
         yield from style.wrapped(f"    {group.fault.remedy}", "      ") if group.fault.remedy else ()
     if group.frames:
-        yield style.faint(f"    {words.who(ids[0])}:" if len(ids) == 1 else f"    as {words.who(ids[0])}:")
+        yield style.faint(f"    {words.who(ids[:1])}:" if len(ids) == 1 else f"    as {words.who(ids[:1])}:")
         yield from _frame_lines(group.frames)
     for stack in (*group.threads, *group.workers):
-        yield style.faint(f"    {words.aside(stack, group)}:")
+        yield style.faint(f"    {phrases.aside(stack, group)}:")
         yield from _frame_lines(stack.frames)
     yield ""
 
@@ -162,10 +154,10 @@ def _tree_lines(trees: Sequence[Node], odd: frozenset[str], style: _Style) -> It
     """Ranks on the left, the tree on the right; `>` leads to the odd one."""
     for node, lead, rail in (row for tree in trees for row in _laid_out(tree, "", "")):
         marked = [group.key in odd for group in node.below()]
-        ranks = words.elided(words.folded(node.ids), _TREE_FOLD_CHARACTERS)
+        ranks = words.elided(words.fold_ids(node.ids), _TREE_FOLD_CHARACTERS)
         left = f"{'>' if any(marked) else ' '} {len(node.ids):>6,}  {ranks:<{_TREE_FOLD_CHARACTERS}} "
         rows = [printable(str(frame)) for frame in node.frames]
-        rows += ["= " + ", ".join(filter(None, (words.doing(end), words.motion(end)))) for end in node.ends]
+        rows += ["= " + ", ".join(filter(None, (phrases.doing(end), phrases.motion(end)))) for end in node.ends]
         for number, row in enumerate(rows):
             text = f"{left}{lead}{row}" if number == 0 else f"{' ' * len(left)}{rail}{row}"
             yield style.odd(text) if all(marked) else text
@@ -181,8 +173,8 @@ def _laid_out(node: Node, lead: str, rail: str) -> Iterator[tuple[Node, str, str
 
 def _evidence_lines(verdict: Verdict, style: _Style) -> Iterator[str]:
     for evidence in verdict.evidence:
-        ranks = f" [{words.elided(words.folded(evidence.ranks), _FOLD_CHARACTERS)}]" if evidence.ranks else ""
-        yield from style.wrapped(f"{words.vote(evidence):<8} {evidence.kind}: {evidence.message}{ranks}", " " * 9)
+        ranks = f" [{words.elided(words.fold_ids(evidence.ranks), _FOLD_CHARACTERS)}]" if evidence.ranks else ""
+        yield from style.wrapped(f"{phrases.vote(evidence):<8} {evidence.kind}: {evidence.message}{ranks}", " " * 9)
 
 
 # --- power, time, host -----------------------------------------------------------------------------------------------
@@ -192,7 +184,7 @@ def _power_lines(incident: Incident) -> Iterator[str]:
     top = max((max(series.watts, default=0.0) for series in incident.power), default=0.0)
     for series in incident.power[:_MAX_GPUS]:
         if series.watts:
-            ranks = f" (local rank {fold_ranks(series.local_ranks)})" if series.local_ranks else ""
+            ranks = f" (local rank {words.fold(series.local_ranks)})" if series.local_ranks else ""
             named = f"gpu {series.index}{ranks}"
             yield f"{named:<22} {_sparks(series, top)} {series.watts[-1]:>5.0f} W now{_levels(series)}"
     if len(incident.power) > _MAX_GPUS:

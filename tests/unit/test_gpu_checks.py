@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from hangwatch.checks import fabric, gpu_health, gpu_power, nvlink_status, nvlink_topology, pcie
 from hangwatch.model import CheckStatus, Fault, GpuSample
 from hangwatch.probes.nvml.details import GpuBus, GpuFabric, GpuHealth, GpuLinks, GpuPlace, NvLink
@@ -99,15 +96,6 @@ def test_a_single_gpu_has_a_topology_too() -> None:
     sample = nvlink_topology.Sample(gpus=(GpuPlace(index=0, uuid="GPU-0"),))
     assert nvlink_topology.judge([sample], nvlink_topology.Settings()).status is CheckStatus.OK
     assert nvlink_topology.table(sample)[1] == ("GPU0", "X", "", "N/A", "N/A")
-
-
-@given(st.sets(st.integers(min_value=0, max_value=300)))
-def test_folded_numbers_unfold_to_themselves(numbers: set[int]) -> None:
-    unfolded: set[int] = set()
-    for run in filter(None, nvlink_topology.fold(numbers).split(",")):
-        first, _, last = run.partition("-")
-        unfolded |= set(range(int(first), int(last or first) + 1))
-    assert unfolded == numbers
 
 
 def slot(**fields: int | float | None) -> pcie.Slot:

@@ -10,7 +10,7 @@ from msgspec import json as msgspec_json
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.fleet import merge, ranks
+from hangwatch.fleet import merge
 from hangwatch.hang import activity, culprit
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Capture, Fault, Frame, Grouping, ProcessDump, RankDump, RankId, Thread, WorkerDump
@@ -203,25 +203,6 @@ def test_a_rank_that_appears_twice_has_one_place() -> None:
     merged = merge.merge(first, second)
     assert merged == merge.merge(second, first)
     assert sum(len(found.members) for found in merged.groups) == 1
-
-
-@given(st.lists(st.integers(0, 3000), unique=True))
-def test_folded_ranks_say_the_same(numbers: list[int]) -> None:
-    from hangwatch.hang import sentences
-
-    folded = ranks.fold_ranks(numbers)
-    assert folded == sentences.fold(numbers)
-    unfolded: list[int] = []
-    for part in filter(None, folded.split(",")):
-        first, _, last = part.partition("-")
-        unfolded += range(int(first), int(last or first) + 1)
-    assert unfolded == sorted(numbers)
-
-
-def test_folding_for_people() -> None:
-    assert ranks.fold_ranks([0, 1, 2, 5]) == "0-2,5"
-    assert ranks.fold_nodes(["node3", "node1", "node2", "login"]) == "login,node[1-3]"
-    assert ranks.expand_nodes("node[1-3],x") == ("node1", "node2", "node3", "x")
 
 
 def test_a_rank_that_came_out_of_a_wait_is_not_accused() -> None:

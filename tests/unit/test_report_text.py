@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hangwatch.explain import traces
 from hangwatch.model import Frame, Grouping, Incident, ProcessDump, RankDump, RankId, Thread, Verdict
-from hangwatch.report import text, words
+from hangwatch.report import text
 from hangwatch.report.dumps import GONE, dump_files, prefix, process_lines, rank_lines
 from tests import samples
 
@@ -87,7 +87,7 @@ def test_a_verdict_without_an_incident() -> None:
     incident = samples.loader_hang()
     said = text.render_verdict(incident.grouping, incident.verdict)
     assert said.startswith("Rank 7 on gpu-a12")
-    assert "Named    rank 7 (node gpu-a12, local rank 7, pid 41207)" in said
+    assert "Named    rank 7 on gpu-a12 (local rank 7, pid 41207)" in said
     assert "Power" not in said
 
 
@@ -241,23 +241,3 @@ def _hostile(function: str, file: str, command: str, message: str, node: str) ->
     verdict = Verdict(kind=function, message=message, named=(who,))
     incident = samples.incident(groups=(group,), verdict=verdict, dumps=(dump,), notes=(message,))
     return samples.replaced(incident, job=samples.job([0], 1, job_id=message, command=command))
-
-
-@given(st.floats(0, 1e7, allow_nan=False))
-def test_durations_have_two_units_at_most(seconds: float) -> None:
-    assert re.fullmatch(r"[\d.e-]+ s|\d+ (min \d\d s|h \d\d min|d \d\d h)", words.duration(seconds))
-
-
-@pytest.mark.parametrize(
-    ("ids", "expected"),
-    [
-        ([RankId(rank=rank) for rank in (0, 1, 2, 8, 9)], "0-2,8-9"),
-        (
-            [RankId(node="a", local_rank=1), RankId(node="a", local_rank=0), RankId(node="b", pid=7)],
-            "a local 0-1; b pid 7",
-        ),
-        ([RankId()], "?"),
-    ],
-)
-def test_ranks_fold(ids: list[RankId], expected: str) -> None:
-    assert words.folded(ids) == expected

@@ -1,15 +1,16 @@
-"""How values are worded in reports: times, ranks, shares. Everything that came from a process passes `printable`."""
+"""What all reports say alike: which groups they show, what a group does, its numbers, how the incident stands."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
 
-from hangwatch.fleet.ranks import fold_nodes, fold_ranks
-from hangwatch.hang import activity, sentences
+from hangwatch.hang import activity, clauses
 from hangwatch.model import Evidence, Group, Incident, JobState, Member, Motion, RankId, Stack, Verdict
+from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, printable, utc, who
 
+_NAMED_LISTED = 4
+_FOLDED = 200  # characters of a list of ranks or nodes
 _VOTES = {True: "for", False: "against", None: "context"}
 _STATES = {
     "R": "running",
@@ -23,74 +24,18 @@ _STATES = {
 }
 
 
-def printable(text: str) -> str:
-    """The text with everything a terminal or a browser could act on (escapes, line ends, direction) spelt out."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
-
-
-def elided(text: str, characters: int) -> str:
-    """Printable text of at most so many characters."""
-    text = printable(text)
-    return text if len(text) <= characters else f"{text[: characters - 1]}…"
-
-
-def utc(unix_seconds: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
-    """A wall clock time for people on many nodes; a number that is no time is shown as it is."""
-    try:
-        return datetime.fromtimestamp(unix_seconds, timezone.utc).strftime(form)
-    except (ValueError, OverflowError, OSError):
-        return f"{unix_seconds:g} s"
-
-
-def duration(seconds: float) -> str:
-    """`4.2 s`, `3 min 05 s`, `2 h 03 min`, `4 d 02 h`: two units at most."""
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours < 24 else f"{hours // 24} d {hours % 24:02} h"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 rank`, `16,384 ranks`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def who(rank: RankId) -> str:
-    """`rank 7 (node gpu-a12, local rank 7, pid 4711)`, with what is known."""
-    parts = [f"node {printable(rank.node)}"] if rank.node else []
-    parts += [f"local rank {rank.local_rank}"] if rank.local_rank is not None else []
-    parts += [f"pid {rank.pid}"] if rank.pid is not None else []
-    if rank.rank is not None:
-        return f"rank {rank.rank}" + (f" ({', '.join(parts)})" if parts else "")
-    return ", ".join(reversed(parts)) or "a rank without a number"
-
-
-def folded(ids: Sequence[RankId]) -> str:
-    """`0-6,8-511`; where global ranks are unknown, local ranks or pids by node."""
-    ranks = [rank.rank for rank in ids if rank.rank is not None]
-    unknown = [rank for rank in ids if rank.rank is None]
-    parts = [fold_ranks(ranks)] if ranks else []
-    by_node: dict[str, list[RankId]] = {}
-    for rank in unknown:
-        by_node.setdefault(rank.node or "", []).append(rank)
-    for node, those in by_node.items():
-        local = [rank.local_rank for rank in those if rank.local_rank is not None]
-        pids = [rank.pid for rank in those if rank.local_rank is None and rank.pid is not None]
-        place = f"{printable(node)} " if node else ""
-        parts += [f"{place}local {fold_ranks(local)}"] if local else []
-        parts += [f"{place}pid {fold_ranks(pids)}"] if pids else []
-    return "; ".join(parts) or "?"
+def named(verdict: Verdict) -> list[str]:
+    """Who is named, a line each; more than a few ranks are folded into one line."""
+    if len(verdict.named) <= _NAMED_LISTED:
+        return [who([rank]) for rank in verdict.named] or ["nobody"]
+    where = nodes(verdict.named)
+    return [f"{count(len(verdict.named))}: {elided(fold_ids(verdict.named), _FOLDED)}{f' on {where}' if where else ''}"]
 
 
 def nodes(ids: Iterable[RankId]) -> str:
     """The nodes of these ranks, folded: `gpu[01-40]`; empty where none is known."""
-    names = {printable(rank.node) for rank in ids if rank.node}
-    return fold_nodes(sorted(names)) if names else ""
+    names = {rank.node for rank in ids if rank.node}
+    return elided(fold_nodes(names), _FOLDED) if names else ""
 
 
 def group_ids(group: Group) -> list[RankId]:
@@ -130,7 +75,7 @@ def doing(group: Group) -> str:
     if group.fault is not None:
         return printable(f"no stack: {group.fault.reason}")
     unknown = group.activity == "unknown" and not group.operation
-    clause = "in an unknown activity" if unknown else sentences.does(group, several=several)
+    clause = "in an unknown activity" if unknown else clauses.does(group, several=several)
     phase = (group.phase or "").replace("_", " ")
     return printable(clause if phase in clause else f"{clause} during {phase}")
 
@@ -173,7 +118,7 @@ def vote(evidence: Evidence) -> str:
     return _VOTES[evidence.supports]
 
 
-def standing(incident: Incident) -> tuple[str, str]:
+def state_row(incident: Incident) -> tuple[str, str]:
     """How the job stands, with a word for it: `State`, `hung; opened ...`; a dump by hand was only `Taken`."""
     opened = utc(incident.opened_unix_seconds)
     if incident.closed_unix_seconds is not None:

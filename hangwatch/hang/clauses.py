@@ -1,0 +1,39 @@
+"""Pure: what the ranks of a group do, as a clause after their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hangwatch import words
+from hangwatch.hang import activity
+from hangwatch.model import Group
+
+_SINGULAR = (("is ", "are "), ("waits ", "wait "), ("stands ", "stand "), ("sleeps", "sleep"))
+
+
+def does(group: Group, *, several: bool = False) -> str:
+    """What the ranks of a group do: "is loading data (DataLoader)", for several "are loading data (DataLoader)"."""
+    clause = activity.says(group.activity, group.operation)
+    if several:
+        for singular, plural in _SINGULAR:
+            if clause.startswith(singular):
+                return plural + clause[len(singular) :].replace("its GPU", "their GPUs")
+    return clause
+
+
+def operations(groups: Iterable[Group]) -> str:
+    """What groups wait in, the largest first: "broadcast (7 ranks) and all_reduce (4 ranks)"."""
+    counts: dict[str, int] = {}
+    for group in groups:
+        name = (group.operation if group.waits else None) or group.activity.replace("_", " ")
+        counts[name] = counts.get(name, 0) + len(group.members)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{name} ({words.count(number)})" for name, number in ordered[:4]]
+    if len(ordered) > 4:
+        shown.append(f"{words.count(len(ordered) - 4, 'other operation')}")
+    return ordered[0][0] if len(ordered) == 1 else words.listing(shown)
+
+
+def top(group: Group, depth: int = 4) -> str:
+    """The innermost frames of a group in one line."""
+    return " < ".join(str(frame) for frame in group.frames[:depth])

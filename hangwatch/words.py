@@ -1,0 +1,126 @@
+"""Pure: values in words, the same in verdicts, reports and pages: counts, times, ranks, nodes, foreign text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+
+from hangwatch.model import RankId
+
+_NODES_LISTED = 3
+
+
+def printable(text: str) -> str:
+    """The text with everything a terminal or a browser could act on (escapes, line ends, direction) spelt out."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+
+
+def elided(text: str, characters: int) -> str:
+    """Printable text of at most so many characters."""
+    text = printable(text)
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
+def utc(unix_seconds: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
+    """A wall clock time for people on many nodes; a number that is no time is shown as it is."""
+    try:
+        return datetime.fromtimestamp(unix_seconds, timezone.utc).strftime(form)
+    except (ValueError, OverflowError, OSError):
+        return f"{unix_seconds:g} s"
+
+
+def duration(seconds: float) -> str:
+    """`4.2 s`, `3 min 05 s`, `2 h 03 min`, `4 d 02 h`: two units at most."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours < 24 else f"{hours // 24} d {hours % 24:02} h"
+
+
+def count(number: int, noun: str = "rank") -> str:
+    """`1 rank`, `16,384 ranks`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def listing(words: Sequence[str]) -> str:
+    """Words joined by commas and "and"."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def fold(numbers: Iterable[int]) -> str:
+    """Numbers as ranges: 0, 1, 2, 5 is "0-2,5"; empty for none."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def fold_nodes(nodes: Iterable[str]) -> str:
+    """Node names as a set: node1, node2, node3 is "node[1-3]"; names that ClusterShell cannot read are listed."""
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
+
+    names = sorted({printable(name) for name in nodes})
+    try:
+        return str(NodeSet.fromlist(names))
+    except NodeSetException:
+        return ",".join(names)
+
+
+def fold_ids(ids: Iterable[RankId]) -> str:
+    """Ranks for a column: `0-6,8-511`; where global ranks are unknown, local ranks or pids by node; "?" for none."""
+    numbered: list[int] = []
+    by_node: dict[str, list[RankId]] = {}
+    for rank in ids:
+        if rank.rank is not None:
+            numbered.append(rank.rank)
+        else:
+            by_node.setdefault(rank.node or "", []).append(rank)
+    parts = [fold(numbered)] if numbered else []
+    for node, ranks in by_node.items():
+        local = [rank.local_rank for rank in ranks if rank.local_rank is not None]
+        pids = [rank.pid for rank in ranks if rank.local_rank is None and rank.pid is not None]
+        place = f"{printable(node)} " if node else ""
+        parts += [f"{place}local {fold(local)}"] if local else []
+        parts += [f"{place}pid {fold(pids)}"] if pids else []
+    return "; ".join(parts) or "?"
+
+
+def who(ranks: Sequence[RankId]) -> str:
+    """Ranks in a sentence: `rank 7 on gpu-a12 (local rank 7, pid 4711)`; several are folded: `ranks 0-6 on a and b`."""
+    if len(ranks) == 1:
+        return _who(ranks[0])
+    return f"{_folded(ranks)}{_places(ranks)}"
+
+
+def _who(rank: RankId) -> str:
+    """One rank with all that is known of it: the global rank names it, else the local rank, else the pid."""
+    numbers = (("rank", rank.rank), ("local rank", rank.local_rank), ("pid", rank.pid))
+    name, *rest = [f"{kind} {number}" for kind, number in numbers if number is not None] or ["a rank"]
+    where = f" on {printable(rank.node)}" if rank.node else ""
+    return f"{name}{where}" + (f" ({', '.join(rest)})" if rest else "")
+
+
+def _folded(ranks: Sequence[RankId]) -> str:
+    numbers = [rank.rank for rank in ranks if rank.rank is not None]
+    if len(numbers) == len(ranks):
+        return f"ranks {fold(numbers)}"
+    local = [rank.local_rank for rank in ranks if rank.local_rank is not None]
+    if len(local) == len(ranks):
+        return f"local ranks {fold(local)}"
+    pids = [rank.pid for rank in ranks if rank.pid is not None]
+    return count(len(ranks)) + (f" (pids {fold(pids)})" if pids else "")
+
+
+def _places(ranks: Sequence[RankId]) -> str:
+    nodes = sorted({printable(rank.node) for rank in ranks if rank.node})
+    if not nodes:
+        return ""
+    return f" on {listing(nodes)}" if len(nodes) <= _NODES_LISTED else f" on {count(len(nodes), 'node')}"

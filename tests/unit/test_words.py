@@ -1,0 +1,99 @@
+"""Values in words: what is folded says the same as what was given, and foreign text cannot act."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch import words
+from hangwatch.model import RankId
+
+
+@given(st.lists(st.integers(0, 3000)))
+def test_folded_numbers_unfold_to_themselves(numbers: list[int]) -> None:
+    unfolded: list[int] = []
+    for run in filter(None, words.fold(numbers).split(",")):
+        first, _, last = run.partition("-")
+        unfolded += range(int(first), int(last or first) + 1)
+    assert unfolded == sorted(set(numbers))
+
+
+def test_runs_of_numbers_are_as_long_as_they_can_be() -> None:
+    assert words.fold([5, 2, 0, 1, 9, 8]) == "0-2,5,8-9"
+
+
+def test_node_names_fold() -> None:
+    assert words.fold_nodes(["node3", "node1", "node2", "login"]) == "login,node[1-3]"
+
+
+def test_node_names_that_no_set_can_hold_are_listed() -> None:
+    assert words.fold_nodes(["b", "a[", "\x1b[2J"]) == "\\x1b[2J,a[,b"
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([RankId(rank=rank) for rank in (0, 1, 2, 8, 9)], "0-2,8-9"),
+        (
+            [RankId(node="a", local_rank=1), RankId(node="a", local_rank=0), RankId(node="b", pid=7)],
+            "a local 0-1; b pid 7",
+        ),
+        ([RankId()], "?"),
+    ],
+)
+def test_ranks_fold(ids: list[RankId], expected: str) -> None:
+    assert words.fold_ids(ids) == expected
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([RankId(node="a12", rank=15, local_rank=7, pid=4711)], "rank 15 on a12 (local rank 7, pid 4711)"),
+        ([RankId(rank=15)], "rank 15"),
+        ([RankId(node="a12", local_rank=7, pid=4711)], "local rank 7 on a12 (pid 4711)"),
+        ([RankId(node="a12", pid=4711)], "pid 4711 on a12"),
+        ([RankId(node="\x1b[2J")], "a rank on \\x1b[2J"),
+        ([RankId(node="b", rank=1), RankId(node="a", rank=0)], "ranks 0-1 on a and b"),
+        ([RankId(node=f"n{rank}", rank=rank) for rank in range(4)], "ranks 0-3 on 4 nodes"),
+        ([RankId(local_rank=0), RankId(rank=9, local_rank=1)], "local ranks 0-1"),
+        ([RankId(pid=7), RankId(rank=3, pid=8)], "2 ranks (pids 7-8)"),
+        ([RankId(), RankId()], "2 ranks"),
+    ],
+)
+def test_who_a_rank_is(ids: list[RankId], expected: str) -> None:
+    assert words.who(ids) == expected
+
+
+@pytest.mark.parametrize(("number", "expected"), [(0, "0 ranks"), (1, "1 rank"), (16384, "16,384 ranks")])
+def test_counts(number: int, expected: str) -> None:
+    assert words.count(number) == expected
+
+
+@given(st.text())
+def test_foreign_text_cannot_act(text: str) -> None:
+    shown = words.printable(text)
+    assert not [c for c in shown if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
+    assert words.printable(shown) == shown
+
+
+@given(st.text(max_size=60), st.integers(1, 40))
+def test_elided_text_has_its_length(text: str, characters: int) -> None:
+    assert len(words.elided(text, characters)) <= characters
+
+
+@given(st.floats(0, 1e7, allow_nan=False))
+def test_durations_have_two_units_at_most(seconds: float) -> None:
+    assert re.fullmatch(r"[\d.e-]+ s|\d+ (min \d\d s|h \d\d min|d \d\d h)", words.duration(seconds))
+
+
+def test_the_daemon_starts_without_what_only_reports_need() -> None:
+    loaded = "import sys, hangwatch.daemon; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    names = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout.split()
+    assert "hangwatch" in names
+    assert not {"ClusterShell", "rich", "jinja2"} & set(names)

@@ -9,8 +9,9 @@ nothing is exported); `Fault`, it should have answered and did not. Never 0, -1 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
-from typing import TypeAlias
+from typing import Literal
 
 import msgspec
 
@@ -23,13 +24,16 @@ class Fault(Value, frozen=True):
     """Something that should have answered and did not.
 
     `subject` is what was asked ("gpu 3", "pid 4711"), `reason` a CamelCase word for machines ("GpuIsLost"), `detail`
-    the foreign error in its own words, `remedy` what to type or do, empty when there is nothing to do.
+    the foreign error in its own words, `remedy` what to type or do, empty when there is nothing to do. `about` is
+    "target" where the fault says something of what was asked, "tool" where it may be ours alone: said by the door that
+    makes the fault, which knows; without a word it is ours, and nobody is accused by it.
     """
 
     subject: str
     reason: str
     detail: str
     remedy: str = ""
+    about: Literal["target", "tool"] = "tool"
 
 
 # --- 1. GPUs: probes.nvml -> daemon ------------------------------------------------------------------------------
@@ -165,6 +169,15 @@ class Motion(str, Enum):
 
 
 # --- 4. Dumps: probes.pyspy, probes.procs -> hang.capture ----------------------------------------------------------
+
+ENDED_STATES = frozenset("ZXx")
+"""Letters of /proc/PID/stat of a process that has ended: a zombie, or dead."""
+
+STOPPED_STATES = frozenset("Tt")
+"""Letters of a process that a signal or a tracer holds."""
+
+BLOCKED_STATES = frozenset("D")
+"""The letter of a process inside a system call that no signal ends."""
 
 
 class Frame(Value, frozen=True):
@@ -303,8 +316,8 @@ class Group(Value, frozen=True):
     `key` is a short hash of the normalised stack. `activity` is a name from activities.toml ("collective_wait", ...),
     `operation` the collective or call it is in ("all_reduce"). `fault` stands in place of frames for ranks that could
     not be dumped. `threads` are the representative's other Python threads, `workers` its worker processes.
-    `waits` is true in a wait for other ranks; `waits_for` is "ranks", "gpu" (a GPU synchronisation, or compute that may
-    stand behind one), "lock" (a lock, a thread or a file that somebody else must give), "nothing" or "unknown".
+    `waits_for` is "ranks", "gpu" (a GPU synchronisation, or compute that may stand behind one), "lock" (a lock or a
+    file that somebody else must give), "thread", "nothing" or "unknown".
     `phase` is the part of the program around it ("evaluation", "checkpoint"), None where no frame tells.
     """
 
@@ -312,7 +325,6 @@ class Group(Value, frozen=True):
     activity: str
     members: tuple[Member, ...]
     operation: str | None = None
-    waits: bool = False
     waits_for: str = "unknown"
     phase: str | None = None
     frames: tuple[Frame, ...] = ()
@@ -329,6 +341,27 @@ class Group(Value, frozen=True):
             return Motion.MOVING
         return Motion.FROZEN if motions == {Motion.FROZEN} else Motion.UNKNOWN
 
+    @property
+    def size(self) -> int:
+        """How many ranks it holds."""
+        return len(self.members)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it stands in a wait that ends when other ranks come."""
+        return self.waits_for == "ranks"
+
+    @property
+    def holds_gil(self) -> bool:
+        """Whether at least half of its ranks hold the GIL."""
+        owners = sum(member.owns_gil is True for member in self.members)
+        return owners > 0 and owners * 2 >= self.size
+
+    @property
+    def runs_python(self) -> bool:
+        """Whether it is busy with Python code that no rule knows: it holds the GIL, and so waits for nothing."""
+        return self.waits_for == "unknown" and self.holds_gil
+
 
 class Grouping(Value, frozen=True):
     """The groups of a job, largest first. This is what nodes send each other and what merges.
@@ -341,12 +374,51 @@ class Grouping(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
     @property
-    def absent(self) -> tuple[int, ...]:
-        """Ranks that should exist and gave no answer: gaps in the numbers, and what is missing of the world size."""
-        known = {member.id.rank for group in self.groups for member in group.members if member.id.rank is not None}
-        if not known:
+    def members(self) -> list[Member]:
+        """All ranks of all groups."""
+        return [member for group in self.groups for member in group.members]
+
+    @property
+    def absent(self) -> tuple[range, ...]:
+        """Ranks that should exist and gave no answer: gaps in the numbers, and what is missing of the world size.
+
+        As ranges in rising order, since a world size is a number that anybody can write into an environment.
+        """
+        known = self._known()
+        return _gaps(known, max(known[-1] + 1, self.world_size or 0)) if known else ()
+
+    @property
+    def unanswered(self) -> tuple[range, ...]:
+        """Absent ranks among those that were asked. With one node in view these lie between its own."""
+        if not self._is_one_node():
+            return self.absent
+        known = self._known()
+        return _gaps(known, known[-1] + 1, known[0]) if known else ()
+
+    @property
+    def elsewhere(self) -> tuple[range, ...]:
+        """Absent ranks that were not asked: with one node in view those under and over its numbers."""
+        if not self._is_one_node():
             return ()
-        return tuple(rank for rank in range(max(max(known) + 1, self.world_size or 0)) if rank not in known)
+        known = self._known()
+        outside = (range(known[0]), range(known[-1] + 1, self.world_size or 0)) if known else ()
+        return tuple(ranks for ranks in outside if ranks)
+
+    def _known(self) -> list[int]:
+        return sorted({member.id.rank for member in self.members if member.id.rank is not None})
+
+    def _is_one_node(self) -> bool:
+        return len({member.id.node for member in self.members}) == 1
+
+
+def _gaps(known: Iterable[int], end: int, start: int = 0) -> tuple[range, ...]:
+    """The numbers from `start` to before `end` that are not among `known`, which rise."""
+    gaps = []
+    for number in (*known, end):
+        if number > start:
+            gaps.append(range(start, number))
+        start = number + 1
+    return tuple(gaps)
 
 
 class Confidence(str, Enum):
@@ -462,6 +534,3 @@ class CheckResult(Value, frozen=True):
     faults: tuple[Fault, ...] = ()
     points: tuple[Point, ...] = ()
     table: tuple[tuple[str, ...], ...] = ()
-
-
-GpuReading: TypeAlias = GpuSample | Fault

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from hangwatch import __version__
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector
-from hangwatch.hang import detector
+from hangwatch.hang import activity, detector
 from hangwatch.hang.detector import Action, MotionCount, TakeCapture
 from hangwatch.hang.power import idle_levels
 from hangwatch.model import (
@@ -142,7 +142,7 @@ def motion_count(grouping: Grouping) -> MotionCount:
     Where every rank waits for a process that is no rank (a rollout worker, an engine's scheduler), nobody can tell from
     here whether that one works: unjudged. So is a job of which nothing is left.
     """
-    elsewhere = all(group.activity == "rpc_wait" for group in grouping.groups)
+    elsewhere = all(activity.known(group.activity).partner_is_unseen for group in grouping.groups)
     ended = all(group.gone for group in grouping.groups)
     frozen = moving = unknown = 0
     who = []

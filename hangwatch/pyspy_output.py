@@ -1,12 +1,71 @@
-"""Pure: what py-spy prints of one process -> its threads. Its text form, which people keep, is read in `explain`."""
+"""Pure: what py-spy prints of one process -> its threads, or what its complaint means.
+
+The door to py-spy and the reader of dumps that people kept share it. The text form of stacks is read in `explain`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from hangwatch.model import Frame, Thread
+from hangwatch.model import Fault, Frame, Thread
+
+MAY_DUMP = (
+    "run hangwatch as root, or grant it CAP_SYS_PTRACE (and CAP_DAC_READ_SEARCH for interpreters under a 0700 folder)"
+)
+_LONGEST_DETAIL = 400
+
+
+class _Complaint(NamedTuple):
+    """Words of py-spy, of any version, of the kernel or of a shell, and what they say of whom."""
+
+    words: re.Pattern[str]
+    reason: str
+    about: Literal["target", "tool"] = "tool"
+    remedy: str = ""
+
+
+# The first row that is found in the message counts. "tool": what failed is the dumping, whatever the process does.
+_COMPLAINTS = (
+    _Complaint(
+        re.compile(r"permission denied|not permitted|os error 1\b|os error 13\b|EPERM|EACCES", re.IGNORECASE),
+        "PermissionDenied",
+        "target",
+        MAY_DUMP,
+    ),
+    _Complaint(
+        re.compile(r"no such process|check that the process is running|os error 3\b|ESRCH", re.IGNORECASE),
+        "ProcessGone",
+        "target",
+    ),
+    _Complaint(re.compile(r"failed to suspend", re.IGNORECASE), "CannotPause", "target"),
+    _Complaint(re.compile(r"timed? ?out", re.IGNORECASE), "Timeout", "target"),
+    _Complaint(re.compile(r"python version|not a python", re.IGNORECASE), "NotPython"),
+    _Complaint(re.compile(r"python interpreter", re.IGNORECASE), "NoInterpreter"),
+    _Complaint(re.compile(r"failed to get stack trace", re.IGNORECASE), "StackChanged"),
+    _Complaint(
+        re.compile(r"py-spy\S*: (command )?not found|command not found|py-spy\S*: no such file", re.IGNORECASE),
+        "NoPyspy",
+    ),
+)
+
+
+def fault(subject: str, message: str) -> Fault:
+    """What a complaint means. One that nobody has heard of is `DumpFailed`, and says nothing of the process."""
+    detail = message[:_LONGEST_DETAIL]
+    for complaint in _COMPLAINTS:
+        if complaint.words.search(message):
+            return Fault(
+                subject=subject,
+                reason=complaint.reason,
+                detail=detail,
+                remedy=complaint.remedy,
+                about=complaint.about,
+            )
+    return Fault(subject=subject, reason="DumpFailed", detail=detail)
 
 
 class DumpError(Exception):

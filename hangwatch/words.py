@@ -63,6 +63,13 @@ def fold(numbers: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
+def fold_ranges(ranges: Iterable[range]) -> str:
+    """Ranges as `fold` writes them, without counting them out: range(0, 3) and range(5, 6) are "0-2,5"."""
+    return ",".join(
+        str(numbers.start) if len(numbers) == 1 else f"{numbers.start}-{numbers.stop - 1}" for numbers in ranges
+    )
+
+
 def fold_nodes(nodes: Iterable[str]) -> str:
     """Node names as a set: node1, node2, node3 is "node[1-3]"; names that ClusterShell cannot read are listed."""
     from ClusterShell.NodeSet import NodeSet, NodeSetException

@@ -90,7 +90,6 @@ def waiting(ranks: Iterable[int], node: str = NODE) -> Group:
         key="a1f03c77",
         activity="collective_wait",
         operation="all_reduce",
-        waits=True,
         waits_for="ranks",
         members=tuple(member(rank, node, power_watts=118.0 + rank % 5, **numbers) for rank in ranks),
         frames=ALL_REDUCE,
@@ -384,7 +383,6 @@ def mismatch() -> Incident:
         key="b4b4b4b4",
         activity="collective_wait",
         operation="broadcast",
-        waits=True,
         waits_for="ranks",
         members=tuple(
             member(rank, state="R", cpu_ratio=1.0, power_watts=121.0, utilization_ratio=1.0) for rank in range(4, 8)
@@ -419,7 +417,6 @@ def parallel_groups() -> Incident:
             key=f"00000{number}aa",
             activity="point_to_point" if name in ("send", "recv") else "collective_wait",
             operation=name,
-            waits=True,
             waits_for="ranks",
             phase="evaluation" if name == "broadcast" else None,
             members=tuple(member(rank, f"gpu-a{12 + rank // 8}") for rank in ranks),
@@ -473,7 +470,6 @@ def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77)
                 key=f"f00000{number:02d}",
                 activity="collective_wait",
                 operation="all_reduce",
-                waits=True,
                 waits_for="ranks",
                 members=tuple(
                     member(rank, names[rank // 8], state="R", power_watts=118.0 + rank % 9) for rank in ranks[start:end]

@@ -21,13 +21,6 @@ _CAUSE = re.compile(r"^\s*(?:Reason: |\d+: )(.*)$")
 _RULE = re.compile(r"^\s?-{20,}$")
 _DEEP = re.compile(r"^\s{8,}")
 
-_REASONS = (
-    (re.compile(r"no such process|check that the process is running|os error 3\b", re.I), "ProcessGone"),
-    (re.compile(r"permission denied|not permitted|os error 1\b|os error 13\b", re.I), "PermissionDenied"),
-    (re.compile(r"python version|python interpreter|not a python", re.I), "NotPython"),
-    (re.compile(r"not found|no such file", re.I), "NoPyspy"),
-    (re.compile(r"timed? ?out", re.I), "Timeout"),
-)
 _LONGEST_LINE = 8192
 _LARGEST_JSON = 1 << 26
 _CAUSES = 4
@@ -215,8 +208,7 @@ class Reader:
         detail = ": ".join(error for error in self._errors if error)
         if not detail:
             return Fault(subject=subject, reason="NoStack", detail="the dump holds no stack and no error")
-        reason = next((name for words, name in _REASONS if words.search(detail)), "DumpFailed")
-        return Fault(subject=subject, reason=reason, detail=detail[:400])
+        return pyspy_output.fault(subject, detail)
 
     def _json(self, line: str) -> None:
         """One line of a JSON dump, which ends with a bracket that is not indented."""

@@ -27,21 +27,31 @@ WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
 _LEAF_DEPTH = 4
 _AROUND = ("context", "loop")
 _CACHE_LIMIT = 1 << 16
-_PHASES = ("evaluation", "checkpoint")
 _WRAPPERS = re.compile(
     r"(^|/)(torch/distributed/c10d_logger|torch/utils/_contextlib|torch/distributed/_logging|contextlib"
     r"|deepspeed/comm/comm|deepspeed/comm/torch|deepspeed/utils/timer)\.py$"
 )
 
 
-class _Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What the table says of an activity; the columns are explained at the top of activities.toml."""
+
     waits_for: WaitsFor
     says: str
+    tells: int | None = None
+    in_key: bool = False
+    work_is_in: Literal["threads", "autograd"] | None = None
+    unless_a_thread_is_in: str | None = None
+    may_compute: bool = False
+    leaves_the_job: bool = False
+    partner_is_unseen: bool = False
+    phase: str | None = None
 
 
 class _Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     activity: str
     order: Order
+    why: str
     functions: tuple[str, ...]
     file: str = ""
     files: tuple[str, ...] = ()
@@ -49,7 +59,7 @@ class _Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class _Tables(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    activities: dict[str, _Activity]
+    activities: dict[str, Activity]
     rules: tuple[_Rule, ...]
 
 
@@ -90,21 +100,10 @@ def _compile(rule: _Rule) -> _Compiled:
 class Table:
     """The rules, compiled. Answers are remembered per frame and per stack, since most ranks show the same ones."""
 
-    def __init__(self, activities: dict[str, _Activity], rules: Sequence[_Rule]) -> None:
-        self._activities = activities
+    def __init__(self, rules: Sequence[_Rule]) -> None:
         self._rules = tuple(_compile(rule) for rule in rules)
         self._of_place: dict[stack_frames.Place, dict[Order, _Compiled]] = {}
         self._of_stack: dict[tuple[stack_frames.Place, ...], Match] = {}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of all activities."""
-        return tuple(self._activities)
-
-    def waits_for(self, activity: str) -> str:
-        """What somebody in this activity waits for; "nothing" for a name that only the user's rules know."""
-        known = self._activities.get(activity)
-        return known.waits_for if known else "nothing"
 
     def classify(self, frames: Sequence[Frame]) -> Doing:
         """What a stack (innermost frame first) is doing: (activity, operation or None, waits for other ranks)."""
@@ -113,12 +112,12 @@ class Table:
     def match(self, frames: Sequence[Frame]) -> Match:
         """As `classify`, with the place in the stack that told it."""
         stack = tuple((frame.function, frame.file) for frame in frames)
-        known = self._of_stack.get(stack)
-        if known is None:
+        found = self._of_stack.get(stack)
+        if found is None:
             if len(self._of_stack) >= _CACHE_LIMIT:
                 self._of_stack.clear()
-            known = self._of_stack[stack] = self._find(stack)
-        return known
+            found = self._of_stack[stack] = self._find(stack)
+        return found
 
     def context(self, frames: Sequence[Frame]) -> Doing | None:
         """What the part of the program around a stack does, whatever its innermost frames do; None: no frame tells."""
@@ -128,10 +127,10 @@ class Table:
         return self._widened(stack, *found).doing if found else None
 
     def phase(self, frames: Sequence[Frame]) -> str | None:
-        """The part of the program around a stack: "evaluation", "checkpoint", or None where no frame tells."""
+        """The activity of the part of the program around a stack ("evaluation"); None where no frame tells."""
         for frame in frames:
             rule = self._rules_of((frame.function, frame.file)).get("context")
-            if rule and rule.activity in _PHASES:
+            if rule and known(rule.activity).phase:
                 return rule.activity
         return None
 
@@ -171,7 +170,7 @@ class Table:
         Around a wait, frames of thin wrappers (loggers, context managers) are passed over.
         """
         last, named, told = index, index, rule
-        waits = self.waits_for(rule.activity) == "ranks"
+        waits = known(rule.activity).waits_for == "ranks"
         while last + 1 < len(stack):
             last += 1
             outer = self._rules_of(stack[last]).get(rule.order)
@@ -185,12 +184,12 @@ class Table:
         return Match(Doing(told.activity, operation, waits), named)
 
     def _rules_of(self, place: stack_frames.Place) -> dict[Order, _Compiled]:
-        known = self._of_place.get(place)
-        if known is None:
+        found = self._of_place.get(place)
+        if found is None:
             if len(self._of_place) >= _CACHE_LIMIT:
                 self._of_place.clear()
-            known = self._of_place[place] = self._match_place(place)
-        return known
+            found = self._of_place[place] = self._match_place(place)
+        return found
 
     def _match_place(self, place: stack_frames.Place) -> dict[Order, _Compiled]:
         function, file = place[0], "/" + stack_frames.short_path(place[1])
@@ -245,15 +244,31 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
                 f"[activities] rules[{number}]: activity {rule.activity!r} is no name\n"
                 f"  allowed: {', '.join(tables.activities)}, or a new name in lower_case"
             )
-        extra.append(_Rule(rule.activity, "certain", (rule.function,), rule.file, (), rule.operation))
-    return Table(tables.activities, (*extra, *tables.rules))
+        extra.append(
+            _Rule(rule.activity, "certain", "configured", (rule.function,), file=rule.file, operation=rule.operation)
+        )
+    return Table((*extra, *tables.rules))
 
 
-def says(activity: str, operation: str | None) -> str:
+def names() -> tuple[str, ...]:
+    """The names of all activities of the built-in table."""
+    return tuple(_built_in().activities)
+
+
+@cache
+def known(name: str) -> Activity:
+    """What follows from an activity; one that only the user's rules name waits for nothing."""
+    return _built_in().activities.get(name) or Activity("nothing", f"is in {name.replace('_', ' ')} ({{operation}})")
+
+
+def says(name: str, operation: str | None) -> str:
     """A clause for a sentence about one rank: "waits in all_reduce", "is loading data (DataLoader)"."""
-    known = _built_in().activities.get(activity)
-    if known is None:
-        return f"is in {activity.replace('_', ' ')}" + (f" ({operation})" if operation else "")
+    clause = known(name).says
     if operation:
-        return known.says.replace("{operation}", operation)
-    return known.says.replace(" ({operation})", "").replace("{operation}", activity.replace("_", " "))
+        return clause.replace("{operation}", operation)
+    return clause.replace(" ({operation})", "").replace("{operation}", name.replace("_", " "))
+
+
+def phase_words(name: str, phase: str | None) -> str:
+    """Where in the program an activity stands: "during evaluation"; empty where that is the activity itself."""
+    return "" if phase is None or phase == name else known(phase).phase or ""

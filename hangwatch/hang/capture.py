@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from hangwatch import config, pyspy_output
 from hangwatch.hang import jobs
 from hangwatch.model import (
+    ENDED_STATES,
+    STOPPED_STATES,
     Capture,
     Fault,
     GpuSweep,
@@ -30,8 +32,6 @@ from hangwatch.probes import procs, pyspy
 
 ObserveDump = Callable[[float, Fault | None], None]
 """Called after each dump with its duration in seconds and what went wrong, if anything."""
-
-_ENDED = frozenset("ZXx")
 
 
 def capture(
@@ -103,8 +103,10 @@ class _Taker(NamedTuple):
         """One process in one round; `end` is the round's deadline on CLOCK_MONOTONIC."""
         counters = procs.read_counters(target.pid, self.proc_root)
         now = time.monotonic()
-        if counters.id != target or (counters.state or "X") in _ENDED:
-            gone = Fault(subject=f"pid {target.pid}", reason="ProcessGone", detail="the process has ended")
+        if counters.id != target or (counters.state or "X") in ENDED_STATES:
+            gone = Fault(
+                subject=f"pid {target.pid}", reason="ProcessGone", detail="the process has ended", about="target"
+            )
             return ProcessDump(taken_monotonic_seconds=now, fault=gone)
         threads, answer = self._stacks(target, counters.state, end - now)
         if self.observe is not None:
@@ -175,7 +177,7 @@ def _rank_dump(rank: Rank, taken: Sequence[dict[ProcessId, ProcessDump]], node: 
 
 def _is_gone(dump: ProcessDump) -> bool:
     """By what /proc says, not by what py-spy complains of."""
-    return (dump.state_after or "X") in _ENDED
+    return (dump.state_after or "X") in ENDED_STATES
 
 
 def _absent_ranks(job: Job, node: str) -> tuple[RankDump, ...]:
@@ -209,7 +211,7 @@ def _notes(
             identity.pid
             for one in taken
             for identity, dump in one.items()
-            if dump.state_after == "T" and dump.state not in (None, "T", "t")
+            if dump.state_after == "T" and dump.state is not None and dump.state not in STOPPED_STATES
         }
     )
     if stopped:

@@ -5,25 +5,31 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import structs
 
-from hangwatch import words
+from hangwatch.hang import activity, votes, wording
 from hangwatch.hang import frames as stack_frames
-from hangwatch.hang import votes, wording
-from hangwatch.model import Confidence, Frame, Group, Grouping, Member, Motion, RankId, Verdict
+from hangwatch.model import (
+    BLOCKED_STATES,
+    STOPPED_STATES,
+    Confidence,
+    Frame,
+    Group,
+    Grouping,
+    Member,
+    Motion,
+    RankId,
+    Verdict,
+)
 
 _ROOTED = re.compile(r"(broadcast|scatter|gather|reduce)(_object|_object_list|_coalesced)?$|[Bb]cast$")
 _LIBRARY = re.compile(
     r"(^|/)(torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives\w*)|contextlib)\.py$"
 )
-_REFUSED = re.compile(r"permission|not permitted|EPERM|EACCES|suspend", re.IGNORECASE)
-_NO_PROCESS = re.compile(r"ProcessGone|no such process|ESRCH", re.IGNORECASE)
-_NO_EVIDENCE = re.compile(  # what failed is the dumping, whatever the rank does
-    r"(NoStack|NotPython|NoInterpreter|NoPyspy|PyspyTooOld|CannotStart|Interrupted|RoundDeadline|TooLarge|BadDump)$"
-)
-_STEPS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
+_REFUSALS = ("PermissionDenied", "CannotPause")  # of the rank, or of all that this user may touch
+_CONFIDENCES = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 
 
 class _Scene(NamedTuple):
@@ -33,169 +39,308 @@ class _Scene(NamedTuple):
     stacked: tuple[Group, ...]
     failed: tuple[Group, ...]
     gone: tuple[Group, ...]
-    answered: int
 
-    def waiting(self, *kinds: str, without: Iterable[Group] = ()) -> int:
-        """How many ranks wait for one of `kinds`."""
-        left = {group.key for group in without}
-        return wording.size(g for g in self.stacked if _waits_for(g) in kinds and g.key not in left)
+    @property
+    def answered(self) -> int:
+        """How many ranks gave a stack or a telling fault."""
+        return _size((*self.stacked, *self.failed))
 
-    def others(self, named: Iterable[Group]) -> list[Group]:
-        """The groups with stacks that are not accused."""
-        left = {group.key for group in named}
-        return [group for group in self.stacked if group.key not in left]
+
+class Rule(NamedTuple):
+    """When ranks are accused: these are suspect, so many of the others wait for these kinds, so sure, in these words.
+
+    `who` and `waiting` say it for docs/verdicts.md. Those that wait for one of `waiting` must be at least half of the
+    ranks in `half_of` ("others": that answered and are no suspects; "answered": all that answered), and outnumber the
+    suspects: "as many" may be equal, "more" allows one against one, "three times" does not.
+    """
+
+    kind: str
+    who: str
+    suspects: Callable[[_Scene], Sequence[Group]]
+    waiting: tuple[str, ...]
+    half_of: Literal["others", "answered"]
+    outnumber: Literal["as many", "more", "three times"]
+    confidence: Confidence
+    weigh: Callable[[_Suspicion], Confidence]
+    words: Callable[[_Suspicion], str]
+
+
+class _Suspicion(NamedTuple):
+    """What a rule found: the suspects, all others with a stack, and how many of those that answered are no suspects."""
+
+    rule: Rule
+    scene: _Scene
+    suspects: tuple[Group, ...]
+    others: tuple[Group, ...]
+    rest: int
+
+    @property
+    def members(self) -> list[Member]:
+        """All suspected ranks."""
+        return [member for group in self.suspects for member in group.members]
+
+    def waiting(self, *kinds: str) -> int:
+        """How many of the others wait for one of `kinds`."""
+        return _size(group for group in self.others if _waits_for(group) in kinds)
 
 
 def judge(grouping: Grouping) -> Verdict:
     """Name the odd ranks of a job with the evidence, or say why nobody can be named.
 
-    The rules run in order and the first that has an answer decides. A rank that merely did not answer is never named.
+    A job at work accuses nobody; then the rules of `RULES` in their order, then what is left to say where nobody is
+    accused. A rank that merely did not answer is never named.
     """
     scene = _scene(grouping)
-    for rule in _RULES:
-        verdict = rule(scene)
-        if verdict is not None:
-            return verdict
-    message = wording.cannot_tell(scene.stacked, scene.answered, scene.waiting("ranks"))
+    verdict = _moving(scene) or _accused(scene) or _waiting_together(scene) or _all_alike(scene)
+    if verdict is not None:
+        return verdict
+    waiting = _size(group for group in scene.stacked if group.waits)
+    message = wording.cannot_tell(scene.stacked, scene.answered, waiting)
     return _nobody("CannotTell", message + wording.where_to_look(grouping), scene)
 
 
 def _scene(grouping: Grouping) -> _Scene:
-    gone = tuple(g for g in grouping.groups if g.gone or (g.fault and _NO_PROCESS.search(_fault_text(g))))
+    gone = tuple(g for g in grouping.groups if g.gone or (g.fault and g.fault.reason == "ProcessGone"))
     stacked = tuple(g for g in grouping.groups if g.fault is None and not g.gone)
     failed = tuple(g for g in grouping.groups if g.fault and g not in gone and _tells(g, stacked))
-    return _Scene(grouping, stacked, failed, gone, wording.size((*stacked, *failed)))
+    return _Scene(grouping, stacked, failed, gone)
 
 
 def _tells(group: Group, stacked: Sequence[Group]) -> bool:
     """Whether a failed dump says something of the rank; a refusal does only where a neighbour could be dumped."""
-    if group.fault is None or _NO_EVIDENCE.match(group.fault.reason):
+    if group.fault is None or group.fault.about != "target":
         return False
-    return not _REFUSED.search(_fault_text(group)) or _neighbours(stacked, group) > 0
+    return group.fault.reason not in _REFUSALS or _neighbours(stacked, group) > 0
 
 
-def _moving(scene: _Scene) -> Verdict | None:
-    members = wording.members_of(scene.stacked)
-    moving = sum(member.motion is Motion.MOVING for member in members)
-    if moving * 2 <= len(members):
-        return None
-    doing = "; ".join(wording.each(scene.stacked))
-    message = f"{moving:,} of {words.count(len(members))} moved between the rounds, the job is at work: {doing}."
-    return _nobody("Moving", message, scene)
+# --- who is accused ------------------------------------------------------------------------------------------------
 
 
-def _gone(scene: _Scene) -> Verdict | None:
-    ranks, waiting = wording.members_of(scene.gone), scene.waiting("ranks", "gpu")
-    if not ranks or waiting * 2 < wording.size(scene.stacked) or len(ranks) > waiting:
-        return None
-    verb = "has no process any more" if len(ranks) == 1 else "have no process any more"
-    message = f"{wording.who(ranks)} {verb}, while {wording.others_wait(scene.stacked)}."
-    explicit = scene.waiting("ranks") * 2 >= wording.size(scene.stacked)
-    return _accuse("RankGone", message, scene, scene.gone, Confidence.HIGH if explicit else Confidence.MEDIUM)
-
-
-def _blocked(scene: _Scene) -> Verdict | None:
-    return _in_state(scene, "D", "RankBlocked", "blocked in the kernel (state D)")
-
-
-def _stopped(scene: _Scene) -> Verdict | None:
-    return _in_state(scene, "Tt", "RankStopped", "stopped (state T: a debugger, a tracer or SIGSTOP holds it)")
-
-
-def _in_state(scene: _Scene, letters: str, kind: str, held: str) -> Verdict | None:
-    """Ranks that the kernel shows in one of these states in every round, while most of the others wait."""
-    named = tuple(
-        part
-        for group in (*scene.stacked, *scene.failed)
-        if (part := _part(group, lambda m: (m.state or "?") in letters))
-    )
-    rest = [part for group in scene.stacked if (part := _part(group, lambda m: (m.state or "?") not in letters))]
-    waiting = wording.size(group for group in rest if _waits_for(group) in {"ranks", "gpu"})
-    ranks = wording.members_of(named)
-    if not ranks or len(ranks) > waiting or waiting * 2 < scene.answered - len(ranks):
-        return None
-    where = next((f", in {member.wchan}" for member in ranks if member.wchan), "")
-    stacks = [wording.busy(group) for group in named if group.frames]
-    doing = f"; by its stack it {stacks[0]}" if len(ranks) == 1 and stacks else ""
-    verb = "is" if len(ranks) == 1 else "are"
-    message = f"{wording.who(ranks)} {verb} {held}{where}{doing}; {wording.others_wait(rest)}."
-    sure = Confidence.HIGH if kind == "RankStopped" or min(member.rounds for member in ranks) > 1 else Confidence.MEDIUM
-    return _accuse(kind, message, scene, named, sure, others=rest)
-
-
-def _undumpable(scene: _Scene) -> Verdict | None:
-    ranks, waiting = wording.members_of(scene.failed), scene.waiting("ranks", "gpu")
-    if not ranks or waiting * 2 < wording.size(scene.stacked) or len(ranks) > waiting:
-        return None
-    neighbours = min(_neighbours(scene.stacked, group) for group in scene.failed)
-    also = f", although {words.count(neighbours, 'other rank')} of its node could" if neighbours else ""
-    message = f"{wording.who(ranks)} cannot be dumped{also}, while {wording.others_wait(scene.stacked)}."
-    strong = neighbours >= 3 and scene.waiting("ranks") * 4 >= 3 * scene.answered
-    return _accuse("RankUndumpable", message, scene, scene.failed, Confidence.HIGH if strong else Confidence.MEDIUM)
-
-
-class _Level(NamedTuple):
-    """Who is suspected, what the majority must wait for then, and how sure that is."""
-
-    suspects: Callable[[Group], bool]
-    majority: tuple[str, ...]
-    sure: Confidence
-
-
-_LEVELS = (
-    _Level(lambda g: _waits_for(g) == "nothing", ("ranks", "gpu", "lock", "thread"), Confidence.HIGH),
-    _Level(lambda g: g.activity == "leaving", ("ranks",), Confidence.MEDIUM),
-    _Level(lambda g: _waits_for(g) in {"lock", "thread"}, ("ranks", "gpu"), Confidence.MEDIUM),
-    _Level(lambda g: _waits_for(g) == "gpu" and wording.holds_gil(g), ("ranks", "gpu"), Confidence.MEDIUM),
-    _Level(lambda g: _waits_for(g) == "unknown", ("ranks",), Confidence.LOW),
-    _Level(lambda g: _waits_for(g) == "gpu" and g.motion is Motion.MOVING, ("ranks",), Confidence.MEDIUM),
-    _Level(lambda g: _waits_for(g) == "gpu", ("ranks",), Confidence.LOW),
-)
-
-
-def _outside(scene: _Scene) -> Verdict | None:
-    """Ranks that are not in a wait while at least half of the job's are, the plainest suspects first.
-
-    A rank that was in a wait in an earlier round has come out of it since: it does come, and is not accused.
-    """
-    for level in _LEVELS:
-        suspects = (group for group in scene.stacked if level.suspects(group))
-        named = tuple(part for group in suspects if (part := _part(group, lambda member: not member.waited_before)))
-        if not named:
+def _accused(scene: _Scene) -> Verdict | None:
+    """The first rule with suspects that passes the gate. Of the rules on stacks the first with suspects decides."""
+    for rule in RULES:
+        suspects = tuple(rule.suspects(scene))
+        if not suspects:
             continue
-        ranks, waiting = wording.size(named), scene.waiting(*level.majority, without=named)
-        enough = waiting > ranks or (waiting == ranks == 1)
-        if level.sure is Confidence.LOW:  # a weak suspicion needs a clear majority: one against one says nothing
-            enough = waiting >= 3 * ranks
-        if not enough or waiting * 2 < scene.answered:
+        others = _without(suspects, scene.stacked)
+        rest = _size(others) + _size(_without(suspects, scene.failed))
+        suspicion = _Suspicion(rule, scene, suspects, others, rest)
+        if _passes(suspicion):
+            return _accuse(suspicion)
+        if rule.kind == "OutsideCollective":
             return None
-        sure = _weighed(level.sure, scene.waiting("ranks", without=named), scene.answered, ranks)
-        moving = any(member.motion is Motion.MOVING for member in wording.members_of(named))
-        message = wording.outside(named, scene.others(named), moving=moving)
-        return _accuse("OutsideCollective", message, scene, named, sure)
     return None
 
 
-def _weighed(sure: Confidence, explicit: int, answered: int, named: int) -> Confidence:
+def _passes(suspicion: _Suspicion) -> bool:
+    """The one gate: enough of the others wait for what the rule asks, and they outnumber the suspects."""
+    rule, suspects = suspicion.rule, len(suspicion.members)
+    waiting = suspicion.waiting(*rule.waiting)
+    enough = {
+        "as many": waiting >= suspects,
+        "more": waiting > suspects or waiting == suspects == 1,
+        "three times": waiting >= 3 * suspects,
+    }
+    ranks = suspicion.rest if rule.half_of == "others" else suspicion.scene.answered
+    return enough[rule.outnumber] and waiting * 2 >= ranks
+
+
+def _accuse(suspicion: _Suspicion) -> Verdict:
+    """A verdict on all suspects. A vote of the machine raises the confidence, a narrow view lowers it."""
+    grouping = suspicion.scene.grouping
+    evidence = votes.on_accused(suspicion.suspects, suspicion.members, suspicion.others)
+    sure = _CONFIDENCES.index(suspicion.rule.weigh(suspicion))
+    if any(vote.supports and vote.kind in votes.MACHINE for vote in evidence):
+        sure = min(sure + 1, len(_CONFIDENCES) - 1)
+    if suspicion.scene.answered * 2 < (grouping.world_size or 0):
+        sure = max(sure - 1, 0)
+    return Verdict(
+        kind=suspicion.rule.kind,
+        message=_sentence(suspicion.rule.words(suspicion)),
+        named=tuple(sorted((member.id for member in suspicion.members), key=RankId.sort_key)),
+        confidence=_CONFIDENCES[sure],
+        evidence=(*evidence, *votes.absence(grouping)),
+    )
+
+
+def _stacked_where(wanted: Callable[[Group], bool]) -> Callable[[_Scene], Sequence[Group]]:
+    """Ranks of such groups. One that stood in a wait for ranks before has come out of it: it does come."""
+
+    def suspects(scene: _Scene) -> Sequence[Group]:
+        parts = (_part(group, lambda member: not member.waited_before) for group in scene.stacked if wanted(group))
+        return [part for part in parts if part]
+
+    return suspects
+
+
+def _in_state(letters: frozenset[str]) -> Callable[[_Scene], Sequence[Group]]:
+    """Ranks that the kernel shows in one of these states in every round, whether they gave a stack or not."""
+
+    def suspects(scene: _Scene) -> Sequence[Group]:
+        groups = (*scene.stacked, *scene.failed)
+        return [part for group in groups if (part := _part(group, lambda member: member.state in letters))]
+
+    return suspects
+
+
+def _weigh_gone(suspicion: _Suspicion) -> Confidence:
+    """Less sure where most of the others show GPU waits only."""
+    return Confidence.HIGH if suspicion.waiting("ranks") * 2 >= _size(suspicion.others) else Confidence.MEDIUM
+
+
+def _weigh_blocked(suspicion: _Suspicion) -> Confidence:
+    """A disk wait passes: one round is not enough to be sure."""
+    return Confidence.HIGH if min(member.rounds for member in suspicion.members) > 1 else Confidence.MEDIUM
+
+
+def _weigh_stopped(suspicion: _Suspicion) -> Confidence:
+    return suspicion.rule.confidence
+
+
+def _weigh_undumpable(suspicion: _Suspicion) -> Confidence:
+    """Sure where three neighbours could be dumped and three quarters of the job wait explicitly."""
+    explicit = suspicion.waiting("ranks") * 4 >= 3 * suspicion.scene.answered
+    return Confidence.HIGH if explicit and _fewest_neighbours(suspicion) >= 3 else Confidence.MEDIUM
+
+
+def _weigh_outside(suspicion: _Suspicion) -> Confidence:
     """Less sure where few wait explicitly for ranks (GPU waits are weaker) or where many are named."""
+    sure, named, answered = suspicion.rule.confidence, len(suspicion.members), suspicion.scene.answered
+    explicit = suspicion.waiting("ranks")
     if sure is Confidence.MEDIUM and explicit * 2 < answered - named:
         return Confidence.LOW
     many = named > 1 and named * 4 > answered
-    return Confidence.MEDIUM if sure is Confidence.HIGH and (many or explicit * 4 < 3 * (answered - named)) else sure
+    few = explicit * 4 < 3 * (answered - named)
+    return Confidence.MEDIUM if sure is Confidence.HIGH and (many or few) else sure
+
+
+def _say_undumpable(suspicion: _Suspicion) -> str:
+    return wording.undumpable(suspicion.suspects, suspicion.others, _fewest_neighbours(suspicion))
+
+
+def _outside(who: str, wanted: Callable[[Group], bool], waiting: tuple[str, ...], confidence: Confidence) -> Rule:
+    """A rule on ranks that are in no wait while the others are. A weak suspicion needs a clear majority."""
+    return Rule(
+        kind="OutsideCollective",
+        who=who,
+        suspects=_stacked_where(wanted),
+        waiting=waiting,
+        half_of="answered",
+        outnumber="three times" if confidence is Confidence.LOW else "more",
+        confidence=confidence,
+        weigh=_weigh_outside,
+        words=lambda suspicion: wording.outside(suspicion.suspects, suspicion.others),
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        kind="RankGone",
+        who="have no process any more (or a zombie) on a node that answers",
+        suspects=lambda scene: scene.gone,
+        waiting=("ranks", "gpu"),
+        half_of="others",
+        outnumber="as many",
+        confidence=Confidence.HIGH,
+        weigh=_weigh_gone,
+        words=lambda suspicion: wording.gone(suspicion.suspects, suspicion.others),
+    ),
+    Rule(
+        kind="RankBlocked",
+        who="are in state `D` in every round",
+        suspects=_in_state(BLOCKED_STATES),
+        waiting=("ranks", "gpu"),
+        half_of="others",
+        outnumber="as many",
+        confidence=Confidence.HIGH,
+        weigh=_weigh_blocked,
+        words=lambda suspicion: wording.blocked(suspicion.suspects, suspicion.others),
+    ),
+    Rule(
+        kind="RankStopped",
+        who="are in state `T` or `t` in every round (SIGSTOP, a debugger, a tracer)",
+        suspects=_in_state(STOPPED_STATES),
+        waiting=("ranks", "gpu"),
+        half_of="others",
+        outnumber="as many",
+        confidence=Confidence.HIGH,
+        weigh=_weigh_stopped,
+        words=lambda suspicion: wording.stopped(suspicion.suspects, suspicion.others),
+    ),
+    Rule(
+        kind="RankUndumpable",
+        who="cannot be dumped, by a fault that says something of them",
+        suspects=lambda scene: scene.failed,
+        waiting=("ranks", "gpu"),
+        half_of="others",
+        outnumber="as many",
+        confidence=Confidence.MEDIUM,
+        weigh=_weigh_undumpable,
+        words=_say_undumpable,
+    ),
+    _outside(
+        "are busy or stuck by themselves, or hold the GIL in a function that no rule knows",
+        lambda group: _waits_for(group) == "nothing",
+        ("ranks", "gpu", "lock", "thread"),
+        Confidence.HIGH,
+    ),
+    _outside(
+        "leave the job, while the others wait in it",
+        lambda group: activity.known(group.activity).leaves_the_job,
+        ("ranks",),
+        Confidence.MEDIUM,
+    ),
+    _outside(
+        "wait for a lock or a thread",
+        lambda group: group.waits_for in {"lock", "thread"},
+        ("ranks", "gpu"),
+        Confidence.MEDIUM,
+    ),
+    _outside(
+        "stand behind the GPU, but hold the GIL (extensions can hold it while they wait, so this is weaker)",
+        lambda group: group.waits_for == "gpu" and group.holds_gil,
+        ("ranks", "gpu"),
+        Confidence.MEDIUM,
+    ),
+    _outside(
+        "are in functions that no rule knows",
+        lambda group: _waits_for(group) == "unknown",
+        ("ranks",),
+        Confidence.LOW,
+    ),
+    _outside(
+        "stand behind the GPU, but move",
+        lambda group: group.waits_for == "gpu" and group.motion is Motion.MOVING,
+        ("ranks",),
+        Confidence.MEDIUM,
+    ),
+    _outside("stand behind the GPU", lambda group: group.waits_for == "gpu", ("ranks",), Confidence.LOW),
+)
+"""The rules by which ranks are accused, in their order. Section 4 of docs/verdicts.md is printed from them."""
+
+
+# --- where nobody is accused ---------------------------------------------------------------------------------------
+
+
+def _moving(scene: _Scene) -> Verdict | None:
+    members = [member for group in scene.stacked for member in group.members]
+    moving = sum(member.motion is Motion.MOVING for member in members)
+    if moving * 2 <= len(members):
+        return None
+    return _nobody("Moving", wording.moving(scene.stacked, moving, len(members)), scene)
 
 
 def _waiting_together(scene: _Scene) -> Verdict | None:
     """Everybody waits: in one place, in roles of one collective, or in different places."""
     groups = scene.stacked
-    if not groups or scene.failed or any(_waits_for(group) not in {"ranks", "gpu"} for group in groups):
+    if not groups or scene.failed or any(group.waits_for not in {"ranks", "gpu"} for group in groups):
         return None
     if len(groups) > 1 and not _only_roles(groups):
         return _nobody("Mismatch", wording.mismatch(groups), scene)
-    answered = scene.answered
     if len(groups) > 1:
-        message = wording.roles(groups, answered)
+        message = wording.roles(groups, scene.answered)
     else:
-        message = wording.together(groups[0], answered, scene.grouping.world_size)
+        message = wording.together(groups[0], scene.answered, scene.grouping.world_size)
     return _nobody("AllWaiting", message + wording.where_to_look(scene.grouping), scene)
 
 
@@ -204,29 +349,6 @@ def _all_alike(scene: _Scene) -> Verdict | None:
         return None
     message = wording.together(scene.stacked[0], scene.answered, scene.grouping.world_size)
     return _nobody("AllAlike", message + wording.where_to_look(scene.grouping), scene)
-
-
-_RULES: tuple[Callable[[_Scene], Verdict | None], ...] = (
-    _moving,
-    _gone,
-    _blocked,
-    _stopped,
-    _undumpable,
-    _outside,
-    _waiting_together,
-    _all_alike,
-)
-
-
-def _waits_for(group: Group) -> str:
-    """What a group waits for. Who holds the GIL in a function that no rule knows runs Python and waits for nothing."""
-    return "nothing" if group.waits_for == "unknown" and wording.holds_gil(group) else group.waits_for
-
-
-def _part(group: Group, wanted: Callable[[Member], bool]) -> Group | None:
-    """The group with only these members, None without any."""
-    members = tuple(member for member in group.members if wanted(member))
-    return structs.replace(group, members=members) if members else None
 
 
 def _only_roles(groups: Sequence[Group]) -> bool:
@@ -248,44 +370,43 @@ def _caller(frames: Sequence[Frame]) -> stack_frames.Place | None:
     return None
 
 
-def _neighbours(stacked: Sequence[Group], group: Group) -> int:
-    """How many ranks could be dumped on each node of this group, at least."""
-    nodes = {member.id.node for member in group.members}
-    dumped = Counter(member.id.node for member in wording.members_of(stacked))
-    return min(dumped[node] for node in nodes)
-
-
-def _fault_text(group: Group) -> str:
-    return f"{group.fault.reason} {group.fault.detail}" if group.fault else ""
-
-
-def _accuse(
-    kind: str,
-    message: str,
-    scene: _Scene,
-    named: Sequence[Group],
-    sure: Confidence,
-    *,
-    others: Sequence[Group] | None = None,
-) -> Verdict:
-    """A verdict on all members of `named`. A vote of the machine raises the confidence, a narrow view lowers it."""
-    ranks = wording.members_of(named)
-    evidence = votes.of(named, ranks, scene.others(named) if others is None else others)
-    if any(vote.supports and vote.kind in votes.MACHINE for vote in evidence):
-        sure = _STEPS[min(_STEPS.index(sure) + 1, 2)]
-    if scene.answered * 2 < (scene.grouping.world_size or 0):
-        sure = _STEPS[max(_STEPS.index(sure) - 1, 0)]
-    return Verdict(
-        kind=kind,
-        message=_sentence(message),
-        named=tuple(sorted((member.id for member in ranks), key=RankId.sort_key)),
-        confidence=sure,
-        evidence=(*evidence, *votes.absence(scene.grouping)),
-    )
-
-
 def _nobody(kind: str, message: str, scene: _Scene) -> Verdict:
     return Verdict(kind=kind, message=_sentence(message), evidence=votes.context(scene.grouping))
+
+
+# --- facts of several groups ---------------------------------------------------------------------------------------
+
+
+def _size(groups: Iterable[Group]) -> int:
+    return sum(group.size for group in groups)
+
+
+def _waits_for(group: Group) -> str:
+    """What a group waits for; who runs Python that no rule knows waits for nothing."""
+    return "nothing" if group.runs_python else group.waits_for
+
+
+def _part(group: Group, wanted: Callable[[Member], bool]) -> Group | None:
+    """The group with only these members, None without any."""
+    members = tuple(member for member in group.members if wanted(member))
+    return structs.replace(group, members=members) if members else None
+
+
+def _without(suspects: Sequence[Group], groups: Sequence[Group]) -> tuple[Group, ...]:
+    """The groups without the suspected members."""
+    suspected = {member.id for group in suspects for member in group.members}
+    parts = (_part(group, lambda member: member.id not in suspected) for group in groups)
+    return tuple(part for part in parts if part)
+
+
+def _fewest_neighbours(suspicion: _Suspicion) -> int:
+    return min(_neighbours(suspicion.scene.stacked, group) for group in suspicion.suspects)
+
+
+def _neighbours(stacked: Sequence[Group], group: Group) -> int:
+    """How many ranks could be dumped on each node of this group, at least."""
+    dumped = Counter(member.id.node for other in stacked for member in other.members)
+    return min(dumped[node] for node in {member.id.node for member in group.members})
 
 
 def _sentence(text: str) -> str:

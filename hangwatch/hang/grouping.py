@@ -8,9 +8,12 @@ from typing import NamedTuple
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.hang import activity, motion, standing
+from hangwatch.hang import activity, motion
 from hangwatch.hang import frames as stack_frames
+from hangwatch.hang.standing import Standing, find_standing
 from hangwatch.model import (
+    BLOCKED_STATES,
+    ENDED_STATES,
     Capture,
     Fault,
     Frame,
@@ -24,7 +27,6 @@ from hangwatch.model import (
     Thread,
 )
 
-_ENDED = frozenset("ZXx")
 _SHOWN = 16
 
 
@@ -45,15 +47,16 @@ def group_ranks(
         ranks: Iterable[RankDump] = capture.ranks
     else:
         ranks = capture
-    seen: dict[_Signature, standing.Standing] = {}
-    best: dict[str, tuple[RankDump, _Stand]] = {}
+    memory: dict[_Signature, Standing] = {}
+    shown: dict[str, tuple[RankDump, _Answer]] = {}
     members: dict[str, list[Member]] = {}
     for rank in ranks:
-        stand = _stand(rank, table, seen)
-        members.setdefault(stand.key, []).append(_member(rank, stand, table, settings))
-        if stand.key not in best or rank.id.sort_key() < best[stand.key][0].id.sort_key():
-            best[stand.key] = (rank, stand)
-    groups = (_group(key, tuple(found), *best[key], table) for key, found in members.items())
+        standings = [_standing(dump, table, memory) for dump in rank.rounds]
+        answer = _answer(rank, standings)
+        members.setdefault(answer.key, []).append(_member(rank, answer, standings, table, settings))
+        if answer.key not in shown or rank.id.sort_key() < shown[answer.key][0].id.sort_key():
+            shown[answer.key] = (rank, answer)
+    groups = (_group(key, tuple(found), *shown[key], table) for key, found in members.items())
     return merge_groups(groups, world_size, notes)
 
 
@@ -64,8 +67,8 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
     order of `groups` never matters.
     """
     by_key: dict[str, list[Group]] = {}
-    for one in groups:
-        by_key.setdefault(one.key, []).append(one)
+    for group in groups:
+        by_key.setdefault(group.key, []).append(group)
     taken: set[_Identity] = set()
     merged = []
     for key in sorted(by_key):
@@ -79,7 +82,7 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
             taken.update(found)
             fresh.sort(key=lambda member: member.id.sort_key())
             merged.append(structs.replace(parts[0], members=tuple(fresh)))
-    merged.sort(key=lambda one: (-len(one.members), one.members[0].id.sort_key(), one.key))
+    merged.sort(key=lambda group: (-group.size, group.members[0].id.sort_key(), group.key))
     return Grouping(
         groups=tuple(merged),
         world_size=world_size,
@@ -91,11 +94,11 @@ _Identity = tuple[str | None, int | None, int | None, int | None]
 _Signature = tuple[tuple[bool, str | None, tuple[stack_frames.Place, ...]], ...]
 
 
-class _Stand(NamedTuple):
-    """Where a rank stands; `standing` is None where there is no stack."""
+class _Answer(NamedTuple):
+    """What a rank showed last: where it stands in which dump, or the fault in place of a stack, or that it is gone."""
 
     key: str
-    standing: standing.Standing | None
+    standing: Standing | None
     dump: ProcessDump | None
     fault: Fault | None
     gone: bool
@@ -110,37 +113,47 @@ def _identity(rank: RankId) -> _Identity:
     return rank.node, None, None, rank.pid
 
 
-def _stand(rank: RankDump, table: activity.Table, seen: dict[_Signature, standing.Standing]) -> _Stand:
-    last = rank.rounds[-1] if rank.rounds else None
-    if rank.gone or (last is not None and (last.state or "") in _ENDED):
-        return _Stand("gone", None, last, None, gone=True)
-    dump = next((one for one in reversed(rank.rounds) if any(thread.frames for thread in one.threads)), None)
-    if dump is None:
-        fault = (last.fault if last else None) or Fault(
-            subject="rank", reason="NoStack", detail="no thread in the dump"
-        )
-        return _Stand(f"undumpable:{fault.reason}", None, last, fault, gone=False)
+def _standing(dump: ProcessDump, table: activity.Table, memory: dict[_Signature, Standing]) -> Standing | None:
+    """Where a process stands in one round, None without a stack. Most ranks stand alike: each place is judged once."""
+    if not any(thread.frames for thread in dump.threads):
+        return None
     signature = tuple(
         (thread.is_main, thread.name, tuple((frame.function, frame.file) for frame in thread.frames))
         for thread in dump.threads
     )
-    if signature not in seen:
-        seen[signature] = standing.of(dump.threads, table)
-    found = seen[signature]
-    return _Stand(found.key, found, dump, None, gone=False)
+    if signature not in memory:
+        memory[signature] = find_standing(dump.threads, table)
+    return memory[signature]
 
 
-def _member(rank: RankDump, stand: _Stand, table: activity.Table, settings: config.Capture) -> Member:
-    moving, cpu_ratio, io_bytes_per_second = motion.of(rank, table, settings)
-    main = stack_frames.main_thread(stand.dump.threads) if stand.dump else None
+def _answer(rank: RankDump, standings: Sequence[Standing | None]) -> _Answer:
+    last = rank.rounds[-1] if rank.rounds else None
+    if rank.gone or (last is not None and last.state in ENDED_STATES):
+        return _Answer("gone", None, last, None, gone=True)
+    for dump, standing in zip(reversed(rank.rounds), reversed(standings), strict=True):
+        if standing is not None:
+            return _Answer(standing.key, standing, dump, None, gone=False)
+    fault = (last.fault if last else None) or Fault(subject="rank", reason="NoStack", detail="no thread in the dump")
+    return _Answer(f"undumpable:{fault.reason}", None, last, fault, gone=False)
+
+
+def _member(
+    rank: RankDump,
+    answer: _Answer,
+    standings: Sequence[Standing | None],
+    table: activity.Table,
+    settings: config.Capture,
+) -> Member:
+    moving, cpu_ratio, io_bytes_per_second = motion.measure(rank, standings, table, settings)
+    main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     return Member(
         id=rank.id,
         motion=moving,
         rounds=len(rank.rounds),
-        waited_before=_waited_before(rank.rounds, table),
+        waited_before=any(standing.waits_for == "ranks" for standing in standings[:-1] if standing),
         owns_gil=main.owns_gil if main else None,
         state=_state(rank.rounds),
-        wchan=stand.dump.wchan if stand.dump else None,
+        wchan=answer.dump.wchan if answer.dump else None,
         cpu_ratio=cpu_ratio,
         io_bytes_per_second=io_bytes_per_second,
         power_watts=rank.power_watts,
@@ -148,45 +161,32 @@ def _member(rank: RankDump, stand: _Stand, table: activity.Table, settings: conf
     )
 
 
-def _waited_before(rounds: Sequence[ProcessDump], table: activity.Table) -> bool:
-    """Whether the rank stood in a wait for other ranks in a round before the last."""
-    return any(standing.of(dump.threads, table).waits_for == "ranks" for dump in rounds[:-1] if dump.threads)
-
-
 def _state(rounds: Sequence[ProcessDump]) -> str | None:
     """The state of all rounds; where they differ, the last one outside `D`: a passing disk wait is no news."""
     states = [dump.state for dump in rounds if dump.state is not None]
-    return next((state for state in reversed(states) if state != "D"), states[-1] if states else None)
+    passing = (state for state in reversed(states) if state not in BLOCKED_STATES)
+    return next(passing, states[-1] if states else None)
 
 
-def _group(key: str, members: tuple[Member, ...], rank: RankDump, stand: _Stand, table: activity.Table) -> Group:
+def _group(key: str, members: tuple[Member, ...], rank: RankDump, answer: _Answer, table: activity.Table) -> Group:
     members = tuple(sorted(members, key=lambda member: member.id.sort_key()))
     workers = _workers(rank, table)
-    if stand.standing is None:
-        return Group(key=key, activity="unknown", members=members, workers=workers, fault=stand.fault, gone=stand.gone)
-    found = stand.standing
-    threads = stand.dump.threads if stand.dump else ()
+    if answer.standing is None or answer.dump is None:
+        return Group(
+            key=key, activity="unknown", members=members, workers=workers, fault=answer.fault, gone=answer.gone
+        )
+    standing, threads = answer.standing, answer.dump.threads
     return Group(
         key=key,
-        activity=found.doing.activity,
-        operation=found.doing.operation,
-        waits=found.waits_for == "ranks",
-        waits_for=found.waits_for,
-        phase=found.phase,
+        activity=standing.doing.activity,
+        operation=standing.doing.operation,
+        waits_for=standing.waits_for,
+        phase=standing.phase,
         members=members,
-        frames=_same(found.thread, threads).frames if found.thread else (),
-        threads=tuple(_shown(_same(thread, threads), table) for thread in found.others[:_SHOWN]),
+        frames=() if standing.telling is None else threads[standing.telling].frames,
+        threads=tuple(_shown(threads[index], table) for index in standing.others[:_SHOWN]),
         workers=workers,
     )
-
-
-def _same(thread: Thread, threads: Iterable[Thread]) -> Thread:
-    """The thread of this dump that stands where the remembered one stands: the same functions, its own lines."""
-    places = [(frame.function, frame.file) for frame in thread.frames]
-    for one in threads:
-        if one.name == thread.name and [(frame.function, frame.file) for frame in one.frames] == places:
-            return one
-    return thread
 
 
 def _shown(thread: Thread, table: activity.Table) -> Stack:

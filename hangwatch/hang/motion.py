@@ -6,59 +6,60 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from hangwatch import config
-from hangwatch.hang import activity, standing
+from hangwatch.hang import activity
 from hangwatch.hang import frames as stack_frames
-from hangwatch.model import Frame, Motion, ProcessDump, RankDump
+from hangwatch.hang.standing import Standing
+from hangwatch.model import BLOCKED_STATES, ENDED_STATES, STOPPED_STATES, Frame, Motion, ProcessDump, RankDump
 
-_STOPPED = frozenset("DTt")
-_ENDED = frozenset("ZXx")
-_MAY_COMPUTE = frozenset({"evaluation", "training_loop", "forward", "optimizer"})
 _GPU_AT_WORK_RATIO = 0.5
 
 Rate = tuple[float | None, float | None]
 """CPU seconds per second, bytes per second; None where a counter is missing."""
 
 
-def of(rank: RankDump, table: activity.Table, settings: config.Capture) -> tuple[Motion, float | None, float | None]:
+def measure(
+    rank: RankDump, standings: Sequence[Standing | None], table: activity.Table, settings: config.Capture
+) -> tuple[Motion, float | None, float | None]:
     """Motion of one rank, its CPU use as a ratio of one core, and its I/O in bytes per second, workers included.
 
-    A rank moves if its stack changed between rounds, or if it stands in no wait (for ranks, for the GPU: there a core
-    spins without progress) and CPU or I/O of it or of its workers grew over the thresholds. A rank that cannot be
-    dumped is frozen when the kernel says so (`D` or `T` in every round, no CPU used). One round tells nothing; nor does
-    a core that is busy at one line of an evaluation or a step while the GPU is not.
+    `standings` is where it stood in each round, None for a round without a stack. A rank moves if its stack changed
+    between rounds, or if it stands in no wait (for ranks, for the GPU: there a core spins without progress) and CPU or
+    I/O of it or of its workers grew over the thresholds. A rank that cannot be dumped is frozen when the kernel says so
+    (`D` or `T` in every round, no CPU used). One round tells nothing; nor does a core that is busy at one line of an
+    evaluation or a step while the GPU is not.
     """
     own = _rate(rank.rounds)
     workers = [_rate(worker.rounds) for worker in rank.workers]
     cpu, io = _total(0, own, workers), _total(1, own, workers)
-    if rank.gone or (rank.rounds and rank.rounds[-1].state in _ENDED):
+    if rank.gone or (rank.rounds and rank.rounds[-1].state in ENDED_STATES):
         return Motion.FROZEN, cpu, io
     if len(rank.rounds) < 2:
         return Motion.UNKNOWN, cpu, io
-    busy = _over(cpu, settings.motion_cpu_ratio) or _over(io, settings.motion_io_bytes_per_second)
-    dumped = [dump for dump in rank.rounds if any(thread.frames for thread in dump.threads)]
-    if not dumped:
-        stopped = all(dump.state in _STOPPED for dump in rank.rounds) and not _over(own[0], settings.motion_cpu_ratio)
-        return (Motion.FROZEN if stopped else Motion.UNKNOWN), cpu, io
-    if len(dumped) < 2:
+    stood = [(dump, stand) for dump, stand in zip(rank.rounds, standings, strict=True) if stand is not None]
+    if not stood:
+        held = all(dump.state in STOPPED_STATES | BLOCKED_STATES for dump in rank.rounds)
+        idle = not _over(own[0], settings.motion_cpu_ratio)
+        return (Motion.FROZEN if held and idle else Motion.UNKNOWN), cpu, io
+    if len(stood) < 2:
         return Motion.UNKNOWN, cpu, io
-    standings = [standing.of(dump.threads, table) for dump in dumped]
-    stacks = [stand.thread.frames if stand.thread else () for stand in standings]
+    stacks = [() if stand.telling is None else dump.threads[stand.telling].frames for dump, stand in stood]
     if any(_changed(before, after, table) for before, after in pairwise(stacks)):
         return Motion.MOVING, cpu, io
-    last = standings[-1]
+    busy = _over(cpu, settings.motion_cpu_ratio) or _over(io, settings.motion_io_bytes_per_second)
     if not busy:
         return Motion.FROZEN, cpu, io
+    _, last = stood[-1]
     if last.waits_for not in {"ranks", "gpu"}:
         return Motion.MOVING, cpu, io
     return (Motion.UNKNOWN if _may_compute(rank, last, cpu, settings) else Motion.FROZEN), cpu, io
 
 
-def _may_compute(rank: RankDump, stand: standing.Standing, cpu: float | None, settings: config.Capture) -> bool:
+def _may_compute(rank: RankDump, stand: Standing, cpu: float | None, settings: config.Capture) -> bool:
     """Whether a rank at one line of its evaluation or step may be computing there, in a long call into C.
 
     Behind the GPU's queue a core spins as well, but then the GPU shows work. One that hardly does is not waited for.
     """
-    if stand.doing.activity not in _MAY_COMPUTE or rank.utilization_ratio is None:
+    if not activity.known(stand.doing.activity).may_compute or rank.utilization_ratio is None:
         return False
     return _over(cpu, settings.motion_cpu_ratio) and rank.utilization_ratio < _GPU_AT_WORK_RATIO
 

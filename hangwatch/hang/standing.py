@@ -18,79 +18,89 @@ _SERVICE = re.compile(
 _SERVICE_FILES = re.compile(
     r"(^|/)(tqdm|wandb|tensorboard|tensorboardX|prometheus_client|mlflow|sentry_sdk|opentelemetry)/"
 )
-_MEANS_IT = frozenset({"collective_wait", "point_to_point"})
-_WORKS = tuple(
-    "collective_wait point_to_point rendezvous checkpoint storage compile data_loading debugger "  # noqa: SIM905 - an order
-    "gpu_sync backward optimizer evaluation forward".split()
-)
-_LEAVES_IT_TO_A_THREAD = frozenset({"thread_wait", "rpc_wait"})
 
 
 class Standing(NamedTuple):
-    """Where a process stands: what it is doing, the thread that tells, the other Python threads, and a key."""
+    """Where a process stands: what it is doing, and a key that is the same for all that stand there.
+
+    `telling` is the thread that tells, `others` are those that are shown beside it: places in the dump's threads.
+    """
 
     key: str
     doing: activity.Doing
     waits_for: str
     phase: str | None
-    thread: Thread | None
-    others: tuple[Thread, ...]
+    telling: int | None
+    others: tuple[int, ...]
 
 
-def of(threads: Sequence[Thread], table: activity.Table) -> Standing:
+def find_standing(threads: Sequence[Thread], table: activity.Table) -> Standing:
     """Where the process of these threads stands.
 
-    MainThread tells. Another thread tells in its place when MainThread waits for it, is in the backward pass (whose
-    hooks run in autograd's threads), or is not in the dump. Threads in a collective belong to the key beside
-    MainThread; other threads do not: that one rank has them is no news.
+    MainThread tells. Another thread tells in its place when MainThread leaves the work to it (it waits for it, or is in
+    the backward pass, whose hooks run in autograd's threads), or when MainThread is not in the dump. Threads in a
+    collective belong to the key beside MainThread; other threads do not: that one rank has them is no news.
     """
     main = stack_frames.main_thread(threads)
     others = tuple(thread for thread in threads if thread is not main and _python(thread))
     workers = tuple(thread for thread in others if not _is_service(thread))
-    collective = tuple(thread for thread in workers if table.classify(thread.frames).activity in _MEANS_IT)
-    telling = _telling(main, workers, collective, table)
+    in_key = tuple(thread for thread in workers if activity.known(table.classify(thread.frames).activity).in_key)
+    telling = _telling(main, workers, in_key, table)
     frames = telling.frames if telling else ()
     doing = _doing(frames, table)
-    pinning = tuple(thread for thread in others if _pins(thread, table)) if doing.activity == "data_loading" else ()
-    if pinning:
-        doing = activity.Doing("gpu_sync", "pin_memory", waits=False)
-    shown = dict.fromkeys(stack_frames.key_places(thread.frames) for thread in collective if thread is not telling)
+    instead = _in_its_stead(doing, others, table)
+    shown = dict.fromkeys(stack_frames.key_places(thread.frames) for thread in in_key if thread is not telling)
     main_places = stack_frames.key_places(main.frames) if main else ()
     telling_places = stack_frames.key_places(frames) if telling is not main else ()
+    if instead:
+        doing = table.classify(instead[0].frames)
+    beside = [*instead, *((main, *workers) if main else workers)]
     return Standing(
         key=_digest(main_places, telling_places, tuple(sorted(shown)), doing),
         doing=doing,
-        waits_for=table.waits_for(doing.activity),
+        waits_for=activity.known(doing.activity).waits_for,
         phase=table.phase(frames) or (table.phase(main.frames) if main else None),
-        thread=telling,
-        others=tuple(
-            thread
-            for thread in (*pinning, *((main, *workers) if main else workers))
-            if thread is not telling and _python(thread)
-        ),
+        telling=_index(threads, telling) if telling else None,
+        others=tuple(_index(threads, thread) for thread in beside if thread is not telling and _python(thread)),
     )
+
+
+def _index(threads: Sequence[Thread], wanted: Thread) -> int:
+    return next(index for index, thread in enumerate(threads) if thread is wanted)
 
 
 def _doing(frames: Sequence[Frame], table: activity.Table) -> activity.Doing:
     """What a stack does; one that waits for a thread, queue or child process does what it started that for."""
     doing = table.classify(frames)
-    if table.waits_for(doing.activity) == "thread":
+    if activity.known(doing.activity).waits_for == "thread":
         around = table.context(frames)
-        if around is not None and table.waits_for(around.activity) == "nothing":
+        if around is not None and activity.known(around.activity).waits_for == "nothing":
             return around
     return doing
 
 
+def _in_its_stead(doing: activity.Doing, others: Sequence[Thread], table: activity.Table) -> tuple[Thread, ...]:
+    """Threads that show what the process waits for instead: a loader behind its pin-memory thread waits for the GPU."""
+    operation = activity.known(doing.activity).unless_a_thread_is_in
+    if operation is None:
+        return ()
+    return tuple(thread for thread in others if _is_behind_gpu(table.classify(thread.frames), operation))
+
+
+def _is_behind_gpu(doing: activity.Doing, operation: str) -> bool:
+    return doing.operation == operation and activity.known(doing.activity).waits_for == "gpu"
+
+
 def _telling(
-    main: Thread | None, workers: Sequence[Thread], collective: Sequence[Thread], table: activity.Table
+    main: Thread | None, workers: Sequence[Thread], in_key: Sequence[Thread], table: activity.Table
 ) -> Thread | None:
     if main is None or not main.frames:
         return _best(workers, table) or main or (workers[0] if workers else None)
-    doing = table.classify(main.frames)
-    if doing.activity == "backward":
-        return _best(collective, table) or _best((one for one in workers if _of_engine(one)), table) or main
-    if doing.activity in _LEAVES_IT_TO_A_THREAD:
-        return _best(workers, table) or main
+    match activity.known(table.classify(main.frames).activity).work_is_in:
+        case "autograd":
+            return _best(in_key, table) or _best(filter(_of_engine, workers), table) or main
+        case "threads":
+            return _best(workers, table) or main
     return main
 
 
@@ -100,14 +110,13 @@ def _of_engine(thread: Thread) -> bool:
 
 
 def _best(threads: Iterable[Thread], table: activity.Table) -> Thread | None:
-    """The thread that says most, in the order of `_WORKS`; among equals the smallest stack, whatever their order."""
-    known = [
-        (_WORKS.index(doing.activity), stack_frames.key_places(thread.frames), thread)
+    """The thread that says most, by the column `tells`; among equals the smallest stack, whatever their order."""
+    telling = [
+        (tells, stack_frames.key_places(thread.frames), thread)
         for thread in threads
-        for doing in (table.classify(thread.frames),)
-        if doing.activity in _WORKS
+        if (tells := activity.known(table.classify(thread.frames).activity).tells) is not None
     ]
-    return min(known, key=lambda one: one[:2])[2] if known else None
+    return min(telling, key=lambda found: found[:2])[2] if telling else None
 
 
 def _python(thread: Thread) -> bool:
@@ -120,12 +129,6 @@ def _is_service(thread: Thread) -> bool:
         _SERVICE.match(stack_frames.plain_name(frame.function)) or _SERVICE_FILES.search(frame.file)
         for frame in thread.frames
     ) and not any(frame.file.endswith("distributed_c10d.py") for frame in thread.frames)
-
-
-def _pins(thread: Thread, table: activity.Table) -> bool:
-    """A pin-memory thread inside a CUDA call: the loader behind it waits for the GPU, not for data."""
-    doing = table.classify(thread.frames)
-    return doing.activity == "gpu_sync" and doing.operation == "pin_memory"
 
 
 def _digest(*parts: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, islice
 from statistics import median
 
 from hangwatch import words
@@ -13,11 +14,12 @@ _POWER_RATIO = 0.9
 _UTILIZATION_GAP = 0.5
 _CPU_GAP = 0.5
 _CONTEXT_THREADS = 3
+_MOST_IDS = 64
 MACHINE = frozenset({"gpu_power", "gpu_utilization", "cpu"})
 """Kinds of evidence that do not come from stacks; one that supports raises the confidence."""
 
 
-def of(named: Sequence[Group], members: Sequence[Member], others: Sequence[Group]) -> tuple[Evidence, ...]:
+def on_accused(named: Sequence[Group], members: Sequence[Member], others: Sequence[Group]) -> tuple[Evidence, ...]:
     """All votes on the accused members: what they do, what the others do, and how their numbers differ."""
     ids = tuple(member.id for member in members)
     rest = [member for group in others for member in group.members]
@@ -56,7 +58,7 @@ def context(grouping: Grouping) -> tuple[Evidence, ...]:
         for group in groups[:2]
         for stack in group.threads[:_CONTEXT_THREADS]
     ]
-    everybody = [member for group in groups for member in group.members]
+    everybody = grouping.members
     for member in _lone(everybody, lambda one: one.utilization_ratio, _UTILIZATION_GAP):
         votes.append(_gpu_differs(member, everybody))
     return (*votes, *absence(grouping))
@@ -64,42 +66,32 @@ def context(grouping: Grouping) -> tuple[Evidence, ...]:
 
 def absence(grouping: Grouping) -> tuple[Evidence, ...]:
     """Ranks without an answer: those among the ones that answered, apart from those of nodes that were not asked."""
-    silent, elsewhere = split_absent(grouping)
     votes = []
-    if silent:
+    if grouping.unanswered:
+        count = sum(map(len, grouping.unanswered))
+        first = islice(chain.from_iterable(grouping.unanswered), _MOST_IDS)
         votes.append(
             Evidence(
                 kind="unanswered",
-                message=f"no answer from {words.count(len(silent))} ({words.fold(silent)}): "
+                message=f"no answer from {words.count(count)} ({words.fold_ranges(grouping.unanswered)}): "
                 "not accused, a collection loses healthy ranks too, but look there first",
-                ranks=tuple(RankId(rank=rank) for rank in silent[:64]),
+                ranks=tuple(RankId(rank=rank) for rank in first),
             )
         )
-    if elsewhere:
+    if grouping.elsewhere:
+        count = sum(map(len, grouping.elsewhere))
         votes.append(
             Evidence(
                 kind="other_nodes",
-                message=f"{words.count(len(elsewhere))} of the job are on other nodes, not in this view "
-                f"({words.fold(elsewhere)})",
+                message=f"{words.count(count)} of the job are on other nodes, not in this view "
+                f"({words.fold_ranges(grouping.elsewhere)})",
             )
         )
     return tuple(votes)
 
 
-def split_absent(grouping: Grouping) -> tuple[list[int], list[int]]:
-    """Absent ranks: (unanswered, on nodes not asked). With one node in view, ranks outside its range are elsewhere."""
-    members = [member.id for group in grouping.groups for member in group.members]
-    nodes = {rank.node for rank in members}
-    known = [rank.rank for rank in members if rank.rank is not None]
-    if len(nodes) != 1 or not known:
-        return list(grouping.absent), []
-    low, high = min(known), max(known)
-    inside = [rank for rank in grouping.absent if low <= rank <= high]
-    return inside, [rank for rank in grouping.absent if not low <= rank <= high]
-
-
 def _some(groups: Iterable[Group]) -> tuple[RankId, ...]:
-    return tuple(member.id for group in groups for member in group.members)[:64]
+    return tuple(member.id for group in groups for member in group.members)[:_MOST_IDS]
 
 
 def _stack(group: Group) -> Evidence:
@@ -107,7 +99,7 @@ def _stack(group: Group) -> Evidence:
     return Evidence(
         kind="activity",
         message=f"{words.who(ids)} {clauses.does(group, several=len(ids) > 1)}: {clauses.top(group)}",
-        ranks=ids[:64],
+        ranks=ids[:_MOST_IDS],
         supports=True,
     )
 
@@ -127,7 +119,7 @@ def _fault(group: Group) -> Evidence:
     return Evidence(
         kind="fault",
         message=f"{words.who(ids)} could not be dumped: {group.fault.detail}",
-        ranks=ids[:64],
+        ranks=ids[:_MOST_IDS],
         supports=True,
     )
 
@@ -174,7 +166,7 @@ def _gpu(ids: tuple[RankId, ...], members: Sequence[Member], rest: Sequence[Memb
                 kind="gpu_power",
                 message=f"GPU power {median(own):.0f} W, the others {median(others):.0f} W "
                 f"({min(others):.0f} to {max(others):.0f})",
-                ranks=ids[:64],
+                ranks=ids[:_MOST_IDS],
                 supports=True if lower else None,
             )
         )
@@ -185,7 +177,7 @@ def _gpu(ids: tuple[RankId, ...], members: Sequence[Member], rest: Sequence[Memb
             Evidence(
                 kind="gpu_utilization",
                 message=f"GPU utilisation {median(own):.0%}, the others {median(others):.0%}",
-                ranks=ids[:64],
+                ranks=ids[:_MOST_IDS],
                 supports=True if differs else None,
             )
         )
@@ -203,7 +195,7 @@ def _cpu(ids: tuple[RankId, ...], members: Sequence[Member], rest: Sequence[Memb
             kind="cpu",
             message=f"uses {median(own):.2f} of a core, the others {median(others):.2f}"
             + (f"; reads and writes {median(io):.0f} bytes per second" if io else ""),
-            ranks=ids[:64],
+            ranks=ids[:_MOST_IDS],
             supports=True if differs else None,
         )
     ]
@@ -220,7 +212,7 @@ def _motion(ids: tuple[RankId, ...], members: Sequence[Member], rest: Sequence[M
             kind="motion",
             message=f"{'moved' if moving else 'did not move'} over {words.count(rounds, 'round')}; "
             f"{frozen:,} of the {len(rest):,} others {'did not' if moving else 'did not either'}",
-            ranks=ids[:64],
+            ranks=ids[:_MOST_IDS],
         )
     ]
 

@@ -1,4 +1,4 @@
-"""Pure: the sentences of a verdict, written for somebody who was woken by them."""
+"""Pure: the sentences of a verdict, written for somebody who was woken by them. They decide nothing."""
 
 from __future__ import annotations
 
@@ -6,48 +6,35 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from hangwatch import words
-from hangwatch.hang import clauses, votes
-from hangwatch.model import Group, Grouping, Member
+from hangwatch.hang import activity, clauses
+from hangwatch.model import Group, Grouping, Motion, RankId
 
 _SHOWN = 4
 
 
-def who(members: Sequence[Member]) -> str:
-    """The ranks of these members, folded."""
-    return words.who([member.id for member in members])
+def _ids(groups: Iterable[Group]) -> list[RankId]:
+    return [member.id for group in groups for member in group.members]
 
 
-def members_of(groups: Iterable[Group]) -> list[Member]:
-    """All members of all groups."""
-    return [member for group in groups for member in group.members]
-
-
-def size(groups: Iterable[Group]) -> int:
-    """How many ranks the groups hold."""
-    return sum(len(group.members) for group in groups)
-
-
-def holds_gil(group: Group) -> bool:
-    """Whether at least half of the ranks of a group hold the GIL."""
-    owners = sum(member.owns_gil is True for member in group.members)
-    return owners > 0 and owners * 2 >= len(group.members)
+def _size(groups: Iterable[Group]) -> int:
+    return sum(group.size for group in groups)
 
 
 def busy(group: Group, *, several: bool | None = None) -> str:
     """What a group does, as a clause."""
-    plural = len(group.members) > 1 if several is None else several
+    plural = group.size > 1 if several is None else several
     doing = clauses.does(group, several=plural)
-    if group.waits_for == "unknown" and holds_gil(group):
+    if group.runs_python:
         where = str(group.frames[0]) if group.frames else "its code"
         doing = f"{'are' if plural else 'is'} running Python code in {where}"
-    return f"{doing}, holding the GIL" if group.waits_for in {"unknown", "gpu"} and holds_gil(group) else doing
+    return f"{doing}, holding the GIL" if group.waits_for in {"unknown", "gpu"} and group.holds_gil else doing
 
 
 def each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
     """One clause per group, largest first, the rest counted."""
-    parts = [f"{who(group.members)} {busy(group)}" for group in groups[:shown]]
+    parts = [f"{words.who(_ids([group]))} {busy(group)}" for group in groups[:shown]]
     if len(groups) > shown:
-        parts.append(f"{words.count(size(groups[shown:]))} in {len(groups) - shown} other places")
+        parts.append(f"{words.count(_size(groups[shown:]))} in {len(groups) - shown} other places")
     return parts
 
 
@@ -59,7 +46,7 @@ def others_wait(others: Sequence[Group]) -> str:
         ("wait for something else:", [group for group in others if group.waits_for in {"lock", "thread"}]),
     )
     verb, waiting = next(((verb, groups) for verb, groups in kinds if groups), ("are in", list(others)))
-    total, rest = size(waiting), size(others)
+    total, rest = _size(waiting), _size(others)
     if rest == 1:
         return f"the other rank {clauses.does(waiting[0])}"
     share = f"all {rest:,}" if total == rest else f"{total:,} of the {rest:,}"
@@ -67,22 +54,59 @@ def others_wait(others: Sequence[Group]) -> str:
 
 
 def _during(groups: Sequence[Group]) -> str:
-    phases = {group.phase for group in groups}
-    around = {"evaluation": " during evaluation", "checkpoint": " around a checkpoint"}
-    return around.get(phases.pop() or "", "") if len(phases) == 1 else ""
+    phases = {activity.phase_words(group.activity, group.phase) for group in groups}
+    around = phases.pop() if len(phases) == 1 else ""
+    return f" {around}" if around else ""
 
 
-def outside(named: Sequence[Group], others: Sequence[Group], *, moving: bool) -> str:
+def gone(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+    """The headline for ranks without a process."""
+    ids = _ids(ranks)
+    verb = "has no process any more" if len(ids) == 1 else "have no process any more"
+    return f"{words.who(ids)} {verb}, while {others_wait(others)}."
+
+
+def blocked(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+    """The headline for ranks in a system call that does not return."""
+    return _held(ranks, others, "blocked in the kernel (state D)")
+
+
+def stopped(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+    """The headline for ranks that somebody stopped."""
+    return _held(ranks, others, "stopped (state T: a debugger, a tracer or SIGSTOP holds it)")
+
+
+def _held(ranks: Sequence[Group], others: Sequence[Group], how: str) -> str:
+    ids = _ids(ranks)
+    where = next((f", in {member.wchan}" for group in ranks for member in group.members if member.wchan), "")
+    stacks = [busy(group) for group in ranks if group.frames]
+    doing = f"; by its stack it {stacks[0]}" if len(ids) == 1 and stacks else ""
+    verb = "is" if len(ids) == 1 else "are"
+    return f"{words.who(ids)} {verb} {how}{where}{doing}; {others_wait(others)}."
+
+
+def undumpable(ranks: Sequence[Group], others: Sequence[Group], neighbours: int) -> str:
+    """The headline for ranks that gave no stack; so many `neighbours` on the same node gave theirs."""
+    also = f", although {words.count(neighbours, 'other rank')} of its node could" if neighbours else ""
+    return f"{words.who(_ids(ranks))} cannot be dumped{also}, while {others_wait(others)}."
+
+
+def outside(ranks: Sequence[Group], others: Sequence[Group]) -> str:
     """The headline for ranks that are not where the others wait."""
-    ranks = members_of(named)
-    if not moving:
-        return f"{words.listing(each(named))}, while {others_wait(others)}."
-    one = len(ranks) == 1
-    doing = words.listing([busy(group, several=not one) for group in named[:_SHOWN]])
+    if not any(group.motion is Motion.MOVING for group in ranks):
+        return f"{words.listing(each(ranks))}, while {others_wait(others)}."
+    ids = _ids(ranks)
+    alone = len(ids) == 1
+    doing = words.listing([busy(group, several=not alone) for group in ranks[:_SHOWN]])
     return (
-        f"the job waits for {who(ranks)}: {'it' if one else 'they'} {doing} and still {'moves' if one else 'move'}; "
-        f"{others_wait(others)}."
+        f"the job waits for {words.who(ids)}: {'it' if alone else 'they'} {doing} and still "
+        f"{'moves' if alone else 'move'}; {others_wait(others)}."
     )
+
+
+def moving(groups: Sequence[Group], ranks: int, total: int) -> str:
+    """The headline for a job at work."""
+    return f"{ranks:,} of {words.count(total)} moved between the rounds, the job is at work: {'; '.join(each(groups))}."
 
 
 def mismatch(groups: Sequence[Group]) -> str:
@@ -96,10 +120,10 @@ def mismatch(groups: Sequence[Group]) -> str:
 def together(group: Group, answered: int, world_size: int | None) -> str:
     """The headline for ranks that all stand at one place."""
     if answered == 1 and world_size == 1:
-        return f"the only rank of the job, {who(group.members)}, {busy(group, several=False)}{_during([group])}."
+        return f"the only rank of the job, {words.who(_ids([group]))}, {busy(group, several=False)}{_during([group])}."
     if answered == 1:
         return (
-            f"only {who(group.members)} gave a stack; it {busy(group, several=False)}. "
+            f"only {words.who(_ids([group]))} gave a stack; it {busy(group, several=False)}. "
             "One rank alone tells nothing of the others."
         )
     return (
@@ -110,10 +134,10 @@ def together(group: Group, answered: int, world_size: int | None) -> str:
 
 def roles(groups: Sequence[Group], answered: int) -> str:
     """The headline for the sender and the receivers of one collective."""
-    root = min(groups, key=lambda group: len(group.members))
+    root = min(groups, key=lambda group: group.size)
     return (
         f"all {words.count(answered)} that answered wait in {clauses.operations(groups)}; "
-        f"{who(root.members)} differs only by its role in it."
+        f"{words.who(_ids([root]))} differs only by its role in it."
     )
 
 
@@ -127,24 +151,28 @@ def cannot_tell(groups: Sequence[Group], answered: int, waiting: int) -> str:
 
 def where_to_look(grouping: Grouping) -> str:
     """What to do next when nobody can be named."""
-    silent, elsewhere = votes.split_absent(grouping)
-    failed = size(group for group in grouping.groups if group.fault)
+    failed = _size(group for group in grouping.groups if group.fault)
     if failed:
         return f" {words.count(failed).capitalize()} could not be dumped, see the evidence: start there."
-    if silent:
-        nodes = _silent_nodes(grouping, silent)
+    if grouping.unanswered:
+        count, folded = sum(map(len, grouping.unanswered)), words.fold_ranges(grouping.unanswered)
+        nodes = _silent_nodes(grouping)
         whole = f", as many as {words.count(nodes, 'whole node')} would hold" if nodes else ""
-        return f" No answer from {words.count(len(silent))} ({words.fold(silent)}{whole}): look there first."
-    if elsewhere:
+        return f" No answer from {words.count(count)} ({folded}{whole}): look there first."
+    if grouping.elsewhere:
         return " Look at the other nodes, then at XIDs and NVLink."
     return " Look for XIDs, NVLink and network errors."
 
 
-def _silent_nodes(grouping: Grouping, silent: Sequence[int]) -> int:
+def _silent_nodes(grouping: Grouping) -> int:
     """How many nodes would be silent as a whole, if all nodes hold as many ranks as those that answered."""
-    per_node = Counter(member.id.node for member in members_of(grouping.groups) if member.id.rank is not None)
+    per_node = Counter(member.id.node for member in grouping.members if member.id.rank is not None)
     ranks = max(per_node.values(), default=0)
     if ranks < 2 or None in per_node:
         return 0
-    missing = Counter(rank // ranks for rank in silent)
-    return sum(count == ranks for count in missing.values())
+    return sum(_whole_nodes(silent, ranks) for silent in grouping.unanswered)
+
+
+def _whole_nodes(silent: range, ranks: int) -> int:
+    """How many blocks of so many ranks, counted from rank 0, lie within a range."""
+    return max(0, silent.stop // ranks - -(-silent.start // ranks))

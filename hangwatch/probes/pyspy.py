@@ -22,33 +22,18 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from hangwatch.model import Fault, ProcessId, Value
+from hangwatch import pyspy_output
+from hangwatch.model import BLOCKED_STATES, ENDED_STATES, STOPPED_STATES, Fault, ProcessId, Value
 from hangwatch.probes import procs
 
 BLOCKING_DEADLINE_SECONDS = 5.0
 OLDEST_VERSION = (0, 4)  # older ones leave a rank that waits in the kernel stopped for ever
 MAX_DUMP_BYTES = 16 << 20
 
-_MAY_DUMP = (
-    "run hangwatch as root, or grant it CAP_SYS_PTRACE (and CAP_DAC_READ_SEARCH for interpreters under a 0700 folder)"
-)
 _STOP_POLL_SECONDS = 0.2
 _KILL_SECONDS = 1.0
 _MORE_TRIES = 4
-_NEVER_PAUSE = frozenset("DTtZXxI")
-_ENDED = frozenset("ZXx")
-
-# What py-spy says -> a reason for machines, and what to do. The first row that is found in the message counts.
-_REASONS = (
-    ("permission denied", "PermissionDenied", _MAY_DUMP),
-    ("operation not permitted", "PermissionDenied", _MAY_DUMP),
-    ("check that the process is running", "ProcessGone", ""),
-    ("no such process", "ProcessGone", ""),
-    ("failed to find python version", "NotPython", ""),
-    ("failed to find a python interpreter", "NoInterpreter", ""),
-    ("failed to get stack trace", "StackChanged", ""),
-    ("failed to suspend", "CannotPause", ""),
-)
+_NEVER_PAUSE = BLOCKED_STATES | STOPPED_STATES | ENDED_STATES | {"I"}
 
 
 class PyspyAnswer(Value, frozen=True):
@@ -140,8 +125,8 @@ class _Call(NamedTuple):
 def _refusal(pid: int, before: tuple[ProcessId, str] | None, program: Path | None) -> Fault | None:
     """Why no dump is even tried."""
     subject = f"pid {pid}"
-    if before is None or before[1] in _ENDED:
-        return Fault(subject=subject, reason="ProcessGone", detail="the process has ended")
+    if before is None or before[1] in ENDED_STATES:
+        return Fault(subject=subject, reason="ProcessGone", detail="the process has ended", about="target")
     install = "install it beside hangwatch: pip install 'py-spy>=0.4.1'"
     if program is None:
         return Fault(subject=subject, reason="NoPyspy", detail="py-spy was not found", remedy=install)
@@ -221,7 +206,8 @@ def _answer(child: subprocess.Popen[bytes], call: _Call, end: float, deadline_se
     while still_open:
         left = end - time.monotonic()
         if left <= 0:
-            return Fault(subject=subject, reason="Timeout", detail=f"no stacks within {deadline_seconds:g} s")
+            detail = f"no stacks within {deadline_seconds:g} s"
+            return Fault(subject=subject, reason="Timeout", detail=detail, about="target")
         if call.stop is not None and call.stop.is_set():
             return Fault(subject=subject, reason="Interrupted", detail="hangwatch was asked to stop")
         for descriptor, _ in poll.poll(min(left, _STOP_POLL_SECONDS) * 1000):
@@ -256,9 +242,8 @@ def explain(pid: int, code: int, stderr: str) -> Fault:
     lines = [line.strip() for line in stderr.partition("Stack backtrace:")[0].splitlines() if line.strip()]
     lines = [re.sub(r"^(Error: |Caused by:|\d+: )", "", line).strip() for line in lines]
     whole = ": ".join(line for line in lines if line)
-    detail = whole[:300] or f"py-spy ended with status {code} and said nothing"
-    lowered = whole.lower()
-    for words, reason, remedy in _REASONS:
-        if words in lowered:
-            return Fault(subject=f"pid {pid}", reason=reason, detail=detail, remedy=remedy)
-    return Fault(subject=f"pid {pid}", reason="DumpFailed", detail=detail)
+    if not whole:
+        return Fault(
+            subject=f"pid {pid}", reason="DumpFailed", detail=f"py-spy ended with status {code} and said nothing"
+        )
+    return pyspy_output.fault(f"pid {pid}", whole)

@@ -12,6 +12,8 @@ accused. `ranks` holds the global ranks that are known; frames are "function (fi
 
 from __future__ import annotations
 
+from itertools import chain
+
 import msgspec
 
 from hangwatch.model import Group, Grouping, RankId, Verdict
@@ -42,7 +44,7 @@ def answer(grouping: Grouping, verdict: Verdict) -> dict[str, object]:
             ],
         },
         "groups": [_group(group) for group in grouping.groups],
-        "absent": list(grouping.absent),
+        "absent": list(chain.from_iterable(grouping.absent)),
         "world_size": grouping.world_size,
         "notes": list(grouping.notes),
     }

@@ -76,8 +76,7 @@ def doing(group: Group) -> str:
         return printable(f"no stack: {group.fault.reason}")
     unknown = group.activity == "unknown" and not group.operation
     clause = "in an unknown activity" if unknown else clauses.does(group, several=several)
-    phase = (group.phase or "").replace("_", " ")
-    return printable(clause if phase in clause else f"{clause} during {phase}")
+    return printable(" ".join(filter(None, (clause, activity.phase_words(group.activity, group.phase)))))
 
 
 def aside(stack: Stack, group: Group) -> str:

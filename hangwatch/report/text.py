@@ -104,8 +104,8 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
     total = "" if grouping.world_size is None else f" of {grouping.world_size:,}"
     rows = [("Ranks", f"{seen:,}{total} seen, in {words.count(len(grouping.groups), 'group')}")]
     if grouping.absent:
-        absent = words.elided(words.fold(grouping.absent), _FOLD_CHARACTERS)
-        rows.append(("No answer", f"{words.count(len(grouping.absent), 'rank')}: {absent}"))
+        absent = words.elided(words.fold_ranges(grouping.absent), _FOLD_CHARACTERS)
+        rows.append(("No answer", f"{words.count(sum(map(len, grouping.absent)))}: {absent}"))
     return rows
 
 

@@ -77,10 +77,9 @@ def test_a_critical_alert_is_about_one_job_and_has_no_node_in_its_labels() -> No
 def test_the_fleet_rule_knows_what_every_activity_waits_for() -> None:
     """A new activity in the table must not become an accusation because the rule has never heard of it."""
     recorded = {rule["record"]: rule["expr"] for rule in promql.rules(RULES.read_text()) if "record" in rule}
-    table = activity.load()
 
     def waits_for(*kinds: str) -> set[str]:
-        return {name for name in table.names if table.waits_for(name) in kinds}
+        return {name for name in activity.names() if activity.known(name).waits_for in kinds}
 
     (waiting,) = re.findall(r'activity=~"([^"]*)"', recorded["hangwatch:waiting_rank:held"])
     assert set(waiting.split("|")) == waits_for("ranks", "gpu")

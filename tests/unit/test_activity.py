@@ -99,7 +99,7 @@ def test_rules_of_the_configuration_come_first() -> None:
     table = activity.load(rules)
     assert table.classify(frames("read_shard (a/our_loader.py)")) == ("data_loading", "our loader", False)
     assert table.classify(frames("ask_licence (x.py)", "all_reduce (" + C10D + ")")).activity == "licence_server"
-    assert table.waits_for("licence_server") == "nothing"
+    assert activity.known("licence_server").waits_for == "nothing"
     assert TABLE.classify(frames("read_shard (a/our_loader.py)")).activity == "unknown"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -73,14 +73,16 @@ def dump(stand: dict[str, Any], number: int, pid: int) -> ProcessDump:
     return ProcessDump(
         taken_monotonic_seconds=5.0 * number,
         threads=tuple(threads),
-        fault=Fault(subject=f"pid {pid}", reason=stand["fault"][0], detail=stand["fault"][1])
-        if "fault" in stand
-        else None,
+        fault=fault(pid, *stand["fault"]) if "fault" in stand else None,
         state=states[number] if states else stand.get("state"),
         wchan=stand.get("wchan"),
         cpu_seconds=5.0 * number * stand.get("cpu", 0.0),
         io_bytes=int(5.0 * number * stand.get("io", 0.0)),
     )
+
+
+def fault(pid: int, reason: str, detail: str, about: Literal["target", "tool"] = "tool") -> Fault:
+    return Fault(subject=f"pid {pid}", reason=reason, detail=detail, about=about)
 
 
 def rank_dumps(case: dict[str, Any]) -> list[RankDump]:

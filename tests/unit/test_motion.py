@@ -7,6 +7,7 @@ from msgspec import structs
 
 from hangwatch import config
 from hangwatch.hang import activity, motion
+from hangwatch.hang.standing import find_standing
 from hangwatch.model import Fault, Frame, Motion, ProcessDump, RankDump, RankId, Thread, WorkerDump
 
 TABLE = activity.load()
@@ -27,6 +28,14 @@ def frames(lines: list[str]) -> tuple[Frame, ...]:
         file, colon, number = rest.rpartition(":")
         found.append(Frame(function=function, file=file if colon else rest, line=int(number) if colon else None))
     return tuple(found)
+
+
+def measure(found: RankDump, settings: config.Capture) -> tuple[Motion, float | None, float | None]:
+    standings = [
+        find_standing(dump.threads, TABLE) if any(thread.frames for thread in dump.threads) else None
+        for dump in found.rounds
+    ]
+    return motion.measure(found, standings, TABLE, settings)
 
 
 def dumps(stacks: list[list[str]], cpu: float = 0.0, io: float = 0.0, state: str = "S") -> tuple[ProcessDump, ...]:
@@ -50,7 +59,7 @@ def rank(rounds: tuple[ProcessDump, ...], worker: tuple[ProcessDump, ...] = (), 
 
 
 def moved(found: RankDump) -> Motion:
-    return motion.of(found, TABLE, SETTINGS)[0]
+    return measure(found, SETTINGS)[0]
 
 
 @pytest.mark.parametrize(
@@ -89,20 +98,20 @@ def test_motion(name: str, found: RankDump, expected: Motion) -> None:
 
 def test_rates_count_the_workers() -> None:
     found = rank(dumps([LOAD] * 3, cpu=0.25, io=1000.0), dumps([COUNT] * 3, cpu=0.5, io=2000.0))
-    _, cpu_ratio, io_bytes_per_second = motion.of(found, TABLE, SETTINGS)
+    _, cpu_ratio, io_bytes_per_second = measure(found, SETTINGS)
     assert cpu_ratio == pytest.approx(0.75)
     assert io_bytes_per_second == pytest.approx(3000.0)
 
 
 def test_counters_that_are_missing_stay_unknown() -> None:
     rounds = tuple(ProcessDump(taken_monotonic_seconds=float(n), threads=dumps([LOAD])[0].threads) for n in range(2))
-    assert motion.of(rank(rounds), TABLE, SETTINGS) == (Motion.FROZEN, None, None)
+    assert measure(rank(rounds), SETTINGS) == (Motion.FROZEN, None, None)
 
 
 def test_thresholds_come_from_the_configuration() -> None:
     found = rank(dumps([COUNT] * 2, cpu=0.1))
-    assert motion.of(found, TABLE, config.Capture(motion_cpu_ratio=0.05))[0] is Motion.MOVING
-    assert motion.of(found, TABLE, config.Capture(motion_cpu_ratio=0.2))[0] is Motion.FROZEN
+    assert measure(found, config.Capture(motion_cpu_ratio=0.05))[0] is Motion.MOVING
+    assert measure(found, config.Capture(motion_cpu_ratio=0.2))[0] is Motion.FROZEN
 
 
 @pytest.mark.parametrize(

@@ -60,14 +60,18 @@ def fold(numbers: Iterable[int]) -> str:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return fold_ranges(range(first, last + 1) for first, last in runs)
 
 
 def fold_ranges(ranges: Iterable[range]) -> str:
     """Ranges as `fold` writes them, without counting them out: range(0, 3) and range(5, 6) are "0-2,5"."""
-    return ",".join(
-        str(numbers.start) if len(numbers) == 1 else f"{numbers.start}-{numbers.stop - 1}" for numbers in ranges
-    )
+    ends = ((numbers.start, numbers.stop - 1) for numbers in ranges)
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
+
+
+def count_ranges(ranges: Iterable[range], noun: str = "rank") -> str:
+    """How many numbers are in these ranges, however large: "5 ranks"."""
+    return count(sum(numbers.stop - numbers.start for numbers in ranges), noun)
 
 
 def fold_nodes(nodes: Iterable[str]) -> str:

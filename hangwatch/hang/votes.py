@@ -68,22 +68,21 @@ def absence(grouping: Grouping) -> tuple[Evidence, ...]:
     """Ranks without an answer: those among the ones that answered, apart from those of nodes that were not asked."""
     votes = []
     if grouping.unanswered:
-        count = sum(map(len, grouping.unanswered))
+        silent = f"{words.count_ranges(grouping.unanswered)} ({words.fold_ranges(grouping.unanswered)})"
         first = islice(chain.from_iterable(grouping.unanswered), _MOST_IDS)
         votes.append(
             Evidence(
                 kind="unanswered",
-                message=f"no answer from {words.count(count)} ({words.fold_ranges(grouping.unanswered)}): "
+                message=f"no answer from {silent}: "
                 "not accused, a collection loses healthy ranks too, but look there first",
                 ranks=tuple(RankId(rank=rank) for rank in first),
             )
         )
     if grouping.elsewhere:
-        count = sum(map(len, grouping.elsewhere))
         votes.append(
             Evidence(
                 kind="other_nodes",
-                message=f"{words.count(count)} of the job are on other nodes, not in this view "
+                message=f"{words.count_ranges(grouping.elsewhere)} of the job are on other nodes, not in this view "
                 f"({words.fold_ranges(grouping.elsewhere)})",
             )
         )

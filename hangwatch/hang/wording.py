@@ -155,10 +155,10 @@ def where_to_look(grouping: Grouping) -> str:
     if failed:
         return f" {words.count(failed).capitalize()} could not be dumped, see the evidence: start there."
     if grouping.unanswered:
-        count, folded = sum(map(len, grouping.unanswered)), words.fold_ranges(grouping.unanswered)
+        silent = f"{words.count_ranges(grouping.unanswered)} ({words.fold_ranges(grouping.unanswered)}"
         nodes = _silent_nodes(grouping)
         whole = f", as many as {words.count(nodes, 'whole node')} would hold" if nodes else ""
-        return f" No answer from {words.count(count)} ({folded}{whole}): look there first."
+        return f" No answer from {silent}{whole}): look there first."
     if grouping.elsewhere:
         return " Look at the other nodes, then at XIDs and NVLink."
     return " Look for XIDs, NVLink and network errors."

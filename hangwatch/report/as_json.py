@@ -4,15 +4,14 @@
                  "evidence": [{"kind", "message", "supports": true|false|null, "ranks": [RANK]}]},
      "groups": [{"ranks": [int], "members": [RANK], "nodes": [str], "activity", "operation": str|null, "waits": bool,
                  "motion", "frames": [str], "gone": bool, "fault": {"subject", "reason", "detail", "remedy"}|null}],
-     "absent": [int], "world_size": int|null, "notes": [str]}
+     "absent": [[first, last]], "world_size": int|null, "notes": [str]}
 
 RANK is {"node", "rank", "local_rank", "pid"}, each null where the input does not say. `named` is empty when nobody is
-accused. `ranks` holds the global ranks that are known; frames are "function (file:line)", innermost first.
+accused. `ranks` holds the global ranks that are known, `absent` the first and the last
+of each range of ranks that should exist and gave no answer; frames are "function (file:line)", innermost first.
 """
 
 from __future__ import annotations
-
-from itertools import chain
 
 import msgspec
 
@@ -44,7 +43,7 @@ def answer(grouping: Grouping, verdict: Verdict) -> dict[str, object]:
             ],
         },
         "groups": [_group(group) for group in grouping.groups],
-        "absent": list(chain.from_iterable(grouping.absent)),
+        "absent": [[ranks.start, ranks.stop - 1] for ranks in grouping.absent],
         "world_size": grouping.world_size,
         "notes": list(grouping.notes),
     }

@@ -105,7 +105,7 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
     rows = [("Ranks", f"{seen:,}{total} seen, in {words.count(len(grouping.groups), 'group')}")]
     if grouping.absent:
         absent = words.elided(words.fold_ranges(grouping.absent), _FOLD_CHARACTERS)
-        rows.append(("No answer", f"{words.count(sum(map(len, grouping.absent)))}: {absent}"))
+        rows.append(("No answer", f"{words.count_ranges(grouping.absent)}: {absent}"))
     return rows
 
 

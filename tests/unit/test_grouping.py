@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from itertools import chain
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import json as msgspec_json
@@ -15,6 +17,7 @@ from hangwatch.fleet import merge
 from hangwatch.hang import activity, culprit
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Capture, Fault, Frame, Grouping, ProcessDump, RankDump, RankId, Thread, WorkerDump
+from hangwatch.report import as_json, html
 
 TABLE = activity.load()
 SETTINGS = config.Capture()
@@ -206,6 +209,22 @@ def test_a_rank_that_appears_twice_has_one_place() -> None:
     merged = merge.merge(first, second)
     assert merged == merge.merge(second, first)
     assert sum(len(found.members) for found in merged.groups) == 1
+
+
+@pytest.mark.parametrize(("world_size", "per_node"), [(4_000_000, 1), (10**30, 8)])
+def test_a_world_size_costs_nothing(world_size: int, per_node: int) -> None:
+    """It is what an environment or a file says, and may be any number: nothing counts up to it."""
+    thread = Thread(name="MainThread", thread_id="1", frames=stack(STACKS[0], 1), is_main=True)
+    rounds = (ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,)),)
+    dumps = [RankDump(id=RankId(node=f"n{rank // per_node}", rank=rank), rounds=rounds) for rank in (0, 1, 2, 9)]
+    tracemalloc.start()
+    grouping = group(dumps, world_size)
+    answer = as_json.render(grouping, culprit.judge(grouping)) + html.render_grouping(grouping, culprit.judge(grouping))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grouping.absent == (range(3, 9), range(10, world_size))
+    assert f"10-{world_size - 1}" in answer
+    assert peak_bytes < 20 << 20
 
 
 def test_a_rank_that_came_out_of_a_wait_is_not_accused() -> None:

@@ -94,7 +94,7 @@ class ProcessId(Value, frozen=True, order=True):
 
 
 class Process(Value, frozen=True):
-    """One process as /proc shows it. `environ` holds only `probes.procs.LAUNCHER_VARIABLES`."""
+    """One process as /proc shows it. `environ` holds only `launcher_table.VARIABLES`."""
 
     id: ProcessId
     parent_pid: int

@@ -3,7 +3,9 @@
 4711 (pt_elastic) S parent=4700 start=1000     a process; what follows is indented
   $ python3 /usr/bin/torchrun train.py         its command line, as a shell would split it
   + RANK=0 LOCAL_RANK=0                         its environment, any number of such lines
-  ! environ                                     a file that may not be read (root reads it all the same)
+= torchrun run-7, 2 of 4 ranks: 2/0 at 4720, 3/1 at 4721
+                                                a job that is found in it: launcher and id, ranks on this node and in
+                                                all, and for each its rank, local rank and pid
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def lay_out(text: str, root: Path) -> Path:
     environ: dict[int, list[str]] = {}
     for line in text.splitlines():
         bare = line.strip()
-        if not bare or bare.startswith("#"):
+        if not bare or bare.startswith(("#", "= ")):
             continue
         if head := _HEAD.fullmatch(bare):
             pid = int(head[1])
@@ -44,6 +46,17 @@ def lay_out(text: str, root: Path) -> Path:
         else:
             raise ValueError(f"not a line of a process tree: {line!r}")
     return root
+
+
+def stated(text: str) -> list[str]:
+    """The jobs that the text of a tree says are found in it; see `described`."""
+    return [line.removeprefix("= ") for line in text.splitlines() if line.startswith("= ")]
+
+
+def described(job: Job) -> str:
+    """A job as the text of a tree states it."""
+    ranks = ", ".join(f"{rank.rank}/{rank.local_rank} at {rank.id.pid}" for rank in job.ranks)
+    return f"{job.launcher} {job.job_id}, {job.local_world_size} of {job.world_size} ranks: {ranks}"
 
 
 def _begin(folder: Path, head: re.Match[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from hangwatch.launcher_table import TABLE
 from hangwatch.model import GpuSample
 
 
@@ -52,9 +53,9 @@ def _granted(environ: Mapping[str, str], uuids: list[str]) -> list[str]:
 
 
 def _renumbered(environ: Mapping[str, str], names: list[str], uuids: list[str]) -> list[str]:
-    """With Slurm's device cgroups a step counts its GPUs from 0; SLURM_STEP_GPUS has the node's numbers."""
-    value = environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or ""
-    given = value.split(",")
+    """With Slurm's device cgroups a step counts its GPUs from 0; a variable of its own has the node's numbers."""
+    values = (environ.get(name) for scheduler in TABLE.schedulers for name in scheduler.gpus)
+    given = next(filter(None, values), "").split(",")
     if not all(name.isdecimal() for name in given) or set(names) <= set(given):
         return uuids
     return [uuids[int(name)] for name in given if int(name) < len(uuids)]

@@ -13,8 +13,6 @@ from hangwatch.model import GpuSample, GpuSweep, Job, Process, ProcessId, Rank, 
 
 _MAX_NAME = 48  # of what a launcher gave; a checksum and a pid may follow
 _INIT = 1
-_NO_RUN_ID = (None, "", "none")
-_STARTS_RANKS_ONLY = ("torchrun", "accelerate", "deepspeed")
 _LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 
 
@@ -23,9 +21,9 @@ def find_jobs(
 ) -> tuple[Job, ...]:
     """The jobs among `processes`, by job_id.
 
-    A job is what has the variables of a launcher (RANK and WORLD_SIZE, or those of MPI or Slurm), or what mp.spawn
-    started and holds GPUs. `ticks_per_second` is the unit of `start_ticks`: a process that began after `gpus` was read
-    cannot be the one that the driver meant by its pid.
+    A job is what has the variables of a launcher (see launchers.toml), or what mp.spawn started and holds GPUs.
+    `ticks_per_second` is the unit of `start_ticks`: a process that began after `gpus` was read cannot be the one that
+    the driver meant by its pid.
     """
     tree = _Tree(processes)
     samples = _samples(gpus, tree, ticks_per_second)
@@ -107,8 +105,8 @@ class _Tree:
         """All below a process, nearest first, without the subtrees of the pids in `stop`."""
         seen = {process.id.pid, *stop}
         queue = [process]
-        for one in queue:
-            for child in self._children.get(one.id.pid, ()):
+        for parent in queue:
+            for child in self._children.get(parent.id.pid, ()):
                 if child.id.pid not in seen:
                     seen.add(child.id.pid)
                     queue.append(child)
@@ -120,13 +118,13 @@ class _Tree:
 
 def _seated_crews(tree: _Tree, samples: Sequence[GpuSample]) -> list[_Crew]:
     groups: dict[tuple[object, ...], list[_Seated]] = {}
-    for one in _seated(tree):
-        groups.setdefault(_crew_key(one), []).append(one)
-    led = {_run(one.process) for group in groups.values() for one in group if one.head is not None}
+    for seated in _seated(tree):
+        groups.setdefault(_crew_key(seated), []).append(seated)
+    led = {_run(seated) for group in groups.values() for seated in group if seated.head is not None}
     crews = []
     for group in groups.values():
         # What a dead launcher left behind of a run that lives on is no job of its own.
-        if group[0].head is None and _run(group[0].process) in led:
+        if group[0].head is None and _run(group[0]) in led:
             continue
         for part in _without_doubles(group, tree):
             members = _ranks_of(part, tree, samples)
@@ -145,8 +143,10 @@ def _seated(tree: _Tree) -> Iterator[_Seated]:
         seat = launchers.seat(process, kinds[head.id.pid] if head else None)
         # A process above a launcher has the seat of its node (Kubernetes, srun), not of a rank. A rank may start a
         # job within the job, though; its seat has a local rank.
-        is_nodes = process.id.pid in above and seat and not (seat.family == "torch" and seat.local_rank is not None)
-        if seat is not None and not is_nodes:
+        if seat is None:
+            continue
+        is_ranks = seat.variables.read_by_torch and seat.local_rank is not None
+        if is_ranks or process.id.pid not in above:
             yield _Seated(process, seat, head)
 
 
@@ -156,23 +156,21 @@ def _known(tree: _Tree, pid: int) -> Process:
     return process
 
 
-def _crew_key(one: _Seated) -> tuple[object, ...]:
-    return (one.head.id,) if one.head is not None else (None, *_run(one.process), one.seat.world_size)
+def _crew_key(seated: _Seated) -> tuple[object, ...]:
+    return (seated.head.id,) if seated.head is not None else (None, *_run(seated), seated.seat.world_size)
 
 
-def _run(process: Process) -> tuple[str, str, str]:
+def _run(seated: _Seated) -> tuple[str, ...]:
     """What tells one run from another where no launcher is left to tell it."""
-    environ = process.environ
-    run_id = environ.get("TORCHELASTIC_RUN_ID", "")
-    if run_id not in _NO_RUN_ID:
-        return (run_id, "", "")
-    return (run_id, environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", ""))
+    environ = seated.process.environ
+    run_id = launchers.run_id(environ, seated.seat)
+    return (run_id,) if run_id else launchers.rendezvous(environ)
 
 
-def _launcher_name(one: _Seated) -> str:
-    if one.head is not None:
-        return launchers.launcher_kind(one.head) or "plain"
-    return "torchrun" if "TORCHELASTIC_RUN_ID" in one.process.environ else "plain"
+def _launcher_name(seated: _Seated) -> str:
+    if seated.head is not None:
+        return launchers.launcher_kind(seated.head) or "plain"
+    return launchers.launcher_of(seated.process.environ, seated.seat)
 
 
 def _without_doubles(group: list[_Seated], tree: _Tree) -> list[list[_Seated]]:
@@ -180,42 +178,45 @@ def _without_doubles(group: list[_Seated], tree: _Tree) -> list[list[_Seated]]:
     if group[0].head is not None or not _has_doubles(group, tree):
         return [group]
     by_parent: dict[ProcessId | None, list[_Seated]] = {}
-    pids = {one.process.id.pid for one in group}
-    for one in group:
-        outside = next((up for up in tree.ancestors(one.process) if up.id.pid not in pids), None)
-        by_parent.setdefault(outside.id if outside else None, []).append(one)
+    pids = {seated.process.id.pid for seated in group}
+    for seated in group:
+        outside = next((up for up in tree.ancestors(seated.process) if up.id.pid not in pids), None)
+        by_parent.setdefault(outside.id if outside else None, []).append(seated)
     return list(by_parent.values())
 
 
 def _has_doubles(group: list[_Seated], tree: _Tree) -> bool:
-    tops = [one.seat.rank for one in _topmost(group, tree)]
+    tops = [seated.seat.rank for seated in _topmost(group, tree)]
     return len(tops) > len(set(tops))
 
 
 def _ranks_of(group: list[_Seated], tree: _Tree, samples: Sequence[GpuSample]) -> list[tuple[Process, Seat | None]]:
     """One process per rank: of the latest attempt, a Python one, the topmost of those that inherited the seat."""
-    if any(one.seat.family == "torch" for one in group):
-        group = [one for one in group if one.seat.family == "torch"]
-    attempt = max(one.seat.attempt for one in group)
+    group = [seated for seated in group if seated.seat.variables.read_by_torch] or group
+    attempt = max(seated.seat.attempt for seated in group)
     on_gpu = {pid for gpu in samples for pid in gpu.pids}
     group = [
-        one
-        for one in group
-        if one.seat.attempt == attempt and (launchers.is_python(one.process) or one.process.id.pid in on_gpu)
+        seated
+        for seated in group
+        if seated.seat.attempt == attempt and (launchers.is_python(seated.process) or seated.process.id.pid in on_gpu)
     ]
     chosen: dict[int, _Seated] = {}
     # A helper that outlived its parent hangs under init and is younger: it must not take the seat.
-    for one in sorted(
-        _topmost(group, tree), key=lambda one: (one.process.parent_pid == _INIT, -one.process.id.start_ticks)
-    ):
-        chosen.setdefault(one.seat.rank, one)
+    for seated in sorted(_topmost(group, tree), key=_orphans_last_youngest_first):
+        chosen.setdefault(seated.seat.rank, seated)
     return [(chosen[rank].process, chosen[rank].seat) for rank in sorted(chosen)]
 
 
+def _orphans_last_youngest_first(seated: _Seated) -> tuple[bool, int]:
+    return seated.process.parent_pid == _INIT, -seated.process.id.start_ticks
+
+
 def _topmost(group: list[_Seated], tree: _Tree) -> list[_Seated]:
-    seats = {one.process.id.pid: one.seat.rank for one in group}
+    seats = {seated.process.id.pid: seated.seat.rank for seated in group}
     return [
-        one for one in group if not any(seats.get(up.id.pid) == one.seat.rank for up in tree.ancestors(one.process))
+        seated
+        for seated in group
+        if not any(seats.get(up.id.pid) == seated.seat.rank for up in tree.ancestors(seated.process))
     ]
 
 
@@ -239,9 +240,13 @@ def _spawned_crews(tree: _Tree, samples: Sequence[GpuSample], ranks: set[int]) -
 def _spawned_ranks(group: list[Process], tree: _Tree, samples: Sequence[GpuSample]) -> list[Process]:
     """Those that hold a GPU; if none does, all that were started with an address to meet at."""
     on_gpu = {pid for gpu in samples for pid in gpu.pids}
-    members = [one for one in group if not on_gpu.isdisjoint(_pids(one, tree))]
-    members = members or [one for one in group if "MASTER_ADDR" in one.environ]
-    return sorted(members, key=lambda one: (one.id.start_ticks, one.id.pid))
+    members = [process for process in group if not on_gpu.isdisjoint(_pids(process, tree))]
+    members = members or [process for process in group if launchers.rendezvous(process.environ)[0]]
+    return sorted(members, key=_start)
+
+
+def _start(process: Process) -> tuple[int, int]:
+    return process.id.start_ticks, process.id.pid
 
 
 def _is_within(process: Process, ranks: set[int], tree: _Tree) -> bool:
@@ -260,11 +265,11 @@ def _hidden_crews(tree: _Tree, known: Sequence[_Crew]) -> list[_Crew]:
     crews = []
     for process in tree:
         kind = launchers.launcher_kind(process)
-        if kind not in _STARTS_RANKS_ONLY or process.id in heads:
+        if kind is None or not launchers.starts_only_ranks(kind) or process.id in heads:
             continue
         ranks = [child for child in tree.children(process) if child.faults and _may_be_rank(child)]
         if ranks:
-            ranks.sort(key=lambda one: (one.id.start_ticks, one.id.pid))
+            ranks.sort(key=_start)
             crews.append(_Crew(kind, process, [(rank, None) for rank in ranks]))
     return crews
 
@@ -311,21 +316,21 @@ def _rank(
 ) -> Rank:
     local_rank = seat.local_rank if seat else place
     others = ranks - {process.id.pid}
-    below = [one for one in tree.descendants(process, others) if not launchers.is_resource_tracker(one)]
+    below = [child for child in tree.descendants(process, others) if not launchers.is_resource_tracker(child)]
     # Loader workers first, then other Python: where dumps are bounded, these are the ones that explain a rank.
-    below.sort(key=lambda one: (not launchers.is_loader_worker(one), not launchers.is_python(one), one.id))
-    pids = {process.id.pid, *(one.id.pid for one in below)}
+    below.sort(key=lambda child: (not launchers.is_loader_worker(child), not launchers.is_python(child), child.id))
+    pids = {process.id.pid, *(child.id.pid for child in below)}
     return Rank(
         id=process.id,
         rank=seat.rank if seat else None,
         local_rank=local_rank,
         gpu_uuids=devices.gpus_of(pids, process.environ, local_rank, samples),
-        workers=tuple(Worker(id=one.id, comm=one.comm) for one in below),
+        workers=tuple(Worker(id=child.id, comm=child.comm) for child in below),
     )
 
 
 def _pids(process: Process, tree: _Tree) -> set[int]:
-    return {process.id.pid, *(one.id.pid for one in tree.descendants(process))}
+    return {process.id.pid, *(child.id.pid for child in tree.descendants(process))}
 
 
 def _samples(gpus: GpuSweep | None, tree: _Tree, ticks_per_second: int) -> list[GpuSample]:
@@ -355,21 +360,16 @@ def _names(crews: list[_Crew], tree: _Tree) -> list[str]:
 def _name(crew: _Crew, tree: _Tree) -> str:
     process, seat = crew.members[0]
     environ = process.environ
-    if environ.get("SLURM_JOB_ID"):
-        step = environ.get("SLURM_STEP_ID", "")
-        is_later_step = step.isdecimal() and 0 < int(step) < 1 << 31  # batch and extern count down from 2^32
-        return _safe(environ["SLURM_JOB_ID"] + (f".{step}" if is_later_step else ""))
-    if environ.get("TORCHELASTIC_RUN_ID") not in _NO_RUN_ID:
-        return _safe(environ["TORCHELASTIC_RUN_ID"])
-    if seat and seat.family == "mpi" and environ.get("PMIX_NAMESPACE"):
-        return _safe(environ["PMIX_NAMESPACE"])
-    address = environ.get("MASTER_ADDR", "")
+    name = launchers.scheduled_id(environ) or (launchers.run_id(environ, seat) if seat else "")
+    if name:
+        return _safe(name)
+    address, port = launchers.rendezvous(environ)
     if seat and address and not address.startswith(_LOOPBACK) and seat.world_size != seat.local_world_size:
-        return _safe("-".join(filter(None, (address, environ.get("MASTER_PORT")))))
+        return _safe("-".join(filter(None, (address, port))))
     origin = _origin(crew, tree)
     # One shell may have started several jobs that have no launcher; their ports differ.
-    port = environ.get("MASTER_PORT") if crew.head is None else None
-    return _safe(f"pid{origin.pid}-{origin.start_ticks}" + (f"-{port}" if port else ""))
+    is_told_by_port = port and crew.head is None
+    return _safe(f"pid{origin.pid}-{origin.start_ticks}" + (f"-{port}" if is_told_by_port else ""))
 
 
 def _origin(crew: _Crew, tree: _Tree) -> ProcessId:
@@ -380,7 +380,7 @@ def _origin(crew: _Crew, tree: _Tree) -> ProcessId:
     parent_id = parents.pop() if len(parents) == 1 else None
     if parent_id is not None and parent_id.pid != _INIT:
         return parent_id
-    return min((process.id for process, _ in crew.members), key=lambda one: (one.start_ticks, one.pid))
+    return min((process for process, _ in crew.members), key=_start).id
 
 
 def _safe(text: str) -> str:

@@ -11,62 +11,42 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from hangwatch.launcher_table import TABLE, RankVariables
 from hangwatch.model import Process
 
 MAX_LOCAL_RANKS = 1024
 _MAX_RANKS = 1 << 24
 
-# What the process was asked to run, after `python` and its options: a script's name or a module.
-_PROGRAMS = {
-    "torchrun": "torchrun",
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "accelerate": "accelerate",
-    "accelerate-launch": "accelerate",
-    "accelerate.commands.launch": "accelerate",
-    "accelerate.commands.accelerate_cli": "accelerate",
-    "deepspeed": "deepspeed",
-    "deepspeed.launcher.runner": "deepspeed",
-    "deepspeed.launcher.launch": "deepspeed",
-}
-_MPI_COMMS = frozenset(
-    ("orted", "prted", "prterun", "mpirun", "mpiexec", "mpiexec.hydra", "mpirun.real", "hydra_pmi_proxy")
-)
-# Programs that hold GPUs in several processes and wait for requests, not for one another.
-_SERVERS = (
-    "vllm",
-    "sglang",
-    "tritonserver",
-    "text-generation",
-    "lmdeploy",
-    "jupyter",
-    "ipykernel",
-    "uvicorn",
-    "gunicorn",
-)
-_STEP = re.compile(r"slurmstepd: \[\d+(?:\+\d+)?\.\d+\]")  # not [7.batch], [7.extern], [7.interactive]
+_BY_PROGRAM = {name: row for row in TABLE.launchers for name in row.programs}
+_BY_COMM = {comm: row for row in TABLE.launchers for comm in row.comms}
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 class Seat(NamedTuple):
-    """A rank as the environment of a process states it; `family` says by which launcher's variables."""
+    """A rank as the environment of a process states it, and the row of the table whose variables say so."""
 
-    family: str
+    launcher: str
+    variables: RankVariables
     rank: int
     world_size: int
     local_rank: int | None
     local_world_size: int | None
-    attempt: int = 0
+    attempt: int
 
 
 def launcher_kind(process: Process) -> str | None:
-    """Which launcher this process is: torchrun, accelerate, deepspeed, srun, mpirun; None when it is none."""
-    if process.comm in _MPI_COMMS:
-        return "mpirun"
-    if process.comm == "slurmstepd":
-        return "srun" if _STEP.match(" ".join(process.cmdline)) else None
-    named = _PROGRAMS.get(program(process.cmdline))
-    return named or ("torchrun" if process.comm == "pt_elastic" else None)
+    """Which launcher this process is, by its name in the table ("torchrun", "srun"); None when it is none."""
+    row = _BY_PROGRAM.get(program(process.cmdline))
+    if row is None:
+        row = _BY_COMM.get(process.comm)
+        if row is None or not re.match(row.title, " ".join(process.cmdline)):
+            return None
+    return row.name
+
+
+def starts_only_ranks(kind: str | None) -> bool:
+    """Whether the Python children of this kind of launcher are ranks, each of them."""
+    return any(row.starts_only_ranks for row in TABLE.launchers if row.name == kind)
 
 
 def program(cmdline: Sequence[str]) -> str:
@@ -90,48 +70,49 @@ def program(cmdline: Sequence[str]) -> str:
 def seat(process: Process, launcher: str | None) -> Seat | None:
     """The rank that this process's environment states; `launcher` is the kind of the nearest launcher above it.
 
-    RANK and WORLD_SIZE win: with torchrun under srun, the variables of Slurm are the agent's. Those of Slurm count only
-    under the step that set them, because a batch script has them too (as rank 0 of all).
+    The table is asked row by row: RANK and WORLD_SIZE win, since with torchrun under srun the variables of Slurm are
+    the agent's.
     """
-    environ = process.environ
-    found = _seat(
-        environ,
-        "torch",
-        rank="RANK",
-        size="WORLD_SIZE",
-        local_rank=("LOCAL_RANK",),
-        local_size=("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),
-    )
-    if found is not None:
-        return found._replace(attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT") or 0)
-    found = _seat(
-        environ,
-        "mpi",
-        rank="OMPI_COMM_WORLD_RANK",
-        size="OMPI_COMM_WORLD_SIZE",
-        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
-        local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
-    )
-    if found is None and launcher == "srun":
-        size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-        found = _seat(environ, "slurm", rank="SLURM_PROCID", size=size, local_rank=("SLURM_LOCALID",))
-        found = found and found._replace(local_world_size=_slurm_local_tasks(environ))
-    if found is None and launcher == "mpirun":
-        found = _seat(
-            environ,
-            "mpi",
-            rank="PMI_RANK",
-            size="PMI_SIZE",
-            local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
-            local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
-        )
-    # One process alone under srun or mpirun is a program that was started so, a notebook for instance.
-    return found if found is not None and found.world_size > 1 else None
+    for row in TABLE.launchers:
+        if row.ranks is None or (row.ranks.only_below and launcher != row.name):
+            continue
+        found = _seat(process.environ, row.name, row.ranks)
+        if found is not None:
+            # One process alone under srun or mpirun is a program that was started so, a notebook for instance.
+            return found if found.world_size > 1 or row.ranks.read_by_torch else None
+    return None
+
+
+def scheduled_id(environ: Mapping[str, str]) -> str:
+    """What the scheduler calls the job, with its step where that is not the first; empty where it knows of none."""
+    for scheduler in TABLE.schedulers:
+        job_id = environ.get(scheduler.job_id)
+        if job_id:
+            step = environ.get(scheduler.step, "")
+            is_later = step.isdecimal() and 0 < int(step) < 1 << 31  # batch and extern count down from 2^32
+            return job_id + (f".{step}" if is_later else "")
+    return ""
+
+
+def run_id(environ: Mapping[str, str], seat: Seat) -> str:
+    """What the launcher calls the run, on all nodes alike; empty where it was given no name."""
+    name = environ.get(seat.variables.job_id, "")
+    return "" if name == seat.variables.no_job_id else name
+
+
+def launcher_of(environ: Mapping[str, str], seat: Seat) -> str:
+    """The launcher of a rank whose launcher is not to be seen: by the variable that it alone sets, else "plain"."""
+    return seat.launcher if seat.variables.job_id in environ else "plain"
+
+
+def rendezvous(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Address and port at which the ranks meet, empty where they are not set."""
+    return environ.get(TABLE.rendezvous.address, ""), environ.get(TABLE.rendezvous.port, "")
 
 
 def is_python(process: Process) -> bool:
     """Whether the process looks like a Python interpreter, by its name or by what started it."""
-    if process.comm.startswith(("python", "pypy", "ipython", "pt_")):
+    if process.comm.startswith(TABLE.python_comms):
         return True
     return bool(process.cmdline) and PurePosixPath(process.cmdline[0]).name.startswith(("python", "pypy"))
 
@@ -153,25 +134,25 @@ def is_spawned(process: Process) -> bool:
 
 def is_server(process: Process) -> bool:
     """Whether the command line names a program that serves requests or a notebook."""
-    return any(word in argument.lower() for argument in process.cmdline[:4] for word in _SERVERS)
+    return any(word in argument.lower() for argument in process.cmdline[:4] for word in TABLE.servers)
 
 
-def _seat(
-    environ: Mapping[str, str],
-    family: str,
-    *,
-    rank: str,
-    size: str,
-    local_rank: Sequence[str],
-    local_size: Sequence[str] = (),
-) -> Seat | None:
-    number, world_size = _number(environ, rank), _number(environ, size)
-    if number is None or world_size is None or number >= world_size:
+def _seat(environ: Mapping[str, str], launcher: str, variables: RankVariables) -> Seat | None:
+    rank, world_size = _number(environ, variables.rank), _number(environ, *variables.size)
+    if rank is None or world_size is None or rank >= world_size:
         return None
-    local_world_size = _number(environ, *local_size)
+    local_world_size = _number(environ, *variables.local_size) or _local_tasks(environ, variables)
     if local_world_size is not None and not 0 < local_world_size <= min(world_size, MAX_LOCAL_RANKS):
         local_world_size = None
-    return Seat(family, number, world_size, _number(environ, *local_rank), local_world_size)
+    return Seat(
+        launcher=launcher,
+        variables=variables,
+        rank=rank,
+        world_size=world_size,
+        local_rank=_number(environ, *variables.local_rank),
+        local_world_size=local_world_size,
+        attempt=_number(environ, variables.attempt) or 0,
+    )
 
 
 def _number(environ: Mapping[str, str], *names: str) -> int | None:
@@ -183,10 +164,10 @@ def _number(environ: Mapping[str, str], *names: str) -> int | None:
     return None
 
 
-def _slurm_local_tasks(environ: Mapping[str, str]) -> int | None:
+def _local_tasks(environ: Mapping[str, str], variables: RankVariables) -> int | None:
     """How many tasks the step has on this node: "8(x2),4" and node 2 give 4."""
-    node = _number(environ, "SLURM_NODEID")
-    layout = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
+    node = _number(environ, variables.node_id)
+    layout = next(filter(None, map(environ.get, variables.tasks_per_node)), "")
     if node is None:
         return None
     for part in layout.split(","):
@@ -195,5 +176,5 @@ def _slurm_local_tasks(environ: Mapping[str, str]) -> int | None:
             return None
         node -= int(found[2] or 1)
         if node < 0:
-            return int(found[1]) if 0 < int(found[1]) <= MAX_LOCAL_RANKS else None
+            return int(found[1])
     return None

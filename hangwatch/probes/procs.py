@@ -11,37 +11,19 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hangwatch import words
+from hangwatch import launcher_table, words
 from hangwatch.model import Fault, Process, ProcessId, Value
 
 PROC = Path("/proc")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
-# The only variables that are ever kept of another process's environment, which is full of tokens and passwords.
-LAUNCHER_VARIABLES = frozenset(
-    """
-    RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE LOCAL_SIZE NODE_RANK CROSS_RANK
-    MASTER_ADDR MASTER_PORT
-    TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_ERROR_FILE
-    SLURM_JOB_ID SLURM_JOB_NAME SLURM_JOB_USER SLURM_STEP_ID SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS
-    SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_NNODES SLURM_RESTART_COUNT
-    SLURM_JOB_GPUS SLURM_STEP_GPUS
-    OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE PMIX_NAMESPACE
-    PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS
-    CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES CUDA_LAUNCH_BLOCKING
-    USER LOGNAME
-    """.split()  # noqa: SIM905 - a table, not sixty lines
-)
-LAUNCHER_PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_")
-
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, field 9 of stat
-_PYTHON_COMMS = ("python", "pypy", "ipython", "pt_", "torchrun", "accelerate", "deepspeed")
-_LAUNCHER_COMMS = ("slurmstepd", "orted", "prted", "prterun", "mpirun", "mpiexec", "hydra_pmi_proxy")
 _ENVIRON_LIMIT_BYTES = 4 << 20
 _CMDLINE_LIMIT_BYTES = 32 << 10
 _VALUE_LIMIT = 2048
 _PAGE_BYTES = 4096
 _COMM_CHARACTERS = 15  # TASK_COMM_LEN, without its end
+_CANDIDATE_COMMS = tuple({name[:_COMM_CHARACTERS] for name in launcher_table.CANDIDATES})
 _MAY_READ = "run hangwatch as root, or grant it CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
 
 
@@ -214,7 +196,7 @@ def _candidates(stats: dict[int, _Stat], gpu_pids: Collection[int]) -> set[int]:
 
 
 def _is_candidate_comm(comm: str) -> bool:
-    return comm.startswith(_PYTHON_COMMS) or comm.startswith(_LAUNCHER_COMMS) or comm.endswith(".py")
+    return comm.startswith(_CANDIDATE_COMMS) or comm.endswith(".py")
 
 
 def _read_process(root: str, stat: _Stat, is_candidate: bool) -> _Known:
@@ -235,7 +217,7 @@ def _read_process(root: str, stat: _Stat, is_candidate: bool) -> _Known:
         environ=environ,
         uid=_uid(f"{root}/{stat.pid}"),
         # As the process says: asking the name service could block for as long as the directory server is away.
-        user=environ.get("SLURM_JOB_USER") or environ.get("USER") or environ.get("LOGNAME"),
+        user=next(filter(None, map(environ.get, launcher_table.TABLE.users)), None),
         faults=(_denied(stat.pid, f"/proc/{stat.pid}/environ", _MAY_READ),) if denied else (),
     )
     # An empty environment is one that execve has not laid out yet, more often than one without a variable.
@@ -326,7 +308,7 @@ def _parse_environ(raw: bytes) -> dict[str, str]:
     for entry in raw.split(b"\0"):
         name, _, value = entry.partition(b"=")
         word = name.decode("utf-8", "replace")
-        if word in LAUNCHER_VARIABLES or word.startswith(LAUNCHER_PREFIXES):
+        if word in launcher_table.VARIABLES or word.startswith(launcher_table.PREFIXES):
             found[word] = _printable(value)
     return found
 

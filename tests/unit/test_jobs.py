@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hangwatch import launcher_table
 from hangwatch.hang import devices, jobs, launchers
 from hangwatch.model import GpuSample, Job, Process, ProcessId, Rank
-from hangwatch.probes.procs import LAUNCHER_VARIABLES, ProcessScan
-from tests.proc_tree import FOLDER, jobs_in, lay_out, sweep
+from hangwatch.probes.procs import ProcessScan
+from tests.proc_tree import FOLDER, described, jobs_in, lay_out, stated, sweep
 
 EIGHT = sweep(dict.fromkeys(range(8), ()))
 
@@ -22,6 +23,27 @@ def seats(job: Job) -> list[tuple[int | None, int | None, int]]:
 
 def rank(job: Job, number: int) -> Rank:
     return next(one for one in job.ranks if one.rank == number)
+
+
+TREES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.proc"))}
+
+
+@pytest.mark.parametrize("name", [name for name, text in TREES.items() if stated(text)])
+def test_the_jobs_that_a_tree_states(name: str, tmp_path: Path) -> None:
+    assert [described(job) for job in jobs_in(name, tmp_path)] == stated(TREES[name])
+
+
+def test_every_launcher_of_the_table_has_a_tree_in_which_its_ranks_are_found(tmp_path: Path) -> None:
+    found = [job for name in TREES for job in jobs_in(name, tmp_path)]
+    assert {row.name for row in launcher_table.TABLE.launchers} <= {job.launcher for job in found}
+    variables = {row.ranks.rank for row in launcher_table.TABLE.launchers if row.ranks is not None}
+    assert variables <= {name for job in found for name in job.environ}
+
+
+def test_no_comm_or_program_means_two_launchers_and_every_comm_is_one_that_the_kernel_keeps() -> None:
+    names = [name for row in launcher_table.TABLE.launchers for name in (*row.comms, *row.programs)]
+    assert len(set(names)) == len(names)
+    assert max(len(comm) for row in launcher_table.TABLE.launchers for comm in row.comms) <= 15
 
 
 def test_torchrun(tmp_path: Path) -> None:
@@ -49,7 +71,7 @@ def test_only_launcher_variables_are_kept(tmp_path: Path) -> None:
         assert "never" not in str(processes)
         kept = {name for process in processes for name in process.environ}
         assert kept > {"RANK", "WORLD_SIZE"}
-        assert all(name in LAUNCHER_VARIABLES or name.startswith("TORCH_NCCL_") for name in kept)
+        assert all(name in launcher_table.VARIABLES or name.startswith("TORCH_NCCL_") for name in kept)
     (job,) = jobs_in("torchrun", tmp_path)
     assert job.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
 
@@ -100,16 +122,10 @@ def test_a_loader_that_outlived_its_rank_is_not_the_rank(tmp_path: Path) -> None
     assert (seats(step), step.absent_local_ranks) == ([(0, 0, 6086)], (1,))
 
 
-def test_open_mpi(tmp_path: Path) -> None:
-    (job,) = jobs_in("mpirun", tmp_path)
-    assert (job.job_id, job.launcher, job.local_world_size) == ("2016149505", "mpirun", 2)
-    assert seats(job) == [(0, 0, 5339), (1, 1, 5340)]
-
-
-def test_mpich(tmp_path: Path) -> None:
-    (job,) = jobs_in("hydra", tmp_path)
-    assert (job.job_id, job.launcher, job.local_world_size) == ("pid300-300", "mpirun", 2)
-    assert seats(job) == [(2, 0, 310), (3, 1, 311)]
+def test_ranks_whose_mpirun_was_killed_keep_the_name_of_their_job(tmp_path: Path) -> None:
+    text = (FOLDER / "mpirun.proc").read_text().replace("5330 (mpirun) S", "5330 (bash) S")
+    (job,) = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    assert (job.job_id, job.launcher, job.launcher_id) == ("2016149505", "mpirun", None)
 
 
 def test_spawned_processes_that_hold_gpus_are_ranks_by_their_order(tmp_path: Path) -> None:
@@ -315,7 +331,7 @@ _processes = st.builds(
     state=st.sampled_from("RSDTZ"),
     cmdline=st.lists(_texts | st.sampled_from(["python", "torchrun", "multiprocessing.spawn"]), max_size=3).map(tuple),
     environ=st.dictionaries(
-        st.sampled_from(sorted(LAUNCHER_VARIABLES)) | st.sampled_from(["RANK", "WORLD_SIZE", "LOCAL_RANK"]),
+        st.sampled_from(sorted(launcher_table.VARIABLES)) | st.sampled_from(["RANK", "WORLD_SIZE", "LOCAL_RANK"]),
         _texts,
         max_size=9,
     ),

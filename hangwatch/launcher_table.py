@@ -1,0 +1,94 @@
+"""The table of launchers (launchers.toml): what starts ranks, and the variables that tell which rank a process is.
+
+It stands on the ground since two rooms read it: `probes.procs`, to know what may be read of a process, and `hang`, to
+know what it means. The comments of the table say what its columns are.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from hangwatch import tables
+from hangwatch.model import Value
+
+
+class RankVariables(Value, frozen=True, forbid_unknown_fields=True):
+    """The variables by which a rank knows its place."""
+
+    rank: str
+    size: tuple[str, ...]
+    local_rank: tuple[str, ...] = ()
+    local_size: tuple[str, ...] = ()
+    node_id: str = ""
+    tasks_per_node: tuple[str, ...] = ()
+    attempt: str = ""
+    job_id: str = ""
+    no_job_id: str = ""
+    only_below: bool = False
+    read_by_torch: bool = False
+
+
+class Launcher(Value, frozen=True, forbid_unknown_fields=True):
+    """One way to start ranks: how its own process is known, and what it tells its ranks (None: as another one)."""
+
+    name: str
+    programs: tuple[str, ...] = ()
+    comms: tuple[str, ...] = ()
+    title: str = ""
+    starts_only_ranks: bool = False
+    ranks: RankVariables | None = None
+
+
+class Scheduler(Value, frozen=True, forbid_unknown_fields=True):
+    """What gives jobs their numbers: the variables of the job, of its step, and of the GPUs that it was given."""
+
+    job_id: str
+    step: str
+    gpus: tuple[str, ...] = ()
+
+
+class Rendezvous(Value, frozen=True, forbid_unknown_fields=True):
+    """The variables of the address at which the ranks of a job meet."""
+
+    address: str
+    port: str
+
+
+class Table(Value, frozen=True, forbid_unknown_fields=True):
+    """The whole table."""
+
+    launchers: tuple[Launcher, ...] = msgspec.field(name="launcher")
+    schedulers: tuple[Scheduler, ...] = msgspec.field(name="scheduler")
+    rendezvous: Rendezvous
+    users: tuple[str, ...]
+    python_comms: tuple[str, ...]
+    servers: tuple[str, ...]
+    also_read: tuple[str, ...]
+    also_read_prefixes: tuple[str, ...]
+
+
+TABLE = tables.load("hangwatch", "launchers.toml", Table)
+
+
+def _variables(table: Table) -> frozenset[str]:
+    found = {*table.users, *table.also_read, table.rendezvous.address, table.rendezvous.port}
+    for scheduler in table.schedulers:
+        found |= {scheduler.job_id, scheduler.step, *scheduler.gpus}
+    for ranks in (launcher.ranks for launcher in table.launchers if launcher.ranks is not None):
+        found |= {ranks.rank, ranks.node_id, ranks.attempt, ranks.job_id}
+        found |= {*ranks.size, *ranks.local_rank, *ranks.local_size, *ranks.tasks_per_node}
+    return frozenset(found - {""})
+
+
+def _candidates(table: Table) -> tuple[str, ...]:
+    names = {name for launcher in table.launchers for name in (*launcher.programs, *launcher.comms)}
+    return tuple(sorted({*table.python_comms, *names}))
+
+
+VARIABLES = _variables(TABLE)
+"""The only variables that are ever kept of another process's environment, beside those with `PREFIXES`."""
+
+PREFIXES = TABLE.also_read_prefixes
+
+CANDIDATES = _candidates(TABLE)
+"""How the names begin of programs that may belong to a job: Python and launchers. A comm may cut them short."""

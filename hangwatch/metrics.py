@@ -208,7 +208,7 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
     activity = _gauge(
         "rank_activity",
         "What each rank of a job with an open incident is doing",
-        ("job_id", "rank", "local_rank", "activity", "motion", "frame", "stack"),
+        ("job_id", "rank", "local_rank", "activity", "waits_for", "motion", "frame", "stack"),
     )
     for job_id, entry in snapshot.jobs.items():
         incident = entry.incident
@@ -234,7 +234,7 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
                         job_id,
                         _text(member.id.rank),
                         _text(member.id.local_rank),
-                        _activity(group),
+                        *_activity(group),
                         member.motion.value,
                         _frame(group),
                         group.key,
@@ -253,11 +253,11 @@ def _named(incident: Incident) -> str:
     return ",".join(names[:NAMED_RANKS_SHOWN]) + (f",+{more}" if more > 0 else "")
 
 
-def _activity(group: Group) -> str:
-    """What the group does; a rank that is gone or could not be dumped does nothing that anybody knows."""
+def _activity(group: Group) -> tuple[str, str]:
+    """What the group does and waits for. Who is gone waits for nothing; of the undumpable nobody knows."""
     if group.gone:
-        return "gone"
-    return "undumpable" if group.fault else group.activity
+        return "gone", "nothing"
+    return ("undumpable", "unknown") if group.fault else (group.activity, group.waits_for)
 
 
 def _frame(group: Group) -> str:

@@ -7,6 +7,7 @@ Everything is read directly: a scan must cost next to nothing on a node with tho
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -132,13 +133,16 @@ def read_thread_states(pid: int, proc_root: Path = PROC) -> str:
     return "".join(states)
 
 
+def is_stop_pending(pid: int, proc_root: Path = PROC) -> bool:
+    """Whether a SIGSTOP was sent that takes hold once the process is next on a core or back from the kernel."""
+    masks = _read_status(pid, proc_root, b"SigPnd:", b"ShdPnd:")
+    return any(int(mask, 16) >> (signal.SIGSTOP - 1) & 1 for mask in masks)
+
+
 def read_inner_pid(pid: int, proc_root: Path = PROC) -> int:
     """The pid by which a process knows itself: the last number of NSpid in /proc/PID/status, else `pid`."""
-    raw = _read(f"{proc_root}/{pid}/status", 8192)
-    for line in raw.splitlines() if isinstance(raw, bytes) else ():
-        if line.startswith(b"NSpid:"):
-            return int(line.split()[-1])
-    return pid
+    numbers = _read_status(pid, proc_root, b"NSpid:")
+    return int(numbers[-1]) if numbers else pid
 
 
 def is_running(program: str, proc_root: Path = PROC) -> bool:
@@ -241,6 +245,13 @@ def _read_stats(root: str) -> Iterator[_Stat]:
         stat = _parse_stat(raw) if isinstance(raw, bytes) else None
         if stat is not None and not stat.is_kernel_thread:
             yield stat
+
+
+def _read_status(pid: int, proc_root: Path, *names: bytes) -> list[bytes]:
+    """The words of these lines of /proc/PID/status; none when the process is gone."""
+    raw = _read(f"{proc_root}/{pid}/status", 8192)
+    lines = raw.splitlines() if isinstance(raw, bytes) else []
+    return [word for line in lines if line.startswith(names) for word in line.split()[1:]]
 
 
 def _numbers(folder: str) -> list[str]:

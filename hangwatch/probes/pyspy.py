@@ -31,6 +31,7 @@ OLDEST_VERSION = (0, 4)  # older ones leave a rank that waits in the kernel stop
 MAX_DUMP_BYTES = 16 << 20
 
 _STOP_POLL_SECONDS = 0.2
+_SETTLE_SECONDS = 0.01  # a target whose tracer died runs for a moment before the stop that was meant for it holds it
 _KILL_SECONDS = 1.0
 _MORE_TRIES = 4
 _NEVER_PAUSE = BLOCKED_STATES | STOPPED_STATES | ENDED_STATES | {"I"}
@@ -72,12 +73,14 @@ def dump(
     if fault is not None or program is None or before is None:
         return PyspyAnswer(json=None, fault=fault, duration_seconds=0.0, state_after=before and before[1])
     call = _Call(program, pid, ("--locals",) if include_locals else (), stop)
+    was_stopped = before[1] in STOPPED_STATES or procs.is_stop_pending(pid, proc_root)
     paused = native and _may_pause(pid, proc_root)
     answer = _attempt(call, ("--native",) if paused else ("--nonblocking",), deadline_seconds)
+    after = _let_run_on(before[0], was_stopped, proc_root)
     if isinstance(answer, Fault) and not paused and _is_passing(answer) and _may_pause(pid, proc_root):
         paused = True
         answer = _attempt(call, (), min(deadline_seconds, BLOCKING_DEADLINE_SECONDS))
-    after = _continue_if_stopped(before, proc_root) if paused else procs.read_state(pid, proc_root)
+        after = _let_run_on(before[0], was_stopped, proc_root)
     return PyspyAnswer(
         json=None if isinstance(answer, Fault) else answer,
         fault=answer if isinstance(answer, Fault) else None,
@@ -149,17 +152,24 @@ def _is_passing(fault: Fault) -> bool:
     return fault.reason in ("StackChanged", "DumpFailed")
 
 
-def _continue_if_stopped(before: tuple[ProcessId, str], proc_root: Path) -> tuple[ProcessId, str] | None:
-    """Continue a process that was paused (so it was not stopped before) and is stopped now; what it is after that."""
-    identity, _ = before
-    after = procs.read_state(identity.pid, proc_root)
-    if after is None or after[0] != identity or after[1] != "T":
-        return after
-    try:
-        os.kill(identity.pid, signal.SIGCONT)
-    except (PermissionError, ProcessLookupError):
-        return after
-    return procs.read_state(identity.pid, proc_root)
+def _let_run_on(target: ProcessId, was_stopped: bool, proc_root: Path) -> tuple[ProcessId, str] | None:
+    """Continue a process that was not stopped before an attempt and is after it; who has its pid then, in which state.
+
+    Also after an attempt without a pause: nobody can tell whose stop it was, and a rank left stopped costs the job.
+    Looked at twice, because a stop may take hold after py-spy has ended.
+    """
+    for pause_seconds in (_SETTLE_SECONDS, 0.0):
+        if not was_stopped and _is_stopped(target, proc_root):
+            with contextlib.suppress(PermissionError, ProcessLookupError):
+                os.kill(target.pid, signal.SIGCONT)
+        time.sleep(pause_seconds)
+    return procs.read_state(target.pid, proc_root)
+
+
+def _is_stopped(target: ProcessId, proc_root: Path) -> bool:
+    pending = procs.is_stop_pending(target.pid, proc_root)  # asked first: it turns into T, never the other way round
+    now = procs.read_state(target.pid, proc_root)
+    return now is not None and now[0] == target and (pending or now[1] == "T")
 
 
 def _attempt(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes | Fault:

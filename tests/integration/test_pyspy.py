@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -222,16 +223,62 @@ def test_a_capture_that_is_to_stop_does_not_wait_for_py_spy(tmp_path: Path) -> N
     assert answer.duration_seconds < 10
 
 
-def test_a_target_that_a_dying_py_spy_leaves_stopped_is_continued(tmp_path: Path) -> None:
-    """A py-spy whose first rung fails and whose second stops the target and dies."""
-    stopper = _program(tmp_path, 'case "$*" in *nonblocking*) exit 1;; esac; kill -STOP "$4"; exit 1')
+STOPS_WHEN_IT_PAUSES = 'case "$*" in *nonblocking*) exit 1;; esac; kill -STOP "$4"; exit 1'
+STOPS_ALWAYS = 'for last; do :; done; kill -STOP "$last"; exit 1'
+NO_PAUSE_MENDS_IT = 'echo "Error: Permission denied" >&2; '
+
+
+@pytest.mark.parametrize(
+    ("body", "paused"), [(STOPS_WHEN_IT_PAUSES, True), (STOPS_ALWAYS, True), (STOPS_ALWAYS, False)]
+)
+def test_a_target_that_a_dying_py_spy_leaves_stopped_runs_on(tmp_path: Path, body: str, paused: bool) -> None:
     with targets.python(targets.SPINNING, tmp_path) as pid:
-        answer = dump(pid, pyspy_path=stopper)
-        assert answer.paused and answer.fault is not None
-        wait_for(lambda: targets.state(pid) == "R", "the target to run on")
+        answer = dump(pid, pyspy_path=_program(tmp_path, body if paused else NO_PAUSE_MENDS_IT + body))
+        assert (answer.paused, answer.json) == (paused, None)
+        wait_until_it_works(pid)
+
+
+def test_a_target_that_obeys_a_stop_only_after_py_spy_has_ended_runs_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pyspy, "_SETTLE_SECONDS", 2.0)
+    late = f'(sleep 0.2; kill -STOP "$5"; touch {tmp_path}/stopped) </dev/null >/dev/null 2>&1 & exit 1'
+    with targets.python(targets.SPINNING, tmp_path) as pid:
+        dump(pid, pyspy_path=_program(tmp_path, NO_PAUSE_MENDS_IT + late))
+        wait_for((tmp_path / "stopped").exists, "the stop")
+        wait_until_it_works(pid)
+
+
+def test_a_stop_that_a_target_in_the_kernel_has_not_obeyed_yet_is_taken_back(tmp_path: Path) -> None:
+    with targets.python(targets.IN_KERNEL + "ready()\nimport time\ntime.sleep(600)", tmp_path) as pid:
+        targets.wait_for_state(pid, "D")
+        dump(pid, pyspy_path=_program(tmp_path, STOPS_ALWAYS))
+        (tmp_path / "ready").unlink()
+        (tmp_path / "fifo").write_text("")  # somebody writes: the kernel lets go
+        wait_for((tmp_path / "ready").exists, "the target to run on")
+
+
+def test_a_stop_that_was_pending_before_is_not_taken_back(tmp_path: Path) -> None:
+    with targets.python(targets.IN_KERNEL, tmp_path) as pid:
+        targets.wait_for_state(pid, "D")
+        os.kill(pid, signal.SIGSTOP)
+        dump(pid)
+        (tmp_path / "fifo").write_text("")
+        targets.wait_for_state(pid, "T")
+
+
+@pytest.mark.parametrize("body", [STOPS_WHEN_IT_PAUSES, STOPS_ALWAYS])
+def test_what_was_stopped_before_is_not_for_hangwatch_to_continue(tmp_path: Path, body: str) -> None:
+    with targets.python(targets.SPINNING, tmp_path) as pid:
         targets.stop(pid)
-        dump(pid, pyspy_path=stopper)
-        assert targets.state(pid) == "T", "what was stopped before is not for hangwatch to continue"
+        answer = dump(pid, pyspy_path=_program(tmp_path, body))
+        assert (answer.paused, answer.state_after, targets.state(pid)) == (False, "T", "T")
+
+
+def wait_until_it_works(pid: int) -> None:
+    """Until the target used the processor: one that waits for a core looks alike, whether it was told to stop or not."""
+    used = procs.read_counters(pid).cpu_seconds or 0.0
+    wait_for(lambda: (procs.read_counters(pid).cpu_seconds or 0.0) > used + 0.03, "the target to run on")
 
 
 @pytest.mark.parametrize(("printed", "words"), [("py-spy 0.3.14", "0.3.14"), ("what?", "unknown")])

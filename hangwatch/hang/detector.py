@@ -63,7 +63,20 @@ class MotionCount(Value, frozen=True):
 
 
 class JobWatch(Value, frozen=True):
-    """What the detector remembers of one job. `generation` are the ranks' processes: a restart begins a new watch."""
+    """What the detector remembers of one job. `generation` are the ranks' processes: a restart begins a new watch.
+
+    Times are CLOCK_MONOTONIC seconds, None where they mean nothing:
+
+    * `began`: the job; `since`: its state; `sampled_at`: the last power sample; `captured_at`: the last capture.
+    * `quiet_since` is set in quiet, suspected, hung and stalled, and in no other state; in quiet, `quiet_gpus` are
+      those that have been quiet since then.
+    * `stalled_since` is set in stalled, and nowhere else; `back_since` at most in hung and stalled, while power is back
+      and not yet for long enough; `capture_wanted_at` at most there, while no capture is under way.
+    * `capturing` is set in suspected, and while a capture of an open incident is under way. `capture_pause` seconds lie
+      before the next one; `frozen_captures` in a row found everybody frozen; `saw_stacks`: one of them found any stack.
+    * `low_since`: since when the job draws little without being quiet (it was taught that level, or has never worked
+      hard); after `relook_pause` seconds it is looked at again.
+    """
 
     job_id: str
     generation: frozenset[ProcessId]

@@ -27,6 +27,17 @@ def job(ranks: int = 8, pid: int = 100) -> Job:
     )
 
 
+def assert_times_mean_something(watch: JobWatch) -> None:
+    """Which times are set in which state, as the docstring of JobWatch says."""
+    is_open = watch.state in (S.HUNG, S.STALLED)
+    assert (watch.quiet_since is not None) == (is_open or watch.state in (S.QUIET, S.SUSPECTED))
+    assert watch.state is not S.QUIET or watch.quiet_gpus
+    assert (watch.stalled_since is not None) == (watch.state is S.STALLED)
+    assert watch.back_since is None or is_open
+    assert watch.capture_wanted_at is None or (is_open and not watch.capturing)
+    assert watch.capturing or watch.state is not S.SUSPECTED
+
+
 class Series:
     """Feeds one sample a second and remembers what the detector did."""
 
@@ -58,6 +69,7 @@ class Series:
         return detector.pages(self.watch, self.now, self.rules)
 
     def _take(self, watch: JobWatch, actions: tuple[detector.Action, ...]) -> None:
+        assert_times_mean_something(watch)
         self.watch = watch
         for action in actions:
             if isinstance(action, TakeCapture):

@@ -167,6 +167,11 @@ class Settings(Section, frozen=True):
     log: Log = Log()
     checks: dict[str, dict[str, Any]] = {}
 
+    @property
+    def dump_after_seconds(self) -> float:
+        """How long after a job went quiet its stacks have been taken: the hold and one capture."""
+        return self.detector.hold_seconds + self.capture.rounds * self.capture.pause_seconds
+
 
 _SECTION_OF_PATH = re.compile(r" - at `\$?\.?([^`]*)`$")
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]+)`")

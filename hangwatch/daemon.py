@@ -23,21 +23,20 @@ from hangwatch.board import Board, Snapshot, extend
 from hangwatch.checks import discovery, runner
 from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.config import Settings
-from hangwatch.hang import activity, culprit, jobs
-from hangwatch.hang.capture import capture
+from hangwatch.hang import activity
 from hangwatch.hang.detector import TakeCapture, Transition
-from hangwatch.hang.grouping import group_ranks
 from hangwatch.http import Server
+from hangwatch.look import Look, find_jobs, look_at
 from hangwatch.model import CheckResult, Fault, Incident, Job, JobState
 from hangwatch.probes import host, procs
 from hangwatch.probes.node import Node
 from hangwatch.probes.nvml.source import GpuSource
 from hangwatch.probes.sdnotify import Notifier
-from hangwatch.progress import Deed, Look, SaveIncident
+from hangwatch.progress import Deed, SaveIncident
 from hangwatch.report import html, text
 from hangwatch.report.dumps import dump_files
 from hangwatch.status import Status
-from hangwatch.store import Store, StoreError, folder_name, open_writable
+from hangwatch.store import Store, StoreError, open_writable
 
 log = logging.getLogger(__name__)
 
@@ -181,8 +180,7 @@ class Daemon:
             return
         try:
             sweep = self.board.snapshot.sweep
-            pids = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
-            found = jobs.find_jobs(self._scan.processes(pids), sweep)
+            found = find_jobs(self._scan, sweep)
             now, unix_now = self._clock(), time.time()
             ticks = procs.TICKS_PER_SECOND
             self._do(self.board.change(lambda snapshot: progress.discovered(snapshot, found, now, unix_now, ticks)))
@@ -193,9 +191,7 @@ class Daemon:
         if self.store is None:
             return
         open_folders = frozenset(
-            folder_name(entry.job.job_id, entry.incident.opened_unix_seconds)
-            for entry in self.board.snapshot.jobs.values()
-            if entry.incident is not None
+            entry.incident.incident_id for entry in self.board.snapshot.jobs.values() if entry.incident is not None
         )
         try:
             removed = self.store.prune(time.time(), open_folders)
@@ -253,39 +249,22 @@ class Daemon:
             return None
         self._discover()  # a job that ended while it was looked at has ended, and is not hung
         now, settings = self._clock(), self.settings.detector
-        self._do(
-            self.board.change(
-                lambda snapshot: progress.captured(
-                    snapshot, look, now=now, unix_now=look.judged_unix_seconds, settings=settings
-                )
-            )
-        )
+        self._do(self.board.change(lambda snapshot: progress.captured(snapshot, look, now=now, settings=settings)))
         return look
 
     def look_at(self, job: Job) -> Look | None:
         """Capture and judge one job; None when the daemon was asked to stop meanwhile."""
-        sweep = self.board.snapshot.sweep
-        taken = capture(
+        look = look_at(
             job,
             settings=self.settings.capture,
+            activities=self._activities,
             node=self.node,
+            sweep=self.board.snapshot.sweep,
             proc_root=self._proc_root,
-            gpus=sweep,
             stop=self._stop,
             observe_dump=self._count_dump,
         )
-        if self._stop.is_set():
-            return None
-        grouping = group_ranks(taken, self._activities, self.settings.capture)
-        unix_now = time.time()
-        return Look(
-            capture=taken,
-            grouping=grouping,
-            verdict=culprit.judge(grouping),
-            judged_unix_seconds=unix_now,
-            incident_id=folder_name(job.job_id, unix_now),
-            host_facts=host.facts(sweep.driver_version if sweep else None),
-        )
+        return None if self._stop.is_set() else look
 
     def _count_dump(self, seconds: float, fault: Fault | None) -> None:
         def counted(snapshot: Snapshot) -> tuple[Snapshot, None]:
@@ -341,13 +320,12 @@ class Daemon:
         self.board.change(lambda board: (replace(board, checks={**board.checks, result.check: result}), None))
 
     def _node_view(self) -> Node:
-        snapshot, taking = self.board.snapshot, self.settings.capture
         return Node(
             proc_root=self._proc_root,
             gpus=self._gpus,
-            jobs=tuple(e.job for e in snapshot.jobs.values() if e.watch.state is not JobState.ENDED),
+            jobs=tuple(e.job for e in self.board.snapshot.jobs.values() if e.watch.state is not JobState.ENDED),
             state_directory=Path(self.settings.store.directory),
-            dump_after_seconds=self.settings.detector.hold_seconds + taking.rounds * taking.pause_seconds,
+            dump_after_seconds=self.settings.dump_after_seconds,
         )
 
     def _on_trouble(self, event: Any) -> None:

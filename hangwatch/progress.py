@@ -11,14 +11,13 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from hangwatch import __version__
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector
 from hangwatch.hang import activity, detector
 from hangwatch.hang.detector import Action, MotionCount, TakeCapture
 from hangwatch.hang.power import idle_levels
+from hangwatch.look import Look
 from hangwatch.model import (
-    Capture,
     GpuSweep,
     Grouping,
     Incident,
@@ -28,7 +27,6 @@ from hangwatch.model import (
     SamplerStatus,
     Transition,
     Value,
-    Verdict,
 )
 
 ENDED_SHOWN_SECONDS = 120.0
@@ -94,20 +92,7 @@ def discovered(
     return snapshot, tuple(deeds)
 
 
-class Look(Value, frozen=True):
-    """A finished capture and what was made of it; `incident_id` names the incident if this look opens one."""
-
-    capture: Capture
-    grouping: Grouping
-    verdict: Verdict
-    incident_id: str
-    judged_unix_seconds: float
-    host_facts: tuple[tuple[str, str], ...] = ()
-
-
-def captured(
-    snapshot: Snapshot, look: Look, *, now: float, unix_now: float, settings: Detector
-) -> tuple[Snapshot, tuple[Deed, ...]]:
+def captured(snapshot: Snapshot, look: Look, *, now: float, settings: Detector) -> tuple[Snapshot, tuple[Deed, ...]]:
     """Take what a capture showed: the job is hung, stalled, or honestly at work."""
     entry = snapshot.jobs.get(look.capture.job_id)
     if entry is None:
@@ -116,8 +101,8 @@ def captured(
     watch, actions = detector.captured(entry.watch, seen, now, settings)
     entry = replace(entry, watch=watch, page=detector.pages(watch, now, settings))
     if watch.is_open:
-        entry = replace(entry, incident=_seen(entry, look, unix_now))
-    entry, deeds = _settle(entry, actions, unix_now)
+        entry = replace(entry, incident=_seen(entry, look))
+    entry, deeds = _settle(entry, actions, look.judged_unix_seconds)
     if watch.is_open and entry.incident is not None and not any(isinstance(deed, SaveIncident) for deed in deeds):
         deeds = (*deeds, SaveIncident(incident=entry.incident))
     return snapshot.count("captures", _result(seen)).with_job(entry), deeds
@@ -217,23 +202,11 @@ def _settle(entry: JobEntry, actions: tuple[Action, ...], unix_now: float) -> tu
     return entry, tuple(deeds)
 
 
-def _seen(entry: JobEntry, look: Look, unix_now: float) -> Incident:
+def _seen(entry: JobEntry, look: Look) -> Incident:
     """The job's open incident with one more capture, or a new one."""
     incident = entry.incident
     if incident is None or incident.closed_unix_seconds is not None:
-        return Incident(
-            incident_id=look.incident_id,
-            node=look.capture.node,
-            job=entry.job,
-            opened_unix_seconds=unix_now,
-            state=entry.watch.state,
-            verdict=look.verdict,
-            grouping=look.grouping,
-            captures=(look.capture,),
-            timeline=entry.timeline,
-            host_facts=look.host_facts,
-            hangwatch_version=__version__,
-        )
+        return look.incident(entry.job, entry.watch.state, entry.timeline)
     captures = (*incident.captures, look.capture)
     if len(captures) > CAPTURES_KEPT:
         captures = (captures[0], *captures[-(CAPTURES_KEPT - 1) :])

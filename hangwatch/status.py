@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hangwatch.board import Snapshot
 from hangwatch.model import JobState, Value
-from hangwatch.store import folder_name
 
 
 class JobStatus(Value, frozen=True):
@@ -104,7 +103,7 @@ def _jobs(snapshot: Snapshot, now: float) -> tuple[JobStatus, ...]:
             absent_local_ranks=entry.job.absent_local_ranks,
             page=entry.page,
             verdict=entry.incident.verdict.message if entry.incident else None,
-            incident=folder_name(job_id, entry.incident.opened_unix_seconds) if entry.incident else None,
+            incident=entry.incident.incident_id if entry.incident else None,
         )
         for job_id, entry in snapshot.jobs.items()
     )

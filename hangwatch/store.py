@@ -11,7 +11,6 @@ from __future__ import annotations
 import calendar
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import stat
@@ -22,7 +21,7 @@ from typing import TypeVar
 
 import msgspec
 
-from hangwatch import durable
+from hangwatch import durable, words
 from hangwatch.model import Incident, JobState, Value
 
 SCHEMA_VERSION = 1
@@ -30,7 +29,6 @@ INCIDENT_FILE = "incident.json"
 MAX_INCIDENT_BYTES = 512 << 20  # 100,000 ranks take a fifth of it
 _FOLDER = re.compile(r"\d{8}T\d{6}Z-[A-Za-z0-9._-]+")
 _FILE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,127}/){0,3}[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_JOB_CHARACTERS = 64
 _SAME_NAME = 9
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NONBLOCK: opening a FIFO must not stop us
 
@@ -79,18 +77,6 @@ class _Head(msgspec.Struct):
 class _Version(msgspec.Struct):
     schema_version: int = SCHEMA_VERSION
     hangwatch_version: str = "of unknown version"
-
-
-def folder_name(job_id: str, opened_unix_seconds: float) -> str:
-    """`<UTC time>-<job>`, safe as a file name, at most 81 characters; meant as `Incident.incident_id` too.
-
-    A job id that had to be changed or cut gets a hash, so that two jobs never share a folder.
-    """
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", job_id)[:_JOB_CHARACTERS]
-    if not safe or safe != job_id:
-        mark = hashlib.sha256(job_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        safe = f"{safe[: _JOB_CHARACTERS - 9]}-{mark}"
-    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(opened_unix_seconds))}-{safe}"
 
 
 def encode(incident: Incident) -> bytes:
@@ -226,7 +212,7 @@ class Store:
 
     def _name_of(self, incident: Incident) -> str:
         """The folder of this incident; numbered where a different incident already has the name."""
-        first = folder_name(incident.job.job_id, incident.opened_unix_seconds)
+        first = words.incident_name(incident.job.job_id, incident.opened_unix_seconds)
         for name in (first, *(f"{first}-{number}" for number in range(2, _SAME_NAME + 1))):
             there = _summary(self.incidents / name)
             if there.problem or (there.incident_id, there.node) == (incident.incident_id, incident.node):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from hangwatch.model import RankId
 
 _NODES_LISTED = 3
+_JOB_CHARACTERS = 64
 
 
 def printable(text: str) -> str:
@@ -29,6 +32,18 @@ def utc(unix_seconds: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
         return datetime.fromtimestamp(unix_seconds, timezone.utc).strftime(form)
     except (ValueError, OverflowError, OSError):
         return f"{unix_seconds:g} s"
+
+
+def incident_name(job_id: str, opened_unix_seconds: float) -> str:
+    """`<UTC time>-<job>`, safe as the name of a folder, at most 81 characters.
+
+    A job id that had to be changed or cut gets a hash, so that two jobs never share a name.
+    """
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", job_id)[:_JOB_CHARACTERS]
+    if not safe or safe != job_id:
+        mark = hashlib.sha256(job_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        safe = f"{safe[: _JOB_CHARACTERS - 9]}-{mark}"
+    return f"{datetime.fromtimestamp(int(opened_unix_seconds), timezone.utc):%Y%m%dT%H%M%SZ}-{safe}"
 
 
 def duration(seconds: float) -> str:

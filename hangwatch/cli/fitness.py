@@ -14,7 +14,7 @@ from hangwatch import config
 from hangwatch.checks import discovery, listing, runner
 from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.cli.watch import config_option, settings_from
-from hangwatch.hang import jobs
+from hangwatch.look import find_jobs
 from hangwatch.model import CheckResult
 from hangwatch.probes import host, procs
 from hangwatch.probes.node import Node
@@ -58,13 +58,11 @@ def _run(
     gpus.start()
     try:
         sweep = gpus.wait_for_sweep(FIRST_SWEEP_SECONDS)
-        pids = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
         node = Node(
             gpus=gpus,
-            jobs=jobs.find_jobs(procs.ProcessScan(Path("/proc")).processes(pids), sweep),
+            jobs=find_jobs(procs.ProcessScan(), sweep),
             state_directory=Path(settings.store.directory),
-            dump_after_seconds=settings.detector.hold_seconds
-            + settings.capture.rounds * settings.capture.pause_seconds,
+            dump_after_seconds=settings.dump_after_seconds,
         )
         return runner.run_all(node, check_settings, names, deadline_seconds=DEADLINE_SECONDS - FIRST_SWEEP_SECONDS)
     finally:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import click
 import msgspec
 
-from hangwatch import __version__, config, store
+from hangwatch import config, store
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import write_text
 from hangwatch.cli.tables import print_table
 from hangwatch.cli.watch import config_option, settings_from
-from hangwatch.hang import activity, capture, culprit, jobs
-from hangwatch.hang.grouping import group_ranks
+from hangwatch.hang import activity, capture
+from hangwatch.look import find_jobs, look_at
 from hangwatch.model import Capture, GpuSweep, Grouping, Incident, Job, JobState, Value, Verdict
 from hangwatch.probes import host, procs
 from hangwatch.probes.nvml.sampler import NvmlSampler
@@ -76,16 +75,33 @@ def dump(
             err=True,
         )
         return 1
-    table = activity.load(settings.activities.rules)
-    taken = [_take(job, settings, sweep, table, rounds, native=native, include_locals=include_locals) for job in found]
+    activities, node = activity.load(settings.activities.rules), host.node_name()
+    looks = [
+        look_at(
+            job,
+            settings=settings.capture,
+            activities=activities,
+            node=node,
+            sweep=sweep,
+            rounds=rounds,
+            native=native,
+            include_locals=include_locals,
+        )
+        for job in found
+    ]
+    dumped = [look.incident(job, JobState.SUSPECTED) for job, look in zip(found, looks, strict=True)]
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(taken) + b"\n")
+        dumps = [
+            JobDump(job=job, verdict=look.verdict, grouping=look.grouping, capture=look.capture)
+            for job, look in zip(found, looks, strict=True)
+        ]
+        sys.stdout.buffer.write(msgspec.json.encode(dumps) + b"\n")
     else:
-        for one in taken:
-            click.echo(text.render(_as_incident(one), color=sys.stdout.isatty()))
-    for one in taken if directory else ():
-        assert directory is not None
-        click.echo(f"report: {_leave(directory, one)}", err=True)
+        for incident in dumped:
+            click.echo(text.render(incident, color=sys.stdout.isatty()))
+    if directory is not None:
+        for incident in dumped:
+            click.echo(f"report: {_leave(directory, incident)}", err=True)
     return 0
 
 
@@ -106,58 +122,17 @@ def _gpu_sweep(settings: config.Settings) -> GpuSweep | None:
 
 
 def _jobs(job_id: str | None, sweep: GpuSweep | None) -> list[Job]:
-    pids = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
-    found = jobs.find_jobs(procs.ProcessScan(Path("/proc")).processes(pids), sweep)
+    found = find_jobs(procs.ProcessScan(), sweep)
     if job_id is None:
         return list(found)
     chosen = [job for job in found if job.job_id == job_id]
     if not chosen:
-        known = ", ".join(job.job_id for job in found) or "none"
-        raise InputError(f"--job {job_id}: no such job on this node\n  jobs here: {known}")
+        here = ", ".join(job.job_id for job in found) or "none"
+        raise InputError(f"--job {job_id}: no such job on this node\n  jobs here: {here}")
     return chosen
 
 
-def _take(
-    job: Job,
-    settings: config.Settings,
-    sweep: GpuSweep | None,
-    table: activity.Table,
-    rounds: int,
-    *,
-    native: bool,
-    include_locals: bool,
-) -> JobDump:
-    taken = capture.capture(
-        job,
-        settings=settings.capture,
-        node=host.node_name(),
-        gpus=sweep,
-        rounds=rounds,
-        native=native,
-        include_locals=include_locals,
-    )
-    grouping = group_ranks(taken, table, settings.capture)
-    return JobDump(job=job, verdict=culprit.judge(grouping), grouping=grouping, capture=taken)
-
-
-def _as_incident(taken: JobDump) -> Incident:
-    now = time.time()
-    return Incident(
-        incident_id=store.folder_name(taken.job.job_id, now),
-        node=taken.capture.node,
-        job=taken.job,
-        opened_unix_seconds=now,
-        state=JobState.SUSPECTED,
-        verdict=taken.verdict,
-        grouping=taken.grouping,
-        captures=(taken.capture,),
-        host_facts=host.facts(None),
-        hangwatch_version=__version__,
-    )
-
-
-def _leave(directory: Path, taken: JobDump) -> Path:
-    incident = _as_incident(taken)
+def _leave(directory: Path, incident: Incident) -> Path:
     files = {"report.txt": text.render(incident), "report.html": html.render(incident), **dump_files(incident)}
     return store.open_writable(directory).save(incident, files)
 

@@ -142,7 +142,7 @@ def test_explain_reads_standard_input_files_and_folders(tmp_path: Path) -> None:
     assert "ank 2 on n1" in done.stdout.splitlines()[0]
     assert "<html" in page.read_text()
     alone = json.loads(hangwatch("explain", "--json", "--world-size", "6", "-", stdin=everything).stdout)
-    assert (alone["world_size"], alone["absent"]) == (6, [4, 5])
+    assert (alone["world_size"], alone["absent"]) == (6, [[4, 5]])
 
 
 def test_reports_are_rendered_again_from_the_incident_alone(tmp_path: Path) -> None:

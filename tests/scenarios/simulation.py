@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from hangwatch import progress
 from hangwatch.board import Snapshot
 from hangwatch.config import Settings
-from hangwatch.hang import activity, culprit
+from hangwatch.hang import activity
 from hangwatch.hang.detector import TakeCapture, Transition
-from hangwatch.hang.grouping import group_ranks
+from hangwatch.look import Look, judged
 from hangwatch.model import (
     Capture,
     Fault,
@@ -33,7 +33,7 @@ from hangwatch.model import (
     Thread,
     Verdict,
 )
-from hangwatch.progress import Deed, Look
+from hangwatch.progress import Deed
 
 NODE = "node-1"
 SETTINGS = Settings()
@@ -209,9 +209,7 @@ class _Daemon:
         self._taking = None
         look = self._look(taking, t)
         self.played[taking.job_id].captures += 1
-        self._snapshot, deeds = progress.captured(
-            self._snapshot, look, now=t, unix_now=UNIX_START + t, settings=self.settings.detector
-        )
+        self._snapshot, deeds = progress.captured(self._snapshot, look, now=t, settings=self.settings.detector)
         self._note(deeds, t)
 
     def _dump(self, gpu: int, t: float, round_number: int) -> ProcessDump:
@@ -239,14 +237,7 @@ class _Daemon:
             ranks=tuple(self._rank_dump(gpu, gpu - gpus.start, taking, t) for gpu in gpus),
             world_size=len(gpus),
         )
-        grouping = group_ranks(taken, self._activities, self.settings.capture)
-        return Look(
-            capture=taken,
-            grouping=grouping,
-            verdict=culprit.judge(grouping),
-            incident_id=f"incident-{t}",
-            judged_unix_seconds=t,
-        )
+        return judged(taken, self.settings.capture, self._activities, unix_now=UNIX_START + t)
 
     def _rank_dump(self, gpu: int, rank: int, taking: _Taking, t: float) -> RankDump:
         doing = self.node.doing(gpu, t)

@@ -8,6 +8,7 @@ from hangwatch import progress
 from hangwatch.board import Snapshot
 from hangwatch.config import Detector
 from hangwatch.hang.detector import TakeCapture
+from hangwatch.look import Look
 from hangwatch.model import (
     Capture,
     GpuSample,
@@ -25,7 +26,7 @@ from hangwatch.model import (
     SamplerStatus,
     Verdict,
 )
-from hangwatch.progress import Deed, Look, SaveIncident
+from hangwatch.progress import Deed, SaveIncident
 
 RULES = Detector(hold_seconds=20, recover_seconds=2)
 
@@ -80,10 +81,9 @@ class Life:
             capture=capture,
             grouping=seen,
             verdict=verdict,
-            incident_id=f"i{self.now:.0f}",
             judged_unix_seconds=self.unix,
         )
-        self._take(progress.captured(self.snapshot, look, now=self.now, unix_now=self.unix, settings=RULES))
+        self._take(progress.captured(self.snapshot, look, now=self.now, settings=RULES))
 
     @property
     def unix(self) -> float:

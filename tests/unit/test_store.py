@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from hangwatch import store
 from hangwatch.model import Frame, Incident, JobState
-from hangwatch.store import Store, StoreError, folder_name, open_writable
+from hangwatch.store import Store, StoreError, open_writable
+from hangwatch.words import incident_name
 from tests import samples
 from tests.conftest import wait_for
 
@@ -34,7 +35,7 @@ def at(opened: float, job_id: str = "42", **changes: object) -> Incident:
     base = samples.mismatch()
     return samples.replaced(
         base,
-        incident_id=folder_name(job_id, opened),
+        incident_id=incident_name(job_id, opened),
         job=samples.job(range(2), 2, job_id=job_id),
         opened_unix_seconds=opened,
         **changes,
@@ -104,15 +105,8 @@ def test_two_incidents_of_one_name_are_two(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=300), st.floats(0, 4e9))
-def test_folder_names_are_safe_and_bounded(job_id: str, opened: float) -> None:
-    name = folder_name(job_id, opened)
-    assert len(name) <= 81
-    assert store._FOLDER.fullmatch(name)
-
-
-@given(st.lists(st.text(max_size=120), unique=True, max_size=10))
-def test_two_jobs_never_share_a_name(job_ids: list[str]) -> None:
-    assert len({folder_name(job_id, 0.0) for job_id in job_ids}) == len(job_ids)
+def test_names_of_incidents_are_names_of_folders(job_id: str, opened: float) -> None:
+    assert store._FOLDER.fullmatch(incident_name(job_id, opened))
 
 
 TEXT = st.text(st.characters(), max_size=30)  # surrogates too
@@ -292,10 +286,10 @@ def test_summaries_newest_first_with_the_unreadable_among_them(tmp_path: Path) -
     kept = open_writable(tmp_path)
     for opened in (1e9, 3e9, 2e9):
         kept.save(at(opened), FILES)
-    (kept.incidents / folder_name("42", 2e9) / "incident.json").write_text("{")
+    (kept.incidents / incident_name("42", 2e9) / "incident.json").write_text("{")
     (kept.incidents / "notes-of-somebody").mkdir()
     found = kept.summaries()
-    assert [summary.folder for summary in found] == [folder_name("42", opened) for opened in (3e9, 2e9, 1e9)]
+    assert [summary.folder for summary in found] == [incident_name("42", opened) for opened in (3e9, 2e9, 1e9)]
     assert [bool(summary.problem) for summary in found] == [False, True, False]
     first = found[0]
     assert (first.node, first.job_id, first.state, first.verdict) == ("gpu-a12", "42", JobState.HUNG, "Mismatch")

@@ -87,6 +87,16 @@ def test_elided_text_has_its_length(text: str, characters: int) -> None:
     assert len(words.elided(text, characters)) <= characters
 
 
+@given(st.text(max_size=300), st.floats(0, 4e9))
+def test_names_of_incidents_are_safe_and_bounded(job_id: str, opened: float) -> None:
+    assert re.fullmatch(r"\d{8}T\d{6}Z-[A-Za-z0-9._-]{1,64}", words.incident_name(job_id, opened))
+
+
+@given(st.lists(st.text(max_size=120), unique=True, max_size=10))
+def test_two_jobs_never_share_a_name(job_ids: list[str]) -> None:
+    assert len({words.incident_name(job_id, 0.0) for job_id in job_ids}) == len(job_ids)
+
+
 @given(st.floats(0, 1e7, allow_nan=False))
 def test_durations_have_two_units_at_most(seconds: float) -> None:
     assert re.fullmatch(r"[\d.e-]+ s|\d+ (min \d\d s|h \d\d min|d \d\d h)", words.duration(seconds))

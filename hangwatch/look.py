@@ -1,0 +1,97 @@
+"""One look: which jobs run on this node, and what the ranks of one of them do: captured, grouped, judged."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from hangwatch import __version__, config, words
+from hangwatch.hang import culprit, jobs
+from hangwatch.hang.activity import Table
+from hangwatch.hang.capture import ObserveDump, capture
+from hangwatch.hang.grouping import group_ranks
+from hangwatch.model import Capture, GpuSweep, Grouping, Incident, Job, JobState, Transition, Value, Verdict
+from hangwatch.probes import host, procs
+
+
+class Look(Value, frozen=True):
+    """A finished capture of one job and what was made of it."""
+
+    capture: Capture
+    grouping: Grouping
+    verdict: Verdict
+    judged_unix_seconds: float
+    host_facts: tuple[tuple[str, str], ...] = ()
+
+    def incident(self, job: Job, state: JobState, timeline: tuple[Transition, ...] = ()) -> Incident:
+        """The incident that begins with this look; `job` and `state` are what is known of the job by now."""
+        return Incident(
+            incident_id=words.incident_name(job.job_id, self.judged_unix_seconds),
+            node=self.capture.node,
+            job=job,
+            opened_unix_seconds=self.judged_unix_seconds,
+            state=state,
+            verdict=self.verdict,
+            grouping=self.grouping,
+            captures=(self.capture,),
+            timeline=timeline,
+            host_facts=self.host_facts,
+            hangwatch_version=__version__,
+        )
+
+
+def find_jobs(scan: procs.ProcessScan, sweep: GpuSweep | None) -> tuple[Job, ...]:
+    """The jobs of this node, by one scan of /proc; what holds a GPU by `sweep` is read whoever started it."""
+    holders = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
+    return jobs.find_jobs(scan.processes(holders), sweep)
+
+
+def look_at(
+    job: Job,
+    *,
+    settings: config.Capture,
+    activities: Table,
+    node: str,
+    sweep: GpuSweep | None = None,
+    proc_root: Path = procs.PROC,
+    rounds: int | None = None,
+    native: bool = False,
+    include_locals: bool = False,
+    stop: threading.Event | None = None,
+    observe_dump: ObserveDump | None = None,
+) -> Look:
+    """Take the stacks of every rank of a job on this node (see `capture`), group them and judge the groups."""
+    taken = capture(
+        job,
+        settings=settings,
+        node=node,
+        proc_root=proc_root,
+        gpus=sweep,
+        native=native,
+        include_locals=include_locals,
+        rounds=rounds,
+        stop=stop,
+        observe_dump=observe_dump,
+    )
+    facts = host.facts(sweep.driver_version if sweep else None)
+    return judged(taken, settings, activities, unix_now=time.time(), host_facts=facts)
+
+
+def judged(
+    taken: Capture,
+    settings: config.Capture,
+    activities: Table,
+    *,
+    unix_now: float,
+    host_facts: tuple[tuple[str, str], ...] = (),
+) -> Look:
+    """Pure: what a capture shows."""
+    grouping = group_ranks(taken, activities, settings)
+    return Look(
+        capture=taken,
+        grouping=grouping,
+        verdict=culprit.judge(grouping),
+        judged_unix_seconds=unix_now,
+        host_facts=host_facts,
+    )

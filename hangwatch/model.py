@@ -94,7 +94,10 @@ class ProcessId(Value, frozen=True, order=True):
 
 
 class Process(Value, frozen=True):
-    """One process as /proc shows it. `environ` holds only `launcher_table.VARIABLES`."""
+    """One process as /proc shows it. `environ` holds only `launcher_table.VARIABLES`, and is what its user wrote there.
+
+    `uid` is the real user id in the namespace of the daemon, `cgroups` are the different paths of /proc/PID/cgroup.
+    """
 
     id: ProcessId
     parent_pid: int
@@ -104,6 +107,7 @@ class Process(Value, frozen=True):
     environ: dict[str, str] = {}
     uid: int | None = None
     user: str | None = None
+    cgroups: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
 
 
@@ -125,7 +129,13 @@ class Rank(Value, frozen=True):
 
 
 class Job(Value, frozen=True):
-    """All ranks of one launcher on this node."""
+    """All ranks of one job on this node.
+
+    `job_id` is a name for people, which the job's user chose; `job_key` is a checksum of that, of the owner that the
+    kernel names, of the address at which the ranks meet, and of the node where the job is on one node only: what is
+    equal on all nodes of a job, and cannot be made equal by somebody else. `owner` and `user` are that owner and the
+    name that the environment gives. `notes` are sentences about what was found.
+    """
 
     job_id: str
     launcher: str
@@ -137,6 +147,9 @@ class Job(Value, frozen=True):
     command: str = ""
     user: str | None = None
     environ: dict[str, str] = {}
+    job_key: str = ""
+    owner: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def gpu_uuids(self) -> tuple[str, ...]:

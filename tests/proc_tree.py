@@ -3,6 +3,7 @@
 4711 (pt_elastic) S parent=4700 start=1000     a process; what follows is indented
   $ python3 /usr/bin/torchrun train.py         its command line, as a shell would split it
   + RANK=0 LOCAL_RANK=0                         its environment, any number of such lines
+  @ uid=1004 /slurm/uid_1004/job_7/step_0       whose it is: its real user id, and its control group
 = torchrun run-7, 2 of 4 ranks: 2/0 at 4720, 3/1 at 4721
                                                 a job that is found in it: launcher and id, ranks on this node and in
                                                 all, and for each its rank, local rank and pid
@@ -19,6 +20,7 @@ from hangwatch.model import GpuSample, GpuSweep, Job
 from hangwatch.probes.procs import ProcessScan
 
 FOLDER = Path(__file__).parent / "data" / "proc"
+_OWNER = re.compile(r"@ uid=(\d+) (\S+)")
 _HEAD = re.compile(r"(\d+) \((.*)\) ([A-Zt]) parent=(\d+) start=(\d+)")
 
 
@@ -38,6 +40,9 @@ def lay_out(text: str, root: Path) -> Path:
             pid = int(head[1])
             environ[pid] = []
             _begin(root / head[1], head)
+        elif found := _OWNER.fullmatch(bare):
+            (root / f"{pid}/status").write_text(f"Name:\tx\nUid:\t{found[1]}\t{found[1]}\t{found[1]}\t{found[1]}\n")
+            (root / f"{pid}/cgroup").write_text(f"0::{found[2]}\n")
         elif bare.startswith("$ "):
             (root / f"{pid}/cmdline").write_bytes("".join(f"{a}\0" for a in shlex.split(bare[2:])).encode())
         elif bare.startswith("+ "):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from typing import NamedTuple
 
+from hangwatch import words
 from hangwatch.hang import devices, launchers
 from hangwatch.hang.launchers import Seat
+from hangwatch.hang.owners import Owner, owner_of
 from hangwatch.model import GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker
 
 _MAX_NAME = 48  # of what a launcher gave; a checksum and a pid may follow
@@ -17,13 +21,14 @@ _LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 
 
 def find_jobs(
-    processes: Sequence[Process], gpus: GpuSweep | None = None, *, ticks_per_second: int = 100
+    processes: Sequence[Process], gpus: GpuSweep | None = None, *, node: str = "", ticks_per_second: int = 100
 ) -> tuple[Job, ...]:
-    """The jobs among `processes`, by job_id.
+    """The jobs among `processes` on the node of that name, by job_id.
 
-    A job is what has the variables of a launcher (see launchers.toml), or what mp.spawn started and holds GPUs.
-    `ticks_per_second` is the unit of `start_ticks`: a process that began after `gpus` was read cannot be the one that
-    the driver meant by its pid.
+    A job is what has the variables of a launcher (see launchers.toml), or what mp.spawn started and holds GPUs; its
+    ranks are processes of one owner (see `owners`), whatever others write into their environments. `ticks_per_second`
+    is the unit of `start_ticks`: a process that began after `gpus` was read cannot be the one that the driver meant by
+    its pid.
     """
     tree = _Tree(processes)
     samples = _samples(gpus, tree, ticks_per_second)
@@ -32,9 +37,8 @@ def find_jobs(
     crews += _spawned_crews(tree, samples, seated)
     crews += _hidden_crews(tree, crews)
     ranks = {process.id.pid for crew in crews for process, _ in crew.members}
-    names = _names(crews, tree)
-    jobs = [_job(name, crew, tree, samples, ranks) for name, crew in zip(names, crews, strict=True)]
-    return tuple(sorted(jobs, key=lambda job: job.job_id))
+    jobs = [_job(name, crew, tree, samples, ranks) for crew, name in zip(crews, _names(crews, tree, node), strict=True)]
+    return tuple(sorted(jobs, key=lambda job: (job.job_id, job.ranks[0].id)))
 
 
 def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
@@ -60,12 +64,20 @@ class _Crew(NamedTuple):
     launcher: str
     head: Process | None
     members: list[tuple[Process, Seat | None]]
+    owner: Owner
+    notes: tuple[str, ...] = ()
+
+    @property
+    def began_ticks(self) -> int:
+        """When its first rank started."""
+        return min(process.id.start_ticks for process, _ in self.members)
 
 
 class _Seated(NamedTuple):
     process: Process
     seat: Seat
     head: Process | None
+    owner: Owner
 
 
 class _Tree:
@@ -120,17 +132,54 @@ def _seated_crews(tree: _Tree, samples: Sequence[GpuSample]) -> list[_Crew]:
     groups: dict[tuple[object, ...], list[_Seated]] = {}
     for seated in _seated(tree):
         groups.setdefault(_crew_key(seated), []).append(seated)
-    led = {_run(seated) for group in groups.values() for seated in group if seated.head is not None}
+    led = {_owned_run(seated) for group in groups.values() for seated in group if seated.head is not None}
     crews = []
     for group in groups.values():
         # What a dead launcher left behind of a run that lives on is no job of its own.
-        if group[0].head is None and _run(group[0]) in led:
+        if group[0].head is None and _owned_run(group[0]) in led:
             continue
         for part in _without_doubles(group, tree):
             members = _ranks_of(part, tree, samples)
-            if members and not any(launchers.is_server(process) for process, _ in members):
-                crews.append(_Crew(_launcher_name(part[0]), part[0].head, members))
-    return crews
+            if members and not launchers.is_server(members[0][0]):
+                crews.append(_Crew(_launcher_name(part[0]), part[0].head, list(members), part[0].owner))
+    return _joined(crews)
+
+
+def _joined(crews: list[_Crew]) -> list[_Crew]:
+    """Crews of one owner, run and size that have different ranks are one job: containers or pods with a part each.
+
+    The older holds its ranks: who claims one of them, while its process lives, is a job of its own.
+    """
+    jobs: dict[tuple[object, ...], list[_Crew]] = {}
+    for crew in sorted(crews, key=lambda crew: (crew.began_ticks, crew.members[0][0].id.pid)):
+        process, seat = crew.members[0]
+        assert seat is not None
+        run = (*_run(process, seat), *launchers.rendezvous(process.environ))
+        same_run = jobs.setdefault((crew.owner.name, *run, seat.world_size), [])
+        place = next((place for place, job in enumerate(same_run) if not _shared_ranks(job, crew)), None)
+        if place is None:
+            same_run.append(_second_claimant(crew, same_run[0]) if same_run else crew)
+        else:
+            job = same_run[place]
+            members = sorted((*job.members, *crew.members), key=_rank_number)
+            same_run[place] = job._replace(members=members)
+    return [job for same_run in jobs.values() for job in same_run]
+
+
+def _shared_ranks(job: _Crew, crew: _Crew) -> list[int]:
+    return sorted({_rank_number(member) for member in job.members} & {_rank_number(member) for member in crew.members})
+
+
+def _rank_number(member: tuple[Process, Seat | None]) -> int:
+    _, seat = member
+    return -1 if seat is None else seat.rank
+
+
+def _second_claimant(crew: _Crew, first: _Crew) -> _Crew:
+    ranks, pid = words.fold(_shared_ranks(first, crew)), first.members[0][0].id.pid
+    return crew._replace(
+        notes=(f"claims ranks {ranks} of a run of the same name whose processes live (pid {pid}): a job of its own",)
+    )
 
 
 def _seated(tree: _Tree) -> Iterator[_Seated]:
@@ -147,7 +196,7 @@ def _seated(tree: _Tree) -> Iterator[_Seated]:
             continue
         is_ranks = seat.variables.read_by_torch and seat.local_rank is not None
         if is_ranks or process.id.pid not in above:
-            yield _Seated(process, seat, head)
+            yield _Seated(process, seat, head, owner_of(process))
 
 
 def _known(tree: _Tree, pid: int) -> Process:
@@ -157,14 +206,20 @@ def _known(tree: _Tree, pid: int) -> Process:
 
 
 def _crew_key(seated: _Seated) -> tuple[object, ...]:
-    return (seated.head.id,) if seated.head is not None else (None, *_run(seated), seated.seat.world_size)
+    """What makes processes one crew: their launcher, else their run. Never the environment alone."""
+    if seated.head is not None:
+        return seated.owner, seated.head.id
+    return seated.owner, None, *_run(seated.process, seated.seat), seated.seat.world_size
 
 
-def _run(seated: _Seated) -> tuple[str, ...]:
-    """What tells one run from another where no launcher is left to tell it."""
-    environ = seated.process.environ
-    run_id = launchers.run_id(environ, seated.seat)
-    return (run_id,) if run_id else launchers.rendezvous(environ)
+def _owned_run(seated: _Seated) -> tuple[object, ...]:
+    return seated.owner, *_run(seated.process, seated.seat)
+
+
+def _run(process: Process, seat: Seat) -> tuple[str, ...]:
+    """What tells one run of an owner from another where no launcher is left to tell it."""
+    run_id = launchers.run_id(process.environ, seat)
+    return (run_id,) if run_id else launchers.rendezvous(process.environ)
 
 
 def _launcher_name(seated: _Seated) -> str:
@@ -174,8 +229,12 @@ def _launcher_name(seated: _Seated) -> str:
 
 
 def _without_doubles(group: list[_Seated], tree: _Tree) -> list[list[_Seated]]:
-    """Split what has no launcher and has a rank twice: jobs in containers share loopback addresses and ports."""
-    if group[0].head is not None or not _has_doubles(group, tree):
+    """Split what has no launcher and has a rank twice, or two attempts: jobs in containers share addresses and ports.
+
+    What stands together afterwards has one parent. An attempt counts only among siblings: anybody can write a number.
+    """
+    is_one = len({seated.seat.attempt for seated in group}) == 1 and not _has_doubles(group, tree)
+    if group[0].head is not None or is_one:
         return [group]
     by_parent: dict[ProcessId | None, list[_Seated]] = {}
     pids = {seated.process.id.pid for seated in group}
@@ -233,7 +292,7 @@ def _spawned_crews(tree: _Tree, samples: Sequence[GpuSample], ranks: set[int]) -
         head = tree.get(parent_pid) if parent_pid != _INIT else None
         members = _spawned_ranks(group, tree, samples)
         if len(members) > 1 and not (head and launchers.is_server(head)):
-            crews.append(_Crew("spawn", head, [(process, None) for process in members]))
+            crews.append(_Crew("spawn", head, [(process, None) for process in members], owner_of(members[0])))
     return crews
 
 
@@ -270,7 +329,7 @@ def _hidden_crews(tree: _Tree, known: Sequence[_Crew]) -> list[_Crew]:
         ranks = [child for child in tree.children(process) if child.faults and _may_be_rank(child)]
         if ranks:
             ranks.sort(key=_start)
-            crews.append(_Crew(kind, process, [(rank, None) for rank in ranks]))
+            crews.append(_Crew(kind, process, [(rank, None) for rank in ranks], owner_of(ranks[0])))
     return crews
 
 
@@ -282,7 +341,7 @@ def _may_be_rank(process: Process) -> bool:
 # --- one job --------------------------------------------------------------------------------------------------------
 
 
-def _job(name: str, crew: _Crew, tree: _Tree, samples: Sequence[GpuSample], ranks: set[int]) -> Job:
+def _job(name: _Name, crew: _Crew, tree: _Tree, samples: Sequence[GpuSample], ranks: set[int]) -> Job:
     first, first_seat = crew.members[0]
     local_world_size = first_seat.local_world_size if first_seat else None
     found = [
@@ -291,7 +350,7 @@ def _job(name: str, crew: _Crew, tree: _Tree, samples: Sequence[GpuSample], rank
     ]
     present = {rank.local_rank for rank in found}
     return Job(
-        job_id=name,
+        job_id=name.job_id,
         launcher=crew.launcher,
         launcher_id=crew.head.id if crew.head else None,
         ranks=tuple(found),
@@ -302,6 +361,9 @@ def _job(name: str, crew: _Crew, tree: _Tree, samples: Sequence[GpuSample], rank
         command=launchers.program((crew.head or first).cmdline if first_seat is None else first.cmdline),
         user=first.user or (None if first.uid is None else f"uid {first.uid}"),
         environ=first.environ,
+        job_key=name.job_key,
+        owner=crew.owner.name,
+        notes=crew.notes,
     )
 
 
@@ -348,28 +410,49 @@ def _samples(gpus: GpuSweep | None, tree: _Tree, ticks_per_second: int) -> list[
 # --- names ----------------------------------------------------------------------------------------------------------
 
 
-def _names(crews: list[_Crew], tree: _Tree) -> list[str]:
-    """A name for each job, the same on all its nodes where anything says it; two of one name get a pid each."""
-    names = [_name(crew, tree) for crew in crews]
+class _Name(NamedTuple):
+    """The name of a job for people, and its key."""
+
+    job_id: str
+    job_key: str
+
+
+def _names(crews: list[_Crew], tree: _Tree, node: str) -> list[_Name]:
+    """A name for each job, the same on all its nodes where anything says it; two of one key get a pid each."""
+    names = [_name(crew, tree, node) for crew in crews]
+    count = Counter(name.job_key for name in names)
     return [
-        f"{name}-p{crew.members[0][0].id.pid}" if names.count(name) > 1 else name
-        for name, crew in zip(names, crews, strict=True)
+        name if count[name.job_key] == 1 else _told_apart(name, crew) for name, crew in zip(names, crews, strict=True)
     ]
 
 
-def _name(crew: _Crew, tree: _Tree) -> str:
+def _told_apart(name: _Name, crew: _Crew) -> _Name:
+    pid = crew.members[0][0].id.pid
+    return _Name(f"{name.job_id}-p{pid}", _key(name.job_key, str(pid)))
+
+
+def _name(crew: _Crew, tree: _Tree, node: str) -> _Name:
     process, seat = crew.members[0]
     environ = process.environ
-    name = launchers.scheduled_id(environ) or (launchers.run_id(environ, seat) if seat else "")
-    if name:
-        return _safe(name)
     address, port = launchers.rendezvous(environ)
-    if seat and address and not address.startswith(_LOOPBACK) and seat.world_size != seat.local_world_size:
-        return _safe("-".join(filter(None, (address, port))))
-    origin = _origin(crew, tree)
-    # One shell may have started several jobs that have no launcher; their ports differ.
-    is_told_by_port = port and crew.head is None
-    return _safe(f"pid{origin.pid}-{origin.start_ticks}" + (f"-{port}" if is_told_by_port else ""))
+    is_here = address.startswith(_LOOPBACK) or (
+        seat is not None and seat.world_size in (seat.local_world_size, len(crew.members))
+    )
+    name = launchers.scheduled_id(environ) or (launchers.run_id(environ, seat) if seat else "")
+    if not name and seat and address and not is_here:
+        name = "-".join(filter(None, (address, port)))
+    if not name:
+        is_here = True
+        origin = _origin(crew, tree)
+        # One shell may have started several jobs that have no launcher; their ports differ.
+        is_told_by_port = port and crew.head is None
+        name = f"pid{origin.pid}-{origin.start_ticks}" + (f"-{port}" if is_told_by_port else "")
+    return _Name(_safe(name), _key(name, crew.owner.name, address, port, node if is_here else ""))
+
+
+def _key(*parts: str) -> str:
+    """A checksum that nobody can aim at: 64 bits of BLAKE2b, in hex."""
+    return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 def _origin(crew: _Crew, tree: _Tree) -> ProcessId:

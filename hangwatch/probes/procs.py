@@ -21,6 +21,7 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, field 9 of stat
 _ENVIRON_LIMIT_BYTES = 4 << 20
 _CMDLINE_LIMIT_BYTES = 32 << 10
+_CGROUP_LIMIT_BYTES = 16 << 10
 _VALUE_LIMIT = 2048
 _PAGE_BYTES = 4096
 _COMM_CHARACTERS = 15  # TASK_COMM_LEN, without its end
@@ -80,6 +81,7 @@ class ProcessScan:
             environ=process.environ,
             uid=process.uid,
             user=process.user,
+            cgroups=process.cgroups,
             faults=process.faults,
         )
         return _Known(process, before.program, before.complete)
@@ -219,9 +221,10 @@ def _read_process(root: str, stat: _Stat, is_candidate: bool) -> _Known:
         state=stat.state,
         cmdline=_parse_cmdline(raw_cmdline) if isinstance(raw_cmdline, bytes) else (),
         environ=environ,
-        uid=_uid(f"{root}/{stat.pid}"),
+        uid=_real_uid(stat.pid, root),
         # As the process says: asking the name service could block for as long as the directory server is away.
         user=next(filter(None, map(environ.get, launcher_table.TABLE.users)), None),
+        cgroups=_cgroups(_read(f"{root}/{stat.pid}/cgroup", _CGROUP_LIMIT_BYTES)),
         faults=(_denied(stat.pid, f"/proc/{stat.pid}/environ", _MAY_READ),) if denied else (),
     )
     # An empty environment is one that execve has not laid out yet, more often than one without a variable.
@@ -232,11 +235,17 @@ def _denied(pid: int, path: str, remedy: str) -> Fault:
     return Fault(subject=f"pid {pid}", reason="PermissionDenied", detail=f"{path} may not be read", remedy=remedy)
 
 
-def _uid(path: str) -> int | None:
-    try:
-        return os.stat(path).st_uid  # noqa: PTH116 - pathlib costs more than the call
-    except OSError:
-        return None
+def _real_uid(pid: int, root: str) -> int | None:
+    """Who started it: the real user id. The folder's owner is root's for every process that may not be dumped."""
+    uids = _read_status(pid, root, b"Uid:")
+    return int(uids[0]) if uids and uids[0].isdigit() else None
+
+
+def _cgroups(raw: bytes | OSError) -> tuple[str, ...]:
+    """The different paths of /proc/PID/cgroup, see cgroups(7): `11:devices:/slurm/uid_0/job_1`, `0::/user.slice`."""
+    lines = raw.decode("utf-8", "replace").splitlines() if isinstance(raw, bytes) else []
+    paths = dict.fromkeys(line.split(":", 2)[2] for line in lines if line.count(":") >= 2)
+    return tuple(paths)
 
 
 def _read_stats(root: str) -> Iterator[_Stat]:
@@ -247,7 +256,7 @@ def _read_stats(root: str) -> Iterator[_Stat]:
             yield stat
 
 
-def _read_status(pid: int, proc_root: Path, *names: bytes) -> list[bytes]:
+def _read_status(pid: int, proc_root: Path | str, *names: bytes) -> list[bytes]:
     """The words of these lines of /proc/PID/status; none when the process is gone."""
     raw = _read(f"{proc_root}/{pid}/status", 8192)
     lines = raw.splitlines() if isinstance(raw, bytes) else []

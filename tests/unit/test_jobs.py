@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from hangwatch import launcher_table
-from hangwatch.hang import devices, jobs, launchers
+from hangwatch.hang import devices, jobs, launchers, owners
 from hangwatch.model import GpuSample, Job, Process, ProcessId, Rank
 from hangwatch.probes.procs import ProcessScan
 from tests.proc_tree import FOLDER, described, jobs_in, lay_out, stated, sweep
@@ -198,6 +200,86 @@ def test_what_a_dead_agent_left_behind_is_no_second_job(tmp_path: Path) -> None:
 def test_a_run_inside_a_rank_is_a_job_of_its_own(tmp_path: Path) -> None:
     found = {job.job_id: job for job in jobs_in("nested", tmp_path)}
     assert {name: seats(job) for name, job in found.items()} == {"outer": [(0, 0, 1010)], "inner": [(0, 0, 1030)]}
+
+
+def test_what_a_neighbour_copies_changes_nothing_of_a_job_in_either_order_of_start(tmp_path: Path) -> None:
+    """A higher attempt, a younger process, a launcher of the same run, a server: each took a job over before."""
+    text = (FOLDER / "hostile_neighbour.proc").read_text()
+    alone = "\n".join(line for part in text.split("# ")[:2] for line in part.splitlines()[1:])
+    (mine,) = jobs.find_jobs(ProcessScan(lay_out(alone, tmp_path)).processes(), node="n")
+    assert (mine.owner, seats(mine)) == ("uid 1004", [(0, 0, 310), (1, 1, 311)])
+    for start in ("start=1", "start=9"):
+        hostile = re.sub(r"\b(3[234]\d) \(python3\) S parent=(\d+) start=3", rf"\1 (python3) S parent=\2 {start}", text)
+        found = jobs.find_jobs(ProcessScan(lay_out(hostile, tmp_path)).processes(), node="n")
+        assert [job for job in found if job.owner == "uid 1004"] == [mine]
+        assert mine.job_key not in {job.job_key for job in found if job != mine}
+
+
+def test_a_second_claimant_of_a_living_seat_is_a_job_of_its_own_and_says_so(tmp_path: Path) -> None:
+    """Two containers whose users are both uid 0, each with all ranks of the same run."""
+    text = (FOLDER / "two_containers.proc").read_text()
+    intruder = text.replace("RANK=1", "RANK=0")
+    first, second = jobs.find_jobs(ProcessScan(lay_out(intruder, tmp_path)).processes(), node="n")
+    assert (seats(first), first.notes) == ([(0, None, 132)], ())
+    assert seats(second) == [(0, None, 142)]
+    assert second.notes == (
+        "claims ranks 0 of a run of the same name whose processes live (pid 132): a job of its own",
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "owner"),
+    [
+        ("/slurm/uid_1004/job_4711/step_0/task_3", owners.Owner("Slurm job 4711")),
+        ("/slurm_gpu-01/uid_1004/job_4711/step_batch", owners.Owner("Slurm job 4711")),
+        ("/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0", owners.Owner("Slurm job 4711")),
+        ("/system.slice/gpu-01_slurmstepd.scope/job_4711/step_2/user", owners.Owner("Slurm job 4711")),
+        ("/../../slurmstepd.scope/job_4711/step_0", owners.Owner("Slurm job 4711")),
+        ("/kubepods/besteffort/pod8c1f0a52-6d1e/c0ffee", owners.Owner("uid 7", "8c1f0a52-6d1e")),
+        ("/kubepods/pod8c1f0a52-6d1e/c0ffee", owners.Owner("uid 7", "8c1f0a52-6d1e")),
+        ("/kubepods.slice/kubepods-pod8c1f0a52_6d1e.slice/crio-1.scope", owners.Owner("uid 7", "8c1f0a52-6d1e")),
+        (
+            "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
+            "kubelet-kubepods-burstable-pod8c1f0a52_6d1e.slice/cri-containerd-1.scope",
+            owners.Owner("uid 7", "8c1f0a52-6d1e"),
+        ),
+        (
+            "/../kubepods-burstable-pod8c1f0a52_6d1e.slice/cri-containerd-1.scope",
+            owners.Owner("uid 7", "8c1f0a52-6d1e"),
+        ),
+        # What a user may make below a slice of his own, or a container in its own place, is no owner.
+        ("/user.slice/user-7.slice/user@7.service/slurmstepd.scope/job_4711", owners.Owner("uid 7")),
+        ("/user.slice/user-7.slice/user@7.service/slurm/uid_7/job_4711", owners.Owner("uid 7")),
+        ("/user.slice/kubepods/pod8c1f0a52-6d1e", owners.Owner("uid 7")),
+        ("/system.slice/docker-1.scope/kubepods/pod8c1f0a52-6d1e", owners.Owner("uid 7")),
+        ("/kubepods/pod8c1f0a52-6d1e/x/kubepods/pod00000000-1111", owners.Owner("uid 7", "8c1f0a52-6d1e")),
+        ("/", owners.Owner("uid 7")),
+    ],
+)
+def test_whose_a_process_is_by_its_control_group(path: str, owner: owners.Owner) -> None:
+    process = Process(id=ProcessId(pid=1, start_ticks=1), parent_pid=0, comm="x", state="S", uid=7, cgroups=(path,))
+    assert owners.owner_of(process) == owner
+
+
+def test_the_key_of_a_job_is_equal_on_its_nodes_and_on_no_other_job(tmp_path: Path) -> None:
+    text = (FOLDER / "torchrun.proc").read_text()
+    processes = ProcessScan(lay_out(text, tmp_path)).processes()
+
+    def keys(**changes: object) -> list[str]:
+        changed = [structs.replace(process, **changes) for process in processes]
+        return [job.job_key for node in ("a", "b") for job in jobs.find_jobs(changed, node=node)]
+
+    mine = keys(uid=1004)
+    assert mine[0] == mine[1], "ranks of other nodes: one job everywhere"
+    assert not set(mine) & set(keys(uid=1005))
+    here = [
+        job.job_key
+        for node in ("a", "b")
+        for job in jobs.find_jobs(
+            ProcessScan(lay_out((FOLDER / "sweep.proc").read_text(), tmp_path)).processes(), node=node
+        )
+    ]
+    assert len(set(here)) == 6, "all ranks here: a job of this node"
 
 
 def test_two_jobs_of_one_name_keep_apart(tmp_path: Path) -> None:

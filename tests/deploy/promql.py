@@ -52,6 +52,14 @@ def rule_queries(text: str) -> Iterator[Query]:
                 yield Query(f"{where}, {name}", found.group(2).replace("%q", '"x"').replace('\\"', '"'))
 
 
+def sample(metric: str, value: float = 1, **labels: str) -> dict[str, Any]:
+    """One sample as promtool's tests expect it."""
+    return {
+        "labels": metric + "{" + ",".join(f'{name}="{text}"' for name, text in labels.items()) + "}",
+        "value": value,
+    }
+
+
 def dashboard(name: str) -> dict[str, Any]:
     """One dashboard as Grafana imports it."""
     return dict(json.loads((GRAFANA / f"{name}.json").read_text()))

@@ -139,7 +139,12 @@ def test_a_job_pages_once_and_resolves_once(alertmanager: RealAlertmanager, rece
 def test_a_page_is_sent_without_waiting(receiver: WebhookReceiver, tmp_path: Path) -> None:
     """With the times of the example as they are, not the test's."""
     with RealAlertmanager(tmp_path, on_loopback(receiver, quicker=False)) as alertmanager:
-        alertmanager.post([alert("HangwatchTrainingHung", job_id="J1"), alert("HangwatchXid", instance="node-a")])
+        alertmanager.post(
+            [
+                alert("HangwatchTrainingHung", job_id="J1"),
+                alert("HangwatchNodeUnhealthy", instance="node-a", check="xid"),
+            ]
+        )
         receiver.wait("/on-call", deadline_seconds=5)
         assert receiver.received("/chat") == []
 
@@ -153,8 +158,8 @@ def test_a_hung_job_keeps_the_warnings_of_its_nodes_back(
     receiver.wait("/on-call")
     alertmanager.post(
         [
-            alert("HangwatchXid", instance="node-a", check="xid"),
-            alert("HangwatchXid", instance="node-b", check="xid"),
+            alert("HangwatchNodeUnhealthy", instance="node-a", check="xid"),
+            alert("HangwatchNodeUnhealthy", instance="node-b", check="xid"),
             alert("HangwatchDown", instance="node-a"),
         ]
     )
@@ -164,21 +169,34 @@ def test_a_hung_job_keeps_the_warnings_of_its_nodes_back(
         for message in receiver.received("/chat")
         for one in message["alerts"]
     }
-    assert told == {("HangwatchXid", "node-b"), ("HangwatchDown", "node-a")}
+    assert told == {("HangwatchNodeUnhealthy", "node-b"), ("HangwatchDown", "node-a")}
     kept = [one["labels"] for one in alertmanager.alerts() if one["status"]["state"] == "suppressed"]
-    assert [(labels["alertname"], labels["instance"]) for labels in kept] == [("HangwatchXid", "node-a")]
+    assert [(labels["alertname"], labels["instance"]) for labels in kept] == [("HangwatchNodeUnhealthy", "node-a")]
     assert len(receiver.received("/on-call")) == 1
 
     # The job is well again: the warning that is still true is sent now.
     alertmanager.post([alert("HangwatchNodeHasHungJob", ended=True, instance="node-a", job="hangwatch")])
     wait_for(
         lambda: any(
-            one["labels"].get("instance") == "node-a" and one["labels"]["alertname"] == "HangwatchXid"
+            one["labels"].get("instance") == "node-a" and one["labels"]["alertname"] == "HangwatchNodeUnhealthy"
             for message in receiver.received("/chat")
             for one in message["alerts"]
         ),
         "the warning that was kept back",
     )
+
+
+def test_one_message_per_kind_of_trouble_however_many_nodes_have_it(
+    alertmanager: RealAlertmanager, receiver: WebhookReceiver
+) -> None:
+    sick = {("xid", "node-a"), ("xid", "node-b"), ("storage", "node-a")}
+    alertmanager.post([alert("HangwatchNodeUnhealthy", instance=node, check=check) for check, node in sorted(sick)])
+    wait_for(lambda: len(receiver.received("/chat")) >= 2, "a message for each check")
+    messages = {
+        message["groupLabels"]["check"]: {alert["labels"]["instance"] for alert in message["alerts"]}
+        for message in receiver.received("/chat")
+    }
+    assert messages == {"xid": {"node-a", "node-b"}, "storage": {"node-a"}}
 
 
 def test_pages_have_words_also_while_one_alert_of_a_job_takes_the_place_of_another(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_all_names_are_exported_or_recorded(tmp_path: Path) -> None:
     [
         ("rank_activity", ("rule hangwatch:rank_activity:held", "hangwatch-node")),
         ("job_state", ("rule hangwatch:job_state:code", "hangwatch-fleet", "rule HangwatchTrainingStalled")),
-        ("check_status", ("rule HangwatchXid", "hangwatch-fleet", "hangwatch-node")),
+        ("check_status", ("rule HangwatchNodeUnhealthy", "hangwatch-fleet", "hangwatch-node")),
     ],
 )
 def test_a_metric_that_is_renamed_in_the_code_is_noticed(metric: str, where: tuple[str, ...], tmp_path: Path) -> None:

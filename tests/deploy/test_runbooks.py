@@ -67,6 +67,20 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
         assert not anchor or path or anchor in headings, f"{page.name}: {target}"
 
 
+def test_the_reasons_that_a_runbook_explains_are_those_of_the_check() -> None:
+    checks = dict(
+        re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", (ROOT / "docs/checks.md").read_text(), re.DOTALL | re.MULTILINE)
+    )
+    runbook = (ROOT / "docs/runbooks/HangwatchNodeUnhealthy.md").read_text()
+    seen = 0
+    for check, section in re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", runbook, re.DOTALL | re.MULTILINE):
+        for reasons in re.findall(r"^\* \*([^*]+)\*:", section, re.MULTILINE):
+            for reason in reasons.split(", "):
+                assert f"`{reason}`" in checks[check], f"{check} has no reason {reason}"
+                seen += 1
+    assert seen >= 10
+
+
 def test_the_keys_of_the_tuning_page_exist_with_these_defaults() -> None:
     text = (ROOT / "docs/tuning.md").read_text()
     seen = set()

@@ -10,7 +10,7 @@ import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from msgspec import field
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from hangwatch.hang import power
 from hangwatch.hang.detector import JobWatch
 from hangwatch.model import (
     CheckResult,
+    Fault,
     GpuSweep,
     Incident,
     Job,
@@ -29,6 +30,7 @@ from hangwatch.model import (
     Value,
 )
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 DUMP_BUCKETS_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -79,6 +81,22 @@ class Snapshot(Value, frozen=True):
         """The snapshot without this job."""
         return replace(self, jobs={key: entry for key, entry in self.jobs.items() if key != job_id})
 
+    def with_check(self, result: CheckResult) -> Snapshot:
+        """The snapshot with the newest result of one check."""
+        return replace(self, checks={**self.checks, result.check: result})
+
+    def with_dump(self, seconds: float, fault: Fault | None) -> Snapshot:
+        """The snapshot with one more dump: how long it took, and what went wrong, if anything."""
+        counted = replace(self, dumps=self.dumps.add(seconds))
+        return counted if fault is None else counted.count("dump_failures", fault.reason)
+
+    def with_power(self, incident: Incident) -> Snapshot:
+        """The snapshot with the power series of this incident, where it is still its job's."""
+        entry = self.jobs.get(incident.job.job_id)
+        if entry is None or entry.incident is None or entry.incident.incident_id != incident.incident_id:
+            return self
+        return self.with_job(replace(entry, incident=replace(entry.incident, power=incident.power)))
+
     def count(self, name: str, key: str) -> Snapshot:
         """The snapshot with one more under `key` in the counter `captures` or `dump_failures`."""
         counter: dict[str, int] = getattr(self, name)
@@ -98,18 +116,26 @@ class Board:
         """The present snapshot; it never changes after it was taken."""
         return self._snapshot
 
-    def change(self, step: Callable[[Snapshot], tuple[Snapshot, T]]) -> T:
-        """Replace the snapshot by what `step` makes of it, and return what else `step` returned.
+    def change(
+        self, step: Callable[Concatenate[Snapshot, P], tuple[Snapshot, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Replace the snapshot by what `step(snapshot, ...)` makes of it, and return what else `step` returned.
 
         `step` runs under the lock: it must be quick and must not touch the machine.
         """
         with self._lock:
-            self._snapshot, answer = step(self._snapshot)
+            self._snapshot, answer = step(self._snapshot, *args, **kwargs)
             return answer
+
+    def put(self, step: Callable[Concatenate[Snapshot, P], Snapshot], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Replace the snapshot by `step(snapshot, ...)`, under the same conditions as `change`."""
+        with self._lock:
+            self._snapshot = step(self._snapshot, *args, **kwargs)
 
     def set(self, **changes: object) -> None:
         """Replace some fields of the snapshot."""
-        self.change(lambda snapshot: (replace(snapshot, **changes), None))
+        with self._lock:
+            self._snapshot = replace(self._snapshot, **changes)
 
     def remember_power(self, sweep: GpuSweep) -> None:
         """Keep the powers of a sweep for the reports, for the last 15 minutes."""

@@ -41,10 +41,10 @@ class Look(Value, frozen=True):
         )
 
 
-def find_jobs(scan: procs.ProcessScan, sweep: GpuSweep | None) -> tuple[Job, ...]:
+def find_jobs(scan: procs.ProcessScan, sweep: GpuSweep | None, node: str) -> tuple[Job, ...]:
     """The jobs of this node, by one scan of /proc; what holds a GPU by `sweep` is read whoever started it."""
     holders = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
-    return jobs.find_jobs(scan.processes(holders), sweep)
+    return jobs.find_jobs(scan.processes(holders), sweep, node=node, ticks_per_second=procs.TICKS_PER_SECOND)
 
 
 def look_at(

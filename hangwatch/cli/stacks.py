@@ -19,7 +19,7 @@ from hangwatch.model import Capture, GpuSweep, Grouping, Incident, Job, JobState
 from hangwatch.probes import host, procs
 from hangwatch.probes.nvml.sampler import NvmlSampler
 from hangwatch.report import html, text
-from hangwatch.report.dumps import dump_files
+from hangwatch.report.folder import folder_files
 
 GPU_SECONDS = 3.0
 
@@ -122,7 +122,7 @@ def _gpu_sweep(settings: config.Settings) -> GpuSweep | None:
 
 
 def _jobs(job_id: str | None, sweep: GpuSweep | None) -> list[Job]:
-    found = find_jobs(procs.ProcessScan(), sweep)
+    found = find_jobs(procs.ProcessScan(), sweep, host.node_name())
     if job_id is None:
         return list(found)
     chosen = [job for job in found if job.job_id == job_id]
@@ -133,8 +133,7 @@ def _jobs(job_id: str | None, sweep: GpuSweep | None) -> list[Job]:
 
 
 def _leave(directory: Path, incident: Incident) -> Path:
-    files = {"report.txt": text.render(incident), "report.html": html.render(incident), **dump_files(incident)}
-    return store.open_writable(directory).save(incident, files)
+    return store.open_writable(directory).save(incident, folder_files(incident))
 
 
 @click.command()

@@ -1,0 +1,62 @@
+"""The beats of the daemon: calls on a schedule, in pools of their own. The one door to APScheduler.
+
+Whatever can block runs in a pool where it blocks nothing else: power samples, slow beats, captures, checks. A beat that
+comes late runs late rather than not at all, and never twice at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Literal
+
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES, JobExecutionEvent
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+
+log = logging.getLogger(__name__)
+
+Pool = Literal["sample", "slow", "capture", "checks"]
+_THREADS: dict[Pool, int] = {
+    "sample": 1,
+    "slow": 3,
+    "capture": 1,  # never two captures at a time: they would compete for the same cores
+    "checks": 8,
+}
+
+
+class Beats:
+    """A schedule that begins with `start`. `missed` is called with the name of a beat whose last turn is not over."""
+
+    def __init__(self, missed: Callable[[str], None]) -> None:
+        self._missed = missed
+        logging.getLogger("apscheduler").setLevel(logging.ERROR)  # it logs each run, and what we report ourselves
+        self._scheduler = BackgroundScheduler(
+            executors={pool: ThreadPoolExecutor(threads) for pool, threads in _THREADS.items()},
+            job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
+            timezone="UTC",
+        )
+        self._scheduler.add_listener(self._on_trouble, EVENT_JOB_MAX_INSTANCES | EVENT_JOB_ERROR)
+
+    def every(self, seconds: float, pool: Pool, name: str, call: Callable[..., None], *arguments: object) -> None:
+        """Call this every so many seconds, the first time after as many."""
+        self._scheduler.add_job(call, "interval", args=arguments, seconds=seconds, id=name, executor=pool)
+
+    def once(self, pool: Pool, call: Callable[..., None], *arguments: object) -> None:
+        """Call this as soon as a thread of the pool is free."""
+        self._scheduler.add_job(call, args=arguments, executor=pool)
+
+    def start(self) -> None:
+        """Begin."""
+        self._scheduler.start()
+
+    def stop(self) -> None:
+        """Begin no more; what runs is not waited for."""
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
+
+    def _on_trouble(self, event: Any) -> None:
+        if isinstance(event, JobExecutionEvent) and event.exception is not None:
+            log.error("%s failed; please report this: %s\n%s", event.job_id, event.exception, event.traceback)
+        else:
+            self._missed(str(event.job_id))

@@ -30,7 +30,6 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
-Seconds = Annotated[float, Meta(ge=0.0, le=86400.0)]
 
 
 class Gpu(Section, frozen=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,7 +32,7 @@ class Notifier:
         return cls(address=_address(environ.get("NOTIFY_SOCKET", "")), watchdog_seconds=_ping_period(environ))
 
     def ready(self) -> bool:
-        """Start-up, or the reload that `reloading` announced, is over."""
+        """Start-up is over."""
         return self._send("READY=1")
 
     def status(self, text: str) -> bool:
@@ -47,10 +46,6 @@ class Notifier:
     def stopping(self) -> bool:
         """Shut-down has begun; from now on TimeoutStopSec= runs."""
         return self._send("STOPPING=1")
-
-    def reloading(self) -> bool:
-        """The configuration is being read again; `ready` must follow. The time is what Type=notify-reload asks for."""
-        return self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def _send(self, message: str) -> bool:
         if self.address is None:

@@ -39,14 +39,6 @@ def test_the_life_of_a_service_arrives_message_by_message(manager: socket.socket
     assert [manager.recv(4096) for _ in sent] == [b"READY=1", b"STATUS=2 jobs, 8 GPUs", b"WATCHDOG=1", b"STOPPING=1"]
 
 
-def test_reloading_carries_the_monotonic_time_that_notify_reload_asks_for(manager: socket.socket) -> None:
-    before = time.monotonic_ns() // 1000
-    assert notifier(manager).reloading()
-    fields = dict(line.split("=") for line in manager.recv(4096).decode().split("\n"))
-    assert fields["RELOADING"] == "1"
-    assert before <= int(fields["MONOTONIC_USEC"]) <= time.monotonic_ns() // 1000
-
-
 def test_an_abstract_socket_is_reached() -> None:
     name = f"hangwatch-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
@@ -73,9 +65,7 @@ def test_no_status_text_can_smuggle_in_another_field(text: str) -> None:
 def test_without_a_usable_socket_nothing_is_sent_and_nothing_raised(environ: dict[str, str]) -> None:
     service = Notifier.from_environ(environ)
     assert service == Notifier(address=None, watchdog_seconds=None)
-    assert [service.ready(), service.status("x"), service.watchdog(), service.reloading(), service.stopping()] == [
-        False
-    ] * 5
+    assert [service.ready(), service.status("x"), service.watchdog(), service.stopping()] == [False] * 4
 
 
 def test_a_socket_that_is_gone_too_long_or_of_another_kind_costs_nothing(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ class Incidents(Protocol):
 class Server:
     """The HTTP server of one daemon, in one background thread and `settings.threads` workers.
 
-    `status` returns the value behind /status, `healthy` a sentence when something is wrong and None when all is well.
+    `status` returns the value behind /status, `unhealthy` a sentence when something is wrong, None when
+    all is well.
     """
 
     def __init__(

@@ -131,22 +131,22 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     sample = window[-1]
     ours = sample.dump_after_seconds
     findings = [finding for job in sample.jobs if ours is not None and (finding := _judge_job(job, ours, settings))]
-    told = contract.listed([_sentence(job) for job in sample.jobs])
+    summary = contract.listed([_sentence(job) for job in sample.jobs])
     if ours is None:
-        return worst(findings, ok("NobodyWatches", f"{told}; no hangwatch daemon to compare that with"))
-    return worst(findings, ok("StacksComeFirst", f"{told}; hangwatch has the stacks after {ours:.0f} s"))
+        return worst(findings, ok("NobodyWatches", f"{summary}; no hangwatch daemon to compare that with"))
+    return worst(findings, ok("StacksComeFirst", f"{summary}; hangwatch has the stacks after {ours:.0f} s"))
 
 
 def _judge_job(job: Patience, ours: float, settings: Settings) -> CheckVerdict | None:
     limits = {"a collective's time-out": job.collective_seconds, "the heartbeat time-out": job.heartbeat_seconds}
-    known = {name: seconds for name, seconds in limits.items() if seconds is not None}
-    name = min(known, key=lambda one: known[one], default=None)
-    if name is None or known[name] >= ours + settings.margin_seconds:
+    stated = {name: seconds for name, seconds in limits.items() if seconds is not None}
+    name = min(stated, key=lambda name: stated[name], default=None)
+    if name is None or stated[name] >= ours + settings.margin_seconds:
         return None
     wanted = ours + settings.margin_seconds
     why = "if its watchdog is stuck, too" if name == "the heartbeat time-out" else job.source
     message = (
-        f"job {job.job_id} ends itself {known[name]:.0f} s into a hang ({name}, {why}), "
+        f"job {job.job_id} ends itself {stated[name]:.0f} s into a hang ({name}, {why}), "
         f"hangwatch has its stacks only after {ours:.0f} s"
     )
     if name == "the heartbeat time-out":

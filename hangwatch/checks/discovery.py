@@ -57,12 +57,12 @@ def _shared_metrics(all_checks: Iterable[AnyCheck]) -> list[str]:
 
 def select(names: Iterable[str]) -> list[AnyCheck]:
     """The checks of these names, all when there is no name. Raises UnknownCheckError."""
-    known = checks()
-    wanted = list(names) or list(known)
+    by_name = checks()
+    wanted = list(names) or list(by_name)
     for name in wanted:
-        if name not in known:
-            raise UnknownCheckError(f"there is no check {name!r}\n  {_hint(name, known)}")
-    return [known[name] for name in wanted]
+        if name not in by_name:
+            raise UnknownCheckError(f"there is no check {name!r}\n  {_hint(name, by_name)}")
+    return [by_name[name] for name in wanted]
 
 
 def settings_for(settings: config.Settings, source: str) -> dict[str, Settings]:
@@ -70,16 +70,16 @@ def settings_for(settings: config.Settings, source: str) -> dict[str, Settings]:
 
     Raises config.ConfigError for a section that is no check's, and for a key or value that its check does not take.
     """
-    known = checks()
+    by_name = checks()
     for name in settings.checks:
-        if name not in known:
-            raise config.ConfigError(f"{source}: [checks.{name}]: there is no check {name!r}\n  {_hint(name, known)}")
+        if name not in by_name:
+            raise config.ConfigError(f"{source}: [checks.{name}]: there is no check {name!r}\n  {_hint(name, by_name)}")
     return {
         name: config.decode(settings.checks.get(name, {}), check.settings, source, ("checks", name))
-        for name, check in known.items()
+        for name, check in by_name.items()
     }
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return (f"did you mean {near[0]!r}? " if near else "") + f"checks: {', '.join(known)}"
+def _hint(name: str, existing: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(existing), n=1)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"checks: {', '.join(existing)}"

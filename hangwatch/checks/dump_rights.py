@@ -72,10 +72,10 @@ def points(sample: Sample) -> Iterable[Point]:
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
     """py-spy first, then what forbids every dump, then each rank; without a job, the capabilities."""
     sample = window[-1]
-    told = f"py-spy {sample.own.pyspy_version}, {len(sample.ranks)} ranks may be dumped"
+    summary = f"py-spy {sample.own.pyspy_version}, {len(sample.ranks)} ranks may be dumped"
     if not sample.ranks:
-        told = f"py-spy {sample.own.pyspy_version} is there, with the right to dump any user's ranks"
-    return worst([*_pyspy(sample.own), *_refused(sample), *_in_general(sample)], ok("DumpsPermitted", told))
+        summary = f"py-spy {sample.own.pyspy_version} is there, with the right to dump any user's ranks"
+    return worst([*_pyspy(sample.own), *_refused(sample), *_in_general(sample)], ok("DumpsPermitted", summary))
 
 
 def _pyspy(own: rights.Rights) -> Iterator[CheckVerdict]:

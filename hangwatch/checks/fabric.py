@@ -46,13 +46,13 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     if details is None or isinstance(details, Fault):
         return details
     switches = len(pci.nvswitches(node.sys_root))
-    told = any(gpu.state is not None for gpu in details.gpus)
-    if not told and not switches:
+    driver_tells = any(gpu.state is not None for gpu in details.gpus)
+    if not driver_tells and not switches:
         return None
     return Sample(
         gpus=tuple(gpu for gpu in details.gpus if gpu.state is not None),
         switches=switches,
-        manager_runs=None if told else procs.is_running(MANAGER_PROGRAM, node.proc_root),
+        manager_runs=None if driver_tells else procs.is_running(MANAGER_PROGRAM, node.proc_root),
         faults=details.faults,
     )
 

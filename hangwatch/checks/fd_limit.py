@@ -150,8 +150,8 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     findings = [*_node(sample, settings), *_use(sample, settings), *_low(sample, settings)]
     ranks = sum(holder.role == "rank" for holder in sample.holders)
     most = max((holder.open / holder.soft for holder in sample.holders if holder.open is not None), default=None)
-    told = f"{ranks} ranks use at most {most:.0%} of their limit" if most is not None else "no training job runs"
-    return worst(findings, ok("FilesLeft", f"{sample.node_open} of {sample.node_max} files open on the node; {told}"))
+    used = f"{ranks} ranks use at most {most:.0%} of their limit" if most is not None else "no training job runs"
+    return worst(findings, ok("FilesLeft", f"{sample.node_open} of {sample.node_max} files open on the node; {used}"))
 
 
 def _node(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:

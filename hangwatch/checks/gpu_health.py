@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from hangwatch import words
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, Rows, critical, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point
@@ -112,12 +113,11 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     for gpu in sample.gpus:
         findings += [*_recovery(gpu), *_memory(gpu), *_slowdowns(gpu)]
     findings += _persistence(sample.gpus, settings)
-    count = len(sample.gpus)
     return worst(
         findings,
         ok(
             "GpusHealthy",
-            f"{count} GPU{'s' * (count != 1)}: none lost, no recovery due, memory and clocks as they should be",
+            f"{words.count(len(sample.gpus), 'GPU')}: none lost, no recovery due, memory and clocks as they should be",
         ),
     )
 
@@ -163,7 +163,7 @@ def _memory(gpu: GpuHealth) -> Iterable[CheckVerdict]:
         count = gpu.uncorrected_errors
         yield warning(
             "UncorrectableEcc",
-            f"GPU {gpu.index} had {count} uncorrectable memory error{'s' * (count != 1)} since its last reset",
+            f"GPU {gpu.index} had {words.count(count, 'uncorrectable memory error')} since its last reset",
             f"{reset}; look for XID 48, 63, 94 and 95 in `dmesg`",
         )
 

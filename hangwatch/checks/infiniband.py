@@ -124,7 +124,9 @@ def _rates(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdic
 
 def _counters(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
     seconds = window[-1].monotonic_seconds - window[0].monotonic_seconds
-    readings = [{(port.name, name): count for port in one.ports for name, count in port.counters} for one in window]
+    readings = [
+        {(port.name, name): count for port in sample.ports for name, count in port.counters} for sample in window
+    ]
     for (name, counter), grown in sorted(growth(readings).items()):
         if counter in LINK_COUNTERS and grown:
             yield warning("LinkFlapped", f"{name}: {counter} grew by {grown} within {seconds:.0f} s", REMEDY)

@@ -92,7 +92,7 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     if not uses:
         net_root = node.proc_root / "self" / "net"
         default = network.default_interface(network.routes(net_root)) or network.default_interface_v6(net_root)
-        found = tuple(one for one in own if one.name == default)
+        found = tuple(interface for interface in own if interface.name == default)
         uses = [Use(who="the node", meant="the default route", interfaces=found)] if found else []
     if not uses and not masters and not faults:
         return None
@@ -138,33 +138,37 @@ def _use(
     who = f"job {job.job_id}"
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         if environ.get(variable):
-            said = environ[variable]
-            return Use(who=who, meant=f"{variable}={said}", interfaces=meant(said, seen))
+            names = environ[variable]
+            return Use(who=who, meant=f"{variable}={names}", interfaces=meant(names, seen))
     routes = network.routes(net_root)
-    names = {network.interface_to(address, routes) for address in addresses}
-    local = {one.name for one in seen if set(one.addresses) & set(addresses)}
-    found = tuple(one for one in seen if one.name in (local or names))
+    towards = {network.interface_to(address, routes) for address in addresses}
+    local = {interface.name for interface in seen if set(interface.addresses) & set(addresses)}
+    found = tuple(interface for interface in seen if interface.name in (local or towards))
     return Use(who=who, meant=f"the route to {environ.get('MASTER_ADDR')}", interfaces=found) if found else None
 
 
-def meant(said: str, seen: tuple[Interface, ...]) -> tuple[Interface, ...]:
+def meant(names: str, seen: tuple[Interface, ...]) -> tuple[Interface, ...]:
     """The interfaces that a value of NCCL_SOCKET_IFNAME means: prefixes by comma, `^` excludes, `=` is exact."""
-    exclude, exact = said.startswith("^"), said.lstrip("^").startswith("=")
-    words = [word.strip() for word in said.lstrip("^").lstrip("=").split(",") if word.strip()]
-    matching = [one for one in seen if any(one.name == word if exact else one.name.startswith(word) for word in words)]
-    return tuple(one for one in seen if one not in matching and one.name != "lo") if exclude else tuple(matching)
+    exclude, exact = names.startswith("^"), names.lstrip("^").startswith("=")
+    words = [word.strip() for word in names.lstrip("^").lstrip("=").split(",") if word.strip()]
+
+    def is_named(interface: Interface) -> bool:
+        return interface.name in words if exact else interface.name.startswith(tuple(words))
+
+    if exclude:
+        return tuple(interface for interface in seen if not is_named(interface) and interface.name != "lo")
+    return tuple(interface for interface in seen if is_named(interface))
 
 
 def _master(
     job: Job, place: str, addresses: tuple[str, ...], port: int, net_root: Path, *, may_connect: bool
 ) -> Master:
     held = network.connections(net_root, addresses, port)
-    established = [one for one in held if one.state == network.TCP_ESTABLISHED]
-    if any(one.retransmits < RETRANSMITS_OF_A_DEAD_PEER for one in established):
+    repeats = [connection.retransmits for connection in held if connection.state == network.TCP_ESTABLISHED]
+    if any(count < RETRANSMITS_OF_A_DEAD_PEER for count in repeats):
         return Master(job_id=job.job_id, place=place, state="answers")
-    if established:
-        worst_one = max(one.retransmits for one in established)
-        detail = f"the connections of its ranks repeat what they sent for the {worst_one}th time"
+    if repeats:
+        detail = f"the connections of its ranks repeat what they sent for the {max(repeats)}th time"
         return Master(job_id=job.job_id, place=place, state="silent", detail=detail)
     if not may_connect:
         return Master(job_id=job.job_id, place=place, state="unknown", detail="no rank holds a connection to it")
@@ -172,13 +176,13 @@ def _master(
     faults = [answer for answer in answers if answer is not None]
     if len(faults) < len(answers):
         return Master(job_id=job.job_id, place=place, state="answers")
-    state: Literal["refused", "silent"] = "refused" if any(one.reason == "Refused" for one in faults) else "silent"
-    return Master(job_id=job.job_id, place=place, state=state, detail="; ".join(one.detail for one in faults))
+    state: Literal["refused", "silent"] = "refused" if any(fault.reason == "Refused" for fault in faults) else "silent"
+    return Master(job_id=job.job_id, place=place, state=state, detail="; ".join(fault.detail for fault in faults))
 
 
 def points(sample: Sample) -> Iterable[Point]:
     """State and errors of the interfaces in use, and whether masters answer."""
-    for interface in {one.name: one for use in sample.uses for one in use.interfaces}.values():
+    for interface in _interfaces(sample).values():
         if interface.up is not None:
             yield UP.point(interface.up, interface=interface.name)
         yield ERRORS.point(interface.receive_errors, interface=interface.name, direction="receive")
@@ -193,28 +197,34 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     sample = window[-1]
     findings = [finding for use in sample.uses for finding in _judge_use(use)]
     findings += [*_silent(window), *_errors(window, settings)]
-    names = ", ".join(sorted({one.name for use in sample.uses for one in use.interfaces}))
-    answering = ", ".join(one.place for one in sample.masters if one.state == "answers")
-    told = ", ".join([f"{names} up"] * bool(names) + [f"{answering} answers"] * bool(answering))
-    return worst(findings, ok("NetworkUp", told or "nothing is known to be wrong"))
+    names = ", ".join(sorted(_interfaces(sample)))
+    answering = ", ".join(master.place for master in sample.masters if master.state == "answers")
+    summary = ", ".join([f"{names} up"] * bool(names) + [f"{answering} answers"] * bool(answering))
+    return worst(findings, ok("NetworkUp", summary or "nothing is known to be wrong"))
+
+
+def _interfaces(sample: Sample) -> dict[str, Interface]:
+    """The interfaces in use, by name."""
+    return {interface.name: interface for use in sample.uses for interface in use.interfaces}
 
 
 def _judge_use(use: Use) -> Iterator[CheckVerdict]:
     remedy = "`ip -brief address`; correct NCCL_SOCKET_IFNAME in the job, or bring the interface up"
     if not use.interfaces:
         yield critical("NoInterface", f"{use.meant} of {use.who} means no interface of this node", remedy)
-    elif not any(one.up is not False and one.addresses for one in use.interfaces):
+    elif not any(interface.up is not False and interface.addresses for interface in use.interfaces):
         states = ", ".join(
-            f"{one.name} is {one.state}" + ("" if one.addresses else " and has no address") for one in use.interfaces
+            f"{interface.name} is {interface.state}" + ("" if interface.addresses else " and has no address")
+            for interface in use.interfaces
         )
         yield critical("InterfaceDown", f"{states} ({use.meant} of {use.who})", remedy)
 
 
 def _silent(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
     """Silent once may be a job that starts or ends; twice in a row it is not. Refused counts only after an answer."""
-    answered = {one.place for sample in window for one in sample.masters if one.state == "answers"}
+    answered = {master.place for sample in window for master in sample.masters if master.state == "answers"}
     lost = [
-        {one.place: one for one in sample.masters if one.state == "silent" or _is_lost(one, answered)}
+        {master.place: master for master in sample.masters if master.state == "silent" or _is_lost(master, answered)}
         for sample in window[-2:]
     ]
     for place, master in lost[-1].items():
@@ -231,7 +241,7 @@ def _is_lost(master: Master, answered: set[str]) -> bool:
 def _errors(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
     seconds = window[-1].monotonic_seconds - window[0].monotonic_seconds
     readings = [
-        {one.name: one.receive_errors + one.transmit_errors for use in sample.uses for one in use.interfaces}
+        {name: interface.receive_errors + interface.transmit_errors for name, interface in _interfaces(sample).items()}
         for sample in window
     ]
     for name, grown in growth(readings).items():
@@ -244,8 +254,11 @@ def table(sample: Sample) -> contract.Rows:
     """Who uses which interface, and the masters."""
     rows = [("who", "means", "interface", "state", "addresses")]
     for use in sample.uses:
-        rows += [(use.who, use.meant, one.name, one.state, " ".join(one.addresses)) for one in use.interfaces]
-    rows += [(f"job {one.job_id}", "master", one.place, one.state, one.detail) for one in sample.masters]
+        rows += [
+            (use.who, use.meant, interface.name, interface.state, " ".join(interface.addresses))
+            for interface in use.interfaces
+        ]
+    rows += [(f"job {master.job_id}", "master", master.place, master.state, master.detail) for master in sample.masters]
     return rows
 
 

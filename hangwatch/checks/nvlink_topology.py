@@ -86,11 +86,8 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     sample = window[-1]
     counts = Counter(connection(gpu, other) for gpu in sample.gpus for other in sample.gpus if gpu.index < other.index)
     kinds = ", ".join(f"{count} pairs {path}" for path, count in counts.most_common() if path) or "no pairs"
-    count = len(sample.gpus)
-    healthy = ok(
-        "TopologyStable",
-        f"{count} GPU{'s' * (count != 1)} and {len(sample.nics)} network cards: {kinds}; none worse off",
-    )
+    devices = f"{words.count(len(sample.gpus), 'GPU')} and {words.count(len(sample.nics), 'network card')}"
+    healthy = ok("TopologyStable", f"{devices}: {kinds}; none worse off")
     findings = [*_one_way(sample), *_fewer_links(sample), *_far_from_cards(sample)]
     for earlier in window[:-1]:
         findings += _changes(earlier, sample)

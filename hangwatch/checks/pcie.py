@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from hangwatch import words
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, Rows, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
@@ -105,11 +106,10 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
         findings += _replays(window[-2], sample, settings)
     gpus = [slot.gpu for slot in sample.slots]
     loaded = sum(_loaded(gpu, settings) for gpu in gpus)
-    links = sorted({f"gen {gpu.generation_max} x{gpu.width_max}" for gpu in gpus if gpu.width_max})
-    count = len(gpus)
-    told = f"{count} GPU{'s' * (count != 1)} on {', '.join(links) or 'links that do not tell their speed'}"
+    speeds = sorted({f"gen {gpu.generation_max} x{gpu.width_max}" for gpu in gpus if gpu.width_max})
+    links = f"{words.count(len(gpus), 'GPU')} on {', '.join(speeds) or 'links that do not tell their speed'}"
     full = f"{loaded} under load at full speed" if loaded else "none under load, so their speed was not judged"
-    return worst(findings, ok("LinksAtFullSpeed" if loaded else "LinksIdle", f"{told}; {full}"))
+    return worst(findings, ok("LinksAtFullSpeed" if loaded else "LinksIdle", f"{links}; {full}"))
 
 
 def _loaded(gpu: GpuBus, settings: Settings) -> bool:

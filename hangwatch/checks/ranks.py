@@ -118,8 +118,8 @@ def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
     ]
     alive = sum(rank.state not in (GONE, "Z", "X") for job in window[-1].jobs for rank in job.ranks)
     memory = sum(rank.resident_bytes or 0 for job in window[-1].jobs for rank in job.ranks)
-    told = f"all {alive} ranks of {len(window[-1].jobs)} jobs are alive and use {memory / (1 << 30):.1f} GiB"
-    return worst(findings, ok("RanksAlive", told))
+    summary = f"all {alive} ranks of {len(window[-1].jobs)} jobs are alive and use {memory / (1 << 30):.1f} GiB"
+    return worst(findings, ok("RanksAlive", summary))
 
 
 def _problems(sample: Sample) -> dict[tuple[str, str], tuple[str, str]]:

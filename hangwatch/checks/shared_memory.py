@@ -75,8 +75,8 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
         if isinstance(answer, filesystems.Space)
     ]
     # One that does not exist is none: a job may have ended, a container may have no /dev/shm.
-    told = ("NoAnswer", filesystems.NOT_STARTED)
-    faults = [answer for answer in answers.values() if isinstance(answer, Fault) and answer.reason in told][:4]
+    reported = ("NoAnswer", filesystems.NOT_STARTED)
+    faults = [answer for answer in answers.values() if isinstance(answer, Fault) and answer.reason in reported][:4]
     return Sample(shms=tuple(shms), faults=tuple(faults)) if shms or faults else None
 
 

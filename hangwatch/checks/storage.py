@@ -77,37 +77,38 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     folder = node.state_directory
     # The daemon makes its folder when it starts: until then, what counts is the space of the folder above.
     homes = [str(place) for place in (folder, *folder.parents)] if folder else []
-    told = node.filesystems.space([*wanted, *homes], settings.deadline_seconds)
-    not_asked = next((one for one in told.values() if isinstance(one, Fault) and one.reason == NOT_STARTED), None)
+    spaces = node.filesystems.space([*wanted, *homes], settings.deadline_seconds)
+    faults = (space for space in spaces.values() if isinstance(space, Fault))
+    not_asked = next((fault for fault in faults if fault.reason == NOT_STARTED), None)
     if not_asked is not None:
         return not_asked
     answers = [
-        _answer(mount, told[path], seen_by)
+        _answer(mount, spaces[path], seen_by)
         for path, (mount, seen_by) in wanted.items()
         # What is missing from a rank's view has gone with the rank, or with what mounted it there.
-        if not _is_private(told[path]) and not (seen_by is not None and _is_missing(told[path]))
+        if not _is_private(spaces[path]) and not (seen_by is not None and _is_missing(spaces[path]))
     ]
     if homes:
-        home = next((told[place] for place in homes if not _is_missing(told[place])), told[homes[0]])
+        home = next((spaces[place] for place in homes if not _is_missing(spaces[place])), spaces[homes[0]])
         answers.append(_answer(filesystems.Mount(path=homes[0], type=INCIDENTS, source="", device=""), home))
     if not answers:
         return None
     return Sample(answers=tuple(answers), stuck_children=node.filesystems.left_behind())
 
 
-def _answer(mount: filesystems.Mount, told: filesystems.Space | Fault, seen_by: int | None = None) -> Answer:
-    if isinstance(told, Fault):
-        return Answer(mount=mount.path, type=mount.type, seen_by=seen_by, fault=told)
-    return Answer(mount=mount.path, type=mount.type, seen_by=seen_by, space=told)
+def _answer(mount: filesystems.Mount, space: filesystems.Space | Fault, seen_by: int | None = None) -> Answer:
+    if isinstance(space, Fault):
+        return Answer(mount=mount.path, type=mount.type, seen_by=seen_by, fault=space)
+    return Answer(mount=mount.path, type=mount.type, seen_by=seen_by, space=space)
 
 
-def _is_private(told: filesystems.Space | Fault) -> bool:
+def _is_private(space: filesystems.Space | Fault) -> bool:
     """A FUSE mount refuses everybody but its owner, root too: it is private, not broken."""
-    return isinstance(told, Fault) and told.reason == "PermissionDenied"
+    return isinstance(space, Fault) and space.reason == "PermissionDenied"
 
 
-def _is_missing(told: filesystems.Space | Fault) -> bool:
-    return isinstance(told, Fault) and told.reason == "Missing"
+def _is_missing(space: filesystems.Space | Fault) -> bool:
+    return isinstance(space, Fault) and space.reason == "Missing"
 
 
 def _paths(node: Node, settings: Settings) -> dict[str, tuple[filesystems.Mount, int | None]]:
@@ -151,8 +152,8 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     findings = [finding for answer in sample.answers for finding in _judge_one(answer, settings)]
     network = [answer for answer in sample.answers if answer.type != INCIDENTS]
     slowest = max((answer.space.seconds for answer in network if answer.space), default=0.0)
-    told = f"{len(network)} network file systems answer, the slowest in {slowest * 1000:.1f} ms"
-    return worst(findings, ok("StorageAnswers", told if network else "no network file system is mounted"))
+    summary = f"{len(network)} network file systems answer, the slowest in {slowest * 1000:.1f} ms"
+    return worst(findings, ok("StorageAnswers", summary if network else "no network file system is mounted"))
 
 
 def _judge_one(answer: Answer, settings: Settings) -> Iterator[CheckVerdict]:
@@ -192,7 +193,7 @@ def table(sample: Sample) -> contract.Rows:
         if answer.space is None:
             rows.append((answer.mount, answer.type, answer.fault.reason if answer.fault else "", "", ""))
             continue
-        left, size = (f"{one / (1 << 30):.1f}" for one in (answer.space.available_bytes, answer.space.size_bytes))
+        left, size = (f"{number / (1 << 30):.1f}" for number in (answer.space.available_bytes, answer.space.size_bytes))
         rows.append((answer.mount, answer.type, f"{answer.space.seconds:.4f}", left, size))
     return rows
 

@@ -67,9 +67,9 @@ def meanings() -> dict[int, Meaning]:
 
 def severity(code: int, text: str) -> Literal["critical", "warning", "notice"]:
     """How serious an XID is; some say it in their own line."""
-    told = meanings().get(code, UNLISTED).severity
-    if told != "as_told":
-        return told
+    listed = meanings().get(code, UNLISTED).severity
+    if listed != "as_told":
+        return listed
     if code == RECOVERY_ACTION_CHANGED:
         return "notice" if re.search(r"to 0x\w+ \(None\)", text) else "critical"
     return "critical" if re.search(r"\bFatal\b", text) else "warning"
@@ -144,9 +144,9 @@ def _judge_sxid(event: KernelEvent, age_seconds: float, settings: Settings) -> C
     """`SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 ...`: the switch's driver says itself how bad it is."""
     if age_seconds > settings.critical_recent_seconds:
         return None
-    said = event.text.partition(f"{event.code},")[2].strip()
-    message = f"NVSwitch {event.subject}: SXID {event.code} {_ago(age_seconds)}: {said}"
-    if re.match(r"fatal", said, re.IGNORECASE):
+    line = event.text.partition(f"{event.code},")[2].strip()
+    message = f"NVSwitch {event.subject}: SXID {event.code} {_ago(age_seconds)}: {line}"
+    if re.match(r"fatal", line, re.IGNORECASE):
         remedy = "drain the node, reset all GPUs and switches; `hangwatch check fabric`"
         return critical("SwitchError", message, remedy)
     return warning("SwitchWarning", message, "`hangwatch check fabric`, `hangwatch check nvlink_status`")

@@ -19,13 +19,13 @@ def answer(kind: str, path: str) -> dict[str, object]:
     try:
         if kind == "names":
             return {"names": os.listdir(path)[:NAMES_LIMIT]}  # noqa: PTH208 - started often: no pathlib here
-        told = os.statvfs(path)
+        space = os.statvfs(path)
     except OSError as error:
         return {"errno": error.errno}
     return {
-        "size": told.f_blocks * told.f_frsize,
-        "available": told.f_bavail * told.f_frsize,
-        "read_only": bool(told.f_flag & os.ST_RDONLY),
+        "size": space.f_blocks * space.f_frsize,
+        "available": space.f_bavail * space.f_frsize,
+        "read_only": bool(space.f_flag & os.ST_RDONLY),
         "seconds": time.monotonic() - started,
     }
 

@@ -59,16 +59,18 @@ def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] |
     local = _local_addresses(net_root)
     routed = [route.network for route in known_routes if route.network.prefixlen]
     # A /32 (GCE, Calico, Cilium) lies in no route of its interface: one that has routes and no other address has it.
-    loose = [one for one in local if not one.is_loopback and not any(one in subnet for subnet in routed)]
+    loose = [
+        address for address in local if not address.is_loopback and not any(address in subnet for subnet in routed)
+    ]
     found = []
     for name, counters in parse_dev(dev).items():
         subnets = [route.network for route in known_routes if route.interface == name and route.network.prefixlen]
-        own = [one for one in local if any(one in subnet for subnet in subnets)]
+        own = [address for address in local if any(address in subnet for subnet in subnets)]
         if name == "lo":
-            own = [one for one in local if one.is_loopback]
+            own = [address for address in local if address.is_loopback]
         elif not own and any(route.interface == name for route in known_routes):
             own = loose
-        v4 = [str(one) for one in own]
+        v4 = [str(address) for address in own]
         state, up = _operational_state(sys_root, name)
         found.append(
             Interface(

@@ -57,35 +57,35 @@ def _path(link: Path) -> PciPath | None:
     return PciPath(address=folder.name, steps=parts[root:], numa_node=node if node is not None and node >= 0 else None)
 
 
-def distance(one: PciPath, other: PciPath) -> str:
+def distance(device: PciPath, other: PciPath) -> str:
     """How near two devices are, in the words of `nvidia-smi topo -m`.
 
     PIX: at most one PCIe switch; PXB: several, but no host bridge; PHB: a host bridge; NODE: host bridges of one NUMA
     node; SYS: across NUMA nodes.
     """
-    if one.steps[0] != other.steps[0]:
-        same_node = one.numa_node is not None and one.numa_node == other.numa_node
+    if device.steps[0] != other.steps[0]:
+        same_node = device.numa_node is not None and device.numa_node == other.numa_node
         return "NODE" if same_node else "SYS"
-    shared = _shared_steps(one, other)
+    shared = _shared_steps(device, other)
     if shared == 1:
         return "PHB"
-    bridges_below = max(len(one.steps), len(other.steps)) - shared - 1
+    bridges_below = max(len(device.steps), len(other.steps)) - shared - 1
     return "PIX" if bridges_below <= 1 else "PXB"
 
 
-def _shared_steps(one: PciPath, other: PciPath) -> int:
+def _shared_steps(device: PciPath, other: PciPath) -> int:
     shared = 0
-    for left, right in zip(one.steps, other.steps, strict=False):
+    for left, right in zip(device.steps, other.steps, strict=False):
         if left != right:
             break
         shared += 1
     return shared
 
 
-def steps_below_switch(one: PciPath, other: PciPath) -> tuple[str, ...]:
-    """The bridges between `one` and the PCIe switch that it shares with `other`; empty when they share none."""
-    shared = _shared_steps(one, other)
-    return one.steps[shared:-1] if shared > 1 and one.address != other.address else ()
+def steps_below_switch(device: PciPath, other: PciPath) -> tuple[str, ...]:
+    """The bridges between `device` and the PCIe switch that it shares with `other`; empty when they share none."""
+    shared = _shared_steps(device, other)
+    return device.steps[shared:-1] if shared > 1 and device.address != other.address else ()
 
 
 def nics(sys_root: Path) -> tuple[Nic, ...]:

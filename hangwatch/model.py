@@ -452,17 +452,30 @@ class Evidence(Value, frozen=True):
     supports: bool | None = None
 
 
+class FirstLook(RankId, frozen=True, kw_only=True):
+    """A rank to look at first where nobody can be accused: why this one, and what would settle it."""
+
+    why: str
+    settle: str
+
+
 class Verdict(Value, frozen=True):
-    """Who is the odd one, or why nobody can be named. `named` is empty when nobody is accused."""
+    """Who is the odd one, or why nobody can be named. `named` is empty when nobody is accused.
+
+    `first_look` accuses nobody: it says where to begin.
+    """
 
     kind: str
     message: str
     named: tuple[RankId, ...] = ()
     confidence: Confidence = Confidence.NONE
     evidence: tuple[Evidence, ...] = ()
+    first_look: tuple[FirstLook, ...] = ()
 
 
 # --- 6. Incidents: daemon -> store, report, metrics ----------------------------------------------------------------
+
+INCIDENT_VERSION = 1
 
 
 class PowerSeries(Value, frozen=True):
@@ -487,7 +500,10 @@ class Transition(Value, frozen=True):
 
 
 class Incident(Value, frozen=True):
-    """One suspicion of one job on this node, from the first capture to its end. `incident.json` is this value."""
+    """One suspicion of one job on this node, from the first capture to its end. `incident.json` is this value.
+
+    `schema_version` rises where a field changes its meaning or goes; `store.load` reads every version up to this one.
+    """
 
     incident_id: str
     node: str
@@ -502,7 +518,7 @@ class Incident(Value, frozen=True):
     closed_unix_seconds: float | None = None
     host_facts: tuple[tuple[str, str], ...] = ()
     hangwatch_version: str = ""
-    schema_version: int = 1
+    schema_version: int = INCIDENT_VERSION
 
 
 # --- 7. Checks: checks -> board -> metrics, cli --------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 from hangwatch.board import Snapshot
 from hangwatch.model import JobState, Value
 
+SCHEMA_VERSION = 1
+
 
 class JobStatus(Value, frozen=True):
     """One job as /status shows it; no command line, no stack."""
@@ -43,9 +45,10 @@ class CheckLine(Value, frozen=True):
     message: str
 
 
-class Status(Value, frozen=True):
-    """What the local daemon sees: the answer of /status."""
+class Status(Value, frozen=True, kw_only=True):
+    """What the local daemon sees: the answer of /status; docs/json.md describes it."""
 
+    schema_version: int = SCHEMA_VERSION
     node: str
     sampler: str
     gpus: tuple[GpuStatus, ...]

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from hangwatch import durable, words
-from hangwatch.model import Incident, JobState, Value
+from hangwatch.model import INCIDENT_VERSION, Incident, JobState, Value
 
-SCHEMA_VERSION = 1
 INCIDENT_FILE = "incident.json"
 MAX_INCIDENT_BYTES = 512 << 20  # 100,000 ranks take a fifth of it
 _FOLDER = re.compile(r"\d{8}T\d{6}Z-[A-Za-z0-9._-]+")
@@ -75,7 +75,7 @@ class _Head(msgspec.Struct):
 
 
 class _Version(msgspec.Struct):
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = INCIDENT_VERSION
     hangwatch_version: str = "of unknown version"
 
 
@@ -88,16 +88,19 @@ def encode(incident: Incident) -> bytes:
 
 
 def load(folder: Path) -> Incident:
-    """Read the incident of one folder. Raises StoreError, which names the file and what to do."""
+    """Read the incident of one folder, of this version or an earlier one, as one of this version.
+
+    Raises StoreError, which names the file and what to do.
+    """
     path = folder / INCIDENT_FILE
     content = _read(path)
     version = _decode(path, content, _Version)
-    if version.schema_version > SCHEMA_VERSION:
+    if version.schema_version > INCIDENT_VERSION:
         raise StoreError(
             f"{path}: was written by a newer hangwatch {version.hangwatch_version} "
-            f"(schema {version.schema_version}; this one reads up to {SCHEMA_VERSION})\n  read it with that version"
+            f"(schema {version.schema_version}; this one reads up to {INCIDENT_VERSION})\n  read it with that version"
         )
-    return _decode(path, content, Incident)
+    return replace(_decode(path, content, Incident), schema_version=INCIDENT_VERSION)
 
 
 def open_writable(

@@ -18,7 +18,7 @@ from hangwatch.fleet.merge import merge_all
 from hangwatch.hang import culprit
 from hangwatch.hang.activity import load as load_activities
 from hangwatch.hang.grouping import group_ranks
-from hangwatch.model import Grouping, Incident
+from hangwatch.model import Grouping, Incident, Job
 from hangwatch.report import as_json, html, text
 
 LONGEST_LINE = 16 << 20  # `py-spy dump --json` may print one line
@@ -27,7 +27,7 @@ MOST_FILES = 200_000
 html_option = click.option(
     "--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report as one page."
 )
-json_option = click.option("--json", "as_json_form", is_flag=True, help="Print the documented JSON form.")
+json_option = click.option("--json", "as_json_form", is_flag=True, help="Print JSON, as docs/json.md describes it.")
 
 
 @click.command()
@@ -61,7 +61,8 @@ def explain(
         )
     size = collected.world_size or max((one.job.world_size or 0 for one in incidents), default=0) or None
     grouping = group_ranks(dumps, load_activities(settings.activities.rules), settings.capture, size)
-    _answer(replace(grouping, notes=(*grouping.notes, *collected.notes)), as_json_form, html_path)
+    grouping = replace(grouping, notes=(*grouping.notes, *collected.notes))
+    _answer(grouping, incidents[0].job if incidents else None, as_json_form, html_path)
 
 
 @click.command()
@@ -75,7 +76,7 @@ def merge(*, paths: tuple[Path, ...], as_json_form: bool, html_path: Path | None
     Of one node only the newest incident of a job counts.
     """
     incidents = _of_one_job(_incident(path) for path in paths)
-    _answer(merge_all(one.grouping for one in incidents), as_json_form, html_path)
+    _answer(merge_all(one.grouping for one in incidents), incidents[0].job, as_json_form, html_path)
 
 
 def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
@@ -88,12 +89,12 @@ def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
     return list(newest.values())
 
 
-def _answer(grouping: Grouping, as_json_form: bool, html_path: Path | None) -> None:
+def _answer(grouping: Grouping, job: Job | None, as_json_form: bool, html_path: Path | None) -> None:
     verdict = culprit.judge(grouping)
     if html_path is not None:
         write_text(html_path, html.render_grouping(grouping, verdict))
     if as_json_form:
-        click.echo(as_json.render(grouping, verdict), nl=False)
+        click.echo(as_json.render(as_json.answer(grouping, verdict, job)), nl=False)
     else:
         click.echo(text.render_verdict(grouping, verdict, color=sys.stdout.isatty()), nl=False)
 

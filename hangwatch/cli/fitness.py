@@ -28,7 +28,7 @@ COLORS = {"OK": "green", "UNKNOWN": "magenta", "WARNING": "yellow", "CRITICAL": 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="Print the documented JSON form.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/json.md describes it.")
 @click.option("--verbose", "-v", is_flag=True, help="Also show the checks' own tables, such as the NVLink matrix.")
 @click.option("--fail-on", type=click.Choice(["warning", "critical"]), help="Exit 0 for anything less than this.")
 def check(

@@ -15,22 +15,24 @@ from hangwatch.cli.tables import print_table
 from hangwatch.cli.watch import config_option, settings_from
 from hangwatch.hang import activity, capture
 from hangwatch.look import find_jobs, look_at
-from hangwatch.model import Capture, GpuSweep, Grouping, Incident, Job, JobState, Value, Verdict
+from hangwatch.model import GpuSweep, Incident, Job, JobState, Value
 from hangwatch.probes import host, procs
 from hangwatch.probes.nvml.sampler import NvmlSampler
-from hangwatch.report import html, text
+from hangwatch.report import as_json, html, text
 from hangwatch.report.folder import folder_files
 
 GPU_SECONDS = 3.0
+NO_JOB = (
+    "no training job runs on this node: no process that torchrun, accelerate, deepspeed, srun or mpirun\n"
+    "started, and none with RANK and WORLD_SIZE in an environment that this user may read (as root, or --pid)"
+)
 
 
-class JobDump(Value, frozen=True):
-    """One job of `hangwatch dump --json`."""
+class Incidents(Value, frozen=True):
+    """`hangwatch incidents --json`, newest first."""
 
-    job: Job
-    verdict: Verdict
-    grouping: Grouping
-    capture: Capture
+    schema_version: int
+    incidents: tuple[store.Summary, ...]
 
 
 @click.command()
@@ -45,7 +47,7 @@ class JobDump(Value, frozen=True):
 @click.option("--rounds", type=click.IntRange(1, 10), default=1, show_default=True, help="More than one tells motion.")
 @click.option("--native", is_flag=True, help="Native frames, too. Slow: 340 MB and a pause of 0.7 s for each process.")
 @click.option("--locals", "include_locals", is_flag=True, help="Local variables, too. They can hold secrets.")
-@click.option("--json", "as_json", is_flag=True, help="Jobs, verdicts, groups and all stacks as JSON.")
+@click.option("--json", "as_json_form", is_flag=True, help="Verdicts, groups and all stacks as JSON, see docs/json.md.")
 @click.option("-o", "directory", type=click.Path(path_type=Path, file_okay=False), help="Also leave a report here.")
 @config_option
 def dump(
@@ -55,7 +57,7 @@ def dump(
     rounds: int,
     native: bool,
     include_locals: bool,
-    as_json: bool,
+    as_json_form: bool,
     directory: Path | None,
     config_path: Path | None,
 ) -> int:
@@ -68,14 +70,7 @@ def dump(
     settings, _ = settings_from(config_path)
     sweep = _gpu_sweep(settings)
     found = [_job_of_pids(pids)] if pids else _jobs(job_id, sweep)
-    if not found:
-        click.echo(
-            "no training job runs on this node: no process that torchrun, accelerate, deepspeed, srun or mpirun\n"
-            "started, and none with RANK and WORLD_SIZE in an environment that this user may read (as root, or --pid)",
-            err=True,
-        )
-        return 1
-    activities, node = activity.load(settings.activities.rules), host.node_name()
+    node, activities = host.node_name(), activity.load(settings.activities.rules)
     looks = [
         look_at(
             job,
@@ -90,19 +85,16 @@ def dump(
         for job in found
     ]
     dumped = [look.incident(job, JobState.SUSPECTED) for job, look in zip(found, looks, strict=True)]
-    if as_json:
-        dumps = [
-            JobDump(job=job, verdict=look.verdict, grouping=look.grouping, capture=look.capture)
-            for job, look in zip(found, looks, strict=True)
-        ]
-        sys.stdout.buffer.write(msgspec.json.encode(dumps) + b"\n")
-    else:
-        for incident in dumped:
+    if as_json_form:
+        click.echo(as_json.render(as_json.dump(node, dumped)), nl=False)
+    for incident in dumped:
+        if not as_json_form:
             click.echo(text.render(incident, color=sys.stdout.isatty()))
-    if directory is not None:
-        for incident in dumped:
+        if directory is not None:
             click.echo(f"report: {_leave(directory, incident)}", err=True)
-    return 0
+    if not dumped:
+        click.echo(NO_JOB, err=True)
+    return 0 if dumped else 1
 
 
 def _job_of_pids(pids: tuple[int, ...]) -> Job:
@@ -139,7 +131,7 @@ def _leave(directory: Path, incident: Incident) -> Path:
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the page here.")
-@click.option("--json", "as_json", is_flag=True, help="Print incident.json.")
+@click.option("--json", "as_json", is_flag=True, help="Print incident.json, see docs/json.md.")
 @config_option
 def report(folder: Path, html_path: Path | None, as_json: bool, config_path: Path | None) -> None:
     """Render an incident again, from its incident.json alone. FOLDER is its folder, or its name in the store."""
@@ -159,13 +151,13 @@ def _store(config_path: Path | None) -> store.Store:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON list.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/json.md describes it.")
 @config_option
 def incidents(as_json: bool, config_path: Path | None) -> None:
     """List the incidents that this node keeps, newest first."""
     summaries = _store(config_path).summaries()
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(summaries) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(Incidents(schema_version=1, incidents=summaries)) + b"\n")
         return
     rows = [
         (

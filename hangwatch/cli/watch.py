@@ -95,7 +95,7 @@ def _log_to_stderr(level: str) -> None:
 @click.command()
 @config_option
 @click.option("--url", help="Where the daemon serves; by default the port of the configuration on this host.")
-@click.option("--json", "as_json", is_flag=True, help="Print the answer of /status as it is.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the answer of /status as it is, see docs/json.md.")
 def status(config_path: Path | None, url: str | None, as_json: bool) -> None:
     """What the daemon on this node sees: GPUs, jobs and their states, checks."""
     settings, _ = settings_from(config_path)

@@ -1,69 +1,143 @@
-"""Groups and verdict -> the JSON that `explain --json` and `dump --json` print: a stable form, documented here.
-
-    {"verdict": {"kind", "named": [RANK], "confidence", "message",
-                 "evidence": [{"kind", "message", "supports": true|false|null, "ranks": [RANK]}]},
-     "groups": [{"ranks": [int], "members": [RANK], "nodes": [str], "activity", "operation": str|null, "waits": bool,
-                 "motion", "frames": [str], "gone": bool, "fault": {"subject", "reason", "detail", "remedy"}|null}],
-     "absent": [[first, last]], "world_size": int|null, "notes": [str]}
-
-RANK is {"node", "rank", "local_rank", "pid"}, each null where the input does not say. `named` is empty when nobody is
-accused. `ranks` holds the global ranks that are known, `absent` the first and the last
-of each range of ranks that should exist and gave no answer; frames are "function (file:line)", innermost first.
-"""
+"""Groups and verdict -> the JSON that `explain`, `merge` and `dump` print: one form, docs/json.md describes it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
-from hangwatch.model import Group, Grouping, RankId, Verdict
+from hangwatch.model import Capture, Fault, Group, Grouping, Incident, Job, Motion, RankId, Stack, Value, Verdict
 from hangwatch.report.phrases import group_ids
 
-
-def render(grouping: Grouping, verdict: Verdict) -> str:
-    """The answer as one JSON object, ending in a line feed."""
-    return msgspec.json.format(msgspec.json.encode(answer(grouping, verdict)), indent=1).decode() + "\n"
+SCHEMA_VERSION = 1
+"""Of `Answer` and `Dump`: higher where a field changes its meaning or goes; new fields come without a new version."""
 
 
-def answer(grouping: Grouping, verdict: Verdict) -> dict[str, object]:
-    """The answer as plain lists and dicts, for those who add to it."""
-    return {
-        "verdict": {
-            "kind": verdict.kind,
-            "named": [_rank(rank) for rank in verdict.named],
-            "confidence": verdict.confidence.value,
-            "message": verdict.message,
-            "evidence": [
-                {
-                    "kind": one.kind,
-                    "message": one.message,
-                    "supports": one.supports,
-                    "ranks": [_rank(rank) for rank in one.ranks],
-                }
-                for one in verdict.evidence
-            ],
-        },
-        "groups": [_group(group) for group in grouping.groups],
-        "absent": [[ranks.start, ranks.stop - 1] for ranks in grouping.absent],
-        "world_size": grouping.world_size,
-        "notes": list(grouping.notes),
-    }
+class JobHead(Value, frozen=True):
+    """The job of an answer. `job_key` is equal on all nodes, `owner` is whom the kernel names, `user` may be null."""
+
+    job_id: str
+    job_key: str
+    launcher: str
+    owner: str
+    user: str | None
+    command: str
 
 
-def _group(group: Group) -> dict[str, object]:
+class StackForm(Value, frozen=True):
+    """Another thread or a worker process of a group's representative; frames as in the group."""
+
+    name: str
+    activity: str
+    frames: tuple[str, ...]
+
+
+class GroupForm(Value, frozen=True):
+    """Ranks that stand at one place. `ranks` are the global ranks that are known, `members` all of them.
+
+    `frames` are "function (file:line)", innermost first. `fault` stands in place of frames where no stack could be had;
+    `gone` says that the processes do not exist.
+    """
+
+    ranks: tuple[int, ...]
+    members: tuple[RankId, ...]
+    nodes: tuple[str, ...]
+    activity: str
+    operation: str | None
+    waits: bool
+    waits_for: str
+    phase: str | None
+    motion: Motion
+    frames: tuple[str, ...]
+    threads: tuple[StackForm, ...]
+    workers: tuple[StackForm, ...]
+    fault: Fault | None
+    gone: bool
+
+
+class Answer(Value, frozen=True):
+    """Who is the odd rank of one job, and who stands where.
+
+    `absent` are the ranks that should exist and gave no answer: [first, last] of each range. `job` is null where only
+    dumps were given. `capture` holds every stack of every round, as incident.json does; null but in `dump`.
+    """
+
+    schema_version: int
+    job: JobHead | None
+    verdict: Verdict
+    groups: tuple[GroupForm, ...]
+    absent: tuple[tuple[int, int], ...]
+    world_size: int | None
+    notes: tuple[str, ...]
+    capture: Capture | None
+
+
+class Dump(Value, frozen=True):
+    """`hangwatch dump --json`: an answer for each job of this node."""
+
+    schema_version: int
+    node: str
+    jobs: tuple[Answer, ...]
+
+
+def answer(grouping: Grouping, verdict: Verdict, job: Job | None = None, capture: Capture | None = None) -> Answer:
+    """The answer on one job."""
+    return Answer(
+        schema_version=SCHEMA_VERSION,
+        job=None if job is None else _job_head(job),
+        verdict=verdict,
+        groups=tuple(_group(group) for group in grouping.groups),
+        absent=tuple((ranks.start, ranks.stop - 1) for ranks in grouping.absent),
+        world_size=grouping.world_size,
+        notes=grouping.notes,
+        capture=capture,
+    )
+
+
+def dump(node: str, incidents: Iterable[Incident]) -> Dump:
+    """The answers on jobs that were dumped by hand, each with its stacks."""
+    return Dump(
+        schema_version=SCHEMA_VERSION,
+        node=node,
+        jobs=tuple(answer(one.grouping, one.verdict, one.job, one.captures[-1]) for one in incidents),
+    )
+
+
+def render(form: Answer | Dump) -> str:
+    """A form as JSON text, ending in a line feed."""
+    return msgspec.json.format(msgspec.json.encode(form), indent=1).decode() + "\n"
+
+
+def _job_head(job: Job) -> JobHead:
+    return JobHead(
+        job_id=job.job_id,
+        job_key=job.job_key,
+        launcher=job.launcher,
+        owner=job.owner,
+        user=job.user,
+        command=job.command,
+    )
+
+
+def _group(group: Group) -> GroupForm:
     ids = group_ids(group)
-    return {
-        "ranks": [rank.rank for rank in ids if rank.rank is not None],
-        "members": [_rank(rank) for rank in ids],
-        "nodes": sorted({rank.node for rank in ids if rank.node}),
-        "activity": group.activity,
-        "operation": group.operation,
-        "waits": group.waits,
-        "motion": group.motion.value,
-        "frames": [str(frame) for frame in group.frames],
-        "gone": group.gone,
-        "fault": msgspec.to_builtins(group.fault),
-    }
+    return GroupForm(
+        ranks=tuple(rank.rank for rank in ids if rank.rank is not None),
+        members=tuple(ids),
+        nodes=tuple(sorted({rank.node for rank in ids if rank.node})),
+        activity=group.activity,
+        operation=group.operation,
+        waits=group.waits,
+        waits_for=group.waits_for,
+        phase=group.phase,
+        motion=group.motion,
+        frames=tuple(map(str, group.frames)),
+        threads=tuple(map(_stack, group.threads)),
+        workers=tuple(map(_stack, group.workers)),
+        fault=group.fault,
+        gone=group.gone,
+    )
 
 
-def _rank(rank: RankId) -> dict[str, object]:
-    return {"node": rank.node, "rank": rank.rank, "local_rank": rank.local_rank, "pid": rank.pid}
+def _stack(stack: Stack) -> StackForm:
+    return StackForm(name=stack.name, activity=stack.activity, frames=tuple(map(str, stack.frames)))

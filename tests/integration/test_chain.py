@@ -66,7 +66,7 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
         shown = _hangwatch("report", str(folder))
         assert incident.verdict.message[:40] in shown.stdout
         listed = _hangwatch("incidents", "--config", str(daemon.config), "--json")
-        assert json.loads(listed.stdout)[0]["state"] == "recovered"
+        assert json.loads(listed.stdout)["incidents"][0]["state"] == "recovered"
         status = _hangwatch("status", "--url", f"http://127.0.0.1:{daemon.port}")
         assert job.run_id in status.stdout
 
@@ -82,7 +82,7 @@ def test_dump_shows_every_rank_of_every_launcher(fake_driver: FakeDriver, tmp_pa
         (tmp_path / "stop-at-shard").touch()
         wait_for(lambda: not (tmp_path / "stop-at-shard").exists(), "rank 2 to reach the shard")
         took = _hangwatch("dump", "--job", job.run_id, "--json", "-o", str(tmp_path / "out"))
-        (dumped,) = json.loads(took.stdout)
+        (dumped,) = json.loads(took.stdout)["jobs"]
         assert [who["rank"] for who in dumped["verdict"]["named"]] == [2]
         assert len(dumped["capture"]["ranks"]) == 4
         (folder,) = (tmp_path / "out" / "incidents").iterdir()

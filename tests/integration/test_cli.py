@@ -159,7 +159,7 @@ def test_reports_are_rendered_again_from_the_incident_alone(tmp_path: Path) -> N
     config = tmp_path / "hangwatch.toml"
     config.write_text(f'[store]\ndirectory = "{tmp_path}"\n')
     listed = json.loads(hangwatch("incidents", "--config", str(config), "--json").stdout)
-    assert [row["folder"] for row in listed] == [folder.name]
+    assert [row["folder"] for row in listed["incidents"]] == [folder.name]
     assert folder.name[:20] in hangwatch("incidents", "--config", str(config), COLUMNS="200").stdout
     by_name = hangwatch("report", folder.name, "--config", str(config))
     assert by_name.stdout == shown

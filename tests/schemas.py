@@ -1,0 +1,47 @@
+"""The JSON schemas of what the commands print, made from the types that are encoded; `make golden` writes them to docs/."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hangwatch.cli.stacks import Incidents
+from hangwatch.model import Incident
+from hangwatch.report.as_json import Answer, Dump
+from hangwatch.status import Status
+
+DOCS = Path(__file__).parents[1] / "docs"
+FORMS: dict[str, type] = {
+    "answer": Answer,
+    "dump": Dump,
+    "incident": Incident,
+    "incidents": Incidents,
+    "status": Status,
+}
+READ_BACK = {"incident"}
+"""Forms that earlier versions wrote: what they did not know has a default. Of the others each field is always there."""
+
+
+def path(form: str) -> Path:
+    """Where the schema of a form lies."""
+    return DOCS / f"{form}.schema.json"
+
+
+def schema(form: str) -> str:
+    """The schema of a form as text."""
+    made = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(FORMS[form])}
+    for part in made["$defs"].values():
+        _polish(part, always=form not in READ_BACK)
+    return msgspec.json.format(msgspec.json.encode(made), indent=2).decode() + "\n"
+
+
+def _polish(part: dict[str, Any], *, always: bool) -> None:
+    if "description" in part:
+        part["description"] = inspect.cleandoc(part["description"])
+    if always and part.get("type") == "object":
+        part["required"] = list(part["properties"])
+        for value in part["properties"].values():
+            value.pop("default", None)

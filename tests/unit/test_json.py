@@ -1,0 +1,151 @@
+"""What the commands print as JSON: schemas that are current, forms that meet them, incidents of earlier versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from hangwatch import status, store
+from hangwatch.board import JobEntry, Snapshot
+from hangwatch.cli.stacks import Incidents
+from hangwatch.fleet.merge import merge_all
+from hangwatch.hang import culprit, detector
+from hangwatch.model import FirstLook, GpuSample, GpuSweep, Incident
+from hangwatch.report import as_json, text
+from tests import samples, schemas
+from tests.conftest import DATA
+
+EARLIER = sorted((DATA / "incidents").glob("version-*.json"))
+
+
+def validate(form: str, found: Any) -> None:
+    jsonschema.Draft202012Validator(json.loads(schemas.path(form).read_text())).validate(found)
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("form", schemas.FORMS)
+def test_the_schemas_in_docs_are_current(form: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"../../../docs/{form}.schema.json", schemas.schema(form))
+
+
+@pytest.mark.parametrize("name", [name for name in samples.SAMPLES if samples.SAMPLES[name]().captures])
+def test_answers_meet_their_schema(name: str) -> None:
+    incident = samples.SAMPLES[name]()
+    answer = json.loads(as_json.render(as_json.answer(incident.grouping, incident.verdict)))
+    validate("answer", answer)
+    assert (answer["job"], answer["capture"]) == (None, None)
+    dump = json.loads(as_json.render(as_json.dump("n1", [incident])))
+    validate("dump", dump)
+    (job,) = dump["jobs"]
+    validate("answer", job)
+    assert {**job, "job": None, "capture": None} == answer
+    assert len(job["capture"]["ranks"]) == len(incident.captures[-1].ranks)
+
+
+def test_an_answer_without_one_of_its_fields_does_not_meet_the_schema() -> None:
+    incident = samples.loader_hang()
+    answer = json.loads(as_json.render(as_json.answer(incident.grouping, incident.verdict)))
+    for field in ("first_look", "named"):
+        bare = {**answer, "verdict": {key: value for key, value in answer["verdict"].items() if key != field}}
+        with pytest.raises(jsonschema.ValidationError, match=field):
+            validate("answer", bare)
+    with pytest.raises(jsonschema.ValidationError):
+        validate("answer", {**answer, "absent": [1, 2]})
+
+
+def test_ranks_to_look_at_first_stand_beside_the_named() -> None:
+    incident = samples.all_waiting()
+    first = FirstLook(node="gpu-a12", rank=3, why="it is a call behind", settle="the sequence numbers of all ranks")
+    verdict = replace(incident.verdict, first_look=(first,))
+    answer = json.loads(as_json.render(as_json.answer(incident.grouping, verdict)))
+    validate("answer", answer)
+    (shown,) = answer["verdict"]["first_look"]
+    assert shown == {
+        "node": "gpu-a12",
+        "rank": 3,
+        "local_rank": None,
+        "pid": None,
+        "why": "it is a call behind",
+        "settle": "the sequence numbers of all ranks",
+    }
+    again = msgspec.json.decode(store.encode(replace(incident, verdict=verdict)), type=Incident)
+    assert again.verdict.first_look == (first,)
+
+
+@pytest.mark.parametrize("name", samples.SAMPLES)
+def test_incidents_meet_their_schema(name: str) -> None:
+    validate("incident", json.loads(store.encode(samples.SAMPLES[name]())))
+
+
+def test_the_list_of_incidents_meets_its_schema(tmp_path: Path) -> None:
+    kept = store.open_writable(tmp_path)
+    kept.save(samples.loader_hang(), {})
+    (kept.incidents / "20260101T000000Z-x").mkdir()
+    listed = Incidents(schema_version=1, incidents=kept.summaries())
+    validate("incidents", json.loads(msgspec.json.encode(listed)))
+    assert len(listed.incidents) == 2
+
+
+def test_the_status_meets_its_schema() -> None:
+    incident = samples.loader_hang()
+    entry = JobEntry(job=incident.job, watch=detector.begin(incident.job, 5.0, 0.0), incident=incident)
+    sweep = GpuSweep(
+        taken_monotonic_seconds=6.0, taken_unix_seconds=1e9, gpus=(GpuSample(index=0, uuid=incident.job.gpu_uuids[0]),)
+    )
+    seen = status.view(Snapshot(sweep=sweep, jobs={incident.job.job_id: entry}), "n1", 7.0)
+    found = json.loads(msgspec.json.encode(seen))
+    validate("status", found)
+    assert found["jobs"][0]["incident"] == incident.incident_id
+
+
+# --- incidents that earlier versions wrote ---------------------------------------------------------------------------
+
+
+@pytest.fixture(params=EARLIER, ids=lambda path: path.stem)
+def earlier(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The folder of an incident that an earlier hangwatch wrote."""
+    folder = tmp_path / "incidents" / "20260314T031500Z-2180718"
+    folder.mkdir(parents=True)
+    (folder / store.INCIDENT_FILE).write_bytes(request.param.read_bytes())
+    return folder
+
+
+def as_made_today(incident: Incident) -> Incident:
+    """The sample that the earlier version wrote; it left out most of the power and of the captured ranks."""
+    return samples.loader_hang() if incident.verdict.kind == "OddRank" else samples.blocked_in_kernel()
+
+
+def test_an_incident_of_an_earlier_version_is_read(earlier: Path) -> None:
+    incident = store.load(earlier)
+    made = as_made_today(incident)
+    for field in ("incident_id", "node", "job", "opened_unix_seconds", "state", "timeline", "host_facts"):
+        assert getattr(incident, field) == getattr(made, field), field
+    assert incident.verdict == made.verdict
+    assert [group.members for group in incident.grouping.groups] == [group.members for group in made.grouping.groups]
+    assert [group.waits for group in incident.grouping.groups] == [group.waits for group in made.grouping.groups]
+    assert {dump.id.rank for dump in incident.captures[0].ranks} <= {dump.id.rank for dump in made.captures[0].ranks}
+
+
+def test_an_incident_of_an_earlier_version_is_of_this_one_once_read(earlier: Path) -> None:
+    content = json.loads((earlier / store.INCIDENT_FILE).read_text())
+    (earlier / store.INCIDENT_FILE).write_text(json.dumps({**content, "schema_version": 0}))
+    assert json.loads(store.encode(store.load(earlier)))["schema_version"] == 1
+
+
+def test_an_incident_of_an_earlier_version_meets_the_schema(earlier: Path) -> None:
+    validate("incident", json.loads((earlier / store.INCIDENT_FILE).read_text()))
+
+
+def test_an_incident_of_an_earlier_version_serves_as_a_new_one(earlier: Path) -> None:
+    incident = store.load(earlier)
+    assert incident.verdict.message.split(",")[0] in " ".join(text.render(incident).split())
+    assert culprit.judge(merge_all([incident.grouping])) == culprit.judge(as_made_today(incident).grouping)
+    (listed,) = store.Store(earlier.parents[1]).summaries()
+    assert (listed.incident_id, listed.problem) == (incident.incident_id, "")

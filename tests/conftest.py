@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -57,5 +58,22 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             path.write_text(text)
         assert path.exists(), f"{path} is missing: run `make golden` and read the diff"
         assert text == path.read_text(), f"{path} differs: run `make golden` and read the diff"
+
+    return compare
+
+
+@pytest.fixture
+def golden_part(request: pytest.FixtureRequest) -> Callable[[Path, str, Iterable[str]], None]:
+    """Compare lines with the part of a page between two marks of that name; `make golden` rewrites the part instead."""
+
+    def compare(page: Path, name: str, lines: Iterable[str]) -> None:
+        begin, end = (f"<!-- {name}: {word} -->" for word in ("begin, printed by `make golden`", "end"))
+        printed = "\n".join((begin, *lines, end))
+        text = page.read_text()
+        renewed, places = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: printed, text, flags=re.DOTALL)
+        assert places == 1, f"{page}: the marks {begin} and {end} are missing"
+        if os.environ.get("HANGWATCH_RENEW_GOLDEN"):
+            page.write_text(renewed)
+        assert renewed == page.read_text(), f"{page} is not what the code says: run `make golden` and read the diff"
 
     return compare

@@ -26,7 +26,7 @@ from hangwatch.model import (
     Job,
     PowerSeries,
     SamplerStatus,
-    Transition,
+    TimelineEntry,
     Value,
 )
 
@@ -45,7 +45,7 @@ class JobEntry(Value, frozen=True):
     watch: JobWatch
     page: bool = False
     incident: Incident | None = None
-    timeline: tuple[Transition, ...] = ()
+    timeline: tuple[TimelineEntry, ...] = ()
 
 
 class DumpHistogram(Value, frozen=True):

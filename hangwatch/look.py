@@ -11,7 +11,7 @@ from hangwatch.hang import culprit, jobs
 from hangwatch.hang.activity import Table
 from hangwatch.hang.capture import ObserveDump, capture
 from hangwatch.hang.grouping import group_ranks
-from hangwatch.model import Capture, GpuSweep, Grouping, Incident, Job, JobState, Transition, Value, Verdict
+from hangwatch.model import Capture, GpuSweep, Grouping, Incident, Job, JobState, TimelineEntry, Value, Verdict
 from hangwatch.probes import host, procs
 
 
@@ -24,7 +24,7 @@ class Look(Value, frozen=True):
     judged_unix_seconds: float
     host_facts: tuple[tuple[str, str], ...] = ()
 
-    def incident(self, job: Job, state: JobState, timeline: tuple[Transition, ...] = ()) -> Incident:
+    def incident(self, job: Job, state: JobState, timeline: tuple[TimelineEntry, ...] = ()) -> Incident:
         """The incident that begins with this look; `job` and `state` are what is known of the job by now."""
         return Incident(
             incident_id=words.incident_name(job.job_id, self.judged_unix_seconds),

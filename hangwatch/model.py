@@ -491,8 +491,8 @@ class PowerSeries(Value, frozen=True):
     local_ranks: tuple[int, ...] = ()
 
 
-class Transition(Value, frozen=True):
-    """A change of a job's state, with the sentence that explains it."""
+class TimelineEntry(Value, frozen=True):
+    """One line of a job's timeline: the state that it came to, and the sentence that explains it."""
 
     unix_seconds: float
     state: JobState
@@ -514,7 +514,7 @@ class Incident(Value, frozen=True):
     grouping: Grouping
     captures: tuple[Capture, ...] = ()
     power: tuple[PowerSeries, ...] = ()
-    timeline: tuple[Transition, ...] = ()
+    timeline: tuple[TimelineEntry, ...] = ()
     closed_unix_seconds: float | None = None
     host_facts: tuple[tuple[str, str], ...] = ()
     hangwatch_version: str = ""

@@ -25,7 +25,7 @@ from hangwatch.model import (
     JobState,
     Motion,
     SamplerStatus,
-    Transition,
+    TimelineEntry,
     Value,
 )
 
@@ -187,7 +187,7 @@ def _settle(entry: JobEntry, actions: tuple[Action, ...], unix_now: float) -> tu
     for move in actions:
         if not isinstance(move, detector.Transition):
             continue
-        line = Transition(unix_seconds=unix_now, state=move.state, message=move.message)
+        line = TimelineEntry(unix_seconds=unix_now, state=move.state, message=move.message)
         entry = replace(entry, timeline=(*entry.timeline, line)[-TIMELINE_LENGTH:])
         incident = entry.incident
         if incident is None:

@@ -28,7 +28,7 @@ from hangwatch.model import (
     RankId,
     Stack,
     Thread,
-    Transition,
+    TimelineEntry,
     Verdict,
     WorkerDump,
 )
@@ -221,13 +221,13 @@ def _watts(at: float, index: int, odd: bool, quiet_at: float) -> float:
 
 
 TIMELINE = (
-    Transition(
+    TimelineEntry(
         unix_seconds=OPENED - 128,
         state=JobState.QUIET,
         message="8 of 8 GPUs under their quiet lines (104-123 W, quiet under 262 W)",
     ),
-    Transition(unix_seconds=OPENED, state=JobState.SUSPECTED, message="quiet for 120 s: taking stacks of 8 ranks"),
-    Transition(
+    TimelineEntry(unix_seconds=OPENED, state=JobState.SUSPECTED, message="quiet for 120 s: taking stacks of 8 ranks"),
+    TimelineEntry(
         unix_seconds=OPENED + 12,
         state=JobState.HUNG,
         message="8 of 8 ranks frozen over 3 rounds 5 s apart: rank 7 is the odd one",
@@ -244,7 +244,7 @@ def incident(
     world_size: int | None = 8,
     odd_local_ranks: frozenset[int] = frozenset(),
     notes: tuple[str, ...] = (),
-    timeline: tuple[Transition, ...] = TIMELINE,
+    timeline: tuple[TimelineEntry, ...] = TIMELINE,
 ) -> Incident:
     capture = Capture(
         job_id="2180718",

@@ -15,7 +15,7 @@ from hangwatch.daemon import Daemon
 from hangwatch.demo.node import NodeError, SimulatedNode, wait_until
 from hangwatch.demo.power import SimulatedGpus
 from hangwatch.demo.scenarios import SCENARIOS, Answer, Scenario
-from hangwatch.model import JobState, Transition, Value, Verdict
+from hangwatch.model import JobState, TimelineEntry, Value, Verdict
 from hangwatch.probes.nvml.source import GpuSource
 from hangwatch.store import StoreError
 
@@ -128,7 +128,7 @@ class Watcher:
         self._job_id = job_id
         self._say = say
         self._began = time.monotonic()
-        self._seen: tuple[Transition, ...] = ()
+        self._seen: tuple[TimelineEntry, ...] = ()
         self.states: list[JobState] = []
         self.paged = False
         self.saw_job = False

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hangwatch.model import Capture, Frame, Group, Grouping, JobState, PowerSeries, Stack, Transition, Verdict
+from hangwatch.model import Capture, Frame, Group, Grouping, JobState, PowerSeries, Stack, TimelineEntry, Verdict
 from hangwatch.report import html, power
 from tests import samples
 from tests.unit.test_report_text import _hostile, hostile
@@ -180,7 +180,8 @@ def test_a_hostile_amount_of_everything_fits() -> None:
         ),
         power=gpus,
         timeline=tuple(
-            Transition(unix_seconds=samples.OPENED + n, state=JobState.QUIET, message="q" * 5000) for n in range(2000)
+            TimelineEntry(unix_seconds=samples.OPENED + n, state=JobState.QUIET, message="q" * 5000)
+            for n in range(2000)
         ),
         host_facts=(("k", "v" * 10_000),) * 1000,
     )

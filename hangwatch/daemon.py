@@ -31,7 +31,7 @@ from hangwatch.probes import host, procs
 from hangwatch.probes.node import Node
 from hangwatch.probes.nvml.source import GpuSource
 from hangwatch.probes.sdnotify import Notifier
-from hangwatch.progress import Deed, SaveIncident
+from hangwatch.progress import Action, SaveIncident
 from hangwatch.report.folder import folder_files
 from hangwatch.status import Status
 from hangwatch.store import Store, StoreError, open_writable
@@ -151,16 +151,17 @@ class Daemon:
 
     # --- what follows from them --------------------------------------------------------------------------------
 
-    def _do(self, deeds: Iterable[Deed]) -> None:
-        for deed in deeds:
-            if isinstance(deed, TakeCapture):
-                self._beats.once("capture", self._look, deed)
-            elif isinstance(deed, SaveIncident):
-                self._beats.once("capture", self._save, deed.incident)
-            elif isinstance(deed, Transition):
-                loud = deed.state in (JobState.HUNG, JobState.STALLED)
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, TakeCapture):
+                self._beats.once("capture", self._look, action)
+            elif isinstance(action, SaveIncident):
+                self._beats.once("capture", self._save, action.incident)
+            elif isinstance(action, Transition):
+                loud = action.state in (JobState.HUNG, JobState.STALLED)
                 level = logging.WARNING if loud else logging.INFO
-                log.log(level, "job %s: %s -> %s: %s", deed.job_id, deed.before.value, deed.state.value, deed.message)
+                states = f"{action.before.value} -> {action.state.value}"
+                log.log(level, "job %s: %s: %s", action.job_id, states, action.message)
 
     def look_at(self, job: Job) -> Look | None:
         """Capture and judge one job; None when the daemon was asked to stop meanwhile."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector
 from hangwatch.hang import activity, detector
-from hangwatch.hang.detector import Action, MotionCount, TakeCapture
+from hangwatch.hang.detector import MotionCount
 from hangwatch.hang.power import idle_levels
 from hangwatch.look import Look
 from hangwatch.model import (
@@ -40,42 +40,43 @@ class SaveIncident(Value, frozen=True):
     incident: Incident
 
 
-Deed: TypeAlias = TakeCapture | detector.Transition | SaveIncident
+Action: TypeAlias = detector.Action | SaveIncident
+"""What is to be done about it: what the detector asks for, and incidents to keep."""
 
 
 def sampled(
     snapshot: Snapshot, sweep: GpuSweep, status: SamplerStatus, *, now: float, settings: Detector, gap_seconds: float
-) -> tuple[Snapshot, tuple[Deed, ...]]:
+) -> tuple[Snapshot, tuple[Action, ...]]:
     """Feed one sweep to every job; `now` is CLOCK_MONOTONIC in seconds."""
     held = frozenset(uuid for entry in _present(snapshot) for uuid in entry.job.gpu_uuids)
     snapshot = replace(
         snapshot, sweep=sweep, sampler=status, idle_watts=idle_levels(snapshot.idle_watts, sweep.gpus, held)
     )
     by_uuid = {gpu.uuid: gpu for gpu in sweep.gpus}
-    deeds: list[Deed] = []
+    actions: list[Action] = []
     for entry in _present(snapshot):
         samples = {uuid: by_uuid[uuid] for uuid in entry.job.gpu_uuids if uuid in by_uuid}
-        watch, actions = detector.step(
+        watch, wanted = detector.step(
             entry.watch, samples, now, settings, idle=snapshot.idle_watts, gap_seconds=gap_seconds
         )
         stepped = replace(entry, watch=watch, page=detector.pages(watch, now, settings))
-        stepped, more = _settle(stepped, actions, sweep.taken_unix_seconds)
+        stepped, more = _settle(stepped, wanted, sweep.taken_unix_seconds)
         snapshot = snapshot.with_job(stepped)
-        deeds += more
-    return snapshot, tuple(deeds)
+        actions += more
+    return snapshot, tuple(actions)
 
 
 def discovered(
     snapshot: Snapshot, jobs: Iterable[Job], now: float, unix_now: float, ticks_per_second: float = 100.0
-) -> tuple[Snapshot, tuple[Deed, ...]]:
+) -> tuple[Snapshot, tuple[Action, ...]]:
     """Take the jobs that a scan found: begin, restart and end watches; start_ticks are `ticks_per_second`."""
-    deeds: list[Deed] = []
+    actions: list[Action] = []
     found = _with_kept_names(snapshot, jobs)
     for job_id, job in found.items():
         entry = snapshot.jobs.get(job_id)
         if entry is not None and detector.is_restart(entry.watch, job):
             entry, more = _end(entry, "its ranks were replaced by new ones", now, unix_now)
-            deeds += more
+            actions += more
         if entry is None or entry.watch.state is JobState.ENDED:
             started = min((rank.id.start_ticks for rank in job.ranks), default=0) / ticks_per_second
             entry = JobEntry(job=job, watch=detector.begin(job, now, started))
@@ -85,40 +86,40 @@ def discovered(
     for missing in [entry for job_id, entry in snapshot.jobs.items() if job_id not in found]:
         if missing.watch.state is not JobState.ENDED:
             ended, more = _end(missing, "all its ranks on this node have ended", now, unix_now)
-            deeds += more
+            actions += more
             snapshot = snapshot.with_job(ended)
         elif now - missing.watch.since > ENDED_SHOWN_SECONDS:
             snapshot = snapshot.without_job(missing.job.job_id)
-    return snapshot, tuple(deeds)
+    return snapshot, tuple(actions)
 
 
-def captured(snapshot: Snapshot, look: Look, *, now: float, settings: Detector) -> tuple[Snapshot, tuple[Deed, ...]]:
+def captured(snapshot: Snapshot, look: Look, *, now: float, settings: Detector) -> tuple[Snapshot, tuple[Action, ...]]:
     """Take what a capture showed: the job is hung, stalled, or honestly at work."""
     entry = snapshot.jobs.get(look.capture.job_id)
     if entry is None:
         return snapshot, ()
     seen = motion_count(look.grouping)
-    watch, actions = detector.captured(entry.watch, seen, now, settings)
+    watch, wanted = detector.captured(entry.watch, seen, now, settings)
     entry = replace(entry, watch=watch, page=detector.pages(watch, now, settings))
     if watch.is_open:
         entry = replace(entry, incident=_seen(entry, look))
-    entry, deeds = _settle(entry, actions, look.judged_unix_seconds)
-    if watch.is_open and entry.incident is not None and not any(isinstance(deed, SaveIncident) for deed in deeds):
-        deeds = (*deeds, SaveIncident(incident=entry.incident))
-    return snapshot.count("captures", _result(seen)).with_job(entry), deeds
+    entry, actions = _settle(entry, wanted, look.judged_unix_seconds)
+    if watch.is_open and entry.incident is not None and not any(isinstance(action, SaveIncident) for action in actions):
+        actions = (*actions, SaveIncident(incident=entry.incident))
+    return snapshot.count("captures", _result(seen)).with_job(entry), actions
 
 
 def unjudged(
     snapshot: Snapshot, job_id: str, *, now: float, unix_now: float, settings: Detector
-) -> tuple[Snapshot, tuple[Deed, ...]]:
+) -> tuple[Snapshot, tuple[Action, ...]]:
     """Take it that a capture failed as a whole: nothing is known of the ranks, and it is tried again later."""
     entry = snapshot.jobs.get(job_id)
     if entry is None:
         return snapshot, ()
     seen = MotionCount(frozen=0, moving=0, unknown=max(1, len(entry.job.ranks)))
-    watch, actions = detector.captured(entry.watch, seen, now, settings)
-    entry, deeds = _settle(replace(entry, watch=watch, page=detector.pages(watch, now, settings)), actions, unix_now)
-    return snapshot.count("captures", "failed").with_job(entry), deeds
+    watch, wanted = detector.captured(entry.watch, seen, now, settings)
+    entry, actions = _settle(replace(entry, watch=watch, page=detector.pages(watch, now, settings)), wanted, unix_now)
+    return snapshot.count("captures", "failed").with_job(entry), actions
 
 
 def motion_count(grouping: Grouping) -> MotionCount:
@@ -167,9 +168,9 @@ def _with_kept_names(snapshot: Snapshot, jobs: Iterable[Job]) -> dict[str, Job]:
     return found
 
 
-def _end(entry: JobEntry, message: str, now: float, unix_now: float) -> tuple[JobEntry, tuple[Deed, ...]]:
-    watch, actions = detector.end(entry.watch, message, now)
-    return _settle(replace(entry, watch=watch, page=False), actions, unix_now)
+def _end(entry: JobEntry, message: str, now: float, unix_now: float) -> tuple[JobEntry, tuple[Action, ...]]:
+    watch, wanted = detector.end(entry.watch, message, now)
+    return _settle(replace(entry, watch=watch, page=False), wanted, unix_now)
 
 
 def _with_known_absent(entry: JobEntry, job: Job) -> Job:
@@ -181,10 +182,12 @@ def _with_known_absent(entry: JobEntry, job: Job) -> Job:
     return job if absent == job.absent_local_ranks else replace(job, absent_local_ranks=absent)
 
 
-def _settle(entry: JobEntry, actions: tuple[Action, ...], unix_now: float) -> tuple[JobEntry, tuple[Deed, ...]]:
+def _settle(
+    entry: JobEntry, wanted: tuple[detector.Action, ...], unix_now: float
+) -> tuple[JobEntry, tuple[Action, ...]]:
     """Note the transitions in the job's timeline and carry them into its incident."""
-    deeds: list[Deed] = list(actions)
-    for move in actions:
+    actions: list[Action] = list(wanted)
+    for move in wanted:
         if not isinstance(move, detector.Transition):
             continue
         line = TimelineEntry(unix_seconds=unix_now, state=move.state, message=move.message)
@@ -198,8 +201,8 @@ def _settle(entry: JobEntry, actions: tuple[Action, ...], unix_now: float) -> tu
         closed = unix_now if move.state in (JobState.RECOVERED, JobState.ENDED, JobState.TRAINING) else None
         incident = replace(incident, state=move.state, timeline=(*incident.timeline, line), closed_unix_seconds=closed)
         entry = replace(entry, incident=incident)
-        deeds.append(SaveIncident(incident=incident))
-    return entry, tuple(deeds)
+        actions.append(SaveIncident(incident=incident))
+    return entry, tuple(actions)
 
 
 def _seen(entry: JobEntry, look: Look) -> Incident:

@@ -33,7 +33,7 @@ from hangwatch.model import (
     Thread,
     Verdict,
 )
-from hangwatch.progress import Deed
+from hangwatch.progress import Action
 
 NODE = "node-1"
 SETTINGS = Settings()
@@ -174,7 +174,7 @@ class _Daemon:
         if t % self.settings.jobs.discover_seconds == 0:
             self._discover(t)
         if not self.node.silent(t):
-            self._snapshot, deeds = progress.sampled(
+            self._snapshot, actions = progress.sampled(
                 self._snapshot,
                 self.node.sweep(t, self._noise),
                 SamplerStatus(alive=True),
@@ -182,7 +182,7 @@ class _Daemon:
                 settings=self.settings.detector,
                 gap_seconds=10.0,
             )
-            self._note(deeds, t)
+            self._note(actions, t)
         self._capture(t)
 
     def _count(self, t: float) -> None:
@@ -193,8 +193,8 @@ class _Daemon:
                 self._io_bytes[gpu] += doing.io_bytes_per_second
 
     def _discover(self, t: float) -> None:
-        self._snapshot, deeds = progress.discovered(self._snapshot, self.node.found_jobs(t), t, UNIX_START + t)
-        self._note(deeds, t)
+        self._snapshot, actions = progress.discovered(self._snapshot, self.node.found_jobs(t), t, UNIX_START + t)
+        self._note(actions, t)
 
     def _capture(self, t: float) -> None:
         if self._taking is None and self._wanted:
@@ -209,8 +209,8 @@ class _Daemon:
         self._taking = None
         look = self._look(taking, t)
         self.played[taking.job_id].captures += 1
-        self._snapshot, deeds = progress.captured(self._snapshot, look, now=t, settings=self.settings.detector)
-        self._note(deeds, t)
+        self._snapshot, actions = progress.captured(self._snapshot, look, now=t, settings=self.settings.detector)
+        self._note(actions, t)
 
     def _dump(self, gpu: int, t: float, round_number: int) -> ProcessDump:
         doing = self.node.doing(gpu, t)
@@ -250,13 +250,13 @@ class _Daemon:
             utilization_ratio=None if lost else doing.utilization_ratio,
         )
 
-    def _note(self, deeds: Iterable[Deed], t: float) -> None:
+    def _note(self, actions: Iterable[Action], t: float) -> None:
         """Keep what the daemon would do: captures are taken here, and the states go into the outcome."""
-        for deed in deeds:
-            if isinstance(deed, TakeCapture):
-                self._wanted.append(deed)
-            elif isinstance(deed, Transition):
-                self.played[deed.job_id].states.append(deed.state.value)
+        for action in actions:
+            if isinstance(action, TakeCapture):
+                self._wanted.append(action)
+            elif isinstance(action, Transition):
+                self.played[action.job_id].states.append(action.state.value)
         for job_id, entry in self._snapshot.jobs.items():
             played = self.played[job_id]
             if entry.watch.state is JobState.STARTING and played.states[-1:] != ["starting"]:

@@ -26,7 +26,7 @@ from hangwatch.model import (
     SamplerStatus,
     Verdict,
 )
-from hangwatch.progress import Deed, SaveIncident
+from hangwatch.progress import Action, SaveIncident
 
 RULES = Detector(hold_seconds=20, recover_seconds=2)
 
@@ -93,12 +93,12 @@ class Life:
     def state(self) -> JobState:
         return self.snapshot.jobs["42"].watch.state
 
-    def _take(self, outcome: tuple[Snapshot, tuple[Deed, ...]]) -> None:
-        self.snapshot, deeds = outcome
-        for deed in deeds:
-            if isinstance(deed, SaveIncident):
-                self.saved.append(deed.incident)
-            self.captures += isinstance(deed, TakeCapture)
+    def _take(self, outcome: tuple[Snapshot, tuple[Action, ...]]) -> None:
+        self.snapshot, actions = outcome
+        for action in actions:
+            if isinstance(action, SaveIncident):
+                self.saved.append(action.incident)
+            self.captures += isinstance(action, TakeCapture)
 
 
 def hung() -> Life:

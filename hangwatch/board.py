@@ -67,7 +67,7 @@ class Snapshot(Value, frozen=True):
     sweep: GpuSweep | None = None
     sampler: SamplerStatus = SamplerStatus()
     idle_watts: dict[str, float] = field(default_factory=dict)
-    jobs: dict[str, JobEntry] = field(default_factory=dict)
+    jobs: dict[str, JobEntry] = field(default_factory=dict)  # by Job.key
     checks: dict[str, CheckResult] = field(default_factory=dict)
     captures: dict[str, int] = field(default_factory=dict)
     dump_failures: dict[str, int] = field(default_factory=dict)
@@ -75,11 +75,11 @@ class Snapshot(Value, frozen=True):
 
     def with_job(self, entry: JobEntry) -> Snapshot:
         """The snapshot with this job added or replaced."""
-        return replace(self, jobs={**self.jobs, entry.job.job_id: entry})
+        return replace(self, jobs={**self.jobs, entry.job.key: entry})
 
-    def without_job(self, job_id: str) -> Snapshot:
+    def without_job(self, key: str) -> Snapshot:
         """The snapshot without this job."""
-        return replace(self, jobs={key: entry for key, entry in self.jobs.items() if key != job_id})
+        return replace(self, jobs={other: entry for other, entry in self.jobs.items() if other != key})
 
     def with_check(self, result: CheckResult) -> Snapshot:
         """The snapshot with the newest result of one check."""
@@ -92,7 +92,7 @@ class Snapshot(Value, frozen=True):
 
     def with_power(self, incident: Incident) -> Snapshot:
         """The snapshot with the power series of this incident, where it is still its job's."""
-        entry = self.jobs.get(incident.job.job_id)
+        entry = self.jobs.get(incident.job.key)
         if entry is None or entry.incident is None or entry.incident.incident_id != incident.incident_id:
             return self
         return self.with_job(replace(entry, incident=replace(entry.incident, power=incident.power)))

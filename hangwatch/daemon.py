@@ -128,20 +128,23 @@ class Daemon:
         settings = self.settings.detector
         try:
             self._discover()  # ranks that came or went since the last slow beat must be known before they are dumped
-            entry = self.board.snapshot.jobs.get(wanted.job_id)
+            entry = self.board.snapshot.jobs.get(wanted.job_key)
             if entry is None or self._stop.is_set():
                 return
-            log.info("job %s: taking stacks of %d ranks: %s", wanted.job_id, len(entry.job.ranks), wanted.reason)
-            look = self.look_at(entry.job)
+            job = entry.job
+            log.info("job %s: taking stacks of %d ranks: %s", job.job_id, len(job.ranks), wanted.reason)
+            look = self.look_at(job)
             if look is None:
                 return
             self._discover()  # a job that ended while it was looked at has ended, and is not hung
             self._do(self.board.change(progress.captured, look, now=self._clock(), settings=settings))
-            log.info("job %s: %s", wanted.job_id, look.verdict.message)
+            log.info("job %s: %s", job.job_id, look.verdict.message)
         except Exception:  # whatever it was, this hang must not be lost with it
-            log.exception("job %s: its stacks could not be taken or judged; please report this", wanted.job_id)
+            log.exception("job %s: its stacks could not be taken or judged; please report this", wanted.job_key)
             now, unix_now = self._clock(), time.time()
-            self._do(self.board.change(progress.unjudged, wanted.job_id, now=now, unix_now=unix_now, settings=settings))
+            self._do(
+                self.board.change(progress.unjudged, wanted.job_key, now=now, unix_now=unix_now, settings=settings)
+            )
 
     def _check(self, name: str) -> None:
         """One run of one check."""
@@ -182,7 +185,7 @@ class Daemon:
 
     def _save(self, incident: Incident) -> None:
         """Write the incident with the power that led to it; a full disk costs this incident's folder, nothing else."""
-        entry = self.board.snapshot.jobs.get(incident.job.job_id)
+        entry = self.board.snapshot.jobs.get(incident.job.key)
         if entry is not None:
             series = self.board.power_series(entry, self.settings.detector)
             incident = replace(incident, power=extend(incident.power, series))

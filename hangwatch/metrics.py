@@ -29,6 +29,7 @@ from hangwatch.model import CheckStatus, Group, Incident, JobState, Point
 
 log = logging.getLogger(__name__)
 
+JOB = ("job_id", "job_key")  # of every series of a job: a name for people, and what rules join on
 LABEL_LENGTH = 200
 NAMED_RANKS_SHOWN = 16
 
@@ -177,47 +178,48 @@ def _hardest_working(snapshot: Snapshot) -> dict[str, GpuPower]:
 
 
 def _jobs(snapshot: Snapshot, now: float) -> Iterator[Metric]:
-    info = _gauge("job_info", "The jobs on this node", ("job_id", "launcher", "user", "world_size"))
-    state = _gauge("job_state", "1 for the state that the job is in", ("job_id", "state"))
-    ranks = _gauge("job_ranks", "Ranks of the job that run on this node", ("job_id",))
-    absent = _gauge("job_absent_ranks", "Ranks of the job that should run on this node and do not", ("job_id",))
-    quiet = _gauge("job_quiet_seconds", "For how long the job has been quiet", ("job_id",))
-    page = _gauge("job_page", "1 while the on-call should be paged for this job", ("job_id",))
-    gpus = _gauge("job_gpu_info", "Which rank holds which GPU", ("job_id", "gpu", "uuid", "rank", "local_rank"))
+    info = _gauge("job_info", "The jobs on this node", (*JOB, "launcher", "user", "owner", "world_size"))
+    state = _gauge("job_state", "1 for the state that the job is in", (*JOB, "state"))
+    ranks = _gauge("job_ranks", "Ranks of the job that run on this node", JOB)
+    absent = _gauge("job_absent_ranks", "Ranks of the job that should run on this node and do not", JOB)
+    quiet = _gauge("job_quiet_seconds", "For how long the job has been quiet", JOB)
+    page = _gauge("job_page", "1 while the on-call should be paged for this job", JOB)
+    gpus = _gauge("job_gpu_info", "Which rank holds which GPU", (*JOB, "gpu", "uuid", "rank", "local_rank"))
     index = {gpu.uuid: str(gpu.index) for gpu in (snapshot.sweep.gpus if snapshot.sweep else ())}
-    for job_id, entry in snapshot.jobs.items():
+    for entry in snapshot.jobs.values():
         job = entry.job
-        info.add_metric([job_id, job.launcher, job.user or "", _text(job.world_size)], 1)
-        for one in JobState:
-            state.add_metric([job_id, one.value], float(one is entry.watch.state))
+        name = (job.job_id, job.key)
+        info.add_metric([*name, job.launcher, job.user or "", job.owner, _text(job.world_size)], 1)
+        for known in JobState:
+            state.add_metric([*name, known.value], float(known is entry.watch.state))
         alive = 0 if entry.watch.state is JobState.ENDED else len(job.ranks)
-        ranks.add_metric([job_id], alive)
-        absent.add_metric([job_id], len(job.absent_local_ranks))
-        quiet.add_metric([job_id], quiet_seconds(entry.watch, now))
-        page.add_metric([job_id], float(entry.page))
+        ranks.add_metric(name, alive)
+        absent.add_metric(name, len(job.absent_local_ranks))
+        quiet.add_metric(name, quiet_seconds(entry.watch, now))
+        page.add_metric(name, float(entry.page))
         for rank in job.ranks if alive else ():
             for uuid in rank.gpu_uuids:
-                gpus.add_metric([job_id, index.get(uuid, ""), uuid, _text(rank.rank), _text(rank.local_rank)], 1)
+                gpus.add_metric([*name, index.get(uuid, ""), uuid, _text(rank.rank), _text(rank.local_rank)], 1)
     yield from (info, state, ranks, absent, quiet, page, gpus)
 
 
 def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
-    labels = ("job_id", "incident", "verdict", "confidence", "named", "summary")
+    labels = (*JOB, "incident", "verdict", "confidence", "named", "summary")
     info = _gauge("incident_info", "Open incidents: the verdict in one sentence, and who is named", labels)
-    opened = _gauge("incident_opened_timestamp_seconds", "When the incident was opened", ("job_id", "incident"))
+    opened = _gauge("incident_opened_timestamp_seconds", "When the incident was opened", (*JOB, "incident"))
     activity = _gauge(
         "rank_activity",
         "What each rank of a job with an open incident is doing",
-        ("job_id", "rank", "local_rank", "activity", "waits_for", "motion", "frame", "stack"),
+        (*JOB, "rank", "local_rank", "activity", "waits_for", "motion", "frame", "stack"),
     )
-    for job_id, entry in snapshot.jobs.items():
+    for entry in snapshot.jobs.values():
         incident = entry.incident
         if incident is None or incident.closed_unix_seconds is not None:
             continue
-        verdict = incident.verdict
+        name, verdict = (entry.job.job_id, entry.job.key), incident.verdict
         info.add_metric(
             [
-                job_id,
+                *name,
                 incident.incident_id,
                 verdict.kind,
                 verdict.confidence.value,
@@ -226,12 +228,12 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
             ],
             1,
         )
-        opened.add_metric([job_id, incident.incident_id], incident.opened_unix_seconds)
+        opened.add_metric([*name, incident.incident_id], incident.opened_unix_seconds)
         for group in incident.grouping.groups:
             for member in group.members:
                 activity.add_metric(
                     [
-                        job_id,
+                        *name,
                         _text(member.id.rank),
                         _text(member.id.local_rank),
                         *_activity(group),

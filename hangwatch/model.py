@@ -152,6 +152,11 @@ class Job(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
     @property
+    def key(self) -> str:
+        """What tells this job from every other; the name in an incident of before there were keys."""
+        return self.job_key or self.job_id
+
+    @property
     def gpu_uuids(self) -> tuple[str, ...]:
         """The GPUs that the ranks hold, each once, in the order of ranks."""
         return tuple(dict.fromkeys(uuid for rank in self.ranks for uuid in rank.gpu_uuids))
@@ -290,6 +295,7 @@ class Capture(Value, frozen=True):
     ranks: tuple[RankDump, ...]
     world_size: int | None = None
     notes: tuple[str, ...] = ()
+    job_key: str = ""
 
 
 # --- 5. Groups and verdict: hang.grouping, hang.activity, hang.culprit -----------------------------------------------

@@ -72,8 +72,8 @@ def discovered(
     """Take the jobs that a scan found: begin, restart and end watches; start_ticks are `ticks_per_second`."""
     actions: list[Action] = []
     found = _with_kept_names(snapshot, jobs)
-    for job_id, job in found.items():
-        entry = snapshot.jobs.get(job_id)
+    for key, job in found.items():
+        entry = snapshot.jobs.get(key)
         if entry is not None and detector.is_restart(entry.watch, job):
             entry, more = _end(entry, "its ranks were replaced by new ones", now, unix_now)
             actions += more
@@ -83,19 +83,19 @@ def discovered(
         else:
             entry = replace(entry, job=_with_known_absent(entry, job), watch=detector.joined(entry.watch, job))
         snapshot = snapshot.with_job(entry)
-    for missing in [entry for job_id, entry in snapshot.jobs.items() if job_id not in found]:
+    for missing in [entry for key, entry in snapshot.jobs.items() if key not in found]:
         if missing.watch.state is not JobState.ENDED:
             ended, more = _end(missing, "all its ranks on this node have ended", now, unix_now)
             actions += more
             snapshot = snapshot.with_job(ended)
         elif now - missing.watch.since > ENDED_SHOWN_SECONDS:
-            snapshot = snapshot.without_job(missing.job.job_id)
+            snapshot = snapshot.without_job(missing.job.key)
     return snapshot, tuple(actions)
 
 
 def captured(snapshot: Snapshot, look: Look, *, now: float, settings: Detector) -> tuple[Snapshot, tuple[Action, ...]]:
     """Take what a capture showed: the job is hung, stalled, or honestly at work."""
-    entry = snapshot.jobs.get(look.capture.job_id)
+    entry = snapshot.jobs.get(look.capture.job_key)
     if entry is None:
         return snapshot, ()
     seen = motion_count(look.grouping)
@@ -110,10 +110,10 @@ def captured(snapshot: Snapshot, look: Look, *, now: float, settings: Detector) 
 
 
 def unjudged(
-    snapshot: Snapshot, job_id: str, *, now: float, unix_now: float, settings: Detector
+    snapshot: Snapshot, job_key: str, *, now: float, unix_now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
     """Take it that a capture failed as a whole: nothing is known of the ranks, and it is tried again later."""
-    entry = snapshot.jobs.get(job_id)
+    entry = snapshot.jobs.get(job_key)
     if entry is None:
         return snapshot, ()
     seen = MotionCount(frozen=0, moving=0, unknown=max(1, len(entry.job.ranks)))
@@ -154,17 +154,20 @@ def _present(snapshot: Snapshot) -> list[JobEntry]:
 
 
 def _with_kept_names(snapshot: Snapshot, jobs: Iterable[Job]) -> dict[str, Job]:
-    """The jobs by name. A job is its processes: while they live it keeps the name that it first had.
+    """The jobs by key. A job is its processes: while they live it keeps the name and the key that it first had.
 
     What it would be called now may change: by a second job in the same Slurm allocation, by a launcher that was killed.
     """
+    holders = {process: entry.job for entry in _present(snapshot) for process in entry.watch.generation}
     found: dict[str, Job] = {}
-    for job in jobs:
-        known = next((e for e in _present(snapshot) if e.watch.generation & detector.generation(job)), None)
-        name = known.job.job_id if known else job.job_id
-        if name in found:
-            name = f"{name}-p{job.ranks[0].id.pid}" if job.ranks else f"{name}-{len(found)}"
-        found[name] = job if name == job.job_id else replace(job, job_id=name)
+    for job in sorted(jobs, key=lambda job: not any(rank.id in holders for rank in job.ranks)):
+        known = next((holders[rank.id] for rank in job.ranks if rank.id in holders), job)
+        if known.key in found:
+            pid = job.ranks[0].id.pid if job.ranks else len(found)
+            job_id, job_key = f"{job.job_id}-p{pid}", f"{job.key}-p{pid}"
+        else:
+            job_id, job_key = known.job_id, known.key
+        found[job_key] = replace(job, job_id=job_id, job_key=job_key)
     return found
 
 

@@ -12,6 +12,8 @@ class JobStatus(Value, frozen=True):
     """One job as /status shows it; no command line, no stack."""
 
     job_id: str
+    job_key: str
+    owner: str
     launcher: str
     user: str | None
     state: JobState
@@ -95,7 +97,9 @@ def _gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
 def _jobs(snapshot: Snapshot, now: float) -> tuple[JobStatus, ...]:
     return tuple(
         JobStatus(
-            job_id=job_id,
+            job_id=entry.job.job_id,
+            job_key=entry.job.key,
+            owner=entry.job.owner,
             launcher=entry.job.launcher,
             user=entry.job.user,
             state=entry.watch.state,
@@ -108,5 +112,5 @@ def _jobs(snapshot: Snapshot, now: float) -> tuple[JobStatus, ...]:
             verdict=entry.incident.verdict.message if entry.incident else None,
             incident=entry.incident.incident_id if entry.incident else None,
         )
-        for job_id, entry in snapshot.jobs.items()
+        for entry in snapshot.jobs.values()
     )

@@ -110,6 +110,8 @@ def loading(ranks: Iterable[int]) -> Group:
 def job(ranks: Sequence[int], world_size: int | None, job_id: str = "2180718", command: str = COMMAND) -> Job:
     return Job(
         job_id=job_id,
+        job_key="6d1c0f5a9e27b384",
+        owner="Slurm job 2180718",
         launcher="torchrun",
         launcher_id=ProcessId(pid=41100, start_ticks=88_123_400),
         ranks=tuple(
@@ -248,6 +250,7 @@ def incident(
 ) -> Incident:
     capture = Capture(
         job_id="2180718",
+        job_key="6d1c0f5a9e27b384",
         node=NODE,
         started_unix_seconds=OPENED + 1.0,
         duration_seconds=10.9,

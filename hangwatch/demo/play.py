@@ -137,7 +137,7 @@ class Watcher:
         """The job as it is now; None while the daemon knows no such job."""
         jobs = self._daemon.board.snapshot.jobs
         self.saw_job |= bool(jobs)
-        entry = jobs.get(self._job_id)
+        entry = next((entry for entry in jobs.values() if entry.job.job_id == self._job_id), None)
         if entry is None:
             return None
         if entry.timeline[: len(self._seen)] != self._seen:  # a restarted job begins a new timeline

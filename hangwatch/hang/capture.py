@@ -70,6 +70,7 @@ def capture(
     present = [_rank_dump(rank, taken, node, gpus) for rank in job.ranks]
     return Capture(
         job_id=job.job_id,
+        job_key=job.key,
         node=node,
         started_unix_seconds=began_unix,
         duration_seconds=time.monotonic() - began,

@@ -32,7 +32,7 @@ OPEN_STATES = frozenset({JobState.HUNG, JobState.STALLED})
 class TakeCapture(Value, frozen=True):
     """Take the stacks of every rank of this job now."""
 
-    job_id: str
+    job_key: str
     reason: str
 
 
@@ -79,6 +79,7 @@ class JobWatch(Value, frozen=True):
     """
 
     job_id: str
+    job_key: str
     generation: frozenset[ProcessId]
     began: float
     state: JobState = JobState.STARTING
@@ -109,7 +110,7 @@ class JobWatch(Value, frozen=True):
 def begin(job: Job, now: float, started: float | None = None) -> JobWatch:
     """A new watch for a job that was just found; `started` is when its processes began, where that is known."""
     began = now if started is None else min(now, started)
-    return JobWatch(job_id=job.job_id, generation=generation(job), began=began, since=now)
+    return JobWatch(job_id=job.job_id, job_key=job.key, generation=generation(job), began=began, since=now)
 
 
 def generation(job: Job) -> frozenset[ProcessId]:
@@ -307,7 +308,7 @@ def _open(
     watch = replace(watch, back_since=None)
     if not watch.capturing and watch.capture_wanted_at is not None and now >= watch.capture_wanted_at:
         watch = replace(watch, capturing=True, capture_wanted_at=None)
-        return watch, (TakeCapture(job_id=watch.job_id, reason=f"still {watch.state.value}"),)
+        return watch, (TakeCapture(job_key=watch.job_key, reason=f"still {watch.state.value}"),)
     return watch, ()
 
 
@@ -353,7 +354,7 @@ def _suspect(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[
         watch, capturing=True, frozen_captures=0, saw_stacks=False, quiet_since=watch.began if since is None else since
     )
     watch, actions = _go(watch, JobState.SUSPECTED, reason, now)
-    return watch, (*actions, TakeCapture(job_id=watch.job_id, reason=reason))
+    return watch, (*actions, TakeCapture(job_key=watch.job_key, reason=reason))
 
 
 def _confirm(

@@ -86,6 +86,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
         ("Named", "; ".join(phrases.named(incident.verdict))),
         phrases.state_row(incident),
         ("Job", f"{job.job_id} ({job.launcher}{f', user {job.user}' if job.user else ''})"),
+        ("Owner", job.owner),
         ("Ranks", f"{ranks} on {incident.node}{size}"),
         ("No process", f"local rank {words.fold(job.absent_local_ranks)}" if job.absent_local_ranks else ""),
         *_ranks_rows(incident.grouping)[1:],

@@ -199,7 +199,7 @@ class _Daemon:
     def _capture(self, t: float) -> None:
         if self._taking is None and self._wanted:
             self._discover(t)
-            self._taking = _Taking(self._wanted.pop(0).job_id, t)
+            self._taking = _Taking(self._wanted.pop(0).job_key, t)
         taking = self._taking
         if taking is None or (t - taking.began) % self.settings.capture.pause_seconds:
             return
@@ -230,6 +230,7 @@ class _Daemon:
         gpus = dict(self.node.jobs)[taking.job_id]
         taken = Capture(
             job_id=taking.job_id,
+            job_key=taking.job_id,
             node=NODE,
             started_unix_seconds=UNIX_START + taking.began,
             duration_seconds=t - taking.began,

@@ -52,6 +52,7 @@ def board(**changes: object) -> Board:
     power = GpuPower(recent=(115.0,), limit_watts=700.0, busy_watts=600.0)
     watch = watch.__class__(
         job_id=watch.job_id,
+        job_key=watch.job_key,
         generation=watch.generation,
         began=watch.began,
         state=JobState.HUNG,
@@ -114,7 +115,7 @@ def test_each_state_is_a_series_and_one_is_set() -> None:
     lines = [line for line in scrape(board()).splitlines() if line.startswith("hangwatch_job_state{")]
     assert len(lines) == len(JobState)
     assert [line for line in lines if line.endswith(" 1.0")] == [
-        f'hangwatch_job_state{{job_id="{samples.loader_hang().job.job_id}",state="hung"}} 1.0'
+        f'hangwatch_job_state{{job_id="{samples.loader_hang().job.job_id}",job_key="{samples.loader_hang().job.key}",state="hung"}} 1.0'
     ]
 
 

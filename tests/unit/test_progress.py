@@ -74,7 +74,13 @@ class Life:
 
     def look(self, seen: Grouping, job_id: str = "42") -> None:
         capture = Capture(
-            job_id=job_id, node="n1", started_unix_seconds=self.unix, duration_seconds=1, rounds=3, ranks=()
+            job_id=job_id,
+            job_key=job_id,
+            node="n1",
+            started_unix_seconds=self.unix,
+            duration_seconds=1,
+            rounds=3,
+            ranks=(),
         )
         verdict = Verdict(kind="AllWaiting", message="all wait")
         look = Look(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.hang import activity, culprit
+from hangwatch.hang import activity, rules
 
 PAGE = Path(__file__).parents[2] / "docs" / "verdicts.md"
 KINDS = {"ranks": "ranks", "gpu": "GPU", "lock": "lock", "thread": "thread"}
@@ -22,7 +22,7 @@ OUTNUMBER = {
 def accusing_rules() -> Iterable[str]:
     yield "| kind | ranks that | others wait for | those are at least | confidence begins |"
     yield "|---|---|---|---|---|"
-    for rule in culprit.RULES:
+    for rule in rules.RULES:
         kinds = " or ".join(KINDS[kind] for kind in rule.waiting)
         yield (
             f"| `{rule.kind}` | {rule.who} | {kinds} | {HALF_OF[rule.half_of]}, and {OUTNUMBER[rule.outnumber]} "

@@ -1,0 +1,315 @@
+"""Pure: a snapshot of processes -> crews: which of them are the ranks of one job, and who sits on which seat.
+
+What an environment says is what its user wrote there. So processes are one crew only where the kernel names one owner,
+and a seat that a living process holds is given to nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from hangwatch import words
+from hangwatch.hang import launchers
+from hangwatch.hang.launchers import Seat
+from hangwatch.hang.owners import Owner, owner_of
+from hangwatch.model import GpuSample, Process, ProcessId
+
+INIT_PID = 1
+
+
+class Crew(NamedTuple):
+    """The processes of one job. A member without a seat knows only its place in the order of start."""
+
+    launcher: str
+    head: Process | None
+    members: list[tuple[Process, Seat | None]]
+    owner: Owner
+    notes: tuple[str, ...] = ()
+
+    @property
+    def began_ticks(self) -> int:
+        """When its first rank started."""
+        return min(process.id.start_ticks for process, _ in self.members)
+
+
+class _Seated(NamedTuple):
+    process: Process
+    seat: Seat
+    head: Process | None
+    owner: Owner
+
+
+class Tree:
+    """Who is whose child, among what still runs. A parent that is younger than its child is another process."""
+
+    def __init__(self, processes: Sequence[Process]) -> None:
+        self._by_pid = {process.id.pid: process for process in processes if process.state not in ("Z", "X")}
+        self._children: dict[int, list[Process]] = {}
+        for process in self._by_pid.values():
+            parent = self.parent(process)
+            if parent is not None:
+                self._children.setdefault(parent.id.pid, []).append(process)
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(self._by_pid.values())
+
+    def get(self, pid: int) -> Process | None:
+        """The process of this pid, None where there is none."""
+        return self._by_pid.get(pid)
+
+    def parent(self, process: Process) -> Process | None:
+        """Who started it, None where that one is gone."""
+        parent = self._by_pid.get(process.parent_pid)
+        return parent if parent is not None and parent.id.start_ticks <= process.id.start_ticks else None
+
+    def ancestors(self, process: Process) -> Iterator[Process]:
+        """From the parent upwards. A snapshot is not taken at one moment, so a circle is thinkable: each once."""
+        seen = {process.id.pid}
+        parent = self.parent(process)
+        while parent is not None and parent.id.pid not in seen:
+            yield parent
+            seen.add(parent.id.pid)
+            parent = self.parent(parent)
+
+    def children(self, process: Process) -> Sequence[Process]:
+        """What it started itself."""
+        return self._children.get(process.id.pid, ())
+
+    def pids(self, process: Process) -> set[int]:
+        """Its pid, and those of all below it."""
+        return {process.id.pid, *(child.id.pid for child in self.descendants(process))}
+
+    def descendants(self, process: Process, stop: Iterable[int] = ()) -> Iterator[Process]:
+        """All below a process, nearest first, without the subtrees of the pids in `stop`."""
+        seen = {process.id.pid, *stop}
+        queue = [process]
+        for parent in queue:
+            for child in self._children.get(parent.id.pid, ()):
+                if child.id.pid not in seen:
+                    seen.add(child.id.pid)
+                    queue.append(child)
+                    yield child
+
+
+def find_crews(tree: Tree, samples: Sequence[GpuSample]) -> list[Crew]:
+    """The crews among these processes; `samples` tell who holds a GPU."""
+    crews = _seated_crews(tree, samples)
+    seated = {process.id.pid for crew in crews for process, _ in crew.members}
+    crews += _spawned_crews(tree, samples, seated)
+    crews += _hidden_crews(tree, crews)
+    return crews
+
+
+# --- ranks that know who they are ----------------------------------------------------------------------------------
+
+
+def _seated_crews(tree: Tree, samples: Sequence[GpuSample]) -> list[Crew]:
+    groups: dict[tuple[object, ...], list[_Seated]] = {}
+    for seated in _seated(tree):
+        groups.setdefault(_crew_key(seated), []).append(seated)
+    led = {_owned_run(seated) for group in groups.values() for seated in group if seated.head is not None}
+    crews = []
+    for group in groups.values():
+        # What a dead launcher left behind of a run that lives on is no job of its own.
+        if group[0].head is None and _owned_run(group[0]) in led:
+            continue
+        for part in _without_doubles(group, tree):
+            members = _ranks_of(part, tree, samples)
+            if members and not launchers.is_server(members[0][0]):
+                crews.append(Crew(_launcher_name(part[0]), part[0].head, list(members), part[0].owner))
+    return _joined(crews)
+
+
+def _joined(crews: list[Crew]) -> list[Crew]:
+    """Crews of one owner, run and size that have different ranks are one job: containers or pods with a part each.
+
+    The older holds its ranks: who claims one of them, while its process lives, is a job of its own.
+    """
+    jobs: dict[tuple[object, ...], list[Crew]] = {}
+    for crew in sorted(crews, key=lambda crew: (crew.began_ticks, crew.members[0][0].id.pid)):
+        process, seat = crew.members[0]
+        assert seat is not None
+        run = (*_run(process, seat), *launchers.rendezvous(process.environ))
+        same_run = jobs.setdefault((crew.owner.name, *run, seat.world_size), [])
+        place = next((place for place, job in enumerate(same_run) if not _shared_ranks(job, crew)), None)
+        if place is None:
+            same_run.append(_second_claimant(crew, same_run[0]) if same_run else crew)
+        else:
+            job = same_run[place]
+            members = sorted((*job.members, *crew.members), key=_rank_number)
+            same_run[place] = job._replace(members=members)
+    return [job for same_run in jobs.values() for job in same_run]
+
+
+def _shared_ranks(job: Crew, crew: Crew) -> list[int]:
+    return sorted({_rank_number(member) for member in job.members} & {_rank_number(member) for member in crew.members})
+
+
+def _rank_number(member: tuple[Process, Seat | None]) -> int:
+    _, seat = member
+    return -1 if seat is None else seat.rank
+
+
+def _second_claimant(crew: Crew, first: Crew) -> Crew:
+    ranks, pid = words.fold(_shared_ranks(first, crew)), first.members[0][0].id.pid
+    return crew._replace(
+        notes=(f"claims ranks {ranks} of a run of the same name whose processes live (pid {pid}): a job of its own",)
+    )
+
+
+def _seated(tree: Tree) -> Iterator[_Seated]:
+    kinds = {process.id.pid: kind for process in tree if (kind := launchers.launcher_kind(process))}
+    above = {up.id.pid for pid in kinds for up in tree.ancestors(_known(tree, pid))}
+    for process in tree:
+        if process.id.pid in kinds or launchers.is_loader_worker(process) or launchers.is_resource_tracker(process):
+            continue
+        head = next((up for up in tree.ancestors(process) if up.id.pid in kinds), None)
+        seat = launchers.seat(process, kinds[head.id.pid] if head else None)
+        # A process above a launcher has the seat of its node (Kubernetes, srun), not of a rank. A rank may start a
+        # job within the job, though; its seat has a local rank.
+        if seat is None:
+            continue
+        is_ranks = seat.variables.read_by_torch and seat.local_rank is not None
+        if is_ranks or process.id.pid not in above:
+            yield _Seated(process, seat, head, owner_of(process))
+
+
+def _known(tree: Tree, pid: int) -> Process:
+    process = tree.get(pid)
+    assert process is not None
+    return process
+
+
+def _crew_key(seated: _Seated) -> tuple[object, ...]:
+    """What makes processes one crew: their launcher, else their run. Never the environment alone."""
+    if seated.head is not None:
+        return seated.owner, seated.head.id
+    return seated.owner, None, *_run(seated.process, seated.seat), seated.seat.world_size
+
+
+def _owned_run(seated: _Seated) -> tuple[object, ...]:
+    return seated.owner, *_run(seated.process, seated.seat)
+
+
+def _run(process: Process, seat: Seat) -> tuple[str, ...]:
+    """What tells one run of an owner from another where no launcher is left to tell it."""
+    run_id = launchers.run_id(process.environ, seat)
+    return (run_id,) if run_id else launchers.rendezvous(process.environ)
+
+
+def _launcher_name(seated: _Seated) -> str:
+    if seated.head is not None:
+        return launchers.launcher_kind(seated.head) or "plain"
+    return launchers.launcher_of(seated.process.environ, seated.seat)
+
+
+def _without_doubles(group: list[_Seated], tree: Tree) -> list[list[_Seated]]:
+    """Split what has no launcher and has a rank twice, or two attempts: jobs in containers share addresses and ports.
+
+    What stands together afterwards has one parent. An attempt counts only among siblings: anybody can write a number.
+    """
+    is_one = len({seated.seat.attempt for seated in group}) == 1 and not _has_doubles(group, tree)
+    if group[0].head is not None or is_one:
+        return [group]
+    by_parent: dict[ProcessId | None, list[_Seated]] = {}
+    pids = {seated.process.id.pid for seated in group}
+    for seated in group:
+        outside = next((up for up in tree.ancestors(seated.process) if up.id.pid not in pids), None)
+        by_parent.setdefault(outside.id if outside else None, []).append(seated)
+    return list(by_parent.values())
+
+
+def _has_doubles(group: list[_Seated], tree: Tree) -> bool:
+    tops = [seated.seat.rank for seated in _topmost(group, tree)]
+    return len(tops) > len(set(tops))
+
+
+def _ranks_of(group: list[_Seated], tree: Tree, samples: Sequence[GpuSample]) -> list[tuple[Process, Seat | None]]:
+    """One process per rank: of the latest attempt, a Python one, the topmost of those that inherited the seat."""
+    group = [seated for seated in group if seated.seat.variables.read_by_torch] or group
+    attempt = max(seated.seat.attempt for seated in group)
+    on_gpu = {pid for gpu in samples for pid in gpu.pids}
+    group = [
+        seated
+        for seated in group
+        if seated.seat.attempt == attempt and (launchers.is_python(seated.process) or seated.process.id.pid in on_gpu)
+    ]
+    chosen: dict[int, _Seated] = {}
+    # A helper that outlived its parent hangs under init and is younger: it must not take the seat.
+    for seated in sorted(_topmost(group, tree), key=_orphans_last_youngest_first):
+        chosen.setdefault(seated.seat.rank, seated)
+    return [(chosen[rank].process, chosen[rank].seat) for rank in sorted(chosen)]
+
+
+def _orphans_last_youngest_first(seated: _Seated) -> tuple[bool, int]:
+    return seated.process.parent_pid == INIT_PID, -seated.process.id.start_ticks
+
+
+def _topmost(group: list[_Seated], tree: Tree) -> list[_Seated]:
+    seats = {seated.process.id.pid: seated.seat.rank for seated in group}
+    return [
+        seated
+        for seated in group
+        if not any(seats.get(up.id.pid) == seated.seat.rank for up in tree.ancestors(seated.process))
+    ]
+
+
+# --- ranks of mp.spawn, which only know their place in the order of start -------------------------------------------
+
+
+def _spawned_crews(tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> list[Crew]:
+    siblings: dict[int, list[Process]] = {}
+    for process in tree:
+        if launchers.is_spawned(process) and not _is_within(process, ranks, tree):
+            siblings.setdefault(process.parent_pid, []).append(process)
+    crews = []
+    for parent_pid, group in siblings.items():
+        head = tree.get(parent_pid) if parent_pid != INIT_PID else None
+        members = _spawned_ranks(group, tree, samples)
+        if len(members) > 1 and not (head and launchers.is_server(head)):
+            crews.append(Crew("spawn", head, [(process, None) for process in members], owner_of(members[0])))
+    return crews
+
+
+def _spawned_ranks(group: list[Process], tree: Tree, samples: Sequence[GpuSample]) -> list[Process]:
+    """Those that hold a GPU; if none does, all that were started with an address to meet at."""
+    on_gpu = {pid for gpu in samples for pid in gpu.pids}
+    members = [process for process in group if not on_gpu.isdisjoint(tree.pids(process))]
+    members = members or [process for process in group if launchers.rendezvous(process.environ)[0]]
+    return sorted(members, key=by_start)
+
+
+def by_start(process: Process) -> tuple[int, int]:
+    """The order in which processes began."""
+    return process.id.start_ticks, process.id.pid
+
+
+def _is_within(process: Process, ranks: set[int], tree: Tree) -> bool:
+    return process.id.pid in ranks or any(up.id.pid in ranks for up in tree.ancestors(process))
+
+
+# --- ranks whose environment may not be read ------------------------------------------------------------------------
+
+
+def _hidden_crews(tree: Tree, known: Sequence[Crew]) -> list[Crew]:
+    """The Python children of a launcher, where this daemon lacks the right to read who they are.
+
+    That they cannot be dumped must be told when the job hangs, not kept silent for the whole of its life.
+    """
+    heads = {crew.head.id for crew in known if crew.head is not None}
+    crews = []
+    for process in tree:
+        kind = launchers.launcher_kind(process)
+        if kind is None or not launchers.starts_only_ranks(kind) or process.id in heads:
+            continue
+        ranks = [child for child in tree.children(process) if child.faults and _may_be_rank(child)]
+        if ranks:
+            ranks.sort(key=by_start)
+            crews.append(Crew(kind, process, [(rank, None) for rank in ranks], owner_of(ranks[0])))
+    return crews
+
+
+def _may_be_rank(process: Process) -> bool:
+    helper = launchers.is_loader_worker(process) or launchers.is_resource_tracker(process)
+    return launchers.is_python(process) and not helper and launchers.launcher_kind(process) is None

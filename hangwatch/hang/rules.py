@@ -1,0 +1,276 @@
+"""Pure: the rules by which ranks are accused, as one table. `culprit` applies them, docs/verdicts.md prints them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from msgspec import structs
+
+from hangwatch.hang import activity, wording
+from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, Confidence, Group, Grouping, Member, Motion
+
+_REFUSALS = ("PermissionDenied", "CannotPause")  # of the rank, or of all that this user may touch
+
+
+class Scene(NamedTuple):
+    """A grouping, sorted by what its groups can tell; `failed` have a fault that says something of the rank."""
+
+    grouping: Grouping
+    stacked: tuple[Group, ...]
+    failed: tuple[Group, ...]
+    gone: tuple[Group, ...]
+
+    @property
+    def answered(self) -> int:
+        """How many ranks gave a stack or a telling fault."""
+        return count_ranks((*self.stacked, *self.failed))
+
+
+class Rule(NamedTuple):
+    """When ranks are accused: these are suspect, so many of the others wait for these kinds, so sure, in these words.
+
+    `who` and `waiting` say it for docs/verdicts.md. Those that wait for one of `waiting` must be at least half of the
+    ranks in `half_of` ("others": that answered and are no suspects; "answered": all that answered), and outnumber the
+    suspects: "as many" may be equal, "more" allows one against one, "three times" does not.
+    """
+
+    kind: str
+    who: str
+    suspects: Callable[[Scene], Sequence[Group]]
+    waiting: tuple[str, ...]
+    half_of: Literal["others", "answered"]
+    outnumber: Literal["as many", "more", "three times"]
+    confidence: Confidence
+    weigh: Callable[[Suspicion], Confidence]
+    words: Callable[[Suspicion], str]
+
+
+class Suspicion(NamedTuple):
+    """What a rule found: the suspects, all others with a stack, and how many of those that answered are no suspects."""
+
+    rule: Rule
+    scene: Scene
+    suspects: tuple[Group, ...]
+    others: tuple[Group, ...]
+    rest: int
+
+    @property
+    def members(self) -> list[Member]:
+        """All suspected ranks."""
+        return [member for group in self.suspects for member in group.members]
+
+    def waiting(self, *kinds: str) -> int:
+        """How many of the others wait for one of `kinds`."""
+        return count_ranks(group for group in self.others if waits_for(group) in kinds)
+
+
+def survey(grouping: Grouping) -> Scene:
+    """A grouping, sorted for the rules."""
+    gone = tuple(g for g in grouping.groups if g.gone or (g.fault and g.fault.reason == "ProcessGone"))
+    stacked = tuple(g for g in grouping.groups if g.fault is None and not g.gone)
+    failed = tuple(g for g in grouping.groups if g.fault and g not in gone and _tells(g, stacked))
+    return Scene(grouping, stacked, failed, gone)
+
+
+def _tells(group: Group, stacked: Sequence[Group]) -> bool:
+    """Whether a failed dump says something of the rank; a refusal does only where a neighbour could be dumped."""
+    if group.fault is None or group.fault.about != "target":
+        return False
+    return group.fault.reason not in _REFUSALS or _neighbours(stacked, group) > 0
+
+
+# --- who is suspect, and how sure that is ----------------------------------------------------------------------------
+
+
+def _stacked_where(wanted: Callable[[Group], bool]) -> Callable[[Scene], Sequence[Group]]:
+    """Ranks of such groups. One that stood in a wait for ranks before has come out of it: it does come."""
+
+    def suspects(scene: Scene) -> Sequence[Group]:
+        parts = (_part(group, lambda member: not member.waited_before) for group in scene.stacked if wanted(group))
+        return [part for part in parts if part]
+
+    return suspects
+
+
+def _in_state(letters: frozenset[str]) -> Callable[[Scene], Sequence[Group]]:
+    """Ranks that the kernel shows in one of these states in every round, whether they gave a stack or not."""
+
+    def suspects(scene: Scene) -> Sequence[Group]:
+        groups = (*scene.stacked, *scene.failed)
+        return [part for group in groups if (part := _part(group, lambda member: member.state in letters))]
+
+    return suspects
+
+
+def _weigh_gone(suspicion: Suspicion) -> Confidence:
+    """Less sure where most of the others show GPU waits only."""
+    return Confidence.HIGH if suspicion.waiting("ranks") * 2 >= count_ranks(suspicion.others) else Confidence.MEDIUM
+
+
+def _weigh_blocked(suspicion: Suspicion) -> Confidence:
+    """A disk wait passes: one round is not enough to be sure."""
+    return Confidence.HIGH if min(member.rounds for member in suspicion.members) > 1 else Confidence.MEDIUM
+
+
+def _weigh_stopped(suspicion: Suspicion) -> Confidence:
+    return suspicion.rule.confidence
+
+
+def _weigh_undumpable(suspicion: Suspicion) -> Confidence:
+    """Sure where three neighbours could be dumped and three quarters of the job wait explicitly."""
+    explicit = suspicion.waiting("ranks") * 4 >= 3 * suspicion.scene.answered
+    return Confidence.HIGH if explicit and _fewest_neighbours(suspicion) >= 3 else Confidence.MEDIUM
+
+
+def _weigh_outside(suspicion: Suspicion) -> Confidence:
+    """Less sure where few wait explicitly for ranks (GPU waits are weaker) or where many are named."""
+    sure, named, answered = suspicion.rule.confidence, len(suspicion.members), suspicion.scene.answered
+    explicit = suspicion.waiting("ranks")
+    if sure is Confidence.MEDIUM and explicit * 2 < answered - named:
+        return Confidence.LOW
+    many = named > 1 and named * 4 > answered
+    few = explicit * 4 < 3 * (answered - named)
+    return Confidence.MEDIUM if sure is Confidence.HIGH and (many or few) else sure
+
+
+def _say_undumpable(suspicion: Suspicion) -> str:
+    return wording.undumpable(suspicion.suspects, suspicion.others, _fewest_neighbours(suspicion))
+
+
+def _outside(who: str, wanted: Callable[[Group], bool], waiting: tuple[str, ...], confidence: Confidence) -> Rule:
+    """A rule on ranks that are in no wait while the others are. A weak suspicion needs a clear majority."""
+    return Rule(
+        kind="OutsideCollective",
+        who=who,
+        suspects=_stacked_where(wanted),
+        waiting=waiting,
+        half_of="answered",
+        outnumber="three times" if confidence is Confidence.LOW else "more",
+        confidence=confidence,
+        weigh=_weigh_outside,
+        words=lambda suspicion: wording.outside(suspicion.suspects, suspicion.others),
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        kind="RankGone",
+        who="have no process any more (or a zombie) on a node that answers",
+        suspects=lambda scene: scene.gone,
+        waiting=("ranks", "gpu"),
+        half_of="others",
+        outnumber="as many",
+        confidence=Confidence.HIGH,
+        weigh=_weigh_gone,
+        words=lambda suspicion: wording.gone(suspicion.suspects, suspicion.others),
+    ),
+    Rule(
+        kind="RankBlocked",
+        who="are in state `D` in every round",
+        suspects=_in_state(BLOCKED_STATES),
+        waiting=("ranks", "gpu"),
+        half_of="others",
+        outnumber="as many",
+        confidence=Confidence.HIGH,
+        weigh=_weigh_blocked,
+        words=lambda suspicion: wording.blocked(suspicion.suspects, suspicion.others),
+    ),
+    Rule(
+        kind="RankStopped",
+        who="are in state `T` or `t` in every round (SIGSTOP, a debugger, a tracer)",
+        suspects=_in_state(STOPPED_STATES),
+        waiting=("ranks", "gpu"),
+        half_of="others",
+        outnumber="as many",
+        confidence=Confidence.HIGH,
+        weigh=_weigh_stopped,
+        words=lambda suspicion: wording.stopped(suspicion.suspects, suspicion.others),
+    ),
+    Rule(
+        kind="RankUndumpable",
+        who="cannot be dumped, by a fault that says something of them",
+        suspects=lambda scene: scene.failed,
+        waiting=("ranks", "gpu"),
+        half_of="others",
+        outnumber="as many",
+        confidence=Confidence.MEDIUM,
+        weigh=_weigh_undumpable,
+        words=_say_undumpable,
+    ),
+    _outside(
+        "are busy or stuck by themselves, or hold the GIL in a function that no rule knows",
+        lambda group: waits_for(group) == "nothing",
+        ("ranks", "gpu", "lock", "thread"),
+        Confidence.HIGH,
+    ),
+    _outside(
+        "leave the job, while the others wait in it",
+        lambda group: activity.known(group.activity).leaves_the_job,
+        ("ranks",),
+        Confidence.MEDIUM,
+    ),
+    _outside(
+        "wait for a lock or a thread",
+        lambda group: group.waits_for in {"lock", "thread"},
+        ("ranks", "gpu"),
+        Confidence.MEDIUM,
+    ),
+    _outside(
+        "stand behind the GPU, but hold the GIL (extensions can hold it while they wait, so this is weaker)",
+        lambda group: group.waits_for == "gpu" and group.holds_gil,
+        ("ranks", "gpu"),
+        Confidence.MEDIUM,
+    ),
+    _outside(
+        "are in functions that no rule knows",
+        lambda group: waits_for(group) == "unknown",
+        ("ranks",),
+        Confidence.LOW,
+    ),
+    _outside(
+        "stand behind the GPU, but move",
+        lambda group: group.waits_for == "gpu" and group.motion is Motion.MOVING,
+        ("ranks",),
+        Confidence.MEDIUM,
+    ),
+    _outside("stand behind the GPU", lambda group: group.waits_for == "gpu", ("ranks",), Confidence.LOW),
+)
+"""The rules by which ranks are accused, in their order. Section 4 of docs/verdicts.md is printed from them."""
+
+
+# --- facts of several groups ---------------------------------------------------------------------------------------
+
+
+def count_ranks(groups: Iterable[Group]) -> int:
+    """How many ranks the groups hold."""
+    return sum(group.size for group in groups)
+
+
+def waits_for(group: Group) -> str:
+    """What a group waits for; who runs Python that no rule knows waits for nothing."""
+    return "nothing" if group.runs_python else group.waits_for
+
+
+def _part(group: Group, wanted: Callable[[Member], bool]) -> Group | None:
+    """The group with only these members, None without any."""
+    members = tuple(member for member in group.members if wanted(member))
+    return structs.replace(group, members=members) if members else None
+
+
+def without(suspects: Sequence[Group], groups: Sequence[Group]) -> tuple[Group, ...]:
+    """The groups without the suspected members."""
+    suspected = {member.id for group in suspects for member in group.members}
+    parts = (_part(group, lambda member: member.id not in suspected) for group in groups)
+    return tuple(part for part in parts if part)
+
+
+def _fewest_neighbours(suspicion: Suspicion) -> int:
+    return min(_neighbours(suspicion.scene.stacked, group) for group in suspicion.suspects)
+
+
+def _neighbours(stacked: Sequence[Group], group: Group) -> int:
+    """How many ranks could be dumped on each node of this group, at least."""
+    dumped = Counter(member.id.node for other in stacked for member in other.members)
+    return min(dumped[node] for node in {member.id.node for member in group.members})

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
+from hangwatch import words
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector
 from hangwatch.hang import activity, detector
@@ -142,10 +143,8 @@ def motion_count(grouping: Grouping) -> MotionCount:
             else:
                 unknown += 1
         if movers:
-            ranks = ", ".join(str(one.id.pid if one.id.rank is None else one.id.rank) for one in movers[:4])
-            more = f" and {len(movers) - 4} more" if len(movers) > 4 else ""
             doing = group.activity.replace("_", " ") if group.activity != "unknown" else "its own code"
-            who.append(f"rank {ranks}{more} in {doing}")
+            who.append(f"{words.who([member.id for member in movers])} in {doing}")
     return MotionCount(frozen=frozen, moving=moving, unknown=unknown, who="; ".join(who))
 
 

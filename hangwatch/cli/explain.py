@@ -53,13 +53,13 @@ def explain(
     settings, _ = settings_from(config_path)
     files, incidents = _sort(paths)
     collected = traces.collect(((name, _lines(path)) for name, path in files), world_size)
-    dumps = [*collected.ranks, *(rank for one in incidents for rank in one.captures[-1].ranks)]
+    dumps = [*collected.ranks, *(rank for incident in incidents for rank in incident.captures[-1].ranks)]
     if not dumps:
-        told = "".join(f"\n  {note}" for note in collected.notes[:5])
+        notes = "".join(f"\n  {note}" for note in collected.notes[:5])
         raise InputError(
-            f"no stack dump in {', '.join(map(str, paths))}{told}\n  make some: `py-spy dump --pid PID > rank0.txt`"
+            f"no stack dump in {', '.join(map(str, paths))}{notes}\n  make some: `py-spy dump --pid PID > rank0.txt`"
         )
-    size = collected.world_size or max((one.job.world_size or 0 for one in incidents), default=0) or None
+    size = collected.world_size or max((found.job.world_size or 0 for found in incidents), default=0) or None
     grouping = group_ranks(dumps, load_activities(settings.activities.rules), settings.capture, size)
     grouping = replace(grouping, notes=(*grouping.notes, *collected.notes))
     _answer(grouping, incidents[0].job if incidents else None, as_json_form, html_path)
@@ -76,14 +76,14 @@ def merge(*, paths: tuple[Path, ...], as_json_form: bool, html_path: Path | None
     Of one node only the newest incident of a job counts.
     """
     incidents = _of_one_job(_incident(path) for path in paths)
-    _answer(merge_all(one.grouping for one in incidents), incidents[0].job, as_json_form, html_path)
+    _answer(merge_all(incident.grouping for incident in incidents), incidents[0].job, as_json_form, html_path)
 
 
 def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
     """The newest incident of each node. Raises InputError where they are of several jobs: their ranks would mix."""
-    known = sorted(incidents, key=lambda incident: incident.opened_unix_seconds)
-    newest = {one.node: one for one in known}
-    jobs = sorted({one.job.job_id for one in known})
+    oldest_first = sorted(incidents, key=lambda incident: incident.opened_unix_seconds)
+    newest = {incident.node: incident for incident in oldest_first}
+    jobs = sorted({incident.job.job_id for incident in oldest_first})
     if len(jobs) > 1:
         raise InputError(f"these incidents are of several jobs: {', '.join(jobs)}\n  give those of one job at a time")
     return list(newest.values())
@@ -107,14 +107,14 @@ def _sort(paths: Iterable[Path]) -> tuple[list[tuple[str, Path]], list[Incident]
         if path.name == store.INCIDENT_FILE or (path / store.INCIDENT_FILE).is_file():
             incidents.append(_incident(path))
         elif path.is_dir():
-            files += [(str(one), one) for one in _files_in(path)]
+            files += [(str(file), file) for file in _files_in(path)]
         elif path == Path("-") or path.exists():
             files.append((str(path), path))
         else:
             raise InputError(f"{path}: no such file or folder")
     if len(files) > MOST_FILES:
         raise InputError(f"{len(files)} files are more than {MOST_FILES}; name the ones you mean")
-    return files, _of_one_job(one for one in incidents if one.captures)
+    return files, _of_one_job(incident for incident in incidents if incident.captures)
 
 
 def _files_in(folder: Path) -> list[Path]:

@@ -161,12 +161,12 @@ def incidents(as_json: bool, config_path: Path | None) -> None:
         return
     rows = [
         (
-            one.folder,
-            one.job_id,
-            "unreadable" if one.problem else (one.state.value if one.state else ""),
-            one.problem or one.message,
+            summary.folder,
+            summary.job_id,
+            "unreadable" if summary.problem else (summary.state.value if summary.state else ""),
+            summary.problem or summary.message,
         )
-        for one in summaries
+        for summary in summaries
     ]
     print_table(("incident", "job", "state", "verdict"), rows, "no incidents")
 

@@ -79,9 +79,9 @@ class Reader:
 
     def feed(self, line: str) -> None:
         """Take one line, without its prefix and line end."""
-        known = self._interned.lines.get(line)
-        if known is not None and self._thread is not None:
-            self._frames.append(known)
+        frame = self._interned.lines.get(line)
+        if frame is not None and self._thread is not None:
+            self._frames.append(frame)
             return
         if self._text:
             self._json(line)
@@ -220,8 +220,8 @@ class Reader:
     def _end_json(self) -> None:
         text, self._text, self._size = "\n".join(self._text), [], 0
         try:
-            pids = msgspec.json.decode(text, type=list[_Pid])
-            pid = next((one.pid for one in pids if one.pid is not None), None)
+            processes = msgspec.json.decode(text, type=list[_Pid])
+            pid = next((process.pid for process in processes if process.pid is not None), None)
             threads = pyspy_output.parse_json(text, pid)
         except (pyspy_output.DumpError, msgspec.DecodeError, RecursionError):
             self._odd(text)

@@ -120,24 +120,24 @@ def _add(found: dict[tuple[object, ...], _Rank], rank: _Rank, notes: list[str]) 
 
     Local ranks and pids of two files say nothing of each other unless a node is named: the file stands for the node.
     """
-    known = found.get(_place(rank.id))
-    if known is not None and rank.id.node is None and rank.id.rank is None and known.source != rank.source:
+    earlier = found.get(_place(rank.id))
+    if earlier is not None and rank.id.node is None and rank.id.rank is None and earlier.source != rank.source:
         rank.id = structs.replace(rank.id, node=rank.source.replace("\\", "/").rsplit("/", 1)[-1])
-        known = found.get(_place(rank.id))
-    if known is None or known.id.pid != rank.id.pid:
-        kept = rank if known is None else max(known, rank, key=_standing_for_its_rank)
+        earlier = found.get(_place(rank.id))
+    if earlier is None or earlier.id.pid != rank.id.pid:
+        kept = rank if earlier is None else max(earlier, rank, key=_precedence)
         found[_place(rank.id)] = kept
-        if known is not None:
+        if earlier is not None:
             name = f"rank {rank.id.rank}" if rank.id.rank is not None else f"local rank {rank.id.local_rank}"
-            one, other = sorted((known.id.pid or 0, rank.id.pid or 0))
-            notes.append(f"{name} appears as pid {one} and as pid {other}: pid {kept.id.pid} counts")
+            lower, higher = sorted((earlier.id.pid or 0, rank.id.pid or 0))
+            notes.append(f"{name} appears as pid {lower} and as pid {higher}: pid {kept.id.pid} counts")
         return
-    known.rounds += rank.rounds
+    earlier.rounds += rank.rounds
     for pid, rounds in rank.workers.items():
-        known.workers.setdefault(pid, []).extend(rounds)
+        earlier.workers.setdefault(pid, []).extend(rounds)
 
 
-def _standing_for_its_rank(rank: _Rank) -> tuple[bool, int]:
+def _precedence(rank: _Rank) -> tuple[bool, int]:
     """Of two processes of one rank the one with a stack counts, then the higher pid: whatever their order."""
     return any(thread.frames for process in rank.rounds for thread in process.threads), rank.id.pid or 0
 
@@ -210,10 +210,9 @@ def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
 def _of_file(name: str) -> RankId:
     """What a file's name tells: `rank3.txt` a rank, `trace-node7.out` a node."""
     base = name.replace("\\", "/").rsplit("/", 1)[-1]
-    rank = _FILE_RANK.search(base)
-    node = _FILE_NODE.match(base)
-    told = node.group(1) if node and not node.group(1).isdigit() and not rank else None
-    return RankId(node=told, rank=int(rank.group(1)) if rank else None)
+    rank, host = _FILE_RANK.search(base), _FILE_NODE.match(base)
+    node = host.group(1) if host and not host.group(1).isdigit() and not rank else None
+    return RankId(node=node, rank=int(rank.group(1)) if rank else None)
 
 
 def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
@@ -229,13 +228,13 @@ def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
         is_helper = _is_helper(process, pids) and (numbered or not _takes_part(process))
         (helpers if is_helper else candidates).append(process)
     own = _are_all_ranks(source, candidates)
-    told = _told_apart(source.id, candidates) if own else {}
+    ids = _ids_by_command(source.id, candidates) if own else {}
     ranks: dict[int | None, _Rank] = {}
     for process in candidates:
         if process.pid in ranks:
             ranks[process.pid].rounds.append(process)
         elif own or not ranks:
-            identity = told.get(process.pid) or structs.replace(source.id, pid=process.pid)
+            identity = ids.get(process.pid) or structs.replace(source.id, pid=process.pid)
             ranks[process.pid] = _Rank(source.name, identity, process)
         else:
             helpers.append(process)
@@ -256,24 +255,24 @@ def _are_all_ranks(source: _Source, candidates: Sequence[FoundProcess]) -> bool:
     return not source.sure and len(pids) > 1 and len(commands) == 1
 
 
-def _told_apart(prefix: RankId, candidates: Sequence[FoundProcess]) -> dict[int | None, RankId]:
+def _ids_by_command(prefix: RankId, candidates: Sequence[FoundProcess]) -> dict[int | None, RankId]:
     """Who each process is by its command line; by its pid alone where the numbers there are the same for several."""
-    told = {process.pid: _by_command(prefix, process) for process in candidates}
+    ids = {process.pid: _id_by_command(prefix, process) for process in candidates}
     numbers = [
-        (rank.node, rank.rank, rank.local_rank) for rank in told.values() if rank.rank or rank.local_rank is not None
+        (rank.node, rank.rank, rank.local_rank) for rank in ids.values() if rank.rank or rank.local_rank is not None
     ]
     if len(numbers) == len(set(numbers)):
-        return told
-    return {pid: structs.replace(rank, rank=None, local_rank=None) for pid, rank in told.items()}
+        return ids
+    return {pid: structs.replace(rank, rank=None, local_rank=None) for pid, rank in ids.items()}
 
 
-def _by_command(prefix: RankId, process: FoundProcess) -> RankId:
-    node, rank, local = (pattern.search(process.command) for pattern in (_NODE_RANK, _GLOBAL_RANK, _LOCAL_RANK))
-    told = f"node {node.group(1)}" if node else None
-    if told is None and prefix.rank is not None:
-        told = f"task {prefix.rank}"
+def _id_by_command(prefix: RankId, process: FoundProcess) -> RankId:
+    host, rank, local = (pattern.search(process.command) for pattern in (_NODE_RANK, _GLOBAL_RANK, _LOCAL_RANK))
+    node = f"node {host.group(1)}" if host else None
+    if node is None and prefix.rank is not None:
+        node = f"task {prefix.rank}"
     return RankId(
-        node=prefix.node or told,
+        node=prefix.node or node,
         rank=int(rank.group(1)) if rank else None,
         local_rank=int(local.group(1)) if local else None,
         pid=process.pid,

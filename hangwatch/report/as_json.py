@@ -99,7 +99,7 @@ def dump(node: str, incidents: Iterable[Incident]) -> Dump:
     return Dump(
         schema_version=SCHEMA_VERSION,
         node=node,
-        jobs=tuple(answer(one.grouping, one.verdict, one.job, one.captures[-1]) for one in incidents),
+        jobs=tuple(answer(found.grouping, found.verdict, found.job, found.captures[-1]) for found in incidents),
     )
 
 

@@ -142,10 +142,10 @@ def _held(members: Sequence[Member]) -> str:
 
 
 def _range(values: Sequence[float | None], unit: str) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
+    readings = [value for value in values if value is not None]
+    if not readings:
         return ""
-    low, high = round(min(known)), round(max(known))
+    low, high = round(min(readings)), round(max(readings))
     return f"{low} {unit}" if low == high else f"{low}-{high} {unit}"
 
 

@@ -72,24 +72,24 @@ class _Plane(Value, frozen=True):
 
 def chart(incident: Incident) -> Chart | None:
     """The chart of an incident; None where no power was recorded. More than 16 GPUs become a band and a median."""
-    series = [one for one in incident.power if len(one.watts) > 1]
-    if not series:
+    gpus = [gpu for gpu in incident.power if len(gpu.watts) > 1]
+    if not gpus:
         return None
-    plane = _plane(series)
+    plane = _plane(gpus)
     odd = named_gpus(incident)
-    if len(series) <= MAX_LINES:
-        lines, band = [_line(one, number, one.uuid in odd, plane) for number, one in enumerate(series)], ""
+    if len(gpus) <= MAX_LINES:
+        lines, band = [_line(gpu, number, gpu.uuid in odd, plane) for number, gpu in enumerate(gpus)], ""
     else:
-        lines, band = _many(series, odd, plane)
+        lines, band = _many(gpus, odd, plane)
     return Chart(
         lines=tuple(sorted(lines, key=lambda line: line.odd)),
         band=band,
         clock=tuple(_clock(plane)),
         levels=tuple(Mark(at=plane.y(watts), label=f"{watts:g}") for watts in _levels(plane.top_watts)),
-        quiet=_quiet(series, plane),
+        quiet=_quiet(gpus, plane),
         captures=tuple(_captures(incident, plane)),
         states=tuple(_states(incident, plane)),
-        summary=_summary(series, plane),
+        summary=_summary(gpus, plane),
     )
 
 
@@ -103,55 +103,55 @@ def named_gpus(incident: Incident) -> frozenset[str]:
     )
 
 
-def _plane(series: Sequence[PowerSeries]) -> _Plane:
-    highest = max(max(one.watts) for one in series)
-    quiet = max((one.quiet_line_watts or 0.0 for one in series), default=0.0)
+def _plane(gpus: Sequence[PowerSeries]) -> _Plane:
+    highest = max(max(gpu.watts) for gpu in gpus)
+    quiet = max((gpu.quiet_line_watts or 0.0 for gpu in gpus), default=0.0)
     return _Plane(
-        start=min(one.unix_seconds[0] for one in series),
-        end=max(one.unix_seconds[-1] for one in series),
+        start=min(gpu.unix_seconds[0] for gpu in gpus),
+        end=max(gpu.unix_seconds[-1] for gpu in gpus),
         top_watts=max(highest, quiet, 1.0) * 1.06,
     )
 
 
-def _line(one: PowerSeries, number: int, odd: bool, plane: _Plane) -> Line:
-    end = plane.y(one.watts[-1])
+def _line(gpu: PowerSeries, number: int, odd: bool, plane: _Plane) -> Line:
+    end = plane.y(gpu.watts[-1])
     return Line(
-        path=_path(one.unix_seconds, one.watts, plane),
-        name=f"GPU {one.index}",
-        local_ranks=words.fold(one.local_ranks) if one.local_ranks else "",
+        path=_path(gpu.unix_seconds, gpu.watts, plane),
+        name=f"GPU {gpu.index}",
+        local_ranks=words.fold(gpu.local_ranks) if gpu.local_ranks else "",
         style=number,
         odd=odd,
-        now_watts=one.watts[-1],
-        busy_watts=one.busy_watts,
-        quiet_line_watts=one.quiet_line_watts,
-        limit_watts=one.limit_watts,
+        now_watts=gpu.watts[-1],
+        busy_watts=gpu.busy_watts,
+        quiet_line_watts=gpu.quiet_line_watts,
+        limit_watts=gpu.limit_watts,
         label_y=end + 17 if end < BOTTOM - 20 else end - 24,
     )
 
 
-def _many(series: Sequence[PowerSeries], odd: frozenset[str], plane: _Plane) -> tuple[list[Line], str]:
+def _many(gpus: Sequence[PowerSeries], odd: frozenset[str], plane: _Plane) -> tuple[list[Line], str]:
     """The lowest and the highest of all GPUs as an area, their median as a line, and the named ones by themselves."""
     times = [plane.start + (plane.end - plane.start) * number / 240 for number in range(241)]
-    columns = [[watts for one in series if (watts := _at(one, time)) is not None] for time in times]
+    columns = [[watts for gpu in gpus if (watts := _at(gpu, time)) is not None] for time in times]
     seen = [(time, column) for time, column in zip(times, columns, strict=True) if column]
     upper = [f"{plane.x(time)},{plane.y(max(column))}" for time, column in seen]
     lower = [f"{plane.x(time)},{plane.y(min(column))}" for time, column in reversed(seen)]
     middle = [median(column) for _, column in seen]
     line = Line(
         path=_path([time for time, _ in seen], middle, plane),
-        name=f"median of {len(series)} GPUs",
+        name=f"median of {len(gpus)} GPUs",
         local_ranks="",
         style=0,
         now_watts=middle[-1],
     )
-    named = [_line(one, 1 + number, True, plane) for number, one in enumerate(series) if one.uuid in odd][:MAX_LINES]
+    named = [_line(gpu, 1 + number, True, plane) for number, gpu in enumerate(gpus) if gpu.uuid in odd][:MAX_LINES]
     return [line, *named], f"M{' L'.join(upper + lower)} Z"
 
 
-def _at(one: PowerSeries, unix_seconds: float) -> float | None:
+def _at(gpu: PowerSeries, unix_seconds: float) -> float | None:
     """The sample that held at that time; None before the first and after the last."""
-    index = bisect_right(one.unix_seconds, unix_seconds) - 1
-    return one.watts[index] if index >= 0 and unix_seconds <= one.unix_seconds[-1] else None
+    index = bisect_right(gpu.unix_seconds, unix_seconds) - 1
+    return gpu.watts[index] if index >= 0 and unix_seconds <= gpu.unix_seconds[-1] else None
 
 
 def _path(times: Sequence[float], watts: Sequence[float], plane: _Plane) -> str:
@@ -194,8 +194,8 @@ def _levels(top_watts: float) -> list[float]:
     return [step * number for number in range(int(top_watts / step) + 1)]
 
 
-def _quiet(series: Sequence[PowerSeries], plane: _Plane) -> Mark | None:
-    lines = [one.quiet_line_watts for one in series if one.quiet_line_watts is not None]
+def _quiet(gpus: Sequence[PowerSeries], plane: _Plane) -> Mark | None:
+    lines = [gpu.quiet_line_watts for gpu in gpus if gpu.quiet_line_watts is not None]
     if not lines:
         return None
     low, high = min(lines), max(lines)
@@ -226,11 +226,11 @@ def _states(incident: Incident, plane: _Plane) -> Iterable[Mark]:
                 yield Mark(at=at, size=size, label=label, kind=step.state.value)
 
 
-def _summary(series: Sequence[PowerSeries], plane: _Plane) -> str:
+def _summary(gpus: Sequence[PowerSeries], plane: _Plane) -> str:
     """The chart in a sentence, for those who cannot see it."""
-    first = [one.watts[0] for one in series]
-    last = [one.watts[-1] for one in series]
+    first = [gpu.watts[0] for gpu in gpus]
+    last = [gpu.watts[-1] for gpu in gpus]
     return (
-        f"Power of {words.count(len(series), 'GPU')} from {words.utc(plane.start)} to {words.utc(plane.end)}: "
+        f"Power of {words.count(len(gpus), 'GPU')} from {words.utc(plane.start)} to {words.utc(plane.end)}: "
         f"{min(first):.0f} to {max(first):.0f} W at first, {min(last):.0f} to {max(last):.0f} W at the end."
     )

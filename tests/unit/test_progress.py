@@ -260,3 +260,18 @@ def test_ranks_that_wait_for_a_process_that_is_no_rank_are_not_judged_frozen() -
     assert progress.motion_count(elsewhere).unknown == 2
     one_stuck = Group(key="l", activity="lock", members=(Member(id=RankId(rank=2), motion=Motion.FROZEN),))
     assert progress.motion_count(Grouping(groups=(*elsewhere.groups, one_stuck))).frozen == 3
+
+
+def test_who_moves_is_said_as_everywhere() -> None:
+    loading = Member(id=RankId(node="n1", rank=2, pid=7), motion=Motion.MOVING)
+    seen = progress.motion_count(
+        Grouping(
+            groups=(
+                *grouping(Motion.MOVING).groups,
+                Group(key="l", activity="data_loading", members=(loading,)),
+                Group(key="u", activity="unknown", members=(Member(id=RankId(rank=3), motion=Motion.FROZEN),)),
+            )
+        )
+    )
+    assert seen.who == "ranks 0-1 on n1 in collective wait; rank 2 on n1 (pid 7) in data loading"
+    assert (seen.moving, seen.frozen) == (3, 1)

@@ -277,9 +277,9 @@ class Daemon:
         log.info("watching %s, metrics on %s:%d", self.node, self.settings.http.listen, self.port)
         self._notifier.ready()
 
-    def wait(self) -> None:
-        """Block until `ask_to_stop`."""
-        self._stop.wait()
+    def wait(self, seconds: float | None = None) -> bool:
+        """Block until `ask_to_stop`, or for so long; whether it was asked."""
+        return self._stop.wait(seconds)
 
     def ask_to_stop(self) -> None:
         """Make `wait` return; safe in a signal handler."""

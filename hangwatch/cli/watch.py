@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import logging
 import os
 import signal
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -29,6 +31,8 @@ from hangwatch.status import Status
 
 DEFAULT_CONFIG = Path("/etc/hangwatch/hangwatch.toml")
 STATUS_DEADLINE_SECONDS = 5.0
+SIGNAL_SECONDS = 0.2  # a signal is obeyed within this time
+STOP_SECONDS = 3.0  # for an orderly end
 
 log = logging.getLogger("hangwatch")
 
@@ -67,19 +71,29 @@ def run(config_path: Path | None) -> None:
     log.info("started with %s", source)
     try:
         daemon.start()
-        daemon.wait()
+        # The kernel may deliver a signal to any thread, which does not wake this one; its handler runs when it wakes.
+        while not daemon.wait(SIGNAL_SECONDS):
+            pass
     except BaseException:
         daemon.stop()
         raise
     log.info("stopping")
+    threading.Thread(target=_leave_after, args=(STOP_SECONDS,), daemon=True).start()
     daemon.stop()
+    _leave()
+
+
+def _leave_after(seconds: float) -> NoReturn:
+    """Whatever does not come to an end in this time (a slow client, a dead mount) is left behind."""
+    time.sleep(seconds)
     _leave()
 
 
 def _leave() -> NoReturn:
     """End at once: a thread that is blocked in a dead driver or mount must not keep the process."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(0)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -18,6 +20,7 @@ from tests.fake_driver import FakeDriver, h100
 from tests.watched import RealDaemon
 
 pytestmark = pytest.mark.timeout(120)
+SYS_TGKILL = 131 if platform.machine() == "aarch64" else 234
 NO_DRIVER = {**os.environ, "LD_LIBRARY_PATH": ""}
 
 
@@ -89,6 +92,17 @@ def test_it_ends_in_time_in_the_middle_of_a_capture(fake_driver: FakeDriver, tmp
         assert daemon.process.wait(15) == 0
         assert time.monotonic() - began < 10
         assert all(node.is_alive(rank) for rank in range(4)), "hangwatch never ends a training process"
+
+
+def test_it_ends_whichever_thread_the_kernel_gives_the_signal_to(tmp_path: Path) -> None:
+    """A signal to the process may be delivered to any of its threads; a main thread that sleeps is not woken by that."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with RealDaemon(tmp_path / "hw", NO_DRIVER) as daemon:
+        pid = daemon.process.pid
+        others = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid)]
+        assert others
+        assert libc.syscall(SYS_TGKILL, pid, others[-1], signal.SIGTERM) == 0
+        assert daemon.process.wait(5) == 0
 
 
 def test_healthy_work_is_never_dumped(fake_driver: FakeDriver, tmp_path: Path) -> None:

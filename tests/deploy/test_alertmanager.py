@@ -122,18 +122,19 @@ def alertmanager(receiver: WebhookReceiver, tmp_path: Path) -> Iterator[RealAler
 
 
 def test_a_job_pages_once_and_resolves_once(alertmanager: RealAlertmanager, receiver: WebhookReceiver) -> None:
-    """However often Prometheus says it: one page per job, and one resolution."""
-    alertmanager.post([alert("HangwatchTrainingHung", job_id="J1"), alert("HangwatchTrainingHung", job_id="J2")])
-    wait_for(lambda: len(receiver.received("/on-call")) == 2, "a page for each job")
-    first = {page["groupLabels"]["job_id"] for page in receiver.received("/on-call")}
-    assert first == {"J1", "J2"}
+    """However often Prometheus says it: one page per job, and one resolution. Two owners' jobs of one name are two."""
+    jobs = [{"job_id": "J1", "job_key": "k1"}, {"job_id": "J1", "job_key": "other"}, {"job_id": "J2", "job_key": "k2"}]
+    alertmanager.post([alert("HangwatchTrainingHung", **job) for job in jobs])
+    wait_for(lambda: len(receiver.received("/on-call")) == 3, "a page for each job")
+    first = [page["groupLabels"] for page in receiver.received("/on-call")]
+    assert sorted(first, key=lambda labels: labels["job_key"]) == sorted(jobs, key=lambda labels: labels["job_key"])
 
-    alertmanager.post([alert("HangwatchTrainingHung", job_id="J1")])  # Prometheus says it again and again
-    alertmanager.post([alert("HangwatchTrainingHung", ended=True, job_id="J1")])
+    alertmanager.post([alert("HangwatchTrainingHung", **jobs[0])])  # Prometheus says it again and again
+    alertmanager.post([alert("HangwatchTrainingHung", ended=True, **jobs[0])])
     resolved = receiver.wait("/on-call", "resolved")
-    assert resolved["groupLabels"] == {"job_id": "J1"}
+    assert resolved["groupLabels"] == jobs[0]
     pages = [page for page in receiver.received("/on-call") if page["status"] == "firing"]
-    assert len(pages) == 2
+    assert len(pages) == 3
 
 
 def test_a_page_is_sent_without_waiting(receiver: WebhookReceiver, tmp_path: Path) -> None:

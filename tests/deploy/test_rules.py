@@ -79,6 +79,15 @@ def test_a_critical_alert_is_about_one_job_and_has_no_node_in_its_labels() -> No
             assert not re.search(r"by \([^)]*\b(instance|rank)\b", rule["expr"]), rule["alert"]
 
 
+def test_a_job_is_told_by_its_key_and_never_by_its_name_alone() -> None:
+    """Anybody may give his job the name of another one; two clusters' and two users' "100" are two jobs."""
+    for query in promql.rule_queries(RULES.read_text()):
+        for labels in re.findall(r"\b(?:on|by|group_left|group_right) ?\(([^()]*)\)", query.expr):
+            names = {name.strip() for name in labels.split(",")}
+            assert "job_id" not in names or "job_key" in names, query
+        assert not re.search(r"\{[^{}]*\bjob_id\b", query.expr), query
+
+
 def test_the_fleet_rule_knows_what_every_activity_waits_for() -> None:
     """Each series says what its rank waits for: a new activity is a row in activities.toml and nothing here."""
     recorded = {rule["record"]: rule["expr"] for rule in promql.rules(RULES.read_text()) if "record" in rule}

@@ -76,9 +76,11 @@ def test_one_page_names_the_job_and_the_rank_and_resolves(
         assert page["status"] == "firing"
         assert page["groupLabels"]["job_id"] == job.run_id
         (alert,) = page["alerts"]
+        assert alert["labels"]["job_key"] == page["groupLabels"]["job_key"] != ""
         assert alert["labels"]["alertname"] == "HangwatchTrainingHung"
         said = alert["annotations"]["summary"] + alert["annotations"]["description"]
         assert job.run_id in said
+        assert f"(uid {os.getuid()})" in said
         assert "rank 2" in said.lower()
         assert "gpu-node-1" in said
         assert "hangwatch report" in said

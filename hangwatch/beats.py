@@ -16,11 +16,12 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 log = logging.getLogger(__name__)
 
-Pool = Literal["sample", "slow", "capture", "checks"]
+Pool = Literal["sample", "slow", "capture", "store", "checks"]
 _THREADS: dict[Pool, int] = {
     "sample": 1,
     "slow": 3,
     "capture": 1,  # never two captures at a time: they would compete for the same cores
+    "store": 1,  # a disk that does not answer must not hold up a capture
     "checks": 8,
 }
 

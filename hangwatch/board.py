@@ -72,6 +72,7 @@ class Snapshot(Value, frozen=True):
     captures: dict[str, int] = field(default_factory=dict)
     dump_failures: dict[str, int] = field(default_factory=dict)
     dumps: DumpHistogram = DumpHistogram()
+    store_problem: str | None = "the store is not open yet"
 
     def with_job(self, entry: JobEntry) -> Snapshot:
         """The snapshot with this job added or replaced."""

@@ -34,11 +34,13 @@ from hangwatch.probes.sdnotify import Notifier
 from hangwatch.progress import Action, SaveIncident
 from hangwatch.report.folder import folder_files
 from hangwatch.status import Status
-from hangwatch.store import Store, StoreError, open_writable
+from hangwatch.store import Store, StoreError
 
 log = logging.getLogger(__name__)
 
 PRUNE_SECONDS = 3600.0
+PRUNED_BY_AGE = 3
+STORE_SECONDS = 60.0
 STATUS_SECONDS = 10.0
 BEATS_MISSED = 10.0  # so many sample periods without a beat, and the daemon calls itself unhealthy
 SCAN_DEADLINE_SECONDS = 10.0
@@ -66,7 +68,13 @@ class Daemon:
         self.node = node or host.node_name()
         self.board = Board()
         self.port: int | None = None
-        self.store: Store | None = None
+        kept = settings.store
+        self.store = Store(
+            Path(kept.directory),
+            max_incidents=kept.max_incidents,
+            max_bytes=kept.max_bytes,
+            max_age_days=kept.max_age_days,
+        )
         self._gpus = gpus
         self._proc_root = proc_root
         self._notifier = notifier or Notifier()
@@ -159,7 +167,7 @@ class Daemon:
             if isinstance(action, TakeCapture):
                 self._beats.once("capture", self._look, action)
             elif isinstance(action, SaveIncident):
-                self._beats.once("capture", self._save, action.incident)
+                self._beats.once("store", self._save, action.incident)
             elif isinstance(action, Transition):
                 loud = action.state in (JobState.HUNG, JobState.STALLED)
                 level = logging.WARNING if loud else logging.INFO
@@ -190,22 +198,44 @@ class Daemon:
             series = self.board.power_series(entry, self.settings.detector)
             incident = replace(incident, power=extend(incident.power, series))
             self.board.put(Snapshot.with_power, incident)
-        if self.store is None:
-            return
+        if self.board.snapshot.store_problem is not None:
+            return  # it is saved when the store is back, see `_tend_store`
         try:
             folder = self.store.save(incident, folder_files(incident))
         except StoreError as error:
-            log.error("incident %s cannot be kept: %s", incident.incident_id, error)
+            self._say_store(str(error))
         else:
             log.info("incident %s: %s", incident.incident_id, folder)
+            self._prune()
 
-    def _prune(self) -> None:
-        if self.store is None:
+    def _tend_store(self) -> None:
+        """Open the store, and again once a minute after it failed. A full disk must not end the watch."""
+        if self.board.snapshot.store_problem is None:
+            return
+        try:
+            self.store.make_writable()
+        except StoreError as error:
+            self._say_store(str(error))
+            return
+        self._say_store(None)
+        for entry in self.board.snapshot.jobs.values():
+            if entry.incident is not None:
+                self._save(entry.incident)
+
+    def _say_store(self, problem: str | None) -> None:
+        """Say once that incidents cannot be kept, and why."""
+        if problem is not None and problem != self.board.snapshot.store_problem:
+            log.error("incidents cannot be kept: %s\n  the watch goes on; tried again every minute", problem)
+        self.board.set(store_problem=problem)
+
+    def _prune(self, by_age: int = 0) -> None:
+        """Keep the bounds of the store; a few that are old may go as well, see `Store.prune`."""
+        if self.board.snapshot.store_problem is not None:
             return
         entries = self.board.snapshot.jobs.values()
         still_open = frozenset(entry.incident.incident_id for entry in entries if entry.incident is not None)
         try:
-            removed = self.store.prune(time.time(), still_open)
+            removed = self.store.prune(still_open, by_age=by_age)
         except StoreError as error:
             log.warning("old incidents cannot be removed: %s", error)
         else:
@@ -245,14 +275,7 @@ class Daemon:
     # --- lifecycle ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open the store, serve, and start every beat. Raises StoreError or ServeError, before anything runs."""
-        kept = self.settings.store
-        self.store = open_writable(
-            Path(kept.directory),
-            max_incidents=kept.max_incidents,
-            max_bytes=kept.max_bytes,
-            max_age_days=kept.max_age_days,
-        )
+        """Serve, and start every beat. Raises ServeError, before anything runs."""
         self._server = Server(
             self.settings.http,
             metrics.registry(self.board, self._clock, self.settings.detector),
@@ -269,7 +292,9 @@ class Daemon:
         for check in self._checks.values():
             beats.every(check.every_seconds, "checks", f"check-{check.name}", self._check, check.name)
             beats.once("checks", self._check, check.name)
-        beats.every(PRUNE_SECONDS, "slow", "prune", self._prune)
+        beats.every(STORE_SECONDS, "store", "store", self._tend_store)
+        beats.once("store", self._tend_store)
+        beats.every(PRUNE_SECONDS, "store", "prune", self._prune, PRUNED_BY_AGE)
         beats.every(STATUS_SECONDS, "slow", "status", self._tell_systemd)
         if self._notifier.watchdog_seconds is not None:
             beats.every(self._notifier.watchdog_seconds, "slow", "watchdog", self._ping_watchdog)

@@ -42,6 +42,7 @@ def families(snapshot: Snapshot, now: float, settings: Detector) -> Iterator[Met
     yield from _jobs(snapshot, now)
     yield from _incidents(snapshot)
     yield from _captures(snapshot)
+    yield _store(snapshot)
     yield from _checks(snapshot)
     yield from _points(point for result in snapshot.checks.values() for point in result.points)
 
@@ -267,6 +268,12 @@ def _frame(group: Group) -> str:
         return group.fault.reason if group.fault else ""
     frame = group.frames[0]
     return f"{frame.function} ({frame.file})"[:LABEL_LENGTH]
+
+
+def _store(snapshot: Snapshot) -> Metric:
+    up = _gauge("store_up", "1 while incidents can be kept on disk; without it the watch goes on", ())
+    up.add_metric([], float(snapshot.store_problem is None))
+    return up
 
 
 def _captures(snapshot: Snapshot) -> Iterator[Metric]:

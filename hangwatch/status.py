@@ -56,6 +56,7 @@ class Status(Value, frozen=True, kw_only=True):
     gpus: tuple[GpuStatus, ...]
     jobs: tuple[JobStatus, ...]
     checks: tuple[CheckLine, ...]
+    store: str = "ok"
 
 
 def view(snapshot: Snapshot, node: str, now: float) -> Status:
@@ -65,6 +66,7 @@ def view(snapshot: Snapshot, node: str, now: float) -> Status:
     return Status(
         node=node,
         sampler="ok" if sampler.alive else silent,
+        store=snapshot.store_problem or "ok",
         gpus=_gpus(snapshot),
         jobs=_jobs(snapshot, now),
         checks=tuple(

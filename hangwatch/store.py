@@ -1,6 +1,7 @@
 """Incident folders on disk: kept private, written whole, pruned by count, bytes and age.
 
     <root>/incidents/20260314T031500Z-2180718/incident.json  the value, from which everything else can be made again
+                                              order          the how-manieth it was: what prunes does not ask a clock
                                               report.txt, report.html, dumps/...   what the caller passes to `save`
 
 Stacks and command lines are only for those who may see them, so the folders are 0700 and the files 0600.
@@ -26,6 +27,7 @@ from hangwatch import durable, words
 from hangwatch.model import INCIDENT_VERSION, Incident, JobState, Value
 
 INCIDENT_FILE = "incident.json"
+ORDER_FILE = "order"
 MAX_INCIDENT_BYTES = 512 << 20  # 100,000 ranks take a fifth of it
 _FOLDER = re.compile(r"\d{8}T\d{6}Z-[A-Za-z0-9._-]+")
 _FILE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,127}/){0,3}[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -106,22 +108,14 @@ def load(folder: Path) -> Incident:
 def open_writable(
     root: Path, *, max_incidents: int = 200, max_bytes: int = 1 << 30, max_age_days: float = 30.0
 ) -> Store:
-    """A store that can be written; makes its folders and removes what a crash left behind.
-
-    Raises StoreError with the remedy where nothing can be written, where a link or a file is in the place of a folder,
-    and where other users could change what is in it.
-    """
+    """A store that can be written. Raises StoreError as `Store.make_writable` does."""
     store = Store(root, max_incidents=max_incidents, max_bytes=max_bytes, max_age_days=max_age_days)
-    with _explained(store.incidents):
-        root.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with store.opened() as incidents:
-            durable.remove_leftovers(store.incidents)
-            durable.prove_writable(incidents)
+    store.make_writable()
     return store
 
 
 class Store:
-    """The incidents under `root`. Reading asks for nothing; to write, begin with `open_writable`."""
+    """The incidents under `root`. Reading asks for nothing; to write, begin with `make_writable`."""
 
     def __init__(
         self, root: Path, *, max_incidents: int = 200, max_bytes: int = 1 << 30, max_age_days: float = 30.0
@@ -131,6 +125,18 @@ class Store:
         self._max_incidents = max_incidents
         self._max_bytes = max_bytes
         self._max_age_seconds = max_age_days * 86400.0
+
+    def make_writable(self) -> None:
+        """Make the folders, and remove what a crash left behind.
+
+        Raises StoreError with the remedy where nothing can be written, where a link or a file is in the place of a
+        folder, and where other users could change what is in it.
+        """
+        with _explained(self.incidents):
+            self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
+            with self.opened() as incidents:
+                durable.remove_leftovers(self.incidents)
+                durable.prove_writable(incidents)
 
     def save(self, incident: Incident, files: Mapping[str, str | bytes]) -> Path:
         """Write an incident, or write it again, with the files beside it ("report.txt", "dumps/1-3/rank7.txt").
@@ -149,6 +155,7 @@ class Store:
             if folder.exists():
                 durable.update(incidents, name, {path: data for path, data in content.items() if _is_new(folder, path)})
             else:
+                content[ORDER_FILE] = str(1 + max(map(self._order, self._names()), default=0)).encode()
                 durable.create(incidents, name, content)
         return folder
 
@@ -174,25 +181,40 @@ class Store:
         except StoreError:
             return None
 
-    def prune(self, now_unix_seconds: float, open_folders: frozenset[str] = frozenset()) -> tuple[str, ...]:
-        """Remove what is too old, too many or too big, oldest first, and return the names; never `open_folders`.
+    def prune(self, open_folders: frozenset[str] = frozenset(), *, by_age: int = 0) -> tuple[str, ...]:
+        """Remove what is too many or too big, oldest first, and return the names; never `open_folders`.
 
-        A single incident stays even when it is too big. Raises StoreError where a folder cannot be removed.
+        A single incident stays even when it is too big. At most `by_age` more go because a later one began so long
+        after them: a clock that steps by a month must not cost all of them. Raises StoreError where a folder cannot be
+        removed.
         """
-        sizes = {name: _size_bytes(self.incidents / name) for name in self._names()}
+        newest_first = self._in_order()
+        sizes = {name: _size_bytes(self.incidents / name) for name in newest_first}
         kept = sum(name in open_folders for name in sizes)
         kept_bytes = sum(size for name, size in sizes.items() if name in open_folders)
-        removed: list[str] = []
-        for name in (name for name in sizes if name not in open_folders):
-            old = now_unix_seconds - _opened_unix_seconds(name) > self._max_age_seconds
+        surplus: list[str] = []
+        for name in (name for name in newest_first if name not in open_folders):
             full = kept >= self._max_incidents or (kept > 0 and kept_bytes + sizes[name] > self._max_bytes)
-            if not (removed or old or full):
+            if surplus or full:
+                surplus.append(name)
+            else:
                 kept, kept_bytes = kept + 1, kept_bytes + sizes[name]
-                continue
+        old = [name for name in self._outlived(newest_first) if name not in {*open_folders, *surplus}]
+        removed = (*surplus, *old[:by_age])
+        for name in removed:
             with _explained(self.incidents):
                 durable.remove(self.incidents / name)
-            removed.append(name)
-        return tuple(removed)
+        return removed
+
+    def _outlived(self, newest_first: list[str]) -> list[str]:
+        """Those that began longer ago than the age allows, counted from a later beginning after them; oldest first."""
+        old, latest = [], 0.0
+        for name in newest_first:
+            began = _opened_unix_seconds(name)
+            if latest - began > self._max_age_seconds:
+                old.append(name)
+            latest = max(latest, began)
+        return old[::-1]
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
@@ -212,6 +234,18 @@ class Store:
         except OSError as error:
             raise StoreError(f"{self.incidents}: cannot be listed: {error.strerror}\n  try as root") from None
         return sorted(filter(_FOLDER.fullmatch, names), reverse=True)
+
+    def _in_order(self) -> list[str]:
+        """Names of the incident folders, the last saved first; the time in a name is a clock's, and clocks step."""
+        return sorted(self._names(), key=lambda name: (self._order(name), name), reverse=True)
+
+    def _order(self, name: str) -> int:
+        """The how-manieth incident this was; 0 for one of before they were counted."""
+        try:
+            text = _read(self.incidents / name / ORDER_FILE)[:20]
+        except StoreError:
+            return 0
+        return int(text) if text.isdigit() else 0
 
     def _name_of(self, incident: Incident) -> str:
         """The folder of this incident; numbered where a different incident already has the name."""

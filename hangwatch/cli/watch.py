@@ -146,7 +146,7 @@ def _fetch(url: str) -> Any:
 
 
 def _print_status(seen: Status) -> None:
-    click.echo(f"{seen.node}  GPU sampler: {seen.sampler}")
+    click.echo(f"{seen.node}  GPU sampler: {seen.sampler}  incidents: {seen.store}")
     gpus = [
         (
             str(gpu.index),

@@ -242,13 +242,15 @@ def _report(daemon: Daemon, job_id: str) -> Path | None:
 @contextlib.contextmanager
 def watching(node: SimulatedNode, gpus: GpuSource, chosen: Settings) -> Iterator[Daemon]:
     """The real daemon, running, over one simulated node; its log goes into its state directory."""
-    daemon = Daemon(chosen, gpus, proc_root=node.proc_root)
-    daemon.start()
-    try:
-        with _log_to(Path(chosen.store.directory) / "daemon.log"):
+    state = Path(chosen.store.directory)
+    state.mkdir(parents=True, exist_ok=True)
+    with _log_to(state / "daemon.log"):
+        daemon = Daemon(chosen, gpus, proc_root=node.proc_root)
+        try:
+            daemon.start()
             yield daemon
-    finally:
-        daemon.stop()
+        finally:
+            daemon.stop()
 
 
 @contextlib.contextmanager

@@ -106,15 +106,6 @@ def test_the_sample_configuration_is_good(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"{path}: ok\n")
 
 
-def test_a_state_directory_that_cannot_be_written_refuses_to_start(tmp_path: Path) -> None:
-    (tmp_path / "state").write_text("a file in the place of the directory")
-    config = tmp_path / "hangwatch.toml"
-    config.write_text(f'[store]\ndirectory = "{tmp_path}/state"\n[http]\nlisten = "127.0.0.1"\nport = 0')
-    done = hangwatch("run", "--config", str(config))
-    assert done.returncode == 2
-    assert f"{tmp_path}/state" in done.stderr
-
-
 def test_a_second_daemon_on_the_port_is_told(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -105,6 +105,19 @@ def test_it_ends_whichever_thread_the_kernel_gives_the_signal_to(tmp_path: Path)
         assert daemon.process.wait(5) == 0
 
 
+def test_a_store_that_cannot_be_written_costs_reports_and_not_the_watch(tmp_path: Path) -> None:
+    """A full or broken disk at the start ended the watch for good; what is open when it comes back is kept."""
+    state = tmp_path / "taken"
+    state.write_text("a file in the place of the folder")
+    with RealDaemon(tmp_path / "hw", NO_DRIVER, store={"directory": str(state)}) as daemon:
+        wait_for(lambda: "incidents cannot be kept" in daemon.log, "a word about the store")
+        assert daemon.samples("hangwatch_store_up") == [({}, 0.0)]
+        assert str(state) in str(daemon.status()["store"])
+        state.unlink()
+        wait_for(lambda: daemon.samples("hangwatch_store_up") == [({}, 1.0)], "the store to come back", 90)
+        assert (state / "incidents").is_dir() and daemon.status()["store"] == "ok"
+
+
 def test_healthy_work_is_never_dumped(fake_driver: FakeDriver, tmp_path: Path) -> None:
     with SimulatedNode(4) as node, RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:
         fake_driver.write([*h100(4), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))])

@@ -68,7 +68,7 @@ def test_the_folder_holds_all_and_only_for_its_owner(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert folder == tmp_path / "state/incidents/20260314T031500Z-2180718"
-    assert set(tree(folder)) == {"incident.json", *FILES}
+    assert set(tree(folder)) == {"incident.json", "order", *FILES}
     for path in (folder.parent, folder, *folder.rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
@@ -321,17 +321,34 @@ def names(kept: Store) -> set[str]:
 def test_prune_by_count_oldest_first_and_never_the_open(tmp_path: Path) -> None:
     kept = open_writable(tmp_path, max_incidents=3, max_age_days=1000)
     folders = [kept.save(at(1e9 + number), FILES).name for number in range(6)]
-    removed = kept.prune(1e9, open_folders=frozenset({folders[0]}))
+    removed = kept.prune(open_folders=frozenset({folders[0]}))
     assert set(removed) == set(folders[1:4])
     assert names(kept) == {folders[0], *folders[4:]}
-    assert kept.prune(1e9, open_folders=frozenset({folders[0]})) == ()
+    assert kept.prune(open_folders=frozenset({folders[0]})) == ()
 
 
-def test_prune_by_age(tmp_path: Path) -> None:
+def test_prune_by_age_counts_against_other_incidents_only(tmp_path: Path) -> None:
     kept = open_writable(tmp_path, max_age_days=10)
-    old, young = (kept.save(at(opened), FILES).name for opened in (1e9, 1e9 + 2 * DAY))
-    assert kept.prune(1e9 + 11 * DAY) == (old,)
-    assert names(kept) == {young}
+    old, young, newest = (kept.save(at(1e9 + days * DAY), FILES).name for days in (0, 2, 11))
+    assert kept.prune() == ()
+    assert kept.prune(by_age=3) == (old,)
+    assert names(kept) == {young, newest}
+
+
+def test_a_clock_that_steps_costs_a_few_incidents_an_hour_at_most(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path)
+    before = [kept.save(at(1e9 + number * DAY), FILES).name for number in range(5)]
+    stepped = kept.save(at(1e9 + 36 * DAY), FILES).name
+    assert kept.prune(by_age=3) == tuple(before[:3]), "the oldest first, and no more of them"
+    assert names(kept) == {*before[3:], stepped}
+
+
+def test_folders_dated_in_the_future_do_not_push_out_those_of_today(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path, max_incidents=3, max_age_days=3650)
+    future = [kept.save(at(3e9 + number), FILES).name for number in range(3)]
+    today = kept.save(at(2e9), FILES).name
+    assert kept.prune() == (future[0],)
+    assert names(kept) == {*future[1:], today}
 
 
 def test_prune_by_bytes_keeps_the_newest(tmp_path: Path) -> None:
@@ -339,9 +356,9 @@ def test_prune_by_bytes_keeps_the_newest(tmp_path: Path) -> None:
         open_writable(tmp_path).save(at(1e9 + number), {"report.txt": "x" * 100_000}).name for number in range(4)
     ]
     kept = Store(tmp_path, max_bytes=int(2.5 * Store(tmp_path).summaries()[0].size_bytes))
-    assert set(kept.prune(1e9)) == set(folders[:2])
+    assert set(kept.prune()) == set(folders[:2])
     tiny = Store(tmp_path, max_bytes=1)
-    assert tiny.prune(1e9) == (folders[2],)
+    assert tiny.prune() == (folders[2],)
     assert names(kept) == {folders[3]}
 
 
@@ -352,7 +369,7 @@ def test_prune_by_bytes_never_keeps_an_older_one_instead_of_a_newer(tmp_path: Pa
         for number, size in enumerate(sizes)
     )
     kept = Store(tmp_path, max_bytes=sum(summary.size_bytes for summary in Store(tmp_path).summaries()) - 400_000)
-    assert kept.prune(1e9) == (big, small)
+    assert kept.prune() == (big, small)
     assert names(kept) == {newest}
 
 
@@ -365,7 +382,7 @@ def test_prune_removes_the_unreadable_and_leaves_what_is_not_ours(tmp_path: Path
     outside.mkdir()
     (outside / "file").write_text("precious")
     (old / "link").symlink_to(outside)
-    assert kept.prune(1e9) == (old.name,)
+    assert kept.prune() == (old.name,)
     assert {path.name for path in kept.incidents.iterdir()} == {new.name, "notes"}
     assert (outside / "file").read_text() == "precious"
 
@@ -374,24 +391,31 @@ def test_prune_removes_the_unreadable_and_leaves_what_is_not_ours(tmp_path: Path
     opened=st.lists(st.integers(0, 40), max_size=12, unique=True),
     max_incidents=st.integers(1, 5),
     days=st.integers(1, 60),
+    by_age=st.integers(0, 3),
     open_at=st.sets(st.integers(0, 40)),
 )
 @settings(max_examples=25, deadline=None)
-def test_prune_keeps_the_newest_within_the_limits(
-    opened: list[int], max_incidents: int, days: int, open_at: set[int], tmp_path_factory: pytest.TempPathFactory
+def test_prune_keeps_the_last_saved_within_the_limits_whatever_the_clock_said(
+    opened: list[int],
+    max_incidents: int,
+    days: int,
+    by_age: int,
+    open_at: set[int],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     kept = open_writable(tmp_path_factory.mktemp("s"), max_incidents=max_incidents, max_age_days=days)
     name = {day: kept.save(at(day * DAY), {}).name for day in opened}
-    kept.prune(41 * DAY, frozenset(name[day] for day in open_at & name.keys()))
-    left = [day for day in name if name[day] in names(kept)]
-    assert open_at & name.keys() <= set(left)
-    closed = sorted(set(left) - open_at, reverse=True)
-    assert all(41 - day <= days for day in closed)
-    gone = set(name) - set(left)
-    assert not [day for day in gone if closed and day > min(closed)]
-    room = max(max_incidents - len(open_at & name.keys()), 0)
-    young = [day for day in name if day not in open_at and 41 - day <= days]
-    assert len(closed) == min(room, len(young))
+    still_open = open_at & name.keys()
+    kept.prune(frozenset(name[day] for day in still_open), by_age=by_age)
+    left = [day for day in opened if name[day] in names(kept)]
+    assert still_open <= set(left)
+    closed = [day for day in opened if day not in still_open]
+    room = max(max_incidents - len(still_open), 0)
+    within = closed[max(len(closed) - room, 0) :]
+    gone_by_age = set(within) - set(left)
+    assert set(left) - still_open <= set(within), "only the last saved stay"
+    assert len(gone_by_age) <= by_age
+    assert all(any(later - day > days for later in opened[opened.index(day) :]) for day in gone_by_age)
 
 
 # --- crashes and full disks ------------------------------------------------------------------------------------------
@@ -410,7 +434,7 @@ def test_leftovers_of_a_crash_are_removed_and_those_of_a_living_writer_kept(tmp_
     (kept.incidents / f".tmp-{os.getppid()}-alive").mkdir()
     open_writable(tmp_path)
     assert {path.name for path in kept.incidents.iterdir()} == {folder.name, f".tmp-{os.getppid()}-alive"}
-    assert set(tree(folder)) == {"incident.json", *FILES}
+    assert set(tree(folder)) == {"incident.json", "order", *FILES}
 
 
 WRITER = """

@@ -64,7 +64,7 @@ class Table(Value, frozen=True, forbid_unknown_fields=True):
     python_comms: tuple[str, ...]
     servers: tuple[str, ...]
     also_read: tuple[str, ...]
-    also_read_prefixes: tuple[str, ...]
+    shown: tuple[str, ...]
 
 
 TABLE = tables.load("hangwatch", "launchers.toml", Table)
@@ -86,9 +86,13 @@ def _candidates(table: Table) -> tuple[str, ...]:
 
 
 VARIABLES = _variables(TABLE)
-"""The only variables that are ever kept of another process's environment, beside those with `PREFIXES`."""
+"""The variables of another process's environment that tell what it is; no other is ever kept, beside `SHOWN`."""
 
-PREFIXES = TABLE.also_read_prefixes
+SHOWN = frozenset(TABLE.shown)
+"""Those that only a reader of an incident wants: what NCCL and PyTorch were told."""
+
+RANKS = frozenset(row.ranks.rank for row in TABLE.launchers if row.ranks is not None)
+"""Those that hold the number of a rank."""
 
 CANDIDATES = _candidates(TABLE)
 """How the names begin of programs that may belong to a job: Python and launchers. A comm may cut them short."""

@@ -94,7 +94,7 @@ class ProcessId(Value, frozen=True, order=True):
 
 
 class Process(Value, frozen=True):
-    """One process as /proc shows it. `environ` holds only `launcher_table.VARIABLES`, and is what its user wrote there.
+    """One process as /proc shows it. `environ` holds only variables of `launcher_table`, as its user wrote them.
 
     `uid` is the real user id in the namespace of the daemon, `cgroups` are the different paths of /proc/PID/cgroup.
     """

@@ -11,11 +11,8 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from hangwatch import words
 from hangwatch.model import Fault, Value
-from hangwatch.probes import pseudofiles
-
-_VALUE_LIMIT = 2048
+from hangwatch.probes import environments, pseudofiles
 
 
 class FileLimit(Value, frozen=True):
@@ -68,19 +65,12 @@ def resident_bytes(rows: dict[str, str]) -> int | None:
 
 
 def variables(proc_root: Path, pid: int, wanted: Collection[str]) -> dict[str, str] | Fault | None:
-    """Those variables of the environment a process was started with that are asked for.
-
-    Nothing else of the environment, which is full of secrets, is kept.
-    """
-    raw = pseudofiles.read_bytes(proc_root / str(pid) / "environ", f"pid {pid}")
-    if not isinstance(raw, bytes):
-        return raw
-    found = {}
-    for entry in raw.split(b"\0"):
-        name, _, value = entry.decode("utf-8", "replace").partition("=")
-        if name in wanted:
-            found[name] = words.printable(value[:_VALUE_LIMIT])
-    return found
+    """Those variables of the environment a process was started with that are asked for, see `environments`."""
+    folder = proc_root / str(pid)
+    try:
+        return environments.read(folder, wanted).variables
+    except OSError as error:
+        return pseudofiles.fault_of(error, f"pid {pid}", str(folder / "environ"))
 
 
 def mapped_files(proc_root: Path, pid: int, pattern: re.Pattern[str]) -> tuple[str, ...] | Fault | None:

@@ -14,15 +14,16 @@ from typing import NamedTuple
 
 from hangwatch import launcher_table, words
 from hangwatch.model import Fault, Process, ProcessId, Value
+from hangwatch.probes import environments
+from hangwatch.probes.environments import Environment
 
 PROC = Path("/proc")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, field 9 of stat
-_ENVIRON_LIMIT_BYTES = 4 << 20
-_CMDLINE_LIMIT_BYTES = 32 << 10
+_CMDLINE_LIMIT_BYTES = 4 << 10
+_ARGUMENTS_KEPT = 64
 _CGROUP_LIMIT_BYTES = 16 << 10
-_VALUE_LIMIT = 2048
 _PAGE_BYTES = 4096
 _COMM_CHARACTERS = 15  # TASK_COMM_LEN, without its end
 _CANDIDATE_COMMS = tuple({name[:_COMM_CHARACTERS] for name in launcher_table.CANDIDATES})
@@ -211,9 +212,9 @@ def _read_process(root: str, stat: _Stat, is_candidate: bool) -> _Known:
         bare = Process(id=identity, parent_pid=stat.parent_pid, comm=stat.comm, state=stat.state)
         return _Known(bare, _program(stat), False)
     raw_cmdline = _read(f"{root}/{stat.pid}/cmdline", _CMDLINE_LIMIT_BYTES)
-    raw_environ = _read(f"{root}/{stat.pid}/environ", _ENVIRON_LIMIT_BYTES)
-    environ = _parse_environ(raw_environ) if isinstance(raw_environ, bytes) else {}
-    denied = isinstance(raw_environ, PermissionError)
+    answer = _read_environment(root, stat.pid)
+    environ = answer.variables if isinstance(answer, Environment) else {}
+    faults = _faults(stat.pid, answer)
     process = Process(
         id=identity,
         parent_pid=stat.parent_pid,
@@ -225,10 +226,28 @@ def _read_process(root: str, stat: _Stat, is_candidate: bool) -> _Known:
         # As the process says: asking the name service could block for as long as the directory server is away.
         user=next(filter(None, map(environ.get, launcher_table.TABLE.users)), None),
         cgroups=_cgroups(_read(f"{root}/{stat.pid}/cgroup", _CGROUP_LIMIT_BYTES)),
-        faults=(_denied(stat.pid, f"/proc/{stat.pid}/environ", _MAY_READ),) if denied else (),
+        faults=faults,
     )
     # An empty environment is one that execve has not laid out yet, more often than one without a variable.
-    return _Known(process, _program(stat), denied or bool(raw_environ))
+    return _Known(process, _program(stat), bool(faults) or (isinstance(answer, Environment) and not answer.is_empty))
+
+
+def _read_environment(root: str, pid: int) -> Environment | OSError:
+    try:
+        return environments.read(Path(root, str(pid)), launcher_table.VARIABLES, launcher_table.SHOWN)
+    except OSError as error:
+        return error
+
+
+def _faults(pid: int, answer: Environment | OSError) -> tuple[Fault, ...]:
+    """Why it may be a rank and does not look like one."""
+    path = f"/proc/{pid}/environ"
+    if isinstance(answer, PermissionError):
+        return (_denied(pid, path, _MAY_READ),)
+    if isinstance(answer, OSError) or answer.complete or not launcher_table.RANKS.isdisjoint(answer.variables):
+        return ()
+    detail = f"{path} is too large: no rank is among the {environments.READ_BYTES >> 10} KiB that are read of it"
+    return (Fault(subject=f"pid {pid}", reason="TooLarge", detail=detail, remedy="unset what the job does not need"),)
 
 
 def _denied(pid: int, path: str, remedy: str) -> Fault:
@@ -320,19 +339,13 @@ def _parse_io(text: str) -> int | None:
 
 
 def _parse_cmdline(raw: bytes) -> tuple[str, ...]:
-    return tuple(_printable(part) for part in raw.rstrip(b"\0").split(b"\0")) if raw else ()
-
-
-def _parse_environ(raw: bytes) -> dict[str, str]:
-    found = {}
-    for entry in raw.split(b"\0"):
-        name, _, value = entry.partition(b"=")
-        word = name.decode("utf-8", "replace")
-        if word in launcher_table.VARIABLES or word.startswith(launcher_table.PREFIXES):
-            found[word] = _printable(value)
-    return found
+    return (
+        tuple(_printable(part) for part in raw.rstrip(b"\0").split(b"\0", _ARGUMENTS_KEPT)[:_ARGUMENTS_KEPT])
+        if raw
+        else ()
+    )
 
 
 def _printable(raw: bytes) -> str:
-    """Text of another process: bounded, and safe to show."""
-    return words.printable(raw[:_VALUE_LIMIT].decode("utf-8", "replace"))
+    """Text of another process, safe to show."""
+    return words.printable(raw.decode("utf-8", "replace"))

@@ -25,11 +25,11 @@ from hangwatch.config import Detector
 from hangwatch.hang import power
 from hangwatch.hang.detector import quiet_seconds
 from hangwatch.hang.power import GpuPower
-from hangwatch.model import CheckStatus, Group, Incident, JobState, Point
+from hangwatch.model import CheckStatus, Group, Incident, JobName, JobState, Point
 
 log = logging.getLogger(__name__)
 
-JOB = ("job_id", "job_key")  # of every series of a job: a name for people, and what rules join on
+JOB = JobName.__struct_fields__  # of every series of a job
 LABEL_LENGTH = 200
 NAMED_RANKS_SHOWN = 16
 
@@ -189,7 +189,7 @@ def _jobs(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     index = {gpu.uuid: str(gpu.index) for gpu in (snapshot.sweep.gpus if snapshot.sweep else ())}
     for entry in snapshot.jobs.values():
         job = entry.job
-        name = (job.job_id, job.key)
+        name = tuple(job.name.labels.values())
         info.add_metric([*name, job.launcher, job.user or "", job.owner, _text(job.world_size)], 1)
         for known in JobState:
             state.add_metric([*name, known.value], float(known is entry.watch.state))
@@ -217,7 +217,7 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
         incident = entry.incident
         if incident is None or incident.closed_unix_seconds is not None:
             continue
-        name, verdict = (entry.job.job_id, entry.job.key), incident.verdict
+        name, verdict = tuple(entry.job.name.labels.values()), incident.verdict
         info.add_metric(
             [
                 *name,

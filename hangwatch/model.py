@@ -128,6 +128,21 @@ class Rank(Value, frozen=True):
     workers: tuple[Worker, ...] = ()
 
 
+class JobName(Value, frozen=True):
+    """Which job is meant: its name for people, and the key that tells it from every other. It reads as the name."""
+
+    job_id: str
+    job_key: str
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What every series about it is labelled with."""
+        return {"job_id": self.job_id, "job_key": self.job_key}
+
+    def __str__(self) -> str:
+        return self.job_id
+
+
 class Job(Value, frozen=True):
     """All ranks of one job on this node.
 
@@ -155,6 +170,11 @@ class Job(Value, frozen=True):
     def key(self) -> str:
         """What tells this job from every other; the name in an incident of before there were keys."""
         return self.job_key or self.job_id
+
+    @property
+    def name(self) -> JobName:
+        """Its name and its key."""
+        return JobName(job_id=self.job_id, job_key=self.key)
 
     @property
     def gpu_uuids(self) -> tuple[str, ...]:

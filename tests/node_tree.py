@@ -167,5 +167,11 @@ def told(result: CheckResult) -> tuple[str, str]:
 
 
 def values(result: CheckResult, name: str) -> dict[tuple[str, ...], float]:
-    """The points of one metric by the values of their labels."""
-    return {tuple(value for _, value in point.labels): point.value for point in result.points if point.name == name}
+    """The points of one metric by the values of their labels, less those that say what job_id and local_rank say."""
+    series: dict[tuple[str, ...], float] = {}
+    for point in result.points:
+        if point.name == name:
+            labels = tuple(value for label, value in point.labels if label not in ("job_key", "rank"))
+            assert labels not in series, f"{name}{labels} twice"
+            series[labels] = point.value
+    return series

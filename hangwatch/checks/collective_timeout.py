@@ -15,17 +15,17 @@ from msgspec import Meta
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Job, Point, Value
+from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value
 from hangwatch.probes import pidfiles
 from hangwatch.probes.node import Node
 
 TIMEOUT = Metric(
     name="collective_timeout_seconds", help="what a collective of the job waits before the job ends itself",
-    labels=("job_id",),
+    labels=contract.JOB,
 )  # fmt: skip
 HEARTBEAT = Metric(
     name="collective_heartbeat_timeout_seconds", help="what PyTorch's monitor waits for a stuck NCCL watchdog",
-    labels=("job_id",),
+    labels=contract.JOB,
 )  # fmt: skip
 DUMP_AFTER = Metric(name="collective_dump_after_seconds", help="seconds from a hang until hangwatch has the stacks")
 
@@ -60,7 +60,7 @@ class Patience(Value, frozen=True):
     `source` says where the first one comes from. `ignored` are variables that are set and that nothing reads.
     """
 
-    job_id: str
+    job: JobName
     collective_seconds: float | None
     source: str
     heartbeat_seconds: float | None
@@ -107,7 +107,7 @@ def patience(job: Job, environ: Mapping[str, str]) -> Patience:
     # A widespread myth: neither NCCL nor PyTorch reads it.
     ignored = tuple(name for name in ("NCCL_TIMEOUT",) if name in environ)
     return Patience(
-        job_id=job.job_id, collective_seconds=seconds, source=source, heartbeat_seconds=heartbeat, ignored=ignored
+        job=job.name, collective_seconds=seconds, source=source, heartbeat_seconds=heartbeat, ignored=ignored
     )
 
 
@@ -121,9 +121,9 @@ def points(sample: Sample) -> Iterable[Point]:
         yield DUMP_AFTER.point(sample.dump_after_seconds)
     for job in sample.jobs:
         if job.collective_seconds is not None:
-            yield TIMEOUT.point(job.collective_seconds, job_id=job.job_id)
+            yield TIMEOUT.point(job.collective_seconds, **job.job.labels)
         if job.heartbeat_seconds is not None:
-            yield HEARTBEAT.point(job.heartbeat_seconds, job_id=job.job_id)
+            yield HEARTBEAT.point(job.heartbeat_seconds, **job.job.labels)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
@@ -146,7 +146,7 @@ def _judge_job(job: Patience, ours: float, settings: Settings) -> CheckVerdict |
     wanted = ours + settings.margin_seconds
     why = "if its watchdog is stuck, too" if name == "the heartbeat time-out" else job.source
     message = (
-        f"job {job.job_id} ends itself {stated[name]:.0f} s into a hang ({name}, {why}), "
+        f"job {job.job} ends itself {stated[name]:.0f} s into a hang ({name}, {why}), "
         f"hangwatch has its stacks only after {ours:.0f} s"
     )
     if name == "the heartbeat time-out":
@@ -164,7 +164,7 @@ def _sentence(job: Patience) -> str:
     else:
         waits = f"waits {job.collective_seconds:.0f} s ({job.source}, unless its code says otherwise)"
     myth = f"; {' and '.join(job.ignored)} is set, which nothing reads" if job.ignored else ""
-    return f"job {job.job_id} {waits}{myth}"
+    return f"job {job.job} {waits}{myth}"
 
 
 CHECK = Check(

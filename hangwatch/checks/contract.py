@@ -19,7 +19,7 @@ from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 from msgspec import Meta
 
 from hangwatch import config
-from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point, Rank, Value
+from hangwatch.model import CheckStatus, CheckVerdict, Fault, Job, JobName, Point, Rank, Value
 from hangwatch.probes.node import Node
 
 NOT_BASE_UNITS = re.compile(
@@ -27,6 +27,12 @@ NOT_BASE_UNITS = re.compile(
     r"(_total)?$"
 )
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_]*")
+JOB = JobName.__struct_fields__
+"""The labels of a number about a job: `METRIC.point(value, **job.name.labels)`."""
+
+RANK = (*JOB, "rank", "local_rank")
+"""The labels of a number about a rank: `METRIC.point(value, **RankName.of(job, rank).labels)`."""
+
 OWNED_ELSEWHERE = ("job_", "check_", "incident_", "captures_", "dump_failures", "rank_activity", "build_")
 
 
@@ -56,6 +62,29 @@ class Metric(Value, frozen=True):
             raise TypeError(f"{self.name} has the labels {self.labels}, got {tuple(labels)}")
         ordered = tuple((label, labels[label]) for label in self.labels)
         return Point(name=self.name, value=float(value), help=self.help, labels=ordered, kind=self.kind)
+
+
+class RankName(Value, frozen=True):
+    """Which rank is meant. `local_rank` is else the global one, or "unknown"; containers may each have a 0."""
+
+    job: JobName
+    rank: str
+    local_rank: str
+
+    @classmethod
+    def of(cls, job: Job, rank: Rank) -> RankName:
+        """The name of a rank of this job."""
+        number = "" if rank.rank is None else str(rank.rank)
+        local = (number or "unknown") if rank.local_rank is None else str(rank.local_rank)
+        return cls(job=job.name, rank=number, local_rank=local)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of a series about it."""
+        return {**self.job.labels, "rank": self.rank, "local_rank": self.local_rank}
+
+    def __str__(self) -> str:
+        return f"rank {self.local_rank} of job {self.job}"
 
 
 SampleT = TypeVar("SampleT", bound=Sample)
@@ -112,17 +141,13 @@ def _metric_breaches(metric: Metric) -> list[str]:
         wrong.append(f"metric {metric.name!r} must end in a base unit: seconds, bytes, watts, hertz, celsius, ratio")
     if metric.name.startswith(OWNED_ELSEWHERE):
         wrong.append(f"metric {metric.name!r} takes a name that is not a check's: {', '.join(OWNED_ELSEWHERE)}")
+    if set(metric.labels) & set(JOB) and not set(metric.labels) >= set(JOB):
+        wrong.append(f"metric {metric.name!r} is about jobs: it has the labels of contract.JOB")
     if metric.kind not in ("gauge", "counter"):
         wrong.append(f"metric {metric.name!r} is a {metric.kind!r}; it must be a gauge or a counter")
     elif (metric.kind == "counter") != metric.name.endswith("_total"):
         wrong.append(f"metric {metric.name!r} is a {metric.kind}: a counter ends in _total, a gauge does not")
     return wrong
-
-
-def rank_label(rank: Rank) -> str:
-    """The value of the label `local_rank`: the local rank, else the global one, else "unknown"."""
-    numbers = (number for number in (rank.local_rank, rank.rank) if number is not None)
-    return str(next(numbers, "unknown"))
 
 
 def listed(parts: Sequence[str], shown: int = 2) -> str:

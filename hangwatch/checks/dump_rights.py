@@ -14,9 +14,7 @@ from hangwatch.model import CheckVerdict, Fault, Point, Value
 from hangwatch.probes import rights
 from hangwatch.probes.node import Node
 
-DUMPABLE = Metric(
-    name="dump_permitted", help="1 if the stack of the rank may be taken", labels=("job_id", "local_rank")
-)
+DUMPABLE = Metric(name="dump_permitted", help="1 if the stack of the rank may be taken", labels=contract.RANK)
 OLDEST_PYSPY = (0, 4)
 YAMA_FORBIDS_ALL = 3
 GRANT = "run as root, or grant CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH (AmbientCapabilities=; in Kubernetes, SYS_PTRACE)"
@@ -29,8 +27,7 @@ class Settings(contract.Settings, frozen=True):
 class RankRight(Value, frozen=True):
     """One rank: whether we may, and who it belongs to."""
 
-    job_id: str
-    local_rank: str
+    rank: contract.RankName
     pid: int
     permitted: bool
     user_id: int | None
@@ -50,8 +47,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
         return own
     ranks = [
         RankRight(
-            job_id=job.job_id,
-            local_rank=contract.rank_label(rank),
+            rank=contract.RankName.of(job, rank),
             pid=rank.id.pid,
             permitted=permitted,
             user_id=rights.user_of(node.proc_root, rank.id.pid),
@@ -66,7 +62,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 def points(sample: Sample) -> Iterable[Point]:
     """One number for each rank."""
     for rank in sample.ranks:
-        yield DUMPABLE.point(rank.permitted, job_id=rank.job_id, local_rank=rank.local_rank)
+        yield DUMPABLE.point(rank.permitted, **rank.rank.labels)
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
@@ -94,7 +90,7 @@ def _version(text: str) -> tuple[int, ...]:
 def _refused(sample: Sample) -> Iterator[CheckVerdict]:
     refused = [rank for rank in sample.ranks if not rank.permitted]
     if refused:
-        who = ", ".join(f"{rank.local_rank} of job {rank.job_id}" for rank in refused[:4])
+        who = ", ".join(f"{rank.rank.local_rank} of job {rank.rank.job}" for rank in refused[:4])
         more = f" and {len(refused) - 4} more" if len(refused) > 4 else ""
         why, remedy = _why(sample.own, refused[0])
         yield warning("DumpRefused", f"the stack of local rank {who}{more} may not be taken: {why}", remedy)
@@ -139,7 +135,7 @@ def table(sample: Sample) -> contract.Rows:
         ("py-spy", f"{own.pyspy_version} at {own.pyspy_path}"),
     ]
     for rank in sample.ranks:
-        name = f"local rank {rank.local_rank} of job {rank.job_id} (pid {rank.pid})"
+        name = f"local {rank.rank} (pid {rank.pid})"
         rows.append((name, "may be dumped" if rank.permitted else "refused"))
     return rows
 

@@ -19,13 +19,13 @@ from msgspec import Meta
 from hangwatch import tables
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Job, Point, Value
+from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value
 from hangwatch.probes import pidfiles
 from hangwatch.probes.node import Node
 
 KNOWN_HANG = Metric(
     name="environment_known_hang", help="1 for each known cause of hangs that the job's environment holds",
-    labels=("job_id", "rule"),
+    labels=(*contract.JOB, "rule"),
 )  # fmt: skip
 DEADLINE_SECONDS = 2.0
 
@@ -62,7 +62,7 @@ class Rule(Value, frozen=True):
 class JobEnvironment(Value, frozen=True):
     """What a job runs with: the variables that rules ask for, and versions where they can be told."""
 
-    job_id: str
+    job: JobName
     variables: dict[str, str]
     nccl: str | None
     torch: str | None
@@ -105,7 +105,7 @@ def _job(node: Node, job: Job, pid: int, wanted: frozenset[str]) -> JobEnvironme
     nccl, torch = _versions(node, pid, libraries)
     local = job.local_world_size or len(job.ranks)
     return JobEnvironment(
-        job_id=job.job_id,
+        job=job.name,
         variables=variables,
         nccl=nccl,
         torch=torch,
@@ -177,20 +177,20 @@ def points(sample: Sample) -> Iterable[Point]:
     """One number for each rule that is met."""
     for job in sample.jobs:
         for rule in matching(job):
-            yield KNOWN_HANG.point(1, job_id=job.job_id, rule=rule.name)
+            yield KNOWN_HANG.point(1, **job.job.labels, rule=rule.name)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     """Every rule that is met is a warning, with its source."""
     sample = window[-1]
     findings = [
-        warning("KnownToHang", f"job {job.job_id}: {_message(rule, job)}", f"{rule.remedy} (see {rule.sources[0]})")
+        warning("KnownToHang", f"job {job.job}: {_message(rule, job)}", f"{rule.remedy} (see {rule.sources[0]})")
         for job in sample.jobs
         for rule in matching(job)
         if rule.name not in settings.ignored_rules
     ]
     versions = contract.listed(
-        [f"job {job.job_id} runs NCCL {job.nccl or 'unknown'}, PyTorch {job.torch or 'unknown'}" for job in sample.jobs]
+        [f"job {job.job} runs NCCL {job.nccl or 'unknown'}, PyTorch {job.torch or 'unknown'}" for job in sample.jobs]
     )
     return worst(findings, ok("NothingKnown", f"none of {len(rules())} known causes of hangs; {versions}"))
 
@@ -204,7 +204,7 @@ def table(sample: Sample) -> contract.Rows:
     rows = [("job", "NCCL", "PyTorch", "variables")]
     for job in sample.jobs:
         variables = " ".join(f"{name}={value}" for name, value in sorted(job.variables.items()))
-        rows.append((job.job_id, job.nccl or "unknown", job.torch or "unknown", variables))
+        rows.append((str(job.job), job.nccl or "unknown", job.torch or "unknown", variables))
     return rows
 
 

@@ -21,10 +21,10 @@ from hangwatch.probes.node import Node
 
 NODE_OPEN = Metric(name="fd_open_files", help="files open on the node (fs.file-nr)")
 NODE_MAX = Metric(name="fd_max_files", help="files that the node may open (fs.file-max)")
-RANK_LABELS = ("job_id", "local_rank", "role")
-OPEN = Metric(name="fd_process_open_files", help="open files of the process of this role with most", labels=RANK_LABELS)
-SOFT = Metric(name="fd_process_soft_limit", help="lowest soft limit on open files", labels=RANK_LABELS)
-HARD = Metric(name="fd_process_hard_limit", help="lowest hard limit on open files", labels=RANK_LABELS)
+LABELS = (*contract.RANK, "role")
+OPEN = Metric(name="fd_process_open_files", help="open files of the process of this role with most", labels=LABELS)
+SOFT = Metric(name="fd_process_soft_limit", help="lowest soft limit on open files", labels=LABELS)
+HARD = Metric(name="fd_process_hard_limit", help="lowest hard limit on open files", labels=LABELS)
 
 REMEDY_JOB = (
     "raise it where the job starts: LimitNOFILE=1048576 in slurmd's or containerd's unit, `ulimit -n`, "
@@ -51,10 +51,12 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Holder(Value, frozen=True):
-    """A process that holds files. `role` is rank, worker or launcher; `open` is None where nobody asked."""
+    """A process that holds files. `role` is rank, worker or launcher; `open` is None where nobody asked.
 
-    job_id: str
-    local_rank: str
+    A launcher works for no `rank`.
+    """
+
+    rank: contract.RankName | None
     role: str
     pid: int
     soft: float
@@ -63,10 +65,8 @@ class Holder(Value, frozen=True):
     comm: str = ""
 
     def __str__(self) -> str:
-        if self.role == "launcher":
-            return f"{self.comm} (pid {self.pid})"
-        whose = "a worker of rank" if self.role == "worker" else "rank"
-        return f"{whose} {self.local_rank} of job {self.job_id} (pid {self.pid})"
+        who = f"a worker of {self.rank}" if self.role == "worker" else self.rank or self.comm
+        return f"{who} (pid {self.pid})"
 
 
 class Sample(contract.Sample, frozen=True):
@@ -97,22 +97,20 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
 def _ranks(node: Node) -> Iterator[Holder | Fault | None]:
     for job in node.jobs:
         for rank in job.ranks:
-            label = contract.rank_label(rank)
-            yield _holder(node.proc_root, rank.id.pid, job_id=job.job_id, local_rank=label, role="rank")
+            name = contract.RankName.of(job, rank)
+            yield _holder(node.proc_root, rank.id.pid, name, "rank")
             for worker in rank.workers[:WORKERS_PER_RANK]:
-                yield _holder(node.proc_root, worker.id.pid, job_id=job.job_id, local_rank=label, role="worker")
+                yield _holder(node.proc_root, worker.id.pid, name, "worker")
 
 
-def _holder(proc_root: Path, pid: int, *, job_id: str, local_rank: str, role: str) -> Holder | Fault | None:
+def _holder(proc_root: Path, pid: int, rank: contract.RankName, role: str) -> Holder | Fault | None:
     limit = pidfiles.file_limit(proc_root, pid)
     if not isinstance(limit, pidfiles.FileLimit):
         return limit
     count = pidfiles.open_files(proc_root, pid)
     if not isinstance(count, int):
         return count
-    return Holder(
-        job_id=job_id, local_rank=local_rank, role=role, pid=pid, soft=limit.soft, hard=limit.hard, open=count
-    )
+    return Holder(rank=rank, role=role, pid=pid, soft=limit.soft, hard=limit.hard, open=count)
 
 
 def _launchers(proc_root: Path, comms: tuple[str, ...]) -> Iterator[Holder]:
@@ -124,8 +122,7 @@ def _launchers(proc_root: Path, comms: tuple[str, ...]) -> Iterator[Holder]:
             limit = pidfiles.file_limit(proc_root, int(name))
             if isinstance(limit, pidfiles.FileLimit):
                 yield Holder(
-                    job_id="", local_rank="", role="launcher", pid=int(name), comm=comm.strip(),
-                    soft=limit.soft, hard=limit.hard,
+                    rank=None, role="launcher", pid=int(name), comm=comm.strip(), soft=limit.soft, hard=limit.hard,
                 )  # fmt: skip
 
 
@@ -133,12 +130,12 @@ def points(sample: Sample) -> Iterable[Point]:
     """Numbers of the node, and per rank and role the process that is nearest to its limit."""
     yield NODE_OPEN.point(sample.node_open)
     yield NODE_MAX.point(sample.node_max)
-    groups: dict[tuple[str, str, str], list[Holder]] = {}
+    groups: dict[tuple[contract.RankName, str], list[Holder]] = {}
     for holder in sample.holders:
-        if holder.role != "launcher":
-            groups.setdefault((holder.job_id, holder.local_rank, holder.role), []).append(holder)
-    for (job_id, local_rank, role), holders in groups.items():
-        labels = {"job_id": job_id, "local_rank": local_rank, "role": role}
+        if holder.rank is not None:
+            groups.setdefault((holder.rank, holder.role), []).append(holder)
+    for (rank, role), holders in groups.items():
+        labels = {**rank.labels, "role": role}
         yield OPEN.point(max(holder.open or 0 for holder in holders), **labels)
         yield SOFT.point(min(holder.soft for holder in holders), **labels)
         yield HARD.point(min(holder.hard for holder in holders), **labels)

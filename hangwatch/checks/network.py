@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, critical, growth, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Job, Point, Value
+from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value
 from hangwatch.probes import network, pidfiles
 from hangwatch.probes.network import Interface
 from hangwatch.probes.node import Node
@@ -26,7 +26,7 @@ ERRORS = Metric(
     name="network_interface_errors_total", help="packets with errors", labels=("interface", "direction"),
     kind="counter",
 )  # fmt: skip
-MASTER = Metric(name="network_master_answers", help="1 while MASTER_ADDR:MASTER_PORT answers", labels=("job_id",))
+MASTER = Metric(name="network_master_answers", help="1 while MASTER_ADDR:MASTER_PORT answers", labels=contract.JOB)
 
 VARIABLES = frozenset({"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"})
 CONNECT_SECONDS = 2.0
@@ -60,7 +60,7 @@ class Master(Value, frozen=True):
     or never does. `unknown` where it lies in a network that we are not in.
     """
 
-    job_id: str
+    job: JobName
     place: str
     state: Literal["answers", "silent", "refused", "unknown"]
     detail: str = ""
@@ -123,7 +123,7 @@ def _job(
         return use, None
     place = f"{host}:{port}"
     if isinstance(addresses, Fault):
-        return use, Master(job_id=job.job_id, place=place, state="unknown", detail=addresses.detail)
+        return use, Master(job=job.name, place=place, state="unknown", detail=addresses.detail)
     return use, _master(job, place, addresses, int(port), net_root, may_connect=same and settings.connect)
 
 
@@ -135,7 +135,7 @@ def _use(
     job: Job, environ: dict[str, str], seen: tuple[Interface, ...], net_root: Path, addresses: tuple[str, ...]
 ) -> Use | None:
     """What the job says, else where its master lies; None where neither tells."""
-    who = f"job {job.job_id}"
+    who = f"job {job.name}"
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         if environ.get(variable):
             names = environ[variable]
@@ -166,18 +166,18 @@ def _master(
     held = network.connections(net_root, addresses, port)
     repeats = [connection.retransmits for connection in held if connection.state == network.TCP_ESTABLISHED]
     if any(count < RETRANSMITS_OF_A_DEAD_PEER for count in repeats):
-        return Master(job_id=job.job_id, place=place, state="answers")
+        return Master(job=job.name, place=place, state="answers")
     if repeats:
         detail = f"the connections of its ranks repeat what they sent for the {max(repeats)}th time"
-        return Master(job_id=job.job_id, place=place, state="silent", detail=detail)
+        return Master(job=job.name, place=place, state="silent", detail=detail)
     if not may_connect:
-        return Master(job_id=job.job_id, place=place, state="unknown", detail="no rank holds a connection to it")
+        return Master(job=job.name, place=place, state="unknown", detail="no rank holds a connection to it")
     answers = [network.connect(address, port, CONNECT_SECONDS) for address in addresses[:2]]
     faults = [answer for answer in answers if answer is not None]
     if len(faults) < len(answers):
-        return Master(job_id=job.job_id, place=place, state="answers")
+        return Master(job=job.name, place=place, state="answers")
     state: Literal["refused", "silent"] = "refused" if any(fault.reason == "Refused" for fault in faults) else "silent"
-    return Master(job_id=job.job_id, place=place, state=state, detail="; ".join(fault.detail for fault in faults))
+    return Master(job=job.name, place=place, state=state, detail="; ".join(fault.detail for fault in faults))
 
 
 def points(sample: Sample) -> Iterable[Point]:
@@ -189,7 +189,7 @@ def points(sample: Sample) -> Iterable[Point]:
         yield ERRORS.point(interface.transmit_errors, interface=interface.name, direction="transmit")
     for master in sample.masters:
         if master.state != "unknown":
-            yield MASTER.point(master.state == "answers", job_id=master.job_id)
+            yield MASTER.point(master.state == "answers", **master.job.labels)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
@@ -222,20 +222,25 @@ def _judge_use(use: Use) -> Iterator[CheckVerdict]:
 
 def _silent(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
     """Silent once may be a job that starts or ends; twice in a row it is not. Refused counts only after an answer."""
-    answered = {master.place for sample in window for master in sample.masters if master.state == "answers"}
+    answered = {_place(master) for sample in window for master in sample.masters if master.state == "answers"}
     lost = [
-        {master.place: master for master in sample.masters if master.state == "silent" or _is_lost(master, answered)}
+        {_place(master): master for master in sample.masters if master.state == "silent" or _is_lost(master, answered)}
         for sample in window[-2:]
     ]
     for place, master in lost[-1].items():
-        message = f"{place}, the master of job {master.job_id}, does not answer: {master.detail}"
+        message = f"{master.place}, the master of job {master.job}, does not answer: {master.detail}"
         remedy = "is the first node of the job alive? `ping`, `ss -tnp`, firewalls between the nodes"
         level = critical if len(lost) > 1 and place in lost[0] else warning
         yield level("MasterSilent", message, remedy)
 
 
-def _is_lost(master: Master, answered: set[str]) -> bool:
-    return master.state == "refused" and master.place in answered
+def _place(master: Master) -> tuple[JobName, str]:
+    """Jobs with a network of their own may each have a master at 127.0.0.1."""
+    return master.job, master.place
+
+
+def _is_lost(master: Master, answered: set[tuple[JobName, str]]) -> bool:
+    return master.state == "refused" and _place(master) in answered
 
 
 def _errors(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
@@ -258,7 +263,7 @@ def table(sample: Sample) -> contract.Rows:
             (use.who, use.meant, interface.name, interface.state, " ".join(interface.addresses))
             for interface in use.interfaces
         ]
-    rows += [(f"job {master.job_id}", "master", master.place, master.state, master.detail) for master in sample.masters]
+    rows += [(f"job {master.job}", "master", master.place, master.state, master.detail) for master in sample.masters]
     return rows
 
 

@@ -10,19 +10,21 @@ from collections.abc import Iterable, Sequence
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Job, Point, Rank, Value
+from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Rank, Value
 from hangwatch.probes import pidfiles, procs
 from hangwatch.probes.node import Node
 
-JOB = ("job_id",)
+JOB = contract.JOB
 EXPECTED = Metric(name="ranks_expected", help="ranks that the job should have on this node", labels=JOB)
 ALIVE = Metric(name="ranks_alive", help="ranks that are alive", labels=JOB)
-UNINTERRUPTIBLE = Metric(name="ranks_uninterruptible", help="ranks in an uninterruptible sleep (D)", labels=JOB)
-STOPPED = Metric(name="ranks_stopped", help="ranks that are stopped (T)", labels=JOB)
-ZOMBIES = Metric(name="ranks_zombies", help="ranks and workers that ended and were not waited for (Z)", labels=JOB)
-RESIDENT = Metric(
-    name="ranks_resident_memory_bytes", help="memory of a rank and its workers", labels=("job_id", "local_rank")
+UNINTERRUPTIBLE = Metric(
+    name="ranks_uninterruptible", help="ranks in an uninterruptible sleep (D)", labels=contract.JOB
 )
+STOPPED = Metric(name="ranks_stopped", help="ranks that are stopped (T)", labels=JOB)
+ZOMBIES = Metric(
+    name="ranks_zombies", help="ranks and workers that ended and were not waited for (Z)", labels=contract.JOB
+)
+RESIDENT = Metric(name="ranks_resident_memory_bytes", help="memory of a rank and its workers", labels=contract.RANK)
 
 GONE = "gone"
 NOT_WELL = frozenset({GONE, "Z", "D", "T"})
@@ -35,7 +37,7 @@ class Settings(contract.Settings, frozen=True):
 class RankState(Value, frozen=True):
     """One rank. `state` is the letter of its main thread, or "gone"; memory is that of the rank and its workers."""
 
-    local_rank: str
+    rank: contract.RankName
     pid: int
     state: str
     resident_bytes: int | None
@@ -46,7 +48,7 @@ class RankState(Value, frozen=True):
 class JobState(Value, frozen=True):
     """The ranks of a job; `absent` are local ranks that should be there and never were seen."""
 
-    job_id: str
+    job: JobName
     expected: int
     ranks: tuple[RankState, ...]
     absent: tuple[int, ...] = ()
@@ -66,12 +68,12 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def _job(node: Node, job: Job) -> JobState:
-    ranks = tuple(_rank(node, rank) for rank in job.ranks)
+    ranks = tuple(_rank(node, job, rank) for rank in job.ranks)
     expected = job.local_world_size or len(job.ranks) + len(job.absent_local_ranks)
-    return JobState(job_id=job.job_id, expected=expected, ranks=ranks, absent=job.absent_local_ranks)
+    return JobState(job=job.name, expected=expected, ranks=ranks, absent=job.absent_local_ranks)
 
 
-def _rank(node: Node, rank: Rank) -> RankState:
+def _rank(node: Node, job: Job, rank: Rank) -> RankState:
     now = procs.read_state(rank.id.pid, node.proc_root)
     is_same = now is not None and now[0] == rank.id
     state = now[1] if now is not None and is_same else GONE
@@ -80,7 +82,7 @@ def _rank(node: Node, rank: Rank) -> RankState:
     rows = [answer for answer in answers if isinstance(answer, dict)] if is_same else []
     memory = [size for row in rows if (size := pidfiles.resident_bytes(row)) is not None]
     return RankState(
-        local_rank=contract.rank_label(rank),
+        rank=contract.RankName.of(job, rank),
         pid=rank.id.pid,
         state="T" if state == "t" else state,
         resident_bytes=sum(memory) if memory else None,
@@ -93,15 +95,15 @@ def points(sample: Sample) -> Iterable[Point]:
     """How many ranks are in which state, and their memory."""
     for job in sample.jobs:
         states = [rank.state for rank in job.ranks]
-        yield EXPECTED.point(job.expected, job_id=job.job_id)
-        yield ALIVE.point(sum(state not in (GONE, "Z", "X") for state in states), job_id=job.job_id)
-        yield UNINTERRUPTIBLE.point(states.count("D"), job_id=job.job_id)
-        yield STOPPED.point(states.count("T"), job_id=job.job_id)
+        yield EXPECTED.point(job.expected, **job.job.labels)
+        yield ALIVE.point(sum(state not in (GONE, "Z", "X") for state in states), **job.job.labels)
+        yield UNINTERRUPTIBLE.point(states.count("D"), **job.job.labels)
+        yield STOPPED.point(states.count("T"), **job.job.labels)
         dead_workers = sum(rank.dead_workers for rank in job.ranks)
-        yield ZOMBIES.point(states.count("Z") + dead_workers, job_id=job.job_id)
+        yield ZOMBIES.point(states.count("Z") + dead_workers, **job.job.labels)
         for rank in job.ranks:
             if rank.resident_bytes is not None:
-                yield RESIDENT.point(rank.resident_bytes, job_id=job.job_id, local_rank=rank.local_rank)
+                yield RESIDENT.point(rank.resident_bytes, **rank.rank.labels)
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
@@ -112,9 +114,9 @@ def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
     alone = len(window) == 1
     before = _problems(window[-2]) if not alone else {}
     findings = [
-        _finding(job_id, name, problem, settled=not alone)
-        for (job_id, name), problem in _problems(window[-1]).items()
-        if alone or before.get((job_id, name), ("", ""))[0] == problem[0]
+        _finding(job, who, problem, settled=not alone)
+        for (job, who), problem in _problems(window[-1]).items()
+        if alone or before.get((job, who), ("", ""))[0] == problem[0]
     ]
     alive = sum(rank.state not in (GONE, "Z", "X") for job in window[-1].jobs for rank in job.ranks)
     memory = sum(rank.resident_bytes or 0 for job in window[-1].jobs for rank in job.ranks)
@@ -122,23 +124,23 @@ def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
     return worst(findings, ok("RanksAlive", summary))
 
 
-def _problems(sample: Sample) -> dict[tuple[str, str], tuple[str, str]]:
+def _problems(sample: Sample) -> dict[tuple[JobName, str], tuple[str, str]]:
     """(job, who) -> (what, detail) for each rank that is not well."""
     found = {}
     for job in sample.jobs:
         for local_rank in job.absent:
-            found[job.job_id, f"local rank {local_rank}"] = (GONE, "")
+            found[job.job, f"local rank {local_rank}"] = (GONE, "")
         for rank in job.ranks:
             if rank.state in NOT_WELL:
                 detail = f" in {rank.wchan}" if rank.wchan else ""
-                found[job.job_id, f"local rank {rank.local_rank} (pid {rank.pid})"] = (rank.state, detail)
+                found[job.job, f"local rank {rank.rank.local_rank} (pid {rank.pid})"] = (rank.state, detail)
     return found
 
 
-def _finding(job_id: str, name: str, problem: tuple[str, str], *, settled: bool) -> CheckVerdict:
+def _finding(job: JobName, who: str, problem: tuple[str, str], *, settled: bool) -> CheckVerdict:
     what, detail = problem
     level = critical if settled else warning
-    who = f"{name} of job {job_id}"
+    who = f"{who} of job {job}"
     once = "" if settled else " (seen once: look again)"
     log = "`hangwatch check xid` for OOM kills; the job's own log; the other ranks wait until their time-out"
     if what == GONE:
@@ -159,7 +161,7 @@ def table(sample: Sample) -> contract.Rows:
         for rank in job.ranks:
             memory = "" if rank.resident_bytes is None else f"{rank.resident_bytes / (1 << 30):.2f}"
             state = f"{rank.state} {rank.wchan}" if rank.wchan else rank.state
-            rows.append((job.job_id, rank.local_rank, str(rank.pid), state, memory, str(rank.dead_workers)))
+            rows.append((str(job.job), rank.rank.local_rank, str(rank.pid), state, memory, str(rank.dead_workers)))
     return rows
 
 

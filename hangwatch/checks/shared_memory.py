@@ -14,13 +14,13 @@ from msgspec import Meta
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.config import Ratio
-from hangwatch.model import CheckVerdict, Fault, Point, Value
+from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
 from hangwatch.probes import filesystems, pidfiles
 from hangwatch.probes.node import Node
 
-SIZE = Metric(name="shared_memory_size_bytes", help="size of /dev/shm", labels=("scope",))
-AVAILABLE = Metric(name="shared_memory_available_bytes", help="bytes left in /dev/shm", labels=("scope",))
-NODE = "node"
+LABELS = ("scope", *contract.JOB)
+SIZE = Metric(name="shared_memory_size_bytes", help="size of /dev/shm", labels=LABELS)
+AVAILABLE = Metric(name="shared_memory_available_bytes", help="bytes left in /dev/shm", labels=LABELS)
 DEADLINE_SECONDS = 3.0
 REMEDY_SIZE = (
     "docker run --shm-size=64g or --ipc=host; in Kubernetes an emptyDir with medium: Memory at /dev/shm; "
@@ -38,14 +38,14 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Shm(Value, frozen=True):
-    """One /dev/shm. `scope` is "node", or the id of the job that has its own."""
+    """One /dev/shm: that of a job that has its own, or the node's."""
 
-    scope: str
+    job: JobName | None
     size_bytes: int
     available_bytes: int
 
     def __str__(self) -> str:
-        whose = "the node's" if self.scope == NODE else f"job {self.scope}'s"
+        whose = "the node's" if self.job is None else f"job {self.job}'s"
         return f"{whose} /dev/shm has {_mib(self.available_bytes)} of {_mib(self.size_bytes)} left"
 
 
@@ -62,15 +62,15 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
     """
     own = {pidfiles.namespace(node.proc_root, view, "mnt") for view in ("1", "self")} | {None}
     of_init, of_ours = f"{node.proc_root}/1/root/dev/shm", str(node.dev_root / "shm")
-    paths = {of_init: NODE, of_ours: NODE}
+    paths: dict[str, JobName | None] = {of_init: None, of_ours: None}
     for job in node.jobs:
         pid = job.ranks[0].id.pid if job.ranks else None
         if pid is not None and pidfiles.namespace(node.proc_root, pid, "mnt") not in own:
-            paths[f"{node.proc_root}/{pid}/root/dev/shm"] = job.job_id
+            paths[f"{node.proc_root}/{pid}/root/dev/shm"] = job.name
     answers = node.filesystems.space(list(paths), DEADLINE_SECONDS)
     answers.pop(of_ours if isinstance(answers[of_init], filesystems.Space) else of_init)
     shms = [
-        Shm(scope=paths[path], size_bytes=answer.size_bytes, available_bytes=answer.available_bytes)
+        Shm(job=paths[path], size_bytes=answer.size_bytes, available_bytes=answer.available_bytes)
         for path, answer in answers.items()
         if isinstance(answer, filesystems.Space)
     ]
@@ -83,8 +83,10 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 def points(sample: Sample) -> Iterable[Point]:
     """Size and what is left."""
     for shm in sample.shms:
-        yield SIZE.point(shm.size_bytes, scope=shm.scope)
-        yield AVAILABLE.point(shm.available_bytes, scope=shm.scope)
+        labels = dict.fromkeys(contract.JOB, "") if shm.job is None else shm.job.labels
+        labels["scope"] = "node" if shm.job is None else "job"
+        yield SIZE.point(shm.size_bytes, **labels)
+        yield AVAILABLE.point(shm.available_bytes, **labels)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:

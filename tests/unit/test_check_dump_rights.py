@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hangwatch.checks.contract import RankName
 from hangwatch.checks.dump_rights import RankRight, Sample, Settings, judge
 from hangwatch.probes import rights
 from hangwatch.probes.node import Node
@@ -30,7 +31,8 @@ def own(**changes: Any) -> rights.Rights:
 
 
 def refused(**changes: Any) -> RankRight:
-    return RankRight(**{"job_id": "77", "local_rank": "3", "pid": 10, "permitted": False, "user_id": 1000} | changes)
+    name = RankName.of(job(), rank(10, 3))
+    return RankRight(**{"rank": name, "pid": 10, "permitted": False, "user_id": 1000} | changes)
 
 
 @pytest.fixture
@@ -95,7 +97,7 @@ def test_the_table_and_the_owner_of_a_rank(tree: NodeTree) -> None:
 
 
 def test_many_refusals_are_one_sentence() -> None:
-    ranks = tuple(refused(local_rank=str(number)) for number in range(8))
+    ranks = tuple(refused(rank=RankName.of(job(), rank(10, number))) for number in range(8))
     message = judge((Sample(own=own(capabilities=()), ranks=ranks),), Settings()).message
     assert "0 of job 77" in message and "and 4 more" in message
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hangwatch.checks import environment
 from hangwatch.checks.environment import JobEnvironment, matching, packages_of, rules, satisfies, version_in
+from hangwatch.model import JobName
 from hangwatch.probes.node import Node
 from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values
 
@@ -20,7 +21,9 @@ from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values
 def running(
     nccl: str | None = None, torch: str | None = None, *, multi_node: bool = False, **variables: str
 ) -> list[str]:
-    found = JobEnvironment(job_id="77", variables=variables, nccl=nccl, torch=torch, multi_node=multi_node)
+    found = JobEnvironment(
+        job=JobName(job_id="77", job_key="k"), variables=variables, nccl=nccl, torch=torch, multi_node=multi_node
+    )
     return [rule.name for rule in matching(found)]
 
 

@@ -23,7 +23,7 @@ from hangwatch.checks import contract, discovery, documentation, listing, runner
 from hangwatch.checks.contract import Check, Metric, Sample, Settings
 from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault, Point, ProcessId, Rank
 from hangwatch.probes.node import Node
-from tests.node_tree import rank
+from tests.node_tree import job
 
 READS = Metric(name="reads_total", help="reads", labels=("disk",), kind="counter")
 
@@ -85,10 +85,15 @@ def test_many_faults_are_one_sentence() -> None:
 
 
 def test_a_rank_is_named_by_its_local_rank_where_it_has_one() -> None:
-    assert contract.rank_label(rank(10, 3)) == "3"
-    ours = ProcessId(pid=10, start_ticks=1)
-    assert contract.rank_label(Rank(id=ours, rank=11, local_rank=None)) == "11"
-    assert contract.rank_label(Rank(id=ours, rank=None, local_rank=None)) == "unknown"
+    def named(rank_number: int | None, local_rank: int | None) -> tuple[str, ...]:
+        found = Rank(id=ProcessId(pid=10, start_ticks=1), rank=rank_number, local_rank=local_rank)
+        labels = contract.RankName.of(job(job_key="k"), found).labels
+        return tuple(labels[label] for label in contract.RANK)
+
+    assert named(11, 3) == ("77", "k", "11", "3")
+    assert named(11, None) == ("77", "k", "11", "11")
+    assert named(None, 0) == ("77", "k", "", "0")
+    assert named(None, None) == ("77", "k", "", "unknown")
 
 
 def test_what_a_check_raises_costs_that_check_only(caplog: pytest.LogCaptureFixture) -> None:
@@ -187,6 +192,7 @@ def test_every_check_of_this_tree_keeps_the_contract() -> None:
         ({"metrics": (Metric(name="errors_total", help=""),)}, "_total"),
         ({"metrics": (Metric(name="errors", help="", kind="histogram"),)}, "gauge or a counter"),
         ({"metrics": (Metric(name="job_state", help=""),)}, "not a check's"),
+        ({"metrics": (Metric(name="tea_bytes", help="", labels=("job_id", "cup")),)}, "contract.JOB"),
     ],
 )
 def test_a_breach_is_told_in_words(change: dict[str, Any], problem: str) -> None:

@@ -19,9 +19,7 @@ GIB = 1 << 30
 
 
 def verdict(size: int, available: int, **settings: Any) -> tuple[str, str]:
-    found = judge(
-        (Sample(shms=(Shm(scope="node", size_bytes=size, available_bytes=available),)),), Settings(**settings)
-    )
+    found = judge((Sample(shms=(Shm(job=None, size_bytes=size, available_bytes=available),)),), Settings(**settings))
     return found.status.name, found.reason
 
 
@@ -45,7 +43,7 @@ def test_a_smaller_minimum() -> None:
 
 def test_this_machine() -> None:
     result = run("shared_memory", Node(), minimum_size_bytes=0)
-    assert values(result, "shared_memory_size_bytes")[("node",)] > 0
+    assert values(result, "shared_memory_size_bytes")["node", ""] > 0
 
 
 def test_a_node_without_it(tmp_path: Path) -> None:
@@ -67,7 +65,7 @@ def test_a_job_in_a_container_with_64_mib_that_are_full(tmp_path: Path) -> None:
         (shm / "torch_4711").write_bytes(b"\0" * (64 << 20))
         full = run("shared_memory", tree.node(job(rank(10))), minimum_size_bytes=0)
         assert told(full) == ("CRITICAL", "SharedMemoryFull")
-        assert values(full, "shared_memory_available_bytes")[("77",)] == 0
+        assert values(full, "shared_memory_available_bytes")["job", "77"] == 0
 
 
 def test_in_a_container_that_sees_the_nodes_processes_the_nodes_own_counts(tmp_path: Path) -> None:
@@ -79,7 +77,7 @@ def test_in_a_container_that_sees_the_nodes_processes_the_nodes_own_counts(tmp_p
         link.symlink_to(f"mnt:[{inode}]")
     with tmpfs(tree.proc / "1" / "root" / "dev" / "shm", "32m"):
         result = run("shared_memory", tree.node(job(rank(10))), minimum_size_bytes=0)
-        assert values(result, "shared_memory_size_bytes") == {("node",): 32 << 20}
+        assert values(result, "shared_memory_size_bytes") == {("node", ""): 32 << 20}
 
 
 def test_a_job_that_shares_the_nodes_or_vanished_adds_nothing(tmp_path: Path) -> None:
@@ -90,7 +88,7 @@ def test_a_job_that_shares_the_nodes_or_vanished_adds_nothing(tmp_path: Path) ->
         link.parent.mkdir(parents=True)
         link.symlink_to("mnt:[1]")
     result = run("shared_memory", tree.node(job(rank(10)), job(rank(11), job_id="78")), minimum_size_bytes=0)
-    assert set(values(result, "shared_memory_size_bytes")) == {("node",)}
+    assert set(values(result, "shared_memory_size_bytes")) == {("node", "")}
 
 
 def test_one_that_should_answer_and_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

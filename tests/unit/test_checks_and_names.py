@@ -1,0 +1,85 @@
+"""Checks and the names of jobs: two users' jobs of one name, and containers of one job, give no series twice."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from hangwatch.checks import discovery
+from hangwatch.checks.contract import RANK
+from hangwatch.model import CheckResult, Job, ProcessId, Rank
+from tests.dead_mount import tmpfs
+from tests.node_tree import NodeTree, job, rank, run
+
+ABOUT_JOBS = sorted(
+    name for name, check in discovery.checks().items() if any("job_id" in metric.labels for metric in check.metrics)
+)
+ABOUT_RANKS = ["dump_rights", "fd_limit", "ranks"]
+MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+TCP = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:D431 0100007F:733C 01 00000000:00000000 00:00000000 00000000 0 0 1
+"""
+NCCL = "7f00-7f01 r-xp 00000000 08:01 1    /usr/lib/libnccl.so.2.14.3\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> NodeTree:
+    tree = NodeTree(tmp_path)
+    tree.process("self")
+    tree.write("proc/sys/fs/file-nr", "1184\t0\t9223372036854775807\n")
+    tree.write("proc/self/net/dev", "Inter-|\n face |\n")
+    _mounts(tree, "self", "node")
+    (tree.dev / "shm").mkdir()
+    return tree
+
+
+def namesake(tree: NodeTree, key: str, *pids: int) -> Job:
+    """A job "100" in a mount namespace of its own."""
+    for pid in pids:
+        tree.process(pid, environ={"CUDA_LAUNCH_BLOCKING": "1", **MASTER})
+        tree.write(f"proc/{pid}/maps", NCCL)
+        tree.write(f"proc/{pid}/net/dev", "Inter-|\n face |\n")
+        tree.write(f"proc/{pid}/net/tcp", TCP)
+        _mounts(tree, str(pid), key)
+    ranks = [rank(pid, place, gpu_uuids=("GPU-0",)) for place, pid in enumerate(pids)]
+    return job(*ranks, job_id="100", job_key=key, local_world_size=len(pids))
+
+
+def _mounts(tree: NodeTree, view: str, inode: str) -> None:
+    link = tree.proc / view / "ns" / "mnt"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(f"mnt:[{inode}]")
+
+
+def series(result: CheckResult) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
+    return [(point.name, point.labels) for point in result.points]
+
+
+@pytest.mark.parametrize("name", ABOUT_JOBS)
+def test_two_jobs_of_one_name_have_a_series_each(name: str, tree: NodeTree) -> None:
+    jobs = (namesake(tree, "a1", 10, 11), namesake(tree, "b2", 20, 21))
+    with contextlib.ExitStack() as mounted:
+        for pid in (10, 20) if name == "shared_memory" else ():
+            mounted.enter_context(tmpfs(tree.proc / str(pid) / "root" / "dev" / "shm", "1m"))
+        found = series(run(name, tree.node(*jobs, dump_after_seconds=135.0)))
+    assert len(set(found)) == len(found)
+    assert {"a1", "b2"} <= {dict(labels).get("job_key") for _, labels in found}
+
+
+def test_every_check_about_jobs_was_tried() -> None:
+    assert {*ABOUT_RANKS, "collective_timeout", "environment", "network", "shared_memory"} == set(ABOUT_JOBS)
+
+
+@pytest.mark.parametrize("name", ABOUT_RANKS)
+def test_ranks_of_two_containers_of_one_job_may_both_be_local_rank_0(name: str, tree: NodeTree) -> None:
+    tree.process(10)
+    tree.process(20)
+    ranks = [
+        Rank(id=ProcessId(pid=pid, start_ticks=100), rank=number, local_rank=0) for number, pid in enumerate((10, 20))
+    ]
+    found = series(run(name, tree.node(job(*ranks, job_key="a1"))))
+    assert len(set(found)) == len(found)
+    about = [dict(labels) for _, labels in found if set(RANK) <= set(dict(labels))]
+    assert {(labels["rank"], labels["local_rank"]) for labels in about} == {("0", "0"), ("1", "0")}

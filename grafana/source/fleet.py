@@ -5,12 +5,16 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana.source.panels import (
     BAD_IF_ANY,
     MOTIONS,
+    NAME,
+    OWNER,
     STATES,
     STATUS_WORDS,
     STATUSES,
+    TO_JOB,
     WARN_IF_ANY,
     YES_NO,
     big_number,
+    job_variable,
     lines,
     page,
     rows,
@@ -19,9 +23,8 @@ from grafana.source.panels import (
 )
 
 ON = 'instance=~"$node"'
-OF = f'{ON},job_id=~"$job_id"'
+OF = f'{ON},job_key=~"$job_key"'
 TO_NODE = "/d/hangwatch-node?var-node=${__value.raw}&${__url_time_range}"
-TO_JOB = "/d/hangwatch-job?var-job_id=${__value.raw}&${__url_time_range}"
 
 
 def dashboard() -> builders.Dashboard:
@@ -32,26 +35,26 @@ def dashboard() -> builders.Dashboard:
         "Every node and job at a glance: who is hung, what each node says, the worst checks.",
         [
             variable("node", "Node", "label_values(hangwatch_build_info, instance)", many=True),
-            variable("job_id", "Job", 'label_values(hangwatch_job_info{instance=~"$node"}, job_id)', many=True),
+            job_variable(ON, many=True),
         ],
         OF,
     )
     for panel in (
         big_number(
             "Hung jobs",
-            f'count(count by (job_id) (hangwatch_job_state{{{OF},state="hung"}} == 1)) or vector(0)',
+            f'count(count by (job_key) (hangwatch_job_state{{{OF},state="hung"}} == 1)) or vector(0)',
             "Jobs that some node calls hung. A page goes out once no rank of the job moves on any node.",
             steps=BAD_IF_ANY,
         ),
         big_number(
             "Stalled jobs",
-            f'count(count by (job_id) (hangwatch_job_state{{{OF},state="stalled"}} == 1)) or vector(0)',
+            f'count(count by (job_key) (hangwatch_job_state{{{OF},state="stalled"}} == 1)) or vector(0)',
             "Quiet, while some rank still moves: checkpoint, evaluation, compilation, slow loader.",
             steps=WARN_IF_ANY,
         ),
         big_number(
             "Jobs",
-            f"count(count by (job_id) (hangwatch_job_info{{{OF}}})) or vector(0)",
+            f"count(count by (job_key) (hangwatch_job_info{{{OF}}})) or vector(0)",
             "Training jobs that the nodes see.",
         ),
         big_number("Nodes", f"count(hangwatch_build_info{{{ON}}}) or vector(0)", "Nodes on which hangwatch answers."),
@@ -79,6 +82,7 @@ def dashboard() -> builders.Dashboard:
             f"hangwatch:odd_rank:held{{{OF}}}",
             {
                 "job_id": "Job",
+                "job_key": "Key",
                 "rank": "Rank",
                 "instance": "Node",
                 "activity": "Activity",
@@ -90,7 +94,7 @@ def dashboard() -> builders.Dashboard:
             empty="no rank stands out",
             colours={"Motion": MOTIONS},
             links={"Job": TO_JOB, "Node": TO_NODE},
-            widths={"Rank": 70, "Motion": 90, "Activity": 130},
+            widths={"Rank": 70, "Motion": 90, "Activity": 130, "Key": 90},
         )
     )
     built.with_panel(
@@ -99,6 +103,7 @@ def dashboard() -> builders.Dashboard:
             f"hangwatch_incident_info{{{OF}}}",
             {
                 "job_id": "Job",
+                "job_key": "Key",
                 "instance": "Node",
                 "verdict": "Verdict",
                 "confidence": "Confidence",
@@ -109,14 +114,14 @@ def dashboard() -> builders.Dashboard:
             width=12,
             empty="no incident is open",
             links={"Job": TO_JOB, "Node": TO_NODE},
-            widths={"Confidence": 100},
+            widths={"Confidence": 100, "Key": 90},
         )
     )
     built.with_panel(
         timeline(
             "Jobs",
-            f"max by (job_id) (hangwatch:job_state:code{{{OF}}})",
-            "{{job_id}}",
+            f"max by (job_id, job_key) (hangwatch:job_state:code{{{OF}}}) {OWNER}",
+            NAME,
             STATES,
             "The worst state that any node sees the job in.",
             width=12,
@@ -129,11 +134,11 @@ def dashboard() -> builders.Dashboard:
             "percentunit",
             [
                 (
-                    f"""avg by (job_id) (
+                    f"""avg by (job_id, job_key) (
                       hangwatch_job_gpu_info{{{OF}}} * on (job, instance, uuid) group_left ()
                       (hangwatch_gpu_power_watts <= bool hangwatch_gpu_quiet_line_watts)
-                    )""",
-                    "{{job_id}}",
+                    ) {OWNER}""",
+                    NAME,
                 )
             ],
             "Share of the GPUs at or under their quiet line. A node suspects its part of a job from quorum (0.5) on.",

@@ -9,14 +9,14 @@ from grafana.source.panels import (
     STATUS_WORDS,
     WARN_IF_ANY,
     big_number,
+    job_variable,
     lines,
     page,
     rows,
     timeline,
-    variable,
 )
 
-OF = 'job_id="$job_id"'
+OF = 'job_key="$job_key"'
 TO_NODE = "/d/hangwatch-node?var-node=${__value.raw}&${__url_time_range}"
 GPUS = f"hangwatch_job_gpu_info{{{OF}}} * on (job, instance, uuid) group_left ()"
 
@@ -27,7 +27,7 @@ def dashboard() -> builders.Dashboard:
         "hangwatch-job",
         "hangwatch / Job",
         "All ranks of one job, on all its nodes: states, what each rank does, who is odd, power.",
-        [variable("job_id", "Job", "label_values(hangwatch_job_info, job_id)")],
+        [job_variable()],
         OF,
     )
     _at_a_glance(built)
@@ -65,7 +65,12 @@ def _at_a_glance(built: builders.Dashboard) -> None:
             "Ranks that wait for nobody while at least half of the job does.",
             steps=WARN_IF_ANY,
         ),
-        big_number("User", f"hangwatch_job_info{{{OF}}}", "Whose job it is.", name_of="user"),
+        big_number(
+            "Owner",
+            f"max by (owner) (hangwatch_job_info{{{OF}}})",
+            "Whose job it is, as the kernel says: its Slurm job, else its user id.",
+            name_of="owner",
+        ),
     ):
         built.with_panel(panel)
 

@@ -4,11 +4,15 @@ from grafana_foundation_sdk.builders import dashboard as builders
 
 from grafana.source.panels import (
     MOTIONS,
+    NAME,
+    OWNER,
     STATES,
     STATUS_WORDS,
     STATUSES,
+    TO_JOB,
     YES_NO,
     big_number,
+    job_variable,
     lines,
     page,
     rows,
@@ -19,9 +23,8 @@ from grafana.source.panels import (
 ON = 'instance="$node"'
 # What every exporter has, and others on the node may have under the same instance.
 OWN = f'{ON},job=~"(.+/)?hangwatch"'
-OF = f'{ON},job_id=~"$job_id"'
+OF = f'{ON},job_key=~"$job_key"'
 GPU = f'{ON},gpu=~"$gpu"'
-TO_JOB = "/d/hangwatch-job?var-job_id=${__value.raw}&${__url_time_range}"
 
 
 def dashboard() -> builders.Dashboard:
@@ -32,7 +35,7 @@ def dashboard() -> builders.Dashboard:
         "One node: power by GPU against limit, busy level and quiet line, job states, ranks in an incident, checks.",
         [
             variable("node", "Node", "label_values(hangwatch_build_info, instance)"),
-            variable("job_id", "Job", 'label_values(hangwatch_job_info{instance="$node"}, job_id)', many=True),
+            job_variable(ON, many=True),
             variable("gpu", "GPU", 'label_values(hangwatch_gpu_power_watts{instance="$node"}, gpu)', many=True),
         ],
         OF,
@@ -103,8 +106,8 @@ def _jobs(built: builders.Dashboard) -> None:
     for panel in (
         timeline(
             "Job states",
-            f"hangwatch:job_state:code{{{OF}}}",
-            "{{job_id}}",
+            f"hangwatch:job_state:code{{{OF}}} {OWNER}",
+            NAME,
             STATES,
             "As this node sees them.",
             width=12,
@@ -112,7 +115,7 @@ def _jobs(built: builders.Dashboard) -> None:
         lines(
             "Quiet for",
             "s",
-            [(f"hangwatch_job_quiet_seconds{{{OF}}}", "{{job_id}}")],
+            [(f"hangwatch_job_quiet_seconds{{{OF}}} {OWNER}", NAME)],
             "At [detector] hold_seconds (120 by default) the stacks are taken.",
             height=7,
         ),
@@ -121,6 +124,7 @@ def _jobs(built: builders.Dashboard) -> None:
             f"hangwatch_rank_activity{{{OF}}}",
             {
                 "job_id": "Job",
+                "job_key": "Key",
                 "rank": "Rank",
                 "local_rank": "Local rank",
                 "activity": "Activity",
@@ -134,13 +138,14 @@ def _jobs(built: builders.Dashboard) -> None:
             empty="no incident is open",
             colours={"Motion": MOTIONS},
             links={"Job": TO_JOB},
-            widths={"Rank": 70, "Local rank": 90, "Motion": 90},
+            widths={"Key": 90, "Rank": 70, "Local rank": 90, "Motion": 90},
         ),
         rows(
             "Verdict",
             f"hangwatch_incident_info{{{OF}}}",
             {
                 "job_id": "Job",
+                "job_key": "Key",
                 "verdict": "Verdict",
                 "confidence": "Confidence",
                 "named": "Named",
@@ -163,7 +168,14 @@ def _jobs(built: builders.Dashboard) -> None:
         rows(
             "Ranks and GPUs",
             f"hangwatch_job_gpu_info{{{OF}}}",
-            {"job_id": "Job", "rank": "Rank", "local_rank": "Local rank", "gpu": "GPU", "uuid": "UUID"},
+            {
+                "job_id": "Job",
+                "job_key": "Key",
+                "rank": "Rank",
+                "local_rank": "Local rank",
+                "gpu": "GPU",
+                "uuid": "UUID",
+            },
             "Which rank holds which GPU.",
             width=12,
             height=8,

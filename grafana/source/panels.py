@@ -17,6 +17,14 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 Panel: TypeAlias = Builder[dashboard.Panel]
 Colours: TypeAlias = Mapping[str, tuple[str, str]]  # value -> (text, colour)
 
+TO_JOB = "/d/hangwatch-job?var-job_key=${__data.fields.Key}&${__url_time_range}"
+"""A link from a table that has the column "Key"."""
+
+OWNER = "* on (job_id, job_key) group_left (owner) max by (job_id, job_key, owner) (hangwatch_job_info)"
+"""After a number about a job: whose it is. The name of a job is also that of other people's jobs."""
+
+NAME = "{{job_id}}, {{owner}}"
+
 SOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH = 24
 
@@ -227,10 +235,22 @@ def variable(name: str, label: str, values: str, *, many: bool = False) -> build
     return built
 
 
+def job_variable(where: str = "", *, many: bool = False) -> builders.QueryVariable:
+    """A variable that lists jobs by name and owner, and whose value is the key; `where` are label matchers."""
+    shown = f'label_join(hangwatch_job_info{{{where}}}, "shown", ", ", "job_id", "owner")'
+    values = f"query_result(max by (job_key, shown) ({shown}))"
+    return (
+        variable("job_key", "Job", values, many=many)
+        .query({"query": values, "refId": "job_key", "qryType": 3})
+        .regex('/job_key="(?<value>[^"]+)|shown="(?<text>[^"]+)/g')
+    )
+
+
 def page(
     uid: str, title: str, about: str, variables: Sequence[Builder[dashboard.VariableModel]], where: str
 ) -> builders.Dashboard:
     """An empty dashboard with its variables, its annotations and links to the others; `where` are label matchers."""
+    opened = f"max by (job_id, job_key) (hangwatch_incident_opened_timestamp_seconds{{{where}}}) * 1000"
     built = (
         builders.Dashboard(title)
         .uid(uid)
@@ -249,7 +269,9 @@ def page(
             .keep_time(True)
         )
         .annotation(
-            _Event("Incidents", f"max by (job_id) (hangwatch_incident_opened_timestamp_seconds{{{where}}}) * 1000")
+            _Event(
+                "Incidents", f"max by (job_id, job_key) (hangwatch_incident_opened_timestamp_seconds{{{where}}}) * 1000"
+            )
         )
     )
     for one in variables:

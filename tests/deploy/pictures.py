@@ -45,8 +45,9 @@ def main() -> None:
         nodes[0].order(5, "loader")
         wait_for(lambda: prometheus.query(PAGE), "the page", 90)
         time.sleep(AFTERWARDS_SECONDS)
-        variables = {"fleet": {"node": ".*", "job_id": ".*"}, "node": {"node": "node-1", "job_id": ".*", "gpu": ".*"}}
-        variables["job"] = {"job_id": nodes[0].run_id}
+        variables = {"fleet": {"node": ".*", "job_key": ".*"}, "node": {"node": "node-1", "job_key": ".*", "gpu": ".*"}}
+        (info,) = prometheus.query(f'max by (job_key) (hangwatch_job_info{{job_id="{nodes[0].run_id}"}})')
+        variables["job"] = {"job_key": info["metric"]["job_key"]}
         source = Source(prometheus.query, prometheus.query_range)
         for dashboard in DASHBOARDS:
             page, height = draw(promql.dashboard(dashboard), source, variables[dashboard], time.time() - began)

@@ -85,10 +85,14 @@ def dashboard_queries(board: dict[str, Any]) -> Iterator[Query]:
 
 
 def variable_queries(board: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(variable, metric selector, label) of every variable that asks Prometheus."""
+    """(variable, expression, label) of every variable that asks Prometheus."""
     for variable in board["templating"]["list"]:
         if variable["type"] == "query":
-            found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
+            asked = variable["query"]["query"]
+            if found := re.fullmatch(r"query_result\((.+)\)", asked):
+                yield variable["name"], found.group(1), variable["name"]
+                continue
+            found = re.fullmatch(r"label_values\((.+), (\w+)\)", asked)
             assert found, f"{board['uid']}: variable {variable['name']} is no label_values(metric, label)"
             yield variable["name"], found.group(1), found.group(2)
 

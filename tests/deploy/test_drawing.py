@@ -13,14 +13,16 @@ from tests.deploy.promql import DASHBOARDS
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_every_panel_is_drawn_with_its_answers(name: str) -> None:
-    labels = dict.fromkeys(("job_id", "instance", "gpu", "rank", "activity", "motion", "frame", "check"), "x")
+    labels = dict.fromkeys(
+        ("job_id", "job_key", "instance", "gpu", "rank", "activity", "motion", "frame", "check"), "x"
+    )
     now = time.time()
     source = Source(
         lambda _: [{"metric": labels, "value": [now, "3"]}],
         lambda *_: [{"metric": labels, "values": [[now - 60, "3"], [now, "3"]]}],
     )
     board = promql.dashboard(name)
-    page, height = draw(board, source, {"node": "node-1", "job_id": "J1", "gpu": ".*"}, 120)
+    page, height = draw(board, source, {"node": "node-1", "job_key": "k1", "gpu": ".*"}, 120)
     kinds = [panel["type"] for panel in board["panels"]]
     assert page.count("<table>") == kinds.count("table")
     assert page.count("<svg ") == kinds.count("timeseries") + kinds.count("state-timeline")

@@ -57,7 +57,8 @@ def test_uids_differ_and_links_lead_to_dashboards_and_variables_that_exist() -> 
     ]
     assert links
     for link in links:
-        uid, variable = re.fullmatch(r"/d/([\w-]+)\?var-(\w+)=\$\{__value\.raw\}&\$\{__url_time_range\}", link).groups()  # type: ignore[union-attr]
+        form = r"/d/([\w-]+)\?var-(\w+)=\$\{__(?:value\.raw|data\.fields\.\w+)\}&\$\{__url_time_range\}"
+        uid, variable = re.fullmatch(form, link).groups()  # type: ignore[union-attr]
         assert variable in {one["name"] for one in boards[uid]["templating"]["list"]}, link
 
 
@@ -135,6 +136,27 @@ def test_every_column_and_override_belongs_to_a_field_that_the_table_has(board: 
         headings = set(steps["organize"]["renameByName"].values())
         for override in panel["fieldConfig"]["overrides"]:
             assert override["matcher"]["options"] in headings, panel["title"]
+        fields = set(re.findall(r"__data\.fields\.(\w+)", json.dumps(panel["fieldConfig"]["overrides"])))
+        assert fields <= headings, f"{panel['title']}: a link needs the column {fields - headings}"
+
+
+def test_a_job_is_asked_for_by_its_key_and_shown_with_its_owner(board: dict[str, Any]) -> None:
+    """Two owners' jobs of one name are two: no query selects or counts by the name alone."""
+    for query in promql.dashboard_queries(board):
+        assert not re.search(r"\{[^{}]*\bjob_id\b", query.expr), query
+        for labels in re.findall(r"\b(?:on|by) ?\(([^()]*)\)", query.expr):
+            names = {name.strip() for name in labels.split(",")}
+            assert "job_id" not in names or "job_key" in names, query
+    for panel in promql.panels(board):
+        for target in panel.get("targets", ()):
+            assert "{{job_id}}" not in target["legendFormat"] or "{{owner}}" in target["legendFormat"], panel["title"]
+    (variable,) = [one for one in board["templating"]["list"] if one["name"] == "job_key"]
+    # As Grafana reads what query_result() gives: all matches, the first of each group counts.
+    text = '{job_key="6d1c0f5a9e27b384",shown="100, uid 1001"} 1 1700000000000'
+    regex = variable["regex"].removeprefix("/").removesuffix("/g").replace("(?<", "(?P<")
+    found = [match.groupdict() for match in re.finditer(regex, text)]
+    assert next(one["value"] for one in found if one["value"]) == "6d1c0f5a9e27b384"
+    assert next(one["text"] for one in found if one["text"]) == "100, uid 1001"
 
 
 def test_the_provisioning_example_points_at_the_dashboards() -> None:
@@ -152,7 +174,9 @@ class Watched:
 
     def __init__(self, prometheus: RealPrometheus, job_id: str) -> None:
         self.prometheus = prometheus
-        self.variables = {"node": NODE, "job_id": job_id, "gpu": ".*"}
+        (info,) = prometheus.query(f'max by (job_id, job_key, owner) (hangwatch_job_info{{job_id="{job_id}"}})')
+        self.job = info["metric"]
+        self.variables = {"node": NODE, "job_key": self.job["job_key"], "gpu": ".*"}
 
     def empty(self, query: promql.Query) -> bool:
         expr = promql.filled(query.expr, self.variables)
@@ -216,7 +240,10 @@ def test_the_page_names_the_rank_that_was_planted(hung: Watched) -> None:
         return next((a for a in hung.prometheus.alerts() if a["labels"]["alertname"] == "HangwatchTrainingHung"), None)
 
     alert = wait_for(page, "HangwatchTrainingHung")
-    assert alert["labels"]["job_id"] == hung.variables["job_id"]
+    assert {name: alert["labels"][name] for name in ("job_id", "job_key")} == {
+        name: hung.job[name] for name in ("job_id", "job_key")
+    }
+    assert f"({hung.job['owner']})" in alert["annotations"]["summary"]
     named = wait_for(
         lambda: (found := page()) and re.search(r"rank (\d+) on (\S+)", found["annotations"]["summary"]),
         "a name in the page",

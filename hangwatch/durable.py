@@ -37,6 +37,7 @@ def made_folder(name: str, parent: int) -> Iterator[int]:
     """A descriptor of the folder `name` below the descriptor `parent`, made (0700) where it is missing."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=parent)
+        os.fsync(parent)
     with folder(name, parent) as descriptor:
         yield descriptor
 

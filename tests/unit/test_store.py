@@ -46,11 +46,62 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+class Disk:
+    """What is asked of the system to make files last, in order: ("sync", path) and ("rename", from, to)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[str, ...]] = []
+        sync, rename = os.fsync, os.rename
+
+        def synced(descriptor: int) -> None:
+            self.calls.append(("sync", _path(descriptor)))
+            sync(descriptor)
+
+        def renamed(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+            place = _path(src_dir_fd)
+            self.calls.append(("rename", f"{place}/{source}", f"{place}/{target}"))
+            rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(os, "rename", renamed)
+
+
+def _path(descriptor: int) -> str:
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
 def message_of(error: pytest.ExceptionInfo[StoreError]) -> str:
     return str(error.value)
 
 
 # --- saving ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_incident_is_on_disk_before_it_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = open_writable(tmp_path / "state")
+    disk = Disk(monkeypatch)
+    folder = kept.save(at(0.0), FILES)
+    (place,) = [number for number, call in enumerate(disk.calls) if call[0] == "rename"]
+    _, temporary, final = disk.calls[place]
+    assert final == str(folder)
+    synced = {path: number for number, (_, path) in enumerate(disk.calls[:place])}  # the last time of each
+    for path in folder.rglob("*"):
+        written = Path(temporary, path.relative_to(folder))
+        assert str(written) in synced, f"{path.name} may be empty after a power cut"
+        assert synced[str(written.parent)] > synced[str(written)] or path.is_dir(), f"{path.name} may be missing"
+    assert ("sync", str(folder.parent)) in disk.calls[place:]
+
+
+def test_what_is_replaced_is_on_disk_before_the_old_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = open_writable(tmp_path / "state")
+    folder = kept.save(at(0.0), FILES)
+    disk = Disk(monkeypatch)
+    kept.save(at(0.0), {"report.txt": "longer"})
+    renames = [number for number, call in enumerate(disk.calls) if call[0] == "rename"]
+    assert [disk.calls[number][2] for number in renames] == [f"{folder}/incident.json", f"{folder}/report.txt"]
+    for number in renames:
+        assert disk.calls[number - 1] == ("sync", disk.calls[number][1])
+        assert ("sync", str(folder)) in disk.calls[number:]
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:

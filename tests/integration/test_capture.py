@@ -213,18 +213,31 @@ def test_workers_are_bounded_and_the_rest_is_told(tmp_path: Path) -> None:
 
 
 def test_deadlines_hold_when_py_spy_hangs(tmp_path: Path) -> None:
-    hanging = tmp_path / "py-spy"
-    hanging.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo "py-spy 0.4.9"; exit 0; }\nexec sleep 600\n')
-    hanging.chmod(0o755)
     settings = config.Capture(rounds=1, parallel=2, dump_deadline_seconds=0.6, round_deadline_seconds=1.0)
     with ranks(tmp_path, 6) as job:
         began = time.monotonic()
-        taken = capture(job, settings=settings, node="here", pyspy_path=hanging)
+        taken = capture(job, settings=settings, node="here", pyspy_path=_hanging_pyspy(tmp_path))
         seconds = time.monotonic() - began
     assert seconds < 3
     reasons = [rank.rounds[0].fault.reason for rank in taken.ranks if rank.rounds[0].fault is not None]
     assert (len(reasons), set(reasons)) == (6, {"Timeout", "RoundDeadline"})
     assert not any(rank.gone for rank in taken.ranks)
+
+
+def test_a_dump_may_not_outlast_its_round(tmp_path: Path) -> None:
+    settings = config.Capture(rounds=1, dump_deadline_seconds=30.0, round_deadline_seconds=1.0)
+    with ranks(tmp_path, 1) as job:
+        (rank,) = capture(job, settings=settings, node="here", pyspy_path=_hanging_pyspy(tmp_path)).ranks
+    (dump,) = rank.rounds
+    assert dump.fault is not None and dump.fault.reason == "Timeout"
+    assert (dump.duration_seconds or 0) < 10
+
+
+def _hanging_pyspy(folder: Path) -> Path:
+    program = folder / "py-spy"
+    program.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo "py-spy 0.4.9"; exit 0; }\nexec sleep 600\n')
+    program.chmod(0o755)
+    return program
 
 
 def test_a_shutdown_ends_a_capture_at_once(tmp_path: Path) -> None:

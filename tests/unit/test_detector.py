@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hangwatch.config import Detector
 from hangwatch.hang import detector, power
 from hangwatch.hang.detector import JobWatch, MotionCount, TakeCapture, Transition
+from hangwatch.hang.power import GpuPower
 from hangwatch.model import GpuSample, Job, JobState, ProcessId, Rank
 
 S = JobState
@@ -232,6 +236,33 @@ def test_a_gap_in_the_samples_is_not_quiet_time() -> None:
     assert series.watch.state is S.QUIET
     series.feed(110, 50)
     assert series.watch.state is S.SUSPECTED
+
+
+def test_a_capture_that_never_comes_back_is_given_up_and_asked_for_again() -> None:
+    series = Series().feed(600, 300).feed(110, 125)
+    (asked,) = series.captures
+    series.feed(110, int(asked + detector.CAPTURE_LOST_SECONDS - series.now) - 1)
+    assert (series.watch.state, len(series.captures)) == (S.SUSPECTED, 1)
+    series.feed(110, 1)
+    assert (series.watch.state, series.watch.message) == (S.STALLED, "its stacks could not be taken in 300 s")
+    series.feed(110, int(DEFAULTS.recapture_seconds))
+    assert len(series.captures) == 2
+    assert not series.pages, "nobody has seen a stack"
+
+
+@pytest.mark.parametrize(("moving", "state"), [(4, S.STALLED), (5, S.TRAINING)])
+def test_more_than_half_of_the_ranks_must_move_to_teach_that_this_power_is_work(moving: int, state: JobState) -> None:
+    series = Series().feed(600, 300).feed(110, 125).captured(8 - moving, moving)
+    assert series.watch.state is state
+
+
+def test_a_gpu_at_its_quiet_line_is_quiet_and_one_above_it_is_not() -> None:
+    gpu = GpuPower(limit_watts=700.0, idle_watts=80.0, busy_watts=600.0)
+    line = power.quiet_line_watts(gpu, DEFAULTS)
+    assert line == pytest.approx(80 + 0.35 * 520)
+    at, above = (replace(gpu, recent=(watts,)) for watts in (line, math.nextafter(line, math.inf)))
+    assert power.is_quiet(at, DEFAULTS) and power.is_low(at, DEFAULTS)
+    assert not power.is_quiet(above, DEFAULTS) and not power.is_low(above, DEFAULTS)
 
 
 def test_dumps_that_all_fail_are_no_proof_of_a_hang() -> None:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -84,6 +85,17 @@ def scrape(one: Board) -> str:
     own = CollectorRegistry()
     own.register(metrics.BoardCollector(one, lambda: NOW, Detector()))
     return generate_latest(own).decode()
+
+
+def test_an_incident_that_is_closed_is_exported_no_more() -> None:
+    names = ("hangwatch_incident_info{", "hangwatch_incident_opened_timestamp_seconds{", "hangwatch_rank_activity{")
+    one = board()
+    ((job_id, entry),) = one.snapshot.jobs.items()
+    assert [name in scrape(one) for name in names] == [True] * 3
+    closed = replace(entry, incident=replace(entry.incident, closed_unix_seconds=samples.OPENED + 60))
+    after = scrape(board(jobs={job_id: closed}))
+    assert [name in after for name in names] == [False] * 3
+    assert "hangwatch_job_state{" in after, "the job itself is still there"
 
 
 @pytest.mark.golden

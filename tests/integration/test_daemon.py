@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -9,12 +10,19 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from hangwatch import store
+from hangwatch import config, store
+from hangwatch.board import JobEntry
+from hangwatch.daemon import Daemon
+from hangwatch.demo import play
 from hangwatch.demo.node import SimulatedNode
+from hangwatch.demo.power import SimulatedGpus
+from hangwatch.model import JobState
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.watched import RealDaemon
@@ -154,6 +162,58 @@ def test_without_the_right_to_dump_the_incident_says_what_is_missing(fake_driver
         assert store.load(folder).verdict.named == ()
         assert daemon.samples("hangwatch_dump_failures_total", reason="PermissionDenied")[0][1] >= 4
         assert daemon.samples("hangwatch_job_page", job_id=job_id)[0][1] == 0, "what cannot be seen does not page"
+
+
+@contextlib.contextmanager
+def quick_daemon(node: SimulatedNode, folder: Path, **sections: object) -> Iterator[Daemon]:
+    """The daemon in this process over a simulated node whose job is known and trains."""
+    gpus = SimulatedGpus(node)
+    daemon = Daemon(replace(play.settings(folder), **sections), gpus, proc_root=node.proc_root)
+    daemon.board.set(sweep=gpus.latest())  # so that the first scan knows who holds which GPU
+    daemon.start()
+    try:
+        wait_for(lambda: state_of(daemon) is JobState.TRAINING, "the job to train")
+        wait_for(lambda: all(gpu.busy_watts for gpu in job_of(daemon).watch.gpus.values()), "busy levels")
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+def job_of(daemon: Daemon) -> JobEntry:
+    """The one job of its node."""
+    (entry,) = daemon.board.snapshot.jobs.values()
+    return entry
+
+
+def state_of(daemon: Daemon) -> JobState | None:
+    return job_of(daemon).watch.state if daemon.board.snapshot.jobs else None
+
+
+def test_a_look_that_fails_as_a_whole_loses_no_hang(tmp_path: Path) -> None:
+    """No thread may be started for the dumps, which no configuration file can ask for: the capture itself raises."""
+    with SimulatedNode(2) as node, quick_daemon(node, tmp_path, capture=config.Capture(parallel=0)) as daemon:
+        node.order(1, "lock")
+        wait_for(lambda: state_of(daemon) is JobState.STALLED, "the job to be held as stalled")
+        assert job_of(daemon).watch.capture_wanted_at is not None, "and to be looked at again"
+        assert daemon.board.snapshot.captures["failed"] >= 1
+        assert not job_of(daemon).page, "nobody has seen a stack"
+
+
+def test_a_job_that_ends_while_it_is_looked_at_has_ended_and_is_not_hung(tmp_path: Path) -> None:
+    """The slow beat is too slow to see it: the look itself must ask again who is there."""
+    rounds = config.Capture(rounds=2, pause_seconds=3.0)
+    with (
+        SimulatedNode(2) as node,
+        quick_daemon(node, tmp_path, capture=rounds, jobs=config.Jobs(discover_seconds=600.0)) as daemon,
+    ):
+        node.order("all", "evaluation 600")
+        ranks_and_loaders = 4
+        wait_for(lambda: sum(daemon.board.snapshot.dumps.counts) >= ranks_and_loaders, "the first round")
+        for pid in node.pids:
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: state_of(daemon) is not JobState.SUSPECTED, "the end of the capture")
+        assert state_of(daemon) is JobState.ENDED
+        assert job_of(daemon).incident is None
 
 
 def _job_of_four_gpus(daemon: RealDaemon) -> str | None:

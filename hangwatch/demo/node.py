@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import select
@@ -114,7 +115,8 @@ class SimulatedNode:
         """End all processes and remove the folder; the launcher reaps its ranks before it exits."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # an order that a dead launcher did not take
+                    pipe.close()
         try:
             self._process.wait(END_DEADLINE_SECONDS)
         except subprocess.TimeoutExpired:

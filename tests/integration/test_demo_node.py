@@ -253,7 +253,9 @@ def test_a_launcher_that_dies_is_told_and_takes_even_a_stopped_rank_along() -> N
         (loader,) = children_of(node.pids[0])
         node.order(0, "stopped")
         wait_for(lambda: state_of(node.pids[0]) == "T", "the rank to stop")
-        os.kill(parent_of(node.pids[0]), signal.SIGKILL)
+        launcher = parent_of(node.pids[0])
+        os.kill(launcher, signal.SIGKILL)
+        wait_for(lambda: is_gone(launcher), "the launcher to end")  # else it might still take the order
         with pytest.raises(NodeError, match="has ended"):
             node.order("all", "checkpoint 1")
         wait_for(lambda: is_gone(node.pids[0]) and is_gone(loader), "the rank and its loader to end with it")

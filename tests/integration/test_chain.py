@@ -48,7 +48,13 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
 
         folder = daemon.state / "incidents" / info["incident"]
         wait_for(lambda: (folder / "report.html").exists(), "the incident folder")
-        assert {path.name for path in folder.iterdir()} == {"incident.json", "report.txt", "report.html", "dumps"}
+        assert {path.name for path in folder.iterdir()} == {
+            "incident.json",
+            "order",
+            "report.txt",
+            "report.html",
+            "dumps",
+        }
         incident = store.load(folder)
         assert [who.rank for who in incident.verdict.named] == [2]
         assert len(incident.captures[0].ranks) == 4

@@ -1,0 +1,332 @@
+"""Everything that an unprivileged user of a node can do, against another user's job: nothing of it may change.
+
+usage: python -m tests.soak.hostile_neighbour [--minutes 20]      as root, on Linux with cgroup v1 `pids` or cgroup v2
+
+A real daemon watches four GPUs of the fake driver and a job of four ranks, run id 100, that trains, hangs at rank 2 and is
+paged. Beside it, in turn, a user (nobody) and a container (uid 0 without capabilities, in a pod's control group of its
+own) do what they can, begun before the job and after it. Each row is one life of the job: what became of its state, page
+and named rank. All load is bounded in count and time, on loopback; only processes of this script are ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.fake_driver import FakeDriver, compile_library, h100
+from tests.watched import RealDaemon
+
+RANKS = 4
+ADA, NOBODY = 1004, 65534
+RUN = {
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "4",
+    "TORCHELASTIC_RUN_ID": "100",
+    "MASTER_ADDR": "gpu-01",
+    "MASTER_PORT": "29500",
+}
+PYTHON = "/usr/bin/python3"  # one that every user may run
+SLEEP = [PYTHON, "-SE", "-c", "import time; time.sleep(3600)"]
+RANK = Path(__file__).with_name("rank.py")
+PODS = ("8c1f0a52-6d1e-4f0e-9f57-0d2c6a1b7e11", "3b7d9e04-11aa-4c8d-8a3f-5f6e7d8c9b22")
+LIVES = [(who, first) for who in ("another user", "another container") for first in ("job first", "hostile first")]
+PAGE_SECONDS = 45.0
+WATCHED_SECONDS = 15.0
+
+
+class Cgroup:
+    """A control group as the kubelet makes one for a container of a pod."""
+
+    def __init__(self, pod: str) -> None:
+        base = next(
+            path
+            for path in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
+            if path.is_dir()
+        )
+        self.path = base / "kubepods" / "burstable" / f"pod{pod}" / "c1"
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def join(self) -> None:
+        (self.path / "cgroup.procs").write_text(str(os.getpid()))
+
+    def remove(self) -> None:
+        for folder in (self.path, self.path.parent, self.path.parent.parent, self.path.parent.parent.parent):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def as_user(uid: int) -> Callable[[], None]:
+    def change() -> None:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+
+    return change
+
+
+def in_pod(cgroup: Cgroup) -> Callable[[], None]:
+    """uid 0, in a control group of its own, without a single capability."""
+
+    def change() -> None:
+        cgroup.join()
+        for capability in range(41):
+            libc_prctl(24, capability)  # PR_CAPBSET_DROP
+        libc_prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
+
+    return change
+
+
+def libc_prctl(option: int, value: int) -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+class Crowd:
+    """Processes that this script started and ends, by pid."""
+
+    def __init__(self, become: Callable[[], None]) -> None:
+        self.become = become
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, command: list[str], environ: dict[str, str], count: int = 1) -> None:
+        for _ in range(count):
+            self.processes.append(
+                subprocess.Popen(
+                    command, env={"PATH": os.environ["PATH"], **environ}, preexec_fn=self.become, stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+                )
+            )  # fmt: skip
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+        self.processes.clear()
+
+
+def attack(crowd: Crowd, folder: Path, job: list[int]) -> None:
+    """All at once: copied seats, older and younger, of a higher attempt; a launcher, a server; floods; other people's pids."""
+    for rank in range(RANKS):
+        crowd.start(SLEEP, {**RUN, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        crowd.start(SLEEP, {**RUN, "RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": "99"})
+    for name in ("torchrun", "vllm", "pt_elastic", "py-spy"):
+        script = folder / name
+        script.write_text("import subprocess, sys, time\nsubprocess.Popen(sys.argv[1:])\ntime.sleep(3600)\n")
+        script.chmod(0o755)
+        crowd.start([PYTHON, "-SE", str(script), *SLEEP], {**RUN, "RANK": "2", "LOCAL_RANK": "2"})
+    busy = [PYTHON, "-SE", "-c", "while True: sum(range(1000))"]
+    crowd.start(busy, {**RUN, "RANK": "1", "LOCAL_RANK": "1"})
+    crowd.start(SLEEP, {**RUN, "RANK": "0", "CUDA_VISIBLE_DEVICES": "0,1,2,3", "TORCHELASTIC_RUN_ID": "100"})
+    crowd.start(
+        SLEEP, {**RUN, "RANK": "0", "WORLD_SIZE": "4000000", "LOCAL_WORLD_SIZE": "1024", "TORCHELASTIC_RUN_ID": "big"}
+    )
+    crowd.start(
+        SLEEP, {**RUN, "RANK": "1", "WORLD_SIZE": "4000000", "LOCAL_WORLD_SIZE": "1024", "TORCHELASTIC_RUN_ID": "big"}
+    )
+    for number in range(60):
+        crowd.start(
+            SLEEP,
+            {"RANK": "0", "WORLD_SIZE": "1024", "LOCAL_WORLD_SIZE": "1024", "TORCHELASTIC_RUN_ID": f"many{number}"},
+        )
+    flood = {f"NCCL_{number}": "x" * 120_000 for number in range(8)}
+    crowd.start(SLEEP, {**RUN, "RANK": "0", "TORCHELASTIC_RUN_ID": "flood", **flood}, count=10)
+    crowd.start(SLEEP, {**RUN, "RANK": "0", "USER": "root\x1b[2J\x07", "TORCHELASTIC_RUN_ID": '100\n\x1b]0;x\x07"} 1'})
+    deep = "import threading, time\ndef f(n):\n    f(n - 1) if n else time.sleep(3600)\n"
+    deep += "import sys; sys.setrecursionlimit(20000)\nthreading.stack_size(64 << 20)\n"
+    deep += "[threading.Thread(target=f, args=(5000,)).start() for _ in range(8)]\n"
+    crowd.start([PYTHON, "-SE", "-c", deep], {**RUN, "RANK": "3", "LOCAL_RANK": "3"})
+    stop = [PYTHON, "-SE", "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"]
+    crowd.start(stop, {**RUN, "RANK": "2", "LOCAL_RANK": "2"})
+    kill = "import os, signal, sys\nfor pid in map(int, sys.argv[1:]):\n    for number in (signal.SIGSTOP, signal.SIGTERM):\n"
+    kill += "        try: os.kill(pid, number)\n        except OSError: pass\n"
+    if job and crowd.become.__qualname__.startswith("as_user"):  # a container sees no pids outside of it
+        crowd.start([PYTHON, "-SE", "-c", kill, *map(str, job)], {})
+
+
+@contextlib.contextmanager
+def slow_clients(port: int, idle: int = 100, slow: int = 20) -> Iterator[None]:
+    """Connections that say nothing, and such as say a byte now and then."""
+    doors: list[socket.socket] = []
+    try:
+        for number in range(idle + slow):
+            with contextlib.suppress(OSError):
+                door = socket.create_connection(("127.0.0.1", port), timeout=2)
+                doors.append(door)
+                if number >= idle:
+                    door.send(b"GET /metrics HTT")
+        yield
+    finally:
+        for door in doors:
+            door.close()
+
+
+class Life:
+    """One life of the job: started, hung, looked at, released."""
+
+    def __init__(self, daemon: RealDaemon, driver: FakeDriver, become: Callable[[], None], owner: str) -> None:
+        self.daemon, self.driver, self.owner = daemon, driver, owner
+        self.folder = Path(tempfile.mkdtemp(prefix="ada-"))
+        self.folder.chmod(0o755)
+        os.mkfifo(self.folder / "shard")
+        shutil.copy(RANK, self.folder / "train.py")
+        self.crowd = Crowd(become)
+        self.states: list[str] = []
+        self.latencies: list[float] = []
+
+    def start(self) -> list[int]:
+        for rank in range(RANKS):
+            self.crowd.start(
+                [PYTHON, "-SE", str(self.folder / "train.py"), str(self.folder)],
+                {**RUN, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+        pids = [process.pid for process in self.crowd.processes]
+        self.driver.write([*h100(RANKS), *(f"gpu {gpu} pids {pid}" for gpu, pid in enumerate(pids))])
+        return pids
+
+    def look(self) -> tuple[str | None, bool, str]:
+        """State, page and who is named, of the one job 100 of this owner with these ranks."""
+        began = time.monotonic()
+        keys = {
+            row["job_key"]
+            for row, _ in self.daemon.samples("hangwatch_job_info", job_id="100", owner=self.owner)
+            if self.daemon.samples("hangwatch_job_ranks", job_key=row["job_key"]) and row["job_key"] == self.key()
+        }
+        self.latencies.append(time.monotonic() - began)
+        state = page = named = None
+        for key in keys:
+            state = next(
+                (r["state"] for r, v in self.daemon.samples("hangwatch_job_state", job_key=key) if v == 1), None
+            )
+            page = any(v == 1 for _, v in self.daemon.samples("hangwatch_job_page", job_key=key))
+            named = next((r["named"] for r, _ in self.daemon.samples("hangwatch_incident_info", job_key=key)), "")
+        if state and (not self.states or self.states[-1] != state):
+            self.states.append(state)
+        return state, bool(page), named or ""
+
+    def key(self) -> str | None:
+        """The job whose GPUs the driver says are held by our ranks."""
+        rows = self.daemon.samples("hangwatch_job_gpu_info", job_id="100")
+        owners = {row["job_key"] for row, _ in self.daemon.samples("hangwatch_job_info", owner=self.owner)}
+        return next(
+            (row["job_key"] for row, _ in rows if row["job_key"] in owners and row["uuid"] and row["rank"] == "2"), None
+        )
+
+    def until(
+        self, wanted: Callable[[tuple[str | None, bool, str]], bool], seconds: float
+    ) -> tuple[str | None, bool, str]:
+        end = time.monotonic() + seconds
+        while True:
+            seen = self.look()
+            if wanted(seen) or time.monotonic() > end:
+                return seen
+            time.sleep(0.5)
+
+    def end(self) -> None:
+        (self.folder / "end").touch()
+        self.crowd.end()
+
+
+def play(daemon: RealDaemon, driver: FakeDriver, who: str, first: str) -> tuple[bool, str]:
+    """One row of the table."""
+    cgroups = [Cgroup(pod) for pod in PODS]
+    is_user = who == "another user"
+    victim = as_user(ADA) if is_user else in_pod(cgroups[0])
+    hostile = Crowd(as_user(NOBODY) if is_user else in_pod(cgroups[1]))
+    life = Life(daemon, driver, victim, "uid 1004" if is_user else "uid 0")
+    tools = Path(tempfile.mkdtemp(prefix="hostile-"))
+    tools.chmod(0o777)
+    try:
+        if first == "hostile first":
+            attack(hostile, tools, [])
+            time.sleep(3)
+        pids = life.start()
+        life.until(lambda seen: seen[0] == "training", 30)
+        if first == "job first":
+            attack(hostile, tools, pids)
+        with slow_clients(daemon.port):
+            life.until(lambda seen: False, 5)
+            (life.folder / "hang").touch()
+            driver.write(
+                [*driver.lines, "gpu all power_watts 118", "gpu 2 power_watts 86", "gpu 2 utilization_ratio 0"]
+            )
+            began = time.monotonic()
+            state, page, named = life.until(lambda seen: seen[1], PAGE_SECONDS)
+            took = time.monotonic() - began
+            shaky = 0
+            end = time.monotonic() + WATCHED_SECONDS
+            while time.monotonic() < end:
+                shaky += life.look()[1] is not True
+                time.sleep(0.5)
+        alive = sum(process.poll() is None for process in life.crowd.processes)
+        (life.folder / "hang").unlink()
+        with (
+            contextlib.suppress(OSError),
+            os.fdopen(os.open(life.folder / "shard", os.O_WRONLY | os.O_NONBLOCK), "wb") as shard,
+        ):
+            shard.write(b"x")
+        for process in life.crowd.processes:
+            process.send_signal(signal.SIGCONT)
+        right = state == "hung" and page and named.endswith(":2") and not shaky and alive == RANKS
+        wait = statistics.median(life.latencies)
+        words = (
+            f"{' '.join(life.states)}; page after {took:.1f} s, named {named or 'nobody'}, page lost {shaky} times, "
+        )
+        return right, f"{words}{alive} ranks alive, look {wait:.2f} s (median)"
+    finally:
+        hostile.end()
+        life.end()
+        driver.write(h100(RANKS))
+        life.until(lambda seen: seen[0] in (None, "ended"), 20)
+        for cgroup in cgroups:
+            cgroup.remove()
+
+
+def resident_mebibytes(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / (1 << 20)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=20.0)
+    options = parser.parse_args()
+    wrong = lives = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "nvml").mkdir()
+        driver = FakeDriver(compile_library(folder / "nvml"), folder / "gpus.scenario", h100(RANKS))
+        with RealDaemon(folder / "hw", driver.environ) as daemon:
+            print(f"daemon {resident_mebibytes(daemon.process.pid):.0f} MiB at the start", flush=True)
+            end = time.monotonic() + 60 * options.minutes
+            most = 0.0
+            while time.monotonic() < end or lives < len(LIVES):
+                who, first = LIVES[lives % len(LIVES)]
+                right, words = play(daemon, driver, who, first)
+                lives, wrong = lives + 1, wrong + (not right)
+                most = max(most, resident_mebibytes(daemon.process.pid))
+                print(
+                    f"{lives:3} {'ok   ' if right else 'WRONG'} {who}, {first}: {words}; daemon {most:.0f} MiB",
+                    flush=True,
+                )
+            print(f"{lives} lives, {wrong} changed by a neighbour; the daemon used {most:.0f} MiB at most")
+            if wrong:
+                print(daemon.log[-4000:])
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

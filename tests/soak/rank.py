@@ -1,0 +1,31 @@
+"""One rank of a job without torch: works in steps until it is told to hang, then waits as victims and culprits wait.
+
+usage: rank.py FOLDER. The number is that of RANK. `FOLDER/hang` begins the hang, `FOLDER/end` ends the process; rank 2
+blocks in `read_shard` on a FIFO that nobody writes to, the others in a function that is called and filed as c10d's.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+namespace: dict[str, object] = {"time": time, "folder": folder}
+source = "def all_reduce():\n    while (folder / 'hang').exists():\n        time.sleep(3600)\n"
+exec(compile(source, "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py", "exec"), namespace)
+
+
+def read_shard() -> None:
+    with (folder / "shard").open("rb") as shard:
+        shard.read(1)
+
+
+def train() -> None:
+    while not (folder / "end").exists():
+        if (folder / "hang").exists():
+            read_shard() if rank == 2 else namespace["all_reduce"]()  # type: ignore[operator]
+        sum(range(20_000))
+        time.sleep(0.05)
+
+
+train()

@@ -1,0 +1,69 @@
+"""SIGTERM at random moments of captures: each must be obeyed within five seconds.
+
+usage: python -m tests.soak.sigterms [--count 200] [--lanes 3] [--seed 1]
+
+Each time a real daemon watches a job that hangs from the beginning (fake driver, simulated node) and looks at it again
+and again; the signal comes at a random moment, by the seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from hangwatch.demo.node import SimulatedNode
+from tests.fake_driver import FakeDriver, compile_library, h100
+from tests.watched import RealDaemon
+
+DEADLINE_SECONDS = 5.0
+BUSY = {
+    "detector": {"hold_seconds": 1.0, "startup_hold_seconds": 1.0, "recapture_seconds": 1.0, "cooldown_seconds": 0.0},
+    "capture": {"pause_seconds": 0.1, "rounds": 20},
+}
+
+
+def once(library: Path, node: SimulatedNode, seed: int) -> float | None:
+    """Seconds until the daemon had ended, None where it did not within the deadline."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pids = [f"gpu {gpu} pids {pid}" for gpu, pid in enumerate(node.pids)]
+        driver = FakeDriver(library, folder / "gpus.scenario", [*h100(2), *pids, "gpu all power_watts 100"])
+        daemon = RealDaemon(folder / "hw", driver.environ, **BUSY)
+        with daemon:
+            time.sleep(random.Random(seed).uniform(0.0, 6.0))
+            began = time.monotonic()
+            daemon.process.send_signal(signal.SIGTERM)
+            try:
+                daemon.process.wait(DEADLINE_SECONDS)
+            except subprocess.TimeoutExpired:
+                daemon.process.kill()
+                return None
+            return time.monotonic() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--lanes", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, SimulatedNode(2) as node, ThreadPoolExecutor(options.lanes) as pool:
+        library = compile_library(Path(name))
+        seeds = range(options.seed, options.seed + options.count)
+        took = list(pool.map(lambda seed: once(library, node, seed), seeds))
+    obeyed = [seconds for seconds in took if seconds is not None]
+    print(
+        f"{len(obeyed)} of {len(took)} SIGTERMs obeyed within {DEADLINE_SECONDS:g} s, the slowest in {max(obeyed):.2f} s"
+    )
+    sys.exit(0 if len(obeyed) == len(took) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -118,6 +118,10 @@ def _sampler(snapshot: Snapshot, now: float) -> Iterator[Metric]:
 def _gpus(snapshot: Snapshot, settings: Detector) -> Iterator[Metric]:
     if snapshot.sweep is None:
         return
+    up = _gauge("gpu_up", "1 while the driver gives readings of this GPU, 0 while it gives none", ("gpu",))
+    for index in sorted({*(gpu.index for gpu in snapshot.sweep.gpus), *snapshot.sweep.unread}):
+        up.add_metric([str(index)], float(index not in snapshot.sweep.unread))
+    yield up
     labels = ("gpu", "uuid")
     for field, text in (
         ("power_watts", "Power drawn, as NVML averages it over one second"),

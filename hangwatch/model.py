@@ -66,6 +66,13 @@ class GpuSweep(Value, frozen=True):
     faults: tuple[Fault, ...] = ()
     driver_version: str | None = None
 
+    @property
+    def unread(self) -> dict[int, Fault]:
+        """The GPUs without a reading, by index, each with its fault."""
+        read = {f"gpu {gpu.index}" for gpu in self.gpus}
+        silent = {fault.subject: fault for fault in self.faults if fault.subject not in read}
+        return {int(subject[4:]): fault for subject, fault in silent.items() if subject[4:].isdecimal()}
+
 
 class SamplerStatus(Value, frozen=True):
     """How the sampling of GPUs itself fares.

@@ -28,7 +28,7 @@ class JobStatus(Value, frozen=True):
 
 
 class GpuStatus(Value, frozen=True):
-    """One GPU as /status shows it."""
+    """One GPU as /status shows it; `fault` says why one has no readings."""
 
     index: int
     name: str | None
@@ -36,6 +36,7 @@ class GpuStatus(Value, frozen=True):
     power_limit_watts: float | None
     utilization_ratio: float | None
     job_id: str | None = None
+    fault: str | None = None
 
 
 class CheckLine(Value, frozen=True):
@@ -82,8 +83,10 @@ def view(snapshot: Snapshot, node: str, now: float) -> Status:
 
 
 def _gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
+    if snapshot.sweep is None:
+        return ()
     holders = {uuid: entry.job.job_id for entry in snapshot.jobs.values() for uuid in entry.job.gpu_uuids}
-    return tuple(
+    read = [
         GpuStatus(
             index=gpu.index,
             name=gpu.name,
@@ -92,8 +95,20 @@ def _gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
             utilization_ratio=gpu.utilization_ratio,
             job_id=holders.get(gpu.uuid),
         )
-        for gpu in (snapshot.sweep.gpus if snapshot.sweep else ())
-    )
+        for gpu in snapshot.sweep.gpus
+    ]
+    unread = [
+        GpuStatus(
+            index=index,
+            name=None,
+            power_watts=None,
+            power_limit_watts=None,
+            utilization_ratio=None,
+            fault=f"{fault.reason}: {fault.detail}",
+        )
+        for index, fault in snapshot.sweep.unread.items()
+    ]
+    return tuple(sorted((*read, *unread), key=lambda gpu: gpu.index))
 
 
 def _jobs(snapshot: Snapshot, now: float) -> tuple[JobStatus, ...]:

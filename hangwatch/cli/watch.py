@@ -155,6 +155,7 @@ def _print_status(seen: Status) -> None:
             _shown(gpu.power_limit_watts, "{:.0f} W"),
             _shown(gpu.utilization_ratio, "{:.0%}"),
             gpu.job_id or "",
+            gpu.fault or "",
         )
         for gpu in seen.gpus
     ]
@@ -171,7 +172,7 @@ def _print_status(seen: Status) -> None:
         for job in seen.jobs
     ]
     checks = [(check.check, check.status, check.message) for check in seen.checks]
-    print_table(("GPU", "name", "power", "limit", "utilisation", "job"), gpus, "no GPUs")
+    print_table(("GPU", "name", "power", "limit", "utilisation", "job", "fault"), gpus, "no GPUs")
     print_table(("job", "launcher", "user", "state", "for", "ranks", "what"), jobs, "no jobs")
     print_table(("check", "status", "what"), checks, "no checks yet")
 

@@ -491,6 +491,9 @@ int nvmlEventSetWait_v2(void *set, Event *out, uint milliseconds)
     char value[40];
     int index;
     (void)set, (void)milliseconds;
+    int code = system_fault("nvmlEventSetWait_v2");
+    if (code)
+        return code;
     while (find(value, sizeof value, "xid %d", told + 1)) {
         told++;
         if (sscanf(value, "%d %llu", &index, &out->data) == 2 && registered[index]) {

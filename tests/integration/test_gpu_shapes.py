@@ -342,7 +342,7 @@ def test_details_that_block_the_driver_are_given_up_and_power_goes_on(hgx: Machi
     assert hgx.said("gpu_power") == {"gpu_power": (OK, "PowerRead")}
     hgx.driver.add("gpu 1 fault nvmlDeviceGetGpuFabricInfoV sleep")
 
-    assert hgx.said("fabric") == {"fabric": (UNKNOWN, "Stalled")}
+    assert hgx.said("fabric") == {"fabric": (UNKNOWN, "NoAnswer")}
 
     settled(hgx, "gpu_power", lambda result: result.verdict.status is OK, "power to be sampled again")
     assert hgx.said("fabric") == {"fabric": (UNKNOWN, "Stalled")}  # and is not asked again at once
@@ -351,13 +351,28 @@ def test_details_that_block_the_driver_are_given_up_and_power_goes_on(hgx: Machi
 
 def test_a_wedged_driver_is_critical_for_health_alone(hgx: Machine) -> None:
     assert hgx.said() == HEALTHY_HGX
-    hgx.driver.add("gpu 1 fault nvmlDeviceGetPowerUsage sleep")
+    hgx.driver.add("fault nvmlEventSetWait_v2 sleep")  # a call about no single GPU
     wait_for(lambda: hgx.sampler.status().stalled, "the stall")
 
     said = hgx.said()
 
     assert said.pop("gpu_health") == (CRITICAL, "DriverStalled")
     assert set(said.values()) == {(UNKNOWN, "Stalled")}
+
+
+def test_a_wedged_gpu_is_named_and_the_others_are_judged(hgx: Machine) -> None:
+    assert hgx.said("gpu_health") == {"gpu_health": (OK, "GpusHealthy")}
+    hgx.driver.add("gpu 1 fault all sleep")
+    wait_for(lambda: getattr(hgx.sampler.latest(), "faults", ()), "a sweep without GPU 1")
+
+    results = hgx.run()
+
+    verdict = results["gpu_health"].verdict
+    assert (verdict.status, verdict.reason) == (CRITICAL, "NoAnswer")
+    assert "GPU 1 does not answer" in verdict.message and "dmesg" in verdict.remedy
+    assert {len(result.faults) for result in results.values()} == {1}
+    read = {dict(point.labels)["gpu"] for point in results["nvlink_status"].points if dict(point.labels).get("gpu")}
+    assert read == {"0", "2", "3", "4", "5", "6", "7"}
 
 
 def test_gpus_on_the_bus_without_a_driver(hgx: Machine) -> None:

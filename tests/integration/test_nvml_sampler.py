@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -52,6 +53,12 @@ def sweep_where(sampler: NvmlSampler, holds: Callable[[GpuSweep], bool], what: s
     return found
 
 
+def next_sweep(sampler: NvmlSampler, last: GpuSweep) -> GpuSweep:
+    return sweep_where(
+        sampler, lambda sweep: sweep.taken_monotonic_seconds > last.taken_monotonic_seconds, "the next sweep"
+    )
+
+
 def status_where(sampler: NvmlSampler, holds: Callable[[SamplerStatus], bool], what: str) -> SamplerStatus:
     def probe() -> SamplerStatus | None:
         status = sampler.status()
@@ -62,17 +69,18 @@ def status_where(sampler: NvmlSampler, holds: Callable[[SamplerStatus], bool], w
     return found
 
 
+def is_child(folder: Path) -> bool:
+    """Whether this folder of /proc is that of a sampling process that this test process started."""
+    try:
+        parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        return parent == os.getpid() and b"nvml.child" in (folder / "cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def child_pid() -> int:
     """The sampling process that this test process started."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            command = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if parent == os.getpid() and b"nvml.child" in command:
-            return int(folder.name)
-    return 0
+    return next((int(folder.name) for folder in Path("/proc").glob("[0-9]*") if is_child(folder)), 0)
 
 
 def test_eight_healthy_gpus_in_base_units(fake_driver: FakeDriver, start: Start) -> None:
@@ -185,7 +193,7 @@ def test_a_driver_that_blocks_is_given_up_within_its_deadline_and_replaced(
     sampler = start()
     first_sweep(sampler)
     blocked = child_pid()
-    block = "gpu 2 fault nvmlDeviceGetPowerUsage sleep"
+    block = "fault nvmlEventSetWait_v2 sleep"  # a call about no single GPU
 
     began = time.monotonic()
     fake_driver.add(block)
@@ -204,6 +212,87 @@ def test_a_driver_that_blocks_is_given_up_within_its_deadline_and_replaced(
     assert status.restarts >= 1
     assert not status.stalled
     sweep_where(sampler, lambda sweep: sweep.taken_monotonic_seconds > began + 1, "sweeps to go on")
+
+
+def children() -> int:
+    """How many sampling processes this test process has, those among them that have ended and are not yet reaped too."""
+    return sum(1 for folder in Path("/proc").glob("[0-9]*") if is_child(folder))
+
+
+def test_one_wedged_gpu_of_eight_is_seven_readings_and_one_fault_for_as_long_as_it_lasts(
+    fake_driver: FakeDriver, start: Start
+) -> None:
+    sampler = start(deadline_seconds=0.5, start_deadline_seconds=1.0, gpu_retry_seconds=0.3)
+    first_sweep(sampler)
+    wedge = "gpu 3 fault all sleep"  # every call about it, as in a wedged driver, opening it too
+
+    began = time.monotonic()
+    fake_driver.add(wedge)
+    sweep = sweep_where(sampler, lambda sweep: bool(sweep.faults), "a sweep without GPU 3")
+
+    assert time.monotonic() - began < 4.0
+    assert [gpu.index for gpu in sweep.gpus] == [0, 1, 2, 4, 5, 6, 7]
+    (fault,) = sweep.faults
+    assert (fault.subject, fault.reason, fault.about) == ("gpu 3", "NoAnswer", "target")
+    assert "sample" in fault.detail
+    restarts = sampler.status().restarts
+    taken, most = [sweep.taken_monotonic_seconds], 0
+    while len(taken) < 25:  # 5 s, with several tries to reach GPU 3 in them
+        sweep = next_sweep(sampler, sweep)
+        taken.append(sweep.taken_monotonic_seconds)
+        most = max(most, children())
+        assert ([gpu.index for gpu in sweep.gpus], len(sweep.faults)) == ([0, 1, 2, 4, 5, 6, 7], 1)
+    assert max(after - before for before, after in itertools.pairwise(taken)) < 1.0
+    status = sampler.status()
+    assert (status.alive, status.stalled, status.fault, status.restarts) == (True, False, None, restarts)
+    assert most <= 2, "the one that samples, and the one that tries GPU 3"
+
+    fake_driver.remove(wedge)
+    sweep = sweep_where(sampler, lambda sweep: len(sweep.gpus) == 8, "GPU 3 to be read again")
+    assert ([gpu.index for gpu in sweep.gpus], sweep.faults) == (list(range(8)), ())
+    assert sampler.status().restarts == restarts, "the sampling process was told, not replaced"
+
+
+def test_a_gpu_that_is_wedged_at_the_start_is_told_from_a_driver_that_answers_for_none(
+    fake_driver: FakeDriver, start: Start
+) -> None:
+    fake_driver.add("gpu 0 fault all sleep")
+    sampler = start(start_deadline_seconds=0.7)
+    sweep = first_sweep(sampler)
+    assert [gpu.index for gpu in sweep.gpus] == list(range(1, 8))
+    assert [(fault.subject, fault.reason) for fault in sweep.faults] == [("gpu 0", "NoAnswer")]
+
+    fake_driver.add("gpu all fault all sleep")
+    silent = start(start_deadline_seconds=0.7)
+    status = status_where(silent, lambda status: status.restarts >= 2, "the driver to be given up twice")
+    assert status.fault is not None
+    assert (silent.latest(), status.fault.subject, status.fault.reason) == (None, "driver", "Stalled")
+
+
+def test_two_wedged_gpus_are_six_readings_and_two_faults(fake_driver: FakeDriver, start: Start) -> None:
+    sampler = start(deadline_seconds=0.5, start_deadline_seconds=4.0)
+    first_sweep(sampler)
+    fake_driver.add("gpu 3 fault all sleep", "gpu 6 fault all sleep")
+    sweep = sweep_where(sampler, lambda sweep: len(sweep.faults) == 2, "a sweep without GPUs 3 and 6")
+    assert [gpu.index for gpu in sweep.gpus] == [0, 1, 2, 4, 5, 7]
+    assert [fault.subject for fault in sweep.faults] == ["gpu 3", "gpu 6"]
+
+
+def test_details_of_which_one_gpu_makes_the_driver_block_cost_only_these_details(
+    fake_driver: FakeDriver, start: Start
+) -> None:
+    sampler = start(deadline_seconds=0.5, gpu_retry_seconds=0.3)
+    first_sweep(sampler)
+    fake_driver.add("gpu 5 fault nvmlDeviceGetGpuFabricInfoV sleep")
+
+    reply = sampler.query(FabricDetails, 10.0)
+
+    assert isinstance(reply, Fault) and (reply.subject, reply.reason) == ("gpu 5", "NoAnswer")
+    assert "FabricDetails" in reply.detail
+    sweep_where(sampler, lambda sweep: len(sweep.gpus) == 8, "GPU 5 to be sampled again")
+    again = sampler.query(FabricDetails, 10.0)
+    assert isinstance(again, Fault) and "a short while ago" in again.detail
+    assert len(first_sweep(sampler).gpus) == 8
 
 
 def test_a_driver_that_crashes_is_started_again(fake_driver: FakeDriver, start: Start) -> None:
@@ -361,10 +450,11 @@ import sys
 from pathlib import Path
 import pynvml
 from hangwatch.probes.nvml.child.driver import Driver
+from hangwatch.probes.nvml.messages import Begin
 
 scenario = Path(sys.argv[1])
 pynvml.nvmlInit()
-driver = Driver()
+driver = Driver(Begin(sample_seconds=1.0, parent_pid=0), lambda gpu, purpose: None)
 print(len(driver.sweep().gpus), len(driver.sweep().faults))
 driver.static_at = float("-inf")
 driver.sweep()
@@ -432,6 +522,35 @@ def test_a_child_that_cannot_be_killed_is_left_behind_and_counted(start: Start, 
 
     (freezer / "freezer.state").write_text("THAWED")  # what SIGKILL could not do before happens now
     status_where(sampler, lambda status: status.abandoned == 0, "the child to be gone")
+
+
+def test_a_gpu_is_not_tried_again_beside_a_process_that_cannot_be_killed_in_a_call_about_it(
+    fake_driver: FakeDriver, start: Start, freezer: Path
+) -> None:
+    sampler = start(deadline_seconds=1.0, gpu_retry_seconds=0.2)
+    first_sweep(sampler)
+    stuck = child_pid()
+    fake_driver.add("gpu 3 fault all sleep")
+    seen: list[int | None] = []
+
+    def blocked() -> bool:
+        assert sampler._child is not None
+        seen.append(sampler._child.asking.gpu)
+        return seen[-5:] == [3] * 5
+
+    wait_for(blocked, "the call about GPU 3 to block")
+    (freezer / "tasks").write_text(str(stuck))
+    (freezer / "freezer.state").write_text("FROZEN")
+
+    sweep = sweep_where(sampler, lambda sweep: bool(sweep.faults), "a sweep without GPU 3")
+    end, most = sweep.taken_monotonic_seconds + 3, 0  # so long that it would have been tried ten times
+    while sweep.taken_monotonic_seconds < end:
+        sweep = next_sweep(sampler, sweep)
+        most = max(most, sampler.status().abandoned)
+    assert most == 1
+    (freezer / "freezer.state").write_text("THAWED")
+    fake_driver.write(h100())
+    sweep_where(sampler, lambda sweep: len(sweep.gpus) == 8, "GPU 3 to be read again")
 
 
 def test_xids_that_the_driver_tells_are_kept_for_who_asks(fake_driver: FakeDriver, start: Start) -> None:

@@ -17,7 +17,7 @@ from hangwatch.board import JobEntry, Snapshot
 from hangwatch.cli.stacks import Incidents
 from hangwatch.fleet.merge import merge_all
 from hangwatch.hang import culprit, detector
-from hangwatch.model import FirstLook, GpuSample, GpuSweep, Incident
+from hangwatch.model import Fault, FirstLook, GpuSample, GpuSweep, Incident
 from hangwatch.report import as_json, text
 from tests import samples, schemas
 from tests.conftest import DATA
@@ -97,12 +97,19 @@ def test_the_status_meets_its_schema() -> None:
     incident = samples.loader_hang()
     entry = JobEntry(job=incident.job, watch=detector.begin(incident.job, 5.0, 0.0), incident=incident)
     sweep = GpuSweep(
-        taken_monotonic_seconds=6.0, taken_unix_seconds=1e9, gpus=(GpuSample(index=0, uuid=incident.job.gpu_uuids[0]),)
+        taken_monotonic_seconds=6.0,
+        taken_unix_seconds=1e9,
+        gpus=(GpuSample(index=1, uuid=incident.job.gpu_uuids[0]),),
+        faults=(Fault(subject="gpu 0", reason="NoAnswer", detail="the driver did not answer"),),
     )
     seen = status.view(Snapshot(sweep=sweep, jobs={incident.job.job_id: entry}), "n1", 7.0)
     found = json.loads(msgspec.json.encode(seen))
     validate("status", found)
     assert found["jobs"][0]["incident"] == incident.incident_id
+    assert [(gpu["index"], gpu["fault"]) for gpu in found["gpus"]] == [
+        (0, "NoAnswer: the driver did not answer"),
+        (1, None),
+    ]
 
 
 # --- incidents that earlier versions wrote ---------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def board(**changes: object) -> Board:
         )
         for i, uuid in enumerate(incident.job.gpu_uuids)
     )
-    lost = Fault(subject="gpu 7", reason="GpuIsLost", detail="GPU is lost")
+    lost = Fault(subject="gpu 8", reason="GpuIsLost", detail="GPU is lost")
     watch = detector.begin(incident.job, NOW - 900)
     power = GpuPower(recent=(115.0,), limit_watts=700.0, busy_watts=600.0)
     watch = watch.__class__(

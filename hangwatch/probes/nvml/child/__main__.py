@@ -1,7 +1,7 @@
 """The process that owns the NVIDIA driver: samples on a beat, answers questions between samples.
 
-Run as `python -m hangwatch.probes.nvml.child SAMPLE_SECONDS PARENT_PID`. It writes one JSON message a line to stdout
-(`hangwatch.probes.nvml.messages`), reads questions from stdin, and ends when stdin is closed or its parent dies.
+Run as `python -m hangwatch.probes.nvml.child BEGIN`, with the JSON of `Begin` of `hangwatch.probes.nvml.messages`. It
+writes one JSON message a line to stdout, reads orders from stdin, and ends when stdin is closed or its parent dies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hangwatch.model import Fault, GpuSweep, Value
 from hangwatch.probes.nvml.child.driver import Driver
 from hangwatch.probes.nvml.child.gpu import driver_fault
 from hangwatch.probes.nvml.details import XidDetails
-from hangwatch.probes.nvml.messages import Answer, Failed, Hello, Message, Question, Swept
+from hangwatch.probes.nvml.messages import Admit, Answer, Asking, Begin, Failed, Hello, Message, Order, Question, Swept
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -60,7 +60,7 @@ def _details(kind: str, driver: Driver, between: Callable[[], object]) -> Value:
         driver.xids.drain()
         return XidDetails(events=tuple(driver.xids.events))
     if kind in collect.KINDS:
-        return collect.collect(kind, driver.gpus, driver.lost, between)
+        return collect.collect(kind, driver.gpus, driver.lost, between, driver.asking)
     return Fault(subject="driver", reason="UnknownQuestion", detail=f"there are no details {kind}")
 
 
@@ -94,8 +94,11 @@ def serve(driver: Driver, parent: BinaryIO, sample_seconds: float) -> None:
             return
         *lines, pending = (pending + received).split(b"\n")
         for line in lines:
-            question = msgspec.json.decode(line, type=Question)
-            send(parent, answer(question, driver, beat.sample_if_due))
+            order = msgspec.json.decode(line, type=Order)
+            if isinstance(order, Admit):
+                driver.admit(order.gpu)
+            else:
+                send(parent, answer(order, driver, beat.sample_if_due))
 
 
 def die_with(parent_pid: int) -> None:
@@ -107,19 +110,19 @@ def die_with(parent_pid: int) -> None:
 
 def main() -> None:
     """Own the driver until the parent goes; every way in which the driver fails becomes a `Failed` message."""
-    sample_seconds, parent_pid = float(sys.argv[1]), int(sys.argv[2])
-    die_with(parent_pid)
+    begin = msgspec.json.decode(sys.argv[1], type=Begin)
+    die_with(begin.parent_pid)
     parent = private_stdout()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         send(parent, Failed(fault=driver_fault(error, "nvmlInit")))
         return
-    driver = Driver()
+    driver = Driver(begin, lambda gpu, purpose: send(parent, Asking(gpu=gpu, purpose=purpose)))
     try:
         driver.open_gpus()  # seconds for each GPU that nobody holds open: the parent is more patient before Hello
         send(parent, Hello())
-        serve(driver, parent, sample_seconds)
+        serve(driver, parent, begin.sample_seconds)
     except pynvml.NVMLError as error:
         send(parent, Failed(fault=driver_fault(error, "sweep")))
     # nvmlShutdown is left to the kernel: it can block, and the parent waits for this process to end

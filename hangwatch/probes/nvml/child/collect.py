@@ -271,17 +271,28 @@ KINDS: dict[str, tuple[type[Value], Callable[[Gpu, Sequence[Gpu]], Value]]] = {
 }
 
 
-def collect(kind: str, gpus: Sequence[Gpu], lost: Sequence[Fault], between: Callable[[], object]) -> Value:
-    """Details of one kind (a key of KINDS) of all GPUs; `between` is called after each, so that sampling goes on."""
+def collect(
+    kind: str,
+    gpus: Sequence[Gpu],
+    lost: Sequence[Fault],
+    between: Callable[[], object],
+    asking: Callable[[int | None, str], object],
+) -> Value:
+    """Details of one kind (a key of KINDS) of all GPUs; `between` is called after each, so that sampling goes on.
+
+    `asking` is told before each GPU which one is asked, and None after it.
+    """
     details, read = KINDS[kind]
     values: list[Value] = []
     faults = list(lost)
     for gpu in gpus:
         gpu.faults = []
+        asking(gpu.index, kind)
         try:
             values.append(read(gpu, gpus))
         except pynvml.NVMLError as error:
             gpu.faults = [gpu_fault(gpu.index, error, kind)]
         faults += gpu.faults
+        asking(None, "")
         between()
     return details(gpus=tuple(values), faults=tuple(faults))

@@ -6,24 +6,36 @@ Units are converted here: mW to W, MHz to Hz, percent to ratio, mJ to J.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pynvml
 
 from hangwatch.model import Fault, GpuSample, GpuSweep
 from hangwatch.probes.nvml.child.gpu import Gpu, gpu_fault, scaled
 from hangwatch.probes.nvml.child.xids import XidListener
+from hangwatch.probes.nvml.messages import Begin
 
 STATIC_EVERY_SECONDS = 30.0
 """How often what rarely changes is read again: count, names, uuids, limits; and a driver in error is opened again."""
+
+SAMPLE = "sample"
+"""The purpose of asking that is no kind of details."""
 
 PIDS_EVERY_SECONDS = 10.0
 """How often the compute processes are listed: two driver calls per GPU."""
 
 
 class Driver:
-    """The GPUs of this node behind an opened NVML. Raises NVMLError where the driver as a whole does not answer."""
+    """The GPUs of this node behind an opened NVML. Raises NVMLError where the driver as a whole does not answer.
 
-    def __init__(self) -> None:
+    `begin` says which GPUs are left out or asked last. `asking` is told before every GPU which one is asked and what
+    for, and None once it is none of them.
+    """
+
+    def __init__(self, begin: Begin, asking: Callable[[int | None, str], object]) -> None:
+        self.asking = asking
+        self.left_out = dict(begin.left_out)
+        self._last, self._only = begin.last, begin.only
         self.gpus: list[Gpu] = []
         self.lost: list[Fault] = []
         self.version: str | None = None
@@ -42,12 +54,14 @@ class Driver:
         samples: list[GpuSample] = []
         faults = list(self.lost)
         for gpu in self.gpus:
+            self.asking(gpu.index, SAMPLE)
             reading = read_gpu(gpu, list_pids)
             if isinstance(reading, Fault):
                 faults.append(reading)
             else:
                 samples.append(reading)
-        self.healthy = bool(samples) or not faults
+        self.asking(None, "")
+        self.healthy = bool(samples) or len(faults) == len(self.left_out)
         self.xids.drain()
         return GpuSweep(
             taken_monotonic_seconds=now,
@@ -67,7 +81,12 @@ class Driver:
         self.version = driver_version()
         pids = {gpu.uuid: gpu.pids for gpu in self.gpus}
         self.gpus, self.lost = [], []
-        for index in range(pynvml.nvmlDeviceGetCount()):
+        for index in sorted(range(pynvml.nvmlDeviceGetCount()), key=lambda index: (index in self._last, index)):
+            if index in self.left_out:
+                self.lost.append(self.left_out[index])
+            if index in self.left_out or self._only not in (None, index):
+                continue
+            self.asking(index, "open")
             try:
                 gpu = Gpu(index)
             except pynvml.NVMLError as error:
@@ -75,7 +94,14 @@ class Driver:
                 continue
             gpu.pids = pids.get(gpu.uuid, ())
             self.gpus.append(gpu)
-        self.xids.listen(self.gpus)
+        self.gpus.sort(key=lambda gpu: gpu.index)
+        self.xids.listen(self.gpus, self.asking)
+        self.asking(None, "")
+
+    def admit(self, index: int) -> None:
+        """Ask a GPU that was left out as all others, from the next sweep on."""
+        if self.left_out.pop(index, None) is not None:
+            self.static_at = float("-inf")
 
 
 def driver_version() -> str | None:

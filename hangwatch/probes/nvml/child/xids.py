@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pynvml
@@ -28,8 +28,11 @@ class XidListener:
         self._set: Any = None
         self._gpus: dict[int | None, Gpu] = {}
 
-    def listen(self, gpus: Sequence[Gpu]) -> None:
-        """Register for the XIDs of these GPUs, if they are not those that are registered already."""
+    def listen(self, gpus: Sequence[Gpu], asking: Callable[[int | None, str], object]) -> None:
+        """Register for the XIDs of these GPUs, if they are not those that are registered already.
+
+        `asking` is told which GPU is asked.
+        """
         handles = {_address(gpu.handle): gpu for gpu in gpus}
         if self._set is not None and handles.keys() == self._gpus.keys():
             return
@@ -40,6 +43,7 @@ class XidListener:
         except pynvml.NVMLError:
             return
         for gpu in gpus:
+            asking(gpu.index, "register for XIDs")
             try:
                 pynvml.nvmlDeviceRegisterEvents(gpu.handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
             except pynvml.NVMLError:

@@ -199,7 +199,7 @@ def _jobs(snapshot: Snapshot, now: float) -> Iterator[Metric]:
             state.add_metric([*name, known.value], float(known is entry.watch.state))
         alive = 0 if entry.watch.state is JobState.ENDED else len(job.ranks)
         ranks.add_metric(name, alive)
-        absent.add_metric(name, len(job.absent_local_ranks))
+        absent.add_metric(name, sum(map(len, job.absent)))
         quiet.add_metric(name, quiet_seconds(entry.watch, now))
         page.add_metric(name, float(entry.page))
         for rank in job.ranks if alive else ():

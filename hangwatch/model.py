@@ -156,7 +156,9 @@ class Job(Value, frozen=True):
     `job_id` is a name for people, which the job's user chose; `job_key` is a checksum of that, of the owner that the
     kernel names, of the address at which the ranks meet, and of the node where the job is on one node only: what is
     equal on all nodes of a job, and cannot be made equal by somebody else. `owner` and `user` are that owner and the
-    name that the environment gives. `notes` are sentences about what was found.
+    name that the environment gives. `absent_local_ranks` are those that should be on this node and have no process:
+    [first, last] of each range, since an environment says how many there should be. `notes` are sentences about what
+    was found.
     """
 
     job_id: str
@@ -165,7 +167,7 @@ class Job(Value, frozen=True):
     ranks: tuple[Rank, ...]
     world_size: int | None = None
     local_world_size: int | None = None
-    absent_local_ranks: tuple[int, ...] = ()
+    absent_local_ranks: tuple[tuple[int, int], ...] = ()
     command: str = ""
     user: str | None = None
     environ: dict[str, str] = {}
@@ -182,6 +184,11 @@ class Job(Value, frozen=True):
     def name(self) -> JobName:
         """Its name and its key."""
         return JobName(job_id=self.job_id, job_key=self.key)
+
+    @property
+    def absent(self) -> tuple[range, ...]:
+        """The local ranks that should be on this node and have no process, in rising order."""
+        return tuple(range(first, last + 1) for first, last in self.absent_local_ranks)
 
     @property
     def gpu_uuids(self) -> tuple[str, ...]:
@@ -431,7 +438,7 @@ class Grouping(Value, frozen=True):
         As ranges in rising order, since a world size is a number that anybody can write into an environment.
         """
         known = self._known()
-        return _gaps(known, max(known[-1] + 1, self.world_size or 0)) if known else ()
+        return gaps(known, max(known[-1] + 1, self.world_size or 0)) if known else ()
 
     @property
     def unanswered(self) -> tuple[range, ...]:
@@ -439,7 +446,7 @@ class Grouping(Value, frozen=True):
         if not self._is_one_node():
             return self.absent
         known = self._known()
-        return _gaps(known, known[-1] + 1, known[0]) if known else ()
+        return gaps(known, known[-1] + 1, known[0]) if known else ()
 
     @property
     def elsewhere(self) -> tuple[range, ...]:
@@ -457,14 +464,26 @@ class Grouping(Value, frozen=True):
         return len({member.id.node for member in self.members}) == 1
 
 
-def _gaps(known: Iterable[int], end: int, start: int = 0) -> tuple[range, ...]:
+def gaps(known: Iterable[int], end: int, start: int = 0) -> tuple[range, ...]:
     """The numbers from `start` to before `end` that are not among `known`, which rise."""
-    gaps = []
+    found = []
     for number in (*known, end):
-        if number > start:
-            gaps.append(range(start, number))
-        start = number + 1
-    return tuple(gaps)
+        before = min(number, end)
+        if before > start:
+            found.append(range(start, before))
+        start = max(start, number + 1)
+    return tuple(found)
+
+
+def spans(ranges: Iterable[range]) -> tuple[tuple[int, int], ...]:
+    """Ranges as they are written down: [first, last] of each; those that overlap or touch are one."""
+    merged: list[list[int]] = []
+    for numbers in sorted(ranges, key=lambda numbers: numbers.start):
+        if merged and numbers.start <= merged[-1][1] + 1:
+            merged[-1][1] = max(merged[-1][1], numbers.stop - 1)
+        else:
+            merged.append([numbers.start, numbers.stop - 1])
+    return tuple((first, last) for first, last in merged)
 
 
 class Confidence(str, Enum):
@@ -508,7 +527,7 @@ class Verdict(Value, frozen=True):
 
 # --- 6. Incidents: daemon -> store, report, metrics ----------------------------------------------------------------
 
-INCIDENT_VERSION = 1
+INCIDENT_VERSION = 2  # 2: Job.absent_local_ranks are ranges
 
 
 class PowerSeries(Value, frozen=True):

@@ -28,6 +28,8 @@ from hangwatch.model import (
     SamplerStatus,
     TimelineEntry,
     Value,
+    gaps,
+    spans,
 )
 
 ENDED_SHOWN_SECONDS = 120.0
@@ -177,10 +179,10 @@ def _end(entry: JobEntry, message: str, now: float, unix_now: float) -> tuple[Jo
 
 def _with_known_absent(entry: JobEntry, job: Job) -> Job:
     """Local ranks that were there and went are absent, also where no environment says how many there should be."""
-    here = {rank.local_rank for rank in job.ranks}
-    before = {rank.local_rank for rank in entry.job.ranks} | set(entry.job.absent_local_ranks)
-    gone = sorted(rank for rank in before - here if rank is not None)
-    absent = tuple(sorted({*job.absent_local_ranks, *gone}))
+    here = sorted({rank.local_rank for rank in job.ranks if rank.local_rank is not None})
+    before = [range(rank.local_rank, rank.local_rank + 1) for rank in entry.job.ranks if rank.local_rank is not None]
+    known = (*before, *entry.job.absent, *job.absent)
+    absent = spans(gap for first, last in spans(known) for gap in gaps(here, last + 1, first))
     return job if absent == job.absent_local_ranks else replace(job, absent_local_ranks=absent)
 
 

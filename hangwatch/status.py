@@ -5,7 +5,7 @@ from __future__ import annotations
 from hangwatch.board import Snapshot
 from hangwatch.model import JobState, Value
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: JobStatus.absent_local_ranks are [first, last] of each range
 
 
 class JobStatus(Value, frozen=True):
@@ -21,7 +21,7 @@ class JobStatus(Value, frozen=True):
     seconds_in_state: float
     ranks: int
     world_size: int | None
-    absent_local_ranks: tuple[int, ...]
+    absent_local_ranks: tuple[tuple[int, int], ...]
     page: bool
     verdict: str | None = None
     incident: str | None = None

@@ -18,13 +18,13 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from hangwatch import durable, words
-from hangwatch.model import INCIDENT_VERSION, Incident, JobState, Value
+from hangwatch.model import INCIDENT_VERSION, Incident, JobState, Value, spans
 
 INCIDENT_FILE = "incident.json"
 ORDER_FILE = "order"
@@ -102,7 +102,18 @@ def load(folder: Path) -> Incident:
             f"{path}: was written by a newer hangwatch {version.hangwatch_version} "
             f"(schema {version.schema_version}; this one reads up to {INCIDENT_VERSION})\n  read it with that version"
         )
+    if version.schema_version < 2:
+        content = _with_ranges(_decode(path, content, dict[str, Any]))
     return replace(_decode(path, content, Incident), schema_version=INCIDENT_VERSION)
+
+
+def _with_ranges(incident: dict[str, Any]) -> bytes:
+    """What version 1 wrote: its absent local ranks were numbers."""
+    job = incident.get("job")
+    absent = job.get("absent_local_ranks") if isinstance(job, dict) else None
+    if isinstance(job, dict) and isinstance(absent, list) and all(isinstance(number, int) for number in absent):
+        incident["job"] = {**job, "absent_local_ranks": spans(range(number, number + 1) for number in absent)}
+    return msgspec.json.encode(incident)
 
 
 def open_writable(

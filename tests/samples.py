@@ -361,7 +361,7 @@ def exited() -> Incident:
     left = [rank for rank in range(8) if rank != 3]
     dumps = [*(rank_dump(rank, ALL_REDUCE) for rank in left), RankDump(id=odd, gone=True)]
     found = incident(groups=(waiting(left), gone), verdict=verdict, dumps=dumps, ranks=left)
-    return replaced(found, job=msgspec.structs.replace(found.job, local_world_size=8, absent_local_ranks=(3,)))
+    return replaced(found, job=msgspec.structs.replace(found.job, local_world_size=8, absent_local_ranks=((3, 3),)))
 
 
 def all_waiting() -> Incident:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from hangwatch import words
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Rank, Value
@@ -51,7 +52,7 @@ class JobState(Value, frozen=True):
     job: JobName
     expected: int
     ranks: tuple[RankState, ...]
-    absent: tuple[int, ...] = ()
+    absent: tuple[range, ...] = ()
 
 
 class Sample(contract.Sample, frozen=True):
@@ -69,8 +70,8 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 def _job(node: Node, job: Job) -> JobState:
     ranks = tuple(_rank(node, job, rank) for rank in job.ranks)
-    expected = job.local_world_size or len(job.ranks) + len(job.absent_local_ranks)
-    return JobState(job=job.name, expected=expected, ranks=ranks, absent=job.absent_local_ranks)
+    expected = job.local_world_size or len(job.ranks) + sum(map(len, job.absent))
+    return JobState(job=job.name, expected=expected, ranks=ranks, absent=job.absent)
 
 
 def _rank(node: Node, job: Job, rank: Rank) -> RankState:
@@ -128,8 +129,9 @@ def _problems(sample: Sample) -> dict[tuple[JobName, str], tuple[str, str]]:
     """(job, who) -> (what, detail) for each rank that is not well."""
     found = {}
     for job in sample.jobs:
-        for local_rank in job.absent:
-            found[job.job, f"local rank {local_rank}"] = (GONE, "")
+        for numbers in job.absent:
+            name = f"local rank{'s' if len(numbers) > 1 else ''} {words.fold_ranges([numbers])}"
+            found[job.job, name] = (GONE, "")
         for rank in job.ranks:
             if rank.state in NOT_WELL:
                 detail = f" in {rank.wchan}" if rank.wchan else ""

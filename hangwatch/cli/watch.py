@@ -27,7 +27,7 @@ from hangwatch.daemon import Daemon
 from hangwatch.probes import journal
 from hangwatch.probes.nvml.sampler import NvmlSampler
 from hangwatch.probes.sdnotify import Notifier
-from hangwatch.status import Status
+from hangwatch.status import JobStatus, Status
 
 DEFAULT_CONFIG = Path("/etc/hangwatch/hangwatch.toml")
 STATUS_DEADLINE_SECONDS = 5.0
@@ -166,7 +166,7 @@ def _print_status(seen: Status) -> None:
             job.user or "",
             job.state.value + (" (page)" if job.page else ""),
             f"{job.seconds_in_state:.0f} s",
-            str(job.ranks) + (f" ({len(job.absent_local_ranks)} absent)" if job.absent_local_ranks else ""),
+            str(job.ranks) + (f" ({_absent(job)} absent)" if job.absent_local_ranks else ""),
             job.verdict or job.message,
         )
         for job in seen.jobs
@@ -175,6 +175,10 @@ def _print_status(seen: Status) -> None:
     print_table(("GPU", "name", "power", "limit", "utilisation", "job", "fault"), gpus, "no GPUs")
     print_table(("job", "launcher", "user", "state", "for", "ranks", "what"), jobs, "no jobs")
     print_table(("check", "status", "what"), checks, "no checks yet")
+
+
+def _absent(job: JobStatus) -> int:
+    return sum(last - first + 1 for first, last in job.absent_local_ranks)
 
 
 def _shown(value: float | None, form: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch import config, pyspy_output
+from hangwatch import config, pyspy_output, words
 from hangwatch.hang import jobs
 from hangwatch.model import (
     ENDED_STATES,
@@ -29,6 +30,8 @@ from hangwatch.model import (
     WorkerDump,
 )
 from hangwatch.probes import procs, pyspy
+
+ABSENT_LISTED = 64
 
 ObserveDump = Callable[[float, Fault | None], None]
 """Called after each dump with its duration in seconds and what went wrong, if anything."""
@@ -182,14 +185,17 @@ def _is_gone(dump: ProcessDump) -> bool:
 
 
 def _absent_ranks(job: Job, node: str) -> tuple[RankDump, ...]:
-    """The ranks that should be on this node and have no process, with their number where the others tell it."""
+    """The ranks that should be on this node and have no process, with their number where the others tell it.
+
+    As many as a node has ranks, at most: how many should be there is a number in an environment.
+    """
     offsets = {
         rank.rank - rank.local_rank for rank in job.ranks if rank.rank is not None and rank.local_rank is not None
     }
     offset = offsets.pop() if len(offsets) == 1 else None
     return tuple(
         RankDump(id=RankId(node=node, rank=None if offset is None else offset + place, local_rank=place), gone=True)
-        for place in job.absent_local_ranks
+        for place in itertools.islice(itertools.chain.from_iterable(job.absent), ABSENT_LISTED)
     )
 
 
@@ -205,6 +211,10 @@ def _notes(
             f"{left_out} of {sum(workers)} worker processes were not dumped: max_workers_per_rank is "
             f"{settings.max_workers_per_rank}"
         )
+    absent = sum(map(len, job.absent))
+    if absent > ABSENT_LISTED:
+        missing = words.count(absent, "local rank")
+        notes.append(f"{missing} should be here and have no process: the first {ABSENT_LISTED} are listed")
     if interrupted:
         notes.append(f"the capture was interrupted after {len(taken)} rounds: hangwatch was asked to stop")
     stopped = sorted(

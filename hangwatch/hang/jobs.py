@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hangwatch.hang import devices, launchers
 from hangwatch.hang.crews import INIT_PID, Crew, Tree, by_start, find_crews
 from hangwatch.hang.launchers import Seat
-from hangwatch.model import GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker
+from hangwatch.model import GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker, gaps, spans
 
 _MAX_NAME = 48  # of what a launcher gave; a checksum and a pid may follow
 _LOOPBACK = ("localhost", "127.", "::1", "[::1]")
@@ -63,7 +63,7 @@ def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], rank
         _rank(process, seat, place=place, tree=tree, samples=samples, ranks=ranks)
         for place, (process, seat) in enumerate(crew.members)
     ]
-    present = {rank.local_rank for rank in found}
+    present = sorted({rank.local_rank for rank in found if rank.local_rank is not None})
     return Job(
         job_id=name.job_id,
         launcher=crew.launcher,
@@ -71,7 +71,7 @@ def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], rank
         ranks=tuple(found),
         world_size=first_seat.world_size if first_seat else None,
         local_world_size=local_world_size,
-        absent_local_ranks=tuple(place for place in range(local_world_size or 0) if place not in present),
+        absent_local_ranks=spans(gaps(present, local_world_size or 0)),
         # Arguments stay where they are: they hold keys of trackers and hubs.
         command=launchers.program((crew.head or first).cmdline if first_seat is None else first.cmdline),
         user=first.user or (None if first.uid is None else f"uid {first.uid}"),

@@ -144,12 +144,13 @@ def _seat(environ: Mapping[str, str], launcher: str, variables: RankVariables) -
     local_world_size = _number(environ, *variables.local_size) or _local_tasks(environ, variables)
     if local_world_size is not None and not 0 < local_world_size <= min(world_size, MAX_LOCAL_RANKS):
         local_world_size = None
+    local_rank = _number(environ, *variables.local_rank)
     return Seat(
         launcher=launcher,
         variables=variables,
         rank=rank,
         world_size=world_size,
-        local_rank=_number(environ, *variables.local_rank),
+        local_rank=local_rank if local_rank is not None and local_rank < MAX_LOCAL_RANKS else None,
         local_world_size=local_world_size,
         attempt=_number(environ, variables.attempt) or 0,
     )

@@ -88,7 +88,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
         ("Job", f"{job.job_id} ({job.launcher}{f', user {job.user}' if job.user else ''})"),
         ("Owner", job.owner),
         ("Ranks", f"{ranks} on {incident.node}{size}"),
-        ("No process", f"local rank {words.fold(job.absent_local_ranks)}" if job.absent_local_ranks else ""),
+        ("No process", f"local rank {words.fold_ranges(job.absent)}" if job.absent else ""),
         *_ranks_rows(incident.grouping)[1:],
         ("Command", job.command),
         ("Incident", f"{incident.incident_id}, hangwatch {incident.hangwatch_version}".rstrip()),

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.hang import jobs
-from hangwatch.hang.capture import capture, job_of_pids
+from hangwatch.hang.capture import ABSENT_LISTED, capture, job_of_pids
 from hangwatch.model import Capture, Fault, GpuSample, GpuSweep, Job, ProcessDump, ProcessId, Rank, Worker
 from hangwatch.probes import procs
 from tests.conftest import wait_for
@@ -167,13 +168,23 @@ def test_ranks_that_were_absent_before_are_gone_with_their_number(tmp_path: Path
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         (rank,) = one_rank(pid).ranks
         known = Rank(id=rank.id, rank=17, local_rank=1)
-        job = Job(job_id="x", launcher="torchrun", launcher_id=None, ranks=(known,), absent_local_ranks=(0, 3))
+        job = Job(
+            job_id="x", launcher="torchrun", launcher_id=None, ranks=(known,), absent_local_ranks=((0, 0), (3, 3))
+        )
         taken = capture(job, settings=QUICK, node="here", rounds=1)
     assert [(one.id.rank, one.id.local_rank, one.id.pid, one.gone) for one in taken.ranks] == [
         (17, 1, pid, False),
         (16, 0, None, True),
         (19, 3, None, True),
     ]
+
+
+def test_of_a_thousand_absent_ranks_some_are_listed_and_the_rest_is_counted(tmp_path: Path) -> None:
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        job = replace(one_rank(pid), absent_local_ranks=((1, 1023),))
+        taken = capture(job, settings=QUICK, node="here", rounds=1)
+    assert len(taken.ranks) == 1 + ABSENT_LISTED
+    assert taken.notes == ("1,023 local ranks should be here and have no process: the first 64 are listed",)
 
 
 def test_stopped_and_blocked_ranks_are_dumped_as_they_are(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from hangwatch.model import (
     SamplerStatus,
     Thread,
     Verdict,
+    spans,
 )
 from hangwatch.progress import Action
 
@@ -132,7 +133,9 @@ class Node:
                 ),
                 world_size=len(gpus),
                 local_world_size=len(gpus),
-                absent_local_ranks=tuple(gpu - gpus.start for gpu in gpus if gpu not in present),
+                absent_local_ranks=spans(
+                    range(gpu - gpus.start, gpu - gpus.start + 1) for gpu in gpus if gpu not in present
+                ),
             )
 
 

@@ -83,13 +83,21 @@ def test_a_pid_that_somebody_else_has_now_is_a_rank_gone(tree: NodeTree) -> None
 
 def test_a_rank_that_never_came(tree: NodeTree) -> None:
     tree.process(10)
-    half = job(rank(10), local_world_size=2, absent_local_ranks=(1,))
+    half = job(rank(10), local_world_size=2, absent_local_ranks=((1, 1),))
     check, node = Checked("ranks"), tree.node(half)
     assert told(check.run(node)) == ("WARNING", "RankGone")
     result = check.run(node)
     assert told(result) == ("WARNING", "RankGone")
     assert "local rank 1 of job 77" in result.verdict.message
     assert values(result, "ranks_expected") == {("77",): 2}
+
+
+def test_a_thousand_ranks_that_never_came_are_one_finding(tree: NodeTree) -> None:
+    tree.process(10)
+    sparse = job(rank(10), rank(11, 700), local_world_size=1024, absent_local_ranks=((1, 699), (701, 1023)))
+    result = run("ranks", tree.node(sparse))
+    assert "local ranks 1-699 of job 77" in result.verdict.message
+    assert result.verdict.message.count("local rank") <= 3
 
 
 def test_dead_workers_are_counted(tree: NodeTree) -> None:

@@ -85,7 +85,7 @@ def test_kernel_threads_are_no_processes(tmp_path: Path) -> None:
 
 def test_accelerate_with_a_rank_that_ended(tmp_path: Path) -> None:
     (job,) = jobs_in("accelerate", tmp_path)
-    assert (job.job_id, job.launcher, job.absent_local_ranks) == ("pid1000-1000", "accelerate", (1,))
+    assert (job.job_id, job.launcher, job.absent_local_ranks) == ("pid1000-1000", "accelerate", ((1, 1),))
     assert seats(job) == [(0, 0, 1010)]
 
 
@@ -115,13 +115,13 @@ def test_absent_ranks_of_a_slurm_step_are_told_by_its_layout(tmp_path: Path) -> 
     text = (FOLDER / "srun_wrapper.proc").read_text().replace(" RANK=8 LOCAL_RANK=0", "").replace("8,2", "8,3")
     root = lay_out(text.replace(" RANK=9 LOCAL_RANK=1", ""), tmp_path)
     (job,) = jobs.find_jobs(ProcessScan(root).processes())
-    assert (seats(job), job.local_world_size, job.absent_local_ranks) == ([(8, 0, 511), (9, 1, 521)], 3, (2,))
+    assert (seats(job), job.local_world_size, job.absent_local_ranks) == ([(8, 0, 511), (9, 1, 521)], 3, ((2, 2),))
 
 
 def test_a_loader_that_outlived_its_rank_is_not_the_rank(tmp_path: Path) -> None:
     text = (FOLDER / "slurm.proc").read_text().replace("6087 (python3)", "6087 (pt_data_worker)")
     step, _ = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
-    assert (seats(step), step.absent_local_ranks) == ([(0, 0, 6086)], (1,))
+    assert (seats(step), step.absent_local_ranks) == ([(0, 0, 6086)], ((1, 1),))
 
 
 def test_ranks_whose_mpirun_was_killed_keep_the_name_of_their_job(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hangwatch.board import JobEntry, Snapshot
 from hangwatch.cli.stacks import Incidents
 from hangwatch.fleet.merge import merge_all
 from hangwatch.hang import culprit, detector
-from hangwatch.model import Fault, FirstLook, GpuSample, GpuSweep, Incident
+from hangwatch.model import INCIDENT_VERSION, Fault, FirstLook, GpuSample, GpuSweep, Incident
 from hangwatch.report import as_json, text
 from tests import samples, schemas
 from tests.conftest import DATA
@@ -142,7 +142,8 @@ def lost(before: Any, after: Any, path: str = "") -> list[str]:
 def test_an_incident_of_an_earlier_version_is_read_whole(earlier: Path) -> None:
     written = json.loads((earlier / store.INCIDENT_FILE).read_text())
     incident = store.load(earlier)
-    assert lost(written, json.loads(store.encode(incident))) == []
+    now = {**written, "schema_version": INCIDENT_VERSION}
+    assert lost(now, json.loads(store.encode(incident))) == []
     groups = zip(written["grouping"]["groups"], incident.grouping.groups, strict=True)
     assert all(old["waits"] == group.waits for old, group in groups)
 
@@ -150,7 +151,14 @@ def test_an_incident_of_an_earlier_version_is_read_whole(earlier: Path) -> None:
 def test_an_incident_of_an_earlier_version_is_of_this_one_once_read(earlier: Path) -> None:
     content = json.loads((earlier / store.INCIDENT_FILE).read_text())
     (earlier / store.INCIDENT_FILE).write_text(json.dumps({**content, "schema_version": 0}))
-    assert json.loads(store.encode(store.load(earlier)))["schema_version"] == 1
+    assert json.loads(store.encode(store.load(earlier)))["schema_version"] == INCIDENT_VERSION
+
+
+def test_absent_local_ranks_of_version_1_were_numbers(earlier: Path) -> None:
+    content = json.loads((earlier / store.INCIDENT_FILE).read_text())
+    content["job"]["absent_local_ranks"] = [1, 2, 5]
+    (earlier / store.INCIDENT_FILE).write_text(json.dumps(content))
+    assert store.load(earlier).job.absent_local_ranks == ((1, 2), (5, 5))
 
 
 def test_an_incident_of_an_earlier_version_meets_the_schema(earlier: Path) -> None:

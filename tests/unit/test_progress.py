@@ -165,7 +165,7 @@ def test_an_elastic_restart_ends_the_incident_and_begins_anew() -> None:
 def test_a_rank_that_went_is_absent_although_nothing_said_how_many_there_should_be() -> None:
     life = hung()
     life.discover(job(ranks=1))
-    assert life.snapshot.jobs["42"].job.absent_local_ranks == (1,)
+    assert life.snapshot.jobs["42"].job.absent_local_ranks == ((1, 1),)
     assert life.state is JobState.HUNG
 
 

@@ -563,5 +563,5 @@ def test_a_full_disk_costs_the_new_incident_and_nothing_else(small_disk: Path) -
 def test_the_file_is_plain_json_that_others_can_read(tmp_path: Path) -> None:
     folder = open_writable(tmp_path).save(samples.loader_hang(), FILES)
     found = json.loads((folder / "incident.json").read_text())
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == 2
     assert found["verdict"]["named"] == [{"node": "gpu-a12", "rank": 7, "local_rank": 7, "pid": 41207}]

@@ -25,7 +25,7 @@ from tests.watched import RealDaemon
 DEADLINE_SECONDS = 5.0
 BUSY = {
     "detector": {"hold_seconds": 1.0, "startup_hold_seconds": 1.0, "recapture_seconds": 1.0, "cooldown_seconds": 0.0},
-    "capture": {"pause_seconds": 0.1, "rounds": 20},
+    "capture": {"pause_seconds": 0.2, "rounds": 10},
 }
 
 

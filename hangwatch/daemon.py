@@ -25,7 +25,7 @@ from hangwatch.config import Settings
 from hangwatch.hang import activity
 from hangwatch.hang.detector import TakeCapture, Transition
 from hangwatch.http import Server
-from hangwatch.look import Look, find_jobs, look_at
+from hangwatch.look import JobScan, Look, look_at
 from hangwatch.model import Fault, Incident, Job, JobState
 from hangwatch.probes import host, procs
 from hangwatch.probes.node import Node
@@ -84,7 +84,7 @@ class Daemon:
         self._checks = {name: check for name, check in discovery.checks().items() if self._is_on(name)}
         self._windows = {name: runner.new_window(check) for name, check in self._checks.items()}
         self._check_began: dict[str, float] = {}
-        self._scan = procs.ProcessScan(proc_root)
+        self._scan = JobScan(proc_root)
         self._scanning = threading.Lock()
         self._stop = threading.Event()
         self._server: Server | None = None
@@ -125,7 +125,7 @@ class Daemon:
             log.error("a scan of /proc has not come back for %g s: jobs are seen as they were", SCAN_DEADLINE_SECONDS)
             return
         try:
-            found = find_jobs(self._scan, self.board.snapshot.sweep, self.node)
+            found = self._scan.jobs(self.board.snapshot.sweep, self.node)
             now, unix_now = self._clock(), time.time()
             self._do(self.board.change(progress.discovered, found, now, unix_now, procs.TICKS_PER_SECOND))
         finally:

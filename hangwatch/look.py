@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from hangwatch import __version__, config, words
-from hangwatch.hang import culprit, jobs
+from hangwatch.hang import crews, culprit, jobs
 from hangwatch.hang.activity import Table
 from hangwatch.hang.capture import ObserveDump, capture
 from hangwatch.hang.grouping import group_ranks
-from hangwatch.model import Capture, GpuSweep, Grouping, Incident, Job, JobState, TimelineEntry, Value, Verdict
-from hangwatch.probes import host, procs
+from hangwatch.model import (
+    Capture,
+    GpuSweep,
+    Grouping,
+    Incident,
+    Job,
+    JobState,
+    Process,
+    ProcessId,
+    TimelineEntry,
+    Value,
+    Verdict,
+)
+from hangwatch.probes import host, network, procs
+
+ENDPOINTS_PER_SCAN = 64
 
 
 class Look(Value, frozen=True):
@@ -41,10 +57,32 @@ class Look(Value, frozen=True):
         )
 
 
-def find_jobs(scan: procs.ProcessScan, sweep: GpuSweep | None, node: str) -> tuple[Job, ...]:
-    """The jobs of this node, by one scan of /proc; what holds a GPU by `sweep` is read whoever started it."""
-    holders = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
-    return jobs.find_jobs(scan.processes(holders), sweep, node=node, ticks_per_second=procs.TICKS_PER_SECOND)
+class JobScan:
+    """Finds the jobs of this node, again and again: keeps what a process never changes."""
+
+    def __init__(self, proc_root: Path = procs.PROC) -> None:
+        self._proc_root = proc_root
+        self._processes = procs.ProcessScan(proc_root)
+        self._endpoints: dict[ProcessId, str] = {}
+
+    def jobs(self, sweep: GpuSweep | None, node: str) -> tuple[Job, ...]:
+        """The jobs on the node of this name; what holds a GPU by `sweep` is read whoever started it."""
+        holders = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
+        processes = self._processes.processes(holders)
+        self._endpoints = self._connected(processes)
+        return jobs.find_jobs(
+            processes, sweep, node=node, ticks_per_second=procs.TICKS_PER_SECOND, endpoints=self._endpoints
+        )
+
+    def _connected(self, processes: Sequence[Process]) -> dict[ProcessId, str]:
+        """The stores of the processes that need one; asked of a bounded number of new ones in each scan."""
+        wanted = {process.id: port for process in processes if (port := crews.needs_endpoint(process)) is not None}
+        found = {process: self._endpoints[process] for process in wanted if process in self._endpoints}
+        for process in itertools.islice((process for process in wanted if process not in found), ENDPOINTS_PER_SCAN):
+            endpoint = network.store_endpoint(process.pid, wanted[process], self._proc_root)
+            if endpoint is not None:
+                found[process] = endpoint
+        return found
 
 
 def look_at(

@@ -14,9 +14,9 @@ from hangwatch import config
 from hangwatch.checks import discovery, listing, runner
 from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.cli.watch import config_option, settings_from
-from hangwatch.look import find_jobs
+from hangwatch.look import JobScan
 from hangwatch.model import CheckResult
-from hangwatch.probes import host, procs
+from hangwatch.probes import host
 from hangwatch.probes.node import Node
 from hangwatch.probes.nvml.sampler import NvmlSampler
 
@@ -60,7 +60,7 @@ def _run(
         sweep = gpus.wait_for_sweep(FIRST_SWEEP_SECONDS)
         node = Node(
             gpus=gpus,
-            jobs=find_jobs(procs.ProcessScan(), sweep, host.node_name()),
+            jobs=JobScan().jobs(sweep, host.node_name()),
             state_directory=Path(settings.store.directory),
             dump_after_seconds=settings.dump_after_seconds,
         )

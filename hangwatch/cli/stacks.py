@@ -14,7 +14,7 @@ from hangwatch.cli.files import write_text
 from hangwatch.cli.tables import print_table
 from hangwatch.cli.watch import config_option, settings_from
 from hangwatch.hang import activity, capture
-from hangwatch.look import find_jobs, look_at
+from hangwatch.look import JobScan, look_at
 from hangwatch.model import GpuSweep, Incident, Job, JobState, Value
 from hangwatch.probes import host, procs
 from hangwatch.probes.nvml.sampler import NvmlSampler
@@ -114,7 +114,7 @@ def _gpu_sweep(settings: config.Settings) -> GpuSweep | None:
 
 
 def _jobs(job_id: str | None, sweep: GpuSweep | None) -> list[Job]:
-    found = find_jobs(procs.ProcessScan(), sweep, host.node_name())
+    found = JobScan().jobs(sweep, host.node_name())
     if job_id is None:
         return list(found)
     chosen = [job for job in found if job.job_id == job_id]

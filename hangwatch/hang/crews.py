@@ -6,7 +6,7 @@ and a seat that a living process holds is given to nobody else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hangwatch import words
@@ -92,9 +92,9 @@ class Tree:
                     yield child
 
 
-def find_crews(tree: Tree, samples: Sequence[GpuSample]) -> list[Crew]:
-    """The crews among these processes; `samples` tell who holds a GPU."""
-    crews = _seated_crews(tree, samples)
+def find_crews(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Crew]:
+    """The crews among these processes; `samples` tell who holds a GPU, `endpoints` who is connected to which store."""
+    crews = _seated_crews(tree, samples, endpoints)
     seated = {process.id.pid for crew in crews for process, _ in crew.members}
     crews += _spawned_crews(tree, samples, seated)
     crews += _hidden_crews(tree, crews)
@@ -104,7 +104,7 @@ def find_crews(tree: Tree, samples: Sequence[GpuSample]) -> list[Crew]:
 # --- ranks that know who they are ----------------------------------------------------------------------------------
 
 
-def _seated_crews(tree: Tree, samples: Sequence[GpuSample]) -> list[Crew]:
+def _seated_crews(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Crew]:
     groups: dict[tuple[object, ...], list[_Seated]] = {}
     for seated in _seated(tree):
         groups.setdefault(_crew_key(seated), []).append(seated)
@@ -118,13 +118,26 @@ def _seated_crews(tree: Tree, samples: Sequence[GpuSample]) -> list[Crew]:
             members = _ranks_of(part, tree, samples)
             if members and not launchers.is_server(members[0][0]):
                 crews.append(Crew(_launcher_name(part[0]), part[0].head, list(members), part[0].owner))
-    return _joined(crews)
+    return _joined(crews, endpoints)
 
 
-def _joined(crews: list[Crew]) -> list[Crew]:
+def needs_endpoint(process: Process) -> int | None:
+    """The port of its store, for a process of which only the store tells to which job it belongs; None for others.
+
+    That is the rank of a job that may lie in several pods or containers: all ranks of a run hold a connection to one
+    store, and who copies their variables holds none.
+    """
+    port = launchers.rendezvous(process.environ)[1]
+    if not owner_of(process).place or launchers.is_loader_worker(process) or not launchers.is_python(process):
+        return None
+    return int(port) if port.isdecimal() and 0 < int(port) < 1 << 16 else None
+
+
+def _joined(crews: list[Crew], endpoints: Mapping[ProcessId, str]) -> list[Crew]:
     """Crews of one owner, run and size that have different ranks are one job: containers or pods with a part each.
 
-    The older holds its ranks: who claims one of them, while its process lives, is a job of its own.
+    The older holds its ranks: who claims one of them, while its process lives, is a job of its own. So is who is not
+    connected to the store to which the others are.
     """
     jobs: dict[tuple[object, ...], list[Crew]] = {}
     for crew in sorted(crews, key=lambda crew: (crew.began_ticks, crew.members[0][0].id.pid)):
@@ -132,7 +145,7 @@ def _joined(crews: list[Crew]) -> list[Crew]:
         assert seat is not None
         run = (*_run(process, seat), *launchers.rendezvous(process.environ))
         same_run = jobs.setdefault((crew.owner.name, *run, seat.world_size), [])
-        place = next((place for place, job in enumerate(same_run) if not _shared_ranks(job, crew)), None)
+        place = next((place for place, job in enumerate(same_run) if _are_one(job, crew, endpoints)), None)
         if place is None:
             same_run.append(_second_claimant(crew, same_run[0]) if same_run else crew)
         else:
@@ -140,6 +153,14 @@ def _joined(crews: list[Crew]) -> list[Crew]:
             members = sorted((*job.members, *crew.members), key=_rank_number)
             same_run[place] = job._replace(members=members)
     return [job for same_run in jobs.values() for job in same_run]
+
+
+def _are_one(job: Crew, crew: Crew, endpoints: Mapping[ProcessId, str]) -> bool:
+    return not _shared_ranks(job, crew) and _stores(job, endpoints) == _stores(crew, endpoints)
+
+
+def _stores(crew: Crew, endpoints: Mapping[ProcessId, str]) -> set[str]:
+    return {endpoints[process.id] for process, _ in crew.members if process.id in endpoints}
 
 
 def _shared_ranks(job: Crew, crew: Crew) -> list[int]:
@@ -153,9 +174,11 @@ def _rank_number(member: tuple[Process, Seat | None]) -> int:
 
 def _second_claimant(crew: Crew, first: Crew) -> Crew:
     ranks, pid = words.fold(_shared_ranks(first, crew)), first.members[0][0].id.pid
-    return crew._replace(
-        notes=(f"claims ranks {ranks} of a run of the same name whose processes live (pid {pid}): a job of its own",)
-    )
+    if not ranks:
+        note = f"says that it is of the same run as pid {pid}, and is not connected to its store: a job of its own"
+    else:
+        note = f"claims ranks {ranks} of a run of the same name whose processes live (pid {pid}): a job of its own"
+    return crew._replace(notes=(note,))
 
 
 def _seated(tree: Tree) -> Iterator[_Seated]:

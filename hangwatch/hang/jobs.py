@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import NamedTuple
 
 from hangwatch.hang import devices, launchers
@@ -19,18 +20,23 @@ _LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 
 
 def find_jobs(
-    processes: Sequence[Process], gpus: GpuSweep | None = None, *, node: str = "", ticks_per_second: int = 100
+    processes: Sequence[Process],
+    gpus: GpuSweep | None = None,
+    *,
+    node: str = "",
+    ticks_per_second: int = 100,
+    endpoints: Mapping[ProcessId, str] = MappingProxyType({}),
 ) -> tuple[Job, ...]:
     """The jobs among `processes` on the node of that name, by job_id.
 
     A job is what has the variables of a launcher (see launchers.toml), or what mp.spawn started and holds GPUs; its
     ranks are processes of one owner (see `owners`), whatever others write into their environments. `ticks_per_second`
     is the unit of `start_ticks`: a process that began after `gpus` was read cannot be the one that the driver meant by
-    its pid.
+    its pid. `endpoints` are the stores to which the processes of `needs_endpoint` are connected, where they are.
     """
     tree = Tree(processes)
     samples = _samples(gpus, tree, ticks_per_second)
-    crews = find_crews(tree, samples)
+    crews = find_crews(tree, samples, endpoints)
     ranks = {process.id.pid for crew in crews for process, _ in crew.members}
     jobs = [_job(name, crew, tree, samples, ranks) for crew, name in zip(crews, _names(crews, tree, node), strict=True)]
     return tuple(sorted(jobs, key=lambda job: (job.job_id, job.ranks[0].id)))

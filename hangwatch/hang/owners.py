@@ -31,10 +31,14 @@ _POD = re.compile(
 
 
 class Owner(NamedTuple):
-    """Whose a process is. `name` says it to people and is the same on all nodes; `pod` tells pods of one user apart."""
+    """Whose a process is. `name` says it to people and is the same on all nodes.
+
+    `place` tells apart the pods of one user, and the containers of root, in which everybody is uid 0; it is empty where
+    the name alone tells enough.
+    """
 
     name: str
-    pod: str = ""
+    place: str = ""
 
 
 def owner_of(process: Process) -> Owner:
@@ -46,4 +50,4 @@ def owner_of(process: Process) -> Owner:
     for path in process.cgroups:
         if found := _POD.match(path):
             return Owner(user, found["name"].replace("_", "-"))
-    return Owner(user)
+    return Owner(user, " ".join(process.cgroups) if process.uid == 0 else "")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import itertools
 import socket
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 from hangwatch.model import Fault, Value
@@ -13,6 +16,7 @@ from hangwatch.probes import pseudofiles
 TCP_ESTABLISHED = "01"
 TCP_SYN_SENT = "02"
 TABLE_LIMIT_BYTES = 32 << 20
+MOST_DESCRIPTORS = 4096  # of one process
 _RTF_UP = 0x1
 _RTF_REJECT = 0x200
 
@@ -179,6 +183,50 @@ def connections(net_root: Path, addresses: tuple[str, ...], port: int) -> tuple[
         text = pseudofiles.read(net_root / table, table, TABLE_LIMIT_BYTES)
         found += parse_connections(text if isinstance(text, str) else "", addresses, port)
     return tuple(found)
+
+
+def store_endpoint(pid: int, port: int, proc_root: Path) -> str | None:
+    """The other end of this process's own TCP connection to `port`, None where it holds none.
+
+    What the environment says of an address is the user's word; a connection is the kernel's. A loopback address comes
+    with its network namespace, since every one has its own. See proc(5) for /proc/PID/net/tcp and /proc/PID/fd.
+    """
+    ends: dict[str, str] = {}
+    for table in ("tcp", "tcp6"):
+        text = pseudofiles.read(proc_root / str(pid) / "net" / table, table, TABLE_LIMIT_BYTES)
+        ends |= _ends_at(text, port) if isinstance(text, str) else {}
+    if not ends:
+        return None
+    address = next((ends[name] for name in _descriptors(proc_root / str(pid) / "fd") if name in ends), None)
+    if address is None:
+        return None
+    space = _link(proc_root / str(pid) / "ns" / "net") if ipaddress.ip_address(address).is_loopback else ""
+    return f"{address} port {port}{f' in {space}' if space else ''}"
+
+
+def _descriptors(folder: Path) -> Iterator[str]:
+    """What the descriptors of a process are, as far as they may be read."""
+    with contextlib.suppress(OSError):
+        for path in itertools.islice(folder.iterdir(), MOST_DESCRIPTORS):
+            yield _link(path)
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def _ends_at(text: str, port: int) -> dict[str, str]:
+    """Established connections to this port: the name of the socket as /proc/PID/fd has it, and the remote address."""
+    ending = f":{port:04X}"
+    found = {}
+    for line in text.splitlines()[1:]:
+        words = line.split(maxsplit=10)
+        if len(words) > 9 and words[2].endswith(ending) and words[3] == "01":
+            found[f"socket:[{words[9]}]"] = _address(words[2].partition(":")[0])
+    return found
 
 
 def parse_connections(text: str, addresses: tuple[str, ...], port: int) -> list[Connection]:

@@ -452,3 +452,14 @@ def test_a_name_that_does_not_resolve() -> None:
     answer = network.resolve("n" * 70)
     assert isinstance(answer, Fault) and answer.reason == "UnknownHost"
     assert network.resolve("localhost")
+
+
+def test_the_store_to_which_a_process_is_connected_by_the_kernels_word() -> None:
+    me, proc = os.getpid(), Path("/proc")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert network.store_endpoint(me, port, proc) is None, "to listen is not to be connected"
+        with socket.create_connection(("127.0.0.1", port)):
+            space = Path("/proc/self/ns/net").readlink()
+            assert network.store_endpoint(me, port, proc) == f"127.0.0.1 port {port} in {space}"
+            assert network.store_endpoint(1, port, proc) is None, "somebody else's connection in the same namespace"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from hangwatch import launcher_table
-from hangwatch.hang import devices, jobs, launchers, owners
+from hangwatch.hang import crews, devices, jobs, launchers, owners
 from hangwatch.model import GpuSample, Job, Process, ProcessId, Rank
 from hangwatch.probes.procs import ProcessScan
 from tests.proc_tree import FOLDER, described, jobs_in, lay_out, stated, sweep
@@ -225,6 +225,26 @@ def test_a_second_claimant_of_a_living_seat_is_a_job_of_its_own_and_says_so(tmp_
     assert second.notes == (
         "claims ranks 0 of a run of the same name whose processes live (pid 132): a job of its own",
     )
+
+
+def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path: Path) -> None:
+    """In pods everybody is uid 0: whoever copies the variables of a job can claim a rank of another node."""
+    text = (FOLDER / "pytorchjob_pods.proc").read_text()
+    pod = text[text.index("140 (") : text.index("= plain")]
+    intruder = re.sub(r"\b14(\d)\b", r"15\1", pod).replace("RANK=3", "RANK=1").replace("3b7d9e04", "f00dcafe")
+    processes = ProcessScan(lay_out(text + intruder, tmp_path)).processes()
+    assert [crews.needs_endpoint(process) for process in processes if process.environ] == [23456, 23456, 23456]
+    store = dict.fromkeys((process.id for process in processes if process.id.pid in (132, 142)), "10.0.0.5 port 23456")
+    mine, other = jobs.find_jobs(processes, endpoints=store)
+    assert seats(mine) == [(2, None, 132), (3, None, 142)]
+    assert seats(other) == [(1, None, 152)]
+    assert other.notes == (
+        "says that it is of the same run as pid 132, and is not connected to its store: a job of its own",
+    )
+    elsewhere = store | {process.id: "10.0.0.9 port 23456" for process in processes if process.id.pid == 152}
+    assert len(jobs.find_jobs(processes, endpoints=elsewhere)) == 2
+    (joined,) = jobs.find_jobs(processes, endpoints=dict.fromkeys(elsewhere, "10.0.0.5 port 23456"))
+    assert [number for number, _, _ in seats(joined)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

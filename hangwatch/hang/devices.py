@@ -14,11 +14,17 @@ def gpus_of(
     """The uuids of the GPUs that hold any of `pids` (a rank and its children), in the order of their index.
 
     A rank that has not touched its GPU yet is in no list of the driver's: then its environment tells, by the custom
-    that local rank N takes the Nth GPU it can see.
+    that local rank N takes the Nth GPU it can see. What others hold by the driver's word, no environment gives away.
     """
     held = tuple(gpu.uuid for gpu in gpus if not set(pids).isdisjoint(gpu.pids))
     if held:
         return held
+    taken = {gpu.uuid for gpu in gpus if gpu.pids}
+    return tuple(uuid for uuid in _claimed(environ, local_rank, gpus) if uuid not in taken)
+
+
+def _claimed(environ: Mapping[str, str], local_rank: int | None, gpus: Sequence[GpuSample]) -> tuple[str, ...]:
+    """The GPU that the environment gives a rank; the only one where there is no choice."""
     visible = _visible(environ, [gpu.uuid for gpu in sorted(gpus, key=lambda gpu: gpu.index)])
     if len(visible) == 1:
         return tuple(visible)

@@ -329,6 +329,13 @@ def test_a_pid_that_the_driver_named_before_the_process_began_is_not_its_gpu(tmp
     )  # began 11 s after boot; its environment names GPUs 4 and 5, which are not there
 
 
+def test_a_gpu_that_somebody_holds_by_the_drivers_word_no_environment_gives_away() -> None:
+    gpus = [GpuSample(index=0, uuid="GPU-a0", pids=(10,)), GpuSample(index=1, uuid="GPU-a1")]
+    assert devices.gpus_of({99}, {"CUDA_VISIBLE_DEVICES": "0"}, 0, gpus) == ()
+    assert devices.gpus_of({99}, {"CUDA_VISIBLE_DEVICES": "1"}, 0, gpus) == ("GPU-a1",)
+    assert devices.gpus_of({10}, {}, 0, gpus) == ("GPU-a0",)
+
+
 def test_gpus_of_the_driver_win_over_the_environment(tmp_path: Path) -> None:
     (job,) = jobs_in("torchrun", tmp_path, sweep({0: (1011,), 1: (1010,), 4: (), 5: ()}))
     assert [one.gpu_uuids for one in job.ranks] == [("GPU-a1",), ("GPU-a0",)]

@@ -191,6 +191,12 @@ class Job(Value, frozen=True):
         return tuple(range(first, last + 1) for first, last in self.absent_local_ranks)
 
     @property
+    def pids(self) -> frozenset[int]:
+        """The processes of its ranks and of their workers."""
+        ids = [process for rank in self.ranks for process in (rank.id, *(worker.id for worker in rank.workers))]
+        return frozenset(process.pid for process in ids)
+
+    @property
     def gpu_uuids(self) -> tuple[str, ...]:
         """The GPUs that the ranks hold, each once, in the order of ranks."""
         return tuple(dict.fromkeys(uuid for rank in self.ranks for uuid in rank.gpu_uuids))

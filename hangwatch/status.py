@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from hangwatch.board import Snapshot
-from hangwatch.model import JobState, Value
+from collections.abc import Iterable
 
-SCHEMA_VERSION = 2  # 2: JobStatus.absent_local_ranks are [first, last] of each range
+from hangwatch.board import Snapshot
+from hangwatch.model import GpuSample, Job, JobName, JobState, Value
+
+SCHEMA_VERSION = 2  # 2: JobStatus.absent_local_ranks are [first, last] of each range; GpuStatus.jobs for job_id
 
 
 class JobStatus(Value, frozen=True):
@@ -28,14 +30,17 @@ class JobStatus(Value, frozen=True):
 
 
 class GpuStatus(Value, frozen=True):
-    """One GPU as /status shows it; `fault` says why one has no readings."""
+    """One GPU as /status shows it; `fault` says why one has no readings.
+
+    `jobs` hold it: several that claim it, where the driver does not say which does.
+    """
 
     index: int
     name: str | None
     power_watts: float | None
     power_limit_watts: float | None
     utilization_ratio: float | None
-    job_id: str | None = None
+    jobs: tuple[JobName, ...] = ()
     fault: str | None = None
 
 
@@ -85,7 +90,7 @@ def view(snapshot: Snapshot, node: str, now: float) -> Status:
 def _gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
     if snapshot.sweep is None:
         return ()
-    holders = {uuid: entry.job.job_id for entry in snapshot.jobs.values() for uuid in entry.job.gpu_uuids}
+    jobs = [entry.job for entry in snapshot.jobs.values() if entry.watch.state is not JobState.ENDED]
     read = [
         GpuStatus(
             index=gpu.index,
@@ -93,7 +98,7 @@ def _gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
             power_watts=gpu.power_watts,
             power_limit_watts=gpu.power_limit_watts,
             utilization_ratio=gpu.utilization_ratio,
-            job_id=holders.get(gpu.uuid),
+            jobs=tuple(job.name for job in _holders(gpu, jobs)),
         )
         for gpu in snapshot.sweep.gpus
     ]
@@ -109,6 +114,12 @@ def _gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
         for index, fault in snapshot.sweep.unread.items()
     ]
     return tuple(sorted((*read, *unread), key=lambda gpu: gpu.index))
+
+
+def _holders(gpu: GpuSample, jobs: Iterable[Job]) -> list[Job]:
+    """Whose it is: an environment can claim any GPU, so where the driver shows a process of a job on it, that job."""
+    claims = [job for job in jobs if gpu.uuid in job.gpu_uuids]
+    return [job for job in claims if not job.pids.isdisjoint(gpu.pids)] or claims
 
 
 def _jobs(snapshot: Snapshot, now: float) -> tuple[JobStatus, ...]:

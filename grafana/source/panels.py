@@ -268,11 +268,7 @@ def page(
             .tags(["hangwatch"])
             .keep_time(True)
         )
-        .annotation(
-            _Event(
-                "Incidents", f"max by (job_id, job_key) (hangwatch_incident_opened_timestamp_seconds{{{where}}}) * 1000"
-            )
-        )
+        .annotation(_Event("Incidents", opened))
     )
     for one in variables:
         built.with_variable(one)

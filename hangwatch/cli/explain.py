@@ -83,9 +83,10 @@ def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
     """The newest incident of each node. Raises InputError where they are of several jobs: their ranks would mix."""
     oldest_first = sorted(incidents, key=lambda incident: incident.opened_unix_seconds)
     newest = {incident.node: incident for incident in oldest_first}
-    jobs = sorted({incident.job.job_id for incident in oldest_first})
+    jobs = {incident.job.key: incident.job for incident in oldest_first}
     if len(jobs) > 1:
-        raise InputError(f"these incidents are of several jobs: {', '.join(jobs)}\n  give those of one job at a time")
+        told = sorted(f"{job.job_id} ({job.owner or 'owner unknown'}, key {job.key})" for job in jobs.values())
+        raise InputError(f"these incidents are of several jobs: {', '.join(told)}\n  give those of one job at a time")
     return list(newest.values())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ from hangwatch.cli.files import write_text
 from hangwatch.cli.tables import print_table
 from hangwatch.cli.watch import config_option, settings_from
 from hangwatch.hang import activity, capture
+from hangwatch.launcher_table import TABLE
 from hangwatch.look import JobScan, look_at
 from hangwatch.model import GpuSweep, Incident, Job, JobState, Value
 from hangwatch.probes import host, procs
@@ -23,8 +25,9 @@ from hangwatch.report.folder import folder_files
 
 GPU_SECONDS = 3.0
 NO_JOB = (
-    "no training job runs on this node: no process that torchrun, accelerate, deepspeed, srun or mpirun\n"
-    "started, and none with RANK and WORLD_SIZE in an environment that this user may read (as root, or --pid)"
+    "no training job runs on this node: no process that a launcher started\n"
+    f"({', '.join(dict.fromkeys(launcher.name for launcher in TABLE.launchers))}),\n"
+    "and none that says its rank in an environment that this user may read (as root, or --pid)"
 )
 
 
@@ -36,7 +39,7 @@ class Incidents(Value, frozen=True):
 
 
 @click.command()
-@click.option("--job", "job_id", help="Only this job; by default every job on this node.")
+@click.option("--job", "wanted", help="Only this job, by its name or key; by default every job on this node.")
 @click.option(
     "--pid",
     "pids",
@@ -52,7 +55,7 @@ class Incidents(Value, frozen=True):
 @config_option
 def dump(
     *,
-    job_id: str | None,
+    wanted: str | None,
     pids: tuple[int, ...],
     rounds: int,
     native: bool,
@@ -65,11 +68,11 @@ def dump(
 
     Reads, and changes nothing: no process is stopped (but see --native). Exits 1 when there is nothing to dump.
     """
-    if pids and job_id:
+    if pids and wanted:
         raise click.UsageError("give either --job or --pid")
     settings, _ = settings_from(config_path)
     sweep = _gpu_sweep(settings)
-    found = [_job_of_pids(pids)] if pids else _jobs(job_id, sweep)
+    found = [_job_of_pids(pids)] if pids else _jobs(wanted, sweep)
     node, activities = host.node_name(), activity.load(settings.activities.rules)
     looks = [
         look_at(
@@ -113,15 +116,23 @@ def _gpu_sweep(settings: config.Settings) -> GpuSweep | None:
         gpus.stop()
 
 
-def _jobs(job_id: str | None, sweep: GpuSweep | None) -> list[Job]:
+def _jobs(wanted: str | None, sweep: GpuSweep | None) -> list[Job]:
     found = JobScan().jobs(sweep, host.node_name())
-    if job_id is None:
-        return list(found)
-    chosen = [job for job in found if job.job_id == job_id]
+    return list(found) if wanted is None else [choose(wanted, found)]
+
+
+def choose(wanted: str, found: Sequence[Job]) -> Job:
+    """The job of this key, else of this name. Raises InputError where there is none, or the name is that of several."""
+    chosen = [job for job in found if job.key == wanted] or [job for job in found if job.job_id == wanted]
+    if len(chosen) == 1:
+        return chosen[0]
     if not chosen:
         here = ", ".join(job.job_id for job in found) or "none"
-        raise InputError(f"--job {job_id}: no such job on this node\n  jobs here: {here}")
-    return chosen
+        raise InputError(f"--job {wanted}: no such job on this node\n  jobs here: {here}")
+    raise InputError(
+        f"--job {wanted}: {len(chosen)} jobs on this node have this name\n"
+        f"  give the key of one: {', '.join(f'{job.key} ({job.owner})' for job in chosen)}"
+    )
 
 
 def _leave(directory: Path, incident: Incident) -> Path:

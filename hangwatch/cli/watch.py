@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ from hangwatch.checks import discovery
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.tables import print_table
 from hangwatch.daemon import Daemon
+from hangwatch.model import JobName
 from hangwatch.probes import journal
 from hangwatch.probes.nvml.sampler import NvmlSampler
 from hangwatch.probes.sdnotify import Notifier
@@ -122,7 +124,7 @@ def status(config_path: Path | None, url: str | None, as_json: bool) -> None:
         seen = msgspec.convert(answer, Status)
     except msgspec.ValidationError as error:
         raise InputError(f"{base} answers, but not as a hangwatch of this version does: {error}") from None
-    _print_status(seen)
+    print_status(seen)
 
 
 def _local_url(http: config.Http) -> str:
@@ -145,8 +147,15 @@ def _fetch(url: str) -> Any:
         raise InputError(f"what answers at {url} is no hangwatch\n  give its address with --url") from None
 
 
-def _print_status(seen: Status) -> None:
+def print_status(seen: Status) -> None:
+    """The status as tables."""
     click.echo(f"{seen.node}  GPU sampler: {seen.sampler}  incidents: {seen.store}")
+    shared = Counter(job.job_id for job in seen.jobs)
+
+    def name(job: JobStatus | JobName) -> str:
+        """With its key, where two have the name."""
+        return f"{job.job_id} {job.job_key}" if shared[job.job_id] > 1 else job.job_id
+
     gpus = [
         (
             str(gpu.index),
@@ -154,14 +163,15 @@ def _print_status(seen: Status) -> None:
             _shown(gpu.power_watts, "{:.0f} W"),
             _shown(gpu.power_limit_watts, "{:.0f} W"),
             _shown(gpu.utilization_ratio, "{:.0%}"),
-            gpu.job_id or "",
+            ", ".join(map(name, gpu.jobs)),
             gpu.fault or "",
         )
         for gpu in seen.gpus
     ]
     jobs = [
         (
-            job.job_id,
+            name(job),
+            job.owner,
             job.launcher,
             job.user or "",
             job.state.value + (" (page)" if job.page else ""),
@@ -173,7 +183,7 @@ def _print_status(seen: Status) -> None:
     ]
     checks = [(check.check, check.status, check.message) for check in seen.checks]
     print_table(("GPU", "name", "power", "limit", "utilisation", "job", "fault"), gpus, "no GPUs")
-    print_table(("job", "launcher", "user", "state", "for", "ranks", "what"), jobs, "no jobs")
+    print_table(("job", "owner", "launcher", "user", "state", "for", "ranks", "what"), jobs, "no jobs")
     print_table(("check", "status", "what"), checks, "no checks yet")
 
 

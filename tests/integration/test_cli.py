@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from hangwatch import store
+from hangwatch.board import JobEntry, Snapshot
+from hangwatch.cli.stacks import NO_JOB
 from hangwatch.cli.tables import print_table
+from hangwatch.cli.watch import print_status
+from hangwatch.hang import detector
+from hangwatch.launcher_table import TABLE
+from hangwatch.model import GpuSample, GpuSweep
+from hangwatch.status import view
 from tests import samples
 
+NOBODY = 65534
 COMMANDS = ["run", "dump", "explain", "merge", "report", "incidents", "status", "config", "check", "demo"]
 DUMP = """Process 41: python train.py
 Python v3.10.12 (/usr/bin/python3.10)
@@ -162,10 +173,81 @@ def test_reports_are_rendered_again_from_the_incident_alone(tmp_path: Path) -> N
 def test_incidents_of_two_jobs_are_not_mixed(tmp_path: Path) -> None:
     kept = store.open_writable(tmp_path)
     one = samples.loader_hang()
-    other = replace(one, job=replace(one.job, job_id="another"), incident_id="x")
+    other = replace(one, job=replace(one.job, job_id="another", job_key="fedcba9876543210"), incident_id="x")
     done = hangwatch("merge", *[str(kept.save(incident, {})) for incident in (one, other)])
     assert done.returncode == 2
     assert "several jobs" in done.stderr
+
+
+def test_incidents_of_two_owners_jobs_of_one_name_are_not_mixed(tmp_path: Path) -> None:
+    ours = samples.loader_hang()
+    theirs = replace(ours, job=replace(ours.job, job_key="0123456789abcdef", owner="uid 1002"), node="gpu-b07")
+    done = hangwatch("merge", *[str(store.open_writable(tmp_path / i.node).save(i, {})) for i in (ours, theirs)])
+    assert done.returncode == 2
+    for words in ("several jobs", "(uid 1002, key 0123456789abcdef)", f"({ours.job.owner}, key {ours.job.job_key})"):
+        assert words in done.stderr
+    of_before_keys = [replace(i, job=replace(i.job, job_key="", owner="")) for i in (ours, theirs)]
+    folders = [store.open_writable(tmp_path / f"before-{i.node}").save(i, {}) for i in of_before_keys]
+    assert hangwatch("merge", *map(str, folders)).returncode == 0
+
+
+@contextlib.contextmanager
+def namesakes(run_id: str) -> Iterator[set[int]]:
+    """A job of one rank of ours, and one of that name and that address of another user, by pid."""
+    environ = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "TORCHELASTIC_RUN_ID": run_id,
+    }
+    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    program = "import os, sys, time; os.setuid(int(sys.argv[1])); print('up', flush=True); time.sleep(120)"
+    with contextlib.ExitStack() as stack:
+        pids = set()
+        for user in (os.getuid(), NOBODY):
+            command = [sys.executable, "-c", program, str(user)]
+            process = subprocess.Popen(command, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            assert process.stdout is not None and process.stdout.readline() == "up\n"
+            pids.add(process.pid)
+        yield pids
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts a process of another user")
+def test_a_name_that_two_jobs_share_is_refused_and_their_keys_are_told() -> None:
+    run_id = f"shared-{os.getpid()}"
+    with namesakes(run_id) as pids:
+        refused = hangwatch("dump", "--job", run_id)
+        assert refused.returncode == 2, refused.stdout
+        assert "2 jobs on this node have this name" in refused.stderr
+        keys = dict(re.findall(r"([0-9a-f]{16}) \(([^)]+)\)", refused.stderr))
+        assert sorted(keys.values()) == ["uid 0", f"uid {NOBODY}"]
+        (mine, theirs) = (json.loads(hangwatch("dump", "--json", "--job", key).stdout)["jobs"] for key in keys)
+        assert {job["job"]["job_key"] for job in (*mine, *theirs)} == set(keys)
+        dumped = [rank["id"]["pid"] for job in (*mine, *theirs) for rank in job["capture"]["ranks"]]
+        assert (len(dumped), set(dumped)) == (2, pids)
+
+
+def test_where_no_job_runs_every_launcher_of_the_table_is_told() -> None:
+    assert all(launcher.name in NO_JOB for launcher in TABLE.launchers)
+
+
+def test_status_tells_jobs_of_one_name_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = (
+        samples.job(range(2), 2),
+        replace(samples.job(range(2), 2), job_key="0123456789abcdef", owner="uid 2"),
+    )
+    other = replace(ours, job_id="another", job_key="fedcba9876543210")
+    entries = [JobEntry(job=job, watch=detector.begin(job, 5.0, 0.0)) for job in (ours, theirs, other)]
+    gpus = (GpuSample(index=0, uuid=ours.gpu_uuids[0]),)
+    sweep = GpuSweep(taken_monotonic_seconds=6.0, taken_unix_seconds=1e9, gpus=gpus)
+    print_status(view(Snapshot(sweep=sweep, jobs={entry.job.key: entry for entry in entries}), "n1", 7.0))
+    shown = capsys.readouterr().out
+    for words in (f"{ours.job_id} {ours.job_key}", f"{ours.job_id} 0123456789abcdef", "uid 2", ours.owner):
+        assert words in shown
+    assert "another fedc" not in shown
 
 
 def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:

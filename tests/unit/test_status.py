@@ -1,0 +1,50 @@
+"""Status: what the daemon sees, as a value; which job holds a GPU is the driver's word, not an environment's."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from msgspec.structs import replace
+
+from hangwatch.board import JobEntry, Snapshot
+from hangwatch.hang import detector
+from hangwatch.model import GpuSample, GpuSweep, Job, JobState, ProcessId, Rank, Worker
+from hangwatch.status import view
+
+UUID = "GPU-0"
+
+
+def claimant(key: str, pid: int, *workers: int) -> Job:
+    rank = Rank(
+        id=ProcessId(pid=pid, start_ticks=pid),
+        rank=0,
+        local_rank=0,
+        gpu_uuids=(UUID,),
+        workers=tuple(Worker(id=ProcessId(pid=worker, start_ticks=worker), comm="python") for worker in workers),
+    )
+    return Job(job_id="100", job_key=key, launcher="torchrun", launcher_id=None, ranks=(rank,), owner=f"uid {key}")
+
+
+def holders(jobs: tuple[Job, ...], pids: tuple[int, ...], ended: frozenset[str] = frozenset()) -> list[str]:
+    entries = {}
+    for job in jobs:
+        watch = detector.begin(job, 5.0, 0.0)
+        entries[job.key] = JobEntry(job=job, watch=replace(watch, state=JobState.ENDED) if job.key in ended else watch)
+    sweep = GpuSweep(
+        taken_monotonic_seconds=6.0, taken_unix_seconds=1e9, gpus=(GpuSample(index=0, uuid=UUID, pids=pids),)
+    )
+    (gpu,) = view(Snapshot(sweep=sweep, jobs=entries), "n1", 7.0).gpus
+    return [job.job_key for job in gpu.jobs]
+
+
+@pytest.mark.parametrize("jobs", list(itertools.permutations((claimant("a1", 10, 11), claimant("b2", 20)))))
+def test_of_two_jobs_that_claim_a_gpu_the_driver_knows_the_holder(jobs: tuple[Job, ...]) -> None:
+    assert holders(jobs, (10,)) == holders(jobs, (11, 99)) == ["a1"]
+    assert holders(jobs, (20,)) == ["b2"]
+    assert sorted(holders(jobs, ())) == sorted(holders(jobs, (99,))) == ["a1", "b2"], "nobody knows: both are told"
+    assert sorted(holders(jobs, (10, 20))) == ["a1", "b2"], "they share it"
+
+
+def test_a_job_that_ended_holds_nothing() -> None:
+    assert holders((claimant("a1", 10),), (10,), frozenset({"a1"})) == []

@@ -15,10 +15,15 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from hangwatch import inputs
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+MOST_BYTES = 1 << 20  # of a configuration
 
 
 class ConfigError(Exception):
@@ -182,10 +187,10 @@ def load(path: Path) -> Settings:
     Raises ConfigError, whose text names the file, the section, the key and what is allowed.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
+        text = inputs.read(path, MOST_BYTES).decode("utf-8")
+    except inputs.FileError as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}\n"
+            f"{error}\n"
             "  hangwatch runs with its defaults when no --config is given;\n"
             "  `hangwatch config --sample` prints a file to start from"
         ) from None
@@ -198,10 +203,27 @@ def parse(text: str, source: str) -> Settings:
     """Decode TOML text; `source` is the name shown in errors. Raises ConfigError."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ConfigError(f"{source}: is not valid TOML for hangwatch: nested too deeply") from None
+    except ValueError as error:  # TOMLDecodeError is one; so is a number of more digits than Python reads
         raise ConfigError(f"{source}: is not valid TOML: {error}") from None
+    for key, value in _texts(table, ""):
+        if "\0" in value:
+            raise ConfigError(f"{source}: {key}: {value!r} holds a NUL character, which no path and no name can")
     settings: Settings = decode(table, Settings, source, ())
     return settings
+
+
+def _texts(table: object, key: str) -> Iterator[tuple[str, str]]:
+    """Every text of a decoded table, with where it stands."""
+    if isinstance(table, str):
+        yield key, table
+    elif isinstance(table, list):
+        for number, item in enumerate(table):
+            yield from _texts(item, f"{key}[{number}]")
+    elif isinstance(table, dict):
+        for name, item in table.items():
+            yield from _texts(item, f"{key}.{name}" if key else str(name))
 
 
 def decode(table: object, section: type[Any], source: str, path: tuple[str, ...]) -> Any:

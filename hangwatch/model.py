@@ -535,6 +535,9 @@ class Verdict(Value, frozen=True):
 
 INCIDENT_VERSION = 2  # 2: Job.absent_local_ranks are ranges
 
+MOST_RANKS = 1 << 24
+"""A job of more ranks than this is not believed, whoever says so."""
+
 
 class PowerSeries(Value, frozen=True):
     """Power of one GPU before and during an incident; `quiet_line_watts` is None while the GPU has no busy level."""

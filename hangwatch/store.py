@@ -14,17 +14,17 @@ import contextlib
 import errno
 import os
 import re
-import stat
 import time
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from hangwatch import durable, words
-from hangwatch.model import INCIDENT_VERSION, Incident, JobState, Value, spans
+from hangwatch import durable, inputs, words
+from hangwatch.model import INCIDENT_VERSION, MOST_RANKS, Incident, JobState, Value, spans
 
 INCIDENT_FILE = "incident.json"
 ORDER_FILE = "order"
@@ -32,7 +32,7 @@ MAX_INCIDENT_BYTES = 512 << 20  # 100,000 ranks take a fifth of it
 _FOLDER = re.compile(r"\d{8}T\d{6}Z-[A-Za-z0-9._-]+")
 _FILE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,127}/){0,3}[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _SAME_NAME = 9
-_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NONBLOCK: opening a FIFO must not stop us
+_NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK  # NONBLOCK: opening a FIFO must not stop us
 
 
 class StoreError(Exception):
@@ -104,7 +104,29 @@ def load(folder: Path) -> Incident:
         )
     if version.schema_version < 2:
         content = _with_ranges(_decode(path, content, dict[str, Any]))
-    return replace(_decode(path, content, Incident), schema_version=INCIDENT_VERSION)
+    incident = _decode(path, content, Incident)
+    strange = next((number for number in _numbers(incident) if number is not None and abs(number) > MOST_RANKS), None)
+    if strange is not None:
+        raise StoreError(
+            f"{path}: speaks of rank or world size {strange:,}; more than {MOST_RANKS:,} ranks are not believed\n"
+            "  such a number comes from the environment of a rank; the stacks can still be read:\n"
+            f"  hangwatch explain {path.parent / 'dumps'}"
+        )
+    return replace(incident, schema_version=INCIDENT_VERSION)
+
+
+def _numbers(incident: Incident) -> Iterator[int | None]:
+    """Every number of an incident that says how many ranks there are, or which of them one is."""
+    yield from (incident.job.world_size, incident.job.local_world_size, incident.grouping.world_size)
+    yield from (taken.world_size for taken in incident.captures)
+    yield from (number for rank in incident.job.ranks for number in (rank.rank, rank.local_rank))
+    for who in chain(
+        (member.id for member in incident.grouping.members),
+        (dump.id for taken in incident.captures for dump in taken.ranks),
+        incident.verdict.named,
+        incident.verdict.first_look,
+    ):
+        yield from (who.rank, who.local_rank)
 
 
 def _with_ranges(incident: dict[str, Any]) -> bytes:
@@ -272,18 +294,13 @@ class Store:
 
 def _read(path: Path) -> bytes:
     try:
-        file = os.fdopen(os.open(path, _OPEN), "rb")
-    except FileNotFoundError:
-        raise StoreError(f"{path}: is not there\n  `hangwatch incidents` lists the incidents of this node") from None
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror}\n  {_remedy(error, path)}") from None
-    with file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise StoreError(f"{path}: is no file\n  `hangwatch incidents` lists the incidents of this node")
-        if found.st_size > MAX_INCIDENT_BYTES:
-            raise StoreError(f"{path}: {found.st_size >> 20} MiB is more than hangwatch writes\n  it is not read")
-        return file.read(MAX_INCIDENT_BYTES)
+        return inputs.read(path, MAX_INCIDENT_BYTES, flags=_NO_LINK)
+    except inputs.FileError as error:
+        if error.errno == errno.ENOENT:
+            raise StoreError(
+                f"{path}: is not there\n  `hangwatch incidents` lists the incidents of this node"
+            ) from None
+        raise StoreError(f"{error}\n  {_remedy(error.errno, path)}") from None
 
 
 _T = TypeVar("_T")
@@ -292,7 +309,7 @@ _T = TypeVar("_T")
 def _decode(path: Path, content: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         what = f"is truncated or no incident ({error})" if content else "is empty"
         raise StoreError(
             f"{path}: {what}\n  the stacks may still be there: hangwatch explain {path.parent / 'dumps'}"
@@ -350,17 +367,17 @@ def _explained(path: Path) -> Iterator[None]:
         raise StoreError(str(error)) from None
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
-        raise StoreError(f"{path}: incidents cannot be written: {what}\n  {_remedy(error, path)}") from None
+        raise StoreError(f"{path}: incidents cannot be written: {what}\n  {_remedy(error.errno, path)}") from None
 
 
-def _remedy(error: OSError, path: Path) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+def _remedy(number: int | None, path: Path) -> str:
+    if number in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full: free some or lower [store] max_bytes; older incidents are untouched"
-    if error.errno in (errno.EACCES, errno.EPERM):
+    if number in (errno.EACCES, errno.EPERM):
         return f"run as root, or give the daemon's user the directory: chown -R USER {path.parent}"
-    if error.errno == errno.EROFS:
+    if number == errno.EROFS:
         return "the file system is read-only: set [store] directory (under systemd: StateDirectory=hangwatch)"
-    if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EEXIST):
+    if number in (errno.ELOOP, errno.ENOTDIR, errno.EEXIST):
         return "a link or a file is in the place of a folder: move it away, hangwatch follows no links there"
     return "set [store] directory to a local directory that works"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
@@ -48,7 +49,7 @@ def incident_name(job_id: str, opened_unix_seconds: float) -> str:
 
 def duration(seconds: float) -> str:
     """`4.2 s`, `3 min 05 s`, `2 h 03 min`, `4 d 02 h`: two units at most."""
-    if seconds < 60:
+    if seconds < 60 or not math.isfinite(seconds):
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

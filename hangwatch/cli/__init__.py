@@ -7,6 +7,8 @@ Exit codes: 0 done; 1 a negative answer (the demo was wrong, no such job);
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import sys
@@ -16,9 +18,10 @@ import click
 
 from hangwatch import __version__
 from hangwatch.cli import explain, fitness, stacks, watch
-from hangwatch.cli.errors import USER_ERRORS
+from hangwatch.cli.errors import USER_ERRORS, MachineError
 
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits(3)
+TRY_AGAIN = 75  # EX_TEMPFAIL
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -47,8 +50,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str] | None) -> int:
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character must not end a command
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         answer: Any = hangwatch.main(args=arguments, prog_name="hangwatch", standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.Exit as done:
         return done.exit_code
     except click.ClickException as error:
@@ -60,9 +67,19 @@ def _run(arguments: list[str] | None) -> int:
     except USER_ERRORS as error:
         click.echo(f"hangwatch: {error}", err=True)
         return 2
+    except MachineError as error:
+        click.echo(f"hangwatch: {error}", err=True)
+        return TRY_AGAIN
     except BrokenPipeError:  # `hangwatch explain ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        if os.environ.get("HANGWATCH_DEBUG"):
+            raise
+        _drop_output()
+        where = f"{error.filename}" if error.filename else "standard output, or a file that was written"
+        click.echo(f"hangwatch: {where}: {error.strerror or error}", err=True)
+        return 2
     except Exception as error:
         if os.environ.get("HANGWATCH_DEBUG"):
             raise
@@ -74,3 +91,9 @@ def _run(arguments: list[str] | None) -> int:
         )
         return INTERNAL_ERROR
     return answer if isinstance(answer, int) else 0
+
+
+def _drop_output() -> None:
+    """What is still to be printed has nowhere to go: the interpreter's own flush at exit must not fail over it."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,4 +13,8 @@ class InputError(Exception):
     """What the user gave cannot be used; the message says what to type instead."""
 
 
+class MachineError(Exception):
+    """What the machine refuses now and may grant later: after exit 2 systemd would not start the daemon again."""
+
+
 USER_ERRORS = (InputError, ConfigError, StoreError, ServeError, UnknownCheckError, ContractError, NodeError)

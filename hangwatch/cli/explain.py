@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,11 +20,13 @@ from hangwatch.fleet.merge import merge_all
 from hangwatch.hang import culprit
 from hangwatch.hang.activity import load as load_activities
 from hangwatch.hang.grouping import group_ranks
-from hangwatch.model import Grouping, Incident, Job
+from hangwatch.model import MOST_RANKS, Grouping, Incident, Job
 from hangwatch.report import as_json, html, text
 
-LONGEST_LINE = 16 << 20  # `py-spy dump --json` may print one line
+LONGEST_LINE_BYTES = 16 << 20  # `py-spy dump --json` may print one line
+MOST_BYTES = 4 << 30  # of one file or of standard input
 MOST_FILES = 200_000
+MOST_FOLDERS_DEEP = 64
 
 html_option = click.option(
     "--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report as one page."
@@ -32,7 +36,9 @@ json_option = click.option("--json", "as_json_form", is_flag=True, help="Print J
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...", type=click.Path(path_type=Path))
-@click.option("--world-size", type=click.IntRange(1, 1 << 24), help="How many ranks the job has; tells who is absent.")
+@click.option(
+    "--world-size", type=click.IntRange(1, MOST_RANKS), help="How many ranks the job has; tells who is absent."
+)
 @json_option
 @html_option
 @config_option
@@ -119,10 +125,21 @@ def _sort(paths: Iterable[Path]) -> tuple[list[tuple[str, Path]], list[Incident]
 
 
 def _files_in(folder: Path) -> list[Path]:
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    def refuse(error: OSError) -> None:
+        raise InputError(f"{error.filename}: cannot be read: {error.strerror}")
+
+    found: list[Path] = []
+    for base, folders, names in os.walk(folder, onerror=refuse):
+        here = Path(base)
+        if len(here.relative_to(folder).parts) > MOST_FOLDERS_DEEP:
+            raise InputError(
+                f"{folder}: folders lie deeper in each other than {MOST_FOLDERS_DEEP}; name those you mean"
+            )
+        folders.sort()
+        found += [here / name for name in names if not name.startswith(".") and (here / name).is_file()]
     if not found:
         raise InputError(f"{folder}: has no files")
-    return found
+    return sorted(found)
 
 
 def _incident(path: Path) -> Incident:
@@ -135,9 +152,24 @@ def _lines(path: Path) -> Iterator[str]:
         stream = sys.stdin.buffer if path == Path("-") else path.open("rb")
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    name, left = "standard input" if path == Path("-") else str(path), MOST_BYTES
     with stream:
-        while line := stream.readline(LONGEST_LINE):
+        if _is_endless(stream.fileno()):
+            raise InputError(f"{name}: is a device, and no stack dump")
+        while line := stream.readline(LONGEST_LINE_BYTES + 1):
+            left -= len(line)
+            if len(line) > LONGEST_LINE_BYTES:
+                raise InputError(f"{name}: a line is longer than {LONGEST_LINE_BYTES >> 20} MiB: is no stack dump")
+            if left < 0:
+                raise InputError(f"{name}: holds more than {MOST_BYTES >> 30} GiB; name the part that you mean")
             yield line.decode("utf-8", errors="replace")
+
+
+def _is_endless(descriptor: int) -> bool:
+    """Whether this is a device like /dev/zero; a terminal has an end, and so has /dev/null."""
+    found = os.fstat(descriptor)
+    is_device = stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)
+    return is_device and not os.isatty(descriptor) and not os.path.samestat(found, Path(os.devnull).stat())
 
 
 COMMANDS = (explain, merge)

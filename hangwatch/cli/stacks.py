@@ -146,7 +146,7 @@ def _leave(directory: Path, incident: Incident) -> Path:
 @config_option
 def report(folder: Path, html_path: Path | None, as_json: bool, config_path: Path | None) -> None:
     """Render an incident again, from its incident.json alone. FOLDER is its folder, or its name in the store."""
-    incident = store.load(folder) if folder.is_dir() else store.load(_store(config_path).find(str(folder)))
+    incident = store.load(folder if _is_folder(folder) else _store(config_path).find(str(folder)))
     if html_path is not None:
         write_text(html_path, html.render(incident))
         click.echo(f"wrote {html_path}", err=True)
@@ -154,6 +154,14 @@ def report(folder: Path, html_path: Path | None, as_json: bool, config_path: Pat
         sys.stdout.buffer.write(store.encode(incident) + b"\n")
     else:
         click.echo(text.render(incident, color=sys.stdout.isatty()), nl=False)
+
+
+def _is_folder(path: Path) -> bool:
+    """False as well where it may not be looked at: then it is a name."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _store(config_path: Path | None) -> store.Store:

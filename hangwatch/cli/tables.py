@@ -7,14 +7,17 @@ from collections.abc import Sequence
 
 import click
 
+from hangwatch import words
+
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: str) -> None:
     """Print rows under a header: folded to a terminal's width, one tab-separated line each for a pipe."""
+    rows = [[words.printable(" ".join(cell.split())) for cell in row] for row in rows]
     if not rows:
         click.echo(nothing)
     elif not sys.stdout.isatty():
         for row in (header, *rows):
-            click.echo("\t".join(" ".join(cell.split()) for cell in row))
+            click.echo("\t".join(row))
     else:
         from rich.console import Console
         from rich.table import Table

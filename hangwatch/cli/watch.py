@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import http.client
 import json
 import logging
 import os
@@ -11,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -22,7 +22,7 @@ import msgspec
 
 from hangwatch import config
 from hangwatch.checks import discovery
-from hangwatch.cli.errors import InputError
+from hangwatch.cli.errors import InputError, MachineError
 from hangwatch.cli.tables import print_table
 from hangwatch.daemon import Daemon
 from hangwatch.model import JobName
@@ -33,6 +33,7 @@ from hangwatch.status import JobStatus, Status
 
 DEFAULT_CONFIG = Path("/etc/hangwatch/hangwatch.toml")
 STATUS_DEADLINE_SECONDS = 5.0
+STATUS_MOST_BYTES = 64 << 20
 SIGNAL_SECONDS = 0.2  # a signal is obeyed within this time
 STOP_SECONDS = 3.0  # for an orderly end
 
@@ -76,6 +77,9 @@ def run(config_path: Path | None) -> None:
         # The kernel may deliver a signal to any thread, which does not wake this one; its handler runs when it wakes.
         while not daemon.wait(SIGNAL_SECONDS):
             pass
+    except OSError as error:
+        daemon.stop()
+        raise MachineError(f"the daemon cannot run now: {error}") from error
     except BaseException:
         daemon.stop()
         raise
@@ -136,15 +140,32 @@ def _fetch(url: str) -> Any:
     if not url.startswith(("http://", "https://")):
         raise InputError(f"--url {url}: must start with http:// or https://")
     try:
-        with urllib.request.urlopen(url, timeout=STATUS_DEADLINE_SECONDS) as answer:  # noqa: S310 - scheme checked above
-            return json.load(answer)
-    except (OSError, urllib.error.URLError) as error:
+        content = _content(url)
+    except (OSError, http.client.HTTPException, OverflowError) as error:
         raise InputError(
             f"no hangwatch answers at {url}: {getattr(error, 'reason', error)}\n"
             "  is it running? `systemctl status hangwatch`, or start one: `hangwatch run`"
         ) from None
-    except ValueError:
+    except ValueError as error:  # no address
+        raise InputError(f"--url {url}: {error}") from None
+    try:
+        return msgspec.json.decode(content)
+    except (ValueError, RecursionError):
         raise InputError(f"what answers at {url} is no hangwatch\n  give its address with --url") from None
+
+
+def _content(url: str) -> bytes:
+    """What stands at a URL, up to a bound in bytes and in time, however slowly it comes. Raises OSError."""
+    end = time.monotonic() + STATUS_DEADLINE_SECONDS
+    content = b""
+    with urllib.request.urlopen(url, timeout=STATUS_DEADLINE_SECONDS) as answer:  # noqa: S310 - scheme checked by `_fetch`
+        while part := answer.read1(1 << 16):
+            content += part
+            if len(content) > STATUS_MOST_BYTES:
+                raise OSError(f"its answer is longer than {STATUS_MOST_BYTES >> 20} MiB")
+            if time.monotonic() > end:
+                raise OSError(f"its answer takes longer than {STATUS_DEADLINE_SECONDS:g} s")
+    return content
 
 
 def print_status(seen: Status) -> None:

@@ -10,8 +10,8 @@ import msgspec
 from hangwatch import pyspy_output
 from hangwatch.model import Fault, Frame, Thread
 
-_PROCESS = re.compile(r"^\s?Process (\d+)(?::\s?(.*))?$")
-_PARENT = re.compile(r"^\s?Parent Process (\d+)")
+_PROCESS = re.compile(r"^\s?Process ([0-9]{1,10})(?::\s?(.*))?$")
+_PARENT = re.compile(r"^\s?Parent Process ([0-9]{1,10})")
 _PYTHON = re.compile(r"^\s?Python v\d")
 _THREAD = re.compile(r'^\s?Thread (0x[0-9A-Fa-f]+|\d+)(?:/\S+)? \(([^()]*)\)(?:: "(.*)")?\s*$')
 _FRAME = re.compile(r"^\s{1,7}(\S.*) \(([^()]*)\)$")

@@ -1,0 +1,41 @@
+"""Reads files that people name, or that others may have put there, without believing in their size or kind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+
+class FileError(Exception):
+    """A file that cannot be read; the message is its path, and why."""
+
+    def __init__(self, path: Path | str, why: str, number: int = 0) -> None:
+        super().__init__(f"{os.fspath(path)!r}: {why}" if "\0" in os.fspath(path) else f"{path}: {why}")
+        self.errno = number
+        """The system's error number, 0 where the system did not complain."""
+
+
+def read(path: Path | str, most_bytes: int, *, flags: int = 0) -> bytes:
+    """The content of a file of at most so many bytes; no more is read of a device or a pipe that never ends.
+
+    `flags` are added to those of open(2). Raises FileError.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+        with os.fdopen(descriptor, "rb") as file:
+            if flags & os.O_NONBLOCK and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise FileError(path, "is no file", errno.EINVAL)
+            content = file.read(most_bytes + 1)
+    except OSError as error:
+        raise FileError(path, f"cannot be read: {error.strerror}", error.errno or 0) from None
+    except ValueError as error:  # a NUL in the path, a character that no path can hold
+        raise FileError(path, f"is no path: {error}", errno.EINVAL) from None
+    if len(content) > most_bytes:
+        raise FileError(path, f"is larger than {_size(most_bytes)}: it is not read", errno.EFBIG)
+    return content
+
+
+def _size(number: int) -> str:
+    return f"{number >> 20} MiB" if number >= 1 << 20 else f"{number >> 10} KiB"

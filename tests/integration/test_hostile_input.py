@@ -1,0 +1,315 @@
+"""Input that nobody means well with, through the real command line: one message, exit 2, in bounded memory and time."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hangwatch import store
+from tests import samples
+from tests.other_users import as_user, needs_root
+
+MEMORY_BYTES = 1 << 30  # of address space, for a command that only says no
+DEADLINE_SECONDS = 60
+USER = 4001
+
+
+def hangwatch(*arguments: str, output: int = subprocess.PIPE, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A command with bounded memory; it must not end by a signal, nor speak of a bug."""
+
+    def bound() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+
+    done = subprocess.run(
+        [sys.executable, "-P" if sys.version_info >= (3, 11) else "-s", "-m", "hangwatch", *arguments],
+        stdout=output,
+        stderr=subprocess.PIPE,
+        stdin=options.pop("stdin", subprocess.DEVNULL),
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+        preexec_fn=bound,
+        env={**os.environ, "LD_LIBRARY_PATH": ""},
+        **options,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert "this is a bug" not in done.stderr, done.stderr
+    return done
+
+
+def refused(*arguments: str, says: str, **options: Any) -> None:
+    """One message and exit 2."""
+    done = hangwatch(*arguments, **options)
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    assert says in done.stderr
+    messages = [line for line in done.stderr.splitlines() if line.startswith("hangwatch: ")]
+    assert len(messages) == 1, done.stderr
+    assert len(done.stderr) < 2000 + 2 * sum(map(len, arguments))
+
+
+# --- configurations --------------------------------------------------------------------------------------------------
+
+CONFIGURATIONS = {
+    "a number of 5,000 digits": (f"[http]\nport = {'9' * 5000}\n", "digits"),
+    "a number of 100 digits": (f"[http]\nport = {'9' * 100}\n", "port"),
+    "lists, 20,000 deep": (f"a = {'[' * 20_000}", "nested too deeply"),
+    "tables, 20,000 deep": (f"a = {'{a=' * 20_000}", "nested too deeply"),
+    "NUL in a path": ('[store]\ndirectory = "/a\\u0000b"\n', "store.directory"),
+    "NUL in the token's path": ('[http]\nincidents_token_file = "/a\\u0000b"\n', "http.incidents_token_file"),
+    "NUL in the address": ('[http]\nlisten = "127.0.0.1\\u0000"\n', "http.listen"),
+    "NUL in a check's section": ('[checks.storage]\npaths = ["/a\\u0000b"]\n', "checks.storage.paths[0]"),
+}
+WITH_CONFIGURATION = {
+    "config": ("config", "--check"),
+    "run": ("run", "--config"),
+    "dump": ("dump", "--config"),
+    "check": ("check", "fd_limit", "--config"),
+    "explain": ("explain", "-", "--config"),
+    "incidents": ("incidents", "--config"),
+    "report": ("report", "any", "--config"),
+    "status": ("status", "--config"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGURATIONS)
+def test_a_configuration_that_cannot_be_meant(case: str, tmp_path: Path) -> None:
+    text, says = CONFIGURATIONS[case]
+    path = tmp_path / "hangwatch.toml"
+    path.write_text(text)
+    refused(*WITH_CONFIGURATION["config"], str(path), says=says)
+
+
+@pytest.mark.parametrize("command", WITH_CONFIGURATION)
+def test_every_command_refuses_it(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "hangwatch.toml"
+    path.write_text(CONFIGURATIONS["NUL in a path"][0])
+    refused(*WITH_CONFIGURATION[command], str(path), says="store.directory")
+    refused(*WITH_CONFIGURATION[command], "/dev/zero", says="larger than 1 MiB")
+
+
+# --- incidents -------------------------------------------------------------------------------------------------------
+
+
+def _world(size: int) -> Callable[[dict[str, Any]], None]:
+    def change(incident: dict[str, Any]) -> None:
+        for holder in (incident["job"], incident["grouping"], *incident["captures"]):
+            holder["world_size"] = size
+
+    return change
+
+
+def _rank(incident: dict[str, Any]) -> None:
+    incident["grouping"]["groups"][0]["members"][0]["id"]["rank"] = 1 << 62
+
+
+INCIDENTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "2^62 ranks": (_world(1 << 62), "are not believed"),
+    "2^70 ranks": (_world(1 << 70), "are not believed"),
+    "rank 2^62": (_rank, "are not believed"),
+    "a number of 5,000 digits": (lambda incident: incident.update(schema_version="DIGITS"), "no incident"),
+}
+READING = {
+    "report": ("report",),
+    "report --json": ("report", "--json"),
+    "merge": ("merge",),
+    "explain": ("explain",),
+}
+
+
+@pytest.mark.parametrize("command", READING)
+@pytest.mark.parametrize("case", INCIDENTS)
+def test_an_incident_that_cannot_be_meant(case: str, command: str, tmp_path: Path) -> None:
+    change, says = INCIDENTS[case]
+    folder = store.open_writable(tmp_path).save(samples.mismatch(), {})
+    incident = json.loads((folder / "incident.json").read_text())
+    change(incident)
+    (folder / "incident.json").write_text(json.dumps(incident).replace('"DIGITS"', "9" * 5000))
+    refused(*READING[command], str(folder), says=says)
+
+
+@pytest.mark.parametrize("times", [(-1e308, 1e308), (0.0, 1e18), (1e308, 0.0)])
+def test_an_incident_of_no_time_is_shown(times: tuple[float, float], tmp_path: Path) -> None:
+    folder = store.open_writable(tmp_path).save(samples.mismatch(), {})
+    incident = json.loads((folder / "incident.json").read_text())
+    incident["opened_unix_seconds"], incident["closed_unix_seconds"] = times
+    (folder / "incident.json").write_text(json.dumps(incident))
+    for arguments in (("report",), ("merge",), ("report", "--html", str(tmp_path / "page.html"))):
+        assert hangwatch(*arguments, str(folder)).returncode == 0
+
+
+# --- files and folders -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Path]:
+    """A folder in a folder, 1,500 deep, with a file at the end; too long for a path, so it is made step by step."""
+    top = tmp_path / "deep"
+    top.mkdir()
+    here = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(1500):
+        os.mkdir("folder", dir_fd=here)
+        inner = os.open("folder", os.O_RDONLY | os.O_DIRECTORY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    yield top
+    subprocess.run(["rm", "-rf", str(top)], check=True)
+
+
+def test_a_folder_1500_deep(deep: Path) -> None:
+    refused("explain", str(deep), says="deeper in each other than 64")
+    end = f"{deep}{'/folder' * 1500}"
+    for command in ("explain", "merge", "report"):
+        refused(command, end, says="")
+
+
+@pytest.mark.parametrize("command", ["explain", "merge", "report"])
+def test_an_endless_file(command: str, tmp_path: Path) -> None:
+    refused(command, "/dev/zero", says="/dev/zero")
+    link = tmp_path / "incident.json"
+    link.symlink_to("/dev/zero")
+    refused(command, str(tmp_path), says=str(tmp_path))
+
+
+def test_an_endless_input() -> None:
+    with Path("/dev/zero").open("rb") as zero:
+        refused("explain", "-", says="is a device", stdin=zero)
+    with subprocess.Popen(["cat", "/dev/zero"], stdout=subprocess.PIPE) as cat:
+        refused("explain", "-", says="longer than 16 MiB", stdin=cat.stdout)
+        cat.kill()
+
+
+def test_a_dump_with_a_number_of_5000_digits(tmp_path: Path) -> None:
+    path = tmp_path / "dump.txt"
+    path.write_text(
+        f'Process {"9" * 5000}: python\nThread {"9" * 5000} (idle): "MainThread"\n    f (a.py:{"9" * 5000})\n'
+    )
+    done = hangwatch("explain", str(path))
+    assert (done.returncode, "are no part of a stack dump" in done.stdout) == (0, True)
+
+
+# --- where it prints, and from where it is called --------------------------------------------------------------------
+
+PRINTING = {
+    "explain": ("explain", "INCIDENT"),
+    "merge": ("merge", "INCIDENT"),
+    "merge --json": ("merge", "--json", "INCIDENT"),
+    "report": ("report", "INCIDENT"),
+    "report --json": ("report", "--json", "INCIDENT"),
+    "incidents": ("incidents", "--config", "CONFIG"),
+    "incidents --json": ("incidents", "--json", "--config", "CONFIG"),
+    "config": ("config", "--sample"),
+    "dump": ("dump", "--pid", str(os.getpid())),
+    "check": ("check", "fd_limit"),
+    "demo": ("demo", "--scenario", "list"),
+    "help": ("--help",),
+}
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> dict[str, str]:
+    folder = store.open_writable(tmp_path / "state").save(samples.mismatch(), {})
+    (tmp_path / "hangwatch.toml").write_text(f'[store]\ndirectory = "{tmp_path}/state"\n')
+    return {"INCIDENT": str(folder), "CONFIG": str(tmp_path / "hangwatch.toml")}
+
+
+@pytest.mark.parametrize("command", PRINTING)
+def test_a_full_disk_behind_standard_output(command: str, kept: dict[str, str]) -> None:
+    arguments = [kept.get(word, word) for word in PRINTING[command]]
+    with Path("/dev/full").open("w") as full:
+        refused(*arguments, says="No space left on device", output=full.fileno())
+
+
+@needs_root
+@pytest.mark.parametrize("command", ["explain", "merge", "report"])
+def test_a_working_directory_that_may_not_be_entered(command: str, tmp_path: Path) -> None:
+    script = f"cd {tmp_path} && exec setpriv --reuid={USER} --regid={USER} --clear-groups {sys.executable} -m hangwatch"
+    tmp_path.chmod(0o700)
+    (tmp_path / "x").mkdir()
+    opened = as_user(0)  # the interpreter can be reached; root goes into the folder, and stays there as the user
+    for path in ("x", f"{tmp_path}/x"):
+        done = subprocess.run(
+            [*opened, "sh", "-c", f"{script} {command} {path}"], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr.count("hangwatch: ")) == (2, 1), done.stderr
+        assert "this is a bug" not in done.stderr
+
+
+# --- what answers at --url -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A server on loopback for one client."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(DEADLINE_SECONDS)
+
+        def serve() -> None:
+            try:
+                client, _ = server.accept()
+                with client:
+                    client.settimeout(DEADLINE_SECONDS)
+                    client.recv(4096)
+                    answer(client)
+            except OSError:
+                pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        thread.join(DEADLINE_SECONDS)
+
+
+def _page(body: bytes) -> Callable[[socket.socket], None]:
+    return lambda client: client.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + body)
+
+
+def _endless(client: socket.socket) -> None:
+    client.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+    for _ in range(4096):  # 256 MiB at most
+        client.sendall(bytes(1 << 16))
+
+
+ANSWERS: dict[str, tuple[Callable[[socket.socket], None], str]] = {
+    "a number of 5,000 digits": (_page(b"9" * 5000), "no hangwatch"),
+    "lists, 20,000 deep": (_page(b"[" * 20_000), "no hangwatch"),
+    "half of a character": (_page(b'{"node": "\\ud800"}'), "no hangwatch"),
+    "no HTTP": (lambda client: client.sendall(b"\0" * 100), "no hangwatch"),
+    "less than it says": (
+        lambda client: client.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 1000\r\n\r\n{"),
+        "no hangwatch",
+    ),
+    "no end": (_endless, "no hangwatch"),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_what_answers_is_no_hangwatch(case: str) -> None:
+    answer, says = ANSWERS[case]
+    with answering(answer) as url:
+        refused("status", "--url", url, says=says)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1",
+        "http://127.0.0.1:99999999",
+        f"http://127.0.0.1:{'9' * 5000}",
+        "http://a b/",
+        f"http://{'a' * 70}/",
+    ],
+)
+def test_an_url_that_is_none(url: str) -> None:
+    refused("status", "--url", url, says="127.0.0.1" if "127" in url else url[:20])

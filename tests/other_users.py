@@ -1,0 +1,48 @@
+"""Commands as another user of the machine: what the kernel lets him do, tried and not argued."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+
+# The interpreter may lie under a folder that only root may enter (/root/.pyenv): in a mount namespace of its own, where
+# nobody else is touched, an empty folder is put in the place of that one, and what is needed is bound into it.
+_OPENED = """
+closed=$1 count=$2; shift 2
+mount -t tmpfs -o mode=0755 tmpfs /mnt
+number=0
+while [ $number -lt $count ]; do
+    mkdir /mnt/$number; mount --rbind "$1" /mnt/$number
+    set -- "$@" "$1"; shift; number=$((number + 1))
+done
+# The trees now stand behind the command; turn them to the front again.
+turns=$(($# - count)); while [ $turns -gt 0 ]; do set -- "$@" "$1"; shift; turns=$((turns - 1)); done
+mount -t tmpfs -o mode=0755 tmpfs "$closed"
+number=0
+while [ $number -lt $count ]; do
+    mkdir -p "$1"; mount --rbind /mnt/$number "$1"; shift; number=$((number + 1))
+done
+exec "$@"
+"""
+
+
+def as_user(uid: int, gid: int | None = None, groups: Iterable[int] = ()) -> list[str]:
+    """What to put in front of a command, so that it runs as this user; `groups` are those besides `gid`."""
+    others = ",".join(map(str, groups))
+    become = ["setpriv", f"--reuid={uid}", f"--regid={uid if gid is None else gid}"]
+    become += [f"--groups={others}" if others else "--clear-groups", "--inh-caps=-all"]
+    trees = sorted({sys.base_prefix, sys.prefix, str(Path(__file__).parents[1])})
+    closed = next(
+        (parent for tree in trees for parent in reversed(Path(tree).parents) if not parent.stat().st_mode & 1), None
+    )
+    if closed is None:
+        return become
+    needed = [tree for tree in trees if closed in Path(tree).parents]
+    opened = ["unshare", "--mount", "--propagation", "private", "sh", "-euc", _OPENED, "sh"]
+    return [*opened, str(closed), str(len(needed)), *needed, *become]

@@ -7,12 +7,16 @@ comes late runs late rather than not at all, and never twice at once.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES, JobExecutionEvent
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
+
+T = TypeVar("T")
+_SERVED_KEPT = 256
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +28,32 @@ _THREADS: dict[Pool, int] = {
     "store": 1,  # a disk that does not answer must not hold up a capture
     "checks": 8,
 }
+
+
+class Turns(Generic[T]):
+    """What waits for the one thread of captures: the owner who was served longest ago is next, whoever asks more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[str, T]] = []
+        self._served: dict[str, None] = {}  # by when, the latest last
+
+    def add(self, owner: str, wanted: T) -> None:
+        """Let it wait; of one owner in order."""
+        with self._lock:
+            self._waiting.append((owner, wanted))
+
+    def take(self) -> T:
+        """The next. Raises ValueError where nothing waits."""
+        with self._lock:
+            order = {owner: place for place, owner in enumerate(self._served, 1)}
+            place = min(range(len(self._waiting)), key=lambda place: order.get(self._waiting[place][0], 0))
+            owner, wanted = self._waiting.pop(place)
+            self._served = dict.fromkeys((*(o for o in self._served if o != owner), owner))
+            still = {name for name, _ in self._waiting}
+            while len(self._served) > _SERVED_KEPT and (old := next(iter(self._served))) not in still:
+                del self._served[old]
+            return wanted
 
 
 class Beats:

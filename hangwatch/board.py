@@ -24,6 +24,7 @@ from hangwatch.model import (
     GpuSweep,
     Incident,
     Job,
+    LeftOut,
     PowerSeries,
     SamplerStatus,
     TimelineEntry,
@@ -72,6 +73,9 @@ class Snapshot(Value, frozen=True):
     captures: dict[str, int] = field(default_factory=dict)
     dump_failures: dict[str, int] = field(default_factory=dict)
     dumps: DumpHistogram = DumpHistogram()
+    left_out: tuple[LeftOut, ...] = ()
+    running: dict[str, float] = field(default_factory=dict)  # since when, CLOCK_MONOTONIC in seconds: scan, capture
+    scan_seconds: float | None = None
     store_problem: str | None = "the store is not open yet"
 
     def with_job(self, entry: JobEntry) -> Snapshot:
@@ -85,6 +89,15 @@ class Snapshot(Value, frozen=True):
     def with_check(self, result: CheckResult) -> Snapshot:
         """The snapshot with the newest result of one check."""
         return replace(self, checks={**self.checks, result.check: result})
+
+    def with_running(self, beat: str, began: float | None) -> Snapshot:
+        """The snapshot with a scan or a capture that began at this time, or that is over (None)."""
+        others = {name: at for name, at in self.running.items() if name != beat}
+        return replace(self, running=others if began is None else {**others, beat: began})
+
+    def with_scan(self, seconds: float, left_out: tuple[LeftOut, ...]) -> Snapshot:
+        """The snapshot with how long the newest scan took, and what it left out."""
+        return replace(self, scan_seconds=seconds, left_out=left_out)
 
     def with_dump(self, seconds: float, fault: Fault | None) -> Snapshot:
         """The snapshot with one more dump: how long it took, and what went wrong, if anything."""

@@ -50,6 +50,20 @@ class Jobs(Section, frozen=True):
     """How jobs are found."""
 
     discover_seconds: Annotated[float, Meta(ge=0.5, le=600.0, description="time between two scans of /proc")] = 10.0
+    scan_budget_seconds: Annotated[
+        float, Meta(ge=0.1, le=60.0, description="a scan reads new processes for so long; the next goes on")
+    ] = 2.0
+    max_processes_per_owner: Annotated[
+        int, Meta(ge=16, le=65536, description="processes of one owner whose environment is read")
+    ] = 4096
+    max_jobs: Annotated[int, Meta(ge=1, le=4096, description="jobs watched on this node, the owners in turn")] = 256
+    max_jobs_per_owner: Annotated[
+        int, Meta(ge=1, le=4096, description="jobs of one owner; those that hold GPUs first, then the oldest")
+    ] = 64
+    max_ranks_per_owner: Annotated[int, Meta(ge=1, le=65536, description="ranks of one owner over all jobs")] = 1024
+    max_ranks_per_job: Annotated[
+        int, Meta(ge=1, le=1024, description="ranks of one job on this node; those that hold GPUs first")
+    ] = 256
 
 
 class Detector(Section, frozen=True):
@@ -170,6 +184,12 @@ class Settings(Section, frozen=True):
     activities: Activities = Activities()
     log: Log = Log()
     checks: dict[str, dict[str, Any]] = {}
+
+    @property
+    def capture_seconds(self) -> float:
+        """The longest that one capture takes: rounds that end at their deadlines, and the pauses between them."""
+        rounds = self.capture.rounds
+        return rounds * self.capture.round_deadline_seconds + (rounds - 1) * self.capture.pause_seconds
 
     @property
     def dump_after_seconds(self) -> float:

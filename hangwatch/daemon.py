@@ -11,13 +11,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from hangwatch import metrics, progress, status
-from hangwatch.beats import Beats
+from hangwatch.beats import Beats, Turns
 from hangwatch.board import Board, Snapshot, extend
 from hangwatch.checks import discovery, runner
 from hangwatch.checks.contract import Settings as CheckSettings
@@ -26,7 +27,7 @@ from hangwatch.hang import activity
 from hangwatch.hang.detector import TakeCapture, Transition
 from hangwatch.http import Server
 from hangwatch.look import JobScan, Look, look_at
-from hangwatch.model import Fault, Incident, Job, JobState
+from hangwatch.model import Fault, Incident, Job, JobState, LeftOut
 from hangwatch.probes import host, procs
 from hangwatch.probes.node import Node
 from hangwatch.probes.nvml.source import GpuSource
@@ -44,6 +45,7 @@ STORE_SECONDS = 60.0
 STATUS_SECONDS = 10.0
 BEATS_MISSED = 10.0  # so many sample periods without a beat, and the daemon calls itself unhealthy
 SCAN_DEADLINE_SECONDS = 10.0
+STUCK_SECONDS = 60.0  # so long over its budget, and a scan or a capture does not come back
 
 
 class Daemon:
@@ -84,13 +86,15 @@ class Daemon:
         self._checks = {name: check for name, check in discovery.checks().items() if self._is_on(name)}
         self._windows = {name: runner.new_window(check) for name, check in self._checks.items()}
         self._check_began: dict[str, float] = {}
-        self._scan = JobScan(proc_root)
+        self._scan = JobScan(proc_root, settings.jobs)
         self._scanning = threading.Lock()
         self._stop = threading.Event()
         self._server: Server | None = None
         self._sampled_at = clock()
         self._last_sweep_at: float | None = None
         self._driver_trouble: str | None = None
+        self._left_out_owners: frozenset[str] = frozenset()
+        self._turns: Turns[TakeCapture] = Turns()
         self._beats = Beats(self._on_missed)
 
     def _is_on(self, name: str) -> bool:
@@ -125,11 +129,20 @@ class Daemon:
             log.error("a scan of /proc has not come back for %g s: jobs are seen as they were", SCAN_DEADLINE_SECONDS)
             return
         try:
-            found = self._scan.jobs(self.board.snapshot.sweep, self.node)
+            with self._running("scan"):
+                began = self._clock()
+                found = self._scan.find(self.board.snapshot.sweep, self.node)
             now, unix_now = self._clock(), time.time()
-            self._do(self.board.change(progress.discovered, found, now, unix_now, procs.TICKS_PER_SECOND))
+            self.board.put(Snapshot.with_scan, now - began, found.left_out)
+            self._say_left_out(found.left_out)
+            self._do(self.board.change(progress.discovered, found.jobs, now, unix_now, procs.TICKS_PER_SECOND))
         finally:
             self._scanning.release()
+
+    def _look_in_turn(self) -> None:
+        """The capture whose owner's turn it is."""
+        with self._running("capture"):
+            self._look(self._turns.take())
 
     def _look(self, wanted: TakeCapture) -> None:
         """Take the stacks of every rank of one job and judge them; if that fails, the job is not forgotten over it."""
@@ -165,7 +178,9 @@ class Daemon:
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
             if isinstance(action, TakeCapture):
-                self._beats.once("capture", self._look, action)
+                entry = self.board.snapshot.jobs.get(action.job_key)
+                self._turns.add(entry.job.owner if entry else "", action)
+                self._beats.once("capture", self._look_in_turn)
             elif isinstance(action, SaveIncident):
                 self._beats.once("store", self._save, action.incident)
             elif isinstance(action, Transition):
@@ -173,6 +188,22 @@ class Daemon:
                 level = logging.WARNING if loud else logging.INFO
                 states = f"{action.before.value} -> {action.state.value}"
                 log.log(level, "job %s: %s: %s", action.job_id, states, action.message)
+
+    @contextmanager
+    def _running(self, beat: str) -> Iterator[None]:
+        self.board.put(Snapshot.with_running, beat, self._clock())
+        try:
+            yield
+        finally:
+            self.board.put(Snapshot.with_running, beat, None)
+
+    def _say_left_out(self, left_out: tuple[LeftOut, ...]) -> None:
+        """Say once of each owner that some of his is not watched."""
+        owners = frozenset(one.owner for one in left_out)
+        for one in left_out:
+            if one.owner not in self._left_out_owners:
+                log.warning("not watched, since it is beyond the limits of [jobs]: %s", one)
+        self._left_out_owners = owners
 
     def look_at(self, job: Job) -> Look | None:
         """Capture and judge one job; None when the daemon was asked to stop meanwhile."""
@@ -333,9 +364,16 @@ class Daemon:
 
     def unhealthy(self) -> str | None:
         """What is wrong with the daemon itself, in a sentence; None when it beats."""
-        late = self._clock() - self._sampled_at
+        now, running = self._clock(), self.board.snapshot.running
+        late = now - self._sampled_at
         limit = max(30.0, BEATS_MISSED * self.settings.gpu.sample_seconds)
-        return f"no beat for {late:.0f} s" if late > limit else None
+        if late > limit:
+            return f"no beat for {late:.0f} s"
+        for beat, limit in (("scan", STUCK_SECONDS), ("capture", STUCK_SECONDS + self.settings.capture_seconds)):
+            late = now - running.get(beat, now)
+            if late > limit:
+                return f"a {beat} has not come back for {late:.0f} s"
+        return None
 
     def status(self) -> Status:
         """What this daemon sees, without stacks and command lines."""

@@ -8,18 +8,22 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from hangwatch import __version__, config, words
-from hangwatch.hang import crews, culprit, jobs
+from hangwatch.hang import crews, culprit, jobs, owners, shares
 from hangwatch.hang.activity import Table
 from hangwatch.hang.capture import ObserveDump, capture
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import (
     Capture,
+    FoundJobs,
     GpuSweep,
     Grouping,
     Incident,
     Job,
     JobState,
+    LeftOut,
     Process,
     ProcessId,
     TimelineEntry,
@@ -29,6 +33,7 @@ from hangwatch.model import (
 from hangwatch.probes import host, network, procs
 
 ENDPOINTS_PER_SCAN = 64
+_DEFAULT_LIMITS = config.Jobs()
 
 
 class Look(Value, frozen=True):
@@ -60,19 +65,32 @@ class Look(Value, frozen=True):
 class JobScan:
     """Finds the jobs of this node, again and again: keeps what a process never changes."""
 
-    def __init__(self, proc_root: Path = procs.PROC) -> None:
+    def __init__(self, proc_root: Path = procs.PROC, limits: config.Jobs = _DEFAULT_LIMITS) -> None:
         self._proc_root = proc_root
+        self._limits = limits
         self._processes = procs.ProcessScan(proc_root)
         self._endpoints: dict[ProcessId, str] = {}
 
-    def jobs(self, sweep: GpuSweep | None, node: str) -> tuple[Job, ...]:
+    def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
         """The jobs on the node of this name; what holds a GPU by `sweep` is read whoever started it."""
         holders = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
-        processes = self._processes.processes(holders)
-        self._endpoints = self._connected(processes)
-        return jobs.find_jobs(
-            processes, sweep, node=node, ticks_per_second=procs.TICKS_PER_SECOND, endpoints=self._endpoints
+        processes = self._processes.processes(
+            holders,
+            share_of=lambda process: owners.owner_of(process).share,
+            max_per_owner=self._limits.max_processes_per_owner,
+            budget_seconds=self._limits.scan_budget_seconds,
         )
+        self._endpoints = self._connected(processes)
+        found = jobs.find(
+            processes,
+            sweep,
+            limits=self._limits,
+            node=node,
+            ticks_per_second=procs.TICKS_PER_SECOND,
+            endpoints=self._endpoints,
+        )
+        unread = [LeftOut(owner=owner, processes=count) for owner, count in self._processes.unread.items()]
+        return replace(found, left_out=shares.folded([*found.left_out, *unread])) if unread else found
 
     def _connected(self, processes: Sequence[Process]) -> dict[ProcessId, str]:
         """The stores of the processes that need one; asked of a bounded number of new ones in each scan."""

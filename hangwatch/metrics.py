@@ -42,6 +42,7 @@ def families(snapshot: Snapshot, now: float, settings: Detector) -> Iterator[Met
     yield from _jobs(snapshot, now)
     yield from _incidents(snapshot)
     yield from _captures(snapshot)
+    yield from _beats(snapshot, now)
     yield _store(snapshot)
     yield from _checks(snapshot)
     yield from _points(point for result in snapshot.checks.values() for point in result.points)
@@ -298,6 +299,21 @@ def _captures(snapshot: Snapshot) -> Iterator[Metric]:
         buckets=buckets,
         sum_value=snapshot.dumps.sum_seconds,
     )
+
+
+def _beats(snapshot: Snapshot, now: float) -> Iterator[Metric]:
+    if snapshot.scan_seconds is not None:
+        yield _single("scan_seconds", "How long the newest scan of /proc took", snapshot.scan_seconds)
+    running = _gauge("running_seconds", "For how long a scan or a capture has been running; 0 when none is", ("beat",))
+    for beat in ("scan", "capture"):
+        began = snapshot.running.get(beat)
+        running.add_metric([beat], 0.0 if began is None else now - began)
+    yield running
+    left_out = _gauge("left_out", "What is beyond the limits of [jobs] and not watched", ("owner", "what"))
+    for one in snapshot.left_out:
+        for what in ("jobs", "ranks", "processes"):
+            left_out.add_metric([one.owner, what], getattr(one, what))
+    yield left_out
 
 
 def _checks(snapshot: Snapshot) -> Iterator[Metric]:

@@ -202,6 +202,25 @@ class Job(Value, frozen=True):
         return tuple(dict.fromkeys(uuid for rank in self.ranks for uuid in rank.gpu_uuids))
 
 
+class LeftOut(Value, frozen=True):
+    """What an owner has on this node beyond what is watched of him: whole jobs, ranks, and processes not even read."""
+
+    owner: str
+    jobs: int = 0
+    ranks: int = 0
+    processes: int = 0
+
+    def __str__(self) -> str:
+        return f"of {self.owner}: {self.jobs:,} jobs with {self.ranks:,} ranks, {self.processes:,} processes not read"
+
+
+class FoundJobs(Value, frozen=True):
+    """What a scan found: the jobs to watch, and what was left out."""
+
+    jobs: tuple[Job, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+
 # --- 3. Detection: hang.detector -> daemon -------------------------------------------------------------------------
 
 

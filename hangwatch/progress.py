@@ -6,6 +6,7 @@ close here, and nowhere else.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TypeAlias
 
@@ -33,6 +34,7 @@ from hangwatch.model import (
 )
 
 ENDED_SHOWN_SECONDS = 120.0
+ENDED_SHOWN_PER_OWNER = 64
 TIMELINE_LENGTH = 60
 CAPTURES_KEPT = 4  # the first, which shows how it began, and the last ones
 
@@ -93,7 +95,18 @@ def discovered(
             snapshot = snapshot.with_job(ended)
         elif now - missing.watch.since > ENDED_SHOWN_SECONDS:
             snapshot = snapshot.without_job(missing.job.key)
-    return snapshot, tuple(actions)
+    return _without_old_ends(snapshot), tuple(actions)
+
+
+def _without_old_ends(snapshot: Snapshot) -> Snapshot:
+    """Of an owner the last jobs that ended: processes that come and go by the hundred fill no board."""
+    ended = [entry for entry in snapshot.jobs.values() if entry.watch.state is JobState.ENDED]
+    seen = Counter[str]()
+    for entry in sorted(ended, key=lambda entry: -entry.watch.since):
+        seen[entry.job.owner] += 1
+        if seen[entry.job.owner] > ENDED_SHOWN_PER_OWNER:
+            snapshot = snapshot.without_job(entry.job.key)
+    return snapshot
 
 
 def captured(snapshot: Snapshot, look: Look, *, now: float, settings: Detector) -> tuple[Snapshot, tuple[Action, ...]]:

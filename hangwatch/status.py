@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hangwatch.board import Snapshot
-from hangwatch.model import GpuSample, Job, JobName, JobState, Value
+from hangwatch.model import GpuSample, Job, JobName, JobState, LeftOut, Value
 
 SCHEMA_VERSION = 2  # 2: JobStatus.absent_local_ranks are [first, last] of each range; GpuStatus.jobs for job_id
 
@@ -62,6 +62,7 @@ class Status(Value, frozen=True, kw_only=True):
     gpus: tuple[GpuStatus, ...]
     jobs: tuple[JobStatus, ...]
     checks: tuple[CheckLine, ...]
+    left_out: tuple[LeftOut, ...] = ()
     store: str = "ok"
 
 
@@ -75,6 +76,7 @@ def view(snapshot: Snapshot, node: str, now: float) -> Status:
         store=snapshot.store_problem or "ok",
         gpus=_gpus(snapshot),
         jobs=_jobs(snapshot, now),
+        left_out=snapshot.left_out,
         checks=tuple(
             CheckLine(
                 check=name,

@@ -72,7 +72,7 @@ def dump(
         raise click.UsageError("give either --job or --pid")
     settings, _ = settings_from(config_path)
     sweep = _gpu_sweep(settings)
-    found = [_job_of_pids(pids)] if pids else _jobs(wanted, sweep)
+    found = [_job_of_pids(pids)] if pids else _jobs(wanted, sweep, settings.jobs)
     node, activities = host.node_name(), activity.load(settings.activities.rules)
     looks = [
         look_at(
@@ -116,9 +116,11 @@ def _gpu_sweep(settings: config.Settings) -> GpuSweep | None:
         gpus.stop()
 
 
-def _jobs(wanted: str | None, sweep: GpuSweep | None) -> list[Job]:
-    found = JobScan().jobs(sweep, host.node_name())
-    return list(found) if wanted is None else [choose(wanted, found)]
+def _jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs) -> list[Job]:
+    found = JobScan(limits=limits).find(sweep, host.node_name())
+    for left_out in found.left_out:
+        click.echo(f"left out {left_out}: see [jobs] in `hangwatch config --sample`", err=True)
+    return list(found.jobs) if wanted is None else [choose(wanted, found.jobs)]
 
 
 def choose(wanted: str, found: Sequence[Job]) -> Job:

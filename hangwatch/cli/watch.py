@@ -206,6 +206,8 @@ def print_status(seen: Status) -> None:
     print_table(("GPU", "name", "power", "limit", "utilisation", "job", "fault"), gpus, "no GPUs")
     print_table(("job", "owner", "launcher", "user", "state", "for", "ranks", "what"), jobs, "no jobs")
     print_table(("check", "status", "what"), checks, "no checks yet")
+    for left_out in seen.left_out:
+        click.echo(f"left out {left_out}: see [jobs] in `hangwatch config --sample`")
 
 
 def _absent(job: JobStatus) -> int:

@@ -203,7 +203,7 @@ def _notes(
     job: Job, settings: config.Capture, taken: Sequence[dict[ProcessId, ProcessDump]], *, interrupted: bool
 ) -> tuple[str, ...]:
     """What a reader of the dumps must know and cannot see in them."""
-    notes = []
+    notes = list(job.notes)
     workers = [len(rank.workers) for rank in job.ranks]
     left_out = sum(max(0, count - settings.max_workers_per_rank) for count in workers)
     if left_out:

@@ -16,6 +16,7 @@ from hangwatch.hang.owners import Owner, owner_of
 from hangwatch.model import GpuSample, Process, ProcessId
 
 INIT_PID = 1
+_MAX_DEPTH = 64
 
 
 class Crew(NamedTuple):
@@ -64,10 +65,13 @@ class Tree:
         return parent if parent is not None and parent.id.start_ticks <= process.id.start_ticks else None
 
     def ancestors(self, process: Process) -> Iterator[Process]:
-        """From the parent upwards. A snapshot is not taken at one moment, so a circle is thinkable: each once."""
+        """From the parent upwards, 64 at most: a user can make a chain of any length, and each link is looked at.
+
+        A snapshot is not taken at one moment, so a circle is thinkable: each once.
+        """
         seen = {process.id.pid}
         parent = self.parent(process)
-        while parent is not None and parent.id.pid not in seen:
+        while parent is not None and parent.id.pid not in seen and len(seen) <= _MAX_DEPTH:
             yield parent
             seen.add(parent.id.pid)
             parent = self.parent(parent)

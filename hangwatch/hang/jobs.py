@@ -10,11 +10,13 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import NamedTuple
 
-from hangwatch.hang import devices, launchers
+from hangwatch import config
+from hangwatch.hang import devices, launchers, shares
 from hangwatch.hang.crews import INIT_PID, Crew, Tree, by_start, find_crews
 from hangwatch.hang.launchers import Seat
-from hangwatch.model import GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker, gaps, spans
+from hangwatch.model import FoundJobs, GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker, gaps, spans
 
+_DEFAULT_LIMITS = config.Jobs()
 _MAX_NAME = 48  # of what a launcher gave; a checksum and a pid may follow
 _LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 
@@ -27,7 +29,20 @@ def find_jobs(
     ticks_per_second: int = 100,
     endpoints: Mapping[ProcessId, str] = MappingProxyType({}),
 ) -> tuple[Job, ...]:
-    """The jobs among `processes` on the node of that name, by job_id.
+    """The jobs of `find`, within the default limits."""
+    return find(processes, gpus, node=node, ticks_per_second=ticks_per_second, endpoints=endpoints).jobs
+
+
+def find(
+    processes: Sequence[Process],
+    gpus: GpuSweep | None = None,
+    *,
+    limits: config.Jobs = _DEFAULT_LIMITS,
+    node: str = "",
+    ticks_per_second: int = 100,
+    endpoints: Mapping[ProcessId, str] = MappingProxyType({}),
+) -> FoundJobs:
+    """The jobs among `processes` on the node of that name, by job_id, and what is beyond the limits.
 
     A job is what has the variables of a launcher (see launchers.toml), or what mp.spawn started and holds GPUs; its
     ranks are processes of one owner (see `owners`), whatever others write into their environments. `ticks_per_second`
@@ -36,10 +51,10 @@ def find_jobs(
     """
     tree = Tree(processes)
     samples = _samples(gpus, tree, ticks_per_second)
-    crews = find_crews(tree, samples, endpoints)
+    crews, left_out = shares.watched(find_crews(tree, samples, endpoints), tree, samples, limits)
     ranks = {process.id.pid for crew in crews for process, _ in crew.members}
     jobs = [_job(name, crew, tree, samples, ranks) for crew, name in zip(crews, _names(crews, tree, node), strict=True)]
-    return tuple(sorted(jobs, key=lambda job: (job.job_id, job.ranks[0].id)))
+    return FoundJobs(jobs=tuple(sorted(jobs, key=lambda job: (job.job_id, job.ranks[0].id))), left_out=left_out)
 
 
 def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
@@ -84,7 +99,7 @@ def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], rank
         environ=first.environ,
         job_key=name.job_key,
         owner=crew.owner.name,
-        notes=crew.notes,
+        notes=(*crew.notes, *(first_seat.doubts if first_seat else ())),
     )
 
 

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from hangwatch import words
 from hangwatch.launcher_table import TABLE, RankVariables
 from hangwatch.model import Process
 
 MAX_LOCAL_RANKS = 1024
-_MAX_RANKS = 1 << 24
+MAX_RANKS = 1 << 20  # the largest clusters have some 200,000 GPUs
 
 _BY_PROGRAM = {name: row for row in TABLE.launchers for name in row.programs}
 _BY_COMM = {comm: row for row in TABLE.launchers for comm in row.comms}
@@ -23,15 +24,19 @@ _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 class Seat(NamedTuple):
-    """A rank as the environment of a process states it, and the row of the table whose variables say so."""
+    """A rank as the environment of a process states it, and the row of the table whose variables say so.
+
+    `doubts` are sentences about numbers that are not believed: they count as not given.
+    """
 
     launcher: str
     variables: RankVariables
     rank: int
-    world_size: int
+    world_size: int | None
     local_rank: int | None
     local_world_size: int | None
     attempt: int
+    doubts: tuple[str, ...] = ()
 
 
 def launcher_kind(process: Process) -> str | None:
@@ -79,7 +84,7 @@ def seat(process: Process, launcher: str | None) -> Seat | None:
         found = _seat(process.environ, row.name, row.ranks)
         if found is not None:
             # One process alone under srun or mpirun is a program that was started so, a notebook for instance.
-            return found if found.world_size > 1 or row.ranks.read_by_torch else None
+            return found if found.world_size != 1 or row.ranks.read_by_torch else None
     return None
 
 
@@ -139,10 +144,12 @@ def is_server(process: Process) -> bool:
 
 def _seat(environ: Mapping[str, str], launcher: str, variables: RankVariables) -> Seat | None:
     rank, world_size = _number(environ, variables.rank), _number(environ, *variables.size)
-    if rank is None or world_size is None or rank >= world_size:
+    doubts = _unbelievable(environ, variables.size, MAX_RANKS) if world_size is None else []
+    if rank is None or (world_size is None and not doubts) or (world_size is not None and rank >= world_size):
         return None
     local_world_size = _number(environ, *variables.local_size) or _local_tasks(environ, variables)
-    if local_world_size is not None and not 0 < local_world_size <= min(world_size, MAX_LOCAL_RANKS):
+    doubts += _unbelievable(environ, variables.local_size, MAX_LOCAL_RANKS)
+    if local_world_size is not None and not 0 < local_world_size <= min(world_size or MAX_RANKS, MAX_LOCAL_RANKS):
         local_world_size = None
     local_rank = _number(environ, *variables.local_rank)
     return Seat(
@@ -153,6 +160,7 @@ def _seat(environ: Mapping[str, str], launcher: str, variables: RankVariables) -
         local_rank=local_rank if local_rank is not None and local_rank < MAX_LOCAL_RANKS else None,
         local_world_size=local_world_size,
         attempt=_number(environ, variables.attempt) or 0,
+        doubts=tuple(doubts),
     )
 
 
@@ -160,9 +168,20 @@ def _number(environ: Mapping[str, str], *names: str) -> int | None:
     """The first of these variables that holds a number of a believable size."""
     for name in names:
         value = environ.get(name, "")
-        if value.isascii() and value.isdecimal() and len(value) < 10 and int(value) <= _MAX_RANKS:
+        if value.isascii() and value.isdecimal() and len(value) < 10 and int(value) <= MAX_RANKS:
             return int(value)
     return None
+
+
+def _unbelievable(environ: Mapping[str, str], names: Sequence[str], most: int) -> list[str]:
+    """A sentence about each of these variables that holds a number over `most`."""
+    said = ((name, environ.get(name, "")) for name in names)
+    numbers = [(name, value) for name, value in said if value.isascii() and value.isdecimal()]
+    return [
+        f"{name} says {words.elided(value, 20)}, which is not believed: at most {most:,}"
+        for name, value in numbers
+        if len(value.lstrip("0")) > 9 or int(value) > most
+    ]
 
 
 def _local_tasks(environ: Mapping[str, str], variables: RankVariables) -> int | None:

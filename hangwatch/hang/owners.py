@@ -8,6 +8,7 @@ them any name, but not in the place where slurmd or the kubelet make theirs.
 from __future__ import annotations
 
 import re
+from hashlib import blake2b
 from typing import NamedTuple
 
 from hangwatch.model import Process
@@ -30,6 +31,9 @@ _POD = re.compile(
 )
 
 
+_PLACE_CHARACTERS = 64
+
+
 class Owner(NamedTuple):
     """Whose a process is. `name` says it to people and is the same on all nodes.
 
@@ -39,6 +43,14 @@ class Owner(NamedTuple):
 
     name: str
     place: str = ""
+
+    @property
+    def share(self) -> str:
+        """Who is given a share of what one node watches, in words; a long place is cut, and ends in its checksum."""
+        if len(self.place) <= _PLACE_CHARACTERS:
+            return f"{self.name}, {self.place}" if self.place else self.name
+        checksum = blake2b(self.place.encode("utf-8", "replace"), digest_size=8).hexdigest()
+        return f"{self.name}, {self.place[:_PLACE_CHARACTERS]}... {checksum}"
 
 
 def owner_of(process: Process) -> Owner:

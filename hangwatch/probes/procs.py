@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from hangwatch import launcher_table, words
 from hangwatch.model import Fault, Process, ProcessId, Value
@@ -47,28 +51,71 @@ class Counters(Value, frozen=True):
     faults: tuple[Fault, ...] = ()
 
 
+def _user(process: Process) -> str:
+    return f"uid {process.uid}"
+
+
 class ProcessScan:
     """The processes of this node. Keeps what a process never changes, so that each scan reads only its `stat`."""
 
     def __init__(self, proc_root: Path = PROC) -> None:
         self._root = str(proc_root)
         self._known: dict[int, _Known] = {}
+        self._unread: Counter[str] = Counter()
 
-    def processes(self, gpu_pids: Collection[int] = ()) -> tuple[Process, ...]:
+    @property
+    def unread(self) -> Mapping[str, int]:
+        """By owner, how many processes that may belong to a job were not read by the last scan."""
+        return self._unread
+
+    def processes(
+        self,
+        gpu_pids: Collection[int] = (),
+        *,
+        share_of: Callable[[Process], str] = _user,
+        max_per_owner: int = 4096,
+        budget_seconds: float = 2.0,
+    ) -> tuple[Process, ...]:
         """Every process that is no kernel thread, by pid.
 
         Command line and launcher variables are read only of those that may belong to a job: Python and launchers by
-        their comm, `gpu_pids` (the pids that hold a GPU), and all that descend from these.
+        their comm, `gpu_pids` (the pids that hold a GPU), and all that descend from these. Who holds a GPU and all
+        above him are always read; of the others at most `max_per_owner` of each owner (`share_of`), new ones for about
+        `budget_seconds`, the owners in turn: the next scan goes on where this one stopped.
         """
+        began = time.monotonic()
         stats = {stat.pid: stat for stat in _read_stats(self._root)}
         candidates = _candidates(stats, gpu_pids)
-        self._known = {pid: self._look(stat, pid in candidates) for pid, stat in sorted(stats.items())}
+        self._known = {pid: self._look(stat) for pid, stat in sorted(stats.items())}
+        new = [pid for pid in candidates if not self._known[pid].complete]
+        new.sort(key=lambda pid: stats[pid].start_ticks)
+        first = _with_ancestors(stats, gpu_pids)
+        for pid in sorted(new, key=lambda pid: pid not in first):
+            if pid in first or time.monotonic() < began + budget_seconds / 2:
+                self._known[pid] = _with_owner(self._root, self._known[pid])
+        counts = Counter(
+            share_of(self._known[pid].process) for pid in candidates if pid not in first and self._known[pid].complete
+        )
+        self._unread = Counter()
+        for owner, pid in _in_turn(new, counts, first, lambda pid: share_of(self._known[pid].process)):
+            is_within = counts[owner] < max_per_owner and time.monotonic() < began + budget_seconds
+            if pid in first or is_within:
+                self._known[pid] = _read_process(self._root, stats[pid], self._known[pid].process)
+                counts[owner] += pid not in first
+            else:
+                self._unread[owner] += 1
         return tuple(known.process for known in self._known.values())
 
-    def _look(self, stat: _Stat, is_candidate: bool) -> _Known:
+    def _look(self, stat: _Stat) -> _Known:
         before = self._known.get(stat.pid)
-        if before is None or not before.is_same_program(stat) or (is_candidate and not before.complete):
-            return _read_process(self._root, stat, is_candidate)
+        if before is None or not before.is_same_program(stat):
+            bare = Process(
+                id=ProcessId(pid=stat.pid, start_ticks=stat.start_ticks),
+                parent_pid=stat.parent_pid,
+                comm=stat.comm,
+                state=stat.state,
+            )
+            return _Known(bare, _program(stat), False)
         process = before.process
         if (process.comm, process.state, process.parent_pid) == (stat.comm, stat.state, stat.parent_pid):
             return before
@@ -206,26 +253,53 @@ def _is_candidate_comm(comm: str) -> bool:
     return comm.startswith(_CANDIDATE_COMMS) or comm.endswith(".py")
 
 
-def _read_process(root: str, stat: _Stat, is_candidate: bool) -> _Known:
-    identity = ProcessId(pid=stat.pid, start_ticks=stat.start_ticks)
-    if not is_candidate:
-        bare = Process(id=identity, parent_pid=stat.parent_pid, comm=stat.comm, state=stat.state)
-        return _Known(bare, _program(stat), False)
+def _with_ancestors(stats: Mapping[int, _Stat], pids: Collection[int]) -> set[int]:
+    found: set[int] = set()
+    for pid in pids:
+        while pid in stats and pid not in found:
+            found.add(pid)
+            pid = stats[pid].parent_pid  # noqa: PLW2901 - upwards
+    return found
+
+
+def _in_turn(
+    pids: Iterable[int], counts: Mapping[str, int], first: Collection[int], owner_of: Callable[[int], str]
+) -> list[tuple[str, int]]:
+    """Those in `first`, then one of each owner after the other; who has many already comes late."""
+    turns, seen = [], Counter(counts)
+    for pid in pids:
+        owner = owner_of(pid)
+        turns.append((pid not in first, seen[owner], owner, pid))
+        seen[owner] += 1
+    turns.sort(key=lambda turn: turn[:2])
+    return [(owner, pid) for _, _, owner, pid in turns]
+
+
+def _with_owner(root: str, known: _Known) -> _Known:
+    """A process with what the kernel says of its owner, where that was not asked before."""
+    if known.process.uid is not None:
+        return known
+    pid = known.process.id.pid
+    cgroups = _cgroups(_read(f"{root}/{pid}/cgroup", _CGROUP_LIMIT_BYTES))
+    return known._replace(process=replace(known.process, uid=_real_uid(pid, root), cgroups=cgroups))
+
+
+def _read_process(root: str, stat: _Stat, owned: Process) -> _Known:
     raw_cmdline = _read(f"{root}/{stat.pid}/cmdline", _CMDLINE_LIMIT_BYTES)
     answer = _read_environment(root, stat.pid)
     environ = answer.variables if isinstance(answer, Environment) else {}
     faults = _faults(stat.pid, answer)
     process = Process(
-        id=identity,
+        id=owned.id,
         parent_pid=stat.parent_pid,
         comm=stat.comm,
         state=stat.state,
         cmdline=_parse_cmdline(raw_cmdline) if isinstance(raw_cmdline, bytes) else (),
         environ=environ,
-        uid=_real_uid(stat.pid, root),
+        uid=owned.uid,
         # As the process says: asking the name service could block for as long as the directory server is away.
         user=next(filter(None, map(environ.get, launcher_table.TABLE.users)), None),
-        cgroups=_cgroups(_read(f"{root}/{stat.pid}/cgroup", _CGROUP_LIMIT_BYTES)),
+        cgroups=owned.cgroups,
         faults=faults,
     )
     # An empty environment is one that execve has not laid out yet, more often than one without a variable.

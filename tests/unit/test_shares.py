@@ -1,0 +1,142 @@
+"""One owner's processes crowd out nobody else's job: on trees like /proc, through a real scan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hangwatch import config
+from hangwatch.beats import Turns
+from hangwatch.board import JobEntry, Snapshot
+from hangwatch.hang import detector, jobs, owners
+from hangwatch.hang.jobs import find
+from hangwatch.model import FoundJobs, GpuSweep, Job, JobState, LeftOut, ProcessId, Rank
+from hangwatch.probes.procs import ProcessScan
+from hangwatch.progress import ENDED_SHOWN_PER_OWNER, discovered
+from tests.proc_tree import lay_out, sweep
+
+VICTIM, HOSTILE = 1004, 65534
+FIRST_FAKE = 5000
+
+
+def rank(pid: int, uid: int, port: int, number: int = 0, size: int = 2, more: str = "") -> str:
+    seat = f"RANK={number} LOCAL_RANK={number} WORLD_SIZE={size} MASTER_ADDR=node1 MASTER_PORT={port}"
+    lines = [f"{pid} (python) S parent=1 start={pid}", " $ python train.py", f" + {seat} TORCHELASTIC_RUN_ID=r{port}"]
+    return "\n".join([*lines, f" + {more}" if more else "", f" @ uid={uid} /user.slice", ""])
+
+
+def victim(pid: int = 9000) -> str:
+    return rank(pid, VICTIM, 29400) + rank(pid + 1, VICTIM, 29400, 1)
+
+
+def fakes(count: int, more: str = "LOCAL_WORLD_SIZE=2") -> str:
+    return "".join(rank(FIRST_FAKE + number, HOSTILE, 30000 + number, more=more) for number in range(count))
+
+
+def look(text: str, root: Path, gpus: GpuSweep | None = None, **limits: int) -> FoundJobs:
+    lay_out(f"1 (init) S parent=0 start=1\n{text}", root)
+    return find(ProcessScan(root).processes(), gpus, limits=config.Jobs(**limits))
+
+
+def test_a_user_of_many_jobs_keeps_his_oldest_and_others_keep_theirs(tmp_path: Path) -> None:
+    found = look(fakes(100) + victim(), tmp_path, max_jobs_per_owner=10)
+    by_owner = {owner: [job for job in found.jobs if job.owner == owner] for owner in ("uid 1004", "uid 65534")}
+    assert [len(job.ranks) for job in by_owner["uid 1004"]] == [2]
+    pids = {rank.id.pid for job in by_owner["uid 65534"] for rank in job.ranks}
+    assert pids == set(range(FIRST_FAKE, FIRST_FAKE + 10))
+    assert found.left_out == (LeftOut(owner="uid 65534", jobs=90, ranks=90),)
+
+
+def test_what_is_left_of_the_node_s_share_goes_to_the_owners_in_turn(tmp_path: Path) -> None:
+    found = look(fakes(100) + victim(), tmp_path, max_jobs=4)
+    assert sorted({job.owner for job in found.jobs}) == ["uid 1004", "uid 65534"]
+    assert len(found.jobs) == 4
+
+
+def test_who_holds_a_gpu_by_the_driver_s_list_comes_first(tmp_path: Path) -> None:
+    on_gpu = FIRST_FAKE + 70
+    found = look(fakes(100), tmp_path, sweep({0: (on_gpu,)}), max_jobs_per_owner=1)
+    assert [rank.id.pid for job in found.jobs for rank in job.ranks] == [on_gpu]
+
+
+def test_ranks_over_the_limit_of_a_job_are_left_out_and_it_says_so(tmp_path: Path) -> None:
+    text = "".join(rank(FIRST_FAKE + number, HOSTILE, 30000, number, 64) for number in range(40))
+    found = look(text, tmp_path, sweep({0: (FIRST_FAKE + 39,)}), max_ranks_per_job=8)
+    (job,) = found.jobs
+    assert [one.rank for one in job.ranks] == [0, 1, 2, 3, 4, 5, 6, 39]
+    assert "8 of 40 ranks on this node are watched" in job.notes[0]
+    assert found.left_out == (LeftOut(owner="uid 65534", ranks=32),)
+
+
+def test_ranks_of_an_owner_are_limited_over_all_his_jobs(tmp_path: Path) -> None:
+    found = look(fakes(100) + victim(), tmp_path, max_ranks_per_owner=20)
+    assert sum(len(job.ranks) for job in found.jobs if job.owner == "uid 65534") == 20
+
+
+def test_a_gpu_that_another_owner_holds_is_not_had_by_saying_so(tmp_path: Path) -> None:
+    text = fakes(1, "CUDA_VISIBLE_DEVICES=0") + victim()
+    found = look(text, tmp_path, sweep({0: (9000,), 1: ()}))
+    assert {job.owner: job.gpu_uuids for job in found.jobs} == {"uid 65534": (), "uid 1004": ("GPU-a0", "GPU-a1")}
+
+
+@pytest.mark.parametrize("size", [1_048_577, 4_000_000, 10**30])
+def test_a_world_that_is_too_large_is_not_believed_and_that_is_said(size: int, tmp_path: Path) -> None:
+    (job,) = look(rank(FIRST_FAKE, HOSTILE, 1, 0, size) + rank(5001, HOSTILE, 1, 1, size), tmp_path).jobs
+    assert (job.world_size, len(job.ranks)) == (None, 2)
+    assert "WORLD_SIZE says" in job.notes[0] and "not believed: at most 1,048,576" in job.notes[0]
+
+
+def test_a_local_world_that_is_too_large_is_not_believed(tmp_path: Path) -> None:
+    (job,) = look(rank(FIRST_FAKE, HOSTILE, 1, 0, 9000, "LOCAL_WORLD_SIZE=5000"), tmp_path).jobs
+    assert (job.local_world_size, job.absent_local_ranks) == (None, ())
+    assert "LOCAL_WORLD_SIZE says 5000" in job.notes[0]
+
+
+def test_a_scan_reads_so_many_of_each_owner_and_gpu_holders_always(tmp_path: Path) -> None:
+    lay_out(f"1 (init) S parent=0 start=1\n{fakes(100)}{victim()}", tmp_path)
+    scan = ProcessScan(tmp_path)
+    found = scan.processes({FIRST_FAKE + 99}, share_of=lambda one: owners.owner_of(one).share, max_per_owner=16)
+    read = {one.id.pid for one in found if one.environ}
+    assert read == {*range(FIRST_FAKE, FIRST_FAKE + 16), FIRST_FAKE + 99, 9000, 9001}
+    assert dict(scan.unread) == {"uid 65534": 83}
+
+
+def test_a_scan_without_time_reads_gpu_holders_and_says_what_it_did_not_read(tmp_path: Path) -> None:
+    lay_out(f"1 (init) S parent=0 start=1\n{fakes(20)}{victim()}", tmp_path)
+    scan = ProcessScan(tmp_path)
+    found = scan.processes({9000, 9001}, budget_seconds=0.0)
+    assert {one.id.pid for one in found if one.environ} == {9000, 9001}
+    assert sum(scan.unread.values()) == 20
+    assert len([one for one in scan.processes() if one.environ]) == 22, "the next scan goes on"
+
+
+def test_a_chain_of_processes_is_climbed_a_bounded_way(tmp_path: Path) -> None:
+    chain = "".join(f"{pid} (python) S parent={pid - 1} start=2\n" for pid in range(2, 1002))
+    lay_out(f"1 (init) S parent=0 start=1\n{chain}", tmp_path)
+    tree = jobs.Tree(ProcessScan(tmp_path).processes())
+    last = tree.get(1001)
+    assert last is not None
+    assert len(list(tree.ancestors(last))) == 64
+
+
+def test_an_owner_with_many_captures_lets_others_go_first() -> None:
+    turns: Turns[str] = Turns()
+    for number in range(50):
+        turns.add("hostile", f"fake {number}")
+    assert turns.take() == "fake 0"
+    turns.add("victim", "job")
+    assert [turns.take() for _ in range(3)] == ["job", "fake 1", "fake 2"]
+
+
+def test_jobs_that_ended_are_shown_a_bounded_number_of_an_owner() -> None:
+    snapshot = Snapshot()
+    for number in range(200):
+        one = Rank(id=ProcessId(pid=number, start_ticks=1), rank=0, local_rank=0)
+        job = Job(
+            job_id=str(number), launcher="torchrun", launcher_id=None, ranks=(one,), owner="uid 1", job_key=str(number)
+        )
+        snapshot = snapshot.with_job(JobEntry(job=job, watch=detector.begin(job, 0.0, 0.0)))
+    snapshot, _ = discovered(snapshot, (), 1.0, 1.0)
+    assert {entry.watch.state for entry in snapshot.jobs.values()} == {JobState.ENDED}
+    assert len(snapshot.jobs) == ENDED_SHOWN_PER_OWNER

@@ -48,7 +48,7 @@ class Look(Value, frozen=True):
     def incident(self, job: Job, state: JobState, timeline: tuple[TimelineEntry, ...] = ()) -> Incident:
         """The incident that begins with this look; `job` and `state` are what is known of the job by now."""
         return Incident(
-            incident_id=words.incident_name(job.job_id, self.judged_unix_seconds),
+            incident_id=words.incident_name(job, self.judged_unix_seconds),
             node=self.capture.node,
             job=job,
             opened_unix_seconds=self.judged_unix_seconds,

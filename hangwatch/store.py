@@ -47,6 +47,7 @@ class Summary(Value, frozen=True):
     incident_id: str = ""
     node: str = ""
     job_id: str = ""
+    job_key: str = ""
     opened_unix_seconds: float = 0.0
     closed_unix_seconds: float | None = None
     state: JobState | None = None
@@ -57,6 +58,7 @@ class Summary(Value, frozen=True):
 
 class _JobHead(msgspec.Struct):
     job_id: str
+    job_key: str = ""
 
 
 class _VerdictHead(msgspec.Struct):
@@ -282,10 +284,11 @@ class Store:
 
     def _name_of(self, incident: Incident) -> str:
         """The folder of this incident; numbered where a different incident already has the name."""
-        first = words.incident_name(incident.job.job_id, incident.opened_unix_seconds)
+        first = words.incident_name(incident.job, incident.opened_unix_seconds)
         for name in (first, *(f"{first}-{number}" for number in range(2, _SAME_NAME + 1))):
             there = _summary(self.incidents / name)
-            if there.problem or (there.incident_id, there.node) == (incident.incident_id, incident.node):
+            mine = (incident.incident_id, incident.node, incident.job.job_key)
+            if there.problem or (there.incident_id, there.node, there.job_key) == mine:
                 return name
         raise StoreError(
             f"{self.incidents / first}: {_SAME_NAME} others have this name\n  give each node its own [store] directory"
@@ -328,6 +331,7 @@ def _summary(folder: Path) -> Summary:
         incident_id=head.incident_id,
         node=head.node,
         job_id=head.job.job_id,
+        job_key=head.job.job_key,
         opened_unix_seconds=head.opened_unix_seconds,
         closed_unix_seconds=head.closed_unix_seconds,
         state=head.state,

@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
-from hangwatch.model import RankId
+from hangwatch.model import Job, RankId
 
 _NODES_LISTED = 3
 _JOB_CHARACTERS = 64
+_KEY_CHARACTERS = 8
 
 
 def printable(text: str) -> str:
@@ -35,16 +36,19 @@ def utc(unix_seconds: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
         return f"{unix_seconds:g} s"
 
 
-def incident_name(job_id: str, opened_unix_seconds: float) -> str:
-    """`<UTC time>-<job>`, safe as the name of a folder, at most 81 characters.
+def incident_name(job: Job, opened_unix_seconds: float) -> str:
+    """`<UTC time>-<job>-<key>`, safe as the name of a folder, at most 90 characters.
 
-    A job id that had to be changed or cut gets a hash, so that two jobs never share a name.
+    The key, cut, keeps two owners' jobs of one name apart that hang in one second; an incident of before keys has none.
+    A job id that had to be changed or cut gets a hash.
     """
+    job_id, key = job.job_id, re.sub(r"[^0-9a-z]+", "", job.job_key)[:_KEY_CHARACTERS]
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", job_id)[:_JOB_CHARACTERS]
     if not safe or safe != job_id:
         mark = hashlib.sha256(job_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         safe = f"{safe[: _JOB_CHARACTERS - 9]}-{mark}"
-    return f"{datetime.fromtimestamp(int(opened_unix_seconds), timezone.utc):%Y%m%dT%H%M%SZ}-{safe}"
+    when = datetime.fromtimestamp(int(opened_unix_seconds), timezone.utc)
+    return "-".join(filter(None, (f"{when:%Y%m%dT%H%M%SZ}", safe, key)))
 
 
 def duration(seconds: float) -> str:

@@ -259,7 +259,7 @@ def incident(
         world_size=world_size,
     )
     return Incident(
-        incident_id="20260314T031500Z-2180718",
+        incident_id="20260314T031500Z-2180718-6d1c0f5a",
         node=NODE,
         job=job(ranks, world_size),
         opened_unix_seconds=OPENED,

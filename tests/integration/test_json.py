@@ -24,6 +24,8 @@ from tests.watched import RealDaemon
 PAGE = (DOCS / "json.md").read_text()
 SCHEMA_OF = dict(re.findall(r"^\| `hangwatch (\w+) --json` .*\(([\w.]+\.schema\.json)\)", PAGE, re.MULTILINE))
 
+VERSIONS = {"report": 2, "status": 2}  # where it is no longer the first
+
 
 def printed(*arguments: str, code: int = 0) -> Any:
     """What a command prints with --json, once it has met the schema of its command."""
@@ -39,7 +41,7 @@ def printed(*arguments: str, code: int = 0) -> Any:
     found = json.loads(done.stdout)
     schema = json.loads((DOCS / SCHEMA_OF[arguments[0]]).read_text())
     jsonschema.Draft202012Validator(schema).validate(found)
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == VERSIONS.get(arguments[0], 1)
     return found
 
 

@@ -35,11 +35,15 @@ def at(opened: float, job_id: str = "42", **changes: object) -> Incident:
     base = samples.mismatch()
     return samples.replaced(
         base,
-        incident_id=incident_name(job_id, opened),
+        incident_id=name_at(opened, job_id),
         job=samples.job(range(2), 2, job_id=job_id),
         opened_unix_seconds=opened,
         **changes,
     )
+
+
+def name_at(opened: float, job_id: str = "42") -> str:
+    return incident_name(samples.job(range(2), 2, job_id=job_id), opened)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -118,7 +122,7 @@ def test_the_folder_holds_all_and_only_for_its_owner(tmp_path: Path) -> None:
         folder = open_writable(tmp_path / "state").save(samples.loader_hang(), FILES)
     finally:
         os.umask(before)
-    assert folder == tmp_path / "state/incidents/20260314T031500Z-2180718"
+    assert folder == tmp_path / "state/incidents/20260314T031500Z-2180718-6d1c0f5a"
     assert set(tree(folder)) == {"incident.json", "order", *FILES}
     for path in (folder.parent, folder, *folder.rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
@@ -151,13 +155,27 @@ def test_two_incidents_of_one_name_are_two(tmp_path: Path) -> None:
     kept = open_writable(tmp_path)
     here, there = samples.loader_hang(), samples.replaced(samples.loader_hang(), node="gpu-b07")
     folders = [kept.save(here, FILES), kept.save(there, FILES), kept.save(here, FILES), kept.save(there, FILES)]
-    assert [folder.name for folder in folders] == ["20260314T031500Z-2180718", "20260314T031500Z-2180718-2"] * 2
+    assert [folder.name for folder in folders] == [
+        "20260314T031500Z-2180718-6d1c0f5a",
+        "20260314T031500Z-2180718-6d1c0f5a-2",
+    ] * 2
     assert [store.load(folder).node for folder in folders[:2]] == ["gpu-a12", "gpu-b07"]
+
+
+def test_two_owners_jobs_of_one_name_that_hang_in_one_second_are_two_incidents(tmp_path: Path) -> None:
+    """Neither the folder nor what the page gives to `hangwatch report` may be somebody else's."""
+    kept = open_writable(tmp_path)
+    keys = ("6d1c0f5a9e27b384", "0123456789abcdef", "0123456789abcdee")  # the last two differ after what a name shows
+    for key in keys:
+        job = samples.replaced(samples.job(range(2), 2, job_id="100"), job_key=key)
+        kept.save(samples.replaced(at(1e9), job=job, incident_id=incident_name(job, 1e9)), FILES)
+    assert sorted(summary.job_key for summary in kept.summaries()) == sorted(keys)
+    assert store.load(kept.find("100-6d1c0f5a")).job.job_key == keys[0]
 
 
 @given(st.text(max_size=300), st.floats(0, 4e9))
 def test_names_of_incidents_are_names_of_folders(job_id: str, opened: float) -> None:
-    assert store._FOLDER.fullmatch(incident_name(job_id, opened))
+    assert store._FOLDER.fullmatch(name_at(opened, job_id))
 
 
 TEXT = st.text(st.characters(), max_size=30)  # surrogates too
@@ -337,10 +355,10 @@ def test_summaries_newest_first_with_the_unreadable_among_them(tmp_path: Path) -
     kept = open_writable(tmp_path)
     for opened in (1e9, 3e9, 2e9):
         kept.save(at(opened), FILES)
-    (kept.incidents / incident_name("42", 2e9) / "incident.json").write_text("{")
+    (kept.incidents / name_at(2e9) / "incident.json").write_text("{")
     (kept.incidents / "notes-of-somebody").mkdir()
     found = kept.summaries()
-    assert [summary.folder for summary in found] == [incident_name("42", opened) for opened in (3e9, 2e9, 1e9)]
+    assert [summary.folder for summary in found] == [name_at(opened) for opened in (3e9, 2e9, 1e9)]
     assert [bool(summary.problem) for summary in found] == [False, True, False]
     first = found[0]
     assert (first.node, first.job_id, first.state, first.verdict) == ("gpu-a12", "42", JobState.HUNG, "Mismatch")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch import words
-from hangwatch.model import RankId
+from hangwatch.model import Job, RankId
 
 
 @given(st.lists(st.integers(0, 3000)))
@@ -89,12 +89,23 @@ def test_elided_text_has_its_length(text: str, characters: int) -> None:
 
 @given(st.text(max_size=300), st.floats(0, 4e9))
 def test_names_of_incidents_are_safe_and_bounded(job_id: str, opened: float) -> None:
-    assert re.fullmatch(r"\d{8}T\d{6}Z-[A-Za-z0-9._-]{1,64}", words.incident_name(job_id, opened))
+    name = words.incident_name(a_job(job_id, key=job_id), opened)
+    assert re.fullmatch(r"\d{8}T\d{6}Z-[A-Za-z0-9._-]{1,73}", name)
 
 
 @given(st.lists(st.text(max_size=120), unique=True, max_size=10))
 def test_two_jobs_never_share_a_name(job_ids: list[str]) -> None:
-    assert len({words.incident_name(job_id, 0.0) for job_id in job_ids}) == len(job_ids)
+    assert len({words.incident_name(a_job(job_id), 0.0) for job_id in job_ids}) == len(job_ids)
+
+
+def test_two_owners_jobs_of_one_id_have_a_name_each() -> None:
+    keys = ("6d1c0f5a9e27b384", "0123456789abcdef", "")
+    names = [words.incident_name(a_job("100", key=key), 0.0) for key in keys]
+    assert names == ["19700101T000000Z-100-6d1c0f5a", "19700101T000000Z-100-01234567", "19700101T000000Z-100"]
+
+
+def a_job(job_id: str, key: str = "") -> Job:
+    return Job(job_id=job_id, job_key=key, launcher="torchrun", launcher_id=None, ranks=())
 
 
 @given(st.floats(0, 1e7, allow_nan=False))

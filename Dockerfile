@@ -26,13 +26,13 @@ ENV PATH=/opt/hangwatch/bin:/usr/local/bin:/usr/bin:/bin \
     NVIDIA_DRIVER_CAPABILITIES=utility
 RUN install -d -o 65532 -g 65532 -m 0700 /var/lib/hangwatch
 WORKDIR /
-EXPOSE 9836
+EXPOSE 9836 9837
 # What reads files (explain, merge, report) needs no rights. What looks at processes of other users does, and runtimes
 # give added capabilities to root only: run it with --user 0 --pid host, all capabilities dropped but SYS_PTRACE,
 # DAC_READ_SEARCH, KILL and SYSLOG, as the chart does.
 USER 65532:65532
 # Kubernetes does not look at this; the chart has probes of its own.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=15s \
-  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9836/healthz', timeout=4)"]
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9837/healthz', timeout=4)"]
 ENTRYPOINT ["hangwatch"]
 CMD ["run"]

@@ -143,7 +143,12 @@ class Http(Section, frozen=True):
 
     listen: Annotated[str, Meta(min_length=1, description="address to listen on")] = "0.0.0.0"  # noqa: S104 - an exporter is scraped from elsewhere
     port: Annotated[int, Meta(ge=0, le=65535, description="0 takes any free port")] = 9836
-    threads: Annotated[int, Meta(ge=1, le=32, description="requests served at the same time")] = 4
+    health_port: Annotated[
+        int, Meta(ge=0, le=65535, description="/healthz alone, never with TLS, for liveness probes; 0 is port + 1")
+    ] = 0
+    max_connections: Annotated[
+        int, Meta(ge=16, le=1024, description="at the same time; the next one takes the place of the oldest idle one")
+    ] = 256
     tls_certificate: Annotated[str, Meta(description="PEM file; with tls_key, serves HTTPS")] = ""
     tls_key: Annotated[str, Meta(description="PEM file")] = ""
     incidents_token_file: Annotated[

@@ -306,7 +306,7 @@ class Daemon:
     # --- lifecycle ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Serve, and start every beat. Raises ServeError, before anything runs."""
+        """Serve, and start every beat. Raises ServeError or PortTakenError, before anything runs."""
         self._server = Server(
             self.settings.http,
             metrics.registry(self.board, self._clock, self.settings.detector),
@@ -330,7 +330,9 @@ class Daemon:
         if self._notifier.watchdog_seconds is not None:
             beats.every(self._notifier.watchdog_seconds, "slow", "watchdog", self._ping_watchdog)
         beats.start()
-        log.info("watching %s, metrics on %s:%d", self.node, self.settings.http.listen, self.port)
+        listen = self.settings.http.listen
+        log.info("health on %s:%d", listen, self._server.health_port)
+        log.info("watching %s, metrics on %s:%d", self.node, listen, self.port)
         self._notifier.ready()
 
     def wait(self, seconds: float | None = None) -> bool:

@@ -1,28 +1,35 @@
-"""Serves /metrics, /healthz, /status and, to those who hold the token, incident pages.
+"""Answers /metrics, /healthz, /status and, to those who hold the token, incident pages; health has a port of its own.
 
-A bounded number of threads (cheroot), so that a slow or hostile client can hold up other clients at most, never the
-daemon. Stacks name code and paths of other people's jobs: without a token file no incident is served.
+How connections are kept is the part of `listener`. What takes time is made in threads beside the event loop, once for
+all who ask meanwhile. Stacks name code and paths of other people's jobs: without a token file no incident is served.
 """
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import hmac
 import socket
-import threading
-from collections.abc import Callable, Iterable
+import ssl
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-from cheroot import wsgi
-from cheroot.ssl.builtin import BuiltinSSLAdapter
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from hangwatch.config import Http
+from hangwatch.listener import Answer, Listener, Request, text
 
-REQUEST_SECONDS = 10
-MAX_HEADER_BYTES = 16 * 1024
+HEALTH_CONNECTIONS = 64
+LEAST_KEPT_SECONDS = 0.25  # a page that was just made is given to whoever asks within this time
+INCIDENT_THREADS = 2  # a store on a dead mount blocks these, nothing else
+OPENMETRICS = "application/openmetrics-text"
+TEMPORARY = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, socket.EAI_AGAIN)
 
 PAGES = {"report.html": "text/html; charset=utf-8", "report.txt": "text/plain; charset=utf-8"}
 
@@ -33,7 +40,11 @@ INDEX = (
 
 
 class ServeError(Exception):
-    """The server cannot start; the message says why and what to change."""
+    """The server cannot start with these settings; the message says why and what to change."""
+
+
+class PortTakenError(Exception):
+    """The server cannot start now, and may later: the port is taken, or the address is not there yet."""
 
 
 class Incidents(Protocol):
@@ -44,7 +55,7 @@ class Incidents(Protocol):
 
 
 class Server:
-    """The HTTP server of one daemon, in one background thread and `settings.threads` workers.
+    """The HTTP server of one daemon: everything on `settings.port`, and health alone on `health_port`, without TLS.
 
     `status` returns the value behind /status, `unhealthy` a sentence when something is wrong, None when
     all is well.
@@ -60,56 +71,135 @@ class Server:
         incidents: Incidents | None = None,
     ) -> None:
         self._settings = settings
-        self._app = _App(registry, status, unhealthy, incidents, _read_token(settings.incidents_token_file))
-        self._server = wsgi.Server(
-            (settings.listen, settings.port),
-            self._app,
-            numthreads=settings.threads,
-            max=settings.threads,
-            server_name="hangwatch",
-            timeout=REQUEST_SECONDS,
-            request_queue_size=32,
-        )
-        self._server.max_request_header_size = MAX_HEADER_BYTES
-        self._server.max_request_body_size = 1
-        self._server.keep_alive_conn_limit = settings.threads
-        if settings.tls_certificate or settings.tls_key:
-            self._server.ssl_adapter = _tls(settings)
-        self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
+        self._unhealthy, self._incidents = unhealthy, incidents
+        self._token = _read_token(settings.incidents_token_file)
+        self._making = ThreadPoolExecutor(1, "http-pages")
+        self._reading = ThreadPoolExecutor(INCIDENT_THREADS, "http-incidents")
+        self._status = _Page("application/json", lambda: msgspec.json.encode(status()), self._making)
+        self._metrics = {wanted: _metrics(wanted, registry, self._making) for wanted in (OPENMETRICS, "")}
+        self._main = Listener("http", self._answer, max_connections=settings.max_connections, tls=_tls(settings))
+        self._health = Listener("health", self._answer_health, max_connections=HEALTH_CONNECTIONS)
+        self.health_port = 0
 
     def start(self) -> int:
-        """Bind and serve; returns the port. Raises ServeError."""
+        """Bind both ports and serve; returns the main one. Raises ServeError, and PortTakenError if it may go later."""
+        wanted = self._settings
+        port = _bind(self._main, wanted.listen, wanted.port, "port")
         try:
-            socket.getaddrinfo(self._settings.listen, self._settings.port)
-        except (socket.gaierror, UnicodeError) as error:
-            raise ServeError(f"[http] listen = {self._settings.listen!r} is no address: {error}") from None
-        try:
-            self._server.prepare()
-        except OSError as error:
-            where = f"{self._settings.listen}:{self._settings.port}"
-            raise ServeError(
-                f"cannot listen on {where}: {error}\n"
-                "  another hangwatch, or another program, may hold the port (`ss -ltnp` shows it);\n"
-                "  stop it, or choose another one: [http] port = ... in the configuration"
-            ) from None
-        self._thread.start()
-        return int(self._server.bind_addr[1])
+            beside = wanted.health_port or (wanted.port + 1 if wanted.port else 0)
+            self.health_port = _bind(self._health, wanted.listen, beside, "health_port")
+        except (ServeError, PortTakenError):
+            self._main.stop()
+            raise
+        self._health.start()
+        self._main.start()
+        return port
 
     def stop(self) -> None:
-        """Stop serving."""
-        self._server.stop()
+        """Stop serving; what is being made is left behind."""
+        for listener in (self._main, self._health):
+            listener.stop()
+        for pool in (self._making, self._reading):
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    def _serve(self) -> None:
-        self._server.serve()
+    async def _answer_health(self, request: Request) -> Answer:
+        if request.path != "/healthz":
+            return text(HTTPStatus.NOT_FOUND, "not found")
+        problem = self._unhealthy()
+        return text(HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK, problem or "ok")
+
+    async def _answer(self, request: Request) -> Answer:
+        path = request.path
+        if path == "/metrics":
+            return await self._metrics[OPENMETRICS if OPENMETRICS in request.headers.get("Accept", "") else ""].get()
+        if path == "/healthz":
+            return await self._answer_health(request)
+        if path == "/status":
+            return await self._status.get()
+        if path == "/":
+            return Answer(HTTPStatus.OK, "text/html; charset=utf-8", INDEX)
+        if path.startswith("/incidents/"):
+            return await self._incident(path, request.headers.get("Authorization", ""))
+        return text(HTTPStatus.NOT_FOUND, "not found")
+
+    async def _incident(self, path: str, authorization: str) -> Answer:
+        if self._token is None or self._incidents is None:
+            return text(HTTPStatus.NOT_FOUND, "incident pages are off: set [http] incidents_token_file")
+        scheme, _, given = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token):
+            asked = {"WWW-Authenticate": 'Bearer realm="hangwatch incidents"'}
+            return text(HTTPStatus.UNAUTHORIZED, "a bearer token is needed")._replace(headers=asked)
+        _, _, incident_id, name = (*path.split("/"), "", "")[:4]
+        name = name or "report.html"
+        body = None
+        if name in PAGES:
+            loop = asyncio.get_running_loop()
+            body = await loop.run_in_executor(self._reading, self._incidents.read_file, incident_id, name)
+        if body is None:
+            return text(HTTPStatus.NOT_FOUND, "no such incident")
+        return Answer(HTTPStatus.OK, PAGES[name], body)
 
 
-def _tls(settings: Http) -> BuiltinSSLAdapter:
+class _Page:
+    """What is made on demand, for all who ask meanwhile, and kept for as long as making it took.
+
+    So a flood of requests costs half of one core at most, and clients that read slowly hold few versions in memory.
+    """
+
+    def __init__(self, content_type: str, make: Callable[[], bytes], pool: ThreadPoolExecutor) -> None:
+        self._content_type, self._make, self._pool = content_type, make, pool
+        self._making: asyncio.Future[bytes] | None = None
+        self._kept_until = 0.0
+
+    async def get(self) -> Answer:
+        """The page; one request that is given up does not end the making of it for the others."""
+        if self._making is None or (self._making.done() and time.monotonic() >= self._kept_until):
+            self._making = asyncio.get_running_loop().run_in_executor(self._pool, self._timed)
+        return Answer(HTTPStatus.OK, self._content_type, await asyncio.shield(self._making))
+
+    def _timed(self) -> bytes:
+        began = time.monotonic()
+        try:
+            return self._make()
+        finally:
+            now = time.monotonic()
+            self._kept_until = now + max(LEAST_KEPT_SECONDS, now - began)
+
+
+def _metrics(wanted: str, registry: CollectorRegistry, pool: ThreadPoolExecutor) -> _Page:
+    """The metrics in one of two formats, whatever parameters a client adds: each variant would be made anew."""
+    encoder, kind = choose_encoder(f"{wanted}; version=1.0.0" if wanted else "")
+    return _Page(kind, lambda: encoder(registry), pool)
+
+
+def _bind(listener: Listener, host: str, port: int, key: str) -> int:
+    where = f"{host}:{port}"
+    try:
+        return listener.bind(host, port)
+    except (socket.gaierror, UnicodeError, OverflowError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in TEMPORARY:
+            raise PortTakenError(
+                f"cannot listen on {where}: {error}\n"
+                "  another hangwatch, or another program, may hold the port (`ss -ltnp` shows it);\n"
+                f"  stop it, or choose another one: [http] {key} = ... in the configuration"
+            ) from None
+        if isinstance(error, socket.gaierror | UnicodeError):
+            raise ServeError(f"[http] listen = {host!r} is no address: {error}") from None
+        raise ServeError(f"cannot listen on {where}: {error}\n  the keys are [http] listen and {key}") from None
+
+
+def _tls(settings: Http) -> ssl.SSLContext | None:
+    if not (settings.tls_certificate or settings.tls_key):
+        return None
     if not (settings.tls_certificate and settings.tls_key):
         raise ServeError("[http]: tls_certificate and tls_key go together; only one of them is set")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        return BuiltinSSLAdapter(settings.tls_certificate, settings.tls_key)
+        # Without a password here, OpenSSL would ask the terminal for that of an encrypted key.
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")
     except (OSError, ValueError) as error:
         raise ServeError(f"[http]: the TLS certificate or key cannot be used: {error}") from None
+    return context
 
 
 def _read_token(path: str) -> bytes | None:
@@ -122,65 +212,3 @@ def _read_token(path: str) -> bytes | None:
     if len(token) < 16:
         raise ServeError(f"[http] incidents_token_file: {path}: the token is shorter than 16 characters")
     return token
-
-
-class _App:
-    """The WSGI application."""
-
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        status: Callable[[], Any],
-        unhealthy: Callable[[], str | None],
-        incidents: Incidents | None,
-        token: bytes | None,
-    ) -> None:
-        self._registry, self._status, self._unhealthy = registry, status, unhealthy
-        self._incidents, self._token = incidents, token
-
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        """Answer one request."""
-        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            code, kind, body = "405 Method Not Allowed", "text/plain", b"only GET\n"
-        else:
-            code, kind, body = self._answer(environ)
-        headers = [
-            ("Content-Type", kind),
-            ("Content-Length", str(len(body))),
-            ("X-Content-Type-Options", "nosniff"),
-            ("Cache-Control", "no-store"),
-        ]
-        if code.startswith("401"):
-            headers.append(("WWW-Authenticate", 'Bearer realm="hangwatch incidents"'))
-        start_response(code, headers)
-        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
-
-    def _answer(self, environ: dict[str, Any]) -> tuple[str, str, bytes]:
-        path = environ.get("PATH_INFO", "/")
-        if path == "/metrics":
-            encoder, kind = choose_encoder(environ.get("HTTP_ACCEPT", ""))
-            return "200 OK", kind, encoder(self._registry)
-        if path == "/healthz":
-            problem = self._unhealthy()
-            code = "503 Service Unavailable" if problem else "200 OK"
-            return code, "text/plain; charset=utf-8", f"{problem or 'ok'}\n".encode()
-        if path == "/status":
-            return "200 OK", "application/json", msgspec.json.encode(self._status())
-        if path == "/":
-            return "200 OK", "text/html; charset=utf-8", INDEX
-        if path.startswith("/incidents/"):
-            return self._incident(path, environ.get("HTTP_AUTHORIZATION", ""))
-        return "404 Not Found", "text/plain", b"not found\n"
-
-    def _incident(self, path: str, authorization: str) -> tuple[str, str, bytes]:
-        if self._token is None or self._incidents is None:
-            return "404 Not Found", "text/plain", b"incident pages are off: set [http] incidents_token_file\n"
-        scheme, _, given = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token):
-            return "401 Unauthorized", "text/plain", b"a bearer token is needed\n"
-        _, _, incident_id, name = (*path.split("/"), "", "")[:4]
-        name = name or "report.html"
-        body = self._incidents.read_file(incident_id, name) if name in PAGES else None
-        if body is None:
-            return "404 Not Found", "text/plain", b"no such incident\n"
-        return "200 OK", PAGES[name], body

@@ -96,8 +96,9 @@ def test_the_builder_gets_the_package_and_nothing_else() -> None:
 def test_port_paths_and_capabilities_are_those_of_the_chart() -> None:
     final = stages()[-1]
     values = yaml.safe_load(VALUES.read_text())
-    assert final.all("EXPOSE") == [str(values["config"]["http"]["port"])]
-    assert f"127.0.0.1:{values['config']['http']['port']}/healthz" in final.all("HEALTHCHECK")[0]
+    port = values["config"]["http"]["port"]
+    assert final.all("EXPOSE") == [f"{port} {port + 1}"]
+    assert f"127.0.0.1:{port + 1}/healthz" in final.all("HEALTHCHECK")[0]
     assert values["config"]["store"]["directory"] in final.all("RUN")[0]
     template = (REPOSITORY / "deploy/helm/hangwatch/templates/daemonset.yaml").read_text()
     for name in re.findall(r"^ +- ([A-Z_]{4,})$", template, re.MULTILINE):

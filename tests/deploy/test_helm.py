@@ -207,12 +207,23 @@ def test_port_folder_and_tls_reach_every_place_that_names_them() -> None:
         "config": {"http": {"port": 9999, "tls_certificate": "/c", "tls_key": "/k"}, "store": {"directory": "/data/hw"}}
     }
     box = container({**values, **MONITORED})
-    assert box["ports"][0]["containerPort"] == 9999
-    assert {box[probe]["httpGet"]["scheme"] for probe in ("livenessProbe", "readinessProbe")} == {"HTTPS"}
+    assert {port["name"]: port["containerPort"] for port in box["ports"]} == {"metrics": 9999, "health": 10000}
     assert only({**values, **MONITORED}, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["scheme"] == "https"
     pod = only(values, "DaemonSet")["spec"]["template"]["spec"]
     assert {"name": "state", "mountPath": "/data/hw"} in box["volumeMounts"]
     assert "/data/hw" in [volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume]
+
+
+def test_probes_ask_a_port_of_their_own_without_tls() -> None:
+    for health_port in (None, 8000):
+        for tls in ({}, {"tls_certificate": "/c", "tls_key": "/k"}):
+            http = {**tls, **({} if health_port is None else {"health_port": health_port})}
+            box = container({"config": {"http": http}})
+            (port,) = [port["containerPort"] for port in box["ports"] if port["name"] == "health"]
+            assert port == (health_port or config.Http().port + 1)
+            for probe in ("livenessProbe", "readinessProbe"):
+                assert box[probe]["httpGet"] == {"path": "/healthz", "port": "health"}
+            assert rendered_settings({"http": http}).http.health_port == (health_port or 0)
 
 
 def test_pods_are_replaced_when_the_configuration_changes() -> None:
@@ -357,9 +368,10 @@ def test_scrapes_carry_the_job_and_instance_that_the_rules_ask_for() -> None:
 
 # Of the functions that Helm 3.0 has (its own and sprig 3). Helm 4 has all of them.
 HELM_3 = {
-    "and", "base", "contains", "default", "define", "else", "empty", "end", "eq", "fail", "get", "if", "include", "keys",
-    "kindIs", "nindent", "not", "printf", "quote", "range", "replace", "required", "semverCompare", "sha256sum", "sortAlpha",
-    "ternary", "toJson", "toString", "toYaml", "trim", "trimSuffix", "trunc", "with",
+    "add1", "and", "base", "contains", "default", "define", "else", "empty", "end", "eq", "fail", "get", "if",
+    "include", "int", "keys", "kindIs", "nindent", "not", "printf", "quote", "range", "replace", "required",
+    "semverCompare", "sha256sum", "sortAlpha", "ternary", "toJson", "toString", "toYaml", "trim", "trimSuffix",
+    "trunc", "with",
 }  # fmt: skip
 
 

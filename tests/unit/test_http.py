@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import resource
 import socket
+import ssl
 import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from hangwatch.config import Http
-from hangwatch.http import ServeError, Server
+from hangwatch.http import PortTakenError, ServeError, Server
+from hangwatch.listener import MAX_HEADER_BYTES, REQUEST_SECONDS, Answer, Listener
 from hangwatch.model import Value
 from tests.conftest import wait_for
 
 
-class Answer(Value, frozen=True):
+class Status(Value, frozen=True):
     node: str
 
 
@@ -29,26 +39,87 @@ class Incidents:
 
 
 @contextmanager
-def server(problem: str | None = None, **settings: object) -> Iterator[int]:
+def both_ports(
+    problem: str | None = None, registry: CollectorRegistry | None = None, **settings: object
+) -> Iterator[tuple[int, int]]:
     one = Server(
-        Http(listen="127.0.0.1", port=0, **settings),  # type: ignore[arg-type]
-        CollectorRegistry(),
-        status=lambda: Answer(node="n1"),
+        Http(**{"listen": "127.0.0.1", "port": 0, **settings}),  # type: ignore[arg-type]
+        registry or CollectorRegistry(),
+        status=lambda: Status(node="n1"),
         unhealthy=lambda: problem,
         incidents=Incidents(),
     )
     port = one.start()
     try:
-        yield port
+        yield port, one.health_port
     finally:
         one.stop()
 
 
-def get(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+@contextmanager
+def server(problem: str | None = None, registry: CollectorRegistry | None = None, **settings: object) -> Iterator[int]:
+    with both_ports(problem, registry, **settings) as (port, _):
+        yield port
+
+
+def get(
+    port: int, path: str, method: str = "GET", context: ssl.SSLContext | None = None, **headers: str
+) -> tuple[int, bytes, dict[str, str]]:
+    connection = (
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+        if context is not None
+        else http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    )
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
-    return answer.status, answer.read(), dict(answer.getheaders())
+    body = answer.read()
+    connection.close()
+    return answer.status, body, dict(answer.getheaders())
+
+
+def sent(port: int, request: bytes) -> bytes:
+    """Everything that comes back on one connection until the server closes it."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as one:
+        one.sendall(request)
+        return rest(one)
+
+
+def rest(one: socket.socket) -> bytes:
+    found = b""
+    with suppress(ConnectionError):
+        while part := one.recv(65536):
+            found += part
+    return found
+
+
+def is_closed(one: socket.socket) -> bool:
+    """Whether the server has ended this connection; it has said nothing before."""
+    one.setblocking(False)
+    try:
+        return one.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("tls")
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "1",
+         "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip("openssl is not installed")
+    return {"tls_certificate": str(folder / "cert.pem"), "tls_key": str(folder / "key.pem")}
+
+
+def trusting(pair: dict[str, str]) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=pair["tls_certificate"])
+    context.check_hostname = False
+    return context
 
 
 def test_metrics_health_and_status() -> None:
@@ -104,12 +175,26 @@ def test_a_port_in_use_is_a_clear_error() -> None:
         one = Server(
             Http(listen="127.0.0.1", port=port), CollectorRegistry(), status=lambda: None, unhealthy=lambda: None
         )
-        with pytest.raises(ServeError, match=rf"127\.0\.0\.1:{port}.*\n.*ss -ltnp"):
+        with pytest.raises(PortTakenError, match=rf"127\.0\.0\.1:{port}.*\n.*ss -ltnp.*\n.*\[http\] port ="):
             one.start()
 
 
+def test_a_port_of_health_in_use_is_named_and_the_other_is_given_back() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
+        ports = {"port": free.getsockname()[1], "health_port": taken.getsockname()[1]}
+        free.close()
+        with pytest.raises(PortTakenError, match=r"health_port = "), both_ports(**ports):
+            pass
+        socket.create_server(("127.0.0.1", ports["port"])).close()
+
+
+def test_an_address_that_may_come_later_is_no_error_of_the_configuration() -> None:
+    with pytest.raises(PortTakenError, match=r"192\.0\.2\.1"), server(listen="192.0.2.1"):
+        pass
+
+
 def test_half_requests_do_not_block_others() -> None:
-    with server(threads=2) as port:
+    with server() as port:
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(1)]
         for one in idle:
             one.sendall(b"GET /metrics HTTP/1.1\r\n")
@@ -120,29 +205,278 @@ def test_half_requests_do_not_block_others() -> None:
 
 def test_huge_headers_are_refused() -> None:
     with server() as port:
-        assert get(port, "/metrics", **{"X-Junk": "x" * 20000})[0] in (400, 413)
-        wait_for(lambda: get(port, "/healthz")[0] == 200, "the server to go on")
+        assert get(port, "/metrics", **{"X-Junk": "x" * (MAX_HEADER_BYTES - 1000)})[0] == 200
+        assert get(port, "/metrics", **{"X-Junk": "x" * 20000})[0] == 431
+        assert sent(port, b"GET /metrics HTTP/1.1\r\nX-Junk: " + b"x" * 200000) == b""
+        assert get(port, "/healthz")[0] == 200
 
 
-def test_tls_serves_https(tmp_path: Path) -> None:
-    made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "1",
-         "-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")],
-        capture_output=True, check=False,
-    )  # fmt: skip
-    if made.returncode:
-        pytest.skip("openssl is not installed")
-    import ssl
+@pytest.mark.parametrize(
+    ("request_bytes", "answers"),
+    [
+        (b"GET /healthz HTTP/1.0\r\n\r\n", [b"200 OK"]),
+        (b"GET /healthz HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", [b"200 OK"]),
+        (b"HEAD /healthz HTTP/1.1\r\nHost: a\r\n\r\n", [b"200 OK"]),
+        (b"GET /healthz?verbose=1 HTTP/1.1\r\nHost: a\r\n\r\n", [b"200 OK"]),
+        # a connection carries one request: what follows is not read
+        (b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n" * 3, [b"200 OK"]),
+        (b"PUT /metrics HTTP/1.1\r\nHost: a\r\n\r\n", [b"405 Method Not Allowed"]),
+        (b"HANG /metrics HTTP/1.1\r\nHost: a\r\n\r\n", [b"405 Method Not Allowed"]),
+        (b"GET /incidents/../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n", [b"404 Not Found"]),
+        (b"GET /incidents/%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n", [b"404 Not Found"]),
+        (b"GET ///etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n", [b"404 Not Found"]),
+        # no body is read, whatever its length is said to be
+        (b"GET /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello", [b"400 Bad Request"]),
+        (b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n", [b"400 Bad Request"]),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", [b"400 Bad Request"]),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nfffff\r\nx", [b"400 Bad Request"]),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [b"400 Bad Request"]),
+        (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", [b"400 Bad Request"]),
+        (b"no request\r\n\r\n", [b"400 Bad Request"]),
+    ],
+)
+def test_what_is_answered_to_what_may_come(request_bytes: bytes, answers: list[bytes]) -> None:
+    with both_ports() as ports:
+        for port in ports:
+            came = sent(port, request_bytes)
+            lines = [line.partition(b" ")[2].strip() for line in came.splitlines() if line.startswith(b"HTTP/1.1 ")]
+            assert lines == answers
+            if request_bytes.startswith(b"HEAD"):
+                assert came.endswith(b"\r\n\r\n")
 
-    context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
-    context.check_hostname = False
-    pair = {"tls_certificate": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
+
+def test_health_has_a_port_of_its_own_that_says_nothing_else(pair: dict[str, str]) -> None:
+    for settings in ({}, pair):
+        with both_ports(**settings) as (_, health_port):
+            assert get(health_port, "/healthz")[:2] == (200, b"ok\n")
+            for path in ("/", "/metrics", "/status", "/incidents/20260101T000000Z-42/"):
+                assert get(health_port, path)[0] == 404
+    with both_ports("no beat for 99 s") as (_, health_port):
+        assert get(health_port, "/healthz")[:2] == (503, b"no beat for 99 s\n")
+
+
+def test_health_is_beside_the_port_that_was_chosen() -> None:
+    for _ in range(10):  # until two neighbours are free
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        with suppress(PortTakenError), both_ports(port=port) as ports:
+            assert ports == (port, port + 1)
+            return
+    pytest.fail("no two ports are free")
+
+
+def test_tls_serves_https(pair: dict[str, str], tmp_path: Path) -> None:
     with server(**pair) as port:
-        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
-        connection.request("GET", "/healthz")
-        assert connection.getresponse().status == 200
+        assert get(port, "/healthz", context=trusting(pair))[0] == 200
+        assert b"HTTP" not in sent(port, b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
     with pytest.raises(ServeError, match="go together"), server(tls_certificate="x"):
         pass
+    locked = tmp_path / "locked.pem"
+    subprocess.run(
+        ["openssl", "pkey", "-in", pair["tls_key"], "-aes128", "-passout", "pass:secret", "-out", str(locked)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    with pytest.raises(ServeError, match="cannot be used"), server(**{**pair, "tls_key": str(locked)}):
+        pass
+
+
+# --- hostile clients -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_idle_and_slow_clients_delay_nobody(tls: bool, pair: dict[str, str]) -> None:
+    settings = pair if tls else {}
+    context = trusting(pair) if tls else None
+    with both_ports(**settings) as (port, health_port):
+        idle = [socket.create_connection(("127.0.0.1", where)) for where in (port, health_port) for _ in range(300)]
+        for one in idle[::10]:
+            with suppress(ConnectionError):
+                one.sendall(b"\x16\x03" if tls else b"GET /metrics HTT")
+        began = time.monotonic()
+        assert get(port, "/metrics", context=context)[0] == 200
+        assert get(health_port, "/healthz")[0] == 200
+        assert time.monotonic() - began < 2
+        for one in idle:
+            one.close()
+
+
+def test_one_more_takes_the_place_of_the_oldest_idle_one() -> None:
+    with server(max_connections=16) as port:
+        crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(16)]
+        crowd.append(socket.create_connection(("127.0.0.1", port)))
+        wait_for(lambda: is_closed(crowd[0]), "the oldest to be closed")
+        assert [is_closed(one) for one in crowd[1:]] == [False] * 16
+        crowd[1].setblocking(True)
+        crowd[1].sendall(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert rest(crowd[1]).endswith(b"ok\n")
+        for one in crowd:
+            one.close()
+
+
+def test_readers_that_do_not_read_give_their_place_away() -> None:
+    registry = CollectorRegistry()
+    gauge = Gauge("some", "More than the kernel buffers of a connection hold", ["row"], registry=registry)
+    for number in range(200):
+        gauge.labels("x" * 50_000 + str(number)).set(1)
+    with server(registry=registry, max_connections=16) as port:
+        crowd = []
+        for _ in range(16):
+            one = socket.socket()
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.connect(("127.0.0.1", port))
+            one.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert one.recv(8) == b"HTTP/1.1"
+            crowd.append(one)
+        assert get(port, "/healthz")[0] == 200
+        assert len(rest(crowd[0])) < 9_000_000  # was cut off
+        for one in crowd:
+            one.close()
+
+
+def test_a_request_has_one_deadline_from_accept_to_its_end(pair: dict[str, str]) -> None:
+    """The handshake is part of it, and a byte now and then does not move it."""
+
+    def seconds_until_closed(port: int, first: bytes) -> float:
+        began = time.monotonic()
+        with socket.create_connection(("127.0.0.1", port), timeout=0.5) as one, suppress(ConnectionError):
+            one.sendall(first)
+            while time.monotonic() - began < 4 * REQUEST_SECONDS:
+                try:
+                    if one.recv(1) == b"":
+                        break
+                except TimeoutError:
+                    if first:
+                        one.sendall(b"x")
+        return time.monotonic() - began
+
+    with server() as plain, server(**pair) as tls, ThreadPoolExecutor(3) as pool:
+        ways = [(plain, b""), (plain, b"GET /metrics HTTP/1.1\r\nX: "), (tls, b"")]
+        for seconds in pool.map(lambda way: seconds_until_closed(*way), ways):
+            assert REQUEST_SECONDS - 0.5 < seconds < REQUEST_SECONDS + 3
+
+
+class Slow(Collector):
+    """One family that takes until `go`; counts how often it is collected."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = 0, threading.Event()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        self.begun += 1
+        self.go.wait(30)
+        yield GaugeMetricFamily("slow", "Late", value=1)
+
+
+def test_scrapes_at_the_same_time_are_one_and_delay_no_other_page() -> None:
+    registry, slow = CollectorRegistry(), Slow()
+    slow.go.set()
+    registry.register(slow)  # which collects, to learn the names
+    slow.go.clear()
+    slow.begun = 0
+    with both_ports(registry=registry) as (port, health_port), ThreadPoolExecutor(20) as pool:
+        scrapes = [pool.submit(get, port, "/metrics") for _ in range(20)]
+        wait_for(lambda: slow.begun, "a scrape to begin")
+        assert get(port, "/healthz")[0] == get(health_port, "/healthz")[0] == 200
+        slow.go.set()
+        assert {scrape.result()[:2] for scrape in scrapes} == {scrapes[0].result()[:2]}
+        assert b"slow 1.0" in scrapes[0].result()[1]
+        assert slow.begun < 5
+
+
+def test_both_formats_of_metrics_whatever_else_is_asked_for() -> None:
+    with server() as port:
+        assert get(port, "/metrics", Accept="text/html;q=0.9,*/*")[2]["Content-Type"].startswith("text/plain")
+        for accept in ("application/openmetrics-text", "application/openmetrics-text;version=1.0.0;escaping=dots,*/*"):
+            _, body, headers = get(port, "/metrics", Accept=accept)
+            assert headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+            assert body.endswith(b"# EOF\n")
+
+
+def test_a_listener_leaves_most_descriptors_to_the_others() -> None:
+    async def nothing(_: object) -> Answer:
+        raise NotImplementedError
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert Listener("one", nothing, max_connections=30).max_connections == 30
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    try:
+        assert Listener("one", nothing, max_connections=30).max_connections == 25
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+WITHOUT_DESCRIPTORS = """
+import contextlib, os, resource, sys
+from prometheus_client import CollectorRegistry
+from hangwatch.config import Http
+from hangwatch.http import Server
+
+one = Server(Http(listen="127.0.0.1", port=0), CollectorRegistry(), status=lambda: None, unhealthy=lambda: None)
+print(one.start(), flush=True)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+with contextlib.suppress(OSError):
+    while True:
+        held.append(os.dup(0))
+print("full", flush=True)
+sys.stdin.readline()
+for fd in held:
+    os.close(fd)
+sys.stdin.read()
+print(sum(os.times()[:2]))
+os._exit(0)
+"""
+
+
+def test_without_a_descriptor_it_waits_and_goes_on() -> None:
+    command = [sys.executable, "-c", WITHOUT_DESCRIPTORS]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
+    ) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        port = int(running.stdout.readline())
+        assert running.stdout.readline() == "full\n"
+        with socket.create_connection(("127.0.0.1", port), timeout=1.0) as one:
+            one.sendall(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+            with pytest.raises(TimeoutError):
+                one.recv(1)
+            running.stdin.write("\n")
+            running.stdin.flush()
+            one.settimeout(10)
+            assert rest(one).endswith(b"ok\n")
+        _, log = running.communicate(timeout=20)
+    assert 0 < log.count("cannot be accepted") < 10, log
+
+
+def test_it_stops_at_once_whoever_is_connected(pair: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    slow = Slow()
+    for settings in ({}, pair):
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(slow)
+        with both_ports(registry=registry, **settings) as ports:
+            crowd = [socket.create_connection(("127.0.0.1", port)) for port in ports for _ in range(20)]
+            for one in crowd[::2]:
+                one.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+            if not settings:
+                wait_for(lambda: slow.begun, "a scrape to begin")
+            began = time.monotonic()
+        assert time.monotonic() - began < 2
+        for port in ports:
+            socket.create_server(("127.0.0.1", port)).close()
+        for one in crowd:
+            one.close()
+    slow.go.set()
+    assert caplog.records == []
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_the_address_of_everybody_takes_both_families() -> None:
+    with server(listen="::") as port:
+        for host in ("127.0.0.1", "::1"):
+            with socket.create_connection((host, port), timeout=10) as one:
+                one.sendall(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert rest(one).endswith(b"ok\n")
 
 
 def test_a_listen_address_that_is_none_is_told() -> None:

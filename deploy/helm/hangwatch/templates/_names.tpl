@@ -40,3 +40,8 @@ localhost/{{ $profile.localhostProfile }}
 {{ ternary "unconfined" "runtime/default" (eq $profile.type "Unconfined") }}
 {{- end }}
 {{- end }}
+
+{{- /* The daemon takes the port after the other one where it is told none. */}}
+{{- define "hangwatch.healthPort" -}}
+{{- int (default (add1 .Values.config.http.port) .Values.config.http.health_port) }}
+{{- end }}

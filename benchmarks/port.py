@@ -1,0 +1,240 @@
+"""What hostile clients on the port cost those who scrape it, over plain HTTP and over TLS.
+
+    .venv/bin/python benchmarks/port.py [--idle 1000] [--slow 50] [--requests 40] [--series 2000]
+
+The server of the daemon alone in a process of its own, with so many series. Beside it, so many connections that say
+nothing (opened anew as they are closed), so many that send a byte a second, and as many that ask for /metrics and
+read a byte a second, on both ports. Meanwhile /metrics and health are
+asked for in turn; printed are median and maximum of their latencies, and memory, descriptors and CPU of the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import selectors
+import socket
+import ssl
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from prometheus_client import CollectorRegistry, Gauge  # noqa: E402
+
+from hangwatch.config import Http  # noqa: E402
+from hangwatch.http import Server  # noqa: E402
+from tests.conftest import wait_for  # noqa: E402
+
+WRONG = float("inf")  # no answer, or another one than 200
+
+
+class Crowd:
+    """Hostile connections to one port, kept up by one thread; at most one new connection per millisecond."""
+
+    def __init__(self, port: int, *, idle: int, slow: int, context: ssl.SSLContext | None) -> None:
+        self._address, self._context = ("127.0.0.1", port), context
+        self._wanted = {"idle": idle, "slow sender": slow, "slow reader": slow}
+        self._open: dict[socket.socket, str] = {}
+        self.opened = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Crowd:
+        self._thread.start()
+        wait_for(lambda: self.opened >= sum(self._wanted.values()), "the crowd to come", 60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        for one in self._open:
+            one.close()
+
+    def _run(self) -> None:
+        selector, next_byte = selectors.DefaultSelector(), 0.0
+        while not self._end.is_set():
+            for key, _ in selector.select(0.01):
+                one = key.fileobj
+                assert isinstance(one, socket.socket)
+                if self._open[one] == "slow reader":
+                    continue  # it takes what it gets with the next byte
+                with contextlib.suppress(OSError):
+                    if one.recv(1000):
+                        continue
+                self._drop(selector, one)
+            counted = list(self._open.values())
+            for kind, wanted in self._wanted.items():
+                for _ in range(min(10, wanted - counted.count(kind))):
+                    self._add(selector, kind)
+            if time.monotonic() >= next_byte:
+                next_byte = time.monotonic() + 1
+                for one, kind in list(self._open.items()):
+                    if kind != "idle":
+                        try:
+                            one.recv(1) if kind == "slow reader" else one.send(b"X")
+                        except BlockingIOError:
+                            pass
+                        except OSError:
+                            self._drop(selector, one)
+
+    def _add(self, selector: selectors.BaseSelector, kind: str) -> None:
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        one.settimeout(5)
+        try:
+            one.connect(self._address)
+            if self._context is not None and kind != "idle":
+                one = self._context.wrap_socket(one, server_hostname="localhost")
+            if kind != "idle":
+                one.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n" + (b"\r\n" if kind == "slow reader" else b""))
+        except OSError:
+            one.close()
+            return
+        one.setblocking(False)
+        self._open[one] = kind
+        self.opened += 1
+        if kind != "slow reader":
+            selector.register(one, selectors.EVENT_READ)
+
+    def _drop(self, selector: selectors.BaseSelector, one: socket.socket) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            selector.unregister(one)
+        del self._open[one]
+        one.close()
+
+
+def latency(port: int, path: str, context: ssl.SSLContext | None, deadline: float) -> float:
+    """Seconds from connect to the last byte; WRONG where there is no good answer."""
+    began = time.monotonic()
+    door = (
+        HTTPSConnection("127.0.0.1", port, timeout=deadline, context=context)
+        if context is not None
+        else HTTPConnection("127.0.0.1", port, timeout=deadline)
+    )
+    with contextlib.closing(door), contextlib.suppress(OSError, HTTPException):
+        door.request("GET", path)
+        answer = door.getresponse()
+        answer.read()
+        if answer.status == 200:
+            return time.monotonic() - began
+    return WRONG
+
+
+def told(name: str, seconds: list[float]) -> str:
+    failed = seconds.count(WRONG)
+    return f"{name} {statistics.median(seconds) * 1000:7.0f} {max(seconds) * 1000:8.0f}" + (
+        f"  ({failed} of {len(seconds)} not answered)" if failed else ""
+    )
+
+
+def row(pid: int, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found.group(1))
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def server(folder: Path, tls: bool, series: int) -> Iterator[tuple[int, int, int, ssl.SSLContext | None]]:
+    """The pid, the port, the port of health (0 where there is none), and what a client needs for TLS."""
+    pair, context = ["", ""], None
+    if tls:
+        pair = [str(folder / "cert.pem"), str(folder / "key.pem")]
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "1",
+             "-out", pair[0], "-keyout", pair[1]],
+            capture_output=True, check=True,
+        )  # fmt: skip
+        context = ssl.create_default_context(cafile=pair[0])
+        context.check_hostname = False
+    command = [sys.executable, __file__, "--series", str(series), "--serve", *pair]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        port, health_port = map(int, running.stdout.readline().split())
+        yield running.pid, port, health_port, context
+        running.communicate()
+
+
+def serve(series: int, certificate: str, key: str) -> None:
+    """Serve until standard input ends."""
+    registry = CollectorRegistry()
+    gauge = Gauge(
+        "some", "So many series of the size that a rank has", ["job_id", "job_key", "rank"], registry=registry
+    )
+    for rank in range(series):
+        gauge.labels("pretrain-4711", "0123456789ab", rank).set(rank)
+    one = Server(
+        Http(listen="127.0.0.1", port=0, tls_certificate=certificate, tls_key=key),
+        registry,
+        status=lambda: None,
+        unhealthy=lambda: None,
+    )
+    print(one.start(), getattr(one, "health_port", 0), flush=True)
+    sys.stdin.read()
+    one.stop()
+
+
+def besieged(chosen: argparse.Namespace, tls: bool) -> None:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        server(Path(folder), tls, chosen.series) as (pid, port, health_port, context),
+    ):
+        own = None if health_port else context  # before there was a port for health, it was asked for on the other
+        latency(port, "/metrics", context, chosen.deadline)
+        before = row(pid, "VmRSS")
+        crowds = [Crowd(port, idle=chosen.idle, slow=chosen.slow, context=context)]
+        if health_port:
+            crowds.append(Crowd(health_port, idle=chosen.idle, slow=chosen.slow, context=None))
+        with contextlib.ExitStack() as stack:
+            for crowd in crowds:
+                stack.enter_context(crowd)
+            used, began, peak, fds = cpu_seconds(pid), time.monotonic(), 0, 0
+            metrics, health = [], []
+            for _ in range(chosen.requests):
+                metrics.append(latency(port, "/metrics", context, chosen.deadline))
+                health.append(latency(health_port or port, "/healthz", own, chosen.deadline))
+                peak = max(peak, row(pid, "VmRSS"))
+                fds = max(fds, len(list(Path(f"/proc/{pid}/fd").iterdir())))
+            used, wall = cpu_seconds(pid) - used, time.monotonic() - began
+    print(f"{'TLS' if tls else 'plain'}, {chosen.idle} idle, {chosen.slow} slow senders, {chosen.slow} slow readers")
+    print("  latency, ms        median      max")
+    print(told("  /metrics        ", metrics))
+    print(told("  health          ", health))
+    print(f"  resident memory {before / 1024:.1f} MiB before, {peak / 1024:.1f} MiB at most; {fds} descriptors")
+    opened = sum(crowd.opened for crowd in crowds)
+    print(f"  {100 * used / wall:.0f} % of a core; {opened} hostile connections in {wall:.0f} s", flush=True)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--idle", type=int, default=1000)
+    options.add_argument("--slow", type=int, default=50)
+    options.add_argument("--requests", type=int, default=40)
+    options.add_argument("--deadline", type=float, default=10.0, help="seconds until a request counts as not answered")
+    options.add_argument("--series", type=int, default=2000)
+    options.add_argument("--serve", nargs=2, metavar=("CERTIFICATE", "KEY"), help=argparse.SUPPRESS)
+    chosen = options.parse_args()
+    if chosen.serve:
+        serve(chosen.series, *chosen.serve)
+        return
+    for tls in (False, True):
+        besieged(chosen, tls)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""One listening socket and its connections, in a thread with an event loop of its own (tornado).
+
+Whoever reaches the port may be hostile. A connection carries one request; from accept to the end of its header, TLS
+handshake included, it has REQUEST_SECONDS, and its answer ANSWER_SECONDS. So many connections are kept, and no more:
+the next one takes the place of the oldest that has not asked anything yet, else of the oldest of all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import NamedTuple
+
+from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters, HTTP1ServerConnection
+from tornado.httputil import (
+    HTTPConnection,
+    HTTPHeaders,
+    HTTPMessageDelegate,
+    HTTPServerConnectionDelegate,
+    RequestStartLine,
+    ResponseStartLine,
+)
+from tornado.iostream import IOStream, SSLIOStream
+
+REQUEST_SECONDS = 5.0  # from accept to the end of the header
+ANSWER_SECONDS = 10.0  # from there to the last byte of the answer: Prometheus' default deadline
+STOP_SECONDS = 2.0
+MAX_HEADER_BYTES = 16 * 1024  # more is answered with 431, twice as much with the end of the connection
+READ_BYTES = 4 * 1024
+BACKLOG = 512
+ACCEPT_BATCH = 32  # connections taken before those that are here have their turn
+ACCEPT_PAUSE_SECONDS = 0.5  # when the process or the machine has no descriptor left
+SHARE_OF_FDS = 4  # a listener keeps at most this part of what the process may open: 1/4
+
+log = logging.getLogger(__name__)
+# What a client sends wrong is no news for the journal, and a flood of it is an attack on the disk.
+logging.getLogger("tornado.general").setLevel(logging.ERROR)
+
+
+class Request(NamedTuple):
+    """What a client asks for: the path as it was sent, without the query."""
+
+    path: str
+    headers: Mapping[str, str]
+
+
+class Answer(NamedTuple):
+    """What it gets; `body` is not copied, so that many connections can be sent the same one."""
+
+    status: HTTPStatus
+    content_type: str
+    body: bytes
+    headers: Mapping[str, str] = {}
+
+
+def text(status: HTTPStatus, words: str) -> Answer:
+    """An answer of one line."""
+    return Answer(status, "text/plain; charset=utf-8", f"{words}\n".encode())
+
+
+class Listener(HTTPServerConnectionDelegate):
+    """Serves `answer` on one socket, which `bind` opens; `max_connections` is lowered where descriptors are few.
+
+    `answer` runs in the event loop: what takes longer than a millisecond belongs into a thread of its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        answer: Callable[[Request], Awaitable[Answer]],
+        *,
+        max_connections: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.max_connections = min(max_connections, max(1, allowed // SHARE_OF_FDS))
+        self._answer, self._tls = answer, tls
+        self._waiting: dict[IOStream, asyncio.TimerHandle] = {}  # both by age: a dict keeps the order
+        self._answering: dict[IOStream, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._socket: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._started, self._stopping = threading.Event(), asyncio.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name=name, daemon=True)
+
+    def bind(self, host: str, port: int) -> int:
+        """Open the socket; returns its port, of the system's choice where `port` is 0.
+
+        `::` takes IPv4 as well. Raises OSError, socket.gaierror where `host` is no address.
+        """
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
+        self._socket = socket.create_server(
+            (str(address[0]), int(address[1])), family=family, backlog=BACKLOG, dualstack_ipv6=both
+        )
+        self._socket.setblocking(False)
+        return int(self._socket.getsockname()[1])
+
+    def start(self) -> None:
+        """Serve what `bind` opened."""
+        self._thread.start()
+        self._started.wait()
+
+    def stop(self) -> None:
+        """Close the socket and every connection, whatever they were at."""
+        if self._loop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(STOP_SECONDS)
+        elif self._socket is not None:
+            self._socket.close()
+
+    # --- in the thread of the loop -------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        assert self._socket is not None
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket, self._accept)
+        self._started.set()
+        await self._stopping.wait()
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        for stream in (*self._waiting, *self._answering):
+            stream.close()
+        while self._waiting or self._answering:
+            await asyncio.sleep(0)  # each connection's coroutine sees the end and calls `on_close`
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        for _ in range(ACCEPT_BATCH):
+            try:
+                connection, _address = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._pause(error)
+                return
+            self._open(connection)
+
+    def _pause(self, error: OSError) -> None:
+        """No descriptor is left: give one back, and let the others of this process have theirs."""
+        assert self._loop is not None
+        assert self._socket is not None
+        log.warning("a connection cannot be accepted: %s", error)
+        self._close_oldest()
+        self._loop.remove_reader(self._socket)
+        self._loop.call_later(ACCEPT_PAUSE_SECONDS, self._resume)
+
+    def _resume(self) -> None:
+        if self._loop is not None and self._socket is not None and self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket, self._accept)
+
+    def _open(self, connection: socket.socket) -> None:
+        assert self._loop is not None
+        while len(self._waiting) + len(self._answering) >= self.max_connections:
+            self._close_oldest()
+        connection.setblocking(False)
+        sizes = {"max_buffer_size": 2 * MAX_HEADER_BYTES + READ_BYTES, "read_chunk_size": READ_BYTES}
+        try:
+            if self._tls is None:
+                stream = IOStream(connection, **sizes)
+            else:
+                wrapped = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+                stream = SSLIOStream(wrapped, ssl_options=self._tls, **sizes)
+        except OSError:  # it is gone already, or has sent what is no handshake
+            connection.close()
+            return
+        self._waiting[stream] = self._loop.call_later(REQUEST_SECONDS, stream.close)
+        params = HTTP1ConnectionParameters(
+            no_keep_alive=True, chunk_size=READ_BYTES, max_header_size=2 * MAX_HEADER_BYTES, max_body_size=0
+        )
+        HTTP1ServerConnection(stream, params).start_serving(self)
+
+    def _close_oldest(self) -> None:
+        oldest = next(iter(self._waiting or self._answering), None)
+        if oldest is not None:
+            self._forget(oldest)
+            oldest.close()
+
+    def _forget(self, stream: IOStream) -> None:
+        for known in (self._waiting, self._answering):
+            timer = known.pop(stream, None)
+            if timer is not None:
+                timer.cancel()
+
+    def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:  # noqa: ARG002 - tornado's
+        """A connection sends its request."""
+        assert isinstance(request_conn, HTTP1Connection)
+        return _Exchange(self, request_conn)
+
+    def on_close(self, server_conn: object) -> None:
+        """A connection has ended."""
+        assert isinstance(server_conn, HTTP1ServerConnection)
+        self._forget(server_conn.stream)
+        server_conn.stream.error = None  # its traceback holds the stream, which would wait for the garbage collector
+
+    def on_request(self, connection: HTTP1Connection, start_line: RequestStartLine, headers: HTTPHeaders) -> None:
+        """A request is here as a whole."""
+        assert self._loop is not None
+        stream = connection.stream
+        if stream in self._waiting:
+            self._forget(stream)
+            self._answering[stream] = self._loop.call_later(ANSWER_SECONDS, stream.close)
+        task = self._loop.create_task(self._respond(connection, start_line, headers))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _respond(self, connection: HTTP1Connection, start_line: RequestStartLine, headers: HTTPHeaders) -> None:
+        answer = await self._answer_to(start_line, headers)
+        if connection.stream.closed():
+            return
+        status = answer.status
+        sent = HTTPHeaders(
+            {
+                "Server": "hangwatch",
+                "Content-Type": answer.content_type,
+                "Content-Length": str(len(answer.body)),
+                "X-Content-Type-Options": "nosniff",
+                "Cache-Control": "no-store",
+                **answer.headers,
+            }
+        )
+        connection.write_headers(ResponseStartLine("HTTP/1.1", status, status.phrase), sent)
+        if start_line.method != "HEAD":
+            connection.write(answer.body)  # apart from the headers: together they would be copied
+        connection.finish()
+
+    async def _answer_to(self, start_line: RequestStartLine, headers: HTTPHeaders) -> Answer:
+        if start_line.method not in ("GET", "HEAD"):
+            return text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET")._replace(headers={"Allow": "GET, HEAD"})
+        if sum(len(name) + len(value) + 4 for name, value in headers.get_all()) > MAX_HEADER_BYTES:
+            return text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"at most {MAX_HEADER_BYTES} bytes of headers")
+        try:
+            return await self._answer(Request(start_line.path.partition("?")[0], headers))
+        except Exception:
+            log.exception("%s could not be answered; please report this", start_line.path[:100])
+            return text(HTTPStatus.INTERNAL_SERVER_ERROR, "an error inside hangwatch; its log says more")
+
+
+class _Exchange(HTTPMessageDelegate):
+    """One request, as tornado reads it."""
+
+    def __init__(self, listener: Listener, connection: HTTP1Connection) -> None:
+        self._listener, self._connection = listener, connection
+
+    def headers_received(self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders) -> None:
+        assert isinstance(start_line, RequestStartLine)
+        self._start_line, self._headers = start_line, headers
+
+    def finish(self) -> None:
+        self._listener.on_request(self._connection, self._start_line, self._headers)

@@ -1,7 +1,8 @@
 """The command line: the only room that prints or exits.
 
 Exit codes: 0 done; 1 a negative answer (the demo was wrong, no such job);
-2 bad input or a machine that is not set up, with a sentence that says what to type; 70 an error inside hangwatch.
+2 bad input or a machine that is not set up, with a sentence that says what to type; 70 an error inside hangwatch;
+75 what may pass by itself (a port that is taken): systemd starts the daemon again, which it does not after 2.
 `hangwatch check` has its own: 0/1/2/3 = OK/WARNING/CRITICAL/UNKNOWN.
 """
 
@@ -18,7 +19,7 @@ import click
 
 from hangwatch import __version__
 from hangwatch.cli import explain, fitness, stacks, watch
-from hangwatch.cli.errors import USER_ERRORS, MachineError
+from hangwatch.cli.errors import TEMPORARY_ERRORS, USER_ERRORS
 
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits(3)
 TRY_AGAIN = 75  # EX_TEMPFAIL
@@ -36,7 +37,8 @@ def hangwatch() -> None:
     Is this node fit?          hangwatch check
     Watch it for good:         hangwatch run
 
-    Exit codes: 0 done, 1 a negative answer, 2 bad input (the message says what to type), 70 an error inside hangwatch.
+    Exit codes: 0 done, 1 a negative answer, 2 bad input (the message says what to type), 70 an error inside hangwatch,
+    75 what may pass by itself: the port is taken.
     """
 
 
@@ -67,7 +69,7 @@ def _run(arguments: list[str] | None) -> int:
     except USER_ERRORS as error:
         click.echo(f"hangwatch: {error}", err=True)
         return 2
-    except MachineError as error:
+    except TEMPORARY_ERRORS as error:
         click.echo(f"hangwatch: {error}", err=True)
         return TRY_AGAIN
     except BrokenPipeError:  # `hangwatch explain ... | head`

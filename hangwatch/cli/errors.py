@@ -1,11 +1,11 @@
-"""Which exceptions are answers to the user (exit 2), not bugs of ours."""
+"""Which exceptions are answers to the user, not bugs of ours: what is wrong (exit 2), and what may pass (exit 75)."""
 
 from __future__ import annotations
 
 from hangwatch.checks.discovery import ContractError, UnknownCheckError
 from hangwatch.config import ConfigError
 from hangwatch.demo.node import NodeError
-from hangwatch.http import ServeError
+from hangwatch.http import PortTakenError, ServeError
 from hangwatch.store import StoreError
 
 
@@ -18,3 +18,4 @@ class MachineError(Exception):
 
 
 USER_ERRORS = (InputError, ConfigError, StoreError, ServeError, UnknownCheckError, ContractError, NodeError)
+TEMPORARY_ERRORS = (MachineError, PortTakenError)

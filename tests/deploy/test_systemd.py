@@ -137,7 +137,8 @@ def test_start_and_stop_fit_what_the_installer_puts_in_place() -> None:
     assert "CONFIG=/etc/hangwatch\n" in script
     assert unit["StateDirectory"] == ["hangwatch"]
     assert "STATE=/var/lib/hangwatch\n" in script
-    assert unit["RestartPreventExitStatus"] == ["2"]
+    assert unit["RestartPreventExitStatus"] == ["2"], "a configuration; a port that is taken (75) is tried again"
+    assert unit["Restart"] == ["always"]
 
 
 @pytest.mark.skipif(

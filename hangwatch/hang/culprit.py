@@ -46,7 +46,7 @@ def _accused(scene: Scene) -> Verdict | None:
         suspicion = Suspicion(rule, scene, suspects, others, rest)
         if _passes(suspicion):
             return _accuse(suspicion)
-        if rule.kind == "OutsideCollective":
+        if rule.by_stack:
             return None
     return None
 
@@ -60,8 +60,12 @@ def _passes(suspicion: Suspicion) -> bool:
         "more": waiting > suspects or waiting == suspects == 1,
         "three times": waiting >= 3 * suspects,
     }
-    ranks = suspicion.rest if rule.half_of == "others" else suspicion.scene.answered
-    return enough[rule.outnumber] and waiting * 2 >= ranks
+    whole = {
+        "dumped": count_ranks(suspicion.others),
+        "others": suspicion.rest,
+        "answered": suspicion.scene.answered,
+    }
+    return enough[rule.outnumber] and waiting * 2 >= whole[rule.half_of]
 
 
 def _accuse(suspicion: Suspicion) -> Verdict:

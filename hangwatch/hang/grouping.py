@@ -134,7 +134,7 @@ def _answer(rank: RankDump, standings: Sequence[Standing | None]) -> _Answer:
         if standing is not None:
             return _Answer(standing.key, standing, dump, None, gone=False)
     fault = (last.fault if last else None) or Fault(subject="rank", reason="NoStack", detail="no thread in the dump")
-    return _Answer(f"undumpable:{fault.reason}", None, last, fault, gone=False)
+    return _Answer(f"undumpable:{fault.reason}:{fault.about}", None, last, fault, gone=False)
 
 
 def _member(
@@ -150,7 +150,7 @@ def _member(
         id=rank.id,
         motion=moving,
         rounds=len(rank.rounds),
-        waited_before=any(standing.waits_for == "ranks" for standing in standings[:-1] if standing),
+        waited_before=any(_comes(standing) for standing in standings[:-1] if standing),
         owns_gil=main.owns_gil if main else None,
         state=_state(rank.rounds),
         wchan=answer.dump.wchan if answer.dump else None,
@@ -159,6 +159,11 @@ def _member(
         power_watts=rank.power_watts,
         utilization_ratio=rank.utilization_ratio,
     )
+
+
+def _comes(standing: Standing) -> bool:
+    """Whether a process waits for other ranks to meet them. One that leaves waits, but does not come any more."""
+    return standing.waits_for == "ranks" and not activity.known(standing.doing.activity).leaves_the_job
 
 
 def _state(rounds: Sequence[ProcessDump]) -> str | None:

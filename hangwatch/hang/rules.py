@@ -32,19 +32,22 @@ class Rule(NamedTuple):
     """When ranks are accused: these are suspect, so many of the others wait for these kinds, so sure, in these words.
 
     `who` and `waiting` say it for docs/verdicts.md. Those that wait for one of `waiting` must be at least half of the
-    ranks in `half_of` ("others": that answered and are no suspects; "answered": all that answered), and outnumber the
-    suspects: "as many" may be equal, "more" allows one against one, "three times" does not.
+    ranks in `half_of` ("dumped": that gave a stack and are no suspects; "others": that answered and are no suspects;
+    "answered": all that answered), and outnumber the suspects: "as many" may be equal, "more" allows one against one,
+    "three times" does not. `by_stack`: a stack makes them suspect, so who stands at the same place does not wait
+    for them; of such rules the first with suspects decides.
     """
 
     kind: str
     who: str
     suspects: Callable[[Scene], Sequence[Group]]
     waiting: tuple[str, ...]
-    half_of: Literal["others", "answered"]
+    half_of: Literal["dumped", "others", "answered"]
     outnumber: Literal["as many", "more", "three times"]
     confidence: Confidence
     weigh: Callable[[Suspicion], Confidence]
     words: Callable[[Suspicion], str]
+    by_stack: bool = False
 
 
 class Suspicion(NamedTuple):
@@ -63,7 +66,8 @@ class Suspicion(NamedTuple):
 
     def waiting(self, *kinds: str) -> int:
         """How many of the others wait for one of `kinds`."""
-        return count_ranks(group for group in self.others if waits_for(group) in kinds)
+        beside = {group.key for group in self.suspects} if self.rule.by_stack else set()
+        return count_ranks(group for group in self.others if waits_for(group) in kinds and group.key not in beside)
 
 
 def survey(grouping: Grouping) -> Scene:
@@ -95,10 +99,10 @@ def _stacked_where(wanted: Callable[[Group], bool]) -> Callable[[Scene], Sequenc
 
 
 def _in_state(letters: frozenset[str]) -> Callable[[Scene], Sequence[Group]]:
-    """Ranks that the kernel shows in one of these states in every round, whether they gave a stack or not."""
+    """Ranks that the kernel shows in one of these states in every round: its word counts however their dump failed."""
 
     def suspects(scene: Scene) -> Sequence[Group]:
-        groups = (*scene.stacked, *scene.failed)
+        groups = (group for group in scene.grouping.groups if group not in scene.gone)
         return [part for group in groups if (part := _part(group, lambda member: member.state in letters))]
 
     return suspects
@@ -151,6 +155,7 @@ def _outside(who: str, wanted: Callable[[Group], bool], waiting: tuple[str, ...]
         confidence=confidence,
         weigh=_weigh_outside,
         words=lambda suspicion: wording.outside(suspicion.suspects, suspicion.others),
+        by_stack=True,
     )
 
 
@@ -160,7 +165,7 @@ RULES: tuple[Rule, ...] = (
         who="have no process any more (or a zombie) on a node that answers",
         suspects=lambda scene: scene.gone,
         waiting=("ranks", "gpu"),
-        half_of="others",
+        half_of="dumped",
         outnumber="as many",
         confidence=Confidence.HIGH,
         weigh=_weigh_gone,
@@ -193,7 +198,7 @@ RULES: tuple[Rule, ...] = (
         who="cannot be dumped, by a fault that says something of them",
         suspects=lambda scene: scene.failed,
         waiting=("ranks", "gpu"),
-        half_of="others",
+        half_of="dumped",
         outnumber="as many",
         confidence=Confidence.MEDIUM,
         weigh=_weigh_undumpable,

@@ -119,7 +119,7 @@ def _fault(group: Group) -> Evidence:
         kind="fault",
         message=f"{words.who(ids)} could not be dumped: {group.fault.detail}",
         ranks=ids[:_MOST_IDS],
-        supports=True,
+        supports=True if group.fault.about == "target" else None,
     )
 
 

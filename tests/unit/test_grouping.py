@@ -242,3 +242,22 @@ def test_a_rank_that_came_out_of_a_wait_is_not_accused() -> None:
     stuck = RankDump(id=RankId(rank=3), rounds=(dump(0, *work), dump(5, *work)))
     assert culprit.judge(group_ranks([*others, came], TABLE, SETTINGS)).named == ()
     assert [who.rank for who in culprit.judge(group_ranks([*others, stuck], TABLE, SETTINGS)).named] == [3]
+
+
+def test_who_stands_beside_a_suspect_does_not_wait_for_it() -> None:
+    """At the end of a job: one rank came first, seven after it from their last collective; all stand at one place now."""
+
+    def dump(at: float, function: str) -> ProcessDump:
+        frames = (
+            Frame(function=function, file="torch/distributed/distributed_c10d.py"),
+            Frame(function="main", file="train.py"),
+        )
+        thread = Thread(name="MainThread", thread_id="1", frames=frames, is_main=True)
+        return ProcessDump(taken_monotonic_seconds=at, threads=(thread,), state="S")
+
+    first = RankDump(id=RankId(rank=0), rounds=(dump(0, "destroy_process_group"), dump(5, "destroy_process_group")))
+    others = [
+        RankDump(id=RankId(rank=rank), rounds=(dump(0, "all_reduce"), dump(5, "destroy_process_group")))
+        for rank in range(1, 8)
+    ]
+    assert culprit.judge(group_ranks([first, *others], TABLE, SETTINGS)).named == ()

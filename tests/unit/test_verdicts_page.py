@@ -11,7 +11,11 @@ from hangwatch.hang import activity, rules
 
 PAGE = Path(__file__).parents[2] / "docs" / "verdicts.md"
 KINDS = {"ranks": "ranks", "gpu": "GPU", "lock": "lock", "thread": "thread"}
-HALF_OF = {"others": "half of the other ranks that answered", "answered": "half of all ranks that answered"}
+HALF_OF = {
+    "dumped": "half of the other ranks that gave a stack",
+    "others": "half of the other ranks that answered",
+    "answered": "half of all ranks that answered",
+}
 OUTNUMBER = {
     "as many": "as many as the suspects",
     "more": "more than the suspects, or one against one",

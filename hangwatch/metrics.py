@@ -18,8 +18,9 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
-from hangwatch import __version__
+from hangwatch import __version__, words
 from hangwatch.board import DUMP_BUCKETS_SECONDS, Board, Snapshot
 from hangwatch.config import Detector
 from hangwatch.hang import power
@@ -58,11 +59,29 @@ class BoardCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The families; prometheus_client itself would let one exception fail the whole scrape."""
         try:
-            yield from families(self._board.snapshot, self._clock(), self._settings)
+            yield from map(_shown, families(self._board.snapshot, self._clock(), self._settings))
         except Exception:
             self.errors += 1
             log.exception("a metric could not be exported; please report this")
         yield _counter("export_errors", "Scrapes that lost families to an error inside hangwatch", self.errors)
+
+
+def _shown(family: Metric) -> Metric:
+    """The family with nothing in its labels that a terminal acts on: much of them is what a job's owner wrote.
+
+    Two series that are the same after that are one: Prometheus refuses a scrape in which a series comes twice.
+    """
+    foreign = [sample for sample in family.samples if not all(map(str.isprintable, sample.labels.values()))]
+    if foreign:
+        shown: dict[tuple[object, ...], Sample] = {}
+        for sample in family.samples:
+            labels = {
+                name: value if value.isprintable() else words.printable(value)[: max(LABEL_LENGTH, len(value))]
+                for name, value in sample.labels.items()
+            }
+            shown.setdefault((sample.name, *sorted(labels.items())), sample._replace(labels=labels))
+        family.samples = list(shown.values())
+    return family
 
 
 class GuardedProcessCollector(Collector):

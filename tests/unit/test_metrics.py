@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -158,6 +160,37 @@ def test_hostile_texts_stay_within_their_label() -> None:
     assert "\nhangwatch_fake 1" not in text
     assert max(map(len, text.splitlines())) < 2000
     assert list(text_string_to_metric_families(text))
+
+
+@given(
+    texts=st.lists(
+        st.text(st.characters() | st.sampled_from('\x1b\x07\x00\n\u202e\udc80\\"'), max_size=20), min_size=3, max_size=3
+    )
+)
+@example(texts=["\x1b]0;evil\x07", "\udc80", "\u202e"])
+@example(texts=["\x1b", "\\x1b", ""])
+def test_no_label_holds_what_a_terminal_acts_on(texts: list[str]) -> None:
+    hang = samples.loader_hang()
+    verdict = replace(hang.verdict, message=texts[1])
+    jobs = {}
+    for place, job_id in enumerate(texts):
+        job = replace(hang.job, job_id=job_id, user=texts[2])
+        entry = board().snapshot.jobs[hang.job.job_id]
+        jobs[str(place)] = replace(entry, job=job, incident=replace(hang, job=job, verdict=verdict))
+    text = scrape(board(jobs=jobs))
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert list(text_string_to_metric_families(text))
+
+
+def test_series_that_look_the_same_are_one() -> None:
+    points = tuple(
+        Point(name="mount_up", value=1.0, help="h", labels=(("mount", mount),)) for mount in ("/a\x1b", "/a\\x1b", "/b")
+    )
+    check = replace(board().snapshot.checks["clock_skew"], points=points)
+    lines = [
+        line for line in scrape(board(checks={"evil": check})).splitlines() if line.startswith("hangwatch_mount_up{")
+    ]
+    assert lines == ['hangwatch_mount_up{mount="/a\\\\x1b"} 1.0', 'hangwatch_mount_up{mount="/b"} 1.0']
 
 
 def test_an_error_inside_costs_the_rest_of_one_scrape_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:

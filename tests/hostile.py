@@ -1,0 +1,88 @@
+"""What any user of a node can do with environments alone: sleeping processes that say of themselves what they like."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+NOBODY = 65534
+MEGABYTES_OF_NCCL = 3
+_STACK_BYTES = 64 << 20  # execve(2) takes a quarter of it for arguments and environment, and 6 MB at most
+
+
+def large(count: int) -> list[dict[str, str]]:
+    """Environments of 3 MB, all of it under names that begin like those of NCCL."""
+    words = {f"NCCL_NOISE_{number}": "x" * 100_000 for number in range(10 * MEGABYTES_OF_NCCL)}
+    return [{**_seat(rank, count, port=29400), **words} for rank in range(count)]
+
+
+def world(size: int, gpus: str) -> list[dict[str, str]]:
+    """Two ranks of a world of so many, which say that they hold these GPUs."""
+    return [_seat(rank, size, port=29401) | {"CUDA_VISIBLE_DEVICES": gpus} for rank in range(2)]
+
+
+def jobs(count: int) -> list[dict[str, str]]:
+    """Ranks of as many jobs, each of which says that 1,023 more ranks should be on this node."""
+    return [_seat(0, 4096, port=30000 + number) | {"LOCAL_WORLD_SIZE": "1024"} for number in range(count)]
+
+
+def _seat(rank: int, size: int, *, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "node1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": f"run-{port}",
+    }
+
+
+class Crowd:
+    """Sleeping processes called `python`, one for each environment, of another user where this one is root.
+
+    All of them are gone when `with` is left.
+    """
+
+    def __init__(self, environs: Iterable[Mapping[str, str]]) -> None:
+        self._environs = list(environs)
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Crowd:
+        self._folder = Path(tempfile.mkdtemp(prefix="hangwatch-crowd-"))
+        self._folder.chmod(0o755)
+        sleep = shutil.which("sleep")
+        assert sleep is not None
+        program = shutil.copy(sleep, self._folder / "python3")
+        user = NOBODY if os.geteuid() == 0 else None
+        try:
+            for environ in self._environs:
+                self._started.append(
+                    subprocess.Popen([program, "600"], env=environ, user=user, cwd="/", preexec_fn=_with_room)
+                )
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._started]
+
+    def _end(self) -> None:
+        for process in self._started:
+            process.kill()
+        for process in self._started:
+            process.wait()
+        shutil.rmtree(self._folder)
+
+
+def _with_room() -> None:
+    resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))

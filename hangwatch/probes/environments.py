@@ -27,18 +27,17 @@ class Environment(NamedTuple):
     complete: bool
 
 
-def read(folder: Path, wanted: Collection[str], shown: Collection[str] = ()) -> Environment:
-    """The variables in `wanted` and `shown` of the process that has this folder in /proc; those in `wanted` first.
+def read(descriptor: int, folder: str, wanted: Collection[str], shown: Collection[str] = ()) -> Environment:
+    """The variables in `wanted` and `shown` of an open `environ` in this folder of /proc; those in `wanted` first.
 
     At most 256 KiB are read and about 4 KiB kept, of each value 1,024 characters. Raises OSError: gone, or denied.
     """
-    with (folder / "environ").open("rb", buffering=0) as file:
-        head = _read_at(file.fileno(), 0, READ_BYTES)
-        if len(head) < READ_BYTES:
-            return _kept([head], wanted, shown, whole=True)
-        end = max(os.fstat(file.fileno()).st_size, _length(folder))  # a file of /proc has no size
-        half = READ_BYTES // 2
-        return _kept([head[:half], _read_at(file.fileno(), max(end - half, half), half)], wanted, shown, whole=False)
+    head = _read_at(descriptor, 0, READ_BYTES)
+    if len(head) < READ_BYTES:
+        return _kept([head], wanted, shown, whole=True)
+    end = max(os.fstat(descriptor).st_size, _length(folder))  # a file of /proc has no size
+    half = READ_BYTES // 2
+    return _kept([head[:half], _read_at(descriptor, max(end - half, half), half)], wanted, shown, whole=False)
 
 
 def _read_at(descriptor: int, offset: int, limit_bytes: int) -> bytes:
@@ -50,9 +49,9 @@ def _read_at(descriptor: int, offset: int, limit_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def _length(folder: Path) -> int:
+def _length(folder: str) -> int:
     """By env_start and env_end, fields 50 and 51 of proc_pid_stat(5): 0 where they are not to be seen."""
-    fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+    fields = Path(folder, "stat").read_bytes().rpartition(b")")[2].split()
     return int(fields[48]) - int(fields[47]) if len(fields) > 48 else 0
 
 

@@ -68,7 +68,8 @@ def variables(proc_root: Path, pid: int, wanted: Collection[str]) -> dict[str, s
     """Those variables of the environment a process was started with that are asked for, see `environments`."""
     folder = proc_root / str(pid)
     try:
-        return environments.read(folder, wanted).variables
+        with (folder / "environ").open("rb", buffering=0) as file:
+            return environments.read(file.fileno(), str(folder), wanted).variables
     except OSError as error:
         return pseudofiles.fault_of(error, f"pid {pid}", str(folder / "environ"))
 

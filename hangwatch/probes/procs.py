@@ -93,9 +93,8 @@ class ProcessScan:
         for pid in sorted(new, key=lambda pid: pid not in first):
             if pid in first or time.monotonic() < began + budget_seconds / 2:
                 self._known[pid] = _with_owner(self._root, self._known[pid])
-        counts = Counter(
-            share_of(self._known[pid].process) for pid in candidates if pid not in first and self._known[pid].complete
-        )
+        before = (candidates - first) if new else ()
+        counts = Counter(share_of(self._known[pid].process) for pid in before if self._known[pid].complete)
         self._unread = Counter()
         for owner, pid in _in_turn(new, counts, first, lambda pid: share_of(self._known[pid].process)):
             is_within = counts[owner] < max_per_owner and time.monotonic() < began + budget_seconds
@@ -308,9 +307,15 @@ def _read_process(root: str, stat: _Stat, owned: Process) -> _Known:
 
 def _read_environment(root: str, pid: int) -> Environment | OSError:
     try:
-        return environments.read(Path(root, str(pid)), launcher_table.VARIABLES, launcher_table.SHOWN)
+        descriptor = os.open(f"{root}/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         return error
+    try:
+        return environments.read(descriptor, f"{root}/{pid}", launcher_table.VARIABLES, launcher_table.SHOWN)
+    except OSError as error:
+        return error
+    finally:
+        os.close(descriptor)
 
 
 def _faults(pid: int, answer: Environment | OSError) -> tuple[Fault, ...]:
@@ -352,8 +357,11 @@ def _read_stats(root: str) -> Iterator[_Stat]:
 def _read_status(pid: int, proc_root: Path | str, *names: bytes) -> list[bytes]:
     """The words of these lines of /proc/PID/status; none when the process is gone."""
     raw = _read(f"{proc_root}/{pid}/status", 8192)
-    lines = raw.splitlines() if isinstance(raw, bytes) else []
-    return [word for line in lines if line.startswith(names) for word in line.split()[1:]]
+    if not isinstance(raw, bytes):
+        return []
+    # Searched for, since a status has sixty lines, and splitting them was a fifth of a first scan.
+    rests = [rest for name in names for _, found, rest in [(b"\n" + raw).partition(b"\n" + name)] if found]
+    return [word for rest in rests for word in rest.partition(b"\n")[0].split()]
 
 
 def _numbers(folder: str) -> list[str]:

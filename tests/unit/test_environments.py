@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,11 @@ def write(folder: Path, *entries: str) -> Path:
     return folder
 
 
+def read(folder: Path, wanted: Collection[str], shown: Collection[str] = ()) -> environments.Environment:
+    with (folder / "environ").open("rb") as file:
+        return environments.read(file.fileno(), str(folder), wanted, shown)
+
+
 def noise(size_bytes: int) -> list[str]:
     return [f"NCCL_NOISE_{number}={'x' * 990}" for number in range(size_bytes // 1000)]
 
@@ -30,21 +36,21 @@ def noise(size_bytes: int) -> list[str]:
 def test_a_launcher_s_variables_are_found_at_both_ends_of_three_megabytes(tmp_path: Path, place: str) -> None:
     count = {"before": 1, "behind": 0, "between": 2}[place]
     entries = [*noise(3_000_000 if count else 0), "RANK=3", *noise(3_000_000 if count != 1 else 0)]
-    answer = environments.read(write(tmp_path, *entries), {"RANK"})
+    answer = read(write(tmp_path, *entries), {"RANK"})
     assert answer.variables == ({} if place == "between" else {"RANK": "3"})
     assert not answer.complete
 
 
 def test_an_entry_that_is_cut_is_none(tmp_path: Path) -> None:
     whole = environments.READ_BYTES // 2
-    answer = environments.read(write(tmp_path, "A" * (whole - 10), "RANK=123456789012345", *noise(3_000_000)), {"RANK"})
+    answer = read(write(tmp_path, "A" * (whole - 10), "RANK=123456789012345", *noise(3_000_000)), {"RANK"})
     assert answer.variables == {}
 
 
 def test_what_is_kept_is_bounded_and_what_tells_the_rank_comes_first(tmp_path: Path) -> None:
     shown = [f"NCCL_{number}" for number in range(100)]
     folder = write(tmp_path, *(f"{name}={'y' * 5000}" for name in shown), "RANK=3", "USER=" + "z" * 5000)
-    answer = environments.read(folder, {"RANK", "USER"}, shown)
+    answer = read(folder, {"RANK", "USER"}, shown)
     assert answer.variables["RANK"] == "3"
     assert answer.variables["USER"] == "z" * environments.VALUE_CHARACTERS
     assert sum(len(name) + len(value) for name, value in answer.variables.items()) <= environments.KEPT_CHARACTERS

@@ -135,6 +135,9 @@ class Store(Section, frozen=True):
     )
     max_incidents: Annotated[int, Meta(ge=1, le=100000, description="older incidents are removed")] = 200
     max_bytes: Annotated[int, Meta(ge=1 << 20, description="total size of all incidents")] = 1 << 30
+    group: Annotated[
+        str, Meta(description="group, by name or number, that may read every incident; a job's owner may read its own")
+    ] = ""
     max_age_days: Annotated[float, Meta(gt=0, le=3650, description="age at which an incident is removed")] = 30.0
 
 

@@ -76,6 +76,8 @@ class Daemon:
             max_incidents=kept.max_incidents,
             max_bytes=kept.max_bytes,
             max_age_days=kept.max_age_days,
+            shared=True,
+            group=kept.group,
         )
         self._gpus = gpus
         self._proc_root = proc_root

@@ -1,6 +1,7 @@
 """Files and folders that appear whole or not at all, also when the machine stops in the middle.
 
-Everything goes through descriptors of folders and follows no link. Folders are made 0700 and files 0600. A temporary
+Everything goes through descriptors of folders and follows no link. Folders are made 0700 and files 0600; `allow` is
+called with the descriptor of each before anything is in it, and may let others read. A temporary
 name starts with `.tmp-` and the pid of its writer, so that what a crashed writer left can be told and removed.
 """
 
@@ -12,8 +13,10 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import TypeAlias
 
 _TEMPORARY = ".tmp-"
+Allow: TypeAlias = Callable[[int], None]
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -60,7 +63,11 @@ def refuse_unsafe(path: Path, descriptor: int) -> None:
         )
 
 
-def create(parent: int, name: str, content: Mapping[str, bytes]) -> None:
+def _only_us(_descriptor: int) -> None:
+    """As it is made: nobody else may read it."""
+
+
+def create(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = _only_us) -> None:
     """Make a folder with these files ("dumps/1/rank7.txt" makes the folders between); it appears when all is on disk.
 
     Raises OSError, having removed what it began.
@@ -69,7 +76,8 @@ def create(parent: int, name: str, content: Mapping[str, bytes]) -> None:
     os.mkdir(temporary, 0o700, dir_fd=parent)
     try:
         with folder(temporary, parent) as new:
-            _each(new, content, write)
+            allow(new)
+            _each(new, content, write, allow)
         os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
     except BaseException:
         shutil.rmtree(f"/proc/self/fd/{parent}/{temporary}", ignore_errors=True)
@@ -77,16 +85,18 @@ def create(parent: int, name: str, content: Mapping[str, bytes]) -> None:
     os.fsync(parent)
 
 
-def update(parent: int, name: str, content: Mapping[str, bytes]) -> None:
+def update(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = _only_us) -> None:
     """Replace or add these files in a folder that exists, each by rename. Raises OSError: each is then old or new."""
     with folder(name, parent) as old:
         refuse_unsafe(Path(name), old)
-        _each(old, content, _replace)
+        allow(old)
+        _each(old, content, _replace, allow)
 
 
-def write(parent: int, name: str, content: bytes) -> None:
+def write(parent: int, name: str, content: bytes, allow: Allow = _only_us) -> None:
     """Write a new file (0600) and wait until it is on disk. Raises OSError, also when the name is taken."""
     with os.fdopen(os.open(name, _OPEN_NEW, 0o600, dir_fd=parent), "wb") as file:
+        allow(file.fileno())
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -120,21 +130,24 @@ def remove_leftovers(path: Path) -> None:
                 leftover.unlink()
 
 
-def _each(parent: int, content: Mapping[str, bytes], put: Callable[[int, str, bytes], None]) -> None:
+def _each(
+    parent: int, content: Mapping[str, bytes], put: Callable[[int, str, bytes, Allow], None], allow: Allow
+) -> None:
     for path, data in content.items():
         with contextlib.ExitStack() as stack:
             inner = parent
             for part in PurePosixPath(path).parts[:-1]:
                 inner = stack.enter_context(made_folder(part, inner))
-            put(inner, PurePosixPath(path).name, data)
+                allow(inner)
+            put(inner, PurePosixPath(path).name, data, allow)
             os.fsync(inner)
     os.fsync(parent)
 
 
-def _replace(parent: int, name: str, content: bytes) -> None:
+def _replace(parent: int, name: str, content: bytes, allow: Allow) -> None:
     temporary = _temporary(name)
     try:
-        write(parent, temporary, content)
+        write(parent, temporary, content, allow)
         os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -156,9 +156,10 @@ class Job(Value, frozen=True):
     `job_id` is a name for people, which the job's user chose; `job_key` is a checksum of that, of the owner that the
     kernel names, of the address at which the ranks meet, and of the node where the job is on one node only: what is
     equal on all nodes of a job, and cannot be made equal by somebody else. `owner` and `user` are that owner and the
-    name that the environment gives. `absent_local_ranks` are those that should be on this node and have no process:
-    [first, last] of each range, since an environment says how many there should be. `notes` are sentences about what
-    was found.
+    name that the environment gives; `uid` is the real user id that all ranks have on this node, None where they differ
+    and in a pod, whose users are not those of the node. `absent_local_ranks` are those that should be on this node and
+    have no process: [first, last] of each range, since an environment says how many there should be. `notes` are
+    sentences about what was found.
     """
 
     job_id: str
@@ -173,6 +174,7 @@ class Job(Value, frozen=True):
     environ: dict[str, str] = {}
     job_key: str = ""
     owner: str = ""
+    uid: int | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -4,7 +4,10 @@
                                               order          the how-manieth it was: what prunes does not ask a clock
                                               report.txt, report.html, dumps/...   what the caller passes to `save`
 
-Stacks and command lines are only for those who may see them, so the folders are 0700 and the files 0600.
+           owners/1004/20260314T031500Z-2180718 -> ../../incidents/...  what that user may read, for him to list
+
+Stacks and command lines are only for those who may see them, so the folders are 0700 and the files 0600. The daemon's
+store is shared: the owner of a job, as the kernel names him, may read its incidents, and a group may read all.
 """
 
 from __future__ import annotations
@@ -12,10 +15,13 @@ from __future__ import annotations
 import calendar
 import contextlib
 import errno
+import functools
+import grp
+import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,8 +29,11 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from hangwatch import durable, inputs, words
+from hangwatch import durable, inputs, readers, words
 from hangwatch.model import INCIDENT_VERSION, MOST_RANKS, Incident, JobState, Value, spans
+from hangwatch.readers import Readers
+
+log = logging.getLogger(__name__)
 
 INCIDENT_FILE = "incident.json"
 ORDER_FILE = "order"
@@ -153,10 +162,21 @@ class Store:
     """The incidents under `root`. Reading asks for nothing; to write, begin with `make_writable`."""
 
     def __init__(
-        self, root: Path, *, max_incidents: int = 200, max_bytes: int = 1 << 30, max_age_days: float = 30.0
+        self,
+        root: Path,
+        *,
+        max_incidents: int = 200,
+        max_bytes: int = 1 << 30,
+        max_age_days: float = 30.0,
+        shared: bool = False,
+        group: str = "",
     ) -> None:
         self.root = root
         self.incidents = root / "incidents"
+        self.owners = root / "owners"
+        self._shared, self._group = shared, group
+        self._gid: int | None = None
+        self._said: set[str] = set()
         self._max_incidents = max_incidents
         self._max_bytes = max_bytes
         self._max_age_seconds = max_age_days * 86400.0
@@ -172,6 +192,10 @@ class Store:
             with self.opened() as incidents:
                 durable.remove_leftovers(self.incidents)
                 durable.prove_writable(incidents)
+                if self._shared:
+                    self._gid = _gid(self._group, self._say_once)
+                    self._allow(Readers(gid=self._gid, passers=True))(incidents)
+                    self._unlist(lambda name: not (self.incidents / name).exists())
 
     def save(self, incident: Incident, files: Mapping[str, str | bytes]) -> Path:
         """Write an incident, or write it again, with the files beside it ("report.txt", "dumps/1-3/rank7.txt").
@@ -184,23 +208,26 @@ class Store:
         for name in content:
             if not _FILE.fullmatch(name):
                 raise StoreError(f"{name!r} is no name for a file of an incident")
+        allow = self._allow(Readers(_reader_uid(incident.job.uid), self._gid))
         with _explained(self.incidents), self.opened() as incidents:
             name = self._name_of(incident)
             folder = self.incidents / name
             if folder.exists():
-                durable.update(incidents, name, {path: data for path, data in content.items() if _is_new(folder, path)})
+                new = {path: data for path, data in content.items() if _is_new(folder, path)}
+                durable.update(incidents, name, new, allow)
             else:
                 content[ORDER_FILE] = str(1 + max(map(self._order, self._names()), default=0)).encode()
-                durable.create(incidents, name, content)
+                durable.create(incidents, name, content, allow)
+            self._list(name, _reader_uid(incident.job.uid))
         return folder
 
     def summaries(self) -> tuple[Summary, ...]:
-        """All incidents, newest first. Folders that cannot be read are among them. Raises StoreError."""
-        return tuple(_summary(self.incidents / name) for name in self._names())
+        """All incidents that we may read, newest first. Broken ones are among them. Raises StoreError."""
+        return tuple(_summary(self.incidents / name) for name in self._readable())
 
     def find(self, name: str) -> Path:
         """The folder of an incident, by its name or a part of it that fits only one. Raises StoreError."""
-        names = self._names()
+        names = self._readable()
         found = [name] if name in names else [other for other in names if name in other]
         if len(found) == 1:
             return self.incidents / found[0]
@@ -239,6 +266,9 @@ class Store:
         for name in removed:
             with _explained(self.incidents):
                 durable.remove(self.incidents / name)
+        if removed and self._shared:
+            with _explained(self.owners):
+                self._unlist(lambda name: name in removed)
         return removed
 
     def _outlived(self, newest_first: list[str]) -> list[str]:
@@ -266,9 +296,70 @@ class Store:
             names = [path.name for path in self.incidents.iterdir()]
         except FileNotFoundError:
             return []
+        except PermissionError:
+            names = self._own_names()
         except OSError as error:
             raise StoreError(f"{self.incidents}: cannot be listed: {error.strerror}\n  try as root") from None
         return sorted(filter(_FOLDER.fullmatch, names), reverse=True)
+
+    def _own_names(self) -> list[str]:
+        """What is kept of the jobs of the user who asks."""
+        try:
+            return [path.name for path in (self.owners / str(os.geteuid())).iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"{self.incidents}: cannot be listed: {error.strerror}\n  try as root") from None
+
+    def _readable(self) -> list[str]:
+        return [name for name in self._names() if os.access(self.incidents / name, os.R_OK | os.X_OK)]
+
+    # --- who may read it ---------------------------------------------------------------------------------------------
+
+    def _allow(self, who: Readers) -> durable.Allow:
+        """What lets these read a file or folder of a shared store, as far as the file system can."""
+
+        def allow(descriptor: int) -> None:
+            if not self._shared or who == Readers():
+                return
+            try:
+                readers.allow(descriptor, who)
+                return
+            except OSError as error:
+                self._say_once(f"jobs' owners cannot read their incidents: no access control list: {error.strerror}")
+            try:
+                readers.allow_group(descriptor, who)
+            except OSError as error:
+                self._say_once(f"[store] group = {self._group!r} cannot read incidents: {error.strerror}")
+
+        return allow
+
+    def _list(self, name: str, uid: int | None) -> None:
+        """Put an incident into the folder that its owner can list. Raises OSError."""
+        if not self._shared or uid is None:
+            return
+        with durable.folder(self.root) as root, durable.made_folder("owners", root) as owners:
+            durable.refuse_unsafe(self.owners, owners)
+            os.fchmod(owners, 0o711)
+            with durable.made_folder(str(uid), owners) as own:
+                durable.refuse_unsafe(self.owners / str(uid), own)
+                self._allow(Readers(uid=uid))(own)
+                with contextlib.suppress(FileExistsError):
+                    os.symlink(f"../../incidents/{name}", name, dir_fd=own)
+
+    def _unlist(self, is_gone: Callable[[str], bool]) -> None:
+        """Take incidents out of the owners' folders. Raises OSError."""
+        for folder in self.owners.iterdir() if self.owners.is_dir() else ():
+            for entry in folder.iterdir():
+                if is_gone(entry.name):
+                    entry.unlink()
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # where nothing is left
+
+    def _say_once(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            log.warning("%s: %s", self.incidents, message)
 
     def _in_order(self) -> list[str]:
         """Names of the incident folders, the last saved first; the time in a name is a clock's, and clocks step."""
@@ -293,6 +384,33 @@ class Store:
         raise StoreError(
             f"{self.incidents / first}: {_SAME_NAME} others have this name\n  give each node its own [store] directory"
         )
+
+
+def _gid(group: str, say: Callable[[str], None]) -> int | None:
+    """The number of a group by its name or number; None, and said, where nobody knows it: that may pass (LDAP)."""
+    if group.isascii() and group.isdigit():
+        return int(group)
+    if not group:
+        return None
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        say(f"[store] group = {group!r}: no such group on this machine; nobody but root and owners reads incidents")
+        return None
+
+
+def _reader_uid(uid: int | None) -> int | None:
+    """The owner whom a list should name: not root, who reads all, nor the number that stands for unknown users."""
+    return uid if uid not in (0, _overflow_uid()) else None
+
+
+@functools.cache
+def _overflow_uid() -> int:
+    """The uid that user_namespaces(7) shows for everybody without a number here; usually that of `nobody`, too."""
+    try:
+        return int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):
+        return 65534
 
 
 def _read(path: Path) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,8 @@ NO_JOB = (
     f"({', '.join(dict.fromkeys(launcher.name for launcher in TABLE.launchers))}),\n"
     "and none that says its rank in an environment that this user may read (as root, or --pid)"
 )
+
+NO_OWN_INCIDENTS = "no incidents that you may read: those of your own jobs, all for root and the group [store] names"
 
 
 class Incidents(Value, frozen=True):
@@ -189,7 +192,9 @@ def incidents(as_json: bool, config_path: Path | None) -> None:
         )
         for summary in summaries
     ]
-    print_table(("incident", "job", "state", "verdict"), rows, "no incidents")
+    print_table(
+        ("incident", "job", "state", "verdict"), rows, "no incidents" if os.geteuid() == 0 else NO_OWN_INCIDENTS
+    )
 
 
 COMMANDS = (dump, report, incidents)

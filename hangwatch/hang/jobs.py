@@ -99,8 +99,15 @@ def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], rank
         environ=first.environ,
         job_key=name.job_key,
         owner=crew.owner.name,
+        uid=_uid(crew),
         notes=(*crew.notes, *(first_seat.doubts if first_seat else ())),
     )
+
+
+def _uid(crew: Crew) -> int | None:
+    """The user of all ranks as the node knows him; a number in a pod says nothing of the users of the node."""
+    uids = {process.uid for process, _ in crew.members}
+    return uids.pop() if len(uids) == 1 and not crew.owner.place else None
 
 
 def _rank(

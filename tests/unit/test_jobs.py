@@ -215,6 +215,36 @@ def test_what_a_neighbour_copies_changes_nothing_of_a_job_in_either_order_of_sta
         assert mine.job_key not in {job.job_key for job in found if job != mine}
 
 
+@pytest.mark.parametrize(
+    ("paths", "uids", "reader"),
+    [
+        (("/user.slice",), (1004, 1004), 1004),
+        (("/system.slice/slurmstepd.scope/job_7/step_0/user/task_0",), (1004, 1004), 1004),
+        (("/system.slice/slurmstepd.scope/job_7/step_0/user/task_0",), (1004, 0), None),
+        (("/kubepods/pod8c1f0a52-6d1e/c0ffee",), (1004, 1004), None),
+    ],
+)
+def test_a_job_has_the_uid_of_all_its_ranks_as_the_node_knows_it(
+    paths: tuple[str, ...], uids: tuple[int, int], reader: int | None
+) -> None:
+    environ = {"WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1", "USER": "somebody-else"}
+    processes = [
+        Process(
+            id=ProcessId(pid=10 + rank, start_ticks=1),
+            parent_pid=1,
+            comm="python",
+            state="S",
+            cmdline=("python", "train.py"),
+            environ={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            uid=uid,
+            cgroups=paths,
+        )
+        for rank, uid in enumerate(uids)
+    ]
+    (job,) = jobs.find_jobs(processes)
+    assert (len(job.ranks), job.uid) == (2, reader)
+
+
 def test_a_second_claimant_of_a_living_seat_is_a_job_of_its_own_and_says_so(tmp_path: Path) -> None:
     """Two containers whose users are both uid 0, each with all ranks of the same run."""
     text = (FOLDER / "two_containers.proc").read_text()

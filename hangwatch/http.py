@@ -7,25 +7,29 @@ all who ask meanwhile. Stacks name code and paths of other people's jobs: withou
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hmac
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from hangwatch import inputs
 from hangwatch.config import Http
-from hangwatch.listener import Answer, Listener, Request, text
+from hangwatch.listener import Answer, Listener, Request, resolved, text
 
 HEALTH_CONNECTIONS = 64
+MAX_PORT = 65535
+MAX_PEM_BYTES = 1 << 20
+MAX_TOKEN_BYTES = 64 << 10
 LEAST_KEPT_SECONDS = 0.25  # a page that was just made is given to whoever asks within this time
 INCIDENT_THREADS = 2  # a store on a dead mount blocks these, nothing else
 OPENMETRICS = "application/openmetrics-text"
@@ -72,12 +76,12 @@ class Server:
     ) -> None:
         self._settings = settings
         self._unhealthy, self._incidents = unhealthy, incidents
-        self._token = _read_token(settings.incidents_token_file)
+        self._token, tls, self._wanted_health_port = prepared(settings)
         self._making = ThreadPoolExecutor(1, "http-pages")
         self._reading = ThreadPoolExecutor(INCIDENT_THREADS, "http-incidents")
         self._status = _Page("application/json", lambda: msgspec.json.encode(status()), self._making)
         self._metrics = {wanted: _metrics(wanted, registry, self._making) for wanted in (OPENMETRICS, "")}
-        self._main = Listener("http", self._answer, max_connections=settings.max_connections, tls=_tls(settings))
+        self._main = Listener("http", self._answer, max_connections=settings.max_connections, tls=tls)
         self._health = Listener("health", self._answer_health, max_connections=HEALTH_CONNECTIONS)
         self.health_port = 0
 
@@ -86,8 +90,7 @@ class Server:
         wanted = self._settings
         port = _bind(self._main, wanted.listen, wanted.port, "port")
         try:
-            beside = wanted.health_port or (wanted.port + 1 if wanted.port else 0)
-            self.health_port = _bind(self._health, wanted.listen, beside, "health_port")
+            self.health_port = _bind(self._health, wanted.listen, self._wanted_health_port, "health_port")
         except (ServeError, PortTakenError):
             self._main.stop()
             raise
@@ -172,11 +175,38 @@ def _metrics(wanted: str, registry: CollectorRegistry, pool: ThreadPoolExecutor)
     return _Page(kind, lambda: encoder(registry), pool)
 
 
+class Prepared(NamedTuple):
+    """What a server needs of files, read and found to be usable."""
+
+    token: bytes | None
+    tls: ssl.SSLContext | None
+    health_port: int
+
+
+def prepared(settings: Http) -> Prepared:
+    """What `Server` begins with, and what `hangwatch config --check` asks. Raises ServeError, PortTakenError."""
+    health_port = settings.health_port or (settings.port + 1 if settings.port else 0)
+    for port, key in ((settings.port, "port"), (health_port, "health_port")):
+        if port > MAX_PORT:
+            raise ServeError(f"[http]: the port after {settings.port} is for health: set health_port, or a lower port")
+        with _explained(settings.listen, port, key):
+            resolved(settings.listen, port)
+    if health_port and health_port == settings.port:
+        raise ServeError(f"[http]: port and health_port are both {health_port}\n  health has a port of its own")
+    return Prepared(_read_token(settings.incidents_token_file), _tls(settings), health_port)
+
+
 def _bind(listener: Listener, host: str, port: int, key: str) -> int:
+    with _explained(host, port, key):
+        return listener.bind(host, port)
+
+
+@contextlib.contextmanager
+def _explained(host: str, port: int, key: str) -> Iterator[None]:
     where = f"{host}:{port}"
     try:
-        return listener.bind(host, port)
-    except (socket.gaierror, UnicodeError, OverflowError, OSError) as error:
+        yield
+    except (UnicodeError, OverflowError, OSError) as error:
         if isinstance(error, OSError) and error.errno in TEMPORARY:
             raise PortTakenError(
                 f"cannot listen on {where}: {error}\n"
@@ -195,9 +225,11 @@ def _tls(settings: Http) -> ssl.SSLContext | None:
         raise ServeError("[http]: tls_certificate and tls_key go together; only one of them is set")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
+        for path in (settings.tls_certificate, settings.tls_key):
+            inputs.read(path, MAX_PEM_BYTES)  # OpenSSL reads on for as long as something comes
         # Without a password here, OpenSSL would ask the terminal for that of an encrypted key.
         context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, inputs.FileError) as error:
         raise ServeError(f"[http]: the TLS certificate or key cannot be used: {error}") from None
     return context
 
@@ -206,9 +238,9 @@ def _read_token(path: str) -> bytes | None:
     if not path:
         return None
     try:
-        token = Path(path).read_bytes().strip()
-    except OSError as error:
-        raise ServeError(f"[http] incidents_token_file: {path}: {error.strerror}") from None
+        token = inputs.read(path, MAX_TOKEN_BYTES).strip()
+    except inputs.FileError as error:
+        raise ServeError(f"[http] incidents_token_file: {error}") from None
     if len(token) < 16:
         raise ServeError(f"[http] incidents_token_file: {path}: the token is shorter than 16 characters")
     return token

@@ -15,7 +15,7 @@ import ssl
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters, HTTP1ServerConnection
 from tornado.httputil import (
@@ -64,6 +64,12 @@ def text(status: HTTPStatus, words: str) -> Answer:
     return Answer(status, "text/plain; charset=utf-8", f"{words}\n".encode())
 
 
+def resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    """Family and address to bind. Raises socket.gaierror, UnicodeError or OverflowError where there is none."""
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return family, address
+
+
 class Listener(HTTPServerConnectionDelegate):
     """Serves `answer` on one socket, which `bind` opens; `max_connections` is lowered where descriptors are few.
 
@@ -94,7 +100,7 @@ class Listener(HTTPServerConnectionDelegate):
 
         `::` takes IPv4 as well. Raises OSError, socket.gaierror where `host` is no address.
         """
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, address = resolved(host, port)
         both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
         self._socket = socket.create_server(
             (str(address[0]), int(address[1])), family=family, backlog=BACKLOG, dualstack_ipv6=both

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import http.client
 import json
 import logging
 import os
@@ -14,17 +13,20 @@ import threading
 import time
 import urllib.request
 from collections import Counter
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 import msgspec
 
-from hangwatch import config
+from hangwatch import config, http
 from hangwatch.checks import discovery
+from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.cli.errors import InputError, MachineError
 from hangwatch.cli.tables import print_table
 from hangwatch.daemon import Daemon
+from hangwatch.hang import activity
 from hangwatch.model import JobName
 from hangwatch.probes import journal
 from hangwatch.probes.nvml.sampler import NvmlSampler
@@ -54,6 +56,16 @@ def settings_from(path: Path | None) -> tuple[config.Settings, str]:
     return (config.load(path), str(path)) if path is not None else (config.Settings(), "the defaults")
 
 
+def _proven(settings: config.Settings, source: str) -> dict[str, CheckSettings]:
+    """The settings of every check, once the whole configuration was found to be one that a daemon can run with.
+
+    What `run` refuses, `config --check` refuses. Raises ConfigError, ServeError or PortTakenError.
+    """
+    activity.load(settings.activities.rules)
+    http.prepared(settings.http)
+    return discovery.settings_for(settings, source)
+
+
 @click.command()
 @config_option
 def run(config_path: Path | None) -> None:
@@ -63,7 +75,7 @@ def run(config_path: Path | None) -> None:
     port 9836. Changes nothing in the jobs. Runs without a GPU, too: the checks that need none work on.
     """
     settings, source = settings_from(config_path)
-    check_settings = discovery.settings_for(settings, source)
+    check_settings = _proven(settings, source)
     _log_to_stderr(settings.log.level)
     faulthandler.enable()  # the watchdog's SIGABRT leaves the daemon's own stacks in the journal
     gpus = NvmlSampler(sample_seconds=settings.gpu.sample_seconds, deadline_seconds=settings.gpu.deadline_seconds)
@@ -131,9 +143,9 @@ def status(config_path: Path | None, url: str | None, as_json: bool) -> None:
     print_status(seen)
 
 
-def _local_url(http: config.Http) -> str:
-    host = "127.0.0.1" if http.listen in ("0.0.0.0", "::", "") else http.listen  # noqa: S104 - compared, not bound
-    return f"{'https' if http.tls_certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{http.port}"
+def _local_url(wanted: config.Http) -> str:
+    host = "127.0.0.1" if wanted.listen in ("0.0.0.0", "::", "") else wanted.listen  # noqa: S104 - compared, not bound
+    return f"{'https' if wanted.tls_certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{wanted.port}"
 
 
 def _fetch(url: str) -> Any:
@@ -141,7 +153,7 @@ def _fetch(url: str) -> Any:
         raise InputError(f"--url {url}: must start with http:// or https://")
     try:
         content = _content(url)
-    except (OSError, http.client.HTTPException, OverflowError) as error:
+    except (OSError, HTTPException, OverflowError) as error:
         raise InputError(
             f"no hangwatch answers at {url}: {getattr(error, 'reason', error)}\n"
             "  is it running? `systemctl status hangwatch`, or start one: `hangwatch run`"
@@ -230,7 +242,7 @@ def configuration(check_path: Path | None, sample: bool) -> None:
         return
     assert check_path is not None
     settings = config.load(check_path)
-    discovery.settings_for(settings, str(check_path))
+    _proven(settings, str(check_path))
     click.echo(f"{check_path}: ok")
 
 

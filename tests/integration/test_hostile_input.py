@@ -98,6 +98,33 @@ def test_every_command_refuses_it(command: str, tmp_path: Path) -> None:
     refused(*WITH_CONFIGURATION[command], "/dev/zero", says="larger than 1 MiB")
 
 
+REFUSED_BY_RUN = {
+    "no address": ('[http]\nlisten = "no such host"\n', "is no address"),
+    "no token": ('[http]\nincidents_token_file = "FOLDER/none"\n', "No such file"),
+    "a short token": ('[http]\nincidents_token_file = "FOLDER/short"\n', "shorter than 16"),
+    "an endless token": ('[http]\nincidents_token_file = "/dev/zero"\n', "larger than"),
+    "a certificate without a key": ('[http]\ntls_certificate = "FOLDER/short"\n', "go together"),
+    "no PEM": ('[http]\ntls_certificate = "FOLDER/short"\ntls_key = "FOLDER/short"\n', "cannot be used"),
+    "an endless PEM": ('[http]\ntls_certificate = "/dev/zero"\ntls_key = "/dev/zero"\n', "larger than"),
+    "one port for two": ("[http]\nport = 9836\nhealth_port = 9836\n", "are both 9836"),
+    "no port for health": ("[http]\nport = 65535\n", "is for health"),
+    "an activity without a name": (
+        '[[activities.rules]]\nactivity = "No Name"\nfunction = "f"\n',
+        "'No Name' is no name",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_RUN)
+def test_config_check_refuses_what_run_refuses(case: str, tmp_path: Path) -> None:
+    text, says = REFUSED_BY_RUN[case]
+    (tmp_path / "short").write_text("short")
+    path = tmp_path / "hangwatch.toml"
+    path.write_text(text.replace("FOLDER", str(tmp_path)))
+    refused("config", "--check", str(path), says=says)
+    refused("run", "--config", str(path), says=says)
+
+
 # --- incidents -------------------------------------------------------------------------------------------------------
 
 

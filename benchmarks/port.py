@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import os
 import re
 import selectors
@@ -21,7 +22,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -36,33 +36,36 @@ from hangwatch.config import Http  # noqa: E402
 from hangwatch.http import Server  # noqa: E402
 from tests.conftest import wait_for  # noqa: E402
 
+REOPENED = 100  # connections a second
 WRONG = float("inf")  # no answer, or another one than 200
 
 
 class Crowd:
-    """Hostile connections to one port, kept up by one thread; at most one new connection per millisecond."""
+    """Hostile connections to one port, kept up by a process; at most REOPENED a second replace closed ones."""
 
     def __init__(self, port: int, *, idle: int, slow: int, context: ssl.SSLContext | None) -> None:
         self._address, self._context = ("127.0.0.1", port), context
         self._wanted = {"idle": idle, "slow sender": slow, "slow reader": slow}
         self._open: dict[socket.socket, str] = {}
-        self.opened = 0
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._opened = multiprocessing.Value("i", 0)
+        self._end = multiprocessing.Event()
+        self._process = multiprocessing.get_context("fork").Process(target=self._run, daemon=True)
 
     def __enter__(self) -> Crowd:
-        self._thread.start()
+        self._process.start()
         wait_for(lambda: self.opened >= sum(self._wanted.values()), "the crowd to come", 60)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
-        self._thread.join()
-        for one in self._open:
-            one.close()
+        self._process.join()
+
+    @property
+    def opened(self) -> int:
+        return self._opened.value
 
     def _run(self) -> None:
-        selector, next_byte = selectors.DefaultSelector(), 0.0
+        selector, next_byte, began = selectors.DefaultSelector(), 0.0, time.monotonic()
         while not self._end.is_set():
             for key, _ in selector.select(0.01):
                 one = key.fileobj
@@ -74,8 +77,9 @@ class Crowd:
                         continue
                 self._drop(selector, one)
             counted = list(self._open.values())
+            allowed = sum(self._wanted.values()) + REOPENED * (time.monotonic() - began)
             for kind, wanted in self._wanted.items():
-                for _ in range(min(10, wanted - counted.count(kind))):
+                for _ in range(min(10, wanted - counted.count(kind), int(allowed) - self.opened)):
                     self._add(selector, kind)
             if time.monotonic() >= next_byte:
                 next_byte = time.monotonic() + 1
@@ -103,7 +107,7 @@ class Crowd:
             return
         one.setblocking(False)
         self._open[one] = kind
-        self.opened += 1
+        self._opened.value += 1
         if kind != "slow reader":
             selector.register(one, selectors.EVENT_READ)
 
@@ -197,6 +201,7 @@ def besieged(chosen: argparse.Namespace, tls: bool) -> None:
         own = None if health_port else context  # before there was a port for health, it was asked for on the other
         latency(port, "/metrics", context, chosen.deadline)
         before = row(pid, "VmRSS")
+        alone = [latency(port, "/metrics", context, chosen.deadline) for _ in range(chosen.requests)]
         crowds = [Crowd(port, idle=chosen.idle, slow=chosen.slow, context=context)]
         if health_port:
             crowds.append(Crowd(health_port, idle=chosen.idle, slow=chosen.slow, context=None))
@@ -213,6 +218,7 @@ def besieged(chosen: argparse.Namespace, tls: bool) -> None:
             used, wall = cpu_seconds(pid) - used, time.monotonic() - began
     print(f"{'TLS' if tls else 'plain'}, {chosen.idle} idle, {chosen.slow} slow senders, {chosen.slow} slow readers")
     print("  latency, ms        median      max")
+    print(told("  /metrics alone  ", alone))
     print(told("  /metrics        ", metrics))
     print(told("  health          ", health))
     print(f"  resident memory {before / 1024:.1f} MiB before, {peak / 1024:.1f} MiB at most; {fds} descriptors")

@@ -76,6 +76,7 @@ class Snapshot(Value, frozen=True):
     left_out: tuple[LeftOut, ...] = ()
     running: dict[str, float] = field(default_factory=dict)  # since when, CLOCK_MONOTONIC in seconds: scan, capture
     scan_seconds: float | None = None
+    dumpers_stuck: int = 0
     store_problem: str | None = "the store is not open yet"
 
     def with_job(self, entry: JobEntry) -> Snapshot:

@@ -28,7 +28,7 @@ from hangwatch.hang.detector import TakeCapture, Transition
 from hangwatch.http import Server
 from hangwatch.look import JobScan, Look, look_at
 from hangwatch.model import Fault, Incident, Job, JobState, LeftOut
-from hangwatch.probes import host, procs
+from hangwatch.probes import host, procs, pyspy
 from hangwatch.probes.node import Node
 from hangwatch.probes.nvml.source import GpuSource
 from hangwatch.probes.sdnotify import Notifier
@@ -138,6 +138,7 @@ class Daemon:
             self.board.put(Snapshot.with_scan, now - began, found.left_out)
             self._say_left_out(found.left_out)
             self._do(self.board.change(progress.discovered, found.jobs, now, unix_now, procs.TICKS_PER_SECOND))
+            self.board.set(dumpers_stuck=pyspy.left_behind())
         finally:
             self._scanning.release()
 
@@ -223,6 +224,8 @@ class Daemon:
 
     def _count_dump(self, seconds: float, fault: Fault | None) -> None:
         self.board.put(Snapshot.with_dump, seconds, fault)
+        if fault is not None and fault.reason in pyspy.STUCK_REASONS:
+            self.board.set(dumpers_stuck=pyspy.left_behind())
 
     def _save(self, incident: Incident) -> None:
         """Write the incident with the power that led to it; a full disk costs this incident's folder, nothing else."""

@@ -312,6 +312,7 @@ def _captures(snapshot: Snapshot) -> Iterator[Metric]:
         total += count
         buckets.append((str(bound), float(total)))
     yield from (captures, failures)
+    yield _single("dumpers_stuck", "py-spys that hang in the kernel and cannot be ended", snapshot.dumpers_stuck)
     yield HistogramMetricFamily(
         "hangwatch_dump_seconds",
         "Duration of one dump of one process",

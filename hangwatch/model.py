@@ -289,6 +289,8 @@ class ProcessDump(Value, frozen=True):
 
     `state` is the letter of /proc/PID/stat, None when the process was gone. `io_bytes` is rchar + wchar of
     /proc/PID/io. `state_after` is read again once the dump is over, so that a process left stopped is noticed.
+    `called` is the device (major:minor) of the file system on whose file it is in a system call, asked only where
+    py-spy itself hangs.
     """
 
     taken_monotonic_seconds: float
@@ -297,6 +299,7 @@ class ProcessDump(Value, frozen=True):
     state: str | None = None
     state_after: str | None = None
     wchan: str | None = None
+    called: str | None = None
     kernel_stack: tuple[str, ...] = ()
     cpu_seconds: float | None = None
     io_bytes: int | None = None
@@ -323,18 +326,20 @@ class RankId(Value, frozen=True):
 
 
 class WorkerDump(Value, frozen=True):
-    """The rounds of one process that works for a rank."""
+    """The rounds of one process that works for a rank; `waits_for_mount` as in `RankDump`."""
 
     pid: int
     comm: str
     rounds: tuple[ProcessDump, ...]
+    waits_for_mount: bool = False
 
 
 class RankDump(Value, frozen=True):
     """Everything a capture holds of one rank: one `ProcessDump` per round, its workers, its GPU numbers at that time.
 
     `gone` is true when this node answers and the process of the rank does not exist; it is never set for a rank of
-    another node or one that merely did not answer.
+    another node or one that merely did not answer. `silent_mount` names the file system under its program that gives no
+    answer, so that py-spy hangs on it; `waits_for_mount`: in every round the kernel showed it in a call on that one.
     """
 
     id: RankId
@@ -343,6 +348,8 @@ class RankDump(Value, frozen=True):
     gone: bool = False
     power_watts: float | None = None
     utilization_ratio: float | None = None
+    silent_mount: str | None = None
+    waits_for_mount: bool = False
 
 
 class Capture(Value, frozen=True):
@@ -375,6 +382,7 @@ class Member(Value, frozen=True):
 
     `state` is the letter that /proc/PID/stat showed in every round; where the rounds differ, the last one outside `D`.
     `waited_before`: in an earlier round it stood in a wait for other ranks, so it does come to meet them.
+    `silent_mount` and `waits_for_mount` as in `RankDump`.
     """
 
     id: RankId
@@ -388,6 +396,8 @@ class Member(Value, frozen=True):
     io_bytes_per_second: float | None = None
     power_watts: float | None = None
     utilization_ratio: float | None = None
+    silent_mount: str | None = None
+    waits_for_mount: bool = False
 
 
 class Group(Value, frozen=True):

@@ -1,17 +1,20 @@
-"""A file system that never answers: FUSE, mounted and not served. Needs root and /dev/fuse."""
+"""File systems that never answer, or answer no more: FUSE. Needs root and /dev/fuse."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 MNT_DETACH = 2
+SERVER = Path(__file__).with_name("fuse_server.py")
 
 
 @contextmanager
@@ -21,6 +24,32 @@ def dead_mount(folder: Path) -> Iterator[Path]:
     The kernel sends each question to the descriptor of /dev/fuse, where nobody reads it. Closing that descriptor
     wakes all who wait with ENOTCONN.
     """
+    with _fuse(folder):
+        yield folder
+
+
+@contextmanager
+def dying_mount(folder: Path, files: dict[str, Path]) -> Iterator[Callable[[], None]]:
+    """Mount `files` on `folder`, served until the function that is given is called: then nobody who asks is answered.
+
+    Who is in a question that the server has read cannot be killed, until the mount is taken away again.
+    """
+    with _fuse(folder) as descriptor:
+        server = subprocess.Popen(
+            [sys.executable, "-I", str(SERVER), str(descriptor), *(f"{name}={path}" for name, path in files.items())],
+            pass_fds=[descriptor],
+        )
+        try:
+            assert folder.stat().st_ino == 1  # it answers
+            yield lambda: server.send_signal(signal.SIGUSR1)
+        finally:
+            server.kill()
+            server.wait()
+
+
+@contextmanager
+def _fuse(folder: Path) -> Iterator[int]:
+    """A FUSE mount and the descriptor on which the kernel asks. Where that is closed, all who wait get ENOTCONN."""
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts a file system")
     try:
@@ -35,7 +64,7 @@ def dead_mount(folder: Path) -> Iterator[Path]:
         os.close(descriptor)
         pytest.skip(f"needs to mount FUSE: {reason}")
     try:
-        yield folder
+        yield descriptor
     finally:
         libc.umount2(str(folder).encode(), MNT_DETACH)
         os.close(descriptor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from hangwatch import config, pyspy_output, words
 from hangwatch.hang import jobs
 from hangwatch.model import (
+    BLOCKED_STATES,
     ENDED_STATES,
     STOPPED_STATES,
     Capture,
@@ -27,9 +28,10 @@ from hangwatch.model import (
     RankDump,
     RankId,
     Thread,
+    Worker,
     WorkerDump,
 )
-from hangwatch.probes import procs, pyspy
+from hangwatch.probes import filesystems, procs, pyspy
 
 ABSENT_LISTED = 64
 
@@ -70,7 +72,8 @@ def capture(
             end = time.monotonic() + settings.round_deadline_seconds
             dumps = pool.map(taker.take, targets, [end] * len(targets))
             taken.append(dict(zip(targets, dumps, strict=True)))
-    present = [_rank_dump(rank, taken, node, gpus) for rank in job.ranks]
+    silent = _silent_mounts(targets, taken, proc_root)
+    present = [_rank_dump(rank, taken, node, gpus, silent) for rank in job.ranks]
     return Capture(
         job_id=job.job_id,
         job_key=job.key,
@@ -122,11 +125,18 @@ class _Taker(NamedTuple):
             state=counters.state,
             state_after=answer.state_after,
             wchan=counters.wchan,
+            called=self._called(target, answer.fault),
             kernel_stack=counters.kernel_stack,
             cpu_seconds=counters.cpu_seconds,
             io_bytes=counters.io_bytes,
             duration_seconds=answer.duration_seconds,
         )
+
+    def _called(self, target: ProcessId, fault: Fault | None) -> str | None:
+        if fault is None or fault.reason not in pyspy.STUCK_REASONS:
+            return None
+        mount = filesystems.called(self.proc_root, target.pid)
+        return mount.device if mount else None
 
     def _stacks(
         self, target: ProcessId, state: str | None, left_seconds: float
@@ -153,6 +163,8 @@ class _Taker(NamedTuple):
             return (), replace(answer, json=None, fault=Fault(subject=subject, reason="BadDump", detail=str(error)))
 
 
+_MOUNT_DEADLINE_SECONDS = 3.0
+_FUSE_PLACES = frozenset({"request_wait_answer"})  # fs/fuse/dev.c: who waits for any FUSE; in state S at first
 _LATE = ("RoundDeadline", "the round was over before its turn came")
 
 
@@ -162,20 +174,65 @@ def _targets(job: Job, max_workers: int) -> list[ProcessId]:
     return list(dict.fromkeys([*ranks, *(worker.id for rank in job.ranks for worker in rank.workers[:max_workers])]))
 
 
-def _rank_dump(rank: Rank, taken: Sequence[dict[ProcessId, ProcessDump]], node: str, gpus: GpuSweep | None) -> RankDump:
-    rounds = tuple(one[rank.id] for one in taken)
+def _silent_mounts(
+    targets: Sequence[ProcessId], taken: Sequence[dict[ProcessId, ProcessDump]], proc_root: Path
+) -> dict[int, filesystems.Mount]:
+    """Of each process on which py-spy hangs the file system that gives no answer, by pid: asked, not told by a name."""
+    stuck = [target.pid for target in targets if any(_hung(one[target].fault) for one in taken)]
+    return filesystems.SHARED.silent(proc_root, stuck, _MOUNT_DEADLINE_SECONDS) if stuck else {}
+
+
+def _hung(fault: Fault | None) -> bool:
+    return fault is not None and fault.reason in pyspy.STUCK_REASONS
+
+
+def _says_mount(dump: ProcessDump, mount: filesystems.Mount | None) -> ProcessDump:
+    if mount is None or dump.fault is None or not _hung(dump.fault):
+        return dump
+    detail = f"{dump.fault.detail}; its program or a library lies on {mount}, which gives no answer"
+    return replace(dump, fault=replace(dump.fault, detail=detail))
+
+
+def _waits_for(rounds: Sequence[ProcessDump], mount: filesystems.Mount | None) -> bool:
+    """Whether the kernel shows a process in a call on this file system in every round."""
+    if mount is None:
+        return False
+    places = _FUSE_PLACES if mount.type.startswith("fuse") else frozenset[str]()
+    return all(dump.state in BLOCKED_STATES or dump.called == mount.device or dump.wchan in places for dump in rounds)
+
+
+def _rank_dump(
+    rank: Rank,
+    taken: Sequence[dict[ProcessId, ProcessDump]],
+    node: str,
+    gpus: GpuSweep | None,
+    silent: Mapping[int, filesystems.Mount],
+) -> RankDump:
+    mount = silent.get(rank.id.pid)
+    rounds = tuple(_says_mount(one[rank.id], mount) for one in taken)
     held = [gpu for gpu in gpus.gpus if gpu.uuid in rank.gpu_uuids] if gpus else []
     return RankDump(
         id=RankId(node=node, rank=rank.rank, local_rank=rank.local_rank, pid=rank.id.pid),
         rounds=rounds,
         workers=tuple(
-            WorkerDump(pid=worker.id.pid, comm=worker.comm, rounds=tuple(one[worker.id] for one in taken))
+            _worker_dump(worker, tuple(one[worker.id] for one in taken), silent.get(worker.id.pid))
             for worker in rank.workers
             if taken and worker.id in taken[0]
         ),
         gone=bool(rounds) and _is_gone(rounds[-1]),
         power_watts=_mean([gpu.power_watts for gpu in held]),
         utilization_ratio=_mean([gpu.utilization_ratio for gpu in held]),
+        silent_mount=str(mount) if mount else None,
+        waits_for_mount=_waits_for(rounds, mount),
+    )
+
+
+def _worker_dump(worker: Worker, rounds: tuple[ProcessDump, ...], mount: filesystems.Mount | None) -> WorkerDump:
+    return WorkerDump(
+        pid=worker.id.pid,
+        comm=worker.comm,
+        rounds=tuple(_says_mount(dump, mount) for dump in rounds),
+        waits_for_mount=_waits_for(rounds, mount),
     )
 
 

@@ -24,7 +24,7 @@ def judge(grouping: Grouping) -> Verdict:
     accused. A rank that merely did not answer is never named.
     """
     scene = survey(grouping)
-    verdict = _moving(scene) or _accused(scene) or _waiting_together(scene) or _all_alike(scene)
+    verdict = _moving(scene) or _accused(scene) or _mount_silent(scene) or _waiting_together(scene) or _all_alike(scene)
     if verdict is not None:
         return verdict
     waiting = count_ranks(group for group in scene.stacked if group.waits)
@@ -95,6 +95,25 @@ def _moving(scene: Scene) -> Verdict | None:
     if moving * 2 <= len(members):
         return None
     return _nobody("Moving", wording.moving(scene.stacked, moving, len(members)), scene)
+
+
+def _mount_silent(scene: Scene) -> Verdict | None:
+    """A file system under the program gives no answer, so that most ranks have no stack: the kernel's word counts.
+
+    Named is who waits for it, where others do not: that these wait for who is named is likely, but not seen.
+    """
+    shut = [member for group in scene.shut for member in group.members]
+    if not shut or len(shut) * 2 < len(scene.grouping.members):
+        return None
+    held = [member for member in shut if member.waits_for_mount]
+    named = held if len(held) * 2 <= len(shut) else []
+    return Verdict(
+        kind="MountSilent",
+        message=_sentence(wording.mount_silent(shut, held)),
+        named=tuple(sorted((member.id for member in named), key=RankId.sort_key)),
+        confidence=Confidence.MEDIUM if named else Confidence.NONE,
+        evidence=votes.context(scene.grouping),
+    )
 
 
 def _waiting_together(scene: Scene) -> Verdict | None:

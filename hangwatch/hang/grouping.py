@@ -47,13 +47,19 @@ def group_ranks(
         ranks: Iterable[RankDump] = capture.ranks
     else:
         ranks = capture
+    ranks = list(ranks)
+    mount_holds_job = any(
+        rank.waits_for_mount or any(worker.waits_for_mount for worker in rank.workers) for rank in ranks
+    )
     memory: dict[_Signature, Standing] = {}
     shown: dict[str, tuple[RankDump, _Answer]] = {}
     members: dict[str, list[Member]] = {}
     for rank in ranks:
         standings = [_standing(dump, table, memory) for dump in rank.rounds]
         answer = _answer(rank, standings)
-        members.setdefault(answer.key, []).append(_member(rank, answer, standings, table, settings))
+        members.setdefault(answer.key, []).append(
+            _member(rank, answer, standings, table, settings, mount_holds_job=mount_holds_job)
+        )
         if answer.key not in shown or rank.id.sort_key() < shown[answer.key][0].id.sort_key():
             shown[answer.key] = (rank, answer)
     groups = (_group(key, tuple(found), *shown[key], table) for key, found in members.items())
@@ -143,8 +149,12 @@ def _member(
     standings: Sequence[Standing | None],
     table: activity.Table,
     settings: config.Capture,
+    *,
+    mount_holds_job: bool,
 ) -> Member:
-    moving, cpu_ratio, io_bytes_per_second = motion.measure(rank, standings, table, settings)
+    moving, cpu_ratio, io_bytes_per_second = motion.measure(
+        rank, standings, table, settings, mount_holds_job=mount_holds_job
+    )
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     return Member(
         id=rank.id,
@@ -158,6 +168,8 @@ def _member(
         io_bytes_per_second=io_bytes_per_second,
         power_watts=rank.power_watts,
         utilization_ratio=rank.utilization_ratio,
+        silent_mount=rank.silent_mount,
+        waits_for_mount=rank.waits_for_mount,
     )
 
 

@@ -12,20 +12,30 @@ from hangwatch.hang.standing import Standing
 from hangwatch.model import BLOCKED_STATES, ENDED_STATES, STOPPED_STATES, Frame, Motion, ProcessDump, RankDump
 
 _GPU_AT_WORK_RATIO = 0.5
+_ROUNDS_OF_SLEEP = 3
+_ASLEEP = frozenset("S") | BLOCKED_STATES | STOPPED_STATES
 
 Rate = tuple[float | None, float | None]
 """CPU seconds per second, bytes per second; None where a counter is missing."""
 
 
 def measure(
-    rank: RankDump, standings: Sequence[Standing | None], table: activity.Table, settings: config.Capture
+    rank: RankDump,
+    standings: Sequence[Standing | None],
+    table: activity.Table,
+    settings: config.Capture,
+    *,
+    mount_holds_job: bool = False,
 ) -> tuple[Motion, float | None, float | None]:
     """Motion of one rank, its CPU use as a ratio of one core, and its I/O in bytes per second, workers included.
 
     `standings` is where it stood in each round, None for a round without a stack. A rank moves if its stack changed
     between rounds, or if it stands in no wait (for ranks, for the GPU: there a core spins without progress) and CPU or
     I/O of it or of its workers grew over the thresholds. A rank that cannot be dumped is frozen when the kernel says so
-    (`D` or `T` in every round, no CPU used). One round tells nothing; nor does a core that is busy at one line of an
+    (`D` or `T` in every round, no CPU used). Where a file system under its program gives no answer, so that nobody can
+    dump it, it is also frozen when it slept through three rounds without CPU and I/O, or waits for that file system;
+    and with `mount_holds_job` (another rank of the job waits for it) when it spins without I/O, as one that waits for
+    ranks does. One round tells nothing; nor does a core that is busy at one line of an
     evaluation or a step while the GPU is not.
     """
     own = _rate(rank.rounds)
@@ -39,7 +49,8 @@ def measure(
     if not stood:
         held = all(dump.state in STOPPED_STATES | BLOCKED_STATES for dump in rank.rounds)
         idle = not _over(own[0], settings.motion_cpu_ratio)
-        return (Motion.FROZEN if held and idle else Motion.UNKNOWN), cpu, io
+        still = (held and idle) or _stands_by_mount(rank, cpu, io, settings, mount_holds_job=mount_holds_job)
+        return (Motion.FROZEN if still else Motion.UNKNOWN), cpu, io
     if len(stood) < 2:
         return Motion.UNKNOWN, cpu, io
     stacks = [() if stand.telling is None else dump.threads[stand.telling].frames for dump, stand in stood]
@@ -52,6 +63,18 @@ def measure(
     if last.waits_for not in {"ranks", "gpu"}:
         return Motion.MOVING, cpu, io
     return (Motion.UNKNOWN if _may_compute(rank, last, cpu, settings) else Motion.FROZEN), cpu, io
+
+
+def _stands_by_mount(
+    rank: RankDump, cpu: float | None, io: float | None, settings: config.Capture, *, mount_holds_job: bool
+) -> bool:
+    """Whether a rank under whose program a file system is silent stands still by the kernel's counters."""
+    if rank.silent_mount is None or len(rank.rounds) < _ROUNDS_OF_SLEEP:
+        return False
+    if cpu is None or _over(io, settings.motion_io_bytes_per_second):
+        return False
+    asleep = all(dump.state in _ASLEEP for dump in rank.rounds) and not _over(cpu, settings.motion_cpu_ratio)
+    return rank.waits_for_mount or asleep or mount_holds_job
 
 
 def _may_compute(rank: RankDump, stand: Standing, cpu: float | None, settings: config.Capture) -> bool:

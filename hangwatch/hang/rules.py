@@ -15,12 +15,16 @@ _REFUSALS = ("PermissionDenied", "CannotPause")  # of the rank, or of all that t
 
 
 class Scene(NamedTuple):
-    """A grouping, sorted by what its groups can tell; `failed` have a fault that says something of the rank."""
+    """A grouping, sorted by what its groups can tell; `failed` have a fault that says something of the rank.
+
+    `shut` have a file system under their program that gives no answer: that they cannot be dumped says nothing of them.
+    """
 
     grouping: Grouping
     stacked: tuple[Group, ...]
     failed: tuple[Group, ...]
     gone: tuple[Group, ...]
+    shut: tuple[Group, ...] = ()
 
     @property
     def answered(self) -> int:
@@ -75,7 +79,9 @@ def survey(grouping: Grouping) -> Scene:
     gone = tuple(g for g in grouping.groups if g.gone or (g.fault and g.fault.reason == "ProcessGone"))
     stacked = tuple(g for g in grouping.groups if g.fault is None and not g.gone)
     failed = tuple(g for g in grouping.groups if g.fault and g not in gone and _tells(g, stacked))
-    return Scene(grouping, stacked, failed, gone)
+    groups = (g for g in grouping.groups if g.fault and g not in gone and g not in failed)
+    shut = (_part(g, lambda member: member.silent_mount is not None) for g in groups)
+    return Scene(grouping, stacked, failed, gone, tuple(g for g in shut if g))
 
 
 def _tells(group: Group, stacked: Sequence[Group]) -> bool:
@@ -106,6 +112,12 @@ def _in_state(letters: frozenset[str]) -> Callable[[Scene], Sequence[Group]]:
         return [part for group in groups if (part := _part(group, lambda member: member.state in letters))]
 
     return suspects
+
+
+def _blocked(scene: Scene) -> Sequence[Group]:
+    """Ranks in state D in every round, and those that wait for the file system on which py-spy hangs."""
+    groups = (_part(group, lambda member: member.waits_for_mount) for group in scene.shut)
+    return [*_in_state(BLOCKED_STATES)(scene), *(group for group in groups if group)]
 
 
 def _weigh_gone(suspicion: Suspicion) -> Confidence:
@@ -173,8 +185,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         kind="RankBlocked",
-        who="are in state `D` in every round",
-        suspects=_in_state(BLOCKED_STATES),
+        who="are in state `D` in every round, or in a call on the silent file system on which py-spy hangs",
+        suspects=_blocked,
         waiting=("ranks", "gpu"),
         half_of="others",
         outnumber="as many",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from hangwatch import words
 from hangwatch.hang import activity, clauses
-from hangwatch.model import Group, Grouping, Motion, RankId
+from hangwatch.model import Group, Grouping, Member, Motion, RankId
 
 _SHOWN = 4
 
@@ -68,7 +68,10 @@ def gone(ranks: Sequence[Group], others: Sequence[Group]) -> str:
 
 def blocked(ranks: Sequence[Group], others: Sequence[Group]) -> str:
     """The headline for ranks in a system call that does not return."""
-    return _held(ranks, others, "blocked in the kernel (state D)")
+    mounts = {member.silent_mount for group in ranks for member in group.members if member.waits_for_mount}
+    mount = next(iter(mounts)) if len(mounts) == 1 else None
+    how = f"waiting in the kernel for {mount}, which gives no answer" if mount else "blocked in the kernel (state D)"
+    return _held(ranks, others, how)
 
 
 def stopped(ranks: Sequence[Group], others: Sequence[Group]) -> str:
@@ -83,6 +86,19 @@ def _held(ranks: Sequence[Group], others: Sequence[Group], how: str) -> str:
     doing = f"; by its stack it {stacks[0]}" if len(ids) == 1 and stacks else ""
     verb = "is" if len(ids) == 1 else "are"
     return f"{words.who(ids)} {verb} {how}{where}{doing}; {others_wait(others)}."
+
+
+def mount_silent(shut: Sequence[Member], held: Sequence[Member]) -> str:
+    """The headline for ranks under whose program a file system gives no answer; `held` wait for it in the kernel."""
+    mounts = sorted({member.silent_mount for member in shut if member.silent_mount})
+    verb = "gives" if len(mounts) == 1 else "give"
+    wait = "waits" if len(held) == 1 else "wait"
+    waiting = f"; {words.who([member.id for member in held])} {wait} for it in the kernel" if held else ""
+    shut_out = words.who([member.id for member in shut])
+    return (
+        f"{words.listing(mounts)} {verb} no answer{waiting}. The Python of {shut_out} lies there, so that py-spy hangs "
+        "on it and no stack can be read: mend the file system first."
+    )
 
 
 def undumpable(ranks: Sequence[Group], others: Sequence[Group], neighbours: int) -> str:

@@ -2,7 +2,8 @@
 
 statvfs(2) on a dead NFS, Lustre or FUSE mount can block for ever, and not even SIGKILL ends the process before the
 kernel gives up. Hence a child; one that does not answer is killed, left to the kernel, and its paths are not asked
-again until it is gone: as many children can hang as there are dead mounts, never more.
+again until it is gone: as many children can hang as there are dead mounts, never more. What a process is said to wait
+for is read from /proc, without touching the file system itself.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from hangwatch import words
 from hangwatch.model import Fault, Value
 from hangwatch.probes import pseudofiles
 
@@ -37,13 +39,24 @@ _LOCAL_FUSE = frozenset({"fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal", "fuse.s
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
+# System calls whose first argument is a descriptor, by number: see syscall_64.tbl, asm-generic/unistd.h.
+_ON_DESCRIPTOR = {
+    "x86_64": frozenset({0, 1, 3, 5, 8, 17, 18, 19, 20, 73, 74, 75, 77, 78, 217, 285, 295, 296, 306, 327, 328}),
+    "aarch64": frozenset({32, 46, 47, 57, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 80, 82, 83, 267, 286, 287}),
+}.get(os.uname().machine, frozenset[int]())
+
+
 class Mount(Value, frozen=True):
-    """One mounted file system. `device` is `major:minor`, the same for every mount of one file system."""
+    """One mounted file system: `device` is `major:minor`, the same for every mount of it; `id` is this mount's own."""
 
     path: str
     type: str
     source: str
     device: str
+    id: str = ""
+
+    def __str__(self) -> str:
+        return f"{words.printable(self.path)} ({words.printable(self.type)})"
 
 
 class Space(Value, frozen=True):
@@ -66,10 +79,35 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
     found = []
     for line in text.splitlines():
         left, hyphen, right = line.partition(" - ")
-        words, after = left.split(), right.split()
-        if hyphen and len(words) >= 5 and len(after) >= 2:
-            found.append(Mount(path=_unescape(words[4]), type=after[0], source=_unescape(after[1]), device=words[2]))
+        fields, after = left.split(), right.split()
+        if hyphen and len(fields) >= 5 and len(after) >= 2:
+            found.append(
+                Mount(
+                    path=_unescape(fields[4]),
+                    type=after[0],
+                    source=_unescape(after[1]),
+                    device=fields[2],
+                    id=fields[0],
+                )
+            )
     return tuple(found)
+
+
+def called(proc_root: Path, pid: int) -> Mount | None:
+    """The file system on whose open file the main thread is in a system call now; None where that is not to be seen.
+
+    By /proc/PID/syscall and `mnt_id` of /proc/PID/fdinfo, see proc_pid_syscall(5) and proc_pid_fdinfo(5). A call that
+    names its file by path is not seen.
+    """
+    call = pseudofiles.read(proc_root / str(pid) / "syscall", f"pid {pid}")
+    fields = call.split() if isinstance(call, str) else []
+    if len(fields) < 2 or not fields[0].isdecimal() or int(fields[0]) not in _ON_DESCRIPTOR:
+        return None
+    text = pseudofiles.read(proc_root / str(pid) / "fdinfo" / str(int(fields[1], 16)), f"pid {pid}")
+    rows = text.splitlines() if isinstance(text, str) else []
+    ids = [row.split()[-1] for row in rows if row.startswith("mnt_id:")]
+    seen = mounts(proc_root, pid)
+    return next((mount for mount in seen if mount.id in ids), None) if isinstance(seen, tuple) else None
 
 
 def is_network(mount: Mount, also: Iterable[str] = ()) -> bool:
@@ -84,6 +122,7 @@ class Onlookers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._left_behind: dict[subprocess.Popen[bytes], frozenset[str]] = {}
+        self._names: dict[str, str] = {}
 
     def space(self, paths: Sequence[str], deadline_seconds: float) -> dict[str, Space | Fault]:
         """Size and free space of the file system of each path, within the deadline."""
@@ -94,6 +133,38 @@ class Onlookers:
         """The names in each folder, within the deadline; at most 20,000."""
         answers = self._ask([("names", folder) for folder in folders], deadline_seconds)
         return {folder: _names(folder, answers["names", folder]) for folder in folders}
+
+    def silent(self, proc_root: Path, pids: Sequence[int], deadline_seconds: float) -> dict[int, Mount]:
+        """Of each process, by pid, the file system that its program or a library lies on and that gives no answer.
+
+        Takes twice the deadline at most. A process whose mappings cannot be read in time is left out.
+        """
+        rows = {pid: f"{proc_root}/{pid}/maps" for pid in pids}
+        answers = self._ask([("devices", path) for path in rows.values()], deadline_seconds)
+        here = _by_device(mounts(proc_root))
+        lies_on: dict[int, list[Mount]] = {}
+        for pid, path in rows.items():
+            answer, seen = answers["devices", path], _by_device(mounts(proc_root, pid))
+            devices = answer.get("devices", ()) if isinstance(answer, dict) else ()
+            lies_on[pid] = [seen[device] for device in devices if device in seen]
+        asked: dict[str, str] = {}
+        for pid, found in lies_on.items():
+            for mount in found:  # each file system is asked once, by one name, however many lie on it
+                own = here.get(mount.device)
+                asked.setdefault(mount.device, own.path if own else self._name_of(proc_root, pid, mount))
+        spaces = self.space(list(asked.values()), deadline_seconds)
+        dead = {device for device, path in asked.items() if _is_silent(spaces[path])}
+        first = {pid: next((mount for mount in found if mount.device in dead), None) for pid, found in lies_on.items()}
+        return {pid: mount for pid, mount in first.items() if mount is not None}
+
+    def _name_of(self, proc_root: Path, pid: int, mount: Mount) -> str:
+        """A path to a mount that only another mount namespace has; the one that a child still hangs in, if any does."""
+        path = f"{proc_root}/{pid}/root{mount.path}"
+        with self._lock:
+            stuck = frozenset().union(*self._left_behind.values())
+            known = self._names.get(mount.device)
+            self._names[mount.device] = known if known in stuck and known is not None else path
+            return self._names[mount.device]
 
     def left_behind(self) -> int:
         """How many children still hang in the kernel."""
@@ -141,6 +212,18 @@ class Onlookers:
             except subprocess.TimeoutExpired:
                 with self._lock:
                     self._left_behind[child] = unanswered
+
+
+SHARED = Onlookers()
+"""For all who ask in this process: who hangs at a dead mount is known to each of them."""
+
+
+def _by_device(found: tuple[Mount, ...] | Fault | None) -> dict[str, Mount]:
+    return {mount.device: mount for mount in reversed(found)} if isinstance(found, tuple) else {}
+
+
+def _is_silent(answer: Space | Fault) -> bool:
+    return isinstance(answer, Fault) and answer.reason == "NoAnswer"
 
 
 def _lines(descriptor: int, deadline_seconds: float) -> Iterator[bytes]:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangwatch.model import Job
-from hangwatch.probes.filesystems import Onlookers
+from hangwatch.probes import filesystems
 from hangwatch.probes.kmsg import KernelLog
 from hangwatch.probes.nvml.source import GpuSource
 
 _KERNEL_LOG = KernelLog()
-_ONLOOKERS = Onlookers()
 
 
 @dataclass(frozen=True)
@@ -45,4 +44,4 @@ class Node:
     state_directory: Path | None = None
     dump_after_seconds: float | None = None
     kernel_log: KernelLog = _KERNEL_LOG
-    filesystems: Onlookers = _ONLOOKERS
+    filesystems: filesystems.Onlookers = filesystems.SHARED

@@ -188,6 +188,11 @@ def is_stop_pending(pid: int, proc_root: Path = PROC) -> bool:
     return any(int(mask, 16) >> (signal.SIGSTOP - 1) & 1 for mask in masks)
 
 
+def read_user_id(pid: int, proc_root: Path = PROC) -> int | None:
+    """The real user id of a process in the namespace of the daemon; None when it is gone."""
+    return _real_uid(pid, str(proc_root))
+
+
 def read_inner_pid(pid: int, proc_root: Path = PROC) -> int:
     """The pid by which a process knows itself: the last number of NSpid in /proc/PID/status, else `pid`."""
     numbers = _read_status(pid, proc_root, b"NSpid:")

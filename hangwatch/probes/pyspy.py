@@ -25,6 +25,7 @@ from typing import NamedTuple
 from hangwatch import pyspy_output
 from hangwatch.model import BLOCKED_STATES, ENDED_STATES, STOPPED_STATES, Fault, ProcessId, Value
 from hangwatch.probes import procs
+from hangwatch.probes.left_behind import LeftBehind
 
 BLOCKING_DEADLINE_SECONDS = 5.0
 OLDEST_VERSION = (0, 4)  # older ones leave a rank that waits in the kernel stopped for ever
@@ -35,6 +36,12 @@ _SETTLE_SECONDS = 0.01  # a target whose tracer died runs for a moment before th
 _KILL_SECONDS = 1.0
 _MORE_TRIES = 4
 _NEVER_PAUSE = BLOCKED_STATES | STOPPED_STATES | ENDED_STATES | {"I"}
+
+
+STUCK_REASONS = frozenset({"DumperStuck", "TooManyDumpersStuck"})
+"""Of faults that say: py-spy cannot be ended. It waits for the file system under the program that it was to read."""
+
+_LEFT_BEHIND = LeftBehind()
 
 
 class PyspyAnswer(Value, frozen=True):
@@ -64,7 +71,8 @@ def dump(
 
     `deadline_seconds` bounds the first attempt, and as much again a second one. `native` adds C frames and always
     pauses the target (0.7 s, 340 MB); `include_locals` shows variables, secrets too: both only when a person asks.
-    Returns early with the fault `Interrupted` once `stop` is set.
+    Returns early with the fault `Interrupted` once `stop` is set. A py-spy that SIGKILL does not end is left behind:
+    `pid` is not dumped again until it has ended, nor is any other process while too many hang (`STUCK_REASONS`).
     """
     began = time.monotonic()
     program = pyspy_path or find()
@@ -72,7 +80,8 @@ def dump(
     fault = _refusal(pid, before, program)
     if fault is not None or program is None or before is None:
         return PyspyAnswer(json=None, fault=fault, duration_seconds=0.0, state_after=before and before[1])
-    call = _Call(program, pid, ("--locals",) if include_locals else (), stop)
+    options = ("--locals",) if include_locals else ()
+    call = _Call(program, before[0], procs.read_user_id(pid, proc_root), options, stop)
     was_stopped = before[1] in STOPPED_STATES or procs.is_stop_pending(pid, proc_root)
     paused = native and _may_pause(pid, proc_root)
     answer = _attempt(call, ("--native",) if paused else ("--nonblocking",), deadline_seconds)
@@ -99,6 +108,11 @@ def find() -> Path | None:
     return Path(found) if found else None
 
 
+def left_behind() -> int:
+    """How many py-spys hang in the kernel now and could not be ended."""
+    return _LEFT_BEHIND.count()
+
+
 def version(program: Path) -> tuple[int, ...] | None:
     """The version of a py-spy, e.g. (0, 4, 3); None when it does not say. An answer is asked for once per path."""
     try:
@@ -120,9 +134,14 @@ def _version(program: Path) -> tuple[int, ...]:
 
 class _Call(NamedTuple):
     program: Path
-    pid: int
+    target: ProcessId
+    user_id: int | None
     options: tuple[str, ...]
     stop: threading.Event | None
+
+    @property
+    def subject(self) -> str:
+        return f"pid {self.target.pid}"
 
 
 def _refusal(pid: int, before: tuple[ProcessId, str] | None, program: Path | None) -> Fault | None:
@@ -138,7 +157,17 @@ def _refusal(pid: int, before: tuple[ProcessId, str] | None, program: Path | Non
         words = ".".join(str(part) for part in found) if found else "unknown"
         detail = f"{program} has version {words}; before 0.4 it can leave a rank stopped for ever"
         return Fault(subject=subject, reason="PyspyTooOld", detail=detail, remedy=install)
-    return None
+    stuck = _LEFT_BEHIND.of(before[0])
+    return None if stuck is None else _stuck(subject, stuck)
+
+
+def _stuck(subject: str, pid: int) -> Fault:
+    return Fault(
+        subject=subject,
+        reason="DumperStuck",
+        detail=f"py-spy (pid {pid}) hangs in the kernel while it reads this process, and cannot be ended",
+        remedy="mend the file system that its Python lies on: what serves it, its network; `dmesg`",
+    )
 
 
 def _may_pause(pid: int, proc_root: Path) -> bool:
@@ -187,10 +216,27 @@ def _attempt(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> byt
 
 def _run(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes | Fault:
     """Run py-spy once. The child is ended by its own pid at the deadline, and waited for briefly, never for ever."""
-    subject = f"pid {call.pid}"
-    command = [str(call.program), "dump", "--json", *mode, *call.options, "--pid", str(call.pid)]
+    if not _LEFT_BEHIND.begin(call.user_id, deadline_seconds):
+        detail = "too many py-spys hang in the kernel and cannot be ended: no further one is started until some end"
+        return Fault(subject=call.subject, reason="TooManyDumpersStuck", detail=detail)
+    left: subprocess.Popen[bytes] | None = None
     try:
-        child = subprocess.Popen(
+        child = _start(call, mode)
+        if isinstance(child, Fault):
+            return child
+        try:
+            answer = _answer(child, call, time.monotonic() + deadline_seconds, deadline_seconds)
+        finally:
+            left = None if _end(child) else child
+        return answer if left is None or isinstance(answer, bytes) else _stuck(call.subject, left.pid)
+    finally:
+        _LEFT_BEHIND.end(call.user_id, call.target, left)
+
+
+def _start(call: _Call, mode: tuple[str, ...]) -> subprocess.Popen[bytes] | Fault:
+    command = [str(call.program), "dump", "--json", *mode, *call.options, "--pid", str(call.target.pid)]
+    try:
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -198,15 +244,11 @@ def _run(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes |
             env={"PATH": os.environ.get("PATH", ""), "RUST_BACKTRACE": "0"},
         )
     except OSError as error:
-        return Fault(subject=subject, reason="CannotStart", detail=f"{call.program}: {error.strerror}")
-    try:
-        return _answer(child, call, time.monotonic() + deadline_seconds, deadline_seconds)
-    finally:
-        _end(child)
+        return Fault(subject=call.subject, reason="CannotStart", detail=f"{call.program}: {error.strerror}")
 
 
 def _answer(child: subprocess.Popen[bytes], call: _Call, end: float, deadline_seconds: float) -> bytes | Fault:
-    subject = f"pid {call.pid}"
+    subject = call.subject
     assert child.stdout is not None and child.stderr is not None
     texts: dict[int, bytearray] = {child.stdout.fileno(): bytearray(), child.stderr.fileno(): bytearray()}
     poll = select.poll()
@@ -233,11 +275,11 @@ def _answer(child: subprocess.Popen[bytes], call: _Call, end: float, deadline_se
     except subprocess.TimeoutExpired:
         return Fault(subject=subject, reason="Timeout", detail="py-spy printed its answer and did not end")
     out, err = (bytes(text) for text in texts.values())
-    return out if code == 0 and out.strip() else explain(call.pid, code, err.decode("utf-8", "replace"))
+    return out if code == 0 and out.strip() else explain(call.target.pid, code, err.decode("utf-8", "replace"))
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a py-spy that still runs. One that is itself stuck in the kernel is left to be reaped later."""
+def _end(child: subprocess.Popen[bytes]) -> bool:
+    """End a py-spy that still runs; false when the kernel does not let it go."""
     if child.poll() is None:
         child.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -245,6 +287,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     for pipe in (child.stdout, child.stderr):
         if pipe is not None:
             pipe.close()
+    return child.returncode is not None
 
 
 def explain(pid: int, code: int, stderr: str) -> Fault:

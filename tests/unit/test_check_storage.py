@@ -244,7 +244,9 @@ def test_a_child_that_prints_nonsense(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_mountinfo_as_the_kernel_writes_it() -> None:
     text = PLAIN + "70 25 0:52 /exp /mnt/a\\040b rw shared:1 master:2 - nfs4 s:/e\\134x rw\n" + "garbage\n\n"
-    assert filesystems.parse_mounts(text)[-1] == Mount(path="/mnt/a b", type="nfs4", source="s:/e\\x", device="0:52")
+    assert filesystems.parse_mounts(text)[-1] == Mount(
+        path="/mnt/a b", type="nfs4", source="s:/e\\x", device="0:52", id="70"
+    )
 
 
 @given(st.text(max_size=300))

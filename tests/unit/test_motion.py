@@ -96,6 +96,35 @@ def test_motion(name: str, found: RankDump, expected: Motion) -> None:
     assert moved(found) is expected, name
 
 
+SILENT = "/mnt/jfs (fuse.juicefs)"
+
+
+def shut(
+    cpu: float = 0.0, io: float = 0.0, state: str = "S", rounds: int = 3, mount: str | None = SILENT, held: bool = False
+) -> RankDump:
+    """A rank without any stack, whose program lies on a file system that gives no answer."""
+    found = dumps([[]] * rounds, cpu=cpu, io=io, state=state)
+    return structs.replace(rank(found), silent_mount=mount, waits_for_mount=held)
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "mount_holds_job", "expected"),
+    [
+        ("asleep through three rounds", shut(), False, Motion.FROZEN),
+        ("asleep, and no file system is known to be silent", shut(mount=None), False, Motion.UNKNOWN),
+        ("nor then, where another rank waits for one", shut(mount=None), True, Motion.UNKNOWN),
+        ("two rounds are too few", shut(rounds=2), True, Motion.UNKNOWN),
+        ("computes, maybe", shut(cpu=1.0, state="R"), False, Motion.UNKNOWN),
+        ("spins, and another rank waits for the file system", shut(cpu=1.0, state="R"), True, Motion.FROZEN),
+        ("reads", shut(io=1e6), True, Motion.UNKNOWN),
+        ("waits for the file system itself", shut(held=True), True, Motion.FROZEN),
+    ],
+)
+def test_a_rank_that_a_silent_mount_hides(name: str, found: RankDump, mount_holds_job: bool, expected: Motion) -> None:
+    measured = motion.measure(found, [None] * len(found.rounds), TABLE, SETTINGS, mount_holds_job=mount_holds_job)
+    assert measured[0] is expected, name
+
+
 def test_rates_count_the_workers() -> None:
     found = rank(dumps([LOAD] * 3, cpu=0.25, io=1000.0), dumps([COUNT] * 3, cpu=0.5, io=2000.0))
     _, cpu_ratio, io_bytes_per_second = measure(found, SETTINGS)

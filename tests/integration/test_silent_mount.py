@@ -1,0 +1,174 @@
+"""Ranks whose Python lies on a FUSE mount that stops answering: py-spy hangs on it, and cannot even be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hangwatch import config
+from hangwatch.hang import activity, detector
+from hangwatch.hang.capture import capture
+from hangwatch.look import Look, judged
+from hangwatch.model import Job, JobState, Rank
+from hangwatch.probes import procs, pyspy
+from hangwatch.progress import motion_count
+from tests.conftest import wait_for
+from tests.dead_mount import dying_mount
+from tests.integration import targets
+
+QUICK = config.Capture(rounds=3, pause_seconds=0.3, dump_deadline_seconds=0.5)
+ASLEEP = "while True: time.sleep(600)"
+SPINNING = "while True: pass"
+READING = "wait('silent'); open(mount + '/data').read()"
+READING_OPEN = "wait('silent'); os.read(data, 10)"
+RANK = """
+import os, sys, time
+folder, mount, number = sys.argv[1:]
+def wait(name):
+    open(f"{folder}/up-{number}", "w").close()
+    while not os.path.exists(f"{folder}/{name}"): time.sleep(0.02)
+data = os.open(mount + "/data", os.O_RDONLY)
+"""
+
+
+class Ranks(NamedTuple):
+    job: Job
+    fall_silent: Callable[[], None]
+
+
+@contextlib.contextmanager
+def ranks(folder: Path, *bodies: str) -> Iterator[Ranks]:
+    """Ranks that do what their body says, with a Python that lies on a FUSE mount."""
+    program, data = Path(os.path.realpath(sys.executable)), folder / "content"
+    data.write_text("x" * 4096)
+    with dying_mount(folder / "mnt", {"python": program, "data": data}) as die:
+        children = [
+            subprocess.Popen(
+                [folder / "mnt/python", "-c", f"{RANK}\nwait('go')\n{body}", folder, folder / "mnt", str(number)],
+                env={"PYTHONHOME": sys.base_prefix},
+            )
+            for number, body in enumerate(bodies)
+        ]
+        try:
+            wait_for(lambda: len(list(folder.glob("up-*"))) == len(bodies), "the ranks to be up")
+            (folder / "go").touch()
+            identities = [state[0] for child in children if (state := procs.read_state(child.pid))]
+            places = [Rank(id=identity, rank=number, local_rank=number) for number, identity in enumerate(identities)]
+            job = Job(
+                job_id="x", launcher="plain", launcher_id=None, ranks=tuple(places), world_size=len(places), job_key="x"
+            )
+
+            def fall_silent() -> None:
+                die()
+                (folder / "silent").touch()
+                for rank, body in zip(job.ranks, bodies, strict=True):
+                    wait_for(lambda pid=rank.id.pid, body=body: settled(pid, body), "the ranks to settle")  # type: ignore[misc]
+
+            yield Ranks(job, fall_silent)
+        finally:
+            for child in children:
+                child.kill()
+            subprocess.run(["umount", "-l", folder / "mnt"], check=False)
+    for child in children:
+        child.wait(timeout=20)
+    wait_for(lambda: pyspy.left_behind() == 0, "the py-spys to end once the mount is gone")
+
+
+def settled(pid: int, body: str) -> bool:
+    if body is SPINNING:
+        return targets.state(pid) == "R"
+    wanted = "request_wait_answer" if body in (READING, READING_OPEN) else "nanosleep"
+    return wanted in (procs.read_counters(pid).wchan or "")
+
+
+def look(job: Job) -> Look:
+    taken = capture(job, settings=QUICK, node="here")
+    return judged(taken, QUICK, activity.load(), unix_now=1e9)
+
+
+def dumpers() -> int:
+    """How many children of this process are a py-spy."""
+    found = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            found += parent == os.getpid() and (folder / "comm").read_text() == "py-spy\n"
+    return found
+
+
+def test_while_the_mount_answers_there_are_stacks(tmp_path: Path) -> None:
+    with ranks(tmp_path, ASLEEP, ASLEEP) as (job, _):
+        seen = look(job)
+    assert [group.fault for group in seen.grouping.groups] == [None]
+    assert not any(member.silent_mount for member in seen.grouping.members)
+
+
+def test_a_process_on_which_a_py_spy_hangs_is_not_dumped_again(tmp_path: Path) -> None:
+    with ranks(tmp_path, ASLEEP) as (job, fall_silent):
+        fall_silent()
+        target = job.ranks[0].id.pid
+        first, second = (pyspy.dump(target, deadline_seconds=0.5) for _ in range(2))
+        assert first.fault is not None and second.fault is not None
+        assert (first.fault.reason, first.fault.about) == ("DumperStuck", "tool")
+        assert first.fault == second.fault
+        assert second.duration_seconds < 0.1
+        assert (pyspy.left_behind(), dumpers()) == (1, 1)
+
+
+def test_a_rank_that_reads_from_the_silent_mount_is_named_and_the_job_pages_at_once(tmp_path: Path) -> None:
+    with ranks(tmp_path, SPINNING, READING, SPINNING) as (job, fall_silent):
+        fall_silent()
+        seen, again = look(job), look(job)
+        assert (pyspy.left_behind(), dumpers()) == (3, 3), "one for each rank, however often they are looked at"
+    for one in (seen, again):
+        assert one.verdict.kind == "MountSilent"
+        assert [rank.rank for rank in one.verdict.named] == [1]
+        assert f"{tmp_path}/mnt (fuse.deadfs) gives no answer" in one.verdict.message
+        (group,) = one.grouping.groups
+        assert group.fault is not None and (group.fault.reason, group.fault.about) == ("DumperStuck", "tool")
+        assert f"{tmp_path}/mnt" in group.fault.detail
+        assert_pages(one)
+
+
+def test_a_descriptor_tells_the_mount_where_no_place_in_the_kernel_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hangwatch.hang.capture._FUSE_PLACES", frozenset())
+    with ranks(tmp_path, SPINNING, READING_OPEN) as (job, fall_silent):
+        fall_silent()
+        seen = look(job)
+    assert [member.waits_for_mount for member in seen.grouping.members] == [False, True]
+
+
+def test_ranks_that_all_sleep_over_a_silent_mount_page_and_none_is_accused(tmp_path: Path) -> None:
+    with ranks(tmp_path, ASLEEP, ASLEEP) as (job, fall_silent):
+        fall_silent()
+        seen = look(job)
+    assert (seen.verdict.kind, seen.verdict.named) == ("MountSilent", ())
+    assert_pages(seen)
+
+
+def test_ranks_that_compute_over_a_silent_mount_that_none_waits_for_are_not_judged(tmp_path: Path) -> None:
+    with ranks(tmp_path, ASLEEP, SPINNING) as (job, fall_silent):
+        fall_silent()
+        seen = motion_count(look(job).grouping)
+    assert (seen.frozen, seen.moving, seen.unknown) == (1, 0, 1)
+
+
+def assert_pages(seen: Look) -> None:
+    """The capture that the ordinary hold asks for makes the job hung, and that pages."""
+    count = motion_count(seen.grouping)
+    assert (count.frozen, count.moving, count.unknown) == (len(seen.grouping.members), 0, 0)
+    settings = config.Detector()
+    suspected = detector.JobWatch(
+        job_id="x", job_key="x", generation=frozenset(), began=0.0, state=JobState.SUSPECTED, since=100.0
+    )
+    watch, _ = detector.captured(suspected, count, 110.0, settings)
+    assert (watch.state, detector.pages(watch, 110.0, settings)) == (JobState.HUNG, True)

@@ -1,0 +1,60 @@
+"""Children that cannot be ended: how many are borne, of whom, and that they are forgotten once they end."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from hangwatch.model import ProcessId
+from hangwatch.probes.left_behind import MOST, MOST_OF_ONE_USER, LeftBehind
+from tests.conftest import wait_for
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    one = subprocess.Popen(["sleep", "600"])
+    yield one
+    one.kill()
+    one.wait()
+
+
+def target(number: int) -> ProcessId:
+    return ProcessId(pid=number, start_ticks=1)
+
+
+def fill(left: LeftBehind, child: subprocess.Popen[bytes], user_id: int, count: int) -> int:
+    """Leave children behind until no more are begun; how many were."""
+    for number in range(count):
+        if not left.begin(user_id, 0.0):
+            return number
+        left.end(user_id, target(1000 * user_id + number), child)
+    return count
+
+
+def test_one_user_cannot_use_up_what_all_share(child: subprocess.Popen[bytes]) -> None:
+    left = LeftBehind()
+    assert fill(left, child, 1, 100) == MOST_OF_ONE_USER
+    assert left.begin(2, 0.0)
+
+
+def test_there_is_a_bound_over_all(child: subprocess.Popen[bytes]) -> None:
+    left = LeftBehind()
+    assert sum(fill(left, child, user, 100) for user in range(1, 20)) == MOST == left.count()
+
+
+def test_what_still_runs_counts_as_if_it_stayed(child: subprocess.Popen[bytes]) -> None:
+    left = LeftBehind()
+    assert [left.begin(1, 0.0) for _ in range(MOST_OF_ONE_USER + 1)] == [True] * MOST_OF_ONE_USER + [False]
+    left.end(1, target(1), None)
+    assert left.begin(1, 0.0)
+
+
+def test_those_that_end_are_reaped_and_forgotten(child: subprocess.Popen[bytes]) -> None:
+    left = LeftBehind()
+    fill(left, child, 1, MOST_OF_ONE_USER)
+    assert left.of(target(1000)) == child.pid
+    child.kill()
+    wait_for(lambda: left.count() == 0, "the child to be reaped")
+    assert (left.of(target(1000)), left.begin(1, 0.0)) == (None, True)

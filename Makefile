@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
+# The suite waits more than it works: twice as many workers as a small machine has cores.
+WORKERS ?= 4
 
 .PHONY: demo test check golden scenarios screenshots fmt clean
 
@@ -11,7 +13,7 @@ demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --dist load --tx '$(WORKERS)*popen//python=tests/worker $(BIN)/python' $(PYTEST_ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

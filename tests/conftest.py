@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import time
@@ -20,9 +21,32 @@ settings.load_profile("hangwatch")
 T = TypeVar("T")
 DATA = Path(__file__).parent / "data"
 
+# Tests that share something big which their file starts once, and of test_torchrun also its order.
+TOGETHER = (
+    "deploy/test_container.py",
+    "deploy/test_grafana.py",
+    "integration/test_demo_node.py",
+    "integration/test_torchrun.py",
+    "test_contract.py",
+)
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs(part): skipped with that reason on a bare machine, an error in CI")
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Each test goes to the next worker that is free, but the files of `TOGETHER` go to one each, and go first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0].removeprefix("tests/")
+            return file if file in TOGETHER else nodeid
+
+    return Scheduling(config, log)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("torch") and importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch: pip install -e '.[torch]'")
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -35,16 +59,21 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
         report.longrepr = f"skipped where nothing may be: {report.longrepr}"
 
 
-def wait_for(probe: Callable[[], T], what: str, deadline_seconds: float = 30.0) -> T:
-    """Call `probe` until it returns something true; fail with `what` when the deadline passes."""
+def wait_for(probe: Callable[[], T], what: str, deadline_seconds: float = 60.0) -> T:
+    """Call `probe` until it returns something true; fail with `what` when the deadline passes.
+
+    It is asked ever less often, down to ten times a second: a probe may be a scrape, and others share the machine.
+    """
     end = time.monotonic() + deadline_seconds
+    pause_seconds = 0.005
     while True:
         found = probe()
         if found:
             return found
         if time.monotonic() > end:
             pytest.fail(f"waited {deadline_seconds:g} s for {what}")
-        time.sleep(0.02)
+        time.sleep(pause_seconds)
+        pause_seconds = min(1.3 * pause_seconds, 0.1)
 
 
 @pytest.fixture

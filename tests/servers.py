@@ -27,7 +27,7 @@ import yaml
 
 from tests.conftest import wait_for
 
-READY_SECONDS = 30.0
+READY_SECONDS = 60.0
 STOP_SECONDS = 10.0
 
 
@@ -321,7 +321,7 @@ def get(url: str, timeout_seconds: float = 30.0) -> tuple[int, bytes]:
         return error.code, error.read()
 
 
-def run(*command: str | os.PathLike[str], deadline_seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run(*command: str | os.PathLike[str], deadline_seconds: float = 150.0) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; its first word may be any that `program` knows."""
     first, *rest = command
     return subprocess.run(

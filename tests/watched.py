@@ -58,7 +58,7 @@ class RealDaemon:
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(command, env=self._environ, stderr=log, stdout=log)
         try:
-            line = wait_for(self._ready_line, "hangwatch to be ready", 30)
+            line = wait_for(self._ready_line, "hangwatch to be ready", 60)
         except BaseException:
             self.process.kill()
             raise
@@ -110,7 +110,7 @@ class RealDaemon:
         lit = [row["state"] for row, value in self.samples("hangwatch_job_state", job_id=job_id) if value == 1]
         return lit[0] if lit else None
 
-    def wait_for_state(self, job_id: str, state: str, deadline_seconds: float = 60.0) -> None:
+    def wait_for_state(self, job_id: str, state: str, deadline_seconds: float = 90.0) -> None:
         wait_for(lambda: self.job_state(job_id) == state, f"job {job_id} to be {state}", deadline_seconds)
 
 
@@ -142,6 +142,16 @@ class TorchJob:
             except (subprocess.TimeoutExpired, ProcessLookupError):
                 continue
         self.process.wait()
+
+    def wait_for_step(self, step: int, deadline_seconds: float = 150.0) -> None:
+        """Until rank 0 has finished this step; fails at once when the launcher ends."""
+
+        def finished() -> bool:
+            if self.process.poll() is not None:
+                pytest.fail(f"torchrun ended with {self.process.returncode}:\n{(self.folder / 'job.log').read_text()}")
+            return self.steps(0) >= step
+
+        wait_for(finished, f"step {step}", deadline_seconds)
 
     def steps(self, rank: int) -> int:
         path = self.folder / f"steps-{rank}"

@@ -24,6 +24,8 @@ import yaml
 
 import hangwatch
 
+pytestmark = pytest.mark.timeout(400)
+
 REPOSITORY = Path(__file__).parents[2]
 DOCKERFILE = REPOSITORY / "Dockerfile"
 VALUES = REPOSITORY / "deploy/helm/hangwatch/values.yaml"
@@ -140,7 +142,7 @@ class Image(NamedTuple):
         }
         done = subprocess.run(
             ["/usr/bin/unshare", "--mount", *namespaces, "/bin/sh", "-c", INSIDE, "sh", uid, gid],
-            env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=110,
+            env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=300,
         )  # fmt: skip
         assert done.returncode == 0, f"{command}\n{done.stdout}"
         return done.stdout

@@ -122,11 +122,8 @@ def test_the_line_tracer_of_the_page_follows_one_file(tmp_path: Path) -> None:
 
 
 def _torchrun(folder: Path, arguments: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
-    torchrun = Path(sys.executable).with_name("torchrun")
-    if not torchrun.exists():
-        pytest.skip("needs torch: pip install -e '.[torch]'")
     return subprocess.run(
-        [torchrun, "--standalone", "--nproc-per-node", "2", *arguments],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder), **environ},
         capture_output=True,

@@ -72,6 +72,12 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def scheduled(pid: int) -> tuple[float, float]:
+    """For how many seconds the main thread has run, and for how many it was ready to run and had no core."""
+    ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    return int(ran) / 1e9, int(waited) / 1e9
+
+
 def wait_for_state(pid: int, letter: str) -> None:
     """Until the kernel shows that state."""
     wait_for(lambda: state(pid) == letter, f"state {letter} of {pid}")

@@ -16,7 +16,7 @@ from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.watched import RealDaemon, TorchJob
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 HUNG_POWER = ["gpu all power_watts 118", "gpu 2 power_watts 86", "gpu 2 utilization_ratio 0"]
 
@@ -25,7 +25,7 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
     fake_driver.write(h100(4))
     os.mkfifo(tmp_path / "shard")
     with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon, TorchJob(tmp_path, "stuck_on_a_fifo.py") as job:
-        wait_for(lambda: job.steps(0) > 3, "the first steps", 90)
+        job.wait_for_step(3)
         daemon.wait_for_state(job.run_id, "training")
         rows = daemon.samples("hangwatch_job_gpu_info", job_id=job.run_id)
         assert sorted(row["rank"] for row, _ in rows) == ["0", "1", "2", "3"]
@@ -63,7 +63,7 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
         steps = job.steps(0)
         fake_driver.write(h100(4))
         (tmp_path / "shard").write_bytes(b"shard")
-        wait_for(lambda: job.steps(0) > steps + 3, "the job to go on unharmed")
+        job.wait_for_step(steps + 3)
         daemon.wait_for_state(job.run_id, "recovered")
         assert daemon.samples("hangwatch_rank_activity", job_id=job.run_id) == []
         wait_for(lambda: store.load(folder).closed_unix_seconds, "the incident to be closed on disk")
@@ -84,7 +84,7 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
 def test_dump_shows_every_rank_of_every_launcher(fake_driver: FakeDriver, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "shard")
     with TorchJob(tmp_path, "stuck_on_a_fifo.py") as job:
-        wait_for(lambda: job.steps(0) > 3, "the first steps", 90)
+        job.wait_for_step(3)
         (tmp_path / "stop-at-shard").touch()
         wait_for(lambda: not (tmp_path / "stop-at-shard").exists(), "rank 2 to reach the shard")
         took = _hangwatch("dump", "--job", job.run_id, "--json", "-o", str(tmp_path / "out"))
@@ -101,7 +101,7 @@ def test_dump_shows_every_rank_of_every_launcher(fake_driver: FakeDriver, tmp_pa
         assert (none.returncode, job.run_id in none.stderr) == (2, True)
         (tmp_path / "shard").write_bytes(b"shard")
         steps = job.steps(0)
-        wait_for(lambda: job.steps(0) > steps + 3, "the job to go on unharmed")
+        job.wait_for_step(steps + 3)
 
 
 def _states_until(daemon: RealDaemon, job_id: str, last: str) -> list[str]:

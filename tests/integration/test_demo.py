@@ -80,7 +80,8 @@ def test_the_command_exits_0_and_says_which_rank_it_named(tmp_path: Path) -> Non
 
 
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
-    command = [HANGWATCH, "demo", "--ranks", "2", "--keep", str(tmp_path / "state")]
+    # A shell that starts the tests in the background ignores SIGINT, and so would all that they start.
+    command = ["env", "--default-signal=INT", HANGWATCH, "demo", "--ranks", "2", "--keep", str(tmp_path / "state")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
         run_id = re.search(r"demo-[0-9a-f]+", demo.stdout.readline())[0]
         pids = wait_for(lambda: pids_of(run_id), "the ranks to start")

@@ -95,10 +95,11 @@ def test_training_draws_power_and_little_cpu(training: SimulatedNode) -> None:
         stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in training.pids]
         return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
 
+    gpus = SimulatedGpus(training)
+    assert [gpu.pids for gpu in gpus.latest().gpus] == [(pid,) for pid in training.pids]
+    wait_for(lambda: all(gpu.power_watts > 500 for gpu in gpus.latest().gpus), "all to draw what training draws")
+    assert {gpu.power_limit_watts for gpu in gpus.latest().gpus} == {700}
     before, began = cpu_seconds(), time.monotonic()
-    sweep = SimulatedGpus(training).latest()
-    assert [gpu.pids for gpu in sweep.gpus] == [(pid,) for pid in training.pids]
-    assert all(gpu.power_watts > 500 and gpu.power_limit_watts == 700 for gpu in sweep.gpus)
     time.sleep(1.0)  # what is measured is a time
     assert (cpu_seconds() - before) / (time.monotonic() - began) < 0.10 * RANKS
 
@@ -175,9 +176,9 @@ def test_evaluation_is_low_power_on_all_ranks() -> None:
 
 def test_the_first_order_comes_before_the_first_step() -> None:
     with SimulatedNode(2, first_order="1 lock") as node:
-        wait_for(lambda: node.phases.read(0).age_seconds > 0.5, "rank 0 to wait")
+        wait_for(lambda: node.phases.read(0).phase is Phase.COLLECTIVE, "rank 0 to wait")
+        wait_for(lambda: stack_of(node.pids[0])[0] == "all_reduce", "its stack to show it")
         assert node.phases.read(1).phase is Phase.STARTING
-        assert stack_of(node.pids[0])[0] == "all_reduce"
 
 
 def test_a_restart_replaces_every_rank_and_training_goes_on() -> None:

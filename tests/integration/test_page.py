@@ -15,7 +15,7 @@ from tests.fake_driver import FakeDriver, h100
 from tests.servers import RealAlertmanager, RealPrometheus, WebhookReceiver
 from tests.watched import QUICK, RealDaemon, TorchJob
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
 HUNG_POWER = ["gpu all power_watts 118", "gpu 2 power_watts 86", "gpu 2 utilization_ratio 0"]
@@ -49,7 +49,7 @@ def test_one_page_names_the_job_and_the_rank_and_resolves(
         ) as prometheus,
         TorchJob(tmp_path, "stuck_on_a_fifo.py") as job,
     ):
-        wait_for(lambda: job.steps(0) > 3, "the first steps", 90)
+        job.wait_for_step(3)
         daemon.wait_for_state(job.run_id, "training")
         wait_for(
             lambda: prometheus.query(f'hangwatch_job_state{{job_id="{job.run_id}",state="training"}} == 1'),

@@ -19,7 +19,7 @@ from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Verdict
 from tests.conftest import wait_for
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 RANKS = 4  # one behind its GPU is named only if three times as many wait
 PROGRAM = Path(__file__).parents[1] / "jobs" / "real_hang.py"
@@ -30,10 +30,17 @@ TABLE = activity.load()
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """The folder of a job that runs the hang which the test asks for."""
-    torchrun = Path(sys.executable).with_name("torchrun")
-    if not torchrun.exists():
-        pytest.skip("torch is not installed")
-    command = [torchrun, "--standalone", "--nproc_per_node", str(RANKS), PROGRAM, request.param, tmp_path]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        str(RANKS),
+        PROGRAM,
+        request.param,
+        tmp_path,
+    ]
     with (tmp_path / "log").open("wb") as log:
         job = subprocess.Popen(
             command, stdout=log, stderr=log, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"}

@@ -25,7 +25,7 @@ from tests.conftest import wait_for
 from tests.integration import targets
 from tests.proc_tree import sweep
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 RANKS = 4
 PROGRAM = Path(__file__).parents[1] / "jobs" / "odd_rank.py"
@@ -74,7 +74,7 @@ class RealJob:
         wait_for(
             lambda: self.launcher.poll() is None and all(self.step(rank) > before[rank] for rank in range(RANKS)),
             "all ranks to make steps",
-            90,
+            150,
         )
 
     def find(self) -> Job:
@@ -100,7 +100,7 @@ def launched(folder: Path, *command: str) -> Iterator[RealJob]:
         launcher = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
     job = RealJob(folder, launcher)
     try:
-        wait_for(lambda: len(list(folder.glob("pid-*"))) == RANKS or launcher.poll(), "the ranks to start", 90)
+        wait_for(lambda: len(list(folder.glob("pid-*"))) == RANKS or launcher.poll(), "the ranks to start", 150)
         assert launcher.poll() is None, (folder / "log").read_text()
         job.wait_until_it_trains()
         yield job
@@ -125,7 +125,6 @@ def beside_python(name: str) -> str:
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealJob]:
     """One job under `torchrun` for all troubles: after each of them it trains on."""
-    pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
     folder = tmp_path_factory.mktemp("torchrun")
     with launched(folder, beside_python("torchrun"), f"--nproc-per-node={RANKS}", str(PROGRAM), str(folder)) as one:
         yield one
@@ -179,11 +178,15 @@ def test_a_rank_that_waits_for_a_stuck_loader_is_named_with_what_the_loader_does
 
 def test_a_rank_that_spins_with_the_gil_is_named(job: RealJob) -> None:
     job.order(3, "spin")
+    before = targets.scheduled(job.pid(3))
     _, grouping, verdict = job.judge()
+    after = targets.scheduled(job.pid(3))
     assert names(verdict) == [3]
     (odd,) = (group for group in grouping.groups if [member.id.rank for member in group.members] == [3])
     assert odd.frames[0].function == "search_best_split"
-    assert (odd.members[0].cpu_ratio or 0) > 0.3
+    # All of what it was given, which is a whole core only where nobody else wants it.
+    ran, waited = after[0] - before[0], after[1] - before[1]
+    assert (odd.members[0].cpu_ratio or 0) > 0.3 * ran / (ran + waited)
     os.kill(job.pid(3), signal.SIGUSR1)
     job.wait_until_it_trains()
 
@@ -208,7 +211,6 @@ def test_ranks_in_different_collectives_are_shown_and_nobody_is_accused(job: Rea
 
 
 def test_python_m_torch_distributed_run(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--rdzv-id=a b:c"]
     command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", str(PROGRAM), str(tmp_path)]
     with launched(tmp_path, *command) as one:
@@ -219,7 +221,6 @@ def test_python_m_torch_distributed_run(tmp_path: Path) -> None:
 
 
 def test_accelerate_launch(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
     options = ["--multi_gpu", f"--num_processes={RANKS}", "--num_machines=1", "--mixed_precision=no"]
     options += ["--dynamo_backend=no", "--main_process_port=0"]
     with launched(tmp_path, beside_python("accelerate"), "launch", *options, str(PROGRAM), str(tmp_path)) as one:
@@ -230,7 +231,6 @@ def test_accelerate_launch(tmp_path: Path) -> None:
 
 
 def test_mp_spawn(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
     with launched(tmp_path, sys.executable, str(PROGRAM), str(tmp_path), "spawn", str(RANKS)) as one:
         one.order(2, "sleep")
         found, _, verdict = one.judge()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
@@ -140,8 +141,9 @@ def test_libraries_that_may_not_be_read(tree: NodeTree) -> None:
     assert told(result) == ("UNKNOWN", "CannotRead")
 
 
+@pytest.mark.torch
 def test_the_real_torch_of_this_environment() -> None:
-    pytest.importorskip("torch")
+    importlib.import_module("torch")
     result = run("environment", Node(jobs=(job(real_rank(os.getpid())),)))
     assert told(result) == ("OK", "NothingKnown")
     torch = sys.modules["torch"]

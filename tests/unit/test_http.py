@@ -480,8 +480,6 @@ def test_the_address_of_everybody_takes_both_families() -> None:
 
 
 def test_a_listen_address_that_is_none_is_told() -> None:
-    one = Server(
-        Http(listen="no.such.host.invalid", port=0), CollectorRegistry(), status=lambda: None, unhealthy=lambda: None
-    )
-    with pytest.raises(ServeError, match=r"listen = 'no\.such\.host\.invalid' is no address"):
-        one.start()
+    told = r"listen = 'no\.such\.host\.invalid' is no address"
+    with pytest.raises(ServeError, match=told), server(listen="no.such.host.invalid"):
+        pass

@@ -1,0 +1,37 @@
+"""SECURITY.md says what is true: its links lead somewhere, and its settings have the names and defaults of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hangwatch.config import Settings
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "SECURITY.md").read_text()
+
+
+def test_every_file_that_it_names_is_there() -> None:
+    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", PAGE)]
+    assert len(links) > 20
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_every_setting_that_it_names_has_that_default() -> None:
+    rows = re.findall(r"^\|[^|]*\| `\[(\w+)\] (\w+)`(?:; `(\w+)`)? \| ([^|]+) \|$", PAGE, re.MULTILINE)
+    assert len(rows) > 8
+    said = {}
+    for section, first, second, defaults in rows:
+        for key, default in zip(filter(None, (first, second)), defaults.split("; "), strict=True):
+            said[section, key] = float(default.strip().replace(" GiB", "")) * (1 << 30 if "GiB" in default else 1)
+    assert said == {(section, key): float(getattr(getattr(Settings(), section), key)) for section, key in said}
+
+
+def test_every_setting_in_its_text_exists() -> None:
+    named = re.findall(r"`\[(\w+)\] (\w+)", PAGE)
+    assert [name for name in named if not hasattr(getattr(Settings(), name[0]), name[1])] == []
+
+
+def test_readers_are_led_to_it() -> None:
+    for page in ("README.md", "docs/architecture.md"):
+        assert "SECURITY.md" in (ROOT / page).read_text(), page

@@ -143,6 +143,10 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _incident(path: Path) -> Incident:
+    if path.is_file() and path.name != store.INCIDENT_FILE:
+        raise InputError(
+            f"{path}: is a file, and not called {store.INCIDENT_FILE}: give each node's in a folder of its own"
+        )
     return store.load(path.parent if path.name == store.INCIDENT_FILE else path)
 
 

@@ -75,6 +75,7 @@ def test_the_help_names_every_command() -> None:
         (("explain", "/nonexistent"), ["no such file"]),
         (("explain", "/etc/hostname"), ["no stack dump", "py-spy dump --pid"]),
         (("merge", "/nonexistent"), ["/nonexistent"]),
+        (("merge", "/etc/hostname"), ["/etc/hostname: is a file, and not called incident.json", "folder of its own"]),
         (("report", "/nonexistent"), ["is no incident", "hangwatch incidents"]),
         (("status", "--url", "http://127.0.0.1:1"), ["no hangwatch answers", "hangwatch run"]),
         (("status", "--url", "file:///etc/passwd"), ["http://"]),
@@ -107,6 +108,14 @@ def test_config_errors_name_file_section_and_key(tmp_path: Path) -> None:
             assert done.returncode == 2
             for word in (str(path), *words):
                 assert word in done.stderr
+
+
+def test_a_configuration_that_cannot_be_used_is_not_ok(tmp_path: Path) -> None:
+    path = tmp_path / "hangwatch.toml"
+    path.write_text('[[activities.rules]]\nactivity = "Data Loading"\nfunction = "read"')
+    done = hangwatch("config", "--check", str(path))
+    assert done.returncode == 2
+    assert "rules[0]: activity 'Data Loading' is no name" in done.stderr
 
 
 def test_the_sample_configuration_is_good(tmp_path: Path) -> None:

@@ -11,7 +11,18 @@ from collections.abc import Iterable, Sequence
 from hangwatch import words
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Rank, Value
+from hangwatch.model import (
+    BLOCKED_STATES,
+    ENDED_STATES,
+    STOPPED_STATES,
+    CheckVerdict,
+    Fault,
+    Job,
+    JobName,
+    Point,
+    Rank,
+    Value,
+)
 from hangwatch.probes import pidfiles, procs
 from hangwatch.probes.node import Node
 
@@ -28,7 +39,8 @@ ZOMBIES = Metric(
 RESIDENT = Metric(name="ranks_resident_memory_bytes", help="memory of a rank and its workers", labels=contract.RANK)
 
 GONE = "gone"
-NOT_WELL = frozenset({GONE, "Z", "D", "T"})
+NO_PROCESS = ENDED_STATES | {GONE}
+NOT_WELL = NO_PROCESS | BLOCKED_STATES | STOPPED_STATES
 
 
 class Settings(contract.Settings, frozen=True):
@@ -85,10 +97,10 @@ def _rank(node: Node, job: Job, rank: Rank) -> RankState:
     return RankState(
         rank=contract.RankName.of(job, rank),
         pid=rank.id.pid,
-        state="T" if state == "t" else state,
+        state="T" if state in STOPPED_STATES else state,
         resident_bytes=sum(memory) if memory else None,
-        dead_workers=sum(row.get("State", "").startswith("Z") for row in rows[1:]),
-        wchan=procs.read_counters(rank.id.pid, node.proc_root).wchan if state == "D" else None,
+        dead_workers=sum(row.get("State", " ")[0] in ENDED_STATES for row in rows[1:]),
+        wchan=procs.read_counters(rank.id.pid, node.proc_root).wchan if state in BLOCKED_STATES else None,
     )
 
 
@@ -97,11 +109,11 @@ def points(sample: Sample) -> Iterable[Point]:
     for job in sample.jobs:
         states = [rank.state for rank in job.ranks]
         yield EXPECTED.point(job.expected, **job.job.labels)
-        yield ALIVE.point(sum(state not in (GONE, "Z", "X") for state in states), **job.job.labels)
-        yield UNINTERRUPTIBLE.point(states.count("D"), **job.job.labels)
-        yield STOPPED.point(states.count("T"), **job.job.labels)
+        yield ALIVE.point(sum(state not in NO_PROCESS for state in states), **job.job.labels)
+        yield UNINTERRUPTIBLE.point(_count(states, BLOCKED_STATES), **job.job.labels)
+        yield STOPPED.point(_count(states, STOPPED_STATES), **job.job.labels)
         dead_workers = sum(rank.dead_workers for rank in job.ranks)
-        yield ZOMBIES.point(states.count("Z") + dead_workers, **job.job.labels)
+        yield ZOMBIES.point(_count(states, ENDED_STATES) + dead_workers, **job.job.labels)
         for rank in job.ranks:
             if rank.resident_bytes is not None:
                 yield RESIDENT.point(rank.resident_bytes, **rank.rank.labels)
@@ -119,10 +131,14 @@ def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
         for (job, who), problem in _problems(window[-1]).items()
         if alone or before.get((job, who), ("", ""))[0] == problem[0]
     ]
-    alive = sum(rank.state not in (GONE, "Z", "X") for job in window[-1].jobs for rank in job.ranks)
+    alive = sum(rank.state not in NO_PROCESS for job in window[-1].jobs for rank in job.ranks)
     memory = sum(rank.resident_bytes or 0 for job in window[-1].jobs for rank in job.ranks)
     summary = f"all {alive} ranks of {len(window[-1].jobs)} jobs are alive and use {memory / (1 << 30):.1f} GiB"
     return worst(findings, ok("RanksAlive", summary))
+
+
+def _count(states: Iterable[str], letters: frozenset[str]) -> int:
+    return sum(state in letters for state in states)
 
 
 def _problems(sample: Sample) -> dict[tuple[JobName, str], tuple[str, str]]:
@@ -148,9 +164,9 @@ def _finding(job: JobName, who: str, problem: tuple[str, str], *, settled: bool)
     if what == GONE:
         # One that has finished is gone as well: whether the others wait for it is for the verdict on a hang to say.
         return warning("RankGone", f"{who} does not exist any more{once}", log)
-    if what == "Z":
+    if what in ENDED_STATES:
         return level("RankExited", f"{who} has ended, and nobody waited for it{once}", log)
-    if what == "T":
+    if what in STOPPED_STATES:
         return level("RankStopped", f"{who} is stopped{once}", "kill -CONT PID, once you know who stopped it")
     remedy = "`hangwatch check storage`; `cat /proc/PID/stack` as root shows what it waits for"
     return warning("RankUninterruptible", f"{who} is in an uninterruptible sleep{detail}{once}", remedy)

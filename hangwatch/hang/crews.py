@@ -13,7 +13,7 @@ from hangwatch import words
 from hangwatch.hang import launchers
 from hangwatch.hang.launchers import Seat
 from hangwatch.hang.owners import Owner, owner_of
-from hangwatch.model import GpuSample, Process, ProcessId
+from hangwatch.model import ENDED_STATES, GpuSample, Process, ProcessId
 
 INIT_PID = 1
 _MAX_DEPTH = 64
@@ -45,7 +45,7 @@ class Tree:
     """Who is whose child, among what still runs. A parent that is younger than its child is another process."""
 
     def __init__(self, processes: Sequence[Process]) -> None:
-        self._by_pid = {process.id.pid: process for process in processes if process.state not in ("Z", "X")}
+        self._by_pid = {process.id.pid: process for process in processes if process.state not in ENDED_STATES}
         self._children: dict[int, list[Process]] = {}
         for process in self._by_pid.values():
             parent = self.parent(process)

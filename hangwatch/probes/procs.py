@@ -17,7 +17,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hangwatch import launcher_table, words
-from hangwatch.model import Fault, Process, ProcessId, Value
+from hangwatch.model import ENDED_STATES, Fault, Process, ProcessId, Value
 from hangwatch.probes import environments
 from hangwatch.probes.environments import Environment
 
@@ -228,7 +228,7 @@ class _Known(NamedTuple):
         if self.process.id.start_ticks != stat.start_ticks:
             return False
         # A zombie has lost its memory, not its past.
-        return stat.state in "ZX" or self.program == _program(stat)
+        return stat.state in ENDED_STATES or self.program == _program(stat)
 
 
 def _program(stat: _Stat) -> int | str:

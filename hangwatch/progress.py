@@ -168,20 +168,20 @@ def _present(snapshot: Snapshot) -> list[JobEntry]:
 
 
 def _with_kept_names(snapshot: Snapshot, jobs: Iterable[Job]) -> dict[str, Job]:
-    """The jobs by key. A job is its processes: while they live it keeps the name and the key that it first had.
+    """The jobs by key. A job is its processes: while they live it keeps the name and the key that it had at its work.
 
     What it would be called now may change: by a second job in the same Slurm allocation, by a launcher that was killed.
+    A key that the scan gives to another job is that one's, see `hang.jobs`.
     """
-    holders = {process: entry.job for entry in _present(snapshot) for process in entry.watch.generation}
+    settled = [entry for entry in _present(snapshot) if entry.watch.state is not JobState.STARTING]
+    holders = {process: entry.job for entry in settled for process in entry.watch.generation}
+    scanned = {job.key: job for job in jobs}
     found: dict[str, Job] = {}
-    for job in sorted(jobs, key=lambda job: not any(rank.id in holders for rank in job.ranks)):
-        known = next((holders[rank.id] for rank in job.ranks if rank.id in holders), job)
-        if known.key in found:
-            pid = job.ranks[0].id.pid if job.ranks else len(found)
-            job_id, job_key = f"{job.job_id}-p{pid}", f"{job.key}-p{pid}"
-        else:
-            job_id, job_key = known.job_id, known.key
-        found[job_key] = replace(job, job_id=job_id, job_key=job_key)
+    for job in sorted(scanned.values(), key=lambda job: not any(rank.id in holders for rank in job.ranks)):
+        kept = next((holders[rank.id] for rank in job.ranks if rank.id in holders), job)
+        is_free = kept.key not in found and scanned.get(kept.key, job) is job
+        named = kept if is_free else job
+        found[named.key] = replace(job, job_id=named.job_id, job_key=named.key)
     return found
 
 

@@ -122,7 +122,7 @@ def _seated_crews(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[P
             members = _ranks_of(part, tree, samples)
             if members and not launchers.is_server(members[0][0]):
                 crews.append(Crew(_launcher_name(part[0]), part[0].head, list(members), part[0].owner))
-    return _joined(crews, endpoints)
+    return _joined(crews, samples, endpoints)
 
 
 def needs_endpoint(process: Process) -> int | None:
@@ -137,14 +137,25 @@ def needs_endpoint(process: Process) -> int | None:
     return int(port) if port.isdecimal() and 0 < int(port) < 1 << 16 else None
 
 
-def _joined(crews: list[Crew], endpoints: Mapping[ProcessId, str]) -> list[Crew]:
+def claim(crew: Crew, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> tuple[int, ...]:
+    """An order of claims to one name or seat, the best first.
+
+    Who holds a GPU by the driver's word comes before who is connected to a store, and that before who is older.
+    """
+    processes = [process for process, _ in crew.members]
+    works = any(process.id.pid in gpu.pids for gpu in samples for process in processes)
+    connected = any(process.id in endpoints for process in processes)
+    return not works, not connected, crew.began_ticks, processes[0].id.pid
+
+
+def _joined(crews: list[Crew], samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Crew]:
     """Crews of one owner, run and size that have different ranks are one job: containers or pods with a part each.
 
-    The older holds its ranks: who claims one of them, while its process lives, is a job of its own. So is who is not
+    Who has the best claim holds its ranks: another one, while its process lives, is a job of its own. So is who is not
     connected to the store to which the others are.
     """
     jobs: dict[tuple[object, ...], list[Crew]] = {}
-    for crew in sorted(crews, key=lambda crew: (crew.began_ticks, crew.members[0][0].id.pid)):
+    for crew in sorted(crews, key=lambda crew: claim(crew, samples, endpoints)):
         process, seat = crew.members[0]
         assert seat is not None
         run = (*_run(process, seat), *launchers.rendezvous(process.environ))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import NamedTuple
 
 from hangwatch import config
 from hangwatch.hang import devices, launchers, shares
-from hangwatch.hang.crews import INIT_PID, Crew, Tree, by_start, find_crews
+from hangwatch.hang.crews import INIT_PID, Crew, Tree, by_start, claim, find_crews
 from hangwatch.hang.launchers import Seat
 from hangwatch.model import FoundJobs, GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker, gaps, spans
 
@@ -53,7 +52,8 @@ def find(
     samples = _samples(gpus, tree, ticks_per_second)
     crews, left_out = shares.watched(find_crews(tree, samples, endpoints), tree, samples, limits)
     ranks = {process.id.pid for crew in crews for process, _ in crew.members}
-    jobs = [_job(name, crew, tree, samples, ranks) for crew, name in zip(crews, _names(crews, tree, node), strict=True)]
+    names = _names(crews, tree, node, lambda crew: claim(crew, samples, endpoints))
+    jobs = [_job(name, crew, tree, samples, ranks) for crew, name in zip(crews, names, strict=True)]
     return FoundJobs(jobs=tuple(sorted(jobs, key=lambda job: (job.job_id, job.ranks[0].id))), left_out=left_out)
 
 
@@ -156,12 +156,18 @@ class _Name(NamedTuple):
     job_key: str
 
 
-def _names(crews: list[Crew], tree: Tree, node: str) -> list[_Name]:
-    """A name for each job, the same on all its nodes where anything says it; two of one key get a pid each."""
+def _names(crews: list[Crew], tree: Tree, node: str, order: Callable[[Crew], tuple[int, ...]]) -> list[_Name]:
+    """A name for each job, the same on all its nodes where anything says it.
+
+    Of several with one key the one with the best claim has it, the others get a pid each: whoever copies a job's
+    variables must not change what that job is called.
+    """
     names = [_name(crew, tree, node) for crew in crews]
-    count = Counter(name.job_key for name in names)
+    best: dict[str, Crew] = {}
+    for name, crew in sorted(zip(names, crews, strict=True), key=lambda named: order(named[1])):
+        best.setdefault(name.job_key, crew)
     return [
-        name if count[name.job_key] == 1 else _told_apart(name, crew) for name, crew in zip(names, crews, strict=True)
+        name if best[name.job_key] is crew else _told_apart(name, crew) for name, crew in zip(names, crews, strict=True)
     ]
 
 

@@ -340,7 +340,7 @@ def test_two_jobs_of_one_name_keep_apart(tmp_path: Path) -> None:
         for agent in (100, 200)
     )
     found = jobs.find_jobs(ProcessScan(lay_out(f"1 (init) S parent=0 start=1\n{agents}", tmp_path)).processes())
-    assert [job.job_id for job in found] == ["9-p101", "9-p201"]
+    assert [job.job_id for job in found] == ["9", "9-p201"], "the older keeps the name"
 
 
 def test_a_parent_that_is_younger_than_its_child_is_another_process(tmp_path: Path) -> None:
@@ -357,6 +357,18 @@ def test_a_pid_that_the_driver_named_before_the_process_began_is_not_its_gpu(tmp
     assert (
         rank(stale, 2).gpu_uuids == ()
     )  # began 11 s after boot; its environment names GPUs 4 and 5, which are not there
+
+
+def test_of_two_jobs_of_one_key_the_one_on_the_gpus_keeps_it(tmp_path: Path) -> None:
+    """Also where the other one is older: what a job is called must not depend on who copies its variables."""
+    text = (FOLDER / "pytorchjob_pods.proc").read_text()
+    pod = text[text.index("140 (") : text.index("= plain")]
+    intruder = re.sub(r"\b14(\d)\b", r"12\1", pod).replace("RANK=3", "RANK=2").replace("3b7d9e04", "f00dcafe")
+    processes = ProcessScan(lay_out(text + intruder, tmp_path)).processes()
+    (alone,) = jobs.find_jobs([process for process in processes if process.id.pid not in (120, 122)])
+    found = {job.ranks[0].id.pid: job for job in jobs.find_jobs(processes, sweep({0: (132,), 1: (142,)}))}
+    assert found[132].job_key == alone.job_key != found[122].job_key
+    assert (found[132].job_id, found[122].job_id) == (alone.job_id, f"{alone.job_id}-p122")
 
 
 def test_a_gpu_that_somebody_holds_by_the_drivers_word_no_environment_gives_away() -> None:

@@ -197,9 +197,19 @@ def test_a_job_keeps_its_name_while_its_ranks_live() -> None:
     assert life.state is JobState.HUNG
     assert life.snapshot.jobs["42"].page
     assert life.snapshot.jobs["42-p500"].watch.state is JobState.STARTING
-    life.discover(replace(other, job_id="42"))
+    life.discover(other)
     assert life.state is JobState.ENDED
     assert life.snapshot.jobs["42-p500"].watch.state is JobState.STARTING
+
+
+def test_a_key_that_a_scan_gives_to_another_job_is_that_ones() -> None:
+    """Who copies a job's variables and is older has its key only until the job itself is told by its GPUs."""
+    life = hung()
+    copied, real = replace(job(), job_id="42-p100", job_key="42-p100"), job(pid=500, job_id="42")
+    life.discover(copied, real)
+    assert life.snapshot.jobs["42"].watch.state is JobState.STARTING
+    assert {rank.id.pid for rank in life.snapshot.jobs["42"].job.ranks} == {rank.id.pid for rank in real.ranks}
+    assert life.snapshot.jobs["42-p100"].job.ranks == copied.ranks
 
 
 def test_a_capture_that_fails_as_a_whole_is_tried_again() -> None:

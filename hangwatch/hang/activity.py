@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 from collections.abc import Sequence
@@ -243,6 +244,12 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
             raise config.ConfigError(
                 f"[activities] rules[{number}]: activity {rule.activity!r} is no name\n"
                 f"  allowed: {', '.join(tables.activities)}, or a new name in lower_case"
+            )
+        near = difflib.get_close_matches(rule.activity, tables.activities, n=1, cutoff=0.8)
+        if near and rule.activity not in tables.activities:  # a new name waits for nothing, and is accused first
+            raise config.ConfigError(
+                f"[activities] rules[{number}]: activity {rule.activity!r} looks like {near[0]!r} with a slip of the pen\n"
+                f"  type {near[0]!r}, or choose a name that is further from it"
             )
         extra.append(
             _Rule(rule.activity, "certain", "configured", (rule.function,), file=rule.file, operation=rule.operation)

@@ -108,6 +108,11 @@ def test_a_rule_without_a_usable_name_is_refused() -> None:
         activity.load((config.ActivityRule(activity="Loading Data", function="x"),))
 
 
+def test_a_misspelt_activity_is_refused_since_it_would_accuse() -> None:
+    with pytest.raises(config.ConfigError, match="'colective_wait' looks like 'collective_wait'"):
+        activity.load((config.ActivityRule(activity="colective_wait", function="x"),))
+
+
 def test_every_rule_names_an_activity_and_every_activity_a_sentence() -> None:
     tables = activity._built_in()
     assert {rule.activity for rule in tables.rules} <= set(tables.activities)

@@ -248,7 +248,7 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
         near = difflib.get_close_matches(rule.activity, tables.activities, n=1, cutoff=0.8)
         if near and rule.activity not in tables.activities:  # a new name waits for nothing, and is accused first
             raise config.ConfigError(
-                f"[activities] rules[{number}]: activity {rule.activity!r} looks like {near[0]!r} with a slip of the pen\n"
+                f"[activities] rules[{number}]: activity {rule.activity!r} looks like {near[0]!r}, misspelt\n"
                 f"  type {near[0]!r}, or choose a name that is further from it"
             )
         extra.append(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import os
 import resource
 import shutil
@@ -28,6 +29,7 @@ from pathlib import Path
 from tests.fake_driver import FakeDriver, compile_library, h100
 from tests.watched import RealDaemon
 
+LIBC = ctypes.CDLL(None)
 RANKS = 4
 ADA, NOBODY = 1004, 65534
 RUN = {
@@ -72,6 +74,7 @@ def as_user(uid: int) -> Callable[[], None]:
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
+        libc_prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: none outlives this script
 
     return change
 
@@ -84,14 +87,13 @@ def in_pod(cgroup: Cgroup) -> Callable[[], None]:
         for capability in range(41):
             libc_prctl(24, capability)  # PR_CAPBSET_DROP
         libc_prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
+        libc_prctl(1, signal.SIGKILL)
 
     return change
 
 
 def libc_prctl(option: int, value: int) -> None:
-    import ctypes
-
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    LIBC.prctl(option, value, 0, 0, 0)
 
 
 class Crowd:

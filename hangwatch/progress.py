@@ -171,16 +171,19 @@ def _with_kept_names(snapshot: Snapshot, jobs: Iterable[Job]) -> dict[str, Job]:
     """The jobs by key. A job is its processes: while they live it keeps the name and the key that it had at its work.
 
     What it would be called now may change: by a second job in the same Slurm allocation, by a launcher that was killed.
-    A key that the scan gives to another job is that one's, see `hang.jobs`.
+    A key that the scan gives to another job is that one's, see `hang.jobs`; and a job that was told apart from another
+    by a pid loses that once it has the better claim, unless an incident of it is open.
     """
     settled = [entry for entry in _present(snapshot) if entry.watch.state is not JobState.STARTING]
-    holders = {process: entry.job for entry in settled for process in entry.watch.generation}
+    holders = {process: entry for entry in settled for process in entry.watch.generation}
     scanned = {job.key: job for job in jobs}
     found: dict[str, Job] = {}
     for job in sorted(scanned.values(), key=lambda job: not any(rank.id in holders for rank in job.ranks)):
-        kept = next((holders[rank.id] for rank in job.ranks if rank.id in holders), job)
-        is_free = kept.key not in found and scanned.get(kept.key, job) is job
-        named = kept if is_free else job
+        entry = next((holders[rank.id] for rank in job.ranks if rank.id in holders), None)
+        named = job
+        if entry is not None and (entry.watch.is_open or not entry.job.job_id.startswith(f"{job.job_id}-p")):
+            is_free = entry.job.key not in found and scanned.get(entry.job.key, job) is job
+            named = entry.job if is_free else job
         found[named.key] = replace(job, job_id=named.job_id, job_key=named.key)
     return found
 

@@ -108,13 +108,14 @@ class Crowd:
             self.processes.append(
                 subprocess.Popen(
                     command, env={"PATH": os.environ["PATH"], **environ}, preexec_fn=self.become, stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True,
                 )
             )  # fmt: skip
 
     def end(self) -> None:
-        for process in self.processes:
-            process.kill()
+        for process in self.processes:  # each has a session of its own: its group is its pid
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         for process in self.processes:
             process.wait()
         self.processes.clear()

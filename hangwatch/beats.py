@@ -6,6 +6,7 @@ comes late runs late rather than not at all, and never twice at once.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES, JobExecutionEvent
 from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.jobstores.base import JobLookupError
 from apscheduler.schedulers.background import BackgroundScheduler
 
 T = TypeVar("T")
@@ -56,13 +58,20 @@ class Turns(Generic[T]):
             return wanted
 
 
+class _Scheduler(BackgroundScheduler):  # type: ignore[misc]  # APScheduler has no types
+    def remove_job(self, job_id: str, jobstore: str | None = None) -> None:
+        """Remove it where it still is: a scheduler that is stopped meanwhile knows no job any more, and raises."""
+        with contextlib.suppress(JobLookupError):
+            super().remove_job(job_id, jobstore)
+
+
 class Beats:
     """A schedule that begins with `start`. `missed` is called with the name of a beat whose last turn is not over."""
 
     def __init__(self, missed: Callable[[str], None]) -> None:
         self._missed = missed
         logging.getLogger("apscheduler").setLevel(logging.ERROR)  # it logs each run, and what we report ourselves
-        self._scheduler = BackgroundScheduler(
+        self._scheduler = _Scheduler(
             executors={pool: ThreadPoolExecutor(threads) for pool, threads in _THREADS.items()},
             job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
             timezone="UTC",

@@ -267,7 +267,7 @@ def play(daemon: RealDaemon, driver: FakeDriver, who: str, first: str) -> tuple[
                 [*driver.lines, "gpu all power_watts 118", "gpu 2 power_watts 86", "gpu 2 utilization_ratio 0"]
             )
             began = time.monotonic()
-            state, page, named = life.until(lambda seen: seen[1], PAGE_SECONDS)
+            state, page, named = life.until(lambda seen: seen[0] == "hung" and seen[1], PAGE_SECONDS)
             took = time.monotonic() - began
             shaky = 0
             end = time.monotonic() + WATCHED_SECONDS

@@ -99,7 +99,8 @@ class ProcessScan:
         for owner, pid in _in_turn(new, counts, first, lambda pid: share_of(self._known[pid].process)):
             is_within = counts[owner] < max_per_owner and time.monotonic() < began + budget_seconds
             if pid in first or is_within:
-                self._known[pid] = _read_process(self._root, stats[pid], self._known[pid].process)
+                owned = _with_owner(self._root, self._known[pid])  # kept for good: never without its owner
+                self._known[pid] = _read_process(self._root, stats[pid], owned.process)
                 counts[owner] += pid not in first
             else:
                 self._unread[owner] += 1

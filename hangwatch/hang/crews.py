@@ -80,9 +80,15 @@ class Tree:
         """What it started itself."""
         return self._children.get(process.id.pid, ())
 
-    def pids(self, process: Process) -> set[int]:
-        """Its pid, and those of all below it."""
-        return {process.id.pid, *(child.id.pid for child in self.descendants(process))}
+    def with_ancestors(self, pids: Iterable[int]) -> set[int]:
+        """The pids of these that still run, and of all above them; each process is looked at once."""
+        found: set[int] = set()
+        for pid in pids:
+            process = self.get(pid)
+            while process is not None and process.id.pid not in found:
+                found.add(process.id.pid)
+                process = self.parent(process)
+        return found
 
     def descendants(self, process: Process, stop: Iterable[int] = ()) -> Iterator[Process]:
         """All below a process, nearest first, without the subtrees of the pids in `stop`."""
@@ -154,32 +160,37 @@ def _joined(crews: list[Crew], samples: Sequence[GpuSample], endpoints: Mapping[
     Who has the best claim holds its ranks: another one, while its process lives, is a job of its own. So is who is not
     connected to the store to which the others are.
     """
-    jobs: dict[tuple[object, ...], list[Crew]] = {}
+    jobs: dict[tuple[object, ...], list[_Part]] = {}
     for crew in sorted(crews, key=lambda crew: claim(crew, samples, endpoints)):
         process, seat = crew.members[0]
         assert seat is not None
         run = (*_run(process, seat), *launchers.rendezvous(process.environ))
         same_run = jobs.setdefault((crew.owner.name, *run, seat.world_size), [])
-        place = next((place for place, job in enumerate(same_run) if _are_one(job, crew, endpoints)), None)
-        if place is None:
-            same_run.append(_second_claimant(crew, same_run[0]) if same_run else crew)
+        ranks, stores = {_rank_number(member) for member in crew.members}, _stores(crew, endpoints)
+        # One user can make thousands of claimants to one rank, and each is compared with each.
+        one = next((job for job in same_run if job.ranks.isdisjoint(ranks) and job.stores == stores), None)
+        if one is None:
+            same_run.append(_Part(_second_claimant(crew, ranks, same_run[0]) if same_run else crew, ranks, stores))
         else:
-            job = same_run[place]
-            members = sorted((*job.members, *crew.members), key=_rank_number)
-            same_run[place] = job._replace(members=members)
-    return [job for same_run in jobs.values() for job in same_run]
+            one.crews.append(crew)
+            one.ranks.update(ranks)
+    return [part.joined() for same_run in jobs.values() for part in same_run]
 
 
-def _are_one(job: Crew, crew: Crew, endpoints: Mapping[ProcessId, str]) -> bool:
-    return not _shared_ranks(job, crew) and _stores(job, endpoints) == _stores(crew, endpoints)
+class _Part:
+    """Crews that are taken for one job so far; the first has the best claim."""
+
+    def __init__(self, crew: Crew, ranks: set[int], stores: set[str]) -> None:
+        self.crews, self.ranks, self.stores = [crew], ranks, stores
+
+    def joined(self) -> Crew:
+        """All as one."""
+        members = sorted((member for crew in self.crews for member in crew.members), key=_rank_number)
+        return self.crews[0]._replace(members=members) if len(self.crews) > 1 else self.crews[0]
 
 
 def _stores(crew: Crew, endpoints: Mapping[ProcessId, str]) -> set[str]:
     return {endpoints[process.id] for process, _ in crew.members if process.id in endpoints}
-
-
-def _shared_ranks(job: Crew, crew: Crew) -> list[int]:
-    return sorted({_rank_number(member) for member in job.members} & {_rank_number(member) for member in crew.members})
 
 
 def _rank_number(member: tuple[Process, Seat | None]) -> int:
@@ -187,12 +198,12 @@ def _rank_number(member: tuple[Process, Seat | None]) -> int:
     return -1 if seat is None else seat.rank
 
 
-def _second_claimant(crew: Crew, first: Crew) -> Crew:
-    ranks, pid = words.fold(_shared_ranks(first, crew)), first.members[0][0].id.pid
-    if not ranks:
+def _second_claimant(crew: Crew, ranks: set[int], first: _Part) -> Crew:
+    shared, pid = words.fold(sorted(first.ranks & ranks)), first.crews[0].members[0][0].id.pid
+    if not shared:
         note = f"says that it is of the same run as pid {pid}, and is not connected to its store: a job of its own"
     else:
-        note = f"claims ranks {ranks} of a run of the same name whose processes live (pid {pid}): a job of its own"
+        note = f"claims ranks {shared} of a run of the same name whose processes live (pid {pid}): a job of its own"
     return crew._replace(notes=(note,))
 
 
@@ -301,19 +312,19 @@ def _spawned_crews(tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) ->
     for process in tree:
         if launchers.is_spawned(process) and not _is_within(process, ranks, tree):
             siblings.setdefault(process.parent_pid, []).append(process)
+    holders = tree.with_ancestors(pid for gpu in samples for pid in gpu.pids)
     crews = []
     for parent_pid, group in siblings.items():
         head = tree.get(parent_pid) if parent_pid != INIT_PID else None
-        members = _spawned_ranks(group, tree, samples)
+        members = _spawned_ranks(group, holders)
         if len(members) > 1 and not (head and launchers.is_server(head)):
             crews.append(Crew("spawn", head, [(process, None) for process in members], owner_of(members[0])))
     return crews
 
 
-def _spawned_ranks(group: list[Process], tree: Tree, samples: Sequence[GpuSample]) -> list[Process]:
-    """Those that hold a GPU; if none does, all that were started with an address to meet at."""
-    on_gpu = {pid for gpu in samples for pid in gpu.pids}
-    members = [process for process in group if not on_gpu.isdisjoint(tree.pids(process))]
+def _spawned_ranks(group: list[Process], holders: set[int]) -> list[Process]:
+    """Those that hold a GPU, themselves or below; if none does, all that were started with an address to meet at."""
+    members = [process for process in group if process.id.pid in holders]
     members = members or [process for process in group if launchers.rendezvous(process.environ)[0]]
     return sorted(members, key=by_start)
 

@@ -79,11 +79,7 @@ def _holds(crew: Crew, holders: set[int]) -> bool:
 
 def _holders(tree: Tree, samples: Sequence[GpuSample]) -> set[int]:
     """Who holds a GPU, itself or by a child."""
-    found = {pid for gpu in samples for pid in gpu.pids}
-    for pid in tuple(found):
-        process = tree.get(pid)
-        found |= {up.id.pid for up in tree.ancestors(process)} if process is not None else set()
-    return found
+    return tree.with_ancestors(pid for gpu in samples for pid in gpu.pids)
 
 
 def _trimmed(crew: Crew, holders: set[int], most: int) -> Crew:

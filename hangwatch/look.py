@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -70,6 +70,8 @@ class JobScan:
         self._limits = limits
         self._processes = procs.ProcessScan(proc_root)
         self._endpoints: dict[ProcessId, str] = {}
+        self._asked: dict[ProcessId, int] = {}  # in the how-manieth scan last, of those without an endpoint
+        self._scans = 0
 
     def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
         """The jobs on the node of this name; what holds a GPU by `sweep` is read whoever started it."""
@@ -93,14 +95,32 @@ class JobScan:
         return replace(found, left_out=shares.folded([*found.left_out, *unread])) if unread else found
 
     def _connected(self, processes: Sequence[Process]) -> dict[ProcessId, str]:
-        """The stores of the processes that need one; asked of a bounded number of new ones in each scan."""
-        wanted = {process.id: port for process in processes if (port := crews.needs_endpoint(process)) is not None}
-        found = {process: self._endpoints[process] for process in wanted if process in self._endpoints}
-        for process in itertools.islice((process for process in wanted if process not in found), ENDPOINTS_PER_SCAN):
-            endpoint = network.store_endpoint(process.pid, wanted[process], self._proc_root)
+        """The stores of the processes that need one; asked of so many new ones in each scan, and for so long.
+
+        The owners in turn, and who was asked longest ago: who is never connected must not keep others from being asked.
+        """
+        ends = time.monotonic() + self._limits.scan_budget_seconds
+        self._scans += 1
+        ports = {process.id: port for process in processes if (port := crews.needs_endpoint(process)) is not None}
+        found = {process: self._endpoints[process] for process in ports if process in self._endpoints}
+        self._asked = {process: scan for process, scan in self._asked.items() if process in ports}
+        new = [process for process in processes if process.id in ports and process.id not in found]
+        for process in self._in_turn(new)[:ENDPOINTS_PER_SCAN]:
+            self._asked[process] = self._scans
+            endpoint = network.store_endpoint(process.pid, ports[process], self._proc_root)
             if endpoint is not None:
                 found[process] = endpoint
+            if time.monotonic() > ends:
+                break
         return found
+
+    def _in_turn(self, processes: Sequence[Process]) -> list[ProcessId]:
+        turns, seen = [], Counter[str]()
+        for process in sorted(processes, key=lambda process: self._asked.get(process.id, 0)):
+            share = owners.owner_of(process).share
+            turns.append((seen[share], self._asked.get(process.id, 0), process.id))
+            seen[share] += 1
+        return [process for *_, process in sorted(turns, key=lambda turn: turn[:2])]
 
 
 def look_at(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from itertools import chain, count, repeat
 from pathlib import Path
 
 import pytest
 
 from hangwatch import config
+from hangwatch import look as look_module
 from hangwatch.beats import Turns
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.hang import detector, jobs, owners
 from hangwatch.hang.jobs import find
-from hangwatch.model import FoundJobs, GpuSweep, Job, JobState, LeftOut, ProcessId, Rank
+from hangwatch.look import ENDPOINTS_PER_SCAN, JobScan
+from hangwatch.model import FoundJobs, GpuSweep, Job, JobState, LeftOut, Process, ProcessId, Rank
+from hangwatch.probes import network, procs
 from hangwatch.probes.procs import ProcessScan
 from hangwatch.progress import ENDED_SHOWN_PER_OWNER, discovered
 from tests.proc_tree import lay_out, sweep
@@ -140,3 +145,74 @@ def test_jobs_that_ended_are_shown_a_bounded_number_of_an_owner() -> None:
     snapshot, _ = discovered(snapshot, (), 1.0, 1.0)
     assert {entry.watch.state for entry in snapshot.jobs.values()} == {JobState.ENDED}
     assert len(snapshot.jobs) == ENDED_SHOWN_PER_OWNER
+
+
+def test_a_process_that_is_read_is_never_without_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the time for asking whose all new ones are is over: what is read is kept for good."""
+    lay_out(f"1 (init) S parent=0 start=1\n{victim()}", tmp_path)
+    clock = chain([0.0], repeat(1.5))
+    monkeypatch.setattr(procs.time, "monotonic", lambda: next(clock))
+    (first, second) = ProcessScan(tmp_path).processes(budget_seconds=2.0)[1:]
+    assert {first.uid, second.uid} == {VICTIM}
+    assert first.environ["RANK"] == "0"
+
+
+def bare(pid: int, parent_pid: int, *cmdline: str, **environ: str) -> Process:
+    return Process(
+        id=ProcessId(pid=pid, start_ticks=pid),
+        parent_pid=parent_pid,
+        comm="python",
+        state="S",
+        cmdline=("python", *cmdline),
+        environ=environ,
+        uid=HOSTILE,
+    )
+
+
+def test_thousands_of_claimants_to_one_rank_cost_little() -> None:
+    seat = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+    parents = [bare(100 + 2 * number, 1, "x.py") for number in range(3000)]
+    claimants = [bare(parent.id.pid + 1, parent.id.pid, "t.py", **seat) for parent in parents]
+    began = time.process_time()
+    assert len(find([bare(1, 0), *parents, *claimants]).jobs) == config.Jobs().max_jobs_per_owner
+    assert time.process_time() - began < 4
+
+
+def test_a_chain_of_spawned_processes_above_many_costs_little() -> None:
+    chained = [bare(100 + number, 99 + number if number else 1, "multiprocessing.spawn") for number in range(1024)]
+    leaves = [bare(2000 + number, chained[-1].id.pid) for number in range(30_000)]
+    began = time.process_time()
+    assert find([bare(1, 0), *chained, *leaves]).jobs == ()
+    assert time.process_time() - began < 10
+
+
+def pod_rank(pid: int, pod: str, port: int) -> str:
+    place = f"/kubepods.slice/kubepods-pod{pod}.slice/c.scope"
+    return rank(pid, 0, port).replace("@ uid=0 /user.slice", f"@ uid=0 {place}")
+
+
+def asked_in(scan: JobScan, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    asked: list[int] = []
+    monkeypatch.setattr(network, "store_endpoint", lambda pid, *_: asked.append(pid))
+    scan.find(None, "node1")
+    return asked
+
+
+def test_who_is_never_connected_keeps_nobody_from_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = "".join(pod_rank(FIRST_FAKE + number, "aaaaaaaaaaaa", 30000 + number) for number in range(200))
+    lay_out(f"1 (init) S parent=0 start=1\n{many}{pod_rank(9000, 'bbbbbbbbbbbb', 29400)}", tmp_path)
+    scan = JobScan(tmp_path)
+    rounds = [asked_in(scan, monkeypatch) for _ in range(4)]
+    assert all(len(asked) == ENDPOINTS_PER_SCAN and 9000 in asked for asked in rounds)
+    assert len({pid for asked in rounds for pid in asked}) == 201
+
+
+def test_asking_for_stores_ends_with_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of connections that is read for each may have 32 MiB of one user's."""
+    many = "".join(pod_rank(FIRST_FAKE + number, "aaaaaaaaaaaa", 30000 + number) for number in range(200))
+    lay_out(f"1 (init) S parent=0 start=1\n{many}", tmp_path)
+    scan = JobScan(tmp_path, config.Jobs(scan_budget_seconds=2.0))
+    scan.find(None, "node1")
+    clock = count(0.0, 0.5)
+    monkeypatch.setattr(look_module.time, "monotonic", lambda: next(clock))
+    assert len(asked_in(scan, monkeypatch)) < 8

@@ -17,6 +17,7 @@ from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector
 from hangwatch.hang import activity, detector
 from hangwatch.hang.detector import MotionCount
+from hangwatch.hang.jobs import told_apart
 from hangwatch.hang.power import idle_levels
 from hangwatch.look import Look
 from hangwatch.model import (
@@ -172,20 +173,35 @@ def _with_kept_names(snapshot: Snapshot, jobs: Iterable[Job]) -> dict[str, Job]:
 
     What it would be called now may change: by a second job in the same Slurm allocation, by a launcher that was killed.
     A key that the scan gives to another job is that one's, see `hang.jobs`; and a job that was told apart from another
-    by a pid loses that once it has the better claim, unless an incident of it is open.
+    by a pid loses that once it has the better claim. Neither while an incident of it is open: nobody who comes and says
+    that he is this job, with whatever claim, may end its page. He is told apart from it.
     """
     settled = [entry for entry in _present(snapshot) if entry.watch.state is not JobState.STARTING]
     holders = {process: entry for entry in settled for process in entry.watch.generation}
     scanned = {job.key: job for job in jobs}
     found: dict[str, Job] = {}
-    for job in sorted(scanned.values(), key=lambda job: not any(rank.id in holders for rank in job.ranks)):
-        entry = next((holders[rank.id] for rank in job.ranks if rank.id in holders), None)
+    before = {
+        key: next((holders[rank.id] for rank in job.ranks if rank.id in holders), None) for key, job in scanned.items()
+    }
+    for scanned_key in sorted(scanned, key=lambda key: _precedence(before[key])):
+        job, entry = scanned[scanned_key], before[scanned_key]
         named = job
         if entry is not None and (entry.watch.is_open or not entry.job.job_id.startswith(f"{job.job_id}-p")):
-            is_free = entry.job.key not in found and scanned.get(entry.job.key, job) is job
-            named = entry.job if is_free else job
+            other = scanned.get(entry.job.key, job)
+            is_stranger = all(rank.id not in entry.watch.generation for rank in other.ranks)
+            is_free = other is job or (entry.watch.is_open and is_stranger)
+            named = entry.job if is_free and entry.job.key not in found else job
+        if named.key in found:
+            named = told_apart(job)
         found[named.key] = replace(job, job_id=named.job_id, job_key=named.key)
     return found
+
+
+def _precedence(entry: JobEntry | None) -> int:
+    """Of jobs that want one key: who has an open incident, who had a name, who is new."""
+    if entry is None:
+        return 2
+    return 0 if entry.watch.is_open else 1
 
 
 def _end(entry: JobEntry, message: str, now: float, unix_now: float) -> tuple[JobEntry, tuple[Action, ...]]:

@@ -9,6 +9,8 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from hangwatch import config
 from hangwatch.hang import devices, launchers, shares
 from hangwatch.hang.crews import INIT_PID, Crew, Tree, by_start, claim, find_crews
@@ -55,6 +57,12 @@ def find(
     names = _names(crews, tree, node, lambda crew: claim(crew, samples, endpoints))
     jobs = [_job(name, crew, tree, samples, ranks) for crew, name in zip(crews, names, strict=True)]
     return FoundJobs(jobs=tuple(sorted(jobs, key=lambda job: (job.job_id, job.ranks[0].id))), left_out=left_out)
+
+
+def told_apart(job: Job) -> Job:
+    """This job by the name and the key that it has where another one holds its own."""
+    name = _told_apart_by(_Name(job.job_id, job.key), job.ranks[0].id.pid)
+    return replace(job, job_id=name.job_id, job_key=name.job_key)
 
 
 def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
@@ -167,12 +175,12 @@ def _names(crews: list[Crew], tree: Tree, node: str, order: Callable[[Crew], tup
     for name, crew in sorted(zip(names, crews, strict=True), key=lambda named: order(named[1])):
         best.setdefault(name.job_key, crew)
     return [
-        name if best[name.job_key] is crew else _told_apart(name, crew) for name, crew in zip(names, crews, strict=True)
+        name if best[name.job_key] is crew else _told_apart_by(name, crew.members[0][0].id.pid)
+        for name, crew in zip(names, crews, strict=True)
     ]
 
 
-def _told_apart(name: _Name, crew: Crew) -> _Name:
-    pid = crew.members[0][0].id.pid
+def _told_apart_by(name: _Name, pid: int) -> _Name:
     return _Name(f"{name.job_id}-p{pid}", _key(name.job_key, str(pid)))
 
 

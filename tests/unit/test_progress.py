@@ -204,12 +204,23 @@ def test_a_job_keeps_its_name_while_its_ranks_live() -> None:
 
 def test_a_key_that_a_scan_gives_to_another_job_is_that_ones() -> None:
     """Who copies a job's variables and is older has its key only until the job itself is told by its GPUs."""
-    life = hung()
+    life = Life()
+    life.discover(job())
+    life.power(600, 60)
     copied, real = replace(job(), job_id="42-p100", job_key="42-p100"), job(pid=500, job_id="42")
     life.discover(copied, real)
-    assert life.snapshot.jobs["42"].watch.state is JobState.STARTING
     assert {rank.id.pid for rank in life.snapshot.jobs["42"].job.ranks} == {rank.id.pid for rank in real.ranks}
     assert life.snapshot.jobs["42-p100"].job.ranks == copied.ranks
+
+
+def test_an_open_incident_keeps_its_key_whatever_claim_somebody_makes() -> None:
+    life = hung()
+    mine, claimant = replace(job(), job_id="42-p100", job_key="42-p100"), job(pid=500, job_id="42")
+    life.discover(mine, claimant)
+    assert life.state is JobState.HUNG
+    assert life.snapshot.jobs["42"].page
+    assert {rank.id.pid for rank in life.snapshot.jobs["42"].job.ranks} == {rank.id.pid for rank in mine.ranks}
+    assert len(life.snapshot.jobs) == 2
 
 
 def test_a_capture_that_fails_as_a_whole_is_tried_again() -> None:

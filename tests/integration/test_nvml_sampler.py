@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -494,9 +495,8 @@ def test_waiting_for_the_first_sweep_ends_with_it_or_with_the_reason_why_there_i
 @pytest.fixture
 def freezer() -> Iterator[Path]:
     """A control group in which processes stop in the kernel and do not even die of SIGKILL, as in a wedged driver."""
-    folder = Path("/sys/fs/cgroup/freezer") / f"hangwatch-test-{os.getpid()}"
-    try:
-        folder.mkdir()
+    try:  # a name of its own: workers of the suite have process ids of their own, and so the same ones
+        folder = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir="/sys/fs/cgroup/freezer"))
     except OSError as error:
         pytest.skip(f"no freezer control group (cgroup v1, as root) to make a process unkillable: {error}")
     yield folder

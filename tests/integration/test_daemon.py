@@ -75,7 +75,7 @@ def test_without_a_driver_it_says_so_once_and_the_rest_works(tmp_path: Path) -> 
 
 
 def test_a_driver_that_blocks_costs_the_gpu_checks_only(fake_driver: FakeDriver, tmp_path: Path) -> None:
-    fake_driver.add("gpu 0 fault nvmlDeviceGetPowerUsage sleep")
+    fake_driver.add("fault nvmlEventSetWait_v2 sleep")
     with RealDaemon(
         tmp_path / "hw", fake_driver.environ, gpu={"sample_seconds": 0.2, "deadline_seconds": 1.0}
     ) as daemon:

@@ -4,16 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
+MUTATIONS_ARGS ?=
 # The suite waits more than it works: twice as many workers as a small machine has cores.
 WORKERS ?= 4
 
-.PHONY: demo test check golden scenarios screenshots fmt clean
+.PHONY: demo test mutations check golden scenarios screenshots fmt clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest --dist load --tx '$(WORKERS)*popen//python=tests/worker $(BIN)/python' $(PYTEST_ARGS)
+
+mutations: $(VENV)/.test
+	$(BIN)/python -m tests.mutations $(MUTATIONS_ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

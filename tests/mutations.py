@@ -1,0 +1,436 @@
+"""Do the tests notice? Changes one place of the code at a time, and lists the changes that leave every test green.
+
+usage: python -m tests.mutations [--count 200] [--seed 1] [--only WORDS] [--workers 2]
+
+First the mutants that somebody has thought of (`NAMED`), then `--count` others, drawn by `--seed` from all that `mutants`
+makes of the modules of `TESTS`. Each runs in a copy of the tree, against the tests that matter to its module, until the
+first of them fails. `tests/equivalent_mutants.toml` holds those that were looked at and change nothing that matters, and
+why. Ends with 1 when a named mutant survives, or one in ten of those drawn that are not in that list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import os
+import queue
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
+RUN_SECONDS = 300.0  # a mutant that runs longer never comes back: that is noticed
+MOST_SURVIVORS = 0.10
+
+# Module -> the tests that matter to it, the quickest first.
+TESTS = {
+    "hang/culprit.py": ("unit/test_hangs.py", "unit/test_verdicts_page.py", "unit/test_grouping.py"),
+    "hang/rules.py": ("unit/test_hangs.py", "unit/test_verdicts_page.py", "unit/test_grouping.py"),
+    "hang/detector.py": ("unit/test_detector.py", "unit/test_progress.py", "scenarios/test_power.py"),
+    "hang/capture.py": ("integration/test_capture.py",),
+    "probes/pyspy.py": ("unit/test_pyspy_json.py", "integration/test_pyspy.py"),
+    "progress.py": ("unit/test_progress.py", "unit/test_metrics.py", "scenarios/test_power.py"),
+    "store.py": ("unit/test_store.py",),
+}
+# Modules of which only named mutants are tried.
+MORE_TESTS = {
+    "daemon.py": ("integration/test_daemon.py",),
+    "durable.py": ("unit/test_store.py",),
+    "hang/power.py": ("unit/test_detector.py",),
+    "metrics.py": ("unit/test_metrics.py",),
+}
+
+
+class Named(NamedTuple):
+    """A mutant that must not survive: the one line of the module that fits `line` is replaced, its indentation kept."""
+
+    what: str
+    module: str
+    line: str
+    replacement: str
+
+
+NAMED = (
+    Named("a rank that a dying py-spy left stopped is continued", "probes/pyspy.py", r"os\.kill\(.*SIGCONT\)", "pass"),
+    Named(
+        "its state is read again some milliseconds later", "probes/pyspy.py", r"time\.sleep\(pause_seconds\)", "pass"
+    ),
+    Named(
+        "a look that raises does not lose the hang",
+        "daemon.py",
+        r"except Exception:  # whatever it was.*",
+        "except ZeroDivisionError:",
+    ),
+    Named("the scan again after a capture", "daemon.py", r"self\._discover\(\)  # a job that ended.*", "pass"),
+    Named(
+        "closed incidents are exported no more",
+        "metrics.py",
+        r"if incident is None or incident\.closed_unix_seconds is not None:",
+        "if incident is None:",
+    ),
+    Named(
+        "a capture that never comes back is given up",
+        "hang/detector.py",
+        r"if now - watch\.since >= CAPTURE_LOST_SECONDS:",
+        "if False:",
+    ),
+    Named(
+        "roles of one collective have one caller",
+        "hang/culprit.py",
+        r"return caller is not None and caller == _caller\(second\.frames\)",
+        "return True",
+    ),
+    Named("many named are less sure", "hang/rules.py", r"many = .*", "many = False"),
+    Named(
+        "more than half must move, not just half",
+        "hang/detector.py",
+        r"if seen\.moving \* 2 > seen\.total:",
+        "if seen.moving * 2 >= seen.total:",
+    ),
+    Named(
+        "a GPU at its quiet line is quiet",
+        "hang/power.py",
+        r"line, watts = quiet_line_watts\(gpu, settings\), gpu\.watts",
+        "line, watts = quiet_line_watts(gpu, settings), None if gpu.watts is None else gpu.watts + 1e-9",
+    ),
+    Named(
+        "a dump's deadline is cut by its round's",
+        "hang/capture.py",
+        r"deadline_seconds=min\(self\.settings\.dump_deadline_seconds, left_seconds\),",
+        "deadline_seconds=self.settings.dump_deadline_seconds,",
+    ),
+    Named("a file is on disk before it counts", "durable.py", r"os\.fsync\(file\.fileno\(\)\)", "pass"),
+    Named("a folder's list of files is on disk", "durable.py", r"os\.fsync\(inner\)", "pass"),
+)
+
+
+class Mutant(NamedTuple):
+    """The source of a module with one change; `line` is where it begins, counted from 1."""
+
+    module: str
+    line: int
+    source: str
+    changed: str
+
+    @property
+    def diff(self) -> tuple[str, str]:
+        """The lines that go and the lines that come, without indentation: what the list of equivalents is kept by."""
+        lines = difflib.ndiff(self.source.splitlines(), self.changed.splitlines())
+        parts: dict[str, list[str]] = {"-": [], "+": []}
+        for line in lines:
+            if line[0] in parts:
+                parts[line[0]].append(line[2:].strip())
+        return "\n".join(parts["-"]), "\n".join(parts["+"])
+
+    def __str__(self) -> str:
+        before, after = (
+            "\n".join(f"  {sign} {line}" for line in text.split("\n"))
+            for sign, text in zip("-+", self.diff, strict=True)
+        )
+        return f"hangwatch/{self.module}:{self.line}\n{before}\n{after}"
+
+
+class Equivalent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A mutant that may survive: what goes, what comes, and why nobody need notice."""
+
+    module: str
+    before: str
+    after: str
+    why: str
+
+
+# --- making mutants ------------------------------------------------------------------------------------------------
+
+_SWAPPED = {
+    ast.Lt: ("<", ("<=", ">=")), ast.LtE: ("<=", ("<", ">")), ast.Gt: (">", (">=", "<=")), ast.GtE: (">=", (">", "<")),
+    ast.Eq: ("==", ("!=",)), ast.NotEq: ("!=", ("==",)), ast.Is: ("is", ("is not",)), ast.IsNot: ("is not", ("is",)),
+    ast.In: ("in", ("not in",)), ast.NotIn: ("not in", ("in",)),
+    ast.And: ("and", ("or",)), ast.Or: ("or", ("and",)),
+    ast.Add: ("+", ("-",)), ast.Sub: ("-", ("+",)), ast.Mult: ("*", ("/",)), ast.Div: ("/", ("*",)),
+    ast.FloorDiv: ("//", ("/",)), ast.Mod: ("%", ("*",)), ast.LShift: ("<<", (">>",)), ast.RShift: (">>", ("<<",)),
+    ast.BitAnd: ("&", ("|",)), ast.BitOr: ("|", ("&",)),
+}  # fmt: skip
+_WORD = re.compile(r"[A-Za-z]\w*")
+
+Edit = tuple[int, int, str]
+"""The bytes of the source from, up to, and what comes in their place."""
+
+
+def mutants(module: str, source: str) -> list[Mutant]:
+    """Every mutant of a module, in the order of its source: operators, comparisons and their boundaries, constants,
+    `not`, conditions, arguments that are left out, results that are not returned, statements that are not there."""
+    raw, tree = source.encode(), ast.parse(source)
+    starts = [0]
+    for line in raw.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    plain = ast.dump(tree)
+    found = {}
+    for begin, end, text in _edits(tree, raw, starts):
+        changed = (raw[:begin] + text.encode() + raw[end:]).decode()
+        try:
+            differs = ast.dump(ast.parse(changed)) != plain
+        except SyntaxError:
+            continue
+        if differs:
+            found[begin, end, text] = Mutant(module, raw.count(b"\n", 0, begin) + 1, source, changed)
+    return [found[edit] for edit in sorted(found)]
+
+
+def _edits(tree: ast.Module, raw: bytes, starts: Sequence[int]) -> Iterator[Edit]:
+    skipped = {id(node) for part in _not_code(tree) for node in ast.walk(part)}
+
+    def place(node: ast.AST) -> tuple[int, int]:
+        return (
+            starts[node.lineno - 1] + node.col_offset,  # type: ignore[attr-defined]
+            starts[node.end_lineno - 1] + node.end_col_offset,  # type: ignore[attr-defined]
+        )
+
+    def between(left: ast.AST, right: ast.AST, operator: ast.AST) -> Iterator[Edit]:
+        begin, end = place(left)[1], place(right)[0]
+        old, others = _SWAPPED.get(type(operator), ("", ()))
+        at = raw.find(old.encode(), begin, end)
+        for new in others if at >= 0 else ():
+            yield at, at + len(old), new
+
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Compare):
+            for left, operator, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
+                yield from between(left, right, operator)
+        elif isinstance(node, ast.BoolOp):
+            for left, right in zip(node.values, node.values[1:], strict=False):
+                yield from between(left, right, node.op)
+        elif isinstance(node, ast.BinOp):
+            yield from between(node.left, node.right, node.op)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            yield *place(node), f"({ast.unparse(node.operand)})"
+        elif isinstance(node, ast.Constant):
+            yield from ((*place(node), text) for text in _other_constants(node.value))
+        elif isinstance(node, (ast.If, ast.While, ast.IfExp)):
+            yield *place(node.test), f"(not ({ast.unparse(node.test)}))"
+        elif isinstance(node, ast.Return) and node.value is not None:
+            yield *place(node), "return None"
+        elif isinstance(node, ast.Call):
+            yield from (_left_out(*place(keyword), raw) for keyword in node.keywords if keyword.arg)
+        elif _may_go(node):
+            yield *place(node), "pass"
+
+
+def _not_code(tree: ast.Module) -> Iterator[ast.AST]:
+    """What no test can notice, or any would: docstrings, annotations, decorators, arguments of classes, text in f-strings."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            yield from (one for one in node.body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
+        if isinstance(node, ast.ClassDef):
+            yield from (*node.keywords, *node.decorator_list)
+        elif isinstance(node, ast.FunctionDef):
+            yield from (*node.decorator_list, *filter(None, [node.returns]))
+        elif isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation is not None:
+            yield node.annotation
+        elif isinstance(node, ast.JoinedStr):
+            yield from (part for part in node.values if isinstance(part, ast.Constant))
+        elif isinstance(node, ast.FormattedValue) and node.format_spec is not None:
+            yield node.format_spec
+
+
+def _may_go(node: ast.AST) -> bool:
+    """Whether a statement can be left out without a name that is missed at once."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Call)
+    if isinstance(node, ast.Assign):
+        return isinstance(node.targets[0], (ast.Attribute, ast.Subscript))
+    return isinstance(node, (ast.AugAssign, ast.Raise, ast.Continue, ast.Break, ast.Delete))
+
+
+def _other_constants(value: object) -> tuple[str, ...]:
+    if isinstance(value, bool):
+        return (str(not value),)
+    if isinstance(value, int):
+        return (str(value + 1),)
+    if isinstance(value, float):
+        return (repr(value * 2 if value else 1.0),)
+    if isinstance(value, str) and _WORD.fullmatch(value):
+        return (repr(f"X{value}"),)
+    return ()
+
+
+def _left_out(begin: int, end: int, raw: bytes) -> Edit:
+    """An argument with the comma behind it, or before it where it is the last."""
+    behind = re.compile(rb"\s*,\s*").match(raw, end)
+    if behind:
+        return begin, behind.end(), ""
+    before = re.compile(rb",\s*$").search(raw[:begin])
+    return (before.start() if before else begin), end, ""
+
+
+# --- running them --------------------------------------------------------------------------------------------------
+
+
+class Copy:
+    """A copy of the tree in a folder of its own, in which one mutant after the other is tried."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        listed = subprocess.run(
+            ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, check=True
+        )
+        for name in listed.stdout.decode().split("\0"):
+            if name and (ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
+        # Checked by content: two mutants of one second may have one size.
+        subprocess.run(
+            [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "hangwatch", "tests"],
+            cwd=folder,
+            check=True,
+        )
+
+    def failing(self, mutant: Mutant) -> str:
+        """The first test that notices a mutant, and why; empty when none does."""
+        path = self.folder / "hangwatch" / mutant.module
+        path.write_text(mutant.changed)
+        try:
+            return self.first_failure({**TESTS, **MORE_TESTS}[mutant.module])
+        finally:
+            path.write_text(mutant.source)
+
+    def first_failure(self, tests: Sequence[str]) -> str:
+        """Run these tests up to the first that fails."""
+        command = [
+            ROOT / "tests" / "worker",
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+        ]
+        environ = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        try:
+            done = subprocess.run(
+                [*command, "--timeout=60", *(f"tests/{test}" for test in tests)],
+                cwd=self.folder, env=environ, capture_output=True, text=True, timeout=RUN_SECONDS, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"no end after {RUN_SECONDS:g} s"
+        if done.returncode == 0:
+            return ""
+        failed = re.search(r"^(?:FAILED|ERROR) (.*)", done.stdout, re.MULTILINE)
+        return failed[1] if failed else f"pytest ended with {done.returncode}"
+
+
+def run(tried: Sequence[Mutant], copies: Sequence[Copy]) -> list[Mutant]:
+    """Try these mutants, one in each copy at a time, and give those that survive."""
+    free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+    for copy in copies:
+        free.put(copy)
+    began = time.monotonic()
+
+    def survives(mutant: Mutant) -> bool:
+        copy = free.get()
+        try:
+            noticed = copy.failing(mutant)
+        finally:
+            free.put(copy)
+        print(
+            f"{time.monotonic() - began:6.0f} s  hangwatch/{mutant.module}:{mutant.line}  {noticed or 'SURVIVES'}",
+            flush=True,
+        )
+        return not noticed
+
+    with ThreadPoolExecutor(len(copies)) as pool:
+        return [mutant for mutant, alive in zip(tried, pool.map(survives, tried), strict=True) if alive]
+
+
+def source_of(module: str) -> str:
+    """The source of a module of hangwatch, by its path below the package."""
+    return (ROOT / "hangwatch" / module).read_text()
+
+
+def named() -> list[Mutant]:
+    """The mutants of `NAMED`. Ends the program where a line is not found, or found twice: mend the pattern."""
+    made = []
+    for one in NAMED:
+        source = source_of(one.module)
+        lines = source.splitlines(keepends=True)
+        found = [number for number, line in enumerate(lines) if re.fullmatch(one.line, line.strip())]
+        if len(found) != 1:
+            sys.exit(f"{one.what}: {len(found)} lines of hangwatch/{one.module} fit {one.line}")
+        (number,) = found
+        indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
+        lines[number] = f"{indent}{one.replacement}\n"
+        made.append(Mutant(one.module, number + 1, source, "".join(lines)))
+    return made
+
+
+def drawn(count: int, seed: int, words: str = "") -> list[Mutant]:
+    """So many of all mutants of the modules with these words in their path, by chance, in the order of their source."""
+    every = [mutant for module in TESTS if words in module for mutant in mutants(module, source_of(module))]
+    chosen = sorted(random.Random(seed).sample(range(len(every)), min(count, len(every))))
+    print(f"{len(chosen)} of {len(every)} mutants, seed {seed}")
+    return [every[number] for number in chosen]
+
+
+def equivalents() -> dict[tuple[str, str, str], str]:
+    """Why a mutant may survive, by its module and its diff. Ends the program for one that is no mutant any more."""
+    rows = msgspec.convert(tomllib.loads(EQUIVALENT.read_text()).get("mutant", []), list[Equivalent])
+    known = {(row.module, row.before, row.after): row.why for row in rows}
+    every = {(module, *mutant.diff) for module in TESTS for mutant in mutants(module, source_of(module))}
+    for module, before, after in known.keys() - every:
+        sys.exit(f"{EQUIVALENT.name}: no mutant of hangwatch/{module} any more:\n  - {before}\n  + {after}")
+    return known
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="changes the code and lists what no test notices")
+    parser.add_argument("--count", type=int, default=200, help="how many mutants to draw (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="which ones (default: %(default)s)")
+    parser.add_argument("--only", default="", help="only modules whose path has these words in it")
+    parser.add_argument("--workers", type=int, default=2, help="so many at a time (default: %(default)s)")
+    chosen = parser.parse_args()
+    known = equivalents()
+    first = [mutant for mutant in named() if chosen.only in mutant.module]
+    others = drawn(chosen.count, chosen.seed, chosen.only)
+    with tempfile.TemporaryDirectory(prefix="hangwatch-mutations-") as folder:
+        copies = [Copy(Path(folder) / str(number)) for number in range(chosen.workers)]
+        needed = {test for mutant in (*first, *others) for test in {**TESTS, **MORE_TESTS}[mutant.module]}
+        if broken := copies[0].first_failure(sorted(needed)):
+            sys.exit(f"without any mutant: {broken}")
+        print(f"{len(first)} named mutants")
+        named_survivors = run(first, copies)
+        print(f"{len(others)} drawn mutants")
+        survivors = run(others, copies)
+    unknown = [mutant for mutant in survivors if (mutant.module, *mutant.diff) not in known]
+    for title, those in (("named", named_survivors), ("drawn", unknown)):
+        for mutant in those:
+            print(f"\n{title}: {mutant}")
+    share = len(unknown) / max(1, len(others))
+    print(
+        f"\n{len(named_survivors)} of {len(first)} named mutants survive; of {len(others)} drawn {len(unknown)} "
+        f"({share:.1%}), and {len(survivors) - len(unknown)} that change nothing"
+    )
+    return int(bool(named_survivors) or share >= MOST_SURVIVORS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -46,88 +46,121 @@ TESTS = {
     "hang/detector.py": ("unit/test_detector.py", "unit/test_progress.py", "scenarios/test_power.py"),
     "hang/capture.py": ("integration/test_capture.py",),
     "probes/pyspy.py": ("unit/test_pyspy_json.py", "integration/test_pyspy.py"),
-    "progress.py": ("unit/test_progress.py", "unit/test_metrics.py", "scenarios/test_power.py"),
+    "progress.py": ("unit/test_progress.py", "unit/test_metrics.py"),
     "store.py": ("unit/test_store.py",),
-}
-# Modules of which only named mutants are tried.
-MORE_TESTS = {
-    "daemon.py": ("integration/test_daemon.py",),
-    "durable.py": ("unit/test_store.py",),
-    "hang/power.py": ("unit/test_detector.py",),
-    "metrics.py": ("unit/test_metrics.py",),
 }
 
 
 class Named(NamedTuple):
-    """A mutant that must not survive: the one line of the module that fits `line` is replaced, its indentation kept."""
+    """A mutant that must not survive: the one line of the module that fits `line` is replaced, its indentation kept.
+
+    `test` alone must notice it: on a loaded machine another one may fail for reasons of its own.
+    """
 
     what: str
+    test: str
     module: str
     line: str
     replacement: str
 
 
 NAMED = (
-    Named("a rank that a dying py-spy left stopped is continued", "probes/pyspy.py", r"os\.kill\(.*SIGCONT\)", "pass"),
     Named(
-        "its state is read again some milliseconds later", "probes/pyspy.py", r"time\.sleep\(pause_seconds\)", "pass"
+        "a rank that a dying py-spy left stopped is continued",
+        "integration/test_pyspy.py::test_a_target_that_a_dying_py_spy_leaves_stopped_runs_on",
+        "probes/pyspy.py",
+        r"os\.kill\(.*SIGCONT\)",
+        "pass",
+    ),
+    Named(
+        "its state is read again some milliseconds later",
+        "integration/test_pyspy.py::test_a_target_that_obeys_a_stop_only_after_py_spy_has_ended_runs_on",
+        "probes/pyspy.py",
+        r"time\.sleep\(pause_seconds\)",
+        "pass",
     ),
     Named(
         "a look that raises does not lose the hang",
+        "integration/test_daemon.py::test_a_look_that_fails_as_a_whole_loses_no_hang",
         "daemon.py",
         r"except Exception:  # whatever it was.*",
         "except ZeroDivisionError:",
     ),
-    Named("the scan again after a capture", "daemon.py", r"self\._discover\(\)  # a job that ended.*", "pass"),
+    Named(
+        "the scan again after a capture",
+        "integration/test_daemon.py::test_a_job_that_ends_while_it_is_looked_at_has_ended_and_is_not_hung",
+        "daemon.py",
+        r"self\._discover\(\)  # a job that ended.*",
+        "pass",
+    ),
     Named(
         "closed incidents are exported no more",
+        "unit/test_metrics.py::test_an_incident_that_is_closed_is_exported_no_more",
         "metrics.py",
         r"if incident is None or incident\.closed_unix_seconds is not None:",
         "if incident is None:",
     ),
     Named(
         "a capture that never comes back is given up",
+        "unit/test_detector.py::test_a_capture_that_never_comes_back_is_given_up_and_asked_for_again",
         "hang/detector.py",
         r"if now - watch\.since >= CAPTURE_LOST_SECONDS:",
         "if False:",
     ),
     Named(
         "roles of one collective have one caller",
+        "unit/test_hangs.py",
         "hang/culprit.py",
         r"return caller is not None and caller == _caller\(second\.frames\)",
         "return True",
     ),
-    Named("many named are less sure", "hang/rules.py", r"many = .*", "many = False"),
+    Named("many named are less sure", "unit/test_hangs.py", "hang/rules.py", r"many = .*", "many = False"),
     Named(
         "more than half must move, not just half",
+        "unit/test_detector.py::test_more_than_half_of_the_ranks_must_move_to_teach_that_this_power_is_work",
         "hang/detector.py",
         r"if seen\.moving \* 2 > seen\.total:",
         "if seen.moving * 2 >= seen.total:",
     ),
     Named(
         "a GPU at its quiet line is quiet",
+        "unit/test_detector.py::test_a_gpu_at_its_quiet_line_is_quiet_and_one_above_it_is_not",
         "hang/power.py",
         r"line, watts = quiet_line_watts\(gpu, settings\), gpu\.watts",
         "line, watts = quiet_line_watts(gpu, settings), None if gpu.watts is None else gpu.watts + 1e-9",
     ),
     Named(
         "a dump's deadline is cut by its round's",
+        "integration/test_capture.py::test_a_dump_may_not_outlast_its_round",
         "hang/capture.py",
         r"deadline_seconds=min\(self\.settings\.dump_deadline_seconds, left_seconds\),",
         "deadline_seconds=self.settings.dump_deadline_seconds,",
     ),
-    Named("a file is on disk before it counts", "durable.py", r"os\.fsync\(file\.fileno\(\)\)", "pass"),
-    Named("a folder's list of files is on disk", "durable.py", r"os\.fsync\(inner\)", "pass"),
+    Named(
+        "a file is on disk before it counts",
+        "unit/test_store.py::test_a_new_incident_is_on_disk_before_it_appears",
+        "durable.py",
+        r"os\.fsync\(file\.fileno\(\)\)",
+        "pass",
+    ),
+    Named(
+        "a folder's list of files is on disk",
+        "unit/test_store.py::test_a_new_incident_is_on_disk_before_it_appears",
+        "durable.py",
+        r"os\.fsync\(inner\)",
+        "pass",
+    ),
 )
 
 
 class Mutant(NamedTuple):
-    """The source of a module with one change; `line` is where it begins, counted from 1."""
+    """The source of a module with one change; `line` is where it begins, counted from 1, `tests` what must notice it."""
 
     module: str
     line: int
     source: str
     changed: str
+    tests: tuple[str, ...]
 
     @property
     def diff(self) -> tuple[str, str]:
@@ -189,7 +222,8 @@ def mutants(module: str, source: str) -> list[Mutant]:
         except SyntaxError:
             continue
         if differs:
-            found[begin, end, text] = Mutant(module, raw.count(b"\n", 0, begin) + 1, source, changed)
+            line = raw.count(b"\n", 0, begin) + 1
+            found[begin, end, text] = Mutant(module, line, source, changed, TESTS[module])
     return [found[edit] for edit in sorted(found)]
 
 
@@ -308,7 +342,7 @@ class Copy:
         path = self.folder / "hangwatch" / mutant.module
         path.write_text(mutant.changed)
         try:
-            return self.first_failure({**TESTS, **MORE_TESTS}[mutant.module])
+            return self.first_failure(mutant.tests)
         finally:
             path.write_text(mutant.source)
 
@@ -328,14 +362,14 @@ class Copy:
         environ = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
         try:
             done = subprocess.run(
-                [*command, "--timeout=60", *(f"tests/{test}" for test in tests)],
+                [*command, "--timeout=150", *(f"tests/{test}" for test in tests)],
                 cwd=self.folder, env=environ, capture_output=True, text=True, timeout=RUN_SECONDS, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return f"no end after {RUN_SECONDS:g} s"
         if done.returncode == 0:
             return ""
-        failed = re.search(r"^(?:FAILED|ERROR) (.*)", done.stdout, re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) (tests/.*)", done.stdout, re.MULTILINE)
         return failed[1] if failed else f"pytest ended with {done.returncode}"
 
 
@@ -379,7 +413,7 @@ def named() -> list[Mutant]:
         (number,) = found
         indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
         lines[number] = f"{indent}{one.replacement}\n"
-        made.append(Mutant(one.module, number + 1, source, "".join(lines)))
+        made.append(Mutant(one.module, number + 1, source, "".join(lines), (one.test,)))
     return made
 
 
@@ -413,7 +447,7 @@ def main() -> int:
     others = drawn(chosen.count, chosen.seed, chosen.only)
     with tempfile.TemporaryDirectory(prefix="hangwatch-mutations-") as folder:
         copies = [Copy(Path(folder) / str(number)) for number in range(chosen.workers)]
-        needed = {test for mutant in (*first, *others) for test in {**TESTS, **MORE_TESTS}[mutant.module]}
+        needed = {test.partition("::")[0] for mutant in (*first, *others) for test in mutant.tests}
         if broken := copies[0].first_failure(sorted(needed)):
             sys.exit(f"without any mutant: {broken}")
         print(f"{len(first)} named mutants")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hangwatch.board import Snapshot
-from hangwatch.model import GpuSample, Job, JobName, JobState, LeftOut, Value
+from hangwatch.board import JobEntry, Snapshot
+from hangwatch.model import GpuSample, Incident, Job, JobName, JobState, LeftOut, Value
 
 SCHEMA_VERSION = 2  # 2: JobStatus.absent_local_ranks are [first, last] of each range; GpuStatus.jobs for job_id
 
@@ -139,8 +139,18 @@ def _jobs(snapshot: Snapshot, now: float) -> tuple[JobStatus, ...]:
             world_size=entry.job.world_size,
             absent_local_ranks=entry.job.absent_local_ranks,
             page=entry.page,
-            verdict=entry.incident.verdict.message if entry.incident else None,
-            incident=entry.incident.incident_id if entry.incident else None,
+            verdict=incident.verdict.message if incident else None,
+            incident=incident.incident_id if incident else None,
         )
         for entry in snapshot.jobs.values()
+        for incident in [_present_incident(entry)]
     )
+
+
+def _present_incident(entry: JobEntry) -> Incident | None:
+    """The open incident; a closed one only while the state is what it ended in: a new silence is not told by an old
+    verdict."""
+    incident = entry.incident
+    if incident is None or incident.closed_unix_seconds is None:
+        return incident
+    return incident if entry.watch.state in (JobState.RECOVERED, JobState.ENDED) else None

@@ -9,7 +9,18 @@ from msgspec.structs import replace
 
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.hang import detector
-from hangwatch.model import GpuSample, GpuSweep, Job, JobState, ProcessId, Rank, Worker
+from hangwatch.model import (
+    GpuSample,
+    GpuSweep,
+    Grouping,
+    Incident,
+    Job,
+    JobState,
+    ProcessId,
+    Rank,
+    Verdict,
+    Worker,
+)
 from hangwatch.status import view
 
 UUID = "GPU-0"
@@ -48,3 +59,33 @@ def test_of_two_jobs_that_claim_a_gpu_the_driver_knows_the_holder(jobs: tuple[Jo
 
 def test_a_job_that_ended_holds_nothing() -> None:
     assert holders((claimant("a1", 10),), (10,), frozenset({"a1"})) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "closed", "shown"),
+    [
+        (JobState.HUNG, None, True),
+        (JobState.RECOVERED, 1e9, True),
+        (JobState.ENDED, 1e9, True),
+        (JobState.QUIET, 1e9, False),
+        (JobState.SUSPECTED, 1e9, False),
+    ],
+)
+def test_a_new_silence_is_not_told_by_the_verdict_of_the_last_hang(
+    state: JobState, closed: float | None, shown: bool
+) -> None:
+    job = claimant("a1", 10)
+    verdict = Verdict(kind="AllWaiting", message="Everybody waits")
+    incident = Incident(
+        incident_id="i1",
+        node="n1",
+        job=job,
+        opened_unix_seconds=1e9,
+        state=state,
+        verdict=verdict,
+        grouping=Grouping(groups=()),
+        closed_unix_seconds=closed,
+    )
+    entry = JobEntry(job=job, watch=replace(detector.begin(job, 5.0, 0.0), state=state), incident=incident)
+    (seen,) = view(Snapshot(jobs={job.key: entry}), "n1", 7.0).jobs
+    assert (seen.verdict, seen.incident) == (("Everybody waits", "i1") if shown else (None, None))

@@ -41,8 +41,18 @@ MOST_SURVIVORS = 0.10
 
 # Module -> the tests that matter to it, the quickest first.
 TESTS = {
-    "hang/culprit.py": ("unit/test_hangs.py", "unit/test_verdicts_page.py", "unit/test_grouping.py"),
-    "hang/rules.py": ("unit/test_hangs.py", "unit/test_verdicts_page.py", "unit/test_grouping.py"),
+    "hang/culprit.py": (
+        "unit/test_rules.py",
+        "unit/test_hangs.py",
+        "unit/test_verdicts_page.py",
+        "unit/test_grouping.py",
+    ),
+    "hang/rules.py": (
+        "unit/test_rules.py",
+        "unit/test_hangs.py",
+        "unit/test_verdicts_page.py",
+        "unit/test_grouping.py",
+    ),
     "hang/detector.py": ("unit/test_detector.py", "unit/test_progress.py", "scenarios/test_power.py"),
     "hang/capture.py": ("integration/test_capture.py",),
     "probes/pyspy.py": ("unit/test_pyspy_json.py", "integration/test_pyspy.py"),

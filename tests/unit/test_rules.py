@@ -1,0 +1,150 @@
+"""The gate and the weights of the accusing rules at their boundaries: one rank more or less, and another answer.
+
+Groups are made by hand, so that nothing but the rule decides.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from hangwatch.hang.culprit import judge
+from hangwatch.model import Confidence, Fault, Group, Grouping, Member, Motion, RankId, Verdict
+
+HIGH, MEDIUM, LOW, NONE = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE
+ACTIVITIES = {
+    "ranks": "collective_wait",
+    "gpu": "gpu_sync",
+    "lock": "lock",
+    "thread": "thread_wait",
+    "nothing": "data_loading",
+    "unknown": "unknown",
+    "leaving": "leaving",
+}
+
+
+class Ranks(NamedTuple):
+    """So many ranks that do the same: `what` is what they wait for, or "gone", a state letter, or the reason of a fault."""
+
+    count: int
+    what: str
+    rounds: int = 3
+    motion: Motion = Motion.FROZEN
+    owns_gil: bool = False
+    about: str = "target"
+    mount: str | None = None
+    waits_for_mount: bool = False
+    node: str = "n1"
+
+
+def verdict(*parts: Ranks, world_size: int | None = None) -> Verdict:
+    groups, first = [], 0
+    for number, part in enumerate(parts):
+        is_state = part.what in ("D", "T")
+        is_fault = part.what[:1].isupper() and not is_state
+        members = tuple(
+            Member(
+                id=RankId(node=part.node, rank=rank, local_rank=rank, pid=1000 + rank),
+                motion=part.motion,
+                rounds=part.rounds,
+                owns_gil=part.owns_gil,
+                state=part.what if is_state else "S",
+                silent_mount=part.mount,
+                waits_for_mount=part.waits_for_mount,
+            )
+            for rank in range(first, first + part.count)
+        )
+        first += part.count
+        fault = Fault(subject="pid 1", reason=part.what, detail="no answer", about=part.about)  # type: ignore[arg-type]
+        what = "unknown" if is_state or is_fault or part.what == "gone" else part.what
+        groups.append(
+            Group(
+                key=f"key{number}",
+                activity=ACTIVITIES[what],
+                waits_for="ranks" if what == "leaving" else what,
+                members=members,
+                fault=fault if is_fault else None,
+                gone=part.what == "gone",
+            )
+        )
+    return judge(Grouping(groups=tuple(groups), world_size=world_size))
+
+
+def says(*parts: Ranks, world_size: int | None = None) -> tuple[str, int, Confidence]:
+    found = verdict(*parts, world_size=world_size)
+    return found.kind, len(found.named), found.confidence
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        # As many who wait as are suspected are enough for what the kernel says, one less is not.
+        ((Ranks(2, "gone"), Ranks(2, "ranks")), ("RankGone", 2, HIGH)),
+        ((Ranks(3, "gone"), Ranks(2, "ranks")), ("AllWaiting", 0, NONE)),
+        ((Ranks(2, "D"), Ranks(2, "ranks")), ("RankBlocked", 2, HIGH)),
+        ((Ranks(2, "T"), Ranks(2, "gpu")), ("RankStopped", 2, HIGH)),
+        # Half of the others must wait.
+        ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(2, "unknown")), ("RankGone", 1, HIGH)),
+        ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(3, "unknown")), ("CannotTell", 0, NONE)),
+        # Most of them explicitly, or it is less sure.
+        ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(2, "gpu")), ("RankGone", 1, HIGH)),
+        ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(3, "gpu")), ("RankGone", 1, MEDIUM)),
+        ((Ranks(1, "gone"), Ranks(7, "gpu")), ("RankGone", 1, MEDIUM)),
+        # A disk wait passes.
+        ((Ranks(1, "D", rounds=1), Ranks(7, "ranks")), ("RankBlocked", 1, MEDIUM)),
+        ((Ranks(1, "D", rounds=2), Ranks(7, "ranks")), ("RankBlocked", 1, HIGH)),
+        # A stack accuses one of two, never two of four.
+        ((Ranks(1, "nothing"), Ranks(1, "ranks")), ("OutsideCollective", 1, HIGH)),
+        ((Ranks(2, "nothing"), Ranks(2, "ranks")), ("CannotTell", 0, NONE)),
+        ((Ranks(2, "nothing"), Ranks(3, "ranks")), ("OutsideCollective", 2, MEDIUM)),
+        ((Ranks(2, "nothing"), Ranks(6, "ranks")), ("OutsideCollective", 2, HIGH)),
+        ((Ranks(3, "nothing"), Ranks(8, "ranks")), ("OutsideCollective", 3, MEDIUM)),
+        # Three quarters of the others wait explicitly, or it is less sure.
+        ((Ranks(1, "nothing"), Ranks(6, "ranks"), Ranks(2, "gpu")), ("OutsideCollective", 1, HIGH)),
+        ((Ranks(1, "nothing"), Ranks(5, "ranks"), Ranks(3, "gpu")), ("OutsideCollective", 1, MEDIUM)),
+        # What is weak needs a clear majority, and those who wait explicitly.
+        ((Ranks(1, "lock"), Ranks(4, "ranks"), Ranks(4, "gpu")), ("OutsideCollective", 1, MEDIUM)),
+        ((Ranks(1, "lock"), Ranks(3, "ranks"), Ranks(4, "gpu")), ("OutsideCollective", 1, LOW)),
+        ((Ranks(1, "unknown"), Ranks(3, "ranks")), ("OutsideCollective", 1, LOW)),
+        ((Ranks(1, "unknown"), Ranks(2, "ranks")), ("CannotTell", 0, NONE)),
+        ((Ranks(1, "gpu"), Ranks(3, "ranks")), ("OutsideCollective", 1, LOW)),
+        ((Ranks(1, "gpu", owns_gil=True), Ranks(3, "ranks")), ("OutsideCollective", 1, MEDIUM)),
+        ((Ranks(1, "gpu", motion=Motion.MOVING), Ranks(3, "ranks")), ("OutsideCollective", 1, MEDIUM)),
+        ((Ranks(1, "leaving"), Ranks(3, "ranks")), ("OutsideCollective", 1, MEDIUM)),
+        # Who cannot be dumped: what speaks of the rank, beside a neighbour that can; three make it sure.
+        ((Ranks(1, "StackUnreadable"), Ranks(3, "ranks")), ("RankUndumpable", 1, HIGH)),
+        ((Ranks(1, "StackUnreadable"), Ranks(2, "ranks")), ("RankUndumpable", 1, MEDIUM)),
+        ((Ranks(1, "StackUnreadable", about="tool"), Ranks(7, "ranks")), ("AllWaiting", 0, NONE)),
+        ((Ranks(1, "PermissionDenied"), Ranks(1, "ranks")), ("RankUndumpable", 1, MEDIUM)),
+        ((Ranks(1, "PermissionDenied", node="n2"), Ranks(7, "ranks")), ("AllWaiting", 0, NONE)),
+        ((Ranks(1, "StackUnreadable", node="n2"), Ranks(7, "ranks")), ("RankUndumpable", 1, MEDIUM)),
+        # Most are moving: nobody is accused.
+        ((Ranks(5, "unknown", motion=Motion.MOVING), Ranks(4, "ranks")), ("Moving", 0, NONE)),
+        ((Ranks(1, "nothing"), Ranks(4, "ranks"), Ranks(5, "ranks", motion=Motion.MOVING)),
+         ("OutsideCollective", 1, HIGH)),
+    ],
+)  # fmt: skip
+def test_a_rule_accuses_up_to_its_boundary(parts: tuple[Ranks, ...], expected: tuple[str, int, Confidence]) -> None:
+    assert says(*parts) == expected
+
+
+@pytest.mark.parametrize(
+    ("world_size", "confidence"), [(None, HIGH), (8, HIGH), (16, HIGH), (17, MEDIUM), (512, MEDIUM)]
+)
+def test_less_than_half_of_the_job_in_view_is_less_sure(world_size: int | None, confidence: Confidence) -> None:
+    assert says(Ranks(1, "nothing"), Ranks(7, "ranks"), world_size=world_size)[2] is confidence
+
+
+@pytest.mark.parametrize(
+    ("parts", "named", "confidence"),
+    [
+        ((Ranks(1, "DumperStuck", about="tool", mount="/data", waits_for_mount=True), Ranks(3, "DumperStuck", about="tool", mount="/data")), 1, MEDIUM),
+        ((Ranks(2, "DumperStuck", about="tool", mount="/data", waits_for_mount=True), Ranks(2, "DumperStuck", about="tool", mount="/data")), 2, MEDIUM),
+        ((Ranks(3, "DumperStuck", about="tool", mount="/data", waits_for_mount=True), Ranks(1, "DumperStuck", about="tool", mount="/data")), 0, NONE),
+    ],
+)  # fmt: skip
+def test_a_silent_mount_names_who_waits_for_it_where_others_do_not(
+    parts: tuple[Ranks, ...], named: int, confidence: Confidence
+) -> None:
+    assert says(*parts) == ("MountSilent", named, confidence)

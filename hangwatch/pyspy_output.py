@@ -44,7 +44,11 @@ _COMPLAINTS = (
     _Complaint(re.compile(r"failed to suspend", re.IGNORECASE), "CannotPause", "target"),
     _Complaint(re.compile(r"timed? ?out", re.IGNORECASE), "Timeout", "target"),
     _Complaint(re.compile(r"python version|not a python", re.IGNORECASE), "NotPython"),
-    _Complaint(re.compile(r"python interpreter", re.IGNORECASE), "NoInterpreter"),
+    _Complaint(
+        re.compile(r"python interpreter", re.IGNORECASE),
+        "NoInterpreter",
+        remedy="py-spy 0.4 says so of a Python, too, whose stack is deeper than 4,096 frames: ask pystack or gdb",
+    ),
     _Complaint(re.compile(r"failed to get stack trace", re.IGNORECASE), "StackChanged"),
     _Complaint(
         re.compile(r"py-spy\S*: (command )?not found|command not found|py-spy\S*: no such file", re.IGNORECASE),
@@ -105,6 +109,7 @@ def parse_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
     """Read what `py-spy dump --json` (0.4) prints of one process.
 
     `pid` is the process as its own pid namespace numbers it; it tells the main thread where py-spy gives no names.
+    Of more than 256 threads the main one and 255 others are kept; one without frames behind them says how many are not.
     Raises DumpError when the text is not such a dump.
     """
     try:
@@ -116,9 +121,11 @@ def parse_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
         ) from None
     main = _main_index(found, pid)
     threads = [_thread(thread, is_main=index == main) for index, thread in enumerate(found)]
-    if len(threads) > MOST_THREADS:
-        threads.sort(key=lambda thread: not thread.is_main)
-    return tuple(threads[:MOST_THREADS])
+    if len(threads) <= MOST_THREADS:
+        return tuple(threads)
+    threads.sort(key=lambda thread: not thread.is_main)
+    left_out = Thread(name=f"<{len(threads) - MOST_THREADS:,} threads left out>", thread_id="", frames=())
+    return (*threads[:MOST_THREADS], left_out)
 
 
 def _main_index(threads: list[_PySpyThread], pid: int | None) -> int | None:

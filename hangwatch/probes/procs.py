@@ -183,6 +183,12 @@ def read_thread_states(pid: int, proc_root: Path = PROC) -> str:
     return "".join(states)
 
 
+def read_thread_count(pid: int, proc_root: Path = PROC) -> int:
+    """How many threads a process has, whatever they run; 0 when it is gone."""
+    counts = _read_status(pid, proc_root, b"Threads:")
+    return int(counts[0]) if counts else 0
+
+
 def is_stop_pending(pid: int, proc_root: Path = PROC) -> bool:
     """Whether a SIGSTOP was sent that takes hold once the process is next on a core or back from the kernel."""
     masks = _read_status(pid, proc_root, b"SigPnd:", b"ShdPnd:")

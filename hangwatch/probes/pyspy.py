@@ -30,6 +30,7 @@ from hangwatch.probes.left_behind import LeftBehind
 BLOCKING_DEADLINE_SECONDS = 5.0
 OLDEST_VERSION = (0, 4)  # older ones leave a rank that waits in the kernel stopped for ever
 MAX_DUMP_BYTES = 16 << 20
+MOST_THREADS = 4096  # of py-spy 0.4: of a process with more Python threads, or frames in one, it says "no interpreter"
 
 _STOP_POLL_SECONDS = 0.2
 _SETTLE_SECONDS = 0.01  # a target whose tracer died runs for a moment before the stop that was meant for it holds it
@@ -81,7 +82,7 @@ def dump(
     if fault is not None or program is None or before is None:
         return PyspyAnswer(json=None, fault=fault, duration_seconds=0.0, state_after=before and before[1])
     options = ("--locals",) if include_locals else ()
-    call = _Call(program, before[0], procs.read_user_id(pid, proc_root), options, stop)
+    call = _Call(program, before[0], procs.read_user_id(pid, proc_root), options, stop, proc_root)
     was_stopped = before[1] in STOPPED_STATES or procs.is_stop_pending(pid, proc_root)
     paused = native and _may_pause(pid, proc_root)
     answer = _attempt(call, ("--native",) if paused else ("--nonblocking",), deadline_seconds)
@@ -138,6 +139,7 @@ class _Call(NamedTuple):
     user_id: int | None
     options: tuple[str, ...]
     stop: threading.Event | None
+    proc_root: Path
 
     @property
     def subject(self) -> str:
@@ -210,6 +212,10 @@ def _attempt(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> byt
         left = end - time.monotonic()
         if isinstance(answer, bytes) or answer.reason != "NoInterpreter" or left <= 0:
             break
+        threads = procs.read_thread_count(call.target.pid, call.proc_root)
+        if threads > MOST_THREADS:
+            detail = f"it has {threads:,} threads, and py-spy reads no process of more than {MOST_THREADS:,}"
+            return Fault(subject=call.subject, reason="TooManyThreads", detail=detail)
         answer = _run(call, mode, left)
     return answer
 

@@ -299,6 +299,52 @@ def test_endless_output_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert answer.fault is not None and answer.fault.reason == "TooLarge"
 
 
+_DEEP = """
+import sys, threading, time
+sys.setrecursionlimit(10000)
+def deeper(n):
+    deeper(n - 1) if n else (ready(), time.sleep(600))
+threading.stack_size(256 << 20)  # some C frames for each, before Python 3.11
+threading.Thread(target=deeper, args=(FRAMES,), daemon=True).start()
+time.sleep(600)
+"""
+_MANY = """
+import threading, time
+threading.stack_size(64 << 10)
+for _ in range(THREADS):
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+ready()
+time.sleep(600)
+"""
+
+
+def test_a_process_of_many_threads_is_read_up_to_what_py_spy_can(tmp_path: Path) -> None:
+    with targets.python(_MANY.replace("THREADS", "3000"), tmp_path) as pid:
+        answer = pyspy.dump(pid, deadline_seconds=60.0)
+    assert answer.json is not None, answer.fault
+    threads = parse_json(answer.json, pid)
+    assert threads[0].is_main
+    assert threads[-1].name == "<2,745 threads left out>"
+    with targets.python(_MANY.replace("THREADS", "4200"), tmp_path) as pid:
+        fault = pyspy.dump(pid, deadline_seconds=60.0).fault
+    assert fault is not None
+    assert (fault.reason, fault.about) == ("TooManyThreads", "tool")
+    assert "4,201 threads" in fault.detail
+
+
+def test_a_deep_stack_is_read_up_to_what_py_spy_can(tmp_path: Path) -> None:
+    with targets.python(_DEEP.replace("FRAMES", "3900"), tmp_path) as pid:
+        answer = pyspy.dump(pid, deadline_seconds=60.0)
+    assert answer.json is not None, answer.fault
+    deepest = max(parse_json(answer.json, pid), key=lambda thread: len(thread.frames))
+    assert [frame.function for frame in deepest.frames].count("<frames left out>") == 1
+    with targets.python(_DEEP.replace("FRAMES", "4200"), tmp_path) as pid:
+        fault = pyspy.dump(pid, deadline_seconds=60.0).fault
+    assert fault is not None
+    assert (fault.reason, fault.about) == ("NoInterpreter", "tool")
+    assert "deeper than 4,096 frames" in fault.remedy
+
+
 def test_the_installed_py_spy_is_found_and_new_enough() -> None:
     program = pyspy.find()
     assert program is not None

@@ -99,7 +99,8 @@ def test_runaway_recursion_and_floods_of_threads_are_bounded() -> None:
     main = {"thread_name": "MainThread", "thread_id": 1, "os_thread_id": 1, "frames": [*[frame] * 5000, last]}
     other = {"thread_name": "t", "thread_id": 2, "os_thread_id": 2, "frames": [frame]}
     threads = pyspy_output.parse_json(json.dumps([*[other] * 1000, main]), 1)
-    assert len(threads) == pyspy_output.MOST_THREADS
+    assert len(threads) == pyspy_output.MOST_THREADS + 1
+    assert "left out" in (threads[-1].name or "")
     assert threads[0].is_main
     assert len(threads[0].frames) == pyspy_output.INNERMOST_FRAMES + pyspy_output.OUTERMOST_FRAMES + 1
     assert threads[0].frames[-1].function == "<module>"

@@ -90,6 +90,9 @@ class Detector(Section, frozen=True):
     quiet_fraction: Annotated[
         float, Meta(ge=0.0, le=0.9, description="quiet is under floor + this share of the way from floor to busy")
     ] = 0.35
+    quiet_watts_ratio_of_limit: Annotated[
+        float, Meta(ge=0.0, le=0.5, description="quiet at or under this share of the limit, too; 0: no such line")
+    ] = 0.0
     quorum: Annotated[float, Meta(gt=0.0, le=1.0, description="share of the job's GPUs that must be quiet")] = 0.5
     busy_window_seconds: Annotated[
         float, Meta(ge=10.0, le=7200.0, description="the busy level is a high quantile over this much work")

@@ -74,6 +74,8 @@ class JobWatch(Value, frozen=True):
       and not yet for long enough; `capture_wanted_at` at most there, while no capture is under way.
     * `capturing` is set in suspected, and while a capture of an open incident is under way. `capture_pause` seconds lie
       before the next one; `frozen_captures` in a row found everybody frozen; `saw_stacks`: one of them found any stack.
+    * `over_since`: set at most in starting, since when the job draws more than the plain line of the settings.
+    * `fell`: the suspicion began with a fall of power, so power that is over the line again ends it.
     * `low_since`: since when the job draws little without being quiet (it was taught that level, or has never worked
       hard); after `relook_pause` seconds it is looked at again.
     """
@@ -98,6 +100,8 @@ class JobWatch(Value, frozen=True):
     captured_at: float | None = None
     saw_stacks: bool = False
     frozen_captures: int = 0
+    over_since: float | None = None
+    fell: bool = False
     low_since: float | None = None
     relook_pause: float = RELOOK_SECONDS
 
@@ -226,10 +230,24 @@ def _starting(
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if _quorum(sum(power.is_busy(gpu, settings) for gpu in voters), voters, settings):
         return _go(replace(watch, was_busy=True), JobState.TRAINING, "the GPUs are at work", now)
+    watch = _timed_over_plain_line(watch, voters, now, settings)
+    if watch.over_since is not None and now - watch.over_since >= settings.hold_seconds:
+        ratio = settings.quiet_watts_ratio_of_limit
+        return _go(watch, JobState.TRAINING, f"the GPUs draw more than {ratio:.0%} of their limit", now)
     # A daemon that was restarted beside an old job waits for the ordinary hold, not for another start-up.
     if now - watch.began >= settings.startup_hold_seconds and now - watch.since >= settings.hold_seconds:
         return _suspect(watch, f"not busy, {now - watch.began:.0f} s after its start", now)
     return watch, ()
+
+
+def _timed_over_plain_line(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> JobWatch:
+    """By the plain line a job has something to fall from once it was over it for as long as a fall must last.
+
+    A job that loads its model or downloads its data draws idle power in health, a moment of more notwithstanding.
+    """
+    if not _quorum(sum(power.is_over_plain_line(gpu, settings) for gpu in voters), voters, settings):
+        return replace(watch, over_since=None)
+    return watch if watch.over_since is not None else replace(watch, over_since=now)
 
 
 def _training(
@@ -341,8 +359,8 @@ _RULES = {
 
 
 def _is_back(watch: JobWatch, voters: list[GpuPower], settings: Detector) -> bool:
-    """Power is back: over the quiet line, or for a job that never worked, over what only work draws."""
-    if watch.was_busy and any(power.quiet_line_watts(gpu, settings) is not None for gpu in voters):
+    """Power is back: over the quiet line, or for a job that never rose, over what only work draws."""
+    if (watch.was_busy or watch.fell) and any(power.quiet_line_watts(gpu, settings) is not None for gpu in voters):
         low = sum(power.is_quiet(gpu, settings) or power.is_low(gpu, settings) for gpu in voters)
         return not _quorum(low, voters, settings)
     return _quorum(sum(power.is_busy(gpu, settings) for gpu in voters), voters, settings)
@@ -351,7 +369,12 @@ def _is_back(watch: JobWatch, voters: list[GpuPower], settings: Detector) -> boo
 def _suspect(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
     since = watch.quiet_since if watch.quiet_since is not None else watch.low_since
     watch = replace(
-        watch, capturing=True, frozen_captures=0, saw_stacks=False, quiet_since=watch.began if since is None else since
+        watch,
+        capturing=True,
+        frozen_captures=0,
+        saw_stacks=False,
+        fell=watch.state is JobState.QUIET,
+        quiet_since=watch.began if since is None else since,
     )
     watch, actions = _go(watch, JobState.SUSPECTED, reason, now)
     return watch, (*actions, TakeCapture(job_key=watch.job_key, reason=reason))
@@ -380,7 +403,7 @@ def _forget_gap(watch: JobWatch, gap: float) -> JobWatch:
     """Move what is being timed by the length of a gap in the samples: nobody knows what happened in it."""
     shifted = {
         name: getattr(watch, name) + gap
-        for name in ("quiet_since", "back_since", "low_since")
+        for name in ("quiet_since", "back_since", "low_since", "over_since")
         if getattr(watch, name) is not None
     }
     return replace(watch, began=watch.began + gap if watch.state is JobState.STARTING else watch.began, **shifted)
@@ -389,5 +412,7 @@ def _forget_gap(watch: JobWatch, gap: float) -> JobWatch:
 def _go(watch: JobWatch, state: JobState, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
     move = Transition(job_id=watch.job_id, before=watch.state, state=state, message=message)
     if state not in (JobState.QUIET, JobState.SUSPECTED, JobState.HUNG, JobState.STALLED):
-        watch = replace(watch, quiet_since=None, stalled_since=None, capture_wanted_at=None, back_since=None)
+        watch = replace(
+            watch, quiet_since=None, stalled_since=None, capture_wanted_at=None, back_since=None, over_since=None
+        )
     return replace(watch, state=state, since=now, message=message), (move,)

@@ -1,7 +1,8 @@
 """Is a GPU quiet? Its floor, its busy level, and the line between them. Pure.
 
 A hung job does not fall to the idle power of its GPUs: ranks that wait inside a collective spin, and draw 14 to 29 %
-of the power limit. So the line is drawn between the floor (idle) and what this job drew while it worked.
+of the power limit. So the line is drawn between the floor (idle) and what this job drew while it worked. Beside it
+there may be a plain line, a share of the power limit, which asks neither what the GPU idled nor what it worked at.
 """
 
 from __future__ import annotations
@@ -55,8 +56,25 @@ def _line(gpu: GpuPower, busy: float | None, settings: Detector) -> float | None
 
 
 def quiet_line_watts(gpu: GpuPower, settings: Detector) -> float | None:
-    """At or under this the GPU is quiet. None while it has no busy level, or works no harder than it idles."""
-    return _line(gpu, gpu.busy_watts if gpu.taught_watts is None else gpu.taught_watts, settings)
+    """At or under this the GPU is quiet. None while it has no busy level, or works no harder than it idles.
+
+    The plain line counts as well, but for a GPU whose present power was shown to be work.
+    """
+    if gpu.taught_watts is not None:
+        return _line(gpu, gpu.taught_watts, settings)
+    return _ordinary_line(gpu, settings)
+
+
+def plain_line_watts(gpu: GpuPower, settings: Detector) -> float | None:
+    """The configured share of the power limit; None where none is configured or the limit is unknown."""
+    if not settings.quiet_watts_ratio_of_limit or gpu.limit_watts is None:
+        return None
+    return settings.quiet_watts_ratio_of_limit * gpu.limit_watts
+
+
+def _ordinary_line(gpu: GpuPower, settings: Detector) -> float | None:
+    lines = (_line(gpu, gpu.busy_watts, settings), plain_line_watts(gpu, settings))
+    return max((line for line in lines if line is not None), default=None)
 
 
 def is_quiet(gpu: GpuPower, settings: Detector) -> bool:
@@ -67,8 +85,14 @@ def is_quiet(gpu: GpuPower, settings: Detector) -> bool:
 
 def is_low(gpu: GpuPower, settings: Detector) -> bool:
     """Like `is_quiet`, but by the ordinary busy level even where a capture taught a lower one."""
-    line, watts = _line(gpu, gpu.busy_watts, settings), gpu.watts
+    line, watts = _ordinary_line(gpu, settings), gpu.watts
     return line is not None and watts is not None and watts <= line
+
+
+def is_over_plain_line(gpu: GpuPower, settings: Detector) -> bool:
+    """Whether the smoothed power is over the plain line; False where either is unknown."""
+    line, watts = plain_line_watts(gpu, settings), gpu.watts
+    return line is not None and watts is not None and watts > line
 
 
 def is_busy(gpu: GpuPower, settings: Detector) -> bool:

@@ -40,6 +40,7 @@ def assert_times_mean_something(watch: JobWatch) -> None:
     assert watch.back_since is None or is_open
     assert watch.capture_wanted_at is None or (is_open and not watch.capturing)
     assert watch.capturing or watch.state is not S.SUSPECTED
+    assert watch.over_since is None or watch.state is S.STARTING
 
 
 class Series:
@@ -161,6 +162,61 @@ def test_moving_ranks_teach_and_the_job_is_left_alone() -> None:
     assert len(series.captures) == 1, "looked at once"
     series.feed(600, 100).feed(110, 125)
     assert len(series.captures) == 2, "after real work the old line counts again"
+
+
+PLAIN = Detector(quiet_fraction=0.0, quiet_watts_ratio_of_limit=0.12)
+
+
+@pytest.mark.parametrize("working", [600, 150])
+@pytest.mark.parametrize("watts", [71, 72, 75, 84])
+def test_by_the_plain_rule_a_share_of_the_limit_is_quiet_whatever_the_card_idled_and_worked_at(
+    working: float, watts: float
+) -> None:
+    series = Series(rules=PLAIN)
+    series.idle = {f"GPU-{i}": 68.0 for i in range(8)}
+    series.feed(working, 300)
+    fell = series.now
+    series.feed(watts, 130)
+    assert series.states == [S.TRAINING, S.QUIET, S.SUSPECTED]
+    assert 118 <= series.captures[0] - fell <= 126
+    series.captured(frozen=8, moving=0)
+    assert series.watch.state is S.HUNG
+    series.feed(85, 20)
+    assert series.watch.state is S.RECOVERED, "over the line"
+
+
+@pytest.mark.parametrize("working", [600, 150])
+def test_by_the_plain_rule_a_watt_over_the_share_of_the_limit_is_not_quiet(working: float) -> None:
+    series = Series(rules=PLAIN)
+    series.idle = {f"GPU-{i}": 68.0 for i in range(8)}
+    series.feed(working, 300).feed(85, 600)
+    assert series.states == [S.TRAINING]
+
+
+def test_the_plain_line_stands_beside_the_learnt_one() -> None:
+    both = Detector(quiet_watts_ratio_of_limit=0.12)
+    assert Series(rules=both).feed(600, 300).feed(110, 125).states == [S.TRAINING, S.QUIET, S.SUSPECTED]
+    light = GpuPower(limit_watts=700.0, idle_watts=68.0, busy_watts=100.0)
+    assert power.quiet_line_watts(light, both) == pytest.approx(84), "the learnt one lies at 79.2 W"
+
+
+def test_by_the_plain_rule_a_job_that_was_never_over_it_waits_for_the_startup_hold() -> None:
+    """It falls from nothing: it downloads, or loads its model, and a moment of more power is no work."""
+    series = Series(rules=PLAIN).feed(72, 300).feed(140, 30).feed(72, 550)
+    assert series.states == []
+    series.feed(72, 30)
+    assert series.states == [S.SUSPECTED]
+    series.feed(110, 60)
+    assert series.watch.state is S.SUSPECTED, "a model was loaded: nothing has come back"
+
+
+def test_by_the_plain_rule_ranks_that_move_teach_as_well() -> None:
+    series = Series(rules=PLAIN).feed(600, 300).feed(80, 125).captured(frozen=0, moving=8)
+    looked = len(series.captures)
+    series.feed(80, 110)
+    assert (series.watch.state, len(series.captures)) == (S.TRAINING, looked)
+    series.feed(600, 60).feed(80, 125)
+    assert series.watch.state is S.SUSPECTED
 
 
 def test_a_taught_job_that_then_hangs_lower_is_caught() -> None:

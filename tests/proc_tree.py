@@ -4,6 +4,7 @@
   $ python3 /usr/bin/torchrun train.py         its command line, as a shell would split it
   + RANK=0 LOCAL_RANK=0                         its environment, any number of such lines
   @ uid=1004 /slurm/uid_1004/job_7/step_0       whose it is: its real user id, and its control group
+  > 10.0.0.5:29500                              a TCP connection that it holds
 = torchrun run-7, 2 of 4 ranks: 2/0 at 4720, 3/1 at 4721
                                                 a job that is found in it: launcher and id, ranks on this node and in
                                                 all, and for each its rank, local rank and pid
@@ -13,23 +14,24 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import socket
+import struct
 from pathlib import Path
 
-from hangwatch.hang.jobs import find_jobs
+from hangwatch.look import JobScan
 from hangwatch.model import GpuSample, GpuSweep, Job
-from hangwatch.probes.procs import ProcessScan
 
 FOLDER = Path(__file__).parent / "data" / "proc"
 _OWNER = re.compile(r"@ uid=(\d+) (\S+)")
+_CONNECTION = re.compile(r"> ([\d.]+):(\d+)")
 _HEAD = re.compile(r"(\d+) \((.*)\) ([A-Zt]) parent=(\d+) start=(\d+)")
 
 
 def lay_out(text: str, root: Path) -> Path:
     """Write the processes of `text` as a tree like /proc under `root`; processes that are not in it are removed."""
     for old in root.glob("[0-9]*"):
-        for file in old.iterdir():
-            file.unlink()
-        old.rmdir()
+        shutil.rmtree(old)
     pid = 0
     environ: dict[int, list[str]] = {}
     for line in text.splitlines():
@@ -43,6 +45,8 @@ def lay_out(text: str, root: Path) -> Path:
         elif found := _OWNER.fullmatch(bare):
             (root / f"{pid}/status").write_text(f"Name:\tx\nUid:\t{found[1]}\t{found[1]}\t{found[1]}\t{found[1]}\n")
             (root / f"{pid}/cgroup").write_text(f"0::{found[2]}\n")
+        elif found := _CONNECTION.fullmatch(bare):
+            _connect(root / str(pid), found[1], int(found[2]))
         elif bare.startswith("$ "):
             (root / f"{pid}/cmdline").write_bytes("".join(f"{a}\0" for a in shlex.split(bare[2:])).encode())
         elif bare.startswith("+ "):
@@ -76,6 +80,23 @@ def _begin(folder: Path, head: re.Match[str]) -> None:
     (folder / "environ").write_bytes(b"")
 
 
+def _connect(folder: Path, address: str, port: int) -> None:
+    """One established connection, in the tables of a network namespace of the process's own."""
+    (number,) = struct.unpack("=I", socket.inet_aton(address))
+    inode = 90_000 + int(folder.name)
+    for name in ("net", "fd", "ns"):
+        (folder / name).mkdir()
+    row = f"0: 0100000A:C001 {number:08X}:{port:04X} 01 00000000:00000000 00:00000000 00000000 0 0 {inode} 1"
+    (folder / "net/tcp").write_text(f"  sl  local_address rem_address   st tx_queue rx_queue\n   {row}\n")
+    (folder / "fd/7").symlink_to(f"socket:[{inode}]")
+    (folder / "ns/net").symlink_to(f"net:[{4026532000 + int(folder.name)}]")
+    (folder / "ns/user").symlink_to("user:[4026531837]")
+    init = folder.parent / "1/ns"
+    init.mkdir(exist_ok=True)
+    if not (init / "user").is_symlink():
+        (init / "user").symlink_to("user:[4026531837]")
+
+
 def record(
     pids: list[int], names: str = "RANK|SIZE|TORCHELASTIC|MASTER_|SLURM_|OMPI_|PMI|MPI_LOCAL|VISIBLE_DEV"
 ) -> str:
@@ -105,9 +126,7 @@ def sweep(pids_by_gpu: dict[int, tuple[int, ...]], taken_monotonic_seconds: floa
 
 def jobs_in(name: str, root: Path, gpus: GpuSweep | None = None) -> tuple[Job, ...]:
     """The jobs in the tree of that name, as a scan of it finds them."""
-    lay_out((FOLDER / f"{name}.proc").read_text(), root)
-    held = {pid for gpu in gpus.gpus for pid in gpu.pids} if gpus else set()
-    return find_jobs(ProcessScan(root).processes(held), gpus)
+    return JobScan(lay_out((FOLDER / f"{name}.proc").read_text(), root)).find(gpus, node="").jobs
 
 
 def pids_below(pid: int) -> list[int]:

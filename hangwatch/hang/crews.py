@@ -155,10 +155,12 @@ def claim(crew: Crew, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId
 
 
 def _joined(crews: list[Crew], samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Crew]:
-    """Crews of one owner, run and size that have different ranks are one job: containers or pods with a part each.
+    """Crews of one run and size that have different ranks are one job: pods or containers with a part each.
 
-    Who has the best claim holds its ranks: another one, while its process lives, is a job of its own. So is who is not
-    connected to the store to which the others are.
+    Only where the kernel says that they belong together: by one owner and place, or by connections to one store. Until
+    a job in two pods has connected it is two jobs; a stranger who copied its variables is one for ever.
+
+    Who has the best claim holds its ranks: another one, while its process lives, is a job of its own.
     """
     jobs: dict[tuple[object, ...], list[_Part]] = {}
     for crew in sorted(crews, key=lambda crew: claim(crew, samples, endpoints)):
@@ -168,12 +170,11 @@ def _joined(crews: list[Crew], samples: Sequence[GpuSample], endpoints: Mapping[
         same_run = jobs.setdefault((crew.owner.name, *run, seat.world_size), [])
         ranks, stores = {_rank_number(member) for member in crew.members}, _stores(crew, endpoints)
         # One user can make thousands of claimants to one rank, and each is compared with each.
-        one = next((job for job in same_run if job.ranks.isdisjoint(ranks) and job.stores == stores), None)
+        one = next((job for job in same_run if job.ranks.isdisjoint(ranks) and job.is_of(crew.owner, stores)), None)
         if one is None:
             same_run.append(_Part(_second_claimant(crew, ranks, same_run[0]) if same_run else crew, ranks, stores))
         else:
-            one.crews.append(crew)
-            one.ranks.update(ranks)
+            one.add(crew, ranks, stores)
     return [part.joined() for same_run in jobs.values() for part in same_run]
 
 
@@ -181,7 +182,18 @@ class _Part:
     """Crews that are taken for one job so far; the first has the best claim."""
 
     def __init__(self, crew: Crew, ranks: set[int], stores: set[str]) -> None:
-        self.crews, self.ranks, self.stores = [crew], ranks, stores
+        self.crews, self.ranks, self.stores, self._owners = [crew], ranks, stores, {crew.owner}
+
+    def is_of(self, owner: Owner, stores: set[str]) -> bool:
+        """Whether the kernel says that a crew of this owner, connected to these stores, belongs to it."""
+        return owner in self._owners or (bool(stores) and stores == self.stores)
+
+    def add(self, crew: Crew, ranks: set[int], stores: set[str]) -> None:
+        """Take a crew into it."""
+        self.crews.append(crew)
+        self.ranks.update(ranks)
+        self.stores.update(stores)
+        self._owners.add(crew.owner)
 
     def joined(self) -> Crew:
         """All as one."""
@@ -201,7 +213,8 @@ def _rank_number(member: tuple[Process, Seat | None]) -> int:
 def _second_claimant(crew: Crew, ranks: set[int], first: _Part) -> Crew:
     shared, pid = words.fold(sorted(first.ranks & ranks)), first.crews[0].members[0][0].id.pid
     if not shared:
-        note = f"says that it is of the same run as pid {pid}, and is not connected to its store: a job of its own"
+        note = f"says that it is of the same run as pid {pid}; that both are connected to one store is not seen: a job"
+        note += " of its own"
     else:
         note = f"claims ranks {shared} of a run of the same name whose processes live (pid {pid}): a job of its own"
     return crew._replace(notes=(note,))

@@ -189,7 +189,9 @@ def store_endpoint(pid: int, port: int, proc_root: Path) -> str | None:
     """The other end of this process's own TCP connection to `port`, None where it holds none.
 
     What the environment says of an address is the user's word; a connection is the kernel's. A loopback address comes
-    with its network namespace, since every one has its own. See proc(5) for /proc/PID/net/tcp and /proc/PID/fd.
+    with its network namespace, since every one has its own. So does any address where the process is not in the user
+    namespace of init: there a user may make a network of his own, with the addresses of others (user_namespaces(7)).
+    See proc(5) for /proc/PID/net/tcp and /proc/PID/fd.
     """
     ends: dict[str, str] = {}
     for table in ("tcp", "tcp6"):
@@ -200,8 +202,15 @@ def store_endpoint(pid: int, port: int, proc_root: Path) -> str | None:
     address = next((ends[name] for name in _descriptors(proc_root / str(pid) / "fd") if name in ends), None)
     if address is None:
         return None
-    space = _link(proc_root / str(pid) / "ns" / "net") if ipaddress.ip_address(address).is_loopback else ""
+    is_everywhere_the_same = not ipaddress.ip_address(address).is_loopback and _is_in_first_user_space(pid, proc_root)
+    space = "" if is_everywhere_the_same else _link(proc_root / str(pid) / "ns" / "net")
     return f"{address} port {port}{f' in {space}' if space else ''}"
+
+
+def _is_in_first_user_space(pid: int, proc_root: Path) -> bool:
+    """Whether init's user namespace is that of the process; false where one of them may not be read."""
+    space = _link(proc_root / str(pid) / "ns" / "user")
+    return bool(space) and space == _link(proc_root / "1" / "ns" / "user")
 
 
 def _descriptors(folder: Path) -> Iterator[str]:

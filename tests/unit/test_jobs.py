@@ -12,6 +12,7 @@ from msgspec import structs
 
 from hangwatch import launcher_table
 from hangwatch.hang import crews, devices, jobs, launchers, owners
+from hangwatch.look import JobScan
 from hangwatch.model import GpuSample, Job, Process, ProcessId, Rank
 from hangwatch.probes.procs import ProcessScan
 from tests.proc_tree import FOLDER, described, jobs_in, lay_out, stated, sweep
@@ -269,12 +270,37 @@ def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path
     assert seats(mine) == [(2, None, 132), (3, None, 142)]
     assert seats(other) == [(1, None, 152)]
     assert other.notes == (
-        "says that it is of the same run as pid 132, and is not connected to its store: a job of its own",
+        "says that it is of the same run as pid 132; that both are connected to one store is not seen: a job of its own",
     )
     elsewhere = store | {process.id: "10.0.0.9 port 23456" for process in processes if process.id.pid == 152}
     assert len(jobs.find_jobs(processes, endpoints=elsewhere)) == 2
     (joined,) = jobs.find_jobs(processes, endpoints=dict.fromkeys(elsewhere, "10.0.0.5 port 23456"))
     assert [number for number, _, _ in seats(joined)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["pytorchjob_pods", "torchrun_pods", "two_containers"])
+def test_pods_of_which_none_is_seen_connected_are_jobs_of_their_own(name: str, tmp_path: Path) -> None:
+    """A stranger's pod can copy every variable. What a job loses so, until it has connected, is one page for both."""
+    text = "".join(line for line in TREES[name].splitlines(keepends=True) if not line.strip().startswith(">"))
+    first, second = JobScan(lay_out(text, tmp_path)).find(None, node="n").jobs
+    assert (len(first.ranks), len(second.ranks)) == (1, 1)
+    assert first.job_key != second.job_key
+    assert (first.notes, second.notes) == (
+        (),
+        (
+            "says that it is of the same run as pid 132; that both are connected to one store is not seen: a job of its own",
+        ),
+    )
+
+
+@pytest.mark.parametrize("space", ["user:[4026532999]", ""])
+def test_an_address_in_a_network_that_a_user_may_have_made_joins_nobody(space: str, tmp_path: Path) -> None:
+    """With a user namespace he is root of a network of his own, and gives it the address of somebody else's store."""
+    root = lay_out(TREES["pytorchjob_pods"], tmp_path)
+    (root / "142/ns/user").unlink()
+    if space:
+        (root / "142/ns/user").symlink_to(space)
+    assert [len(job.ranks) for job in JobScan(root).find(None, node="n").jobs] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -365,8 +391,10 @@ def test_of_two_jobs_of_one_key_the_one_on_the_gpus_keeps_it(tmp_path: Path) -> 
     pod = text[text.index("140 (") : text.index("= plain")]
     intruder = re.sub(r"\b14(\d)\b", r"12\1", pod).replace("RANK=3", "RANK=2").replace("3b7d9e04", "f00dcafe")
     processes = ProcessScan(lay_out(text + intruder, tmp_path)).processes()
-    (alone,) = jobs.find_jobs([process for process in processes if process.id.pid not in (120, 122)])
-    found = {job.ranks[0].id.pid: job for job in jobs.find_jobs(processes, sweep({0: (132,), 1: (142,)}))}
+    store = dict.fromkeys((process.id for process in processes if process.id.pid in (132, 142)), "10.0.0.5 port 23456")
+    (alone,) = jobs.find_jobs([one for one in processes if one.id.pid not in (120, 122)], endpoints=store)
+    on_gpus = sweep({0: (132,), 1: (142,)})
+    found = {job.ranks[0].id.pid: job for job in jobs.find_jobs(processes, on_gpus, endpoints=store)}
     assert found[132].job_key == alone.job_key != found[122].job_key
     assert (found[132].job_id, found[122].job_id) == (alone.job_id, f"{alone.job_id}-p122")
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES, JobExecutionEvent
 from apscheduler.executors.pool import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from apscheduler.jobstores.base import JobLookupError
 from apscheduler.schedulers.background import BackgroundScheduler
 
 T = TypeVar("T")
+CAPTURES_PER_OWNER = 4
 _SERVED_KEPT = 256
 
 log = logging.getLogger(__name__)
@@ -26,36 +28,62 @@ Pool = Literal["sample", "slow", "capture", "store", "checks"]
 _THREADS: dict[Pool, int] = {
     "sample": 1,
     "slow": 3,
-    "capture": 1,  # never two captures at a time: they would compete for the same cores
+    "capture": 8,  # they sleep most of the time; how many py-spys run at once is bounded for all of them together
     "store": 1,  # a disk that does not answer must not hold up a capture
     "checks": 8,
 }
 
 
-class Turns(Generic[T]):
-    """What waits for the one thread of captures: the owner who was served longest ago is next, whoever asks more."""
+class Turn(NamedTuple, Generic[T]):
+    """What an owner wanted, and its turn has come."""
 
-    def __init__(self) -> None:
+    owner: str
+    wanted: T
+
+
+class Turns(Generic[T]):
+    """What waits for a thread of captures: the owner who was served longest ago is next, whoever asks more.
+
+    `most_per_owner` are under way of one owner at a time: the other threads are for those who come next.
+    """
+
+    def __init__(self, most_per_owner: int) -> None:
         self._lock = threading.Lock()
-        self._waiting: list[tuple[str, T]] = []
+        self._most_per_owner = most_per_owner
+        self._waiting: list[Turn[T]] = []
+        self._under_way = Counter[str]()
         self._served: dict[str, None] = {}  # by when, the latest last
 
     def add(self, owner: str, wanted: T) -> None:
         """Let it wait; of one owner in order."""
         with self._lock:
-            self._waiting.append((owner, wanted))
+            self._waiting.append(Turn(owner, wanted))
 
-    def take(self) -> T:
-        """The next. Raises ValueError where nothing waits."""
+    def take(self) -> Turn[T] | None:
+        """The next, which is under way until `end`; None where nobody waits who may have another one."""
         with self._lock:
             order = {owner: place for place, owner in enumerate(self._served, 1)}
-            place = min(range(len(self._waiting)), key=lambda place: order.get(self._waiting[place][0], 0))
-            owner, wanted = self._waiting.pop(place)
-            self._served = dict.fromkeys((*(o for o in self._served if o != owner), owner))
-            still = {name for name, _ in self._waiting}
+            free = [at for at, turn in enumerate(self._waiting) if self._is_free(turn.owner)]
+            if not free:
+                return None
+            turn = self._waiting.pop(min(free, key=lambda at: order.get(self._waiting[at].owner, 0)))
+            self._under_way[turn.owner] += 1
+            self._served = dict.fromkeys((*(owner for owner in self._served if owner != turn.owner), turn.owner))
+            still = {other.owner for other in self._waiting}
             while len(self._served) > _SERVED_KEPT and (old := next(iter(self._served))) not in still:
                 del self._served[old]
-            return wanted
+            return turn
+
+    def end(self, turn: Turn[T]) -> bool:
+        """It is over; whether another one that had to wait for it may be taken now."""
+        with self._lock:
+            self._under_way[turn.owner] -= 1
+            if not self._under_way[turn.owner]:
+                del self._under_way[turn.owner]
+            return any(self._is_free(other.owner) for other in self._waiting)
+
+    def _is_free(self, owner: str) -> bool:
+        return self._under_way[owner] < self._most_per_owner
 
 
 class _Scheduler(BackgroundScheduler):  # type: ignore[misc]  # APScheduler has no types

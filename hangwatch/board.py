@@ -74,7 +74,7 @@ class Snapshot(Value, frozen=True):
     dump_failures: dict[str, int] = field(default_factory=dict)
     dumps: DumpHistogram = DumpHistogram()
     left_out: tuple[LeftOut, ...] = ()
-    running: dict[str, float] = field(default_factory=dict)  # since when, CLOCK_MONOTONIC in seconds: scan, capture
+    running: dict[str, tuple[float, ...]] = field(default_factory=dict)  # scan, capture: when each began, monotonic
     scan_seconds: float | None = None
     dumpers_stuck: int = 0
     store_problem: str | None = "the store is not open yet"
@@ -91,10 +91,19 @@ class Snapshot(Value, frozen=True):
         """The snapshot with the newest result of one check."""
         return replace(self, checks={**self.checks, result.check: result})
 
-    def with_running(self, beat: str, began: float | None) -> Snapshot:
-        """The snapshot with a scan or a capture that began at this time, or that is over (None)."""
-        others = {name: at for name, at in self.running.items() if name != beat}
-        return replace(self, running=others if began is None else {**others, beat: began})
+    def with_running(self, beat: str, began: float) -> Snapshot:
+        """The snapshot with one more scan or capture, which began at this time."""
+        return replace(self, running={**self.running, beat: (*self.running.get(beat, ()), began)})
+
+    def with_over(self, beat: str, began: float) -> Snapshot:
+        """The snapshot without the scan or capture that began at this time."""
+        left = list(self.running.get(beat, ()))
+        left.remove(began)
+        return replace(self, running={**self.running, beat: tuple(left)})
+
+    def running_seconds(self, beat: str, now: float) -> float:
+        """For how long the scan or capture that runs longest has been running; 0 when none is."""
+        return max((now - began for began in self.running.get(beat, ())), default=0.0)
 
     def with_scan(self, seconds: float, left_out: tuple[LeftOut, ...]) -> Snapshot:
         """The snapshot with how long the newest scan took, and what it left out."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch import metrics, progress, status
-from hangwatch.beats import Beats, Turns
+from hangwatch.beats import CAPTURES_PER_OWNER, Beats, Turns
 from hangwatch.board import Board, Snapshot, extend
 from hangwatch.checks import discovery, runner
 from hangwatch.checks.contract import Settings as CheckSettings
@@ -96,7 +96,8 @@ class Daemon:
         self._last_sweep_at: float | None = None
         self._driver_trouble: str | None = None
         self._left_out_owners: frozenset[str] = frozenset()
-        self._turns: Turns[TakeCapture] = Turns()
+        self._turns: Turns[TakeCapture] = Turns(CAPTURES_PER_OWNER)
+        self._slots = threading.BoundedSemaphore(settings.capture.parallel) if settings.capture.parallel else None
         self._beats = Beats(self._on_missed)
 
     def _is_on(self, name: str) -> bool:
@@ -143,9 +144,16 @@ class Daemon:
             self._scanning.release()
 
     def _look_in_turn(self) -> None:
-        """The capture whose owner's turn it is."""
-        with self._running("capture"):
-            self._look(self._turns.take())
+        """The capture whose owner's turn it is; none where who waits has as many under way as one owner may."""
+        turn = self._turns.take()
+        if turn is None:
+            return
+        try:
+            with self._running("capture"):
+                self._look(turn.wanted)
+        finally:
+            if self._turns.end(turn):
+                self._beats.once("capture", self._look_in_turn)
 
     def _look(self, wanted: TakeCapture) -> None:
         """Take the stacks of every rank of one job and judge them; if that fails, the job is not forgotten over it."""
@@ -194,11 +202,12 @@ class Daemon:
 
     @contextmanager
     def _running(self, beat: str) -> Iterator[None]:
-        self.board.put(Snapshot.with_running, beat, self._clock())
+        began = self._clock()
+        self.board.put(Snapshot.with_running, beat, began)
         try:
             yield
         finally:
-            self.board.put(Snapshot.with_running, beat, None)
+            self.board.put(Snapshot.with_over, beat, began)
 
     def _say_left_out(self, left_out: tuple[LeftOut, ...]) -> None:
         """Say once of each owner that some of his is not watched."""
@@ -218,6 +227,7 @@ class Daemon:
             sweep=self.board.snapshot.sweep,
             proc_root=self._proc_root,
             stop=self._stop,
+            slots=self._slots,
             observe_dump=self._count_dump,
         )
         return None if self._stop.is_set() else look
@@ -371,13 +381,13 @@ class Daemon:
 
     def unhealthy(self) -> str | None:
         """What is wrong with the daemon itself, in a sentence; None when it beats."""
-        now, running = self._clock(), self.board.snapshot.running
+        now, snapshot = self._clock(), self.board.snapshot
         late = now - self._sampled_at
         limit = max(30.0, BEATS_MISSED * self.settings.gpu.sample_seconds)
         if late > limit:
             return f"no beat for {late:.0f} s"
         for beat, limit in (("scan", STUCK_SECONDS), ("capture", STUCK_SECONDS + self.settings.capture_seconds)):
-            late = now - running.get(beat, now)
+            late = snapshot.running_seconds(beat, now)
             if late > limit:
                 return f"a {beat} has not come back for {late:.0f} s"
         return None

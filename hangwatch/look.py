@@ -135,6 +135,7 @@ def look_at(
     native: bool = False,
     include_locals: bool = False,
     stop: threading.Event | None = None,
+    slots: threading.Semaphore | None = None,
     observe_dump: ObserveDump | None = None,
 ) -> Look:
     """Take the stacks of every rank of a job on this node (see `capture`), group them and judge the groups."""
@@ -148,6 +149,7 @@ def look_at(
         include_locals=include_locals,
         rounds=rounds,
         stop=stop,
+        slots=slots,
         observe_dump=observe_dump,
     )
     facts = host.facts(sweep.driver_version if sweep else None)

@@ -326,8 +326,7 @@ def _beats(snapshot: Snapshot, now: float) -> Iterator[Metric]:
         yield _single("scan_seconds", "How long the newest scan of /proc took", snapshot.scan_seconds)
     running = _gauge("running_seconds", "For how long a scan or a capture has been running; 0 when none is", ("beat",))
     for beat in ("scan", "capture"):
-        began = snapshot.running.get(beat)
-        running.add_metric([beat], 0.0 if began is None else now - began)
+        running.add_metric([beat], snapshot.running_seconds(beat, now))
     yield running
     left_out = _gauge("left_out", "What is beyond the limits of [jobs] and not watched", ("owner", "what"))
     for one in snapshot.left_out:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +51,7 @@ def capture(
     include_locals: bool = False,
     rounds: int | None = None,
     stop: threading.Event | None = None,
+    slots: threading.Semaphore | None = None,
     observe_dump: ObserveDump | None = None,
     pyspy_path: Path | None = None,
 ) -> Capture:
@@ -57,11 +59,14 @@ def capture(
 
     A rank that cannot be dumped keeps its place: what the kernel says of it, and the fault. A rank whose process does
     not exist any more, or that was absent before, is `gone`. Once `stop` is set it returns what it has, within a
-    second. Never raises for what it finds: processes come and go.
+    second. `slots` bounds the dumps at the same time over all captures that share it. Never raises for what it finds:
+    processes come and go.
     """
     stop = stop or threading.Event()
     began, began_unix = time.monotonic(), time.time()
-    taker = _Taker(settings, proc_root, stop, observe_dump, pyspy_path, native=native, include_locals=include_locals)
+    taker = _Taker(
+        settings, proc_root, stop, slots, observe_dump, pyspy_path, native=native, include_locals=include_locals
+    )
     targets = _targets(job, settings.max_workers_per_rank)
     taken: list[dict[ProcessId, ProcessDump]] = []
     # Native dumps need 340 MB each: one at a time.
@@ -101,6 +106,7 @@ class _Taker(NamedTuple):
     settings: config.Capture
     proc_root: Path
     stop: threading.Event
+    slots: threading.Semaphore | None
     observe: ObserveDump | None
     pyspy_path: Path | None
     native: bool
@@ -115,7 +121,8 @@ class _Taker(NamedTuple):
                 subject=f"pid {target.pid}", reason="ProcessGone", detail="the process has ended", about="target"
             )
             return ProcessDump(taken_monotonic_seconds=now, fault=gone)
-        threads, answer = self._stacks(target, counters.state, end - now)
+        with self._slot(end - now):
+            threads, answer = self._stacks(target, counters.state, end - time.monotonic())
         if self.observe is not None:
             self.observe(answer.duration_seconds, answer.fault)
         return ProcessDump(
@@ -131,6 +138,16 @@ class _Taker(NamedTuple):
             io_bytes=counters.io_bytes,
             duration_seconds=answer.duration_seconds,
         )
+
+    @contextmanager
+    def _slot(self, left_seconds: float) -> Iterator[None]:
+        """One of the places for a dump; without one when the round is over, which `_stacks` says."""
+        has_one = self.slots is not None and self.slots.acquire(timeout=max(0.0, left_seconds))
+        try:
+            yield
+        finally:
+            if has_one and self.slots is not None:
+                self.slots.release()
 
     def _called(self, target: ProcessId, fault: Fault | None) -> str | None:
         if fault is None or fault.reason not in pyspy.STUCK_REASONS:

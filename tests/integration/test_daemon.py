@@ -199,6 +199,30 @@ def test_a_look_that_fails_as_a_whole_loses_no_hang(tmp_path: Path) -> None:
         assert not job_of(daemon).page, "nobody has seen a stack"
 
 
+def test_jobs_that_hang_together_are_looked_at_together(tmp_path: Path) -> None:
+    """A capture sleeps most of its time: storage that dies takes many jobs, and the last one must not wait for all."""
+    rounds = config.Capture(rounds=2, pause_seconds=60.0, parallel=1)
+    with SimulatedNode(2) as node, SimulatedNode(2) as other:
+        for pid in other.proc_root.glob("[0-9]*"):
+            (node.proc_root / pid.name).symlink_to(f"/proc/{pid.name}")
+        daemon = Daemon(
+            replace(play.settings(tmp_path), capture=rounds), SimulatedGpus(node, other), proc_root=node.proc_root
+        )
+        daemon.start()
+        try:
+            wait_for(lambda: states_of(daemon) == [JobState.TRAINING] * 2, "both jobs to train")
+            node.order(0, "lock")
+            other.order(0, "lock")
+            wait_for(lambda: len(daemon.board.snapshot.running.get("capture", ())) == 2, "two captures at once")
+            wait_for(lambda: sum(daemon.board.snapshot.dumps.counts) >= 8, "the first round of both")
+        finally:
+            daemon.stop()
+
+
+def states_of(daemon: Daemon) -> list[JobState]:
+    return [entry.watch.state for entry in daemon.board.snapshot.jobs.values()]
+
+
 def test_a_job_that_ends_while_it_is_looked_at_has_ended_and_is_not_hung(tmp_path: Path) -> None:
     """The slow beat is too slow to see it: the look itself must ask again who is there."""
     rounds = config.Capture(rounds=2, pause_seconds=3.0)

@@ -126,12 +126,34 @@ def test_a_chain_of_processes_is_climbed_a_bounded_way(tmp_path: Path) -> None:
 
 
 def test_an_owner_with_many_captures_lets_others_go_first() -> None:
-    turns: Turns[str] = Turns()
+    turns: Turns[str] = Turns(50)
     for number in range(50):
         turns.add("hostile", f"fake {number}")
-    assert turns.take() == "fake 0"
+    assert taken(turns) == "fake 0"
     turns.add("victim", "job")
-    assert [turns.take() for _ in range(3)] == ["job", "fake 1", "fake 2"]
+    assert [taken(turns) for _ in range(3)] == ["job", "fake 1", "fake 2"]
+
+
+def test_an_owner_never_has_all_threads() -> None:
+    """Two of the hostile one are under way: the third waits for one of them, and the victim for none."""
+    turns: Turns[str] = Turns(2)
+    for number in range(3):
+        turns.add("hostile", f"fake {number}")
+    first, _ = turns.take(), turns.take()
+    assert first is not None
+    assert turns.take() is None
+    turns.add("victim", "job")
+    assert taken(turns) == "job"
+    assert turns.take() is None
+    assert turns.end(first), "one that waited may be taken now"
+    assert taken(turns) == "fake 2"
+    assert turns.take() is None
+
+
+def taken(turns: Turns[str]) -> str:
+    turn = turns.take()
+    assert turn is not None
+    return turn.wanted
 
 
 def test_jobs_that_ended_are_shown_a_bounded_number_of_an_owner() -> None:

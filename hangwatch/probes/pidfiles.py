@@ -11,8 +11,9 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from hangwatch.model import Fault, Value
-from hangwatch.probes import environments, pseudofiles
+from hangwatch.model import Fault, ProcessId, Value
+from hangwatch.probes import environments, locked_memory, procs, pseudofiles
+from hangwatch.probes.locked_memory import Target
 
 
 class FileLimit(Value, frozen=True):
@@ -67,20 +68,32 @@ def resident_bytes(rows: dict[str, str]) -> int | None:
 def variables(proc_root: Path, pid: int, wanted: Collection[str]) -> dict[str, str] | Fault | None:
     """Those variables of the environment a process was started with that are asked for, see `environments`."""
     folder = proc_root / str(pid)
-    try:
-        with (folder / "environ").open("rb", buffering=0) as file:
-            return environments.read(file.fileno(), str(folder), wanted).variables
-    except OSError as error:
-        return pseudofiles.fault_of(error, f"pid {pid}", str(folder / "environ"))
+
+    def read(_: ProcessId) -> dict[str, str] | Fault | None:
+        try:
+            with (folder / "environ").open("rb", buffering=0) as file:
+                return environments.read(file.fileno(), str(folder), wanted).variables
+        except OSError as error:
+            return pseudofiles.fault_of(error, f"pid {pid}", str(folder / "environ"))
+
+    return locked_memory.SHARED.read_one(_target(proc_root, pid), read)
 
 
 def mapped_files(proc_root: Path, pid: int, pattern: re.Pattern[str]) -> tuple[str, ...] | Fault | None:
     """The paths of mapped files (libraries) in which `pattern` is found, each once, in the order of addresses."""
-    text = pseudofiles.read(proc_root / str(pid) / "maps", f"pid {pid}", limit_bytes=16 << 20)
+    path = proc_root / str(pid) / "maps"
+    text = locked_memory.SHARED.read_one(
+        _target(proc_root, pid), lambda _: pseudofiles.read(path, f"pid {pid}", limit_bytes=16 << 20)
+    )
     if not isinstance(text, str):
         return text
     paths = (line[line.index("/") :] for line in text.splitlines() if "/" in line)
     return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in paths if pattern.search(path)))
+
+
+def _target(proc_root: Path, pid: int) -> Target:
+    now = procs.read_state(pid, proc_root)
+    return Target(now[0] if now else ProcessId(pid=pid, start_ticks=-1), f"uid {procs.read_user_id(pid, proc_root)}")
 
 
 def namespace(proc_root: Path, pid: int | str, kind: str) -> str | None:

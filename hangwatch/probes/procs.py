@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +18,9 @@ from msgspec.structs import replace
 
 from hangwatch import launcher_table, words
 from hangwatch.model import ENDED_STATES, Fault, Process, ProcessId, Value
-from hangwatch.probes import environments
+from hangwatch.probes import environments, locked_memory
 from hangwatch.probes.environments import Environment
+from hangwatch.probes.locked_memory import Target
 
 PROC = Path("/proc")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -62,10 +63,11 @@ class ProcessScan:
         self._root = str(proc_root)
         self._known: dict[int, _Known] = {}
         self._unread: Counter[str] = Counter()
+        self._late_owners: frozenset[str] = frozenset()
 
     @property
     def unread(self) -> Mapping[str, int]:
-        """By owner, how many processes that may belong to a job were not read by the last scan."""
+        """By owner, how many processes that may belong to a job the last scan did not read, or in vain."""
         return self._unread
 
     def processes(
@@ -81,7 +83,8 @@ class ProcessScan:
         Command line and launcher variables are read only of those that may belong to a job: Python and launchers by
         their comm, `gpu_pids` (the pids that hold a GPU), and all that descend from these. Who holds a GPU and all
         above him are always read; of the others at most `max_per_owner` of each owner (`share_of`), new ones for about
-        `budget_seconds`, the owners in turn: the next scan goes on where this one stopped.
+        `budget_seconds`, the owners in turn: the next scan goes on where this one stopped. A process that does not
+        answer has a fault, and its owner's turn comes last from then on: see `locked_memory`.
         """
         began = time.monotonic()
         stats = {stat.pid: stat for stat in _read_stats(self._root)}
@@ -96,15 +99,40 @@ class ProcessScan:
         before = (candidates - first) if new else ()
         counts = Counter(share_of(self._known[pid].process) for pid in before if self._known[pid].complete)
         self._unread = Counter()
-        for owner, pid in _in_turn(new, counts, first, lambda pid: share_of(self._known[pid].process)):
-            is_within = counts[owner] < max_per_owner and time.monotonic() < began + budget_seconds
-            if pid in first or is_within:
-                owned = _with_owner(self._root, self._known[pid])  # kept for good: never without its owner
-                self._known[pid] = _read_process(self._root, stats[pid], owned.process)
-                counts[owner] += pid not in first
+        always, others = [], []
+        owned = [(share_of(self._known[pid].process), pid) for pid in new]
+        for owner, pid in _in_turn(owned, counts, first, self._late_owners):
+            target = Target(self._known[pid].process.id, owner)
+            if pid in first:
+                always.append(target)
+            elif counts[owner] < max_per_owner:
+                counts[owner] += 1
+                others.append(target)
             else:
                 self._unread[owner] += 1
+        late = self._read(always, stats, None) | self._read(others, stats, began + budget_seconds - time.monotonic())
+        self._late_owners = frozenset(late)
         return tuple(known.process for known in self._known.values())
+
+    def _read(self, targets: Sequence[Target], stats: Mapping[int, _Stat], seconds: float | None) -> set[str]:
+        """Read who these are; the owners of those that gave no answer."""
+
+        def read(target: ProcessId) -> _Known:
+            return _read_process(self._root, stats[target.pid], self._known[target.pid])
+
+        late = set()
+        answers = locked_memory.SHARED.read(targets, read, seconds)
+        for target in targets:
+            answer, pid = answers.get(target.id), target.id.pid
+            if isinstance(answer, _Known):
+                self._known[pid] = answer
+                continue
+            self._unread[target.owner] += 1
+            if answer is not None:
+                late.add(target.owner)
+                known = _with_owner(self._root, self._known[pid])
+                self._known[pid] = known._replace(process=replace(known.process, faults=(answer,)))
+        return late
 
     def _look(self, stat: _Stat) -> _Known:
         before = self._known.get(stat.pid)
@@ -274,16 +302,15 @@ def _with_ancestors(stats: Mapping[int, _Stat], pids: Collection[int]) -> set[in
 
 
 def _in_turn(
-    pids: Iterable[int], counts: Mapping[str, int], first: Collection[int], owner_of: Callable[[int], str]
+    owned: Iterable[tuple[str, int]], counts: Mapping[str, int], first: Collection[int], late: Collection[str]
 ) -> list[tuple[str, int]]:
-    """Those in `first`, then one of each owner after the other; who has many already comes late."""
+    """Those in `first`, then one of each owner after the other; who has many already comes late, `late` ones last."""
     turns, seen = [], Counter(counts)
-    for pid in pids:
-        owner = owner_of(pid)
-        turns.append((pid not in first, seen[owner], owner, pid))
+    for owner, pid in owned:
+        turns.append((pid not in first, owner in late, seen[owner], owner, pid))
         seen[owner] += 1
-    turns.sort(key=lambda turn: turn[:2])
-    return [(owner, pid) for _, _, owner, pid in turns]
+    turns.sort(key=lambda turn: turn[:3])
+    return [(owner, pid) for *_, owner, pid in turns]
 
 
 def _with_owner(root: str, known: _Known) -> _Known:
@@ -295,7 +322,8 @@ def _with_owner(root: str, known: _Known) -> _Known:
     return known._replace(process=replace(known.process, uid=_real_uid(pid, root), cgroups=cgroups))
 
 
-def _read_process(root: str, stat: _Stat, owned: Process) -> _Known:
+def _read_process(root: str, stat: _Stat, known: _Known) -> _Known:
+    owned = _with_owner(root, known).process  # kept for good: never without its owner
     raw_cmdline = _read(f"{root}/{stat.pid}/cmdline", _CMDLINE_LIMIT_BYTES)
     answer = _read_environment(root, stat.pid)
     environ = answer.variables if isinstance(answer, Environment) else {}

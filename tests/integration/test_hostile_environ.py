@@ -67,10 +67,10 @@ def test_what_others_write_into_environments_keeps_no_page_back(fake_driver: Fak
 
 
 def test_a_scan_that_does_not_come_back_is_told_as_ill_health(tmp_path: Path) -> None:
-    """A file of /proc whose reader waits, as the kernel lets it wait for the memory of a process that is stuck."""
+    """A file of /proc whose reader waits: no such file is known, see `locked_memory` for those that are."""
     lay_out("1 (init) S parent=0 start=1\n7 (python) S parent=1 start=9\n", tmp_path)
-    (tmp_path / "7" / "cmdline").unlink()
-    os.mkfifo(tmp_path / "7" / "cmdline")
+    (tmp_path / "7" / "stat").unlink()
+    os.mkfifo(tmp_path / "7" / "stat")
     now = [1000.0]
     gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=5.0)
     daemon = Daemon(Settings(), gpus, node="here", proc_root=tmp_path, clock=lambda: now[0])
@@ -81,7 +81,7 @@ def test_a_scan_that_does_not_come_back_is_told_as_ill_health(tmp_path: Path) ->
     now[0] += STUCK_SECONDS + 1
     daemon._sample()  # power is still sampled
     assert daemon.unhealthy() == "a scan has not come back for 61 s"
-    (tmp_path / "7" / "cmdline").write_bytes(b"python\0")
+    (tmp_path / "7" / "stat").write_bytes(b"")
     scan.join(30)
     assert daemon.unhealthy() is None
     assert daemon.board.snapshot.scan_seconds == STUCK_SECONDS + 1

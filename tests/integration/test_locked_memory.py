@@ -1,0 +1,91 @@
+"""A user locks the memory of his processes for good: who reads their environment must not be held by it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hangwatch.demo.node import SimulatedNode
+from hangwatch.model import Fault, Process
+from hangwatch.probes import locked_memory, pidfiles, procs
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver
+from tests.integration import targets
+from tests.locked import locked
+from tests.watched import RealDaemon
+
+NOBODY = 65534
+
+
+def timed_scan(scan: procs.ProcessScan) -> tuple[dict[int, Process], float]:
+    """The processes by pid, and for how many seconds the scan was away. One that does not come back is left behind."""
+    found: list[tuple[Process, ...]] = []
+    began = time.monotonic()
+    thread = threading.Thread(target=lambda: found.append(scan.processes()), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found, "the scan does not come back"
+    return {process.id.pid: process for process in found[0]}, time.monotonic() - began
+
+
+def test_a_scan_goes_on_and_leaves_a_bounded_number_of_threads_behind(tmp_path: Path) -> None:
+    scan = procs.ProcessScan()
+    with targets.python(targets.SLEEPING, tmp_path, RANK="3") as rank, locked(tmp_path, NOBODY, 6) as pids:
+        found, seconds = timed_scan(scan)
+        assert found[rank].environ["RANK"] == "3"
+        assert seconds < 3, "over its budget"
+        faults = [fault.reason for pid in pids for fault in found[pid].faults]
+        assert faults == ["NoAnswer"] * locked_memory.MOST_OF_ONE_OWNER
+        assert {found[pid].uid for pid in pids} == {NOBODY}
+        assert scan.unread[f"uid {NOBODY}"] >= len(pids)  # others of this user may run beside the test
+        found, seconds = timed_scan(scan)
+        assert locked_memory.SHARED.left_behind() == locked_memory.MOST_OF_ONE_OWNER
+        assert seconds < locked_memory.DEADLINE_SECONDS, "who does not answer is not asked again"
+    wait_for(lambda: locked_memory.SHARED.left_behind() == 0, "the threads to come back")
+
+
+def test_a_process_that_lets_go_is_read(tmp_path: Path) -> None:
+    reads = locked_memory.Readers(deadline_seconds=0.02)
+    target = locked_memory.Target(procs.read_state(1)[0], "root")  # type: ignore[index]
+    free = threading.Event()
+    first = reads.read_one(target, lambda _: free.wait(20))
+    again = reads.read_one(target, lambda _: "asked again")
+    free.set()
+    wait_for(lambda: reads.left_behind() == 0, "the thread to come back")
+    assert [type(first), type(again), reads.read_one(target, lambda _: "read")] == [Fault, Fault, "read"]
+
+
+ASKED: dict[str, Callable[[int], object]] = {
+    "environ": lambda pid: pidfiles.variables(Path("/proc"), pid, {"RANK"}),
+    "maps": lambda pid: pidfiles.mapped_files(Path("/proc"), pid, re.compile("libc")),
+}
+
+
+@pytest.mark.parametrize("file", ASKED)
+def test_a_check_is_told_that_there_is_no_answer(tmp_path: Path, file: str) -> None:
+    answers: list[object] = []
+    with locked(tmp_path, NOBODY) as (pid,):
+        thread = threading.Thread(target=lambda: answers.append(ASKED[file](pid)), daemon=True)
+        thread.start()
+        thread.join(10)
+        assert [getattr(answer, "reason", answer) for answer in answers] == ["NoAnswer"]
+    wait_for(lambda: locked_memory.SHARED.left_behind() == 0, "the threads to come back")
+
+
+def test_a_daemon_finds_jobs_beside_it_and_ends_when_asked(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    with locked(tmp_path, NOBODY, 6), SimulatedNode(2) as node:
+        fake_driver.add(*(f"gpu {index} pids {pid}" for index, pid in enumerate(node.pids)))
+        with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:
+            daemon.wait_for_state(node.run_id, "training")
+            ((_, unread),) = daemon.samples("hangwatch_left_out", owner=f"uid {NOBODY}", what="processes")
+            assert unread >= 6  # others of this user may run beside the test
+            began = time.monotonic()
+            daemon.process.send_signal(signal.SIGTERM)
+            assert daemon.process.wait(timeout=20) == 0
+            assert time.monotonic() - began < 5

@@ -40,10 +40,14 @@ SERIES_POINTS = 450
 
 
 class JobEntry(Value, frozen=True):
-    """One job as the daemon sees it: who it is, what the detector thinks, and its open incident."""
+    """One job as the daemon sees it: who it is, what the detector thinks, and its open incident.
+
+    `held_gpu`: the driver has listed one of its ranks, at any time in its life.
+    """
 
     job: Job
     watch: JobWatch
+    held_gpu: bool = False
     page: bool = False
     incident: Incident | None = None
     timeline: tuple[TimelineEntry, ...] = ()

@@ -157,9 +157,10 @@ class Job(Value, frozen=True):
     kernel names, of the address at which the ranks meet, and of the node where the job is on one node only: what is
     equal on all nodes of a job, and cannot be made equal by somebody else. `owner` and `user` are that owner and the
     name that the environment gives; `uid` is the real user id that all ranks have on this node, None where they differ
-    and in a pod, whose users are not those of the node. `absent_local_ranks` are those that should be on this node and
-    have no process: [first, last] of each range, since an environment says how many there should be. `notes` are
-    sentences about what was found.
+    and in a pod, whose users are not those of the node. `share` says who is given a share of what one node bears: the
+    owner, and the pod or container where the owner alone tells too little. `holds_gpu`: the driver lists one of its
+    ranks. `absent_local_ranks` are those that should be on this node and have no process: [first, last] of each range,
+    since an environment says how many there should be. `notes` are sentences about what was found.
     """
 
     job_id: str
@@ -175,6 +176,8 @@ class Job(Value, frozen=True):
     job_key: str = ""
     owner: str = ""
     uid: int | None = None
+    share: str = ""
+    holds_gpu: bool = False
     notes: tuple[str, ...] = ()
 
     @property

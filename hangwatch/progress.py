@@ -6,9 +6,10 @@ close here, and nowhere else.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterable
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
@@ -77,17 +78,27 @@ def discovered(
 ) -> tuple[Snapshot, tuple[Action, ...]]:
     """Take the jobs that a scan found: begin, restart and end watches; start_ticks are `ticks_per_second`."""
     actions: list[Action] = []
-    found = _with_kept_names(snapshot, jobs)
-    for key, job in found.items():
-        entry = snapshot.jobs.get(key)
+    found = _with_kept_names(_matched(snapshot, jobs))
+    followed = {entry.job.key for match in found.values() for entry in match.entries}
+    free = {key: entry for key, entry in snapshot.jobs.items() if key not in followed}
+    for key in followed - found.keys():
+        snapshot = snapshot.without_job(key)
+    for key, (job, entries) in found.items():
+        for other in entries[1:]:
+            ended, more = _end(other, f"its ranks are ranks of job {job.job_id}", now, unix_now)
+            actions += more
+            snapshot = snapshot if other.job.key in found else snapshot.with_job(ended)
+        entry = _as_one(entries) if entries else free.get(key)
         if entry is not None and detector.is_restart(entry.watch, job):
             entry, more = _end(entry, "its ranks were replaced by new ones", now, unix_now)
             actions += more
         if entry is None or entry.watch.state is JobState.ENDED:
             started = min((rank.id.start_ticks for rank in job.ranks), default=0) / ticks_per_second
-            entry = JobEntry(job=job, watch=detector.begin(job, now, started))
+            entry = JobEntry(job=job, watch=detector.begin(job, now, started), held_gpu=job.holds_gpu)
         else:
-            entry = replace(entry, job=_with_known_absent(entry, job), watch=detector.joined(entry.watch, job))
+            held_gpu = entry.held_gpu or job.holds_gpu
+            watch = detector.joined(entry.watch, job)
+            entry = replace(entry, job=_with_known_absent(entry, job), watch=watch, held_gpu=held_gpu)
         snapshot = snapshot.with_job(entry)
     for missing in [entry for key, entry in snapshot.jobs.items() if key not in found]:
         if missing.watch.state is not JobState.ENDED:
@@ -168,40 +179,88 @@ def _present(snapshot: Snapshot) -> list[JobEntry]:
     return [entry for entry in snapshot.jobs.values() if entry.watch.state is not JobState.ENDED]
 
 
-def _with_kept_names(snapshot: Snapshot, jobs: Iterable[Job]) -> dict[str, Job]:
-    """The jobs by key. A job is its processes: while they live it keeps the name and the key that it had at its work.
+class _Match(NamedTuple):
+    """A job as a scan found it, and the watches of its processes; the first is the one that goes on."""
 
-    What it would be called now may change: by a second job in the same Slurm allocation, by a launcher that was killed.
-    A key that the scan gives to another job is that one's, see `hang.jobs`; and a job that was told apart from another
-    by a pid loses that once it has the better claim. Neither while an incident of it is open: nobody who comes and says
-    that he is this job, with whatever claim, may end its page. He is told apart from it.
+    job: Job
+    entries: tuple[JobEntry, ...]
+
+
+def _matched(snapshot: Snapshot, jobs: Iterable[Job]) -> list[_Match]:
+    """A watch follows its processes, whatever the scan calls them; where a job fell apart, the part with most ranks."""
+    holders = {process: entry for entry in _present(snapshot) for process in entry.watch.generation}
+    matches: list[_Match] = []
+    followed: set[str] = set()
+    for job in sorted(jobs, key=lambda job: -sum(rank.id in holders for rank in job.ranks)):
+        found = {holders[rank.id].job.key: holders[rank.id] for rank in job.ranks if rank.id in holders}
+        free = [entry for key, entry in found.items() if key not in followed]
+        followed.update(found)
+        free.sort(key=lambda entry: (_progress(entry), entry.job.key != job.key, entry.watch.began))
+        matches.append(_Match(job, tuple(free)))
+    return matches
+
+
+def _progress(entry: JobEntry) -> int:
+    """The order in which watches that become one are preferred: whose incident is open comes first."""
+    if entry.watch.is_open:
+        return 0
+    return 1 if _is_pinned(entry) else 3 if entry.watch.state is JobState.STARTING else 2
+
+
+def _is_pinned(entry: JobEntry) -> bool:
+    """Whether a capture that is under way or an incident goes by its key."""
+    return entry.watch.is_open or entry.watch.capturing or entry.incident is not None
+
+
+def _with_kept_names(matches: Sequence[_Match]) -> dict[str, _Match]:
+    """The jobs by key. A job is its processes: while they live it keeps the name and the key that it had.
+
+    What a scan would call it may change: by a second job in the same Slurm allocation, by a launcher that was killed,
+    by a stranger who says that he is this job. Whoever comes later is told apart, whatever his claim. Before the job
+    was at work its name may change, too, but not by a stranger.
+
+    Who came first and never held a GPU by the driver's list gives the key to whom the scan gives it and who holds one:
+    else who copies a job's variables before it starts would be that job on all nodes. Nobody loses his key while a
+    capture or an incident goes by it.
     """
-    settled = [entry for entry in _present(snapshot) if entry.watch.state is not JobState.STARTING]
-    holders = {process: entry for entry in settled for process in entry.watch.generation}
-    scanned = {job.key: job for job in jobs}
-    found: dict[str, Job] = {}
-    before = {
-        key: next((holders[rank.id] for rank in job.ranks if rank.id in holders), None) for key, job in scanned.items()
-    }
-    for scanned_key in sorted(scanned, key=lambda key: _precedence(before[key])):
-        job, entry = scanned[scanned_key], before[scanned_key]
-        named = job
-        if entry is not None and (entry.watch.is_open or not entry.job.job_id.startswith(f"{job.job_id}-p")):
-            other = scanned.get(entry.job.key, job)
-            is_stranger = all(rank.id not in entry.watch.generation for rank in other.ranks)
-            is_free = other is job or (entry.watch.is_open and is_stranger)
-            named = entry.job if is_free and entry.job.key not in found else job
+    found: dict[str, _Match] = {}
+    for match in sorted(matches, key=_precedence):
+        named = _wanted(match)
+        if named.key in found and match.entries:
+            named = match.entries[0].job
         if named.key in found:
-            named = told_apart(job)
-        found[named.key] = replace(job, job_id=named.job_id, job_key=named.key)
+            named = match.job
+        while named.key in found:
+            named = told_apart(named)
+        found[named.key] = match._replace(job=replace(match.job, job_id=named.job_id, job_key=named.key))
     return found
 
 
-def _precedence(entry: JobEntry | None) -> int:
-    """Of jobs that want one key: who has an open incident, who had a name, who is new."""
+def _wanted(match: _Match) -> Job:
+    """The job by whose name and key this one goes, where they are free."""
+    job, entry = match.job, next(iter(match.entries), None)
     if entry is None:
-        return 2
-    return 0 if entry.watch.is_open else 1
+        return job
+    was_told_apart = entry.job.job_id.startswith(f"{job.job_id}-p")
+    is_told_apart = job.job_id.startswith(f"{entry.job.job_id}-p")
+    may_change = was_told_apart or (entry.watch.state is JobState.STARTING and not is_told_apart)
+    return job if may_change and not _is_pinned(entry) else entry.job
+
+
+def _precedence(match: _Match) -> tuple[bool, bool, bool, bool]:
+    """Of jobs that want one key: whom it is pinned to, who was seen on a GPU, who has it, who is known."""
+    entry = next(iter(match.entries), None)
+    if entry is None:
+        return True, not match.job.holds_gpu, True, True
+    held_gpu = entry.held_gpu or match.job.holds_gpu
+    return not _is_pinned(entry), not held_gpu, _wanted(match).key != entry.job.key, False
+
+
+def _as_one(entries: Sequence[JobEntry]) -> JobEntry:
+    """The first of these, with what the others know of their processes and GPUs."""
+    first, *others = entries
+    watch = functools.reduce(detector.merged, [other.watch for other in others], first.watch)
+    return replace(first, watch=watch, held_gpu=any(entry.held_gpu for entry in entries))
 
 
 def _end(entry: JobEntry, message: str, now: float, unix_now: float) -> tuple[JobEntry, tuple[Action, ...]]:

@@ -148,10 +148,13 @@ def claim(crew: Crew, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId
 
     Who holds a GPU by the driver's word comes before who is connected to a store, and that before who is older.
     """
-    processes = [process for process, _ in crew.members]
-    works = any(process.id.pid in gpu.pids for gpu in samples for process in processes)
-    connected = any(process.id in endpoints for process in processes)
-    return not works, not connected, crew.began_ticks, processes[0].id.pid
+    connected = any(process.id in endpoints for process, _ in crew.members)
+    return not holds_gpu(crew, samples), not connected, crew.began_ticks, crew.members[0][0].id.pid
+
+
+def holds_gpu(crew: Crew, samples: Sequence[GpuSample]) -> bool:
+    """Whether the driver lists one of its ranks."""
+    return any(process.id.pid in gpu.pids for gpu in samples for process, _ in crew.members)
 
 
 def _joined(crews: list[Crew], samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Crew]:

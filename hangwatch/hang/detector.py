@@ -129,9 +129,20 @@ def is_restart(watch: JobWatch, job: Job) -> bool:
 
 
 def joined(watch: JobWatch, job: Job) -> JobWatch:
-    """Ranks that came later in start-up belong to the generation; ranks that went stay in it."""
-    present = generation(job)
-    return watch if present <= watch.generation else replace(watch, generation=watch.generation | present)
+    """The watch by the job's name and key; ranks that came later in start-up belong to the generation, ranks that went
+    stay in it."""
+    named = replace(watch, job_id=job.job_id, job_key=job.key)
+    return replace(named, generation=watch.generation | generation(job))
+
+
+def merged(watch: JobWatch, other: JobWatch) -> JobWatch:
+    """The first of two watches whose processes turned out to be one job, with what the other knows of its GPUs."""
+    return replace(
+        watch,
+        generation=watch.generation | other.generation,
+        began=min(watch.began, other.began),
+        gpus={**other.gpus, **watch.gpus},
+    )
 
 
 def pages(watch: JobWatch, now: float, settings: Detector) -> bool:

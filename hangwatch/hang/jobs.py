@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.hang import devices, launchers, shares
-from hangwatch.hang.crews import INIT_PID, Crew, Tree, by_start, claim, find_crews
+from hangwatch.hang.crews import INIT_PID, Crew, Tree, by_start, claim, find_crews, holds_gpu
 from hangwatch.hang.launchers import Seat
 from hangwatch.model import FoundJobs, GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker, gaps, spans
 
@@ -108,6 +108,8 @@ def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], rank
         job_key=name.job_key,
         owner=crew.owner.name,
         uid=_uid(crew),
+        share=crew.owner.share,
+        holds_gpu=holds_gpu(crew, samples),
         notes=(*crew.notes, *(first_seat.doubts if first_seat else ())),
     )
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hangwatch import progress
-from hangwatch.board import Snapshot
+from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector
+from hangwatch.hang import jobs
 from hangwatch.hang.detector import TakeCapture
 from hangwatch.look import Look
 from hangwatch.model import (
@@ -20,10 +24,12 @@ from hangwatch.model import (
     JobState,
     Member,
     Motion,
+    Process,
     ProcessId,
     Rank,
     RankId,
     SamplerStatus,
+    Value,
     Verdict,
 )
 from hangwatch.progress import Action, SaveIncident
@@ -56,8 +62,8 @@ class Life:
         self.saved: list[Incident] = []
         self.captures = 0
 
-    def discover(self, *jobs: Job) -> None:
-        self._take(progress.discovered(self.snapshot, jobs, self.now, self.unix))
+    def discover(self, *found: Job) -> None:
+        self._take(progress.discovered(self.snapshot, found, self.now, self.unix))
 
     def power(self, watts: float, seconds: int) -> None:
         for _ in range(seconds):
@@ -202,15 +208,100 @@ def test_a_job_keeps_its_name_while_its_ranks_live() -> None:
     assert life.snapshot.jobs["42-p500"].watch.state is JobState.STARTING
 
 
-def test_a_key_that_a_scan_gives_to_another_job_is_that_ones() -> None:
-    """Who copies a job's variables and is older has its key only until the job itself is told by its GPUs."""
+def at_work(**changes: bool) -> Life:
+    life = Life()
+    life.discover(replace(job(), **changes))
+    life.power(600, 60)
+    return life
+
+
+def apart() -> Job:
+    """The job as a scan finds it beside one with a better claim."""
+    return replace(job(), job_id="42-p100", job_key="42-p100")
+
+
+def test_a_key_goes_from_who_never_held_a_gpu_to_whom_the_scan_gives_it_and_who_holds_one() -> None:
+    """Who copies a job's variables before it starts would be that job on all nodes."""
+    life = at_work()
+    real = replace(job(pid=500), holds_gpu=True)
+    life.discover(job(), replace(real, job_id="42-p500", job_key="42-p500", holds_gpu=False))
+    life.power(600, 5)
+    began = life.snapshot.jobs["42-p500"].watch
+    life.discover(apart(), real)
+    taken, given = life.snapshot.jobs["42"], life.snapshot.jobs["42-p100"]
+    assert (taken.job.ranks, given.job.ranks) == (real.ranks, job().ranks)
+    assert (taken.watch.job_id, taken.watch.job_key) == ("42", "42")
+    assert (taken.watch.state, taken.watch.since, taken.watch.gpus) == (began.state, began.since, began.gpus)
+    assert (given.watch.state, given.watch.job_key) == (JobState.TRAINING, "42-p100"), "a watch follows its processes"
+    assert set(life.snapshot.jobs) == {"42", "42-p100"}
+    life.discover(job(), replace(real, job_id="42-p500", job_key="42-p500"))
+    assert life.snapshot.jobs["42"].job.ranks == real.ranks, "and is not taken back"
+
+
+@pytest.mark.parametrize("claim", [False, True])
+def test_a_job_that_held_a_gpu_keeps_its_key_whoever_comes_later(claim: bool) -> None:
+    life = at_work(holds_gpu=True)
+    before = life.snapshot.jobs["42"].watch
+    life.discover(apart(), replace(job(pid=500), holds_gpu=claim))
+    assert life.snapshot.jobs["42"].watch == before
+    assert {entry.job.job_id for entry in life.snapshot.jobs.values()} == {"42", "42-p500"}
+    life.discover(replace(apart(), holds_gpu=False), replace(job(pid=500), holds_gpu=claim))
+    assert life.snapshot.jobs["42"].watch == before, "also while the driver does not list it"
+
+
+def test_who_comes_and_goes_does_not_begin_a_start_anew() -> None:
     life = Life()
     life.discover(job())
-    life.power(600, 60)
-    copied, real = replace(job(), job_id="42-p100", job_key="42-p100"), job(pid=500, job_id="42")
-    life.discover(copied, real)
-    assert {rank.id.pid for rank in life.snapshot.jobs["42"].job.ranks} == {rank.id.pid for rank in real.ranks}
-    assert life.snapshot.jobs["42-p100"].job.ranks == copied.ranks
+    before = life.snapshot.jobs["42"].watch
+    for number in range(4):
+        life.now += 10
+        life.discover(apart(), replace(job(pid=500 + number), holds_gpu=True))
+        life.now += 10
+        life.discover(job())
+        after = life.snapshot.jobs["42"].watch
+        assert (after.began, after.since, after.state) == (before.began, before.since, before.state)
+
+
+def test_at_its_start_a_job_takes_the_name_that_the_scan_finds_later_and_goes_on() -> None:
+    life = Life()
+    life.discover(replace(job(), job_id="pid100", job_key="pid100"))
+    life.now += 10
+    life.discover(job())
+    assert life.snapshot.jobs["42"].watch.since == 1000.0
+    assert set(life.snapshot.jobs) == {"42"}
+
+
+@pytest.mark.parametrize("open_one", [100, 500])
+def test_two_pods_that_become_one_job_lose_neither_incident_nor_page(open_one: int) -> None:
+    """Until the ranks of a job in two pods have connected to their store it is two jobs."""
+    life = hung()
+    other = replace(job(pid=500, ranks=1), job_id="42-p500", job_key="42-p500")
+    life.discover(job(), other)
+    joined = replace(job(), ranks=(*job().ranks, *other.ranks))
+    if open_one == 500:
+        entry = life.snapshot.jobs["42"]
+        later = progress.discovered(Snapshot(), [other], life.now, life.unix)[0].jobs["42-p500"]
+        watch = replace(entry.watch, job_id="42-p500", job_key="42-p500", generation=later.watch.generation)
+        moved = replace(entry, job=other, watch=watch)
+        fresh = progress.discovered(Snapshot(), [job()], life.now, life.unix)[0].jobs["42"]
+        life.snapshot = life.snapshot.with_job(moved).with_job(fresh)
+    life.discover(joined)
+    (alive,) = (entry for entry in life.snapshot.jobs.values() if entry.watch.state is not JobState.ENDED)
+    assert (alive.watch.state, alive.page, len(alive.job.ranks)) == (JobState.HUNG, True, 3)
+    assert alive.incident is not None and alive.incident.closed_unix_seconds is None
+    life.power(110, 5)
+    life.discover(joined)
+    assert life.snapshot.jobs[alive.job.key].page
+
+
+def test_pods_that_become_one_job_while_a_rank_is_gone_are_not_restarted() -> None:
+    life = hung()
+    other = replace(job(pid=500, ranks=1), job_id="42-p500", job_key="42-p500")
+    life.discover(job(ranks=1), other)
+    life.discover(replace(job(), ranks=(*job(ranks=1).ranks, *other.ranks)))
+    assert life.state is JobState.HUNG
+    ended = life.snapshot.jobs["42-p500"].watch
+    assert (ended.state, ended.message) == (JobState.ENDED, "its ranks are ranks of job 42")
 
 
 def test_an_open_incident_keeps_its_key_whatever_claim_somebody_makes() -> None:
@@ -296,3 +387,117 @@ def test_who_moves_is_said_as_everywhere() -> None:
     )
     assert seen.who == "ranks 0-1 on n1 in collective wait; rank 2 on n1 (pid 7) in data loading"
     assert (seen.moving, seen.frozen) == (3, 1)
+
+
+# --- strangers -------------------------------------------------------------------------------------------------------
+
+
+def rank_in_pod(pod: str, pid: int, rank: int, start_ticks: int, parent_pid: int = 1) -> Process:
+    return Process(
+        id=ProcessId(pid=pid, start_ticks=start_ticks),
+        parent_pid=parent_pid,
+        comm="python3",
+        state="S",
+        cmdline=("python3", "train.py"),
+        environ={"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "4"}
+        | {"MASTER_ADDR": "master-0", "MASTER_PORT": "23456"},
+        uid=0,
+        cgroups=(f"/kubepods/pod{pod}/c1",),
+    )
+
+
+MINE = [rank_in_pod("8c1f0a52-6d1e", 100 + rank, rank, 500) for rank in range(2)]
+STORE = "10.0.0.5 port 23456"
+
+
+class Stranger(Value, frozen=True):
+    """What somebody in another pod can make the kernel and the driver say of a process of his."""
+
+    pid: int
+    rank: int
+    start_ticks: int
+    on_gpu: bool
+    is_connected: bool
+
+
+_strangers = st.lists(
+    st.builds(
+        Stranger,
+        pid=st.integers(200, 205),
+        rank=st.integers(0, 3),
+        start_ticks=st.sampled_from([1, 900]),
+        on_gpu=st.booleans(),
+        is_connected=st.booleans(),
+    ),
+    max_size=3,
+    unique_by=lambda one: one.pid,
+)
+
+
+class Shared(Life):
+    """A job of a pod, and on the same node whatever else there is."""
+
+    def scan(self, strangers: list[Stranger], mine: list[Process], is_listed: bool = True) -> None:
+        processes = [*mine, *(rank_in_pod("f00dcafe-0000", one.pid, one.rank, one.start_ticks) for one in strangers)]
+        held = [(process.id.pid,) for process in mine if is_listed] or [(), ()]
+        gpus = [*held, tuple(one.pid for one in strangers if one.on_gpu)]
+        sweep = GpuSweep(
+            taken_monotonic_seconds=1e6,
+            taken_unix_seconds=0.0,
+            gpus=tuple(GpuSample(index=i, uuid=f"GPU-{i}", pids=pids) for i, pids in enumerate(gpus)),
+        )
+        endpoints = {process.id: STORE for process in mine}
+        endpoints |= {
+            process.id: "10.6.6.6 port 23456"
+            for process in processes
+            if any(process.id.pid == one.pid and one.is_connected for one in strangers)
+        }
+        self.discover(*jobs.find_jobs(processes, sweep, node="n1", endpoints=endpoints))
+
+    @property
+    def mine(self) -> JobEntry:
+        (entry,) = (
+            entry for entry in self.snapshot.jobs.values() if MINE[0].id in {rank.id for rank in entry.job.ranks}
+        )
+        return entry
+
+    def live(self, strangers: list[list[Stranger]], before: list[list[Stranger]]) -> list[tuple[JobState, bool, str]]:
+        """Start, work, hang, be looked at, and go on; a scan between, each with the next strangers."""
+        for beside in before:
+            self.scan(beside, [])
+            self.power(60, 2)
+        coming = iter(strangers)
+        told = []
+        beats = ((60, 5), (600, 5), (600, 55), (600, 5), (110, 10), (110, 16), (0, 0), (110, 5), (600, 3), (600, 70))
+        for number, (watts, seconds) in enumerate(beats):
+            self.scan(next(coming, []), MINE, is_listed=number % 3 != 2)
+            if watts:
+                self.power(watts, seconds)
+            else:
+                self.look(grouping(), self.mine.job.key)
+            told.append((self.mine.watch.state, self.mine.page, self.mine.job.key))
+        return told
+
+
+def states(told: list[tuple[JobState, bool, str]]) -> list[tuple[JobState, bool]]:
+    return [(state, page) for state, page, _ in told]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_strangers, max_size=10))
+def test_no_strangers_who_come_change_key_state_or_page(strangers: list[list[Stranger]]) -> None:
+    alone = Shared().live([], [])
+    assert states(alone)[7] == (JobState.HUNG, True)
+    assert Shared().live([[], *strangers], []) == alone
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_strangers, max_size=10), st.lists(_strangers, min_size=1, max_size=3))
+def test_no_strangers_who_were_there_first_change_state_or_page(
+    strangers: list[list[Stranger]], before: list[list[Stranger]]
+) -> None:
+    """They may have the key, where one of them holds a GPU: nothing tells who of two pods of uid 0 is the true one."""
+    alone, told = Shared().live([], []), Shared().live(strangers, before)
+    assert states(told) == states(alone)
+    if not any(one.on_gpu for beside in (*before, *strangers) for one in beside):
+        assert told == alone

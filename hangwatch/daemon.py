@@ -27,7 +27,7 @@ from hangwatch.hang import activity
 from hangwatch.hang.detector import TakeCapture, Transition
 from hangwatch.http import Server
 from hangwatch.look import JobScan, Look, look_at
-from hangwatch.model import Fault, Incident, Job, JobState, LeftOut
+from hangwatch.model import ENDED_STATES, Fault, Incident, Job, JobState, LeftOut, ProcessId
 from hangwatch.probes import host, procs, pyspy
 from hangwatch.probes.node import Node
 from hangwatch.probes.nvml.source import GpuSource
@@ -35,13 +35,14 @@ from hangwatch.probes.sdnotify import Notifier
 from hangwatch.progress import Action, SaveIncident
 from hangwatch.report.folder import folder_files
 from hangwatch.status import Status
-from hangwatch.store import Store, StoreError
+from hangwatch.store import Store, StoreError, StoreTakenError
 
 log = logging.getLogger(__name__)
 
 PRUNE_SECONDS = 3600.0
 PRUNED_BY_AGE = 3
 STORE_SECONDS = 60.0
+LOCK_SECONDS = 3.0  # so long the start waits for a file system that may never answer
 STATUS_SECONDS = 10.0
 BEATS_MISSED = 10.0  # so many sample periods without a beat, and the daemon calls itself unhealthy
 SCAN_DEADLINE_SECONDS = 10.0
@@ -95,6 +96,7 @@ class Daemon:
         self._sampled_at = clock()
         self._last_sweep_at: float | None = None
         self._driver_trouble: str | None = None
+        self._has_read_back = False
         self._left_out_owners: frozenset[str] = frozenset()
         self._turns: Turns[TakeCapture] = Turns(CAPTURES_PER_OWNER)
         self._slots = threading.BoundedSemaphore(settings.capture.parallel) if settings.capture.parallel else None
@@ -139,6 +141,8 @@ class Daemon:
             self.board.put(Snapshot.with_scan, now - began, found.left_out)
             self._say_left_out(found.left_out)
             self._do(self.board.change(progress.discovered, found.jobs, now, unix_now, procs.TICKS_PER_SECOND))
+            if self.board.snapshot.left_open:
+                self._resume(self.board.snapshot.left_open)
             self.board.set(dumpers_stuck=pyspy.left_behind())
         finally:
             self._scanning.release()
@@ -193,7 +197,7 @@ class Daemon:
                 self._turns.add(entry.job.owner if entry else "", action)
                 self._beats.once("capture", self._look_in_turn)
             elif isinstance(action, SaveIncident):
-                self._beats.once("store", self._save, action.incident)
+                self._beats.once("store", self._save if action.is_watched else self._keep, action.incident)
             elif isinstance(action, Transition):
                 loud = action.state in (JobState.HUNG, JobState.STALLED)
                 level = logging.WARNING if loud else logging.INFO
@@ -244,6 +248,9 @@ class Daemon:
             series = self.board.power_series(entry, self.settings.detector)
             incident = replace(incident, power=extend(incident.power, series))
             self.board.put(Snapshot.with_power, incident)
+        self._keep(incident)
+
+    def _keep(self, incident: Incident) -> None:
         if self.board.snapshot.store_problem is not None:
             return  # it is saved when the store is back, see `_tend_store`
         try:
@@ -259,7 +266,11 @@ class Daemon:
         if self.board.snapshot.store_problem is None:
             return
         try:
+            self.store.lock()
             self.store.make_writable()
+            if not self._has_read_back:
+                self._resume(self.store.left_open(self.node))
+                self._has_read_back = True
         except StoreError as error:
             self._say_store(str(error))
             return
@@ -267,6 +278,18 @@ class Daemon:
         for entry in self.board.snapshot.jobs.values():
             if entry.incident is not None:
                 self._save(entry.incident)
+
+    def _resume(self, incidents: Iterable[Incident]) -> None:
+        """Go on with incidents that an earlier daemon left open, as far as their processes live and are found."""
+        ranks = {rank.id for incident in incidents for rank in incident.job.ranks}
+        living = frozenset(filter(self._lives, ranks))
+        now, unix_now = self._clock(), time.time()
+        settings = self.settings.detector
+        self._do(self.board.change(progress.resumed, incidents, living, now=now, unix_now=unix_now, settings=settings))
+
+    def _lives(self, process: ProcessId) -> bool:
+        found = procs.read_state(process.pid, self._proc_root)
+        return found is not None and found[0] == process and found[1] not in ENDED_STATES
 
     def _say_store(self, problem: str | None) -> None:
         """Say once that incidents cannot be kept, and why."""
@@ -279,7 +302,8 @@ class Daemon:
         if self.board.snapshot.store_problem is not None:
             return
         entries = self.board.snapshot.jobs.values()
-        still_open = frozenset(entry.incident.incident_id for entry in entries if entry.incident is not None)
+        incidents = (*(entry.incident for entry in entries), *self.board.snapshot.left_open)
+        still_open = frozenset(incident.incident_id for incident in incidents if incident is not None)
         try:
             removed = self.store.prune(still_open, by_age=by_age)
         except StoreError as error:
@@ -321,7 +345,8 @@ class Daemon:
     # --- lifecycle ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Serve, and start every beat. Raises ServeError or PortTakenError, before anything runs."""
+        """Serve, and start every beat. Raises StoreTakenError, ServeError or PortTakenError, before anything runs."""
+        self._refuse_second_daemon()
         self._server = Server(
             self.settings.http,
             metrics.registry(self.board, self._clock, self.settings.detector),
@@ -350,6 +375,27 @@ class Daemon:
         log.info("watching %s, metrics on %s:%d", self.node, listen, self.port)
         self._notifier.ready()
 
+    def _refuse_second_daemon(self) -> None:
+        """Raise StoreTakenError where another daemon has the state directory; a disk that is broken or silent is none.
+
+        It is asked in a thread, since the file system may never answer; then `_tend_store` asks again.
+        """
+        taken: list[StoreTakenError] = []
+
+        def lock() -> None:
+            try:
+                self.store.lock()
+            except StoreTakenError as error:
+                taken.append(error)
+            except StoreError as error:
+                log.debug("no lock yet: %s", error)
+
+        asking = threading.Thread(target=lock, name="lock", daemon=True)
+        asking.start()
+        asking.join(LOCK_SECONDS)
+        if taken:
+            raise taken[0]
+
     def wait(self, seconds: float | None = None) -> bool:
         """Block until `ask_to_stop`, or for so long; whether it was asked."""
         return self._stop.wait(seconds)
@@ -366,6 +412,7 @@ class Daemon:
         if self._server is not None:
             self._server.stop()
         self._gpus.stop()
+        self.store.unlock()
 
     def _tell_systemd(self) -> None:
         entries = self.board.snapshot.jobs.values()

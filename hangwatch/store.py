@@ -5,6 +5,7 @@
                                               report.txt, report.html, dumps/...   what the caller passes to `save`
 
            owners/1004/20260314T031500Z-2180718 -> ../../incidents/...  what that user may read, for him to list
+           lock                                  held by the daemon that writes here, with its pid in it
 
 Stacks and command lines are only for those who may see them, so the folders are 0700 and the files 0600. The daemon's
 store is shared: the owner of a job, as the kernel names him, may read its incidents, and a group may read all.
@@ -15,11 +16,13 @@ from __future__ import annotations
 import calendar
 import contextlib
 import errno
+import fcntl
 import functools
 import grp
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
@@ -37,6 +40,9 @@ log = logging.getLogger(__name__)
 
 INCIDENT_FILE = "incident.json"
 ORDER_FILE = "order"
+LOCK_FILE = "lock"
+MOST_LEFT_OPEN = 256
+MOST_LEFT_OPEN_BYTES = 16 << 20  # eight ranks take half of one MiB
 MAX_INCIDENT_BYTES = 512 << 20  # 100,000 ranks take a fifth of it
 _FOLDER = re.compile(r"\d{8}T\d{6}Z-[A-Za-z0-9._-]+")
 _FILE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,127}/){0,3}[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -46,6 +52,10 @@ _NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK  # NONBLOCK: opening a FIFO must not st
 
 class StoreError(Exception):
     """A store that cannot be used or read; the message names the path, what is wrong and what to do."""
+
+
+class StoreTakenError(StoreError):
+    """Another daemon keeps its incidents here; the message names it, where that is known."""
 
 
 class Summary(Value, frozen=True):
@@ -177,9 +187,74 @@ class Store:
         self._shared, self._group = shared, group
         self._gid: int | None = None
         self._said: set[str] = set()
+        self._locking = threading.Lock()
+        self._lock: int | None = None
         self._max_incidents = max_incidents
         self._max_bytes = max_bytes
         self._max_age_seconds = max_age_days * 86400.0
+
+    def lock(self) -> None:
+        """Take the directory for this process, until `unlock` or its end; again costs nothing.
+
+        An flock(2), which the kernel takes back whatever the process dies of; it is never waited for. Raises
+        StoreTakenError where another process has it, StoreError where there can be no lock (disk full, read-only).
+        """
+        with self._locking:
+            if self._lock is None:
+                self._lock = self._locked()
+
+    def _locked(self) -> int:
+        """A descriptor that holds the lock."""
+        path = self.root / LOCK_FILE
+        with _explained(self.incidents):
+            self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
+            with durable.folder(self.root) as root:
+                durable.refuse_unsafe(self.root, root)
+                descriptor = os.open(LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | _NO_LINK, 0o600, dir_fd=root)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(descriptor, 20, 0).strip()
+                os.close(descriptor)
+                who = f"another hangwatch (pid {holder.decode()})" if holder.isdigit() else "another hangwatch"
+                raise StoreTakenError(
+                    f"{path}: {who} keeps its incidents here\n  end that one, or give each its own [store] directory"
+                ) from None
+            except OSError:
+                os.close(descriptor)
+                raise
+        with contextlib.suppress(OSError):  # on a full disk nobody learns our pid, and the lock holds all the same
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        return descriptor
+
+    def unlock(self) -> None:
+        """Give the directory back."""
+        descriptor, self._lock = self._lock, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def left_open(self, node: str) -> tuple[Incident, ...]:
+        """The incidents of this node that nobody has closed, newest first; what cannot be read is said and left out.
+
+        At most `MOST_LEFT_OPEN` and `MOST_LEFT_OPEN_BYTES` of them: they stay in memory. Raises StoreError.
+        """
+        found: list[Incident] = []
+        left_bytes = MOST_LEFT_OPEN_BYTES
+        for summary in self.summaries():
+            is_open = summary.closed_unix_seconds is None and summary.state in (JobState.HUNG, JobState.STALLED)
+            if summary.node != node or not is_open:
+                continue
+            folder = self.incidents / summary.folder
+            try:
+                left_bytes -= (folder / INCIDENT_FILE).lstat().st_size
+                if left_bytes < 0 or len(found) == MOST_LEFT_OPEN:
+                    log.warning("%s: is open, and one too many to go on with", folder)
+                    break
+                found.append(load(folder))
+            except (OSError, StoreError) as error:
+                log.warning("an incident that is open cannot be read: %s", error)
+        return tuple(found)
 
     def make_writable(self) -> None:
         """Make the folders, and remove what a crash left behind.

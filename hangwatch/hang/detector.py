@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from hangwatch.config import Detector
 from hangwatch.hang import power
 from hangwatch.hang.power import GpuPower
-from hangwatch.model import GpuSample, Job, JobState, ProcessId, Value
+from hangwatch.model import GpuSample, Incident, Job, JobState, ProcessId, Value
 
 RECOVERED_SHOWN_SECONDS = 60.0  # long enough for a Prometheus that scrapes every 15 or 30 s to see it
 SAMPLE_GAP_SECONDS = 10.0  # longer without samples, and the gap does not count as quiet time
@@ -115,6 +115,44 @@ def begin(job: Job, now: float, started: float | None = None) -> JobWatch:
     """A new watch for a job that was just found; `started` is when its processes began, where that is known."""
     began = now if started is None else min(now, started)
     return JobWatch(job_id=job.job_id, job_key=job.key, generation=generation(job), began=began, since=now)
+
+
+def resumed(watch: JobWatch, incident: Incident, now: float, unix_now: float, settings: Detector) -> JobWatch:
+    """The watch of a job whose open incident was left by an earlier daemon: as it was then, and looked at at once.
+
+    `now` is CLOCK_MONOTONIC, `unix_now` the same moment by the clock that wrote the incident, both in seconds.
+    """
+
+    def then(unix_seconds: float) -> float:
+        return now - max(0.0, unix_now - unix_seconds)
+
+    opened = fell = incident.opened_unix_seconds
+    lines = list(incident.timeline)
+    while lines and lines[-1].state in OPEN_STATES:
+        opened = fell = lines.pop().unix_seconds
+    while lines and lines[-1].state in (JobState.QUIET, JobState.SUSPECTED):
+        fell = lines.pop().unix_seconds
+    gpus = {
+        series.uuid: GpuPower(limit_watts=series.limit_watts, busy_watts=series.busy_watts) for series in incident.power
+    }
+    return replace(
+        watch,
+        job_id=incident.job.job_id,
+        job_key=incident.job.key,
+        generation=watch.generation | generation(incident.job),
+        state=incident.state,
+        since=then(opened),
+        message=incident.timeline[-1].message if incident.timeline else watch.message,
+        gpus=gpus | {uuid: gpu for uuid, gpu in watch.gpus.items() if uuid not in gpus},
+        was_busy=watch.was_busy or any(power.has_worked(gpu, settings) for gpu in gpus.values()),
+        quiet_since=then(fell),
+        stalled_since=then(opened) if incident.state is JobState.STALLED else None,
+        back_since=None,
+        over_since=None,
+        capturing=False,
+        capture_wanted_at=now,
+        saw_stacks=any(group.frames for group in incident.grouping.groups),
+    )
 
 
 def generation(job: Job) -> frozenset[ProcessId]:

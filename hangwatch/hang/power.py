@@ -101,6 +101,15 @@ def is_busy(gpu: GpuPower, settings: Detector) -> bool:
     return watts is not None and gpu.limit_watts is not None and watts >= settings.busy_ratio_of_limit * gpu.limit_watts
 
 
+def has_worked(gpu: GpuPower, settings: Detector) -> bool:
+    """Whether its busy level is one that only real work draws."""
+    return (
+        gpu.busy_watts is not None
+        and gpu.limit_watts is not None
+        and gpu.busy_watts >= settings.busy_ratio_of_limit * gpu.limit_watts
+    )
+
+
 def observe(gpu: GpuPower, sample: GpuSample, idle_watts: float | None) -> GpuPower:
     """Add one sample; one without a power reading leaves no trace in the history."""
     if sample.power_watts is None:

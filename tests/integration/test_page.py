@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -99,6 +100,66 @@ def test_one_page_names_the_job_and_the_rank_and_resolves(
             f"{capture_seconds:.1f}, scrape {scraped_at - hung_at:.1f}, rule {fired_at - scraped_at:.1f}, "
             f"notification {max(0.0, paged_at - fired_at):.1f}"
         )
+
+
+def test_a_daemon_killed_twice_in_a_hang_makes_one_page_of_one_incident(
+    fake_driver: FakeDriver, tmp_path: Path
+) -> None:
+    fake_driver.write(h100(4))
+    os.mkfifo(tmp_path / "shard")
+    with (
+        WebhookReceiver() as webhook,
+        RealAlertmanager(tmp_path / "am", alertmanager_config(webhook.url)) as alertmanager,
+        TorchJob(tmp_path, "stuck_on_a_fifo.py") as job,
+        contextlib.ExitStack() as served,
+    ):
+        daemon = served.enter_context(RealDaemon(tmp_path / "hw0", fake_driver.environ))
+        prometheus = served.enter_context(
+            RealPrometheus(
+                tmp_path / "prom",
+                {"gpu-node-1": f"127.0.0.1:{daemon.port}"},
+                rules=[DEPLOY / "hangwatch.rules.yaml"],
+                alertmanager=alertmanager.address,
+            )
+        )
+        job.wait_for_step(3)
+        daemon.wait_for_state(job.run_id, "training")
+        (tmp_path / "stop-at-shard").touch()
+        wait_for(lambda: not (tmp_path / "stop-at-shard").exists(), "rank 2 to reach the shard")
+        fake_driver.add(*HUNG_POWER)
+        wait_for(lambda: _pages(webhook, job.run_id), "the page", 120)
+        (incident,) = daemon.samples("hangwatch_incident_info", job_id=job.run_id)
+        kept = {"directory": str(daemon.state)}
+
+        for times in (1, 2):
+            daemon.process.kill()
+            daemon.process.wait()
+            wait_for(lambda: prometheus.query('up{job="hangwatch"} == 0'), "Prometheus to miss it")
+            daemon = served.enter_context(
+                RealDaemon(
+                    tmp_path / f"hw{times}",
+                    fake_driver.environ,
+                    store=kept,
+                    http={**QUICK["http"], "port": daemon.port},
+                )
+            )
+            daemon.wait_for_state(job.run_id, "hung", 60)
+        wait_for(
+            lambda: prometheus.query('(time() - process_start_time_seconds{job="hangwatch"}) > 75'),
+            "the time to pass for which the rules bear with a restart",
+            120,
+        )
+        (page,) = _pages(webhook, job.run_id)
+        assert page["status"] == "firing"
+        info = daemon.samples("hangwatch_incident_info", job_id=job.run_id)
+        assert [row["incident"] for row, _ in info] == [incident[0]["incident"]]
+        assert [path.name for path in Path(kept["directory"], "incidents").iterdir()] == [incident[0]["incident"]]
+
+        (tmp_path / "shard").write_bytes(b"shard")
+        fake_driver.write(h100(4))
+        daemon.wait_for_state(job.run_id, "recovered")
+        wait_for(lambda: len(_pages(webhook, job.run_id)) > 1, "the page to resolve", 120)
+        assert [one["status"] for one in _pages(webhook, job.run_id)] == ["firing", "resolved"]
 
 
 def _pages(webhook: WebhookReceiver, job_id: str) -> list[dict[str, Any]]:

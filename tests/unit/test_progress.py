@@ -11,10 +11,11 @@ from hangwatch import progress
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector
 from hangwatch.hang import jobs
-from hangwatch.hang.detector import TakeCapture
+from hangwatch.hang.detector import TakeCapture, quiet_seconds
 from hangwatch.look import Look
 from hangwatch.model import (
     Capture,
+    Frame,
     GpuSample,
     GpuSweep,
     Group,
@@ -24,6 +25,7 @@ from hangwatch.model import (
     JobState,
     Member,
     Motion,
+    PowerSeries,
     Process,
     ProcessId,
     Rank,
@@ -104,6 +106,11 @@ class Life:
     @property
     def state(self) -> JobState:
         return self.snapshot.jobs["42"].watch.state
+
+    def resume(self, *incidents: Incident, living: Job | None = None) -> None:
+        ranks = frozenset(rank.id for rank in living.ranks) if living else frozenset[ProcessId]()
+        left = incidents or self.snapshot.left_open
+        self._take(progress.resumed(self.snapshot, left, ranks, now=self.now, unix_now=self.unix, settings=RULES))
 
     def _take(self, outcome: tuple[Snapshot, tuple[Action, ...]]) -> None:
         self.snapshot, actions = outcome
@@ -501,3 +508,119 @@ def test_no_strangers_who_were_there_first_change_state_or_page(
     assert states(told) == states(alone)
     if not any(one.on_gpu for beside in (*before, *strangers) for one in beside):
         assert told == alone
+
+
+def started_again(left: Incident, *jobs: Job, seconds_later: float = 30) -> Life:
+    """A new daemon that has found these jobs, and the incident that the old one left."""
+    life = Life()
+    life.now = left.opened_unix_seconds - 1e9 + seconds_later
+    life.discover(*jobs)
+    life.resume(left, living=job())
+    return life
+
+
+def test_an_incident_goes_on_in_the_next_daemon_and_is_looked_at_at_once() -> None:
+    before = hung()
+    left = before.saved[-1]
+    life = started_again(left, job())
+    entry = life.snapshot.jobs["42"]
+    assert (life.state, entry.page) == (JobState.HUNG, True), "no start-up hold, no moment without a page"
+    assert life.saved[-1].incident_id == left.incident_id
+    assert life.saved[-1].captures == left.captures
+    assert life.saved[-1].timeline[: len(left.timeline)] == left.timeline
+    assert life.saved[-1].timeline[-1].message == progress.STARTED_AGAIN
+    assert quiet_seconds(entry.watch, life.now) >= 50, "the time before the restart counts"
+    life.power(110, 1)
+    assert life.captures == 1
+    life.look(grouping())
+    assert life.state is JobState.HUNG
+    assert life.saved[-1].incident_id == left.incident_id
+    assert len(life.saved[-1].captures) == 2
+
+
+def test_a_daemon_that_is_started_again_and_again_writes_one_line() -> None:
+    left = hung().saved[-1]
+    for _ in range(5):
+        left = started_again(left, job()).saved[-1]
+    assert [line.message for line in left.timeline].count(progress.STARTED_AGAIN) == 1
+
+
+def test_power_that_came_back_during_a_restart_ends_the_incident() -> None:
+    life = started_again(hung().saved[-1], job())
+    life.power(600, 10)
+    assert life.state is JobState.RECOVERED
+    assert life.saved[-1].closed_unix_seconds is not None
+
+
+def test_the_job_keeps_the_name_that_is_on_the_page() -> None:
+    renamed, claimant = replace(job(), job_id="42-p100"), job(pid=500)
+    life = started_again(hung().saved[-1], renamed, claimant)
+    assert life.state is JobState.HUNG
+    assert {rank.id.pid for rank in life.snapshot.jobs["42"].job.ranks} == {100, 101}
+    life.discover(renamed, claimant)
+    assert life.state is JobState.HUNG
+    assert len(life.snapshot.jobs) == 2
+
+
+def test_a_rank_that_went_during_the_restart_is_absent() -> None:
+    life = started_again(hung().saved[-1], job(ranks=1))
+    assert life.snapshot.jobs["42"].job.absent_local_ranks == ((1, 1),)
+    assert life.state is JobState.HUNG
+
+
+def test_what_no_scan_has_found_yet_waits_and_is_closed_once_it_is_gone() -> None:
+    left = hung().saved[-1]
+    life = started_again(left)
+    assert life.snapshot.left_open == (left,)
+    life.discover(job())
+    life.resume(living=job())
+    assert (life.state, life.snapshot.left_open) == (JobState.HUNG, ())
+
+    gone = started_again(left)
+    gone.resume()
+    assert gone.snapshot.left_open == ()
+    closed = gone.saved[-1]
+    assert (closed.incident_id, closed.state) == (left.incident_id, JobState.ENDED)
+    assert closed.timeline[-1].message == "its processes were gone when hangwatch was started again"
+
+
+def test_ranks_that_were_replaced_during_the_restart_are_another_job() -> None:
+    left = hung().saved[-1]
+    mixed = replace(job(), ranks=(job().ranks[0], job(pid=900).ranks[1]))
+    life = started_again(left, mixed)
+    assert life.state is JobState.STARTING
+    assert "replaced by new ones" in life.saved[-1].timeline[-1].message
+
+
+def test_of_two_incidents_of_the_same_processes_the_later_goes_on() -> None:
+    left = hung().saved[-1]
+    life = started_again(left, job())
+    life.resume(replace(left, incident_id="earlier"), living=job())
+    assert life.state is JobState.HUNG
+    assert (life.saved[-1].incident_id, life.saved[-1].state) == ("earlier", JobState.ENDED)
+
+
+def test_a_stalled_job_does_not_wait_anew_for_its_page() -> None:
+    before = Life()
+    before.discover(job())
+    before.power(600, 60)
+    before.power(110, 26)
+    both = grouping().groups[0]
+    one_moves = replace(
+        both,
+        frames=(Frame(function="f", file="f.py", line=1),),
+        members=(both.members[0], replace(both.members[1], motion=Motion.MOVING)),
+    )
+    before.look(Grouping(groups=(one_moves,)))
+    assert before.state is JobState.STALLED
+    left = replace(
+        before.saved[-1],
+        power=tuple(
+            PowerSeries(uuid=f"GPU-{i}", index=i, unix_seconds=(), watts=(), limit_watts=700, busy_watts=600)
+            for i in range(2)
+        ),
+    )
+    early = started_again(left, job(), seconds_later=RULES.stalled_hold_seconds - 10)
+    assert (early.state, early.snapshot.jobs["42"].page) == (JobState.STALLED, False)
+    late = started_again(left, job(), seconds_later=RULES.stalled_hold_seconds + 1)
+    assert (late.state, late.snapshot.jobs["42"].page) == (JobState.STALLED, True)

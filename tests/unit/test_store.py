@@ -583,3 +583,54 @@ def test_the_file_is_plain_json_that_others_can_read(tmp_path: Path) -> None:
     found = json.loads((folder / "incident.json").read_text())
     assert found["schema_version"] == 2
     assert found["verdict"]["named"] == [{"node": "gpu-a12", "rank": 7, "local_rank": 7, "pid": 41207}]
+
+
+def test_a_second_daemon_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> None:
+    first, second = Store(tmp_path), Store(tmp_path)
+    first.lock()
+    first.lock()
+    with pytest.raises(store.StoreTakenError, match=rf"another hangwatch \(pid {os.getpid()}\) keeps its incidents"):
+        second.lock()
+    (tmp_path / store.LOCK_FILE).write_text("\u0663 is no pid, nor is this")
+    with pytest.raises(store.StoreTakenError, match="another hangwatch keeps its incidents"):
+        second.lock()
+    first.unlock()
+    second.lock()
+    second.unlock()
+
+
+def test_the_lock_follows_no_link_and_makes_none_wait(tmp_path: Path) -> None:
+    (tmp_path / store.LOCK_FILE).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="a link or a file is in the place") as told:
+        Store(tmp_path).lock()
+    assert not isinstance(told.value, store.StoreTakenError)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_who_writes_a_single_answer_there_asks_for_no_lock(tmp_path: Path) -> None:
+    Store(tmp_path).lock()
+    open_writable(tmp_path).save(at(1e9), FILES)
+
+
+def test_what_was_left_open_is_read_back_newest_first_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = open_writable(tmp_path)
+    node = at(1e9).node
+    for number, changes in enumerate(
+        (
+            {"state": JobState.HUNG},
+            {"state": JobState.STALLED},
+            {"state": JobState.HUNG},
+            {"state": JobState.RECOVERED, "closed_unix_seconds": 2e9},
+            {"state": JobState.HUNG, "node": "another"},
+            {"state": JobState.TRAINING},
+        )
+    ):
+        kept.save(at(1e9 + number * DAY, **changes), FILES)
+    (tmp_path / "incidents" / name_at(1e9 + 2 * DAY) / "incident.json").write_text("{")
+    assert [found.opened_unix_seconds for found in kept.left_open(node)] == [1e9 + DAY, 1e9]
+    monkeypatch.setattr(store, "MOST_LEFT_OPEN", 1)
+    assert [found.opened_unix_seconds for found in kept.left_open(node)] == [1e9 + DAY]
+    monkeypatch.setattr(store, "MOST_LEFT_OPEN_BYTES", 10)
+    assert kept.left_open(node) == ()

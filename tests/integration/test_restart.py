@@ -1,0 +1,97 @@
+"""A daemon that is killed and started again in the middle of a hang, and one that is started beside another."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hangwatch import store
+from hangwatch.demo.node import SimulatedNode
+from hangwatch.model import JobState
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, h100
+from tests.watched import RealDaemon
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_killed_twice_in_a_hang_it_goes_on_with_the_one_incident(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    kept = {"directory": str(tmp_path / "kept")}
+    with SimulatedNode(4) as node:
+        fake_driver.write([*h100(4), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))])
+        with RealDaemon(tmp_path / "hw0", fake_driver.environ, store=kept) as daemon:
+            daemon.wait_for_state(node.run_id, "training")
+            node.order(2, "lock")
+            fake_driver.add("gpu all power_watts 100")
+            daemon.wait_for_state(node.run_id, "hung")
+            incident = _incident(daemon, node.run_id)
+            folder = Path(kept["directory"]) / "incidents" / incident
+            wait_for(lambda: (folder / "report.html").exists(), "the incident")
+            daemon.process.kill()
+        looks = len(store.load(folder).captures)
+
+        for times in (1, 2):
+            with RealDaemon(tmp_path / f"hw{times}", fake_driver.environ, store=kept) as daemon:
+                daemon.wait_for_state(node.run_id, "hung", 30)
+                assert _incident(daemon, node.run_id) == incident
+                assert daemon.samples("hangwatch_job_page", job_id=node.run_id)[0][1] == 1
+                wait_for(lambda looks=looks: len(store.load(folder).captures) > looks, "a look at once")
+                looks = len(store.load(folder).captures)
+                listed = _hangwatch("incidents", "--config", str(daemon.config), "--json")
+                assert [one["state"] for one in json.loads(listed.stdout)["incidents"]] == ["hung"]
+                assert _hangwatch("explain", str(folder)).returncode == 0
+                daemon.process.kill()
+
+        with RealDaemon(tmp_path / "hw3", fake_driver.environ, store=kept) as daemon:
+            daemon.wait_for_state(node.run_id, "hung", 30)
+            fake_driver.write([*h100(4), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))])
+            daemon.wait_for_state(node.run_id, "recovered", 30)
+            wait_for(lambda: store.load(folder).state is JobState.RECOVERED, "the incident to be closed")
+            assert [path.name for path in folder.parent.iterdir()] == [incident]
+
+
+def test_an_incident_whose_processes_are_gone_is_closed_and_says_so(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    kept = {"directory": str(tmp_path / "kept")}
+    with SimulatedNode(2) as node, RealDaemon(tmp_path / "hw0", fake_driver.environ, store=kept) as daemon:
+        fake_driver.write([*h100(2), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))])
+        daemon.wait_for_state(node.run_id, "training")
+        node.order(1, "lock")
+        fake_driver.add("gpu all power_watts 100")
+        daemon.wait_for_state(node.run_id, "hung")
+        folder = Path(kept["directory"]) / "incidents" / _incident(daemon, node.run_id)
+        wait_for(lambda: (folder / "report.html").exists(), "the incident")
+        daemon.process.kill()
+    with RealDaemon(tmp_path / "hw1", fake_driver.environ, store=kept):
+        wait_for(lambda: store.load(folder).closed_unix_seconds, "the incident to be closed")
+        last = store.load(folder).timeline[-1]
+        assert (last.state, last.message) == (
+            JobState.ENDED,
+            "its processes were gone when hangwatch was started again",
+        )
+
+
+def test_a_second_daemon_says_whose_the_directory_is_and_ends(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:
+        second = _hangwatch("run", "--config", str(daemon.config))
+        assert second.returncode == 2
+        assert f"another hangwatch (pid {daemon.process.pid}) keeps its incidents here" in second.stderr
+        assert "Traceback" not in second.stderr
+        assert daemon.get("/healthz") == "ok\n"
+    with RealDaemon(tmp_path / "hw", fake_driver.environ):
+        pass
+
+
+def _incident(daemon: RealDaemon, job_id: str) -> str:
+    (row, _), *others = daemon.samples("hangwatch_incident_info", job_id=job_id)
+    assert not others
+    return row["incident"]
+
+
+def _hangwatch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hangwatch", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )

@@ -37,20 +37,25 @@ _DEFAULT_LIMITS = config.Jobs()
 
 
 class Look(Value, frozen=True):
-    """A finished capture of one job and what was made of it."""
+    """A finished capture of one job and what was made of it; `uid` is whose processes alone are in it, see `Job`."""
 
     capture: Capture
     grouping: Grouping
     verdict: Verdict
     judged_unix_seconds: float
     host_facts: tuple[tuple[str, str], ...] = ()
+    uid: int | None = None
+
+    def read_by_owner(self, job: Job) -> Job:
+        """This job, with a uid only where that user may read all that is in this look: a process can become another."""
+        return job if job.uid == self.uid else replace(job, uid=None)
 
     def incident(self, job: Job, state: JobState, timeline: tuple[TimelineEntry, ...] = ()) -> Incident:
         """The incident that begins with this look; `job` and `state` are what is known of the job by now."""
         return Incident(
             incident_id=words.incident_name(job, self.judged_unix_seconds),
             node=self.capture.node,
-            job=job,
+            job=self.read_by_owner(job),
             opened_unix_seconds=self.judged_unix_seconds,
             state=state,
             verdict=self.verdict,
@@ -153,7 +158,7 @@ def look_at(
         observe_dump=observe_dump,
     )
     facts = host.facts(sweep.driver_version if sweep else None)
-    return judged(taken, settings, activities, unix_now=time.time(), host_facts=facts)
+    return replace(judged(taken, settings, activities, unix_now=time.time(), host_facts=facts), uid=job.uid)
 
 
 def judged(

@@ -104,6 +104,7 @@ class Process(Value, frozen=True):
     """One process as /proc shows it. `environ` holds only variables of `launcher_table`, as its user wrote them.
 
     `uid` is the real user id in the namespace of the daemon, `cgroups` are the different paths of /proc/PID/cgroup.
+    `is_setuid` where its effective or saved user id is another: then it is more than a process of that user.
     """
 
     id: ProcessId
@@ -113,6 +114,7 @@ class Process(Value, frozen=True):
     cmdline: tuple[str, ...] = ()
     environ: dict[str, str] = {}
     uid: int | None = None
+    is_setuid: bool = False
     user: str | None = None
     cgroups: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -156,11 +158,12 @@ class Job(Value, frozen=True):
     `job_id` is a name for people, which the job's user chose; `job_key` is a checksum of that, of the owner that the
     kernel names, of the address at which the ranks meet, and of the node where the job is on one node only: what is
     equal on all nodes of a job, and cannot be made equal by somebody else. `owner` and `user` are that owner and the
-    name that the environment gives; `uid` is the real user id that all ranks have on this node, None where they differ
-    and in a pod, whose users are not those of the node. `share` says who is given a share of what one node bears: the
-    owner, and the pod or container where the owner alone tells too little. `holds_gpu`: the driver lists one of its
-    ranks. `absent_local_ranks` are those that should be on this node and have no process: [first, last] of each range,
-    since an environment says how many there should be. `notes` are sentences about what was found.
+    name that the environment gives; `uid` is the user id that all ranks have on this node, None where they differ or a
+    rank is a setuid program, and in a pod, whose users are not those of the node. `share` says who is given a share of
+    what one node bears: the owner, and the pod or container where the owner alone tells too little. `holds_gpu`: the
+    driver lists one of its ranks. `absent_local_ranks` are those that should be on this node and have no process:
+    [first, last] of each range, since an environment says how many there should be. `notes` are sentences about what
+    was found.
     """
 
     job_id: str

@@ -387,10 +387,11 @@ def _seen(entry: JobEntry, look: Look) -> Incident:
     captures = (*incident.captures, look.capture)
     if len(captures) > CAPTURES_KEPT:
         captures = (captures[0], *captures[-(CAPTURES_KEPT - 1) :])
+    job = look.read_by_owner(entry.job)
     return replace(
         incident,
         state=entry.watch.state,
-        job=entry.job,
+        job=replace(job, uid=None) if incident.job.uid is None else job,
         verdict=look.verdict,
         grouping=look.grouping,
         captures=captures,

@@ -4,6 +4,7 @@
   $ python3 /usr/bin/torchrun train.py         its command line, as a shell would split it
   + RANK=0 LOCAL_RANK=0                         its environment, any number of such lines
   @ uid=1004 /slurm/uid_1004/job_7/step_0       whose it is: its real user id, and its control group
+  @ uid=1004,0 /user.slice                      as above; its effective user id is 0
   > 10.0.0.5:29500                              a TCP connection that it holds
 = torchrun run-7, 2 of 4 ranks: 2/0 at 4720, 3/1 at 4721
                                                 a job that is found in it: launcher and id, ranks on this node and in
@@ -23,7 +24,7 @@ from hangwatch.look import JobScan
 from hangwatch.model import GpuSample, GpuSweep, Job
 
 FOLDER = Path(__file__).parent / "data" / "proc"
-_OWNER = re.compile(r"@ uid=(\d+) (\S+)")
+_OWNER = re.compile(r"@ uid=(\d+)(?:,(\d+))? (\S+)")
 _CONNECTION = re.compile(r"> ([\d.]+):(\d+)")
 _HEAD = re.compile(r"(\d+) \((.*)\) ([A-Zt]) parent=(\d+) start=(\d+)")
 
@@ -43,8 +44,9 @@ def lay_out(text: str, root: Path) -> Path:
             environ[pid] = []
             _begin(root / head[1], head)
         elif found := _OWNER.fullmatch(bare):
-            (root / f"{pid}/status").write_text(f"Name:\tx\nUid:\t{found[1]}\t{found[1]}\t{found[1]}\t{found[1]}\n")
-            (root / f"{pid}/cgroup").write_text(f"0::{found[2]}\n")
+            real, effective = found[1], found[2] or found[1]
+            (root / f"{pid}/status").write_text(f"Name:\tx\nUid:\t{real}\t{effective}\t{effective}\t{effective}\n")
+            (root / f"{pid}/cgroup").write_text(f"0::{found[3]}\n")
         elif found := _CONNECTION.fullmatch(bare):
             _connect(root / str(pid), found[1], int(found[2]))
         elif bare.startswith("$ "):

@@ -65,7 +65,15 @@ def capture(
     stop = stop or threading.Event()
     began, began_unix = time.monotonic(), time.time()
     taker = _Taker(
-        settings, proc_root, stop, slots, observe_dump, pyspy_path, native=native, include_locals=include_locals
+        settings,
+        proc_root,
+        stop,
+        slots,
+        observe_dump,
+        pyspy_path,
+        native=native,
+        include_locals=include_locals,
+        reader_uid=job.uid,
     )
     targets = _targets(job, settings.max_workers_per_rank)
     taken: list[dict[ProcessId, ProcessDump]] = []
@@ -111,6 +119,7 @@ class _Taker(NamedTuple):
     pyspy_path: Path | None
     native: bool
     include_locals: bool
+    reader_uid: int | None
 
     def take(self, target: ProcessId, end: float) -> ProcessDump:
         """One process in one round; `end` is the round's deadline on CLOCK_MONOTONIC."""
@@ -121,8 +130,12 @@ class _Taker(NamedTuple):
                 subject=f"pid {target.pid}", reason="ProcessGone", detail="the process has ended", about="target"
             )
             return ProcessDump(taken_monotonic_seconds=now, fault=gone)
+        if (fault := self._anothers(target)) is not None:
+            return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
         with self._slot(end - now):
             threads, answer = self._stacks(target, counters.state, end - time.monotonic())
+        if (fault := self._anothers(target)) is not None:  # it has become so meanwhile: execve keeps the pid
+            return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
         if self.observe is not None:
             self.observe(answer.duration_seconds, answer.fault)
         return ProcessDump(
@@ -138,6 +151,15 @@ class _Taker(NamedTuple):
             io_bytes=counters.io_bytes,
             duration_seconds=answer.duration_seconds,
         )
+
+    def _anothers(self, target: ProcessId) -> Fault | None:
+        """Why the job's owner, who may read the incident, must not see this process: to the kernel it is not his."""
+        ids = procs.read_user_ids(target.pid, self.proc_root)
+        if not self.reader_uid or not ids or set(ids) == {self.reader_uid}:
+            return None
+        detail = "it runs as another user than its job, whose owner reads the incident"
+        remedy = f"as root: py-spy dump --pid {target.pid}"
+        return Fault(subject=f"pid {target.pid}", reason="AnotherUsers", detail=detail, remedy=remedy)
 
     @contextmanager
     def _slot(self, left_seconds: float) -> Iterator[None]:

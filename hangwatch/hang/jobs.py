@@ -92,6 +92,7 @@ def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], rank
         _rank(process, seat, place=place, tree=tree, samples=samples, ranks=ranks)
         for place, (process, seat) in enumerate(crew.members)
     ]
+    found, notes = _without_others(found, tree)
     present = sorted({rank.local_rank for rank in found if rank.local_rank is not None})
     return Job(
         job_id=name.job_id,
@@ -110,13 +111,28 @@ def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], rank
         uid=_uid(crew),
         share=crew.owner.share,
         holds_gpu=holds_gpu(crew, samples),
-        notes=(*crew.notes, *(first_seat.doubts if first_seat else ())),
+        notes=(*crew.notes, *(first_seat.doubts if first_seat else ()), *notes),
     )
 
 
+def _without_others(ranks: list[Rank], tree: Tree) -> tuple[list[Rank], tuple[str, ...]]:
+    """The ranks without what runs below them as somebody else, through sudo: their owner reads the stacks of all."""
+    kept = [
+        replace(rank, workers=tuple(worker for worker in rank.workers if _is_own(worker, rank, tree))) for rank in ranks
+    ]
+    others = sum(len(rank.workers) for rank in ranks) - sum(len(rank.workers) for rank in kept)
+    note = f"processes below its ranks that run as another user are not looked at: {others}"
+    return kept, (note,) if others else ()
+
+
+def _is_own(worker: Worker, rank: Rank, tree: Tree) -> bool:
+    process, above = tree.get(worker.id.pid), tree.get(rank.id.pid)
+    return process is not None and above is not None and process.uid == above.uid and not process.is_setuid
+
+
 def _uid(crew: Crew) -> int | None:
-    """The user of all ranks as the node knows him; a number in a pod says nothing of the users of the node."""
-    uids = {process.uid for process, _ in crew.members}
+    """Who may read of all ranks, as the node knows him; a number in a pod says nothing of the users of the node."""
+    uids = {None if process.is_setuid else process.uid for process, _ in crew.members}
     return uids.pop() if len(uids) == 1 and not crew.owner.place else None
 
 

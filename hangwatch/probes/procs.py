@@ -156,6 +156,7 @@ class ProcessScan:
             cmdline=process.cmdline,
             environ=process.environ,
             uid=process.uid,
+            is_setuid=process.is_setuid,
             user=process.user,
             cgroups=process.cgroups,
             faults=process.faults,
@@ -225,7 +226,17 @@ def is_stop_pending(pid: int, proc_root: Path = PROC) -> bool:
 
 def read_user_id(pid: int, proc_root: Path = PROC) -> int | None:
     """The real user id of a process in the namespace of the daemon; None when it is gone."""
-    return _real_uid(pid, str(proc_root))
+    ids = read_user_ids(pid, proc_root)
+    return ids[0] if ids else None
+
+
+def read_user_ids(pid: int, proc_root: Path | str = PROC) -> tuple[int, ...]:
+    """The real, effective and saved user id of a process in the namespace of the daemon; none when it is gone.
+
+    The folder's owner is root's for every process that may not be dumped.
+    """
+    words = _read_status(pid, proc_root, b"Uid:")[:3]
+    return tuple(map(int, words)) if all(word.isdigit() for word in words) else ()
 
 
 def read_inner_pid(pid: int, proc_root: Path = PROC) -> int:
@@ -319,7 +330,9 @@ def _with_owner(root: str, known: _Known) -> _Known:
         return known
     pid = known.process.id.pid
     cgroups = _cgroups(_read(f"{root}/{pid}/cgroup", _CGROUP_LIMIT_BYTES))
-    return known._replace(process=replace(known.process, uid=_real_uid(pid, root), cgroups=cgroups))
+    ids = read_user_ids(pid, root)
+    uid, is_setuid = ids[0] if ids else None, len(set(ids)) > 1
+    return known._replace(process=replace(known.process, uid=uid, is_setuid=is_setuid, cgroups=cgroups))
 
 
 def _read_process(root: str, stat: _Stat, known: _Known) -> _Known:
@@ -336,6 +349,7 @@ def _read_process(root: str, stat: _Stat, known: _Known) -> _Known:
         cmdline=_parse_cmdline(raw_cmdline) if isinstance(raw_cmdline, bytes) else (),
         environ=environ,
         uid=owned.uid,
+        is_setuid=owned.is_setuid,
         # As the process says: asking the name service could block for as long as the directory server is away.
         user=next(filter(None, map(environ.get, launcher_table.TABLE.users)), None),
         cgroups=owned.cgroups,
@@ -371,12 +385,6 @@ def _faults(pid: int, answer: Environment | OSError) -> tuple[Fault, ...]:
 
 def _denied(pid: int, path: str, remedy: str) -> Fault:
     return Fault(subject=f"pid {pid}", reason="PermissionDenied", detail=f"{path} may not be read", remedy=remedy)
-
-
-def _real_uid(pid: int, root: str) -> int | None:
-    """Who started it: the real user id. The folder's owner is root's for every process that may not be dumped."""
-    uids = _read_status(pid, root, b"Uid:")
-    return int(uids[0]) if uids and uids[0].isdigit() else None
 
 
 def _cgroups(raw: bytes | OSError) -> tuple[str, ...]:

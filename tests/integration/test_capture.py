@@ -23,6 +23,7 @@ from hangwatch.model import Capture, Fault, GpuSample, GpuSweep, Job, ProcessDum
 from hangwatch.probes import procs
 from tests.conftest import wait_for
 from tests.integration import targets
+from tests.other_users import needs_root
 
 QUICK = config.Capture(rounds=2, pause_seconds=0.2)
 RANK = """
@@ -305,3 +306,16 @@ def test_a_worker_that_comes_from_nowhere_is_no_trouble() -> None:
 def test_the_number_of_rounds_may_be_asked_for(rounds: int) -> None:
     taken = capture(one_rank(os.getpid()), settings=QUICK, node="here", rounds=rounds)
     assert (taken.rounds, len(taken.ranks[0].rounds)) == (rounds, rounds)
+
+
+@needs_root
+@pytest.mark.parametrize(("ids", "is_shown"), [((4001, 4001), True), ((4002, 4002), False), ((4001, 0), False)])
+def test_a_process_that_is_not_the_readers_is_not_dumped(tmp_path: Path, ids: tuple[int, int], is_shown: bool) -> None:
+    """Whatever it was when the job was found: execve keeps the pid, and gives it the rights of a setuid program."""
+    real, effective = ids
+    code = f"import os, time\nready()\nos.setresuid({real}, {effective}, {effective})\ntime.sleep(600)"
+    with targets.python(code, tmp_path) as pid:
+        wait_for(lambda: procs.read_user_ids(pid) == (real, effective, effective), "the user")
+        (rank,) = capture(replace(job_of_pids([pid]), uid=4001), settings=QUICK, node="here").ranks
+    reasons = [dump.fault.reason if dump.fault else "" for dump in rank.rounds]
+    assert (any(dump.threads for dump in rank.rounds), set(reasons)) == (is_shown, {"" if is_shown else "AnotherUsers"})

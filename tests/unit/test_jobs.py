@@ -537,3 +537,35 @@ def test_any_processes_give_jobs_with_safe_names_and_each_process_one_place(
     assert len(set(places)) == len(places)
     workers = {worker.id for job in result for one in job.ranks for worker in one.workers}
     assert not workers & set(places)
+
+
+def _with_users(child: str, rank: str = "1004") -> str:
+    """One rank and a process below it, each with its user ids."""
+    variables = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=h MASTER_PORT=1"
+    return f"""
+1 (systemd) S parent=0 start=1
+10 (python) S parent=1 start=5
+  @ uid={rank} /user.slice
+  $ python train.py
+  + {variables}
+11 (python) S parent=10 start=6
+  @ uid={child} /user.slice
+  $ python secret.py
+12 (pt_data_worker) S parent=10 start=7
+  @ uid=1004 /user.slice
+  $ python train.py
+  + {variables}
+"""
+
+
+@pytest.mark.parametrize("child", ["0", "1005", "1004,0"])
+def test_what_runs_below_a_rank_as_somebody_else_is_left_out_and_told(tmp_path: Path, child: str) -> None:
+    """The owner of the job reads its incident, and with it the stacks of all its processes."""
+    (job,) = JobScan(lay_out(_with_users(child), tmp_path)).find(None, "here").jobs
+    assert ([worker.id.pid for worker in job.ranks[0].workers], job.uid) == ([12], 1004)
+    assert "processes below its ranks that run as another user are not looked at: 1" in job.notes
+
+
+def test_the_incident_of_a_rank_that_is_a_setuid_program_is_not_its_users_to_read(tmp_path: Path) -> None:
+    (job,) = JobScan(lay_out(_with_users("1004", rank="1004,0"), tmp_path)).find(None, "here").jobs
+    assert (job.owner, job.uid) == ("uid 1004", None)

@@ -80,7 +80,7 @@ class Life:
                 )
             )
 
-    def look(self, seen: Grouping, job_id: str = "42") -> None:
+    def look(self, seen: Grouping, job_id: str = "42", uid: int | None = None) -> None:
         capture = Capture(
             job_id=job_id,
             job_key=job_id,
@@ -96,6 +96,7 @@ class Life:
             grouping=seen,
             verdict=verdict,
             judged_unix_seconds=self.unix,
+            uid=uid,
         )
         self._take(progress.captured(self.snapshot, look, now=self.now, settings=RULES))
 
@@ -394,6 +395,25 @@ def test_who_moves_is_said_as_everywhere() -> None:
     )
     assert seen.who == "ranks 0-1 on n1 in collective wait; rank 2 on n1 (pid 7) in data loading"
     assert (seen.moving, seen.frozen) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("looks", "reader"), [((7, 7), 7), ((None, 7), None), ((7, None), None)], ids=["his", "first not", "second not"]
+)
+def test_who_may_not_read_one_capture_of_an_incident_reads_none(
+    looks: tuple[int | None, ...], reader: int | None
+) -> None:
+    """A rank may be a setuid program while it is looked at, and its user's own a moment later: execve keeps the pid."""
+    life = Life()
+    life.discover(replace(job(), uid=7))
+    life.power(600, 60)
+    life.power(110, 26)
+    for uid in looks:
+        life.look(grouping(), uid=uid)
+        life.power(110, 120)
+    incident = life.snapshot.jobs["42"].incident
+    assert incident is not None
+    assert (len(incident.captures), incident.job.uid) == (2, reader)
 
 
 # --- strangers -------------------------------------------------------------------------------------------------------

@@ -253,6 +253,38 @@ class Motion(str, Enum):
     UNKNOWN = "unknown"
 
 
+class Signature(str, Enum):
+    """What a rank does by measurement, whatever its functions are called; see docs/verdicts.md."""
+
+    GONE = "gone"
+    STOPPED = "stopped"
+    COMPUTES = "computes"
+    TRANSFERS = "transfers"
+    GPU_WORKS = "gpu_works"
+    BEHIND_GPU = "behind_gpu"
+    SPINS = "spins"
+    POLLS = "polls"
+    BLOCKED = "blocked"
+    AWAITS_OUTSIDE = "awaits_outside"
+    UNKNOWN = "unknown"
+
+    @property
+    def motion(self) -> Motion:
+        """What that means for progress."""
+        return _MOTIONS.get(self, Motion.UNKNOWN)
+
+
+_MOTIONS = {
+    Signature.GONE: Motion.FROZEN,
+    Signature.STOPPED: Motion.FROZEN,
+    Signature.COMPUTES: Motion.MOVING,
+    Signature.TRANSFERS: Motion.MOVING,
+    Signature.GPU_WORKS: Motion.MOVING,
+    Signature.BEHIND_GPU: Motion.FROZEN,
+    Signature.BLOCKED: Motion.FROZEN,
+}
+
+
 # --- 4. Dumps: probes.pyspy, probes.procs -> hang.capture ----------------------------------------------------------
 
 ENDED_STATES = frozenset("ZXx")
@@ -280,7 +312,11 @@ class Frame(Value, frozen=True):
 
 
 class Thread(Value, frozen=True):
-    """One thread of a dump, frames innermost first. `name` is None where the source gives none."""
+    """One thread of a dump, frames innermost first. `name` is None where the source gives none.
+
+    `installed_frames`: so many of the innermost frames lie in the standard library or in installed packages; None where
+    the source does not tell.
+    """
 
     name: str | None
     thread_id: str
@@ -288,6 +324,42 @@ class Thread(Value, frozen=True):
     active: bool | None = None
     owns_gil: bool | None = None
     is_main: bool = False
+    installed_frames: int | None = None
+
+
+class ThreadCounters(Value, frozen=True):
+    """What the kernel counted of one thread: seconds on a core (user and system), system time alone, its switches.
+
+    `delay_seconds`: ready to run, it waited for a core. It gave the core away itself in voluntary switches (it slept,
+    it waited), and lost it in involuntary ones.
+    """
+
+    read_monotonic_seconds: float
+    cpu_seconds: float
+    system_seconds: float | None = None
+    delay_seconds: float | None = None
+    voluntary_switches: int | None = None
+    involuntary_switches: int | None = None
+
+
+class SystemCall(Value, frozen=True):
+    """The system call that a thread is in: its number, what kind of call that is, and what it is about.
+
+    `descriptors` are its files and sockets; `child` is the one process that it waits for, as its own pid namespace
+    numbers it.
+    """
+
+    number: int
+    kind: Literal["receives", "awaits_child", "writes", "other"] = "other"
+    descriptors: tuple[int, ...] = ()
+    child: int | None = None
+
+
+class Awaited(Value, frozen=True):
+    """Somebody outside of the job for whom a process waits; `is_lost`: the kernel knows that nobody is there now."""
+
+    who: str
+    is_lost: bool = False
 
 
 class ProcessDump(Value, frozen=True):
@@ -297,6 +369,12 @@ class ProcessDump(Value, frozen=True):
     /proc/PID/io. `state_after` is read again once the dump is over, so that a process left stopped is noticed.
     `called` is the device (major:minor) of the file system on whose file it is in a system call, asked only where
     py-spy itself hangs.
+
+    Of the main thread: `call`, the system call it was in, and its counters before and after the dump, which makes
+    switches of its own. `socket_bytes` were carried by its TCP connections since the first round, `children_bytes` and
+    `children_cpu_seconds` are what its child processes moved and used that are no workers, asked only where it waits
+    for one. `awaited` is outside of the job. Of one that is in `D` in a call that writes: `device_bytes` that the
+    device of the file has written, and `dirty_bytes` that wait in the whole node for being written. None: not seen.
     """
 
     taken_monotonic_seconds: float
@@ -310,6 +388,15 @@ class ProcessDump(Value, frozen=True):
     cpu_seconds: float | None = None
     io_bytes: int | None = None
     duration_seconds: float | None = None
+    call: SystemCall | None = None
+    main_before: ThreadCounters | None = None
+    main_after: ThreadCounters | None = None
+    socket_bytes: int | None = None
+    children_bytes: int | None = None
+    children_cpu_seconds: float | None = None
+    awaited: Awaited | None = None
+    device_bytes: int | None = None
+    dirty_bytes: int | None = None
 
 
 class RankId(Value, frozen=True):
@@ -346,6 +433,8 @@ class RankDump(Value, frozen=True):
     `gone` is true when this node answers and the process of the rank does not exist; it is never set for a rank of
     another node or one that merely did not answer. `silent_mount` names the file system under its program that gives no
     answer, so that py-spy hangs on it; `waits_for_mount`: in every round the kernel showed it in a call on that one.
+    `busy_power_ratio`: where its power lies between the floor (0) and the busy level (1) of its own GPU, None without a
+    history.
     """
 
     id: RankId
@@ -354,6 +443,7 @@ class RankDump(Value, frozen=True):
     gone: bool = False
     power_watts: float | None = None
     utilization_ratio: float | None = None
+    busy_power_ratio: float | None = None
     silent_mount: str | None = None
     waits_for_mount: bool = False
 
@@ -388,11 +478,14 @@ class Member(Value, frozen=True):
 
     `state` is the letter that /proc/PID/stat showed in every round; where the rounds differ, the last one outside `D`.
     `waited_before`: in an earlier round it stood in a wait for other ranks, so it does come to meet them.
-    `silent_mount` and `waits_for_mount` as in `RankDump`.
+    `silent_mount`, `waits_for_mount` and `busy_power_ratio` as in `RankDump`. `signature` is what was measured,
+    `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and `switches_per_second` (voluntary) are
+    those of its main thread.
     """
 
     id: RankId
     motion: Motion = Motion.UNKNOWN
+    signature: Signature = Signature.UNKNOWN
     rounds: int = 1
     waited_before: bool = False
     owns_gil: bool | None = None
@@ -400,8 +493,12 @@ class Member(Value, frozen=True):
     wchan: str | None = None
     cpu_ratio: float | None = None
     io_bytes_per_second: float | None = None
+    main_cpu_ratio: float | None = None
+    switches_per_second: float | None = None
+    awaited: Awaited | None = None
     power_watts: float | None = None
     utilization_ratio: float | None = None
+    busy_power_ratio: float | None = None
     silent_mount: str | None = None
     waits_for_mount: bool = False
 

@@ -142,15 +142,30 @@ def _main_index(threads: list[_PySpyThread], pid: int | None) -> int | None:
     return None
 
 
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d+(?:\.\d+)?/|^<frozen ")
+
+
+def _installed(frames: Sequence[_PySpyFrame]) -> int:
+    """How many of the innermost frames lie in the standard library, in installed packages or in compiled code."""
+    own = (number for number, frame in enumerate(frames) if not frame.module and not _is_installed(frame.filename))
+    return next(own, len(frames))
+
+
+def _is_installed(file: str | None) -> bool:
+    return file is not None and _INSTALLED.search(file) is not None
+
+
 def _thread(thread: _PySpyThread, *, is_main: bool) -> Thread:
     number = thread.thread_id if thread.os_thread_id is None else thread.os_thread_id
+    frames = [frame for frame in thread.frames if frame.name != "<shim>"]
     return Thread(
         name=thread.thread_name or None,
         thread_id="" if number is None else str(number),
-        frames=_bounded([frame for frame in thread.frames if frame.name != "<shim>"]),
+        frames=_bounded(frames),
         active=thread.active,
         owns_gil=thread.owns_gil,
         is_main=is_main,
+        installed_frames=min(_installed(frames), INNERMOST_FRAMES),
     )
 
 

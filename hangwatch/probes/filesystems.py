@@ -36,6 +36,7 @@ NETWORK_TYPES = frozenset(
 )
 # Served by this node's own desktop or container runtime: no storage.
 _LOCAL_FUSE = frozenset({"fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal", "fuse.snapfuse", "fuse.fuse-overlayfs"})
+_SECTOR_BYTES = 512  # of /sys/dev/block, whatever the device's own are
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -108,6 +109,32 @@ def called(proc_root: Path, pid: int) -> Mount | None:
     ids = [row.split()[-1] for row in rows if row.startswith("mnt_id:")]
     seen = mounts(proc_root, pid)
     return next((mount for mount in seen if mount.id in ids), None) if isinstance(seen, tuple) else None
+
+
+def written_bytes(mount: Mount, pid: int, proc_root: Path, sys_root: Path) -> int | None:
+    """What was written so far to the device of a mount, or by this node to its NFS server; None where nobody counts.
+
+    See Documentation/admin-guide/iostats.rst for /sys/dev/block/MAJOR:MINOR/stat, and nfsiostat(8) for mountstats.
+    """
+    text = pseudofiles.read(sys_root / "dev" / "block" / mount.device / "stat", mount.device)
+    fields = text.split() if isinstance(text, str) else []
+    if len(fields) > 6 and fields[6].isdecimal():
+        return int(fields[6]) * _SECTOR_BYTES
+    if not mount.type.startswith("nfs"):
+        return None
+    stats = pseudofiles.read(proc_root / str(pid) / "mountstats", mount.type)
+    blocks = stats.split("\ndevice ") if isinstance(stats, str) else []
+    block = next((block for block in blocks if f" mounted on {mount.path} with " in block.partition("\n")[0]), "")
+    counters = block.partition("\tbytes:")[2].partition("\n")[0].split()
+    return int(counters[5]) if len(counters) > 5 and counters[5].isdecimal() else None
+
+
+def dirty_bytes(proc_root: Path) -> int | None:
+    """What waits on this node for being written, or is being written: Dirty and Writeback of /proc/meminfo."""
+    text = pseudofiles.read(proc_root / "meminfo", "memory")
+    rows = dict(line.split(":", 1) for line in text.splitlines() if ":" in line) if isinstance(text, str) else {}
+    found = [rows[name].split()[0] for name in ("Dirty", "Writeback") if rows.get(name, "").split()]
+    return sum(int(word) << 10 for word in found) if len(found) == 2 else None
 
 
 def is_network(mount: Mount, also: Iterable[str] = ()) -> bool:

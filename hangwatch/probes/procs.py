@@ -30,6 +30,7 @@ _CMDLINE_LIMIT_BYTES = 4 << 10
 _ARGUMENTS_KEPT = 64
 _CGROUP_LIMIT_BYTES = 16 << 10
 _PAGE_BYTES = 4096
+_THREADS_ASKED = 64
 _COMM_CHARACTERS = 15  # TASK_COMM_LEN, without its end
 _CANDIDATE_COMMS = tuple({name[:_COMM_CHARACTERS] for name in launcher_table.CANDIDATES})
 _MAY_READ = "run hangwatch as root, or grant it CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
@@ -44,6 +45,7 @@ class Counters(Value, frozen=True):
     """
 
     id: ProcessId | None = None
+    comm: str = ""
     state: str | None = None
     cpu_seconds: float | None = None
     io_bytes: int | None = None
@@ -185,6 +187,7 @@ def read_counters(pid: int, proc_root: Path = PROC) -> Counters:
     wchan = texts["wchan"].strip()
     return Counters(
         id=ProcessId(pid=pid, start_ticks=stat.start_ticks),
+        comm=stat.comm,
         state=stat.state,
         cpu_seconds=stat.cpu_ticks / TICKS_PER_SECOND,
         io_bytes=_parse_io(texts["io"]),
@@ -192,6 +195,21 @@ def read_counters(pid: int, proc_root: Path = PROC) -> Counters:
         kernel_stack=tuple(line.partition("] ")[2] or line for line in texts["stack"].splitlines()),
         faults=tuple(faults),
     )
+
+
+def read_children(pid: int, proc_root: Path = PROC, most: int = 64) -> tuple[int, ...]:
+    """The pids of those that a process has started, and of those that these have, at most so many; see proc_pid(5)."""
+    found: list[int] = []
+    parents = [pid]
+    for parent in parents:
+        for thread in _numbers(f"{proc_root}/{parent}/task")[:_THREADS_ASKED]:
+            raw = _read(f"{proc_root}/{parent}/task/{thread}/children", _PAGE_BYTES)
+            children = [int(word) for word in raw.split()] if isinstance(raw, bytes) else []
+            found += children
+            parents += children
+            if len(found) >= most:
+                return tuple(found[:most])
+    return tuple(found)
 
 
 def read_state(pid: int, proc_root: Path = PROC) -> tuple[ProcessId, str] | None:

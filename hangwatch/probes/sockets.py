@@ -1,0 +1,208 @@
+"""What the TCP connections of processes have carried, and how they fare: NETLINK_SOCK_DIAG, see sock_diag(7).
+
+/proc/PID/io counts read(2) and write(2), not recv(2) and send(2); the kernel counts those per connection, in tcp_info.
+One question gives all connections of a network namespace; nothing is asked of a process, and nothing is paused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ipaddress
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+MOST_CONNECTIONS = 1 << 15  # of one namespace: anybody may open a hundred thousand
+MOST_DESCRIPTORS = 4096  # of one process
+DEADLINE_SECONDS = 0.5  # for one namespace
+
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_NLM_F_REQUEST_DUMP = 0x1 | 0x300
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_INET_DIAG_INFO = 2
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr
+_REQUEST = struct.Struct("=BBBxI48x")  # inet_diag_req_v2: family, protocol, extensions, states, any socket
+_ATTRIBUTE = struct.Struct("=HH")
+_MESSAGE_BYTES = 72  # inet_diag_msg
+_RETRANSMITS_AT, _UNACKED_AT, _BYTES_AT, _INFO_BYTES = 2, 24, 120, 136  # in tcp_info
+_RECEIVE_BYTES = 1 << 18
+_MAPPED = bytes(10) + b"\xff\xff"
+_CLONE_NEWNET = 0x40000000
+
+_ESTABLISHED, _SYN_SENT, _CLOSE_WAIT = 1, 2, 8
+_LISTEN = 10
+_WANTED_STATES = 0xFFF & ~(1 << _LISTEN) & ~(1 << 6)  # all but LISTEN and TIME_WAIT, which nobody holds
+_CONNECTED = frozenset({_ESTABLISHED, _SYN_SENT, 4, 5, _CLOSE_WAIT})
+_RETRANSMITS_OF_A_LOST_PEER = 2
+
+End = tuple[bytes, int]
+"""Address, packed, and port of one end of a connection."""
+
+
+class Connection(NamedTuple):
+    """One TCP connection by its two ends; `bytes` were received or acknowledged by the other end since it began."""
+
+    inode: int
+    state: int
+    local: End
+    remote: End
+    bytes: int
+    unacknowledged: int
+    retransmits: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something may still come, or is still on its way."""
+        return self.state in _CONNECTED
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the other end has closed it, or has not acknowledged repeated segments."""
+        repeated = self.unacknowledged > 0 and self.retransmits >= _RETRANSMITS_OF_A_LOST_PEER
+        return self.state == _CLOSE_WAIT or repeated
+
+
+Connections = Mapping[int, Connection]
+"""The connections of one network namespace, by inode."""
+
+
+def read(pid: int, proc_root: Path) -> Connections | None:
+    """The TCP connections in the network namespace of a process.
+
+    None where that is not permitted (another namespace needs CAP_SYS_ADMIN), where there are more than
+    `MOST_CONNECTIONS`, or where it takes longer than `DEADLINE_SECONDS`.
+    """
+    space = f"{proc_root}/{pid}/ns/net"
+    try:
+        is_ours = os.readlink(space) == os.readlink("/proc/self/ns/net")  # noqa: PTH115 - magic links, no paths
+        channel = _open() if is_ours else _open_within(space)
+    except OSError:
+        return None
+    with channel:
+        end = time.monotonic() + DEADLINE_SECONDS
+        found: dict[int, Connection] = {}
+        try:
+            for family in (socket.AF_INET, socket.AF_INET6):
+                for connection in _ask(channel, family, end):
+                    found[connection.inode] = connection
+                    if len(found) > MOST_CONNECTIONS:
+                        return None
+        except (OSError, struct.error):
+            return None
+    return found
+
+
+def held_by(pid: int, proc_root: Path) -> dict[int, int] | None:
+    """The sockets of a process, inode by descriptor, of any kind; None where that is not permitted, or too many."""
+    folder = f"{proc_root}/{pid}/fd"
+    found = {}
+    try:
+        with os.scandir(folder) as entries:
+            for number, entry in enumerate(entries):
+                if number >= MOST_DESCRIPTORS:
+                    return None
+                with contextlib.suppress(OSError, ValueError):
+                    name = os.readlink(entry.path)  # noqa: PTH115 - a magic link, not a path
+                    if name.startswith("socket:["):
+                        found[int(entry.name)] = int(name[8:-1])
+    except OSError:
+        return None
+    return found
+
+
+def _open() -> socket.socket:
+    channel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
+    channel.settimeout(DEADLINE_SECONDS)
+    return channel
+
+
+def _open_within(space: str) -> socket.socket:
+    """A socket in another network namespace; a thread that ends at once goes there, see setns(2)."""
+    opened: list[socket.socket | OSError] = []
+
+    def go() -> None:
+        try:
+            descriptor = os.open(space, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                libc = ctypes.CDLL(None, use_errno=True)
+                if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+                    raise OSError(ctypes.get_errno(), "setns")
+                opened.append(_open())
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            opened.append(error)
+
+    thread = threading.Thread(target=go, name="setns", daemon=True)
+    thread.start()
+    thread.join()
+    answer = opened[0]
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
+
+
+def _ask(channel: socket.socket, family: int, end: float) -> Iterator[Connection]:
+    request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), _WANTED_STATES)
+    length = _HEADER.size + len(request)
+    channel.send(_HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, family, 0) + request)
+    while True:
+        if time.monotonic() > end:
+            raise TimeoutError
+        answer = channel.recv(_RECEIVE_BYTES)
+        at = 0
+        while at + _HEADER.size <= len(answer):
+            size, kind, _, _, _ = _HEADER.unpack_from(answer, at)
+            if kind == _NLMSG_DONE:
+                return
+            if kind == _NLMSG_ERROR or size < _HEADER.size:
+                raise OSError("sock_diag refused")
+            if size >= _HEADER.size + _MESSAGE_BYTES:
+                yield _connection(answer, at + _HEADER.size, at + size)
+            at += (size + 3) & ~3
+
+
+def _connection(answer: bytes, at: int, end: int) -> Connection:
+    family, state = answer[at], answer[at + 1]
+    local_port, remote_port = struct.unpack_from("!HH", answer, at + 4)
+    (inode,) = struct.unpack_from("=I", answer, at + 68)
+    width = 4 if family == socket.AF_INET else 16
+    ends = (
+        (_plain(answer[at + 8 : at + 8 + width]), local_port),
+        (_plain(answer[at + 24 : at + 24 + width]), remote_port),
+    )
+    carried = unacknowledged = retransmits = 0
+    info = _attribute(answer, at + _MESSAGE_BYTES, end, _INET_DIAG_INFO)
+    if len(info) >= _INFO_BYTES:
+        carried = sum(struct.unpack_from("=QQ", info, _BYTES_AT))
+        retransmits = info[_RETRANSMITS_AT]
+        (unacknowledged,) = struct.unpack_from("=I", info, _UNACKED_AT)
+    return Connection(inode, state, *ends, carried, unacknowledged, retransmits)
+
+
+def _attribute(answer: bytes, at: int, end: int, wanted: int) -> bytes:
+    while at + _ATTRIBUTE.size <= end:
+        length, kind = _ATTRIBUTE.unpack_from(answer, at)
+        if length < _ATTRIBUTE.size:
+            break
+        if kind == wanted:
+            return answer[at + _ATTRIBUTE.size : at + length]
+        at += (length + 3) & ~3
+    return b""
+
+
+def _plain(packed: bytes) -> bytes:
+    """An IPv4 address inside IPv6 as the IPv4 address that it is."""
+    return packed[12:] if packed.startswith(_MAPPED) else packed
+
+
+def words_of(end: End) -> str:
+    """One end for people: "10.0.0.7 port 8000"."""
+    return f"{ipaddress.ip_address(end[0])} port {end[1]}"

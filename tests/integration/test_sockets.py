@@ -1,0 +1,98 @@
+"""Connections and main threads of real processes, as the kernel counts them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hangwatch.probes import main_thread, procs, sockets
+from tests.conftest import wait_for
+from tests.integration import targets
+
+NOBODY = 4_000_000
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a connection over loopback."""
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        ours = stack.enter_context(socket.create_connection(listening.getsockname()))
+        yield ours, stack.enter_context(listening.accept()[0])
+
+
+def of(ours: socket.socket) -> sockets.Connection:
+    return sockets.read(os.getpid(), procs.PROC)[os.fstat(ours.fileno()).st_ino]
+
+
+def test_a_connection_whose_other_end_has_closed_is_lost() -> None:
+    with connected() as (ours, theirs):
+        assert not of(ours).is_lost
+        theirs.close()
+        wait_for(lambda: of(ours).is_lost, "the end to be seen")
+
+
+def test_bytes_of_both_directions_are_counted() -> None:
+    with connected() as (ours, theirs):
+        ours.sendall(bytes(30_000))
+        theirs.sendall(bytes(20_000))
+        wait_for(lambda: of(ours).bytes >= 50_000, "both directions to be counted")
+        assert of(ours).local == of(theirs).remote
+        assert sockets.words_of(of(ours).remote) == f"127.0.0.1 port {theirs.getsockname()[1]}"
+        assert sockets.held_by(os.getpid(), procs.PROC)[ours.fileno()] == of(ours).inode
+
+
+def test_an_ipv4_address_inside_ipv6_is_one_address() -> None:
+    """So torch's store listens; the two ends of a connection must name each other alike."""
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True))
+        ours = stack.enter_context(socket.create_connection(("127.0.0.1", listening.getsockname()[1])))
+        theirs = stack.enter_context(listening.accept()[0])
+        assert of(ours).local == of(theirs).remote
+
+
+def test_too_many_connections_are_not_read_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "MOST_CONNECTIONS", 1)
+    with connected():
+        assert sockets.read(os.getpid(), procs.PROC) is None
+
+
+def test_who_is_gone_has_neither_counters_nor_a_call() -> None:
+    assert main_thread.read_counters(NOBODY, procs.PROC) is None
+    assert main_thread.read_call(NOBODY, procs.PROC) is None
+    assert sockets.held_by(NOBODY, procs.PROC) is None
+    assert sockets.read(NOBODY, procs.PROC) is None
+
+
+def test_a_call_names_all_that_it_waits_for(tmp_path: Path) -> None:
+    """poll(2) has its descriptors in memory."""
+    code = """
+import os, select
+both = select.poll()
+back, forth = os.pipe()
+both.register(back, select.POLLIN)
+both.register(0, 0)
+ready()
+both.poll()
+"""
+    with targets.python(code, tmp_path) as pid:
+        targets.wait_for_state(pid, "S")
+        wait_for(lambda: main_thread.read_call(pid, procs.PROC), "the call")
+        call = main_thread.read_call(pid, procs.PROC)
+    assert (call.kind, len(call.descriptors)) == ("receives", 2)
+    assert 0 in call.descriptors
+
+
+def test_who_sleeps_gives_the_core_away_itself() -> None:
+    before = main_thread.read_counters(os.getpid(), procs.PROC)
+    for _ in range(5):
+        select.select([], [], [], 0.01)
+    after = main_thread.read_counters(os.getpid(), procs.PROC)
+    assert after.voluntary_switches - before.voluntary_switches >= 5
+    assert after.read_monotonic_seconds > before.read_monotonic_seconds

@@ -25,6 +25,7 @@ from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.config import Settings
 from hangwatch.hang import activity
 from hangwatch.hang.detector import TakeCapture, Transition
+from hangwatch.hang.power import GpuLevels, gpu_levels
 from hangwatch.http import Server
 from hangwatch.look import JobScan, Look, look_at
 from hangwatch.model import ENDED_STATES, Fault, Incident, Job, JobState, LeftOut, ProcessId
@@ -169,7 +170,7 @@ class Daemon:
                 return
             job = entry.job
             log.info("job %s: taking stacks of %d ranks: %s", job.job_id, len(job.ranks), wanted.reason)
-            look = self.look_at(job)
+            look = self.look_at(job, gpu_levels(entry.watch.gpus, settings))
             if look is None:
                 return
             self._discover()  # a job that ended while it was looked at has ended, and is not hung
@@ -221,14 +222,16 @@ class Daemon:
                 log.warning("not watched, since it is beyond the limits of [jobs]: %s", one)
         self._left_out_owners = owners
 
-    def look_at(self, job: Job) -> Look | None:
-        """Capture and judge one job; None when the daemon was asked to stop meanwhile."""
+    def look_at(self, job: Job, levels: Mapping[str, GpuLevels] | None = None) -> Look | None:
+        """Capture and judge one job whose GPUs have these levels; None when the daemon was asked to stop meanwhile."""
         look = look_at(
             job,
             settings=self.settings.capture,
             activities=self._activities,
             node=self.node,
             sweep=self.board.snapshot.sweep,
+            latest_sweep=lambda: self.board.snapshot.sweep,
+            gpu_levels=levels,
             proc_root=self._proc_root,
             stop=self._stop,
             slots=self._slots,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -15,6 +15,7 @@ from hangwatch.hang import crews, culprit, jobs, owners, shares
 from hangwatch.hang.activity import Table
 from hangwatch.hang.capture import ObserveDump, capture
 from hangwatch.hang.grouping import group_ranks
+from hangwatch.hang.power import GpuLevels
 from hangwatch.model import (
     Capture,
     FoundJobs,
@@ -135,6 +136,8 @@ def look_at(
     activities: Table,
     node: str,
     sweep: GpuSweep | None = None,
+    latest_sweep: Callable[[], GpuSweep | None] | None = None,
+    gpu_levels: Mapping[str, GpuLevels] | None = None,
     proc_root: Path = procs.PROC,
     rounds: int | None = None,
     native: bool = False,
@@ -150,6 +153,8 @@ def look_at(
         node=node,
         proc_root=proc_root,
         gpus=sweep,
+        latest_gpus=latest_sweep,
+        gpu_levels=gpu_levels,
         native=native,
         include_locals=include_locals,
         rounds=rounds,

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from hangwatch import words
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector
-from hangwatch.hang import activity, detector
+from hangwatch.hang import detector
 from hangwatch.hang.detector import MotionCount
 from hangwatch.hang.jobs import told_apart
 from hangwatch.hang.power import idle_levels
@@ -232,10 +232,8 @@ def unjudged(
 def motion_count(grouping: Grouping) -> MotionCount:
     """How many ranks of a capture are frozen, moving or unjudged. A rank that is gone makes no progress: frozen.
 
-    Where every rank waits for a process that is no rank (a rollout worker, an engine's scheduler), nobody can tell from
-    here whether that one works: unjudged. So is a job of which nothing is left.
+    A job of which nothing is left is unjudged.
     """
-    elsewhere = all(activity.known(group.activity).partner_is_unseen for group in grouping.groups)
     ended = all(group.gone for group in grouping.groups)
     frozen = moving = unknown = 0
     who = []
@@ -244,14 +242,15 @@ def motion_count(grouping: Grouping) -> MotionCount:
         for member in group.members:
             if member.motion is Motion.MOVING:
                 moving += 1
-            elif (member.motion is Motion.FROZEN or group.gone) and not (elsewhere or ended):
+            elif (member.motion is Motion.FROZEN or group.gone) and not ended:
                 frozen += 1
             else:
                 unknown += 1
         if movers:
             doing = group.activity.replace("_", " ") if group.activity != "unknown" else "its own code"
             who.append(f"{words.who([member.id for member in movers])} in {doing}")
-    return MotionCount(frozen=frozen, moving=moving, unknown=unknown, who="; ".join(who))
+    stacked = sum(group.size for group in grouping.groups if group.frames)
+    return MotionCount(frozen=frozen, moving=moving, unknown=unknown, stacked=stacked, who="; ".join(who))
 
 
 def _present(snapshot: Snapshot) -> list[JobEntry]:

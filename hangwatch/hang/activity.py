@@ -43,9 +43,7 @@ class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     in_key: bool = False
     work_is_in: Literal["threads", "autograd"] | None = None
     unless_a_thread_is_in: str | None = None
-    may_compute: bool = False
     leaves_the_job: bool = False
-    partner_is_unseen: bool = False
     phase: str | None = None
 
 

@@ -15,6 +15,8 @@ from msgspec.structs import replace
 
 from hangwatch import config, pyspy_output, words
 from hangwatch.hang import jobs
+from hangwatch.hang.power import GpuLevels
+from hangwatch.hang.surroundings import Surroundings
 from hangwatch.model import (
     BLOCKED_STATES,
     ENDED_STATES,
@@ -32,9 +34,10 @@ from hangwatch.model import (
     Worker,
     WorkerDump,
 )
-from hangwatch.probes import filesystems, procs, pyspy
+from hangwatch.probes import filesystems, main_thread, procs, pyspy
 
 ABSENT_LISTED = 64
+_DESCRIPTORS_KEPT = 16
 
 ObserveDump = Callable[[float, Fault | None], None]
 """Called after each dump with its duration in seconds and what went wrong, if anything."""
@@ -46,7 +49,10 @@ def capture(
     settings: config.Capture,
     node: str,
     proc_root: Path = procs.PROC,
+    sys_root: Path = Path("/sys"),
     gpus: GpuSweep | None = None,
+    latest_gpus: Callable[[], GpuSweep | None] | None = None,
+    gpu_levels: Mapping[str, GpuLevels] | None = None,
     native: bool = False,
     include_locals: bool = False,
     rounds: int | None = None,
@@ -59,11 +65,14 @@ def capture(
 
     A rank that cannot be dumped keeps its place: what the kernel says of it, and the fault. A rank whose process does
     not exist any more, or that was absent before, is `gone`. Once `stop` is set it returns what it has, within a
-    second. `slots` bounds the dumps at the same time over all captures that share it. Never raises for what it finds:
-    processes come and go.
+    second. `slots` bounds the dumps at the same time over all captures that share it. GPU numbers are the mean of the
+    sweeps that `latest_gpus` gives after each round, else those of `gpus`; `gpu_levels` are the levels of the job's
+    GPUs by uuid. Never raises for what it finds: processes come and go.
     """
     stop = stop or threading.Event()
     began, began_unix = time.monotonic(), time.time()
+    targets = _targets(job, settings.max_workers_per_rank)
+    around = Surroundings(job, targets, proc_root, sys_root)
     taker = _Taker(
         settings,
         proc_root,
@@ -71,22 +80,27 @@ def capture(
         slots,
         observe_dump,
         pyspy_path,
+        around,
         native=native,
         include_locals=include_locals,
         reader_uid=job.uid,
     )
-    targets = _targets(job, settings.max_workers_per_rank)
+    sweeps: list[GpuSweep] = []
     taken: list[dict[ProcessId, ProcessDump]] = []
     # Native dumps need 340 MB each: one at a time.
     with ThreadPoolExecutor(1 if native else settings.parallel, thread_name_prefix="dump") as pool:
         for number in range(settings.rounds if rounds is None else rounds):
             if number > 0 and stop.wait(settings.pause_seconds):
                 break
+            around.begin_round()
             end = time.monotonic() + settings.round_deadline_seconds
             dumps = pool.map(taker.take, targets, [end] * len(targets))
             taken.append(dict(zip(targets, dumps, strict=True)))
+            sweep = latest_gpus() if latest_gpus else gpus
+            sweeps += [sweep] if sweep else []
     silent = _silent_mounts(targets, taken, proc_root)
-    present = [_rank_dump(rank, taken, node, gpus, silent) for rank in job.ranks]
+    numbers = {rank.id: _gpu_numbers(rank, sweeps, gpu_levels or {}) for rank in job.ranks}
+    present = [_rank_dump(rank, taken, node, numbers[rank.id], silent) for rank in job.ranks]
     return Capture(
         job_id=job.job_id,
         job_key=job.key,
@@ -117,6 +131,7 @@ class _Taker(NamedTuple):
     slots: threading.Semaphore | None
     observe: ObserveDump | None
     pyspy_path: Path | None
+    around: Surroundings
     native: bool
     include_locals: bool
     reader_uid: int | None
@@ -132,8 +147,12 @@ class _Taker(NamedTuple):
             return ProcessDump(taken_monotonic_seconds=now, fault=gone)
         if (fault := self._anothers(target)) is not None:
             return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
+        call = main_thread.read_call(target.pid, self.proc_root)
+        exchange = self.around.exchange(target.pid, counters.state, call)
         with self._slot(end - now):
+            before = main_thread.read_counters(target.pid, self.proc_root)
             threads, answer = self._stacks(target, counters.state, end - time.monotonic())
+            after = main_thread.read_counters(target.pid, self.proc_root)
         if (fault := self._anothers(target)) is not None:  # it has become so meanwhile: execve keeps the pid
             return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
         if self.observe is not None:
@@ -150,6 +169,10 @@ class _Taker(NamedTuple):
             cpu_seconds=counters.cpu_seconds,
             io_bytes=counters.io_bytes,
             duration_seconds=answer.duration_seconds,
+            call=None if call is None else replace(call, descriptors=call.descriptors[:_DESCRIPTORS_KEPT]),
+            main_before=before,
+            main_after=after,
+            **exchange._asdict(),
         )
 
     def _anothers(self, target: ProcessId) -> Fault | None:
@@ -240,16 +263,32 @@ def _waits_for(rounds: Sequence[ProcessDump], mount: filesystems.Mount | None) -
     return all(dump.state in BLOCKED_STATES or dump.called == mount.device or dump.wchan in places for dump in rounds)
 
 
+class _GpuNumbers(NamedTuple):
+    power_watts: float | None
+    utilization_ratio: float | None
+    busy_power_ratio: float | None
+
+
+def _gpu_numbers(rank: Rank, sweeps: Sequence[GpuSweep], levels: Mapping[str, GpuLevels]) -> _GpuNumbers:
+    """Means over all sweeps and all GPUs of a rank."""
+    held = [gpu for sweep in sweeps for gpu in sweep.gpus if gpu.uuid in rank.gpu_uuids]
+    known = [(levels[gpu.uuid], gpu.power_watts) for gpu in held if gpu.uuid in levels and gpu.power_watts is not None]
+    return _GpuNumbers(
+        _mean([gpu.power_watts for gpu in held]),
+        _mean([gpu.utilization_ratio for gpu in held]),
+        _mean([level.ratio(watts) for level, watts in known]),
+    )
+
+
 def _rank_dump(
     rank: Rank,
     taken: Sequence[dict[ProcessId, ProcessDump]],
     node: str,
-    gpus: GpuSweep | None,
+    numbers: _GpuNumbers,
     silent: Mapping[int, filesystems.Mount],
 ) -> RankDump:
     mount = silent.get(rank.id.pid)
     rounds = tuple(_says_mount(one[rank.id], mount) for one in taken)
-    held = [gpu for gpu in gpus.gpus if gpu.uuid in rank.gpu_uuids] if gpus else []
     return RankDump(
         id=RankId(node=node, rank=rank.rank, local_rank=rank.local_rank, pid=rank.id.pid),
         rounds=rounds,
@@ -259,8 +298,9 @@ def _rank_dump(
             if taken and worker.id in taken[0]
         ),
         gone=bool(rounds) and _is_gone(rounds[-1]),
-        power_watts=_mean([gpu.power_watts for gpu in held]),
-        utilization_ratio=_mean([gpu.utilization_ratio for gpu in held]),
+        power_watts=numbers.power_watts,
+        utilization_ratio=numbers.utilization_ratio,
+        busy_power_ratio=numbers.busy_power_ratio,
         silent_mount=str(mount) if mount else None,
         waits_for_mount=_waits_for(rounds, mount),
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from hangwatch import words
 from hangwatch.hang import activity
+from hangwatch.hang import frames as stack_frames
 from hangwatch.model import Group
 
 _SINGULAR = (("is ", "are "), ("waits ", "wait "), ("stands ", "stand "), ("sleeps", "sleep"))
@@ -14,11 +15,18 @@ _SINGULAR = (("is ", "are "), ("waits ", "wait "), ("stands ", "stand "), ("slee
 def does(group: Group, *, several: bool = False) -> str:
     """What the ranks of a group do: "is loading data (DataLoader)", for several "are loading data (DataLoader)"."""
     clause = activity.says(group.activity, group.operation)
+    if group.waits_for == "gpu" and activity.known(group.activity).waits_for != "gpu":
+        clause = f"waits for its GPU in {_innermost(group)}"  # by measurement, see `hang.motion`
     if several:
         for singular, plural in _SINGULAR:
             if clause.startswith(singular):
                 return plural + clause[len(singular) :].replace("its GPU", "their GPUs")
     return clause
+
+
+def _innermost(group: Group) -> str:
+    """The operation that is known, else the function in which it stands."""
+    return group.operation or (stack_frames.plain_name(group.frames[0].function) if group.frames else "its own code")
 
 
 def operations(groups: Iterable[Group]) -> str:

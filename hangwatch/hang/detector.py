@@ -49,11 +49,15 @@ Action: TypeAlias = TakeCapture | Transition
 
 
 class MotionCount(Value, frozen=True):
-    """What a capture found: how many ranks are frozen, moving, or could not be judged; `who` moves, in words."""
+    """What a capture found: how many ranks are frozen, moving, or could not be judged; `who` moves, in words.
+
+    `stacked` of them gave a stack.
+    """
 
     frozen: int
     moving: int
     unknown: int = 0
+    stacked: int = 0
     who: str = ""
 
     @property
@@ -232,7 +236,7 @@ def step(
 
 def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """Take the outcome of a capture that `step` asked for."""
-    saw_stacks = watch.saw_stacks or seen.frozen + seen.moving > 0
+    saw_stacks = watch.saw_stacks or seen.frozen + seen.moving + seen.stacked > 0
     watch = replace(watch, capturing=False, captured_at=now, saw_stacks=saw_stacks)
     if watch.state not in (JobState.SUSPECTED, JobState.HUNG, JobState.STALLED):
         return watch, ()

@@ -23,6 +23,7 @@ from hangwatch.model import (
     ProcessDump,
     RankDump,
     RankId,
+    Signature,
     Stack,
     Thread,
 )
@@ -51,15 +52,14 @@ def group_ranks(
     mount_holds_job = any(
         rank.waits_for_mount or any(worker.waits_for_mount for worker in rank.workers) for rank in ranks
     )
-    memory: dict[_Signature, Standing] = {}
+    memory: dict[_Places, Standing] = {}
     shown: dict[str, tuple[RankDump, _Answer]] = {}
     members: dict[str, list[Member]] = {}
     for rank in ranks:
         standings = [_standing(dump, table, memory) for dump in rank.rounds]
-        answer = _answer(rank, standings)
-        members.setdefault(answer.key, []).append(
-            _member(rank, answer, standings, table, settings, mount_holds_job=mount_holds_job)
-        )
+        measured = motion.measure(rank, standings, settings, mount_holds_job=mount_holds_job)
+        answer = _answer(rank, standings, measured)
+        members.setdefault(answer.key, []).append(_member(rank, answer, standings, measured))
         if answer.key not in shown or rank.id.sort_key() < shown[answer.key][0].id.sort_key():
             shown[answer.key] = (rank, answer)
     groups = (_group(key, tuple(found), *shown[key], table) for key, found in members.items())
@@ -97,7 +97,7 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
 
 
 _Identity = tuple[str | None, int | None, int | None, int | None]
-_Signature = tuple[tuple[bool, str | None, tuple[stack_frames.Place, ...]], ...]
+_Places = tuple[tuple[bool, str | None, tuple[stack_frames.Place, ...]], ...]
 
 
 class _Answer(NamedTuple):
@@ -119,55 +119,60 @@ def _identity(rank: RankId) -> _Identity:
     return rank.node, None, None, rank.pid
 
 
-def _standing(dump: ProcessDump, table: activity.Table, memory: dict[_Signature, Standing]) -> Standing | None:
+def _standing(dump: ProcessDump, table: activity.Table, memory: dict[_Places, Standing]) -> Standing | None:
     """Where a process stands in one round, None without a stack. Most ranks stand alike: each place is judged once."""
     if not any(thread.frames for thread in dump.threads):
         return None
-    signature = tuple(
+    places = tuple(
         (thread.is_main, thread.name, tuple((frame.function, frame.file) for frame in thread.frames))
         for thread in dump.threads
     )
-    if signature not in memory:
-        memory[signature] = find_standing(dump.threads, table)
-    return memory[signature]
+    if places not in memory:
+        memory[places] = find_standing(dump.threads, table)
+    return memory[places]
 
 
-def _answer(rank: RankDump, standings: Sequence[Standing | None]) -> _Answer:
+def _answer(rank: RankDump, standings: Sequence[Standing | None], measured: motion.Measured) -> _Answer:
     last = rank.rounds[-1] if rank.rounds else None
     if rank.gone or (last is not None and last.state in ENDED_STATES):
         return _Answer("gone", None, last, None, gone=True)
     for dump, standing in zip(reversed(rank.rounds), reversed(standings), strict=True):
         if standing is not None:
-            return _Answer(standing.key, standing, dump, None, gone=False)
+            judged = _by_measurement(standing, measured)
+            return _Answer(judged.key, judged, dump, None, gone=False)
     fault = (last.fault if last else None) or Fault(subject="rank", reason="NoStack", detail="no thread in the dump")
     return _Answer(f"undumpable:{fault.reason}:{fault.about}", None, last, fault, gone=False)
 
 
-def _member(
-    rank: RankDump,
-    answer: _Answer,
-    standings: Sequence[Standing | None],
-    table: activity.Table,
-    settings: config.Capture,
-    *,
-    mount_holds_job: bool,
-) -> Member:
-    moving, cpu_ratio, io_bytes_per_second = motion.measure(
-        rank, standings, table, settings, mount_holds_job=mount_holds_job
-    )
+def _by_measurement(standing: Standing, measured: motion.Measured) -> Standing:
+    """A rank that was measured behind its GPU waits for it, whatever its functions are called.
+
+    Those at the same place that were not are another group: one of them may be the one that is waited for.
+    """
+    if measured.signature is not Signature.BEHIND_GPU or standing.waits_for in ("ranks", "gpu"):
+        return standing
+    return standing._replace(key=f"{standing.key}-gpu", waits_for="gpu")
+
+
+def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None], measured: motion.Measured) -> Member:
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     return Member(
         id=rank.id,
-        motion=moving,
+        motion=measured.signature.motion,
+        signature=measured.signature,
         rounds=len(rank.rounds),
         waited_before=any(_comes(standing) for standing in standings[:-1] if standing),
         owns_gil=main.owns_gil if main else None,
         state=_state(rank.rounds),
         wchan=answer.dump.wchan if answer.dump else None,
-        cpu_ratio=cpu_ratio,
-        io_bytes_per_second=io_bytes_per_second,
+        cpu_ratio=measured.cpu_ratio,
+        io_bytes_per_second=measured.io_bytes_per_second,
+        main_cpu_ratio=measured.main.cpu_ratio,
+        switches_per_second=measured.main.switches,
+        awaited=measured.awaited,
         power_watts=rank.power_watts,
         utilization_ratio=rank.utilization_ratio,
+        busy_power_ratio=rank.busy_power_ratio,
         silent_mount=rank.silent_mount,
         waits_for_mount=rank.waits_for_mount,
     )

@@ -1,125 +1,326 @@
-"""Pure: did a rank make progress between the rounds of a capture?"""
+"""Pure: what does a rank do, by measurement? Names of functions decide nothing here.
+
+The signature of a rank is made of what changed between the rounds of a capture: lines, bytes, the time and the switches
+of its main thread, the power of its GPU. The thresholds, and what they were measured on: docs/verdicts.md.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from hangwatch import config
-from hangwatch.hang import activity
 from hangwatch.hang import frames as stack_frames
 from hangwatch.hang.standing import Standing
-from hangwatch.model import BLOCKED_STATES, ENDED_STATES, STOPPED_STATES, Frame, Motion, ProcessDump, RankDump
+from hangwatch.model import (
+    BLOCKED_STATES,
+    ENDED_STATES,
+    STOPPED_STATES,
+    Awaited,
+    ProcessDump,
+    RankDump,
+    Signature,
+    Thread,
+)
 
-_GPU_AT_WORK_RATIO = 0.5
+SPINNING_RATIO = 0.5  # of the time its main thread runs, or waits for a core
+POLLS_PER_SECOND = 0.35  # sleep(2) 0.5; a DataLoader's time-out, and queue.get(timeout=5), 0.2
+_FEWEST_POLLS = 2
+GPU_AT_WORK_RATIO = 0.75  # between the floor and the busy level of its own GPU
+_GPU_IN_KERNEL_RATIO = 0.5
 _ROUNDS_OF_SLEEP = 3
 _ASLEEP = frozenset("S") | BLOCKED_STATES | STOPPED_STATES
 
-Rate = tuple[float | None, float | None]
-"""CPU seconds per second, bytes per second; None where a counter is missing."""
+
+class Rates(NamedTuple):
+    """What processes used per second between the first and the last round; None where a counter is missing.
+
+    `cpu_ratio` is of one core, `io_bytes` those of files and sockets.
+    """
+
+    cpu_ratio: float | None
+    io_bytes: float | None
+
+
+class MainRates(NamedTuple):
+    """What the main thread did per second between the dumps: on a core, ready to run, giving the core away itself.
+
+    `polls`: it gave the core away in every interval, and often enough; `is_in_kernel`: there it spent most of its time.
+    """
+
+    cpu_ratio: float | None = None
+    runnable_ratio: float | None = None
+    switches: float | None = None
+    polls: bool = False
+    is_in_kernel: bool = False
+
+
+class Measured(NamedTuple):
+    """The signature of a rank with the numbers that made it, workers included in `cpu_ratio` and `io_bytes`."""
+
+    signature: Signature
+    cpu_ratio: float | None = None
+    io_bytes_per_second: float | None = None
+    main: MainRates = MainRates()
+    awaited: Awaited | None = None
 
 
 def measure(
     rank: RankDump,
     standings: Sequence[Standing | None],
-    table: activity.Table,
     settings: config.Capture,
     *,
     mount_holds_job: bool = False,
-) -> tuple[Motion, float | None, float | None]:
-    """Motion of one rank, its CPU use as a ratio of one core, and its I/O in bytes per second, workers included.
+) -> Measured:
+    """The signature of one rank; `standings` is where it stood in each round, None for a round without a stack.
 
-    `standings` is where it stood in each round, None for a round without a stack. A rank moves if its stack changed
-    between rounds, or if it stands in no wait (for ranks, for the GPU: there a core spins without progress) and CPU or
-    I/O of it or of its workers grew over the thresholds. A rank that cannot be dumped is frozen when the kernel says so
-    (`D` or `T` in every round, no CPU used). Where a file system under its program gives no answer, so that nobody can
-    dump it, it is also frozen when it slept through three rounds without CPU and I/O, or waits for that file system;
-    and with `mount_holds_job` (another rank of the job waits for it) when it spins without I/O, as one that waits for
-    ranks does. One round tells nothing; nor does a core that is busy at one line of an
-    evaluation or a step while the GPU is not.
+    One that cannot be dumped is stopped or blocked when the kernel says so (`T`, `D` in every round). Where a file
+    system under its program gives no answer, so that nobody can dump it, it is also blocked when it slept through three
+    rounds without CPU and I/O, or waits for that file system; and with `mount_holds_job` (another rank of the job waits
+    for it) when it spins without I/O, as one that waits for ranks does. One round tells nothing.
     """
-    own = _rate(rank.rounds)
-    workers = [_rate(worker.rounds) for worker in rank.workers]
-    cpu, io = _total(0, own, workers), _total(1, own, workers)
-    if rank.gone or (rank.rounds and rank.rounds[-1].state in ENDED_STATES):
-        return Motion.FROZEN, cpu, io
-    if len(rank.rounds) < 2:
-        return Motion.UNKNOWN, cpu, io
-    stood = [(dump, stand) for dump, stand in zip(rank.rounds, standings, strict=True) if stand is not None]
-    if not stood:
-        held = all(dump.state in STOPPED_STATES | BLOCKED_STATES for dump in rank.rounds)
-        idle = not _over(own[0], settings.motion_cpu_ratio)
-        still = (held and idle) or _stands_by_mount(rank, cpu, io, settings, mount_holds_job=mount_holds_job)
-        return (Motion.FROZEN if still else Motion.UNKNOWN), cpu, io
-    if len(stood) < 2:
-        return Motion.UNKNOWN, cpu, io
-    stacks = [() if stand.telling is None else dump.threads[stand.telling].frames for dump, stand in stood]
-    if any(_changed(before, after, table) for before, after in pairwise(stacks)):
-        return Motion.MOVING, cpu, io
-    busy = _over(cpu, settings.motion_cpu_ratio) or _over(io, settings.motion_io_bytes_per_second)
-    if not busy:
-        return Motion.FROZEN, cpu, io
-    _, last = stood[-1]
-    if last.waits_for not in {"ranks", "gpu"}:
-        return Motion.MOVING, cpu, io
-    return (Motion.UNKNOWN if _may_compute(rank, last, cpu, settings) else Motion.FROZEN), cpu, io
+    own = _rates(rank.rounds)
+    others = [*(_rates(worker.rounds) for worker in rank.workers), _children(rank.rounds)]
+    every = [own, *others]
+    total = Rates(_sum([one.cpu_ratio for one in every]), _sum([one.io_bytes for one in every]))
+    main = _main(rank.rounds)
+    awaited = _awaited(rank.rounds)
+    stood = [_Stood.of(dump, stand) for dump, stand in zip(rank.rounds, standings, strict=True) if stand is not None]
+    seen = _Seen(rank, stood, own, others, total, main, awaited, settings)
+    return Measured(_signature(seen, mount_holds_job=mount_holds_job), total.cpu_ratio, total.io_bytes, main, awaited)
 
 
-def _stands_by_mount(
-    rank: RankDump, cpu: float | None, io: float | None, settings: config.Capture, *, mount_holds_job: bool
-) -> bool:
-    """Whether a rank under whose program a file system is silent stands still by the kernel's counters."""
+class _Stood(NamedTuple):
+    """Where a process stood in one round: its program's own frames, what stands inside them, and whose the GIL was."""
+
+    own: tuple[_Line, ...]
+    installed: tuple[_Line, ...]
+    owns_gil: bool | None
+
+    @classmethod
+    def of(cls, dump: ProcessDump, stand: Standing) -> _Stood:
+        return cls.at(None if stand.telling is None else dump.threads[stand.telling])
+
+    @classmethod
+    def at(cls, thread: Thread | None) -> _Stood:
+        if thread is None:
+            return cls((), (), None)
+        cut = thread.installed_frames or 0
+        return cls(_lines(thread, cut, None), _lines(thread, 0, cut), thread.owns_gil)
+
+
+_Line = tuple[str, str, int | None]
+
+
+class _Seen(NamedTuple):
+    """All that was measured of one rank."""
+
+    rank: RankDump
+    stood: Sequence[_Stood]
+    own: Rates
+    others: Sequence[Rates]
+    total: Rates
+    main: MainRates
+    awaited: Awaited | None
+    settings: config.Capture
+
+    @property
+    def uses_cpu(self) -> bool:
+        """Whether any of its processes does."""
+        return _over(self.total.cpu_ratio, self.settings.motion_cpu_ratio)
+
+    def carries(self, rates: Rates) -> bool:
+        """Whether so much flows that it is work."""
+        return _over(rates.io_bytes, self.settings.motion_io_bytes_per_second)
+
+    def is_in(self, states: frozenset[str]) -> bool:
+        """Whether the kernel showed its main thread in these states in every round."""
+        return all(dump.state in states for dump in self.rank.rounds)
+
+    @property
+    def spins(self) -> bool:
+        """Whether its main thread runs all the time; of a process without counters of threads, whether the process."""
+        ratio = self.own.cpu_ratio if self.main.runnable_ratio is None else self.main.runnable_ratio
+        return ratio is not None and ratio >= SPINNING_RATIO
+
+
+def _signature(seen: _Seen, *, mount_holds_job: bool) -> Signature:
+    """The first that fits, from what is certain to what is left."""
+    rank, rounds = seen.rank, seen.rank.rounds
+    if rank.gone or (rounds and rounds[-1].state in ENDED_STATES):
+        return Signature.GONE
+    if len(rounds) < 2:
+        return Signature.UNKNOWN
+    if seen.is_in(STOPPED_STATES):
+        return Signature.STOPPED
+    if seen.is_in(BLOCKED_STATES) and _writes_back(rounds, seen.settings):
+        return Signature.TRANSFERS
+    if not seen.stood:
+        return _unseen(seen, mount_holds_job=mount_holds_job)
+    if len(seen.stood) < 2:
+        return Signature.UNKNOWN
+    return _by_stack(seen)
+
+
+def _by_stack(seen: _Seen) -> Signature:
+    if _computes(seen.stood, seen.main, seen.own, seen.settings):
+        return Signature.COMPUTES
+    if seen.carries(seen.own):
+        return Signature.TRANSFERS
+    if _over(seen.rank.busy_power_ratio, GPU_AT_WORK_RATIO):
+        return Signature.GPU_WORKS
+    if seen.is_in(BLOCKED_STATES) and not _over(seen.own.cpu_ratio, seen.settings.motion_cpu_ratio):
+        return Signature.BLOCKED
+    if _is_behind_gpu(seen):
+        return Signature.BEHIND_GPU
+    if any(_worker_computes(worker.rounds, seen.settings) for worker in seen.rank.workers):
+        return Signature.COMPUTES
+    if any(map(seen.carries, seen.others)):
+        return Signature.TRANSFERS
+    return _at_one_line(seen)
+
+
+def _at_one_line(seen: _Seen) -> Signature:
+    """Nothing changes and nothing flows: how does it wait?"""
+    if seen.spins:
+        return Signature.SPINS
+    if seen.main.polls:
+        return Signature.POLLS
+    if seen.uses_cpu:
+        return Signature.UNKNOWN
+    if seen.awaited is not None and not seen.awaited.is_lost:
+        return Signature.AWAITS_OUTSIDE
+    return Signature.BLOCKED
+
+
+def _is_behind_gpu(seen: _Seen) -> bool:
+    """Whether its GPU runs a kernel that does no work, while no Python of the telling thread runs."""
+    at_work = seen.rank.utilization_ratio
+    holds_gil = any(stood.owns_gil is True for stood in seen.stood)
+    return at_work is not None and at_work >= _GPU_IN_KERNEL_RATIO and not holds_gil
+
+
+def _unseen(seen: _Seen, *, mount_holds_job: bool) -> Signature:
+    """A rank without any stack: only the kernel's word tells."""
+    if seen.is_in(BLOCKED_STATES | STOPPED_STATES) and not _over(seen.own.cpu_ratio, seen.settings.motion_cpu_ratio):
+        return Signature.BLOCKED
+    rank, total = seen.rank, seen.total
     if rank.silent_mount is None or len(rank.rounds) < _ROUNDS_OF_SLEEP:
-        return False
-    if cpu is None or _over(io, settings.motion_io_bytes_per_second):
-        return False
-    asleep = all(dump.state in _ASLEEP for dump in rank.rounds) and not _over(cpu, settings.motion_cpu_ratio)
-    return rank.waits_for_mount or asleep or mount_holds_job
+        return Signature.UNKNOWN
+    if total.cpu_ratio is None or seen.carries(total):
+        return Signature.UNKNOWN
+    asleep = seen.is_in(_ASLEEP) and not seen.uses_cpu
+    return Signature.BLOCKED if rank.waits_for_mount or asleep or mount_holds_job else Signature.UNKNOWN
 
 
-def _may_compute(rank: RankDump, stand: Standing, cpu: float | None, settings: config.Capture) -> bool:
-    """Whether a rank at one line of its evaluation or step may be computing there, in a long call into C.
+def _computes(stood: Sequence[_Stood], main: MainRates, rates: Rates, settings: config.Capture) -> bool:
+    """Whether lines of the program changed; or lines inside of it, while it computed.
 
-    Behind the GPU's queue a core spins as well, but then the GPU shows work. One that hardly does is not waited for.
+    What a library's loop does inside one line of the program may be no more than polling: that takes no time, or the
+    kernel's.
     """
-    if not activity.known(stand.doing.activity).may_compute or rank.utilization_ratio is None:
+    if any(before.own != after.own for before, after in pairwise(stood)):
+        return True
+    if all(before.installed == after.installed for before, after in pairwise(stood)):
         return False
-    return _over(cpu, settings.motion_cpu_ratio) and rank.utilization_ratio < _GPU_AT_WORK_RATIO
+    return _over(rates.cpu_ratio, settings.motion_cpu_ratio) and not main.polls and not main.is_in_kernel
 
 
-def _changed(before: Sequence[Frame], after: Sequence[Frame], table: activity.Table) -> bool:
-    """Whether two stacks of one thread differ. What a wait for ranks does inside (polling) does not count."""
-    first, second = table.match(before), table.match(after)
-    if first.doing.waits and first.doing == second.doing:
-        return _lines(before[first.depth + 1 :]) != _lines(after[second.depth + 1 :])
-    return _lines(before) != _lines(after)
+def _worker_computes(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:
+    threads = [stack_frames.main_thread(dump.threads) or next(iter(dump.threads), None) for dump in rounds]
+    stood = [_Stood.at(thread) for thread in threads if thread is not None and thread.frames]
+    return _computes(stood, _main(rounds), _rates(rounds), settings)
 
 
-def _lines(frames: Sequence[Frame]) -> tuple[tuple[str, str, int | None], ...]:
+def _lines(thread: Thread, begin: int, end: int | None) -> tuple[_Line, ...]:
     return tuple(
         (frame.function, frame.file, frame.line)
-        for frame in frames
+        for frame in thread.frames[begin:end]
         if not stack_frames.is_native(frame.function, frame.file)
     )
 
 
-def _rate(rounds: Sequence[ProcessDump]) -> Rate:
-    if len(rounds) < 2:
-        return None, None
+def _writes_back(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:
+    """Whether what a process waits for in a write is being written: by the device of the file, else by the node."""
     first, last = rounds[0], rounds[-1]
     seconds = last.taken_monotonic_seconds - first.taken_monotonic_seconds
     if seconds <= 0:
-        return None, None
-    return _growth(first.cpu_seconds, last.cpu_seconds, seconds), _growth(first.io_bytes, last.io_bytes, seconds)
+        return False
+    least = settings.motion_io_bytes_per_second
+    if first.device_bytes is not None and last.device_bytes is not None:
+        return (last.device_bytes - first.device_bytes) / seconds > least
+    if first.dirty_bytes is not None and last.dirty_bytes is not None:
+        return (first.dirty_bytes - last.dirty_bytes) / seconds > least
+    return False
+
+
+def _awaited(rounds: Sequence[ProcessDump]) -> Awaited | None:
+    """Whom outside of the job it waits for, in every round."""
+    found = [dump.awaited for dump in rounds]
+    return found[-1] if found and None not in found else None
+
+
+def _main(rounds: Sequence[ProcessDump]) -> MainRates:
+    """Between the dumps: from after the one to before the next, since a dump makes switches of its own."""
+    spans = [(one.main_after, two.main_before) for one, two in pairwise(rounds)]
+    known = [(after, before) for after, before in spans if after is not None and before is not None]
+    seconds = sum(two.read_monotonic_seconds - one.read_monotonic_seconds for one, two in known)
+    if seconds <= 0:
+        return MainRates()
+    cpu = sum(max(0.0, two.cpu_seconds - one.cpu_seconds) for one, two in known)
+    system = sum((two.system_seconds or 0.0) - (one.system_seconds or 0.0) for one, two in known)
+    delay = sum((two.delay_seconds or 0.0) - (one.delay_seconds or 0.0) for one, two in known)
+    switches = [
+        two.voluntary_switches - one.voluntary_switches
+        for one, two in known
+        if one.voluntary_switches is not None and two.voluntary_switches is not None
+    ]
+    often = sum(switches) >= max(_FEWEST_POLLS, POLLS_PER_SECOND * seconds)
+    return MainRates(
+        cpu_ratio=cpu / seconds,
+        runnable_ratio=(cpu + max(0.0, delay)) / seconds,
+        switches=sum(switches) / seconds if switches else None,
+        polls=often and min(switches) > 0,
+        is_in_kernel=system > cpu / 2,
+    )
+
+
+def _rates(rounds: Sequence[ProcessDump]) -> Rates:
+    seconds = _seconds(rounds)
+    if seconds is None:
+        return Rates(None, None)
+    first, last = rounds[0], rounds[-1]
+    files, sockets = (first.io_bytes, last.io_bytes), (first.socket_bytes, last.socket_bytes)
+    carried = _sum([_growth(*files, seconds), _growth(*sockets, seconds)])
+    return Rates(_growth(first.cpu_seconds, last.cpu_seconds, seconds), carried)
+
+
+def _children(rounds: Sequence[ProcessDump]) -> Rates:
+    seconds = _seconds(rounds)
+    if seconds is None:
+        return Rates(None, None)
+    first, last = rounds[0], rounds[-1]
+    return Rates(
+        _growth(first.children_cpu_seconds, last.children_cpu_seconds, seconds),
+        _growth(first.children_bytes, last.children_bytes, seconds),
+    )
+
+
+def _seconds(rounds: Sequence[ProcessDump]) -> float | None:
+    if len(rounds) < 2:
+        return None
+    seconds = rounds[-1].taken_monotonic_seconds - rounds[0].taken_monotonic_seconds
+    return seconds if seconds > 0 else None
 
 
 def _growth(first: float | None, last: float | None, seconds: float) -> float | None:
     return None if first is None or last is None else max(0.0, last - first) / seconds
 
 
-def _total(index: int, own: Rate, workers: Sequence[Rate]) -> float | None:
-    known = [rate[index] for rate in (own, *workers) if rate[index] is not None]
-    return sum(value for value in known if value is not None) if known else None
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _over(value: float | None, limit: float) -> bool:

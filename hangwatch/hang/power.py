@@ -7,6 +7,7 @@ there may be a plain line, a share of the power limit, which asks neither what t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
 
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from hangwatch.model import GpuSample, Value
 SMOOTHING_SAMPLES = 5  # a median of five: one odd sample neither starts nor ends a quiet time
 BUCKETS = 60  # the busy window is kept and forgotten in sixtieths
 BUSY_QUANTILE = 0.9
+NARROWEST_WATTS = 20.0  # between idle and work: less is noise
 
 
 class GpuPower(Value, frozen=True):
@@ -165,3 +167,25 @@ def idle_levels(
         old = levels.get(sample.uuid, watts)
         levels[sample.uuid] = old + 0.1 * (watts - old)
     return levels
+
+
+class GpuLevels(Value, frozen=True):
+    """What a GPU draws doing nothing, and doing this job's work, in watts."""
+
+    floor_watts: float
+    busy_watts: float
+
+    def ratio(self, watts: float) -> float | None:
+        """Where so much power lies between the two, as 0 to 1; None where they are too close to tell."""
+        width = self.busy_watts - self.floor_watts
+        return (watts - self.floor_watts) / width if width >= NARROWEST_WATTS else None
+
+
+def gpu_levels(gpus: Mapping[str, GpuPower], settings: Detector) -> dict[str, GpuLevels]:
+    """The levels of each GPU that has a history at work, by uuid."""
+    floors = {uuid: floor_watts(gpu, settings) for uuid, gpu in gpus.items()}
+    return {
+        uuid: GpuLevels(floor_watts=floor, busy_watts=gpu.busy_watts)
+        for uuid, gpu in gpus.items()
+        if (floor := floors[uuid]) is not None and gpu.busy_watts is not None
+    }

@@ -15,8 +15,10 @@ from hangwatch.board import Snapshot
 from hangwatch.config import Settings
 from hangwatch.hang import activity
 from hangwatch.hang.detector import TakeCapture, Transition
+from hangwatch.hang.power import gpu_levels
 from hangwatch.look import Look, judged
 from hangwatch.model import (
+    Awaited,
     Capture,
     Fault,
     Frame,
@@ -31,6 +33,7 @@ from hangwatch.model import (
     RankId,
     SamplerStatus,
     Thread,
+    ThreadCounters,
     Verdict,
     spans,
 )
@@ -43,7 +46,11 @@ UNIX_START = 1_700_000_000.0
 
 @dataclass(frozen=True)
 class Doing:
-    """What a rank does: stacks that it alternates between (innermost frame first), what its GPU and its process show."""
+    """What a rank does: stacks that it alternates between (innermost frame first), what its GPU and its process show.
+
+    `main_cpu_ratio` and `switches_per_second` are those of the main thread; a spinning one switches hardly. Of a rank in
+    a write `device_bytes_per_second` flow to the device.
+    """
 
     stacks: tuple[tuple[str, ...], ...]
     watts: float
@@ -51,6 +58,12 @@ class Doing:
     cpu_ratio: float = 0.0
     io_bytes_per_second: float = 0.0
     state: str = "S"
+    main_cpu_ratio: float | None = None
+    switches_per_second: float = 0.0
+    socket_bytes_per_second: float = 0.0
+    device_bytes_per_second: float | None = None
+    awaited: Awaited | None = None
+    owns_gil: bool | None = None
 
     def frames(self, round_number: int) -> tuple[Frame, ...]:
         """The stack in one round of a capture."""
@@ -149,9 +162,15 @@ class Played:
     captures: int = 0
 
 
-def play(node: Node, seconds: float, settings: Settings = SETTINGS, seed: int = 0) -> dict[str, Played]:
+def play(
+    node: Node,
+    seconds: float,
+    settings: Settings = SETTINGS,
+    seed: int = 0,
+    activities: activity.Table | None = None,
+) -> dict[str, Played]:
     """Run the detector over `seconds` of virtual time; the outcome of each job by its id."""
-    daemon = _Daemon(node, settings, seed)
+    daemon = _Daemon(node, settings, seed, activities)
     for t in range(int(seconds)):
         daemon.second(float(t))
     return daemon.played
@@ -160,17 +179,21 @@ def play(node: Node, seconds: float, settings: Settings = SETTINGS, seed: int = 
 class _Daemon:
     """The daemon's beats without its threads."""
 
-    def __init__(self, node: Node, settings: Settings, seed: int) -> None:
+    def __init__(self, node: Node, settings: Settings, seed: int, activities: activity.Table | None) -> None:
         self.node = node
         self.settings = settings
         self.played = {job_id: Played() for job_id, _ in node.jobs}
         self._snapshot = Snapshot()
         self._noise = random.Random(seed)
-        self._activities = activity.load(settings.activities.rules)
+        self._activities = activity.load(settings.activities.rules) if activities is None else activities
         self._wanted: list[TakeCapture] = []
         self._taking: _Taking | None = None
         self._cpu_seconds = dict.fromkeys(node.gpus, 0.0)
+        self._main_cpu_seconds = dict.fromkeys(node.gpus, 0.0)
+        self._switches = dict.fromkeys(node.gpus, 0.0)
         self._io_bytes = dict.fromkeys(node.gpus, 0.0)
+        self._socket_bytes = dict.fromkeys(node.gpus, 0.0)
+        self._device_bytes = dict.fromkeys(node.gpus, 0.0)
 
     def second(self, t: float) -> None:
         self._count(t)
@@ -193,7 +216,11 @@ class _Daemon:
             doing = self.node.doing(gpu, t)
             if doing is not None:
                 self._cpu_seconds[gpu] += doing.cpu_ratio
+                self._main_cpu_seconds[gpu] += doing.cpu_ratio if doing.main_cpu_ratio is None else doing.main_cpu_ratio
+                self._switches[gpu] += doing.switches_per_second
                 self._io_bytes[gpu] += doing.io_bytes_per_second
+                self._socket_bytes[gpu] += doing.socket_bytes_per_second
+                self._device_bytes[gpu] += doing.device_bytes_per_second or 0.0
 
     def _discover(self, t: float) -> None:
         self._snapshot, actions = progress.discovered(self._snapshot, self.node.found_jobs(t), t, UNIX_START + t)
@@ -219,7 +246,18 @@ class _Daemon:
         doing = self.node.doing(gpu, t)
         if doing is None:
             return ProcessDump(taken_monotonic_seconds=t)
-        main = Thread(name="MainThread", thread_id=str(1000 + gpu), frames=doing.frames(round_number), is_main=True)
+        main = Thread(
+            name="MainThread",
+            thread_id=str(1000 + gpu),
+            frames=doing.frames(round_number),
+            owns_gil=doing.owns_gil,
+            is_main=True,
+        )
+        counters = ThreadCounters(
+            read_monotonic_seconds=t,
+            cpu_seconds=self._main_cpu_seconds[gpu],
+            voluntary_switches=int(self._switches[gpu]),
+        )
         return ProcessDump(
             taken_monotonic_seconds=t,
             threads=(main,),
@@ -227,6 +265,11 @@ class _Daemon:
             state_after=doing.state,
             cpu_seconds=self._cpu_seconds[gpu],
             io_bytes=int(self._io_bytes[gpu]),
+            main_before=counters,
+            main_after=counters,
+            socket_bytes=int(self._socket_bytes[gpu]),
+            awaited=doing.awaited,
+            device_bytes=None if doing.device_bytes_per_second is None else int(self._device_bytes[gpu]),
         )
 
     def _look(self, taking: _Taking, t: float) -> Look:
@@ -246,12 +289,16 @@ class _Daemon:
     def _rank_dump(self, gpu: int, rank: int, taking: _Taking, t: float) -> RankDump:
         doing = self.node.doing(gpu, t)
         lost = doing is None or self.node.lost(gpu, t)
+        watched = self._snapshot.jobs.get(taking.job_id)
+        levels = gpu_levels(watched.watch.gpus, self.settings.detector) if watched else {}
+        level = levels.get(f"GPU-{gpu}")
         return RankDump(
             id=RankId(node=NODE, rank=rank, local_rank=rank, pid=self.node.process(gpu, t).pid),
             rounds=() if doing is None else tuple(one[gpu] for one in taking.rounds),
             gone=doing is None,
             power_watts=None if lost else doing.watts,
             utilization_ratio=None if lost else doing.utilization_ratio,
+            busy_power_ratio=None if lost or level is None else level.ratio(doing.watts),
         )
 
     def _note(self, actions: Iterable[Action], t: float) -> None:

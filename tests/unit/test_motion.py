@@ -1,4 +1,4 @@
-"""Frozen or moving: what changes between rounds is progress, what spins is not."""
+"""What a rank does, by measurement: the names of its functions decide nothing."""
 
 from __future__ import annotations
 
@@ -6,19 +6,31 @@ import pytest
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.hang import activity, motion
+from hangwatch.hang import motion
+from hangwatch.hang.activity import Table
 from hangwatch.hang.standing import find_standing
-from hangwatch.model import Fault, Frame, Motion, ProcessDump, RankDump, RankId, Thread, WorkerDump
+from hangwatch.model import (
+    Awaited,
+    Fault,
+    Frame,
+    Motion,
+    ProcessDump,
+    RankDump,
+    RankId,
+    Signature,
+    Thread,
+    ThreadCounters,
+    WorkerDump,
+)
 
-TABLE = activity.load()
+NO_NAMES = Table(())
 SETTINGS = config.Capture()
 FAILED = Fault(subject="pid 1", reason="Timeout", detail="no stacks within 5 s")
-WAIT = ["all_reduce (torch/distributed/distributed_c10d.py:2501)", "train (train.py:50)"]
-POLL = ["sched_yield (vllm/distributed/utils.py:40)", "acquire_read (vllm/distributed/device_communicators/shm_broadcast.py:674)", "dequeue (vllm/distributed/device_communicators/shm_broadcast.py:755)", "worker_busy_loop (vllm/v1/executor/multiproc_executor.py:963)"]  # fmt: skip
-POLL_ELSEWHERE = ["acquire_read (vllm/distributed/device_communicators/shm_broadcast.py:680)", *POLL[2:]]
-LOAD = ["wait (threading.py:302)", "get (queue.py:170)", "_try_get_data (torch/utils/data/dataloader.py:1011)", "train (train.py:35)"]  # fmt: skip
-SYNC = ["synchronize (torch/cuda/__init__.py:1083)", "train (train.py:60)"]
-COUNT = ["count (mine.py:7)", "train (train.py:30)"]
+HERE = ["step (mine.py:7)", "go (mine.py:30)"]
+THERE = ["step (mine.py:8)", HERE[1]]
+INSIDE = ["poll (library.py:40)", *HERE]
+ELSEWHERE_INSIDE = ["poll (library.py:44)", *HERE]
+HTTP = Awaited(who="10.0.0.9 port 8000")
 
 
 def frames(lines: list[str]) -> tuple[Frame, ...]:
@@ -30,70 +42,177 @@ def frames(lines: list[str]) -> tuple[Frame, ...]:
     return tuple(found)
 
 
-def measure(found: RankDump, settings: config.Capture) -> tuple[Motion, float | None, float | None]:
+def measure(found: RankDump, settings: config.Capture = SETTINGS) -> motion.Measured:
     standings = [
-        find_standing(dump.threads, TABLE) if any(thread.frames for thread in dump.threads) else None
+        find_standing(dump.threads, NO_NAMES) if any(thread.frames for thread in dump.threads) else None
         for dump in found.rounds
     ]
-    return motion.measure(found, standings, TABLE, settings)
+    return motion.measure(found, standings, settings)
 
 
-def dumps(stacks: list[list[str]], cpu: float = 0.0, io: float = 0.0, state: str = "S") -> tuple[ProcessDump, ...]:
-    """Rounds 5 s apart; `cpu` in cores, `io` in bytes per second. An empty stack is a dump that failed."""
+def dumps(
+    stacks: list[list[str]],
+    cpu: float = 0.0,
+    io: float = 0.0,
+    state: str = "S",
+    *,
+    main: float | None = None,
+    system: float = 0.0,
+    delay: float = 0.0,
+    switches: float = 0.0,
+    dump_switches: int = 0,
+    gil: bool | None = None,
+    **more: object,
+) -> tuple[ProcessDump, ...]:
+    """Rounds 5 s apart; `cpu` and what is said of the main thread in cores, bytes and switches per second.
+
+    An empty stack is a dump that failed. `dump_switches` are made by each dump itself. Of what is in `more` a number is
+    per second.
+    """
+    main = cpu if main is None else main
+
+    def counters(number: int, dumped: int) -> ThreadCounters:
+        at = 5.0 * number
+        return ThreadCounters(
+            read_monotonic_seconds=at,
+            cpu_seconds=main * at,
+            system_seconds=system * at,
+            delay_seconds=delay * at,
+            voluntary_switches=int(switches * at) + dump_switches * dumped,
+        )
+
     return tuple(
         ProcessDump(
             taken_monotonic_seconds=5.0 * number,
-            threads=(Thread(name="MainThread", thread_id="1", frames=frames(lines), is_main=True),) if lines else (),
+            threads=(
+                Thread(
+                    name="MainThread",
+                    thread_id="1",
+                    frames=frames(lines),
+                    owns_gil=gil,
+                    is_main=True,
+                    installed_frames=sum("library" in line for line in lines),
+                ),
+            )
+            if lines
+            else (),
             fault=None if lines else FAILED,
             state=state,
             cpu_seconds=100.0 + 5.0 * number * cpu,
             io_bytes=int(5.0 * number * io),
+            main_before=counters(number, number),
+            main_after=counters(number, number + 1),
+            **{
+                name: int(1e9 + 5.0 * number * value) if isinstance(value, (int, float)) else value
+                for name, value in more.items()
+            },
         )
         for number, lines in enumerate(stacks)
     )
 
 
-def rank(rounds: tuple[ProcessDump, ...], worker: tuple[ProcessDump, ...] = (), gone: bool = False) -> RankDump:
+def rank(
+    rounds: tuple[ProcessDump, ...],
+    worker: tuple[ProcessDump, ...] = (),
+    gone: bool = False,
+    use: float | None = None,
+    power: float | None = None,
+) -> RankDump:
+    """`use` is the utilisation of its GPU, `power` lies between its idle level and its busy one."""
     workers = (WorkerDump(pid=2, comm="pt_data_worker", rounds=worker),) if worker else ()
-    return RankDump(id=RankId(rank=0), rounds=rounds, workers=workers, gone=gone)
+    return RankDump(
+        id=RankId(rank=0), rounds=rounds, workers=workers, gone=gone, utilization_ratio=use, busy_power_ratio=power
+    )
 
 
-def moved(found: RankDump) -> Motion:
-    return measure(found, SETTINGS)[0]
+STILL = [HERE] * 3
+SPINNING = dumps(STILL, cpu=1.0)
 
 
 @pytest.mark.parametrize(
     ("name", "found", "expected"),
     [
-        ("one round tells nothing", rank(dumps([WAIT])), Motion.UNKNOWN),
-        ("no round tells nothing", rank(()), Motion.UNKNOWN),
-        ("a wait that spins is frozen", rank(dumps([WAIT] * 3, cpu=1.0)), Motion.FROZEN),
-        ("a wait that polls is frozen", rank(dumps([POLL, POLL_ELSEWHERE, POLL], cpu=1.0)), Motion.FROZEN),
-        ("the next collective of the same kind is progress",
-         rank(dumps([WAIT, [WAIT[0], "train (train.py:70)"]])), Motion.MOVING),
-        ("from one operation to another is progress", rank(dumps([WAIT, LOAD, LOAD])), Motion.MOVING),
-        ("a GPU synchronisation that spins is frozen", rank(dumps([SYNC] * 3, cpu=1.0)), Motion.FROZEN),
-        ("I/O beside a wait is no progress", rank(dumps([WAIT] * 3, io=1e7)), Motion.FROZEN),
-        ("a loader without data is frozen", rank(dumps([LOAD] * 3, cpu=0.001)), Motion.FROZEN),
-        ("a loader whose worker computes moves", rank(dumps([LOAD] * 3), dumps([COUNT] * 3, cpu=0.5)), Motion.MOVING),
-        ("a loader whose worker reads moves", rank(dumps([LOAD] * 3), dumps([COUNT] * 3, io=1e6)), Motion.MOVING),
-        ("a loader whose worker is stuck is frozen", rank(dumps([LOAD] * 3), dumps([COUNT] * 3)), Motion.FROZEN),
-        ("a Python loop at one line moves by its CPU time", rank(dumps([COUNT] * 3, cpu=1.0)), Motion.MOVING),
-        ("a Python loop moves by its lines", rank(dumps([COUNT, ["count (mine.py:8)", COUNT[1]]])), Motion.MOVING),
-        ("native frames that spin are no motion",
-         rank(dumps([["0x7f01 (libcuda.so)", *SYNC], ["poll (libc.so.6)", *SYNC]], cpu=1.0)), Motion.FROZEN),
-        ("undumpable in D", rank(dumps([[], []], state="D")), Motion.FROZEN),
-        ("undumpable and stopped", rank(dumps([[], []], state="T")), Motion.FROZEN),
-        ("undumpable in D, yet it used CPU", rank(dumps([[], []], cpu=0.5, state="D")), Motion.UNKNOWN),
-        ("undumpable and running", rank(dumps([[], []], cpu=0.5, state="R")), Motion.UNKNOWN),
-        ("one dump of three is no comparison", rank(dumps([[], LOAD, []])), Motion.UNKNOWN),
-        ("gone", rank((), gone=True), Motion.FROZEN),
-        ("a zombie", rank(dumps([WAIT, WAIT], state="Z")), Motion.FROZEN),
+        ("one round tells nothing", rank(dumps([HERE])), Signature.UNKNOWN),
+        ("no round tells nothing", rank(()), Signature.UNKNOWN),
+        ("gone", rank((), gone=True), Signature.GONE),
+        ("a zombie", rank(dumps([HERE, HERE], state="Z")), Signature.GONE),
+        ("stopped", rank(dumps(STILL, state="T")), Signature.STOPPED),
+        ("stopped by a tracer, and undumpable", rank(dumps([[], []], state="t")), Signature.STOPPED),
+        ("blocked", rank(dumps(STILL)), Signature.BLOCKED),
+        ("blocked in D", rank(dumps(STILL, state="D")), Signature.BLOCKED),
+        ("undumpable in D", rank(dumps([[], []], state="D")), Signature.BLOCKED),
+        ("undumpable in D, yet it used CPU", rank(dumps([[], []], cpu=0.5, state="D")), Signature.UNKNOWN),
+        ("undumpable and running", rank(dumps([[], []], cpu=0.5, state="R")), Signature.UNKNOWN),
+        ("one dump of three is no comparison", rank(dumps([[], HERE, []])), Signature.UNKNOWN),
+        ("lines of the program changed", rank(dumps([HERE, HERE, THERE])), Signature.COMPUTES),
+        ("lines of a library changed, and it computed",
+         rank(dumps([INSIDE, ELSEWHERE_INSIDE], cpu=0.5)), Signature.COMPUTES),
+        ("lines of a library changed, in no time",
+         rank(dumps([INSIDE, ELSEWHERE_INSIDE], cpu=0.005)), Signature.BLOCKED),
+        ("lines of a library changed, and it polls",
+         rank(dumps([INSIDE, ELSEWHERE_INSIDE], cpu=0.05, switches=20.0)), Signature.POLLS),
+        ("lines of a library changed, in the kernel's time",
+         rank(dumps([INSIDE, ELSEWHERE_INSIDE], cpu=1.0, system=0.7)), Signature.SPINS),
+        ("native frames that change are no lines",
+         rank(dumps([["0x7f01 (libcuda.so)", *HERE], ["poll (libc.so.6)", *HERE]])), Signature.BLOCKED),
+        ("reads or writes files", rank(dumps(STILL, io=1e6)), Signature.TRANSFERS),
+        ("receives 400 kB/s into memory", rank(dumps(STILL, socket_bytes=4e5)), Signature.TRANSFERS),
+        ("asks the store of the job once a second", rank(dumps(STILL, socket_bytes=2e4)), Signature.BLOCKED),
+        ("its GPU works", rank(SPINNING, use=1.0, power=0.8), Signature.GPU_WORKS),
+        ("spins behind its GPU", rank(SPINNING, use=1.0, power=0.1), Signature.BEHIND_GPU),
+        ("spins behind its GPU, whose busy level nobody knows", rank(SPINNING, use=1.0), Signature.BEHIND_GPU),
+        ("is blocked behind its GPU, and another of its threads spins",
+         rank(dumps(STILL, cpu=1.0, main=0.0), use=1.0, power=0.1), Signature.BEHIND_GPU),
+        ("polls behind its GPU", rank(dumps(STILL, switches=50.0), use=1.0, power=0.1), Signature.BEHIND_GPU),
+        ("behind its GPU, its loader works ahead",
+         rank(SPINNING, dumps([HERE, THERE], cpu=0.5), use=1.0, power=0.1), Signature.BEHIND_GPU),
+        ("behind its GPU, and bytes flow through its own connections",
+         rank(dumps(STILL, cpu=1.0, socket_bytes=1e7), use=1.0, power=0.1), Signature.TRANSFERS),
+        ("blocked in D while its GPU waits", rank(dumps(STILL, state="D"), use=1.0, power=0.1), Signature.BLOCKED),
+        ("holds the GIL while its GPU waits",
+         rank(dumps(STILL, cpu=1.0, gil=True), use=1.0, power=0.1), Signature.SPINS),
+        ("spins, its GPU idle", rank(SPINNING, use=0.0, power=0.0), Signature.SPINS),
+        ("spins, nothing is known of its GPU", rank(SPINNING), Signature.SPINS),
+        ("spins on a machine without a core to spare", rank(dumps(STILL, cpu=0.01, delay=0.97)), Signature.SPINS),
+        ("sleeps for two seconds again and again", rank(dumps(STILL, switches=0.5)), Signature.POLLS),
+        ("wakes every five seconds, as a DataLoader does", rank(dumps(STILL, switches=0.2)), Signature.BLOCKED),
+        ("our own dumps are no polling", rank(dumps(STILL, dump_switches=9)), Signature.BLOCKED),
+        ("another thread computes, nobody knows what", rank(dumps(STILL, cpu=0.3, main=0.0)), Signature.UNKNOWN),
+        ("a loader without data", rank(dumps(STILL), dumps(STILL)), Signature.BLOCKED),
+        ("a loader whose worker computes", rank(dumps(STILL), dumps([HERE, THERE])), Signature.COMPUTES),
+        ("a loader whose worker uses a core at one line", rank(dumps(STILL), SPINNING), Signature.UNKNOWN),
+        ("a loader whose worker reads", rank(dumps(STILL), dumps(STILL, io=1e6)), Signature.TRANSFERS),
+        ("waits for a child that copies", rank(dumps(STILL, children_bytes=1e6)), Signature.TRANSFERS),
+        ("waits for a child that computes",
+         rank(dumps(STILL, children_cpu_seconds=1.0)), Signature.UNKNOWN),
+        ("waits for an HTTP server", rank(dumps(STILL, awaited=HTTP)), Signature.AWAITS_OUTSIDE),
+        ("waits for an HTTP server that is gone",
+         rank(dumps(STILL, awaited=structs.replace(HTTP, is_lost=True))), Signature.BLOCKED),
+        ("in fsync, and the device writes",
+         rank(dumps(STILL, state="D", device_bytes=1e7)), Signature.TRANSFERS),
+        ("in fsync, and the device is still, whatever others write",
+         rank(dumps(STILL, state="D", device_bytes=0, dirty_bytes=-1e7)), Signature.BLOCKED),
+        ("in fsync of a file without a device, and what is dirty falls",
+         rank(dumps([[], []], state="D", dirty_bytes=-1e7)), Signature.TRANSFERS),
+        ("in fsync of a file without a device, and more is dirty",
+         rank(dumps(STILL, state="D", dirty_bytes=1e7)), Signature.BLOCKED),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_motion(name: str, found: RankDump, expected: Motion) -> None:
-    assert moved(found) is expected, name
+def test_signature(name: str, found: RankDump, expected: Signature) -> None:
+    assert measure(found).signature is expected, name
+
+
+@pytest.mark.parametrize(
+    ("expected", "signatures"),
+    [
+        (Motion.FROZEN, {"gone", "stopped", "blocked", "behind_gpu"}),
+        (Motion.MOVING, {"computes", "transfers", "gpu_works"}),
+        (Motion.UNKNOWN, {"spins", "polls", "awaits_outside", "unknown"}),
+    ],
+)
+def test_motion_follows_from_the_signature(expected: Motion, signatures: set[str]) -> None:
+    assert {one.value for one in Signature if one.motion is expected} == signatures
 
 
 SILENT = "/mnt/jfs (fuse.juicefs)"
@@ -121,42 +240,28 @@ def shut(
     ],
 )
 def test_a_rank_that_a_silent_mount_hides(name: str, found: RankDump, mount_holds_job: bool, expected: Motion) -> None:
-    measured = motion.measure(found, [None] * len(found.rounds), TABLE, SETTINGS, mount_holds_job=mount_holds_job)
-    assert measured[0] is expected, name
+    measured = motion.measure(found, [None] * len(found.rounds), SETTINGS, mount_holds_job=mount_holds_job)
+    assert measured.signature.motion is expected, name
 
 
-def test_rates_count_the_workers() -> None:
-    found = rank(dumps([LOAD] * 3, cpu=0.25, io=1000.0), dumps([COUNT] * 3, cpu=0.5, io=2000.0))
-    _, cpu_ratio, io_bytes_per_second = measure(found, SETTINGS)
-    assert cpu_ratio == pytest.approx(0.75)
-    assert io_bytes_per_second == pytest.approx(3000.0)
+def test_rates_count_the_workers_and_sockets() -> None:
+    found = rank(dumps(STILL, cpu=0.25, io=1000.0, socket_bytes=500), dumps(STILL, cpu=0.5, io=2000.0))
+    measured = measure(found)
+    assert measured.cpu_ratio == pytest.approx(0.75)
+    assert measured.io_bytes_per_second == pytest.approx(3500.0)
 
 
-def test_counters_that_are_missing_stay_unknown() -> None:
-    rounds = tuple(ProcessDump(taken_monotonic_seconds=float(n), threads=dumps([LOAD])[0].threads) for n in range(2))
-    assert measure(rank(rounds), SETTINGS) == (Motion.FROZEN, None, None)
+def test_without_any_counter_a_line_that_stays_is_blocked() -> None:
+    rounds = tuple(ProcessDump(taken_monotonic_seconds=float(n), threads=dumps([HERE])[0].threads) for n in range(2))
+    assert measure(rank(rounds)) == motion.Measured(Signature.BLOCKED)
+
+
+def test_without_counters_of_threads_those_of_the_process_tell() -> None:
+    rounds = tuple(structs.replace(dump, main_before=None, main_after=None) for dump in SPINNING)
+    assert measure(rank(rounds)).signature is Signature.SPINS
 
 
 def test_thresholds_come_from_the_configuration() -> None:
-    found = rank(dumps([COUNT] * 2, cpu=0.1))
-    assert measure(found, config.Capture(motion_cpu_ratio=0.05))[0] is Motion.MOVING
-    assert measure(found, config.Capture(motion_cpu_ratio=0.2))[0] is Motion.FROZEN
-
-
-@pytest.mark.parametrize(
-    ("stack", "cpu", "gpu", "expected"),
-    [
-        (["evaluate (metrics.py:9)", "train (train.py:30)"], 1.0, 0.3, Motion.UNKNOWN),
-        (["evaluate (metrics.py:9)", "train (train.py:30)"], 1.0, 1.0, Motion.FROZEN),
-        (["evaluate (metrics.py:9)", "train (train.py:30)"], 1.0, None, Motion.FROZEN),
-        (["evaluate (metrics.py:9)", "train (train.py:30)"], 0.0, 0.0, Motion.FROZEN),
-        (["train (train.py:30)"], 1.0, 0.0, Motion.UNKNOWN),
-        (SYNC, 1.0, 0.0, Motion.FROZEN),
-        (WAIT, 1.0, 0.0, Motion.FROZEN),
-    ],
-)
-def test_a_busy_core_beside_an_idle_gpu_may_be_computing(
-    stack: list[str], cpu: float, gpu: float | None, expected: Motion
-) -> None:
-    found = structs.replace(rank(dumps([stack] * 3, cpu=cpu)), utilization_ratio=gpu)
-    assert moved(found) is expected
+    found = rank(dumps([HERE] * 2, cpu=0.1, main=0.0))
+    assert measure(found, config.Capture(motion_cpu_ratio=0.05)).signature is Signature.UNKNOWN
+    assert measure(found, config.Capture(motion_cpu_ratio=0.2)).signature is Signature.BLOCKED

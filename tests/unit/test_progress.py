@@ -31,6 +31,7 @@ from hangwatch.model import (
     Rank,
     RankId,
     SamplerStatus,
+    Signature,
     Value,
     Verdict,
 )
@@ -374,12 +375,12 @@ def test_jobs_do_not_disturb_each_other() -> None:
     assert life.state is JobState.HUNG
 
 
-def test_ranks_that_wait_for_a_process_that_is_no_rank_are_not_judged_frozen() -> None:
-    members = tuple(Member(id=RankId(node="n1", rank=i), motion=Motion.FROZEN) for i in range(2))
-    elsewhere = Grouping(groups=(Group(key="k", activity="rpc_wait", members=members),))
-    assert progress.motion_count(elsewhere).unknown == 2
-    one_stuck = Group(key="l", activity="lock", members=(Member(id=RankId(rank=2), motion=Motion.FROZEN),))
-    assert progress.motion_count(Grouping(groups=(*elsewhere.groups, one_stuck))).frozen == 3
+def test_ranks_that_gave_a_stack_were_seen_whatever_they_do() -> None:
+    """A job whose ranks all spin beside idle GPUs is unjudged; it pages all the same after the stalled hold."""
+    members = tuple(Member(id=RankId(node="n1", rank=i), signature=Signature.SPINS) for i in range(2))
+    stack = (Frame(function="step", file="mine.py", line=7),)
+    seen = progress.motion_count(Grouping(groups=(Group(key="k", activity="unknown", members=members, frames=stack),)))
+    assert (seen.frozen, seen.moving, seen.unknown, seen.stacked) == (0, 0, 2, 2)
 
 
 def test_who_moves_is_said_as_everywhere() -> None:

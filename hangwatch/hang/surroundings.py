@@ -1,0 +1,173 @@
+"""What the processes of a job exchange with others: bytes over their connections, children, who is outside of the job.
+
+Read once a round, within bounds, from the kernel; nothing is asked of a process. What is not permitted stays None.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hangwatch import words
+from hangwatch.hang import launchers
+from hangwatch.model import BLOCKED_STATES, ENDED_STATES, Awaited, Job, ProcessId, SystemCall
+from hangwatch.probes import filesystems, procs, sockets
+from hangwatch.probes.sockets import Connection, Connections, End
+
+_DEADLINE_SECONDS = 2.0  # for what one round reads of connections
+_MOST_NAMESPACES = 8
+_MOST_CHILDREN = 64
+
+
+class Exchange(NamedTuple):
+    """What one process has exchanged since the first round, and whom outside of the job it waits for.
+
+    The fields are those of `ProcessDump`.
+    """
+
+    socket_bytes: int | None = None
+    children_bytes: int | None = None
+    children_cpu_seconds: float | None = None
+    awaited: Awaited | None = None
+    device_bytes: int | None = None
+    dirty_bytes: int | None = None
+
+
+class _Counted:
+    """Bytes of the connections of one process. One that is closed loses its counter, not what was counted."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, int] | None = None
+        self._total = 0
+
+    def total(self, held: Iterable[Connection]) -> int:
+        now = {connection.inode: connection.bytes for connection in held}
+        if self._before is not None:
+            self._total += sum(max(0, count - self._before.get(inode, 0)) for inode, count in now.items())
+        self._before = now
+        return self._total
+
+
+class Surroundings:
+    """The connections of a job's processes, from round to round of one capture."""
+
+    def __init__(self, job: Job, targets: Sequence[ProcessId], proc_root: Path, sys_root: Path) -> None:
+        self._root, self._sys_root = proc_root, sys_root
+        self._pids = [target.pid for target in targets]
+        self._launcher = () if job.launcher_id is None else (job.launcher_id.pid,)
+        port = launchers.rendezvous(job.environ)[1]
+        self._store_port = int(port) if port.isdecimal() else None
+        self._counted: dict[int, _Counted] = {}
+        self._sockets: dict[int, dict[int, int]] = {}
+        self._tables: dict[int, Connections] = {}
+        self._inside: set[End] = set()
+
+    def begin_round(self) -> None:
+        """Read the connections of every namespace of the job, and who holds which."""
+        end = time.monotonic() + _DEADLINE_SECONDS
+        self._sockets, self._tables, self._inside = {}, {}, set()
+        spaces: dict[str, Connections | None] = {}
+        for pid in (*self._pids, *self._launcher):
+            space = _link(self._root / str(pid) / "ns" / "net")
+            if space not in spaces and space and len(spaces) < _MOST_NAMESPACES and time.monotonic() < end:
+                spaces[space] = sockets.read(pid, self._root)
+            table = spaces.get(space)
+            held = sockets.held_by(pid, self._root) if table is not None and time.monotonic() < end else None
+            if table is not None and held is not None:
+                self._tables[pid], self._sockets[pid] = table, held
+                self._inside |= {table[inode].local for inode in held.values() if inode in table}
+
+    def exchange(self, pid: int, state: str | None, call: SystemCall | None) -> Exchange:
+        """What this process has exchanged by this round; `call` is what its main thread is in."""
+        kind = call.kind if call else None
+        awaited, children_bytes, children_cpu = None, None, None
+        if call is not None and kind == "receives":
+            awaited = self._outside(pid, call.descriptors)
+        pipes = self._pipes(pid, call) if call is not None and kind == "receives" and awaited is None else frozenset()
+        if call is not None and (kind == "awaits_child" or pipes):
+            children = self._children(pid, call, pipes)
+            awaited = next(filter(None, map(self._connected, children)), None)
+            counters = [procs.read_counters(child, self._root) for child in children]
+            carried = [self._carried(child) or 0 for child in children]
+            if counters:
+                children_bytes = sum(one.io_bytes or 0 for one in counters) + sum(carried)
+                children_cpu = sum(one.cpu_seconds or 0.0 for one in counters)
+        return Exchange(self._carried(pid), children_bytes, children_cpu, awaited, *self._written(pid, state, kind))
+
+    def _carried(self, pid: int) -> int | None:
+        held = self._held(pid)
+        return None if held is None else self._counted.setdefault(pid, _Counted()).total(held.values())
+
+    def _held(self, pid: int) -> dict[int, Connection] | None:
+        """The connections of a process by descriptor."""
+        table, held = self._tables.get(pid), self._sockets.get(pid)
+        if table is None or held is None:
+            return None
+        return {descriptor: table[inode] for descriptor, inode in held.items() if inode in table}
+
+    def _outside(self, pid: int, descriptors: Iterable[int]) -> Awaited | None:
+        held = self._held(pid) or {}
+        found = [held[one] for one in descriptors if one in held and self._leaves_job(held[one])]
+        if not found:
+            return None
+        return Awaited(who=sockets.words_of(found[0].remote), is_lost=all(one.is_lost for one in found))
+
+    def _leaves_job(self, connection: Connection) -> bool:
+        """Whether the other end is nobody of this job here, nor its store."""
+        remote = connection.remote
+        return connection.is_open and remote[1] != self._store_port and remote not in self._inside
+
+    def _pipes(self, pid: int, call: SystemCall) -> frozenset[str]:
+        links = (_link(self._root / str(pid) / "fd" / str(descriptor)) for descriptor in call.descriptors[:16])
+        return frozenset(link for link in links if link.startswith("pipe:"))
+
+    def _children(self, pid: int, call: SystemCall, pipes: frozenset[str]) -> list[int]:
+        """The children that are waited for, with all below them: by pid, or by the other end of the pipe."""
+        known = {*self._pids, *self._launcher}
+        found = [child for child in procs.read_children(pid, self._root, _MOST_CHILDREN) if child not in known]
+        if pipes:
+            found = [child for child in found if self._holds(child, pipes)]
+        elif call.child is not None:
+            wanted = [child for child in found if procs.read_inner_pid(child, self._root) == call.child]
+            found = [*wanted, *(below for child in wanted for below in procs.read_children(child, self._root))]
+        alive = [
+            child for child in found if (state := procs.read_state(child, self._root)) and state[1] not in ENDED_STATES
+        ]
+        for child in alive:
+            self._sockets[child] = sockets.held_by(child, self._root) or {}
+            self._tables[child] = self._tables.get(pid, {})
+        return alive
+
+    def _holds(self, pid: int, pipes: frozenset[str]) -> bool:
+        folder = self._root / str(pid) / "fd"
+        try:
+            names = os.listdir(folder)[: sockets.MOST_DESCRIPTORS]  # noqa: PTH208 - names only
+        except OSError:
+            return False
+        return any(_link(folder / name) in pipes for name in names)
+
+    def _connected(self, child: int) -> Awaited | None:
+        """A child that is connected to somebody outside of the job."""
+        held = [one for one in (self._held(child) or {}).values() if self._leaves_job(one)]
+        if not held:
+            return None
+        comm = procs.read_counters(child, self._root).comm
+        who = f"its child {child} ({words.printable(comm)}), connected to {sockets.words_of(held[0].remote)}"
+        return Awaited(who=who, is_lost=all(one.is_lost for one in held))
+
+    def _written(self, pid: int, state: str | None, kind: str | None) -> tuple[int | None, int | None]:
+        if state not in BLOCKED_STATES or kind != "writes":
+            return None, None
+        mount = filesystems.called(self._root, pid)
+        device = filesystems.written_bytes(mount, pid, self._root, self._sys_root) if mount else None
+        return device, filesystems.dirty_bytes(self._root)
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""

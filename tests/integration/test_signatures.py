@@ -1,0 +1,154 @@
+"""What real processes do, measured by a real capture, without any name: the table of activities is empty."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from hangwatch import config
+from hangwatch.hang.activity import Table
+from hangwatch.hang.capture import capture
+from hangwatch.hang.grouping import group_ranks
+from hangwatch.model import GpuSample, GpuSweep, Job, Member, Rank, Signature
+from hangwatch.probes import procs
+from tests.integration import targets
+
+SETTINGS = config.Capture(rounds=3, pause_seconds=1.0)
+CONNECT = "import os, socket, select, selectors\npeer = socket.create_connection(('127.0.0.1', {port}))\n"
+SPINS = (
+    "import hashlib\nready()\nhashlib.pbkdf2_hmac('sha256', b'a', b'b', (1 << 31) - 1)"  # one C call, without the GIL
+)
+PYTHON_SPINS = "ready()\nwhile True: pass"
+POLLS = "import time\nready()\nwhile True: time.sleep(0.3)"
+LOCKED = "import threading\nlock = threading.Lock()\nlock.acquire()\nready()\nlock.acquire()"
+RECEIVES = CONNECT + "ready()\npeer.recv(1)"
+WITH_TIMEOUT = CONNECT + "peer.settimeout(600)\nready()\npeer.recv(1)"
+SELECTS = CONNECT + "ready()\nselect.select([peer], [], [])"
+EPOLLS = CONNECT + "one = selectors.EpollSelector()\none.register(peer, 1)\nready()\none.select()"
+DOWNLOADS = CONNECT + "ready()\npeer.recv(1 << 30, socket.MSG_WAITALL)"
+# The child dials; its parent keeps no connection. `ssh` and `srun` look so.
+CHILD = """
+import os, socket
+child = os.fork()
+if child == 0:
+    peer = socket.create_connection(('127.0.0.1', {port}))
+    ready()
+    peer.recv(1)
+os.waitpid(child, 0)
+"""
+PIPED_CHILD = """
+import os, socket
+back, forth = os.pipe()
+if os.fork() == 0:
+    peer = socket.create_connection(('127.0.0.1', {port}))
+    ready()
+    peer.recv(1)
+os.close(forth)
+os.read(back, 1)
+"""
+LONE_CHILD = (
+    "import os, time\nchild = os.fork()\nif child == 0:\n    ready()\n    time.sleep(600)\nos.waitpid(child, 0)"
+)
+
+
+@contextlib.contextmanager
+def server(send: bytes = b"") -> Iterator[int]:
+    """Accepts on loopback and sends this again and again, ten times a second; its port."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(60)
+
+        def serve() -> None:
+            with listening.accept()[0] as peer:
+                while not over.wait(0.1):
+                    peer.sendall(send)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            over.set()
+            thread.join(timeout=60)
+
+
+def job_of(pid: int, **environ: str) -> Job:
+    identity, _ = procs.read_state(pid)
+    rank = Rank(id=identity, rank=0, local_rank=0, gpu_uuids=("GPU-0",))
+    return Job(job_id="one", launcher="plain", launcher_id=None, ranks=(rank,), environ=environ)
+
+
+def measured(job: Job, utilization_ratio: float | None = None) -> Member:
+    gpu = GpuSample(index=0, uuid="GPU-0", power_watts=120.0, utilization_ratio=utilization_ratio)
+    sweep = GpuSweep(taken_monotonic_seconds=0.0, taken_unix_seconds=0.0, gpus=(gpu,))
+    taken = capture(job, settings=SETTINGS, node="here", gpus=sweep)
+    (member,) = group_ranks(taken, Table(()), SETTINGS).members
+    return member
+
+
+@pytest.mark.parametrize(
+    ("code", "use", "expected"),
+    [
+        (SPINS, 1.0, Signature.BEHIND_GPU),
+        (SPINS, 0.0, Signature.SPINS),
+        (PYTHON_SPINS, 1.0, Signature.SPINS),
+        (POLLS, 0.0, Signature.POLLS),
+        (LOCKED, 0.0, Signature.BLOCKED),
+        (LOCKED, 1.0, Signature.BEHIND_GPU),
+        (LONE_CHILD, 0.0, Signature.BLOCKED),
+    ],
+    ids=["behind its GPU", "spins", "spins in Python", "polls", "locked", "blocked behind its GPU", "a child sleeps"],
+)
+def test_a_rank_alone(code: str, use: float, expected: Signature, tmp_path: Path) -> None:
+    with targets.python(code, tmp_path) as pid:
+        assert measured(job_of(pid), use).signature is expected
+
+
+@pytest.mark.parametrize(
+    "code",
+    [RECEIVES, WITH_TIMEOUT, SELECTS, EPOLLS, CHILD, PIPED_CHILD],
+    ids=["recv", "recv with a time-out", "select", "epoll", "child", "child at a pipe"],
+)
+def test_who_waits_for_somebody_outside_of_the_job(code: str, tmp_path: Path) -> None:
+    with server() as port, targets.python(code.replace("{port}", str(port)), tmp_path) as pid:
+        member = measured(job_of(pid))
+        assert member.signature is Signature.AWAITS_OUTSIDE
+        assert f"127.0.0.1 port {port}" in member.awaited.who
+        at_store = measured(job_of(pid, MASTER_PORT=str(port)))
+        assert at_store.signature is Signature.BLOCKED, "who waits for the job's store waits for the job"
+
+
+def test_a_peer_that_is_a_process_of_the_job_is_not_outside(tmp_path: Path) -> None:
+    listens = """
+import socket
+listening = socket.create_server(('127.0.0.1', 0))
+open(folder + '/port', 'w').write(str(listening.getsockname()[1]))
+ready()
+peer = listening.accept()[0]
+peer.recv(1)
+"""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with targets.python(listens, tmp_path / "one") as first:
+        port = int((tmp_path / "one/port").read_text())
+        with targets.python(RECEIVES.format(port=port), tmp_path / "two") as second:
+            ranks = tuple(
+                replace(job_of(pid).ranks[0], rank=number, local_rank=number)
+                for number, pid in enumerate((first, second))
+            )
+            taken = capture(replace(job_of(first), ranks=ranks), settings=SETTINGS, node="here")
+    grouping = group_ranks(taken, Table(()), SETTINGS)
+    assert {member.signature for member in grouping.members} == {Signature.BLOCKED}
+
+
+def test_bytes_that_a_rank_receives_into_memory_are_motion(tmp_path: Path) -> None:
+    with server(bytes(40_000)) as port, targets.python(DOWNLOADS.format(port=port), tmp_path) as pid:
+        member = measured(job_of(pid))
+    assert member.signature is Signature.TRANSFERS
+    assert 100_000 < member.io_bytes_per_second < 1_000_000

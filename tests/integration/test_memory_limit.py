@@ -1,0 +1,52 @@
+"""The daemon under the memory limit that its unit and its chart give it, beside users who mean no good."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from hangwatch.demo.node import SimulatedNode
+from tests import hostile
+from tests.conftest import wait_for
+from tests.deploy.promql import ROOT
+from tests.fake_driver import FakeDriver, h100
+from tests.memory_cgroup import memory_cgroup
+from tests.watched import RealDaemon
+
+pytestmark = pytest.mark.timeout(240)
+MEBIBYTE = 1 << 20
+
+
+def limits_bytes() -> dict[str, int]:
+    """What the files of deploy/ allow, swap never."""
+    unit = (ROOT / "deploy/systemd/hangwatch.service").read_text()
+    (megabytes,) = re.findall(r"^MemoryMax=(\d+)M$", unit, re.MULTILINE)
+    values = yaml.safe_load((ROOT / "deploy/helm/hangwatch/values.yaml").read_text())
+    chart = values["resources"]["limits"]["memory"]
+    return {"systemd": int(megabytes) * MEBIBYTE, "helm": int(chart.removesuffix("Mi")) * MEBIBYTE}
+
+
+def _asks_for_a_page(daemon: RealDaemon, node: SimulatedNode) -> bool:
+    return any(value == 1 for _, value in daemon.samples("hangwatch_job_page", job_id=node.run_id))
+
+
+def test_the_limits_of_the_unit_and_the_chart_are_far_above_what_users_can_make_of_it(fake_driver: FakeDriver) -> None:
+    """All of the daemon: its own memory, its children's (NVML, py-spy), and the pages of files they read."""
+    folder = fake_driver.scenario.parent
+    limit_bytes = min(limits_bytes().values())
+    crowd = [*hostile.large(40), *hostile.world(4_000_000, "0,1")]
+    with memory_cgroup(limit_bytes) as group, SimulatedNode(4) as node:
+        fake_driver.write([*h100(4), *(f"gpu {index} pids {pid}" for index, pid in enumerate(node.pids))])
+        with RealDaemon(folder / "hw", fake_driver.environ, prefix=group.joining()) as daemon:
+            daemon.wait_for_state(node.run_id, "training")
+            with hostile.Crowd(crowd):
+                wait_for(lambda: len(daemon.samples("hangwatch_job_ranks")) >= 3, "the crowd's jobs to be seen")
+                node.order(1, "loader")
+                fake_driver.add("gpu all power_watts 100")
+                wait_for(lambda: _asks_for_a_page(daemon, node), "the page", 90)
+                assert daemon.process.poll() is None
+            peak_bytes, oom_kills = group.peak_bytes, group.oom_kills
+    print(f"{peak_bytes / MEBIBYTE:.0f} of {limit_bytes / MEBIBYTE:.0f} MiB at most, {oom_kills} OOM kills")
+    assert (oom_kills, peak_bytes < limit_bytes / 2) == (0, True), f"{peak_bytes / MEBIBYTE:.0f} MiB"

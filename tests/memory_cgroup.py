@@ -1,0 +1,66 @@
+"""A memory control group of a test's own, below the one it runs in: what the kernel counts of a process and its children."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_for
+
+
+class MemoryCgroup:
+    """One control group with a limit in bytes; version 2 or 1, see cgroup-v2.rst and cgroup-v1/memory.rst."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._is_v2 = (folder / "memory.max").exists()
+
+    def limit(self, limit_bytes: int) -> None:
+        (self.folder / ("memory.max" if self._is_v2 else "memory.limit_in_bytes")).write_text(str(limit_bytes))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was charged at one time, page cache included."""
+        return int((self.folder / ("memory.peak" if self._is_v2 else "memory.max_usage_in_bytes")).read_text())
+
+    @property
+    def oom_kills(self) -> int:
+        rows = (self.folder / ("memory.events" if self._is_v2 else "memory.oom_control")).read_text().splitlines()
+        return int(dict(row.split() for row in rows)["oom_kill"])
+
+    def joining(self, *command: str) -> list[str]:
+        """A command that runs in this group from its first page on."""
+        return ["sh", "-c", f'echo $$ > "{self.folder}/cgroup.procs" && exec "$@"', "sh", *command]
+
+
+def _own() -> Path:
+    """The folder of the control group that counts this process's memory."""
+    for row in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = row.split(":", 2)
+        if "memory" in controllers.split(","):
+            return Path("/sys/fs/cgroup/memory" + path)
+    return Path("/sys/fs/cgroup" + Path("/proc/self/cgroup").read_text().splitlines()[0].split(":", 2)[2])
+
+
+@contextlib.contextmanager
+def memory_cgroup(limit_bytes: int) -> Iterator[MemoryCgroup]:
+    """Empty and gone at the end; skips where none can be made or limited."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir=_own()))
+    except OSError as error:
+        pytest.skip(f"needs a writable memory control group: {error}")
+    group = MemoryCgroup(folder)
+    try:
+        try:
+            group.limit(limit_bytes)
+        except OSError as error:
+            pytest.skip(f"needs the memory controller in a control group of its own (pid {os.getpid()}): {error}")
+        yield group
+    finally:
+        wait_for(lambda: not (folder / "cgroup.procs").read_text(), "the group to be empty")
+        folder.rmdir()

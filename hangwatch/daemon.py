@@ -195,7 +195,7 @@ class Daemon:
         for action in actions:
             if isinstance(action, TakeCapture):
                 entry = self.board.snapshot.jobs.get(action.job_key)
-                self._turns.add(entry.job.owner if entry else "", action)
+                self._turns.add(entry.job.share if entry else "", action)
                 self._beats.once("capture", self._look_in_turn)
             elif isinstance(action, SaveIncident):
                 self._beats.once("store", self._save if action.is_watched else self._keep, action.incident)

@@ -37,7 +37,7 @@ from hangwatch.model import (
 )
 
 ENDED_SHOWN_SECONDS = 120.0
-ENDED_SHOWN_PER_OWNER = 64
+ENDED_SHOWN_PER_SHARE = 64
 TIMELINE_LENGTH = 60
 STARTED_AGAIN = "hangwatch was started again: the processes are the same, the incident goes on"
 CAPTURES_KEPT = 4  # the first, which shows how it began, and the last ones
@@ -190,12 +190,12 @@ def _resumed(entry: JobEntry, incident: Incident, now: float, unix_now: float, s
 
 
 def _without_old_ends(snapshot: Snapshot) -> Snapshot:
-    """Of an owner the last jobs that ended: processes that come and go by the hundred fill no board."""
+    """Of a user or pod the last jobs that ended: processes that come and go by the hundred fill no board."""
     ended = [entry for entry in snapshot.jobs.values() if entry.watch.state is JobState.ENDED]
     seen = Counter[str]()
     for entry in sorted(ended, key=lambda entry: -entry.watch.since):
-        seen[entry.job.owner] += 1
-        if seen[entry.job.owner] > ENDED_SHOWN_PER_OWNER:
+        seen[entry.job.share] += 1
+        if seen[entry.job.share] > ENDED_SHOWN_PER_SHARE:
             snapshot = snapshot.without_job(entry.job.key)
     return snapshot
 

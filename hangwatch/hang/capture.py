@@ -81,6 +81,7 @@ def capture(
         observe_dump,
         pyspy_path,
         around,
+        share=job.share,
         native=native,
         include_locals=include_locals,
         reader_uid=job.uid,
@@ -132,6 +133,7 @@ class _Taker(NamedTuple):
     observe: ObserveDump | None
     pyspy_path: Path | None
     around: Surroundings
+    share: str
     native: bool
     include_locals: bool
     reader_uid: int | None
@@ -216,6 +218,7 @@ class _Taker(NamedTuple):
             pyspy_path=self.pyspy_path,
             stop=self.stop,
             proc_root=self.proc_root,
+            share=self.share,
         )
         if answer.json is None:
             return (), answer

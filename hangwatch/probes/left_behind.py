@@ -10,13 +10,13 @@ from typing import NamedTuple
 from hangwatch.model import ProcessId
 
 MOST = 32
-MOST_OF_ONE_USER = 8
-"""Any user can mount a file system that does not answer, and must not use up what all share."""
+MOST_OF_ONE_SHARE = 8
+"""Of one user or pod: any can mount a file system that does not answer, and must not use up what all share."""
 
 
 class _Stuck(NamedTuple):
     child: subprocess.Popen[bytes]
-    user_id: int | None
+    share: str
 
 
 class LeftBehind:
@@ -25,26 +25,26 @@ class LeftBehind:
     def __init__(self) -> None:
         self._freed = threading.Condition()
         self._stuck: dict[ProcessId, _Stuck] = {}
-        self._running: Counter[int | None] = Counter()
+        self._running: Counter[str] = Counter()
 
-    def begin(self, user_id: int | None, patience_seconds: float) -> bool:
-        """Take a place for a child that is started for a process of this user; false when too many hang.
+    def begin(self, share: str, patience_seconds: float) -> bool:
+        """Take a place for a child that is started for a process of this share; false when too many hang.
 
         Waits for a place, at most so long, while others that were started a moment ago may still end well.
         """
         with self._freed:
-            self._freed.wait_for(lambda: self._has_room(user_id) or self._is_full(user_id), patience_seconds)
-            if not self._has_room(user_id):
+            self._freed.wait_for(lambda: self._has_room(share) or self._is_full(share), patience_seconds)
+            if not self._has_room(share):
                 return False
-            self._running[user_id] += 1
+            self._running[share] += 1
             return True
 
-    def end(self, user_id: int | None, target: ProcessId, child: subprocess.Popen[bytes] | None) -> None:
+    def end(self, share: str, target: ProcessId, child: subprocess.Popen[bytes] | None) -> None:
         """Give the place back; `child` is what could not be ended, and keeps it."""
         with self._freed:
-            self._running[user_id] -= 1
+            self._running[share] -= 1
             if child is not None:
-                self._stuck[target] = _Stuck(child, user_id)
+                self._stuck[target] = _Stuck(child, share)
             self._freed.notify_all()
 
     def of(self, target: ProcessId) -> int | None:
@@ -62,15 +62,15 @@ class LeftBehind:
     def _reap(self) -> None:
         self._stuck = {target: one for target, one in self._stuck.items() if one.child.poll() is None}
 
-    def _hanging(self, user_id: int | None) -> tuple[int, int]:
+    def _hanging(self, share: str) -> tuple[int, int]:
         self._reap()
-        return len(self._stuck), sum(one.user_id == user_id for one in self._stuck.values())
+        return len(self._stuck), sum(one.share == share for one in self._stuck.values())
 
-    def _is_full(self, user_id: int | None) -> bool:
-        everybody, own = self._hanging(user_id)
-        return everybody >= MOST or own >= MOST_OF_ONE_USER
+    def _is_full(self, share: str) -> bool:
+        everybody, own = self._hanging(share)
+        return everybody >= MOST or own >= MOST_OF_ONE_SHARE
 
-    def _has_room(self, user_id: int | None) -> bool:
-        everybody, own = self._hanging(user_id)
+    def _has_room(self, share: str) -> bool:
+        everybody, own = self._hanging(share)
         running = sum(self._running.values())
-        return everybody + running < MOST and own + self._running[user_id] < MOST_OF_ONE_USER
+        return everybody + running < MOST and own + self._running[share] < MOST_OF_ONE_SHARE

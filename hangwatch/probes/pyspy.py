@@ -67,13 +67,15 @@ def dump(
     pyspy_path: Path | None = None,
     stop: threading.Event | None = None,
     proc_root: Path = procs.PROC,
+    share: str = "",
 ) -> PyspyAnswer:
     """Take the stacks of `pid`.
 
     `deadline_seconds` bounds the first attempt, and as much again a second one. `native` adds C frames and always
     pauses the target (0.7 s, 340 MB); `include_locals` shows variables, secrets too: both only when a person asks.
     Returns early with the fault `Interrupted` once `stop` is set. A py-spy that SIGKILL does not end is left behind:
-    `pid` is not dumped again until it has ended, nor is any other process while too many hang (`STUCK_REASONS`).
+    `pid` is not dumped again until it has ended, nor is any other process while too many hang, of all or of its `share`
+    (see `Job`; of its user where none is given): `STUCK_REASONS`.
     """
     began = time.monotonic()
     program = pyspy_path or find()
@@ -82,7 +84,7 @@ def dump(
     if fault is not None or program is None or before is None:
         return PyspyAnswer(json=None, fault=fault, duration_seconds=0.0, state_after=before and before[1])
     options = ("--locals",) if include_locals else ()
-    call = _Call(program, before[0], procs.read_user_id(pid, proc_root), options, stop, proc_root)
+    call = _Call(program, before[0], share or f"uid {procs.read_user_id(pid, proc_root)}", options, stop, proc_root)
     was_stopped = before[1] in STOPPED_STATES or procs.is_stop_pending(pid, proc_root)
     paused = native and _may_pause(pid, proc_root)
     answer = _attempt(call, ("--native",) if paused else ("--nonblocking",), deadline_seconds)
@@ -136,7 +138,7 @@ def _version(program: Path) -> tuple[int, ...]:
 class _Call(NamedTuple):
     program: Path
     target: ProcessId
-    user_id: int | None
+    share: str
     options: tuple[str, ...]
     stop: threading.Event | None
     proc_root: Path
@@ -222,7 +224,7 @@ def _attempt(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> byt
 
 def _run(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes | Fault:
     """Run py-spy once. The child is ended by its own pid at the deadline, and waited for briefly, never for ever."""
-    if not _LEFT_BEHIND.begin(call.user_id, deadline_seconds):
+    if not _LEFT_BEHIND.begin(call.share, deadline_seconds):
         detail = "too many py-spys hang in the kernel and cannot be ended: no further one is started until some end"
         return Fault(subject=call.subject, reason="TooManyDumpersStuck", detail=detail)
     left: subprocess.Popen[bytes] | None = None
@@ -236,7 +238,7 @@ def _run(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes |
             left = None if _end(child) else child
         return answer if left is None or isinstance(answer, bytes) else _stuck(call.subject, left.pid)
     finally:
-        _LEFT_BEHIND.end(call.user_id, call.target, left)
+        _LEFT_BEHIND.end(call.share, call.target, left)
 
 
 def _start(call: _Call, mode: tuple[str, ...]) -> subprocess.Popen[bytes] | Fault:

@@ -15,8 +15,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
+from hangwatch import config
+from hangwatch.hang.capture import capture
+from hangwatch.model import Job, ProcessId, Rank
 from hangwatch.probes import procs, pyspy
+from hangwatch.probes.left_behind import MOST_OF_ONE_SHARE, LeftBehind
 from hangwatch.pyspy_output import parse_json
 from tests.conftest import wait_for
 from tests.integration import targets
@@ -41,6 +46,27 @@ def test_a_sleeping_process(tmp_path: Path) -> None:
         answer = dump(pid)
     assert functions(answer, pid) == ["asleep", "<module>"]
     assert (answer.fault, answer.paused, answer.state_after) == (None, False, "S")
+
+
+def test_a_pod_whose_py_spys_hang_uses_up_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The users of both pods are uid 0."""
+    left = LeftBehind()
+    monkeypatch.setattr(pyspy, "_LEFT_BEHIND", left)
+    with targets.python(targets.SLEEPING, tmp_path) as pid, subprocess.Popen(["sleep", "600"]) as stuck:
+        try:
+            for number in range(MOST_OF_ONE_SHARE):
+                assert left.begin("uid 0, a stranger's", 0.0)
+                left.end("uid 0, a stranger's", ProcessId(pid=-number, start_ticks=1), stuck)
+            rank = Rank(id=procs.read_state(pid)[0], rank=0, local_rank=0)  # type: ignore[index]
+            job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(rank,), owner="uid 0")
+            reasons = []
+            for share in ("uid 0, mine", "uid 0, a stranger's"):
+                seen = capture(structs.replace(job, share=share), settings=config.Capture(rounds=1), node="n")
+                fault = seen.ranks[0].rounds[0].fault
+                reasons.append(fault and fault.reason)
+        finally:
+            stuck.kill()
+    assert reasons == [None, "TooManyDumpersStuck"]
 
 
 def test_a_process_that_spins_with_the_gil(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from hangwatch.model import ProcessId
-from hangwatch.probes.left_behind import MOST, MOST_OF_ONE_USER, LeftBehind
+from hangwatch.probes.left_behind import MOST, MOST_OF_ONE_SHARE, LeftBehind
 from tests.conftest import wait_for
 
 
@@ -24,19 +24,19 @@ def target(number: int) -> ProcessId:
     return ProcessId(pid=number, start_ticks=1)
 
 
-def fill(left: LeftBehind, child: subprocess.Popen[bytes], user_id: int, count: int) -> int:
+def fill(left: LeftBehind, child: subprocess.Popen[bytes], share: int, count: int) -> int:
     """Leave children behind until no more are begun; how many were."""
     for number in range(count):
-        if not left.begin(user_id, 0.0):
+        if not left.begin(f"uid {share}", 0.0):
             return number
-        left.end(user_id, target(1000 * user_id + number), child)
+        left.end(f"uid {share}", target(1000 * share + number), child)
     return count
 
 
 def test_one_user_cannot_use_up_what_all_share(child: subprocess.Popen[bytes]) -> None:
     left = LeftBehind()
-    assert fill(left, child, 1, 100) == MOST_OF_ONE_USER
-    assert left.begin(2, 0.0)
+    assert fill(left, child, 1, 100) == MOST_OF_ONE_SHARE
+    assert left.begin("uid 2", 0.0)
 
 
 def test_there_is_a_bound_over_all(child: subprocess.Popen[bytes]) -> None:
@@ -46,15 +46,15 @@ def test_there_is_a_bound_over_all(child: subprocess.Popen[bytes]) -> None:
 
 def test_what_still_runs_counts_as_if_it_stayed(child: subprocess.Popen[bytes]) -> None:
     left = LeftBehind()
-    assert [left.begin(1, 0.0) for _ in range(MOST_OF_ONE_USER + 1)] == [True] * MOST_OF_ONE_USER + [False]
-    left.end(1, target(1), None)
-    assert left.begin(1, 0.0)
+    assert [left.begin("uid 1", 0.0) for _ in range(MOST_OF_ONE_SHARE + 1)] == [True] * MOST_OF_ONE_SHARE + [False]
+    left.end("uid 1", target(1), None)
+    assert left.begin("uid 1", 0.0)
 
 
 def test_those_that_end_are_reaped_and_forgotten(child: subprocess.Popen[bytes]) -> None:
     left = LeftBehind()
-    fill(left, child, 1, MOST_OF_ONE_USER)
+    fill(left, child, 1, MOST_OF_ONE_SHARE)
     assert left.of(target(1000)) == child.pid
     child.kill()
     wait_for(lambda: left.count() == 0, "the child to be reaped")
-    assert (left.of(target(1000)), left.begin(1, 0.0)) == (None, True)
+    assert (left.of(target(1000)), left.begin("uid 1", 0.0)) == (None, True)

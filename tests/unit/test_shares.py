@@ -12,13 +12,17 @@ from hangwatch import config
 from hangwatch import look as look_module
 from hangwatch.beats import Turns
 from hangwatch.board import JobEntry, Snapshot
+from hangwatch.config import Settings
+from hangwatch.daemon import Daemon
 from hangwatch.hang import detector, jobs, owners
+from hangwatch.hang.detector import TakeCapture
 from hangwatch.hang.jobs import find
 from hangwatch.look import ENDPOINTS_PER_SCAN, JobScan
 from hangwatch.model import FoundJobs, GpuSweep, Job, JobState, LeftOut, Process, ProcessId, Rank
 from hangwatch.probes import network, procs
+from hangwatch.probes.nvml.sampler import NvmlSampler
 from hangwatch.probes.procs import ProcessScan
-from hangwatch.progress import ENDED_SHOWN_PER_OWNER, discovered
+from hangwatch.progress import ENDED_SHOWN_PER_SHARE, discovered
 from tests.proc_tree import lay_out, sweep
 
 VICTIM, HOSTILE = 1004, 65534
@@ -156,17 +160,39 @@ def taken(turns: Turns[str]) -> str:
     return turn.wanted
 
 
-def test_jobs_that_ended_are_shown_a_bounded_number_of_an_owner() -> None:
-    snapshot = Snapshot()
+def ended_job(number: int, share: str) -> JobEntry:
+    one = Rank(id=ProcessId(pid=number, start_ticks=1), rank=0, local_rank=0)
+    key = str(number)
+    job = Job(job_id=key, launcher="plain", launcher_id=None, ranks=(one,), owner="uid 0", job_key=key, share=share)
+    return JobEntry(job=job, watch=detector.begin(job, 0.0, 0.0))
+
+
+def test_jobs_that_ended_are_shown_a_bounded_number_of_a_pod_and_another_pods_stay() -> None:
+    snapshot = Snapshot().with_job(ended_job(1000, "uid 0, mine"))
     for number in range(200):
-        one = Rank(id=ProcessId(pid=number, start_ticks=1), rank=0, local_rank=0)
-        job = Job(
-            job_id=str(number), launcher="torchrun", launcher_id=None, ranks=(one,), owner="uid 1", job_key=str(number)
-        )
-        snapshot = snapshot.with_job(JobEntry(job=job, watch=detector.begin(job, 0.0, 0.0)))
+        snapshot = snapshot.with_job(ended_job(number, "uid 0, a stranger's"))
     snapshot, _ = discovered(snapshot, (), 1.0, 1.0)
     assert {entry.watch.state for entry in snapshot.jobs.values()} == {JobState.ENDED}
-    assert len(snapshot.jobs) == ENDED_SHOWN_PER_OWNER
+    assert len(snapshot.jobs) == ENDED_SHOWN_PER_SHARE + 1
+    assert "1000" in snapshot.jobs
+
+
+def test_captures_of_one_pod_let_those_of_another_go_first(tmp_path: Path) -> None:
+    """To the kernel the users of both are uid 0."""
+    gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=5.0)
+    daemon = Daemon(Settings(store=config.Store(directory=str(tmp_path))), gpus, proc_root=tmp_path)
+    for number, share in enumerate(("uid 0, a stranger's",) * 9 + ("uid 0, mine",)):
+        daemon.board.put(Snapshot.with_job, ended_job(number, share))
+    daemon._do([TakeCapture(job_key=str(number), reason="quiet") for number in range(10)])
+    turns = [turn.wanted.job_key for turn in (daemon._turns.take(), daemon._turns.take()) if turn]
+    assert turns == ["0", "9"]
+
+
+def test_the_share_of_a_job_tells_pods_of_one_user_apart(tmp_path: Path) -> None:
+    """It is what the bounds on captures, py-spys that hang and ended jobs go by."""
+    text = f"{pod_rank(5000, 'aaaaaaaaaaaa', 1)}{pod_rank(6000, 'bbbbbbbbbbbb', 2)}{victim()}"
+    found = JobScan(lay_out(f"1 (init) S parent=0 start=1\n{text}", tmp_path)).find(None, "node1").jobs
+    assert {job.share for job in found} == {"uid 0, aaaaaaaaaaaa", "uid 0, bbbbbbbbbbbb", f"uid {VICTIM}"}
 
 
 def test_a_process_that_is_read_is_never_without_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

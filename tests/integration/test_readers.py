@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -16,9 +17,14 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch.model import Incident
+from hangwatch.probes import procs
 from hangwatch.store import Store
 from tests import samples
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, h100
+from tests.integration import targets
 from tests.other_users import as_user, needs_root
+from tests.watched import RealDaemon
 
 pytestmark = needs_root
 
@@ -226,3 +232,62 @@ def test_a_group_that_nobody_knows_is_said_once(place: Path, caplog: pytest.LogC
         _, names = kept(place, group="nobody-has-this-group")
     assert [record.getMessage().count("no such group") for record in caplog.records] == [1]
     assert attempt(place, names, OWNER)["read"] == [names[OWNER]]
+
+
+RANK = """
+import os, time
+ready()
+os.setgroups([])
+os.setresgid({uid}, {uid}, {uid})
+os.setresuid({uid}, {uid}, {uid})
+def train_with_a_secret():
+    time.sleep(600)
+train_with_a_secret()
+"""
+
+
+def read_as(uid: int, folder: Path) -> dict[str, str]:
+    """What a child that becomes this user reads of a folder, by path; nothing where he may not."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            found = {}
+            for parent, _, names in os.walk(folder):  # is silent about what may not be listed
+                for name in names:
+                    with contextlib.suppress(PermissionError), (Path(parent) / name).open() as file:
+                        found[name] = file.read()
+            with os.fdopen(writer, "w") as pipe:
+                json.dump(found, pipe)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    answer: dict[str, str] = json.loads(text)
+    return answer
+
+
+def test_the_owner_reads_what_a_real_daemon_saved_of_his_job_and_a_stranger_nothing(
+    place: Path, tmp_path: Path, fake_driver: FakeDriver
+) -> None:
+    seat = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "his"}
+    with targets.python(RANK.format(uid=OWNER), tmp_path, **seat) as pid:
+        wait_for(lambda: procs.read_user_ids(pid) == (OWNER, OWNER, OWNER), "the user")
+        fake_driver.write([*h100(1), f"gpu 0 pids {pid}"])
+        with RealDaemon(place, fake_driver.environ) as daemon:
+            daemon.wait_for_state("his", "training")
+            fake_driver.add("gpu all power_watts 100")
+            daemon.wait_for_state("his", "hung")
+            (folder,) = wait_for(lambda: list((place / "state/incidents").glob("2*-his-*")), "the incident")
+            read = wait_for(lambda: read_as(OWNER, folder), "an incident that its owner may read")
+            assert read_as(STRANGER, folder) == {}
+            assert not any(folder.name in text for text in read_as(STRANGER, place / "state").values())
+    assert {"incident.json", "report.txt", "report.html"} <= read.keys()
+    assert json.loads(read["incident.json"])["job"]["uid"] == OWNER
+    assert "train_with_a_secret" in read["report.txt"]
+    assert any("train_with_a_secret" in text for name, text in read.items() if name.startswith("rank"))

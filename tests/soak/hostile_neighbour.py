@@ -2,8 +2,8 @@
 
 usage: python -m tests.soak.hostile_neighbour [--minutes 20]      as root, on Linux with cgroup v1 `pids` or cgroup v2
 
-A real daemon watches four GPUs of the fake driver and a job of four ranks, run id 100, that trains, hangs at rank 2 and is
-paged. Beside it, in turn, a user (nobody) and a container (uid 0 without capabilities, in a pod's control group of its
+A real daemon watches five GPUs of the fake driver and the four ranks that a job of eight has here, run id 100, that trains,
+hangs at rank 2 and is paged. Beside it, in turn, a user (nobody) and a container (uid 0 without capabilities, in a pod's control group of its
 own) do what they can, begun before the job and after it. Each row is one life of the job: what became of its state, page
 and named rank. All load is bounded in count and time, on loopback; only processes of this script are ended.
 """
@@ -33,7 +33,7 @@ LIBC = ctypes.CDLL(None)
 RANKS = 4
 ADA, NOBODY = 1004, 65534
 RUN = {
-    "WORLD_SIZE": "4",
+    "WORLD_SIZE": "8",
     "LOCAL_WORLD_SIZE": "4",
     "TORCHELASTIC_RUN_ID": "100",
     "MASTER_ADDR": "gpu-01",
@@ -41,10 +41,19 @@ RUN = {
 }
 PYTHON = "/usr/bin/python3"  # one that every user may run
 SLEEP = [PYTHON, "-SE", "-c", "import time; time.sleep(3600)"]
+CONNECTED = [
+    PYTHON,
+    "-SE",
+    "-c",
+    "import contextlib, socket, time\n"
+    "with contextlib.suppress(OSError): listening = socket.create_server(('127.0.0.1', 29500))\n"
+    "store = socket.create_connection(('127.0.0.1', 29500))\ntime.sleep(3600)\n",
+]
 RANK = Path(__file__).with_name("rank.py")
 PODS = ("8c1f0a52-6d1e-4f0e-9f57-0d2c6a1b7e11", "3b7d9e04-11aa-4c8d-8a3f-5f6e7d8c9b22")
 LIVES = [(who, first) for who in ("another user", "another container") for first in ("job first", "hostile first")]
 PAGE_SECONDS = 45.0
+VISITS = 2
 WATCHED_SECONDS = 15.0
 
 
@@ -126,6 +135,7 @@ def attack(crowd: Crowd, folder: Path, job: list[int]) -> None:
     for rank in range(RANKS):
         crowd.start(SLEEP, {**RUN, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         crowd.start(SLEEP, {**RUN, "RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": "99"})
+        crowd.start(SLEEP, {**RUN, "RANK": str(RANKS + rank), "LOCAL_RANK": str(rank)})
     for name in ("torchrun", "vllm", "pt_elastic", "py-spy"):
         script = folder / name
         script.write_text("import subprocess, sys, time\nsubprocess.Popen(sys.argv[1:])\ntime.sleep(3600)\n")
@@ -177,6 +187,23 @@ def slow_clients(port: int, idle: int = 100, slow: int = 20) -> Iterator[None]:
             door.close()
 
 
+class Visitor:
+    """A claimant to rank 0 whose claim is as good as can be: on a GPU by the driver's list, connected to a store."""
+
+    def __init__(self, become: Callable[[], None], driver: FakeDriver) -> None:
+        self.crowd, self.driver = Crowd(become), driver
+        self.line = ""
+
+    def come(self) -> None:
+        self.crowd.start(CONNECTED, {**RUN, "RANK": "0", "LOCAL_RANK": "0"})
+        self.line = f"gpu {RANKS} pids {self.crowd.processes[0].pid}"
+        self.driver.add(self.line)
+
+    def go(self) -> None:
+        self.driver.remove(self.line)
+        self.crowd.end()
+
+
 class Life:
     """One life of the job: started, hung, looked at, released."""
 
@@ -197,7 +224,7 @@ class Life:
                 {**RUN, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             )
         pids = [process.pid for process in self.crowd.processes]
-        self.driver.write([*h100(RANKS), *(f"gpu {gpu} pids {pid}" for gpu, pid in enumerate(pids))])
+        self.driver.write([*h100(RANKS + 1), *(f"gpu {gpu} pids {pid}" for gpu, pid in enumerate(pids))])
         return pids
 
     def look(self) -> tuple[str | None, bool, str]:
@@ -219,6 +246,10 @@ class Life:
         if state and (not self.states or self.states[-1] != state):
             self.states.append(state)
         return state, bool(page), named or ""
+
+    def ranks(self) -> int:
+        """How many ranks the daemon sees in it."""
+        return int(sum(value for _, value in self.daemon.samples("hangwatch_job_ranks", job_key=self.key() or "none")))
 
     def key(self) -> str | None:
         """The job whose GPUs the driver says are held by our ranks."""
@@ -249,6 +280,7 @@ def play(daemon: RealDaemon, driver: FakeDriver, who: str, first: str) -> tuple[
     is_user = who == "another user"
     victim = as_user(ADA) if is_user else in_pod(cgroups[0])
     hostile = Crowd(as_user(NOBODY) if is_user else in_pod(cgroups[1]))
+    visitor = Visitor(hostile.become, driver)
     life = Life(daemon, driver, victim, "uid 1004" if is_user else "uid 0")
     tools = Path(tempfile.mkdtemp(prefix="hostile-"))
     tools.chmod(0o777)
@@ -261,7 +293,13 @@ def play(daemon: RealDaemon, driver: FakeDriver, who: str, first: str) -> tuple[
         if first == "job first":
             attack(hostile, tools, pids)
         with slow_clients(daemon.port):
-            life.until(lambda seen: False, 5)
+            for _ in range(VISITS):
+                visitor.come()
+                life.until(lambda seen: False, 3)
+                visitor.go()
+                life.until(lambda seen: False, 2)
+            visitor.come()
+            life.until(lambda seen: False, 3)
             (life.folder / "hang").touch()
             driver.write(
                 [*driver.lines, "gpu all power_watts 118", "gpu 2 power_watts 86", "gpu 2 utilization_ratio 0"]
@@ -269,6 +307,7 @@ def play(daemon: RealDaemon, driver: FakeDriver, who: str, first: str) -> tuple[
             began = time.monotonic()
             state, page, named = life.until(lambda seen: seen[0] == "hung" and seen[1], PAGE_SECONDS)
             took = time.monotonic() - began
+            ranks = life.ranks()
             shaky = 0
             end = time.monotonic() + WATCHED_SECONDS
             while time.monotonic() < end:
@@ -283,16 +322,17 @@ def play(daemon: RealDaemon, driver: FakeDriver, who: str, first: str) -> tuple[
             shard.write(b"x")
         for process in life.crowd.processes:
             process.send_signal(signal.SIGCONT)
-        right = state == "hung" and page and named.endswith(":2") and not shaky and alive == RANKS
+        right = state == "hung" and page and named.endswith(":2") and not shaky and alive == ranks == RANKS
         wait = statistics.median(life.latencies)
         words = (
             f"{' '.join(life.states)}; page after {took:.1f} s, named {named or 'nobody'}, page lost {shaky} times, "
         )
-        return right, f"{words}{alive} ranks alive, look {wait:.2f} s (median)"
+        return right, f"{words}{alive} ranks alive, {ranks} in the job, look {wait:.2f} s (median)"
     finally:
+        visitor.go()
         hostile.end()
         life.end()
-        driver.write(h100(RANKS))
+        driver.write(h100(RANKS + 1))
         life.until(lambda seen: seen[0] in (None, "ended"), 20)
         for cgroup in cgroups:
             cgroup.remove()
@@ -311,7 +351,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "nvml").mkdir()
-        driver = FakeDriver(compile_library(folder / "nvml"), folder / "gpus.scenario", h100(RANKS))
+        driver = FakeDriver(compile_library(folder / "nvml"), folder / "gpus.scenario", h100(RANKS + 1))
         with RealDaemon(folder / "hw", driver.environ) as daemon:
             print(f"daemon {resident_mebibytes(daemon.process.pid):.0f} MiB at the start", flush=True)
             end = time.monotonic() + 60 * options.minutes

@@ -102,7 +102,7 @@ def test_config_errors_name_file_section_and_key(tmp_path: Path) -> None:
         ("[checks.fd_limt]\nenabled = false", ["checks.fd_limt", "fd_limit"]),
         ("[http]\nport = 70000", ["[http]", "port", "65535"]),
     ):
-        path.write_text(text)
+        path.write_text(f'[store]\ndirectory = "{tmp_path}/state"\n{text}')
         for command in (("config", "--check", str(path)), ("run", "--config", str(path))):
             done = hangwatch(*command)
             assert done.returncode == 2

@@ -120,7 +120,8 @@ def test_config_check_refuses_what_run_refuses(case: str, tmp_path: Path) -> Non
     text, says = REFUSED_BY_RUN[case]
     (tmp_path / "short").write_text("short")
     path = tmp_path / "hangwatch.toml"
-    path.write_text(text.replace("FOLDER", str(tmp_path)))
+    store = f'[store]\ndirectory = "{tmp_path}/state"\n'  # one that is not refused must not start on this machine's own
+    path.write_text(store + text.replace("FOLDER", str(tmp_path)))
     refused("config", "--check", str(path), says=says)
     refused("run", "--config", str(path), says=says)
 

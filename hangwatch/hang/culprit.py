@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hangwatch.hang import frames as stack_frames
 from hangwatch.hang import votes, wording
 from hangwatch.hang.rules import RULES, Scene, Suspicion, count_ranks, survey, without
-from hangwatch.model import Confidence, Frame, Group, Grouping, Motion, RankId, Verdict
+from hangwatch.model import Confidence, Frame, Group, Grouping, Motion, RankId, Signature, Verdict
 
 _ROOTED = re.compile(r"(broadcast|scatter|gather|reduce)(_object|_object_list|_coalesced)?$|[Bb]cast$")
 _LIBRARY = re.compile(
@@ -36,7 +36,10 @@ def judge(grouping: Grouping) -> Verdict:
 
 
 def _accused(scene: Scene) -> Verdict | None:
-    """The first rule with suspects that passes the gate. Of the rules on stacks the first with suspects decides."""
+    """The first rule with suspects that passes the gate. Of the rules on stacks the first with suspects decides.
+
+    But for rules that give way: who leaves together with most others is no news, and another may hold them all.
+    """
     for rule in RULES:
         suspects = tuple(rule.suspects(scene))
         if not suspects:
@@ -46,7 +49,7 @@ def _accused(scene: Scene) -> Verdict | None:
         suspicion = Suspicion(rule, scene, suspects, others, rest)
         if _passes(suspicion):
             return _accuse(suspicion)
-        if rule.by_stack:
+        if rule.by_stack and not rule.gives_way:
             return None
     return None
 
@@ -75,6 +78,8 @@ def _accuse(suspicion: Suspicion) -> Verdict:
     sure = _CONFIDENCES.index(suspicion.rule.weigh(suspicion))
     if any(vote.supports and vote.kind in votes.MACHINE for vote in evidence):
         sure = min(sure + 1, len(_CONFIDENCES) - 1)
+    if any(member.signature is Signature.AWAITS_OUTSIDE for member in suspicion.members):
+        sure = min(sure, _CONFIDENCES.index(Confidence.MEDIUM))  # whether that one answers is not seen from here
     if suspicion.scene.answered * 2 < (grouping.world_size or 0):
         sure = max(sure - 1, 0)
     return Verdict(

@@ -9,8 +9,18 @@ from typing import Literal, NamedTuple
 from msgspec import structs
 
 from hangwatch.hang import activity, wording
-from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, Confidence, Group, Grouping, Member, Motion
+from hangwatch.model import (
+    BLOCKED_STATES,
+    STOPPED_STATES,
+    Confidence,
+    Group,
+    Grouping,
+    Member,
+    Motion,
+    Signature,
+)
 
+_GPU_IN_KERNEL_RATIO = 0.5
 _REFUSALS = ("PermissionDenied", "CannotPause")  # of the rank, or of all that this user may touch
 
 
@@ -39,7 +49,7 @@ class Rule(NamedTuple):
     ranks in `half_of` ("dumped": that gave a stack and are no suspects; "others": that answered and are no suspects;
     "answered": all that answered), and outnumber the suspects: "as many" may be equal, "more" allows one against one,
     "three times" does not. `by_stack`: a stack makes them suspect, so who stands at the same place does not wait
-    for them; of such rules the first with suspects decides.
+    for them; of such rules the first with suspects decides, but for one that `gives_way`.
     """
 
     kind: str
@@ -52,6 +62,7 @@ class Rule(NamedTuple):
     weigh: Callable[[Suspicion], Confidence]
     words: Callable[[Suspicion], str]
     by_stack: bool = False
+    gives_way: bool = False
 
 
 class Suspicion(NamedTuple):
@@ -94,14 +105,38 @@ def _tells(group: Group, stacked: Sequence[Group]) -> bool:
 # --- who is suspect, and how sure that is ----------------------------------------------------------------------------
 
 
-def _stacked_where(wanted: Callable[[Group], bool]) -> Callable[[Scene], Sequence[Group]]:
-    """Ranks of such groups. One that stood in a wait for ranks before has come out of it: it does come."""
+def _stacked_where(
+    wanted: Callable[[Group], bool], also: Callable[[Member], bool] = lambda _: True
+) -> Callable[[Scene], Sequence[Group]]:
+    """Ranks of such groups. One that stood in a wait for ranks before has come out of it: it does come.
+
+    Nor is one that was measured behind its GPU: it is waited for no more than the others; nor one that spins without
+    the GIL while another is blocked outside of every wait: that one is what the spinner's GPU may wait for.
+    """
 
     def suspects(scene: Scene) -> Sequence[Group]:
-        parts = (_part(group, lambda member: not member.waited_before) for group in scene.stacked if wanted(group))
+        blocked = any(_is_blocked_outside(group) for group in scene.stacked)
+
+        def may_be(member: Member) -> bool:
+            if member.waited_before or member.signature is Signature.BEHIND_GPU or not also(member):
+                return False
+            return not (blocked and member.signature is Signature.SPINS and member.owns_gil is not True)
+
+        parts = (_part(group, may_be) for group in scene.stacked if wanted(group))
         return [part for part in parts if part]
 
     return suspects
+
+
+def _is_blocked_outside(group: Group) -> bool:
+    stands = any(member.signature is Signature.BLOCKED for member in group.members)
+    return stands and group.waits_for not in {"ranks", "gpu"}
+
+
+def _is_held(member: Member) -> bool:
+    """Whether it was measured to wait for something, with a GPU that has nothing to do."""
+    idle = member.utilization_ratio is not None and member.utilization_ratio < _GPU_IN_KERNEL_RATIO
+    return idle and member.signature in {Signature.BLOCKED, Signature.AWAITS_OUTSIDE}
 
 
 def _in_state(letters: frozenset[str]) -> Callable[[Scene], Sequence[Group]]:
@@ -155,12 +190,20 @@ def _say_undumpable(suspicion: Suspicion) -> str:
     return wording.undumpable(suspicion.suspects, suspicion.others, _fewest_neighbours(suspicion))
 
 
-def _outside(who: str, wanted: Callable[[Group], bool], waiting: tuple[str, ...], confidence: Confidence) -> Rule:
+def _outside(
+    who: str,
+    wanted: Callable[[Group], bool],
+    waiting: tuple[str, ...],
+    confidence: Confidence,
+    also: Callable[[Member], bool] = lambda _: True,
+    *,
+    gives_way: bool = False,
+) -> Rule:
     """A rule on ranks that are in no wait while the others are. A weak suspicion needs a clear majority."""
     return Rule(
         kind="OutsideCollective",
         who=who,
-        suspects=_stacked_where(wanted),
+        suspects=_stacked_where(wanted, also),
         waiting=waiting,
         half_of="answered",
         outnumber="three times" if confidence is Confidence.LOW else "more",
@@ -168,6 +211,7 @@ def _outside(who: str, wanted: Callable[[Group], bool], waiting: tuple[str, ...]
         weigh=_weigh_outside,
         words=lambda suspicion: wording.outside(suspicion.suspects, suspicion.others),
         by_stack=True,
+        gives_way=gives_way,
     )
 
 
@@ -227,6 +271,7 @@ RULES: tuple[Rule, ...] = (
         lambda group: activity.known(group.activity).leaves_the_job,
         ("ranks",),
         Confidence.MEDIUM,
+        gives_way=True,
     ),
     _outside(
         "wait for a lock or a thread",
@@ -239,6 +284,14 @@ RULES: tuple[Rule, ...] = (
         lambda group: group.waits_for == "gpu" and group.holds_gil,
         ("ranks", "gpu"),
         Confidence.MEDIUM,
+    ),
+    _outside(
+        "are blocked in functions that no rule knows, or wait for somebody outside of the job, with an idle GPU",
+        lambda group: waits_for(group) == "unknown",
+        ("ranks", "gpu"),
+        Confidence.MEDIUM,
+        _is_held,
+        gives_way=True,
     ),
     _outside(
         "are in functions that no rule knows",

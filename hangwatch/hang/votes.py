@@ -8,7 +8,7 @@ from statistics import median
 
 from hangwatch import words
 from hangwatch.hang import clauses
-from hangwatch.model import Evidence, Group, Grouping, Member, Motion, RankId
+from hangwatch.model import Evidence, Group, Grouping, Member, Motion, RankId, Signature
 
 _POWER_RATIO = 0.9
 _UTILIZATION_GAP = 0.5
@@ -29,6 +29,7 @@ def on_accused(named: Sequence[Group], members: Sequence[Member], others: Sequen
     votes += [vote for group in named for vote in _workers(group)]
     votes += _waiting(waiting, len(rest), "other ranks", supports=True)
     votes += _waiting([group for group in others if group.waits_for == "gpu"], len(rest), "their GPUs", supports=None)
+    votes += _signature(members)
     votes += _state(members)
     votes += _gpu(ids, members, rest)
     votes += _cpu(ids, members, rest)
@@ -134,6 +135,46 @@ def _workers(group: Group) -> list[Evidence]:
         )
         for stack in group.workers[:3]
     ]
+
+
+_SIGNATURES = {
+    Signature.COMPUTES: "computes",
+    Signature.TRANSFERS: "transfers",
+    Signature.GPU_WORKS: "keeps its GPU at work",
+    Signature.BEHIND_GPU: "stands behind its GPU",
+    Signature.SPINS: "spins",
+    Signature.POLLS: "polls",
+    Signature.BLOCKED: "is blocked",
+    Signature.AWAITS_OUTSIDE: "waits for somebody outside of the job",
+}
+
+
+def _signature(members: Sequence[Member]) -> list[Evidence]:
+    return [
+        Evidence(
+            kind="signature",
+            message=f"{words.who([member.id])} {_SIGNATURES[member.signature]}: {', '.join(_numbers(member))}",
+            ranks=(member.id,),
+        )
+        for member in members[:8]
+        if member.signature in _SIGNATURES and member.main_cpu_ratio is not None
+    ]
+
+
+def _numbers(member: Member) -> list[str]:
+    """What was measured of one rank, in the order in which it tells."""
+    parts = [f"main thread at {member.main_cpu_ratio or 0.0:.0%} of a core"]
+    if member.switches_per_second is not None:
+        parts.append(f"{member.switches_per_second:.1f} pauses of its own per second")
+    if member.owns_gil is not None:
+        parts.append("holds the GIL" if member.owns_gil else "no GIL")
+    if member.awaited is not None:
+        parts.append(f"for {member.awaited.who}" + (", which is gone" if member.awaited.is_lost else ""))
+    if member.utilization_ratio is not None:
+        parts.append(f"GPU at {member.utilization_ratio:.0%}")
+    if member.power_watts is not None and member.busy_power_ratio is not None:
+        parts.append(f"{member.power_watts:.0f} W, {member.busy_power_ratio:.0%} of the way from idle to busy")
+    return parts
 
 
 def _state(members: Sequence[Member]) -> list[Evidence]:

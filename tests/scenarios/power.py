@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hangwatch.model import Awaited
 from tests.scenarios.simulation import Doing, Node
 
 HOUR = 3600.0
@@ -58,6 +59,23 @@ _BROADCAST = (
 _ROLLOUTS = ("get (ray/_private/worker.py)", "generate_rollouts (ppo.py)", "fit (ppo.py)", "<module> (ppo.py)")
 _DOWNLOAD = ("read (ssl.py)", "download_shards (prepare.py)", *_MAIN[1:])
 
+_ITEM_IN_MODULE = ("<module> (train.py)",)
+_ITEM_IN_MAIN = ("main (train_unet.py)", "<module> (train_unet.py)")
+_ITEM_IN_UPDATE = ("update (agent.py)", "learn (agent.py)", "<module> (agent.py)")
+_ADD_SCALAR = ("add_scalar (torch/utils/tensorboard/writer.py)", *_MAIN)
+_TORCH_SAVE = ("_save (torch/serialization.py)", "save (torch/serialization.py)", *_MAIN)
+_HTTP = (
+    "readinto (socket.py)",
+    "send (requests/adapters.py)",
+    "post (requests/api.py)",
+    "generate (rollouts.py)",
+    "fit (ppo.py)",
+)
+_REMOTE = ("wait (subprocess.py)", "run (subprocess.py)", "evaluate_remotely (pretrain.py)", *_MAIN[1:])
+_FSYNC = ("sync_to_disk (checkpointing.py)", "save_checkpoint (pretrain.py)", *_MAIN[1:])
+_RECEIVE = ("recv_exactly (shards.py)", "next_shard (shards.py)", *_MAIN[1:])
+_ASK_AGAIN = ("until_there (flags.py)", *_MAIN[1:])
+
 TRAINS = Doing((_FORWARD, _BACKWARD, _OPTIMIZER), watts=600.0, utilization_ratio=0.98, cpu_ratio=0.9)
 WAITS = Doing((_REDUCE,), watts=120.0, cpu_ratio=1.0)
 WAITS_AT_BARRIER = Doing((_BARRIER,), watts=118.0, cpu_ratio=1.0)
@@ -76,6 +94,23 @@ AWAITS_BROADCAST = Doing((_BROADCAST,), watts=119.0, cpu_ratio=1.0)
 # ray.get looks for signals once a second (RAY_get_check_signal_interval_milliseconds).
 AWAITS_ROLLOUTS = Doing((_ROLLOUTS,), watts=90.0, utilization_ratio=0.0, switches_per_second=1.0)
 JOINS = Doing((_INIT,), watts=80.0, utilization_ratio=0.0, cpu_ratio=0.001)
+# Victims behind NCCL: a core spins in one C call without the GIL, and the GPU in a kernel that waits.
+ITEM_IN_MODULE = replace(WAITS, stacks=(_ITEM_IN_MODULE,))
+ITEM_IN_MAIN = replace(WAITS, stacks=(_ITEM_IN_MAIN,))
+ITEM_IN_UPDATE = replace(WAITS, stacks=(_ITEM_IN_UPDATE,))
+SPINS_AT_ZERO = replace(ITEM_IN_MAIN, utilization_ratio=0.0)
+ADDS_SCALAR = replace(WAITS, stacks=(_ADD_SCALAR,))
+SAVES_BEHIND_GPU = replace(WAITS, stacks=(_TORCH_SAVE,))
+PEER_GONE = Doing((_HTTP,), watts=84.0, utilization_ratio=0.0, awaited=Awaited(who="10.0.0.9 port 8000", is_lost=True))
+AWAITS_SERVER = replace(PEER_GONE, awaited=Awaited(who="10.0.0.9 port 8000"))
+AWAITS_SSH = replace(
+    AWAITS_SERVER, stacks=(_REMOTE,), awaited=Awaited(who="its child 77 (ssh), connected to 10.0.0.8 port 22")
+)
+SYNCS = Doing((_FSYNC,), watts=84.0, utilization_ratio=0.0, state="D", device_bytes_per_second=8e7)
+STUCK_SYNCING = replace(SYNCS, device_bytes_per_second=0.0)
+RECEIVES = Doing((_RECEIVE,), watts=84.0, utilization_ratio=0.0, cpu_ratio=0.01, socket_bytes_per_second=4e5)
+ASKS_AGAIN = Doing((_ASK_AGAIN,), watts=84.0, utilization_ratio=0.0, switches_per_second=0.5)
+EVALUATES_SLOWLY = replace(EVALUATES, cpu_ratio=0.005, switches_per_second=3.0)
 LIGHT = replace(TRAINS, watts=250.0)
 VERY_LIGHT = replace(TRAINS, watts=150.0, utilization_ratio=0.4)
 
@@ -289,6 +324,70 @@ HANG_SCENARIOS = (
         HOUR + 300,
     ),
     PowerScenario(
+        "victims at module level",
+        "rank 5 waits for a lock; the others spin behind NCCL in `.item()` of a program without functions",
+        "hang",
+        _after(HOUR, 5, LOCKED, ITEM_IN_MODULE),
+        (Expected(HANGS, True, (5,)),),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "victims in main",
+        "the same, in `main`",
+        "hang",
+        _after(HOUR, 5, LOCKED, ITEM_IN_MAIN),
+        (Expected(HANGS, True, (5,)),),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "victims in update",
+        "the same, in `update` of `learn`",
+        "hang",
+        _after(HOUR, 5, LOCKED, ITEM_IN_UPDATE),
+        (Expected(HANGS, True, (5,)),),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "victims whose GPUs show 0 %",
+        "the same in `main`, and nothing tells them from ranks that compute: the page waits for stalled_hold_seconds",
+        "hang",
+        _after(HOUR, 5, LOCKED, SPINS_AT_ZERO),
+        (Expected("starting → training → quiet → suspected → stalled", True, (), 1050.0),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
+        "a victim inside add_scalar",
+        "rank 0 waits for its GPU in a call that logs; rank 3 asks a server that is gone",
+        "hang",
+        Node(lambda gpu, t: TRAINS if t < HOUR else {0: ADDS_SCALAR, 3: PEER_GONE}.get(gpu, WAITS)),
+        (Expected(HANGS, True, (3,)),),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "a victim inside torch.save",
+        "rank 0 waits for its GPU in a call that saves; rank 3 is stuck in fsync",
+        "hang",
+        Node(lambda gpu, t: TRAINS if t < HOUR else {0: SAVES_BEHIND_GPU, 3: STUCK_SYNCING}.get(gpu, ITEM_IN_MAIN)),
+        (Expected(HANGS, True, (3,)),),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "a victim inside add_scalar, the culprit elsewhere",
+        "rank 0 waits for its GPU in a call that logs; nobody of this node holds the job up",
+        "hang",
+        Node(lambda gpu, t: TRAINS if t < HOUR else ADDS_SCALAR if gpu == 0 else WAITS),
+        (Expected(HANGS, True),),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "a request without a time-out",
+        "rank 0 asks a server that never answers, and still stands: the page waits for stalled_hold_seconds",
+        "hang",
+        _after(HOUR, 0, AWAITS_SERVER),
+        (Expected("starting → training → quiet → suspected → stalled", True, (0,), 1050.0),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
         "two jobs, one hangs",
         "rank 2 of one job waits for a lock; the other job trains",
         "hang",
@@ -313,6 +412,59 @@ HEALTHY_SCENARIOS = (
         "rank 0 writes for 10 minutes, the others wait",
         "healthy",
         _between(HOUR, HOUR + 600, 0, SAVES),
+        (Expected(LOOKED_AT),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
+        "slow fsync",
+        "rank 0 is in fsync for 4 minutes while the device writes, the others wait",
+        "healthy",
+        _between(HOUR, HOUR + 240, 0, SYNCS),
+        (Expected(LOOKED_AT),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
+        "generation over HTTP",
+        "reinforcement learning: 6 minutes of training, then rank 0 waits 4 minutes for a server, the others for it",
+        "healthy",
+        Node(lambda gpu, t: TRAINS if t % 600 < 360 else AWAITS_SERVER if gpu == 0 else WAITS),
+        (
+            Expected(
+                "starting → (training → quiet → suspected → stalled → recovered) x11"
+                " → training → quiet → suspected → stalled"
+            ),
+        ),
+        2 * HOUR,
+    ),
+    PowerScenario(
+        "remote evaluation",
+        "rank 0 waits 8 minutes for ssh, the others for it",
+        "healthy",
+        _between(HOUR, HOUR + 480, 0, AWAITS_SSH),
+        (Expected(LOOKED_AT),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
+        "shards into memory",
+        "rank 0 receives 400 kB/s for 8 minutes, the others wait",
+        "healthy",
+        _between(HOUR, HOUR + 480, 0, RECEIVES),
+        (Expected(LOOKED_AT),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
+        "asks every two seconds",
+        "rank 0 sleeps until a file is there, for 8 minutes, the others wait",
+        "healthy",
+        _between(HOUR, HOUR + 480, 0, ASKS_AGAIN),
+        (Expected(LOOKED_AT),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
+        "evaluation with sleeps",
+        "rank 0 evaluates for 8 minutes and sleeps in between, the others wait",
+        "healthy",
+        _between(HOUR, HOUR + 480, 0, EVALUATES_SLOWLY),
         (Expected(LOOKED_AT),),
         HOUR + 1200,
     ),

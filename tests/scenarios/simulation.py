@@ -159,7 +159,7 @@ class Played:
     states: list[str] = field(default_factory=list)
     paged_at: float | None = None
     verdict: Verdict | None = None
-    captures: int = 0
+    looks: list[Look] = field(default_factory=list)
 
 
 def play(
@@ -167,10 +167,9 @@ def play(
     seconds: float,
     settings: Settings = SETTINGS,
     seed: int = 0,
-    activities: activity.Table | None = None,
 ) -> dict[str, Played]:
     """Run the detector over `seconds` of virtual time; the outcome of each job by its id."""
-    daemon = _Daemon(node, settings, seed, activities)
+    daemon = _Daemon(node, settings, seed)
     for t in range(int(seconds)):
         daemon.second(float(t))
     return daemon.played
@@ -179,13 +178,13 @@ def play(
 class _Daemon:
     """The daemon's beats without its threads."""
 
-    def __init__(self, node: Node, settings: Settings, seed: int, activities: activity.Table | None) -> None:
+    def __init__(self, node: Node, settings: Settings, seed: int) -> None:
         self.node = node
         self.settings = settings
         self.played = {job_id: Played() for job_id, _ in node.jobs}
         self._snapshot = Snapshot()
         self._noise = random.Random(seed)
-        self._activities = activity.load(settings.activities.rules) if activities is None else activities
+        self._activities = activity.load(settings.activities.rules)
         self._wanted: list[TakeCapture] = []
         self._taking: _Taking | None = None
         self._cpu_seconds = dict.fromkeys(node.gpus, 0.0)
@@ -238,7 +237,7 @@ class _Daemon:
             return
         self._taking = None
         look = self._look(taking, t)
-        self.played[taking.job_id].captures += 1
+        self.played[taking.job_id].looks.append(look)
         self._snapshot, actions = progress.captured(self._snapshot, look, now=t, settings=self.settings.detector)
         self._note(actions, t)
 

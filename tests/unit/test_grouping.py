@@ -244,8 +244,17 @@ def test_a_rank_that_came_out_of_a_wait_is_not_accused() -> None:
     assert [who.rank for who in culprit.judge(group_ranks([*others, stuck], TABLE, SETTINGS)).named] == [3]
 
 
-def test_who_stands_beside_a_suspect_does_not_wait_for_it() -> None:
-    """One rank leaves since the first look, four came there from their last collective, three want a lock."""
+@pytest.mark.parametrize(
+    ("came", "want_lock", "expected"),
+    [(3, 4, ("CannotTell", [])), (4, 3, ("OutsideCollective", [5, 6, 7]))],
+)
+def test_who_stands_beside_a_suspect_does_not_wait_for_it(
+    came: int, want_lock: int, expected: tuple[str, list[int]]
+) -> None:
+    """One rank leaves since the first look, some came there from their last collective, the others want a lock.
+
+    Nobody waits for who leaves; where most leave, those who do not are asked next.
+    """
 
     def dump(at: float, function: str, file: str) -> ProcessDump:
         frames = (Frame(function=function, file=file), Frame(function="main", file="train.py"))
@@ -255,10 +264,10 @@ def test_who_stands_beside_a_suspect_does_not_wait_for_it() -> None:
     leaving = ("destroy_process_group", "torch/distributed/distributed_c10d.py")
     reducing = ("all_reduce", "torch/distributed/distributed_c10d.py")
     locked = ("acquire", "filelock/_api.py")
-    places = [(leaving, leaving), *[(reducing, leaving)] * 4, *[(locked, locked)] * 3]
+    places = [(leaving, leaving), *[(reducing, leaving)] * came, *[(locked, locked)] * want_lock]
     ranks = [
         RankDump(id=RankId(rank=rank), rounds=(dump(0, *first), dump(5, *then)))
         for rank, (first, then) in enumerate(places)
     ]
     verdict = culprit.judge(group_ranks(ranks, TABLE, SETTINGS))
-    assert (verdict.kind, verdict.named) == ("CannotTell", ())
+    assert (verdict.kind, [rank.rank for rank in verdict.named]) == expected

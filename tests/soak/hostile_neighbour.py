@@ -50,7 +50,7 @@ CONNECTED = [
     "store = socket.create_connection(('127.0.0.1', 29500))\ntime.sleep(3600)\n",
 ]
 RANK = Path(__file__).with_name("rank.py")
-PODS = ("8c1f0a52-6d1e-4f0e-9f57-0d2c6a1b7e11", "3b7d9e04-11aa-4c8d-8a3f-5f6e7d8c9b22")
+PODS = [f"8c1f0a52-6d1e-4f0e-9f57-0d2c6a1b7e{number}" for number in range(10, 14)]  # the job's, and the neighbour's
 LIVES = [(who, first) for who in ("another user", "another container") for first in ("job first", "hostile first")]
 PAGE_SECONDS = 45.0
 VISITS = 2
@@ -135,7 +135,6 @@ def attack(crowd: Crowd, folder: Path, job: list[int]) -> None:
     for rank in range(RANKS):
         crowd.start(SLEEP, {**RUN, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         crowd.start(SLEEP, {**RUN, "RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": "99"})
-        crowd.start(SLEEP, {**RUN, "RANK": str(RANKS + rank), "LOCAL_RANK": str(rank)})
     for name in ("torchrun", "vllm", "pt_elastic", "py-spy"):
         script = folder / name
         script.write_text("import subprocess, sys, time\nsubprocess.Popen(sys.argv[1:])\ntime.sleep(3600)\n")
@@ -170,6 +169,12 @@ def attack(crowd: Crowd, folder: Path, job: list[int]) -> None:
         crowd.start([PYTHON, "-SE", "-c", kill, *map(str, job)], {})
 
 
+def join(crowd: Crowd) -> None:
+    """Claim the ranks that the job has on other nodes, and nothing that its own ranks claim."""
+    for rank in range(RANKS):
+        crowd.start(SLEEP, {**RUN, "RANK": str(RANKS + rank), "LOCAL_RANK": str(rank)})
+
+
 @contextlib.contextmanager
 def slow_clients(port: int, idle: int = 100, slow: int = 20) -> Iterator[None]:
     """Connections that say nothing, and such as say a byte now and then."""
@@ -190,8 +195,8 @@ def slow_clients(port: int, idle: int = 100, slow: int = 20) -> Iterator[None]:
 class Visitor:
     """A claimant to rank 0 whose claim is as good as can be: on a GPU by the driver's list, connected to a store."""
 
-    def __init__(self, become: Callable[[], None], driver: FakeDriver) -> None:
-        self.crowd, self.driver = Crowd(become), driver
+    def __init__(self, crowd: Crowd, driver: FakeDriver) -> None:
+        self.crowd, self.driver = crowd, driver
         self.line = ""
 
     def come(self) -> None:
@@ -279,19 +284,23 @@ def play(daemon: RealDaemon, driver: FakeDriver, who: str, first: str) -> tuple[
     cgroups = [Cgroup(pod) for pod in PODS]
     is_user = who == "another user"
     victim = as_user(ADA) if is_user else in_pod(cgroups[0])
-    hostile = Crowd(as_user(NOBODY) if is_user else in_pod(cgroups[1]))
-    visitor = Visitor(hostile.become, driver)
+    hostile, joining, visiting = (
+        Crowd(as_user(NOBODY - number) if is_user else in_pod(cgroups[1 + number])) for number in range(3)
+    )
+    visitor = Visitor(visiting, driver)
     life = Life(daemon, driver, victim, "uid 1004" if is_user else "uid 0")
     tools = Path(tempfile.mkdtemp(prefix="hostile-"))
     tools.chmod(0o777)
     try:
         if first == "hostile first":
             attack(hostile, tools, [])
+            join(joining)
             time.sleep(3)
         pids = life.start()
         life.until(lambda seen: seen[0] == "training", 30)
         if first == "job first":
             attack(hostile, tools, pids)
+            join(joining)
         with slow_clients(daemon.port):
             for _ in range(VISITS):
                 visitor.come()
@@ -331,6 +340,7 @@ def play(daemon: RealDaemon, driver: FakeDriver, who: str, first: str) -> tuple[
     finally:
         visitor.go()
         hostile.end()
+        joining.end()
         life.end()
         driver.write(h100(RANKS + 1))
         life.until(lambda seen: seen[0] in (None, "ended"), 20)

@@ -55,7 +55,7 @@ TESTS = {
     ),
     "hang/detector.py": ("unit/test_detector.py", "unit/test_progress.py", "scenarios/test_power.py"),
     "hang/capture.py": ("integration/test_capture.py",),
-    "probes/pyspy.py": ("unit/test_pyspy_json.py", "integration/test_pyspy.py"),
+    "probes/pyspy.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py"),
     "progress.py": ("unit/test_progress.py", "unit/test_metrics.py"),
     "store.py": ("unit/test_store.py",),
 }
@@ -369,7 +369,8 @@ class Copy:
             "-p",
             "no:cacheprovider",
         ]
-        environ = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        environ = {**os.environ, "PYTHONPATH": str(self.folder)}
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # tests are rewritten by pytest once, not for each mutant
         try:
             done = subprocess.run(
                 [*command, "--timeout=150", *(f"tests/{test}" for test in tests)],

@@ -32,6 +32,7 @@ OLDEST_VERSION = (0, 4)  # older ones leave a rank that waits in the kernel stop
 MAX_DUMP_BYTES = 16 << 20
 MOST_THREADS = 4096  # of py-spy 0.4: of a process with more Python threads, or frames in one, it says "no interpreter"
 
+_VERSION_DEADLINE_SECONDS = 10.0
 _STOP_POLL_SECONDS = 0.2
 _SETTLE_SECONDS = 0.01  # a target whose tracer died runs for a moment before the stop that was meant for it holds it
 _KILL_SECONDS = 1.0
@@ -127,7 +128,11 @@ def version(program: Path) -> tuple[int, ...] | None:
 @functools.lru_cache(maxsize=8)
 def _version(program: Path) -> tuple[int, ...]:
     done = subprocess.run(
-        [program, "--version"], capture_output=True, timeout=10, check=False, stdin=subprocess.DEVNULL
+        [program, "--version"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=_VERSION_DEADLINE_SECONDS,
+        check=False,
     )
     found = re.search(rb"py-spy (\d+)\.(\d+)(?:\.(\d+))?", done.stdout)
     if found is None:

@@ -24,6 +24,7 @@ from hangwatch.probes import procs, pyspy
 from hangwatch.probes.left_behind import MOST_OF_ONE_SHARE, LeftBehind
 from hangwatch.pyspy_output import parse_json
 from tests.conftest import wait_for
+from tests.fake_pyspy import fake_pyspy
 from tests.integration import targets
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: changes users and capabilities")
@@ -231,7 +232,7 @@ def test_the_first_rung_never_uses_ptrace(tmp_path: Path) -> None:
 
 
 def test_a_py_spy_that_hangs_is_ended_at_the_deadline_and_not_retried(tmp_path: Path) -> None:
-    fake = _program(tmp_path, "exec sleep 600")
+    fake = fake_pyspy(tmp_path, "exec sleep 600")
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         answer = dump(pid, pyspy_path=fake, deadline_seconds=0.5)
     assert answer.fault is not None
@@ -241,7 +242,7 @@ def test_a_py_spy_that_hangs_is_ended_at_the_deadline_and_not_retried(tmp_path: 
 
 def test_a_capture_that_is_to_stop_does_not_wait_for_py_spy(tmp_path: Path) -> None:
     stop = threading.Event()
-    fake = _program(tmp_path, f"touch {tmp_path}/started; exec sleep 600")
+    fake = fake_pyspy(tmp_path, f"touch {tmp_path}/started; exec sleep 600")
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         threading.Thread(target=lambda: (wait_for((tmp_path / "started").exists, "py-spy"), stop.set())).start()
         answer = dump(pid, pyspy_path=fake, deadline_seconds=60.0, stop=stop)
@@ -259,7 +260,7 @@ NO_PAUSE_MENDS_IT = 'echo "Error: Permission denied" >&2; '
 )
 def test_a_target_that_a_dying_py_spy_leaves_stopped_runs_on(tmp_path: Path, body: str, paused: bool) -> None:
     with targets.python(targets.SPINNING, tmp_path) as pid:
-        answer = dump(pid, pyspy_path=_program(tmp_path, body if paused else NO_PAUSE_MENDS_IT + body))
+        answer = dump(pid, pyspy_path=fake_pyspy(tmp_path, body if paused else NO_PAUSE_MENDS_IT + body))
         assert (answer.paused, answer.json) == (paused, None)
         wait_until_it_works(pid)
 
@@ -270,7 +271,7 @@ def test_a_target_that_obeys_a_stop_only_after_py_spy_has_ended_runs_on(
     monkeypatch.setattr(pyspy, "_SETTLE_SECONDS", 2.0)
     late = f'(sleep 0.2; kill -STOP "$5"; touch {tmp_path}/stopped) </dev/null >/dev/null 2>&1 & exit 1'
     with targets.python(targets.SPINNING, tmp_path) as pid:
-        dump(pid, pyspy_path=_program(tmp_path, NO_PAUSE_MENDS_IT + late))
+        dump(pid, pyspy_path=fake_pyspy(tmp_path, NO_PAUSE_MENDS_IT + late))
         wait_for((tmp_path / "stopped").exists, "the stop")
         wait_until_it_works(pid)
 
@@ -278,7 +279,7 @@ def test_a_target_that_obeys_a_stop_only_after_py_spy_has_ended_runs_on(
 def test_a_stop_that_a_target_in_the_kernel_has_not_obeyed_yet_is_taken_back(tmp_path: Path) -> None:
     with targets.python(targets.IN_KERNEL + "ready()\nimport time\ntime.sleep(600)", tmp_path) as pid:
         targets.wait_for_state(pid, "D")
-        dump(pid, pyspy_path=_program(tmp_path, STOPS_ALWAYS))
+        dump(pid, pyspy_path=fake_pyspy(tmp_path, STOPS_ALWAYS))
         (tmp_path / "ready").unlink()
         (tmp_path / "fifo").write_text("")  # somebody writes: the kernel lets go
         wait_for((tmp_path / "ready").exists, "the target to run on")
@@ -297,7 +298,7 @@ def test_a_stop_that_was_pending_before_is_not_taken_back(tmp_path: Path) -> Non
 def test_what_was_stopped_before_is_not_for_hangwatch_to_continue(tmp_path: Path, body: str) -> None:
     with targets.python(targets.SPINNING, tmp_path) as pid:
         targets.stop(pid)
-        answer = dump(pid, pyspy_path=_program(tmp_path, body))
+        answer = dump(pid, pyspy_path=fake_pyspy(tmp_path, body))
         assert (answer.paused, answer.state_after, targets.state(pid)) == (False, "T", "T")
 
 
@@ -309,9 +310,7 @@ def wait_until_it_works(pid: int) -> None:
 
 @pytest.mark.parametrize(("printed", "words"), [("py-spy 0.3.14", "0.3.14"), ("what?", "unknown")])
 def test_a_py_spy_that_may_leave_a_rank_stopped_is_refused(tmp_path: Path, printed: str, words: str) -> None:
-    old = tmp_path / "py-spy"
-    old.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{printed}" || touch {tmp_path}/dumped\n')
-    old.chmod(0o755)
+    old = fake_pyspy(tmp_path, "", f'[ "$1" = --version ] && echo "{printed}" || touch {tmp_path}/dumped')
     answer = dump(os.getpid(), pyspy_path=old)
     assert answer.fault is not None
     assert (answer.fault.reason, words in answer.fault.detail) == ("PyspyTooOld", True)
@@ -321,7 +320,7 @@ def test_a_py_spy_that_may_leave_a_rank_stopped_is_refused(tmp_path: Path, print
 def test_endless_output_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspy, "MAX_DUMP_BYTES", 1 << 20)
     with targets.python(targets.SLEEPING, tmp_path) as pid:
-        answer = dump(pid, pyspy_path=_program(tmp_path, "exec yes"))
+        answer = dump(pid, pyspy_path=fake_pyspy(tmp_path, "exec yes"))
     assert answer.fault is not None and answer.fault.reason == "TooLarge"
 
 
@@ -403,12 +402,4 @@ def test_a_dump_takes_little_time(tmp_path: Path) -> None:
 def _torn_at_first(folder: Path) -> Path:
     """The real py-spy, except that reading without a pause meets a stack that changes."""
     torn = 'case "$*" in *nonblocking*) echo "Error: Failed to get stack traces" >&2; exit 1;; esac; '
-    return _program(folder, f'{torn}exec {pyspy.find()} "$@"')
-
-
-def _program(folder: Path, body: str) -> Path:
-    """A stand-in for a py-spy that misbehaves."""
-    path = folder / "py-spy"
-    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {{ echo "py-spy 0.4.9"; exit 0; }}\n{body}\n')
-    path.chmod(0o755)
-    return path
+    return fake_pyspy(folder, f'{torn}exec {pyspy.find()} "$@"')

@@ -1,0 +1,427 @@
+"""What is done and said where py-spy fails: how often it is asked, when the target may be paused, what a person reads.
+
+The targets are folders such as /proc shows them, so that each can be in any state; py-spy is a shell script.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hangwatch.model import Fault
+from hangwatch.probes import left_behind, pyspy
+from tests.conftest import wait_for
+from tests.fake_pyspy import fake_pyspy
+from tests.proc_tree import lay_out
+
+TARGET = 5_000_000  # more than the kernel's PID_MAX_LIMIT: no signal of ours can reach anybody
+STACKS = 'echo "[]"'
+NO_INTERPRETER = "echo 'Error: Failed to find a python interpreter' >&2; exit 1"
+TORN = "echo 'Error: Failed to get stack traces' >&2; exit 1"
+
+
+class Target:
+    """A process as /proc shows it, and a py-spy that keeps a line about each call."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.proc = folder, folder / "proc"
+        self.shows("S")
+
+    def shows(self, state: str, *, threads: str = "S", count: int = 1, uid: int = 1004) -> None:
+        lay_out(f"{TARGET} (python3) {state} parent=1 start=1000", self.proc)
+        process = self.proc / str(TARGET)
+        (process / "status").write_text(f"Name:\tpython3\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nThreads:\t{count}\n")
+        for number, letter in enumerate(threads):
+            (process / f"task/{TARGET + number}").mkdir(parents=True)
+            stat = (process / "stat").read_text().replace(f") {state} ", f") {letter} ")
+            (process / f"task/{TARGET + number}/stat").write_text(stat)
+
+    def pyspy(self, body: str, paused: str | None = None) -> Path:
+        """One that answers with `body`, and where it may pause the target with `paused`."""
+        other = "" if paused is None else f'case "$*" in *--nonblocking*) ;; *) {paused}; exit;; esac\n'
+        return fake_pyspy(self.folder, f'echo "$*" >> {self.folder}/calls\n{other}{body}')
+
+    def dump(self, program: Path, **options: object) -> pyspy.PyspyAnswer:
+        given = {"deadline_seconds": 20.0, "pyspy_path": program, "proc_root": self.proc, **options}
+        return pyspy.dump(TARGET, **given)  # type: ignore[arg-type]
+
+    @property
+    def calls(self) -> list[str]:
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    return Target(tmp_path)
+
+
+@pytest.fixture
+def silent_stdin() -> Iterator[None]:
+    """A standard input on which nobody ever writes: a terminal, or the pipe of a service manager."""
+    old = os.dup(0)
+    reading, writing = os.pipe()
+    os.dup2(reading, 0)
+    yield
+    os.dup2(old, 0)
+    for descriptor in (old, reading, writing):
+        os.close(descriptor)
+
+
+def fault_of(answer: pyspy.PyspyAnswer) -> Fault:
+    assert (answer.json, answer.fault is None) == (None, False)
+    assert answer.fault is not None
+    assert answer.fault.subject == f"pid {TARGET}"
+    return answer.fault
+
+
+def said(fault: Fault) -> tuple[str, str, str, str]:
+    return fault.reason, fault.about, fault.detail, fault.remedy
+
+
+# --- how it is called ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({}, "dump --json --nonblocking"),
+        ({"include_locals": True}, "dump --json --nonblocking --locals"),
+        ({"native": True}, "dump --json --native"),
+    ],
+)
+def test_the_target_is_paused_only_for_who_asks_for_native_frames(
+    target: Target, options: dict[str, bool], arguments: str
+) -> None:
+    answer = target.dump(target.pyspy(STACKS), **options)
+    assert target.calls == [f"{arguments} --pid {TARGET}"]
+    assert (answer.json, answer.fault, answer.paused, answer.state_after) == (b"[]\n", None, "native" in options, "S")
+
+
+def test_py_spy_is_told_nothing_of_the_daemon(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its environment, which may hold tokens, nor its standard input."""
+    monkeypatch.setenv("TOKEN", "secret")
+    monkeypatch.setenv("PATH", f"/nowhere:{os.environ['PATH']}")
+    target.dump(target.pyspy(f"env > {target.folder}/environ; {STACKS}"))
+    told = dict(line.split("=", 1) for line in (target.folder / "environ").read_text().splitlines())
+    assert {**told, "PWD": "", "OLDPWD": "", "SHLVL": "", "_": ""} == {
+        "PATH": os.environ["PATH"],
+        "RUST_BACKTRACE": "0",  # a hundred lines that nobody reads
+        **dict.fromkeys(("PWD", "OLDPWD", "SHLVL", "_"), ""),
+    }
+
+
+def test_without_a_path_nothing_is_made_up(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PATH")
+    program = target.pyspy(f"/usr/bin/env > {target.folder}/environ; {STACKS}")
+    target.dump(program)
+    assert "RUST_BACKTRACE=0\n" in (target.folder / "environ").read_text()
+
+
+def test_nobody_waits_for_what_is_never_typed(target: Target, silent_stdin: None) -> None:
+    program = fake_pyspy(target.folder, f"read line; {STACKS}", f'[ "$1" = --version ] && read line; {pyspy_says()}')
+    assert target.dump(program, deadline_seconds=3.0).fault is None
+
+
+def pyspy_says(words: str = "py-spy 0.4.9", status: int = 0) -> str:
+    return f'[ "$1" = --version ] && {{ echo "{words}"; exit {status}; }}'
+
+
+# --- which one -------------------------------------------------------------------------------------------------------
+
+
+def test_the_py_spy_beside_the_interpreter_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    elsewhere = fake_pyspy(tmp_path / "bin", STACKS)
+    monkeypatch.setenv("PATH", str(elsewhere.parent))
+    assert pyspy.find() == elsewhere
+    beside = fake_pyspy(tmp_path, STACKS)
+    assert pyspy.find() == beside
+    beside.unlink()
+    beside.mkdir()
+    assert pyspy.find() == elsewhere
+
+
+def test_where_there_is_none_the_command_that_installs_it_is_told(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", str(target.folder / "python"))
+    monkeypatch.setenv("PATH", str(target.folder / "bin"))
+    assert pyspy.find() is None
+    answer = pyspy.dump(TARGET, deadline_seconds=5.0, proc_root=target.proc)
+    fault = fault_of(answer)
+    assert (fault.reason, fault.about, fault.detail) == ("NoPyspy", "tool", "py-spy was not found")
+    assert "pip install 'py-spy>=0.4.1'" in fault.remedy
+    assert (answer.duration_seconds, answer.paused, answer.state_after) == (0.0, False, "S")
+
+
+@pytest.mark.parametrize(
+    ("printed", "number"),
+    [
+        ("py-spy 0.4.9", (0, 4, 9)),
+        ("py-spy 0.4", (0, 4, 0)),
+        ("py-spy 1.12.30-rc1", (1, 12, 30)),
+        ("py-spy four", None),
+        ("", None),
+    ],
+)
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_version_is_what_it_prints(
+    tmp_path: Path, printed: str, number: tuple[int, ...] | None, status: int
+) -> None:
+    assert pyspy.version(fake_pyspy(tmp_path, STACKS, pyspy_says(printed, status))) == number
+
+
+def test_what_cannot_be_started_or_never_answers_has_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pyspy, "_VERSION_DEADLINE_SECONDS", 0.2)
+    assert pyspy.version(tmp_path / "nowhere") is None
+    assert pyspy.version(fake_pyspy(tmp_path, STACKS, "exec sleep 600")) is None
+
+
+def test_who_says_a_version_is_asked_once_and_who_does_not_each_time(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    program = fake_pyspy(tmp_path, STACKS, f"echo >> {asked}; {pyspy_says('not yet')}")
+    assert [pyspy.version(program), pyspy.version(program)] == [None, None]
+    program = fake_pyspy(tmp_path, STACKS, f"echo >> {asked}; {pyspy_says()}")
+    assert [pyspy.version(program), pyspy.version(program)] == [(0, 4, 9)] * 2
+    assert asked.read_text() == "\n" * 3
+
+
+@pytest.mark.parametrize(("printed", "words"), [("py-spy 0.3.14", "0.3.14"), ("what?", "unknown")])
+def test_one_that_may_leave_a_rank_stopped_is_named_with_what_mends_it(
+    target: Target, printed: str, words: str
+) -> None:
+    program = fake_pyspy(target.folder, STACKS, pyspy_says(printed))
+    fault = fault_of(target.dump(program))
+    assert (fault.reason, fault.about) == ("PyspyTooOld", "tool")
+    assert fault.detail == f"{program} has version {words}; before 0.4 it can leave a rank stopped for ever"
+    assert "pip install 'py-spy>=0.4.1'" in fault.remedy
+
+
+def test_one_that_was_taken_away_after_it_said_its_version(target: Target) -> None:
+    program = target.pyspy(STACKS)
+    assert pyspy.version(program) == (0, 4, 9)
+    program.unlink()
+    answer = target.dump(program)
+    assert said(fault_of(answer)) == ("CannotStart", "tool", f"{program}: No such file or directory", "")
+
+
+# --- whether it is asked again, and with a pause ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("letter", "ZX")
+def test_who_has_ended_is_not_dumped(target: Target, letter: str) -> None:
+    target.shows(letter)
+    answer = target.dump(target.pyspy(STACKS))
+    assert said(fault_of(answer)) == ("ProcessGone", "target", "the process has ended", "")
+    assert (answer.duration_seconds, answer.state_after, target.calls) == (0.0, letter, [])
+
+
+def test_who_ends_meanwhile_has_no_state_afterwards(target: Target) -> None:
+    answer = target.dump(target.pyspy(f"rm -r {target.proc}/{TARGET}; {STACKS}"))
+    assert (answer.json, answer.state_after) == (b"[]\n", None)
+
+
+@pytest.mark.parametrize(
+    ("complaint", "may_be_mended"),
+    [
+        ("Error: Failed to get stack traces", True),
+        ("Error: something that nobody has heard of", True),
+        ("", True),
+        ("Error: Permission denied", False),
+        ("Error: Failed to find python version from target process", False),
+        ("Error: timed out", False),
+        ("Error: Failed to suspend process", False),
+    ],
+)
+def test_a_pause_is_tried_only_for_what_it_can_mend(target: Target, complaint: str, may_be_mended: bool) -> None:
+    answer = target.dump(target.pyspy(f"echo '{complaint}' >&2; exit 1", paused=STACKS))
+    assert (answer.fault is None, answer.paused, len(target.calls)) == (
+        may_be_mended,
+        may_be_mended,
+        1 + may_be_mended,
+    )
+
+
+@pytest.mark.parametrize("letter", "RSDTtZXI")
+def test_one_thread_that_the_kernel_does_not_let_go_forbids_the_pause(target: Target, letter: str) -> None:
+    target.shows("S", threads=f"SS{letter}S")
+    answer = target.dump(target.pyspy(TORN, paused=STACKS))
+    assert answer.paused == (letter in "RS")
+    assert target.dump(target.pyspy(STACKS), native=True).paused == (letter in "RS")
+
+
+def test_of_whom_no_thread_is_known_none_is_paused(target: Target) -> None:
+    target.shows("S", threads="")
+    assert not target.dump(target.pyspy(TORN, paused=STACKS)).paused
+
+
+def test_a_pause_is_tried_once(target: Target) -> None:
+    answer = target.dump(target.pyspy(TORN))
+    assert (fault_of(answer).reason, answer.paused, len(target.calls)) == ("StackChanged", True, 2)
+    target.dump(target.pyspy(TORN), native=True)
+    assert len(target.calls) == 3
+
+
+def test_a_pause_has_a_deadline_of_its_own(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspy, "BLOCKING_DEADLINE_SECONDS", 0.4)
+    fault = fault_of(target.dump(target.pyspy(TORN, paused="exec sleep 600")))
+    assert said(fault) == ("Timeout", "target", "no stacks within 0.4 s", "")
+
+
+def test_a_pause_is_no_longer_than_a_dump_may_take(target: Target) -> None:
+    fault = fault_of(target.dump(target.pyspy(TORN, paused="exec sleep 600"), deadline_seconds=1.0))
+    assert fault.detail == "no stacks within 1 s"
+
+
+def test_an_interpreter_that_is_missed_now_and_then_is_found(target: Target) -> None:
+    body = f"[ $(wc -l < {target.folder}/calls) -ge 3 ] && {STACKS} && exit; {NO_INTERPRETER}"
+    answer = target.dump(target.pyspy(body))
+    assert (answer.json, answer.paused, len(target.calls)) == (b"[]\n", False, 3)
+
+
+def test_an_interpreter_that_is_missed_again_and_again_is_looked_for_five_times(target: Target) -> None:
+    fault = fault_of(target.dump(target.pyspy(NO_INTERPRETER)))
+    assert (fault.reason, fault.about, len(target.calls)) == ("NoInterpreter", "tool", 5)
+
+
+@pytest.mark.parametrize("count", [4096, 4097])
+def test_of_more_threads_than_py_spy_reads_it_is_asked_once(target: Target, count: int) -> None:
+    target.shows("S", count=count)
+    fault = fault_of(target.dump(target.pyspy(NO_INTERPRETER, paused=STACKS)))
+    if count == 4096:
+        assert (fault.reason, len(target.calls)) == ("NoInterpreter", 5)
+    else:
+        detail = "it has 4,097 threads, and py-spy reads no process of more than 4,096"
+        assert (*said(fault), len(target.calls)) == ("TooManyThreads", "tool", detail, "", 1)
+
+
+def test_all_attempts_together_have_one_deadline(target: Target) -> None:
+    body = f"[ -e {target.folder}/again ] && exec sleep 600; touch {target.folder}/again; sleep 0.8; {NO_INTERPRETER}"
+    answer = target.dump(target.pyspy(body), deadline_seconds=1.6)
+    assert fault_of(answer).reason == "Timeout"
+    assert 1.6 <= answer.duration_seconds < 2.3
+    assert len(target.calls) == 2
+
+
+# --- what it answers -------------------------------------------------------------------------------------------------
+
+
+def test_a_dump_of_16_mib_is_read_and_one_byte_more_is_not(target: Target) -> None:
+    whole = target.dump(target.pyspy("head -c 16777216 /dev/zero")).json
+    assert whole == bytes(16 << 20)
+    fault = fault_of(target.dump(target.pyspy("head -c 16777217 /dev/zero")))
+    assert said(fault) == ("TooLarge", "tool", "more than 16 MB of stacks", "")
+
+
+def test_complaints_count_as_much_as_stacks(target: Target) -> None:
+    assert fault_of(target.dump(target.pyspy("head -c 16777217 /dev/zero >&2"))).reason == "TooLarge"
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ("exit 0", "py-spy ended with status 0 and said nothing"),
+        ("echo; exit 0", "py-spy ended with status 0 and said nothing"),
+        ("echo '[]'; exit 3", "py-spy ended with status 3 and said nothing"),
+        ("kill -9 $$", "py-spy ended with status -9 and said nothing"),
+        (r"printf 'Error: \377 bytes' >&2; exit 1", "\ufffd bytes"),
+        ("printf 'Error: one\\n\\nCaused by:\\n    0: two\\n    1: three\\n' >&2; exit 1", "one: two: three"),
+        ("printf 'one\\nStack backtrace:\\n   0: two\\n' >&2; exit 1", "one"),
+    ],
+)
+def test_what_is_no_dump_is_told_in_its_words(target: Target, body: str, detail: str) -> None:
+    assert said(fault_of(target.dump(target.pyspy(body)))) == ("DumpFailed", "tool", detail, "")
+
+
+def test_who_answers_and_does_not_end_is_ended(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspy, "_KILL_SECONDS", 0.1)
+    body = f"echo $$ > {target.folder}/pid; {STACKS}; exec sleep 600 >&- 2>&-"
+    fault = fault_of(target.dump(target.pyspy(body), deadline_seconds=0.5))
+    assert said(fault) == ("Timeout", "tool", "py-spy printed its answer and did not end", "")
+    assert not Path(f"/proc/{(target.folder / 'pid').read_text().strip()}").exists()
+
+
+def test_who_closes_one_stream_first_is_read_to_the_end_of_the_other(target: Target) -> None:
+    assert target.dump(target.pyspy(f"exec 2>&-; sleep 0.1; {STACKS}")).json == b"[]\n"
+
+
+def test_who_is_told_to_stop_says_so_and_leaves_nobody_behind(target: Target) -> None:
+    stop = threading.Event()
+    stop.set()
+    fault = fault_of(target.dump(target.pyspy("exec sleep 600"), stop=stop))
+    assert said(fault) == ("Interrupted", "tool", "hangwatch was asked to stop", "")
+    assert pyspy.left_behind() == 0
+
+
+def test_a_stop_that_nobody_asks_for_changes_nothing(target: Target) -> None:
+    assert target.dump(target.pyspy(STACKS), stop=threading.Event()).json == b"[]\n"
+
+
+# --- who cannot be ended ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The kernel keeps whom it holds in a call: SIGKILL does nothing, until the test is over."""
+    kept: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda child: kept.append(child))
+    monkeypatch.setattr(pyspy, "_KILL_SECONDS", 0.05)
+    yield kept
+    for child in kept:
+        os.kill(child.pid, signal.SIGKILL)
+    wait_for(lambda: pyspy.left_behind() == 0, "all to be reaped")
+
+
+def test_a_py_spy_that_cannot_be_ended_is_left_behind_and_named(
+    target: Target, unkillable: list[subprocess.Popen[bytes]]
+) -> None:
+    program = target.pyspy("exec sleep 600")
+    first = target.dump(program, deadline_seconds=0.1)
+    (child,) = unkillable
+    fault = fault_of(first)
+    assert (fault.reason, fault.about, fault.reason in pyspy.STUCK_REASONS) == ("DumperStuck", "tool", True)
+    assert f"py-spy (pid {child.pid}) hangs in the kernel" in fault.detail
+    assert "file system" in fault.remedy and "dmesg" in fault.remedy
+    assert pyspy.left_behind() == 1
+    assert (child.stdout is not None and child.stdout.closed, child.stderr is not None and child.stderr.closed) == (
+        True,
+        True,
+    ), "what it holds open of ours does not add up"
+    again = target.dump(program)
+    assert (again.fault, again.duration_seconds, len(unkillable)) == (fault, 0.0, 1)
+
+
+def test_once_it_has_ended_the_process_is_dumped_again(
+    target: Target, unkillable: list[subprocess.Popen[bytes]]
+) -> None:
+    target.dump(target.pyspy("exec sleep 600"), deadline_seconds=0.1)
+    os.kill(unkillable.pop().pid, signal.SIGKILL)
+    wait_for(lambda: pyspy.left_behind() == 0, "it to be reaped")
+    assert target.dump(target.pyspy(STACKS)).fault is None
+
+
+def test_where_too_many_hang_none_is_started_for_this_user(
+    target: Target, unkillable: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    for number in range(left_behind.MOST_OF_ONE_USER):
+        other = Target(tmp_path / str(number))
+        stat = other.proc / str(TARGET) / "stat"
+        stat.write_text(stat.read_text().replace("1000", str(2000 + number)))
+        other.dump(other.pyspy("exec sleep 600"), deadline_seconds=0.1)
+    answer = target.dump(target.pyspy(STACKS))
+    fault = fault_of(answer)
+    assert (fault.reason, fault.about, target.calls) == ("TooManyDumpersStuck", "tool", [])
+    assert fault.reason in pyspy.STUCK_REASONS
+    assert "no further one is started until some end" in fault.detail
+    assert answer.duration_seconds < 2, "there is nothing to wait for"
+    target.shows("S", uid=1005)
+    assert target.dump(target.pyspy(STACKS)).fault is None

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from hangwatch import durable, inputs, readers, words
+from hangwatch import config, durable, inputs, readers, words
 from hangwatch.model import INCIDENT_VERSION, MOST_RANKS, Incident, JobState, Value, spans
 from hangwatch.readers import Readers
 
@@ -43,6 +43,7 @@ ORDER_FILE = "order"
 LOCK_FILE = "lock"
 MOST_LEFT_OPEN = 256
 MOST_LEFT_OPEN_BYTES = 16 << 20  # eight ranks take half of one MiB
+_USUAL = config.Store()
 MAX_INCIDENT_BYTES = 512 << 20  # 100,000 ranks take a fifth of it
 _FOLDER = re.compile(r"\d{8}T\d{6}Z-[A-Za-z0-9._-]+")
 _FILE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,127}/){0,3}[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -159,11 +160,9 @@ def _with_ranges(incident: dict[str, Any]) -> bytes:
     return msgspec.json.encode(incident)
 
 
-def open_writable(
-    root: Path, *, max_incidents: int = 200, max_bytes: int = 1 << 30, max_age_days: float = 30.0
-) -> Store:
-    """A store that can be written. Raises StoreError as `Store.make_writable` does."""
-    store = Store(root, max_incidents=max_incidents, max_bytes=max_bytes, max_age_days=max_age_days)
+def open_writable(root: Path) -> Store:
+    """A store of the usual bounds that can be written. Raises StoreError as `Store.make_writable` does."""
+    store = Store(root)
     store.make_writable()
     return store
 
@@ -175,9 +174,9 @@ class Store:
         self,
         root: Path,
         *,
-        max_incidents: int = 200,
-        max_bytes: int = 1 << 30,
-        max_age_days: float = 30.0,
+        max_incidents: int = _USUAL.max_incidents,
+        max_bytes: int = _USUAL.max_bytes,
+        max_age_days: float = _USUAL.max_age_days,
         shared: bool = False,
         group: str = "",
     ) -> None:

@@ -57,7 +57,7 @@ TESTS = {
     "hang/capture.py": ("integration/test_capture.py",),
     "probes/pyspy.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py"),
     "progress.py": ("unit/test_progress.py", "unit/test_metrics.py"),
-    "store.py": ("unit/test_store.py",),
+    "store.py": ("unit/test_store_bounds.py", "unit/test_store.py", "integration/test_readers.py"),
 }
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from hangwatch import store
 from hangwatch.model import Frame, Incident, JobState
-from hangwatch.store import Store, StoreError, open_writable
+from hangwatch.store import Store, StoreError
 from hangwatch.words import incident_name
 from tests import samples
 from tests.conftest import wait_for
@@ -72,6 +72,12 @@ class Disk:
 
 def _path(descriptor: int) -> str:
     return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+def open_writable(root: Path, **bounds: float) -> Store:
+    kept = Store(root, **bounds)  # type: ignore[arg-type]
+    kept.make_writable()
+    return kept
 
 
 def message_of(error: pytest.ExceptionInfo[StoreError]) -> str:

@@ -1,0 +1,382 @@
+"""The store at its boundaries: what is kept and what goes, whom it believes, and what a person reads where it cannot go on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from hangwatch import store
+from hangwatch.model import (
+    INCIDENT_VERSION,
+    MOST_RANKS,
+    Capture,
+    FirstLook,
+    Group,
+    Incident,
+    JobState,
+    Member,
+    RankDump,
+    RankId,
+)
+from hangwatch.store import Store, StoreError, Summary
+from hangwatch.words import incident_name
+from tests import samples
+
+DAY = 86400.0
+
+
+def at(opened: float, **changes: object) -> Incident:
+    job = samples.job(range(2), 2, job_id="42")
+    return samples.replaced(
+        samples.mismatch(),
+        **{"incident_id": incident_name(job, opened), "job": job, "opened_unix_seconds": opened, **changes},
+    )
+
+
+def writable(root: Path, **bounds: float) -> Store:
+    kept = Store(root, **bounds)  # type: ignore[arg-type]
+    kept.make_writable()
+    return kept
+
+
+def error_of(call: Callable[[], object]) -> tuple[str, str]:
+    """What is wrong, and on the lines below it what to do."""
+    with pytest.raises(StoreError) as error:
+        call()
+    first, newline, rest = str(error.value).partition("\n")
+    assert newline and all(line.startswith("  ") for line in rest.splitlines())
+    return first, rest
+
+
+def order(folder: Path) -> bytes:
+    return (folder / "order").read_bytes()
+
+
+def names(kept: Store) -> list[str]:
+    return [summary.folder for summary in kept.summaries()]
+
+
+# --- what goes -------------------------------------------------------------------------------------------------------
+
+
+def test_incidents_are_counted_from_one_on_whatever_was_removed(tmp_path: Path) -> None:
+    kept = writable(tmp_path, max_incidents=1)
+    assert order(kept.save(at(1e9), {})) == b"1"
+    assert order(kept.save(at(2e9), {})) == b"2"
+    assert len(kept.prune()) == 1
+    assert order(kept.save(at(0.0), {})) == b"3"
+
+
+@pytest.mark.parametrize("written", [None, "", "soon", "-1"])
+def test_what_was_never_counted_is_older_than_all_that_was(tmp_path: Path, written: str | None) -> None:
+    kept = writable(tmp_path, max_incidents=1)
+    late, first = kept.save(at(2e9), {}), kept.save(at(1e9), {})
+    (first / "order").write_text("1")
+    (late / "order").unlink() if written is None else (late / "order").write_text(written)
+    assert kept.prune() == (late.name,)
+
+
+def test_at_their_very_limits_all_stay(tmp_path: Path) -> None:
+    for days in (0, 5, 10):
+        writable(tmp_path).save(at(1e9 + days * DAY), {"report.txt": "x" * 1000})
+    size = sum(summary.size_bytes for summary in Store(tmp_path).summaries())
+    kept = Store(tmp_path, max_incidents=3, max_bytes=size, max_age_days=10)
+    assert kept.prune(by_age=9) == ()
+    assert len(Store(tmp_path, max_incidents=3, max_bytes=size - 1, max_age_days=10).prune()) == 1
+
+
+def test_open_incidents_take_room_and_stay(tmp_path: Path) -> None:
+    kept = writable(tmp_path, max_bytes=150_000)
+    big, second, third = (
+        kept.save(at(1e9 + number), {"report.txt": "x" * size}) for number, size in enumerate((120_000, 60_000, 60_000))
+    )
+    assert kept.prune(frozenset({big.name})) == (third.name, second.name)
+    assert names(kept) == [big.name]
+
+
+def test_the_last_one_stays_however_big_and_only_the_last(tmp_path: Path) -> None:
+    kept = writable(tmp_path, max_bytes=1)
+    older, last = (kept.save(at(1e9 + number), {}) for number in range(2))
+    assert kept.prune() == (older.name,)
+    assert kept.prune() == ()
+    assert names(kept) == [last.name]
+
+
+def test_a_date_that_does_not_exist_is_older_than_all(tmp_path: Path) -> None:
+    kept = writable(tmp_path, max_age_days=1)
+    folder = kept.save(at(1e9), {})
+    strange = folder.rename(folder.with_name("20269999T999999Z-x"))
+    newer = kept.save(at(2e9), {})
+    assert kept.prune(by_age=9) == (strange.name,)
+    assert names(kept) == [newer.name]
+
+
+# --- whom it lists ---------------------------------------------------------------------------------------------------
+
+
+def test_a_line_of_the_list_says_what_the_incident_says(tmp_path: Path) -> None:
+    kept = writable(tmp_path)
+    incident = at(1e9, state=JobState.RECOVERED, closed_unix_seconds=1e9 + 60, node="gpu-b07")
+    folder = kept.save(incident, {"report.txt": "abc", "dumps/r1/rank0.bin": b"\xff"})
+    (listed,) = kept.summaries()
+    assert listed == Summary(
+        folder=folder.name,
+        size_bytes=len(store.encode(incident)) + len("1") + len("abc") + 1,
+        incident_id=incident.incident_id,
+        node="gpu-b07",
+        job_id="42",
+        job_key=incident.job.job_key,
+        opened_unix_seconds=1e9,
+        closed_unix_seconds=1e9 + 60,
+        state=JobState.RECOVERED,
+        verdict=incident.verdict.kind,
+        message=incident.verdict.message,
+    )
+    assert (incident.job.job_key, incident.verdict.message) != ("", "")
+    assert (folder / "dumps/r1/rank0.bin").read_bytes() == b"\xff"
+
+
+def test_of_a_broken_one_the_list_says_what_is_wrong_and_no_more(tmp_path: Path) -> None:
+    kept = writable(tmp_path)
+    folder = kept.save(at(1e9), {})
+    (folder / "incident.json").write_text("")
+    (listed,) = kept.summaries()
+    assert listed == Summary(folder=folder.name, size_bytes=1, opened_unix_seconds=0.0, problem=listed.problem)
+    assert listed.problem == (
+        f"{folder}/incident.json: is empty\n  the stacks may still be there: hangwatch explain {folder}/dumps"
+    )
+
+
+def test_a_broken_one_is_written_again(tmp_path: Path) -> None:
+    kept = writable(tmp_path)
+    folder = kept.save(at(1e9), {})
+    (folder / "incident.json").write_text("{")
+    assert kept.save(at(1e9), {}) == folder
+    assert store.load(folder) == at(1e9)
+
+
+def test_ten_nodes_that_write_into_one_store_are_one_too_many(tmp_path: Path) -> None:
+    kept = writable(tmp_path)
+    folders = [kept.save(at(1e9, node=f"node-{number}"), {}) for number in range(9)]
+    first = folders[0]
+    assert [folder.name for folder in folders] == [first.name, *(f"{first.name}-{number}" for number in range(2, 10))]
+    what, remedy = error_of(lambda: kept.save(at(1e9, node="node-9"), {}))
+    assert what == f"{first}: 9 others have this name"
+    assert "give each node its own [store] directory" in remedy
+    assert kept.save(at(1e9, node="node-8"), {}) == folders[8]
+
+
+def test_a_name_stands_for_the_incident_that_has_it_whole(tmp_path: Path) -> None:
+    """The second of two nodes has the name of the first in its own."""
+    kept = writable(tmp_path)
+    first, second = (kept.save(at(1e9, node=node), {}) for node in ("a", "b"))
+    assert first.name in second.name
+    assert (kept.find(first.name), kept.find(second.name)) == (first, second)
+    what, remedy = error_of(lambda: kept.find("2001"))
+    assert what == f"'2001' fits 2 incidents in {kept.incidents}"
+    assert "`hangwatch incidents` lists them" in remedy
+
+
+def test_one_file_of_one_incident_and_nothing_else_is_read(tmp_path: Path) -> None:
+    kept = writable(tmp_path / "state")
+    folder = kept.save(at(1e9), {"report.html": "<p>", "dumps/r1/rank0.txt": "Process 1: x"})
+    (tmp_path / "state/incidents/secret").write_text("x")
+    (tmp_path / "state/incidents/notes").mkdir()
+    (tmp_path / "state/incidents/notes/report.html").write_text("x")
+    assert kept.read_file(folder.name, "report.html") == b"<p>"
+    assert kept.read_file(folder.name, "dumps/r1/rank0.txt") == b"Process 1: x"
+    for incident, name in (
+        (folder.name, "nothing"),
+        (folder.name, "../secret"),
+        (folder.name, ""),
+        (folder.name, "dumps"),
+        ("notes", "report.html"),
+        (f"{folder.name}/../notes", "report.html"),
+        (f"{folder.name}-7", "report.html"),
+    ):
+        assert kept.read_file(incident, name) is None, (incident, name)
+
+
+# --- which incidents it believes -------------------------------------------------------------------------------------
+
+
+def test_the_version_that_is_read_is_this_one(tmp_path: Path) -> None:
+    folder = writable(tmp_path).save(at(1e9), {})
+    path = folder / "incident.json"
+    told = json.loads(path.read_text())
+    for version in range(1, INCIDENT_VERSION + 1):
+        path.write_text(json.dumps({**told, "schema_version": version}))
+        assert store.load(folder) == at(1e9)
+    path.write_text(json.dumps({"schema_version": INCIDENT_VERSION + 1}))
+    what, remedy = error_of(lambda: store.load(folder))
+    assert what == (
+        f"{path}: was written by a newer hangwatch of unknown version "
+        f"(schema {INCIDENT_VERSION + 1}; this one reads up to {INCIDENT_VERSION})"
+    )
+    assert "read it with that version" in remedy
+
+
+@pytest.mark.parametrize(
+    ("version", "absent", "read"),
+    [
+        (1, [7, 1, 3, 2], ((1, 3), (7, 7))),
+        (1, [], ()),
+        (1, [[1, 3]], ((1, 3),)),
+        (1, ["x"], None),
+        (1, 3, None),
+        (2, [1, 2], None),
+        (2, [[1, 2]], ((1, 2),)),
+    ],
+)
+def test_absent_ranks_were_numbers_before_they_were_ranges(
+    tmp_path: Path, version: int, absent: object, read: tuple[tuple[int, int], ...] | None
+) -> None:
+    told = json.loads(store.encode(at(1e9)))
+    told["job"]["absent_local_ranks"] = absent
+    (tmp_path / "incident.json").write_text(json.dumps({**told, "schema_version": version}))
+    if read is None:
+        what, _ = error_of(lambda: store.load(tmp_path))
+        assert "is truncated or no incident" in what
+    else:
+        assert store.load(tmp_path).job.absent_local_ranks == read
+
+
+@pytest.mark.parametrize("job", [3, None, [], "x"])
+def test_an_old_incident_without_a_job_is_none(tmp_path: Path, job: object) -> None:
+    (tmp_path / "incident.json").write_text(json.dumps({"schema_version": 1, "job": job}))
+    assert "no incident" in error_of(lambda: store.load(tmp_path))[0]
+
+
+def _of_rank(number: int) -> RankId:
+    return RankId(node="n1", rank=number)
+
+
+def _captured(incident: Incident, **changes: object) -> Incident:
+    taken = Capture(
+        job_id="42", job_key="42", node="n1", started_unix_seconds=1e9, duration_seconds=1.0, rounds=3, ranks=()
+    )
+    return replace(incident, captures=(replace(taken, **changes),))
+
+
+PLACES: dict[str, Callable[[Incident, int], Incident]] = {
+    "world size of the job": lambda i, n: replace(i, job=replace(i.job, world_size=n)),
+    "local world size": lambda i, n: replace(i, job=replace(i.job, local_world_size=n)),
+    "rank": lambda i, n: replace(i, job=replace(i.job, ranks=(replace(i.job.ranks[0], rank=n),))),
+    "local rank": lambda i, n: replace(i, job=replace(i.job, ranks=(replace(i.job.ranks[0], local_rank=n),))),
+    "world size of the grouping": lambda i, n: replace(i, grouping=replace(i.grouping, world_size=n)),
+    "member": lambda i, n: replace(
+        i, grouping=replace(i.grouping, groups=(Group(key="k", activity="unknown", members=(Member(id=_of_rank(n)),)),))
+    ),
+    "world size of a capture": lambda i, n: _captured(i, world_size=n),
+    "captured rank": lambda i, n: _captured(i, ranks=(RankDump(id=_of_rank(n)),)),
+    "named": lambda i, n: replace(i, verdict=replace(i.verdict, named=(_of_rank(n),))),
+    "local rank of who is named": lambda i, n: replace(
+        i, verdict=replace(i.verdict, named=(RankId(node="n1", local_rank=n),))
+    ),
+    "where to begin": lambda i, n: replace(
+        i, verdict=replace(i.verdict, first_look=(FirstLook(node="n1", rank=n, why="x", settle="y"),))
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_number_that_no_cluster_has_is_believed(tmp_path: Path, place: str) -> None:
+    """A report makes room for as many ranks as an environment said."""
+    for number, sign in ((MOST_RANKS, 1), (MOST_RANKS, -1), (MOST_RANKS + 1, 1), (MOST_RANKS + 1, -1)):
+        incident = PLACES[place](at(1e9), sign * number)
+        (tmp_path / "incident.json").write_bytes(store.encode(incident))
+        if number == MOST_RANKS:
+            assert store.load(tmp_path) == incident
+            continue
+        what, remedy = error_of(lambda: store.load(tmp_path))
+        assert f"speaks of rank or world size {sign * number:,}; more than {MOST_RANKS:,} ranks" in what
+        assert f"hangwatch explain {tmp_path}/dumps" in remedy
+
+
+def test_text_that_is_no_unicode_is_written_escaped_and_the_rest_as_it_is(tmp_path: Path) -> None:
+    incident = at(1e9, host_facts=(("Kernel", "5.15"), ("od\udcffd", "x\ud800")))
+    read = store.load(writable(tmp_path).save(incident, {"report.txt": "x\udcff"}))
+    assert read == replace(incident, host_facts=(("Kernel", "5.15"), ("od\\udcffd", "x\\ud800")))
+
+
+# --- what a person reads ---------------------------------------------------------------------------------------------
+
+
+def test_an_incident_that_is_not_there(tmp_path: Path) -> None:
+    what, remedy = error_of(lambda: store.load(tmp_path))
+    assert what == f"{tmp_path}/incident.json: is not there"
+    assert "`hangwatch incidents` lists the incidents of this node" in remedy
+
+
+def test_a_link_in_the_place_of_an_incident(tmp_path: Path) -> None:
+    (tmp_path / "incident.json").symlink_to("/etc/hostname")
+    what, remedy = error_of(lambda: store.load(tmp_path))
+    assert what == f"{tmp_path}/incident.json: cannot be read: Too many levels of symbolic links"
+    assert "hangwatch follows no links" in remedy
+
+
+def test_a_file_in_the_place_of_the_incidents(tmp_path: Path) -> None:
+    (tmp_path / "incidents").write_text("")
+    what, remedy = error_of(lambda: Store(tmp_path).summaries())
+    assert what == f"{tmp_path}/incidents: cannot be listed: Not a directory"
+    assert "try as root" in remedy
+
+
+def test_a_directory_that_everybody_can_write_is_no_place_for_incidents(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(0o777)
+    what, remedy = error_of(lambda: writable(tmp_path / "state"))
+    assert what.startswith(f"{tmp_path}/state: everybody can write there")
+    assert f"chmod o-w {tmp_path}/state" in remedy
+
+
+def test_the_directory_may_be_passed_by_all_and_changed_by_us_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        writable(tmp_path / "var/hangwatch")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "var/hangwatch").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "the disk is full: free some or lower [store] max_bytes; older incidents are untouched"),
+        (errno.EDQUOT, "the disk is full: free some or lower [store] max_bytes; older incidents are untouched"),
+        (errno.EACCES, "run as root, or give the daemon's user the directory: chown -R USER {root}"),
+        (errno.EPERM, "run as root, or give the daemon's user the directory: chown -R USER {root}"),
+        (errno.EROFS, "the file system is read-only: set [store] directory (under systemd: StateDirectory=hangwatch)"),
+        (errno.ELOOP, "a link or a file is in the place of a folder: move it away, hangwatch follows no links there"),
+        (errno.ENOTDIR, "a link or a file is in the place of a folder: move it away, hangwatch follows no links there"),
+        (errno.EEXIST, "a link or a file is in the place of a folder: move it away, hangwatch follows no links there"),
+        (errno.EIO, "set [store] directory to a local directory that works"),
+    ],
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_what_the_system_says_comes_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str, named: bool
+) -> None:
+    kept = writable(tmp_path / "state")
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number), *(["/a/file"] if named else []))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    for call in (kept.make_writable, lambda: kept.save(at(1e9), {})):
+        what, told = error_of(call)
+        place = "/a/file: " if named else ""
+        assert what == f"{kept.incidents}: incidents cannot be written: {place}{os.strerror(number)}"
+        assert told.strip() == remedy.format(root=kept.root)
+    assert list(kept.incidents.iterdir()) == [path for path in kept.incidents.iterdir() if "writable" in path.name]
+
+
+def test_a_name_that_is_none_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"'\.\./x' is no name for a file of an incident"):
+        writable(tmp_path).save(at(1e9), {"../x": ""})

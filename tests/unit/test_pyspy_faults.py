@@ -409,10 +409,10 @@ def test_once_it_has_ended_the_process_is_dumped_again(
     assert target.dump(target.pyspy(STACKS)).fault is None
 
 
-def test_where_too_many_hang_none_is_started_for_this_user(
+def test_where_too_many_hang_none_is_started_for_this_user_or_pod(
     target: Target, unkillable: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    for number in range(left_behind.MOST_OF_ONE_USER):
+    for number in range(left_behind.MOST_OF_ONE_SHARE):
         other = Target(tmp_path / str(number))
         stat = other.proc / str(TARGET) / "stat"
         stat.write_text(stat.read_text().replace("1000", str(2000 + number)))
@@ -423,5 +423,6 @@ def test_where_too_many_hang_none_is_started_for_this_user(
     assert fault.reason in pyspy.STUCK_REASONS
     assert "no further one is started until some end" in fault.detail
     assert answer.duration_seconds < 2, "there is nothing to wait for"
+    assert target.dump(target.pyspy(STACKS), share="a pod").fault is None
     target.shows("S", uid=1005)
     assert target.dump(target.pyspy(STACKS)).fault is None

@@ -24,7 +24,7 @@ from hangwatch.checks import discovery, runner
 from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.config import Settings
 from hangwatch.hang import activity
-from hangwatch.hang.detector import TakeCapture, Transition
+from hangwatch.hang.detector import MotionCount, TakeCapture, Transition
 from hangwatch.hang.power import GpuLevels, gpu_levels
 from hangwatch.http import Server
 from hangwatch.look import JobScan, Look, look_at
@@ -170,18 +170,29 @@ class Daemon:
                 return
             job = entry.job
             log.info("job %s: taking stacks of %d ranks: %s", job.job_id, len(job.ranks), wanted.reason)
-            look = self.look_at(job, gpu_levels(entry.watch.gpus, settings))
+            levels = gpu_levels(entry.watch.gpus, settings)
+            look = self.look_at(job, levels, may_pause=not wanted.is_glance)
             if look is None:
+                return
+            if wanted.is_glance:
+                self._glanced(job.key, progress.motion_count(look.grouping))
                 return
             self._discover()  # a job that ended while it was looked at has ended, and is not hung
             self._do(self.board.change(progress.captured, look, now=self._clock(), settings=settings))
             log.info("job %s: %s", job.job_id, look.verdict.message)
         except Exception:  # whatever it was, this hang must not be lost with it
             log.exception("job %s: its stacks could not be taken or judged; please report this", wanted.job_key)
+            if wanted.is_glance:
+                self._glanced(wanted.job_key, MotionCount(frozen=0, moving=0))
+                return
             now, unix_now = self._clock(), time.time()
             self._do(
                 self.board.change(progress.unjudged, wanted.job_key, now=now, unix_now=unix_now, settings=settings)
             )
+
+    def _glanced(self, job_key: str, seen: MotionCount) -> None:
+        now, unix_now, settings = self._clock(), time.time(), self.settings.detector
+        self._do(self.board.change(progress.glanced, job_key, seen, now=now, unix_now=unix_now, settings=settings))
 
     def _check(self, name: str) -> None:
         """One run of one check."""
@@ -222,7 +233,9 @@ class Daemon:
                 log.warning("not watched, since it is beyond the limits of [jobs]: %s", one)
         self._left_out_owners = owners
 
-    def look_at(self, job: Job, levels: Mapping[str, GpuLevels] | None = None) -> Look | None:
+    def look_at(
+        self, job: Job, levels: Mapping[str, GpuLevels] | None = None, *, may_pause: bool = True
+    ) -> Look | None:
         """Capture and judge one job whose GPUs have these levels; None when the daemon was asked to stop meanwhile."""
         look = look_at(
             job,
@@ -233,6 +246,7 @@ class Daemon:
             latest_sweep=lambda: self.board.snapshot.sweep,
             gpu_levels=levels,
             proc_root=self._proc_root,
+            may_pause=may_pause,
             stop=self._stop,
             slots=self._slots,
             observe_dump=self._count_dump,

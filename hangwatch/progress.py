@@ -216,6 +216,18 @@ def captured(snapshot: Snapshot, look: Look, *, now: float, settings: Detector) 
     return snapshot.count("captures", _result(seen)).with_job(entry), actions
 
 
+def glanced(
+    snapshot: Snapshot, job_key: str, seen: MotionCount, *, now: float, unix_now: float, settings: Detector
+) -> tuple[Snapshot, tuple[Action, ...]]:
+    """Take what a glance showed, which pauses nothing: it opens no incident, but may begin a suspicion."""
+    entry = snapshot.jobs.get(job_key)
+    if entry is None:
+        return snapshot, ()
+    watch, wanted = detector.glanced(entry.watch, seen, now, settings)
+    entry, actions = _settle(replace(entry, watch=watch), wanted, unix_now)
+    return snapshot.count("captures", _result(seen)).with_job(entry), actions
+
+
 def unjudged(
     snapshot: Snapshot, job_key: str, *, now: float, unix_now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:

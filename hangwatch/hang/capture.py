@@ -55,6 +55,7 @@ def capture(
     gpu_levels: Mapping[str, GpuLevels] | None = None,
     native: bool = False,
     include_locals: bool = False,
+    may_pause: bool = True,
     rounds: int | None = None,
     stop: threading.Event | None = None,
     slots: threading.Semaphore | None = None,
@@ -65,9 +66,10 @@ def capture(
 
     A rank that cannot be dumped keeps its place: what the kernel says of it, and the fault. A rank whose process does
     not exist any more, or that was absent before, is `gone`. Once `stop` is set it returns what it has, within a
-    second. `slots` bounds the dumps at the same time over all captures that share it. GPU numbers are the mean of the
-    sweeps that `latest_gpus` gives after each round, else those of `gpus`; `gpu_levels` are the levels of the job's
-    GPUs by uuid. Never raises for what it finds: processes come and go.
+    second. Without `may_pause` no process is paused or signalled: what could only be read so is not. `slots` bounds the
+    dumps at the same time over all captures that share it. GPU numbers are the mean of the sweeps that `latest_gpus`
+    gives after each round, else those of `gpus`; `gpu_levels` are the levels of the job's GPUs by uuid. Never raises
+    for what it finds: processes come and go.
     """
     stop = stop or threading.Event()
     began, began_unix = time.monotonic(), time.time()
@@ -84,6 +86,7 @@ def capture(
         share=job.share,
         native=native,
         include_locals=include_locals,
+        may_pause=may_pause,
         reader_uid=job.uid,
     )
     sweeps: list[GpuSweep] = []
@@ -136,6 +139,7 @@ class _Taker(NamedTuple):
     share: str
     native: bool
     include_locals: bool
+    may_pause: bool
     reader_uid: int | None
 
     def take(self, target: ProcessId, end: float) -> ProcessDump:
@@ -215,6 +219,7 @@ class _Taker(NamedTuple):
             deadline_seconds=min(self.settings.dump_deadline_seconds, left_seconds),
             native=self.native,
             include_locals=self.include_locals,
+            may_pause=self.may_pause,
             pyspy_path=self.pyspy_path,
             stop=self.stop,
             proc_root=self.proc_root,

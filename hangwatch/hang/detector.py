@@ -9,6 +9,7 @@ are CLOCK_MONOTONIC seconds, so a clock that steps changes nothing. Power raises
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -22,18 +23,19 @@ from hangwatch.model import GpuSample, Incident, Job, JobState, ProcessId, Value
 
 RECOVERED_SHOWN_SECONDS = 60.0  # long enough for a Prometheus that scrapes every 15 or 30 s to see it
 SAMPLE_GAP_SECONDS = 10.0  # longer without samples, and the gap does not count as quiet time
-RELOOK_SECONDS = 900.0  # first pause before a job that was taught a low level is looked at again; it doubles
-RELOOK_MAX_SECONDS = 3600.0
+GLANCE_SECONDS = 300.0  # least time between two glances at power that fell and is flat
+RELOOK_MAX_SECONDS = 3600.0  # longest pause before a job that draws little is glanced at again; the first is the hold
 CAPTURE_LOST_SECONDS = 300.0  # a capture that was asked for and never came back
 
 OPEN_STATES = frozenset({JobState.HUNG, JobState.STALLED})
 
 
 class TakeCapture(Value, frozen=True):
-    """Take the stacks of every rank of this job now."""
+    """Take the stacks of every rank of this job now; a glance, before there is a suspicion, pauses nothing."""
 
     job_key: str
     reason: str
+    is_glance: bool = False
 
 
 class Transition(Value, frozen=True):
@@ -81,7 +83,10 @@ class JobWatch(Value, frozen=True):
     * `over_since`: set at most in starting, since when the job draws more than the plain line of the settings.
     * `fell`: the suspicion began with a fall of power, so power that is over the line again ends it.
     * `low_since`: since when the job draws little without being quiet (it was taught that level, or has never worked
-      hard); after `relook_pause` seconds it is looked at again.
+      hard), and was last seen moving; `relook_pause` seconds later, or after the hold, it is glanced at again.
+    * `glancing_since`: a glance is under way; `glanced_at`: the last one ended. A glance that finds the job standing
+      still begins a suspicion. `fall_glanced_at`: the last one at power that had fallen was asked for; `glance_pause`
+      seconds lie before the next, and more after one that showed nothing.
     """
 
     job_id: str
@@ -107,7 +112,11 @@ class JobWatch(Value, frozen=True):
     over_since: float | None = None
     fell: bool = False
     low_since: float | None = None
-    relook_pause: float = RELOOK_SECONDS
+    relook_pause: float = 0.0
+    glancing_since: float | None = None
+    glanced_at: float | None = None
+    fall_glanced_at: float | None = None
+    glance_pause: float = GLANCE_SECONDS
 
     @property
     def is_open(self) -> bool:
@@ -219,7 +228,7 @@ def step(
         return watch, ()
     levels = idle or {}
     gpus = {
-        uuid: power.observe(watch.gpus.get(uuid, GpuPower()), sample, levels.get(uuid))
+        uuid: power.observe(watch.gpus.get(uuid, GpuPower()), sample, levels.get(uuid), now)
         for uuid, sample in samples.items()
     }
     # A GPU that vanished keeps its history for the report, but has no reading and so no vote.
@@ -241,9 +250,7 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
     if watch.state not in (JobState.SUSPECTED, JobState.HUNG, JobState.STALLED):
         return watch, ()
     if seen.moving * 2 > seen.total:
-        pause = RELOOK_SECONDS if watch.low_since is None else min(2 * watch.relook_pause, RELOOK_MAX_SECONDS)
-        taught = {uuid: power.teach(gpu) for uuid, gpu in watch.gpus.items()}
-        watch = replace(watch, gpus=taught, low_since=now, relook_pause=pause)
+        watch = _taught(watch, now, settings)
         message = f"{seen.moving} of {seen.total} ranks are moving: what the job draws now is work"
         if watch.is_open:
             return _go(watch, JobState.RECOVERED, message, now)
@@ -261,6 +268,25 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
     if seen.who:
         moving = f"{moving}: {seen.who}"
     return _confirm(watch, JobState.STALLED, moving, now, settings)
+
+
+def glanced(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Take the outcome of a glance that `step` asked for: movement teaches, a standstill begins a suspicion."""
+    watch = replace(watch, glancing_since=None, glanced_at=now)
+    if watch.state is not JobState.TRAINING:
+        return watch, ()
+    if seen.moving * 2 > seen.total:
+        return replace(_taught(watch, now, settings), glance_pause=GLANCE_SECONDS), ()
+    if seen.frozen * 2 >= seen.total > 0:
+        if not _is_still_down(watch, settings):
+            return watch, ()
+        stuck = {uuid: replace(gpu, stuck_watts=gpu.watts) for uuid, gpu in watch.gpus.items()}
+        return _suspect(replace(watch, gpus=stuck), f"{seen.frozen} of {seen.total} ranks stand still", now)
+    return replace(
+        watch,
+        glance_pause=min(2 * watch.glance_pause, RELOOK_MAX_SECONDS),
+        relook_pause=_doubled_pause(watch, settings),
+    ), ()
 
 
 def end(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
@@ -309,19 +335,73 @@ def _training(
     if _is_quiet(voters, settings):
         return _fall_quiet(watch, voters, now, settings)
     # A job that never worked hard has no level to fall from: only a later look can tell that it stands still.
-    low = not watch.was_busy or _quorum(sum(power.is_low(gpu, settings) for gpu in voters), voters, settings)
+    low = not watch.was_busy or _is_down(voters, settings)
     busy = watch.was_busy or _quorum(sum(power.is_busy(gpu, settings) for gpu in voters), voters, settings)
     watch = replace(
         watch,
         gpus={uuid: power.learn(gpu, now, settings) for uuid, gpu in watch.gpus.items()},
         was_busy=busy,
         low_since=(watch.low_since if watch.low_since is not None else now) if low else None,
-        relook_pause=watch.relook_pause if low else RELOOK_SECONDS,
+        relook_pause=watch.relook_pause if low else 0.0,
     )
-    if watch.low_since is not None and now - watch.low_since >= watch.relook_pause:
-        reason = f"draws little, and it is {now - watch.low_since:.0f} s since its ranks were last seen moving"
-        return _suspect(watch, reason, now)
-    return watch, ()
+    return _glance(watch, voters, now, settings)
+
+
+def _glance(
+    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Ask for a glance where power alone can tell nothing: it fell and is flat, or the job draws little anyway."""
+    if watch.glancing_since is not None:
+        is_lost = now - watch.glancing_since >= CAPTURE_LOST_SECONDS
+        return (replace(watch, glancing_since=None, glanced_at=now) if is_lost else watch), ()
+    fallen = [gpu for gpu in voters if power.is_under_work(gpu, settings)]
+    flat = sum(power.flat_seconds(gpu, now) >= settings.hold_seconds for gpu in fallen)
+    if _quorum(flat, voters, settings) and _rested(watch.fall_glanced_at, now) >= watch.glance_pause:
+        # Another level: what was seen at the last one says nothing.
+        watch = replace(watch, low_since=None, relook_pause=0.0, fall_glanced_at=now)
+        reason = f"its power fell and has been flat for {settings.hold_seconds:.0f} s"
+    elif min(_rested(watch.glanced_at, now), _low_seconds(watch, now)) >= _relook_pause(watch, settings):
+        reason = f"draws little, and it is {_low_seconds(watch, now):.0f} s since its ranks were last seen moving"
+    else:
+        return watch, ()
+    wanted = TakeCapture(job_key=watch.job_key, reason=reason, is_glance=True)
+    return replace(watch, glancing_since=now), (wanted,)
+
+
+def _rested(glanced_at: float | None, now: float) -> float:
+    return math.inf if glanced_at is None else now - glanced_at
+
+
+def _low_seconds(watch: JobWatch, now: float) -> float:
+    return 0.0 if watch.low_since is None else now - watch.low_since
+
+
+def _is_down(voters: list[GpuPower], settings: Detector) -> bool:
+    """Whether the job draws less than it does at work, or was taught so."""
+    down = sum(power.is_low(gpu, settings) or gpu.taught_watts is not None for gpu in voters)
+    return _quorum(down, voters, settings)
+
+
+def _is_still_down(watch: JobWatch, settings: Detector) -> bool:
+    """Whether the power that a glance was for has lasted as long as the glance."""
+    voters = [gpu for gpu in watch.gpus.values() if gpu.recent]
+    fallen = sum(power.is_under_work(gpu, settings) for gpu in voters)
+    return not watch.was_busy or _quorum(fallen, voters, settings) or _is_down(voters, settings)
+
+
+def _taught(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
+    """The watch of a job whose ranks were seen moving: what it draws now is work, and that is looked at again."""
+    pause = 0.0 if watch.low_since is None else _doubled_pause(watch, settings)
+    gpus = {uuid: power.teach(gpu) for uuid, gpu in watch.gpus.items()}
+    return replace(watch, gpus=gpus, low_since=now, relook_pause=pause)
+
+
+def _relook_pause(watch: JobWatch, settings: Detector) -> float:
+    return max(watch.relook_pause, settings.hold_seconds)
+
+
+def _doubled_pause(watch: JobWatch, settings: Detector) -> float:
+    return min(2 * _relook_pause(watch, settings), RELOOK_MAX_SECONDS)
 
 
 def _quiet(
@@ -426,7 +506,7 @@ def _suspect(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[
         capturing=True,
         frozen_captures=0,
         saw_stacks=False,
-        fell=watch.state is JobState.QUIET,
+        fell=watch.state is not JobState.STARTING,
         quiet_since=watch.began if since is None else since,
     )
     watch, actions = _go(watch, JobState.SUSPECTED, reason, now)
@@ -459,7 +539,12 @@ def _forget_gap(watch: JobWatch, gap: float) -> JobWatch:
         for name in ("quiet_since", "back_since", "low_since", "over_since")
         if getattr(watch, name) is not None
     }
-    return replace(watch, began=watch.began + gap if watch.state is JobState.STARTING else watch.began, **shifted)
+    return replace(
+        watch,
+        began=watch.began + gap if watch.state is JobState.STARTING else watch.began,
+        gpus={uuid: power.forget_run(gpu) for uuid, gpu in watch.gpus.items()},
+        **shifted,
+    )
 
 
 def _go(watch: JobWatch, state: JobState, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
@@ -468,4 +553,5 @@ def _go(watch: JobWatch, state: JobState, message: str, now: float) -> tuple[Job
         watch = replace(
             watch, quiet_since=None, stalled_since=None, capture_wanted_at=None, back_since=None, over_since=None
         )
+        watch = replace(watch, gpus={uuid: replace(gpu, stuck_watts=None) for uuid, gpu in watch.gpus.items()})
     return replace(watch, state=state, since=now, message=message), (move,)

@@ -19,13 +19,20 @@ SMOOTHING_SAMPLES = 5  # a median of five: one odd sample neither starts nor end
 BUCKETS = 60  # the busy window is kept and forgotten in sixtieths
 BUSY_QUANTILE = 0.9
 NARROWEST_WATTS = 20.0  # between idle and work: less is noise
+FLAT_SPREAD = 0.03  # a run is flat while the smoothed power stays within this of its mean
+FALL_SECONDS = 10.0  # flat for so long, and what lies far under the work is not taken for work
+FALLEN_RATIO = 0.75  # of the working level; power that is flat under it is no proof of anything, and worth a glance
+FALLEN_LIGHT_RATIO = 0.9  # the same where the power is one that only hangs, idle cards and light jobs draw
+STUCK_MARGIN = 1.1  # over this times the level at which all stood still, power is back
 
 
 class GpuPower(Value, frozen=True):
     """The power history of one GPU that one job holds. Watts; `work` are samples of past buckets, oldest first.
 
     `busy_watts` is None until the GPU worked. `taught_watts` is a lower working level that a capture with moving
-    ranks has shown to be honest work; it is dropped once the power rises over the ordinary line again.
+    ranks has shown to be honest work; it is dropped once the power has risen well over it. `flat_*` are of the
+    present run of flat power: since when on CLOCK_MONOTONIC, its mean, its samples. `stuck_watts`, while the job is
+    suspected or worse, is the level at which a glance found it standing still.
     """
 
     recent: tuple[float, ...] = ()
@@ -36,6 +43,10 @@ class GpuPower(Value, frozen=True):
     bucket_began_monotonic_seconds: float = 0.0
     busy_watts: float | None = None
     taught_watts: float | None = None
+    flat_since_seconds: float | None = None
+    flat_mean_watts: float = 0.0
+    flat_samples: int = 0
+    stuck_watts: float | None = None
 
     @property
     def watts(self) -> float | None:
@@ -60,8 +71,11 @@ def _line(gpu: GpuPower, busy: float | None, settings: Detector) -> float | None
 def quiet_line_watts(gpu: GpuPower, settings: Detector) -> float | None:
     """At or under this the GPU is quiet. None while it has no busy level, or works no harder than it idles.
 
-    The plain line counts as well, but for a GPU whose present power was shown to be work.
+    The plain line counts as well, but for a GPU whose present power was shown to be work; and what a glance showed to
+    be a standstill is quiet, whatever the lines.
     """
+    if gpu.stuck_watts is not None:
+        return max(STUCK_MARGIN * gpu.stuck_watts, _ordinary_line(gpu, settings) or 0.0)
     if gpu.taught_watts is not None:
         return _line(gpu, gpu.taught_watts, settings)
     return _ordinary_line(gpu, settings)
@@ -112,23 +126,55 @@ def has_worked(gpu: GpuPower, settings: Detector) -> bool:
     )
 
 
-def observe(gpu: GpuPower, sample: GpuSample, idle_watts: float | None) -> GpuPower:
-    """Add one sample; one without a power reading leaves no trace in the history."""
+def is_under_work(gpu: GpuPower, settings: Detector) -> bool:
+    """Whether the smoothed power lies far under the working level, be it learnt or taught.
+
+    Far is a quarter; a tenth is enough under `busy_ratio_of_limit`, where the measured hangs lie.
+    """
+    level, watts = gpu.busy_watts if gpu.taught_watts is None else gpu.taught_watts, gpu.watts
+    if level is None or watts is None:
+        return False
+    light = min(FALLEN_LIGHT_RATIO * level, settings.busy_ratio_of_limit * (gpu.limit_watts or 0.0))
+    return watts < max(FALLEN_RATIO * level, light)
+
+
+def flat_seconds(gpu: GpuPower, now: float) -> float:
+    """For how long the power has been flat; 0 without a reading."""
+    return 0.0 if gpu.flat_since_seconds is None else now - gpu.flat_since_seconds
+
+
+def observe(gpu: GpuPower, sample: GpuSample, idle_watts: float | None, now: float) -> GpuPower:
+    """Add one sample, taken at `now` on CLOCK_MONOTONIC; one without a power reading leaves no trace in the history."""
     if sample.power_watts is None:
-        return replace(gpu, recent=())
-    return replace(
+        return replace(forget_run(gpu), recent=())
+    gpu = replace(
         gpu,
         recent=(*gpu.recent, sample.power_watts)[-SMOOTHING_SAMPLES:],
         limit_watts=gpu.limit_watts if sample.power_limit_watts is None else sample.power_limit_watts,
         idle_watts=idle_watts,
     )
+    mean, watts = gpu.flat_mean_watts, median(gpu.recent)
+    if gpu.flat_since_seconds is None or abs(watts - mean) > FLAT_SPREAD * mean:
+        return replace(gpu, flat_since_seconds=now, flat_mean_watts=watts, flat_samples=1)
+    samples = gpu.flat_samples + 1
+    return replace(gpu, flat_mean_watts=mean + (watts - mean) / samples, flat_samples=samples)
+
+
+def forget_run(gpu: GpuPower) -> GpuPower:
+    """As if the power had not been flat before: nobody knows what it was in between."""
+    return gpu if gpu.flat_since_seconds is None else replace(gpu, flat_since_seconds=None)
 
 
 def learn(gpu: GpuPower, now: float, settings: Detector) -> GpuPower:
-    """Count the newest sample as work, unless the GPU is low at this moment (a pause is no work)."""
-    if not gpu.recent:
+    """Count the newest sample as work, unless the GPU is low at this moment (a pause is no work).
+
+    Nor is power that fell and stays flat, until a look has shown that it is, see `teach`: taken for work it would lower
+    the line under which it lies.
+    """
+    watts = gpu.watts
+    if watts is None or is_low(gpu, settings):
         return gpu
-    if is_low(gpu, settings):
+    if flat_seconds(gpu, now) >= FALL_SECONDS and is_under_work(gpu, settings):
         return gpu
     began = gpu.bucket_began_monotonic_seconds if gpu.bucket else now
     bucket = (*gpu.bucket, gpu.recent[-1])
@@ -141,8 +187,11 @@ def learn(gpu: GpuPower, now: float, settings: Detector) -> GpuPower:
         bucket = ()
         ordered = sorted(watts for one in work for watts in one)
         busy = ordered[min(len(ordered) - 1, int(BUSY_QUANTILE * len(ordered)))]
+    taught = gpu.taught_watts
+    if taught is not None and busy is not None and (watts >= FALLEN_RATIO * busy or FALLEN_RATIO * watts > taught):
+        taught = None
     return replace(
-        gpu, bucket=bucket, bucket_began_monotonic_seconds=began, work=work, busy_watts=busy, taught_watts=None
+        gpu, bucket=bucket, bucket_began_monotonic_seconds=began, work=work, busy_watts=busy, taught_watts=taught
     )
 
 

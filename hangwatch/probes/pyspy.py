@@ -65,6 +65,7 @@ def dump(
     deadline_seconds: float,
     native: bool = False,
     include_locals: bool = False,
+    may_pause: bool = True,
     pyspy_path: Path | None = None,
     stop: threading.Event | None = None,
     proc_root: Path = procs.PROC,
@@ -74,6 +75,7 @@ def dump(
 
     `deadline_seconds` bounds the first attempt, and as much again a second one. `native` adds C frames and always
     pauses the target (0.7 s, 340 MB); `include_locals` shows variables, secrets too: both only when a person asks.
+    Without `may_pause` the target is read while it runs on and is sent no signal; there is no second attempt.
     Returns early with the fault `Interrupted` once `stop` is set. A py-spy that SIGKILL does not end is left behind:
     `pid` is not dumped again until it has ended, nor is any other process while too many hang, of all or of its `share`
     (see `Job`; of its user where none is given): `STUCK_REASONS`.
@@ -87,10 +89,11 @@ def dump(
     options = ("--locals",) if include_locals else ()
     call = _Call(program, before[0], share or f"uid {procs.read_user_id(pid, proc_root)}", options, stop, proc_root)
     was_stopped = before[1] in STOPPED_STATES or procs.is_stop_pending(pid, proc_root)
-    paused = native and _may_pause(pid, proc_root)
+    paused = may_pause and native and _may_pause(pid, proc_root)
     answer = _attempt(call, ("--native",) if paused else ("--nonblocking",), deadline_seconds)
-    after = _let_run_on(before[0], was_stopped, proc_root)
-    if isinstance(answer, Fault) and not paused and _is_passing(answer) and _may_pause(pid, proc_root):
+    # What nothing paused needs nobody to continue it; whoever stops it meanwhile may have wanted to.
+    after = _let_run_on(before[0], was_stopped or not may_pause, proc_root)
+    if may_pause and isinstance(answer, Fault) and not paused and _is_passing(answer) and _may_pause(pid, proc_root):
         paused = True
         answer = _attempt(call, (), min(deadline_seconds, BLOCKING_DEADLINE_SECONDS))
         after = _let_run_on(before[0], was_stopped, proc_root)

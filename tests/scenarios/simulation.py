@@ -228,7 +228,8 @@ class _Daemon:
     def _capture(self, t: float) -> None:
         if self._taking is None and self._wanted:
             self._discover(t)
-            self._taking = _Taking(self._wanted.pop(0).job_key, t)
+            wanted = self._wanted.pop(0)
+            self._taking = _Taking(wanted.job_key, t, is_glance=wanted.is_glance)
         taking = self._taking
         if taking is None or (t - taking.began) % self.settings.capture.pause_seconds:
             return
@@ -238,7 +239,14 @@ class _Daemon:
         self._taking = None
         look = self._look(taking, t)
         self.played[taking.job_id].looks.append(look)
-        self._snapshot, actions = progress.captured(self._snapshot, look, now=t, settings=self.settings.detector)
+        settings = self.settings.detector
+        if taking.is_glance:
+            seen = progress.motion_count(look.grouping)
+            self._snapshot, actions = progress.glanced(
+                self._snapshot, taking.job_id, seen, now=t, unix_now=UNIX_START + t, settings=settings
+            )
+        else:
+            self._snapshot, actions = progress.captured(self._snapshot, look, now=t, settings=settings)
         self._note(actions, t)
 
     def _dump(self, gpu: int, t: float, round_number: int) -> ProcessDump:
@@ -323,6 +331,7 @@ class _Taking:
 
     job_id: str
     began: float
+    is_glance: bool = False
     rounds: list[dict[int, ProcessDump]] = field(default_factory=list)
 
 

@@ -40,6 +40,7 @@ def assert_times_mean_something(watch: JobWatch) -> None:
     assert watch.back_since is None or is_open
     assert watch.capture_wanted_at is None or (is_open and not watch.capturing)
     assert watch.capturing or watch.state is not S.SUSPECTED
+    assert all(gpu.stuck_watts is None or is_open or watch.state is S.SUSPECTED for gpu in watch.gpus.values())
     assert watch.over_since is None or watch.state is S.STARTING
 
 
@@ -51,6 +52,7 @@ class Series:
         self.watch: JobWatch = detector.begin(job(ranks), self.now)
         self.states: list[JobState] = []
         self.captures: list[float] = []
+        self.glances: list[float] = []
         self.idle: dict[str, float] = {}
 
     def feed(self, watts: float | list[float | None], seconds: int, step: float = 1.0) -> Series:
@@ -69,6 +71,11 @@ class Series:
         self._take(*detector.captured(self.watch, seen, self.now, self.rules))
         return self
 
+    def glanced(self, frozen: int, moving: int, unknown: int = 0) -> Series:
+        seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown)
+        self._take(*detector.glanced(self.watch, seen, self.now, self.rules))
+        return self
+
     @property
     def pages(self) -> bool:
         return detector.pages(self.watch, self.now, self.rules)
@@ -77,7 +84,9 @@ class Series:
         assert_times_mean_something(watch)
         self.watch = watch
         for action in actions:
-            if isinstance(action, TakeCapture):
+            if isinstance(action, TakeCapture) and action.is_glance:
+                self.glances.append(self.now)
+            elif isinstance(action, TakeCapture):
                 self.captures.append(self.now)
             elif isinstance(action, Transition):
                 assert action.message
@@ -159,7 +168,7 @@ def test_moving_ranks_teach_and_the_job_is_left_alone() -> None:
     series = Series().feed(600, 300).feed(110, 125).captured(frozen=2, moving=6)
     assert series.watch.state is S.TRAINING
     series.feed(110, 600)
-    assert len(series.captures) == 1, "looked at once"
+    assert len(series.captures) == 1, "suspected once"
     series.feed(600, 100).feed(110, 125)
     assert len(series.captures) == 2, "after real work the old line counts again"
 
@@ -176,6 +185,8 @@ def test_by_the_plain_rule_a_share_of_the_limit_is_quiet_whatever_the_card_idled
     series.idle = {f"GPU-{i}": 68.0 for i in range(8)}
     series.feed(working, 300)
     fell = series.now
+    if series.watch.glancing_since is not None:
+        series.glanced(frozen=0, moving=8)
     series.feed(watts, 130)
     assert series.states == [S.TRAINING, S.QUIET, S.SUSPECTED]
     assert 118 <= series.captures[0] - fell <= 126
@@ -225,16 +236,132 @@ def test_a_taught_job_that_then_hangs_lower_is_caught() -> None:
     assert series.watch.state is S.SUSPECTED
 
 
-def test_a_taught_job_is_looked_at_again_with_growing_pauses() -> None:
-    series = Series().feed(600, 300).feed(110, 125).captured(0, 8)
-    for _ in range(800):
+def test_a_taught_job_is_glanced_at_again_after_the_hold_and_then_with_growing_pauses() -> None:
+    series = Series(ranks=1).feed(600, 300).feed(110, 125).captured(0, 8)
+    taught_at = series.now
+    for _ in range(2000):
         series.feed(110, 10)
-        if series.watch.state is S.SUSPECTED:
-            series.captured(0, 8)
-    pauses = [b - a for a, b in zip(series.captures, series.captures[1:], strict=False)]
-    assert pauses[0] >= detector.RELOOK_SECONDS
-    assert pauses[1] >= 2 * detector.RELOOK_SECONDS - 20
+        if series.watch.glancing_since is not None:
+            series.glanced(0, 8)
+    assert series.glances[0] - taught_at == pytest.approx(DEFAULTS.hold_seconds, abs=2)
+    pauses = [b - a for a, b in zip(series.glances, series.glances[1:], strict=False)]
+    assert pauses[0] == pytest.approx(2 * DEFAULTS.hold_seconds, abs=20)
+    assert pauses == sorted(pauses)
     assert max(pauses) <= detector.RELOOK_MAX_SECONDS + 20
+    assert (series.watch.state, len(series.captures)) == (S.TRAINING, 1)
+
+
+@pytest.mark.parametrize(
+    ("limit", "working", "hung"),
+    [
+        (700, 250, 140),  # the line lies at 133 W
+        (400, 150, 118),  # an A100 under a light load, an H20 in a hang: 79 % of what it drew
+        (700, 150, 120),  # a job that never drew what only work draws
+    ],
+)
+def test_a_light_job_that_falls_to_a_flat_level_over_the_line_is_glanced_at_after_the_hold(
+    limit: float, working: float, hung: float
+) -> None:
+    series = Series(limit=limit).feed(working, 1000)
+    if series.watch.capturing:
+        series.captured(0, 8)
+    for _ in range(100):
+        series.feed(working, 10)
+        if series.watch.glancing_since is not None:
+            series.glanced(0, 8)
+    fell, before = series.now, len(series.glances)
+    series.feed(hung, 130)
+    assert [118 <= at - fell <= 126 for at in series.glances[before:]] == [True]
+    assert series.watch.state is S.TRAINING, "flat power alone is no suspicion"
+    captures = len(series.captures)
+    series.glanced(frozen=8, moving=0)
+    assert series.watch.state is S.SUSPECTED
+    assert len(series.captures) == captures + 1, "an ordinary look, at once"
+    series.feed(hung, 10)
+    assert series.watch.state is S.SUSPECTED, "nothing has come back"
+    series.captured(frozen=8, moving=0)
+    assert (series.watch.state, series.pages) == (S.HUNG, True)
+    series.feed(working, 20)
+    assert series.watch.state is S.RECOVERED
+
+
+def test_what_a_job_fell_to_and_stays_at_is_not_taken_for_its_work() -> None:
+    series = Series().feed(250, 600)
+    line = power.quiet_line_watts(series.watch.gpus["GPU-0"], DEFAULTS)
+    series.feed(140, 3600)
+    assert power.quiet_line_watts(series.watch.gpus["GPU-0"], DEFAULTS) == line == pytest.approx(133)
+    series.glanced(frozen=0, moving=8)
+    assert power.quiet_line_watts(series.watch.gpus["GPU-0"], DEFAULTS) == pytest.approx(70 + 0.35 * 70)
+    series.feed(140, 1200)
+    assert series.watch.gpus["GPU-0"].busy_watts == 140, "a look has shown that it is"
+
+
+def test_flat_power_at_the_working_level_is_no_reason_for_a_glance() -> None:
+    for working in (600, 250):
+        assert Series().feed(working, 3600).glances == []
+    assert Series().feed(600, 300).feed(470, 3600).glances == [], "more than three quarters"
+
+
+def test_power_that_is_low_but_not_flat_is_no_reason_for_a_glance() -> None:
+    series = Series().feed(600, 300)
+    for _ in range(100):
+        series.feed(330, 7).feed(440, 7)
+    assert series.glances == []
+
+
+def test_a_healthy_flat_phase_is_glanced_at_once_and_then_ever_less() -> None:
+    series = Series(ranks=1).feed(600, 600)
+    for _ in range(8640):
+        series.feed(350, 10)
+        if series.watch.glancing_since is not None:
+            series.glanced(0, 8)
+    assert series.captures == []
+    assert series.states == [S.TRAINING]
+    assert 2 <= len(series.glances) <= 30, "in a day"
+
+
+def test_phases_that_come_and_go_are_glanced_at_a_bounded_number_of_times() -> None:
+    series = Series(ranks=1).feed(600, 600)
+    for _ in range(20):
+        for _ in range(14):
+            series.feed(350, 10)
+            if series.watch.glancing_since is not None:
+                series.glanced(0, 8)
+        series.feed(600, 60)
+    pauses = [b - a for a, b in zip(series.glances, series.glances[1:], strict=False)]
+    assert min(pauses) >= detector.GLANCE_SECONDS
+
+
+def test_a_glance_that_shows_nothing_is_taken_again_ever_less() -> None:
+    series = Series(ranks=1).feed(600, 300)
+    for _ in range(1000):
+        series.feed(350, 10)
+        if series.watch.glancing_since is not None:
+            series.glanced(0, 0, unknown=8)
+    pauses = [b - a for a, b in zip(series.glances, series.glances[1:], strict=False)]
+    assert pauses == sorted(pauses) and pauses[-1] > 3 * pauses[0]
+    assert series.states == [S.TRAINING]
+
+
+def test_a_glance_that_ends_after_power_came_back_says_nothing() -> None:
+    series = Series().feed(600, 300).feed(350, 130)
+    assert series.watch.glancing_since is not None
+    series.feed(600, 10).glanced(8, 0)
+    assert series.states == [S.TRAINING]
+
+
+def test_a_glance_that_never_comes_back_is_given_up() -> None:
+    series = Series().feed(600, 300).feed(350, 130).feed(350, int(detector.CAPTURE_LOST_SECONDS) + 400)
+    assert len(series.glances) == 2
+
+
+def test_a_gap_in_the_samples_is_not_flat_time() -> None:
+    series = Series().feed(600, 300).feed(350, 60)
+    series.now += 3600
+    series.feed(350, 100)
+    assert series.glances == []
+    series.feed(350, 30)
+    assert len(series.glances) == 1
 
 
 def test_a_job_that_was_never_busy_waits_for_the_startup_hold() -> None:
@@ -392,6 +519,7 @@ def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
         else:
             judged = judged or series.watch.capturing
             series.captured(*event)  # type: ignore[misc]
+            series.glanced(*event)  # type: ignore[misc]
         if series.pages:
             assert judged, "paged without any stack"
             assert series.watch.state in (S.HUNG, S.STALLED)

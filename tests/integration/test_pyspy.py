@@ -93,6 +93,13 @@ def test_after_a_torn_stack_the_target_is_paused_once_and_runs_on(tmp_path: Path
         assert targets.state(pid) == "R"
 
 
+def test_before_a_suspicion_a_torn_stack_stays_unread_and_nothing_is_paused(tmp_path: Path) -> None:
+    with targets.python(targets.SPINNING, tmp_path) as pid:
+        answer = dump(pid, pyspy_path=_torn_at_first(tmp_path), may_pause=False)
+        assert (answer.json, answer.paused, targets.state(pid)) == (None, False, "R")
+        assert answer.fault is not None
+
+
 def test_a_stopped_process_is_read_and_left_stopped(tmp_path: Path) -> None:
     with targets.python(targets.SPINNING, tmp_path) as pid:
         targets.stop(pid)

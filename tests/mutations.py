@@ -56,7 +56,7 @@ TESTS = {
     "hang/detector.py": ("unit/test_detector.py", "unit/test_progress.py", "scenarios/test_power.py"),
     "hang/capture.py": ("integration/test_capture.py",),
     "probes/pyspy.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py"),
-    "progress.py": ("unit/test_progress.py", "unit/test_metrics.py"),
+    "progress.py": ("unit/test_progress_bounds.py", "unit/test_progress.py", "unit/test_metrics.py"),
     "store.py": ("unit/test_store_bounds.py", "unit/test_store.py", "integration/test_readers.py"),
 }
 

@@ -1,0 +1,366 @@
+"""What the board keeps of each job, for how long, and what is counted and saved: the steps of `progress` at their boundaries."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from hangwatch import progress
+from hangwatch.board import Snapshot
+from hangwatch.hang.detector import MotionCount
+from hangwatch.look import Look
+from hangwatch.model import (
+    Capture,
+    GpuSample,
+    GpuSweep,
+    Group,
+    Grouping,
+    Job,
+    JobState,
+    Member,
+    Motion,
+    ProcessId,
+    Rank,
+    RankId,
+    SamplerStatus,
+    TimelineEntry,
+    Verdict,
+)
+from hangwatch.progress import SaveIncident
+from tests.unit.test_progress import RULES, Life, grouping, hung, job, started_again
+
+
+def quiet() -> Life:
+    """A job that worked and is suspected: its capture is under way."""
+    life = Life()
+    life.discover(job())
+    life.power(600, 60)
+    life.power(110, 26)
+    return life
+
+
+def sweep(*gpus: GpuSample) -> GpuSweep:
+    return GpuSweep(taken_monotonic_seconds=1.0, taken_unix_seconds=2.0, gpus=gpus)
+
+
+def gpu(index: int, watts: float) -> GpuSample:
+    return GpuSample(index=index, uuid=f"GPU-{index}", power_watts=watts, power_limit_watts=700)
+
+
+def look(number: int, seen: Grouping, key: str = "42") -> Look:
+    capture = Capture(
+        job_id="42", job_key=key, node="n1", started_unix_seconds=number, duration_seconds=1, rounds=3, ranks=()
+    )
+    verdict = Verdict(kind="AllWaiting", message=f"look {number}")
+    return Look(capture=capture, grouping=seen, verdict=verdict, judged_unix_seconds=number)
+
+
+# --- a sample --------------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_is_on_the_board_and_teaches_the_idle_level_of_gpus_that_nobody_holds() -> None:
+    life = Life()
+    life.discover(job())
+    taken, status = sweep(gpu(0, 90.0), gpu(5, 70.0)), SamplerStatus(alive=False)
+    shown, _ = progress.sampled(life.snapshot, taken, status, now=1001.0, settings=RULES, gap_seconds=10)
+    assert (shown.sweep, shown.sampler, shown.idle_watts) == (taken, status, {"GPU-5": 70.0})
+    life.discover()
+    life.discover()
+    later, _ = progress.sampled(life.snapshot, taken, status, now=1002.0, settings=RULES, gap_seconds=10)
+    assert set(later.idle_watts) == {"GPU-0", "GPU-5"}, "a job that ended holds none"
+
+
+def test_the_idle_level_that_was_learnt_is_the_floor_of_the_quiet_line() -> None:
+    """A GPU that idles at 300 W is quiet at 320, one that idles at 60 is not: it may be at work."""
+    states = {}
+    for idle in (60.0, 170.0):
+        life = Life()
+        life.power(idle, 30)
+        life.discover(job())
+        life.power(500, 60)
+        life.power(250, 30)
+        states[idle] = life.state
+    assert states == {60.0: JobState.TRAINING, 170.0: JobState.SUSPECTED}
+
+
+def test_a_gpu_that_no_sample_speaks_of_is_no_reason_to_fail() -> None:
+    life = hung()
+    shown, _ = progress.sampled(
+        life.snapshot, sweep(gpu(1, 110.0)), SamplerStatus(alive=True), now=life.now + 1, settings=RULES, gap_seconds=10
+    )
+    assert shown.jobs["42"].watch.state is JobState.HUNG
+
+
+def test_seconds_without_samples_are_no_silence() -> None:
+    life = Life()
+    life.discover(job())
+    life.power(600, 60)
+    life.power(110, 1)
+    life.now += 100
+    life.power(110, 5)
+    assert life.captures == 0
+    life.power(110, 30)
+    assert life.captures == 1
+
+
+def test_a_stalled_job_pages_by_a_sample_once_its_hold_is_over() -> None:
+    life = quiet()
+    one_moves = replace(
+        grouping().groups[0],
+        members=(
+            Member(id=RankId(node="n1", rank=0), motion=Motion.FROZEN),
+            Member(id=RankId(node="n1", rank=1), motion=Motion.MOVING),
+        ),
+    )
+    life.look(Grouping(groups=(one_moves,)))
+    assert (life.state, life.snapshot.jobs["42"].page) == (JobState.STALLED, False)
+    life.power(110, int(RULES.stalled_hold_seconds))
+    assert (life.state, life.snapshot.jobs["42"].page) == (JobState.STALLED, True)
+
+
+# --- a scan ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ticks_per_second", "began"), [(100.0, 3.0), (1000.0, 0.3)])
+def test_a_job_began_with_its_first_rank(ticks_per_second: float, began: float) -> None:
+    ranks = tuple(Rank(id=ProcessId(pid=ticks, start_ticks=ticks), rank=None, local_rank=None) for ticks in (900, 300))
+    found, _ = progress.discovered(Snapshot(), [replace(job(), ranks=ranks)], 1000.0, 2e9, ticks_per_second)
+    assert found.jobs["42"].watch.began == began
+
+
+def test_a_tick_is_a_hundredth_of_a_second_where_nothing_else_is_said() -> None:
+    found, _ = progress.discovered(Snapshot(), [job(pid=500)], 1000.0, 2e9)
+    assert found.jobs["42"].watch.began == 5.0
+
+
+def test_a_job_without_ranks_here_began_with_the_machine() -> None:
+    found, _ = progress.discovered(Snapshot(), [replace(job(), ranks=())], 1000.0, 2e9)
+    assert found.jobs["42"].watch.began == 0.0
+
+
+def test_whoever_was_once_seen_on_a_gpu_was_seen_on_one() -> None:
+    for seen, before, later in ((True, True, False), (True, False, True), (False, False, False)):
+        life = Life()
+        for holds_gpu in (before, later):
+            life.discover(replace(job(), holds_gpu=holds_gpu))
+        assert life.snapshot.jobs["42"].held_gpu is seen
+
+
+def test_a_job_that_ended_is_shown_for_two_minutes_with_the_reason() -> None:
+    life = hung()
+    life.discover()
+    entry = life.snapshot.jobs["42"]
+    assert (entry.watch.message, entry.page) == ("all its ranks on this node have ended", False)
+    line = TimelineEntry(unix_seconds=life.unix, state=JobState.ENDED, message=entry.watch.message)
+    assert entry.timeline[-1] == line
+    last = life.saved[-1]
+    assert (last.state, last.closed_unix_seconds, last.timeline[-1]) == (JobState.ENDED, life.unix, line)
+    life.now += 120
+    life.discover()
+    assert "42" in life.snapshot.jobs
+    life.now += 1
+    life.discover()
+    assert life.snapshot.jobs == {}
+    assert life.saved[-1] == last, "it has ended once"
+
+
+def test_a_restart_says_so_in_the_incident_that_it_ends() -> None:
+    life = hung()
+    life.discover(job(pid=900))
+    assert life.saved[-1].timeline[-1].message == "its ranks were replaced by new ones"
+    assert life.snapshot.jobs["42"].timeline == ()
+
+
+def test_of_each_share_the_last_64_that_ended_are_shown() -> None:
+    life = Life()
+    mine = [replace(job(pid=1000 + 10 * number, job_id=f"a{number}"), share="uid 1") for number in range(66)]
+    other = replace(job(pid=9000, job_id="b"), share="uid 2")
+    for one in (other, *mine):
+        life.discover(one)
+        life.now += 0.5
+    life.discover()
+    assert set(life.snapshot.jobs) == {"b", *(f"a{number}" for number in range(2, 66))}
+
+
+def test_jobs_that_live_are_shown_however_many_they_are() -> None:
+    life = Life()
+    life.discover(*(replace(job(pid=1000 + 10 * number, job_id=f"a{number}"), share="uid 1") for number in range(70)))
+    assert len(life.snapshot.jobs) == 70
+
+
+def test_only_local_ranks_that_are_known_can_be_missed() -> None:
+    life = Life()
+    nameless = Rank(id=ProcessId(pid=7, start_ticks=100), rank=None, local_rank=None)
+    life.discover(replace(job(ranks=3), ranks=(*job(ranks=3).ranks, nameless)))
+    life.discover(replace(job(ranks=1), ranks=(*job(ranks=1).ranks, nameless)))
+    assert life.snapshot.jobs["42"].job.absent_local_ranks == ((1, 2),)
+    life.discover(replace(job(ranks=2), ranks=(*job(ranks=2).ranks, nameless)))
+    assert life.snapshot.jobs["42"].job.absent_local_ranks == ((2, 2),)
+
+
+# --- a capture -------------------------------------------------------------------------------------------------------
+
+
+def count(frozen: int = 0, moving: int = 0, unknown: int = 0, gone: bool = False) -> Grouping:
+    motions = [Motion.FROZEN] * frozen + [Motion.MOVING] * moving + [Motion.UNKNOWN] * unknown
+    members = tuple(Member(id=RankId(node="n1", rank=i), motion=motion) for i, motion in enumerate(motions))
+    return Grouping(groups=(Group(key="k", activity="lock", members=members, gone=gone),) if members else ())
+
+
+@pytest.mark.parametrize(
+    ("seen", "result"),
+    [
+        (count(), "empty"),
+        (count(frozen=2), "frozen"),
+        (count(frozen=1, moving=1), "moving"),
+        (count(moving=2), "moving"),
+        (count(frozen=1, unknown=1), "unjudged"),
+        (count(unknown=2), "unjudged"),
+        (count(unknown=1, moving=1), "moving"),
+    ],
+)
+def test_captures_are_counted_by_what_they_showed(seen: Grouping, result: str) -> None:
+    life = quiet()
+    life.look(seen)
+    assert life.snapshot.captures == {result: 1}
+
+
+def test_a_capture_that_failed_is_counted_as_such_and_pages_nobody() -> None:
+    life = quiet()
+    before = life.snapshot
+    assert progress.unjudged(before, "nobody", now=life.now, unix_now=life.unix, settings=RULES) == (before, ())
+    shown, _ = progress.unjudged(before, "42", now=life.now, unix_now=life.unix, settings=RULES)
+    assert shown.captures == {"failed": 1}
+    entry = shown.jobs["42"]
+    assert (entry.watch.capturing, entry.page, entry.incident) == (False, False, None)
+    assert (entry.timeline[-1].state, entry.timeline[-1].unix_seconds) == (JobState.STALLED, life.unix)
+
+
+def test_a_capture_that_failed_of_a_job_without_ranks_judges_it_as_little() -> None:
+    life = quiet()
+    entry = life.snapshot.jobs["42"]
+    life.snapshot = life.snapshot.with_job(replace(entry, job=replace(entry.job, ranks=())))
+    shown, _ = progress.unjudged(life.snapshot, "42", now=life.now, unix_now=life.unix, settings=RULES)
+    assert shown.jobs["42"].watch.state is JobState.STALLED
+
+
+def test_nothing_of_a_job_is_nothing() -> None:
+    assert progress.motion_count(Grouping(groups=())) == MotionCount(frozen=0, moving=0, unknown=0)
+
+
+def test_each_look_is_saved_once_and_says_what_is_known_by_now() -> None:
+    life = hung()
+    (opened,) = (incident for incident in life.saved if incident.captures)
+    for number in range(1, 6):
+        grown = replace(job(), command=f"command {number}")
+        life.discover(grown)
+        before = len(life.saved)
+        life._take(progress.captured(life.snapshot, look(number, count(frozen=number)), now=life.now, settings=RULES))
+        (saved,) = life.saved[before:]
+        assert saved == life.snapshot.jobs["42"].incident
+        assert (saved.incident_id, saved.state, saved.job.command) == (
+            opened.incident_id,
+            JobState.HUNG,
+            f"command {number}",
+        )
+        assert (saved.verdict.message, saved.grouping) == (f"look {number}", count(frozen=number))
+    kept = [capture.started_unix_seconds for capture in life.saved[-1].captures]
+    assert kept == [opened.captures[0].started_unix_seconds, 3, 4, 5]
+
+
+def test_a_look_that_makes_a_stalled_job_hung_is_saved_once_with_its_new_state() -> None:
+    life = quiet()
+    life.look(count(frozen=1, unknown=1))
+    assert life.state is JobState.STALLED
+    for _ in range(2):
+        life.power(110, 80)
+        before = len(life.saved)
+        life.look(count(frozen=2))
+    (saved,) = life.saved[before:]
+    assert (saved.state, saved.timeline[-1].state, len(saved.captures)) == (JobState.HUNG, JobState.HUNG, 3)
+    assert life.snapshot.jobs["42"].page
+
+
+def test_an_incident_stays_on_the_board_until_the_job_is_back_at_work() -> None:
+    life = hung()
+    life.power(600, 10)
+    assert life.state is JobState.RECOVERED
+    closed = life.snapshot.jobs["42"].incident
+    assert closed is not None and closed.closed_unix_seconds is not None
+    life.discover()
+    assert life.snapshot.jobs["42"].incident == closed, "it was closed when it recovered, not when the job ended"
+    assert closed.closed_unix_seconds < life.unix + 1
+
+
+def test_of_a_job_that_goes_up_and_down_the_last_sixty_lines_are_shown() -> None:
+    life = Life()
+    life.discover(job())
+    life.power(600, 60)
+    for _ in range(40):
+        life.power(110, 10)
+        life.power(600, 10)
+    timeline = life.snapshot.jobs["42"].timeline
+    assert len(timeline) == 60
+    assert timeline[-1].unix_seconds > life.unix - 25
+    assert [line.unix_seconds for line in timeline] == sorted(line.unix_seconds for line in timeline)
+
+
+# --- a start of the daemon -------------------------------------------------------------------------------------------
+
+
+def test_what_was_closed_meanwhile_is_saved_without_power_and_with_its_end() -> None:
+    """The power of the new daemon's job is not that of the incident."""
+    left = hung().saved[-1]
+    life = Life()
+    life.now = left.opened_unix_seconds - 1e9 + 30
+    shown, (action,) = progress.resumed(
+        life.snapshot, [left], frozenset(), now=life.now, unix_now=life.unix, settings=RULES
+    )
+    assert shown.jobs == {}
+    assert isinstance(action, SaveIncident)
+    assert (action.is_watched, action.incident.state) == (False, JobState.ENDED)
+    assert action.incident.closed_unix_seconds == life.unix
+    assert action.incident.timeline[:-1] == left.timeline
+    assert action.incident.timeline[-1].unix_seconds == life.unix
+
+
+def test_what_goes_on_is_saved_with_the_power_that_its_job_draws() -> None:
+    left = hung().saved[-1]
+    life = Life()
+    life.now = left.opened_unix_seconds - 1e9 + 30
+    life.discover(job())
+    living = frozenset(rank.id for rank in job().ranks)
+    shown, actions = progress.resumed(life.snapshot, [left], living, now=life.now, unix_now=life.unix, settings=RULES)
+    (saved,) = (action for action in actions if isinstance(action, SaveIncident))
+    assert saved.is_watched
+    assert saved.incident.timeline[-1].unix_seconds == life.unix
+    assert saved.incident == shown.jobs["42"].incident
+    assert shown.jobs["42"].timeline == saved.incident.timeline
+
+
+def test_a_job_that_was_back_at_work_when_its_incident_was_read_goes_on_without_it() -> None:
+    left = hung().saved[-1]
+    life = Life()
+    life.now = left.opened_unix_seconds - 1e9 + 30
+    life.discover(job())
+    life.power(600, 60)
+    assert life.state is JobState.TRAINING
+    life.resume(left, living=job())
+    assert (life.state, life.snapshot.jobs["42"].incident) == (JobState.TRAINING, None)
+    assert life.saved[-1].timeline[-1].message == "the job was at work when hangwatch had read this again"
+
+
+@pytest.mark.parametrize(("now", "goes_on"), [(job(), True), (job(ranks=1), True), (job(ranks=3), True)])
+def test_ranks_that_only_came_or_only_went_are_the_same_job(now: Job, goes_on: bool) -> None:
+    life = started_again(hung().saved[-1], now)
+    assert (life.state is JobState.HUNG) == goes_on
+
+
+def test_a_line_about_the_start_is_kept_where_something_happened_since() -> None:
+    life = started_again(hung().saved[-1], job())
+    first = life.saved[-1]
+    life.power(110, 1)
+    life.look(count(frozen=1, moving=1))
+    messages = [line.message for line in started_again(life.saved[-1], job()).saved[-1].timeline]
+    kept = 1 + (life.saved[-1].timeline[-1].message != first.timeline[-1].message)
+    assert messages.count(progress.STARTED_AGAIN) == kept

@@ -54,7 +54,11 @@ TESTS = {
         "unit/test_grouping.py",
     ),
     "hang/detector.py": ("unit/test_detector.py", "unit/test_progress.py", "scenarios/test_power.py"),
-    "hang/capture.py": ("integration/test_capture.py",),
+    "hang/capture.py": (
+        "unit/test_capture_bounds.py",
+        "integration/test_capture.py",
+        "integration/test_silent_mount.py",
+    ),
     "probes/pyspy.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py"),
     "progress.py": ("unit/test_progress_bounds.py", "unit/test_progress.py", "unit/test_metrics.py"),
     "store.py": ("unit/test_store_bounds.py", "unit/test_store.py", "integration/test_readers.py"),

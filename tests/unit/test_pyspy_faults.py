@@ -271,6 +271,13 @@ def test_a_pause_is_tried_once(target: Target) -> None:
     assert len(target.calls) == 3
 
 
+def test_where_no_pause_is_allowed_none_is_tried(target: Target) -> None:
+    answer = target.dump(target.pyspy(TORN, paused=STACKS), may_pause=False)
+    assert (fault_of(answer).reason, answer.paused, len(target.calls)) == ("StackChanged", False, 1)
+    assert not target.dump(target.pyspy(STACKS), may_pause=False, native=True).paused
+    assert "--nonblocking" in target.calls[-1]
+
+
 def test_a_pause_has_a_deadline_of_its_own(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspy, "BLOCKING_DEADLINE_SECONDS", 0.4)
     fault = fault_of(target.dump(target.pyspy(TORN, paused="exec sleep 600")))

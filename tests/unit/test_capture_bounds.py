@@ -1,0 +1,400 @@
+"""A capture's order, bounds and words, on processes such as /proc shows them and with a py-spy that is a shell script.
+
+`test_capture` takes real ones. Here each process can be in any state, and changes when the script says so.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from hangwatch import config
+from hangwatch.hang.capture import capture
+from hangwatch.hang.power import GpuLevels
+from hangwatch.model import Capture, Fault, GpuSample, GpuSweep, Job, ProcessId, Rank, Worker
+from tests.fake_pyspy import fake_pyspy
+from tests.proc_tree import lay_out
+
+ONCE = config.Capture(rounds=1, pause_seconds=0.1, parallel=1)
+FIRST = 5_000_000  # more than the kernel's PID_MAX_LIMIT: no signal of ours can reach anybody
+
+
+def stacks(function: str, thread_id: int = 1, name: str | None = "MainThread") -> str:
+    frame = {"name": function, "filename": "train.py", "line": 3}
+    return json.dumps([{"thread_name": name, "os_thread_id": thread_id, "frames": [frame]}])
+
+
+class Node:
+    """Ranks that never run, each with workers, and a py-spy that keeps a line about each call."""
+
+    def __init__(self, folder: Path, ranks: int = 2, workers: int = 0) -> None:
+        self.folder, self.proc = folder, folder / "proc"
+        every = 1 + workers
+        self.pids = [FIRST + number for number in range(ranks * every)]
+        lay_out("\n".join(f"{pid} (python3) S parent=1 start={pid}" for pid in self.pids), self.proc)
+        for pid in self.pids:
+            self.status(pid)
+        self.job = Job(
+            job_id="42",
+            job_key="key of 42",
+            launcher="torchrun",
+            launcher_id=None,
+            world_size=16,
+            ranks=tuple(
+                Rank(
+                    id=identity(FIRST + number * every),
+                    rank=8 + number,
+                    local_rank=number,
+                    gpu_uuids=(f"GPU-{number}", f"GPU-{number}b"),
+                    workers=tuple(
+                        Worker(id=identity(FIRST + number * every + 1 + worker), comm="pt_data_worker")
+                        for worker in range(workers)
+                    ),
+                )
+                for number in range(ranks)
+            ),
+        )
+
+    def status(self, pid: int, *, uids: tuple[int, ...] = (1004,) * 4, inner: int = 1) -> None:
+        shown = f"Name:\tpython3\nUid:\t{' '.join(map(str, uids))}\nNSpid:\t{pid}\t{inner}\nThreads:\t1\n"
+        (self.proc / f"{pid}/status").write_text(shown)
+
+    def state(self, pid: int, letter: str) -> None:
+        stat = self.proc / f"{pid}/stat"
+        stat.write_text(stat.read_text().replace(") S ", f") {letter} "))
+
+    def pyspy(self, body: str = f"echo '{stacks('train')}'") -> Path:
+        """`body` knows the process as $pid."""
+        return fake_pyspy(self.folder, f'echo "$*" >> {self.folder}/calls\nfor pid; do :; done\n{body}')
+
+    def take(
+        self, program: Path, settings: config.Capture = ONCE, job: Job | None = None, **options: object
+    ) -> Capture:
+        given = {"node": "here", "proc_root": self.proc, "sys_root": self.folder, "pyspy_path": program, **options}
+        return capture(job or self.job, settings=settings, **given)  # type: ignore[arg-type]
+
+    @property
+    def calls(self) -> list[str]:
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+def identity(pid: int) -> ProcessId:
+    return ProcessId(pid=pid, start_ticks=pid)
+
+
+def faults(taken: Capture) -> list[Fault | None]:
+    return [dump.fault for rank in taken.ranks for dump in rank.rounds]
+
+
+# --- in which order, and how -----------------------------------------------------------------------------------------
+
+
+def test_the_ranks_come_first_then_as_many_workers_of_each_as_may_be(tmp_path: Path) -> None:
+    node = Node(tmp_path, ranks=2, workers=3)
+    taken = node.take(node.pyspy(), replace(ONCE, max_workers_per_rank=2, rounds=2))
+    asked = [int(call.rpartition(" ")[2]) - FIRST for call in node.calls]
+    assert asked == [0, 4, 1, 2, 5, 6] * 2
+    assert (taken.job_id, taken.job_key, taken.node, taken.world_size, taken.rounds) == (
+        "42",
+        "key of 42",
+        "here",
+        16,
+        2,
+    )
+    assert [[worker.pid - FIRST for worker in rank.workers] for rank in taken.ranks] == [[1, 2], [5, 6]]
+    assert {worker.comm for rank in taken.ranks for worker in rank.workers} == {"pt_data_worker"}
+    assert taken.notes == ("2 of 6 worker processes were not dumped: max_workers_per_rank is 2",)
+
+
+def test_a_process_that_is_two_workers_is_asked_once(tmp_path: Path) -> None:
+    node = Node(tmp_path, ranks=1, workers=1)
+    (rank,) = node.job.ranks
+    node.take(node.pyspy(), job=replace(node.job, ranks=(replace(rank, workers=rank.workers * 2),)))
+    assert len(node.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [({}, "--nonblocking"), ({"include_locals": True}, "--nonblocking --locals"), ({"native": True}, "--native")],
+)
+def test_py_spy_is_asked_for_what_the_person_asked_for(
+    tmp_path: Path, options: Mapping[str, bool], arguments: str
+) -> None:
+    node = Node(tmp_path, ranks=1)
+    for thread in (node.proc / str(FIRST) / "task" / str(FIRST),):
+        thread.mkdir(parents=True)
+        (thread / "stat").write_text((node.proc / f"{FIRST}/stat").read_text())
+    node.take(node.pyspy(), **options)
+    assert node.calls == [f"dump --json {arguments} --pid {FIRST}"]
+
+
+@pytest.mark.parametrize(("may_pause", "calls"), [(True, 2), (False, 1)])
+def test_before_a_suspicion_nobody_is_paused(tmp_path: Path, may_pause: bool, calls: int) -> None:
+    node = Node(tmp_path, ranks=1)
+    thread = node.proc / f"{FIRST}/task/{FIRST}"
+    thread.mkdir(parents=True)
+    (thread / "stat").write_text((node.proc / f"{FIRST}/stat").read_text())
+    node.take(node.pyspy("echo 'Error: Failed to get stack traces' >&2; exit 1"), may_pause=may_pause)
+    assert len(node.calls) == calls
+
+
+@pytest.mark.parametrize(("native", "most"), [(False, 3), (True, 1)])
+def test_so_many_dumps_at_the_same_time_as_may_be_and_native_ones_alone(
+    tmp_path: Path, native: bool, most: int
+) -> None:
+    node = Node(tmp_path, ranks=6)
+    running = f"{tmp_path}/running-$pid"
+    until_others = f"until [ $(ls {tmp_path} | grep -c begun-) -ge {most} ]; do sleep 0.02; done"
+    counted = f"ls {tmp_path} | grep -c running- >> {tmp_path}/counts"
+    body = f"touch {running} {tmp_path}/begun-$pid; {until_others}; {counted}; rm {running}; echo '[]'"
+    node.take(node.pyspy(body), replace(ONCE, parallel=3), native=native)
+    counts = [int(line) for line in (tmp_path / "counts").read_text().split()]
+    assert (max(counts), len(counts)) == (most, 6)
+
+
+def test_places_are_shared_and_given_back(tmp_path: Path) -> None:
+    node, slots = Node(tmp_path, ranks=4), threading.Semaphore(1)
+    running = f"{tmp_path}/running-$pid"
+    body = f"touch {running}; ls {tmp_path} | grep -c running- >> {tmp_path}/counts; rm {running}; echo '[]'"
+    node.take(node.pyspy(body), replace(ONCE, parallel=4), slots=slots)
+    assert set((tmp_path / "counts").read_text().split()) == {"1"}
+    assert (slots.acquire(blocking=False), slots.acquire(blocking=False)) == (True, False)
+
+
+def test_who_gets_no_place_before_the_round_is_over_is_told_and_gives_none_back(tmp_path: Path) -> None:
+    node, slots = Node(tmp_path, ranks=1), threading.Semaphore(0)
+    taken = node.take(node.pyspy(), replace(ONCE, round_deadline_seconds=0.2), slots=slots)
+    (dump,) = taken.ranks[0].rounds
+    assert dump.fault == Fault(
+        subject=f"pid {FIRST}", reason="RoundDeadline", detail="the round was over before its turn came"
+    )
+    assert (dump.state, dump.state_after, dump.threads, dump.duration_seconds) == ("S", "S", (), 0.0)
+    assert (node.calls, slots.acquire(blocking=False), taken.ranks[0].gone) == ([], False, False)
+
+
+# --- what is kept of a dump ------------------------------------------------------------------------------------------
+
+
+def test_a_dump_comes_with_what_the_kernel_says_of_the_process(tmp_path: Path) -> None:
+    node = Node(tmp_path, ranks=1)
+    process = node.proc / str(FIRST)
+    (process / "wchan").write_text("futex_wait_queue")
+    (process / "stack").write_text("[<0>] futex_wait_queue+0x60/0x90\n[<0>] do_futex+0x100\n")
+    (process / "io").write_text("rchar: 70\nwchar: 7\nread_bytes: 0\n")
+    seen: list[tuple[float, Fault | None]] = []
+    taken = node.take(node.pyspy(), observe_dump=lambda seconds, fault: seen.append((seconds, fault)))
+    (dump,) = taken.ranks[0].rounds
+    assert (dump.state, dump.state_after, dump.fault, dump.called) == ("S", "S", None, None)
+    assert (dump.wchan, dump.io_bytes) == ("futex_wait_queue", 77)
+    assert dump.kernel_stack == ("futex_wait_queue+0x60/0x90", "do_futex+0x100")
+    assert dump.cpu_seconds is not None
+    assert seen == [(dump.duration_seconds, None)]
+    assert dump.duration_seconds is not None and 0 < dump.duration_seconds <= taken.duration_seconds < 60
+    assert abs(taken.started_unix_seconds + taken.duration_seconds - (tmp_path / "calls").stat().st_mtime) < 30
+
+
+def test_the_main_thread_is_the_one_whose_number_is_the_pid_inside_the_pod(tmp_path: Path) -> None:
+    node = Node(tmp_path, ranks=1)
+    node.status(FIRST, inner=77)
+    (dump,) = node.take(node.pyspy(f"echo '{stacks('train', 77, None)}'")).ranks[0].rounds
+    assert [thread.is_main for thread in dump.threads] == [True]
+
+
+def test_what_is_no_dump_is_a_fault_of_the_tool(tmp_path: Path) -> None:
+    node = Node(tmp_path, ranks=1)
+    (dump,) = node.take(node.pyspy("echo 'Process 7: python'")).ranks[0].rounds
+    assert dump.fault is not None and dump.threads == ()
+    assert (dump.fault.subject, dump.fault.reason, dump.fault.about) == (f"pid {FIRST}", "BadDump", "tool")
+    assert "py-spy dump --json" in dump.fault.detail
+    assert (dump.state_after, dump.duration_seconds is None) == ("S", False)
+
+
+@pytest.mark.parametrize("letter", ["Z", "X"])
+def test_who_had_ended_is_not_dumped_and_says_so(tmp_path: Path, letter: str) -> None:
+    node = Node(tmp_path)
+    node.state(FIRST, letter)
+    seen: list[Fault | None] = []
+    taken = node.take(node.pyspy(), observe_dump=lambda _, fault: seen.append(fault))
+    gone, there = taken.ranks
+    assert (gone.gone, there.gone, len(node.calls), seen) == (True, False, 1, [None])
+    assert faults(taken)[0] == Fault(
+        subject=f"pid {FIRST}", reason="ProcessGone", detail="the process has ended", about="target"
+    )
+
+
+def test_who_ends_in_the_last_round_is_gone_and_who_does_in_his_dump_too(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    taken = node.take(node.pyspy(f"[ $pid = {FIRST} ] && rm -r {node.proc}/$pid; echo '{stacks('train')}'"))
+    assert [(rank.gone, rank.rounds[0].state, rank.rounds[0].state_after) for rank in taken.ranks] == [
+        (True, "S", None),
+        (False, "S", "S"),
+    ]
+
+
+def test_of_who_was_seen_in_no_round_nothing_is_said(tmp_path: Path) -> None:
+    node = Node(tmp_path, workers=1)
+    taken = node.take(node.pyspy(), rounds=0)
+    assert (taken.rounds, [(rank.gone, rank.rounds, rank.workers) for rank in taken.ranks]) == (
+        0,
+        [(False, (), ())] * 2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("reader", "uids", "is_shown"),
+    [
+        (1004, (1004, 1004, 1004, 1004), True),
+        (1004, (1004, 0, 0, 0), False),
+        (1005, (1004, 1004, 1004, 1004), False),
+        (None, (1004, 0, 0, 0), True),
+        (0, (1004, 1004, 1004, 1004), True),
+    ],
+)
+def test_what_the_owner_may_not_read_is_not_taken(
+    tmp_path: Path, reader: int | None, uids: tuple[int, ...], is_shown: bool
+) -> None:
+    node = Node(tmp_path, ranks=1)
+    node.status(FIRST, uids=uids)
+    taken = node.take(node.pyspy(), job=replace(node.job, uid=reader))
+    (dump,) = taken.ranks[0].rounds
+    assert (dump.fault is None, bool(dump.threads), len(node.calls)) == (is_shown, is_shown, is_shown)
+    if dump.fault is not None:
+        assert (dump.fault.subject, dump.fault.reason, dump.fault.about) == (f"pid {FIRST}", "AnotherUsers", "tool")
+        assert "runs as another user than its job" in dump.fault.detail
+        assert dump.fault.remedy == f"as root: py-spy dump --pid {FIRST}"
+        assert dump.state == "S"
+
+
+def test_what_becomes_anothers_while_it_is_read_is_not_kept(tmp_path: Path) -> None:
+    node = Node(tmp_path, ranks=1)
+    becomes = f"sed -i 's/^Uid:.*/Uid:\\t1004\\t0\\t0\\t0/' {node.proc}/$pid/status; echo '{stacks('secret')}'"
+    seen: list[Fault | None] = []
+    taken = node.take(
+        node.pyspy(becomes), job=replace(node.job, uid=1004), observe_dump=lambda _, fault: seen.append(fault)
+    )
+    (dump,) = taken.ranks[0].rounds
+    assert dump.fault is not None
+    assert (dump.fault.reason, dump.threads, dump.state, seen) == ("AnotherUsers", (), "S", [])
+
+
+# --- the numbers of its GPUs -----------------------------------------------------------------------------------------
+
+
+def gpu(number: int, watts: float | None, ratio: float | None = None, mark: str = "") -> GpuSample:
+    return GpuSample(index=number, uuid=f"GPU-{number}{mark}", power_watts=watts, utilization_ratio=ratio)
+
+
+def sweep(*gpus: GpuSample) -> GpuSweep:
+    return GpuSweep(taken_monotonic_seconds=0.0, taken_unix_seconds=0.0, gpus=gpus)
+
+
+def test_numbers_are_means_over_the_sweeps_after_each_round_and_a_ranks_own_gpus(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    coming = iter(
+        (
+            sweep(gpu(0, 100.0, 1.0), gpu(0, 200.0, None, "b"), gpu(1, 500.0), gpu(9, 999.0)),
+            None,
+            sweep(gpu(0, 300.0, 0.0), gpu(0, None, 0.5, "b")),
+        )
+    )
+    levels = {"GPU-0": GpuLevels(floor_watts=100.0, busy_watts=500.0), "GPU-9": GpuLevels(floor_watts=0, busy_watts=1)}
+    taken = node.take(
+        node.pyspy(),
+        replace(ONCE, rounds=3),
+        gpus=sweep(gpu(0, 7.0)),
+        latest_gpus=lambda: next(coming),
+        gpu_levels=levels,
+    )
+    first, second = taken.ranks
+    assert (first.power_watts, first.utilization_ratio, first.busy_power_ratio) == (200.0, 0.5, 0.25)
+    assert (second.power_watts, second.utilization_ratio, second.busy_power_ratio) == (500.0, None, None)
+    assert next(coming, "all asked for") == "all asked for"
+
+
+def test_without_later_sweeps_the_given_one_counts_and_without_any_there_are_no_numbers(tmp_path: Path) -> None:
+    node = Node(tmp_path, ranks=1)
+    for gpus, watts in ((sweep(gpu(0, 70.0)), 70.0), (None, None)):
+        (rank,) = node.take(node.pyspy(), gpus=gpus).ranks
+        assert (rank.power_watts, rank.utilization_ratio, rank.busy_power_ratio) == (watts, None, None)
+
+
+# --- who is absent, and what must be known besides -------------------------------------------------------------------
+
+
+def test_absent_ranks_have_a_number_only_where_those_present_agree_on_it(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    job = replace(node.job, absent_local_ranks=((4, 4), (6, 7)))
+    absent = node.take(node.pyspy(), job=job).ranks[2:]
+    assert [(rank.id.node, rank.id.rank, rank.id.local_rank, rank.id.pid, rank.gone) for rank in absent] == [
+        ("here", 12, 4, None, True),
+        ("here", 14, 6, None, True),
+        ("here", 15, 7, None, True),
+    ]
+    first, second = node.job.ranks
+    for other in (replace(second, rank=20), replace(second, rank=None), replace(second, local_rank=None)):
+        ranks = node.take(node.pyspy(), job=replace(job, ranks=(first, other))).ranks[2:]
+        agree = other.rank is None or other.local_rank is None
+        assert [rank.id.rank for rank in ranks] == ([12, 14, 15] if agree else [None] * 3)
+
+
+@pytest.mark.parametrize(("count", "is_told"), [(64, False), (65, True)])
+def test_of_absent_ranks_the_first_64_are_listed(tmp_path: Path, count: int, is_told: bool) -> None:
+    node = Node(tmp_path, ranks=1)
+    taken = node.take(node.pyspy(), job=replace(node.job, absent_local_ranks=((1, count),)))
+    assert len(taken.ranks) == 65
+    note = f"{count} local ranks should be here and have no process: the first 64 are listed"
+    assert taken.notes == ((note,) if is_told else ())
+
+
+def test_notes_of_the_job_come_first(tmp_path: Path) -> None:
+    node = Node(tmp_path, ranks=1, workers=2)
+    settings = replace(ONCE, max_workers_per_rank=0)
+    taken = node.take(node.pyspy(), settings, job=replace(node.job, notes=("found by its name",)))
+    assert taken.notes == (
+        "found by its name",
+        "2 of 2 worker processes were not dumped: max_workers_per_rank is 0",
+    )
+
+
+def test_workers_up_to_the_bound_are_no_news(tmp_path: Path) -> None:
+    node = Node(tmp_path, ranks=2, workers=2)
+    assert node.take(node.pyspy(), replace(ONCE, max_workers_per_rank=2)).notes == ()
+
+
+def test_who_was_stopped_meanwhile_is_named_with_the_command_that_lets_him_run_on(tmp_path: Path) -> None:
+    """Whose stop it was nobody can tell; who was stopped before is left out."""
+    node = Node(tmp_path, ranks=3)
+    node.state(FIRST, "T")
+    stops = f"sed -i 's/) [ST] /) T /' {node.proc}/$pid/stat; echo '{stacks('train')}'"
+    taken = node.take(node.pyspy(stops))
+    assert taken.notes == (
+        f"stopped since the capture began: to let them run on, type: kill -CONT {FIRST + 1} {FIRST + 2}",
+    )
+
+
+def test_who_is_told_to_stop_says_how_far_it_came(tmp_path: Path) -> None:
+    node, stop = Node(tmp_path, ranks=2), threading.Event()
+    settings = replace(ONCE, rounds=3, pause_seconds=60.0)
+    taken = node.take(node.pyspy(), settings, stop=stop, observe_dump=lambda *_: stop.set())
+    assert (taken.rounds, taken.duration_seconds < 30) == (1, True)
+    assert taken.notes == ("the capture was interrupted after 1 rounds: hangwatch was asked to stop",)
+    done, left = taken.ranks
+    assert done.rounds[0].fault is None
+    assert left.rounds[0].fault == Fault(
+        subject=f"pid {FIRST + 1}", reason="Interrupted", detail="hangwatch was asked to stop"
+    )
+    assert (left.rounds[0].state_after, left.gone, len(node.calls)) == ("S", False, 1)
+
+
+def test_rounds_are_apart_by_the_pause_and_the_first_comes_at_once(tmp_path: Path) -> None:
+    node = Node(tmp_path, ranks=1)
+    taken = node.take(node.pyspy(), replace(ONCE, rounds=2, pause_seconds=0.5))
+    first, second = (dump.taken_monotonic_seconds for dump in taken.ranks[0].rounds)
+    assert second - first >= 0.5
+    assert node.take(node.pyspy(), replace(ONCE, pause_seconds=30.0)).duration_seconds < 20

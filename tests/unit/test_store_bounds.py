@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -380,3 +381,100 @@ def test_what_the_system_says_comes_with_what_to_do(
 def test_a_name_that_is_none_is_told(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"'\.\./x' is no name for a file of an incident"):
         writable(tmp_path).save(at(1e9), {"../x": ""})
+
+
+# --- whose it is -----------------------------------------------------------------------------------------------------
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_the_lock_makes_the_directory_and_costs_one_descriptor_while_it_is_held(tmp_path: Path) -> None:
+    before, kept = os.umask(0), Store(tmp_path / "var/hangwatch")
+    at_first = descriptors()
+    try:
+        kept.lock()
+    finally:
+        os.umask(before)
+    assert descriptors() == at_first + 1
+    assert kept.root.stat().st_mode & 0o777 == 0o755
+    assert (kept.root / "lock").stat().st_mode & 0o777 == 0o600
+    assert (kept.root / "lock").read_text() == f"{os.getpid()}\n"
+    with pytest.raises(store.StoreTakenError) as error:
+        Store(kept.root).lock()
+    assert str(error.value) == (
+        f"{kept.root}/lock: another hangwatch (pid {os.getpid()}) keeps its incidents here\n"
+        "  end that one, or give each its own [store] directory"
+    )
+    assert descriptors() == at_first + 1
+    kept.unlock()
+    kept.unlock()
+    assert descriptors() == at_first
+    kept.lock()
+    kept.unlock()
+
+
+def test_what_an_earlier_daemon_wrote_into_the_lock_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("123456789 and more\n")
+    kept = Store(tmp_path)
+    kept.lock()
+    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+    kept.unlock()
+
+
+def test_no_lock_where_everybody_can_write(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(0o777)
+    what, remedy = error_of(Store(tmp_path / "state").lock)
+    assert what.startswith(f"{tmp_path}/state: everybody can write there")
+    assert f"chmod o-w {tmp_path}/state" in remedy
+    assert not (tmp_path / "state/lock").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
+def test_where_the_system_gives_no_lock_it_is_said_and_nothing_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    at_first = descriptors()
+    what, remedy = error_of(Store(tmp_path).lock)
+    assert what == f"{tmp_path}/incidents: incidents cannot be written: {os.strerror(number)}"
+    assert "a local directory that works" in remedy
+    assert descriptors() == at_first
+
+
+def test_what_was_left_open_fills_the_room_to_the_brim_and_the_rest_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = writable(tmp_path)
+    folders = [kept.save(at(1e9 + number), {}) for number in range(3)]
+    sizes = [(folder / "incident.json").stat().st_size for folder in folders]
+    node = at(1e9).node
+
+    def left() -> list[float]:
+        caplog.clear()
+        return [incident.opened_unix_seconds - 1e9 for incident in kept.left_open(node)]
+
+    monkeypatch.setattr(store, "MOST_LEFT_OPEN", 3)
+    monkeypatch.setattr(store, "MOST_LEFT_OPEN_BYTES", sum(sizes))
+    assert (left(), caplog.messages) == ([2, 1, 0], [])
+    monkeypatch.setattr(store, "MOST_LEFT_OPEN_BYTES", sum(sizes) - 1)
+    assert (left(), caplog.messages) == ([2, 1], [f"{folders[0]}: is open, and one too many to go on with"])
+    monkeypatch.setattr(store, "MOST_LEFT_OPEN", 1)
+    assert (left(), caplog.messages) == ([2], [f"{folders[1]}: is open, and one too many to go on with"])
+
+
+def test_an_open_incident_that_no_version_reads_is_said_and_the_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = writable(tmp_path)
+    broken, _sound = (kept.save(at(1e9 + number), {}) for number in (1, 0))
+    told = json.loads((broken / "incident.json").read_text())
+    (broken / "incident.json").write_text(json.dumps({**told, "schema_version": INCIDENT_VERSION + 1}))
+    assert [incident.opened_unix_seconds for incident in kept.left_open(at(1e9).node)] == [1e9]
+    (said,) = caplog.messages
+    assert said.startswith(f"an incident that is open cannot be read: {broken}/incident.json: was written by a newer")

@@ -53,7 +53,12 @@ TESTS = {
         "unit/test_verdicts_page.py",
         "unit/test_grouping.py",
     ),
-    "hang/detector.py": ("unit/test_detector.py", "unit/test_progress.py", "scenarios/test_power.py"),
+    "hang/detector.py": (
+        "unit/test_detector_bounds.py",
+        "unit/test_detector.py",
+        "unit/test_progress.py",
+        "scenarios/test_power.py",
+    ),
     "hang/capture.py": (
         "unit/test_capture_bounds.py",
         "integration/test_capture.py",

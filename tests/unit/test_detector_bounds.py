@@ -1,0 +1,442 @@
+"""The detector at its boundaries: to the second, to the last GPU and rank, and in the words that a person reads."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from hangwatch.config import Detector
+from hangwatch.hang import detector
+from hangwatch.hang.detector import Action, JobWatch, MotionCount, TakeCapture, Transition
+from hangwatch.hang.power import GpuPower
+from hangwatch.model import GpuSample, Job, JobState, ProcessId, Rank
+from tests.unit.test_detector import assert_times_mean_something
+
+RULES = Detector(
+    hold_seconds=60,
+    startup_hold_seconds=500,
+    cooldown_seconds=200,
+    recover_seconds=10,
+    stalled_hold_seconds=300,
+    startup_stalled_hold_seconds=400,
+    recapture_seconds=100,
+    recapture_max_seconds=350,
+    quorum=0.5,
+)
+WORK, HANG = 600.0, 120.0
+
+
+def job(*pids: int, job_id: str = "42", job_key: str = "key") -> Job:
+    ranks = tuple(Rank(id=ProcessId(pid=pid, start_ticks=1), rank=None, local_rank=None) for pid in pids)
+    return Job(job_id=job_id, job_key=job_key, launcher="plain", launcher_id=None, ranks=ranks)
+
+
+class Played:
+    """A job of four GPUs: each second of it, and what the detector asked for meanwhile."""
+
+    def __init__(self, rules: Detector = RULES, gpus: int = 4) -> None:
+        self.now, self.rules, self.gpus = 0.0, rules, gpus
+        self.watch = detector.begin(job(1, 2), 0.0)
+        self.asked: list[Action] = []
+
+    def feed(self, seconds: int, *watts: float | None, every: int = 1, gap_seconds: float = 10.0) -> Played:
+        """So many samples, `every` seconds apart; `watts` are of one GPU after the other, or the same of all."""
+        powers = watts if len(watts) > 1 else watts * self.gpus
+        for _ in range(seconds):
+            self.now += every
+            samples = {
+                f"GPU-{i}": GpuSample(index=i, uuid=f"GPU-{i}", power_watts=w, power_limit_watts=700.0)
+                for i, w in enumerate(powers)
+            }
+            watch, actions = detector.step(self.watch, samples, self.now, self.rules, gap_seconds=gap_seconds)
+            self._take(watch, actions)
+        return self
+
+    def captured(self, frozen: int = 0, moving: int = 0, unknown: int = 0, **more: object) -> Played:
+        seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown, **more)  # type: ignore[arg-type]
+        self._take(*detector.captured(self.watch, seen, self.now, self.rules))
+        return self
+
+    def _take(self, watch: JobWatch, actions: tuple[Action, ...]) -> None:
+        assert_times_mean_something(watch)
+        self.watch = watch
+        self.asked += actions
+
+    def take(self) -> list[Action]:
+        """What was asked for since the last time."""
+        asked, self.asked = self.asked, []
+        return asked
+
+    @property
+    def pages(self) -> bool:
+        return detector.pages(self.watch, self.now, self.rules)
+
+
+def went(before: JobState, state: JobState, message: str) -> Transition:
+    return Transition(job_id="42", before=before, state=state, message=message)
+
+
+def worked(rules: Detector = RULES) -> Played:
+    played = Played(rules).feed(100, WORK)
+    played.take()
+    return played
+
+
+def suspected(rules: Detector = RULES) -> Played:
+    played = worked(rules).feed(2 + 61, HANG)  # of five samples three must be low
+    assert played.watch.state is JobState.SUSPECTED
+    played.take()
+    return played
+
+
+# --- from work to a suspicion ----------------------------------------------------------------------------------------
+
+
+def test_the_way_from_the_start_to_a_suspicion_in_words() -> None:
+    played = Played()
+    assert (played.watch.state, played.watch.message) == (JobState.STARTING, "waiting for the first sign of work")
+    played.feed(1, WORK)
+    assert played.take() == [went(JobState.STARTING, JobState.TRAINING, "the GPUs are at work")]
+    played.feed(99, WORK).feed(3, HANG)
+    assert played.take() == [went(JobState.TRAINING, JobState.QUIET, "4 of 4 GPUs are quiet")]
+    fell = played.now
+    played.feed(59, HANG)
+    assert (played.take(), detector.quiet_seconds(played.watch, played.now)) == ([], 59.0)
+    played.feed(1, HANG)
+    assert played.take() == [
+        went(JobState.QUIET, JobState.SUSPECTED, "quiet for 60 s"),
+        TakeCapture(job_key="key", reason="quiet for 60 s"),
+    ]
+    assert (played.watch.quiet_since, played.watch.capturing, played.watch.fell) == (fell, True, True)
+
+
+@pytest.mark.parametrize(("low", "is_quiet"), [(1, False), (2, True), (3, True)])
+def test_half_of_the_gpus_are_enough(low: int, is_quiet: bool) -> None:
+    played = worked().feed(5, *[HANG] * low, *[WORK] * (4 - low))
+    assert (played.watch.state is JobState.QUIET) == is_quiet
+    if is_quiet:
+        assert played.watch.message == f"{low} of 4 GPUs are quiet"
+        assert played.watch.quiet_gpus == {f"GPU-{i}" for i in range(low)}
+
+
+def test_gpus_that_take_turns_are_never_quiet_for_long() -> None:
+    played = worked()
+    for _ in range(10):
+        played.feed(30, HANG, HANG, WORK, WORK).feed(30, WORK, WORK, HANG, HANG)
+    assert not any(isinstance(action, TakeCapture) for action in played.take())
+    played.feed(62, WORK, WORK, HANG, HANG)
+    assert played.watch.state is JobState.SUSPECTED, "until two of them stay so"
+
+
+def test_what_was_quiet_all_the_time_counts_and_what_joined_later_does_not() -> None:
+    played = worked().feed(33, HANG, HANG, WORK, WORK).feed(10, HANG)
+    assert played.watch.quiet_gpus == {"GPU-0", "GPU-1"}
+    played.feed(10, WORK, HANG, HANG, HANG)
+    assert played.watch.quiet_gpus == {"GPU-1", "GPU-2", "GPU-3"}
+    assert detector.quiet_seconds(played.watch, played.now) < 10, "counted anew"
+
+
+def test_power_that_is_back_before_the_hold_ends_the_silence() -> None:
+    played = worked().feed(30, HANG)
+    played.take()
+    played.feed(3, WORK)
+    assert played.take() == [went(JobState.QUIET, JobState.TRAINING, "power is back")]
+    assert detector.quiet_seconds(played.watch, played.now) == 0.0
+
+
+def test_without_any_reading_a_silence_is_none_and_a_hang_stays_one() -> None:
+    played = worked().feed(30, HANG)
+    played.take()
+    played.feed(1, None)
+    assert played.take() == [went(JobState.QUIET, JobState.TRAINING, "no GPU of the job can be read")]
+    hung = suspected().captured(frozen=2)
+    hung.take()
+    hung.feed(300, None)
+    assert (hung.take(), hung.watch.state) == ([], JobState.HUNG)
+
+
+@pytest.mark.parametrize(("gap", "counts"), [(10, True), (11, False)])
+def test_ten_seconds_without_a_sample_count_as_quiet_and_eleven_do_not(gap: int, counts: bool) -> None:
+    played = worked().feed(13, HANG)
+    before = detector.quiet_seconds(played.watch, played.now)
+    played.feed(1, HANG, every=gap)
+    assert detector.quiet_seconds(played.watch, played.now) == before + (gap if counts else 0)
+
+
+def test_a_gap_at_the_start_is_no_start_up_time() -> None:
+    played = Played().feed(10, 90.0)
+    played.feed(1, 90.0, every=600).feed(480, 90.0)
+    assert played.watch.state is JobState.STARTING
+    played.feed(10, 90.0)
+    assert played.take()[0] == went(JobState.STARTING, JobState.SUSPECTED, "not busy, 500 s after its start")
+
+
+def test_the_gap_that_is_allowed_may_be_given() -> None:
+    played = worked().feed(13, HANG)
+    played.feed(1, HANG, every=30, gap_seconds=30)
+    assert detector.quiet_seconds(played.watch, played.now) == 40
+
+
+# --- at the start ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "started", "suspected_at"), [(0.0, None, 500), (0.0, -1000.0, 60), (0.0, -470.0, 60), (0.0, -430.0, 70), (0.0, 900.0, 500)]
+)  # fmt: skip
+def test_a_start_up_is_given_its_time_and_whoever_is_found_late_an_ordinary_hold(
+    found: float, started: float | None, suspected_at: int
+) -> None:
+    played = Played()
+    played.watch = detector.begin(job(1), found, started)
+    played.feed(suspected_at - 1, 90.0)
+    assert played.watch.state is JobState.STARTING
+    played.feed(1, 90.0)
+    assert played.watch.state is JobState.SUSPECTED
+    move, capture = played.take()
+    assert isinstance(move, Transition)
+    assert move.message == f"not busy, {suspected_at - min(0.0, started or 0.0):.0f} s after its start"
+    assert capture == TakeCapture(job_key="key", reason=move.message)
+    assert (played.watch.quiet_since, played.watch.fell) == (min(0.0, started or 0.0), False)
+
+
+@pytest.mark.parametrize(("busy", "works"), [(1, False), (2, True)])
+def test_half_of_the_gpus_at_work_are_work(busy: int, works: bool) -> None:
+    played = Played().feed(1, *[WORK] * busy, *[90.0] * (4 - busy))
+    assert (played.watch.state is JobState.TRAINING, played.watch.was_busy) == (works, works)
+
+
+@pytest.mark.parametrize(("was_busy", "hold"), [(True, 300), (False, 400)])
+def test_a_job_that_never_worked_pages_after_a_hold_of_its_own(was_busy: bool, hold: int) -> None:
+    played = suspected() if was_busy else Played().feed(500, 90.0)
+    played.captured(frozen=1, unknown=1)
+    watts = HANG if was_busy else 90.0
+    assert played.watch.state is JobState.STALLED
+    played.feed(hold - 1, watts)
+    assert not played.pages
+    played.feed(1, watts)
+    assert played.pages
+
+
+# --- what a capture decides ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "message"),
+    [
+        ({"frozen": 8}, JobState.HUNG, "all 8 ranks are frozen"),
+        ({"frozen": 7, "moving": 1}, JobState.STALLED, "1 of 8 ranks moves"),
+        ({"frozen": 6, "moving": 2}, JobState.STALLED, "2 of 8 ranks move"),
+        (
+            {"frozen": 6, "moving": 2, "who": "ranks 0-1 in data loading"},
+            JobState.STALLED,
+            "2 of 8 ranks move: ranks 0-1 in data loading",
+        ),
+        ({"frozen": 7, "unknown": 1}, JobState.STALLED, "1 of 8 ranks could not be judged"),
+        ({"frozen": 4, "moving": 4}, JobState.STALLED, "4 of 8 ranks move"),
+        ({}, JobState.STALLED, "0 of 0 ranks could not be judged"),
+        (
+            {"frozen": 3, "moving": 5},
+            JobState.TRAINING,
+            "5 of 8 ranks are moving: what the job draws now is work",
+        ),
+    ],
+)
+def test_what_a_capture_showed_in_words(seen: dict[str, object], state: JobState, message: str) -> None:
+    played = suspected().captured(**seen)  # type: ignore[arg-type]
+    assert played.take() == [went(JobState.SUSPECTED, state, message)]
+    assert (played.watch.state, played.watch.message, played.watch.capturing) == (state, message, False)
+    assert played.pages == (state is JobState.HUNG)
+
+
+def test_a_capture_that_nobody_waits_for_any_more_decides_nothing() -> None:
+    played = worked().captured(frozen=8)
+    assert (played.take(), played.watch.state, played.watch.captured_at) == ([], JobState.TRAINING, played.now)
+
+
+def test_a_stalled_job_whose_message_changes_stays_stalled_and_goes_on_to_its_page() -> None:
+    played = suspected().captured(frozen=7, moving=1)
+    since = played.watch.stalled_since
+    played.feed(200, HANG).take()
+    played.captured(frozen=6, moving=2)
+    assert (played.take(), played.watch.message, played.watch.stalled_since) == ([], "2 of 8 ranks move", since)
+    played.feed(100, HANG)
+    assert played.pages
+
+
+def test_a_hung_job_in_which_something_moves_once_is_stalled_since_it_was_hung() -> None:
+    played = suspected().captured(frozen=8)
+    hung = played.now
+    played.feed(200, HANG).take()
+    played.captured(frozen=7, moving=1)
+    assert played.take() == [went(JobState.HUNG, JobState.STALLED, "1 of 8 ranks moves")]
+    assert (played.watch.stalled_since, played.pages) == (hung, False)
+    played.feed(100, HANG)
+    assert played.pages
+
+
+def test_a_stalled_job_is_hung_after_two_frozen_looks_in_a_row() -> None:
+    played = suspected().captured(frozen=7, moving=1)
+    for seen in ({"frozen": 8}, {"frozen": 7, "unknown": 1}, {"frozen": 8}):
+        played.feed(100, HANG).captured(**seen)
+        assert played.watch.state is JobState.STALLED
+    played.feed(100, HANG).take()
+    played.captured(frozen=8)
+    assert played.take() == [went(JobState.STALLED, JobState.HUNG, "all 8 ranks are frozen")]
+    assert played.watch.stalled_since is None
+
+
+def test_most_moving_ends_an_incident_with_the_reason() -> None:
+    played = suspected().captured(frozen=8).feed(100, HANG)
+    played.take()
+    played.captured(frozen=3, moving=5)
+    message = "5 of 8 ranks are moving: what the job draws now is work"
+    assert played.take() == [went(JobState.HUNG, JobState.RECOVERED, message)]
+
+
+def test_looks_at_an_open_incident_come_ever_less_up_to_a_bound() -> None:
+    played, pauses = suspected().captured(frozen=8), []
+    played.take()
+    for _ in range(4):
+        before = played.now
+        while not (asked := played.take()):
+            played.feed(1, HANG)
+        assert asked == [TakeCapture(job_key="key", reason="still hung")]
+        assert (played.watch.capturing, played.watch.capture_wanted_at) == (True, None)
+        played.feed(50, HANG)
+        assert played.take() == [], "one at a time"
+        pauses.append(played.now - 50 - before)
+        played.captured(frozen=8)
+    assert pauses == [100, 200, 350, 350]
+    stalled = suspected().captured(frozen=7, moving=1).feed(100, HANG)
+    assert stalled.take()[-1] == TakeCapture(job_key="key", reason="still stalled")
+
+
+def test_a_capture_that_is_lost_stalls_the_job_after_five_minutes() -> None:
+    played = suspected().feed(299, HANG)
+    assert played.take() == []
+    played.feed(1, HANG)
+    message = "its stacks could not be taken in 300 s"
+    assert played.take() == [went(JobState.SUSPECTED, JobState.STALLED, message)]
+    assert (played.watch.capturing, played.pages) == (False, False)
+    played.feed(400, HANG)
+    assert not played.pages, "no stack was ever seen"
+
+
+@pytest.mark.parametrize(
+    ("seen", "pages"), [({"unknown": 8}, False), ({"unknown": 8, "stacked": 1}, True), ({"frozen": 1, "unknown": 7}, True), ({"moving": 1, "unknown": 7}, True)]
+)  # fmt: skip
+def test_one_stack_is_enough_to_page_and_none_is_not(seen: dict[str, int], pages: bool) -> None:
+    played = suspected().captured(**seen).feed(300, HANG)
+    assert (played.watch.state, played.pages) == (JobState.STALLED, pages)
+
+
+def test_stacks_that_were_seen_once_were_seen_and_a_new_suspicion_sees_anew() -> None:
+    played = suspected().captured(frozen=1, unknown=7).feed(100, HANG).captured(unknown=8)
+    assert played.watch.saw_stacks
+    played.feed(100, WORK).feed(300, HANG)
+    assert (played.watch.state, played.watch.saw_stacks, played.watch.frozen_captures) == (JobState.SUSPECTED, False, 0)
+
+
+# --- and back --------------------------------------------------------------------------------------------------------
+
+
+def test_power_must_be_back_for_a_while_and_then_it_is_shown_for_a_minute() -> None:
+    played = suspected().captured(frozen=8)
+    played.take()
+    played.feed(12, WORK)  # of five samples three must be high
+    assert (played.take(), played.pages) == ([], True)
+    played.feed(1, WORK)
+    assert played.take() == [went(JobState.HUNG, JobState.RECOVERED, "power is back")]
+    assert not played.pages
+    played.feed(59, WORK)
+    assert played.take() == []
+    played.feed(1, WORK)
+    assert played.take() == [went(JobState.RECOVERED, JobState.TRAINING, "the GPUs are at work")]
+
+
+def test_power_that_comes_and_goes_is_not_back() -> None:
+    played = suspected().captured(frozen=8)
+    played.take()
+    for _ in range(5):
+        played.feed(10, WORK).feed(10, HANG)
+    assert (played.watch.state, played.watch.back_since) == (JobState.HUNG, None)
+
+
+def test_while_power_is_back_nobody_is_looked_at() -> None:
+    played = suspected().captured(frozen=8).feed(97, HANG)
+    played.take()
+    played.feed(8, WORK)
+    assert played.take() == []
+    played.feed(5, HANG)
+    assert played.take() == [TakeCapture(job_key="key", reason="still hung")]
+
+
+@pytest.mark.parametrize(("back", "is_back"), [(2, False), (3, True)])
+def test_more_than_half_must_be_back(back: int, is_back: bool) -> None:
+    played = suspected().captured(frozen=8).feed(20, *[WORK] * back, *[HANG] * (4 - back))
+    assert (played.watch.state is JobState.RECOVERED) == is_back
+
+
+def test_power_that_comes_back_during_the_capture_says_so() -> None:
+    played = suspected().feed(3, WORK)
+    assert played.take() == [went(JobState.SUSPECTED, JobState.TRAINING, "power came back during the capture")]
+
+
+def test_who_recovers_and_falls_quiet_again_is_quiet() -> None:
+    played = suspected().captured(frozen=8).feed(13, WORK)
+    played.take()
+    played.feed(3, HANG)
+    assert played.take() == [went(JobState.RECOVERED, JobState.QUIET, "4 of 4 GPUs are quiet")]
+
+
+def test_after_a_capture_a_job_is_left_to_rest() -> None:
+    played = suspected(replace(RULES, cooldown_seconds=500))
+    played.captured(frozen=8)
+    looked = played.now
+    played.feed(80, WORK).take()
+    while not any(isinstance(action, TakeCapture) for action in played.take()):
+        played.feed(1, HANG)
+    assert played.now == looked + 500
+
+
+def test_a_job_that_never_rose_is_back_once_it_draws_what_only_work_draws() -> None:
+    played = Played().feed(500, 90.0).captured(frozen=2)
+    assert played.watch.state is JobState.HUNG
+    played.feed(30, 200.0)
+    assert played.watch.state is JobState.HUNG
+    played.feed(13, WORK)
+    assert played.watch.state is JobState.RECOVERED
+
+
+# --- who it is -------------------------------------------------------------------------------------------------------
+
+
+def test_an_end_is_told_once_and_nothing_follows_it() -> None:
+    played = suspected().captured(frozen=8)
+    watch, actions = detector.end(played.watch, "it is over", played.now)
+    assert actions == (went(JobState.HUNG, JobState.ENDED, "it is over"),)
+    assert (watch.since, watch.is_open, watch.message) == (played.now, False, "it is over")
+    assert detector.end(watch, "again", played.now + 1) == (watch, ())
+    assert detector.step(watch, {}, played.now + 1, RULES) == (watch, ())
+
+
+@pytest.mark.parametrize(
+    ("pids", "is_restart"), [((1, 2), False), ((1,), False), ((1, 2, 3), False), ((1, 3), True), ((3, 4), True), ((), False)]
+)  # fmt: skip
+def test_a_restart_has_ranks_that_came_and_ranks_that_went(pids: tuple[int, ...], is_restart: bool) -> None:
+    assert detector.is_restart(detector.begin(job(1, 2), 0.0), job(*pids)) == is_restart
+
+
+def test_who_joins_belongs_and_who_went_stays_known_under_the_jobs_name() -> None:
+    watch = detector.joined(detector.begin(job(1, 2), 0.0), job(2, 3, job_id="43", job_key="other"))
+    assert (watch.job_id, watch.job_key, {process.pid for process in watch.generation}) == ("43", "other", {1, 2, 3})
+
+
+def test_two_watches_of_one_job_are_the_first_with_what_the_second_knows() -> None:
+    first, second = detector.begin(job(1), 50.0), detector.begin(job(2), 100.0, 20.0)
+    first = replace(first, gpus={"a": GpuPower(limit_watts=1.0)})
+    second = replace(second, gpus={"a": GpuPower(limit_watts=2.0), "b": GpuPower(limit_watts=3.0)})
+    watch = detector.merged(first, second)
+    assert ({process.pid for process in watch.generation}, watch.began, watch.since) == ({1, 2}, 20.0, 50.0)
+    assert {uuid: gpu.limit_watts for uuid, gpu in watch.gpus.items()} == {"a": 1.0, "b": 3.0}
+    assert detector.merged(second, first).began == 20.0

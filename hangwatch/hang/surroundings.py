@@ -90,8 +90,9 @@ class Surroundings:
         if call is not None and (kind == "awaits_child" or pipes):
             children = self._children(pid, call, pipes)
             awaited = next(filter(None, map(self._connected, children)), None)
-            counters = [procs.read_counters(child, self._root) for child in children]
-            carried = [self._carried(child) or 0 for child in children]
+            strangers = [child for child in children if child not in self._pids]
+            counters = [procs.read_counters(child, self._root) for child in strangers]
+            carried = [self._carried(child) or 0 for child in strangers]
             if counters:
                 children_bytes = sum(one.io_bytes or 0 for one in counters) + sum(carried)
                 children_cpu = sum(one.cpu_seconds or 0.0 for one in counters)
@@ -125,11 +126,13 @@ class Surroundings:
         return frozenset(link for link in links if link.startswith("pipe:"))
 
     def _children(self, pid: int, call: SystemCall, pipes: frozenset[str]) -> list[int]:
-        """The children that are waited for, with all below them: by pid, or by the other end of the pipe."""
-        known = {*self._pids, *self._launcher}
-        found = [child for child in procs.read_children(pid, self._root, _MOST_CHILDREN) if child not in known]
+        """The children that are waited for, with all below them: by pid, or by the other end of the pipe.
+
+        A loader worker at a pipe is none of them: it has rounds of its own, and is judged by these.
+        """
+        found = list(procs.read_children(pid, self._root, _MOST_CHILDREN))
         if pipes:
-            found = [child for child in found if self._holds(child, pipes)]
+            found = [child for child in found if child not in self._pids and self._holds(child, pipes)]
         elif call.child is not None:
             wanted = [child for child in found if procs.read_inner_pid(child, self._root) == call.child]
             found = [*wanted, *(below for child in wanted for below in procs.read_children(child, self._root))]

@@ -15,7 +15,7 @@ from hangwatch import config
 from hangwatch.hang.activity import Table
 from hangwatch.hang.capture import capture
 from hangwatch.hang.grouping import group_ranks
-from hangwatch.model import GpuSample, GpuSweep, Job, Member, Rank, Signature
+from hangwatch.model import GpuSample, GpuSweep, Job, Member, Rank, Signature, Worker
 from hangwatch.probes import procs
 from tests.integration import targets
 
@@ -122,6 +122,16 @@ def test_who_waits_for_somebody_outside_of_the_job(code: str, tmp_path: Path) ->
         assert f"127.0.0.1 port {port}" in member.awaited.who
         at_store = measured(job_of(pid, MASTER_PORT=str(port)))
         assert at_store.signature is Signature.BLOCKED, "who waits for the job's store waits for the job"
+
+
+def test_a_child_that_is_known_as_a_worker_is_outside_where_it_is_waited_for_by_its_pid(tmp_path: Path) -> None:
+    with server() as port, targets.python(CHILD.replace("{port}", str(port)), tmp_path) as pid:
+        job = job_of(pid)
+        (child,) = procs.read_children(pid)
+        worker = Worker(id=procs.read_state(child)[0], comm="python")
+        member = measured(replace(job, ranks=(replace(job.ranks[0], workers=(worker,)),)))
+    assert member.signature is Signature.AWAITS_OUTSIDE
+    assert member.awaited.who.startswith(f"its child {child} (python")
 
 
 def test_a_peer_that_is_a_process_of_the_job_is_not_outside(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -230,6 +232,57 @@ def training_beside(directory: Path, other: SimulatedNode) -> Iterator[tuple[Sta
             yield stage, beside
 
 
+def victims_in_any_function(directory: Path) -> tuple[Observed, ...]:
+    with training(directory) as stage:
+        stage.trouble("all", "behind-gpu 3")
+        return (stage.until_page().observed(),)
+
+
+def victim_that_logs(directory: Path) -> tuple[Observed, ...]:
+    with answering(3600.0) as port, training(directory) as stage:
+        stage.trouble("all", f"log-behind-gpu 3 {port}")
+        return (stage.until_page().observed(),)
+
+
+def waits_for_server(directory: Path) -> tuple[Observed, ...]:
+    with answering(12.0) as port, training(directory) as stage:
+        stage.trouble("all", f"wait-for-server {port}")
+        return (stage.until_resumed().observed(),)
+
+
+def waits_for_child(directory: Path) -> tuple[Observed, ...]:
+    with answering(12.0) as port, training(directory) as stage:
+        stage.trouble("all", f"wait-for-child {port}")
+        return (stage.until_resumed().observed(),)
+
+
+def asks_again(directory: Path) -> tuple[Observed, ...]:
+    with training(directory) as stage:
+        stage.trouble("all", "ask-again 12")
+        return (stage.until_resumed().observed(),)
+
+
+@contextlib.contextmanager
+def answering(after_seconds: float) -> Iterator[int]:
+    """A server on loopback that answers one request after so long; its port. The server is no process of the job."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(DEADLINE_SECONDS)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError), listening.accept()[0] as peer:
+                over.wait(after_seconds)
+                peer.sendall(b".")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            over.set()
+            thread.join(DEADLINE_SECONDS)
+
+
 def inference_server(directory: Path) -> tuple[Observed, ...]:
     node = SimulatedNode(2, program="tests.scenarios.vllm_server")
     with staged(directory, node, startup_hold_seconds=2.0) as stage:
@@ -287,6 +340,41 @@ PROCESS_SCENARIOS = (
         "hang",
         lost_gpu_hangs,
         (Expected(_HANG, True, (2,), 20.0),),
+    ),
+    ProcessScenario(
+        "victims in a function of any name",
+        "rank 3 waits for a lock; the others spin in one C call without the GIL, their GPUs at 100 %",
+        "hang",
+        victims_in_any_function,
+        (Expected(_HANG, True, (3,), 20.0),),
+    ),
+    ProcessScenario(
+        "a victim that logs",
+        "rank 0 stands behind its GPU in add_scalar; rank 3 asks a server that does not answer",
+        "hang",
+        victim_that_logs,
+        (Expected("training → quiet → suspected → stalled", True, (3,), 20.0),),
+    ),
+    ProcessScenario(
+        "generation over HTTP",
+        "rank 0 waits 12 s for a server outside of the job, the others wait for rank 0",
+        "healthy",
+        waits_for_server,
+        (Expected(_LOOK),),
+    ),
+    ProcessScenario(
+        "remote evaluation",
+        "rank 0 waits 12 s for a child that is connected to another node, the others wait for rank 0",
+        "healthy",
+        waits_for_child,
+        (Expected(_LOOK),),
+    ),
+    ProcessScenario(
+        "asks again and again",
+        "rank 0 sleeps for 0.4 s, again and again for 12 s, the others wait",
+        "healthy",
+        asks_again,
+        (Expected(_LOOK),),
     ),
     ProcessScenario(
         "readings of one GPU lost",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import socket
 import time
 
 from hangwatch.demo import loader, troubles, worker
 from hangwatch.demo.collectives import barrier
 from hangwatch.demo.phases import Phase
+from hangwatch.demo.process import become
 from hangwatch.demo.worker import Rank, evaluate
 
 SLOW_SHARD = "slow"
@@ -82,6 +86,75 @@ def serve_requests(me: Rank, seconds: str) -> None:
     barrier(me.peers)
 
 
+def behind_gpu(me: Rank, odd: str) -> None:
+    """One rank waits for a lock; the others stand behind their GPUs, as in `.item()` behind NCCL."""
+    if me.rank == int(odd):
+        troubles.deadlock(me)
+    me.begins(Phase.COLLECTIVE)
+    item()
+
+
+def item() -> None:
+    """Spins in one call into C without the GIL, as CUDA does; gives way to others on a small machine."""
+    os.nice(19)
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", (1 << 31) - 1)
+
+
+def log_behind_gpu(me: Rank, odd: str, port: str) -> None:
+    """One rank asks a server; rank 0 stands behind its GPU in a call that logs, the others in the collective."""
+    if me.rank == int(odd):
+        ask(port)
+    me.begins(Phase.COLLECTIVE)
+    if me.rank == 0:
+        add_scalar()
+    barrier(me.peers)
+
+
+def add_scalar() -> None:
+    """Needs a number that is on the GPU."""
+    item()
+
+
+def ask(port: str) -> bytes:
+    """A request without a time-out."""
+    with socket.create_connection(("127.0.0.1", int(port))) as server:
+        return server.recv(1)
+
+
+def wait_for_server(me: Rank, port: str) -> None:
+    """Rank 0 asks a server, the others wait for it."""
+    if me.rank == 0:
+        me.begins(Phase.LOADING)
+        ask(port)
+    me.begins(Phase.COLLECTIVE)
+    barrier(me.peers)
+
+
+def wait_for_child(me: Rank, port: str) -> None:
+    """Rank 0 waits for a child that asks a server, as ssh and srun do; the others wait for rank 0."""
+    if me.rank == 0:
+        me.begins(Phase.LOADING)
+        rank, child = os.getpid(), os.fork()
+        if child == 0:
+            become("ssh", rank, me.folder)
+            ask(port)
+            os._exit(0)
+        os.waitpid(child, 0)
+    me.begins(Phase.COLLECTIVE)
+    barrier(me.peers)
+
+
+def ask_again(me: Rank, seconds: str) -> None:
+    """Rank 0 looks again and again whether something is there, the others wait for it."""
+    if me.rank == 0:
+        me.begins(Phase.LOADING)
+        end = time.monotonic() + float(seconds)
+        while time.monotonic() < end:
+            time.sleep(0.4)
+    me.begins(Phase.COLLECTIVE)
+    barrier(me.peers)
+
+
 def serve_forever(seconds: float) -> None:
     """Stands for the loop of an HTTP server."""
     time.sleep(seconds)
@@ -95,5 +168,10 @@ if __name__ == "__main__":
         "evaluate-on-one": evaluate_on_one,
         "serve": serve_requests,
         "join-late": join_late,
+        "behind-gpu": behind_gpu,
+        "log-behind-gpu": log_behind_gpu,
+        "wait-for-server": wait_for_server,
+        "wait-for-child": wait_for_child,
+        "ask-again": ask_again,
     }
     worker.main()

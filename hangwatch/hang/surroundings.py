@@ -44,7 +44,7 @@ class _Counted:
         self._total = 0
 
     def total(self, held: Iterable[Connection]) -> int:
-        now = {connection.inode: connection.bytes for connection in held}
+        now = {connection.inode: connection.bytes or 0 for connection in held}
         if self._before is not None:
             self._total += sum(max(0, count - self._before.get(inode, 0)) for inode, count in now.items())
         self._before = now
@@ -100,7 +100,9 @@ class Surroundings:
 
     def _carried(self, pid: int) -> int | None:
         held = self._held(pid)
-        return None if held is None else self._counted.setdefault(pid, _Counted()).total(held.values())
+        if held is None or any(connection.bytes is None for connection in held.values()):
+            return None
+        return self._counted.setdefault(pid, _Counted()).total(held.values())
 
     def _held(self, pid: int) -> dict[int, Connection] | None:
         """The connections of a process by descriptor."""

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from hangwatch.probes import pseudofiles
+
 MOST_CONNECTIONS = 1 << 15  # of one namespace: anybody may open a hundred thousand
 MOST_DESCRIPTORS = 4096  # of one process
 DEADLINE_SECONDS = 0.5  # for one namespace
@@ -33,6 +35,7 @@ _ATTRIBUTE = struct.Struct("=HH")
 _MESSAGE_BYTES = 72  # inet_diag_msg
 _RETRANSMITS_AT, _UNACKED_AT, _BYTES_AT, _INFO_BYTES = 2, 24, 120, 136  # in tcp_info
 _RECEIVE_BYTES = 1 << 18
+_LISTED_BYTES = 8 << 20
 _MAPPED = bytes(10) + b"\xff\xff"
 _CLONE_NEWNET = 0x40000000
 
@@ -47,13 +50,16 @@ End = tuple[bytes, int]
 
 
 class Connection(NamedTuple):
-    """One TCP connection by its two ends; `bytes` were received or acknowledged by the other end since it began."""
+    """One TCP connection by its two ends.
+
+    `bytes` were received, or acknowledged by the other end, since it began; None where only /proc/PID/net/tcp tells.
+    """
 
     inode: int
     state: int
     local: End
     remote: End
-    bytes: int
+    bytes: int | None
     unacknowledged: int
     retransmits: int
 
@@ -76,15 +82,15 @@ Connections = Mapping[int, Connection]
 def read(pid: int, proc_root: Path) -> Connections | None:
     """The TCP connections in the network namespace of a process.
 
-    None where that is not permitted (another namespace needs CAP_SYS_ADMIN), where there are more than
-    `MOST_CONNECTIONS`, or where it takes longer than `DEADLINE_SECONDS`.
+    Where that is not permitted (another namespace needs CAP_SYS_ADMIN) without bytes, by /proc/PID/net/tcp. None where
+    the process is gone, where there are more than `MOST_CONNECTIONS`, or where it takes longer than `DEADLINE_SECONDS`.
     """
     space = f"{proc_root}/{pid}/ns/net"
     try:
         is_ours = os.readlink(space) == os.readlink("/proc/self/ns/net")  # noqa: PTH115 - magic links, no paths
         channel = _open() if is_ours else _open_within(space)
     except OSError:
-        return None
+        return _listed(pid, proc_root)
     with channel:
         end = time.monotonic() + DEADLINE_SECONDS
         found: dict[int, Connection] = {}
@@ -97,6 +103,29 @@ def read(pid: int, proc_root: Path) -> Connections | None:
         except (OSError, struct.error):
             return None
     return found
+
+
+def _listed(pid: int, proc_root: Path) -> Connections | None:
+    """The connections as proc_pid_net(5) lists them; it reaches into every namespace, and counts no bytes."""
+    found: dict[int, Connection] = {}
+    for table in ("tcp", "tcp6"):
+        text = pseudofiles.read(proc_root / str(pid) / "net" / table, table, _LISTED_BYTES)
+        rows = text.splitlines()[1:] if isinstance(text, str) else None
+        if rows is None or len(rows) > MOST_CONNECTIONS:
+            return None
+        for fields in (row.split(maxsplit=10) for row in rows):
+            if len(fields) > 9 and (state := int(fields[3], 16)) != _LISTEN:
+                inode, waiting = int(fields[9]), int(fields[4].partition(":")[0], 16)
+                ends = _listed_end(fields[1]), _listed_end(fields[2])
+                found[inode] = Connection(inode, state, *ends, None, waiting, int(fields[6], 16))
+    return found
+
+
+def _listed_end(field: str) -> End:
+    """Address and port in hex; the address in words of four bytes, in the byte order of the host."""
+    address, _, port = field.partition(":")
+    parts = [struct.pack("=I", int(address[at : at + 8], 16)) for at in range(0, len(address), 8)]
+    return _plain(b"".join(parts)), int(port, 16)
 
 
 def held_by(pid: int, proc_root: Path) -> dict[int, int] | None:

@@ -57,6 +57,22 @@ def test_an_ipv4_address_inside_ipv6_is_one_address() -> None:
         assert of(ours).local == of(theirs).remote
 
 
+def test_where_another_namespace_may_not_be_entered_its_connections_are_still_listed(tmp_path: Path) -> None:
+    """A view of /proc in which this process seems to be in a namespace that cannot be entered."""
+    pid = os.getpid()
+    (tmp_path / str(pid) / "ns").mkdir(parents=True)
+    (tmp_path / str(pid) / "ns/net").symlink_to("net:[1]")
+    (tmp_path / str(pid) / "net").symlink_to(f"/proc/{pid}/net")
+    with connected() as (ours, theirs):
+        asked, listed = sockets.read(pid, procs.PROC), sockets.read(pid, tmp_path)
+        for end in (ours, theirs):
+            inode = os.fstat(end.fileno()).st_ino
+            assert listed[inode] == asked[inode]._replace(bytes=None)
+        theirs.close()
+        inode = os.fstat(ours.fileno()).st_ino
+        wait_for(lambda: sockets.read(pid, tmp_path)[inode].is_lost, "the end to be seen")
+
+
 def test_too_many_connections_are_not_read_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "MOST_CONNECTIONS", 1)
     with connected():

@@ -282,11 +282,7 @@ def glanced(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) 
             return watch, ()
         stuck = {uuid: replace(gpu, stuck_watts=gpu.watts) for uuid, gpu in watch.gpus.items()}
         return _suspect(replace(watch, gpus=stuck), f"{seen.frozen} of {seen.total} ranks stand still", now)
-    return replace(
-        watch,
-        glance_pause=min(2 * watch.glance_pause, RELOOK_MAX_SECONDS),
-        relook_pause=_doubled_pause(watch, settings),
-    ), ()
+    return _shown_nothing(watch, settings), ()
 
 
 def end(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
@@ -353,7 +349,7 @@ def _glance(
     """Ask for a glance where power alone can tell nothing: it fell and is flat, or the job draws little anyway."""
     if watch.glancing_since is not None:
         is_lost = now - watch.glancing_since >= CAPTURE_LOST_SECONDS
-        return (replace(watch, glancing_since=None, glanced_at=now) if is_lost else watch), ()
+        return (_shown_nothing(replace(watch, glancing_since=None, glanced_at=now), settings) if is_lost else watch), ()
     fallen = [gpu for gpu in voters if power.is_under_work(gpu, settings)]
     flat = sum(power.flat_seconds(gpu, now) >= settings.hold_seconds for gpu in fallen)
     if _quorum(flat, voters, settings) and _rested(watch.fall_glanced_at, now) >= watch.glance_pause:
@@ -366,6 +362,12 @@ def _glance(
         return watch, ()
     wanted = TakeCapture(job_key=watch.job_key, reason=reason, is_glance=True)
     return replace(watch, glancing_since=now), (wanted,)
+
+
+def _shown_nothing(watch: JobWatch, settings: Detector) -> JobWatch:
+    """After a glance that nothing came of, the next one comes later."""
+    glance_pause = min(2 * watch.glance_pause, RELOOK_MAX_SECONDS)
+    return replace(watch, glance_pause=glance_pause, relook_pause=_doubled_pause(watch, settings))
 
 
 def _rested(glanced_at: float | None, now: float) -> float:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 import os
 import queue
 import random
@@ -184,12 +183,12 @@ class Mutant(NamedTuple):
     @property
     def diff(self) -> tuple[str, str]:
         """The lines that go and the lines that come, without indentation: what the list of equivalents is kept by."""
-        lines = difflib.ndiff(self.source.splitlines(), self.changed.splitlines())
-        parts: dict[str, list[str]] = {"-": [], "+": []}
-        for line in lines:
-            if line[0] in parts:
-                parts[line[0]].append(line[2:].strip())
-        return "\n".join(parts["-"]), "\n".join(parts["+"])
+        before, after = self.source.splitlines(), self.changed.splitlines()
+        most = min(len(before), len(after))
+        begin = next((at for at in range(most) if before[at] != after[at]), most)
+        end = next((at for at in range(most - begin) if before[-1 - at] != after[-1 - at]), most - begin)
+        removed, added = before[begin : len(before) - end], after[begin : len(after) - end]
+        return "\n".join(map(str.strip, removed)), "\n".join(map(str.strip, added))
 
     def __str__(self) -> str:
         before, after = (
@@ -449,7 +448,8 @@ def equivalents() -> dict[tuple[str, str, str], str]:
     """Why a mutant may survive, by its module and its diff. Ends the program for one that is no mutant any more."""
     rows = msgspec.convert(tomllib.loads(EQUIVALENT.read_text()).get("mutant", []), list[Equivalent])
     known = {(row.module, row.before, row.after): row.why for row in rows}
-    every = {(module, *mutant.diff) for module in TESTS for mutant in mutants(module, source_of(module))}
+    named_modules = {row.module for row in rows}
+    every = {(module, *mutant.diff) for module in named_modules for mutant in mutants(module, source_of(module))}
     for module, before, after in known.keys() - every:
         sys.exit(f"{EQUIVALENT.name}: no mutant of hangwatch/{module} any more:\n  - {before}\n  + {after}")
     return known

@@ -28,7 +28,7 @@ from hangwatch.hang.detector import MotionCount, TakeCapture, Transition
 from hangwatch.hang.power import GpuLevels, gpu_levels
 from hangwatch.http import Server
 from hangwatch.look import JobScan, Look, look_at
-from hangwatch.model import ENDED_STATES, Fault, Incident, Job, JobState, LeftOut, ProcessId
+from hangwatch.model import ENDED_STATES, OPEN_STATES, Fault, Incident, Job, JobState, LeftOut, ProcessId
 from hangwatch.probes import host, procs, pyspy
 from hangwatch.probes.node import Node
 from hangwatch.probes.nvml.source import GpuSource
@@ -211,7 +211,7 @@ class Daemon:
             elif isinstance(action, SaveIncident):
                 self._beats.once("store", self._save if action.is_watched else self._keep, action.incident)
             elif isinstance(action, Transition):
-                loud = action.state in (JobState.HUNG, JobState.STALLED)
+                loud = action.state in OPEN_STATES
                 level = logging.WARNING if loud else logging.INFO
                 states = f"{action.before.value} -> {action.state.value}"
                 log.log(level, "job %s: %s: %s", action.job_id, states, action.message)

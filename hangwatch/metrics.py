@@ -26,7 +26,7 @@ from hangwatch.config import Detector
 from hangwatch.hang import power
 from hangwatch.hang.detector import quiet_seconds
 from hangwatch.hang.power import GpuPower
-from hangwatch.model import CheckStatus, Group, Incident, JobName, JobState, Point
+from hangwatch.model import CheckStatus, Group, Incident, JobName, JobState, Member, Point, Signature
 
 log = logging.getLogger(__name__)
 
@@ -261,7 +261,7 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
                         *name,
                         _text(member.id.rank),
                         _text(member.id.local_rank),
-                        *_activity(group),
+                        *_activity(group, member),
                         member.motion.value,
                         _frame(group),
                         group.key,
@@ -280,10 +280,12 @@ def _named(incident: Incident) -> str:
     return ",".join(names[:NAMED_RANKS_SHOWN]) + (f",+{more}" if more > 0 else "")
 
 
-def _activity(group: Group) -> tuple[str, str]:
-    """What the group does and waits for. Who is gone waits for nothing; of the undumpable nobody knows."""
+def _activity(group: Group, member: Member) -> tuple[str, str]:
+    """What a rank does and waits for. Who is gone or stopped waits for nothing; of the undumpable nobody knows."""
     if group.gone:
         return "gone", "nothing"
+    if member.signature is Signature.STOPPED:
+        return "stopped", "nothing"
     return ("undumpable", "unknown") if group.fault else (group.activity, group.waits_for)
 
 

@@ -209,6 +209,11 @@ class Job(Value, frozen=True):
         """The GPUs that the ranks hold, each once, in the order of ranks."""
         return tuple(dict.fromkeys(uuid for rank in self.ranks for uuid in rank.gpu_uuids))
 
+    @property
+    def is_elsewhere_too(self) -> bool:
+        """Whether it has ranks that are not of this node, as far as anything says how many there are."""
+        return (self.world_size or 0) > max(len(self.ranks), self.local_world_size or 0)
+
 
 class LeftOut(Value, frozen=True):
     """What an owner has on this node beyond what is watched of him: whole jobs, ranks, and processes not even read."""
@@ -241,8 +246,17 @@ class JobState(str, Enum):
     SUSPECTED = "suspected"
     HUNG = "hung"
     STALLED = "stalled"
+    SUSPENDED = "suspended"
+    OVER = "over"
     RECOVERED = "recovered"
     ENDED = "ended"
+
+
+OPEN_STATES = frozenset({JobState.HUNG, JobState.STALLED, JobState.SUSPENDED, JobState.OVER})
+"""The states in which an incident is open."""
+
+RESTING_STATES = frozenset({JobState.SUSPENDED, JobState.OVER})
+"""The states of a job that stands still for a reason that is no hang of this node."""
 
 
 class Motion(str, Enum):
@@ -375,6 +389,8 @@ class ProcessDump(Value, frozen=True):
     `children_cpu_seconds` are what its child processes moved and used that are no workers, asked only where it waits
     for one. `awaited` is outside of the job. Of one that is in `D` in a call that writes: `device_bytes` that the
     device of the file has written, and `dirty_bytes` that wait in the whole node for being written. None: not seen.
+
+    `frozen_cgroup` is the control group whose freezer holds it.
     """
 
     taken_monotonic_seconds: float
@@ -397,6 +413,7 @@ class ProcessDump(Value, frozen=True):
     awaited: Awaited | None = None
     device_bytes: int | None = None
     dirty_bytes: int | None = None
+    frozen_cgroup: str | None = None
 
 
 class RankId(Value, frozen=True):
@@ -480,7 +497,7 @@ class Member(Value, frozen=True):
     `waited_before`: in an earlier round it stood in a wait for other ranks, so it does come to meet them.
     `silent_mount`, `waits_for_mount` and `busy_power_ratio` as in `RankDump`. `signature` is what was measured,
     `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and `switches_per_second` (voluntary) are
-    those of its main thread.
+    those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so in every round.
     """
 
     id: RankId
@@ -501,6 +518,7 @@ class Member(Value, frozen=True):
     busy_power_ratio: float | None = None
     silent_mount: str | None = None
     waits_for_mount: bool = False
+    frozen_cgroup: str | None = None
 
 
 class Group(Value, frozen=True):

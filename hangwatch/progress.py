@@ -20,6 +20,7 @@ from hangwatch.hang import detector
 from hangwatch.hang.detector import MotionCount
 from hangwatch.hang.jobs import told_apart
 from hangwatch.hang.power import idle_levels
+from hangwatch.hang.rest import resting_state
 from hangwatch.look import Look
 from hangwatch.model import (
     GpuSweep,
@@ -201,7 +202,7 @@ def _without_old_ends(snapshot: Snapshot) -> Snapshot:
 
 
 def captured(snapshot: Snapshot, look: Look, *, now: float, settings: Detector) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Take what a capture showed: the job is hung, stalled, or honestly at work."""
+    """Take what a capture showed: the job is hung, stalled, at rest, or honestly at work."""
     entry = snapshot.jobs.get(look.capture.job_key)
     if entry is None:
         return snapshot, ()
@@ -262,7 +263,14 @@ def motion_count(grouping: Grouping) -> MotionCount:
             doing = group.activity.replace("_", " ") if group.activity != "unknown" else "its own code"
             who.append(f"{words.who([member.id for member in movers])} in {doing}")
     stacked = sum(group.size for group in grouping.groups if group.frames)
-    return MotionCount(frozen=frozen, moving=moving, unknown=unknown, stacked=stacked, who="; ".join(who))
+    return MotionCount(
+        frozen=frozen,
+        moving=moving,
+        unknown=unknown,
+        stacked=stacked,
+        who="; ".join(who),
+        resting=resting_state(grouping),
+    )
 
 
 def _present(snapshot: Snapshot) -> list[JobEntry]:
@@ -412,6 +420,8 @@ def _seen(entry: JobEntry, look: Look) -> Incident:
 def _result(seen: MotionCount) -> str:
     if not seen.total:
         return "empty"
+    if seen.resting is not None:
+        return seen.resting.value
     if seen.frozen == seen.total:
         return "frozen"
     if seen.moving:

@@ -33,7 +33,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hangwatch import config, durable, inputs, readers, words
-from hangwatch.model import INCIDENT_VERSION, MOST_RANKS, Incident, JobState, Value, spans
+from hangwatch.model import INCIDENT_VERSION, MOST_RANKS, OPEN_STATES, Incident, JobState, Value, spans
 from hangwatch.readers import Readers
 
 log = logging.getLogger(__name__)
@@ -241,7 +241,7 @@ class Store:
         found: list[Incident] = []
         left_bytes = MOST_LEFT_OPEN_BYTES
         for summary in self.summaries():
-            is_open = summary.closed_unix_seconds is None and summary.state in (JobState.HUNG, JobState.STALLED)
+            is_open = summary.closed_unix_seconds is None and summary.state in OPEN_STATES
             if summary.node != node or not is_open:
                 continue
             folder = self.incidents / summary.folder

@@ -35,8 +35,10 @@ STATES: Colours = {
     "4": ("recovered", "light-green"),
     "5": ("quiet", "light-yellow"),
     "6": ("suspected", "yellow"),
-    "7": ("stalled", "orange"),
-    "8": ("hung", "red"),
+    "7": ("over", "blue"),
+    "8": ("suspended", "purple"),
+    "9": ("stalled", "orange"),
+    "10": ("hung", "red"),
 }
 STATUSES: Colours = {
     "0": ("OK", "green"),

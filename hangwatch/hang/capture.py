@@ -34,7 +34,7 @@ from hangwatch.model import (
     Worker,
     WorkerDump,
 )
-from hangwatch.probes import filesystems, main_thread, procs, pyspy
+from hangwatch.probes import filesystems, freezer, main_thread, procs, pyspy
 
 ABSENT_LISTED = 64
 _DESCRIPTORS_KEPT = 16
@@ -83,6 +83,7 @@ def capture(
         observe_dump,
         pyspy_path,
         around,
+        sys_root,
         share=job.share,
         native=native,
         include_locals=include_locals,
@@ -136,6 +137,7 @@ class _Taker(NamedTuple):
     observe: ObserveDump | None
     pyspy_path: Path | None
     around: Surroundings
+    sys_root: Path
     share: str
     native: bool
     include_locals: bool
@@ -178,6 +180,9 @@ class _Taker(NamedTuple):
             call=None if call is None else replace(call, descriptors=call.descriptors[:_DESCRIPTORS_KEPT]),
             main_before=before,
             main_after=after,
+            frozen_cgroup=freezer.frozen_cgroup(
+                target.pid, counters.state, counters.wchan, self.proc_root, self.sys_root
+            ),
             **exchange._asdict(),
         )
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from hangwatch.hang import frames as stack_frames
 from hangwatch.hang import votes, wording
+from hangwatch.hang.rest import resting_state
 from hangwatch.hang.rules import RULES, Scene, Suspicion, count_ranks, survey, without
-from hangwatch.model import Confidence, Frame, Group, Grouping, Motion, RankId, Signature, Verdict
+from hangwatch.model import Confidence, Frame, Group, Grouping, JobState, Motion, RankId, Signature, Verdict
 
 _ROOTED = re.compile(r"(broadcast|scatter|gather|reduce)(_object|_object_list|_coalesced)?$|[Bb]cast$")
 _LIBRARY = re.compile(
@@ -20,11 +21,18 @@ _CONFIDENCES = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 def judge(grouping: Grouping) -> Verdict:
     """Name the odd ranks of a job with the evidence, or say why nobody can be named.
 
-    A job at work accuses nobody; then the rules of `RULES` in their order, then what is left to say where nobody is
-    accused. A rank that merely did not answer is never named.
+    A job at work or at rest accuses nobody; then the rules of `RULES` in their order, then what is left to say where
+    nobody is accused. A rank that merely did not answer is never named.
     """
     scene = survey(grouping)
-    verdict = _moving(scene) or _accused(scene) or _mount_silent(scene) or _waiting_together(scene) or _all_alike(scene)
+    verdict = (
+        _moving(scene)
+        or _resting(scene)
+        or _accused(scene)
+        or _mount_silent(scene)
+        or _waiting_together(scene)
+        or _all_alike(scene)
+    )
     if verdict is not None:
         return verdict
     waiting = count_ranks(group for group in scene.stacked if group.waits)
@@ -100,6 +108,11 @@ def _moving(scene: Scene) -> Verdict | None:
     if moving * 2 <= len(members):
         return None
     return _nobody("Moving", wording.moving(scene.stacked, moving, len(members)), scene)
+
+
+def _resting(scene: Scene) -> Verdict | None:
+    state = resting_state(scene.grouping)
+    return _nobody("Suspended", wording.suspended(scene.grouping), scene) if state is JobState.SUSPENDED else None
 
 
 def _mount_silent(scene: Scene) -> Verdict | None:

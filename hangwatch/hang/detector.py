@@ -1,7 +1,7 @@
 """Is a job making progress? A pure step function: (watch, what was seen, now) -> (watch, actions).
 
-    starting -> training -> quiet -> suspected -> hung | stalled -> recovered -> training
-                                                                 -> ended
+    starting -> training -> quiet -> suspected -> hung | stalled | suspended | over -> recovered -> training
+                                                                                    -> ended
 
 `step` is fed once per power sample, `captured` once per finished capture, `end` when the ranks are gone. All times
 are CLOCK_MONOTONIC seconds, so a clock that steps changes nothing. Power raises a suspicion; only stacks decide it.
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from hangwatch.config import Detector
 from hangwatch.hang import power
 from hangwatch.hang.power import GpuPower
-from hangwatch.model import GpuSample, Incident, Job, JobState, ProcessId, Value
+from hangwatch.model import OPEN_STATES, RESTING_STATES, GpuSample, Incident, Job, JobState, ProcessId, Value
 
 RECOVERED_SHOWN_SECONDS = 60.0  # long enough for a Prometheus that scrapes every 15 or 30 s to see it
 SAMPLE_GAP_SECONDS = 10.0  # longer without samples, and the gap does not count as quiet time
@@ -27,7 +27,7 @@ GLANCE_SECONDS = 300.0  # least time between two glances at power that fell and 
 RELOOK_MAX_SECONDS = 3600.0  # longest pause before a job that draws little is glanced at again; the first is the hold
 CAPTURE_LOST_SECONDS = 300.0  # a capture that was asked for and never came back
 
-OPEN_STATES = frozenset({JobState.HUNG, JobState.STALLED})
+_STALLED_STATES = frozenset({JobState.STALLED}) | RESTING_STATES
 
 
 class TakeCapture(Value, frozen=True):
@@ -47,13 +47,18 @@ class Transition(Value, frozen=True):
     message: str
 
 
+_RESTING_WORDS = {
+    JobState.SUSPENDED: "all {} ranks are stopped or frozen",
+    JobState.OVER: "training is over: none of its {} ranks is connected to another one",
+}
+
 Action: TypeAlias = TakeCapture | Transition
 
 
 class MotionCount(Value, frozen=True):
     """What a capture found: how many ranks are frozen, moving, or could not be judged; `who` moves, in words.
 
-    `stacked` of them gave a stack.
+    `stacked` of them gave a stack. `resting` is the state of a job that stands still and is not hung.
     """
 
     frozen: int
@@ -61,6 +66,7 @@ class MotionCount(Value, frozen=True):
     unknown: int = 0
     stacked: int = 0
     who: str = ""
+    resting: JobState | None = None
 
     @property
     def total(self) -> int:
@@ -74,10 +80,10 @@ class JobWatch(Value, frozen=True):
     Times are CLOCK_MONOTONIC seconds, None where they mean nothing:
 
     * `began`: the job; `since`: its state; `sampled_at`: the last power sample; `captured_at`: the last capture.
-    * `quiet_since` is set in quiet, suspected, hung and stalled, and in no other state; in quiet, `quiet_gpus` are
-      those that have been quiet since then.
-    * `stalled_since` is set in stalled, and nowhere else; `back_since` at most in hung and stalled, while power is back
-      and not yet for long enough; `capture_wanted_at` at most there, while no capture is under way.
+    * `quiet_since` is set in quiet, suspected and the open states, and in no other; in quiet, `quiet_gpus` are those
+      that have been quiet since then.
+    * `stalled_since` is set in stalled, suspended and over, and nowhere else; `back_since` at most in the open states,
+      while power is back and not yet for long enough; `capture_wanted_at` at most there, while no capture is under way.
     * `capturing` is set in suspected, and while a capture of an open incident is under way. `capture_pause` seconds lie
       before the next one; `frozen_captures` in a row found everybody frozen; `saw_stacks`: one of them found any stack.
     * `over_since`: set at most in starting, since when the job draws more than the plain line of the settings.
@@ -87,6 +93,8 @@ class JobWatch(Value, frozen=True):
     * `glancing_since`: a glance is under way; `glanced_at`: the last one ended. A glance that finds the job standing
       still begins a suspicion. `fall_glanced_at`: the last one at power that had fallen was asked for; `glance_pause`
       seconds lie before the next, and more after one that showed nothing.
+
+    `is_elsewhere_too`: other nodes have ranks of it.
     """
 
     job_id: str
@@ -117,6 +125,7 @@ class JobWatch(Value, frozen=True):
     glanced_at: float | None = None
     fall_glanced_at: float | None = None
     glance_pause: float = GLANCE_SECONDS
+    is_elsewhere_too: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -127,7 +136,14 @@ class JobWatch(Value, frozen=True):
 def begin(job: Job, now: float, started: float | None = None) -> JobWatch:
     """A new watch for a job that was just found; `started` is when its processes began, where that is known."""
     began = now if started is None else min(now, started)
-    return JobWatch(job_id=job.job_id, job_key=job.key, generation=generation(job), began=began, since=now)
+    return JobWatch(
+        job_id=job.job_id,
+        job_key=job.key,
+        generation=generation(job),
+        began=began,
+        since=now,
+        is_elsewhere_too=job.is_elsewhere_too,
+    )
 
 
 def resumed(watch: JobWatch, incident: Incident, now: float, unix_now: float, settings: Detector) -> JobWatch:
@@ -159,7 +175,7 @@ def resumed(watch: JobWatch, incident: Incident, now: float, unix_now: float, se
         gpus=gpus | {uuid: gpu for uuid, gpu in watch.gpus.items() if uuid not in gpus},
         was_busy=watch.was_busy or any(power.has_worked(gpu, settings) for gpu in gpus.values()),
         quiet_since=then(fell),
-        stalled_since=then(opened) if incident.state is JobState.STALLED else None,
+        stalled_since=then(opened) if incident.state in _STALLED_STATES else None,
         back_since=None,
         over_since=None,
         capturing=False,
@@ -182,7 +198,7 @@ def is_restart(watch: JobWatch, job: Job) -> bool:
 def joined(watch: JobWatch, job: Job) -> JobWatch:
     """The watch by the job's name and key; ranks that came later in start-up belong to the generation, ranks that went
     stay in it."""
-    named = replace(watch, job_id=job.job_id, job_key=job.key)
+    named = replace(watch, job_id=job.job_id, job_key=job.key, is_elsewhere_too=job.is_elsewhere_too)
     return replace(named, generation=watch.generation | generation(job))
 
 
@@ -197,10 +213,15 @@ def merged(watch: JobWatch, other: JobWatch) -> JobWatch:
 
 
 def pages(watch: JobWatch, now: float, settings: Detector) -> bool:
-    """Whether the on-call should be paged now: hung, or stalled for longer than its hold. Never without any stack."""
+    """Whether the on-call should be paged now: hung, or stalled for longer than its hold. Never without any stack.
+
+    A job that rests is paged for as a stalled one where ranks on other nodes may wait for it.
+    """
     if watch.state is JobState.HUNG:
         return True
-    if watch.state is not JobState.STALLED or watch.stalled_since is None or not watch.saw_stacks:
+    if watch.state not in _STALLED_STATES or watch.stalled_since is None or not watch.saw_stacks:
+        return False
+    if watch.state in RESTING_STATES and not watch.is_elsewhere_too:
         return False
     hold = settings.stalled_hold_seconds if watch.was_busy else settings.startup_stalled_hold_seconds
     return now - watch.stalled_since >= hold
@@ -247,8 +268,10 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
     """Take the outcome of a capture that `step` asked for."""
     saw_stacks = watch.saw_stacks or seen.frozen + seen.moving + seen.stacked > 0
     watch = replace(watch, capturing=False, captured_at=now, saw_stacks=saw_stacks)
-    if watch.state not in (JobState.SUSPECTED, JobState.HUNG, JobState.STALLED):
+    if watch.state is not JobState.SUSPECTED and not watch.is_open:
         return watch, ()
+    if seen.resting is not None:
+        return _confirm(watch, seen.resting, _RESTING_WORDS[seen.resting].format(seen.total), now, settings)
     if seen.moving * 2 > seen.total:
         watch = _taught(watch, now, settings)
         message = f"{seen.moving} of {seen.total} ranks are moving: what the job draws now is work"
@@ -489,6 +512,8 @@ _RULES = {
     JobState.SUSPECTED: _suspected,
     JobState.HUNG: _open,
     JobState.STALLED: _open,
+    JobState.SUSPENDED: _open,
+    JobState.OVER: _open,
     JobState.RECOVERED: _recovered,
 }
 
@@ -518,11 +543,12 @@ def _suspect(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[
 def _confirm(
     watch: JobWatch, state: JobState, message: str, now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Enter or stay in hung or stalled, and plan the next look."""
+    """Enter or stay in an open state, and plan the next look."""
     if watch.state is not state:
         # A hung job in which something moves once has stood still all the same: its page must not come and go.
-        stalled_since = watch.since if watch.state is JobState.HUNG else now
-        watch = replace(watch, stalled_since=stalled_since if state is JobState.STALLED else None)
+        stood_since = watch.since if watch.state is JobState.HUNG else watch.stalled_since
+        stalled_since = now if stood_since is None else stood_since
+        watch = replace(watch, stalled_since=stalled_since if state in _STALLED_STATES else None)
         watch, actions = _go(replace(watch, back_since=None, capture_pause=0.0), state, message, now)
     else:
         watch, actions = replace(watch, message=message), ()
@@ -551,7 +577,7 @@ def _forget_gap(watch: JobWatch, gap: float) -> JobWatch:
 
 def _go(watch: JobWatch, state: JobState, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
     move = Transition(job_id=watch.job_id, before=watch.state, state=state, message=message)
-    if state not in (JobState.QUIET, JobState.SUSPECTED, JobState.HUNG, JobState.STALLED):
+    if state not in (JobState.QUIET, JobState.SUSPECTED) and state not in OPEN_STATES:
         watch = replace(
             watch, quiet_since=None, stalled_since=None, capture_wanted_at=None, back_since=None, over_since=None
         )

@@ -152,7 +152,7 @@ def _signature(seen: _Seen, *, mount_holds_job: bool) -> Signature:
         return Signature.GONE
     if len(rounds) < 2:
         return Signature.UNKNOWN
-    if seen.is_in(STOPPED_STATES):
+    if seen.is_in(STOPPED_STATES) or frozen_cgroup(rounds) is not None:
         return Signature.STOPPED
     if seen.is_in(BLOCKED_STATES) and _writes_back(rounds, seen.settings):
         return Signature.TRANSFERS
@@ -225,6 +225,12 @@ def _computes(stood: Sequence[_Stood], main: MainRates, rates: Rates, settings: 
     if all(before.installed == after.installed for before, after in pairwise(stood)):
         return False
     return _over(rates.cpu_ratio, settings.motion_cpu_ratio) and not main.polls and not main.is_in_kernel
+
+
+def frozen_cgroup(rounds: Sequence[ProcessDump]) -> str | None:
+    """The control group whose freezer held a process in every round."""
+    found = [dump.frozen_cgroup for dump in rounds]
+    return found[-1] if found and None not in found else None
 
 
 def _worker_computes(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:

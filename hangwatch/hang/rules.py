@@ -139,20 +139,22 @@ def _is_held(member: Member) -> bool:
     return idle and member.signature in {Signature.BLOCKED, Signature.AWAITS_OUTSIDE}
 
 
-def _in_state(letters: frozenset[str]) -> Callable[[Scene], Sequence[Group]]:
-    """Ranks that the kernel shows in one of these states in every round: its word counts however their dump failed."""
+def _where(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Group]:
+    """Ranks of which the kernel says so in every round: its word counts however their dump failed."""
+    groups = (group for group in scene.grouping.groups if group not in scene.gone)
+    return [part for group in groups if (part := _part(group, wanted))]
 
-    def suspects(scene: Scene) -> Sequence[Group]:
-        groups = (group for group in scene.grouping.groups if group not in scene.gone)
-        return [part for group in groups if (part := _part(group, lambda member: member.state in letters))]
 
-    return suspects
+def _stopped(scene: Scene) -> Sequence[Group]:
+    """Ranks in state T or t, and those that a freezer holds, whatever state that is shown as."""
+    return _where(scene, lambda member: member.state in STOPPED_STATES or member.frozen_cgroup is not None)
 
 
 def _blocked(scene: Scene) -> Sequence[Group]:
     """Ranks in state D in every round, and those that wait for the file system on which py-spy hangs."""
     groups = (_part(group, lambda member: member.waits_for_mount) for group in scene.shut)
-    return [*_in_state(BLOCKED_STATES)(scene), *(group for group in groups if group)]
+    blocked = _where(scene, lambda member: member.state in BLOCKED_STATES and member.frozen_cgroup is None)
+    return [*blocked, *(group for group in groups if group)]
 
 
 def _weigh_gone(suspicion: Suspicion) -> Confidence:
@@ -240,8 +242,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         kind="RankStopped",
-        who="are in state `T` or `t` in every round (SIGSTOP, a debugger, a tracer)",
-        suspects=_in_state(STOPPED_STATES),
+        who="are in state `T` or `t` in every round (SIGSTOP, a debugger, a tracer), or held by a freezer",
+        suspects=_stopped,
         waiting=("ranks", "gpu"),
         half_of="others",
         outnumber="as many",

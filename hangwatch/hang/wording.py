@@ -76,6 +76,9 @@ def blocked(ranks: Sequence[Group], others: Sequence[Group]) -> str:
 
 def stopped(ranks: Sequence[Group], others: Sequence[Group]) -> str:
     """The headline for ranks that somebody stopped."""
+    frozen = {member.frozen_cgroup for group in ranks for member in group.members}
+    if None not in frozen:
+        return _held(ranks, others, f"frozen (control group {words.listing(sorted(map(str, frozen)))})")
     return _held(ranks, others, "stopped (state T: a debugger, a tracer or SIGSTOP holds it)")
 
 
@@ -123,6 +126,19 @@ def outside(ranks: Sequence[Group], others: Sequence[Group]) -> str:
 def moving(groups: Sequence[Group], ranks: int, total: int) -> str:
     """The headline for a job at work."""
     return f"{ranks:,} of {words.count(total)} moved between the rounds, the job is at work: {'; '.join(each(groups))}."
+
+
+def suspended(grouping: Grouping) -> str:
+    """The headline for a job of which every rank is stopped or frozen, and who may have done that."""
+    members = grouping.members
+    who = f"all {words.count(len(members))} are" if len(members) > 1 else f"{words.who([members[0].id])} is"
+    frozen = sorted({member.frozen_cgroup for member in members if member.frozen_cgroup})
+    is_stopped = any(member.frozen_cgroup is None for member in members)
+    reasons = ["scontrol suspend, a gang scheduler, `kill -STOP`, or a debugger"] if is_stopped else []
+    if frozen:
+        groups = "control group {} is" if len(frozen) == 1 else "control groups {} are"
+        reasons += [f"{groups.format(words.listing(frozen[:_SHOWN]))} frozen"]
+    return f"{who} {'stopped' if is_stopped else 'frozen'}: {'; '.join(reasons)}."
 
 
 def mismatch(groups: Sequence[Group]) -> str:

@@ -93,6 +93,7 @@ SERVES = Doing((_SERVE,), watts=118.0, utilization_ratio=0.0)
 AWAITS_BROADCAST = Doing((_BROADCAST,), watts=119.0, cpu_ratio=1.0)
 # ray.get looks for signals once a second (RAY_get_check_signal_interval_milliseconds).
 AWAITS_ROLLOUTS = Doing((_ROLLOUTS,), watts=90.0, utilization_ratio=0.0, switches_per_second=1.0)
+STOPPED = Doing((_FORWARD,), watts=84.0, utilization_ratio=0.0, state="T")
 JOINS = Doing((_INIT,), watts=80.0, utilization_ratio=0.0, cpu_ratio=0.001)
 # Victims behind NCCL: a core spins in one C call without the GIL, and the GPU in a kernel that waits.
 ITEM_IN_MODULE = replace(WAITS, stacks=(_ITEM_IN_MODULE,))
@@ -415,6 +416,14 @@ HANG_SCENARIOS = (
 )
 
 HEALTHY_SCENARIOS = (
+    PowerScenario(
+        "suspended for two hours",
+        "all ranks are stopped (scontrol suspend, gang scheduling), then go on",
+        "healthy",
+        _between(HOUR, 3 * HOUR, None, STOPPED, STOPPED),
+        (Expected("starting → training → quiet → suspected → suspended → recovered → training"),),
+        3 * HOUR + 300,
+    ),
     PowerScenario(
         "light evaluation",
         "after an hour at 600 W, three hours at 350 W: flat, and under three quarters",

@@ -6,7 +6,9 @@ The demo's own scenarios are among them. Times are those of the demo: 3 s hold, 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -151,6 +153,15 @@ def demo(name: str) -> Callable[[Path], tuple[Observed, ...]]:
 def evaluation_on_one(directory: Path) -> tuple[Observed, ...]:
     with training(directory) as stage:
         stage.trouble("all", "evaluate-on-one 8")
+        return (stage.until_resumed().observed(),)
+
+
+def suspended(directory: Path) -> tuple[Observed, ...]:
+    with training(directory) as stage:
+        stage.trouble("all", "stop-all")
+        stage.until(JobState.SUSPENDED).watcher.follow(8.0)
+        for pid in stage.node.pids:
+            os.kill(pid, signal.SIGCONT)
         return (stage.until_resumed().observed(),)
 
 
@@ -389,6 +400,13 @@ PROCESS_SCENARIOS = (
         "healthy",
         evaluation_on_one,
         (Expected(_LOOK),),
+    ),
+    ProcessScenario(
+        "suspended for some seconds",
+        "all ranks are stopped, as by scontrol suspend, and continued after more than the stalled hold",
+        "healthy",
+        suspended,
+        (Expected("training → quiet → suspected → suspended → recovered"),),
     ),
     ProcessScenario(
         "starved but moving loader",

@@ -78,6 +78,13 @@ def evaluate_on_one(me: Rank, seconds: str) -> None:
     barrier(me.peers)
 
 
+def stop_all(me: Rank) -> None:
+    """All ranks stop, as when a batch system suspends the job, and go on together once they are continued."""
+    me.begins(Phase.IDLE)
+    troubles.stop(me)
+    barrier(me.peers)
+
+
 def serve_requests(me: Rank, seconds: str) -> None:
     """Rank 0 waits for requests, the others for rank 0; for so long none comes."""
     me.begins(Phase.IDLE)
@@ -167,6 +174,7 @@ if __name__ == "__main__":
         "compile": compile_model,
         "evaluate-on-one": evaluate_on_one,
         "serve": serve_requests,
+        "stop-all": stop_all,
         "join-late": join_late,
         "behind-gpu": behind_gpu,
         "log-behind-gpu": log_behind_gpu,

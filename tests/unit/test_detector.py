@@ -13,15 +13,16 @@ from hangwatch.config import Detector
 from hangwatch.hang import detector, power
 from hangwatch.hang.detector import JobWatch, MotionCount, TakeCapture, Transition
 from hangwatch.hang.power import GpuPower
-from hangwatch.model import GpuSample, Job, JobState, ProcessId, Rank
+from hangwatch.model import OPEN_STATES, GpuSample, Job, JobState, ProcessId, Rank
 
 S = JobState
 DEFAULTS = Detector()
 
 
-def job(ranks: int = 8, pid: int = 100) -> Job:
+def job(ranks: int = 8, pid: int = 100, world_size: int | None = None) -> Job:
     return Job(
         job_id="42",
+        world_size=world_size,
         launcher="torchrun",
         launcher_id=ProcessId(pid=1, start_ticks=1),
         ranks=tuple(
@@ -33,10 +34,10 @@ def job(ranks: int = 8, pid: int = 100) -> Job:
 
 def assert_times_mean_something(watch: JobWatch) -> None:
     """Which times are set in which state, as the docstring of JobWatch says."""
-    is_open = watch.state in (S.HUNG, S.STALLED)
+    is_open = watch.state in OPEN_STATES
     assert (watch.quiet_since is not None) == (is_open or watch.state in (S.QUIET, S.SUSPECTED))
     assert watch.state is not S.QUIET or watch.quiet_gpus
-    assert (watch.stalled_since is not None) == (watch.state is S.STALLED)
+    assert (watch.stalled_since is not None) == (is_open and watch.state is not S.HUNG)
     assert watch.back_since is None or is_open
     assert watch.capture_wanted_at is None or (is_open and not watch.capturing)
     assert watch.capturing or watch.state is not S.SUSPECTED
@@ -66,8 +67,8 @@ class Series:
             self._take(*detector.step(self.watch, samples, self.now, self.rules, idle=self.idle))
         return self
 
-    def captured(self, frozen: int, moving: int, unknown: int = 0) -> Series:
-        seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown)
+    def captured(self, frozen: int, moving: int, unknown: int = 0, resting: JobState | None = None) -> Series:
+        seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown, resting=resting)
         self._take(*detector.captured(self.watch, seen, self.now, self.rules))
         return self
 
@@ -522,7 +523,7 @@ def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
             series.glanced(*event)  # type: ignore[misc]
         if series.pages:
             assert judged, "paged without any stack"
-            assert series.watch.state in (S.HUNG, S.STALLED)
+            assert series.watch.state in (S.HUNG, S.STALLED)  # of this node alone: nobody waits for one that rests
         if series.watch.state in (S.TRAINING, S.STARTING, S.RECOVERED):
             assert not series.pages
             assert detector.quiet_seconds(series.watch, series.now) == 0
@@ -541,3 +542,41 @@ def test_a_flapping_job_is_left_to_rest_between_captures() -> None:
         series.feed(600, 15)
     pauses = [b - a for a, b in zip(series.captures, series.captures[1:], strict=False)]
     assert pauses and min(pauses) >= 55
+
+
+def suspended(world_size: int | None) -> Series:
+    """A job of 8 ranks here that was stopped as a whole, and of so many in the world."""
+    series = Series()
+    series.watch = detector.joined(series.watch, job(world_size=world_size))
+    return series.feed(600, 100).feed(110, 125).captured(8, 0, resting=S.SUSPENDED)
+
+
+@pytest.mark.parametrize("world_size", [None, 8])
+def test_a_job_that_was_stopped_as_a_whole_is_no_hang_and_goes_on_when_it_is_continued(world_size: int | None) -> None:
+    series = suspended(world_size)
+    assert series.states[-1] is S.SUSPENDED
+    assert series.watch.message == "all 8 ranks are stopped or frozen"
+    for _ in range(9):
+        series.feed(110, 905).captured(8, 0, resting=S.SUSPENDED)
+        assert not series.pages
+    assert len(series.captures) == 10
+    series.feed(600, 75)
+    assert series.states[-2:] == [S.RECOVERED, S.TRAINING]
+
+
+def test_where_other_nodes_may_wait_for_it_a_stopped_node_pages_after_the_stalled_hold() -> None:
+    series = suspended(16)
+    assert not series.pages
+    series.feed(110, 890)
+    assert not series.pages
+    series.feed(110, 15)
+    assert series.pages
+
+
+def test_a_job_that_hangs_after_it_was_continued_is_hung_and_one_that_is_stopped_in_a_hang_keeps_its_time() -> None:
+    series = suspended(16).feed(110, 31).captured(8, 0)
+    assert (series.states[-1], series.pages) == (S.HUNG, True)
+    series.feed(110, 1000).captured(8, 0, resting=S.SUSPENDED)
+    assert (series.states[-1], series.pages) == (S.SUSPENDED, True)
+    series.feed(110, 31).captured(7, 1)
+    assert (series.states[-1], series.pages) == (S.STALLED, True)

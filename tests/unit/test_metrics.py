@@ -29,6 +29,7 @@ from hangwatch.model import (
     JobState,
     Point,
     SamplerStatus,
+    Signature,
 )
 from tests import samples
 
@@ -218,6 +219,24 @@ def test_ranks_without_a_stack_are_gone_or_undumpable() -> None:
     )
     rows = [line for line in scrape(one).splitlines() if line.startswith("hangwatch_rank_activity{")]
     assert sum('activity="undumpable"' in row for row in rows) == 1
+
+
+def test_a_stopped_rank_is_busy_with_nothing_for_others_to_wait_on_whatever_its_stack_says() -> None:
+    """By its stack it may stand in a collective; the fleet rule would count it among those that wait."""
+    (entry,) = board().snapshot.jobs.values()
+    grouping = entry.incident.grouping
+    stopped = tuple(
+        replace(group, members=tuple(replace(member, signature=Signature.STOPPED) for member in group.members))
+        for group in grouping.groups
+    )
+    incident = replace(entry.incident, grouping=replace(grouping, groups=stopped))
+    rows = [
+        line
+        for line in scrape(board(jobs={"a": replace(entry, incident=incident)})).splitlines()
+        if line.startswith("hangwatch_rank_activity{")
+    ]
+    assert rows
+    assert all('activity="stopped"' in row and 'waits_for="nothing"' in row for row in rows)
 
 
 def test_two_jobs_that_share_a_gpu_give_no_series_twice() -> None:

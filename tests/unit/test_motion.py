@@ -265,3 +265,15 @@ def test_thresholds_come_from_the_configuration() -> None:
     found = rank(dumps([HERE] * 2, cpu=0.1, main=0.0))
     assert measure(found, config.Capture(motion_cpu_ratio=0.05)).signature is Signature.UNKNOWN
     assert measure(found, config.Capture(motion_cpu_ratio=0.2)).signature is Signature.BLOCKED
+
+
+def test_a_rank_that_a_freezer_holds_is_stopped_whatever_its_state() -> None:
+    def held(state: str, *cgroups: str | None) -> RankDump:
+        rounds = dumps(STILL, state=state)
+        pairs = zip(rounds, cgroups, strict=True)
+        return rank(tuple(structs.replace(dump, frozen_cgroup=cgroup) for dump, cgroup in pairs))
+
+    for state in ("S", "D"):
+        assert measure(held(state, "/job", "/job", "/job")).signature is Signature.STOPPED
+    assert motion.frozen_cgroup(held("S", "/job", "/job", "/job").rounds) == "/job"
+    assert measure(held("S", "/job", None, "/job")).signature is Signature.BLOCKED

@@ -1,0 +1,86 @@
+"""Ranks that are stopped, and that a control group's freezer of this machine holds: a real group, a real capture."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hangwatch import config
+from hangwatch.hang import activity
+from hangwatch.hang.capture import capture, job_of_pids
+from hangwatch.look import Look, judged
+from hangwatch.model import Signature
+from tests.conftest import wait_for
+from tests.integration import targets
+
+QUICK = config.Capture(rounds=2, pause_seconds=0.2)
+V1 = Path("/sys/fs/cgroup/freezer")
+V2 = next((root for root in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
+           if (root / "cgroup.controllers").exists()), Path("/sys/fs/cgroup"))  # fmt: skip
+
+
+@contextlib.contextmanager
+def frozen(pid: int, root: Path) -> Iterator[str]:
+    """The process in a new group that is below a frozen one; the path of the frozen one."""
+    is_v1 = root == V1
+    switch, held, free = ("freezer.state", "FROZEN", "THAWED") if is_v1 else ("cgroup.freeze", "1", "0")
+    try:
+        above = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir=root))
+    except OSError as error:
+        pytest.skip(f"needs a writable {root}: {error}")
+    group = above / "job"
+    try:
+        if not (above / switch).exists():
+            pytest.skip(f"{root} has no freezer")
+        group.mkdir()
+        (group / "cgroup.procs").write_text(str(pid))
+        (above / switch).write_text(held)
+        wait_for(lambda: _is_frozen(group, is_v1), "the group to be frozen")
+        yield f"/{above.name}"
+    finally:
+        with contextlib.suppress(OSError):
+            (above / switch).write_text(free)
+        with contextlib.suppress(OSError):
+            (root / "cgroup.procs").write_text(str(pid))
+        for folder in (group, above):
+            if folder.exists():
+                folder.rmdir()
+
+
+def _is_frozen(group: Path, is_v1: bool) -> bool:
+    if is_v1:
+        return (group / "freezer.state").read_text() == "FROZEN\n"
+    return "frozen 1" in (group / "cgroup.events").read_text()
+
+
+def look(pid: int) -> Look:
+    taken = capture(job_of_pids([pid]), settings=QUICK, node="here")
+    return judged(taken, QUICK, activity.load(), unix_now=0.0)
+
+
+@pytest.mark.parametrize("root", [V1, V2], ids=["v1", "v2"])
+def test_a_rank_in_a_frozen_control_group_is_suspended_and_the_group_is_named(tmp_path: Path, root: Path) -> None:
+    with targets.python(targets.SLEEPING, tmp_path) as pid, frozen(pid, root) as cgroup:
+        seen = look(pid)
+        (member,) = seen.grouping.members
+        assert (member.signature, member.frozen_cgroup) == (Signature.STOPPED, cgroup)
+        assert member.state == ("D" if root == V1 else "S")  # to the kernel it sleeps
+        assert seen.verdict.kind == "Suspended"
+        assert seen.verdict.message.endswith(f"is frozen: control group {cgroup} is frozen.")
+        assert seen.grouping.groups[0].frames  # read without a pause: nobody waits for a process that cannot stop
+
+
+def test_a_rank_that_was_stopped_is_suspended_and_stays_stopped(tmp_path: Path) -> None:
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        targets.wait_for_state(pid, "T")
+        verdict = look(pid).verdict
+        assert targets.state(pid) == "T"
+    assert (verdict.kind, verdict.named) == ("Suspended", ())
+    assert "scontrol suspend, a gang scheduler, `kill -STOP`" in verdict.message

@@ -15,6 +15,7 @@ from hangwatch.probes import pseudofiles
 
 TCP_ESTABLISHED = "01"
 TCP_SYN_SENT = "02"
+TCP_LISTEN = "0A"
 TABLE_LIMIT_BYTES = 32 << 20
 MOST_DESCRIPTORS = 4096  # of one process
 _RTF_UP = 0x1
@@ -47,6 +48,14 @@ class Connection(Value, frozen=True):
 
     state: str
     retransmits: int
+
+
+class Socket(Value, frozen=True):
+    """A TCP socket of one process: its state, as /proc/PID/net/tcp writes it, and both ends as (address, port)."""
+
+    state: str
+    local: tuple[str, int]
+    remote: tuple[str, int]
 
 
 def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] | Fault | None:
@@ -185,6 +194,19 @@ def connections(net_root: Path, addresses: tuple[str, ...], port: int) -> tuple[
     return tuple(found)
 
 
+def own_sockets(pid: int, port: int, proc_root: Path) -> tuple[Socket, ...] | None:
+    """This process's own TCP sockets with `port` at one end; None where its descriptors may not be read.
+
+    See proc(5) for /proc/PID/net/tcp, which shows all of its network namespace, and /proc/PID/fd, which says whose.
+    """
+    rows: dict[str, Socket] = {}
+    for table in ("tcp", "tcp6"):
+        text = pseudofiles.read(proc_root / str(pid) / "net" / table, table, TABLE_LIMIT_BYTES)
+        rows |= _sockets_at(text, port) if isinstance(text, str) else {}
+    own = set(_descriptors(proc_root / str(pid) / "fd"))
+    return tuple(socket for name, socket in rows.items() if name in own) if own else None
+
+
 def store_endpoint(pid: int, port: int, proc_root: Path) -> str | None:
     """The other end of this process's own TCP connection to `port`, None where it holds none.
 
@@ -229,13 +251,28 @@ def _link(path: Path) -> str:
 
 def _ends_at(text: str, port: int) -> dict[str, str]:
     """Established connections to this port: the name of the socket as /proc/PID/fd has it, and the remote address."""
+    at_port = _sockets_at(text, port)
+    return {
+        name: socket.remote[0]
+        for name, socket in at_port.items()
+        if socket.remote[1] == port and socket.state == TCP_ESTABLISHED
+    }
+
+
+def _sockets_at(text: str, port: int) -> dict[str, Socket]:
+    """Rows of /proc/net/tcp or tcp6 with this port at one end, by the name of the socket as /proc/PID/fd has it."""
     ending = f":{port:04X}"
     found = {}
     for line in text.splitlines()[1:]:
         words = line.split(maxsplit=10)
-        if len(words) > 9 and words[2].endswith(ending) and words[3] == "01":
-            found[f"socket:[{words[9]}]"] = _address(words[2].partition(":")[0])
+        if len(words) > 9 and (words[1].endswith(ending) or words[2].endswith(ending)):
+            found[f"socket:[{words[9]}]"] = Socket(state=words[3], local=_end(words[1]), remote=_end(words[2]))
     return found
+
+
+def _end(words: str) -> tuple[str, int]:
+    address, _, port = words.partition(":")
+    return _address(address), int(port, 16)
 
 
 def parse_connections(text: str, addresses: tuple[str, ...], port: int) -> list[Connection]:

@@ -364,3 +364,42 @@ def test_a_line_about_the_start_is_kept_where_something_happened_since() -> None
     messages = [line.message for line in started_again(life.saved[-1], job()).saved[-1].timeline]
     kept = 1 + (life.saved[-1].timeline[-1].message != first.timeline[-1].message)
     assert messages.count(progress.STARTED_AGAIN) == kept
+
+
+def test_a_job_that_goes_on_has_name_and_key_of_its_incident_whatever_a_scan_calls_it() -> None:
+    left = hung().saved[-1]
+    life = started_again(left, replace(job(), job_id="42-p100", job_key="other"))
+    (entry,) = life.snapshot.jobs.values()
+    assert (entry.job.job_id, entry.job.job_key) == ("42", "42")
+    assert (entry.watch.job_id, entry.watch.job_key) == ("42", "42")
+
+
+# --- which watch goes on ---------------------------------------------------------------------------------------------
+
+
+def test_while_a_capture_is_under_way_nobody_takes_the_key_that_it_goes_by() -> None:
+    """What it shows is given to the job of that key."""
+    life = quiet()
+    assert life.snapshot.jobs["42"].incident is None
+    life.discover(replace(job(), job_id="42-p100", job_key="42-p100"), replace(job(pid=500), holds_gpu=True))
+    assert life.snapshot.jobs["42"].job.ranks == job().ranks
+    life.look(grouping())
+    assert life.state is JobState.HUNG
+
+
+def test_of_two_watches_that_become_one_the_one_that_is_looked_at_goes_on() -> None:
+    life = quiet()
+    other = replace(job(pid=50, ranks=1), job_id="42-p50", job_key="42-p50")
+    life.discover(job(), other)
+    life.discover(replace(job(), ranks=(*other.ranks, *job().ranks)))
+    assert (life.state, life.snapshot.jobs["42"].watch.capturing) == (JobState.SUSPECTED, True)
+
+
+def test_of_two_watches_that_are_alike_the_one_of_the_key_goes_on_and_then_the_older() -> None:
+    life = Life()
+    other = replace(job(pid=500, ranks=1), job_id="42-p500", job_key="42-p500")
+    life.discover(other)
+    life.now += 10
+    life.discover(job(), other)
+    life.discover(replace(job(), ranks=(*other.ranks, *job().ranks)))
+    assert life.snapshot.jobs["42"].watch.since == 1010.0

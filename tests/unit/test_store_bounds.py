@@ -478,3 +478,9 @@ def test_an_open_incident_that_no_version_reads_is_said_and_the_others_go_on(
     assert [incident.opened_unix_seconds for incident in kept.left_open(at(1e9).node)] == [1e9]
     (said,) = caplog.messages
     assert said.startswith(f"an incident that is open cannot be read: {broken}/incident.json: was written by a newer")
+
+
+def test_a_store_for_a_single_answer_is_there_at_once(tmp_path: Path) -> None:
+    kept = store.open_writable(tmp_path / "answers")
+    assert (tmp_path / "answers/incidents").is_dir()
+    assert kept.summaries() == ()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from hangwatch import metrics, progress, status
+from hangwatch import metrics, progress, status, words
 from hangwatch.beats import CAPTURES_PER_OWNER, Beats, Turns
 from hangwatch.board import Board, Snapshot, extend
 from hangwatch.checks import discovery, runner
@@ -169,7 +169,8 @@ class Daemon:
             if entry is None or self._stop.is_set():
                 return
             job = entry.job
-            log.info("job %s: taking stacks of %d ranks: %s", job.job_id, len(job.ranks), wanted.reason)
+            whose = words.count(len(job.ranks), "rank") if job.ranks else "its launcher"
+            log.info("job %s: taking stacks of %s: %s", job.job_id, whose, wanted.reason)
             levels = gpu_levels(entry.watch.gpus, settings)
             look = self.look_at(job, levels, may_pause=not wanted.is_glance)
             if look is None:
@@ -298,8 +299,8 @@ class Daemon:
 
     def _resume(self, incidents: Iterable[Incident]) -> None:
         """Go on with incidents that an earlier daemon left open, as far as their processes live and are found."""
-        ranks = {rank.id for incident in incidents for rank in incident.job.ranks}
-        living = frozenset(filter(self._lives, ranks))
+        processes = {process for incident in incidents for process in incident.job.processes}
+        living = frozenset(filter(self._lives, processes))
         now, unix_now = self._clock(), time.time()
         settings = self.settings.detector
         self._do(self.board.change(progress.resumed, incidents, living, now=now, unix_now=unix_now, settings=settings))

@@ -28,6 +28,16 @@ class RankVariables(Value, frozen=True, forbid_unknown_fields=True):
     read_by_torch: bool = False
 
 
+class Told(Value, frozen=True, forbid_unknown_fields=True):
+    """Where a launcher reads what it waits for: options of its command line (with --), or variables."""
+
+    run_id: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    endpoint: tuple[str, ...] = ()
+    address: tuple[str, ...] = ()
+    port: tuple[str, ...] = ()
+
+
 class Launcher(Value, frozen=True, forbid_unknown_fields=True):
     """One way to start ranks: how its own process is known, and what it tells its ranks (None: as another one)."""
 
@@ -36,6 +46,8 @@ class Launcher(Value, frozen=True, forbid_unknown_fields=True):
     comms: tuple[str, ...] = ()
     title: str = ""
     starts_only_ranks: bool = False
+    alone: tuple[str, ...] = ()
+    told: Told | None = None
     ranks: RankVariables | None = None
 
 
@@ -77,6 +89,9 @@ def _variables(table: Table) -> frozenset[str]:
     for ranks in (launcher.ranks for launcher in table.launchers if launcher.ranks is not None):
         found |= {ranks.rank, ranks.node_id, ranks.attempt, ranks.job_id}
         found |= {*ranks.size, *ranks.local_rank, *ranks.local_size, *ranks.tasks_per_node}
+    for told in (launcher.told for launcher in table.launchers if launcher.told is not None):
+        names = (*told.run_id, *told.nodes, *told.endpoint, *told.address, *told.port)
+        found |= {name for name in names if not name.startswith("--")}
     return frozenset(found - {""})
 
 

@@ -255,7 +255,7 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
         )
         opened.add_metric([*name, incident.incident_id], incident.opened_unix_seconds)
         for group in incident.grouping.groups:
-            for member in group.members:
+            for member in (one for one in group.members if not one.waiting):
                 activity.add_metric(
                     [
                         *name,

@@ -137,6 +137,36 @@ class Rank(Value, frozen=True):
     workers: tuple[Worker, ...] = ()
 
 
+class Waiting(Value, frozen=True):
+    """A launcher that has no rank: what it was told, as its user wrote it, and what its own sockets show.
+
+    `nodes` is how many it wants ("2", "1:4"), `endpoint` where the launchers of all nodes meet; empty where it was not
+    told. All are bounded, printable and believed for words only. What follows is None until it is measured: `seconds`
+    since it began; `socket`: it is "serving" the endpoint itself, "connected" to it, its request to connect is "silent"
+    (without an answer), or it has "none" there. `peers` are the addresses at the other end, 8 at most.
+    """
+
+    launcher: str
+    run_id: str = ""
+    nodes: str = ""
+    endpoint: str = ""
+    seconds: float | None = None
+    socket: Literal["serving", "connected", "silent", "none"] | None = None
+    peers: tuple[str, ...] = ()
+
+    @property
+    def port(self) -> int | None:
+        """The port of the endpoint, None where it was told none that can be one."""
+        number = self.endpoint.rpartition(":")[2]
+        is_port = number.isascii() and number.isdecimal() and len(number) < 6 and 0 < int(number) < 1 << 16
+        return int(number) if is_port else None
+
+    @property
+    def is_for_nodes(self) -> bool:
+        """Whether it was told of more than one node."""
+        return self.nodes not in ("", "1", "1:1")
+
+
 class JobName(Value, frozen=True):
     """Which job is meant: its name for people, and the key that tells it from every other. It reads as the name."""
 
@@ -153,7 +183,7 @@ class JobName(Value, frozen=True):
 
 
 class Job(Value, frozen=True):
-    """All ranks of one job on this node.
+    """All ranks of one job on this node; or its launcher, `launcher_id`, while it has none (`waiting`).
 
     `job_id` is a name for people, which the job's user chose; `job_key` is a checksum of that, of the owner that the
     kernel names, of the address at which the ranks meet, and of the node where the job is on one node only: what is
@@ -182,6 +212,13 @@ class Job(Value, frozen=True):
     share: str = ""
     holds_gpu: bool = False
     notes: tuple[str, ...] = ()
+    waiting: Waiting | None = None
+
+    @property
+    def processes(self) -> tuple[ProcessId, ...]:
+        """The processes that are the job: its ranks, or its launcher while it has none."""
+        launcher = (self.launcher_id,) if self.waiting and self.launcher_id else ()
+        return tuple(rank.id for rank in self.ranks) or launcher
 
     @property
     def key(self) -> str:
@@ -448,10 +485,10 @@ class RankDump(Value, frozen=True):
     """Everything a capture holds of one rank: one `ProcessDump` per round, its workers, its GPU numbers at that time.
 
     `gone` is true when this node answers and the process of the rank does not exist; it is never set for a rank of
-    another node or one that merely did not answer. `silent_mount` names the file system under its program that gives no
-    answer, so that py-spy hangs on it; `waits_for_mount`: in every round the kernel showed it in a call on that one.
-    `busy_power_ratio`: where its power lies between the floor (0) and the busy level (1) of its own GPU, None without a
-    history.
+    another node or one that merely did not answer. `waiting` is set where this is no rank but a launcher that has none.
+    `silent_mount` names the file system under its program that gives no answer, so that py-spy hangs on it;
+    `waits_for_mount`: in every round the kernel showed it in a call on that one. `busy_power_ratio`: where its power
+    lies between the floor (0) and the busy level (1) of its own GPU, None without a history.
     """
 
     id: RankId
@@ -463,6 +500,7 @@ class RankDump(Value, frozen=True):
     busy_power_ratio: float | None = None
     silent_mount: str | None = None
     waits_for_mount: bool = False
+    waiting: Waiting | None = None
 
 
 class Capture(Value, frozen=True):
@@ -495,9 +533,9 @@ class Member(Value, frozen=True):
 
     `state` is the letter that /proc/PID/stat showed in every round; where the rounds differ, the last one outside `D`.
     `waited_before`: in an earlier round it stood in a wait for other ranks, so it does come to meet them.
-    `silent_mount`, `waits_for_mount` and `busy_power_ratio` as in `RankDump`. `signature` is what was measured,
-    `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and `switches_per_second` (voluntary) are
-    those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so in every round.
+    `silent_mount`, `waits_for_mount`, `waiting` and `busy_power_ratio` as in `RankDump`. `signature` is what was
+    measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and `switches_per_second`
+    (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so in every round.
     """
 
     id: RankId
@@ -519,6 +557,7 @@ class Member(Value, frozen=True):
     silent_mount: str | None = None
     waits_for_mount: bool = False
     frozen_cgroup: str | None = None
+    waiting: Waiting | None = None
 
 
 class Group(Value, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from hangwatch import words
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector
 from hangwatch.hang import detector
-from hangwatch.hang.detector import MotionCount
+from hangwatch.hang.detector import JobWatch, MotionCount
 from hangwatch.hang.jobs import told_apart
 from hangwatch.hang.power import idle_levels
 from hangwatch.hang.rest import resting_state
@@ -41,6 +41,8 @@ ENDED_SHOWN_SECONDS = 120.0
 ENDED_SHOWN_PER_SHARE = 64
 TIMELINE_LENGTH = 60
 STARTED_AGAIN = "hangwatch was started again: the processes are the same, the incident goes on"
+WAITS_NO_MORE = "its launcher has ended, or has started what is no rank"
+RANKS_CAME = "its ranks have come"
 CAPTURES_KEPT = 4  # the first, which shows how it began, and the last ones
 
 
@@ -82,6 +84,8 @@ def discovered(
 ) -> tuple[Snapshot, tuple[Action, ...]]:
     """Take the jobs that a scan found: begin, restart and end watches; start_ticks are `ticks_per_second`."""
     actions: list[Action] = []
+    before = _ranks_of_launchers(snapshot)
+    jobs = [job for job in jobs if not _has_just_lost_its_ranks(job, before, now)]
     found = _with_kept_names(_matched(snapshot, jobs))
     followed = {entry.job.key for match in found.values() for entry in match.entries}
     free = {key: entry for key, entry in snapshot.jobs.items() if key not in followed}
@@ -94,24 +98,46 @@ def discovered(
             snapshot = snapshot if other.job.key in found else snapshot.with_job(ended)
         entry = _as_one(entries) if entries else free.get(key)
         if entry is not None and detector.is_restart(entry.watch, job):
-            entry, more = _end(entry, "its ranks were replaced by new ones", now, unix_now)
+            reason = RANKS_CAME if entry.job.waiting else "its ranks were replaced by new ones"
+            entry, more = _end(entry, reason, now, unix_now)
             actions += more
         if entry is None or entry.watch.state is JobState.ENDED:
-            started = min((rank.id.start_ticks for rank in job.ranks), default=0) / ticks_per_second
+            started = min((process.start_ticks for process in job.processes), default=0) / ticks_per_second
+            if job.waiting and job.launcher_id in before:
+                started = max(started, before[job.launcher_id].since)
             entry = JobEntry(job=job, watch=detector.begin(job, now, started), held_gpu=job.holds_gpu)
         else:
             held_gpu = entry.held_gpu or job.holds_gpu
             watch = detector.joined(entry.watch, job)
             entry = replace(entry, job=_with_known_absent(entry, job), watch=watch, held_gpu=held_gpu)
         snapshot = snapshot.with_job(entry)
+    led = {match.job.launcher_id for match in found.values() if match.job.ranks}
     for missing in [entry for key, entry in snapshot.jobs.items() if key not in found]:
         if missing.watch.state is not JobState.ENDED:
-            ended, more = _end(missing, "all its ranks on this node have ended", now, unix_now)
+            has_come = missing.job.waiting is not None and missing.job.launcher_id in led
+            reason = WAITS_NO_MORE if missing.job.waiting else "all its ranks on this node have ended"
+            ended, more = _end(missing, RANKS_CAME if has_come else reason, now, unix_now)
             actions += more
-            snapshot = snapshot.with_job(ended)
+            # The job goes on with its ranks, which may know it by another name: it is not shown twice.
+            snapshot = snapshot.without_job(missing.job.key) if has_come else snapshot.with_job(ended)
         elif now - missing.watch.since > ENDED_SHOWN_SECONDS:
             snapshot = snapshot.without_job(missing.job.key)
     return _without_old_ends(snapshot), tuple(actions)
+
+
+def _ranks_of_launchers(snapshot: Snapshot) -> dict[ProcessId, JobWatch]:
+    """By launcher, the watch of the ranks that it has or had."""
+    entries = [entry for entry in snapshot.jobs.values() if entry.job.ranks]
+    return {entry.job.launcher_id: entry.watch for entry in entries if entry.job.launcher_id is not None}
+
+
+def _has_just_lost_its_ranks(job: Job, before: Mapping[ProcessId, JobWatch], now: float) -> bool:
+    """Whether it is a launcher at the end of a job that was watched, or between two starts of its ranks.
+
+    That job ends, and its ranks may come again; only who is still without any when its end is no longer shown waits.
+    """
+    watch = before.get(job.launcher_id) if job.waiting and job.launcher_id else None
+    return watch is not None and (watch.state is not JobState.ENDED or now - watch.since <= ENDED_SHOWN_SECONDS)
 
 
 def resumed(
@@ -132,7 +158,7 @@ def resumed(
     waiting: list[Incident] = []
     for incident in incidents:
         ranks = detector.generation(incident.job)
-        entry = next((one for one in _present(snapshot) if ranks & detector.generation(one.job)), None)
+        entry = next((one for one in _present(snapshot) if ranks & {*one.job.processes, one.job.launcher_id}), None)
         reason = _closed_meanwhile(entry, ranks, living)
         if reason is not None:
             line = TimelineEntry(unix_seconds=unix_now, state=JobState.ENDED, message=reason)
@@ -289,8 +315,8 @@ def _matched(snapshot: Snapshot, jobs: Iterable[Job]) -> list[_Match]:
     holders = {process: entry for entry in _present(snapshot) for process in entry.watch.generation}
     matches: list[_Match] = []
     followed: set[str] = set()
-    for job in sorted(jobs, key=lambda job: -sum(rank.id in holders for rank in job.ranks)):
-        found = {holders[rank.id].job.key: holders[rank.id] for rank in job.ranks if rank.id in holders}
+    for job in sorted(jobs, key=lambda job: -sum(process in holders for process in job.processes)):
+        found = {holders[process].job.key: holders[process] for process in job.processes if process in holders}
         free = [entry for key, entry in found.items() if key not in followed]
         followed.update(found)
         free.sort(key=lambda entry: (_progress(entry), entry.job.key != job.key, entry.watch.began))

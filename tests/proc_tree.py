@@ -9,6 +9,8 @@
 = torchrun run-7, 2 of 4 ranks: 2/0 at 4720, 3/1 at 4721
                                                 a job that is found in it: launcher and id, ranks on this node and in
                                                 all, and for each its rank, local rank and pid
+= torchrun run-7, no ranks: waits at 4711 (run-7, 2, node1:29400)
+                                                a launcher without ranks: its pid, and what it was told
 """
 
 from __future__ import annotations
@@ -66,6 +68,9 @@ def stated(text: str) -> list[str]:
 
 def described(job: Job) -> str:
     """A job as the text of a tree states it."""
+    if job.waiting is not None:
+        told = ", ".join(filter(None, (job.waiting.run_id, job.waiting.nodes, job.waiting.endpoint)))
+        return f"{job.launcher} {job.job_id}, no ranks: waits at {job.processes[0].pid} ({told})"
     ranks = ", ".join(f"{rank.rank}/{rank.local_rank} at {rank.id.pid}" for rank in job.ranks)
     return f"{job.launcher} {job.job_id}, {job.local_world_size} of {job.world_size} ranks: {ranks}"
 

@@ -117,13 +117,24 @@ class RealDaemon:
 class TorchJob:
     """A real `torchrun` job of `ranks` ranks over gloo; all its processes are gone when `with` is left."""
 
-    def __init__(self, folder: Path, program: str, ranks: int = 4, arguments: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        program: str,
+        ranks: int = 4,
+        arguments: Iterable[str] = (),
+        *,
+        endpoint: str = "127.0.0.1:0",
+        nodes: int = 1,
+        run_id: str = "",
+    ) -> None:
+        """`ranks` on this one of `nodes` nodes."""
         self.folder = folder
-        self.run_id = f"test-{uuid.uuid4().hex[:8]}"
+        self.run_id = run_id or f"test-{uuid.uuid4().hex[:8]}"
         self.ranks = ranks
         self._command = [
             sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--rdzv-backend=c10d",
-            "--rdzv-endpoint=127.0.0.1:0", f"--rdzv-id={self.run_id}", str(JOBS / program), str(folder), *arguments,
+            f"--nnodes={nodes}", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={self.run_id}", str(JOBS / program), str(folder), *arguments,
         ]  # fmt: skip
 
     def __enter__(self) -> TorchJob:

@@ -38,6 +38,7 @@ ZOMBIES = Metric(
 )
 RESIDENT = Metric(name="ranks_resident_memory_bytes", help="memory of a rank and its workers", labels=contract.RANK)
 
+LAUNCHERS_LISTED = 4
 GONE = "gone"
 NO_PROCESS = ENDED_STATES | {GONE}
 NOT_WELL = NO_PROCESS | BLOCKED_STATES | STOPPED_STATES
@@ -59,12 +60,16 @@ class RankState(Value, frozen=True):
 
 
 class JobState(Value, frozen=True):
-    """The ranks of a job; `absent` are local ranks that should be there and never were seen."""
+    """The ranks of a job; `absent` are local ranks that should be there and never were seen.
+
+    `launcher` is set where the job is a launcher that has started none.
+    """
 
     job: JobName
     expected: int
     ranks: tuple[RankState, ...]
     absent: tuple[range, ...] = ()
+    launcher: str = ""
 
 
 class Sample(contract.Sample, frozen=True):
@@ -83,7 +88,8 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 def _job(node: Node, job: Job) -> JobState:
     ranks = tuple(_rank(node, job, rank) for rank in job.ranks)
     expected = job.local_world_size or len(job.ranks) + sum(map(len, job.absent))
-    return JobState(job=job.name, expected=expected, ranks=ranks, absent=job.absent)
+    launcher = job.waiting.launcher if job.waiting else ""
+    return JobState(job=job.name, expected=expected, ranks=ranks, absent=job.absent, launcher=launcher)
 
 
 def _rank(node: Node, job: Job, rank: Rank) -> RankState:
@@ -134,6 +140,10 @@ def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
     alive = sum(rank.state not in NO_PROCESS for job in window[-1].jobs for rank in job.ranks)
     memory = sum(rank.resident_bytes or 0 for job in window[-1].jobs for rank in job.ranks)
     summary = f"all {alive} ranks of {len(window[-1].jobs)} jobs are alive and use {memory / (1 << 30):.1f} GiB"
+    starting = [job for job in window[-1].jobs if job.launcher]
+    if starting:
+        first = ", ".join(f"{job.launcher} of job {job.job}" for job in starting[:LAUNCHERS_LISTED])
+        summary += f"; {words.count(len(starting), 'launcher')} without ranks yet: {first}"
     return worst(findings, ok("RanksAlive", summary))
 
 

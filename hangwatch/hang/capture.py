@@ -31,12 +31,14 @@ from hangwatch.model import (
     RankDump,
     RankId,
     Thread,
+    Waiting,
     Worker,
     WorkerDump,
 )
-from hangwatch.probes import filesystems, freezer, main_thread, procs, pyspy
+from hangwatch.probes import filesystems, freezer, main_thread, network, procs, pyspy
 
 ABSENT_LISTED = 64
+PEERS_LISTED = 8
 _DESCRIPTORS_KEPT = 16
 
 ObserveDump = Callable[[float, Fault | None], None]
@@ -64,6 +66,8 @@ def capture(
 ) -> Capture:
     """Take the stacks of every rank of `job` and of its workers, `rounds` times (default: the settings').
 
+    Of a job without ranks its launcher stands in their place, with what its sockets show of whom it waits for.
+
     A rank that cannot be dumped keeps its place: what the kernel says of it, and the fault. A rank whose process does
     not exist any more, or that was absent before, is `gone`. Once `stop` is set it returns what it has, within a
     second. Without `may_pause` no process is paused or signalled: what could only be read so is not. `slots` bounds the
@@ -73,7 +77,8 @@ def capture(
     """
     stop = stop or threading.Event()
     began, began_unix = time.monotonic(), time.time()
-    targets = _targets(job, settings.max_workers_per_rank)
+    ranks = job.ranks or tuple(Rank(id=launcher, rank=None, local_rank=None) for launcher in job.processes)
+    targets = _targets(ranks, settings.max_workers_per_rank)
     around = Surroundings(job, targets, proc_root, sys_root)
     taker = _Taker(
         settings,
@@ -104,8 +109,9 @@ def capture(
             sweep = latest_gpus() if latest_gpus else gpus
             sweeps += [sweep] if sweep else []
     silent = _silent_mounts(targets, taken, proc_root)
-    numbers = {rank.id: _gpu_numbers(rank, sweeps, gpu_levels or {}) for rank in job.ranks}
-    present = [_rank_dump(rank, taken, node, numbers[rank.id], silent) for rank in job.ranks]
+    waiting = _measured(job, proc_root)
+    numbers = {rank.id: _gpu_numbers(rank, sweeps, gpu_levels or {}) for rank in ranks}
+    present = [replace(_rank_dump(rank, taken, node, numbers[rank.id], silent), waiting=waiting) for rank in ranks]
     return Capture(
         job_id=job.job_id,
         job_key=job.key,
@@ -243,10 +249,35 @@ _FUSE_PLACES = frozenset({"request_wait_answer"})  # fs/fuse/dev.c: who waits fo
 _LATE = ("RoundDeadline", "the round was over before its turn came")
 
 
-def _targets(job: Job, max_workers: int) -> list[ProcessId]:
+def _targets(ranks: Sequence[Rank], max_workers: int) -> list[ProcessId]:
     """All ranks first, close together in time; then their workers."""
-    ranks = [rank.id for rank in job.ranks]
-    return list(dict.fromkeys([*ranks, *(worker.id for rank in job.ranks for worker in rank.workers[:max_workers])]))
+    workers = (worker.id for rank in ranks for worker in rank.workers[:max_workers])
+    return list(dict.fromkeys([*(rank.id for rank in ranks), *workers]))
+
+
+def _measured(job: Job, proc_root: Path) -> Waiting | None:
+    """What a launcher without ranks waits for, by its own sockets: nobody connects to an address that a user wrote."""
+    if job.waiting is None or job.launcher_id is None:
+        return None
+    since = job.launcher_id.start_ticks / procs.TICKS_PER_SECOND
+    waiting, port = replace(job.waiting, seconds=max(0.0, time.monotonic() - since)), job.waiting.port
+    sockets = None if port is None else network.own_sockets(job.launcher_id.pid, port, proc_root)
+    return waiting if port is None or sockets is None else _with_sockets(waiting, port, sockets)
+
+
+def _with_sockets(waiting: Waiting, port: int, sockets: Sequence[network.Socket]) -> Waiting:
+    """What sockets at the port of its endpoint tell; one that serves it is its own first client, too."""
+    own = {one.local for one in sockets}
+    came = [one for one in sockets if one.local[1] == port and one.state == network.TCP_ESTABLISHED]
+    asked = {one.state: one.remote[0] for one in sockets if one.remote[1] == port}
+    if any(one.state == network.TCP_LISTEN and one.local[1] == port for one in sockets):
+        others = sorted({one.remote[0] for one in came if one.remote not in own})
+        return replace(waiting, socket="serving", peers=tuple(others[:PEERS_LISTED]))
+    if network.TCP_ESTABLISHED in asked:
+        return replace(waiting, socket="connected", peers=(asked[network.TCP_ESTABLISHED],))
+    if network.TCP_SYN_SENT in asked:
+        return replace(waiting, socket="silent", peers=(asked[network.TCP_SYN_SENT],))
+    return replace(waiting, socket="none")
 
 
 def _silent_mounts(

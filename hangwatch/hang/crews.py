@@ -13,25 +13,35 @@ from hangwatch import words
 from hangwatch.hang import launchers
 from hangwatch.hang.launchers import Seat
 from hangwatch.hang.owners import Owner, owner_of
-from hangwatch.model import ENDED_STATES, GpuSample, Process, ProcessId
+from hangwatch.model import ENDED_STATES, GpuSample, Process, ProcessId, Waiting
 
 INIT_PID = 1
 _MAX_DEPTH = 64
 
 
 class Crew(NamedTuple):
-    """The processes of one job. A member without a seat knows only its place in the order of start."""
+    """The processes of one job. A member without a seat knows only its place in the order of start.
+
+    Without any member it is a launcher that has no rank, its head, and `waiting` is what it was told.
+    """
 
     launcher: str
     head: Process | None
     members: list[tuple[Process, Seat | None]]
     owner: Owner
     notes: tuple[str, ...] = ()
+    waiting: Waiting | None = None
+
+    @property
+    def processes(self) -> list[Process]:
+        """Its ranks, or its launcher while it has none."""
+        launcher = [self.head] if self.head is not None else []
+        return [process for process, _ in self.members] or launcher
 
     @property
     def began_ticks(self) -> int:
-        """When its first rank started."""
-        return min(process.id.start_ticks for process, _ in self.members)
+        """When its first rank started, or its launcher."""
+        return min(process.id.start_ticks for process in self.processes)
 
 
 class _Seated(NamedTuple):
@@ -108,6 +118,7 @@ def find_crews(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[Proc
     seated = {process.id.pid for crew in crews for process, _ in crew.members}
     crews += _spawned_crews(tree, samples, seated)
     crews += _hidden_crews(tree, crews)
+    crews += _waiting_crews(tree, crews)
     return crews
 
 
@@ -149,7 +160,7 @@ def claim(crew: Crew, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId
     Who holds a GPU by the driver's word comes before who is connected to a store, and that before who is older.
     """
     connected = any(process.id in endpoints for process, _ in crew.members)
-    return not holds_gpu(crew, samples), not connected, crew.began_ticks, crew.members[0][0].id.pid
+    return not holds_gpu(crew, samples), not connected, crew.began_ticks, crew.processes[0].id.pid
 
 
 def holds_gpu(crew: Crew, samples: Sequence[GpuSample]) -> bool:
@@ -378,3 +389,29 @@ def _hidden_crews(tree: Tree, known: Sequence[Crew]) -> list[Crew]:
 def _may_be_rank(process: Process) -> bool:
     helper = launchers.is_loader_worker(process) or launchers.is_resource_tracker(process)
     return launchers.is_python(process) and not helper and launchers.launcher_kind(process) is None
+
+
+# --- launchers that have no rank ------------------------------------------------------------------------------------
+
+
+def _waiting_crews(tree: Tree, known: Sequence[Crew]) -> list[Crew]:
+    """The launchers that have started nothing: torchrun that waits for another node, mpirun before its tasks.
+
+    One with any child is none: `accelerate launch` on one GPU gives its child no rank, DeepSpeed's runner has only
+    ssh below it, and srun starts shells. So of nested launchers the innermost counts. What runs below a rank belongs to
+    that rank's job.
+    """
+    ranks = {process.id.pid for crew in known for process, _ in crew.members}
+    crews = []
+    for process in tree:
+        waiting = launchers.waiting(process)
+        if waiting is None or _is_within(process, ranks, tree) or _is_fork(process, tree.parent(process)):
+            continue
+        if all(_is_fork(child, process) for child in tree.children(process)):
+            crews.append(Crew(waiting.launcher, process, [], owner_of(process), waiting=waiting))
+    return crews
+
+
+def _is_fork(process: Process, parent: Process | None) -> bool:
+    """Whether it is a child that has not executed its program yet, and so looks as its parent does."""
+    return parent is not None and (process.comm, process.cmdline) == (parent.comm, parent.cmdline)

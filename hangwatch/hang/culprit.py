@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from hangwatch.hang import frames as stack_frames
 from hangwatch.hang import votes, wording
 from hangwatch.hang.rest import resting_state
@@ -22,8 +24,30 @@ def judge(grouping: Grouping) -> Verdict:
     """Name the odd ranks of a job with the evidence, or say why nobody can be named.
 
     A job at work or at rest accuses nobody; then the rules of `RULES` in their order, then what is left to say where
-    nobody is accused. A rank that merely did not answer is never named.
+    nobody is accused. A rank that merely did not answer is never named. Launchers without ranks are no ranks: where
+    nothing else is in view they are the verdict, else evidence.
     """
+    launchers = [member for member in grouping.members if member.waiting]
+    if not launchers:
+        return _judged(grouping)
+    ranks = _without_launchers(grouping)
+    if not ranks.groups:
+        message = wording.no_ranks(launchers, grouping.groups)
+        return Verdict(kind="NoRanks", message=message, evidence=votes.context(grouping))
+    verdict = _judged(ranks)
+    return structs.replace(verdict, evidence=(*verdict.evidence, votes.launchers(launchers)))
+
+
+def _without_launchers(grouping: Grouping) -> Grouping:
+    groups = (
+        structs.replace(group, members=tuple(member for member in group.members if not member.waiting))
+        for group in grouping.groups
+    )
+    return structs.replace(grouping, groups=tuple(group for group in groups if group.members))
+
+
+def _judged(grouping: Grouping) -> Verdict:
+    """The verdict on ranks."""
     scene = survey(grouping)
     verdict = (
         _moving(scene)

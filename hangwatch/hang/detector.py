@@ -77,7 +77,8 @@ class MotionCount(Value, frozen=True):
 class JobWatch(Value, frozen=True):
     """What the detector remembers of one job. `generation` are the ranks' processes: a restart begins a new watch.
 
-    Times are CLOCK_MONOTONIC seconds, None where they mean nothing:
+    `has_ranks` is false for a launcher that has none: it draws no power, and only time tells. Times are
+    CLOCK_MONOTONIC seconds, None where they mean nothing:
 
     * `began`: the job; `since`: its state; `sampled_at`: the last power sample; `captured_at`: the last capture.
     * `quiet_since` is set in quiet, suspected and the open states, and in no other; in quiet, `quiet_gpus` are those
@@ -101,6 +102,7 @@ class JobWatch(Value, frozen=True):
     job_key: str
     generation: frozenset[ProcessId]
     began: float
+    has_ranks: bool = True
     state: JobState = JobState.STARTING
     since: float = 0.0
     message: str = "waiting for the first sign of work"
@@ -141,7 +143,9 @@ def begin(job: Job, now: float, started: float | None = None) -> JobWatch:
         job_key=job.key,
         generation=generation(job),
         began=began,
+        has_ranks=job.waiting is None,
         since=now,
+        message="its launcher has started no rank" if job.waiting else "waiting for the first sign of work",
         is_elsewhere_too=job.is_elsewhere_too,
     )
 
@@ -185,8 +189,8 @@ def resumed(watch: JobWatch, incident: Incident, now: float, unix_now: float, se
 
 
 def generation(job: Job) -> frozenset[ProcessId]:
-    """The processes of the job's ranks; one that is not in an earlier generation means that the job was restarted."""
-    return frozenset(rank.id for rank in job.ranks)
+    """The processes that are the job; one that is not in an earlier generation means that the job was restarted."""
+    return frozenset(job.processes)
 
 
 def is_restart(watch: JobWatch, job: Job) -> bool:
@@ -258,6 +262,8 @@ def step(
     watch = replace(watch, gpus=vanished | gpus, sampled_at=now)
     if gap > gap_seconds:
         watch = _forget_gap(watch, gap)
+    if not watch.has_ranks:
+        return _without_ranks(watch, now, settings)
     voters = [gpu for gpu in watch.gpus.values() if gpu.recent]
     if not voters:
         return _without_readings(watch, now)
@@ -270,6 +276,8 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
     watch = replace(watch, capturing=False, captured_at=now, saw_stacks=saw_stacks)
     if watch.state is not JobState.SUSPECTED and not watch.is_open:
         return watch, ()
+    if not watch.has_ranks:  # whether its launcher moves says nothing: the other node may be in a queue
+        return _confirm(watch, JobState.STALLED, "its launcher still has no rank", now, settings)
     if seen.resting is not None:
         return _confirm(watch, seen.resting, _RESTING_WORDS[seen.resting].format(seen.total), now, settings)
     if seen.moving * 2 > seen.total:
@@ -332,10 +340,14 @@ def _starting(
     if watch.over_since is not None and now - watch.over_since >= settings.hold_seconds:
         ratio = settings.quiet_watts_ratio_of_limit
         return _go(watch, JobState.TRAINING, f"the GPUs draw more than {ratio:.0%} of their limit", now)
-    # A daemon that was restarted beside an old job waits for the ordinary hold, not for another start-up.
-    if now - watch.began >= settings.startup_hold_seconds and now - watch.since >= settings.hold_seconds:
+    if _is_start_over(watch, now, settings):
         return _suspect(watch, f"not busy, {now - watch.began:.0f} s after its start", now)
     return watch, ()
+
+
+def _is_start_over(watch: JobWatch, now: float, settings: Detector) -> bool:
+    """Whether a start has had its time. A daemon that was restarted beside an old job waits for the ordinary hold."""
+    return now - watch.began >= settings.startup_hold_seconds and now - watch.since >= settings.hold_seconds
 
 
 def _timed_over_plain_line(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> JobWatch:
@@ -467,6 +479,10 @@ def _suspected(
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if _is_back(watch, voters, settings):
         return _go(replace(watch, quiet_since=None), JobState.TRAINING, "power came back during the capture", now)
+    return _unless_lost(watch, now, settings)
+
+
+def _unless_lost(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     if now - watch.since >= CAPTURE_LOST_SECONDS:
         message = f"its stacks could not be taken in {CAPTURE_LOST_SECONDS:g} s"
         return _confirm(replace(watch, capturing=False), JobState.STALLED, message, now, settings)
@@ -481,7 +497,10 @@ def _open(
         if watch.back_since is not None and now - watch.back_since >= settings.recover_seconds:
             return _go(replace(watch, quiet_since=None), JobState.RECOVERED, "power is back", now)
         return watch, ()
-    watch = replace(watch, back_since=None)
+    return _look_when_due(replace(watch, back_since=None), now)
+
+
+def _look_when_due(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
     if not watch.capturing and watch.capture_wanted_at is not None and now >= watch.capture_wanted_at:
         watch = replace(watch, capturing=True, capture_wanted_at=None)
         return watch, (TakeCapture(job_key=watch.job_key, reason=f"still {watch.state.value}"),)
@@ -503,6 +522,15 @@ def _without_readings(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Acti
     if watch.state is JobState.QUIET:
         return _go(replace(watch, quiet_since=None), JobState.TRAINING, "no GPU of the job can be read", now)
     return watch, ()
+
+
+def _without_ranks(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+    """A launcher without ranks has no power to judge by: it is looked at after the holds of a start."""
+    if watch.state is JobState.STARTING and _is_start_over(watch, now, settings):
+        return _suspect(watch, f"no rank, {now - watch.began:.0f} s after its launcher began to wait", now)
+    if watch.state is JobState.SUSPECTED:
+        return _unless_lost(watch, now, settings)
+    return _look_when_due(watch, now) if watch.is_open else (watch, ())
 
 
 _RULES = {

@@ -176,6 +176,7 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         silent_mount=rank.silent_mount,
         waits_for_mount=rank.waits_for_mount,
         frozen_cgroup=motion.frozen_cgroup(rank.rounds),
+        waiting=rank.waiting,
     )
 
 

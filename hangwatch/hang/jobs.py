@@ -56,12 +56,12 @@ def find(
     ranks = {process.id.pid for crew in crews for process, _ in crew.members}
     names = _names(crews, tree, node, lambda crew: claim(crew, samples, endpoints))
     jobs = [_job(name, crew, tree, samples, ranks) for crew, name in zip(crews, names, strict=True)]
-    return FoundJobs(jobs=tuple(sorted(jobs, key=lambda job: (job.job_id, job.ranks[0].id))), left_out=left_out)
+    return FoundJobs(jobs=tuple(sorted(jobs, key=lambda job: (job.job_id, job.processes[0]))), left_out=left_out)
 
 
 def told_apart(job: Job) -> Job:
     """This job by the name and the key that it has where another one holds its own."""
-    name = _told_apart_by(_Name(job.job_id, job.key), job.ranks[0].id.pid)
+    name = _told_apart_by(_Name(job.job_id, job.key), job.processes[0].pid)
     return replace(job, job_id=name.job_id, job_key=name.job_key)
 
 
@@ -86,7 +86,7 @@ def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
 
 
 def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> Job:
-    first, first_seat = crew.members[0]
+    first, first_seat = _first(crew)
     local_world_size = first_seat.local_world_size if first_seat else None
     found = [
         _rank(process, seat, place=place, tree=tree, samples=samples, ranks=ranks)
@@ -112,7 +112,13 @@ def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], rank
         share=crew.owner.share,
         holds_gpu=holds_gpu(crew, samples),
         notes=(*crew.notes, *(first_seat.doubts if first_seat else ()), *notes),
+        waiting=crew.waiting,
     )
+
+
+def _first(crew: Crew) -> tuple[Process, Seat | None]:
+    """Its first rank; its launcher, which has no seat, while it has none."""
+    return crew.members[0] if crew.members else (crew.processes[0], None)
 
 
 def _without_others(ranks: list[Rank], tree: Tree) -> tuple[list[Rank], tuple[str, ...]]:
@@ -132,7 +138,7 @@ def _is_own(worker: Worker, rank: Rank, tree: Tree) -> bool:
 
 def _uid(crew: Crew) -> int | None:
     """Who may read of all ranks, as the node knows him; a number in a pod says nothing of the users of the node."""
-    uids = {None if process.is_setuid else process.uid for process, _ in crew.members}
+    uids = {None if process.is_setuid else process.uid for process in crew.processes}
     return uids.pop() if len(uids) == 1 and not crew.owner.place else None
 
 
@@ -193,7 +199,7 @@ def _names(crews: list[Crew], tree: Tree, node: str, order: Callable[[Crew], tup
     for name, crew in sorted(zip(names, crews, strict=True), key=lambda named: order(named[1])):
         best.setdefault(name.job_key, crew)
     return [
-        name if best[name.job_key] is crew else _told_apart_by(name, crew.members[0][0].id.pid)
+        name if best[name.job_key] is crew else _told_apart_by(name, crew.processes[0].id.pid)
         for name, crew in zip(names, crews, strict=True)
     ]
 
@@ -203,14 +209,16 @@ def _told_apart_by(name: _Name, pid: int) -> _Name:
 
 
 def _name(crew: Crew, tree: Tree, node: str) -> _Name:
-    process, seat = crew.members[0]
+    process, seat = _first(crew)
     environ = process.environ
-    address, port = launchers.rendezvous(environ)
+    address, port = _meeting_place(crew)
     is_here = address.startswith(_LOOPBACK) or (
         seat is not None and seat.world_size in (seat.local_world_size, len(crew.members))
     )
     name = launchers.scheduled_id(environ) or (launchers.run_id(environ, seat) if seat else "")
-    if not name and seat and address and not is_here:
+    if crew.waiting is not None:
+        name, is_here = name or crew.waiting.run_id, is_here or not crew.waiting.is_for_nodes
+    if not name and (seat or crew.waiting) and address and not is_here:
         name = "-".join(filter(None, (address, port)))
     if not name:
         is_here = True
@@ -219,6 +227,16 @@ def _name(crew: Crew, tree: Tree, node: str) -> _Name:
         is_told_by_port = port and crew.head is None
         name = f"pid{origin.pid}-{origin.start_ticks}" + (f"-{port}" if is_told_by_port else "")
     return _Name(_safe(name), _key(name, crew.owner.name, address, port, node if is_here else ""))
+
+
+def _meeting_place(crew: Crew) -> tuple[str, str]:
+    """Address and port at which its ranks, or the launchers of all its nodes, meet; empty where nothing says it."""
+    if crew.waiting is None:
+        return launchers.rendezvous(crew.processes[0].environ)
+    if crew.waiting.port is None:
+        return crew.waiting.endpoint, ""
+    address, _, port = crew.waiting.endpoint.rpartition(":")
+    return address, port
 
 
 def _key(*parts: str) -> str:

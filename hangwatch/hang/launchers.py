@@ -12,14 +12,15 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.launcher_table import TABLE, RankVariables
-from hangwatch.model import Process
+from hangwatch.launcher_table import TABLE, Launcher, RankVariables
+from hangwatch.model import Process, Waiting
 
 MAX_LOCAL_RANKS = 1024
 MAX_RANKS = 1 << 20  # the largest clusters have some 200,000 GPUs
 
 _BY_PROGRAM = {name: row for row in TABLE.launchers for name in row.programs}
 _BY_COMM = {comm: row for row in TABLE.launchers for comm in row.comms}
+_MAX_TOLD = 64  # characters of each thing that a launcher was told
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -41,12 +42,54 @@ class Seat(NamedTuple):
 
 def launcher_kind(process: Process) -> str | None:
     """Which launcher this process is, by its name in the table ("torchrun", "srun"); None when it is none."""
+    row = _row(process)
+    return row.name if row else None
+
+
+def _row(process: Process) -> Launcher | None:
     row = _BY_PROGRAM.get(program(process.cmdline))
-    if row is None:
-        row = _BY_COMM.get(process.comm)
-        if row is None or not re.match(row.title, " ".join(process.cmdline)):
-            return None
-    return row.name
+    if row is not None:
+        return row
+    row = _BY_COMM.get(process.comm)
+    return row if row is not None and re.match(row.title, " ".join(process.cmdline)) else None
+
+
+def waiting(process: Process) -> Waiting | None:
+    """What this launcher was told of ranks that are to come; None where alone it is no job (see `alone` in the table).
+
+    What a user wrote into a command line is shown, cut short, and decides nothing.
+    """
+    row = _row(process)
+    if row is None or not {program(process.cmdline), process.comm} & set(row.alone):
+        return None
+    if row.told is None:
+        return Waiting(launcher=row.name)
+    endpoint = _told(process, row.told.endpoint)
+    if not endpoint:
+        endpoint = ":".join(filter(None, (_told(process, row.told.address), _told(process, row.told.port))))
+    return Waiting(
+        launcher=row.name,
+        run_id=_told(process, row.told.run_id),
+        nodes=_told(process, row.told.nodes),
+        endpoint=endpoint,
+    )
+
+
+def _told(process: Process, names: Sequence[str]) -> str:
+    """The value of the first of these options or variables that is given; an option counts with "_" for "-"."""
+    for name in names:
+        value = _option(process.cmdline, name) if name.startswith("--") else process.environ.get(name, "")
+        if value:
+            return words.elided(value, _MAX_TOLD)
+    return ""
+
+
+def _option(cmdline: Sequence[str], wanted: str) -> str:
+    for at, argument in enumerate(cmdline):
+        name, equals, value = argument.partition("=")
+        if name.replace("_", "-") == wanted:
+            return value if equals else "".join(cmdline[at + 1 : at + 2])
+    return ""
 
 
 def starts_only_ranks(kind: str | None) -> bool:

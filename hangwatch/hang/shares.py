@@ -1,7 +1,7 @@
 """Pure: how much of one owner's crews is watched, so that nobody's processes crowd out another's job.
 
-Who holds a GPU by the driver's list comes first, then who began first: what is written into environments counts for
-nothing. What is left out is told.
+Who holds a GPU by the driver's list comes first, then who has ranks, then who began first: what is written into
+environments counts for nothing. What is left out is told.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def watched(
         if place not in chosen:
             jobs[crew.owner.share] += 1
             ranks[crew.owner.share] += len(crew.members)
-    left_out = [LeftOut(owner=owner, jobs=jobs[owner], ranks=count) for owner, count in ranks.items() if count]
+    owners = [owner for owner in ranks if ranks[owner] or jobs[owner]]
+    left_out = [LeftOut(owner=owner, jobs=jobs[owner], ranks=ranks[owner]) for owner in owners]
     return [crew for place, crew in enumerate(trimmed) if place in chosen], folded(left_out)
 
 
@@ -46,7 +47,7 @@ def folded(left_out: Sequence[LeftOut]) -> tuple[LeftOut, ...]:
             ranks=before.ranks + one.ranks,
             processes=before.processes + one.processes,
         )
-    ordered = sorted(found.values(), key=lambda one: (-one.ranks, -one.processes, one.owner))
+    ordered = sorted(found.values(), key=lambda one: (-one.ranks, -one.processes, -one.jobs, one.owner))
     named, rest = ordered[:OWNERS_NAMED], ordered[OWNERS_NAMED:]
     if rest:
         sums = {name: sum(getattr(one, name) for one in rest) for name in ("jobs", "ranks", "processes")}
@@ -69,8 +70,8 @@ def _chosen(crews: Sequence[Crew], holders: set[int], limits: config.Jobs) -> se
     return {place for _, _, place in sorted(turns)[: limits.max_jobs]}
 
 
-def _precedence(crew: Crew, holders: set[int]) -> tuple[bool, int, int]:
-    return not _holds(crew, holders), crew.began_ticks, crew.members[0][0].id.pid
+def _precedence(crew: Crew, holders: set[int]) -> tuple[bool, bool, int, int]:
+    return not _holds(crew, holders), not crew.members, crew.began_ticks, crew.processes[0].id.pid
 
 
 def _holds(crew: Crew, holders: set[int]) -> bool:

@@ -7,7 +7,7 @@ from itertools import chain, islice
 from statistics import median
 
 from hangwatch import words
-from hangwatch.hang import clauses
+from hangwatch.hang import clauses, wording
 from hangwatch.model import Evidence, Group, Grouping, Member, Motion, RankId, Signature
 
 _POWER_RATIO = 0.9
@@ -63,6 +63,15 @@ def context(grouping: Grouping) -> tuple[Evidence, ...]:
     for member in _lone(everybody, lambda one: one.utilization_ratio, _UTILIZATION_GAP):
         votes.append(_gpu_differs(member, everybody))
     return (*votes, *absence(grouping))
+
+
+def launchers(members: Sequence[Member]) -> Evidence:
+    """Nodes on which a launcher of the job has no rank, beside the ranks of others."""
+    return Evidence(
+        kind="launcher",
+        message="; ".join(wording.launcher(member) for member in members[:_CONTEXT_THREADS]),
+        ranks=tuple(member.id for member in members)[:_MOST_IDS],
+    )
 
 
 def absence(grouping: Grouping) -> tuple[Evidence, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from hangwatch import words
 from hangwatch.hang import activity, clauses
-from hangwatch.model import Group, Grouping, Member, Motion, RankId
+from hangwatch.model import Group, Grouping, Member, Motion, RankId, Waiting
 
 _SHOWN = 4
 
@@ -171,6 +171,46 @@ def roles(groups: Sequence[Group], answered: int) -> str:
         f"all {words.count(answered)} that answered wait in {clauses.operations(groups)}; "
         f"{words.who(_ids([root]))} differs only by its role in it."
     )
+
+
+def no_ranks(launchers: Sequence[Member], groups: Sequence[Group]) -> str:
+    """The headline for launchers that have started no rank."""
+    said = "; ".join(launcher(member) for member in launchers[:_SHOWN])
+    if len(launchers) > _SHOWN:
+        said = f"{said}; and {words.count(len(launchers) - _SHOWN, 'other launcher')}"
+    if len(launchers) == 1 and groups[0].frames:
+        said = f"{said}. By its stack it {busy(groups[0], several=False)}"
+    if any(member.waiting and member.waiting.is_for_nodes for member in launchers):
+        return f"{said}. Look at the nodes that are missing: does a launcher run there, with the same address and run?"
+    return f"{said}."
+
+
+def launcher(member: Member) -> str:
+    """One launcher without ranks, as a clause: for how long, where it waits, and what its sockets show of that."""
+    waiting = member.waiting
+    assert waiting is not None
+    where = f"pid {member.id.pid}" + (f" on {words.printable(member.id.node)}" if member.id.node else "")
+    told = [where, f"run id {waiting.run_id}" if waiting.run_id else ""]
+    told.append(f"{waiting.nodes} nodes wanted" if waiting.is_for_nodes else "")
+    after = f" {words.duration(waiting.seconds)} after its start" if waiting.seconds is not None else ""
+    clause = f"{waiting.launcher} ({', '.join(filter(None, told))}) has no rank{after}"
+    if not waiting.is_for_nodes:
+        return clause
+    at = f" at {waiting.endpoint}" if waiting.endpoint else ""
+    return f"{clause} and waits{at} for other nodes{_shown_by_sockets(waiting)}"
+
+
+def _shown_by_sockets(waiting: Waiting) -> str:
+    peers = words.listing(waiting.peers) if waiting.peers else ""
+    if waiting.socket == "serving":
+        came = f"{peers} {'is' if len(waiting.peers) == 1 else 'are'}" if peers else "nobody else is"
+        return f": it serves this address itself, and {came} connected"
+    answers = {
+        "connected": f": it is connected to {peers}",
+        "silent": f": {peers} gives no answer to its request to connect (SYN_SENT)",
+        "none": ": it has no connection there (nothing serves it, its name has no address, or it has not asked yet)",
+    }
+    return answers.get(waiting.socket or "", "")
 
 
 def cannot_tell(groups: Sequence[Group], answered: int, waiting: int) -> str:

@@ -67,6 +67,11 @@ def more_groups(rest: Sequence[Group]) -> str:
     return f"and {count(len(rest), 'smaller group')} with {count(ranks, 'rank')}: see incident.json"
 
 
+def noun(members: Sequence[Member]) -> str:
+    """What the members of a group are: ranks, or launchers that have none."""
+    return "launcher" if members and all(member.waiting for member in members) else "rank"
+
+
 def doing(group: Group) -> str:
     """What a group does, as a clause after its ranks: `wait in all_reduce`, `is loading data during evaluation`."""
     several = len(group.members) > 1

@@ -79,7 +79,7 @@ def _verdict_lines(verdict: Verdict, style: _Style) -> list[str]:
 
 def _heading(incident: Incident) -> list[tuple[str, str]]:
     job = incident.job
-    ranks = words.count(len(job.ranks), "rank")
+    ranks = words.count(len(job.ranks), "rank") if job.ranks else "none yet"
     size = f", world size {job.world_size:,}" if job.world_size is not None else ""
     return [
         ("Verdict", _judgement(incident.verdict)),
@@ -103,6 +103,8 @@ def _judgement(verdict: Verdict) -> str:
 def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
     seen = sum(len(group.members) for group in grouping.groups)
     total = "" if grouping.world_size is None else f" of {grouping.world_size:,}"
+    if any(member.waiting for member in grouping.members):
+        total = f"{total}, with launchers,"
     rows = [("Ranks", f"{seen:,}{total} seen, in {words.count(len(grouping.groups), 'group')}")]
     if grouping.absent:
         absent = words.elided(words.fold_ranges(grouping.absent), _FOLD_CHARACTERS)
@@ -128,7 +130,9 @@ def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style) -> list
 
 def _group_lines(group: Group, odd: bool, style: _Style) -> Iterator[str]:
     ids = phrases.group_ids(group)
-    head = f"{words.count(len(ids), 'rank')}: {words.elided(words.fold_ids(ids), _FOLD_CHARACTERS)}"
+    head = (
+        f"{words.count(len(ids), phrases.noun(group.members))}: {words.elided(words.fold_ids(ids), _FOLD_CHARACTERS)}"
+    )
     does = "; ".join(filter(None, (phrases.doing(group), phrases.motion(group))))
     mark = ">" if odd else " "
     yield (style.odd if odd else style.strong)(f"{mark} {head}  {does}{'  <- odd' if odd else ''}")

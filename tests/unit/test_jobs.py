@@ -371,8 +371,9 @@ def test_two_jobs_of_one_name_keep_apart(tmp_path: Path) -> None:
 
 def test_a_parent_that_is_younger_than_its_child_is_another_process(tmp_path: Path) -> None:
     text = (FOLDER / "torchrun.proc").read_text().replace("parent=900 start=1000", "parent=900 start=9999")
-    (job,) = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    job, other = sorted(jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()), key=lambda job: not job.ranks)
     assert (job.launcher_id, seats(job)) == (None, [(2, 0, 1010), (3, 1, 1011)])
+    assert other.waiting is not None and [one.pid for one in other.processes] == [1000]
 
 
 def test_a_pid_that_the_driver_named_before_the_process_began_is_not_its_gpu(tmp_path: Path) -> None:
@@ -532,8 +533,8 @@ def test_any_processes_give_jobs_with_safe_names_and_each_process_one_place(
         assert job.job_id and len(job.job_id) <= 72
         assert not set(job.job_id) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
         assert job.job_id[0] not in ".-"
-        assert job.ranks
-    places = [one.id for job in result for one in job.ranks]
+        assert bool(job.ranks) == (job.waiting is None)
+    places = [one for job in result for one in job.processes]
     assert len(set(places)) == len(places)
     workers = {worker.id for job in result for one in job.ranks for worker in one.workers}
     assert not workers & set(places)

@@ -1,0 +1,60 @@
+"""A real torchrun that waits for a second node, under a real daemon: seen, looked at, told; then the node comes."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, h100
+from tests.watched import QUICK, RealDaemon, TorchJob
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+
+
+def test_torchrun_that_waits_for_a_node_is_told_and_goes_on_when_that_comes(
+    fake_driver: FakeDriver, tmp_path: Path
+) -> None:
+    fake_driver.write(h100(1))
+    endpoint = f"127.0.0.1:{_free_port()}"
+    second = tmp_path / "second"
+    second.mkdir()
+    detector = {
+        **QUICK["detector"],
+        "startup_hold_seconds": 5.0,
+        "recapture_seconds": 5.0,
+        "recapture_max_seconds": 5.0,
+    }
+    with (
+        RealDaemon(tmp_path / "hw", fake_driver.environ, detector=detector) as daemon,
+        TorchJob(tmp_path, "stuck_on_a_fifo.py", ranks=1, nodes=2, endpoint=endpoint) as job,
+    ):
+        daemon.wait_for_state(job.run_id, "starting")
+        assert daemon.samples("hangwatch_job_ranks", job_id=job.run_id)[0][1] == 0
+        wait_for(lambda: "itself, and nobody" in _verdict(daemon, job), "a look at torchrun once it waits", 150)
+        said = _verdict(daemon, job)
+        assert said.startswith("torchrun (pid ") and f"run id {job.run_id}, 2 nodes wanted) has no rank" in said
+        assert f"and waits at {endpoint} for other nodes: it serves this address itself, and nobody else" in said
+        assert daemon.job_state(job.run_id) == "stalled"
+        assert [value for _, value in daemon.samples("hangwatch_job_page", job_id=job.run_id)] == [0]
+        assert not daemon.samples("hangwatch_rank_activity"), "a launcher is no rank"
+
+        other = TorchJob(second, "stuck_on_a_fifo.py", ranks=1, nodes=2, endpoint=endpoint, run_id=job.run_id)
+        with other:
+            job.wait_for_step(3)
+            daemon.wait_for_state(job.run_id, "training")
+            assert [value for _, value in daemon.samples("hangwatch_job_ranks", job_id=job.run_id)] == [2]
+            assert not daemon.samples("hangwatch_incident_info", job_id=job.run_id)
+            assert "-> ended: its ranks have come" in daemon.log
+
+
+def _verdict(daemon: RealDaemon, job: TorchJob) -> str:
+    rows = daemon.samples("hangwatch_incident_info", job_id=job.run_id, verdict="NoRanks")
+    return rows[0][0]["summary"] if rows else ""
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

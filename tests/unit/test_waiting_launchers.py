@@ -1,0 +1,418 @@
+"""A launcher that has no rank yet: found, held apart from its ranks, looked at late, and judged by its own sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from hangwatch import config, progress
+from hangwatch.board import Snapshot
+from hangwatch.config import Detector
+from hangwatch.hang import culprit, detector, jobs, wording
+from hangwatch.hang.capture import capture
+from hangwatch.hang.detector import MotionCount, TakeCapture
+from hangwatch.look import Look
+from hangwatch.model import (
+    Capture,
+    Frame,
+    GpuSweep,
+    Group,
+    Grouping,
+    Incident,
+    Job,
+    JobState,
+    LeftOut,
+    Member,
+    Motion,
+    ProcessId,
+    Rank,
+    RankId,
+    SamplerStatus,
+    Waiting,
+)
+from hangwatch.probes import network, procs
+from hangwatch.probes.procs import ProcessScan
+from hangwatch.progress import ENDED_SHOWN_SECONDS, SaveIncident
+from tests.proc_tree import jobs_in, lay_out
+
+RULES = Detector(hold_seconds=20, startup_hold_seconds=100, startup_stalled_hold_seconds=300)
+LAUNCHER = ProcessId(pid=50, start_ticks=100_000)  # 1,000 s after boot
+WAITING = Waiting(launcher="torchrun", run_id="llama-7b", nodes="2", endpoint="10.0.0.1:29400")
+STORE_WAIT = (Frame(function="next_rendezvous", file="torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py"),)
+
+
+# --- which launchers are a job ----------------------------------------------------------------------------------------
+
+
+def test_what_a_launcher_started_that_has_no_rank_is_no_job(tmp_path: Path) -> None:
+    assert jobs_in("launchers_at_work", tmp_path) == ()
+
+
+def test_a_child_that_has_not_executed_its_program_yet_changes_nothing(tmp_path: Path) -> None:
+    line = "  $ python torchrun --nnodes 2 train.py\n"
+    text = f"1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n{line}"
+    text += f"51 (pt_elastic) S parent=50 start=60\n{line}"
+    (job,) = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    assert [process.pid for process in job.processes] == [50]
+
+
+def test_what_a_user_wrote_is_cut_short_and_printable(tmp_path: Path) -> None:
+    command = "'torchrun' '--rdzv-id' '\x1b[2J" + "x" * 900 + "' --nnodes 2 --rdzv-endpoint a:99999999 t.py"
+    text = f"1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n  $ {command}\n"
+    (job,) = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    assert job.waiting is not None and job.waiting.port is None
+    assert len(job.waiting.run_id) == 64 and job.waiting.run_id.isprintable()
+    assert len(job.job_id) <= 72
+
+
+def test_a_thousand_launchers_of_one_owner_are_bounded_and_do_not_take_the_place_of_his_ranks(tmp_path: Path) -> None:
+    text = "1 (init) S parent=0 start=1\n"
+    for pid in range(1000, 2000):
+        text += f"{pid} (pt_elastic) S parent=1 start=5\n $ torchrun --nnodes 2 --rdzv-id r{pid} t.py\n @ uid=7 /u\n"
+    seat = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0"
+    text += f"3000 (python) S parent=1 start=9\n $ python t.py\n + {seat}\n @ uid=7 /u\n"
+    found = jobs.find(
+        ProcessScan(lay_out(text, tmp_path)).processes(max_per_owner=5000, budget_seconds=60),
+        limits=config.Jobs(max_jobs_per_owner=4),
+    )
+    assert len(found.jobs) == 4
+    assert [job.processes[0].pid for job in found.jobs if job.ranks] == [3000]
+    assert found.left_out == (LeftOut(owner="uid 7", jobs=997, ranks=0),)
+
+
+# --- its life beside that of its ranks --------------------------------------------------------------------------------
+
+
+def launcher(waiting: Waiting = WAITING) -> Job:
+    return Job(
+        job_id="llama-7b",
+        job_key="of-the-launcher",
+        launcher="torchrun",
+        launcher_id=LAUNCHER,
+        ranks=(),
+        waiting=waiting,
+    )
+
+
+def ranks(pid: int = 100, key: str = "of-the-ranks") -> Job:
+    two = (Rank(id=ProcessId(pid=pid + i, start_ticks=120_000 + pid), rank=i, local_rank=i) for i in range(2))
+    return replace(launcher(), job_key=key, ranks=tuple(two), waiting=None)
+
+
+class Life:
+    """Plays the daemon on a node without power readings."""
+
+    def __init__(self, now: float = 1001.0) -> None:
+        self.snapshot, self.now = Snapshot(), now
+        self.looks: list[str] = []
+        self.saved: list[Incident] = []
+
+    def discover(self, *found: Job) -> None:
+        self._take(progress.discovered(self.snapshot, found, self.now, self.now))
+
+    def passes(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now += 1
+            sweep = GpuSweep(taken_monotonic_seconds=self.now, taken_unix_seconds=self.now)
+            alive = SamplerStatus(alive=True)
+            self._take(progress.sampled(self.snapshot, sweep, alive, now=self.now, settings=RULES, gap_seconds=10))
+
+    def look(self, motion: Motion = Motion.FROZEN, frames: tuple[Frame, ...] = STORE_WAIT) -> None:
+        found = Grouping(groups=(group(motion=motion, frames=frames),))
+        taken = Capture(
+            job_id="llama-7b",
+            job_key="of-the-launcher",
+            node="n1",
+            started_unix_seconds=self.now,
+            duration_seconds=1,
+            rounds=3,
+            ranks=(),
+        )
+        seen = Look(capture=taken, grouping=found, verdict=culprit.judge(found), judged_unix_seconds=self.now)
+        self._take(progress.captured(self.snapshot, seen, now=self.now, settings=RULES))
+
+    @property
+    def states(self) -> dict[str, JobState]:
+        return {key: entry.watch.state for key, entry in self.snapshot.jobs.items()}
+
+    @property
+    def pages(self) -> bool:
+        return any(entry.page for entry in self.snapshot.jobs.values())
+
+    def _take(self, step: tuple[Snapshot, tuple[progress.Action, ...]]) -> None:
+        self.snapshot, actions = step
+        self.looks += [action.reason for action in actions if isinstance(action, TakeCapture)]
+        self.saved += [action.incident for action in actions if isinstance(action, SaveIncident)]
+
+
+def member(
+    waiting: Waiting | None = WAITING, node: str = "n1", pid: int = 50, motion: Motion = Motion.FROZEN
+) -> Member:
+    return Member(id=RankId(node=node, pid=pid), waiting=waiting, motion=motion, rounds=3)
+
+
+def group(*members: Member, motion: Motion = Motion.FROZEN, frames: tuple[Frame, ...] = STORE_WAIT) -> Group:
+    return Group(
+        key="k", activity="rendezvous", members=members or (member(motion=motion),), waits_for="ranks", frames=frames
+    )
+
+
+def test_it_starts_and_is_looked_at_after_the_hold_of_a_start() -> None:
+    life = Life()
+    life.discover(launcher())
+    assert life.states == {"of-the-launcher": JobState.STARTING}
+    life.passes(98)
+    assert not life.looks
+    life.passes(1)
+    assert life.looks == ["no rank, 100 s after its launcher began to wait"]
+
+
+@pytest.mark.parametrize("motion", [Motion.FROZEN, Motion.MOVING])
+def test_it_is_stalled_never_hung_and_pages_as_late_as_a_job_at_its_start(motion: Motion) -> None:
+    life = Life()
+    life.discover(launcher())
+    life.passes(99)
+    life.look(motion)
+    assert life.states == {"of-the-launcher": JobState.STALLED}
+    life.passes(299)
+    life.look(motion)
+    assert life.states == {"of-the-launcher": JobState.STALLED}
+    assert len(life.looks) > 1 and not life.pages
+    life.passes(2)
+    assert life.pages
+
+
+def test_srun_and_mpirun_have_no_stack_and_never_page() -> None:
+    life = Life()
+    life.discover(launcher(Waiting(launcher="srun")))
+    life.passes(99)
+    life.look(Motion.UNKNOWN, ())
+    life.passes(1000)
+    assert life.states == {"of-the-launcher": JobState.STALLED}
+    assert not life.pages
+
+
+@pytest.mark.parametrize("key", ["of-the-launcher", "of-the-ranks"])
+def test_once_its_ranks_come_the_incident_closes_and_there_is_one_job_that_starts(key: str) -> None:
+    life = Life()
+    life.discover(launcher())
+    life.passes(99)
+    life.look()
+    life.discover(ranks(key=key))
+    assert life.states == {key: JobState.STARTING}
+    assert life.snapshot.jobs[key].watch.began == life.now, "its start begins with its ranks"
+    last = life.saved[-1]
+    assert last.closed_unix_seconds == life.now and last.timeline[-1].message == "its ranks have come"
+
+
+def test_a_launcher_whose_ranks_ended_is_the_end_of_that_job_and_waits_only_when_that_is_over() -> None:
+    life = Life(1300.0)
+    life.discover(ranks())
+    life.discover(launcher())
+    assert life.states == {"of-the-ranks": JobState.ENDED}
+    life.passes(int(ENDED_SHOWN_SECONDS))
+    life.discover(launcher())
+    assert life.states == {"of-the-ranks": JobState.ENDED}
+    life.passes(1)
+    life.discover(launcher())
+    life.discover(launcher())
+    assert life.states == {"of-the-launcher": JobState.STARTING}
+    assert life.snapshot.jobs["of-the-launcher"].watch.began == 1300, "it waits since its ranks ended"
+
+
+def test_an_elastic_restart_is_one_job_that_begins_anew() -> None:
+    life = Life(1300.0)
+    life.discover(ranks())
+    life.discover(launcher())
+    life.passes(5)
+    life.discover(ranks(pid=200))
+    assert life.states == {"of-the-ranks": JobState.STARTING}
+
+
+def test_a_launcher_that_ends_is_a_job_that_has_ended() -> None:
+    life = Life()
+    life.discover(launcher())
+    life.discover()
+    (entry,) = life.snapshot.jobs.values()
+    assert (entry.watch.state, entry.watch.message) == (JobState.ENDED, progress.WAITS_NO_MORE)
+
+
+def test_an_open_incident_goes_on_under_a_new_daemon_while_the_launcher_lives() -> None:
+    life = Life()
+    life.discover(launcher())
+    life.passes(99)
+    life.look()
+    (incident,) = (entry.incident for entry in life.snapshot.jobs.values())
+    assert incident is not None
+
+    def resumed(found: Job) -> tuple[Life, Incident]:
+        later = Life(life.now)
+        later.discover(found)
+        living = frozenset({LAUNCHER, *found.processes})
+        later._take(
+            progress.resumed(later.snapshot, [incident], living, now=later.now, unix_now=later.now, settings=RULES)
+        )
+        return later, later.saved[-1]
+
+    same, went_on = resumed(launcher())
+    assert same.states == {"of-the-launcher": JobState.STALLED}
+    assert went_on.incident_id == incident.incident_id and went_on.closed_unix_seconds is None
+    other, closed = resumed(ranks())
+    assert other.states == {"of-the-ranks": JobState.STARTING}
+    assert closed.closed_unix_seconds is not None
+
+
+def test_a_watch_without_ranks_asks_for_a_lost_look_again() -> None:
+    watch = detector.begin(launcher(), 1000.0)
+    watch, _ = detector.step(watch, {}, 1100.0, RULES)
+    watch, actions = detector.step(watch, {}, 1101.0, RULES)
+    assert watch.state is JobState.SUSPECTED and actions == ()
+    for second in range(2, 400):
+        watch, actions = detector.step(watch, {}, 1100.0 + second, RULES)
+    assert watch.state is JobState.STALLED
+    watch, _ = detector.captured(watch, MotionCount(frozen=0, moving=1), 1500.0, RULES)
+    assert watch.state is JobState.STALLED
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        ({"socket": "silent", "peers": ("10.0.0.1",)}, "10.0.0.1 gives no answer to its request to connect (SYN_SENT)"),
+        ({"socket": "connected", "peers": ("10.0.0.1",)}, "it is connected to 10.0.0.1"),
+        ({"socket": "serving"}, "it serves this address itself, and nobody else is connected"),
+        ({"socket": "serving", "peers": ("10.0.0.2", "10.0.0.3")}, "10.0.0.2 and 10.0.0.3 are connected"),
+        (
+            {"socket": "none"},
+            "it has no connection there (nothing serves it, its name has no address, or it has not asked yet)",
+        ),
+        ({}, "waits at 10.0.0.1:29400 for other nodes. "),
+    ],
+)
+def test_the_verdict_says_what_it_waits_for_and_accuses_nobody(shown: dict[str, object], said: str) -> None:
+    waiting = replace(WAITING, seconds=900.0, **shown)
+    verdict = culprit.judge(Grouping(groups=(group(member(waiting)),)))
+    assert (verdict.kind, verdict.named) == ("NoRanks", ())
+    head = "torchrun (pid 50 on n1, run id llama-7b, 2 nodes wanted) has no rank 15 min 00 s after its start and waits"
+    assert verdict.message.startswith(f"{head} at 10.0.0.1:29400 for other nodes")
+    assert said in verdict.message
+
+
+def test_a_launcher_of_one_node_waits_for_no_other() -> None:
+    verdict = culprit.judge(Grouping(groups=(group(member(Waiting(launcher="srun", seconds=61.0)), frames=()),)))
+    assert verdict.message == "srun (pid 50 on n1) has no rank 1 min 01 s after its start."
+
+
+def test_launchers_of_many_nodes_are_counted() -> None:
+    verdict = culprit.judge(Grouping(groups=(group(*(member(node=f"n{i}") for i in range(9))),)))
+    assert verdict.kind == "NoRanks" and "and 5 other launchers" in verdict.message
+
+
+def test_beside_ranks_of_other_nodes_a_launcher_is_evidence_and_no_rank() -> None:
+    two = (Member(id=RankId(node="n2", rank=i), motion=Motion.FROZEN) for i in range(2))
+    alone = Grouping(groups=(Group(key="r", activity="collective_wait", waits_for="ranks", members=tuple(two)),))
+    both = replace(alone, groups=(*alone.groups, group(member())))
+    verdict, without = culprit.judge(both), culprit.judge(alone)
+    assert (verdict.kind, verdict.message, verdict.named) == (without.kind, without.message, without.named)
+    assert [vote.kind for vote in verdict.evidence if vote not in without.evidence] == ["launcher"]
+
+
+# --- its sockets, real ones -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with closing(socket.create_server(("127.0.0.1", 0), backlog=0)) as server:
+        yield server
+
+
+def port_of(server: socket.socket) -> int:
+    return int(server.getsockname()[1])
+
+
+def measured(port: int) -> Waiting:
+    """What the sockets of this very process tell, taken for a launcher's."""
+    (state,) = [found for found in [procs.read_state(os.getpid())] if found]
+    job = replace(launcher(replace(WAITING, endpoint=f"127.0.0.1:{port}")), launcher_id=state[0])
+    taken = capture(
+        job, settings=config.Capture(rounds=1, dump_deadline_seconds=1.0), node="here", pyspy_path=Path("/bin/false")
+    )
+    (dump,) = taken.ranks
+    assert dump.waiting is not None and dump.id == RankId(node="here", pid=os.getpid())
+    assert dump.waiting.seconds is not None and 0 < dump.waiting.seconds < 86400
+    return dump.waiting
+
+
+def test_who_serves_its_endpoint_itself_and_is_its_only_client(listening: socket.socket) -> None:
+    port = port_of(listening)
+    with closing(socket.create_connection(("127.0.0.1", port))), closing(listening.accept()[0]):
+        assert (measured(port).socket, measured(port).peers) == ("serving", ())
+
+
+def test_a_request_to_connect_without_an_answer_is_seen(listening: socket.socket) -> None:
+    """A queue that is full drops requests, as a node does that is not there (listen(2), tcp_abort_on_overflow)."""
+    port = port_of(listening)
+    with ExitStack() as clients:
+        for _ in range(3):
+            client = clients.enter_context(closing(socket.socket()))
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", port))
+        states = {one.state for one in network.own_sockets(os.getpid(), port, procs.PROC) or ()}
+        assert network.TCP_SYN_SENT in states
+
+
+@pytest.mark.parametrize(
+    ("rows", "socket_state", "peers"),
+    [
+        ([("02", "10.0.0.5:5000", "10.0.0.1:29400")], "silent", ("10.0.0.1",)),
+        ([("01", "10.0.0.5:5000", "10.0.0.1:29400")], "connected", ("10.0.0.1",)),
+        ([], "none", ()),
+        (
+            [
+                ("0A", "0.0.0.0:29400", "0.0.0.0:0"),
+                ("01", "10.0.0.1:5000", "10.0.0.1:29400"),
+                ("01", "10.0.0.1:29400", "10.0.0.1:5000"),
+                ("01", "10.0.0.1:29400", "10.0.0.2:6000"),
+            ],
+            "serving",
+            ("10.0.0.2",),
+        ),
+    ],
+)
+def test_what_sockets_tell(
+    rows: list[tuple[str, str, str]], socket_state: str, peers: tuple[str, ...], tmp_path: Path
+) -> None:
+    pid = tmp_path / "50"
+    (pid / "net").mkdir(parents=True)
+    (pid / "fd").mkdir()
+    (pid / "fd/0").symlink_to("/dev/null")
+    table = "sl local remote st\n"
+    foreign = ("02", "10.0.0.5:5001", "10.0.0.9:29400")
+    for inode, (state, local, remote) in enumerate([*rows, foreign]):
+        table += f"{inode}: {_hex(local)} {_hex(remote)} {state} 0:0 0:0 0 0 0 {900 + inode} 1\n"
+        if inode < len(rows):
+            (pid / f"fd/{inode + 3}").symlink_to(f"socket:[{900 + inode}]")
+    (pid / "net/tcp").write_text(table)
+    taken = capture(launcher(), settings=config.Capture(rounds=1), node="n1", proc_root=tmp_path)
+    (dump,) = taken.ranks
+    assert dump.waiting is not None
+    assert (dump.waiting.socket, dump.waiting.peers) == (socket_state, peers)
+
+
+def _hex(end: str) -> str:
+    address, _, port = end.partition(":")
+    return f"{int.from_bytes(socket.inet_aton(address), 'little'):08X}:{int(port):04X}"
+
+
+def test_every_answer_has_words() -> None:
+    answers = ("serving", "connected", "silent", "none")
+    said = {wording.launcher(member(replace(WAITING, socket=answer, peers=("10.0.0.9",)))) for answer in answers}
+    assert len(said) == 4 and not any("None" in one for one in said)

@@ -521,11 +521,18 @@ class Capture(Value, frozen=True):
 
 
 class Stack(Value, frozen=True):
-    """A named stack that explains a group beside its MainThread: another thread, or a worker process."""
+    """A named stack that explains a group beside its MainThread: another thread, or a worker process.
+
+    Of a worker process `pid` and the letter of `state` are known, and `own`: the innermost frame of the user's own
+    code in what it does, None where it does nothing (it waits for its next task).
+    """
 
     name: str
     frames: tuple[Frame, ...]
     activity: str = "unknown"
+    pid: int | None = None
+    state: str | None = None
+    own: Frame | None = None
 
 
 class Member(Value, frozen=True):

@@ -41,7 +41,7 @@ class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     says: str
     tells: int | None = None
     in_key: bool = False
-    work_is_in: Literal["threads", "autograd"] | None = None
+    work_is_in: Literal["threads", "autograd", "workers"] | None = None
     unless_a_thread_is_in: str | None = None
     leaves_the_job: bool = False
     phase: str | None = None

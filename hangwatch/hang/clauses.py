@@ -7,13 +7,18 @@ from collections.abc import Iterable
 from hangwatch import words
 from hangwatch.hang import activity
 from hangwatch.hang import frames as stack_frames
-from hangwatch.model import Group
+from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, Group, Stack
 
 _SINGULAR = (("is ", "are "), ("waits ", "wait "), ("stands ", "stand "), ("sleeps", "sleep"))
 
 
 def does(group: Group, *, several: bool = False) -> str:
     """What the ranks of a group do: "is loading data (DataLoader)", for several "are loading data (DataLoader)"."""
+    worker = _at_work(group)
+    if worker is not None and worker.own is not None:
+        if several:
+            return f"wait for their loader workers, in {worker.own}"
+        return f"waits for its loader worker ({_which(worker)}) in {worker.own}"
     clause = activity.says(group.activity, group.operation)
     if group.waits_for == "gpu" and activity.known(group.activity).waits_for != "gpu":
         clause = f"waits for its GPU in {_innermost(group)}"  # by measurement, see `hang.motion`
@@ -22,6 +27,19 @@ def does(group: Group, *, several: bool = False) -> str:
             if clause.startswith(singular):
                 return plural + clause[len(singular) :].replace("its GPU", "their GPUs")
     return clause
+
+
+def _at_work(group: Group) -> Stack | None:
+    """The worker process that has a task, where the group leaves its work to workers."""
+    if activity.known(group.activity).work_is_in != "workers":
+        return None
+    return next((worker for worker in group.workers if worker.own is not None), None)
+
+
+def _which(worker: Stack) -> str:
+    state = "stopped" if worker.state in STOPPED_STATES else "blocked in the kernel"
+    held = worker.state in STOPPED_STATES | BLOCKED_STATES
+    return f"pid {worker.pid}, {state}" if held else f"pid {worker.pid}"
 
 
 def _innermost(group: Group) -> str:

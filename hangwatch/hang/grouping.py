@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -26,8 +27,10 @@ from hangwatch.model import (
     Signature,
     Stack,
     Thread,
+    WorkerDump,
 )
 
+_LOADER_LOOP = "torch/utils/data/_utils/worker.py"
 _SHOWN = 16
 
 
@@ -223,14 +226,30 @@ def _shown(thread: Thread, table: activity.Table) -> Stack:
 
 def _workers(rank: RankDump, table: activity.Table) -> tuple[Stack, ...]:
     """The worker processes of one rank, equal stacks once, the most common first."""
-    counted: dict[tuple[stack_frames.Place, ...], list[tuple[str, tuple[Frame, ...]]]] = {}
+    counted: dict[tuple[stack_frames.Place, ...], list[tuple[WorkerDump, Thread]]] = {}
     for worker in rank.workers:
         threads = worker.rounds[-1].threads if worker.rounds else ()
         main = stack_frames.main_thread(threads) or next(iter(threads), None)
         if main and main.frames:
-            counted.setdefault(stack_frames.key_places(main.frames), []).append((worker.comm, main.frames))
+            counted.setdefault(stack_frames.key_places(main.frames), []).append((worker, main))
     ordered = sorted(counted.items(), key=lambda item: (-len(item[1]), item[0]))
-    return tuple(
-        Stack(name=f"{len(found)} x {found[0][0]}", frames=found[0][1], activity=table.classify(found[0][1]).activity)
-        for _, found in ordered[:_SHOWN]
+    return tuple(_worker(len(found), *found[0], table) for _, found in ordered[:_SHOWN])
+
+
+def _worker(count: int, worker: WorkerDump, thread: Thread, table: activity.Table) -> Stack:
+    """Some equal workers, shown by one."""
+    return Stack(
+        name=f"{count} x {worker.comm}",
+        frames=thread.frames,
+        activity=table.classify(thread.frames).activity,
+        pid=worker.pid,
+        state=_state(worker.rounds),
+        own=_own_frame(thread),
     )
+
+
+def _own_frame(thread: Thread) -> Frame | None:
+    """The innermost frame of the user's code in a worker's task; a forked one has its parent's frames around that."""
+    task = list(itertools.takewhile(lambda frame: not frame.file.endswith(_LOADER_LOOP), thread.frames))
+    within = task[thread.installed_frames or 0 :] if len(task) < len(thread.frames) else []
+    return next(iter(within), None)

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from hangwatch import config
 from hangwatch.fleet import merge
-from hangwatch.hang import activity, culprit
+from hangwatch.hang import activity, clauses, culprit
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Capture, Fault, Frame, Grouping, ProcessDump, RankDump, RankId, Thread, WorkerDump
 from hangwatch.report import as_json, html
@@ -271,3 +271,32 @@ def test_who_stands_beside_a_suspect_does_not_wait_for_it(
     ]
     verdict = culprit.judge(group_ranks(ranks, TABLE, SETTINGS))
     assert (verdict.kind, [rank.rank for rank in verdict.named]) == expected
+
+
+_LOOP = Frame(function="_worker_loop", file="torch/utils/data/_utils/worker.py", line=349)
+_OWN = Frame(function="Shards.__getitem__", file="data.py", line=67)
+_TASK = (Frame(function="read", file="fsspec/local.py", line=384), _OWN, _LOOP, Frame(function="main", file="train.py"))
+_GET = Frame(function="get", file="multiprocessing/queues.py", line=113)
+_IDLE = (_GET, _LOOP, Frame(function="main", file="train.py"))
+
+
+@pytest.mark.parametrize(
+    ("state", "which"),
+    [("S", "pid 71"), ("T", "pid 71, stopped"), ("D", "pid 71, blocked in the kernel"), (None, "pid 71")],
+)
+def test_who_waits_for_a_loader_is_told_by_the_worker_that_has_a_task(state: str | None, which: str) -> None:
+    def worker(pid: int, frames: tuple[Frame, ...], installed: int, state: str | None) -> WorkerDump:
+        thread = Thread(name="MainThread", thread_id="1", frames=frames, is_main=True, installed_frames=installed)
+        dump = ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,), state=state)
+        return WorkerDump(pid=pid, comm="pt_data_worker", rounds=(dump, dump))
+
+    waits = stack(("__next__ (torch/utils/data/dataloader.py)", "main (train.py)"), 38)
+    threads = (Thread(name="MainThread", thread_id="1", frames=waits, is_main=True),)
+    dump = ProcessDump(taken_monotonic_seconds=0.0, threads=threads, state="S")
+    idle = [worker(pid, _IDLE, 3, "S") for pid in (72, 73)]
+    rank = RankDump(id=RankId(rank=2), rounds=(dump, dump), workers=(*idle, worker(71, _TASK, 1, state)))
+    (found,) = group([rank]).groups
+    assert clauses.does(found) == f"waits for its loader worker ({which}) in Shards.__getitem__ (data.py:67)"
+    assert clauses.does(found, several=True) == "wait for their loader workers, in Shards.__getitem__ (data.py:67)"
+    (found,) = group([structs.replace(rank, workers=tuple(idle))]).groups
+    assert clauses.does(found).startswith("is loading data")

@@ -137,8 +137,8 @@ NAMED = (
         "more than half must move, not just half",
         "unit/test_detector.py::test_more_than_half_of_the_ranks_must_move_to_teach_that_this_power_is_work",
         "hang/detector.py",
-        r"if seen\.moving \* 2 > seen\.total:",
-        "if seen.moving * 2 >= seen.total:",
+        r"return self\.moving \* 2 > self\.total",
+        "return self.moving * 2 >= self.total",
     ),
     Named(
         "a GPU at its quiet line is quiet",

@@ -73,6 +73,11 @@ class MotionCount(Value, frozen=True):
         """All ranks that should have been seen."""
         return self.frozen + self.moving + self.unknown
 
+    @property
+    def most_move(self) -> bool:
+        """Whether more than half of them move, not just half."""
+        return self.moving * 2 > self.total
+
 
 class JobWatch(Value, frozen=True):
     """What the detector remembers of one job. `generation` are the ranks' processes: a restart begins a new watch.
@@ -280,7 +285,7 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
         return _confirm(watch, JobState.STALLED, "its launcher still has no rank", now, settings)
     if seen.resting is not None:
         return _confirm(watch, seen.resting, _RESTING_WORDS[seen.resting].format(seen.total), now, settings)
-    if seen.moving * 2 > seen.total:
+    if seen.most_move:
         watch = _taught(watch, now, settings)
         message = f"{seen.moving} of {seen.total} ranks are moving: what the job draws now is work"
         if watch.is_open:
@@ -306,7 +311,7 @@ def glanced(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) 
     watch = replace(watch, glancing_since=None, glanced_at=now)
     if watch.state is not JobState.TRAINING:
         return watch, ()
-    if seen.moving * 2 > seen.total:
+    if seen.most_move:
         return replace(_taught(watch, now, settings), glance_pause=GLANCE_SECONDS), ()
     if seen.frozen * 2 >= seen.total > 0:
         if not _is_still_down(watch, settings):

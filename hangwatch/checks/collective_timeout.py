@@ -1,21 +1,20 @@
 """Whether a hung job would end itself before its stacks have been taken.
 
 torch.distributed gives up on a collective after its time-out and kills the process, and the evidence with it. What a
-job will wait is read from the environment its ranks were started with, and from PyTorch's defaults: 600 s for NCCL
-(1800 s before PyTorch 2.2), 1800 s for gloo, 480 s for the watchdog's heartbeat. A time-out that the job's own code
-passes to `init_process_group` is not visible from outside; the message says which one was assumed.
+job will wait is derived in `patience`; the message says which time-out was assumed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from msgspec import Meta
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value
+from hangwatch.model import CheckVerdict, Fault, Point
+from hangwatch.patience import VARIABLES, Patience, patience
 from hangwatch.probes import pidfiles
 from hangwatch.probes.node import Node
 
@@ -29,22 +28,6 @@ HEARTBEAT = Metric(
 )  # fmt: skip
 DUMP_AFTER = Metric(name="collective_dump_after_seconds", help="seconds from a hang until hangwatch has the stacks")
 
-NCCL_DEFAULT_SECONDS = 600.0
-OTHER_DEFAULT_SECONDS = 1800.0
-HEARTBEAT_DEFAULT_SECONDS = 480.0
-VARIABLES = frozenset(
-    {
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        "NCCL_ASYNC_ERROR_HANDLING",
-        "TORCH_NCCL_BLOCKING_WAIT",
-        "NCCL_BLOCKING_WAIT",
-        "TORCH_NCCL_ENABLE_MONITORING",
-        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
-        "DEEPSPEED_TIMEOUT",
-        "NCCL_TIMEOUT",
-    }
-)
-
 
 class Settings(contract.Settings, frozen=True):
     """How much earlier than the job's own end the stacks must have been taken."""
@@ -52,19 +35,6 @@ class Settings(contract.Settings, frozen=True):
     margin_seconds: Annotated[
         float, Meta(ge=0.0, le=3600.0, description="time that must be left between our stacks and the job's end")
     ] = 30.0
-
-
-class Patience(Value, frozen=True):
-    """How long a job waits. `collective_seconds` is None when it waits for ever, `heartbeat_seconds` without monitor.
-
-    `source` says where the first one comes from. `ignored` are variables that are set and that nothing reads.
-    """
-
-    job: JobName
-    collective_seconds: float | None
-    source: str
-    heartbeat_seconds: float | None
-    ignored: tuple[str, ...] = ()
 
 
 class Sample(contract.Sample, frozen=True):
@@ -87,32 +57,6 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
         else:
             patiences.append(patience(job, environ))
     return Sample(jobs=tuple(patiences), dump_after_seconds=node.dump_after_seconds, faults=tuple(faults))
-
-
-def patience(job: Job, environ: Mapping[str, str]) -> Patience:
-    """What PyTorch and DeepSpeed make of these variables."""
-    uses_nccl = bool(job.gpu_uuids)
-    seconds: float | None = NCCL_DEFAULT_SECONDS if uses_nccl else OTHER_DEFAULT_SECONDS
-    source = f"PyTorch's default for {'NCCL' if uses_nccl else 'gloo'}"
-    minutes = _number(environ.get("DEEPSPEED_TIMEOUT"))
-    if minutes is not None:
-        seconds, source = minutes * 60, "DEEPSPEED_TIMEOUT"
-    handling = environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", environ.get("NCCL_ASYNC_ERROR_HANDLING"))
-    blocking = environ.get("TORCH_NCCL_BLOCKING_WAIT", environ.get("NCCL_BLOCKING_WAIT", "0"))
-    if uses_nccl and handling == "0" and blocking == "0":
-        seconds, source = None, "TORCH_NCCL_ASYNC_ERROR_HANDLING=0"
-    heartbeat = None
-    if uses_nccl and environ.get("TORCH_NCCL_ENABLE_MONITORING") != "0":
-        heartbeat = _number(environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")) or HEARTBEAT_DEFAULT_SECONDS
-    # A widespread myth: neither NCCL nor PyTorch reads it.
-    ignored = tuple(name for name in ("NCCL_TIMEOUT",) if name in environ)
-    return Patience(
-        job=job.name, collective_seconds=seconds, source=source, heartbeat_seconds=heartbeat, ignored=ignored
-    )
-
-
-def _number(text: str | None) -> float | None:
-    return float(text) if text is not None and text.strip().isdecimal() else None
 
 
 def points(sample: Sample) -> Iterable[Point]:

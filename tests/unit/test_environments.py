@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch import launcher_table
-from hangwatch.checks import collective_timeout, environment, network
+from hangwatch import launcher_table, patience
+from hangwatch.checks import environment, network
 from hangwatch.probes import environments, procs
 from tests.proc_tree import lay_out
 
@@ -82,5 +82,5 @@ def test_a_rank_that_was_not_found_in_what_was_read_is_a_fault_in_words(tmp_path
 
 def test_what_the_checks_ask_for_may_stand_in_an_incident() -> None:
     asked = {name for rule in environment.rules() for name in rule.variables}
-    asked |= collective_timeout.VARIABLES | network.VARIABLES
+    asked |= patience.VARIABLES | network.VARIABLES
     assert asked <= launcher_table.VARIABLES | launcher_table.SHOWN

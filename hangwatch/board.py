@@ -81,6 +81,7 @@ class Snapshot(Value, frozen=True):
     running: dict[str, tuple[float, ...]] = field(default_factory=dict)  # scan, capture: when each began, monotonic
     scan_seconds: float | None = None
     dumpers_stuck: int = 0
+    gpu_errors_at: float | None = None  # when XIDs or link errors last came, monotonic seconds
     left_open: tuple[Incident, ...] = ()  # by an earlier daemon; of jobs that live and no scan has found yet
     store_problem: str | None = "the store is not open yet"
 

@@ -199,7 +199,7 @@ class Daemon:
         """One run of one check."""
         self._check_began[name] = time.time()
         result = runner.run(self._checks[name], self._node_view(), self._check_settings[name], self._windows[name])
-        self.board.put(Snapshot.with_check, result)
+        self.board.put(progress.checked, result, now=self._clock())
 
     # --- what follows from them --------------------------------------------------------------------------------
 

@@ -15,14 +15,18 @@ from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.board import JobEntry, Snapshot
+from hangwatch.checks import nvlink_status, xid
 from hangwatch.config import Detector
 from hangwatch.hang import detector
 from hangwatch.hang.detector import JobWatch, MotionCount
 from hangwatch.hang.jobs import told_apart
+from hangwatch.hang.pauses import places_of
 from hangwatch.hang.power import idle_levels
 from hangwatch.hang.rest import resting_state
 from hangwatch.look import Look
 from hangwatch.model import (
+    CheckResult,
+    CheckStatus,
     GpuSweep,
     Grouping,
     Incident,
@@ -70,13 +74,28 @@ def sampled(
     for entry in _present(snapshot):
         samples = {uuid: by_uuid[uuid] for uuid in entry.job.gpu_uuids if uuid in by_uuid}
         watch, wanted = detector.step(
-            entry.watch, samples, now, settings, idle=snapshot.idle_watts, gap_seconds=gap_seconds
+            entry.watch,
+            samples,
+            now,
+            settings,
+            idle=snapshot.idle_watts,
+            gap_seconds=gap_seconds,
+            gpu_errors_at=snapshot.gpu_errors_at,
         )
         stepped = replace(entry, watch=watch, page=detector.pages(watch, now, settings))
         stepped, more = _settle(stepped, wanted, sweep.taken_unix_seconds)
         snapshot = snapshot.with_job(stepped)
         actions += more
     return snapshot, tuple(actions)
+
+
+def checked(snapshot: Snapshot, result: CheckResult, *, now: float) -> Snapshot:
+    """Take the newest result of one check; `now` is CLOCK_MONOTONIC in seconds. XIDs and link errors are timed."""
+    before = snapshot.checks.get(result.check)
+    came = result.check == nvlink_status.CHECK.name and result.verdict.status >= CheckStatus.WARNING
+    if result.check == xid.CHECK.name and before is not None:
+        came = xid.errors_told(result.points) > xid.errors_told(before.points)
+    return replace(snapshot.with_check(result), gpu_errors_at=now if came else snapshot.gpu_errors_at)
 
 
 def discovered(
@@ -105,7 +124,8 @@ def discovered(
             started = min((process.start_ticks for process in job.processes), default=0) / ticks_per_second
             if job.waiting and job.launcher_id in before:
                 started = max(started, before[job.launcher_id].since)
-            entry = JobEntry(job=job, watch=detector.begin(job, now, started), held_gpu=job.holds_gpu)
+            watch = detector.begin(job, now, started, entry.watch if entry else None)
+            entry = JobEntry(job=job, watch=watch, held_gpu=job.holds_gpu)
         else:
             held_gpu = entry.held_gpu or job.holds_gpu
             watch = detector.joined(entry.watch, job)
@@ -232,7 +252,7 @@ def captured(snapshot: Snapshot, look: Look, *, now: float, settings: Detector) 
     entry = snapshot.jobs.get(look.capture.job_key)
     if entry is None:
         return snapshot, ()
-    seen = motion_count(look.grouping)
+    seen = replace(motion_count(look.grouping), places=places_of(look.grouping, look.verdict.named))
     watch, wanted = detector.captured(entry.watch, seen, now, settings)
     entry = replace(entry, watch=watch, page=detector.pages(watch, now, settings))
     if watch.is_open:

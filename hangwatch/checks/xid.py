@@ -101,6 +101,11 @@ def points(sample: Sample) -> Iterable[Point]:
         yield metric.point(count, **values)
 
 
+def errors_told(points: Iterable[Point]) -> float:
+    """How many XIDs and SXIDs these points count."""
+    return sum(point.value for point in points if point.name in {XIDS.name, SXIDS.name})
+
+
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     """The recent events, worst first; one finding for equal ones."""
     sample = window[-1]

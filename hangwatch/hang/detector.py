@@ -17,15 +17,18 @@ from msgspec import field
 from msgspec.structs import replace
 
 from hangwatch.config import Detector
-from hangwatch.hang import power
+from hangwatch.hang import pauses, power
+from hangwatch.hang.pauses import EndedPause, Pause
 from hangwatch.hang.power import GpuPower
 from hangwatch.model import OPEN_STATES, RESTING_STATES, GpuSample, Incident, Job, JobState, ProcessId, Value
+from hangwatch.patience import patience
 
 RECOVERED_SHOWN_SECONDS = 60.0  # long enough for a Prometheus that scrapes every 15 or 30 s to see it
 SAMPLE_GAP_SECONDS = 10.0  # longer without samples, and the gap does not count as quiet time
 GLANCE_SECONDS = 300.0  # least time between two glances at power that fell and is flat
 RELOOK_MAX_SECONDS = 3600.0  # longest pause before a job that draws little is glanced at again; the first is the hold
 CAPTURE_LOST_SECONDS = 300.0  # a capture that was asked for and never came back
+ERRORS_BEFORE_SECONDS = 120.0  # XIDs and link errors, read each minute, may be the cause of a silence that begins later
 
 _STALLED_STATES = frozenset({JobState.STALLED}) | RESTING_STATES
 
@@ -58,7 +61,8 @@ Action: TypeAlias = TakeCapture | Transition
 class MotionCount(Value, frozen=True):
     """What a capture found: how many ranks are frozen, moving, or could not be judged; `who` moves, in words.
 
-    `stacked` of them gave a stack. `resting` is the state of a job that stands still and is not hung.
+    `stacked` of them gave a stack. `resting` is the state of a job that stands still and is not hung. `places` are
+    where those stand for whom the others wait, see `pauses`.
     """
 
     frozen: int
@@ -67,6 +71,7 @@ class MotionCount(Value, frozen=True):
     stacked: int = 0
     who: str = ""
     resting: JobState | None = None
+    places: frozenset[str] = frozenset()
 
     @property
     def total(self) -> int:
@@ -99,6 +104,9 @@ class JobWatch(Value, frozen=True):
     * `glancing_since`: a glance is under way; `glanced_at`: the last one ended. A glance that finds the job standing
       still begins a suspicion. `fall_glanced_at`: the last one at power that had fallen was asked for; `glance_pause`
       seconds lie before the next, and more after one that showed nothing.
+    * `pauses` are those that ended by themselves; `places` are where the looks of this silence found the awaited ranks;
+      `ended` is set at most in recovered: the pause that is learnt from there. `gpu_errors_at`: when XIDs or link
+      errors last came on this node. `collective_seconds`: what a collective of the job waits, None for ever.
 
     `is_elsewhere_too`: other nodes have ranks of it.
     """
@@ -133,6 +141,11 @@ class JobWatch(Value, frozen=True):
     fall_glanced_at: float | None = None
     glance_pause: float = GLANCE_SECONDS
     is_elsewhere_too: bool = False
+    pauses: tuple[Pause, ...] = ()
+    places: frozenset[str] = frozenset()
+    ended: EndedPause | None = None
+    gpu_errors_at: float | None = None
+    collective_seconds: float | None = None
 
     @property
     def is_open(self) -> bool:
@@ -140,8 +153,11 @@ class JobWatch(Value, frozen=True):
         return self.state in OPEN_STATES
 
 
-def begin(job: Job, now: float, started: float | None = None) -> JobWatch:
-    """A new watch for a job that was just found; `started` is when its processes began, where that is known."""
+def begin(job: Job, now: float, started: float | None = None, earlier: JobWatch | None = None) -> JobWatch:
+    """A new watch for a job that was just found; `started` is when its processes began, where that is known.
+
+    It keeps the pauses of an `earlier` watch, of the processes that were started again.
+    """
     began = now if started is None else min(now, started)
     return JobWatch(
         job_id=job.job_id,
@@ -152,6 +168,8 @@ def begin(job: Job, now: float, started: float | None = None) -> JobWatch:
         since=now,
         message="its launcher has started no rank" if job.waiting else "waiting for the first sign of work",
         is_elsewhere_too=job.is_elsewhere_too,
+        pauses=earlier.pauses if earlier else (),
+        collective_seconds=patience(job, job.environ).collective_seconds,
     )
 
 
@@ -207,8 +225,14 @@ def is_restart(watch: JobWatch, job: Job) -> bool:
 def joined(watch: JobWatch, job: Job) -> JobWatch:
     """The watch by the job's name and key; ranks that came later in start-up belong to the generation, ranks that went
     stay in it."""
-    named = replace(watch, job_id=job.job_id, job_key=job.key, is_elsewhere_too=job.is_elsewhere_too)
-    return replace(named, generation=watch.generation | generation(job))
+    return replace(
+        watch,
+        job_id=job.job_id,
+        job_key=job.key,
+        is_elsewhere_too=job.is_elsewhere_too,
+        generation=watch.generation | generation(job),
+        collective_seconds=patience(job, job.environ).collective_seconds,
+    )
 
 
 def merged(watch: JobWatch, other: JobWatch) -> JobWatch:
@@ -224,16 +248,22 @@ def merged(watch: JobWatch, other: JobWatch) -> JobWatch:
 def pages(watch: JobWatch, now: float, settings: Detector) -> bool:
     """Whether the on-call should be paged now: hung, or stalled for longer than its hold. Never without any stack.
 
-    A job that rests is paged for as a stalled one where ranks on other nodes may wait for it.
+    Hung where the job has paused before it pages later, see `pauses`. A job that rests is paged for as a stalled one
+    where ranks on other nodes may wait for it.
     """
     if watch.state is JobState.HUNG:
-        return True
+        return quiet_seconds(watch, now) >= _pause_hold_seconds(watch, now, settings)
     if watch.state not in _STALLED_STATES or watch.stalled_since is None or not watch.saw_stacks:
         return False
     if watch.state in RESTING_STATES and not watch.is_elsewhere_too:
         return False
     hold = settings.stalled_hold_seconds if watch.was_busy else settings.startup_stalled_hold_seconds
     return now - watch.stalled_since >= hold
+
+
+def _pause_hold_seconds(watch: JobWatch, now: float, settings: Detector) -> float:
+    longest = pauses.longest_seconds(watch.pauses, watch.places, now)
+    return pauses.hold_seconds(longest, settings.stalled_hold_seconds, watch.collective_seconds)
 
 
 def quiet_seconds(watch: JobWatch, now: float) -> float:
@@ -249,10 +279,12 @@ def step(
     *,
     idle: Mapping[str, float] | None = None,
     gap_seconds: float = SAMPLE_GAP_SECONDS,
+    gpu_errors_at: float | None = None,
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     """Take one power sample of the GPUs that the job holds, by uuid; `idle` are idle levels in W, by uuid.
 
-    A pause between samples that is longer than `gap_seconds` does not count as quiet time.
+    A pause between samples that is longer than `gap_seconds` does not count as quiet time. `gpu_errors_at` is when XIDs
+    or link errors last came on this node.
     """
     if watch.state is JobState.ENDED:
         return watch, ()
@@ -264,7 +296,7 @@ def step(
     # A GPU that vanished keeps its history for the report, but has no reading and so no vote.
     vanished = {uuid: replace(gpu, recent=()) for uuid, gpu in watch.gpus.items() if uuid not in gpus}
     gap = 0.0 if watch.sampled_at is None else now - watch.sampled_at
-    watch = replace(watch, gpus=vanished | gpus, sampled_at=now)
+    watch = replace(watch, gpus=vanished | gpus, sampled_at=now, gpu_errors_at=gpu_errors_at)
     if gap > gap_seconds:
         watch = _forget_gap(watch, gap)
     if not watch.has_ranks:
@@ -284,18 +316,24 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
     if not watch.has_ranks:  # whether its launcher moves says nothing: the other node may be in a queue
         return _confirm(watch, JobState.STALLED, "its launcher still has no rank", now, settings)
     if seen.resting is not None:
+        watch = replace(watch, places=pauses.also(watch.places, frozenset({pauses.NOWHERE})))
         return _confirm(watch, seen.resting, _RESTING_WORDS[seen.resting].format(seen.total), now, settings)
     if seen.most_move:
         watch = _taught(watch, now, settings)
         message = f"{seen.moving} of {seen.total} ranks are moving: what the job draws now is work"
         if watch.is_open:
-            return _go(watch, JobState.RECOVERED, message, now)
+            return _go(replace(watch, ended=_ended_pause(watch)), JobState.RECOVERED, message, now)
         return _go(watch, JobState.TRAINING, message, now)
-    watch = replace(watch, frozen_captures=watch.frozen_captures + 1 if seen.frozen == seen.total > 0 else 0)
+    watch = replace(
+        watch,
+        frozen_captures=watch.frozen_captures + 1 if seen.frozen == seen.total > 0 else 0,
+        places=pauses.also(watch.places, seen.places),
+    )
     if seen.frozen == seen.total > 0:
         needed = 2 if watch.state is JobState.STALLED else 1
         if watch.frozen_captures >= needed:
-            return _confirm(watch, JobState.HUNG, f"all {seen.total} ranks are frozen", now, settings)
+            message = f"all {seen.total} ranks are frozen{_paused_before(watch, now, settings)}"
+            return _confirm(watch, JobState.HUNG, message, now, settings)
         return _look_again(watch, now, settings), ()
     verb = "moves" if seen.moving == 1 else "move"
     moving = f"{seen.moving} of {seen.total} ranks {verb}"
@@ -319,6 +357,14 @@ def glanced(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) 
         stuck = {uuid: replace(gpu, stuck_watts=gpu.watts) for uuid, gpu in watch.gpus.items()}
         return _suspect(replace(watch, gpus=stuck), f"{seen.frozen} of {seen.total} ranks stand still", now)
     return _shown_nothing(watch, settings), ()
+
+
+def _paused_before(watch: JobWatch, now: float, settings: Detector) -> str:
+    longest = pauses.longest_seconds(watch.pauses, watch.places, now)
+    if longest is None:
+        return ""
+    hold = _pause_hold_seconds(watch, now, settings)
+    return f"; the job has paused here before, {longest:.0f} s at most: it pages after {hold:.0f} s of quiet"
 
 
 def end(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
@@ -500,7 +546,7 @@ def _open(
     if _is_back(watch, voters, settings):
         watch = replace(watch, back_since=now if watch.back_since is None else watch.back_since)
         if watch.back_since is not None and now - watch.back_since >= settings.recover_seconds:
-            return _go(replace(watch, quiet_since=None), JobState.RECOVERED, "power is back", now)
+            return _go(replace(watch, ended=_ended_pause(watch)), JobState.RECOVERED, "power is back", now)
         return watch, ()
     return _look_when_due(replace(watch, back_since=None), now)
 
@@ -516,10 +562,32 @@ def _recovered(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if _is_quiet(voters, settings):
-        return _fall_quiet(watch, voters, now, settings)
+        return _fall_quiet(_taught_by_pause(watch, now), voters, now, settings)
     if now - watch.since >= RECOVERED_SHOWN_SECONDS:
-        return _go(watch, JobState.TRAINING, "the GPUs are at work", now)
+        taught = _taught_by_pause(watch, now)
+        learnt = ""
+        if watch.ended is not None and taught.pauses != watch.pauses:
+            learnt = f"; a pause of {watch.ended.seconds:.0f} s where it stood is known now"
+        return _go(taught, JobState.TRAINING, f"the GPUs are at work{learnt}", now)
     return watch, ()
+
+
+def _ended_pause(watch: JobWatch) -> EndedPause | None:
+    """What may be learnt once power is back; ranks that move while it is not are no end of a pause."""
+    if watch.quiet_since is None or watch.back_since is None:
+        return None
+    return EndedPause(places=watch.places, began=watch.quiet_since, seconds=watch.back_since - watch.quiet_since)
+
+
+def _taught_by_pause(watch: JobWatch, now: float) -> JobWatch:
+    """With the pause learnt that ended. Only now: whether ranks were replaced in it is what a later scan sees."""
+    ended = watch.ended
+    if ended is None:
+        return watch
+    errors = watch.gpu_errors_at
+    if errors is not None and errors >= ended.began - ERRORS_BEFORE_SECONDS:
+        return replace(watch, ended=None)
+    return replace(watch, ended=None, pauses=pauses.learn(watch.pauses, ended, now))
 
 
 def _without_readings(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
@@ -566,6 +634,7 @@ def _suspect(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[
         capturing=True,
         frozen_captures=0,
         saw_stacks=False,
+        places=frozenset(),
         fell=watch.state is not JobState.STARTING,
         quiet_since=watch.began if since is None else since,
     )

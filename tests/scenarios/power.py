@@ -8,6 +8,8 @@ from hangwatch.model import Awaited
 from tests.scenarios.simulation import Doing, Node
 
 HOUR = 3600.0
+NOON = 12 * HOUR + 120.0  # while all train
+DAY = 24 * HOUR
 
 _MAIN = ("train_step (pretrain.py)", "main (pretrain.py)", "<module> (pretrain.py)")
 _REDUCE = (
@@ -57,6 +59,16 @@ _BROADCAST = (
     "<module> (run_text_generation_server.py)",
 )
 _ROLLOUTS = ("get (ray/_private/worker.py)", "generate_rollouts (ppo.py)", "fit (ppo.py)", "<module> (ppo.py)")
+_GENERATE = (
+    "recv_into (socket.py)",
+    "readinto (socket.py)",
+    "generate (rollouts.py)",
+    "fit (grpo.py)",
+    "<module> (grpo.py)",
+)
+_REMOTE = ("poll (selectors.py)", "communicate (subprocess.py)", "evaluate_remotely (pretrain.py)", *_MAIN[1:])
+_FSYNC = ("fsync (store.py)", "save_checkpoint (pretrain.py)", *_MAIN[1:])
+_POLL = ("wait_for_file (pretrain.py)", *_MAIN[1:])
 _DOWNLOAD = ("read (ssl.py)", "download_shards (prepare.py)", *_MAIN[1:])
 
 _ITEM_IN_MODULE = ("<module> (train.py)",)
@@ -94,6 +106,11 @@ AWAITS_BROADCAST = Doing((_BROADCAST,), watts=119.0, cpu_ratio=1.0)
 # ray.get looks for signals once a second (RAY_get_check_signal_interval_milliseconds).
 AWAITS_ROLLOUTS = Doing((_ROLLOUTS,), watts=90.0, utilization_ratio=0.0, switches_per_second=1.0)
 STOPPED = Doing((_FORWARD,), watts=84.0, utilization_ratio=0.0, state="T")
+# A server of another node, or a child that is idle itself: nothing here tells that it works.
+AWAITS_GENERATION = Doing((_GENERATE,), watts=90.0, utilization_ratio=0.0)
+AWAITS_EVALUATION = Doing((_REMOTE,), watts=88.0, utilization_ratio=0.0)
+IN_FSYNC = Doing((_FSYNC,), watts=85.0, utilization_ratio=0.0, state="D")
+POLLS = Doing((_POLL,), watts=85.0, utilization_ratio=0.0, switches_per_second=0.5)
 JOINS = Doing((_INIT,), watts=80.0, utilization_ratio=0.0, cpu_ratio=0.001)
 # Victims behind NCCL: a core spins in one C call without the GIL, and the GPU in a kernel that waits.
 ITEM_IN_MODULE = replace(WAITS, stacks=(_ITEM_IN_MODULE,))
@@ -118,17 +135,21 @@ VERY_LIGHT = replace(TRAINS, watts=150.0, utilization_ratio=0.4)
 
 @dataclass(frozen=True)
 class Expected:
-    """What must become of one job. `named` are ranks; `within_seconds` is from the trouble to the page."""
+    """What must become of one job. `named` are ranks; `within_seconds` is from the trouble to the page.
+
+    `pages_before` may come before the trouble: of pauses that have not been learnt yet.
+    """
 
     states: str
     page: bool = False
     named: tuple[int, ...] = ()
     within_seconds: float = 150.0
+    pages_before: int = 0
 
 
 @dataclass(frozen=True)
 class PowerScenario:
-    """One row. `truth` is `hang` or `healthy`; `trouble_at` is when the last rank made its last progress.
+    """One row. `truth` is `hang` or `healthy`; `trouble_at` is when the last rank made its last progress, or after all.
 
     `weakness` says what is not yet as it should be; the test of such a row is expected to fail.
     """
@@ -183,6 +204,22 @@ def _cycle(*parts: tuple[Doing, float], shift_seconds: float = 0.0) -> Node:
 def _startup(seconds: float, first: Doing, others: Doing) -> Node:
     """Rank 0 starts up in one way and the others in another; then all train."""
     return Node(lambda gpu, t: TRAINS if t >= seconds else (first if gpu == 0 else others))
+
+
+def _pauses(odd: Doing, seconds: float, every: float, hang: tuple[int, Doing] | None = None) -> Node:
+    """Rank 0 does something else for so many seconds, again and again, and the others wait for it.
+
+    From noon on a rank hangs in something, if one is given.
+    """
+
+    def doing(gpu: int, t: float) -> Doing | None:
+        if hang is not None and t >= NOON:
+            return hang[1] if gpu == hang[0] else WAITS_AT_BARRIER
+        if t % every < every - seconds:
+            return TRAINS
+        return WAITS_AT_BARRIER if gpu else odd
+
+    return Node(doing, jobs=(("job", range(2)),))
 
 
 def _two_jobs() -> Node:
@@ -673,5 +710,99 @@ HEALTHY_SCENARIOS = (
             ),
         ),
         2 * HOUR,
+    ),
+)
+
+_PAUSES_AGAIN = {state: f" → training → quiet → suspected → {state}" for state in ("hung", "stalled")}
+PAUSE_SCENARIOS = (
+    PowerScenario(
+        "generation server",
+        "reinforcement learning, 24 hours: every 10 minutes rank 0 waits 4 for a server elsewhere, the others for it",
+        "healthy",
+        _pauses(AWAITS_GENERATION, 240, 600),
+        (
+            Expected(
+                "starting → (training → quiet → suspected → hung → recovered) x143" + _PAUSES_AGAIN["hung"],
+                pages_before=1,
+            ),
+        ),
+        DAY,
+        trouble_at=DAY,
+    ),
+    PowerScenario(
+        "remote evaluation",
+        "24 hours: every half hour rank 0 waits 5 minutes for an idle child that evaluates elsewhere",
+        "healthy",
+        _pauses(AWAITS_EVALUATION, 300, 1800),
+        (
+            Expected(
+                "starting → (training → quiet → suspected → hung → recovered) x47" + _PAUSES_AGAIN["hung"],
+                pages_before=1,
+            ),
+        ),
+        DAY,
+        trouble_at=DAY,
+    ),
+    PowerScenario(
+        "slow fsync",
+        "24 hours: every hour rank 0 is 4 minutes in an fsync of which nothing can be seen to flow",
+        "healthy",
+        _pauses(IN_FSYNC, 240, 3600),
+        (
+            Expected(
+                "starting → (training → quiet → suspected → hung → recovered) x23" + _PAUSES_AGAIN["hung"],
+                pages_before=1,
+            ),
+        ),
+        DAY,
+        trouble_at=DAY,
+    ),
+    PowerScenario(
+        "polling",
+        "24 hours: every half hour rank 0 asks for a file every 2 seconds, for 5 minutes",
+        "healthy",
+        _pauses(POLLS, 300, 1800),
+        (
+            Expected(
+                "starting → (training → quiet → suspected → stalled → recovered) x47" + _PAUSES_AGAIN["stalled"],
+                pages_before=0,
+            ),
+        ),
+        DAY,
+        trouble_at=DAY,
+    ),
+    PowerScenario(
+        "hang where it has paused",
+        "after 12 hours of 4 minutes in every 10 the generation server does not answer any more",
+        "hang",
+        _pauses(AWAITS_GENERATION, 240, 600, hang=(0, AWAITS_GENERATION)),
+        (
+            Expected(
+                "starting → (training → quiet → suspected → hung → recovered) x72" + _PAUSES_AGAIN["hung"],
+                True,
+                (0,),
+                2 * 240 + 15,
+                pages_before=1,
+            ),
+        ),
+        NOON + HOUR,
+        trouble_at=NOON,
+    ),
+    PowerScenario(
+        "hang elsewhere",
+        "after 12 hours of 4 minutes in every 10 rank 1 waits for a lock",
+        "hang",
+        _pauses(AWAITS_GENERATION, 240, 600, hang=(1, LOCKED)),
+        (
+            Expected(
+                "starting → (training → quiet → suspected → hung → recovered) x72" + _PAUSES_AGAIN["hung"],
+                True,
+                (1,),
+                135,
+                pages_before=1,
+            ),
+        ),
+        NOON + HOUR,
+        trouble_at=NOON,
     ),
 )

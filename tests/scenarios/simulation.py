@@ -154,12 +154,18 @@ class Node:
 
 @dataclass
 class Played:
-    """What became of one job: its states in order, when it paged first, and the verdict at that time or the last one."""
+    """What became of one job: its states in order, when it paged, and the verdict of the first page or the last one."""
 
     states: list[str] = field(default_factory=list)
-    paged_at: float | None = None
+    pages: list[float] = field(default_factory=list)
+    pages_now: bool = False
     verdict: Verdict | None = None
     looks: list[Look] = field(default_factory=list)
+
+    @property
+    def paged_at(self) -> float | None:
+        """When it paged first."""
+        return self.pages[0] if self.pages else None
 
 
 def play(
@@ -321,8 +327,9 @@ class _Daemon:
                 played.states.append("starting")
             if entry.incident is not None and played.paged_at is None:
                 played.verdict = entry.incident.verdict
-            if entry.page and played.paged_at is None:
-                played.paged_at = t
+            if entry.page and not played.pages_now:
+                played.pages.append(t)
+            played.pages_now = entry.page
 
 
 @dataclass

@@ -17,12 +17,13 @@ from hangwatch.hang.detector import MotionCount
 from hangwatch.look import Look, judged
 from hangwatch.model import Capture, Frame, ProcessDump
 from hangwatch.progress import motion_count
-from tests.scenarios.power import HANG_SCENARIOS, HEALTHY_SCENARIOS, PowerScenario
+from tests.scenarios.power import HANG_SCENARIOS, HEALTHY_SCENARIOS, HOUR, PAUSE_SCENARIOS, PowerScenario
 from tests.scenarios.simulation import SETTINGS, fold, play
 
 TABLE = activity.load()
 STANDARD_FILES = frozenset({"threading.py", "socket.py", "ssl.py", "selectors.py", "socketserver.py", "subprocess.py"})
 SCENARIOS = (*HANG_SCENARIOS, *HEALTHY_SCENARIOS)
+ALL_SCENARIOS = (*SCENARIOS, *PAUSE_SCENARIOS)
 
 
 def row(scenario: PowerScenario) -> object:
@@ -43,6 +44,28 @@ def test_power_scenario(scenario: PowerScenario) -> None:
 
     for look in (look for job in played.values() for look in job.looks):
         assert_names_do_not_matter(look)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("scenario", [row(scenario) for scenario in PAUSE_SCENARIOS])
+def test_a_pause_that_comes_back_costs_one_page_and_no_hang_is_lost(scenario: PowerScenario) -> None:
+    job = play(scenario.node, scenario.seconds)["job"]
+    (expected,) = scenario.expected
+    assert fold(job.states) == expected.states
+    assert len([at for at in job.pages if at < scenario.trouble_at]) == expected.pages_before
+    after = [at - scenario.trouble_at for at in job.pages if at >= scenario.trouble_at]
+    assert len(after) == expected.page
+    assert all(seconds <= expected.within_seconds for seconds in after)
+    if expected.page:
+        assert tuple(one.rank for one in job.looks[-1].verdict.named) == expected.named
+
+
+@pytest.mark.parametrize("scenario", PAUSE_SCENARIOS[:4], ids=lambda scenario: scenario.name)
+def test_what_is_learnt_does_not_depend_on_names(scenario: PowerScenario) -> None:
+    seconds = 3 * HOUR
+    pages = play(scenario.node, seconds)["job"].pages
+    assert play(scenario.node, seconds, activities=Table(()))["job"].pages == pages
+    assert len(pages) <= 1
 
 
 def assert_names_do_not_matter(look: Look) -> None:
@@ -78,7 +101,8 @@ def with_names(capture: Capture, names: Sequence[str]) -> Capture:
 
 
 def test_every_scenario_has_a_name_of_its_own_and_a_truth() -> None:
-    assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)
+    assert len({scenario.name for scenario in ALL_SCENARIOS}) == len(ALL_SCENARIOS)
+    assert {scenario.truth for scenario in PAUSE_SCENARIOS} == {"hang", "healthy"}
     assert {scenario.truth for scenario in HANG_SCENARIOS} == {"hang"}
     assert {scenario.truth for scenario in HEALTHY_SCENARIOS} == {"healthy"}
     assert not any(expected.page for scenario in HEALTHY_SCENARIOS for expected in scenario.expected)

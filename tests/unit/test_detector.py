@@ -55,6 +55,8 @@ class Series:
         self.captures: list[float] = []
         self.glances: list[float] = []
         self.idle: dict[str, float] = {}
+        self.places: frozenset[str] = frozenset()
+        self.gpu_errors_at: float | None = None
 
     def feed(self, watts: float | list[float | None], seconds: int, step: float = 1.0) -> Series:
         powers = watts if isinstance(watts, list) else [watts] * self.ranks
@@ -64,11 +66,15 @@ class Series:
                 f"GPU-{i}": GpuSample(index=i, uuid=f"GPU-{i}", power_watts=w, power_limit_watts=self.limit)
                 for i, w in enumerate(powers)
             }
-            self._take(*detector.step(self.watch, samples, self.now, self.rules, idle=self.idle))
+            self._take(
+                *detector.step(
+                    self.watch, samples, self.now, self.rules, idle=self.idle, gpu_errors_at=self.gpu_errors_at
+                )
+            )
         return self
 
     def captured(self, frozen: int, moving: int, unknown: int = 0, resting: JobState | None = None) -> Series:
-        seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown, resting=resting)
+        seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown, resting=resting, places=self.places)
         self._take(*detector.captured(self.watch, seen, self.now, self.rules))
         return self
 
@@ -580,3 +586,104 @@ def test_a_job_that_hangs_after_it_was_continued_is_hung_and_one_that_is_stopped
     assert (series.states[-1], series.pages) == (S.SUSPENDED, True)
     series.feed(110, 31).captured(7, 1)
     assert (series.states[-1], series.pages) == (S.STALLED, True)
+
+
+# --- pauses that ended by themselves ---------------------------------------------------------------------------------
+
+
+def paused(pause_seconds: int = 240, place: str = "a") -> Series:
+    """A job that has worked, was found frozen in a pause at a place, and works again."""
+    series = Series().feed(600, 300).feed(110, 130)
+    series.places = frozenset({place})
+    series.captured(frozen=8, moving=0).feed(110, pause_seconds - 130)
+    return series
+
+
+def seconds_to_page(series: Series, place: str = "a") -> float:
+    """From the fall of power, with a look that finds all frozen as soon as one is asked for."""
+    fell = series.now
+    series.feed(110, 130)
+    series.places = frozenset({place})
+    series.captured(frozen=8, moving=0)
+    while not series.pages:
+        series.feed(110, 1)
+        assert series.now - fell < 7200
+    return series.now - fell
+
+
+def test_a_pause_that_ended_by_itself_makes_its_place_page_after_twice_its_length() -> None:
+    series = paused(200)
+    assert series.pages, "a place that is not known pages at once"
+    series.feed(600, 300)
+    assert "pause of 200 s" in series.watch.message
+    assert seconds_to_page(series) == pytest.approx(400, abs=5)
+    assert "the job has paused here before, 200 s at most" in series.watch.message
+
+
+def test_another_place_pages_at_once_and_goes_on_paging() -> None:
+    series = paused(200).feed(600, 300)
+    assert seconds_to_page(series, "b") == 130
+    series.feed(110, 30)
+    series.places = frozenset({"a"})
+    series.captured(frozen=8, moving=0)
+    assert series.pages, "a page does not come and go with the place of a later look"
+
+
+def test_a_learnt_place_pages_no_later_than_two_minutes_before_the_job_ends_itself() -> None:
+    assert seconds_to_page(paused(400).feed(600, 300)) == pytest.approx(480, abs=5)
+    patient = paused(400).feed(600, 300)
+    patient.watch = replace(patient.watch, collective_seconds=None)
+    assert seconds_to_page(patient) == pytest.approx(800, abs=5)
+    patient = paused(800).feed(600, 300)
+    patient.watch = replace(patient.watch, collective_seconds=7200.0)
+    assert seconds_to_page(patient) == pytest.approx(DEFAULTS.stalled_hold_seconds, abs=5)
+
+
+def test_what_a_collective_waits_is_read_of_the_ranks() -> None:
+    assert detector.begin(job(), 0.0).collective_seconds == 600
+    told = replace(job(), environ={"DEEPSPEED_TIMEOUT": "45"})
+    assert detector.begin(told, 0.0).collective_seconds == 2700
+    assert detector.joined(detector.begin(job(), 0.0), told).collective_seconds == 2700
+
+
+def test_a_look_that_saw_the_work_begin_again_ends_the_pause_too() -> None:
+    series = paused(200).feed(600, 6)
+    assert series.watch.state is S.HUNG
+    series.captured(frozen=0, moving=8).feed(600, 300)
+    assert seconds_to_page(series) == pytest.approx(400, abs=5)
+
+
+def test_ranks_that_move_while_power_is_away_are_no_end_of_a_pause() -> None:
+    assert paused(200).captured(frozen=0, moving=8).feed(600, 300).watch.pauses == ()
+
+
+@pytest.mark.parametrize("seconds_after_the_pause", [-300, -100, 20])
+def test_a_pause_with_xids_or_link_errors_teaches_nothing(seconds_after_the_pause: int) -> None:
+    series = paused(200)
+    series.gpu_errors_at = series.now + seconds_after_the_pause
+    assert series.feed(600, 300).watch.pauses == ()
+    series = paused(200)
+    series.gpu_errors_at = series.now - 400
+    assert series.feed(600, 300).watch.pauses
+
+
+def test_a_restart_teaches_nothing_and_forgets_nothing() -> None:
+    series = paused(200).feed(600, 30)
+    assert series.watch.state is S.RECOVERED
+    ended, _ = detector.end(series.watch, "its ranks were replaced by new ones", series.now)
+    assert detector.begin(job(pid=500), series.now, None, ended).pauses == ()
+    learnt = paused(200).feed(600, 300).watch
+    ended, _ = detector.end(learnt, "its ranks were replaced by new ones", series.now)
+    assert detector.begin(job(pid=500), series.now, None, ended).pauses == learnt.pauses
+
+
+def test_a_job_that_was_stopped_teaches_nothing() -> None:
+    assert paused(200).captured(8, 0, resting=S.SUSPENDED).feed(600, 300).watch.pauses == ()
+
+
+def test_after_a_day_a_pause_is_forgotten() -> None:
+    series = paused(200).feed(600, 300)
+    series.watch = replace(
+        series.watch, pauses=tuple(replace(one, seen_at=one.seen_at - 86400) for one in series.watch.pauses)
+    )
+    assert seconds_to_page(series) == 130

@@ -15,6 +15,9 @@ from hangwatch.hang.detector import TakeCapture, quiet_seconds
 from hangwatch.look import Look
 from hangwatch.model import (
     Capture,
+    CheckResult,
+    CheckStatus,
+    CheckVerdict,
     Frame,
     GpuSample,
     GpuSweep,
@@ -25,6 +28,7 @@ from hangwatch.model import (
     JobState,
     Member,
     Motion,
+    Point,
     PowerSeries,
     Process,
     ProcessId,
@@ -645,3 +649,84 @@ def test_a_stalled_job_does_not_wait_anew_for_its_page() -> None:
     assert (early.state, early.snapshot.jobs["42"].page) == (JobState.STALLED, False)
     late = started_again(left, job(), seconds_later=RULES.stalled_hold_seconds + 1)
     assert (late.state, late.snapshot.jobs["42"].page) == (JobState.STALLED, True)
+
+
+# --- XIDs and link errors --------------------------------------------------------------------------------------------
+
+
+def result(check: str, status: CheckStatus = CheckStatus.OK, xids: int = 0) -> CheckResult:
+    point = Point(name="xid_errors_total", value=xids, help="", labels=(("pci", "c1"), ("xid", "79")))
+    return CheckResult(
+        check=check,
+        verdict=CheckVerdict(status=status, reason="R", message="m"),
+        success=True,
+        duration_seconds=0.1,
+        ran_unix_seconds=0.0,
+        points=(point,) if check == "xid" else (),
+    )
+
+
+def errors_at(*results: CheckResult) -> float | None:
+    snapshot = Snapshot()
+    for second, one in enumerate(results):
+        snapshot = progress.checked(snapshot, one, now=float(second))
+        assert snapshot.checks[one.check] == one
+    return snapshot.gpu_errors_at
+
+
+def test_xids_are_timed_when_they_come_not_while_the_log_remembers_them() -> None:
+    sick = CheckStatus.CRITICAL
+    assert errors_at(result("xid", sick, xids=3), result("xid", sick, xids=3)) is None
+    assert errors_at(result("xid", xids=3), result("xid", sick, xids=4), result("xid", sick, xids=4)) == 1.0
+
+
+def test_link_errors_are_timed_while_the_check_warns() -> None:
+    assert errors_at(result("nvlink_status", CheckStatus.UNKNOWN)) is None
+    assert errors_at(result("nvlink_status", CheckStatus.WARNING), result("nvlink_status")) == 0.0
+    assert errors_at(result("storage", CheckStatus.CRITICAL)) is None
+
+
+def life_with_a_pause(*after: Job) -> Life:
+    """Trains, pauses for 40 s with rank 0 elsewhere, trains again, and pauses again; `after` is found in between."""
+    life = Life()
+    life.discover(job())
+    life.power(600, 60)
+    life.power(80, 25)
+    life.look(AT_A_SERVER)
+    life.power(80, 15)
+    life.power(600, 30)
+    for found in after:
+        life.discover(found)
+    life.power(600, 60)
+    life.power(80, 25)
+    life.look(AT_A_SERVER)
+    return life
+
+
+AT_A_SERVER = Grouping(
+    groups=tuple(
+        Group(
+            key=key,
+            activity=key,
+            members=(Member(id=RankId(node="n1", rank=rank), motion=Motion.FROZEN),),
+            waits_for=waits_for,
+            frames=(Frame(function=key, file="a.py"),),
+        )
+        for rank, (key, waits_for) in enumerate([("network", "nothing"), ("collective_wait", "ranks")])
+    )
+)
+
+
+def test_the_place_of_a_look_is_learnt_and_pages_later_and_says_so() -> None:
+    life = life_with_a_pause()
+    entry = life.snapshot.jobs["42"]
+    assert (entry.watch.state, entry.page) == (JobState.HUNG, False)
+    assert "the job has paused here before, 40 s at most: it pages after 80 s" in entry.incident.timeline[-1].message
+    life.power(80, 60)
+    assert life.snapshot.jobs["42"].page
+
+
+def test_ranks_that_were_replaced_taught_nothing() -> None:
+    life = life_with_a_pause(job(pid=500))
+    assert life.snapshot.jobs["42"].watch.pauses == ()
+    assert life.snapshot.jobs["42"].page

@@ -36,6 +36,7 @@ else:
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 RUN_SECONDS = 300.0  # a mutant that runs longer never comes back: that is noticed
+UNCHANGED_SECONDS = 1800.0  # all tests of all modules, on the code as it is
 MOST_SURVIVORS = 0.10
 
 # Module -> the tests that matter to it, the quickest first.
@@ -364,7 +365,7 @@ class Copy:
         finally:
             path.write_text(mutant.source)
 
-    def first_failure(self, tests: Sequence[str]) -> str:
+    def first_failure(self, tests: Sequence[str], run_seconds: float = RUN_SECONDS) -> str:
         """Run these tests up to the first that fails."""
         command = [
             ROOT / "tests" / "worker",
@@ -382,10 +383,10 @@ class Copy:
         try:
             done = subprocess.run(
                 [*command, "--timeout=150", *(f"tests/{test}" for test in tests)],
-                cwd=self.folder, env=environ, capture_output=True, text=True, timeout=RUN_SECONDS, check=False,
+                cwd=self.folder, env=environ, capture_output=True, text=True, timeout=run_seconds, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return f"no end after {RUN_SECONDS:g} s"
+            return f"no end after {run_seconds:g} s"
         if done.returncode == 0:
             return ""
         failed = re.search(r"^(?:FAILED|ERROR) (tests/.*)", done.stdout, re.MULTILINE)
@@ -468,7 +469,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hangwatch-mutations-") as folder:
         copies = [Copy(Path(folder) / str(number)) for number in range(chosen.workers)]
         needed = {test.partition("::")[0] for mutant in (*first, *others) for test in mutant.tests}
-        if broken := copies[0].first_failure(sorted(needed)):
+        if broken := copies[0].first_failure(sorted(needed), UNCHANGED_SECONDS):
             sys.exit(f"without any mutant: {broken}")
         print(f"{len(first)} named mutants")
         named_survivors = run(first, copies)

@@ -261,7 +261,7 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
                         *name,
                         _text(member.id.rank),
                         _text(member.id.local_rank),
-                        *_activity(group, member),
+                        *_activity(group, member, incident.state),
                         member.motion.value,
                         _frame(group),
                         group.key,
@@ -280,12 +280,17 @@ def _named(incident: Incident) -> str:
     return ",".join(names[:NAMED_RANKS_SHOWN]) + (f",+{more}" if more > 0 else "")
 
 
-def _activity(group: Group, member: Member) -> tuple[str, str]:
-    """What a rank does and waits for. Who is gone or stopped waits for nothing; of the undumpable nobody knows."""
+def _activity(group: Group, member: Member, state: JobState) -> tuple[str, str]:
+    """What a rank does and waits for. Who is gone, stopped or of a job that is over here waits for nothing.
+
+    Of the undumpable nobody knows.
+    """
     if group.gone:
         return "gone", "nothing"
     if member.signature is Signature.STOPPED:
         return "stopped", "nothing"
+    if state is JobState.OVER:
+        return "over", "nothing"
     return ("undumpable", "unknown") if group.fault else (group.activity, group.waits_for)
 
 

@@ -427,7 +427,9 @@ class ProcessDump(Value, frozen=True):
     for one. `awaited` is outside of the job. Of one that is in `D` in a call that writes: `device_bytes` that the
     device of the file has written, and `dirty_bytes` that wait in the whole node for being written. None: not seen.
 
-    `frozen_cgroup` is the control group whose freezer holds it.
+    `frozen_cgroup` is the control group whose freezer holds it. `peers` are the ways that lead from it to other ranks
+    of its job: open TCP connections to them or to their store (to anybody, where the job has ranks on other nodes), and
+    pipes and Unix sockets on which its main thread receives. None: not seen.
     """
 
     taken_monotonic_seconds: float
@@ -451,6 +453,7 @@ class ProcessDump(Value, frozen=True):
     device_bytes: int | None = None
     dirty_bytes: int | None = None
     frozen_cgroup: str | None = None
+    peers: int | None = None
 
 
 class RankId(Value, frozen=True):
@@ -542,7 +545,8 @@ class Member(Value, frozen=True):
     `waited_before`: in an earlier round it stood in a wait for other ranks, so it does come to meet them.
     `silent_mount`, `waits_for_mount`, `waiting` and `busy_power_ratio` as in `RankDump`. `signature` is what was
     measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and `switches_per_second`
-    (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so in every round.
+    (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so in every round;
+    `peers` as there, the most of any round, workers included, and None where one was not seen.
     """
 
     id: RankId
@@ -565,6 +569,7 @@ class Member(Value, frozen=True):
     waits_for_mount: bool = False
     frozen_cgroup: str | None = None
     waiting: Waiting | None = None
+    peers: int | None = None
 
 
 class Group(Value, frozen=True):

@@ -135,8 +135,12 @@ def _moving(scene: Scene) -> Verdict | None:
 
 
 def _resting(scene: Scene) -> Verdict | None:
-    state = resting_state(scene.grouping)
-    return _nobody("Suspended", wording.suspended(scene.grouping), scene) if state is JobState.SUSPENDED else None
+    match resting_state(scene.grouping):
+        case JobState.SUSPENDED:
+            return _nobody("Suspended", wording.suspended(scene.grouping), scene)
+        case JobState.OVER:
+            return _nobody("Over", wording.over(scene.stacked), scene)
+    return None
 
 
 def _mount_silent(scene: Scene) -> Verdict | None:

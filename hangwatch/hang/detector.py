@@ -52,7 +52,7 @@ class Transition(Value, frozen=True):
 
 _RESTING_WORDS = {
     JobState.SUSPENDED: "all {} ranks are stopped or frozen",
-    JobState.OVER: "training is over: none of its {} ranks is connected to another one",
+    JobState.OVER: "training is over: of its {} ranks none is connected to another one",
 }
 
 Action: TypeAlias = TakeCapture | Transition
@@ -315,7 +315,8 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
         return watch, ()
     if not watch.has_ranks:  # whether its launcher moves says nothing: the other node may be in a queue
         return _confirm(watch, JobState.STALLED, "its launcher still has no rank", now, settings)
-    if seen.resting is not None:
+    # Before it was ever at work a job has no connections either.
+    if seen.resting is JobState.SUSPENDED or (seen.resting is JobState.OVER and watch.was_busy):
         watch = replace(watch, places=pauses.also(watch.places, frozenset({pauses.NOWHERE})))
         return _confirm(watch, seen.resting, _RESTING_WORDS[seen.resting].format(seen.total), now, settings)
     if seen.most_move:

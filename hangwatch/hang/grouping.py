@@ -180,6 +180,7 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         waits_for_mount=rank.waits_for_mount,
         frozen_cgroup=motion.frozen_cgroup(rank.rounds),
         waiting=rank.waiting,
+        peers=motion.peers(rank),
     )
 
 

@@ -233,6 +233,14 @@ def frozen_cgroup(rounds: Sequence[ProcessDump]) -> str | None:
     return found[-1] if found and None not in found else None
 
 
+def peers(rank: RankDump) -> int | None:
+    """How many ways lead from a rank and its workers to other ranks, at most; None where a round did not see it."""
+    rounds = [*rank.rounds, *(dump for worker in rank.workers for dump in worker.rounds)]
+    found = [dump.peers for dump in rounds]
+    known = [count for count in found if count is not None]
+    return max(known) if known and len(known) == len(found) else None
+
+
 def _worker_computes(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:
     threads = [stack_frames.main_thread(dump.threads) or next(iter(dump.threads), None) for dump in rounds]
     stood = [_Stood.at(thread) for thread in threads if thread is not None and thread.frames]

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from hangwatch.model import Grouping, JobState, Signature
+from hangwatch.model import BLOCKED_STATES, Grouping, JobState, Member, Motion, Signature
+
+_IDLE_UTILIZATION_RATIO = 0.05
+_WAITS_FOR_NO_RANK = frozenset(
+    {Signature.BLOCKED, Signature.POLLS, Signature.AWAITS_OUTSIDE, Signature.TRANSFERS, Signature.COMPUTES}
+)
 
 
 def resting_state(grouping: Grouping) -> JobState | None:
-    """Suspended where every rank was stopped or frozen in every round; None for a job that is judged as others are."""
+    """The state of a job that is suspended or over; None for one that is judged as others are.
+
+    Suspended: every rank was stopped or frozen in every round. Over: a job of several ranks in which nothing leads from
+    one that lives to another one, all GPUs idle; so it is before training begins, which the grouping cannot tell.
+    """
     members = grouping.members
     if members and all(member.signature is Signature.STOPPED for member in members):
         return JobState.SUSPENDED
+    moving = sum(member.motion is Motion.MOVING for member in members)
+    living = [member for member in members if member.signature is not Signature.GONE]
+    if living and (grouping.world_size or 0) > 1 and moving * 2 <= len(members) and all(map(_is_alone, living)):
+        return JobState.OVER
     return None
+
+
+def _is_alone(member: Member) -> bool:
+    """Nothing leads from it to another rank, and it does what needs none. In `D` it may be what others wait for."""
+    is_idle = member.utilization_ratio is None or member.utilization_ratio < _IDLE_UTILIZATION_RATIO
+    waits = member.state in BLOCKED_STATES or member.signature not in _WAITS_FOR_NO_RANK
+    return member.peers == 0 and is_idle and not waits and member.waiting is None

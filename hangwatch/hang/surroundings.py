@@ -34,6 +34,7 @@ class Exchange(NamedTuple):
     awaited: Awaited | None = None
     device_bytes: int | None = None
     dirty_bytes: int | None = None
+    peers: int | None = None
 
 
 class _Counted:
@@ -60,15 +61,20 @@ class Surroundings:
         self._launcher = () if job.launcher_id is None else (job.launcher_id.pid,)
         port = launchers.rendezvous(job.environ)[1]
         self._store_port = int(port) if port.isdecimal() else None
+        self._is_elsewhere_too = job.is_elsewhere_too
+        self._rank_of = {
+            process.pid: rank.id.pid for rank in job.ranks for process in (rank.id, *(one.id for one in rank.workers))
+        }
         self._counted: dict[int, _Counted] = {}
         self._sockets: dict[int, dict[int, int]] = {}
         self._tables: dict[int, Connections] = {}
         self._inside: set[End] = set()
+        self._ends: dict[int, set[End]] = {}
 
     def begin_round(self) -> None:
         """Read the connections of every namespace of the job, and who holds which."""
         end = time.monotonic() + _DEADLINE_SECONDS
-        self._sockets, self._tables, self._inside = {}, {}, set()
+        self._sockets, self._tables, self._inside, self._ends = {}, {}, set(), {}
         spaces: dict[str, Connections | None] = {}
         for pid in (*self._pids, *self._launcher):
             space = _link(self._root / str(pid) / "ns" / "net")
@@ -78,12 +84,15 @@ class Surroundings:
             held = sockets.held_by(pid, self._root) if table is not None and time.monotonic() < end else None
             if table is not None and held is not None:
                 self._tables[pid], self._sockets[pid] = table, held
-                self._inside |= {table[inode].local for inode in held.values() if inode in table}
+                ends = {table[inode].local for inode in held.values() if inode in table}
+                self._inside |= ends
+                self._ends.setdefault(self._rank_of.get(pid, pid), set()).update(ends)
 
     def exchange(self, pid: int, state: str | None, call: SystemCall | None) -> Exchange:
         """What this process has exchanged by this round; `call` is what its main thread is in."""
         kind = call.kind if call else None
         awaited, children_bytes, children_cpu = None, None, None
+        children: list[int] = []
         if call is not None and kind == "receives":
             awaited = self._outside(pid, call.descriptors)
         pipes = self._pipes(pid, call) if call is not None and kind == "receives" and awaited is None else frozenset()
@@ -96,7 +105,30 @@ class Surroundings:
             if counters:
                 children_bytes = sum(one.io_bytes or 0 for one in counters) + sum(carried)
                 children_cpu = sum(one.cpu_seconds or 0.0 for one in counters)
-        return Exchange(self._carried(pid), children_bytes, children_cpu, awaited, *self._written(pid, state, kind))
+        peers = None if call is None and state != "R" else self._peers(pid, call, is_at_child=bool(children))
+        written = self._written(pid, state, kind)
+        return Exchange(self._carried(pid), children_bytes, children_cpu, awaited, *written, peers)
+
+    def _peers(self, pid: int, call: SystemCall | None, *, is_at_child: bool) -> int | None:
+        """How many ways lead from a process to other ranks: connections, and what its main thread receives from.
+
+        Where the job has ranks on other nodes any connection may lead to one.
+        """
+        held = self._held(pid)
+        if held is None:
+            return None
+        own = self._ends.get(self._rank_of.get(pid, pid), set())
+        connections = [one for one in held.values() if one.is_open and one.remote not in own]
+        found = sum(self._is_elsewhere_too or self._stays_here(one) for one in connections)
+        if call is None or call.kind != "receives" or is_at_child or self._rank_of.get(pid) != pid:
+            return found  # a worker receives from its own rank
+        links = (_link(self._root / str(pid) / "fd" / str(one)) for one in call.descriptors if one not in held)
+        return found + sum(link.startswith(("pipe:", "socket:")) for link in links)
+
+    def _stays_here(self, connection: Connection) -> bool:
+        """Whether the other end may be a rank of this node, or the store."""
+        local, remote = connection.local, connection.remote
+        return remote[1] == self._store_port or remote in self._inside or remote[0] == local[0]
 
     def _carried(self, pid: int) -> int | None:
         held = self._held(pid)

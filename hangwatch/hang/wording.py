@@ -141,6 +141,12 @@ def suspended(grouping: Grouping) -> str:
     return f"{who} {'stopped' if is_stopped else 'frozen'}: {'; '.join(reasons)}."
 
 
+def over(groups: Sequence[Group]) -> str:
+    """The headline for a job whose ranks have nothing to do with each other any more."""
+    doing = f"; {'; '.join(each(groups))}" if groups else ""
+    return f"no rank is connected to another one or waits for one: training is over, or has not begun{doing}."
+
+
 def mismatch(groups: Sequence[Group]) -> str:
     """The headline for ranks that wait in different places."""
     return (

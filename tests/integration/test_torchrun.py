@@ -161,6 +161,7 @@ def test_a_rank_that_sleeps_in_user_code_is_named(job: RealJob) -> None:
     assert odd.frames[0].function == "poll_license_server"
     (others,) = (group for group in grouping.groups if group is not odd)
     assert (others.operation, others.waits, len(others.members)) == ("all_reduce", True, RANKS - 1)
+    assert 0 not in [member.peers for member in grouping.members]
     os.kill(job.pid(2), signal.SIGUSR1)
     job.wait_until_it_trains()
 
@@ -208,6 +209,21 @@ def test_ranks_in_different_collectives_are_shown_and_nobody_is_accused(job: Rea
     assert (verdict.kind, verdict.named) == ("Mismatch", ())
     split = {group.operation: [member.id.rank for member in group.members] for group in grouping.groups}
     assert split == {"all_reduce": [0, 1, 3], "barrier": [2]}
+
+
+def test_a_job_that_destroyed_its_process_group_is_over_and_before_that_it_is_not(tmp_path: Path) -> None:
+    """With the group go the connections between the ranks, and those to the store, which is with torchrun's agent."""
+    program = PROGRAM.with_name("ends.py")
+    torchrun = beside_python("torchrun")
+    with launched(tmp_path, torchrun, f"--nproc-per-node={RANKS}", str(program), str(tmp_path)) as one:
+        _, before, verdict = one.judge()
+        assert 0 not in [member.peers for member in before.members]
+        assert verdict.kind == "Moving"
+        (tmp_path / "end").write_text("")
+        wait_for(lambda: len(list(tmp_path.glob("over-*"))) == RANKS, "the ranks to destroy their group")
+        _, after, verdict = one.judge()
+        assert [member.peers for member in after.members] == [0] * RANKS
+        assert (verdict.kind, verdict.named) == ("Over", ())
 
 
 def test_python_m_torch_distributed_run(tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ AWAITS_GENERATION = Doing((_GENERATE,), watts=90.0, utilization_ratio=0.0)
 AWAITS_EVALUATION = Doing((_REMOTE,), watts=88.0, utilization_ratio=0.0)
 IN_FSYNC = Doing((_FSYNC,), watts=85.0, utilization_ratio=0.0, state="D")
 POLLS = Doing((_POLL,), watts=85.0, utilization_ratio=0.0, switches_per_second=0.5)
+LINGERS = Doing((_DOWNLOAD[1:],), watts=110.0, utilization_ratio=0.0, peers=0)
+UPLOADS = replace(STARTS, peers=0)
 JOINS = Doing((_INIT,), watts=80.0, utilization_ratio=0.0, cpu_ratio=0.001)
 # Victims behind NCCL: a core spins in one C call without the GIL, and the GPU in a kernel that waits.
 ITEM_IN_MODULE = replace(WAITS, stacks=(_ITEM_IN_MODULE,))
@@ -529,6 +531,22 @@ HEALTHY_SCENARIOS = (
         _between(HOUR, HOUR + 480, 0, EVALUATES_SLOWLY),
         (Expected(LOOKED_AT),),
         HOUR + 1200,
+    ),
+    PowerScenario(
+        "training over, all linger",
+        "the process group is destroyed, and no rank ends",
+        "healthy",
+        _after(HOUR, None, None, LINGERS),
+        (Expected("starting → training → quiet → suspected → over"),),
+        3 * HOUR,
+    ),
+    PowerScenario(
+        "training over, rank 0 uploads",
+        "the others have ended; rank 0 keeps the pod alive for two hours",
+        "healthy",
+        Node(lambda gpu, t: TRAINS if t < HOUR else UPLOADS if gpu == 0 else None),
+        (Expected("starting → training → quiet → suspected → over"),),
+        3 * HOUR,
     ),
     PowerScenario(
         "checkpoints every half hour",

@@ -165,6 +165,13 @@ def suspended(directory: Path) -> tuple[Observed, ...]:
         return (stage.until_resumed().observed(),)
 
 
+def over(directory: Path) -> tuple[Observed, ...]:
+    with training(directory) as stage:
+        stage.trouble("all", "linger 60")
+        stage.until(JobState.OVER).watcher.follow(8.0)
+        return (stage.observed(),)
+
+
 def starved_loader(directory: Path) -> tuple[Observed, ...]:
     with training(directory) as stage:
         stage.trouble("all", "starve 2")
@@ -407,6 +414,13 @@ PROCESS_SCENARIOS = (
         "healthy",
         suspended,
         (Expected("training → quiet → suspected → suspended → recovered"),),
+    ),
+    ProcessScenario(
+        "training over, all linger",
+        "no rank waits for another one, and none ends",
+        "healthy",
+        over,
+        (Expected("training → quiet → suspected → over"),),
     ),
     ProcessScenario(
         "starved but moving loader",

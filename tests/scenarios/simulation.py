@@ -63,6 +63,7 @@ class Doing:
     socket_bytes_per_second: float = 0.0
     device_bytes_per_second: float | None = None
     awaited: Awaited | None = None
+    peers: int = 1
     owns_gil: bool | None = None
 
     def frames(self, round_number: int) -> tuple[Frame, ...]:
@@ -282,6 +283,7 @@ class _Daemon:
             main_after=counters,
             socket_bytes=int(self._socket_bytes[gpu]),
             awaited=doing.awaited,
+            peers=doing.peers,
             device_bytes=None if doing.device_bytes_per_second is None else int(self._device_bytes[gpu]),
         )
 

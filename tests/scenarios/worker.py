@@ -85,6 +85,12 @@ def stop_all(me: Rank) -> None:
     barrier(me.peers)
 
 
+def linger(me: Rank, seconds: str) -> None:
+    """Training is over, and no rank ends."""
+    me.begins(Phase.IDLE)
+    time.sleep(float(seconds))
+
+
 def serve_requests(me: Rank, seconds: str) -> None:
     """Rank 0 waits for requests, the others for rank 0; for so long none comes."""
     me.begins(Phase.IDLE)
@@ -175,6 +181,7 @@ if __name__ == "__main__":
         "evaluate-on-one": evaluate_on_one,
         "serve": serve_requests,
         "stop-all": stop_all,
+        "linger": linger,
         "join-late": join_late,
         "behind-gpu": behind_gpu,
         "log-behind-gpu": log_behind_gpu,

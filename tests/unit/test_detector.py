@@ -687,3 +687,11 @@ def test_after_a_day_a_pause_is_forgotten() -> None:
         series.watch, pauses=tuple(replace(one, seen_at=one.seen_at - 86400) for one in series.watch.pauses)
     )
     assert seconds_to_page(series) == 130
+
+
+def test_a_job_is_over_only_after_it_was_at_work() -> None:
+    at_work = Series().feed(600, 100).feed(110, 125).captured(8, 0, resting=S.OVER)
+    assert (at_work.states[-1], at_work.pages) == (S.OVER, False)
+    assert not at_work.feed(110, 7200).pages
+    at_its_start = Series().feed(110, 905).captured(8, 0, resting=S.OVER)
+    assert at_its_start.states[-1] is S.HUNG

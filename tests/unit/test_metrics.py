@@ -239,6 +239,15 @@ def test_a_stopped_rank_is_busy_with_nothing_for_others_to_wait_on_whatever_its_
     assert all('activity="stopped"' in row and 'waits_for="nothing"' in row for row in rows)
 
 
+def test_ranks_of_a_job_that_is_over_here_are_what_those_of_other_nodes_may_wait_for() -> None:
+    (entry,) = board().snapshot.jobs.values()
+    incident = replace(entry.incident, state=JobState.OVER)
+    text = scrape(board(jobs={"a": replace(entry, incident=incident)}))
+    rows = [line for line in text.splitlines() if line.startswith("hangwatch_rank_activity{")]
+    assert rows
+    assert all('activity="over"' in row and 'waits_for="nothing"' in row for row in rows)
+
+
 def test_two_jobs_that_share_a_gpu_give_no_series_twice() -> None:
     (entry,) = board().snapshot.jobs.values()
     text = scrape(board(jobs={"a": entry, "b": entry}))

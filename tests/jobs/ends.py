@@ -1,0 +1,33 @@
+"""A real job over gloo that ends, while its processes linger: `LAUNCHER ends.py FOLDER`.
+
+It makes steps until FOLDER/end exists; then all ranks destroy the process group together, write FOLDER/over-RANK and sleep.
+FOLDER/pid-RANK is the process, FOLDER/step-RANK the step that it has finished.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+def main(folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    step, is_wanted = 0, torch.ones(1)
+    while is_wanted:
+        time.sleep(0.01)
+        is_wanted.fill_(float(not (folder / "end").exists()))
+        dist.broadcast(is_wanted, 0)
+        step += 1
+        (folder / f"step-{rank}").write_text(str(step))
+    dist.destroy_process_group()
+    (folder / f"over-{rank}").write_text("")
+    time.sleep(3600)
+
+
+main(Path(sys.argv[1]))

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.scenarios.power import HANG_SCENARIOS, HEALTHY_SCENARIOS, PowerScenario
+from tests.scenarios.power import HANG_SCENARIOS, HEALTHY_SCENARIOS, PAUSE_SCENARIOS, PowerScenario
 from tests.scenarios.processes import DEMO_SCENARIOS, PROCESS_SCENARIOS, ProcessScenario, problems
 from tests.scenarios.simulation import fold, play
 
@@ -47,8 +47,9 @@ def power_rows(scenario: PowerScenario) -> list[tuple[str, ...]]:
     rows = []
     for job_id, _ in scenario.node.jobs:
         job = played[job_id]
-        named = tuple(one.rank for one in job.verdict.named) if job.verdict and job.paged_at is not None else ()
-        seconds = None if job.paged_at is None else job.paged_at - scenario.trouble_at
+        verdict = job.looks[-1].verdict if scenario in PAUSE_SCENARIOS else job.verdict
+        named = tuple(one.rank for one in verdict.named) if verdict and job.paged_at is not None else ()
+        seconds = next((at - scenario.trouble_at for at in job.pages if at >= scenario.trouble_at), None)
         paged = _page(job.paged_at is not None, named, seconds if scenario.truth == "hang" else None)
         name = f"{scenario.name} ({job_id})" if several else scenario.name
         rows.append((name, scenario.what, scenario.truth, fold(job.states), *paged))
@@ -87,7 +88,7 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 
 def main() -> None:
-    virtual = [*HANG_SCENARIOS, *HEALTHY_SCENARIOS]
+    virtual = [*HANG_SCENARIOS, *HEALTHY_SCENARIOS, *PAUSE_SCENARIOS]
     strong = [row for scenario in virtual if not scenario.weakness for row in power_rows(scenario)]
     weak = [row for scenario in virtual if scenario.weakness for row in power_rows(scenario)]
     real = []

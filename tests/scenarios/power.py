@@ -734,7 +734,7 @@ HEALTHY_SCENARIOS = (
 _PAUSES_AGAIN = {state: f" → training → quiet → suspected → {state}" for state in ("hung", "stalled")}
 PAUSE_SCENARIOS = (
     PowerScenario(
-        "generation server",
+        "a generation server, again and again",
         "reinforcement learning, 24 hours: every 10 minutes rank 0 waits 4 for a server elsewhere, the others for it",
         "healthy",
         _pauses(AWAITS_GENERATION, 240, 600),
@@ -748,7 +748,7 @@ PAUSE_SCENARIOS = (
         trouble_at=DAY,
     ),
     PowerScenario(
-        "remote evaluation",
+        "a remote evaluation, again and again",
         "24 hours: every half hour rank 0 waits 5 minutes for an idle child that evaluates elsewhere",
         "healthy",
         _pauses(AWAITS_EVALUATION, 300, 1800),
@@ -762,7 +762,7 @@ PAUSE_SCENARIOS = (
         trouble_at=DAY,
     ),
     PowerScenario(
-        "slow fsync",
+        "a slow fsync, again and again",
         "24 hours: every hour rank 0 is 4 minutes in an fsync of which nothing can be seen to flow",
         "healthy",
         _pauses(IN_FSYNC, 240, 3600),
@@ -776,7 +776,7 @@ PAUSE_SCENARIOS = (
         trouble_at=DAY,
     ),
     PowerScenario(
-        "polling",
+        "polling, again and again",
         "24 hours: every half hour rank 0 asks for a file every 2 seconds, for 5 minutes",
         "healthy",
         _pauses(POLLS, 300, 1800),

@@ -174,9 +174,15 @@ def play(
     seconds: float,
     settings: Settings = SETTINGS,
     seed: int = 0,
+    activities: activity.Table | None = None,
 ) -> dict[str, Played]:
-    """Run the detector over `seconds` of virtual time; the outcome of each job by its id."""
+    """Run the detector over `seconds` of virtual time; the outcome of each job by its id.
+
+    `activities` take the place of the table of the settings.
+    """
     daemon = _Daemon(node, settings, seed)
+    if activities is not None:
+        daemon.activities = activities
     for t in range(int(seconds)):
         daemon.second(float(t))
     return daemon.played
@@ -191,7 +197,7 @@ class _Daemon:
         self.played = {job_id: Played() for job_id, _ in node.jobs}
         self._snapshot = Snapshot()
         self._noise = random.Random(seed)
-        self._activities = activity.load(settings.activities.rules)
+        self.activities = activity.load(settings.activities.rules)
         self._wanted: list[TakeCapture] = []
         self._taking: _Taking | None = None
         self._cpu_seconds = dict.fromkeys(node.gpus, 0.0)
@@ -299,7 +305,7 @@ class _Daemon:
             ranks=tuple(self._rank_dump(gpu, gpu - gpus.start, taking, t) for gpu in gpus),
             world_size=len(gpus),
         )
-        return judged(taken, self.settings.capture, self._activities, unix_now=UNIX_START + t)
+        return judged(taken, self.settings.capture, self.activities, unix_now=UNIX_START + t)
 
     def _rank_dump(self, gpu: int, rank: int, taking: _Taking, t: float) -> RankDump:
         doing = self.node.doing(gpu, t)

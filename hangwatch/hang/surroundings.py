@@ -5,7 +5,9 @@ Read once a round, within bounds, from the kernel; nothing is asked of a process
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,6 +22,7 @@ from hangwatch.probes.sockets import Connection, Connections, End
 _DEADLINE_SECONDS = 2.0  # for what one round reads of connections
 _MOST_NAMESPACES = 8
 _MOST_CHILDREN = 64
+_TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
 
 
 class Exchange(NamedTuple):
@@ -94,7 +97,7 @@ class Surroundings:
         awaited, children_bytes, children_cpu = None, None, None
         children: list[int] = []
         if call is not None and kind == "receives":
-            awaited = self._outside(pid, call.descriptors)
+            awaited = self._person(pid, call.descriptors) or self._outside(pid, call.descriptors)
         pipes = self._pipes(pid, call) if call is not None and kind == "receives" and awaited is None else frozenset()
         if call is not None and (kind == "awaits_child" or pipes):
             children = self._children(pid, call, pipes)
@@ -149,6 +152,12 @@ class Surroundings:
         if not found:
             return None
         return Awaited(who=sockets.words_of(found[0].remote), is_lost=all(one.is_lost for one in found))
+
+    def _person(self, pid: int, descriptors: Iterable[int]) -> Awaited | None:
+        """Who sits at the terminal from which it reads: a debugger's prompt, a question of the program."""
+        links = (_link(self._root / str(pid) / "fd" / str(one)) for one in itertools.islice(descriptors, 16))
+        terminal = next((link for link in links if _TERMINAL.fullmatch(link)), None)
+        return None if terminal is None else Awaited(who=f"a person at the terminal {terminal}")
 
     def _leaves_job(self, connection: Connection) -> bool:
         """Whether the other end is nobody of this job here, nor its store."""

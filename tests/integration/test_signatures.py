@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +15,13 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
+from hangwatch.hang import activity
 from hangwatch.hang.activity import Table
-from hangwatch.hang.capture import capture
+from hangwatch.hang.capture import capture, job_of_pids
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import GpuSample, GpuSweep, Job, Member, Rank, Signature, Worker
-from hangwatch.probes import procs
+from hangwatch.probes import main_thread, procs
+from tests.conftest import wait_for
 from tests.integration import targets
 
 SETTINGS = config.Capture(rounds=3, pause_seconds=1.0)
@@ -162,3 +167,24 @@ def test_bytes_that_a_rank_receives_into_memory_are_motion(tmp_path: Path) -> No
         member = measured(job_of(pid))
     assert member.signature is Signature.TRANSFERS
     assert 100_000 < member.io_bytes_per_second < 1_000_000
+
+
+def test_who_stands_in_a_debugger_waits_for_the_person_at_his_terminal() -> None:
+    """Unjudged, as what waits for others outside of the job: a warning, and no page before the stalled hold."""
+    ours, theirs = os.openpty()
+    child = subprocess.Popen([sys.executable, "-c", "breakpoint()\n"], stdin=theirs, stdout=theirs, stderr=theirs)
+    try:
+        os.close(theirs)
+        said = b""
+        while b"(Pdb)" not in said:
+            said += os.read(ours, 4096)
+        wait_for(lambda: main_thread.read_call(child.pid, procs.PROC) is not None, "the prompt to wait")
+        settings = config.Capture(rounds=2, pause_seconds=0.2)
+        taken = capture(job_of_pids([child.pid]), settings=settings, node="here")
+        (member,) = group_ranks(taken, activity.load(), settings).members
+    finally:
+        child.kill()
+        child.wait(timeout=20)
+        os.close(ours)
+    assert member.signature is Signature.AWAITS_OUTSIDE
+    assert member.awaited is not None and member.awaited.who.startswith("a person at the terminal /dev/pts/")

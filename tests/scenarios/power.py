@@ -66,8 +66,6 @@ _GENERATE = (
     "fit (grpo.py)",
     "<module> (grpo.py)",
 )
-_REMOTE = ("poll (selectors.py)", "communicate (subprocess.py)", "evaluate_remotely (pretrain.py)", *_MAIN[1:])
-_FSYNC = ("fsync (store.py)", "save_checkpoint (pretrain.py)", *_MAIN[1:])
 _POLL = ("wait_for_file (pretrain.py)", *_MAIN[1:])
 _DOWNLOAD = ("read (ssl.py)", "download_shards (prepare.py)", *_MAIN[1:])
 

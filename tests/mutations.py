@@ -57,7 +57,7 @@ TESTS = {
         "unit/test_detector_bounds.py",
         "unit/test_detector.py",
         "unit/test_progress.py",
-        "scenarios/test_power.py",
+        "scenarios/test_power.py::test_power_scenario",
     ),
     "hang/capture.py": (
         "unit/test_capture_bounds.py",
@@ -468,7 +468,7 @@ def main() -> int:
     others = drawn(chosen.count, chosen.seed, chosen.only)
     with tempfile.TemporaryDirectory(prefix="hangwatch-mutations-") as folder:
         copies = [Copy(Path(folder) / str(number)) for number in range(chosen.workers)]
-        needed = {test.partition("::")[0] for mutant in (*first, *others) for test in mutant.tests}
+        needed = {test for mutant in (*first, *others) for test in mutant.tests}
         if broken := copies[0].first_failure(sorted(needed), UNCHANGED_SECONDS):
             sys.exit(f"without any mutant: {broken}")
         print(f"{len(first)} named mutants")

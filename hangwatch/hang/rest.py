@@ -14,13 +14,16 @@ def resting_state(grouping: Grouping) -> JobState | None:
     """The state of a job that is suspended or over; None for one that is judged as others are.
 
     Suspended: every rank was stopped or frozen in every round. Over: a job of several ranks in which nothing leads from
-    one that lives to another one, all GPUs idle; so it is before training begins, which the grouping cannot tell.
+    one that lives to another one, all GPUs idle; so it is before training begins, which the grouping cannot tell. Of a
+    rank that gave no stack nobody knows what it waits for.
     """
     members = grouping.members
     if members and all(member.signature is Signature.STOPPED for member in members):
         return JobState.SUSPENDED
     moving = sum(member.motion is Motion.MOVING for member in members)
     living = [member for member in members if member.signature is not Signature.GONE]
+    if any(group.fault and not group.gone for group in grouping.groups):
+        return None
     if living and (grouping.world_size or 0) > 1 and moving * 2 <= len(members) and all(map(_is_alone, living)):
         return JobState.OVER
     return None

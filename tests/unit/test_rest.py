@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from hangwatch.hang.culprit import judge
 from hangwatch.hang.rest import resting_state
-from hangwatch.model import Group, Grouping, JobState, Member, RankId, Signature
+from hangwatch.model import Fault, Group, Grouping, JobState, Member, RankId, Signature
 
 LINGERS = Member(id=RankId(node="n1"), signature=Signature.BLOCKED, motion=Signature.BLOCKED.motion, state="S", peers=0)
 STOPPED = replace(LINGERS, signature=Signature.STOPPED, state="T")
@@ -49,6 +49,18 @@ def test_a_job_of_one_rank_and_one_of_which_nothing_says_how_many_there_are_is_n
     world_size: int | None,
 ) -> None:
     assert resting(LINGERS, world_size=world_size) is None
+
+
+def test_of_a_rank_without_a_stack_nobody_knows_what_it_waits_for() -> None:
+    fault = Fault(subject="pid 1", reason="DumperStuck", detail="py-spy hangs")
+    groups = tuple(
+        Group(
+            key=str(rank), activity="unknown", members=(replace(LINGERS, id=RankId(node="n1", rank=rank)),), fault=why
+        )
+        for rank, why in enumerate((None, fault))
+    )
+    assert resting_state(Grouping(groups=groups, world_size=2)) is None
+    assert resting_state(Grouping(groups=(groups[0], replace(groups[1], fault=None)), world_size=2)) is JobState.OVER
 
 
 def test_a_job_at_rest_accuses_nobody() -> None:

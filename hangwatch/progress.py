@@ -314,6 +314,7 @@ def motion_count(grouping: Grouping) -> MotionCount:
         moving=moving,
         unknown=unknown,
         stacked=stacked,
+        absent=0 if ended else sum(group.size for group in grouping.groups if group.gone),
         who="; ".join(who),
         resting=resting_state(grouping),
     )

@@ -61,14 +61,15 @@ Action: TypeAlias = TakeCapture | Transition
 class MotionCount(Value, frozen=True):
     """What a capture found: how many ranks are frozen, moving, or could not be judged; `who` moves, in words.
 
-    `stacked` of them gave a stack. `resting` is the state of a job that stands still and is not hung. `places` are
-    where those stand for whom the others wait, see `pauses`.
+    `stacked` of them gave a stack, `absent` of the frozen have no process. `resting` is the state of a job that stands
+    still and is not hung. `places` are where those stand for whom the others wait, see `pauses`.
     """
 
     frozen: int
     moving: int
     unknown: int = 0
     stacked: int = 0
+    absent: int = 0
     who: str = ""
     resting: JobState | None = None
     places: frozenset[str] = frozenset()
@@ -330,6 +331,9 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
         frozen_captures=watch.frozen_captures + 1 if seen.frozen == seen.total > 0 else 0,
         places=pauses.also(watch.places, seen.places),
     )
+    if _are_late(watch, seen, now, settings):
+        message = f"{seen.absent} of {seen.total} ranks have not come yet"
+        return _confirm(watch, JobState.STALLED, message, now, settings)
     if seen.frozen == seen.total > 0:
         needed = 2 if watch.state is JobState.STALLED else 1
         if watch.frozen_captures >= needed:
@@ -343,6 +347,13 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
     if seen.who:
         moving = f"{moving}: {seen.who}"
     return _confirm(watch, JobState.STALLED, moving, now, settings)
+
+
+def _are_late(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> bool:
+    """Whether those who have no process were never there, in a job that starts: it may not be their turn yet."""
+    all_known_live = len(watch.generation) <= seen.total - seen.absent
+    is_starting = not watch.was_busy and now - watch.began < settings.startup_stalled_hold_seconds
+    return seen.absent > 0 and all_known_live and is_starting
 
 
 def glanced(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:

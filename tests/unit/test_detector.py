@@ -389,6 +389,34 @@ def test_a_startup_that_stalls_pages_after_its_own_hold() -> None:
     assert series.pages
 
 
+@pytest.mark.parametrize(
+    ("name", "known", "absent", "seconds", "state"),
+    [
+        ("never there", 3, 5, 910, S.STALLED),
+        ("there once, and gone", 4, 5, 910, S.HUNG),
+        ("all there", 8, 0, 910, S.HUNG),
+        ("never there, in a job that is old", 3, 5, 7300, S.HUNG),
+    ],
+)
+def test_a_rank_that_was_never_there_is_late_as_long_as_the_job_starts(
+    name: str, known: int, absent: int, seconds: int, state: JobState
+) -> None:
+    series = Series()
+    series.watch = detector.begin(job(known), series.now)
+    series.feed(80, 910)
+    series.now += seconds - 910
+    seen = MotionCount(frozen=8, moving=0, absent=absent)
+    series._take(*detector.captured(series.watch, seen, series.now, series.rules))
+    assert series.watch.state is state, name
+
+
+def test_a_rank_that_is_gone_from_a_job_that_was_at_work_is_not_late() -> None:
+    series = Series().feed(600, 300).feed(80, 130)
+    seen = MotionCount(frozen=9, moving=0, absent=1)
+    series._take(*detector.captured(series.watch, seen, series.now, series.rules))
+    assert series.watch.state is S.HUNG
+
+
 def test_recovered_is_shown_for_a_while_and_resolves() -> None:
     series = Series().feed(600, 300).feed(110, 125).captured(8, 0).feed(600, 8)
     assert series.watch.state is S.HUNG, "one breath of power is no recovery"

@@ -429,7 +429,10 @@ class ProcessDump(Value, frozen=True):
 
     `frozen_cgroup` is the control group whose freezer holds it. `peers` are the ways that lead from it to other ranks
     of its job: open TCP connections to them or to their store (to anybody, where the job has ranks on other nodes), and
-    pipes and Unix sockets on which its main thread receives. None: not seen.
+    pipes and Unix sockets on which its main thread receives, but for such to its `server`. None: not seen.
+
+    `server` is the process that waits for clients, its main thread on a socket that listens: itself, or a rank or a
+    process above it to which all lead from which its own main thread receives.
     """
 
     taken_monotonic_seconds: float
@@ -454,6 +457,7 @@ class ProcessDump(Value, frozen=True):
     dirty_bytes: int | None = None
     frozen_cgroup: str | None = None
     peers: int | None = None
+    server: int | None = None
 
 
 class RankId(Value, frozen=True):
@@ -546,7 +550,8 @@ class Member(Value, frozen=True):
     `silent_mount`, `waits_for_mount`, `waiting` and `busy_power_ratio` as in `RankDump`. `signature` is what was
     measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and `switches_per_second`
     (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so in every round;
-    `peers` as there, the most of any round, workers included, and None where one was not seen.
+    `peers` as there, the most of any round, workers included, and None where one was not seen; `server` as there, where
+    it was the same in every round.
     """
 
     id: RankId
@@ -570,6 +575,7 @@ class Member(Value, frozen=True):
     frozen_cgroup: str | None = None
     waiting: Waiting | None = None
     peers: int | None = None
+    server: int | None = None
 
 
 class Group(Value, frozen=True):

@@ -22,7 +22,7 @@ from hangwatch.hang.detector import JobWatch, MotionCount
 from hangwatch.hang.jobs import told_apart
 from hangwatch.hang.pauses import places_of
 from hangwatch.hang.power import idle_levels
-from hangwatch.hang.rest import resting_state
+from hangwatch.hang.rest import is_serving, resting_state
 from hangwatch.look import Look
 from hangwatch.model import (
     CheckResult,
@@ -317,6 +317,7 @@ def motion_count(grouping: Grouping) -> MotionCount:
         absent=0 if ended else sum(group.size for group in grouping.groups if group.gone),
         who="; ".join(who),
         resting=resting_state(grouping),
+        serves=is_serving(grouping),
     )
 
 
@@ -467,6 +468,8 @@ def _seen(entry: JobEntry, look: Look) -> Incident:
 def _result(seen: MotionCount) -> str:
     if not seen.total:
         return "empty"
+    if seen.serves:
+        return "serving"
     if seen.resting is not None:
         return seen.resting.value
     if seen.frozen == seen.total:

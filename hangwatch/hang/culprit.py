@@ -9,7 +9,7 @@ from msgspec import structs
 
 from hangwatch.hang import frames as stack_frames
 from hangwatch.hang import votes, wording
-from hangwatch.hang.rest import resting_state
+from hangwatch.hang.rest import is_serving, resting_state
 from hangwatch.hang.rules import RULES, Scene, Suspicion, count_ranks, survey, without
 from hangwatch.model import Confidence, Frame, Group, Grouping, JobState, Motion, RankId, Signature, Verdict
 
@@ -135,6 +135,8 @@ def _moving(scene: Scene) -> Verdict | None:
 
 
 def _resting(scene: Scene) -> Verdict | None:
+    if is_serving(scene.grouping):
+        return _nobody("Serving", wording.serving(scene.stacked), scene)
     match resting_state(scene.grouping):
         case JobState.SUSPENDED:
             return _nobody("Suspended", wording.suspended(scene.grouping), scene)

@@ -62,7 +62,8 @@ class MotionCount(Value, frozen=True):
     """What a capture found: how many ranks are frozen, moving, or could not be judged; `who` moves, in words.
 
     `stacked` of them gave a stack, `absent` of the frozen have no process. `resting` is the state of a job that stands
-    still and is not hung. `places` are where those stand for whom the others wait, see `pauses`.
+    still and is not hung; one that `serves` waits for clients. `places` are where those stand for whom the others wait,
+    see `pauses`.
     """
 
     frozen: int
@@ -72,12 +73,18 @@ class MotionCount(Value, frozen=True):
     absent: int = 0
     who: str = ""
     resting: JobState | None = None
+    serves: bool = False
     places: frozenset[str] = frozenset()
 
     @property
     def total(self) -> int:
         """All ranks that should have been seen."""
         return self.frozen + self.moving + self.unknown
+
+    @property
+    def is_well(self) -> bool:
+        """Whether what the job draws is no sign of a hang."""
+        return self.most_move or self.serves
 
     @property
     def most_move(self) -> bool:
@@ -316,16 +323,15 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
         return watch, ()
     if not watch.has_ranks:  # whether its launcher moves says nothing: the other node may be in a queue
         return _confirm(watch, JobState.STALLED, "its launcher still has no rank", now, settings)
+    if seen.serves:
+        return _well(watch, f"all {seen.total} ranks wait for clients: an idle service", now, settings)
     # Before it was ever at work a job has no connections either.
     if seen.resting is JobState.SUSPENDED or (seen.resting is JobState.OVER and watch.was_busy):
         watch = replace(watch, places=pauses.also(watch.places, frozenset({pauses.NOWHERE})))
         return _confirm(watch, seen.resting, _RESTING_WORDS[seen.resting].format(seen.total), now, settings)
     if seen.most_move:
-        watch = _taught(watch, now, settings)
         message = f"{seen.moving} of {seen.total} ranks are moving: what the job draws now is work"
-        if watch.is_open:
-            return _go(replace(watch, ended=_ended_pause(watch)), JobState.RECOVERED, message, now)
-        return _go(watch, JobState.TRAINING, message, now)
+        return _well(watch, message, now, settings)
     watch = replace(
         watch,
         frozen_captures=watch.frozen_captures + 1 if seen.frozen == seen.total > 0 else 0,
@@ -349,6 +355,14 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
     return _confirm(watch, JobState.STALLED, moving, now, settings)
 
 
+def _well(watch: JobWatch, message: str, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+    """What the job draws now is no sign of a hang; that is learnt, and looked at again."""
+    watch = _taught(watch, now, settings)
+    if watch.is_open:
+        return _go(replace(watch, ended=_ended_pause(watch)), JobState.RECOVERED, message, now)
+    return _go(watch, JobState.TRAINING, message, now)
+
+
 def _are_late(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> bool:
     """Whether those who have no process were never there, in a job that starts: it may not be their turn yet."""
     all_known_live = len(watch.generation) <= seen.total - seen.absent
@@ -361,7 +375,7 @@ def glanced(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) 
     watch = replace(watch, glancing_since=None, glanced_at=now)
     if watch.state is not JobState.TRAINING:
         return watch, ()
-    if seen.most_move:
+    if seen.is_well:
         return replace(_taught(watch, now, settings), glance_pause=GLANCE_SECONDS), ()
     if seen.frozen * 2 >= seen.total > 0:
         if not _is_still_down(watch, settings):

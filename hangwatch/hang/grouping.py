@@ -181,6 +181,7 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         frozen_cgroup=motion.frozen_cgroup(rank.rounds),
         waiting=rank.waiting,
         peers=motion.peers(rank),
+        server=motion.server(rank),
     )
 
 

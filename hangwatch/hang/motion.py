@@ -241,6 +241,12 @@ def peers(rank: RankDump) -> int | None:
     return max(known) if known and len(known) == len(found) else None
 
 
+def server(rank: RankDump) -> int | None:
+    """The process that waits for clients and for which a rank waits, itself maybe: the same in every round."""
+    found = {dump.server for dump in rank.rounds}
+    return found.pop() if len(found) == 1 else None
+
+
 def _worker_computes(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:
     threads = [stack_frames.main_thread(dump.threads) or next(iter(dump.threads), None) for dump in rounds]
     stood = [_Stood.at(thread) for thread in threads if thread is not None and thread.frames]

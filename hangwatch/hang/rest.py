@@ -8,6 +8,7 @@ _IDLE_UTILIZATION_RATIO = 0.05
 _WAITS_FOR_NO_RANK = frozenset(
     {Signature.BLOCKED, Signature.POLLS, Signature.AWAITS_OUTSIDE, Signature.TRANSFERS, Signature.COMPUTES}
 )
+_WAITS_FOR_CLIENTS = frozenset({Signature.BLOCKED, Signature.POLLS, Signature.AWAITS_OUTSIDE})
 
 
 def resting_state(grouping: Grouping) -> JobState | None:
@@ -29,8 +30,29 @@ def resting_state(grouping: Grouping) -> JobState | None:
     return None
 
 
+def is_serving(grouping: Grouping) -> bool:
+    """Whether this is a service without requests, and not a job that trains.
+
+    Every rank waits for clients on a socket that listens, or receives from nobody but a process that does; or the ranks
+    stand behind their GPUs for one that itself waits for clients.
+    """
+    members = grouping.members
+    waits = any(_awaits_clients(member) and member.server == member.id.pid for member in members)
+    behind = waits and all(_awaits_clients(one) or one.signature is Signature.BEHIND_GPU for one in members)
+    return behind or (bool(members) and all(map(_awaits_clients, members)))
+
+
+def _awaits_clients(member: Member) -> bool:
+    is_itself = member.server == member.id.pid
+    waits = member.server is not None and (is_itself or member.peers == 0)
+    return waits and _is_idle(member) and member.signature in _WAITS_FOR_CLIENTS
+
+
+def _is_idle(member: Member) -> bool:
+    return member.utilization_ratio is None or member.utilization_ratio < _IDLE_UTILIZATION_RATIO
+
+
 def _is_alone(member: Member) -> bool:
     """Nothing leads from it to another rank, and it does what needs none. In `D` it may be what others wait for."""
-    is_idle = member.utilization_ratio is None or member.utilization_ratio < _IDLE_UTILIZATION_RATIO
     waits = member.state in BLOCKED_STATES or member.signature not in _WAITS_FOR_NO_RANK
-    return member.peers == 0 and is_idle and not waits and member.waiting is None
+    return member.peers == 0 and _is_idle(member) and not waits and member.waiting is None

@@ -9,19 +9,21 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch import words
 from hangwatch.hang import launchers
 from hangwatch.model import BLOCKED_STATES, ENDED_STATES, Awaited, Job, ProcessId, SystemCall
-from hangwatch.probes import filesystems, procs, sockets
+from hangwatch.probes import filesystems, main_thread, procs, sockets
 from hangwatch.probes.sockets import Connection, Connections, End
 
 _DEADLINE_SECONDS = 2.0  # for what one round reads of connections
 _MOST_NAMESPACES = 8
 _MOST_CHILDREN = 64
+_MOST_PARENTS = 16  # of so many ranks: those of a job on one node are started alike
+_MOST_ANCESTORS = 4  # a shell, a launcher and the like between a server and its workers
 _TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
 
 
@@ -38,6 +40,7 @@ class Exchange(NamedTuple):
     device_bytes: int | None = None
     dirty_bytes: int | None = None
     peers: int | None = None
+    server: int | None = None
 
 
 class _Counted:
@@ -73,6 +76,8 @@ class Surroundings:
         self._tables: dict[int, Connections] = {}
         self._inside: set[End] = set()
         self._ends: dict[int, set[End]] = {}
+        self._unix: dict[int, sockets.UnixSocket] = {}
+        self._servers: dict[int, frozenset[str]] = {}
 
     def begin_round(self) -> None:
         """Read the connections of every namespace of the job, and who holds which."""
@@ -87,9 +92,24 @@ class Surroundings:
             held = sockets.held_by(pid, self._root) if table is not None and time.monotonic() < end else None
             if table is not None and held is not None:
                 self._tables[pid], self._sockets[pid] = table, held
-                ends = {table[inode].local for inode in held.values() if inode in table}
+                ends = {table[inode].local for inode in held.values() if inode in table and not table[inode].listens}
                 self._inside |= ends
                 self._ends.setdefault(self._rank_of.get(pid, pid), set()).update(ends)
+        self._servers = {} if self._is_elsewhere_too else self._find_servers(spaces)
+
+    def _find_servers(self, spaces: Mapping[str, Connections | None]) -> dict[int, frozenset[str]]:
+        """Ranks, and processes above them, that wait for clients, with the far ends of their pipes and Unix sockets."""
+        ranks = [pid for pid, rank in self._rank_of.items() if pid == rank]
+        above = dict.fromkeys(itertools.chain.from_iterable(map(self._ancestors, ranks[:_MOST_PARENTS])))
+        for pid in above:
+            table = spaces.get(_link(self._root / str(pid) / "ns" / "net"))
+            held = sockets.held_by(pid, self._root) if table is not None else None
+            if table is not None and held is not None:
+                self._tables[pid], self._sockets[pid] = table, held
+        self._unix = sockets.read_unix(ranks[0], self._root) or {} if ranks else {}
+        calls = {pid: main_thread.read_call(pid, self._root) for pid in (*ranks, *above) if pid in self._sockets}
+        serving = [pid for pid, call in calls.items() if call is not None and self._awaits_clients(pid, call)]
+        return {pid: self._far_ends(pid) for pid in serving}
 
     def exchange(self, pid: int, state: str | None, call: SystemCall | None) -> Exchange:
         """What this process has exchanged by this round; `call` is what its main thread is in."""
@@ -108,30 +128,68 @@ class Surroundings:
             if counters:
                 children_bytes = sum(one.io_bytes or 0 for one in counters) + sum(carried)
                 children_cpu = sum(one.cpu_seconds or 0.0 for one in counters)
-        peers = None if call is None and state != "R" else self._peers(pid, call, is_at_child=bool(children))
+        server = None if call is None else self._server(pid, call)
+        is_apart = bool(children) or server not in (None, pid)
+        peers = None if call is None and state != "R" else self._peers(pid, call, is_apart=is_apart)
         written = self._written(pid, state, kind)
-        return Exchange(self._carried(pid), children_bytes, children_cpu, awaited, *written, peers)
+        return Exchange(self._carried(pid), children_bytes, children_cpu, awaited, *written, peers, server)
 
-    def _peers(self, pid: int, call: SystemCall | None, *, is_at_child: bool) -> int | None:
+    def _peers(self, pid: int, call: SystemCall | None, *, is_apart: bool) -> int | None:
         """How many ways lead from a process to other ranks: connections, and what its main thread receives from.
 
-        Where the job has ranks on other nodes any connection may lead to one.
+        Where the job has ranks on other nodes any connection may lead to one. `is_apart`: what its main thread receives
+        from is known, and is a child or who waits for clients.
         """
         held = self._held(pid)
         if held is None:
             return None
         own = self._ends.get(self._rank_of.get(pid, pid), set())
+        open_ = {descriptor for descriptor, one in held.items() if not one.listens}
         connections = [one for one in held.values() if one.is_open and one.remote not in own]
         found = sum(self._is_elsewhere_too or self._stays_here(one) for one in connections)
-        if call is None or call.kind != "receives" or is_at_child or self._rank_of.get(pid) != pid:
+        if call is None or call.kind != "receives" or is_apart or self._rank_of.get(pid) != pid:
             return found  # a worker receives from its own rank
-        links = (_link(self._root / str(pid) / "fd" / str(one)) for one in call.descriptors if one not in held)
+        links = (_link(self._root / str(pid) / "fd" / str(one)) for one in call.descriptors if one not in open_)
         return found + sum(link.startswith(("pipe:", "socket:")) for link in links)
 
     def _stays_here(self, connection: Connection) -> bool:
         """Whether the other end may be a rank of this node, or the store."""
         local, remote = connection.local, connection.remote
         return remote[1] == self._store_port or remote in self._inside or remote[0] == local[0]
+
+    def _ancestors(self, pid: int) -> Iterator[int]:
+        for _ in range(_MOST_ANCESTORS):
+            pid = procs.read_parent(pid, self._root) or 1
+            if pid == 1:
+                return
+            yield pid
+
+    def _awaits_clients(self, pid: int, call: SystemCall) -> bool:
+        """Whether its main thread waits on a socket that listens, and on no connection to somebody of its job."""
+        if call.kind != "receives":
+            return False
+        held, every = self._held(pid) or {}, self._sockets.get(pid, {})
+        tcp = [held[one] for one in call.descriptors if one in held]
+        unix = [self._unix[every[one]] for one in call.descriptors if every.get(one) in self._unix]
+        listens = any(one.listens for one in tcp) or any(one.listens for one in unix)
+        return listens and all(one.listens or self._leaves_job(one) for one in tcp)
+
+    def _far_ends(self, pid: int) -> frozenset[str]:
+        """As /proc/PID/fd calls them, in whatever process holds them; both ends of a pipe are called alike."""
+        links = _links(self._root / str(pid) / "fd")
+        peers = (self._unix[inode].peer for inode in self._sockets.get(pid, {}).values() if inode in self._unix)
+        pipes = {link for link in links if link.startswith("pipe:")}
+        return frozenset(pipes | {f"socket:[{peer}]" for peer in peers if peer is not None})
+
+    def _server(self, pid: int, call: SystemCall) -> int | None:
+        """Who waits for clients: itself, or the one process to which all lead from which its main thread receives."""
+        if self._is_elsewhere_too or call.kind != "receives":
+            return None
+        if self._awaits_clients(pid, call):
+            return pid
+        links = (_link(self._root / str(pid) / "fd" / str(one)) for one in call.descriptors)
+        ways = {link for link in links if link.startswith(("pipe:", "socket:"))}
+        return next((server for server, ends in self._servers.items() if ways and ways <= ends), None)
 
     def _carried(self, pid: int) -> int | None:
         held = self._held(pid)
@@ -188,12 +246,7 @@ class Surroundings:
         return alive
 
     def _holds(self, pid: int, pipes: frozenset[str]) -> bool:
-        folder = self._root / str(pid) / "fd"
-        try:
-            names = os.listdir(folder)[: sockets.MOST_DESCRIPTORS]  # noqa: PTH208 - names only
-        except OSError:
-            return False
-        return any(_link(folder / name) in pipes for name in names)
+        return any(link in pipes for link in _links(self._root / str(pid) / "fd"))
 
     def _connected(self, child: int) -> Awaited | None:
         """A child that is connected to somebody outside of the job."""
@@ -210,6 +263,14 @@ class Surroundings:
         mount = filesystems.called(self._root, pid)
         device = filesystems.written_bytes(mount, pid, self._root, self._sys_root) if mount else None
         return device, filesystems.dirty_bytes(self._root)
+
+
+def _links(folder: Path) -> list[str]:
+    try:
+        names = os.listdir(folder)[: sockets.MOST_DESCRIPTORS]  # noqa: PTH208 - names only
+    except OSError:
+        return []
+    return [_link(folder / name) for name in names]
 
 
 def _link(path: Path) -> str:

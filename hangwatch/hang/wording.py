@@ -147,6 +147,11 @@ def over(groups: Sequence[Group]) -> str:
     return f"no rank is connected to another one or waits for one: training is over, or has not begun{doing}."
 
 
+def serving(groups: Sequence[Group]) -> str:
+    """The headline for a service to which no request comes."""
+    return f"all ranks wait for clients: a service without requests, and no job that trains; {'; '.join(each(groups))}."
+
+
 def mismatch(groups: Sequence[Group]) -> str:
     """The headline for ranks that wait in different places."""
     return (

@@ -21,7 +21,7 @@ MOST_DESCRIPTORS = 1024  # of one poll, select or epoll
 _Kind: TypeAlias = Literal["receives", "selects", "polls", "epolls", "awaits_child", "writes"]
 _NUMBERS: dict[str, dict[_Kind, tuple[int, ...]]] = {
     "x86_64": {
-        "receives": (0, 19, 42, 45, 47),  # read, readv, connect, recvfrom, recvmsg
+        "receives": (0, 19, 42, 43, 45, 47, 288),  # read, readv, connect, accept, recvfrom, recvmsg, accept4
         "polls": (7, 271),  # poll, ppoll
         "selects": (23, 270),  # select, pselect6
         "epolls": (232, 281, 441),  # epoll_wait, epoll_pwait, epoll_pwait2
@@ -29,7 +29,7 @@ _NUMBERS: dict[str, dict[_Kind, tuple[int, ...]]] = {
         "writes": (1, 3, 18, 20, 26, 74, 75, 162, 277, 285, 306),  # write*, close, msync, fsync, sync*, fallocate
     },
     "aarch64": {
-        "receives": (63, 65, 203, 207, 212),
+        "receives": (63, 65, 202, 203, 207, 212, 242),
         "polls": (73,),
         "selects": (72,),
         "epolls": (22, 441),

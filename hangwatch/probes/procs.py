@@ -219,6 +219,13 @@ def read_state(pid: int, proc_root: Path = PROC) -> tuple[ProcessId, str] | None
     return None if stat is None else (ProcessId(pid=pid, start_ticks=stat.start_ticks), stat.state)
 
 
+def read_parent(pid: int, proc_root: Path = PROC) -> int | None:
+    """The pid of the process that started it, or has taken it over; None when it is gone."""
+    raw = _read(f"{proc_root}/{pid}/stat", _PAGE_BYTES)
+    stat = _parse_stat(raw) if isinstance(raw, bytes) else None
+    return None if stat is None else stat.parent_pid
+
+
 def read_thread_states(pid: int, proc_root: Path = PROC) -> str:
     """The state letter of every thread of a process, e.g. "SSSD"; empty when it is gone."""
     states = []

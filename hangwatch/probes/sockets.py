@@ -12,6 +12,7 @@ import ipaddress
 import os
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -41,7 +42,11 @@ _CLONE_NEWNET = 0x40000000
 
 _ESTABLISHED, _SYN_SENT, _CLOSE_WAIT = 1, 2, 8
 _LISTEN = 10
-_WANTED_STATES = 0xFFF & ~(1 << _LISTEN) & ~(1 << 6)  # all but LISTEN and TIME_WAIT, which nobody holds
+_WANTED_STATES = 0xFFF & ~(1 << 6)  # all but TIME_WAIT, which nobody holds
+_UNIX_REQUEST = struct.Struct("=BBHIIIII")  # unix_diag_req: family, protocol, pad, states, inode, what to show, cookie
+_UNIX_MESSAGE_BYTES = 16  # unix_diag_msg
+_UNIX_SHOW_PEER = 0x4
+_UNIX_PEER = 2
 _CONNECTED = frozenset({_ESTABLISHED, _SYN_SENT, 4, 5, _CLOSE_WAIT})
 _RETRANSMITS_OF_A_LOST_PEER = 2
 
@@ -50,7 +55,7 @@ End = tuple[bytes, int]
 
 
 class Connection(NamedTuple):
-    """One TCP connection by its two ends.
+    """One TCP connection by its two ends, or a socket that listens for such.
 
     `bytes` were received, or acknowledged by the other end, since it began; None where only /proc/PID/net/tcp tells.
     """
@@ -69,10 +74,22 @@ class Connection(NamedTuple):
         return self.state in _CONNECTED
 
     @property
+    def listens(self) -> bool:
+        """Whether it is none, but waits for some."""
+        return self.state == _LISTEN
+
+    @property
     def is_lost(self) -> bool:
         """Whether the other end has closed it, or has not acknowledged repeated segments."""
         repeated = self.unacknowledged > 0 and self.retransmits >= _RETRANSMITS_OF_A_LOST_PEER
         return self.state == _CLOSE_WAIT or repeated
+
+
+class UnixSocket(NamedTuple):
+    """A Unix socket: whether it listens, and the inode of the one at its other end, None where there is none."""
+
+    listens: bool
+    peer: int | None
 
 
 Connections = Mapping[int, Connection]
@@ -85,10 +102,8 @@ def read(pid: int, proc_root: Path) -> Connections | None:
     Where that is not permitted (another namespace needs CAP_SYS_ADMIN) without bytes, by /proc/PID/net/tcp. None where
     the process is gone, where there are more than `MOST_CONNECTIONS`, or where it takes longer than `DEADLINE_SECONDS`.
     """
-    space = f"{proc_root}/{pid}/ns/net"
     try:
-        is_ours = os.readlink(space) == os.readlink("/proc/self/ns/net")  # noqa: PTH115 - magic links, no paths
-        channel = _open() if is_ours else _open_within(space)
+        channel = _channel(pid, proc_root)
     except OSError:
         return _listed(pid, proc_root)
     with channel:
@@ -105,6 +120,26 @@ def read(pid: int, proc_root: Path) -> Connections | None:
     return found
 
 
+def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
+    """The Unix sockets in the network namespace of a process, by inode, see sock_diag(7); bounds are those of `read`.
+
+    None where the process is gone, where that is not permitted, or where it is too much.
+    """
+    found: dict[int, UnixSocket] = {}
+    request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _UNIX_SHOW_PEER, 0, 0)
+    try:
+        with _channel(pid, proc_root) as channel:
+            for answer, at, size in _messages(channel, socket.AF_UNIX, request, time.monotonic() + DEADLINE_SECONDS):
+                (inode,) = struct.unpack_from("=I", answer, at + 4)
+                peer = _attribute(answer, at + _UNIX_MESSAGE_BYTES, size, _UNIX_PEER)
+                found[inode] = UnixSocket(answer[at + 2] == _LISTEN, int.from_bytes(peer[:4], sys.byteorder) or None)
+                if len(found) > MOST_CONNECTIONS:
+                    return None
+    except (OSError, struct.error, IndexError):
+        return None
+    return found
+
+
 def _listed(pid: int, proc_root: Path) -> Connections | None:
     """The connections as proc_pid_net(5) lists them; it reaches into every namespace, and counts no bytes."""
     found: dict[int, Connection] = {}
@@ -114,7 +149,8 @@ def _listed(pid: int, proc_root: Path) -> Connections | None:
         if rows is None or len(rows) > MOST_CONNECTIONS:
             return None
         for fields in (row.split(maxsplit=10) for row in rows):
-            if len(fields) > 9 and (state := int(fields[3], 16)) != _LISTEN:
+            if len(fields) > 9:
+                state = int(fields[3], 16)
                 inode, waiting = int(fields[9]), int(fields[4].partition(":")[0], 16)
                 ends = _listed_end(fields[1]), _listed_end(fields[2])
                 found[inode] = Connection(inode, state, *ends, None, waiting, int(fields[6], 16))
@@ -144,6 +180,13 @@ def held_by(pid: int, proc_root: Path) -> dict[int, int] | None:
     except OSError:
         return None
     return found
+
+
+def _channel(pid: int, proc_root: Path) -> socket.socket:
+    """A socket to ask about the network namespace of a process. Raises OSError where that is not permitted."""
+    space = f"{proc_root}/{pid}/ns/net"
+    is_ours = os.readlink(space) == os.readlink("/proc/self/ns/net")  # noqa: PTH115 - magic links, no paths
+    return _open() if is_ours else _open_within(space)
 
 
 def _open() -> socket.socket:
@@ -180,6 +223,13 @@ def _open_within(space: str) -> socket.socket:
 
 def _ask(channel: socket.socket, family: int, end: float) -> Iterator[Connection]:
     request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), _WANTED_STATES)
+    for answer, at, size in _messages(channel, family, request, end):
+        if size - at >= _MESSAGE_BYTES:
+            yield _connection(answer, at, size)
+
+
+def _messages(channel: socket.socket, family: int, request: bytes, end: float) -> Iterator[tuple[bytes, int, int]]:
+    """What is answered to a request: in which bytes, from where, and up to where."""
     length = _HEADER.size + len(request)
     channel.send(_HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, family, 0) + request)
     while True:
@@ -193,8 +243,7 @@ def _ask(channel: socket.socket, family: int, end: float) -> Iterator[Connection
                 return
             if kind == _NLMSG_ERROR or size < _HEADER.size:
                 raise OSError("sock_diag refused")
-            if size >= _HEADER.size + _MESSAGE_BYTES:
-                yield _connection(answer, at + _HEADER.size, at + size)
+            yield answer, at + _HEADER.size, at + size
             at += (size + 3) & ~3
 
 

@@ -48,6 +48,25 @@ def test_bytes_of_both_directions_are_counted() -> None:
         assert sockets.held_by(os.getpid(), procs.PROC)[ours.fileno()] == of(ours).inode
 
 
+def test_a_socket_that_listens_is_told_from_a_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        assert of(listening).listens
+        assert not of(listening).is_open
+    with connected() as (ours, _):
+        assert not of(ours).listens
+
+
+def test_a_unix_socket_tells_its_other_end_and_whether_it_listens(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        listening.listen()
+        found = sockets.read_unix(os.getpid(), procs.PROC)
+        inodes = [os.fstat(one.fileno()).st_ino for one in (ours, theirs, listening)]
+    assert [found[inode].listens for inode in inodes] == [False, False, True]
+    assert [found[inode].peer for inode in inodes] == [inodes[1], inodes[0], None]
+
+
 def test_an_ipv4_address_inside_ipv6_is_one_address() -> None:
     """So torch's store listens; the two ends of a connection must name each other alike."""
     with contextlib.ExitStack() as stack:
@@ -77,6 +96,10 @@ def test_too_many_connections_are_not_read_to_the_end(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sockets, "MOST_CONNECTIONS", 1)
     with connected():
         assert sockets.read(os.getpid(), procs.PROC) is None
+    with contextlib.ExitStack() as stack:
+        for one in socket.socketpair():
+            stack.enter_context(one)
+        assert sockets.read_unix(os.getpid(), procs.PROC) is None
 
 
 def test_who_is_gone_has_neither_counters_nor_a_call() -> None:
@@ -84,6 +107,7 @@ def test_who_is_gone_has_neither_counters_nor_a_call() -> None:
     assert main_thread.read_call(NOBODY, procs.PROC) is None
     assert sockets.held_by(NOBODY, procs.PROC) is None
     assert sockets.read(NOBODY, procs.PROC) is None
+    assert sockets.read_unix(NOBODY, procs.PROC) is None
 
 
 def test_a_call_names_all_that_it_waits_for(tmp_path: Path) -> None:
@@ -103,6 +127,22 @@ both.poll()
         call = main_thread.read_call(pid, procs.PROC)
     assert (call.kind, len(call.descriptors)) == ("receives", 2)
     assert 0 in call.descriptors
+
+
+def test_who_accepts_waits_for_the_socket_that_listens(tmp_path: Path) -> None:
+    code = """
+import socket
+listening = socket.create_server(("127.0.0.1", 0))
+ready()
+listening.accept()
+"""
+    with targets.python(code, tmp_path) as pid:
+        targets.wait_for_state(pid, "S")
+        wait_for(lambda: main_thread.read_call(pid, procs.PROC), "the call")
+        call = main_thread.read_call(pid, procs.PROC)
+        table, held = sockets.read(pid, procs.PROC), sockets.held_by(pid, procs.PROC)
+    assert call.kind == "receives"
+    assert [table[held[one]].listens for one in call.descriptors] == [True]
 
 
 def test_who_sleeps_gives_the_core_away_itself() -> None:

@@ -308,6 +308,13 @@ def inference_server(directory: Path) -> tuple[Observed, ...]:
         return (stage.observed(),)
 
 
+def own_server(directory: Path) -> tuple[Observed, ...]:
+    node = SimulatedNode(2, program="tests.scenarios.own_server")
+    with staged(directory, node, startup_hold_seconds=2.0) as stage:
+        stage.until(JobState.TRAINING, JobState.HUNG).watcher.follow(8.0)
+        return (stage.observed(),)
+
+
 _HANG = "training → quiet → suspected → hung"
 _LOOK = "training → quiet → suspected → (training|stalled → recovered)"
 
@@ -452,6 +459,13 @@ PROCESS_SCENARIOS = (
         "healthy",
         inference_server,
         (Expected(""),),
+    ),
+    ProcessScenario(
+        "a server of one's own without requests",
+        "a parent accepts, two workers with RANK in their environment hold GPUs and read from a pipe of it",
+        "healthy",
+        own_server,
+        (Expected("suspected → training"),),
     ),
 )
 

@@ -49,7 +49,7 @@ class Doing:
     """What a rank does: stacks that it alternates between (innermost frame first), what its GPU and its process show.
 
     `main_cpu_ratio` and `switches_per_second` are those of the main thread; a spinning one switches hardly. Of a rank in
-    a write `device_bytes_per_second` flow to the device.
+    a write `device_bytes_per_second` flow to the device. One that `serves` waits on a socket that listens.
     """
 
     stacks: tuple[tuple[str, ...], ...]
@@ -64,6 +64,7 @@ class Doing:
     device_bytes_per_second: float | None = None
     awaited: Awaited | None = None
     peers: int = 1
+    serves: bool = False
     owns_gil: bool | None = None
 
     def frames(self, round_number: int) -> tuple[Frame, ...]:
@@ -290,6 +291,7 @@ class _Daemon:
             socket_bytes=int(self._socket_bytes[gpu]),
             awaited=doing.awaited,
             peers=doing.peers,
+            server=self.node.process(gpu, t).pid if doing.serves else None,
             device_bytes=None if doing.device_bytes_per_second is None else int(self._device_bytes[gpu]),
         )
 

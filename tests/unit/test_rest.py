@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch.hang.culprit import judge
-from hangwatch.hang.rest import resting_state
+from hangwatch.hang.rest import is_serving, resting_state
 from hangwatch.model import Fault, Group, Grouping, JobState, Member, RankId, Signature
 
 LINGERS = Member(id=RankId(node="n1"), signature=Signature.BLOCKED, motion=Signature.BLOCKED.motion, state="S", peers=0)
@@ -14,12 +14,16 @@ STOPPED = replace(LINGERS, signature=Signature.STOPPED, state="T")
 GONE = replace(LINGERS, signature=Signature.GONE, peers=None)
 
 
-def resting(*members: Member, world_size: int | None = 2) -> JobState | None:
-    seated = tuple(
-        replace(one, id=RankId(node="n1", rank=rank), motion=one.signature.motion) for rank, one in enumerate(members)
+def seated(*members: Member, world_size: int | None = 2) -> Grouping:
+    group = tuple(
+        replace(one, id=RankId(node="n1", rank=rank, pid=100 + rank), motion=one.signature.motion)
+        for rank, one in enumerate(members)
     )
-    group = Group(key="k", activity="unknown", members=seated)
-    return resting_state(Grouping(groups=(group,), world_size=world_size))
+    return Grouping(groups=(Group(key="k", activity="unknown", members=group),), world_size=world_size)
+
+
+def resting(*members: Member, world_size: int | None = 2) -> JobState | None:
+    return resting_state(seated(*members, world_size=world_size))
 
 
 @pytest.mark.parametrize(
@@ -61,6 +65,43 @@ def test_of_a_rank_without_a_stack_nobody_knows_what_it_waits_for() -> None:
     )
     assert resting_state(Grouping(groups=groups, world_size=2)) is None
     assert resting_state(Grouping(groups=(groups[0], replace(groups[1], fault=None)), world_size=2)) is JobState.OVER
+
+
+PARENT, RANK_0, RANK_1 = 99, 100, 101
+AT_PARENT = replace(LINGERS, server=PARENT)
+ACCEPTS = replace(LINGERS, server=RANK_0, peers=3)
+AT_RANK_0 = replace(LINGERS, server=RANK_0)
+BEHIND_GPU = replace(LINGERS, signature=Signature.BEHIND_GPU, utilization_ratio=1.0, peers=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "serves"),
+    [
+        ("all at a parent that accepts", (AT_PARENT, AT_PARENT), True),
+        ("one at a lock", (AT_PARENT, LINGERS), False),
+        ("one gone", (AT_PARENT, GONE), False),
+        ("one connected to another", (AT_PARENT, replace(AT_PARENT, peers=1)), False),
+        ("of one nobody knows", (AT_PARENT, replace(AT_PARENT, peers=None)), False),
+        ("one GPU in use", (AT_PARENT, replace(AT_PARENT, utilization_ratio=0.05)), False),
+        ("one spins", (AT_PARENT, replace(AT_PARENT, signature=Signature.SPINS)), False),
+        ("all stopped meanwhile", (replace(AT_PARENT, signature=Signature.STOPPED),) * 2, False),
+        ("each accepts", (ACCEPTS, replace(ACCEPTS, server=RANK_1)), True),
+        ("rank 0 polls for clients", (replace(ACCEPTS, signature=Signature.POLLS), AT_RANK_0), True),
+        ("rank 0 accepts, the others are behind their GPUs", (ACCEPTS, BEHIND_GPU, BEHIND_GPU), True),
+        ("one of these waits for something else", (ACCEPTS, BEHIND_GPU, LINGERS), False),
+        ("all behind their GPUs", (BEHIND_GPU, BEHIND_GPU), False),
+        ("behind its GPU beside one at a parent", (AT_PARENT, BEHIND_GPU), False),
+        ("nobody", (), False),
+    ],
+)
+def test_who_waits_for_clients_serves(name: str, members: tuple[Member, ...], serves: bool) -> None:
+    assert is_serving(seated(*members)) is serves, name
+
+
+def test_a_service_accuses_nobody() -> None:
+    verdict = judge(seated(*[ACCEPTS, *[BEHIND_GPU] * 7], world_size=8))
+    assert (verdict.kind, verdict.named) == ("Serving", ())
+    assert verdict.message.startswith("All ranks wait for clients")
 
 
 def test_a_job_at_rest_accuses_nobody() -> None:

@@ -1,0 +1,62 @@
+"""A server that somebody wrote himself, while no request comes: it accepts, and its workers hold a GPU each.
+
+Started and spoken to as `hangwatch.demo.launcher` is.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+import threading
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from hangwatch.demo.launcher import say
+from hangwatch.demo.phases import Phase, Phases
+from hangwatch.demo.process import become
+
+
+def answer(index: int, folder: str, parent: int, questions: Connection, ready: Connection) -> None:
+    """Wait for questions."""
+    become("python", parent, Path(folder))
+    Phases(Path(folder) / "phases").enter(index, Phase.IDLE)
+    ready.send(index)
+    questions.recv()
+
+
+def end_with_input(workers: list[BaseProcess]) -> None:
+    """Whoever started this has gone, or wants its end."""
+    sys.stdin.readline()
+    for one in workers:
+        one.kill()
+        one.join()
+    os._exit(0)
+
+
+def main() -> None:
+    folder, run_id, ranks, *_ = sys.argv[1:]
+    become("python", os.getppid(), Path(folder))
+    context = multiprocessing.get_context("spawn")
+    told, tell = context.Pipe(duplex=False)
+    pipes, workers = [], []
+    for index in range(int(ranks)):
+        ours, theirs = context.Pipe()
+        numbers = {"RANK": str(index), "LOCAL_RANK": str(index), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        os.environ |= {**numbers, "TORCHELASTIC_RUN_ID": run_id}
+        worker = context.Process(target=answer, args=(index, folder, os.getpid(), theirs, tell))
+        worker.start()
+        pipes.append(ours)
+        workers.append(worker)
+    for _ in workers:
+        told.recv()
+    threading.Thread(target=end_with_input, args=(workers,)).start()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        say(" ".join(["ready", *(str(one.pid) for one in workers)]))
+        listening.accept()
+
+
+if __name__ == "__main__":
+    main()

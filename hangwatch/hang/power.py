@@ -71,14 +71,15 @@ def _line(gpu: GpuPower, busy: float | None, settings: Detector) -> float | None
 def quiet_line_watts(gpu: GpuPower, settings: Detector) -> float | None:
     """At or under this the GPU is quiet. None while it has no busy level, or works no harder than it idles.
 
-    The plain line counts as well, but for a GPU whose present power was shown to be work; and what a glance showed to
-    be a standstill is quiet, whatever the lines.
+    The plain line counts as well, but for a GPU of which a level at or under it was shown to be work; and what a
+    glance showed to be a standstill is quiet, whatever the lines.
     """
     if gpu.stuck_watts is not None:
         return max(STUCK_MARGIN * gpu.stuck_watts, _ordinary_line(gpu, settings) or 0.0)
-    if gpu.taught_watts is not None:
-        return _line(gpu, gpu.taught_watts, settings)
-    return _ordinary_line(gpu, settings)
+    if gpu.taught_watts is None:
+        return _ordinary_line(gpu, settings)
+    line, plain = _line(gpu, gpu.taught_watts, settings), plain_line_watts(gpu, settings)
+    return line if plain is None or gpu.taught_watts <= plain else max(line or 0.0, plain)
 
 
 def plain_line_watts(gpu: GpuPower, settings: Detector) -> float | None:

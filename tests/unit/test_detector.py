@@ -211,6 +211,18 @@ def test_by_the_plain_rule_a_watt_over_the_share_of_the_limit_is_not_quiet(worki
     assert series.states == [S.TRAINING]
 
 
+def test_by_the_plain_rule_a_level_over_it_that_was_taught_makes_nothing_under_it_work() -> None:
+    """85 W of 700 was seen at work; 84 W is what the rule calls quiet, and was not."""
+    series = Series(rules=PLAIN)
+    series.idle = {f"GPU-{i}": 68.0 for i in range(8)}
+    series.feed(600, 300).feed(85, 130).glanced(frozen=0, moving=8)
+    series.feed(84, 130)
+    assert series.states == [S.TRAINING, S.QUIET, S.SUSPECTED]
+    series.captured(frozen=0, moving=8)
+    series.feed(84, 130)
+    assert series.states == [S.TRAINING, S.QUIET, S.SUSPECTED, S.TRAINING], "now it is known to be work"
+
+
 def test_the_plain_line_stands_beside_the_learnt_one() -> None:
     both = Detector(quiet_watts_ratio_of_limit=0.12)
     assert Series(rules=both).feed(600, 300).feed(110, 125).states == [S.TRAINING, S.QUIET, S.SUSPECTED]

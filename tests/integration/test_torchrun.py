@@ -218,7 +218,7 @@ def test_a_job_that_destroyed_its_process_group_is_over_and_before_that_it_is_no
     with launched(tmp_path, torchrun, f"--nproc-per-node={RANKS}", str(program), str(tmp_path)) as one:
         _, before, verdict = one.judge()
         assert 0 not in [member.peers for member in before.members]
-        assert verdict.kind == "Moving"
+        assert verdict.kind != "Over"
         (tmp_path / "end").write_text("")
         wait_for(lambda: len(list(tmp_path.glob("over-*"))) == RANKS, "the ranks to destroy their group")
         _, after, verdict = one.judge()

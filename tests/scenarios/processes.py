@@ -263,20 +263,20 @@ def victim_that_logs(directory: Path) -> tuple[Observed, ...]:
 
 
 def waits_for_server(directory: Path) -> tuple[Observed, ...]:
-    with answering(12.0) as port, training(directory) as stage:
+    with answering(9.0) as port, training(directory) as stage:
         stage.trouble("all", f"wait-for-server {port}")
         return (stage.until_resumed().observed(),)
 
 
 def waits_for_child(directory: Path) -> tuple[Observed, ...]:
-    with answering(12.0) as port, training(directory) as stage:
+    with answering(9.0) as port, training(directory) as stage:
         stage.trouble("all", f"wait-for-child {port}")
         return (stage.until_resumed().observed(),)
 
 
 def asks_again(directory: Path) -> tuple[Observed, ...]:
     with training(directory) as stage:
-        stage.trouble("all", "ask-again 12")
+        stage.trouble("all", "ask-again 9")
         return (stage.until_resumed().observed(),)
 
 
@@ -382,21 +382,21 @@ PROCESS_SCENARIOS = (
     ),
     ProcessScenario(
         "generation over HTTP",
-        "rank 0 waits 12 s for a server outside of the job, the others wait for rank 0",
+        "rank 0 waits 9 s for a server outside of the job, the others wait for rank 0",
         "healthy",
         waits_for_server,
         (Expected(_LOOK),),
     ),
     ProcessScenario(
         "remote evaluation",
-        "rank 0 waits 12 s for a child that is connected to another node, the others wait for rank 0",
+        "rank 0 waits 9 s for a child that is connected to another node, the others wait for rank 0",
         "healthy",
         waits_for_child,
         (Expected(_LOOK),),
     ),
     ProcessScenario(
         "asks again and again",
-        "rank 0 sleeps for 0.4 s, again and again for 12 s, the others wait",
+        "rank 0 sleeps for 0.4 s, again and again for 9 s, the others wait",
         "healthy",
         asks_again,
         (Expected(_LOOK),),

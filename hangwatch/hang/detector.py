@@ -116,7 +116,8 @@ class JobWatch(Value, frozen=True):
       `ended` is set at most in recovered: the pause that is learnt from there. `gpu_errors_at`: when XIDs or link
       errors last came on this node. `collective_seconds`: what a collective of the job waits, None for ever.
 
-    `is_elsewhere_too`: other nodes have ranks of it.
+    `is_elsewhere_too`: other nodes have ranks of it. `serves`: as the last look found it; its power is no measure of
+    work until it is busy.
     """
 
     job_id: str
@@ -154,6 +155,7 @@ class JobWatch(Value, frozen=True):
     ended: EndedPause | None = None
     gpu_errors_at: float | None = None
     collective_seconds: float | None = None
+    serves: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -318,7 +320,7 @@ def step(
 def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """Take the outcome of a capture that `step` asked for."""
     saw_stacks = watch.saw_stacks or seen.frozen + seen.moving + seen.stacked > 0
-    watch = replace(watch, capturing=False, captured_at=now, saw_stacks=saw_stacks)
+    watch = replace(watch, capturing=False, captured_at=now, saw_stacks=saw_stacks, serves=seen.serves)
     if watch.state is not JobState.SUSPECTED and not watch.is_open:
         return watch, ()
     if not watch.has_ranks:  # whether its launcher moves says nothing: the other node may be in a queue
@@ -372,7 +374,7 @@ def _are_late(watch: JobWatch, seen: MotionCount, now: float, settings: Detector
 
 def glanced(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """Take the outcome of a glance that `step` asked for: movement teaches, a standstill begins a suspicion."""
-    watch = replace(watch, glancing_since=None, glanced_at=now)
+    watch = replace(watch, glancing_since=None, glanced_at=now, serves=seen.serves)
     if watch.state is not JobState.TRAINING:
         return watch, ()
     if seen.is_well:
@@ -445,9 +447,12 @@ def _training(
     # A job that never worked hard has no level to fall from: only a later look can tell that it stands still.
     low = not watch.was_busy or _is_down(voters, settings)
     busy = watch.was_busy or _quorum(sum(power.is_busy(gpu, settings) for gpu in voters), voters, settings)
+    if _quorum(sum(power.is_busy(gpu, settings) for gpu in voters), voters, settings):
+        watch = replace(watch, serves=False)
+    learnt = {} if watch.serves else {uuid: power.learn(gpu, now, settings) for uuid, gpu in watch.gpus.items()}
     watch = replace(
         watch,
-        gpus={uuid: power.learn(gpu, now, settings) for uuid, gpu in watch.gpus.items()},
+        gpus=watch.gpus | learnt,
         was_busy=busy,
         low_since=(watch.low_since if watch.low_since is not None else now) if low else None,
         relook_pause=watch.relook_pause if low else 0.0,

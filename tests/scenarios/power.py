@@ -332,6 +332,19 @@ HANG_SCENARIOS = (
         trouble_at=0.0,
     ),
     PowerScenario(
+        "a server that hangs in a request",
+        "two hours without requests; then rank 3 waits for a lock and all others for it, at the same power",
+        "hang",
+        Node(
+            lambda gpu, t: (
+                LOCKED if gpu == 3 and t >= 2 * HOUR else AWAITS_BROADCAST if gpu or t >= 2 * HOUR else SERVES
+            )
+        ),
+        (Expected("starting → suspected → training → suspected → hung", True, (3,), HOUR),),
+        4 * HOUR,
+        trouble_at=2 * HOUR,
+    ),
+    PowerScenario(
         "a rank that dies at the start",
         "rank 7 ends while all join",
         "hang",

@@ -124,7 +124,9 @@ def discovered(
             started = min((process.start_ticks for process in job.processes), default=0) / ticks_per_second
             if job.waiting and job.launcher_id in before:
                 started = max(started, before[job.launcher_id].since)
-            watch = detector.begin(job, now, started, entry.watch if entry else None)
+            # Pods of uid 0 may have one key between them: what one was taught is not the other's.
+            is_same = entry is not None and entry.job.share == job.share
+            watch = detector.begin(job, now, started, entry.watch if entry is not None and is_same else None)
             entry = JobEntry(job=job, watch=watch, held_gpu=job.holds_gpu)
         else:
             held_gpu = entry.held_gpu or job.holds_gpu

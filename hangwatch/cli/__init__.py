@@ -66,12 +66,12 @@ def _run(arguments: list[str] | None) -> int:
     except click.Abort:
         click.echo("stopped", err=True)
         return 130
-    except USER_ERRORS as error:
-        click.echo(f"hangwatch: {error}", err=True)
-        return 2
     except TEMPORARY_ERRORS as error:
         click.echo(f"hangwatch: {error}", err=True)
         return TRY_AGAIN
+    except USER_ERRORS as error:
+        click.echo(f"hangwatch: {error}", err=True)
+        return 2
     except BrokenPipeError:  # `hangwatch explain ... | head`
         _drop_output()
         return 0

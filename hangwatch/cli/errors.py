@@ -6,7 +6,7 @@ from hangwatch.checks.discovery import ContractError, UnknownCheckError
 from hangwatch.config import ConfigError
 from hangwatch.demo.node import NodeError
 from hangwatch.http import PortTakenError, ServeError
-from hangwatch.store import StoreError
+from hangwatch.store import StoreError, StoreTakenError
 
 
 class InputError(Exception):
@@ -18,4 +18,4 @@ class MachineError(Exception):
 
 
 USER_ERRORS = (InputError, ConfigError, StoreError, ServeError, UnknownCheckError, ContractError, NodeError)
-TEMPORARY_ERRORS = (MachineError, PortTakenError)
+TEMPORARY_ERRORS = (MachineError, PortTakenError, StoreTakenError)

@@ -26,10 +26,11 @@ Answer = TypeVar("Answer")
 
 
 class Target(NamedTuple):
-    """A process, and whose it is by the kernel's word."""
+    """A process, and whose it is by the kernel's word; who `holds_gpu` is asked whoever else lets threads wait."""
 
     id: ProcessId
     owner: str
+    holds_gpu: bool = False
 
 
 class Readers:
@@ -90,7 +91,9 @@ class Readers:
         return [
             target
             for target in targets
-            if target.id not in answers and most[target.owner] < MOST_OF_ONE_OWNER and len(stuck) < MOST
+            if target.id not in answers
+            and most[target.owner] < MOST_OF_ONE_OWNER
+            and (len(stuck) < MOST or target.holds_gpu)
         ]
 
     def _run(self, turn: _Turn[Answer]) -> None:

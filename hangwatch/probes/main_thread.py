@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from hangwatch.model import SystemCall, ThreadCounters
-from hangwatch.probes import pseudofiles
+from hangwatch.probes import memory, pseudofiles
 
 MOST_DESCRIPTORS = 1024  # of one poll, select or epoll
 
@@ -119,12 +119,5 @@ def _memory(folder: Path, address: int, count: int) -> bytes:
     """So many bytes of the memory of a process, or none; needs what py-spy needs, and pauses nothing."""
     if not address or not count:
         return b""
-    try:
-        descriptor = os.open(folder / "mem", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            raw = os.pread(descriptor, count, address)
-        finally:
-            os.close(descriptor)
-    except (OSError, OverflowError):
-        return b""
+    raw = memory.SHARED.read(folder / "mem", address, count)
     return raw[: len(raw) - len(raw) % _POLLFD.size]

@@ -104,7 +104,7 @@ class ProcessScan:
         always, others = [], []
         owned = [(share_of(self._known[pid].process), pid) for pid in new]
         for owner, pid in _in_turn(owned, counts, first, self._late_owners):
-            target = Target(self._known[pid].process.id, owner)
+            target = Target(self._known[pid].process.id, owner, holds_gpu=pid in first)
             if pid in first:
                 always.append(target)
             elif counts[owner] < max_per_owner:

@@ -61,6 +61,23 @@ def test_a_process_that_lets_go_is_read(tmp_path: Path) -> None:
     assert [type(first), type(again), reads.read_one(target, lambda _: "read")] == [Fault, Fault, "read"]
 
 
+def test_who_holds_a_gpu_is_read_however_many_threads_wait_for_strangers() -> None:
+    """Many uids may be one user."""
+    reads = locked_memory.Readers(deadline_seconds=0.02)
+    free = threading.Event()
+    me = procs.read_state(1)[0]  # type: ignore[index]
+    strangers = [
+        locked_memory.Target(procs.ProcessId(pid=pid, start_ticks=0), f"uid {pid // 4}")
+        for pid in range(locked_memory.MOST)
+    ]
+    reads.read(strangers, lambda _: free.wait(60))
+    assert reads.left_behind() == locked_memory.MOST
+    assert isinstance(reads.read_one(locked_memory.Target(me, "victim"), lambda _: "read"), Fault)
+    assert reads.read_one(locked_memory.Target(me, "victim", holds_gpu=True), lambda _: "read") == "read"
+    free.set()
+    wait_for(lambda: reads.left_behind() == 0, "the threads to come back")
+
+
 ASKED: dict[str, Callable[[int], object]] = {
     "environ": lambda pid: pidfiles.variables(Path("/proc"), pid, {"RANK"}),
     "maps": lambda pid: pidfiles.mapped_files(Path("/proc"), pid, re.compile("libc")),

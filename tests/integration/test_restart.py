@@ -77,7 +77,7 @@ def test_an_incident_whose_processes_are_gone_is_closed_and_says_so(fake_driver:
 def test_a_second_daemon_says_whose_the_directory_is_and_ends(fake_driver: FakeDriver, tmp_path: Path) -> None:
     with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:
         second = _hangwatch("run", "--config", str(daemon.config))
-        assert second.returncode == 2
+        assert second.returncode == 75, "systemd starts it again: the first one may be about to end"
         assert f"another hangwatch (pid {daemon.process.pid}) keeps its incidents here" in second.stderr
         assert "Traceback" not in second.stderr
         assert daemon.get("/healthz") == "ok\n"

@@ -7,6 +7,7 @@ from itertools import chain, count, repeat
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch import look as look_module
@@ -17,6 +18,7 @@ from hangwatch.daemon import Daemon
 from hangwatch.hang import detector, jobs, owners
 from hangwatch.hang.detector import TakeCapture
 from hangwatch.hang.jobs import find
+from hangwatch.hang.pauses import Pause
 from hangwatch.look import ENDPOINTS_PER_SCAN, JobScan
 from hangwatch.model import FoundJobs, GpuSweep, Job, JobState, LeftOut, Process, ProcessId, Rank
 from hangwatch.probes import network, procs
@@ -264,3 +266,27 @@ def test_asking_for_stores_ends_with_its_budget(tmp_path: Path, monkeypatch: pyt
     clock = count(0.0, 0.5)
     monkeypatch.setattr(look_module.time, "monotonic", lambda: next(clock))
     assert len(asked_in(scan, monkeypatch)) < 8
+
+
+def test_a_pod_is_not_paged_late_by_the_pauses_that_another_pod_was_taught() -> None:
+    """Users of uid 0 in two pods may copy each other's variables, so that their jobs have one key."""
+
+    def job(pid: int, pod: str) -> Job:
+        rank = Rank(id=ProcessId(pid=pid, start_ticks=pid), rank=0, local_rank=0)
+        return Job(
+            job_id="100",
+            launcher="torchrun",
+            launcher_id=None,
+            ranks=(rank,),
+            owner="uid 0",
+            share=f"uid 0, {pod}",
+            job_key="k",
+        )
+
+    taught = Pause(place="here", longest_seconds=900.0, seen_at=0.0)
+    watch = replace(detector.begin(job(1, "a"), 0.0, 0.0), pauses=(taught,))
+    before, _ = discovered(Snapshot(jobs={"k": JobEntry(job=job(1, "a"), watch=watch)}), (), 1.0, 1.0)
+    for pod, pauses in (("a", (taught,)), ("b", ())):
+        after, _ = discovered(before, (job(2, pod),), 2.0, 2.0)
+        assert after.jobs["k"].watch.state is JobState.STARTING
+        assert after.jobs["k"].watch.pauses == pauses, pod

@@ -1,0 +1,95 @@
+"""Memory of other processes, read by a child that may be left behind.
+
+A page may lie in a file of a file system that its owner serves himself (FUSE) and that gives no answer; who reads it
+waits in the kernel, and not even SIGKILL ends that before the file system goes. A thread that waits so would keep a
+daemon, its ports and its lock that is told to end. So a child reads; one that does not answer is killed and left to the
+kernel, its process is not asked again until it is gone, and another child goes on: so many at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+CHILD = Path(__file__).with_name("memory_child.py")
+STARTUP_SECONDS = 2.0
+DEADLINE_SECONDS = 0.5
+MOST_LEFT_BEHIND = 8
+MOST_BYTES = 1 << 15  # an answer fits into a pipe
+_LENGTH = struct.Struct("=I")
+
+
+class MemoryReader:
+    """One child that reads, and those that were left behind, by the file that they wait for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._left_behind: dict[subprocess.Popen[bytes], str] = {}
+
+    def read(self, memory: Path, address: int, count: int) -> bytes:
+        """So many bytes of a /proc/PID/mem, or none: not permitted, not there, or no answer within half a second."""
+        question = json.dumps([str(memory), address, min(count, MOST_BYTES)]).encode() + b"\n"
+        with self._lock:
+            self._left_behind = {child: place for child, place in self._left_behind.items() if child.poll() is None}
+            if str(memory) in self._left_behind.values() or len(self._left_behind) >= MOST_LEFT_BEHIND:
+                return b""
+            for _ in range(2):  # one that had nothing to do for long has ended
+                with contextlib.suppress(EOFError, BrokenPipeError):
+                    return self._ask(question, str(memory))
+                self._child = None
+            return b""
+
+    def left_behind(self) -> int:
+        """How many children wait for a process now."""
+        with self._lock:
+            return sum(child.poll() is None for child in self._left_behind)
+
+    def _ask(self, question: bytes, place: str) -> bytes:
+        """Raises EOFError or BrokenPipeError where the child has ended."""
+        seconds = DEADLINE_SECONDS
+        if self._child is None or self._child.poll() is not None:
+            seconds += STARTUP_SECONDS
+            try:
+                self._child = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
+            except OSError:
+                return b""
+        child = self._child
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(question)
+        child.stdin.flush()
+        try:
+            end, output = time.monotonic() + seconds, child.stdout.fileno()
+            (length,) = _LENGTH.unpack(_take(output, _LENGTH.size, end))
+            return _take(output, length, end)
+        except TimeoutError:
+            child.kill()
+            self._left_behind[child] = place
+            self._child = None
+            return b""
+
+
+def _take(descriptor: int, count: int, end: float) -> bytes:
+    """So many bytes. Raises TimeoutError at `end`, EOFError where no more come."""
+    taken = b""
+    while len(taken) < count:
+        if not select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0]:
+            raise TimeoutError
+        part = os.read(descriptor, count - len(taken))
+        if not part:
+            raise EOFError
+        taken += part
+    return taken
+
+
+SHARED = MemoryReader()

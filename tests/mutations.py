@@ -43,12 +43,16 @@ MOST_SURVIVORS = 0.10
 TESTS = {
     "hang/culprit.py": (
         "unit/test_rules.py",
+        "unit/test_waiting_launchers.py",
+        "unit/test_rest.py",
         "unit/test_hangs.py",
         "unit/test_verdicts_page.py",
         "unit/test_grouping.py",
     ),
     "hang/rules.py": (
         "unit/test_rules.py",
+        "unit/test_waiting_launchers.py",
+        "unit/test_rest.py",
         "unit/test_hangs.py",
         "unit/test_verdicts_page.py",
         "unit/test_grouping.py",
@@ -57,15 +61,23 @@ TESTS = {
         "unit/test_detector_bounds.py",
         "unit/test_detector.py",
         "unit/test_progress.py",
+        "unit/test_waiting_launchers.py",
+        "unit/test_pauses.py",
         "scenarios/test_power.py::test_power_scenario",
     ),
     "hang/capture.py": (
         "unit/test_capture_bounds.py",
+        "unit/test_waiting_launchers.py",
         "integration/test_capture.py",
         "integration/test_silent_mount.py",
     ),
     "probes/pyspy.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py"),
-    "progress.py": ("unit/test_progress_bounds.py", "unit/test_progress.py", "unit/test_metrics.py"),
+    "progress.py": (
+        "unit/test_progress_bounds.py",
+        "unit/test_progress.py",
+        "unit/test_waiting_launchers.py",
+        "unit/test_metrics.py",
+    ),
     "store.py": ("unit/test_store_bounds.py", "unit/test_store.py", "integration/test_readers.py"),
 }
 

@@ -624,7 +624,7 @@ def _taught_by_pause(watch: JobWatch, now: float) -> JobWatch:
 def _without_readings(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
     """No GPU of the job can be read: that is no sign of a hang, and no sign of work either."""
     if watch.state is JobState.QUIET:
-        return _go(replace(watch, quiet_since=None), JobState.TRAINING, "no GPU of the job can be read", now)
+        return _go(watch, JobState.TRAINING, "no GPU of the job can be read", now)
     return watch, ()
 
 

@@ -362,6 +362,17 @@ def test_a_glance_that_shows_nothing_is_taken_again_ever_less() -> None:
     assert series.states == [S.TRAINING]
 
 
+@pytest.mark.parametrize(
+    ("frozen", "unknown", "suspected"), [(4, 4, True), (3, 5, False), (1, 0, True), (1, 1, True), (1, 2, False)]
+)
+def test_a_glance_that_finds_half_of_the_ranks_standing_still_begins_a_suspicion(
+    frozen: int, unknown: int, suspected: bool
+) -> None:
+    series = Series().feed(600, 300).feed(350, 130)
+    series.glanced(frozen, 0, unknown=unknown)
+    assert series.states == ([S.TRAINING, S.SUSPECTED] if suspected else [S.TRAINING])
+
+
 def test_a_glance_that_ends_after_power_came_back_says_nothing() -> None:
     series = Series().feed(600, 300).feed(350, 130)
     assert series.watch.glancing_since is not None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from hangwatch.hang.culprit import judge
-from hangwatch.model import Confidence, Fault, Group, Grouping, Member, Motion, RankId, Verdict
+from hangwatch.model import Confidence, Fault, Group, Grouping, Member, Motion, RankId, Signature, Verdict
 
 HIGH, MEDIUM, LOW, NONE = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE
 ACTIVITIES = {
@@ -36,6 +36,8 @@ class Ranks(NamedTuple):
     mount: str | None = None
     waits_for_mount: bool = False
     node: str = "n1"
+    signature: Signature = Signature.UNKNOWN
+    utilization_ratio: float | None = None
 
 
 def verdict(*parts: Ranks, world_size: int | None = None) -> Verdict:
@@ -52,6 +54,8 @@ def verdict(*parts: Ranks, world_size: int | None = None) -> Verdict:
                 state=part.what if is_state else "S",
                 silent_mount=part.mount,
                 waits_for_mount=part.waits_for_mount,
+                signature=part.signature,
+                utilization_ratio=part.utilization_ratio,
             )
             for rank in range(first, first + part.count)
         )
@@ -130,6 +134,30 @@ def test_a_rule_accuses_up_to_its_boundary(parts: tuple[Ranks, ...], expected: t
 
 
 @pytest.mark.parametrize(
+    ("parts", "named"),
+    [
+        # A spinner without the GIL may be a victim: not while another one is blocked where nobody waits for ranks.
+        ((Ranks(1, "nothing", signature=Signature.SPINS), Ranks(7, "ranks", signature=Signature.BLOCKED)), [0]),
+        ((Ranks(1, "nothing", signature=Signature.SPINS), Ranks(1, "lock", signature=Signature.BLOCKED), Ranks(6, "ranks")), [1]),
+        ((Ranks(1, "nothing", signature=Signature.SPINS, owns_gil=True), Ranks(1, "lock", signature=Signature.BLOCKED), Ranks(6, "ranks")), [0]),
+        ((Ranks(1, "nothing", signature=Signature.BEHIND_GPU), Ranks(7, "ranks")), []),
+        # Blocked in nothing that is known, with an idle GPU, while the others stand behind theirs.
+        ((Ranks(1, "unknown", signature=Signature.BLOCKED, utilization_ratio=0.0), Ranks(7, "gpu")), [0]),
+        ((Ranks(1, "unknown", signature=Signature.AWAITS_OUTSIDE, utilization_ratio=0.0), Ranks(7, "gpu")), [0]),
+        ((Ranks(1, "unknown", signature=Signature.BLOCKED, utilization_ratio=1.0), Ranks(7, "gpu")), []),
+        ((Ranks(1, "unknown", signature=Signature.POLLS, utilization_ratio=0.0), Ranks(7, "gpu")), []),
+        ((Ranks(1, "ProcessGone"), Ranks(3, "ranks")), [0]),
+    ],
+)  # fmt: skip
+def test_what_was_measured_decides_who_is_suspect(parts: tuple[Ranks, ...], named: list[int]) -> None:
+    assert [one.rank for one in verdict(*parts).named] == named
+
+
+def test_a_rank_that_py_spy_found_gone_is_gone() -> None:
+    assert says(Ranks(1, "ProcessGone"), Ranks(3, "ranks")) == ("RankGone", 1, HIGH)
+
+
+@pytest.mark.parametrize(
     ("world_size", "confidence"), [(None, HIGH), (8, HIGH), (16, HIGH), (17, MEDIUM), (512, MEDIUM)]
 )
 def test_less_than_half_of_the_job_in_view_is_less_sure(world_size: int | None, confidence: Confidence) -> None:
@@ -148,3 +176,4 @@ def test_a_silent_mount_names_who_waits_for_it_where_others_do_not(
     parts: tuple[Ranks, ...], named: int, confidence: Confidence
 ) -> None:
     assert says(*parts) == ("MountSilent", named, confidence)
+    assert {vote.kind for vote in verdict(*parts).evidence} == {"group"}

@@ -189,7 +189,8 @@ class Job(Value, frozen=True):
     kernel names, of the address at which the ranks meet, and of the node where the job is on one node only: what is
     equal on all nodes of a job, and cannot be made equal by somebody else. `owner` and `user` are that owner and the
     name that the environment gives; `uid` is the user id that all ranks have on this node, None where they differ or a
-    rank is a setuid program, and in a pod, whose users are not those of the node. `share` says who is given a share of
+    rank is a setuid program, and in a pod, whose users are not those of the node. `more_launcher_ids` are the launchers
+    of its other pods or containers on this node. `share` says who is given a share of
     what one node bears: the owner, and the pod or container where the owner alone tells too little. `holds_gpu`: the
     driver lists one of its ranks. `absent_local_ranks` are those that should be on this node and have no process:
     [first, last] of each range, since an environment says how many there should be. `notes` are sentences about what
@@ -213,12 +214,17 @@ class Job(Value, frozen=True):
     holds_gpu: bool = False
     notes: tuple[str, ...] = ()
     waiting: Waiting | None = None
+    more_launcher_ids: tuple[ProcessId, ...] = ()
+
+    @property
+    def launcher_ids(self) -> tuple[ProcessId, ...]:
+        """The launchers of its ranks on this node: one, none, or one in each of its pods or containers."""
+        return (() if self.launcher_id is None else (self.launcher_id,)) + self.more_launcher_ids
 
     @property
     def processes(self) -> tuple[ProcessId, ...]:
         """The processes that are the job: its ranks, or its launcher while it has none."""
-        launcher = (self.launcher_id,) if self.waiting and self.launcher_id else ()
-        return tuple(rank.id for rank in self.ranks) or launcher
+        return tuple(rank.id for rank in self.ranks) or (self.launcher_ids if self.waiting else ())
 
     @property
     def key(self) -> str:

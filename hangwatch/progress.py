@@ -133,7 +133,7 @@ def discovered(
             watch = detector.joined(entry.watch, job)
             entry = replace(entry, job=_with_known_absent(entry, job), watch=watch, held_gpu=held_gpu)
         snapshot = snapshot.with_job(entry)
-    led = {match.job.launcher_id for match in found.values() if match.job.ranks}
+    led = {launcher for match in found.values() if match.job.ranks for launcher in match.job.launcher_ids}
     for missing in [entry for key, entry in snapshot.jobs.items() if key not in found]:
         if missing.watch.state is not JobState.ENDED:
             has_come = missing.job.waiting is not None and missing.job.launcher_id in led
@@ -150,7 +150,7 @@ def discovered(
 def _ranks_of_launchers(snapshot: Snapshot) -> dict[ProcessId, JobWatch]:
     """By launcher, the watch of the ranks that it has or had."""
     entries = [entry for entry in snapshot.jobs.values() if entry.job.ranks]
-    return {entry.job.launcher_id: entry.watch for entry in entries if entry.job.launcher_id is not None}
+    return {launcher: entry.watch for entry in entries for launcher in entry.job.launcher_ids}
 
 
 def _has_just_lost_its_ranks(job: Job, before: Mapping[ProcessId, JobWatch], now: float) -> bool:
@@ -180,7 +180,7 @@ def resumed(
     waiting: list[Incident] = []
     for incident in incidents:
         ranks = detector.generation(incident.job)
-        entry = next((one for one in _present(snapshot) if ranks & {*one.job.processes, one.job.launcher_id}), None)
+        entry = next((one for one in _present(snapshot) if ranks & {*one.job.processes, *one.job.launcher_ids}), None)
         reason = _closed_meanwhile(entry, ranks, living)
         if reason is not None:
             line = TimelineEntry(unix_seconds=unix_now, state=JobState.ENDED, message=reason)

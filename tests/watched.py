@@ -68,6 +68,8 @@ class RealDaemon:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:
+            print(self.log)  # pytest shows it with the failure
         self.process.terminate()
         try:
             self.process.wait(15)

@@ -22,7 +22,8 @@ _MAX_DEPTH = 64
 class Crew(NamedTuple):
     """The processes of one job. A member without a seat knows only its place in the order of start.
 
-    Without any member it is a launcher that has no rank, its head, and `waiting` is what it was told.
+    Without any member it is a launcher that has no rank, its head, and `waiting` is what it was told. `more_heads` are
+    the launchers of its other parts.
     """
 
     launcher: str
@@ -31,6 +32,7 @@ class Crew(NamedTuple):
     owner: Owner
     notes: tuple[str, ...] = ()
     waiting: Waiting | None = None
+    more_heads: tuple[Process, ...] = ()
 
     @property
     def processes(self) -> list[Process]:
@@ -211,8 +213,10 @@ class _Part:
 
     def joined(self) -> Crew:
         """All as one."""
+        first = self.crews[0]
         members = sorted((member for crew in self.crews for member in crew.members), key=_rank_number)
-        return self.crews[0]._replace(members=members) if len(self.crews) > 1 else self.crews[0]
+        heads = tuple(crew.head for crew in self.crews[1:] if crew.head is not None)
+        return first._replace(members=members, more_heads=heads) if len(self.crews) > 1 else first
 
 
 def _stores(crew: Crew, endpoints: Mapping[ProcessId, str]) -> set[str]:
@@ -373,7 +377,7 @@ def _hidden_crews(tree: Tree, known: Sequence[Crew]) -> list[Crew]:
 
     That they cannot be dumped must be told when the job hangs, not kept silent for the whole of its life.
     """
-    heads = {crew.head.id for crew in known if crew.head is not None}
+    heads = {head.id for crew in known for head in (crew.head, *crew.more_heads) if head is not None}
     crews = []
     for process in tree:
         kind = launchers.launcher_kind(process)

@@ -113,6 +113,7 @@ def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], rank
         holds_gpu=holds_gpu(crew, samples),
         notes=(*crew.notes, *(first_seat.doubts if first_seat else ()), *notes),
         waiting=crew.waiting,
+        more_launcher_ids=tuple(head.id for head in crew.more_heads),
     )
 
 

@@ -64,7 +64,7 @@ class Surroundings:
     def __init__(self, job: Job, targets: Sequence[ProcessId], proc_root: Path, sys_root: Path) -> None:
         self._root, self._sys_root = proc_root, sys_root
         self._pids = [target.pid for target in targets]
-        self._launcher = () if job.launcher_id is None else (job.launcher_id.pid,)
+        self._launchers = tuple(launcher.pid for launcher in job.launcher_ids)
         port = launchers.rendezvous(job.environ)[1]
         self._store_port = int(port) if port.isdecimal() else None
         self._is_elsewhere_too = job.is_elsewhere_too
@@ -84,7 +84,7 @@ class Surroundings:
         end = time.monotonic() + _DEADLINE_SECONDS
         self._sockets, self._tables, self._inside, self._ends = {}, {}, set(), {}
         spaces: dict[str, Connections | None] = {}
-        for pid in (*self._pids, *self._launcher):
+        for pid in (*self._pids, *self._launchers):
             space = _link(self._root / str(pid) / "ns" / "net")
             if space not in spaces and space and len(spaces) < _MOST_NAMESPACES and time.monotonic() < end:
                 spaces[space] = sockets.read(pid, self._root)

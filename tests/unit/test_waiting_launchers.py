@@ -211,6 +211,30 @@ def test_once_its_ranks_come_the_incident_closes_and_there_is_one_job_that_start
     assert last.closed_unix_seconds == life.now and last.timeline[-1].message == "its ranks have come"
 
 
+@pytest.mark.parametrize("first", [50, 60], ids=["the one that waited longer", "the one that came"])
+def test_two_launchers_of_one_job_on_one_node_are_both_over_when_their_ranks_come(first: int, tmp_path: Path) -> None:
+    """As containers have them; the ranks of either may have the best claim."""
+    command = "'torchrun' '--nnodes' '2' '--rdzv-id' 'r' '--rdzv-endpoint' '127.0.0.1:29400' t.py"
+    waiting = "1 (init) S parent=0 start=1\n"
+    for pid in (50, 60):
+        waiting += f"{pid} (pt_elastic) S parent=1 start={pid}\n  $ {command}\n @ uid=7 /u\n"
+    come = waiting
+    for number, pid in enumerate(sorted((50, 60), key=lambda pid: pid != first)):
+        seat = f"RANK={number} WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 TORCHELASTIC_RUN_ID=r"
+        seat += " MASTER_ADDR=127.0.0.1 MASTER_PORT=40000"
+        come += f"{pid + 1} (python) S parent={pid} start={70 + number}\n  $ python t.py\n + {seat}\n @ uid=7 /u\n"
+    before = jobs.find_jobs(ProcessScan(lay_out(waiting, tmp_path / "before")).processes())
+    assert [job.job_id for job in before] == ["r", "r-p60"]
+    (job,) = jobs.find_jobs(ProcessScan(lay_out(come, tmp_path / "come")).processes())
+    assert sorted(launcher.pid for launcher in job.launcher_ids) == [50, 60]
+    life = Life()
+    life.discover(*before)
+    life.discover(job)
+    assert [(entry.job.job_id, entry.watch.state) for entry in life.snapshot.jobs.values()] == [
+        ("r", JobState.STARTING)
+    ]
+
+
 def test_a_launcher_whose_ranks_ended_is_the_end_of_that_job_and_waits_only_when_that_is_over() -> None:
     life = Life(1300.0)
     life.discover(ranks())

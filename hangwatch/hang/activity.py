@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from fnmatch import translate
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Literal, NamedTuple
 
@@ -24,14 +24,11 @@ else:
 
 Order = Literal["certain", "sync", "top", "leaf", "native", "context", "loop"]
 WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
+Mark = Literal["wrapper", "collective", "service", "work", "rooted"]
 
 _LEAF_DEPTH = 4
 _AROUND = ("context", "loop")
 _CACHE_LIMIT = 1 << 16
-_WRAPPERS = re.compile(
-    r"(^|/)(torch/distributed/c10d_logger|torch/utils/_contextlib|torch/distributed/_logging|contextlib"
-    r"|deepspeed/comm/comm|deepspeed/comm/torch|deepspeed/utils/timer)\.py$"
-)
 
 
 class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -57,9 +54,18 @@ class _Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     operation: str = ""
 
 
+class _Marked(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    mark: Mark
+    why: str
+    functions: tuple[str, ...]
+    file: str = ""
+    files: tuple[str, ...] = ()
+
+
 class _Tables(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     activities: dict[str, Activity]
     rules: tuple[_Rule, ...]
+    marks: tuple[_Marked, ...]
 
 
 class Doing(NamedTuple):
@@ -86,13 +92,15 @@ class _Compiled(NamedTuple):
 
 
 def _compile(rule: _Rule) -> _Compiled:
-    files = rule.files or ((rule.file,) if rule.file else ("*",))
-    return _Compiled(
-        rule.activity,
-        rule.order,
-        re.compile("|".join(translate(pattern) for pattern in rule.functions)),
+    return _Compiled(rule.activity, rule.order, *_patterns(rule), rule.operation)
+
+
+def _patterns(row: _Rule | _Marked) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """What a plain name of a function, and a path with a `/` before it, must match."""
+    files = row.files or ((row.file,) if row.file else ("*",))
+    return (
+        re.compile("|".join(translate(pattern) for pattern in row.functions)),
         re.compile("|".join(translate(f"*/{pattern.removeprefix('*/')}") for pattern in files)),
-        rule.operation,
     )
 
 
@@ -176,7 +184,7 @@ class Table:
             same = outer is not None and (waits or outer.activity == rule.activity)
             if outer and same and stack[last][1] == stack[named][1]:
                 named, told = last, outer
-            elif not (waits and _WRAPPERS.search(stack[last][1])):
+            elif not (waits and is_marked("wrapper", *stack[last])):
                 break
         name = _name(_leaf(stack) if rule.order in _AROUND else stack[named])
         operation = told.operation or (name.lstrip("_") if waits else name)
@@ -264,6 +272,18 @@ def names() -> tuple[str, ...]:
 def known(name: str) -> Activity:
     """What follows from an activity; one that only the user's rules name waits for nothing."""
     return _built_in().activities.get(name) or Activity("nothing", f"is in {name.replace('_', ' ')} ({{operation}})")
+
+
+@cache
+def _marks(mark: Mark) -> tuple[tuple[re.Pattern[str], re.Pattern[str]], ...]:
+    return tuple(_patterns(row) for row in _built_in().marks if row.mark == mark)
+
+
+@lru_cache(maxsize=_CACHE_LIMIT)
+def is_marked(mark: Mark, function: str, file: str = "") -> bool:
+    """Whether a frame, or the name of a collective, bears a mark of the table."""
+    name, path = stack_frames.plain_name(function), f"/{file}"
+    return any(functions.match(name) and files.match(path) for functions, files in _marks(mark))
 
 
 def says(name: str, operation: str | None) -> str:

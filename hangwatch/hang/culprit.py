@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from msgspec import structs
 
+from hangwatch.hang import activity, votes, wording
 from hangwatch.hang import frames as stack_frames
-from hangwatch.hang import votes, wording
 from hangwatch.hang.rest import is_serving, resting_state
 from hangwatch.hang.rules import RULES, Scene, Suspicion, count_ranks, survey, without
 from hangwatch.model import Confidence, Frame, Group, Grouping, JobState, Motion, RankId, Signature, Verdict
 
-_ROOTED = re.compile(r"(broadcast|scatter|gather|reduce)(_object|_object_list|_coalesced)?$|[Bb]cast$")
-_LIBRARY = re.compile(
-    r"(^|/)(torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives\w*)|contextlib)\.py$"
-)
 _CONFIDENCES = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 
 
@@ -190,7 +185,7 @@ def _only_roles(groups: Sequence[Group]) -> bool:
     if len(groups) != 2 or not all(group.waits for group in groups):
         return False
     first, second = groups
-    if first.operation != second.operation or not _ROOTED.match(first.operation or ""):
+    if first.operation != second.operation or not activity.is_marked("rooted", first.operation or ""):
         return False
     caller = _caller(first.frames)
     return caller is not None and caller == _caller(second.frames)
@@ -199,7 +194,9 @@ def _only_roles(groups: Sequence[Group]) -> bool:
 def _caller(frames: Sequence[Frame]) -> stack_frames.Place | None:
     """The frame that called the collective."""
     for frame in frames:
-        if not _LIBRARY.search(frame.file) and not stack_frames.is_native(frame.function, frame.file):
+        if not activity.is_marked("collective", frame.function, frame.file) and not stack_frames.is_native(
+            frame.function, frame.file
+        ):
             return frame.function, stack_frames.short_path(frame.file)
     return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
@@ -10,14 +9,6 @@ from typing import NamedTuple
 from hangwatch.hang import activity
 from hangwatch.hang import frames as stack_frames
 from hangwatch.model import Frame, Thread
-
-_SERVICE = re.compile(
-    r"^(_pin_memory_loop|_feed|_monitor|watchdog.*|.*_watchdog|heartbeat.*|.*_heartbeat.*|serve_forever|_serve|accept"
-    r"|_read_thread|usage_.*|poll_.*|_collect_.*|check_.*alive.*)$"
-)
-_SERVICE_FILES = re.compile(
-    r"(^|/)(tqdm|wandb|tensorboard|tensorboardX|prometheus_client|mlflow|sentry_sdk|opentelemetry)/"
-)
 
 
 class Standing(NamedTuple):
@@ -125,10 +116,11 @@ def _python(thread: Thread) -> bool:
 
 def _is_service(thread: Thread) -> bool:
     """Threads that serve a library (queue feeders, pin memory, progress bars, watchdogs) and idle pool threads."""
-    return any(
-        _SERVICE.match(stack_frames.plain_name(frame.function)) or _SERVICE_FILES.search(frame.file)
-        for frame in thread.frames
-    ) and not any(frame.file.endswith("distributed_c10d.py") for frame in thread.frames)
+    return _has("service", thread) and not _has("work", thread)
+
+
+def _has(mark: activity.Mark, thread: Thread) -> bool:
+    return any(activity.is_marked(mark, frame.function, frame.file) for frame in thread.frames)
 
 
 def _digest(*parts: object) -> str:

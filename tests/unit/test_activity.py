@@ -127,3 +127,22 @@ def test_phases() -> None:
     assert TABLE.phase(frames(f"barrier ({C10D})", "save_checkpoint (x.py)")) == "checkpoint"
     assert TABLE.phase(frames(f"barrier ({C10D})", "evaluate (x.py)", "train (x.py)")) == "evaluation"
     assert TABLE.phase(frames(f"barrier ({C10D})", "train (x.py)")) is None
+
+
+@pytest.mark.parametrize(
+    ("mark", "bearers", "others"),
+    [
+        ("wrapper", ["f (contextlib.py)", "f (/x/torch/utils/_contextlib.py)"], ["f (mycontextlib.py)"]),
+        ("collective", [f"f (/lib/{C10D})", "f (torch/distributed/_functional_collectives_impl.py)"], ["f (x.py)"]),
+        (
+            "service",
+            ["Queue._feed (q.py)", "f (/x/wandb/a.py)", "check_is_alive (x.py)"],
+            ["feed (x.py)", "f (wandb.py)"],
+        ),
+        ("work", [f"f ({C10D})"], ["f (c10d.py)"]),
+        ("rooted", ["gather_object ()", "Bcast ()"], ["all_gather ()", "reduce_scatter ()", "broadcast_from ()"]),
+    ],
+)
+def test_marks(mark: activity.Mark, bearers: list[str], others: list[str]) -> None:
+    assert all(activity.is_marked(mark, frame.function, frame.file) for frame in frames(*bearers))
+    assert not any(activity.is_marked(mark, frame.function, frame.file) for frame in frames(*others))

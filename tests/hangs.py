@@ -1,0 +1,112 @@
+"""The known hangs and look-alikes of tests/data/hangs.toml, as the dumps that the rules judge."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from hangwatch import config
+from hangwatch.hang import activity, culprit
+from hangwatch.hang.grouping import group_ranks
+from hangwatch.model import (
+    Fault,
+    Frame,
+    Grouping,
+    ProcessDump,
+    RankDump,
+    RankId,
+    Thread,
+    Verdict,
+    WorkerDump,
+)
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CASES = tomllib.loads((Path(__file__).parent / "data" / "hangs.toml").read_text())["case"]
+TABLE = activity.load()
+SETTINGS = config.Capture()
+
+
+def numbers(text: str) -> list[int]:
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def frames(lines: list[str], shift: int = 0) -> tuple[Frame, ...]:
+    found = []
+    for line in lines:
+        function, _, rest = line.rstrip(")").rpartition(" (")
+        file, colon, number = rest.rpartition(":")
+        found.append(
+            Frame(function=function, file=file if colon else rest, line=int(number) + shift if colon else None)
+        )
+    return tuple(found)
+
+
+def dump(stand: dict[str, Any], number: int, pid: int) -> ProcessDump:
+    shift = number if stand.get("moving") else 0
+    threads = []
+    if "frames" in stand:
+        threads.append(
+            Thread(
+                name="MainThread",
+                thread_id=str(pid),
+                frames=frames(stand["frames"], shift),
+                owns_gil=stand.get("gil", False),
+                is_main=True,
+            )
+        )
+    for place, extra in enumerate(stand.get("threads", ())):
+        threads.append(
+            Thread(name=extra["name"] or None, thread_id=str(pid + 100 + place), frames=frames(extra["frames"]))
+        )
+    states = stand.get("states")
+    return ProcessDump(
+        taken_monotonic_seconds=5.0 * number,
+        threads=tuple(threads),
+        fault=fault(pid, *stand["fault"]) if "fault" in stand else None,
+        state=states[number] if states else stand.get("state"),
+        wchan=stand.get("wchan"),
+        cpu_seconds=5.0 * number * stand.get("cpu", 0.0),
+        io_bytes=int(5.0 * number * stand.get("io", 0.0)),
+    )
+
+
+def fault(pid: int, reason: str, detail: str, about: Literal["target", "tool"] = "tool") -> Fault:
+    return Fault(subject=f"pid {pid}", reason=reason, detail=detail, about=about)
+
+
+def rank_dumps(case: dict[str, Any]) -> list[RankDump]:
+    found = []
+    size, rounds = case.get("node_size", 8), range(case.get("rounds", 1))
+    for stand in case["stands"]:
+        for rank in numbers(stand["ranks"]):
+            pid = 1000 + rank
+            workers = ()
+            if "workers" in stand:
+                thread = Thread(name="MainThread", thread_id="1", frames=frames(stand["workers"]), is_main=True)
+                loader = tuple(ProcessDump(taken_monotonic_seconds=5.0 * n, threads=(thread,)) for n in rounds)
+                workers = tuple(WorkerDump(pid=9000 + n, comm="pt_data_worker", rounds=loader) for n in range(4))
+            found.append(
+                RankDump(
+                    id=RankId(node=f"node{rank // size}", rank=rank, local_rank=rank % size, pid=pid),
+                    rounds=() if stand.get("gone") else tuple(dump(stand, n, pid) for n in rounds),
+                    workers=workers,
+                    gone=stand.get("gone", False),
+                    power_watts=stand.get("power"),
+                    utilization_ratio=stand.get("utilization"),
+                )
+            )
+    return found
+
+
+def judged(case: dict[str, Any]) -> tuple[Grouping, Verdict]:
+    grouping = group_ranks(rank_dumps(case), TABLE, SETTINGS, case.get("world_size"))
+    return grouping, culprit.judge(grouping)

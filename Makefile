@@ -5,10 +5,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
 MUTATIONS_ARGS ?=
+# Folders of further cases, each case with its dumps and expect.json.
+CASES ?=
 # The suite waits more than it works: twice as many workers as a small machine has cores.
 WORKERS ?= 4
 
-.PHONY: demo test mutations check golden scenarios screenshots fmt clean
+.PHONY: demo test mutations robustness check golden scenarios screenshots fmt clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
@@ -18,6 +20,9 @@ test: $(VENV)/.test
 
 mutations: $(VENV)/.test
 	$(BIN)/python -m tests.mutations $(MUTATIONS_ARGS)
+
+robustness: $(VENV)/.test
+	$(BIN)/python -m tests.robustness $(CASES)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,0 +1,241 @@
+"""Do verdicts hold when the same hang is shown in another form? `make robustness`, or with folders of further cases.
+
+usage: python -m tests.robustness [--verbose] [FOLDER...]
+
+Each case of tests/data/hangs.toml, and each folder in FOLDER that holds `expect.json` and dumps (`trace-*.out`), is judged
+as it is and in every form of `VARIATIONS`: another py-spy, another Python, half of the ranks. Prints how many verdicts
+each form changes. Ends with 1 when anybody is named who is not guilty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from hangwatch.explain import traces
+from hangwatch.hang import culprit
+from hangwatch.hang import frames as stack_frames
+from hangwatch.hang.grouping import group_ranks
+from hangwatch.model import Frame, ProcessDump, RankDump, RankId, Thread, Verdict
+from tests.hangs import CASES, SETTINGS, TABLE, rank_dumps
+
+_LIBRARIES = "/opt/conda/lib/python3.11/site-packages/"
+_STANDARD_LIBRARY = "/opt/conda/lib/python3.11/"
+_NATIVE_LEAF = Frame(function="__poll", file="libc.so.6")
+
+Place = tuple[str | None, int | None]
+"""A node and a rank on it: the node is None where ranks are numbered over the whole job."""
+
+
+class Case(NamedTuple):
+    """One known hang, and who is guilty of it."""
+
+    name: str
+    ranks: tuple[RankDump, ...]
+    world_size: int | None
+    guilty: frozenset[Place]
+    by_local_rank: bool = False
+
+    def accused(self, verdict: Verdict) -> frozenset[Place]:
+        """Who is named, in the terms of `guilty`."""
+        return frozenset(self._place(rank) for rank in verdict.named)
+
+    def _place(self, rank: RankId) -> Place:
+        return (rank.node, rank.local_rank) if self.by_local_rank else (None, rank.rank)
+
+
+def known_cases() -> Iterator[Case]:
+    """Those of tests/data/hangs.toml. `guilty` of a case counts where its rules name nobody."""
+    for case in CASES:
+        guilty = frozenset((None, rank) for rank in case.get("guilty", case.get("named", ())))
+        yield Case(case["name"], tuple(rank_dumps(case)), case.get("world_size"), guilty)
+
+
+def cases_of(folder: Path) -> Iterator[Case]:
+    """Those of a folder with a folder for each case."""
+    for place in sorted(expectation.parent for expectation in folder.glob("*/expect.json")):
+        expect = json.loads((place / "expect.json").read_text())
+        local = expect.get("rank_kind") == "local"
+        node = expect["odd_nodes"][0] if local else None
+        sources = ((str(path), path.read_text().splitlines()) for path in sorted(place.glob("trace-*.out")))
+        collected = traces.collect(sources)
+        guilty = frozenset((node, rank) for rank in expect["odd_ranks"])
+        yield Case(place.name, collected.ranks, collected.world_size, guilty, by_local_rank=local)
+
+
+# --- the forms -----------------------------------------------------------------------------------------------------
+
+
+def _all_active(thread: Thread) -> Thread:
+    return replace(thread, active=True)
+
+
+def _all_idle(thread: Thread) -> Thread:
+    return replace(thread, active=False)
+
+
+def _no_gil_flag(thread: Thread) -> Thread:
+    return replace(thread, owns_gil=None)
+
+
+def _no_thread_names(thread: Thread) -> Thread:
+    return replace(thread, name=None)
+
+
+def _no_lines(thread: Thread) -> Thread:
+    return _with_frames(thread, (replace(frame, line=None) for frame in thread.frames))
+
+
+def _native_leaf(thread: Thread) -> Thread:
+    return _with_frames(thread, (_NATIVE_LEAF, *thread.frames)) if thread.frames else thread
+
+
+def _qualified_names(thread: Thread) -> Thread:
+    """As Python 3.11 and later print them."""
+    return _with_frames(thread, (replace(frame, function=_qualified(frame)) for frame in thread.frames))
+
+
+def _qualified(frame: Frame) -> str:
+    plain = frame.function.isidentifier() and not stack_frames.is_native(frame.function, frame.file)
+    return f"Owner.{frame.function}" if plain else frame.function
+
+
+def _plain_names(thread: Thread) -> Thread:
+    """As Python 3.10 and earlier print them."""
+    return _with_frames(thread, (replace(frame, function=_plain(frame)) for frame in thread.frames))
+
+
+def _plain(frame: Frame) -> str:
+    native = stack_frames.is_native(frame.function, frame.file)
+    return frame.function if native else stack_frames.plain_name(frame.function)
+
+
+def _full_paths(thread: Thread) -> Thread:
+    """As `py-spy --full-filenames` prints those of packages and of the standard library."""
+    return _with_frames(thread, (replace(frame, file=_full(frame)) for frame in thread.frames))
+
+
+def _full(frame: Frame) -> str:
+    top, slash, _ = frame.file.partition("/")
+    if stack_frames.is_native(frame.function, frame.file) or frame.file.startswith(("/", "<")):
+        return frame.file
+    if top.removesuffix(".py") in sys.stdlib_module_names:
+        return _STANDARD_LIBRARY + frame.file
+    return _LIBRARIES + frame.file if slash else frame.file
+
+
+def _with_frames(thread: Thread, frames: Iterable[Frame]) -> Thread:
+    return replace(thread, frames=tuple(frames))
+
+
+def _each_thread(change: Callable[[Thread], Thread]) -> Callable[[Sequence[RankDump]], list[RankDump]]:
+    def changed(dump: ProcessDump) -> ProcessDump:
+        return replace(dump, threads=tuple(map(change, dump.threads)))
+
+    def vary(ranks: Sequence[RankDump]) -> list[RankDump]:
+        return [
+            replace(
+                rank,
+                rounds=tuple(map(changed, rank.rounds)),
+                workers=tuple(replace(worker, rounds=tuple(map(changed, worker.rounds))) for worker in rank.workers),
+            )
+            for rank in ranks
+        ]
+
+    return vary
+
+
+def _last_round_only(ranks: Sequence[RankDump]) -> list[RankDump]:
+    return [replace(rank, rounds=rank.rounds[-1:]) for rank in ranks]
+
+
+VARIATIONS: dict[str, Callable[[Sequence[RankDump]], Sequence[RankDump]]] = {
+    "all threads active": _each_thread(_all_active),
+    "all threads idle": _each_thread(_all_idle),
+    "no line numbers": _each_thread(_no_lines),
+    "no flag of the GIL": _each_thread(_no_gil_flag),
+    "no names of threads": _each_thread(_no_thread_names),
+    "one more native leaf": _each_thread(_native_leaf),
+    "qualified names": _each_thread(_qualified_names),
+    "plain names": _each_thread(_plain_names),
+    "full paths": _each_thread(_full_paths),
+    "the last round only": _last_round_only,
+    "the first half of the ranks": lambda ranks: ranks[: (len(ranks) + 1) // 2],
+    "the second half of the ranks": lambda ranks: ranks[len(ranks) // 2 :],
+    "every second rank": lambda ranks: ranks[::2],
+    "every other second rank": lambda ranks: ranks[1::2],
+    "ranks in reverse order": lambda ranks: ranks[::-1],
+}
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
+class Judged(NamedTuple):
+    """One case in one form: what it says now and said as it is, and the innocents that it names."""
+
+    case: Case
+    variation: str
+    before: Verdict
+    after: Verdict
+
+    @property
+    def changed(self) -> bool:
+        """Whether another verdict, or other ranks, are told."""
+        return (self.before.kind, set(self.before.named)) != (self.after.kind, set(self.after.named))
+
+    @property
+    def innocents(self) -> frozenset[Place]:
+        """Who is named and not guilty."""
+        return self.case.accused(self.after) - self.case.guilty
+
+    def __str__(self) -> str:
+        return f"{self.case.name}, {self.variation}: {self.before.kind} -> {self.after.kind}: {self.after.message}"
+
+
+def vary(case: Case) -> Iterator[Judged]:
+    """The case in every form that leaves any rank."""
+    before = _verdict(case, case.ranks)
+    yield Judged(case, "as it is", before, before)
+    for name, variation in VARIATIONS.items():
+        if ranks := variation(case.ranks):
+            yield Judged(case, name, before, _verdict(case, ranks))
+
+
+def _verdict(case: Case, ranks: Sequence[RankDump]) -> Verdict:
+    return culprit.judge(group_ranks(ranks, TABLE, SETTINGS, case.world_size))
+
+
+def _row(name: str, found: Sequence[Judged]) -> str:
+    changed, innocents = sum(one.changed for one in found), sum(len(one.innocents) for one in found)
+    return f"{name:32} {len(found):7,} {changed:9,} {changed / max(len(found), 1):7.1%} {innocents:11,}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a row for each form and the totals. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("--verbose", action="store_true", help="also print each verdict that changes")
+    options: Any = parser.parse_args(arguments)
+    cases = [*known_cases(), *(case for folder in options.folders for case in cases_of(folder))]
+    judged = [one for case in cases for one in vary(case)]
+    print(f"{'form':32} {'judged':>7} {'changed':>9} {'share':>7} {'innocents':>11}")
+    for name in ("as it is", *VARIATIONS):
+        print(_row(name, [one for one in judged if one.variation == name]))
+    print(_row(f"all, of {len(cases)} cases", [one for one in judged if one.variation != "as it is"]))
+    for one in judged:
+        if one.innocents:
+            print(f"ACCUSES AN INNOCENT  {one}")
+        elif options.verbose and one.changed:
+            print(f"changed  {one}")
+    return 1 if any(one.innocents for one in judged) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

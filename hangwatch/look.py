@@ -31,7 +31,7 @@ from hangwatch.model import (
     Value,
     Verdict,
 )
-from hangwatch.probes import host, network, procs
+from hangwatch.probes import host, procs, sockets
 
 ENDPOINTS_PER_SCAN = 64
 _DEFAULT_LIMITS = config.Jobs()
@@ -113,7 +113,7 @@ class JobScan:
         new = [process for process in processes if process.id in ports and process.id not in found]
         for process in self._in_turn(new)[:ENDPOINTS_PER_SCAN]:
             self._asked[process] = self._scans
-            endpoint = network.store_endpoint(process.pid, ports[process], self._proc_root)
+            endpoint = sockets.store_endpoint(process.pid, ports[process], self._proc_root)
             if endpoint is not None:
                 found[process] = endpoint
             if time.monotonic() > ends:

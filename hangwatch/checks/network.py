@@ -17,7 +17,7 @@ from msgspec import Meta
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, critical, growth, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value
-from hangwatch.probes import network, pidfiles
+from hangwatch.probes import network, pidfiles, sockets
 from hangwatch.probes.network import Interface
 from hangwatch.probes.node import Node
 
@@ -163,8 +163,8 @@ def meant(names: str, seen: tuple[Interface, ...]) -> tuple[Interface, ...]:
 def _master(
     job: Job, place: str, addresses: tuple[str, ...], port: int, net_root: Path, *, may_connect: bool
 ) -> Master:
-    held = network.connections(net_root, addresses, port)
-    repeats = [connection.retransmits for connection in held if connection.state == network.TCP_ESTABLISHED]
+    held = sockets.connections_to(addresses, port, net_root)
+    repeats = [connection.retransmits for connection in held if connection.state == sockets.ESTABLISHED]
     if any(count < RETRANSMITS_OF_A_DEAD_PEER for count in repeats):
         return Master(job=job.name, place=place, state="answers")
     if repeats:

@@ -35,7 +35,7 @@ from hangwatch.model import (
     Worker,
     WorkerDump,
 )
-from hangwatch.probes import filesystems, freezer, main_thread, network, procs, pyspy
+from hangwatch.probes import filesystems, freezer, main_thread, procs, pyspy, sockets
 
 ABSENT_LISTED = 64
 PEERS_LISTED = 8
@@ -162,7 +162,16 @@ class _Taker(NamedTuple):
         if (fault := self._anothers(target)) is not None:
             return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
         call = main_thread.read_call(target.pid, self.proc_root)
-        exchange = self.around.exchange(target.pid, counters.state, call)
+        dump = ProcessDump(
+            taken_monotonic_seconds=now,
+            state=counters.state,
+            wchan=counters.wchan,
+            kernel_stack=counters.kernel_stack,
+            cpu_seconds=counters.cpu_seconds,
+            io_bytes=counters.io_bytes,
+            call=call,
+        )
+        dump = self.around.exchanged(target.pid, dump)
         with self._slot(end - now):
             before = main_thread.read_counters(target.pid, self.proc_root)
             threads, answer = self._stacks(target, counters.state, end - time.monotonic())
@@ -171,17 +180,12 @@ class _Taker(NamedTuple):
             return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
         if self.observe is not None:
             self.observe(answer.duration_seconds, answer.fault)
-        return ProcessDump(
-            taken_monotonic_seconds=now,
+        return replace(
+            dump,
             threads=threads,
             fault=answer.fault,
-            state=counters.state,
             state_after=answer.state_after,
-            wchan=counters.wchan,
             called=self._called(target, answer.fault),
-            kernel_stack=counters.kernel_stack,
-            cpu_seconds=counters.cpu_seconds,
-            io_bytes=counters.io_bytes,
             duration_seconds=answer.duration_seconds,
             call=None if call is None else replace(call, descriptors=call.descriptors[:_DESCRIPTORS_KEPT]),
             main_before=before,
@@ -189,7 +193,6 @@ class _Taker(NamedTuple):
             frozen_cgroup=freezer.frozen_cgroup(
                 target.pid, counters.state, counters.wchan, self.proc_root, self.sys_root
             ),
-            **exchange._asdict(),
         )
 
     def _anothers(self, target: ProcessId) -> Fault | None:
@@ -261,22 +264,22 @@ def _measured(job: Job, proc_root: Path) -> Waiting | None:
         return None
     since = job.launcher_id.start_ticks / procs.TICKS_PER_SECOND
     waiting, port = replace(job.waiting, seconds=max(0.0, time.monotonic() - since)), job.waiting.port
-    sockets = None if port is None else network.own_sockets(job.launcher_id.pid, port, proc_root)
-    return waiting if port is None or sockets is None else _with_sockets(waiting, port, sockets)
+    held = None if port is None else sockets.held_at(port, job.launcher_id.pid, proc_root)
+    return waiting if port is None or held is None else _with_sockets(waiting, port, held)
 
 
-def _with_sockets(waiting: Waiting, port: int, sockets: Sequence[network.Socket]) -> Waiting:
+def _with_sockets(waiting: Waiting, port: int, held: Sequence[sockets.Connection]) -> Waiting:
     """What sockets at the port of its endpoint tell; one that serves it is its own first client, too."""
-    own = {one.local for one in sockets}
-    came = [one for one in sockets if one.local[1] == port and one.state == network.TCP_ESTABLISHED]
-    asked = {one.state: one.remote[0] for one in sockets if one.remote[1] == port}
-    if any(one.state == network.TCP_LISTEN and one.local[1] == port for one in sockets):
-        others = sorted({one.remote[0] for one in came if one.remote not in own})
+    if any(one.listens and one.local[1] == port for one in held):
+        own = {one.local for one in held}
+        came = [one for one in held if one.local[1] == port and one.state == sockets.ESTABLISHED]
+        others = sorted({sockets.address_of(one.remote) for one in came if one.remote not in own})
         return replace(waiting, socket="serving", peers=tuple(others[:PEERS_LISTED]))
-    if network.TCP_ESTABLISHED in asked:
-        return replace(waiting, socket="connected", peers=(asked[network.TCP_ESTABLISHED],))
-    if network.TCP_SYN_SENT in asked:
-        return replace(waiting, socket="silent", peers=(asked[network.TCP_SYN_SENT],))
+    asked = {one.state: sockets.address_of(one.remote) for one in held if one.remote[1] == port}
+    if sockets.ESTABLISHED in asked:
+        return replace(waiting, socket="connected", peers=(asked[sockets.ESTABLISHED],))
+    if sockets.SYN_SENT in asked:
+        return replace(waiting, socket="silent", peers=(asked[sockets.SYN_SENT],))
     return replace(waiting, socket="none")
 
 

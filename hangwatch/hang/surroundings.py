@@ -5,18 +5,19 @@ Read once a round, within bounds, from the kernel; nothing is asked of a process
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.hang import launchers
-from hangwatch.model import BLOCKED_STATES, ENDED_STATES, Awaited, Job, ProcessId, SystemCall
-from hangwatch.probes import filesystems, main_thread, procs, sockets
+from hangwatch.model import BLOCKED_STATES, ENDED_STATES, Awaited, Job, ProcessDump, ProcessId, SystemCall
+from hangwatch.probes import filesystems, main_thread, pidfiles, procs, sockets
 from hangwatch.probes.sockets import Connection, Connections, End
 
 _DEADLINE_SECONDS = 2.0  # for what one round reads of connections
@@ -25,22 +26,6 @@ _MOST_CHILDREN = 64
 _MOST_PARENTS = 16  # of so many ranks: those of a job on one node are started alike
 _MOST_ANCESTORS = 4  # a shell, a launcher and the like between a server and its workers
 _TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
-
-
-class Exchange(NamedTuple):
-    """What one process has exchanged since the first round, and whom outside of the job it waits for.
-
-    The fields are those of `ProcessDump`.
-    """
-
-    socket_bytes: int | None = None
-    children_bytes: int | None = None
-    children_cpu_seconds: float | None = None
-    awaited: Awaited | None = None
-    device_bytes: int | None = None
-    dirty_bytes: int | None = None
-    peers: int | None = None
-    server: int | None = None
 
 
 class _Counted:
@@ -83,10 +68,10 @@ class Surroundings:
         """Read the connections of every namespace of the job, and who holds which."""
         end = time.monotonic() + _DEADLINE_SECONDS
         self._sockets, self._tables, self._inside, self._ends = {}, {}, set(), {}
-        spaces: dict[str, Connections | None] = {}
+        spaces: dict[str | None, Connections | None] = {}
         for pid in (*self._pids, *self._launchers):
-            space = _link(self._root / str(pid) / "ns" / "net")
-            if space not in spaces and space and len(spaces) < _MOST_NAMESPACES and time.monotonic() < end:
+            space = pidfiles.namespace(self._root, pid, "net")
+            if space is not None and space not in spaces and len(spaces) < _MOST_NAMESPACES and time.monotonic() < end:
                 spaces[space] = sockets.read(pid, self._root)
             table = spaces.get(space)
             held = sockets.held_by(pid, self._root) if table is not None and time.monotonic() < end else None
@@ -97,12 +82,12 @@ class Surroundings:
                 self._ends.setdefault(self._rank_of.get(pid, pid), set()).update(ends)
         self._servers = {} if self._is_elsewhere_too else self._find_servers(spaces)
 
-    def _find_servers(self, spaces: Mapping[str, Connections | None]) -> dict[int, frozenset[str]]:
+    def _find_servers(self, spaces: Mapping[str | None, Connections | None]) -> dict[int, frozenset[str]]:
         """Ranks, and processes above them, that wait for clients, with the far ends of their pipes and Unix sockets."""
         ranks = [pid for pid, rank in self._rank_of.items() if pid == rank]
         above = dict.fromkeys(itertools.chain.from_iterable(map(self._ancestors, ranks[:_MOST_PARENTS])))
         for pid in above:
-            table = spaces.get(_link(self._root / str(pid) / "ns" / "net"))
+            table = spaces.get(pidfiles.namespace(self._root, pid, "net"))
             held = sockets.held_by(pid, self._root) if table is not None else None
             if table is not None and held is not None:
                 self._tables[pid], self._sockets[pid] = table, held
@@ -111,8 +96,9 @@ class Surroundings:
         serving = [pid for pid, call in calls.items() if call is not None and self._awaits_clients(pid, call)]
         return {pid: self._far_ends(pid) for pid in serving}
 
-    def exchange(self, pid: int, state: str | None, call: SystemCall | None) -> Exchange:
-        """What this process has exchanged by this round; `call` is what its main thread is in."""
+    def exchanged(self, pid: int, dump: ProcessDump) -> ProcessDump:
+        """The dump of a process, with what it has exchanged by this round; `call` and `state` are known."""
+        call, state = dump.call, dump.state
         kind = call.kind if call else None
         awaited, children_bytes, children_cpu = None, None, None
         children: list[int] = []
@@ -131,8 +117,18 @@ class Surroundings:
         server = None if call is None else self._server(pid, call)
         is_apart = bool(children) or server not in (None, pid)
         peers = None if call is None and state != "R" else self._peers(pid, call, is_apart=is_apart)
-        written = self._written(pid, state, kind)
-        return Exchange(self._carried(pid), children_bytes, children_cpu, awaited, *written, peers, server)
+        device_bytes, dirty_bytes = self._written(pid, state, kind)
+        return replace(
+            dump,
+            socket_bytes=self._carried(pid),
+            children_bytes=children_bytes,
+            children_cpu_seconds=children_cpu,
+            awaited=awaited,
+            device_bytes=device_bytes,
+            dirty_bytes=dirty_bytes,
+            peers=peers,
+            server=server,
+        )
 
     def _peers(self, pid: int, call: SystemCall | None, *, is_apart: bool) -> int | None:
         """How many ways lead from a process to other ranks: connections, and what its main thread receives from.
@@ -149,7 +145,7 @@ class Surroundings:
         found = sum(self._is_elsewhere_too or self._stays_here(one) for one in connections)
         if call is None or call.kind != "receives" or is_apart or self._rank_of.get(pid) != pid:
             return found  # a worker receives from its own rank
-        links = (_link(self._root / str(pid) / "fd" / str(one)) for one in call.descriptors if one not in open_)
+        links = self._links(pid, (one for one in call.descriptors if one not in open_))
         return found + sum(link.startswith(("pipe:", "socket:")) for link in links)
 
     def _stays_here(self, connection: Connection) -> bool:
@@ -176,7 +172,7 @@ class Surroundings:
 
     def _far_ends(self, pid: int) -> frozenset[str]:
         """As /proc/PID/fd calls them, in whatever process holds them; both ends of a pipe are called alike."""
-        links = _links(self._root / str(pid) / "fd")
+        links = self._all_links(pid)
         peers = (self._unix[inode].peer for inode in self._sockets.get(pid, {}).values() if inode in self._unix)
         pipes = {link for link in links if link.startswith("pipe:")}
         return frozenset(pipes | {f"socket:[{peer}]" for peer in peers if peer is not None})
@@ -187,7 +183,7 @@ class Surroundings:
             return None
         if self._awaits_clients(pid, call):
             return pid
-        links = (_link(self._root / str(pid) / "fd" / str(one)) for one in call.descriptors)
+        links = self._links(pid, call.descriptors)
         ways = {link for link in links if link.startswith(("pipe:", "socket:"))}
         return next((server for server, ends in self._servers.items() if ways and ways <= ends), None)
 
@@ -213,7 +209,7 @@ class Surroundings:
 
     def _person(self, pid: int, descriptors: Iterable[int]) -> Awaited | None:
         """Who sits at the terminal from which it reads: a debugger's prompt, a question of the program."""
-        links = (_link(self._root / str(pid) / "fd" / str(one)) for one in itertools.islice(descriptors, 16))
+        links = self._links(pid, itertools.islice(descriptors, 16))
         terminal = next((link for link in links if _TERMINAL.fullmatch(link)), None)
         return None if terminal is None else Awaited(who=f"a person at the terminal {terminal}")
 
@@ -223,7 +219,7 @@ class Surroundings:
         return connection.is_open and remote[1] != self._store_port and remote not in self._inside
 
     def _pipes(self, pid: int, call: SystemCall) -> frozenset[str]:
-        links = (_link(self._root / str(pid) / "fd" / str(descriptor)) for descriptor in call.descriptors[:16])
+        links = self._links(pid, call.descriptors[:16])
         return frozenset(link for link in links if link.startswith("pipe:"))
 
     def _children(self, pid: int, call: SystemCall, pipes: frozenset[str]) -> list[int]:
@@ -246,7 +242,20 @@ class Surroundings:
         return alive
 
     def _holds(self, pid: int, pipes: frozenset[str]) -> bool:
-        return any(link in pipes for link in _links(self._root / str(pid) / "fd"))
+        return any(link in pipes for link in self._all_links(pid))
+
+    def _all_links(self, pid: int) -> Collection[str]:
+        """What all descriptors of a process are; nothing where that may not be read."""
+        try:
+            return sockets.descriptors(pid, self._root).values()
+        except OSError:
+            return ()
+
+    def _links(self, pid: int, descriptors: Iterable[int]) -> Iterator[str]:
+        """What these descriptors of a process are, as far as that may be read."""
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                yield str((self._root / str(pid) / "fd" / str(descriptor)).readlink())
 
     def _connected(self, child: int) -> Awaited | None:
         """A child that is connected to somebody outside of the job."""
@@ -263,18 +272,3 @@ class Surroundings:
         mount = filesystems.called(self._root, pid)
         device = filesystems.written_bytes(mount, pid, self._root, self._sys_root) if mount else None
         return device, filesystems.dirty_bytes(self._root)
-
-
-def _links(folder: Path) -> list[str]:
-    try:
-        names = os.listdir(folder)[: sockets.MOST_DESCRIPTORS]  # noqa: PTH208 - names only
-    except OSError:
-        return []
-    return [_link(folder / name) for name in names]
-
-
-def _link(path: Path) -> str:
-    try:
-        return str(path.readlink())
-    except OSError:
-        return ""

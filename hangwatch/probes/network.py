@@ -1,23 +1,16 @@
-"""Network interfaces, routes and TCP connections as /proc and /sys show them, and one bounded connect."""
+"""Network interfaces and routes as /proc and /sys show them, and one bounded connect."""
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
-import itertools
 import socket
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 from hangwatch.model import Fault, Value
 from hangwatch.probes import pseudofiles
 
-TCP_ESTABLISHED = "01"
-TCP_SYN_SENT = "02"
-TCP_LISTEN = "0A"
 TABLE_LIMIT_BYTES = 32 << 20
-MOST_DESCRIPTORS = 4096  # of one process
 _RTF_UP = 0x1
 _RTF_REJECT = 0x200
 
@@ -41,21 +34,6 @@ class Route(Value, frozen=True):
     interface: str
     network: ipaddress.IPv4Network
     metric: int
-
-
-class Connection(Value, frozen=True):
-    """A TCP connection by its remote end; `retransmits` counts unanswered repeats of the oldest segment."""
-
-    state: str
-    retransmits: int
-
-
-class Socket(Value, frozen=True):
-    """A TCP socket of one process: its state, as /proc/PID/net/tcp writes it, and both ends as (address, port)."""
-
-    state: str
-    local: tuple[str, int]
-    remote: tuple[str, int]
 
 
 def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] | Fault | None:
@@ -185,107 +163,6 @@ def resolve(host: str) -> tuple[str, ...] | Fault:
     return tuple(sorted(addresses, key=lambda address: ":" in address))
 
 
-def connections(net_root: Path, addresses: tuple[str, ...], port: int) -> tuple[Connection, ...]:
-    """The TCP connections whose remote end is `port` at one of `addresses`, by /proc/PID/net/tcp and tcp6."""
-    found: list[Connection] = []
-    for table in ("tcp", "tcp6"):
-        text = pseudofiles.read(net_root / table, table, TABLE_LIMIT_BYTES)
-        found += parse_connections(text if isinstance(text, str) else "", addresses, port)
-    return tuple(found)
-
-
-def own_sockets(pid: int, port: int, proc_root: Path) -> tuple[Socket, ...] | None:
-    """This process's own TCP sockets with `port` at one end; None where its descriptors may not be read.
-
-    See proc(5) for /proc/PID/net/tcp, which shows all of its network namespace, and /proc/PID/fd, which says whose.
-    """
-    rows: dict[str, Socket] = {}
-    for table in ("tcp", "tcp6"):
-        text = pseudofiles.read(proc_root / str(pid) / "net" / table, table, TABLE_LIMIT_BYTES)
-        rows |= _sockets_at(text, port) if isinstance(text, str) else {}
-    own = set(_descriptors(proc_root / str(pid) / "fd"))
-    return tuple(socket for name, socket in rows.items() if name in own) if own else None
-
-
-def store_endpoint(pid: int, port: int, proc_root: Path) -> str | None:
-    """The other end of this process's own TCP connection to `port`, None where it holds none.
-
-    What the environment says of an address is the user's word; a connection is the kernel's. A loopback address comes
-    with its network namespace, since every one has its own. So does any address where the process is not in the user
-    namespace of init: there a user may make a network of his own, with the addresses of others (user_namespaces(7)).
-    See proc(5) for /proc/PID/net/tcp and /proc/PID/fd.
-    """
-    ends: dict[str, str] = {}
-    for table in ("tcp", "tcp6"):
-        text = pseudofiles.read(proc_root / str(pid) / "net" / table, table, TABLE_LIMIT_BYTES)
-        ends |= _ends_at(text, port) if isinstance(text, str) else {}
-    if not ends:
-        return None
-    address = next((ends[name] for name in _descriptors(proc_root / str(pid) / "fd") if name in ends), None)
-    if address is None:
-        return None
-    is_everywhere_the_same = not ipaddress.ip_address(address).is_loopback and _is_in_first_user_space(pid, proc_root)
-    space = "" if is_everywhere_the_same else _link(proc_root / str(pid) / "ns" / "net")
-    return f"{address} port {port}{f' in {space}' if space else ''}"
-
-
-def _is_in_first_user_space(pid: int, proc_root: Path) -> bool:
-    """Whether init's user namespace is that of the process; false where one of them may not be read."""
-    space = _link(proc_root / str(pid) / "ns" / "user")
-    return bool(space) and space == _link(proc_root / "1" / "ns" / "user")
-
-
-def _descriptors(folder: Path) -> Iterator[str]:
-    """What the descriptors of a process are, as far as they may be read."""
-    with contextlib.suppress(OSError):
-        for path in itertools.islice(folder.iterdir(), MOST_DESCRIPTORS):
-            yield _link(path)
-
-
-def _link(path: Path) -> str:
-    try:
-        return str(path.readlink())
-    except OSError:
-        return ""
-
-
-def _ends_at(text: str, port: int) -> dict[str, str]:
-    """Established connections to this port: the name of the socket as /proc/PID/fd has it, and the remote address."""
-    at_port = _sockets_at(text, port)
-    return {
-        name: socket.remote[0]
-        for name, socket in at_port.items()
-        if socket.remote[1] == port and socket.state == TCP_ESTABLISHED
-    }
-
-
-def _sockets_at(text: str, port: int) -> dict[str, Socket]:
-    """Rows of /proc/net/tcp or tcp6 with this port at one end, by the name of the socket as /proc/PID/fd has it."""
-    ending = f":{port:04X}"
-    found = {}
-    for line in text.splitlines()[1:]:
-        words = line.split(maxsplit=10)
-        if len(words) > 9 and (words[1].endswith(ending) or words[2].endswith(ending)):
-            found[f"socket:[{words[9]}]"] = Socket(state=words[3], local=_end(words[1]), remote=_end(words[2]))
-    return found
-
-
-def _end(words: str) -> tuple[str, int]:
-    address, _, port = words.partition(":")
-    return _address(address), int(port, 16)
-
-
-def parse_connections(text: str, addresses: tuple[str, ...], port: int) -> list[Connection]:
-    """Rows of /proc/net/tcp or tcp6: slot, local, remote, state, queues, timer, retransmits, ..."""
-    ending = f":{port:04X}"
-    found = []
-    for line in text.splitlines()[1:]:
-        words = line.split(maxsplit=7)
-        if len(words) >= 7 and words[2].endswith(ending) and _address(words[2].partition(":")[0]) in addresses:
-            found.append(Connection(state=words[3], retransmits=int(words[6], 16)))
-    return found
-
-
 def connect(address: str, port: int, deadline_seconds: float) -> Fault | None:
     """Open a TCP connection and close it at once, sending nothing; None when the other end answers."""
     try:
@@ -300,15 +177,6 @@ def connect(address: str, port: int, deadline_seconds: float) -> Fault | None:
 def _v4(word: str) -> ipaddress.IPv4Address:
     """An address in hex, in the byte order of the host."""
     return ipaddress.IPv4Address(struct.pack("=I", int(word, 16)))
-
-
-def _address(word: str) -> str:
-    """The address in a row of tcp or tcp6; an IPv4 address inside IPv6 is given as IPv4."""
-    if len(word) == 8:
-        return str(_v4(word))
-    packed = b"".join(struct.pack("=I", int(word[at : at + 8], 16)) for at in range(0, 32, 8))
-    address = ipaddress.IPv6Address(packed)
-    return str(address.ipv4_mapped or address)
 
 
 def _local_addresses(net_root: Path) -> tuple[ipaddress.IPv4Address, ...]:

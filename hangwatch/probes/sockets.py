@@ -9,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import ipaddress
+import itertools
 import os
 import socket
 import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hangwatch.probes import pseudofiles
+from hangwatch.probes import pidfiles, pseudofiles
 
 MOST_CONNECTIONS = 1 << 15  # of one namespace: anybody may open a hundred thousand
 MOST_DESCRIPTORS = 4096  # of one process
@@ -36,18 +37,18 @@ _ATTRIBUTE = struct.Struct("=HH")
 _MESSAGE_BYTES = 72  # inet_diag_msg
 _RETRANSMITS_AT, _UNACKED_AT, _BYTES_AT, _INFO_BYTES = 2, 24, 120, 136  # in tcp_info
 _RECEIVE_BYTES = 1 << 18
-_LISTED_BYTES = 8 << 20
+_LISTED_BYTES = 32 << 20
 _MAPPED = bytes(10) + b"\xff\xff"
 _CLONE_NEWNET = 0x40000000
 
-_ESTABLISHED, _SYN_SENT, _CLOSE_WAIT = 1, 2, 8
+ESTABLISHED, SYN_SENT, _CLOSE_WAIT = 1, 2, 8
 _LISTEN = 10
 _WANTED_STATES = 0xFFF & ~(1 << 6)  # all but TIME_WAIT, which nobody holds
 _UNIX_REQUEST = struct.Struct("=BBHIIIII")  # unix_diag_req: family, protocol, pad, states, inode, what to show, cookie
 _UNIX_MESSAGE_BYTES = 16  # unix_diag_msg
 _UNIX_SHOW_PEER = 0x4
 _UNIX_PEER = 2
-_CONNECTED = frozenset({_ESTABLISHED, _SYN_SENT, 4, 5, _CLOSE_WAIT})
+_CONNECTED = frozenset({ESTABLISHED, SYN_SENT, 4, 5, _CLOSE_WAIT})
 _RETRANSMITS_OF_A_LOST_PEER = 2
 
 End = tuple[bytes, int]
@@ -140,21 +141,28 @@ def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
     return found
 
 
-def _listed(pid: int, proc_root: Path) -> Connections | None:
-    """The connections as proc_pid_net(5) lists them; it reaches into every namespace, and counts no bytes."""
-    found: dict[int, Connection] = {}
+def listed(net_root: Path, port: int | None = None) -> Iterator[Connection]:
+    """The TCP connections as proc_pid_net(5) lists them, without bytes; with `port` those that have it at one end.
+
+    It reaches into every network namespace. A table that cannot be read is empty.
+    """
+    ending = "" if port is None else f":{port:04X}"
     for table in ("tcp", "tcp6"):
-        text = pseudofiles.read(proc_root / str(pid) / "net" / table, table, _LISTED_BYTES)
-        rows = text.splitlines()[1:] if isinstance(text, str) else None
-        if rows is None or len(rows) > MOST_CONNECTIONS:
-            return None
-        for fields in (row.split(maxsplit=10) for row in rows):
-            if len(fields) > 9:
-                state = int(fields[3], 16)
+        text = pseudofiles.read(net_root / table, table, _LISTED_BYTES)
+        for row in text.splitlines()[1:] if isinstance(text, str) else ():
+            fields = row.split(maxsplit=10)
+            if len(fields) > 9 and (fields[1].endswith(ending) or fields[2].endswith(ending)):
                 inode, waiting = int(fields[9]), int(fields[4].partition(":")[0], 16)
                 ends = _listed_end(fields[1]), _listed_end(fields[2])
-                found[inode] = Connection(inode, state, *ends, None, waiting, int(fields[6], 16))
-    return found
+                yield Connection(inode, int(fields[3], 16), *ends, None, waiting, int(fields[6], 16))
+
+
+def _listed(pid: int, proc_root: Path) -> Connections | None:
+    net_root = proc_root / str(pid) / "net"
+    rows = list(itertools.islice(listed(net_root), MOST_CONNECTIONS + 1))
+    if len(rows) > MOST_CONNECTIONS or not (net_root / "tcp").exists():  # too many, or gone meanwhile
+        return None
+    return {one.inode: one for one in rows}
 
 
 def _listed_end(field: str) -> End:
@@ -164,22 +172,75 @@ def _listed_end(field: str) -> End:
     return _plain(b"".join(parts)), int(port, 16)
 
 
+def descriptors(pid: int, proc_root: Path) -> dict[int, str]:
+    """What the first `MOST_DESCRIPTORS` descriptors of a process are, see proc_pid_fd(5).
+
+    Raises OSError where that is not permitted, or the process is gone.
+    """
+    found = {}
+    with os.scandir(f"{proc_root}/{pid}/fd") as entries:
+        for entry in itertools.islice(entries, MOST_DESCRIPTORS):
+            with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+                found[int(entry.name)] = os.readlink(entry.path)  # noqa: PTH115 - a magic link, not a path
+    return found
+
+
 def held_by(pid: int, proc_root: Path) -> dict[int, int] | None:
     """The sockets of a process, inode by descriptor, of any kind; None where that is not permitted, or too many."""
-    folder = f"{proc_root}/{pid}/fd"
-    found = {}
     try:
-        with os.scandir(folder) as entries:
-            for number, entry in enumerate(entries):
-                if number >= MOST_DESCRIPTORS:
-                    return None
-                with contextlib.suppress(OSError, ValueError):
-                    name = os.readlink(entry.path)  # noqa: PTH115 - a magic link, not a path
-                    if name.startswith("socket:["):
-                        found[int(entry.name)] = int(name[8:-1])
+        every = descriptors(pid, proc_root)
     except OSError:
         return None
-    return found
+    return None if len(every) >= MOST_DESCRIPTORS else _sockets_among(every)
+
+
+def _sockets_among(every: Mapping[int, str]) -> dict[int, int]:
+    return {number: int(link[8:-1]) for number, link in every.items() if link.startswith("socket:[")}
+
+
+def connections_to(addresses: Collection[str], port: int, net_root: Path) -> list[Connection]:
+    """The TCP connections of a network namespace whose remote end is `port` at one of `addresses`."""
+    at_port = (one for one in listed(net_root, port) if one.remote[1] == port)
+    return [one for one in at_port if address_of(one.remote) in addresses]
+
+
+def held_at(port: int, pid: int, proc_root: Path) -> list[Connection] | None:
+    """Of a process its own TCP sockets with `port` at one end; None where that may not be read, or is too much."""
+    held = held_by(pid, proc_root)
+    if held is None:
+        return None
+    own = set(held.values())
+    return [one for one in listed(proc_root / str(pid) / "net", port) if one.inode in own]
+
+
+def store_endpoint(pid: int, port: int, proc_root: Path) -> str | None:
+    """The other end of this process's own TCP connection to `port`, None where it holds none.
+
+    What the environment says of an address is the user's word; a connection is the kernel's. A loopback address comes
+    with its network namespace, since every one has its own. So does any address where the process is not in the user
+    namespace of init: there a user may make a network of his own, with the addresses of others (user_namespaces(7)).
+    """
+    at_port = (one for one in listed(proc_root / str(pid) / "net", port) if one.remote[1] == port)
+    ends = {one.inode: one.remote for one in at_port if one.state == ESTABLISHED}
+    if not ends:
+        return None
+    try:
+        own = _sockets_among(descriptors(pid, proc_root)).values()
+    except OSError:
+        return None
+    end = next((ends[inode] for inode in own if inode in ends), None)
+    if end is None:
+        return None
+    is_loopback = ipaddress.ip_address(end[0]).is_loopback
+    is_everywhere_the_same = not is_loopback and _is_in_first_user_space(pid, proc_root)
+    space = None if is_everywhere_the_same else pidfiles.namespace(proc_root, pid, "net")
+    return f"{words_of(end)}{f' in {space}' if space else ''}"
+
+
+def _is_in_first_user_space(pid: int, proc_root: Path) -> bool:
+    """Whether init's user namespace is that of the process; false where one of them may not be read."""
+    space = pidfiles.namespace(proc_root, pid, "user")
+    return space is not None and space == pidfiles.namespace(proc_root, 1, "user")
 
 
 def _channel(pid: int, proc_root: Path) -> socket.socket:
@@ -283,4 +344,9 @@ def _plain(packed: bytes) -> bytes:
 
 def words_of(end: End) -> str:
     """One end for people: "10.0.0.7 port 8000"."""
-    return f"{ipaddress.ip_address(end[0])} port {end[1]}"
+    return f"{address_of(end)} port {end[1]}"
+
+
+def address_of(end: End) -> str:
+    """The address of one end for people."""
+    return str(ipaddress.ip_address(end[0]))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from hangwatch.checks.network import meant
 from hangwatch.model import Fault
-from hangwatch.probes import network
+from hangwatch.probes import network, sockets
 from hangwatch.probes.network import Interface, Route
 from hangwatch.probes.node import Node
 from tests.node_tree import Checked, NodeTree, job, rank, run, told, values
@@ -416,16 +416,17 @@ def test_routes_as_the_kernel_writes_them() -> None:
     assert network.parse_default_v6(UNREACHABLE_V6) is None
 
 
-def test_connections_over_ipv6_and_mapped_ipv4() -> None:
+def test_connections_over_ipv6_and_mapped_ipv4(tmp_path: Path) -> None:
     mapped = (
         "0: 0000000000000000FFFF00000907A8C0:D431 0000000000000000FFFF00000107A8C0:733C 01 0:0 0:0 00000002 0 0 1\n"
     )
     v6 = "1: 000000FD000000000000000001000000:D431 000000FD000000000000000002000000:733C 02 0:0 0:0 00000000 0 0 1\n"
     other = "2: 0907A8C0:D431 0207A8C0:733C 01 0:0 0:0 00000000 0 0 1\n"
-    rows = TCP + mapped + v6 + other
-    found = network.parse_connections(rows, ("192.168.7.1", "fd00::2"), 29500)
-    assert [(one.state, one.retransmits) for one in found] == [("01", 2), ("02", 0)]
-    assert network.parse_connections(rows, ("192.168.7.1",), 29501) == []
+    (tmp_path / "tcp").write_text(TCP + other)
+    (tmp_path / "tcp6").write_text(TCP + mapped + v6)
+    found = sockets.connections_to(("192.168.7.1", "fd00::2"), 29500, tmp_path)
+    assert [(one.state, one.retransmits) for one in found] == [(sockets.ESTABLISHED, 2), (sockets.SYN_SENT, 0)]
+    assert sockets.connections_to(("192.168.7.1",), 29501, tmp_path) == []
 
 
 NAMES = ["lo", "eth0", "eth1", "ib0", "docker0"]
@@ -458,8 +459,8 @@ def test_the_store_to_which_a_process_is_connected_by_the_kernels_word() -> None
     me, proc = os.getpid(), Path("/proc")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert network.store_endpoint(me, port, proc) is None, "to listen is not to be connected"
+        assert sockets.store_endpoint(me, port, proc) is None, "to listen is not to be connected"
         with socket.create_connection(("127.0.0.1", port)):
             space = Path("/proc/self/ns/net").readlink()
-            assert network.store_endpoint(me, port, proc) == f"127.0.0.1 port {port} in {space}"
-            assert network.store_endpoint(1, port, proc) is None, "somebody else's connection in the same namespace"
+            assert sockets.store_endpoint(me, port, proc) == f"127.0.0.1 port {port} in {space}"
+            assert sockets.store_endpoint(1, port, proc) is None, "somebody else's connection in the same namespace"

@@ -36,7 +36,7 @@ from hangwatch.model import (
     SamplerStatus,
     Waiting,
 )
-from hangwatch.probes import network, procs
+from hangwatch.probes import procs, sockets
 from hangwatch.probes.procs import ProcessScan
 from hangwatch.progress import ENDED_SHOWN_SECONDS, SaveIncident
 from tests.proc_tree import jobs_in, lay_out
@@ -389,8 +389,8 @@ def test_a_request_to_connect_without_an_answer_is_seen(listening: socket.socket
             client = clients.enter_context(closing(socket.socket()))
             client.setblocking(False)
             client.connect_ex(("127.0.0.1", port))
-        states = {one.state for one in network.own_sockets(os.getpid(), port, procs.PROC) or ()}
-        assert network.TCP_SYN_SENT in states
+        states = {one.state for one in sockets.held_at(port, os.getpid(), procs.PROC) or ()}
+        assert sockets.SYN_SENT in states
 
 
 @pytest.mark.parametrize(

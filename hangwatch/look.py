@@ -165,7 +165,10 @@ def look_at(
         observe_dump=observe_dump,
     )
     facts = host.facts(sweep.driver_version if sweep else None)
-    return replace(judged(taken, settings, activities, unix_now=time.time(), host_facts=facts), uid=job.uid)
+    look = judged(
+        taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=job.ranks_here or None
+    )
+    return replace(look, uid=job.uid)
 
 
 def judged(
@@ -175,13 +178,14 @@ def judged(
     *,
     unix_now: float,
     host_facts: tuple[tuple[str, str], ...] = (),
+    ranks_here: int | None = None,
 ) -> Look:
-    """Pure: what a capture shows."""
+    """Pure: what a capture shows; of so many ranks that the job should have on this node, else of those captured."""
     grouping = group_ranks(taken, activities, settings)
     return Look(
         capture=taken,
         grouping=grouping,
-        verdict=culprit.judge(grouping),
+        verdict=culprit.judge(grouping, ranks_here or len(taken.ranks)),
         judged_unix_seconds=unix_now,
         host_facts=host_facts,
     )

@@ -253,6 +253,11 @@ class Job(Value, frozen=True):
         return tuple(dict.fromkeys(uuid for rank in self.ranks for uuid in rank.gpu_uuids))
 
     @property
+    def ranks_here(self) -> int:
+        """How many ranks it should have on this node, those without a process included."""
+        return len(self.ranks) + sum(last + 1 - first for first, last in self.absent_local_ranks)
+
+    @property
     def is_elsewhere_too(self) -> bool:
         """Whether it has ranks that are not of this node, as far as anything says how many there are."""
         return (self.world_size or 0) > max(len(self.ranks), self.local_world_size or 0)
@@ -660,6 +665,11 @@ class Grouping(Value, frozen=True):
         """
         known = self._known()
         return gaps(known, max(known[-1] + 1, self.world_size or 0)) if known else ()
+
+    @property
+    def ranks_known(self) -> int:
+        """How many ranks are known to exist: the world size, the highest rank, and all that answered or should have."""
+        return max(self.world_size or 0, len(self.members) + sum(ranks.stop - ranks.start for ranks in self.absent))
 
     @property
     def unanswered(self) -> tuple[range, ...]:

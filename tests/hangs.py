@@ -109,4 +109,5 @@ def rank_dumps(case: dict[str, Any]) -> list[RankDump]:
 
 def judged(case: dict[str, Any]) -> tuple[Grouping, Verdict]:
     grouping = group_ranks(rank_dumps(case), TABLE, SETTINGS, case.get("world_size"))
-    return grouping, culprit.judge(grouping)
+    on_one_node = case.get("seen_by") == "its node"
+    return grouping, culprit.judge(grouping, len(grouping.members) if on_one_node else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -68,7 +68,8 @@ def explain(
     size = collected.world_size or max((found.job.world_size or 0 for found in incidents), default=0) or None
     grouping = group_ranks(dumps, load_activities(settings.activities.rules), settings.capture, size)
     grouping = replace(grouping, notes=(*grouping.notes, *collected.notes))
-    _answer(grouping, incidents[0].job if incidents else None, as_json_form, html_path)
+    job = incidents[0].job if incidents else None
+    _answer(grouping, job, _ranks_here(incidents) if not files else None, as_json_form, html_path)
 
 
 @click.command()
@@ -82,7 +83,13 @@ def merge(*, paths: tuple[Path, ...], as_json_form: bool, html_path: Path | None
     Of one node only the newest incident of a job counts.
     """
     incidents = _of_one_job(_incident(path) for path in paths)
-    _answer(merge_all(incident.grouping for incident in incidents), incidents[0].job, as_json_form, html_path)
+    merged = merge_all(incident.grouping for incident in incidents)
+    _answer(merged, incidents[0].job, _ranks_here(incidents), as_json_form, html_path)
+
+
+def _ranks_here(incidents: Sequence[Incident]) -> int | None:
+    """How many ranks were looked at where all that is given comes from one node; None where it is of several."""
+    return incidents[0].job.ranks_here or None if len(incidents) == 1 else None
 
 
 def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
@@ -96,8 +103,10 @@ def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
     return list(newest.values())
 
 
-def _answer(grouping: Grouping, job: Job | None, as_json_form: bool, html_path: Path | None) -> None:
-    verdict = culprit.judge(grouping)
+def _answer(
+    grouping: Grouping, job: Job | None, ranks_here: int | None, as_json_form: bool, html_path: Path | None
+) -> None:
+    verdict = culprit.judge(grouping, ranks_here)
     if html_path is not None:
         write_text(html_path, html.render_grouping(grouping, verdict))
     if as_json_form:

@@ -15,8 +15,10 @@ from hangwatch.model import Confidence, Frame, Group, Grouping, JobState, Motion
 _CONFIDENCES = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 
 
-def judge(grouping: Grouping) -> Verdict:
+def judge(grouping: Grouping, ranks_here: int | None = None) -> Verdict:
     """Name the odd ranks of a job with the evidence, or say why nobody can be named.
+
+    `ranks_here` is how many ranks the job has on the one node that was looked at; None where the whole job was.
 
     A job at work or at rest accuses nobody; then the rules of `RULES` in their order, then what is left to say where
     nobody is accused. A rank that merely did not answer is never named. Launchers without ranks are no ranks: where
@@ -24,12 +26,12 @@ def judge(grouping: Grouping) -> Verdict:
     """
     launchers = [member for member in grouping.members if member.waiting]
     if not launchers:
-        return _judged(grouping)
+        return _judged(grouping, ranks_here)
     ranks = _without_launchers(grouping)
     if not ranks.groups:
         message = wording.no_ranks(launchers, grouping.groups)
         return Verdict(kind="NoRanks", message=message, evidence=votes.context(grouping))
-    verdict = _judged(ranks)
+    verdict = _judged(ranks, ranks_here)
     return structs.replace(verdict, evidence=(*verdict.evidence, votes.launchers(launchers)))
 
 
@@ -41,9 +43,9 @@ def _without_launchers(grouping: Grouping) -> Grouping:
     return structs.replace(grouping, groups=tuple(group for group in groups if group.members))
 
 
-def _judged(grouping: Grouping) -> Verdict:
+def _judged(grouping: Grouping, ranks_here: int | None) -> Verdict:
     """The verdict on ranks."""
-    scene = survey(grouping)
+    scene = survey(grouping, ranks_here)
     verdict = (
         _moving(scene)
         or _resting(scene)
@@ -55,7 +57,7 @@ def _judged(grouping: Grouping) -> Verdict:
     if verdict is not None:
         return verdict
     waiting = count_ranks(group for group in scene.stacked if group.waits)
-    message = wording.cannot_tell(scene.stacked, scene.answered, waiting)
+    message = wording.cannot_tell(scene.stacked, scene.answered, waiting, scene.existing)
     return _nobody("CannotTell", message + wording.where_to_look(grouping), scene)
 
 
@@ -75,7 +77,7 @@ def _accused(scene: Scene) -> Verdict | None:
         rest = count_ranks(others) + count_ranks(without(suspects, scene.failed))
         suspicion = Suspicion(rule, scene, suspects, others, rest)
         if _passes(suspicion):
-            return _accuse(suspicion)
+            return _accuse(suspicion) if _covers(suspicion) else None
         if rule.by_stack and not rule.gives_way:
             return None
     return None
@@ -98,8 +100,19 @@ def _passes(suspicion: Suspicion) -> bool:
     return enough[rule.outnumber] and waiting * 2 >= whole[rule.half_of]
 
 
+def _covers(suspicion: Suspicion) -> bool:
+    """Whether the suspects and those who wait are half of the ranks that exist where was looked.
+
+    Asked of the rule that was chosen, so that who did not answer never makes another one speak.
+    """
+    waiting, suspects = suspicion.waiting(*suspicion.rule.waiting), len(suspicion.members)
+    if suspicion.rule.outnumber == "more" and waiting == suspects:
+        return suspicion.scene.grouping.ranks_known == 2
+    return 2 * (waiting + suspects) >= suspicion.scene.existing
+
+
 def _accuse(suspicion: Suspicion) -> Verdict:
-    """A verdict on all suspects. A vote of the machine raises the confidence, a narrow view lowers it."""
+    """A verdict on all suspects. A vote of the machine raises the confidence; one node alone allows medium at most."""
     grouping = suspicion.scene.grouping
     evidence = votes.on_accused(suspicion.suspects, suspicion.members, suspicion.others)
     sure = _CONFIDENCES.index(suspicion.rule.weigh(suspicion))
@@ -107,11 +120,11 @@ def _accuse(suspicion: Suspicion) -> Verdict:
         sure = min(sure + 1, len(_CONFIDENCES) - 1)
     if any(member.signature is Signature.AWAITS_OUTSIDE for member in suspicion.members):
         sure = min(sure, _CONFIDENCES.index(Confidence.MEDIUM))  # whether that one answers is not seen from here
-    if suspicion.scene.answered * 2 < (grouping.world_size or 0):
-        sure = max(sure - 1, 0)
+    if suspicion.scene.is_part:
+        sure = min(sure, _CONFIDENCES.index(Confidence.MEDIUM))
     return Verdict(
         kind=suspicion.rule.kind,
-        message=_sentence(suspicion.rule.words(suspicion)),
+        message=_sentence(suspicion.rule.words(suspicion)) + _view(suspicion.scene),
         named=tuple(sorted((member.id for member in suspicion.members), key=RankId.sort_key)),
         confidence=_CONFIDENCES[sure],
         evidence=(*evidence, *votes.absence(grouping)),
@@ -203,6 +216,10 @@ def _caller(frames: Sequence[Frame]) -> stack_frames.Place | None:
 
 def _nobody(kind: str, message: str, scene: Scene) -> Verdict:
     return Verdict(kind=kind, message=_sentence(message), evidence=votes.context(scene.grouping))
+
+
+def _view(scene: Scene) -> str:
+    return wording.of_this_node(scene.existing, scene.grouping.ranks_known) if scene.is_part else ""
 
 
 def _sentence(text: str) -> str:

@@ -28,13 +28,16 @@ class Scene(NamedTuple):
     """A grouping, sorted by what its groups can tell; `failed` have a fault that says something of the rank.
 
     `shut` have a file system under their program that gives no answer: that they cannot be dumped says nothing of them.
+    `existing` is how many ranks are known to exist where was looked: on one node (`is_part`), or in the whole job.
     """
 
     grouping: Grouping
     stacked: tuple[Group, ...]
     failed: tuple[Group, ...]
     gone: tuple[Group, ...]
-    shut: tuple[Group, ...] = ()
+    shut: tuple[Group, ...]
+    existing: int
+    is_part: bool
 
     @property
     def answered(self) -> int:
@@ -85,14 +88,16 @@ class Suspicion(NamedTuple):
         return count_ranks(group for group in self.others if waits_for(group) in kinds and group.key not in beside)
 
 
-def survey(grouping: Grouping) -> Scene:
-    """A grouping, sorted for the rules."""
+def survey(grouping: Grouping, ranks_here: int | None) -> Scene:
+    """A grouping, sorted for the rules; `ranks_here` as in `culprit.judge`."""
     gone = tuple(g for g in grouping.groups if g.gone or (g.fault and g.fault.reason == "ProcessGone"))
     stacked = tuple(g for g in grouping.groups if g.fault is None and not g.gone)
     failed = tuple(g for g in grouping.groups if g.fault and g not in gone and _tells(g, stacked))
     groups = (g for g in grouping.groups if g.fault and g not in gone and g not in failed)
     shut = (_part(g, lambda member: member.silent_mount is not None) for g in groups)
-    return Scene(grouping, stacked, failed, gone, tuple(g for g in shut if g))
+    is_part = ranks_here is not None and ranks_here < grouping.ranks_known
+    existing = max(ranks_here or 0, len(grouping.members)) if is_part else grouping.ranks_known
+    return Scene(grouping, stacked, failed, gone, tuple(g for g in shut if g), existing, is_part)
 
 
 def _tells(group: Group, stacked: Sequence[Group]) -> bool:

@@ -224,12 +224,20 @@ def _shown_by_sockets(waiting: Waiting) -> str:
     return answers.get(waiting.socket or "", "")
 
 
-def cannot_tell(groups: Sequence[Group], answered: int, waiting: int) -> str:
-    """The headline where the groups allow no answer."""
+def cannot_tell(groups: Sequence[Group], answered: int, waiting: int, existing: int) -> str:
+    """The headline where the groups allow no answer; `existing` ranks are known to exist where was looked."""
     if not groups:
         return "no rank gave a stack that tells anything."
+    if answered * 2 < existing:
+        few = f"only {answered:,} of {existing:,} ranks answered"
+        return f"{few}, which is too little to accuse anybody: {'; '.join(each(groups))}."
     few = f"only {waiting:,} of {answered:,} ranks wait for other ranks" if waiting else "no rank waits for another one"
     return f"{few}, which is too little to accuse anybody: {'; '.join(each(groups))}."
+
+
+def of_this_node(here: int, whole: int) -> str:
+    """Of whom a verdict speaks that was made on one node of several."""
+    return f" This is said of the {words.count(here)} on this node; the job has {whole:,}."
 
 
 def where_to_look(grouping: Grouping) -> str:

@@ -8,11 +8,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hangwatch.hang.culprit import judge
 from hangwatch.model import Confidence, Fault, Group, Grouping, Member, Motion, RankId, Signature, Verdict
 
 HIGH, MEDIUM, LOW, NONE = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE
+ORDER = (NONE, LOW, MEDIUM, HIGH)
 ACTIVITIES = {
     "ranks": "collective_wait",
     "gpu": "gpu_sync",
@@ -40,7 +43,7 @@ class Ranks(NamedTuple):
     utilization_ratio: float | None = None
 
 
-def verdict(*parts: Ranks, world_size: int | None = None) -> Verdict:
+def verdict(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = None) -> Verdict:
     groups, first = [], 0
     for number, part in enumerate(parts):
         is_state = part.what in ("D", "T")
@@ -72,11 +75,11 @@ def verdict(*parts: Ranks, world_size: int | None = None) -> Verdict:
                 gone=part.what == "gone",
             )
         )
-    return judge(Grouping(groups=tuple(groups), world_size=world_size))
+    return judge(Grouping(groups=tuple(groups), world_size=world_size), ranks_here)
 
 
-def says(*parts: Ranks, world_size: int | None = None) -> tuple[str, int, Confidence]:
-    found = verdict(*parts, world_size=world_size)
+def says(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = None) -> tuple[str, int, Confidence]:
+    found = verdict(*parts, world_size=world_size, ranks_here=ranks_here)
     return found.kind, len(found.named), found.confidence
 
 
@@ -158,10 +161,72 @@ def test_a_rank_that_py_spy_found_gone_is_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "confidence"), [(None, HIGH), (8, HIGH), (16, HIGH), (17, MEDIUM), (512, MEDIUM)]
+    ("world_size", "ranks_here", "named", "confidence"),
+    [
+        # The whole job was looked at: half of the ranks that exist must be suspects, or wait.
+        (None, None, 1, HIGH),
+        (8, None, 1, HIGH),
+        (16, None, 1, HIGH),
+        (17, None, 0, NONE),
+        (512, None, 0, NONE),
+        # One node was: half of those that it has, and never surer than medium.
+        (8, 8, 1, HIGH),
+        (512, 8, 1, MEDIUM),
+        (512, 16, 1, MEDIUM),
+        (512, 17, 0, NONE),
+        (None, 8, 1, HIGH),
+    ],
 )
-def test_less_than_half_of_the_job_in_view_is_less_sure(world_size: int | None, confidence: Confidence) -> None:
-    assert says(Ranks(1, "nothing"), Ranks(7, "ranks"), world_size=world_size)[2] is confidence
+def test_half_of_the_ranks_that_exist_where_was_looked_are_suspects_or_wait(
+    world_size: int | None, ranks_here: int | None, named: int, confidence: Confidence
+) -> None:
+    parts = (Ranks(1, "nothing"), Ranks(7, "ranks"))
+    assert says(*parts, world_size=world_size, ranks_here=ranks_here)[1:] == (named, confidence)
+
+
+@pytest.mark.parametrize(("world_size", "ranks_here", "named"), [(None, None, 1), (2, 2, 1), (3, None, 0), (7, 2, 0)])
+def test_one_against_one_counts_where_these_two_are_the_whole_job(
+    world_size: int | None, ranks_here: int | None, named: int
+) -> None:
+    assert says(Ranks(1, "nothing"), Ranks(1, "ranks"), world_size=world_size, ranks_here=ranks_here)[1] == named
+
+
+def test_what_is_said_of_one_node_says_so() -> None:
+    message = verdict(Ranks(1, "nothing"), Ranks(7, "ranks"), world_size=512, ranks_here=8).message
+    assert message.endswith("This is said of the 8 ranks on this node; the job has 512.")
+
+
+PARTS = st.builds(
+    Ranks,
+    st.integers(1, 6),
+    st.sampled_from(["ranks", "gpu", "lock", "thread", "nothing", "unknown", "leaving", "gone", "D", "T", "Timeout"]),
+    owns_gil=st.booleans(),
+    motion=st.sampled_from([Motion.FROZEN, Motion.UNKNOWN]),
+    utilization_ratio=st.sampled_from([None, 0.0, 1.0]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    parts=st.lists(PARTS, min_size=1, max_size=5),
+    absent=st.integers(0, 30),
+    more=st.integers(1, 30),
+    on_one_node=st.booleans(),
+)
+def test_ranks_that_did_not_answer_add_no_name_and_no_confidence(
+    *, parts: list[Ranks], absent: int, more: int, on_one_node: bool
+) -> None:
+    """Absent ranks, and such that could not be dumped for a reason that says nothing of them."""
+    seen = sum(part.count for part in parts)
+    here = seen if on_one_node else None
+    before = verdict(*parts, world_size=seen + absent, ranks_here=here)
+    silent = Ranks(more, "DumperStuck", about="tool")
+    for after in (
+        verdict(*parts, world_size=seen + absent + more, ranks_here=here),
+        verdict(*parts, silent, world_size=seen + absent + more, ranks_here=here and here + more),
+    ):
+        assert set(after.named) <= set(before.named)
+        assert ORDER.index(after.confidence) <= ORDER.index(before.confidence)
 
 
 @pytest.mark.parametrize(

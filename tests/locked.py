@@ -1,4 +1,4 @@
-"""Processes whose memory is locked for good, made by what any user can do: a file system of his own that is silent."""
+"""Processes that a silent file system keeps, made by what any user can do: their memory is locked, or not to be read."""
 
 from __future__ import annotations
 
@@ -13,28 +13,71 @@ from tests.conftest import wait_for
 from tests.dead_mount import dying_mount
 from tests.integration import targets
 
-# A page of the file is written to, then something else is mapped in its place: the kernel writes the page back first,
-# with mmap_lock held (fuse_vma_close of fs/fuse/file.c).
-LOCKED = """
-import ctypes, os, sys
+# Arguments of each: the file, the number of its page that is the process's own, the user.
+_BEGIN = """
+import ctypes, os, sys, threading, time
 path, number, uid = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-page = libc.mmap(None, 4096, 3, 1, os.open(path, os.O_RDWR), 4096 * number)
-ctypes.memset(page, 65, 4096)
+libc.poll.argtypes = [ctypes.c_void_p, ctypes.c_ulong, ctypes.c_int]
+file = os.open(path, os.O_RDWR)
+"""
+_BECOME_USER = """
 os.setresgid(uid, uid, uid)
 os.setresuid(uid, uid, uid)
 print("ready", flush=True)
 sys.stdin.readline()
+"""
+# A page of the file is written to, then something else is mapped in its place: the kernel writes the page back first,
+# with mmap_lock held (fuse_vma_close of fs/fuse/file.c).
+_LOCKED = f"""
+{_BEGIN}
+page = libc.mmap(None, 4096, 3, 1, file, 4096 * number)
+ctypes.memset(page, 65, 4096)
+{_BECOME_USER}
 libc.mmap(page, 4096, 3, 0x32, -1, 0)
 sys.stdin.readline()
+"""
+# The array is mapped anew while the main thread waits: the kernel has copied it, and who reads it faults on the file.
+_POLLS = f"""
+{_BEGIN}
+array = libc.mmap(None, 4096, 3, 0x22, -1, 0)
+ctypes.memset(array, 255, 4096)
+{_BECOME_USER}
+def later():
+    while "poll" not in open("/proc/self/task/%d/wchan" % os.getpid()).read():
+        time.sleep(0.01)
+    libc.mmap(array, 4096, 3, 0x11, file, 4096 * number)
+    print("mapped", flush=True)
+    time.sleep(600)
+threading.Thread(target=later, daemon=True).start()
+libc.poll(array, 4, -1)
 """
 
 
 @contextlib.contextmanager
 def locked(folder: Path, uid: int, count: int = 1) -> Iterator[list[int]]:
     """The pids of so many Python processes of this user whose memory is locked, until the end. Needs root."""
+    with _kept(_LOCKED, folder, uid, count) as children:
+        for child in children:
+            wait_for(lambda pid=child.pid: targets.state(pid) == "D", "a locked process")
+        yield [child.pid for child in children]
+
+
+@contextlib.contextmanager
+def polling(folder: Path, uid: int, count: int) -> Iterator[list[int]]:
+    """The pids of so many processes of this user whose poll array nobody can read, until the end. Needs root."""
+    with _kept(_POLLS, folder, uid, count) as children:
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"mapped\n"
+        yield [child.pid for child in children]
+
+
+@contextlib.contextmanager
+def _kept(program: str, folder: Path, uid: int, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """So many processes of a program over one file, let go once the file system of that file is silent."""
     (folder / "content").write_bytes(bytes(4096 * count))
     environ = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     children: list[subprocess.Popen[bytes]] = []
@@ -43,7 +86,7 @@ def locked(folder: Path, uid: int, count: int = 1) -> Iterator[list[int]]:
         fall_silent = stack.enter_context(dying_mount(folder / "mnt", {"f": folder / "content"}))
         stack.callback(lambda: [child.kill() for child in children])
         for number in range(count):
-            command = [sys.executable, "-c", LOCKED, str(folder / "mnt/f"), str(number), str(uid)]
+            command = [sys.executable, "-c", program, str(folder / "mnt/f"), str(number), str(uid)]
             child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
             children.append(child)
             assert child.stdout is not None
@@ -53,6 +96,4 @@ def locked(folder: Path, uid: int, count: int = 1) -> Iterator[list[int]]:
             assert child.stdin is not None
             child.stdin.write(b"go\n")
             child.stdin.flush()
-        for child in children:
-            wait_for(lambda pid=child.pid: targets.state(pid) == "D", "a locked process")
-        yield [child.pid for child in children]
+        yield children

@@ -39,24 +39,18 @@ RUN_SECONDS = 300.0  # a mutant that runs longer never comes back: that is notic
 UNCHANGED_SECONDS = 1800.0  # all tests of all modules, on the code as it is
 MOST_SURVIVORS = 0.10
 
+VERDICT_TESTS = (
+    "unit/test_rules.py",
+    "unit/test_waiting_launchers.py",
+    "unit/test_rest.py",
+    "unit/test_hangs.py",
+    "unit/test_verdicts_page.py",
+    "unit/test_grouping.py",
+)
 # Module -> the tests that matter to it, the quickest first.
 TESTS = {
-    "hang/culprit.py": (
-        "unit/test_rules.py",
-        "unit/test_waiting_launchers.py",
-        "unit/test_rest.py",
-        "unit/test_hangs.py",
-        "unit/test_verdicts_page.py",
-        "unit/test_grouping.py",
-    ),
-    "hang/rules.py": (
-        "unit/test_rules.py",
-        "unit/test_waiting_launchers.py",
-        "unit/test_rest.py",
-        "unit/test_hangs.py",
-        "unit/test_verdicts_page.py",
-        "unit/test_grouping.py",
-    ),
+    "hang/culprit.py": VERDICT_TESTS,
+    "hang/rules.py": VERDICT_TESTS,
     "hang/detector.py": (
         "unit/test_detector_bounds.py",
         "unit/test_detector.py",

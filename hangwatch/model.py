@@ -412,9 +412,20 @@ class SystemCall(Value, frozen=True):
     """
 
     number: int
-    kind: Literal["receives", "awaits_child", "writes", "other"] = "other"
+    kind: Literal["receives", "awaits_child", "writes", "locks", "other"] = "other"
     descriptors: tuple[int, ...] = ()
     child: int | None = None
+
+
+class FileLock(Value, frozen=True):
+    """A lock of the file at `path` for which a process waits, and who holds it; None where the kernel does not say.
+
+    It lists no holder that has ended and left its lock to a process that it started, and none on another node.
+    """
+
+    path: str
+    holder_pid: int | None = None
+    holder_comm: str = ""
 
 
 class Awaited(Value, frozen=True):
@@ -443,7 +454,8 @@ class ProcessDump(Value, frozen=True):
     pipes and Unix sockets on which its main thread receives, but for such to its `server`. None: not seen.
 
     `server` is the process that waits for clients, its main thread on a socket that listens: itself, or a rank or a
-    process above it to which all lead from which its own main thread receives.
+    process above it to which all lead from which its own main thread receives. `file_lock` is the lock of a file for
+    which its main thread waits.
     """
 
     taken_monotonic_seconds: float
@@ -469,6 +481,7 @@ class ProcessDump(Value, frozen=True):
     frozen_cgroup: str | None = None
     peers: int | None = None
     server: int | None = None
+    file_lock: FileLock | None = None
 
 
 class RankId(Value, frozen=True):
@@ -561,8 +574,8 @@ class Member(Value, frozen=True):
     `silent_mount`, `waits_for_mount`, `waiting` and `busy_power_ratio` as in `RankDump`. `signature` is what was
     measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and `switches_per_second`
     (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so in every round;
-    `peers` as there, the most of any round, workers included, and None where one was not seen; `server` as there, where
-    it was the same in every round.
+    `peers` as there, the most of any round, workers included, and None where one was not seen; `server` and `file_lock`
+    as there, where they were the same in every round.
     """
 
     id: RankId
@@ -587,6 +600,7 @@ class Member(Value, frozen=True):
     waiting: Waiting | None = None
     peers: int | None = None
     server: int | None = None
+    file_lock: FileLock | None = None
 
 
 class Group(Value, frozen=True):

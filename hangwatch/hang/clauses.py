@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hangwatch import words
 from hangwatch.hang import activity
 from hangwatch.hang import frames as stack_frames
-from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, Group, Stack
+from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, FileLock, Group, Stack
 
 _SINGULAR = (("is ", "are "), ("waits ", "wait "), ("stands ", "stand "), ("sleeps", "sleep"))
 
@@ -19,7 +19,7 @@ def does(group: Group, *, several: bool = False) -> str:
         if several:
             return f"wait for their loader workers, in {worker.own}"
         return f"waits for its loader worker ({_which(worker)}) in {worker.own}"
-    clause = activity.says(group.activity, group.operation)
+    clause = _waits_for_file_lock(group) or activity.says(group.activity, group.operation)
     if group.waits_for == "gpu" and activity.known(group.activity).waits_for != "gpu":
         clause = f"waits for its GPU in {_innermost(group)}"  # by measurement, see `hang.motion`
     if several:
@@ -27,6 +27,19 @@ def does(group: Group, *, several: bool = False) -> str:
             if clause.startswith(singular):
                 return plural + clause[len(singular) :].replace("its GPU", "their GPUs")
     return clause
+
+
+def _waits_for_file_lock(group: Group) -> str | None:
+    """By measurement, see `probes.file_locks`; None where not all of its ranks wait for the same one."""
+    locks = {member.file_lock for member in group.members}
+    lock = locks.pop() if len(locks) == 1 else None
+    return None if lock is None else f"waits for the lock of {lock.path}{_held_by(lock)}"
+
+
+def _held_by(lock: FileLock) -> str:
+    if lock.holder_pid is None:
+        return ", whose holder is not listed: it has ended and left it to a process that it started, or is elsewhere"
+    return f", which pid {lock.holder_pid} ({lock.holder_comm}) holds"
 
 
 def _at_work(group: Group) -> Stack | None:

@@ -17,6 +17,7 @@ from hangwatch.model import (
     ENDED_STATES,
     Capture,
     Fault,
+    FileLock,
     Frame,
     Group,
     Grouping,
@@ -141,17 +142,20 @@ def _answer(rank: RankDump, standings: Sequence[Standing | None], measured: moti
         return _Answer("gone", None, last, None, gone=True)
     for dump, standing in zip(reversed(rank.rounds), reversed(standings), strict=True):
         if standing is not None:
-            judged = _by_measurement(standing, measured)
+            judged = _by_measurement(standing, measured, motion.file_lock(rank))
             return _Answer(judged.key, judged, dump, None, gone=False)
     fault = (last.fault if last else None) or Fault(subject="rank", reason="NoStack", detail="no thread in the dump")
     return _Answer(f"undumpable:{fault.reason}:{fault.about}", None, last, fault, gone=False)
 
 
-def _by_measurement(standing: Standing, measured: motion.Measured) -> Standing:
-    """A rank that was measured behind its GPU waits for it, whatever its functions are called.
+def _by_measurement(standing: Standing, measured: motion.Measured, lock: FileLock | None) -> Standing:
+    """A rank that was measured behind its GPU, or in a wait for the lock of a file, waits for that.
 
-    Those at the same place that were not are another group: one of them may be the one that is waited for.
+    Whatever its functions are called. Those at the same place that were not are another group: one of them may be the
+    one that is waited for.
     """
+    if lock is not None and standing.waits_for not in ("ranks", "gpu"):
+        return standing._replace(key=f"{standing.key}-lock", waits_for="lock")
     if measured.signature is not Signature.BEHIND_GPU or standing.waits_for in ("ranks", "gpu"):
         return standing
     return standing._replace(key=f"{standing.key}-gpu", waits_for="gpu")
@@ -182,6 +186,7 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         waiting=rank.waiting,
         peers=motion.peers(rank),
         server=motion.server(rank),
+        file_lock=motion.file_lock(rank),
     )
 
 

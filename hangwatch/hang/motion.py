@@ -18,6 +18,7 @@ from hangwatch.model import (
     ENDED_STATES,
     STOPPED_STATES,
     Awaited,
+    FileLock,
     ProcessDump,
     RankDump,
     Signature,
@@ -244,6 +245,12 @@ def peers(rank: RankDump) -> int | None:
 def server(rank: RankDump) -> int | None:
     """The process that waits for clients and for which a rank waits, itself maybe: the same in every round."""
     found = {dump.server for dump in rank.rounds}
+    return found.pop() if len(found) == 1 else None
+
+
+def file_lock(rank: RankDump) -> FileLock | None:
+    """The lock of a file for which a rank waits, by the same holder in every round."""
+    found = {dump.file_lock for dump in rank.rounds}
     return found.pop() if len(found) == 1 else None
 
 

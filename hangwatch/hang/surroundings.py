@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from hangwatch import words
 from hangwatch.hang import launchers
 from hangwatch.model import BLOCKED_STATES, ENDED_STATES, Awaited, Job, ProcessDump, ProcessId, SystemCall
-from hangwatch.probes import filesystems, main_thread, pidfiles, procs, sockets
+from hangwatch.probes import file_locks, filesystems, main_thread, pidfiles, procs, sockets
 from hangwatch.probes.sockets import Connection, Connections, End
 
 _DEADLINE_SECONDS = 2.0  # for what one round reads of connections
@@ -128,6 +128,9 @@ class Surroundings:
             dirty_bytes=dirty_bytes,
             peers=peers,
             server=server,
+            file_lock=None
+            if call is None or kind != "locks"
+            else file_locks.awaited(pid, call.descriptors[0], self._root),
         )
 
     def _peers(self, pid: int, call: SystemCall | None, *, is_apart: bool) -> int | None:

@@ -6,6 +6,7 @@ has it. Nothing is paused. Numbers of system calls differ between architectures:
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import struct
@@ -18,7 +19,7 @@ from hangwatch.probes import memory, pseudofiles
 
 MOST_DESCRIPTORS = 1024  # of one poll, select or epoll
 
-_Kind: TypeAlias = Literal["receives", "selects", "polls", "epolls", "awaits_child", "writes"]
+_Kind: TypeAlias = Literal["receives", "selects", "polls", "epolls", "awaits_child", "writes", "locks"]
 _NUMBERS: dict[str, dict[_Kind, tuple[int, ...]]] = {
     "x86_64": {
         "receives": (0, 19, 42, 43, 45, 47, 288),  # read, readv, connect, accept, recvfrom, recvmsg, accept4
@@ -27,6 +28,7 @@ _NUMBERS: dict[str, dict[_Kind, tuple[int, ...]]] = {
         "epolls": (232, 281, 441),  # epoll_wait, epoll_pwait, epoll_pwait2
         "awaits_child": (61, 247),  # wait4, waitid
         "writes": (1, 3, 18, 20, 26, 74, 75, 162, 277, 285, 306),  # write*, close, msync, fsync, sync*, fallocate
+        "locks": (72, 73),  # fcntl, flock
     },
     "aarch64": {
         "receives": (63, 65, 202, 203, 207, 212, 242),
@@ -35,10 +37,13 @@ _NUMBERS: dict[str, dict[_Kind, tuple[int, ...]]] = {
         "epolls": (22, 441),
         "awaits_child": (95, 260),
         "writes": (47, 57, 64, 66, 68, 81, 82, 83, 84, 227, 267),
+        "locks": (25, 32),
     },
 }
 _KINDS = {number: kind for kind, numbers in _NUMBERS.get(platform.machine(), {}).items() for number in numbers}
 _WAITID = {"x86_64": (247,), "aarch64": (95,)}.get(platform.machine(), ())
+_FCNTL = {"x86_64": (72,), "aarch64": (25,)}.get(platform.machine(), ())
+_F_OFD_SETLKW = 38
 _MOST_PIDS = 1 << 22  # PID_MAX_LIMIT
 _POLLFD = struct.Struct("=ihh")
 
@@ -73,6 +78,8 @@ def read_call(pid: int, proc_root: Path) -> SystemCall | None:
         return None
     number, arguments = int(fields[0]), [int(field, 16) for field in fields[1:7]]
     kind = _KINDS.get(number)
+    if number in _FCNTL and arguments[1] not in (fcntl.F_SETLKW, _F_OFD_SETLKW):
+        kind = None
     first, child = arguments[0], 0
     match kind:
         case None | "awaits_child":
@@ -90,8 +97,8 @@ def read_call(pid: int, proc_root: Path) -> SystemCall | None:
     return SystemCall(number=number, kind=_plain(kind), descriptors=descriptors, child=child if is_one else None)
 
 
-def _plain(kind: _Kind | None) -> Literal["receives", "awaits_child", "writes", "other"]:
-    if kind is None or kind == "awaits_child" or kind == "writes":  # noqa: PLR1714 - so that mypy follows
+def _plain(kind: _Kind | None) -> Literal["receives", "awaits_child", "writes", "locks", "other"]:
+    if kind is None or kind == "awaits_child" or kind == "writes" or kind == "locks":  # noqa: PLR1714 - for mypy
         return kind or "other"
     return "receives"
 

@@ -1,0 +1,94 @@
+"""Real locks of files: who waits is told which file it is, and who holds it, by what the kernel lists."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hangwatch import config
+from hangwatch.hang import clauses
+from hangwatch.hang.activity import Table
+from hangwatch.hang.capture import capture, job_of_pids
+from hangwatch.hang.grouping import group_ranks
+from hangwatch.model import FileLock, Group
+from hangwatch.probes import main_thread, procs
+from tests.conftest import wait_for
+from tests.integration import targets
+
+SETTINGS = config.Capture(rounds=2, pause_seconds=0.1)
+WAITS = "import fcntl\nlock = open(folder + '/the.lock', 'r+')\nready()\n{how}"
+HOLDS = """
+import fcntl, os, sys
+lock = open(sys.argv[1], "r+")
+{how}
+if {is_left} and os.fork():
+    os._exit(0)
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+FLOCK, LOCKF = "fcntl.flock(lock, fcntl.LOCK_EX)", "fcntl.lockf(lock, fcntl.LOCK_EX)"
+
+
+@contextlib.contextmanager
+def held(path: Path, how: str, *, is_left: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """The lock of this file, held by the process that is given, or left by it to its child; free when it is left."""
+    path.touch()
+    program = HOLDS.format(how=how, is_left=is_left)
+    command = [sys.executable, "-c", program, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline().strip().isdecimal()
+        if is_left:
+            holder.wait(10)
+        try:
+            yield holder
+        finally:
+            assert holder.stdin is not None
+            holder.stdin.close()  # its child ends with its standard input
+
+
+def seen(pid: int) -> Group:
+    wait_for(lambda: (call := main_thread.read_call(pid, procs.PROC)) and call.kind == "locks", "the call for the lock")
+    (group,) = group_ranks(capture(job_of_pids([pid]), settings=SETTINGS, node="here"), Table(()), SETTINGS).groups
+    return group
+
+
+@pytest.mark.parametrize("how", [FLOCK, LOCKF], ids=["flock", "fcntl"])
+def test_who_waits_for_a_lock_is_told_the_file_and_its_holder(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "the.lock"
+    with held(path, how) as holder, targets.python(WAITS.format(how=how), tmp_path) as pid:
+        group = seen(pid)
+    (member,) = group.members
+    assert member.file_lock is not None and member.file_lock.holder_comm
+    comm = member.file_lock.holder_comm
+    assert member.file_lock == FileLock(str(path), holder_pid=holder.pid, holder_comm=comm)
+    assert clauses.does(group) == f"waits for the lock of {path}, which pid {holder.pid} ({comm}) holds"
+    assert group.waits_for == "lock", "by measurement: the table is empty"
+
+
+def test_a_holder_that_ended_and_left_the_lock_to_its_child_is_not_made_up(tmp_path: Path) -> None:
+    with held(tmp_path / "the.lock", FLOCK, is_left=True), targets.python(WAITS.format(how=FLOCK), tmp_path) as pid:
+        group = seen(pid)
+    (member,) = group.members
+    assert member.file_lock == FileLock(str(tmp_path / "the.lock"))  # listed or not, as pid namespaces are
+    assert "it has ended and left it to a process that it started" in clauses.does(group)
+
+
+def test_who_waits_for_something_else_waits_for_no_lock_of_a_file(tmp_path: Path) -> None:
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        (group,) = group_ranks(capture(job_of_pids([pid]), settings=SETTINGS, node="here"), Table(()), SETTINGS).groups
+    assert [member.file_lock for member in group.members] == [None]
+
+
+def test_a_name_that_escapes_is_spelt_out(tmp_path: Path) -> None:
+    folder = tmp_path / "a\x1b[2Jb"
+    folder.mkdir()
+    with held(folder / "the.lock", FLOCK), targets.python(WAITS.format(how=FLOCK), folder) as pid:
+        group = seen(pid)
+    assert "\\x1b" in clauses.does(group) and os.sep in clauses.does(group)
+    assert clauses.does(group).isprintable()

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -31,6 +32,7 @@ from hangwatch.look import JobScan, Look, look_at
 from hangwatch.model import ENDED_STATES, OPEN_STATES, Fault, Incident, Job, JobState, LeftOut, ProcessId
 from hangwatch.probes import host, procs, pyspy
 from hangwatch.probes.node import Node
+from hangwatch.probes.nvml import query
 from hangwatch.probes.nvml.source import GpuSource
 from hangwatch.probes.sdnotify import Notifier
 from hangwatch.progress import Action, SaveIncident
@@ -246,6 +248,7 @@ class Daemon:
             sweep=self.board.snapshot.sweep,
             latest_sweep=lambda: self.board.snapshot.sweep,
             gpu_levels=levels,
+            read_traffic=partial(query.traffic, self._gpus),
             proc_root=self._proc_root,
             may_pause=may_pause,
             stop=self._stop,

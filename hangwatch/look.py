@@ -28,6 +28,7 @@ from hangwatch.model import (
     Process,
     ProcessId,
     TimelineEntry,
+    TrafficSweep,
     Value,
     Verdict,
 )
@@ -138,6 +139,7 @@ def look_at(
     sweep: GpuSweep | None = None,
     latest_sweep: Callable[[], GpuSweep | None] | None = None,
     gpu_levels: Mapping[str, GpuLevels] | None = None,
+    read_traffic: Callable[[], TrafficSweep | None] | None = None,
     proc_root: Path = procs.PROC,
     rounds: int | None = None,
     native: bool = False,
@@ -156,6 +158,7 @@ def look_at(
         gpus=sweep,
         latest_gpus=latest_sweep,
         gpu_levels=gpu_levels,
+        read_traffic=read_traffic,
         native=native,
         include_locals=include_locals,
         may_pause=may_pause,

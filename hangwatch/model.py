@@ -74,6 +74,30 @@ class GpuSweep(Value, frozen=True):
         return {int(subject[4:]): fault for subject, fault in silent.items() if subject[4:].isdecimal()}
 
 
+class GpuTraffic(Value, frozen=True):
+    """What the links of one GPU have carried, as (sent, received).
+
+    Bytes since some moment that nobody knows, counted by the GPU: they wrap. `nvlink_bytes` is data without protocol,
+    over all NVLinks. Each pair is None where this GPU or driver counts nothing, counts in 32 bits, or answers an error;
+    all are with MIG, where they are those of other instances as well. `pcie_bytes_per_second`, only without such a
+    counter, is what NVML saw in 20 ms.
+    """
+
+    index: int
+    uuid: str
+    taken_monotonic_seconds: float
+    nvlink_bytes: tuple[int, int] | None = None
+    pcie_bytes: tuple[int, int] | None = None
+    pcie_bytes_per_second: tuple[float, float] | None = None
+
+
+class TrafficSweep(Value, frozen=True):
+    """What the links of all GPUs have carried, read once."""
+
+    gpus: tuple[GpuTraffic, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
 class SamplerStatus(Value, frozen=True):
     """How the sampling of GPUs itself fares.
 
@@ -519,7 +543,8 @@ class RankDump(Value, frozen=True):
     another node or one that merely did not answer. `waiting` is set where this is no rank but a launcher that has none.
     `silent_mount` names the file system under its program that gives no answer, so that py-spy hangs on it;
     `waits_for_mount`: in every round the kernel showed it in a call on that one. `busy_power_ratio`: where its power
-    lies between the floor (0) and the busy level (1) of its own GPU, None without a history.
+    lies between the floor (0) and the busy level (1) of its own GPU, None without a history. What its NVLinks and its
+    PCIe carried per second is the sum of both directions, of the busiest of its GPUs, over the rounds.
     """
 
     id: RankId
@@ -529,6 +554,8 @@ class RankDump(Value, frozen=True):
     power_watts: float | None = None
     utilization_ratio: float | None = None
     busy_power_ratio: float | None = None
+    nvlink_bytes_per_second: float | None = None
+    pcie_bytes_per_second: float | None = None
     silent_mount: str | None = None
     waits_for_mount: bool = False
     waiting: Waiting | None = None
@@ -571,7 +598,7 @@ class Member(Value, frozen=True):
 
     `state` is the letter that /proc/PID/stat showed in every round; where the rounds differ, the last one outside `D`.
     `waited_before`: in an earlier round it stood in a wait for other ranks, so it does come to meet them.
-    `silent_mount`, `waits_for_mount`, `waiting` and `busy_power_ratio` as in `RankDump`. `signature` is what was
+    `silent_mount`, `waits_for_mount`, `waiting` and the numbers of its GPU as in `RankDump`. `signature` is what was
     measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and `switches_per_second`
     (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so in every round;
     `peers` as there, the most of any round, workers included, and None where one was not seen; `server` and `file_lock`
@@ -594,6 +621,8 @@ class Member(Value, frozen=True):
     power_watts: float | None = None
     utilization_ratio: float | None = None
     busy_power_ratio: float | None = None
+    nvlink_bytes_per_second: float | None = None
+    pcie_bytes_per_second: float | None = None
     silent_mount: str | None = None
     waits_for_mount: bool = False
     frozen_cgroup: str | None = None

@@ -324,7 +324,16 @@ def blocked_in_kernel() -> Incident:
         key="d0000000",
         activity="blocked",
         members=(
-            member(3, state="D", wchan="nfs_wait_bit_killable", cpu_ratio=0.0, power_watts=68.0, utilization_ratio=0.0),
+            member(
+                3,
+                state="D",
+                wchan="nfs_wait_bit_killable",
+                cpu_ratio=0.0,
+                power_watts=68.0,
+                utilization_ratio=0.0,
+                nvlink_bytes_per_second=0.0,
+                pcie_bytes_per_second=2.4e6,
+            ),
         ),
         fault=D_STATE,
     )

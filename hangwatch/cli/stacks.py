@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import click
@@ -20,6 +22,7 @@ from hangwatch.launcher_table import TABLE
 from hangwatch.look import JobScan, look_at
 from hangwatch.model import GpuSweep, Incident, Job, JobState, Value
 from hangwatch.probes import host, procs
+from hangwatch.probes.nvml import query
 from hangwatch.probes.nvml.sampler import NvmlSampler
 from hangwatch.report import as_json, html, text
 from hangwatch.report.folder import folder_files
@@ -74,22 +77,24 @@ def dump(
     if pids and wanted:
         raise click.UsageError("give either --job or --pid")
     settings, _ = settings_from(config_path)
-    sweep = _gpu_sweep(settings)
-    found = [_job_of_pids(pids)] if pids else _jobs(wanted, sweep, settings.jobs)
     node, activities = host.node_name(), activity.load(settings.activities.rules)
-    looks = [
-        look_at(
-            job,
-            settings=settings.capture,
-            activities=activities,
-            node=node,
-            sweep=sweep,
-            rounds=rounds,
-            native=native,
-            include_locals=include_locals,
-        )
-        for job in found
-    ]
+    with _sampled(settings) as gpus:
+        sweep = gpus.wait_for_sweep(GPU_SECONDS)
+        found = [_job_of_pids(pids)] if pids else _jobs(wanted, sweep, settings.jobs)
+        looks = [
+            look_at(
+                job,
+                settings=settings.capture,
+                activities=activities,
+                node=node,
+                sweep=sweep,
+                read_traffic=partial(query.traffic, gpus) if rounds > 1 else None,
+                rounds=rounds,
+                native=native,
+                include_locals=include_locals,
+            )
+            for job in found
+        ]
     dumped = [look.incident(job, JobState.SUSPECTED) for job, look in zip(found, looks, strict=True)]
     if as_json_form:
         click.echo(as_json.render(as_json.dump(node, dumped)), nl=False)
@@ -110,11 +115,12 @@ def _job_of_pids(pids: tuple[int, ...]) -> Job:
     return capture.job_of_pids(pids)
 
 
-def _gpu_sweep(settings: config.Settings) -> GpuSweep | None:
+@contextmanager
+def _sampled(settings: config.Settings) -> Iterator[NvmlSampler]:
     gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=settings.gpu.deadline_seconds)
     gpus.start()
     try:
-        return gpus.wait_for_sweep(GPU_SECONDS)
+        yield gpus
     finally:
         gpus.stop()
 

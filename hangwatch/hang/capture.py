@@ -17,6 +17,7 @@ from hangwatch import config, pyspy_output, words
 from hangwatch.hang import jobs
 from hangwatch.hang.power import GpuLevels
 from hangwatch.hang.surroundings import Surroundings
+from hangwatch.hang.traffic import link_rates
 from hangwatch.model import (
     BLOCKED_STATES,
     ENDED_STATES,
@@ -31,6 +32,7 @@ from hangwatch.model import (
     RankDump,
     RankId,
     Thread,
+    TrafficSweep,
     Waiting,
     Worker,
     WorkerDump,
@@ -55,6 +57,7 @@ def capture(
     gpus: GpuSweep | None = None,
     latest_gpus: Callable[[], GpuSweep | None] | None = None,
     gpu_levels: Mapping[str, GpuLevels] | None = None,
+    read_traffic: Callable[[], TrafficSweep | None] | None = None,
     native: bool = False,
     include_locals: bool = False,
     may_pause: bool = True,
@@ -72,8 +75,9 @@ def capture(
     not exist any more, or that was absent before, is `gone`. Once `stop` is set it returns what it has, within a
     second. Without `may_pause` no process is paused or signalled: what could only be read so is not. `slots` bounds the
     dumps at the same time over all captures that share it. GPU numbers are the mean of the sweeps that `latest_gpus`
-    gives after each round, else those of `gpus`; `gpu_levels` are the levels of the job's GPUs by uuid. Never raises
-    for what it finds: processes come and go.
+    gives after each round, else those of `gpus`; `gpu_levels` are the levels of the job's GPUs by uuid. `read_traffic`
+    is asked in each round, in a thread beside the dumps, until it has no answer. Never raises for what it finds:
+    processes come and go.
     """
     stop = stop or threading.Event()
     began, began_unix = time.monotonic(), time.time()
@@ -96,6 +100,7 @@ def capture(
         reader_uid=job.uid,
     )
     sweeps: list[GpuSweep] = []
+    traffic: list[TrafficSweep | None] = []
     taken: list[dict[ProcessId, ProcessDump]] = []
     # Native dumps need 340 MB each: one at a time.
     with ThreadPoolExecutor(1 if native else settings.parallel, thread_name_prefix="dump") as pool:
@@ -104,13 +109,16 @@ def capture(
                 break
             around.begin_round()
             end = time.monotonic() + settings.round_deadline_seconds
+            read = pool.submit(read_traffic) if read_traffic and None not in traffic else None
             dumps = pool.map(taker.take, targets, [end] * len(targets))
             taken.append(dict(zip(targets, dumps, strict=True)))
             sweep = latest_gpus() if latest_gpus else gpus
             sweeps += [sweep] if sweep else []
+            traffic += [read.result()] if read else []
     silent = _silent_mounts(targets, taken, proc_root)
     waiting = _measured(job, proc_root)
-    numbers = {rank.id: _gpu_numbers(rank, sweeps, gpu_levels or {}) for rank in ranks}
+    carried = [one for one in traffic if one is not None]
+    numbers = {rank.id: _gpu_numbers(rank, sweeps, gpu_levels or {}, carried) for rank in ranks}
     present = [replace(_rank_dump(rank, taken, node, numbers[rank.id], silent), waiting=waiting) for rank in ranks]
     return Capture(
         job_id=job.job_id,
@@ -314,16 +322,21 @@ class _GpuNumbers(NamedTuple):
     power_watts: float | None
     utilization_ratio: float | None
     busy_power_ratio: float | None
+    nvlink_bytes_per_second: float | None
+    pcie_bytes_per_second: float | None
 
 
-def _gpu_numbers(rank: Rank, sweeps: Sequence[GpuSweep], levels: Mapping[str, GpuLevels]) -> _GpuNumbers:
-    """Means over all sweeps and all GPUs of a rank."""
+def _gpu_numbers(
+    rank: Rank, sweeps: Sequence[GpuSweep], levels: Mapping[str, GpuLevels], carried: Sequence[TrafficSweep]
+) -> _GpuNumbers:
+    """Means over all sweeps and all GPUs of a rank; of its links, those of its busiest GPU."""
     held = [gpu for sweep in sweeps for gpu in sweep.gpus if gpu.uuid in rank.gpu_uuids]
     known = [(levels[gpu.uuid], gpu.power_watts) for gpu in held if gpu.uuid in levels and gpu.power_watts is not None]
     return _GpuNumbers(
         _mean([gpu.power_watts for gpu in held]),
         _mean([gpu.utilization_ratio for gpu in held]),
         _mean([level.ratio(watts) for level, watts in known]),
+        *link_rates(rank.gpu_uuids, carried),
     )
 
 
@@ -345,9 +358,7 @@ def _rank_dump(
             if taken and worker.id in taken[0]
         ),
         gone=bool(rounds) and _is_gone(rounds[-1]),
-        power_watts=numbers.power_watts,
-        utilization_ratio=numbers.utilization_ratio,
-        busy_power_ratio=numbers.busy_power_ratio,
+        **numbers._asdict(),
         silent_mount=str(mount) if mount else None,
         waits_for_mount=_waits_for(rounds, mount),
     )

@@ -180,6 +180,8 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         power_watts=rank.power_watts,
         utilization_ratio=rank.utilization_ratio,
         busy_power_ratio=rank.busy_power_ratio,
+        nvlink_bytes_per_second=rank.nvlink_bytes_per_second,
+        pcie_bytes_per_second=rank.pcie_bytes_per_second,
         silent_mount=rank.silent_mount,
         waits_for_mount=rank.waits_for_mount,
         frozen_cgroup=motion.frozen_cgroup(rank.rounds),

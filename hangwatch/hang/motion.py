@@ -1,7 +1,7 @@
 """Pure: what does a rank do, by measurement? Names of functions decide nothing here.
 
 The signature of a rank is made of what changed between the rounds of a capture: lines, bytes, the time and the switches
-of its main thread, the power of its GPU. The thresholds, and what they were measured on: docs/verdicts.md.
+of its main thread, the power and the links of its GPU. The thresholds, and where they come from: docs/verdicts.md.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ POLLS_PER_SECOND = 0.35  # sleep(2) 0.5; a DataLoader's time-out, and queue.get(
 _FEWEST_POLLS = 2
 GPU_AT_WORK_RATIO = 0.75  # between the floor and the busy level of its own GPU
 _GPU_IN_KERNEL_RATIO = 0.5
+LINK_AT_WORK_BYTES_PER_SECOND = 2e9  # a kernel that hangs polls with less: docs/verdicts.md
 _ROUNDS_OF_SLEEP = 3
 _ASLEEP = frozenset("S") | BLOCKED_STATES | STOPPED_STATES
 
@@ -140,6 +141,13 @@ class _Seen(NamedTuple):
         return all(dump.state in states for dump in self.rank.rounds)
 
     @property
+    def gpu_works(self) -> bool:
+        """Whether its GPU draws what work draws, or its links carry what only work moves."""
+        links = (self.rank.nvlink_bytes_per_second, self.rank.pcie_bytes_per_second)
+        at_work = _over(self.rank.busy_power_ratio, GPU_AT_WORK_RATIO)
+        return at_work or any(_over(carried, LINK_AT_WORK_BYTES_PER_SECOND) for carried in links)
+
+    @property
     def spins(self) -> bool:
         """Whether its main thread runs all the time; of a process without counters of threads, whether the process."""
         ratio = self.own.cpu_ratio if self.main.runnable_ratio is None else self.main.runnable_ratio
@@ -169,7 +177,7 @@ def _by_stack(seen: _Seen) -> Signature:
         return Signature.COMPUTES
     if seen.carries(seen.own):
         return Signature.TRANSFERS
-    if _over(seen.rank.busy_power_ratio, GPU_AT_WORK_RATIO):
+    if seen.gpu_works:
         return Signature.GPU_WORKS
     if seen.is_in(BLOCKED_STATES) and not _over(seen.own.cpu_ratio, seen.settings.motion_cpu_ratio):
         return Signature.BLOCKED

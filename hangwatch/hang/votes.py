@@ -183,6 +183,9 @@ def _numbers(member: Member) -> list[str]:
         parts.append(f"GPU at {member.utilization_ratio:.0%}")
     if member.power_watts is not None and member.busy_power_ratio is not None:
         parts.append(f"{member.power_watts:.0f} W, {member.busy_power_ratio:.0%} of the way from idle to busy")
+    for link, carried in (("NVLink", member.nvlink_bytes_per_second), ("PCIe", member.pcie_bytes_per_second)):
+        if carried is not None:
+            parts.append(f"{link} {carried / 1e6:.1f} MB/s")
     return parts
 
 

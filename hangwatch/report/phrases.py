@@ -102,7 +102,7 @@ def motion(group: Group) -> str:
 
 
 def numbers(members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
-    """The second votes of some ranks, as name and range: process state, wchan, CPU, I/O, GPU power, GPU utilisation."""
+    """The second votes of some ranks, as name and range: state, CPU and I/O of the process, its GPU."""
     states = Counter(_STATES.get(member.state, member.state) for member in members if member.state)
     wchans = Counter(printable(member.wchan) for member in members if member.wchan and member.wchan != "0")
     rows = (
@@ -113,6 +113,8 @@ def numbers(members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
         ("I/O", _range([_kilobytes(member.io_bytes_per_second) for member in members], "kB/s")),
         ("GPU power", _range([member.power_watts for member in members], "W")),
         ("GPU utilisation", _range([_percent(member.utilization_ratio) for member in members], "%")),
+        ("NVLink", _range([_megabytes(member.nvlink_bytes_per_second) for member in members], "MB/s")),
+        ("PCIe", _range([_megabytes(member.pcie_bytes_per_second) for member in members], "MB/s")),
     )
     return tuple((name, text) for name, text in rows if text)
 
@@ -156,6 +158,10 @@ def _range(values: Sequence[float | None], unit: str) -> str:
 
 def _percent(ratio: float | None) -> float | None:
     return None if ratio is None else ratio * 100
+
+
+def _megabytes(bytes_per_second: float | None) -> float | None:
+    return None if bytes_per_second is None else bytes_per_second / 1e6
 
 
 def _kilobytes(bytes_per_second: float | None) -> float | None:

@@ -15,6 +15,9 @@
  *     gpu 0 link 4 state 0
  *     gpu 0 peer 1 p2p 2 0                    cap 2 (NVLINK) between GPU 0 and 1 answers 0 (OK)
  *     gpu 0 field 230 1                       NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+ *     gpu 0 field 197 5e6/s                   a counter that grows by so much a second
+ *     gpu 0 field_type 197 1                  its nvmlValueType_t, where it is not 3 (64 bits)
+ *     gpu 0 field_error 197 999               the NVML error of this field alone
  *     gpu 0 link 4 field 214 2                NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS of that link
  *
  * "all" stands for any word of a key, and the last line that fits wins. What no line gives is NOT_SUPPORTED, as it is
@@ -103,7 +106,7 @@ static int find(char *value, size_t size, const char *format, ...)
     return found;
 }
 
-/* "650 95@1700000000": the last number whose time has come. */
+/* "650 95@1700000000": the last number whose time has come. "5e6/s": a counter that began to grow in 1970. */
 static double by_time(char *value)
 {
     struct timespec now;
@@ -112,6 +115,8 @@ static double by_time(char *value)
     for (char *word = strtok(value, " "); word; word = strtok(NULL, " ")) {
         char *end;
         double candidate = strtod(word, &end);
+        if (strcmp(end, "/s") == 0)
+            candidate *= seconds;
         if (*end != '@' || strtod(end + 1, NULL) <= seconds)
             number = candidate;
     }
@@ -307,6 +312,24 @@ NUMBER(nvmlDeviceGetMaxPcieLinkWidth, uint, "pcie_width_max", 1)
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, uint, "pcie_width", 1)
 NUMBER(nvmlDeviceGetPcieReplayCounter, uint, "pcie_replays", 1)
 NUMBER(nvmlDeviceGetNumaNodeId, int, "gpu_numa_node", 1)
+
+int nvmlDeviceGetPcieThroughput(Gpu *gpu, uint counter, uint *out)
+{
+    double value;
+    int code = number(gpu, __func__, &value, "pcie_bytes_per_second %u", counter);
+    if (code == SUCCESS)
+        *out = (uint)(value / 1e3);
+    return code;
+}
+
+int nvmlDeviceGetMigMode(Gpu *gpu, uint *current, uint *pending)
+{
+    double value;
+    int code = number(gpu, __func__, &value, "mig_mode");
+    if (code == SUCCESS)
+        *current = *pending = (uint)value;
+    return code;
+}
 
 typedef struct {
     char legacy_id[16];
@@ -522,7 +545,11 @@ int nvmlDeviceGetFieldValues(Gpu *gpu, int count, FieldValue *values)
         values[i].code = (uint)number(gpu, __func__, &value, "field %u", values[i].field);
         if (values[i].code == NOT_SUPPORTED) /* a field of one NVLink */
             values[i].code = (uint)number(gpu, __func__, &value, "link %u field %u", values[i].scope, values[i].field);
-        values[i].type = 3; /* NVML_VALUE_TYPE_UNSIGNED_LONG_LONG */
+        char given[20];
+        if (find(given, sizeof given, "gpu %d field_error %u", gpu->index, values[i].field))
+            values[i].code = (uint)atoi(given);
+        int typed = find(given, sizeof given, "gpu %d field_type %u", gpu->index, values[i].field);
+        values[i].type = typed ? (uint)atoi(given) : 3; /* NVML_VALUE_TYPE_UNSIGNED_LONG_LONG */
         values[i].value.ull = (u64)value;
     }
     return code;

@@ -18,11 +18,12 @@ from tests.watched import RealDaemon, TorchJob
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
+COUNTED = ["gpu all field 138 1", "gpu all field 139 1", "gpu all field 197 2e6/s", "gpu all field 198 3e6/s"]
 HUNG_POWER = ["gpu all power_watts 118", "gpu 2 power_watts 86", "gpu 2 utilization_ratio 0"]
 
 
 def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_path: Path) -> None:
-    fake_driver.write(h100(4))
+    fake_driver.write([*h100(4), *COUNTED])
     os.mkfifo(tmp_path / "shard")
     with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon, TorchJob(tmp_path, "stuck_on_a_fifo.py") as job:
         job.wait_for_step(3)
@@ -59,6 +60,8 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
         assert [who.rank for who in incident.verdict.named] == [2]
         assert len(incident.captures[0].ranks) == 4
         assert all(series.quiet_line_watts for series in incident.power)
+        links = [(one.nvlink_bytes_per_second, one.pcie_bytes_per_second) for one in incident.grouping.members]
+        assert all(nvlink == 0.0 and pcie == pytest.approx(5e6, rel=0.2) for nvlink, pcie in links), links
 
         steps = job.steps(0)
         fake_driver.write(h100(4))

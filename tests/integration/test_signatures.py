@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,10 @@ from hangwatch.hang.capture import capture, job_of_pids
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import GpuSample, GpuSweep, Job, Member, Rank, Signature, Worker
 from hangwatch.probes import main_thread, procs
+from hangwatch.probes.nvml import query
+from hangwatch.probes.nvml.sampler import NvmlSampler
 from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, uuid_of
 from tests.integration import targets
 
 SETTINGS = config.Capture(rounds=3, pause_seconds=1.0)
@@ -113,6 +117,39 @@ def measured(job: Job, utilization_ratio: float | None = None) -> Member:
 def test_a_rank_alone(code: str, use: float, expected: Signature, tmp_path: Path) -> None:
     with targets.python(code, tmp_path) as pid:
         assert measured(job_of(pid), use).signature is expected
+
+
+@pytest.mark.parametrize(
+    ("counters", "expected"),
+    [
+        (("138 7", "139 7", "197 1e6/s", "198 3e8/s"), Signature.BEHIND_GPU),
+        (("138 2e6/s", "139 2e6/s", "197 1e6/s", "198 1e6/s"), Signature.GPU_WORKS),
+        (("197 2e9/s", "198 2e9/s"), Signature.GPU_WORKS),
+        ((), Signature.BEHIND_GPU),
+    ],
+    ids=["links stand still but for a poll", "NVLink carries", "PCIe carries, no NVLink", "nothing is counted"],
+)
+def test_a_rank_behind_its_gpu_whose_links_are_read(
+    counters: tuple[str, ...], expected: Signature, fake_driver: FakeDriver, tmp_path: Path
+) -> None:
+    fake_driver.add("gpu all power_watts 120", *(f"gpu all field {counter}" for counter in counters))
+    sampler = NvmlSampler(sample_seconds=0.2, deadline_seconds=2.0, environ=fake_driver.environ)
+    sampler.start()
+    try:
+        with targets.python(SPINS, tmp_path) as pid:
+            sweep = sampler.wait_for_sweep(10.0)
+            job = job_of(pid)
+            (rank,) = job.ranks
+            job = replace(job, ranks=(replace(rank, gpu_uuids=(uuid_of(0),)),))
+            taken = capture(
+                job, settings=SETTINGS, node="here", gpus=sweep, read_traffic=partial(query.traffic, sampler)
+            )
+            (member,) = group_ranks(taken, Table(()), SETTINGS).members
+    finally:
+        sampler.stop()
+    print(member.nvlink_bytes_per_second, member.pcie_bytes_per_second)
+    assert member.signature is expected
+    assert (member.pcie_bytes_per_second is None) is not bool(counters)
 
 
 @pytest.mark.parametrize(

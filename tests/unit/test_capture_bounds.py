@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from hangwatch import config
 from hangwatch.hang.capture import capture
 from hangwatch.hang.power import GpuLevels
-from hangwatch.model import Capture, Fault, GpuSample, GpuSweep, Job, ProcessId, Rank, Worker
+from hangwatch.model import Capture, Fault, GpuSample, GpuSweep, GpuTraffic, Job, ProcessId, Rank, TrafficSweep, Worker
 from tests.fake_pyspy import fake_pyspy
 from tests.proc_tree import lay_out
 
@@ -322,6 +322,32 @@ def test_without_later_sweeps_the_given_one_counts_and_without_any_there_are_no_
     for gpus, watts in ((sweep(gpu(0, 70.0)), 70.0), (None, None)):
         (rank,) = node.take(node.pyspy(), gpus=gpus).ranks
         assert (rank.power_watts, rank.utilization_ratio, rank.busy_power_ratio) == (watts, None, None)
+
+
+def traffic(seconds: float, *carried: int) -> TrafficSweep:
+    """A reading of one counter of each GPU's NVLink, the other one still."""
+    return TrafficSweep(
+        gpus=tuple(
+            GpuTraffic(index=number, uuid=f"GPU-{number}", taken_monotonic_seconds=seconds, nvlink_bytes=(count, 0))
+            for number, count in enumerate(carried)
+        )
+    )
+
+
+def test_links_are_read_once_a_round_and_each_rank_has_those_of_its_own_gpus(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    coming = iter((traffic(10.0, 100, 100), traffic(15.0, 600, 100), traffic(20.0, 1100, 100)))
+    taken = node.take(node.pyspy(), replace(ONCE, rounds=3), gpus=sweep(), read_traffic=lambda: next(coming))
+    rates = [(rank.nvlink_bytes_per_second, rank.pcie_bytes_per_second) for rank in taken.ranks]
+    assert rates == [(100.0, None), (0.0, None)]
+    assert next(coming, "all asked for") == "all asked for"
+
+
+def test_who_gives_no_answer_about_links_is_not_asked_again_in_this_capture(tmp_path: Path) -> None:
+    node = Node(tmp_path, ranks=1)
+    asked: list[None] = []
+    taken = node.take(node.pyspy(), replace(ONCE, rounds=3), gpus=sweep(), read_traffic=lambda: asked.append(None))
+    assert (len(asked), taken.rounds, taken.ranks[0].nvlink_bytes_per_second) == (1, 3, None)
 
 
 # --- who is absent, and what must be known besides -------------------------------------------------------------------

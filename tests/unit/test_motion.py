@@ -117,11 +117,20 @@ def rank(
     gone: bool = False,
     use: float | None = None,
     power: float | None = None,
+    nvlink: float | None = None,
+    pcie: float | None = None,
 ) -> RankDump:
-    """`use` is the utilisation of its GPU, `power` lies between its idle level and its busy one."""
+    """`use` is the utilisation of its GPU, `power` lies between its idle level and its busy one, its links in bytes/s."""
     workers = (WorkerDump(pid=2, comm="pt_data_worker", rounds=worker),) if worker else ()
     return RankDump(
-        id=RankId(rank=0), rounds=rounds, workers=workers, gone=gone, utilization_ratio=use, busy_power_ratio=power
+        id=RankId(rank=0),
+        rounds=rounds,
+        workers=workers,
+        gone=gone,
+        utilization_ratio=use,
+        busy_power_ratio=power,
+        nvlink_bytes_per_second=nvlink,
+        pcie_bytes_per_second=pcie,
     )
 
 
@@ -161,6 +170,16 @@ SPINNING = dumps(STILL, cpu=1.0)
         ("its GPU works", rank(SPINNING, use=1.0, power=0.8), Signature.GPU_WORKS),
         ("spins behind its GPU", rank(SPINNING, use=1.0, power=0.1), Signature.BEHIND_GPU),
         ("spins behind its GPU, whose busy level nobody knows", rank(SPINNING, use=1.0), Signature.BEHIND_GPU),
+        ("behind its GPU, whose links stand still",
+         rank(SPINNING, use=1.0, power=0.1, nvlink=0.0, pcie=2e5), Signature.BEHIND_GPU),
+        ("behind its GPU, whose kernel polls the memory of the host",
+         rank(SPINNING, use=1.0, power=0.1, nvlink=0.0, pcie=1.7e9), Signature.BEHIND_GPU),
+        ("NVLink carries what its GPU works on, slowly",
+         rank(SPINNING, use=1.0, power=0.1, nvlink=5e9, pcie=2e5), Signature.GPU_WORKS),
+        ("PCIe carries it, and there is no NVLink",
+         rank(SPINNING, use=1.0, power=0.1, pcie=2.5e9), Signature.GPU_WORKS),
+        ("its links carry as much, and its GPU is idle in all samples",
+         rank(dumps(STILL), use=0.0, power=0.0, pcie=2.5e9), Signature.GPU_WORKS),
         ("is blocked behind its GPU, and another of its threads spins",
          rank(dumps(STILL, cpu=1.0, main=0.0), use=1.0, power=0.1), Signature.BEHIND_GPU),
         ("polls behind its GPU", rank(dumps(STILL, switches=50.0), use=1.0, power=0.1), Signature.BEHIND_GPU),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hangwatch.hang import votes
 from hangwatch.hang.culprit import judge
 from hangwatch.model import Confidence, Fault, Group, Grouping, Member, Motion, RankId, Signature, Verdict
 
@@ -242,3 +243,23 @@ def test_a_silent_mount_names_who_waits_for_it_where_others_do_not(
 ) -> None:
     assert says(*parts) == ("MountSilent", named, confidence)
     assert {vote.kind for vote in verdict(*parts).evidence} == {"group"}
+
+
+def test_what_was_measured_of_an_accused_rank_is_told_with_its_links() -> None:
+    accused = Member(
+        id=RankId(rank=3),
+        signature=Signature.BEHIND_GPU,
+        main_cpu_ratio=0.99,
+        switches_per_second=0.0,
+        utilization_ratio=1.0,
+        power_watts=118.0,
+        busy_power_ratio=0.09,
+        nvlink_bytes_per_second=0.0,
+        pcie_bytes_per_second=2.34e6,
+    )
+    group = Group(key="a", activity="unknown", members=(accused,))
+    told = [one.message for one in votes.on_accused([group], [accused], []) if one.kind == "signature"]
+    assert told == [
+        "rank 3 stands behind its GPU: main thread at 99% of a core, 0.0 pauses of its own per second, GPU at 100%, "
+        "118 W, 9% of the way from idle to busy, NVLink 0.0 MB/s, PCIe 2.3 MB/s"
+    ]

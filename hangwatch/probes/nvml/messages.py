@@ -57,7 +57,7 @@ class Answer(Value, frozen=True, tag="answer"):
 
 
 class Question(Value, frozen=True, tag="question"):
-    """A request for details of one kind, the name of a struct in `hangwatch.probes.nvml.details`."""
+    """A request for details of one kind, the name of their struct."""
 
     number: int
     kind: str

@@ -1,16 +1,19 @@
-"""GPUs as the checks ask about them: a value, None where this node has no GPU, or a fault."""
+"""GPUs as checks and captures ask about them: a value, None where this node has no GPU, or a fault."""
 
 from __future__ import annotations
 
 import msgspec
 
-from hangwatch.model import Fault, GpuSweep
+from hangwatch.model import Fault, GpuSweep, TrafficSweep
 from hangwatch.probes.node import Node
-from hangwatch.probes.nvml.source import NO_DRIVER, DetailsT
+from hangwatch.probes.nvml.source import NO_DRIVER, DetailsT, GpuSource
 from hangwatch.probes.pci import nvidia_gpus
 
 DEADLINE_SECONDS = 5.0
 """Well below the ten seconds of a whole `hangwatch check`."""
+
+TRAFFIC_DEADLINE_SECONDS = 1.0
+"""Within a round of dumps, which waits for it. Without counters of PCIe each GPU takes 40 ms."""
 
 
 def details(node: Node, kind: type[DetailsT]) -> DetailsT | Fault | None:
@@ -43,3 +46,9 @@ def sweep(node: Node) -> GpuSweep | Fault | None:
     if latest is not None and status.alive and not status.stalled:
         return latest
     return details(node, GpuSweep)
+
+
+def traffic(gpus: GpuSource) -> TrafficSweep | None:
+    """What the links of all GPUs have carried; None where nothing samples them, or the driver does not answer."""
+    reply = gpus.query(TrafficSweep, TRAFFIC_DEADLINE_SECONDS)
+    return None if isinstance(reply, Fault) else reply

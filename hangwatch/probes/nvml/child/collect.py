@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pynvml
+from msgspec.structs import replace
 
-from hangwatch.model import Fault, Value
+from hangwatch.model import Fault, GpuTraffic, TrafficSweep, Value
 from hangwatch.probes.nvml.child.gpu import ABSENT, Gpu, gpu_fault, pci_address, scaled
 from hangwatch.probes.nvml.details import (
     FabricDetails,
@@ -26,6 +29,8 @@ from hangwatch.probes.nvml.details import (
 
 READ = 0  # NVML_P2P_CAPS_INDEX_READ, which pynvml spells as a tuple
 SET_WORDS = 16  # CPUs and memory nodes up to 1024, 64 a word
+ALL_LINKS = 0xFFFFFFFF  # the scope that asks for the sum over all NVLinks (nvml.h)
+WIDE = (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG)
 
 LINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 LINK_PEERS = {
@@ -84,16 +89,28 @@ MISCONFIGURATIONS = {
 
 def _field(gpu: Gpu, field: int, scope: int = 0) -> int | None:
     """One NVML field value, an unsigned number; `scope` is the NVLink it is about, where it is about one."""
+    answer = _answered(gpu, field, scope)
+    if answer is None:
+        return None
+    return int(answer.value.ullVal if answer.valueType in WIDE else answer.value.uiVal)
+
+
+def _counters(gpu: Gpu, fields: Iterable[int], scope: int = 0, unit: int = 1) -> tuple[int, int] | None:
+    """Two counters of bytes, sent and received; None where one is missing, or so narrow that it wraps unseen."""
+    answers = [_answered(gpu, field, scope) for field in fields]
+    found = [int(one.value.ullVal) * unit for one in answers if one is not None and one.valueType in WIDE]
+    return (found[0], found[1]) if len(found) == 2 else None
+
+
+def _answered(gpu: Gpu, field: int, scope: int) -> Any:
+    """The c_nvmlFieldValue_t of one field; None where the GPU has none, and a fault beside it where it should."""
     values = gpu.ask(pynvml.nvmlDeviceGetFieldValues, [(field, scope)])
     if values is None:
         return None
     if values[0].nvmlReturn not in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_INVALID_ARGUMENT, *ABSENT):
         error = pynvml.NVMLError(values[0].nvmlReturn)
         gpu.faults.append(gpu_fault(gpu.index, error, f"nvmlDeviceGetFieldValues({field})"))
-    if values[0].nvmlReturn != pynvml.NVML_SUCCESS:
-        return None
-    wide = values[0].valueType in (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG)
-    return int(values[0].value.ullVal if wide else values[0].value.uiVal)
+    return values[0] if values[0].nvmlReturn == pynvml.NVML_SUCCESS else None
 
 
 def _members(words: Iterable[int] | None) -> tuple[int, ...]:
@@ -232,6 +249,36 @@ def bus(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuBus:
     )
 
 
+def traffic(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuTraffic:
+    """What NVLink and PCIe have carried."""
+    del gpus
+    began = GpuTraffic(index=gpu.index, uuid=gpu.uuid, taken_monotonic_seconds=time.monotonic())
+    mig = gpu.ask(pynvml.nvmlDeviceGetMigMode)
+    if mig is not None and mig[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
+        return began
+    pcie = _counters(gpu, (pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES))
+    return replace(
+        began,
+        nvlink_bytes=_nvlink_bytes(gpu),
+        pcie_bytes=pcie,
+        pcie_bytes_per_second=None if pcie else _pcie_rates(gpu),
+    )
+
+
+def _nvlink_bytes(gpu: Gpu) -> tuple[int, int] | None:
+    """By the counters of NVLink 4 and older, in KiB, else by those of NVLink 5."""
+    kibibytes = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
+    in_bytes = (pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES)
+    return _counters(gpu, kibibytes, ALL_LINKS, 1024) or _counters(gpu, in_bytes, ALL_LINKS)
+
+
+def _pcie_rates(gpu: Gpu) -> tuple[float, float] | None:
+    """Over the 20 ms for which each of these calls blocks; drivers before 555 have nothing else."""
+    sent = scaled(gpu.ask(pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_TX_BYTES), 1e3)
+    received = scaled(gpu.ask(pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_RX_BYTES), 1e3)
+    return None if sent is None or received is None else (sent, received)
+
+
 def fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuFabric:
     """What the fabric manager has made of this GPU."""
     del gpus
@@ -267,6 +314,7 @@ KINDS: dict[str, tuple[type[Value], Callable[[Gpu, Sequence[Gpu]], Value]]] = {
         (HealthDetails, health),
         (PcieDetails, bus),
         (FabricDetails, fabric),
+        (TrafficSweep, traffic),
     )
 }
 

@@ -1,0 +1,111 @@
+"""What the links of GPUs carry, through the real pynvml over the fake driver library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hangwatch.model import Fault, GpuTraffic, TrafficSweep
+from hangwatch.probes.nvml.sampler import NvmlSampler
+from tests.fake_driver import FakeDriver
+
+ALL_LINKS = 4294967295  # UINT_MAX, the scope of nvml.h for the sum of all links
+KIB_SENT, KIB_RECEIVED = f"gpu all link {ALL_LINKS} field 138", f"gpu all link {ALL_LINKS} field 139"
+BYTES_SENT, BYTES_RECEIVED = f"gpu all link {ALL_LINKS} field 202", f"gpu all link {ALL_LINKS} field 204"
+PCIE_SENT, PCIE_RECEIVED = "gpu all field 197", "gpu all field 198"
+COUNTERS = (f"{KIB_SENT} 3", f"{KIB_RECEIVED} 5", f"{PCIE_SENT} 700", f"{PCIE_RECEIVED} 900")
+
+Ask = Callable[[], TrafficSweep]
+
+
+@pytest.fixture
+def ask(fake_driver: FakeDriver) -> Iterator[Ask]:
+    sampler = NvmlSampler(sample_seconds=0.2, deadline_seconds=1.0, environ=fake_driver.environ)
+
+    def asked() -> TrafficSweep:
+        sampler.start()
+        reply = sampler.query(TrafficSweep, 10.0)
+        assert not isinstance(reply, Fault)
+        return reply
+
+    yield asked
+    sampler.stop()
+
+
+def numbers(gpu: GpuTraffic) -> tuple[object, object, object]:
+    return gpu.nvlink_bytes, gpu.pcie_bytes, gpu.pcie_bytes_per_second
+
+
+def test_both_links_are_counted_in_bytes(fake_driver: FakeDriver, ask: Ask) -> None:
+    fake_driver.add(*COUNTERS, f"gpu 3 link {ALL_LINKS} field 138 4")
+
+    details = ask()
+
+    assert [gpu.index for gpu in details.gpus] == list(range(8))
+    assert numbers(details.gpus[0]) == ((3 * 1024, 5 * 1024), (700, 900), None)
+    assert details.gpus[3].nvlink_bytes == (4 * 1024, 5 * 1024)
+    assert details.faults == ()
+    assert details.gpus[0].taken_monotonic_seconds <= details.gpus[7].taken_monotonic_seconds
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ((), (None, None, None)),
+        (COUNTERS[2:], (None, (700, 900), None)),
+        ((f"{BYTES_SENT} 11", f"{BYTES_RECEIVED} 13"), ((11, 13), None, None)),
+        ((f"{KIB_SENT} 3", *COUNTERS[2:]), (None, (700, 900), None)),
+        ((*COUNTERS, "gpu all field_type 138 1"), (None, (700, 900), None)),
+        (
+            (*COUNTERS, "gpu all field_type 198 1", "gpu all pcie_bytes_per_second 0 4000",
+             "gpu all pcie_bytes_per_second 1 9000"),
+            ((3 * 1024, 5 * 1024), None, (4000.0, 9000.0)),
+        ),
+        ((*COUNTERS[:2], "gpu all pcie_bytes_per_second 0 4000"), ((3 * 1024, 5 * 1024), None, None)),
+        ((*COUNTERS, "gpu all mig_mode 0"), ((3 * 1024, 5 * 1024), (700, 900), None)),
+        ((*COUNTERS, "gpu all mig_mode 1"), (None, None, None)),
+    ],
+    ids=[
+        "neither",
+        "no NVLink",
+        "NVLink 5",
+        "one direction of NVLink",
+        "NVLink in 32 bits",
+        "PCIe in 32 bits, and as a rate",
+        "one direction of the rate",
+        "MIG is off",
+        "MIG is on",
+    ],
+)  # fmt: skip
+def test_what_a_gpu_does_not_count_is_not_zero(
+    lines: tuple[str, ...], expected: tuple[object, ...], fake_driver: FakeDriver, ask: Ask
+) -> None:
+    fake_driver.add(*lines)
+    details = ask()
+    assert numbers(details.gpus[5]) == expected
+    assert details.faults == ()
+
+
+def test_a_counter_of_zero_is_a_number(fake_driver: FakeDriver, ask: Ask) -> None:
+    fake_driver.add(f"{KIB_SENT} 0", f"{KIB_RECEIVED} 0", f"{PCIE_SENT} 0", f"{PCIE_RECEIVED} 0")
+    assert numbers(ask().gpus[0]) == ((0, 0), (0, 0), None)
+
+
+def test_errors_of_one_gpu_are_its_faults_and_cost_only_its_numbers(fake_driver: FakeDriver, ask: Ask) -> None:
+    fake_driver.add(
+        *COUNTERS, "gpu 2 fault nvmlDeviceGetFieldValues 999", "gpu 3 field_error 139 999", "gpu 4 fault all 15"
+    )
+
+    details = ask()
+
+    read = {gpu.index: numbers(gpu) for gpu in details.gpus}
+    assert read[2] == (None, None, None)
+    assert read[3] == (None, (700, 900), None)
+    assert read[1] == ((3 * 1024, 5 * 1024), (700, 900), None)
+    assert 4 not in read
+    assert {(fault.subject, fault.reason) for fault in details.faults} == {
+        ("gpu 2", "Unknown"),
+        ("gpu 3", "Unknown"),
+        ("gpu 4", "GpuIsLost"),
+    }

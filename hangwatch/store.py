@@ -250,7 +250,7 @@ class Store:
                 if left_bytes < 0 or len(found) == MOST_LEFT_OPEN:
                     log.warning("%s: is open, and one too many to go on with", folder)
                     break
-                found.append(load(folder))
+                found.append(_of_some_day(load(folder), folder))
             except (OSError, StoreError) as error:
                 log.warning("an incident that is open cannot be read: %s", error)
         return tuple(found)
@@ -530,6 +530,17 @@ def _summary(folder: Path) -> Summary:
         verdict=head.verdict.kind,
         message=head.verdict.message,
     )
+
+
+def _of_some_day(incident: Incident, folder: Path) -> Incident:
+    """An incident that can be saved again. Raises StoreError for one of a year that has no name."""
+    try:
+        words.incident_name(incident.job, incident.opened_unix_seconds)
+    except ValueError:
+        raise StoreError(
+            f"{folder / INCIDENT_FILE}: was opened at {incident.opened_unix_seconds:g} s, in no year"
+        ) from None
+    return incident
 
 
 def _is_new(folder: Path, path: str) -> bool:

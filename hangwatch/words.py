@@ -40,14 +40,17 @@ def incident_name(job: Job, opened_unix_seconds: float) -> str:
     """`<UTC time>-<job>-<key>`, safe as the name of a folder, at most 90 characters.
 
     The key, cut, keeps two owners' jobs of one name apart that hang in one second; an incident of before keys has none.
-    A job id that had to be changed or cut gets a hash.
+    A job id that had to be changed or cut gets a hash. Raises ValueError for a time that no calendar has.
     """
     job_id, key = job.job_id, re.sub(r"[^0-9a-z]+", "", job.job_key)[:_KEY_CHARACTERS]
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", job_id)[:_JOB_CHARACTERS]
     if not safe or safe != job_id:
         mark = hashlib.sha256(job_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         safe = f"{safe[: _JOB_CHARACTERS - 9]}-{mark}"
-    when = datetime.fromtimestamp(int(opened_unix_seconds), timezone.utc)
+    try:
+        when = datetime.fromtimestamp(int(opened_unix_seconds), timezone.utc)
+    except (OverflowError, OSError) as error:
+        raise ValueError(str(error)) from None
     return "-".join(filter(None, (f"{when:%Y%m%dT%H%M%SZ}", safe, key)))
 
 

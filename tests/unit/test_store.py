@@ -640,3 +640,17 @@ def test_what_was_left_open_is_read_back_newest_first_within_bounds(
     assert [found.opened_unix_seconds for found in kept.left_open(node)] == [1e9 + DAY]
     monkeypatch.setattr(store, "MOST_LEFT_OPEN_BYTES", 10)
     assert kept.left_open(node) == ()
+
+
+@pytest.mark.parametrize("opened", [1e12, 1e300, -1e14])
+def test_an_open_incident_of_no_year_is_said_and_left_out(
+    opened: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = open_writable(tmp_path)
+    kept.save(at(1e9, state=JobState.HUNG), FILES)
+    kept.save(at(1e9 + DAY, state=JobState.HUNG), FILES)
+    path = tmp_path / "incidents" / name_at(1e9) / "incident.json"
+    path.write_bytes(store.encode(msgspec.structs.replace(at(1e9, state=JobState.HUNG), opened_unix_seconds=opened)))
+    assert [found.opened_unix_seconds for found in kept.left_open(at(1e9).node)] == [1e9 + DAY]
+    (line,) = caplog.messages
+    assert str(path.parent) in line

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 
 class FileError(Exception):
@@ -20,21 +21,37 @@ class FileError(Exception):
 def read(path: Path | str, most_bytes: int, *, flags: int = 0) -> bytes:
     """The content of a file of at most so many bytes; no more is read of a device or a pipe that never ends.
 
-    `flags` are added to those of open(2). Raises FileError.
+    `flags` are those of `opened`. Raises FileError.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
-        with os.fdopen(descriptor, "rb") as file:
-            if flags & os.O_NONBLOCK and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise FileError(path, "is no file", errno.EINVAL)
+    with opened(path, flags=flags) as file:
+        try:
             content = file.read(most_bytes + 1)
-    except OSError as error:
-        raise FileError(path, f"cannot be read: {error.strerror}", error.errno or 0) from None
-    except ValueError as error:  # a NUL in the path, a character that no path can hold
-        raise FileError(path, f"is no path: {error}", errno.EINVAL) from None
+        except OSError as error:
+            raise _refused(path, error) from None
     if len(content) > most_bytes:
         raise FileError(path, f"is larger than {_size(most_bytes)}: it is not read", errno.EFBIG)
     return content
+
+
+def opened(path: Path | str, *, flags: int = 0) -> BinaryIO:
+    """A file to read. `flags` are added to those of open(2); with O_NONBLOCK nothing else than a file is opened.
+
+    Raises FileError.
+    """
+    try:
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags), "rb")
+    except OSError as error:
+        raise _refused(path, error) from None
+    except ValueError as error:  # a NUL in the path, a character that no path can hold
+        raise FileError(path, f"is no path: {error}", errno.EINVAL) from None
+    if flags & os.O_NONBLOCK and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise FileError(path, "is no file", errno.EINVAL)
+    return file
+
+
+def _refused(path: Path | str, error: OSError) -> FileError:
+    return FileError(path, f"cannot be read: {error.strerror}", error.errno or 0)
 
 
 def _size(number: int) -> str:

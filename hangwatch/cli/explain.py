@@ -7,11 +7,12 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 from msgspec.structs import replace
 
-from hangwatch import store
+from hangwatch import inputs, store
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import write_text
 from hangwatch.cli.watch import config_option, settings_from
@@ -161,11 +162,8 @@ def _incident(path: Path) -> Incident:
 
 def _lines(path: Path) -> Iterator[str]:
     """The lines of a file, read as they are asked for; what is no text becomes replacement characters."""
-    try:
-        stream = sys.stdin.buffer if path == Path("-") else path.open("rb")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    name, left = "standard input" if path == Path("-") else str(path), MOST_BYTES
+    stream, name = (sys.stdin.buffer, "standard input") if path == Path("-") else (_opened(path), str(path))
+    left = MOST_BYTES
     with stream:
         if _is_endless(stream.fileno()):
             raise InputError(f"{name}: is a device, and no stack dump")
@@ -176,6 +174,15 @@ def _lines(path: Path) -> Iterator[str]:
             if left < 0:
                 raise InputError(f"{name}: holds more than {MOST_BYTES >> 30} GiB; name the part that you mean")
             yield line.decode("utf-8", errors="replace")
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A file, or a pipe that the shell has made for us; one that lies in a folder may have no writer, ever."""
+    is_ours = path == Path("/dev/stdin") or path.parent == Path("/dev/fd")
+    try:
+        return inputs.opened(path, flags=0 if is_ours else os.O_NONBLOCK)
+    except inputs.FileError as error:
+        raise InputError(f"{error}\n  what comes from a pipe or a device is read from standard input: `-`") from None
 
 
 def _is_endless(descriptor: int) -> bool:

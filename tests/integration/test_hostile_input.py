@@ -210,6 +210,21 @@ def test_an_endless_file(command: str, tmp_path: Path) -> None:
     refused(command, str(tmp_path), says=str(tmp_path))
 
 
+def test_a_pipe_to_which_nobody_writes(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rank0.txt")
+    refused("explain", str(tmp_path / "rank0.txt"), says="is no file")
+
+
+def test_a_pipe_that_the_shell_made_is_read(tmp_path: Path) -> None:
+    """`hangwatch explain <(ssh node1 ...)`."""
+    (tmp_path / "dump").write_text('Process 7: python\nThread 7 (idle): "MainThread"\n    f (a.py:1)\n')
+    read, written = os.pipe()
+    with subprocess.Popen(["cat", str(tmp_path / "dump")], stdout=written), os.fdopen(read):
+        os.close(written)
+        done = hangwatch("explain", f"/dev/fd/{read}", pass_fds=[read])
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_an_endless_input() -> None:
     with Path("/dev/zero").open("rb") as zero:
         refused("explain", "-", says="is a device", stdin=zero)

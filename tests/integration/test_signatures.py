@@ -16,14 +16,15 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.hang import activity
+from hangwatch.hang import activity, clauses
 from hangwatch.hang.activity import Table
 from hangwatch.hang.capture import capture, job_of_pids
 from hangwatch.hang.grouping import group_ranks
-from hangwatch.model import GpuSample, GpuSweep, Job, Member, Rank, Signature, Worker
+from hangwatch.model import GpuSample, GpuSweep, Job, Member, Motion, Rank, Signature, Worker
 from hangwatch.probes import main_thread, procs
 from hangwatch.probes.nvml import query
 from hangwatch.probes.nvml.sampler import NvmlSampler
+from tests import debug_client
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, uuid_of
 from tests.integration import targets
@@ -218,10 +219,41 @@ def test_who_stands_in_a_debugger_waits_for_the_person_at_his_terminal() -> None
         wait_for(lambda: main_thread.read_call(child.pid, procs.PROC) is not None, "the prompt to wait")
         settings = config.Capture(rounds=2, pause_seconds=0.2)
         taken = capture(job_of_pids([child.pid]), settings=settings, node="here")
-        (member,) = group_ranks(taken, activity.load(), settings).members
+        (group,) = group_ranks(taken, activity.load(), settings).groups
     finally:
         child.kill()
         child.wait(timeout=20)
         os.close(ours)
+    (member,) = group.members
     assert member.signature is Signature.AWAITS_OUTSIDE
     assert member.awaited is not None and member.awaited.who.startswith("a person at the terminal /dev/pts/")
+    assert clauses.does(group) == "stands in a debugger, where a person is awaited"
+
+
+DEBUGGED = """
+import debugpy
+_, port = debugpy.listen(("127.0.0.1", 0), in_process_debug_adapter=True)
+print(port, flush=True)
+debugpy.wait_for_client()
+debugpy.breakpoint()
+step = 1
+"""
+
+
+@pytest.mark.parametrize("comes", [False, True], ids=["nobody has come", "at a breakpoint"])
+def test_who_stands_in_the_debugger_of_an_editor_polls(comes: bool) -> None:
+    """debugpy has no terminal: its main thread wakes 47 times a second for the editor to come, 5 at a breakpoint."""
+    program = [sys.executable, "-Xfrozen_modules=off", "-c", DEBUGGED]
+    child = subprocess.Popen(program, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        port = int(child.stdout.readline())
+        with debug_client.attached(port) if comes else contextlib.nullcontext():
+            taken = capture(job_of_pids([child.pid]), settings=SETTINGS, node="here")
+    finally:
+        child.kill()
+        child.communicate(timeout=20)
+    (nameless,) = group_ranks(taken, Table(()), SETTINGS).members
+    assert (nameless.signature, nameless.motion) == (Signature.POLLS, Motion.UNKNOWN)
+    (group,) = group_ranks(taken, activity.load(), SETTINGS).groups
+    assert clauses.does(group) == "stands in a debugger, where a person is awaited"

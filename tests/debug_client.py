@@ -1,0 +1,38 @@
+"""As much of the Debug Adapter Protocol as brings a program that waits for a debugger to its next breakpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def attached(port: int) -> Iterator[None]:
+    """A debugger on loopback whose program has come to a breakpoint; see microsoft.github.io/debug-adapter-protocol."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as channel, channel.makefile("rb") as incoming:
+
+        def send(number: int, command: str, **arguments: object) -> None:
+            message = {"seq": number, "type": "request", "command": command, "arguments": arguments}
+            body = json.dumps(message).encode()
+            channel.sendall(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+
+        def receive() -> dict[str, Any]:
+            length = 0
+            while line := incoming.readline().strip():
+                length = int(line.partition(b":")[2])
+            found: dict[str, Any] = json.loads(incoming.read(length))
+            return found
+
+        def wait_for_event(name: str) -> None:
+            while receive().get("event") != name:
+                continue
+
+        send(1, "initialize", adapterID="test")
+        send(2, "attach", justMyCode=False)
+        wait_for_event("initialized")
+        send(3, "configurationDone")
+        wait_for_event("stopped")
+        yield

@@ -142,7 +142,9 @@ def _main_index(threads: list[_PySpyThread], pid: int | None) -> int | None:
     return None
 
 
-_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d+(?:\.\d+)?/|^<frozen ")
+_INSTALLED = re.compile(
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d+(?:\.\d+)?t?/|^<frozen |/torchinductor_[^/]+/|^<eval_with_key>"
+)  # python3.13t: a free-threaded build; what torch generates is not what the user wrote
 
 
 def _installed(frames: Sequence[_PySpyFrame]) -> int:

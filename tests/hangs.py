@@ -61,6 +61,7 @@ def dump(stand: dict[str, Any], number: int, pid: int) -> ProcessDump:
                 frames=frames(stand["frames"], shift),
                 owns_gil=stand.get("gil", False),
                 is_main=True,
+                installed_frames=stand.get("installed"),
             )
         )
     for place, extra in enumerate(stand.get("threads", ())):

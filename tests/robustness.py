@@ -10,6 +10,7 @@ each form changes. Ends with 1 when anybody is named who is not guilty.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from hangwatch.explain import traces
-from hangwatch.hang import culprit
+from hangwatch.hang import activity, culprit
 from hangwatch.hang import frames as stack_frames
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Frame, ProcessDump, RankDump, RankId, Thread, Verdict
@@ -27,6 +28,8 @@ from tests.hangs import CASES, SETTINGS, TABLE, rank_dumps
 
 _LIBRARIES = "/opt/conda/lib/python3.11/site-packages/"
 _STANDARD_LIBRARY = "/opt/conda/lib/python3.11/"
+_USER = "/home/user/"
+_KNOWN_LIBRARIES = activity.packages() | sys.stdlib_module_names
 _NATIVE_LEAF = Frame(function="__poll", file="libc.so.6")
 
 Place = tuple[str | None, int | None]
@@ -93,7 +96,12 @@ def _no_lines(thread: Thread) -> Thread:
 
 
 def _native_leaf(thread: Thread) -> Thread:
-    return _with_frames(thread, (_NATIVE_LEAF, *thread.frames)) if thread.frames else thread
+    if not thread.frames:
+        return thread
+    told = thread.installed_frames
+    return replace(
+        _with_frames(thread, (_NATIVE_LEAF, *thread.frames)), installed_frames=None if told is None else told + 1
+    )
 
 
 def _qualified_names(thread: Thread) -> Thread:
@@ -116,18 +124,34 @@ def _plain(frame: Frame) -> str:
     return frame.function if native else stack_frames.plain_name(frame.function)
 
 
-def _full_paths(thread: Thread) -> Thread:
-    """As `py-spy --full-filenames` prints those of packages and of the standard library."""
-    return _with_frames(thread, (replace(frame, file=_full(frame)) for frame in thread.frames))
+def _whole_paths(thread: Thread) -> Thread:
+    """As `py-spy --full-filenames` prints them, which tells whose a file is."""
+    whole = (replace(frame, file=_whole(frame.file, thread, index)) for index, frame in enumerate(thread.frames))
+    return replace(_with_frames(thread, whole), installed_frames=None)
 
 
-def _full(frame: Frame) -> str:
-    top, slash, _ = frame.file.partition("/")
-    if stack_frames.is_native(frame.function, frame.file) or frame.file.startswith(("/", "<")):
-        return frame.file
-    if top.removesuffix(".py") in sys.stdlib_module_names:
-        return _STANDARD_LIBRARY + frame.file
-    return _LIBRARIES + frame.file if slash else frame.file
+def _whole(file: str, thread: Thread, index: int) -> str:
+    top, folder, _ = file.partition("/")
+    if not file.endswith(".py") or not top or file.startswith("<"):
+        return file
+    if not folder and top.removesuffix(".py") in sys.stdlib_module_names:
+        return _STANDARD_LIBRARY + file
+    if _is_installed(file, thread, index):
+        return _LIBRARIES + file
+    return _USER + file
+
+
+def _told_whose(thread: Thread) -> Thread:
+    """As py-spy's JSON tells it: how many of the innermost frames are of libraries."""
+    frames = itertools.takewhile(lambda place: _is_installed(place[1].file, thread, place[0]), enumerate(thread.frames))
+    return replace(thread, installed_frames=sum(1 for _ in frames))
+
+
+def _is_installed(file: str, thread: Thread, index: int) -> bool:
+    top, folder, _ = file.partition("/")
+    if thread.installed_frames is not None:
+        return index < thread.installed_frames or top in _KNOWN_LIBRARIES
+    return top in _KNOWN_LIBRARIES if folder else not file.endswith(".py") or top[:-3] in sys.stdlib_module_names
 
 
 def _with_frames(thread: Thread, frames: Iterable[Frame]) -> Thread:
@@ -164,7 +188,8 @@ VARIATIONS: dict[str, Callable[[Sequence[RankDump]], Sequence[RankDump]]] = {
     "one more native leaf": _each_thread(_native_leaf),
     "qualified names": _each_thread(_qualified_names),
     "plain names": _each_thread(_plain_names),
-    "full paths": _each_thread(_full_paths),
+    "whole paths": _each_thread(_whole_paths),
+    "told whose frames they are": _each_thread(_told_whose),
     "the last round only": _last_round_only,
     "the first half of the ranks": lambda ranks: ranks[: (len(ranks) + 1) // 2],
     "the second half of the ranks": lambda ranks: ranks[len(ranks) // 2 :],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 import sys
 from collections.abc import Sequence
@@ -15,15 +16,16 @@ import msgspec
 
 from hangwatch import config
 from hangwatch.hang import frames as stack_frames
-from hangwatch.model import Frame
+from hangwatch.model import Frame, Thread
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-Order = Literal["certain", "sync", "top", "leaf", "native", "context", "loop"]
+Order = Literal["entered", "certain", "sync", "top", "leaf", "native", "context", "loop"]
 WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
+Whose = Literal["anybody", "library", "installed"]
 Mark = Literal["wrapper", "collective", "service", "work", "rooted"]
 
 _LEAF_DEPTH = 4
@@ -51,6 +53,7 @@ class _Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     functions: tuple[str, ...]
     file: str = ""
     files: tuple[str, ...] = ()
+    whose: Whose = "anybody"
     operation: str = ""
 
 
@@ -88,65 +91,88 @@ class _Compiled(NamedTuple):
     order: Order
     function: re.Pattern[str]
     file: re.Pattern[str]
+    whose: Whose
     operation: str
+
+    def may_be_of(self, of_user: bool | None) -> bool:
+        """Whether the rule speaks about a frame of the user's own program (True), of others (False) or of either."""
+        return {"anybody": True, "library": of_user is not True, "installed": of_user is False}[self.whose]
 
 
 def _compile(rule: _Rule) -> _Compiled:
-    return _Compiled(rule.activity, rule.order, *_patterns(rule), rule.operation)
+    return _Compiled(rule.activity, rule.order, *_patterns(rule), rule.whose, rule.operation)
 
 
 def _patterns(row: _Rule | _Marked) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """What a plain name of a function, and a path with a `/` before it, must match."""
-    files = row.files or ((row.file,) if row.file else ("*",))
+    """What a plain name of a function, and a short path with a `/` before it, must match."""
+    files = row.files or ((row.file,) if row.file else ("*/*",))
     return (
         re.compile("|".join(translate(pattern) for pattern in row.functions)),
-        re.compile("|".join(translate(f"*/{pattern.removeprefix('*/')}") for pattern in files)),
+        re.compile("|".join(translate(_anchored(pattern)) for pattern in files)),
     )
 
 
+def _anchored(pattern: str) -> str:
+    """A name without a folder is the whole path; one with a folder may stand in others (a checkout of a library)."""
+    if "/" not in pattern:
+        return f"/{pattern}"
+    return pattern if pattern.startswith("*/") else f"*/{pattern}"
+
+
 class Table:
-    """The rules, compiled. Answers are remembered per frame and per stack, since most ranks show the same ones."""
+    """The rules, compiled. Answers are remembered per frame and per stack, since most ranks show the same ones.
+
+    `installed_frames` of a stack, as in `model.Thread`, tells which of its frames are of the user's own program.
+    """
 
     def __init__(self, rules: Sequence[_Rule]) -> None:
         self._rules = tuple(_compile(rule) for rule in rules)
-        self._of_place: dict[stack_frames.Place, dict[Order, _Compiled]] = {}
-        self._of_stack: dict[tuple[stack_frames.Place, ...], Match] = {}
+        self._of_place: dict[_Owned, dict[Order, _Compiled]] = {}
+        self._of_stack: dict[tuple[tuple[stack_frames.Place, ...], int | None], Match] = {}
 
-    def classify(self, frames: Sequence[Frame]) -> Doing:
+    def classify(self, frames: Sequence[Frame], installed_frames: int | None = None) -> Doing:
         """What a stack (innermost frame first) is doing: (activity, operation or None, waits for other ranks)."""
-        return self.match(frames).doing
+        return self.match(frames, installed_frames).doing
 
-    def match(self, frames: Sequence[Frame]) -> Match:
+    def classify_thread(self, thread: Thread) -> Doing:
+        """As `classify`, of a thread's stack."""
+        return self.classify(thread.frames, thread.installed_frames)
+
+    def match(self, frames: Sequence[Frame], installed_frames: int | None = None) -> Match:
         """As `classify`, with the place in the stack that told it."""
         stack = tuple((frame.function, frame.file) for frame in frames)
-        found = self._of_stack.get(stack)
+        found = self._of_stack.get((stack, installed_frames))
         if found is None:
             if len(self._of_stack) >= _CACHE_LIMIT:
                 self._of_stack.clear()
-            found = self._of_stack[stack] = self._find(stack)
+            owned = stack_frames.owned_by_user([file for _, file in stack], installed_frames)
+            found = self._of_stack[stack, installed_frames] = self._find(tuple(map(_Owned, stack, owned)))
         return found
 
     def context(self, frames: Sequence[Frame]) -> Doing | None:
-        """What the part of the program around a stack does, whatever its innermost frames do; None: no frame tells."""
-        stack = tuple((frame.function, frame.file) for frame in frames)
-        python = [index for index, place in enumerate(stack) if not stack_frames.is_native(*place)]
-        found = self._first(stack, python, "context")
+        """What the part of the program around a stack does, whatever its innermost frames do; None: no frame tells.
+
+        What a function of the user's program is called tells it, too.
+        """
+        stack = _of_anybody(frames)
+        found = self._first(stack, _python(stack), "context")
         return self._widened(stack, *found).doing if found else None
 
     def phase(self, frames: Sequence[Frame]) -> str | None:
         """The activity of the part of the program around a stack ("evaluation"); None where no frame tells."""
-        for frame in frames:
-            rule = self._rules_of((frame.function, frame.file)).get("context")
+        for owned in _of_anybody(frames):
+            rule = self._rules_of(owned).get("context")
             if rule and known(rule.activity).phase:
                 return rule.activity
         return None
 
-    def _find(self, stack: tuple[stack_frames.Place, ...]) -> Match:
-        python = [index for index, place in enumerate(stack) if not stack_frames.is_native(*place)]
-        native = [index for index, place in enumerate(stack) if stack_frames.is_native(*place)]
-        if importing(stack, python):
+    def _find(self, stack: tuple[_Owned, ...]) -> Match:
+        python = _python(stack)
+        native = [index for index, owned in enumerate(stack) if stack_frames.is_native(*owned.place)]
+        if importing([owned.place for owned in stack], python):
             return Match(Doing("import", None, waits=False), python[0])
         places: tuple[tuple[Order, list[int]], ...] = (
+            ("entered", python),
             ("certain", python),
             ("sync", python),
             ("top", python[:1]),
@@ -159,19 +185,16 @@ class Table:
             found = self._first(stack, indexes, order)
             if found:
                 return self._widened(stack, *found)
-        name = _name(_leaf(stack)) if stack else None
-        return Match(Doing("unknown", name, waits=False), -1)
+        return Match(Doing("unknown", _label(stack, _leaf(stack)) if stack else None, waits=False), -1)
 
-    def _first(
-        self, stack: tuple[stack_frames.Place, ...], indexes: Sequence[int], order: Order
-    ) -> tuple[int, _Compiled] | None:
+    def _first(self, stack: Sequence[_Owned], indexes: Sequence[int], order: Order) -> tuple[int, _Compiled] | None:
         for index in indexes:
             rule = self._rules_of(stack[index]).get(order)
             if rule:
                 return index, rule
         return None
 
-    def _widened(self, stack: tuple[stack_frames.Place, ...], index: int, rule: _Compiled) -> Match:
+    def _widened(self, stack: Sequence[_Owned], index: int, rule: _Compiled) -> Match:
         """An activity is named by the call that the program made: the outermost frame of the same file.
 
         Around a wait, frames of thin wrappers (loggers, context managers) are passed over.
@@ -182,44 +205,67 @@ class Table:
             last += 1
             outer = self._rules_of(stack[last]).get(rule.order)
             same = outer is not None and (waits or outer.activity == rule.activity)
-            if outer and same and stack[last][1] == stack[named][1]:
+            if outer and same and stack[last].place[1] == stack[named].place[1]:
                 named, told = last, outer
-            elif not (waits and is_marked("wrapper", *stack[last])):
+            elif not (waits and is_marked("wrapper", *stack[last].place)):
                 break
-        name = _name(_leaf(stack) if rule.order in _AROUND else stack[named])
+        name = _label(stack, _leaf(stack) if rule.order in _AROUND else named)
         operation = told.operation or (name.lstrip("_") if waits else name)
         return Match(Doing(told.activity, operation, waits), named)
 
-    def _rules_of(self, place: stack_frames.Place) -> dict[Order, _Compiled]:
-        found = self._of_place.get(place)
+    def _rules_of(self, owned: _Owned) -> dict[Order, _Compiled]:
+        found = self._of_place.get(owned)
         if found is None:
             if len(self._of_place) >= _CACHE_LIMIT:
                 self._of_place.clear()
-            found = self._of_place[place] = self._match_place(place)
+            found = self._of_place[owned] = self._match_place(owned)
         return found
 
-    def _match_place(self, place: stack_frames.Place) -> dict[Order, _Compiled]:
-        function, file = place[0], "/" + stack_frames.short_path(place[1])
-        if not stack_frames.is_native(*place):
+    def _match_place(self, owned: _Owned) -> dict[Order, _Compiled]:
+        function, file = owned.place[0], "/" + stack_frames.short_path(owned.place[1])
+        if not stack_frames.is_native(*owned.place):
             function = stack_frames.plain_name(function)
         found: dict[Order, _Compiled] = {}
         for rule in self._rules:
-            if rule.order not in found and rule.function.match(function) and rule.file.match(file):
+            wanted = rule.order not in found and rule.may_be_of(owned.by_user)
+            if wanted and rule.function.match(function) and rule.file.match(file):
                 found[rule.order] = rule
         return found
 
 
-def _name(place: stack_frames.Place) -> str:
-    """The plain name of a function; of compiled code without a name its library, since an address means nothing."""
-    function, file = place
-    if function.startswith("0x"):
-        return stack_frames.short_path(file)
-    return function if stack_frames.is_native(function, file) else stack_frames.plain_name(function)
+class _Owned(NamedTuple):
+    """A frame, and whether it is of the user's own program; None: nothing tells."""
+
+    place: stack_frames.Place
+    by_user: bool | None
 
 
-def _leaf(stack: Sequence[stack_frames.Place]) -> stack_frames.Place:
-    """The innermost Python frame; the innermost of all where there is none."""
-    return next((place for place in stack if not stack_frames.is_native(*place)), stack[0])
+def _of_anybody(frames: Sequence[Frame]) -> list[_Owned]:
+    return [_Owned((frame.function, frame.file), None) for frame in frames]
+
+
+def _python(stack: Sequence[_Owned]) -> list[int]:
+    return [index for index, owned in enumerate(stack) if not stack_frames.is_native(*owned.place)]
+
+
+def _leaf(stack: Sequence[_Owned]) -> int:
+    """The place of the innermost Python frame; of the innermost of all where there is none."""
+    return next(iter(_python(stack)), 0)
+
+
+def _label(stack: Sequence[_Owned], index: int) -> str:
+    """The name of a frame; of one without a name (a lambda, an address) that of the next one around it that has one.
+
+    Compiled code is named by the compiled code right around it, else by the innermost Python function; a library is the
+    name only where nothing else is known, since an address means nothing.
+    """
+    around = [owned.place for owned in stack[index:]]
+    compiled = itertools.takewhile(lambda place: stack_frames.is_native(*place), around)
+    python = (place for place in around if not stack_frames.is_native(*place))
+    names = (stack_frames.called(place) for place in (*compiled, *python))
+    function, file = around[0]
+    nameless = stack_frames.short_path(file) if function.startswith("0x") else stack_frames.plain_name(function)
+    return next(filter(None, names), nameless)
 
 
 def importing(stack: Sequence[stack_frames.Place], python: Sequence[int]) -> bool:
@@ -258,7 +304,14 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
                 f"  type {near[0]!r}, or choose a name that is further from it"
             )
         extra.append(
-            _Rule(rule.activity, "certain", "configured", (rule.function,), file=rule.file, operation=rule.operation)
+            _Rule(
+                rule.activity,
+                "certain",
+                "configured",
+                (rule.function,),
+                file=f"*/{rule.file.removeprefix('*/')}",
+                operation=rule.operation,
+            )
         )
     return Table((*extra, *tables.rules))
 
@@ -266,6 +319,12 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
 def names() -> tuple[str, ...]:
     """The names of all activities of the built-in table."""
     return tuple(_built_in().activities)
+
+
+def packages() -> frozenset[str]:
+    """The packages that the rules of the built-in table name."""
+    paths = (path for rule in _built_in().rules for path in (*rule.files, rule.file) if "/" in path)
+    return frozenset(package for path in paths if (package := path.partition("/")[0]).isidentifier())
 
 
 @cache
@@ -282,7 +341,7 @@ def _marks(mark: Mark) -> tuple[tuple[re.Pattern[str], re.Pattern[str]], ...]:
 @lru_cache(maxsize=_CACHE_LIMIT)
 def is_marked(mark: Mark, function: str, file: str = "") -> bool:
     """Whether a frame, or the name of a collective, bears a mark of the table."""
-    name, path = stack_frames.plain_name(function), f"/{file}"
+    name, path = stack_frames.plain_name(function), f"/{stack_frames.short_path(file)}"
     return any(functions.match(name) and files.match(path) for functions, files in _marks(mark))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
@@ -11,7 +12,7 @@ from hangwatch.model import Frame, Thread
 Place = tuple[str, str]
 """Function and short file of one frame: what is compared between ranks and nodes."""
 
-_INSTALLED = re.compile(r"^.*?/(?:site-packages|dist-packages)/|^.*?/lib(?:64)?/python[23](?:\.\d+)?/")
+_INSTALLED = re.compile(r"^.*?/(?:site-packages|dist-packages)/|^.*?/lib(?:64)?/python[23](?:\.\d+)?t?/")
 _GENERATED = re.compile(r"^.*/torchinductor[^/]*/.*$|^<eval_with_key>.*$|^<ipython-input.*$|^.*/tmp/(?:tmp)?[^/]*/")
 _GENERATED_NAMES = (("torchinductor", "<inductor>"), ("<eval_with_key>", "<eval_with_key>"), ("<ipython", "<ipython>"))
 _C_LIBRARY = re.compile(r"(^|/)(libc|libpthread|ld-linux|linux-vdso|\[vdso)[-.\]\w]*")
@@ -44,6 +45,7 @@ _LAUNCHER_FILES = (
     "hydra/_internal/hydra.py",
 )
 _THREAD_START = ("_bootstrap", "_bootstrap_inner", "run")
+_BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)|\[[^\[\]]*\]")
 
 
 def plain_name(function: str) -> str:
@@ -85,6 +87,56 @@ def _is_launcher(function: str, file: str) -> bool:
     if short == "threading.py":
         return plain_name(function) in _THREAD_START
     return short in _LAUNCHER_FILES
+
+
+def called(place: Place) -> str | None:
+    """The name by which people know a function; None of one without (a lambda, an address, a wrapper of C++'s own).
+
+    Of C++ without the parameters of its templates and its own: `c10d::Reducer::finalize_backward`.
+    """
+    function, file = place
+    if not is_native(function, file):
+        name = plain_name(function)
+        return None if name.startswith("<") and name != "<module>" else name
+    if function.startswith("0x") or "{lambda" in function or "operator()" in function:
+        return None
+    while function != (shorter := _BRACKETS.sub("", function)):
+        function = shorter
+    name = function.split()[-1] if function.split() else ""
+    return None if not name or name.startswith("std::") else name
+
+
+def owned_by_user(files: Sequence[str], installed_frames: int | None) -> tuple[bool | None, ...]:
+    """Of the file of each frame, innermost first, whether the user's own program holds it; None: nothing tells.
+
+    A whole path tells; else `installed_frames` (`model.Thread`): what stands inside is no user's, the frame after
+    them is, and so is what lies in the same package or folder as that one.
+    """
+    cut = len(files) if installed_frames is None else installed_frames
+    known = files[cut] if cut < len(files) else None
+    return tuple(
+        False if installed_frames is not None and index < cut else _is_users(file, known)
+        for index, file in enumerate(files)
+    )
+
+
+def _is_users(file: str, known: str | None) -> bool | None:
+    """Whether a file is of the user's own program; `known` is one that is."""
+    if _INSTALLED.match(file) or file.startswith("<frozen "):
+        return False
+    if file.startswith("<") or _GENERATED.match(file):
+        return None
+    if file.startswith("/") or file == known:
+        return True
+    if "/" not in file and file.removesuffix(".py") in sys.stdlib_module_names:
+        return False
+    same = known is not None and not known.startswith(("/", "<")) and _package(file) == _package(known)
+    return True if same else None
+
+
+def _package(file: str) -> str:
+    package, folder, _ = file.partition("/")
+    return package if folder else ""
 
 
 def key_places(frames: Sequence[Frame]) -> tuple[Place, ...]:

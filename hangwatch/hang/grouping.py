@@ -101,7 +101,7 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
 
 
 _Identity = tuple[str | None, int | None, int | None, int | None]
-_Places = tuple[tuple[bool, str | None, tuple[stack_frames.Place, ...]], ...]
+_Places = tuple[tuple[bool, str | None, int | None, tuple[stack_frames.Place, ...]], ...]
 
 
 class _Answer(NamedTuple):
@@ -128,7 +128,12 @@ def _standing(dump: ProcessDump, table: activity.Table, memory: dict[_Places, St
     if not any(thread.frames for thread in dump.threads):
         return None
     places = tuple(
-        (thread.is_main, thread.name, tuple((frame.function, frame.file) for frame in thread.frames))
+        (
+            thread.is_main,
+            thread.name,
+            thread.installed_frames,
+            tuple((frame.function, frame.file) for frame in thread.frames),
+        )
         for thread in dump.threads
     )
     if places not in memory:
@@ -229,7 +234,7 @@ def _shown(thread: Thread, table: activity.Table) -> Stack:
     return Stack(
         name=thread.name or f"thread {thread.thread_id}",
         frames=thread.frames,
-        activity=table.classify(thread.frames).activity,
+        activity=table.classify_thread(thread).activity,
     )
 
 
@@ -250,7 +255,7 @@ def _worker(count: int, worker: WorkerDump, thread: Thread, table: activity.Tabl
     return Stack(
         name=f"{count} x {worker.comm}",
         frames=thread.frames,
-        activity=table.classify(thread.frames).activity,
+        activity=table.classify_thread(thread).activity,
         pid=worker.pid,
         state=_state(worker.rounds),
         own=_own_frame(thread),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hangwatch.hang import activity
 from hangwatch.hang import frames as stack_frames
-from hangwatch.model import Frame, Thread
+from hangwatch.model import Thread
 
 
 class Standing(NamedTuple):
@@ -35,16 +35,16 @@ def find_standing(threads: Sequence[Thread], table: activity.Table) -> Standing:
     main = stack_frames.main_thread(threads)
     others = tuple(thread for thread in threads if thread is not main and _python(thread))
     workers = tuple(thread for thread in others if not _is_service(thread))
-    in_key = tuple(thread for thread in workers if activity.known(table.classify(thread.frames).activity).in_key)
+    in_key = tuple(thread for thread in workers if activity.known(table.classify_thread(thread).activity).in_key)
     telling = _telling(main, workers, in_key, table)
     frames = telling.frames if telling else ()
-    doing = _doing(frames, table)
+    doing = _doing(telling, table) if telling else table.classify(())
     instead = _in_its_stead(doing, others, table)
     shown = dict.fromkeys(stack_frames.key_places(thread.frames) for thread in in_key if thread is not telling)
     main_places = stack_frames.key_places(main.frames) if main else ()
     telling_places = stack_frames.key_places(frames) if telling is not main else ()
     if instead:
-        doing = table.classify(instead[0].frames)
+        doing = table.classify_thread(instead[0])
     beside = [*instead, *((main, *workers) if main else workers)]
     return Standing(
         key=_digest(main_places, telling_places, tuple(sorted(shown)), doing),
@@ -60,11 +60,11 @@ def _index(threads: Sequence[Thread], wanted: Thread) -> int:
     return next(index for index, thread in enumerate(threads) if thread is wanted)
 
 
-def _doing(frames: Sequence[Frame], table: activity.Table) -> activity.Doing:
-    """What a stack does; one that waits for a thread, queue or child process does what it started that for."""
-    doing = table.classify(frames)
+def _doing(thread: Thread, table: activity.Table) -> activity.Doing:
+    """What a thread does; one that waits for a thread, queue or child process does what it started that for."""
+    doing = table.classify_thread(thread)
     if activity.known(doing.activity).waits_for == "thread":
-        around = table.context(frames)
+        around = table.context(thread.frames)
         if around is not None and activity.known(around.activity).waits_for == "nothing":
             return around
     return doing
@@ -75,7 +75,7 @@ def _in_its_stead(doing: activity.Doing, others: Sequence[Thread], table: activi
     operation = activity.known(doing.activity).unless_a_thread_is_in
     if operation is None:
         return ()
-    return tuple(thread for thread in others if _is_behind_gpu(table.classify(thread.frames), operation))
+    return tuple(thread for thread in others if _is_behind_gpu(table.classify_thread(thread), operation))
 
 
 def _is_behind_gpu(doing: activity.Doing, operation: str) -> bool:
@@ -87,7 +87,7 @@ def _telling(
 ) -> Thread | None:
     if main is None or not main.frames:
         return _best(workers, table) or main or (workers[0] if workers else None)
-    match activity.known(table.classify(main.frames).activity).work_is_in:
+    match activity.known(table.classify_thread(main).activity).work_is_in:
         case "autograd":
             return _best(in_key, table) or _best(filter(_of_engine, workers), table) or main
         case "threads":
@@ -105,7 +105,7 @@ def _best(threads: Iterable[Thread], table: activity.Table) -> Thread | None:
     telling = [
         (tells, stack_frames.key_places(thread.frames), thread)
         for thread in threads
-        if (tells := activity.known(table.classify(thread.frames).activity).tells) is not None
+        if (tells := activity.known(table.classify_thread(thread).activity).tells) is not None
     ]
     return min(telling, key=lambda found: found[:2])[2] if telling else None
 

@@ -146,3 +146,58 @@ def test_phases() -> None:
 def test_marks(mark: activity.Mark, bearers: list[str], others: list[str]) -> None:
     assert all(activity.is_marked(mark, frame.function, frame.file) for frame in frames(*bearers))
     assert not any(activity.is_marked(mark, frame.function, frame.file) for frame in frames(*others))
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected", "operation"),
+    [
+        (["<lambda> (train.py)", "retry (train.py)"], "unknown", "retry"),
+        (["<genexpr> (x.py)", "Loop.<locals>.<lambda> (x.py)", "<module> (train.py)"], "unknown", "<module>"),
+        (["0x7f12 (libcuda.so.550)", "<lambda> (train.py)", "to_host (train.py)"], "gpu_sync", "to_host"),
+        (["0x7f12 (libcuda.so.550)"], "gpu_sync", "libcuda.so.550"),
+        (
+            [
+                "__poll (libc.so.6)",
+                "std::_Function_handler<void (), c10d::Reducer::x()>::_M_invoke (libtorch_cpu.so)",
+                "std::function<void ()>::operator() (libtorch_cpu.so)",
+                "c10d::Reducer::finalize_backward() (libtorch_cpu.so)",
+                "mine (train.py)",
+            ],
+            "collective_wait",
+            "c10d::Reducer::finalize_backward",
+        ),
+        (["<dictcomp> (torch/optim/adamw.py)", "step (torch/optim/adamw.py)"], "optimizer", "step"),
+    ],
+)
+def test_an_activity_is_called_after_a_function_with_a_name(lines: list[str], expected: str, operation: str) -> None:
+    found = TABLE.classify(frames(*lines))
+    assert (found.activity, found.operation) == (expected, operation)
+
+
+@pytest.mark.parametrize(
+    ("line", "of_user", "of_nobody_knows", "of_library"),
+    [
+        ("wait_for_peers (m/distributed/groups.py)", "lock", "lock", "collective_wait"),
+        ("send_object (m/distributed/groups.py)", "unknown", "point_to_point", "point_to_point"),
+        ("ep_combine_gather (m/parallel_state.py)", "collective_wait", "collective_wait", "collective_wait"),
+        ("save_checkpoint (m/trainer.py)", "unknown", "checkpoint", "checkpoint"),
+        ("get_batch (m/trainer.py)", "unknown", "data_loading", "data_loading"),
+        ("read_shard (m/data.py)", "data_loading", "data_loading", "data_loading"),
+        ("all_reduce (m/trainer.py)", "collective_wait", "collective_wait", "collective_wait"),
+        ("recv_requests (m/scheduler.py)", "unknown", "rpc_wait", "rpc_wait"),
+        ("fetch (datasets/mine.py)", "unknown", "data_loading", "data_loading"),
+    ],
+)
+def test_what_a_word_means_depends_on_whose_file_it_is(
+    line: str, of_user: str, of_nobody_knows: str, of_library: str
+) -> None:
+    found = (TABLE.classify(frames(line, "<module> (train.py)"), installed).activity for installed in (0, None, 1))
+    assert tuple(found) == (of_user, of_nobody_knows, of_library)
+
+
+def test_a_file_without_a_folder_is_the_whole_path() -> None:
+    assert TABLE.classify(frames("get (queue.py)")).activity == "thread_wait"
+    assert TABLE.classify(frames("get (/opt/lib/python3.11/queue.py)")).activity == "thread_wait"
+    assert TABLE.classify(frames("get (mine/queue.py)")).activity == "unknown"
+    assert TABLE.classify(frames("main (code.py)")).activity == "unknown"
+    assert TABLE.classify(frames("interact (code.py)")).activity == "debugger"

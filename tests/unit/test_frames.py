@@ -77,3 +77,39 @@ def test_short_paths(file: str, short: str) -> None:
 )
 def test_plain_names(function: str, plain: str) -> None:
     assert stack_frames.plain_name(function) == plain
+
+
+@pytest.mark.parametrize(
+    ("place", "called"),
+    [
+        (("Loop.<locals>.<lambda>", "train.py"), None),
+        (("<listcomp>", "train.py"), None),
+        (("Loop.step", "train.py"), "step"),
+        (("<module>", "train.py"), "<module>"),
+        (("0x7f12ab", "libcuda.so.550"), None),
+        (("ncclAllReduce", "libnccl.so.2"), "ncclAllReduce"),
+        (("c10d::Reducer::finalize_backward()", "libtorch_cpu.so"), "c10d::Reducer::finalize_backward"),
+        (("void c10d::send<at::Tensor, std::vector<int> >(int)", "libtorch_cpu.so"), "c10d::send"),
+        (("std::_Function_handler<void (), c10d::Reducer::delay_all_reduce()>::_M_invoke", "libtorch_cpu.so"), None),
+        (("c10d::Reducer::autograd_hook(unsigned long)::{lambda()#1}::operator()", "libtorch_cpu.so"), None),
+    ],
+)
+def test_the_name_by_which_a_function_is_known(place: tuple[str, str], called: str | None) -> None:
+    assert stack_frames.called(place) == called
+
+
+@pytest.mark.parametrize(
+    ("files", "installed", "users"),
+    [
+        (["threading.py", "torch/x.py", "train.py"], None, [False, None, None]),
+        (["threading.py", "torch/x.py", "train.py"], 2, [False, False, True]),
+        (["threading.py", "torch/x.py"], 2, [False, False]),
+        (["job/distributed/bus.py", "torch/x.py", "job/train.py", "train.py"], 0, [True, None, True, None]),
+        (["helpers.py", "lightning/x.py", "train.py", "runpy.py"], 0, [True, None, True, False]),
+        (["/opt/lib/python3.13t/queue.py", "/opt/lib/python3.11/site-packages/torch/x.py"], None, [False, False]),
+        (["/home/user/torch/train.py", "<string>", "<frozen runpy>"], None, [True, None, False]),
+        (["/tmp/torchinductor_me/ab/cab.py", "train.py"], None, [None, None]),
+    ],
+)
+def test_whose_frames_they_are(files: list[str], installed: int | None, users: list[bool | None]) -> None:
+    assert list(stack_frames.owned_by_user(files, installed)) == users

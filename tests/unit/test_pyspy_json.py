@@ -44,6 +44,21 @@ def test_frames_keep_order_names_and_lines() -> None:
     assert (read.name, read.thread_id, read.is_main) == ("MainThread", "7", True)
 
 
+@pytest.mark.parametrize(
+    ("file", "installed"),
+    [
+        ("python3.11/threading.py", 1),
+        ("python3.13t/threading.py", 1),
+        ("python3.11/site-packages/torch/x.py", 1),
+        ("../../tmp/torchinductor_me/ab/cab.py", 1),
+        ("../../home/me/python3/train.py", 0),
+    ],
+)
+def test_whose_the_innermost_frame_is(file: str, installed: int) -> None:
+    (read,) = pyspy_output.parse_json(json.dumps([thread("MainThread", 7, ("f", file, 1))]), 7)
+    assert read.installed_frames == installed
+
+
 def test_without_a_name_the_thread_of_the_pid_is_main() -> None:
     read = pyspy_output.parse_json(json.dumps([thread(None, 8), thread(None, 7)]), 7)
     assert [one.is_main for one in read] == [False, True]

@@ -21,7 +21,7 @@ from hangwatch.hang.jobs import find
 from hangwatch.hang.pauses import Pause
 from hangwatch.look import ENDPOINTS_PER_SCAN, JobScan
 from hangwatch.model import FoundJobs, GpuSweep, Job, JobState, LeftOut, Process, ProcessId, Rank
-from hangwatch.probes import network, procs
+from hangwatch.probes import procs, sockets
 from hangwatch.probes.nvml.sampler import NvmlSampler
 from hangwatch.probes.procs import ProcessScan
 from hangwatch.progress import ENDED_SHOWN_PER_SHARE, discovered
@@ -243,7 +243,7 @@ def pod_rank(pid: int, pod: str, port: int) -> str:
 
 def asked_in(scan: JobScan, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     asked: list[int] = []
-    monkeypatch.setattr(network, "store_endpoint", lambda pid, *_: asked.append(pid))
+    monkeypatch.setattr(sockets, "store_endpoint", lambda pid, *_: asked.append(pid))
     scan.find(None, "node1")
     return asked
 

@@ -6,7 +6,10 @@ and a seat that a living process holds is given to nobody else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+import operator
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hangwatch import words
@@ -178,38 +181,54 @@ def _joined(crews: list[Crew], samples: Sequence[GpuSample], endpoints: Mapping[
 
     Who has the best claim holds its ranks: another one, while its process lives, is a job of its own.
     """
-    jobs: dict[tuple[object, ...], list[_Part]] = {}
+    runs: dict[tuple[object, ...], _Run] = {}
     for crew in sorted(crews, key=lambda crew: claim(crew, samples, endpoints)):
         process, seat = crew.members[0]
         assert seat is not None
         run = (*_run(process, seat), *launchers.rendezvous(process.environ))
-        same_run = jobs.setdefault((crew.owner.name, *run, seat.world_size), [])
-        ranks, stores = {_rank_number(member) for member in crew.members}, _stores(crew, endpoints)
-        # One user can make thousands of claimants to one rank, and each is compared with each.
-        one = next((job for job in same_run if job.ranks.isdisjoint(ranks) and job.is_of(crew.owner, stores)), None)
-        if one is None:
-            same_run.append(_Part(_second_claimant(crew, ranks, same_run[0]) if same_run else crew, ranks, stores))
+        runs.setdefault((crew.owner.name, *run, seat.world_size), _Run()).place(crew, _stores(crew, endpoints))
+    return [part.joined() for run in runs.values() for part in run.parts]
+
+
+class _Run:
+    """The jobs that one run may be so far, the best claim first.
+
+    One user can make thousands of claimants to one rank. So that each is not compared with each, it is kept who has a
+    rank, an owner or a store: as numbers of which bit n stands for job n.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[_Part] = []
+        self._having: defaultdict[Hashable, int] = defaultdict(int)
+
+    def place(self, crew: Crew, stores: frozenset[str]) -> None:
+        """Take a crew into the first job that has none of its ranks and to which the kernel says that it belongs."""
+        ranks = {_rank_number(member) for member in crew.members}
+        taken = functools.reduce(operator.or_, (self._having[rank] for rank in ranks))
+        of_it = self._having[crew.owner] | (self._having[stores] if stores else 0)
+        fitting = of_it & ~taken
+        if fitting:
+            number = (fitting & -fitting).bit_length() - 1
+            self._having[self.parts[number].stores] &= ~(1 << number)
+            self.parts[number].add(crew, ranks, stores)
         else:
-            one.add(crew, ranks, stores)
-    return [part.joined() for same_run in jobs.values() for part in same_run]
+            number, first = len(self.parts), self.parts[0] if self.parts else None
+            self.parts.append(_Part(_second_claimant(crew, ranks, first) if first else crew, ranks, stores))
+        for key in (*ranks, crew.owner, self.parts[number].stores):
+            self._having[key] |= 1 << number
 
 
 class _Part:
     """Crews that are taken for one job so far; the first has the best claim."""
 
-    def __init__(self, crew: Crew, ranks: set[int], stores: set[str]) -> None:
-        self.crews, self.ranks, self.stores, self._owners = [crew], ranks, stores, {crew.owner}
+    def __init__(self, crew: Crew, ranks: set[int], stores: frozenset[str]) -> None:
+        self.crews, self.ranks, self.stores = [crew], ranks, stores
 
-    def is_of(self, owner: Owner, stores: set[str]) -> bool:
-        """Whether the kernel says that a crew of this owner, connected to these stores, belongs to it."""
-        return owner in self._owners or (bool(stores) and stores == self.stores)
-
-    def add(self, crew: Crew, ranks: set[int], stores: set[str]) -> None:
+    def add(self, crew: Crew, ranks: set[int], stores: frozenset[str]) -> None:
         """Take a crew into it."""
         self.crews.append(crew)
-        self.ranks.update(ranks)
-        self.stores.update(stores)
-        self._owners.add(crew.owner)
+        self.ranks |= ranks
+        self.stores |= stores
 
     def joined(self) -> Crew:
         """All as one."""
@@ -219,8 +238,8 @@ class _Part:
         return first._replace(members=members, more_heads=heads) if len(self.crews) > 1 else first
 
 
-def _stores(crew: Crew, endpoints: Mapping[ProcessId, str]) -> set[str]:
-    return {endpoints[process.id] for process, _ in crew.members if process.id in endpoints}
+def _stores(crew: Crew, endpoints: Mapping[ProcessId, str]) -> frozenset[str]:
+    return frozenset(endpoints[process.id] for process, _ in crew.members if process.id in endpoints)
 
 
 def _rank_number(member: tuple[Process, Seat | None]) -> int:

@@ -44,6 +44,7 @@ class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     unless_a_thread_is_in: str | None = None
     leaves_the_job: bool = False
     phase: str | None = None
+    look_at: str | None = None
 
 
 class _Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

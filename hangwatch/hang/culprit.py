@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from hangwatch.hang import activity, votes, wording
+from hangwatch.hang import activity, guidance, votes, wording
 from hangwatch.hang import frames as stack_frames
 from hangwatch.hang.rest import is_serving, resting_state
 from hangwatch.hang.rules import RULES, Scene, Suspicion, count_ranks, survey, without
@@ -58,7 +58,7 @@ def _judged(grouping: Grouping, ranks_here: int | None) -> Verdict:
         return verdict
     waiting = count_ranks(group for group in scene.stacked if group.waits)
     message = wording.cannot_tell(scene.stacked, scene.answered, waiting, scene.existing)
-    return _nobody("CannotTell", message + wording.where_to_look(grouping), scene)
+    return _nobody("CannotTell", message + guidance.where_to_look(grouping), scene)
 
 
 # --- who is accused ------------------------------------------------------------------------------------------------
@@ -183,14 +183,14 @@ def _waiting_together(scene: Scene) -> Verdict | None:
         message = wording.roles(groups, scene.answered)
     else:
         message = wording.together(groups[0], scene.answered, scene.grouping.world_size)
-    return _nobody("AllWaiting", message + wording.where_to_look(scene.grouping), scene)
+    return _nobody("AllWaiting", message + guidance.where_to_look(scene.grouping), scene)
 
 
 def _all_alike(scene: Scene) -> Verdict | None:
     if len(scene.stacked) != 1 or scene.failed:
         return None
     message = wording.together(scene.stacked[0], scene.answered, scene.grouping.world_size)
-    return _nobody("AllAlike", message + wording.where_to_look(scene.grouping), scene)
+    return _nobody("AllAlike", message + guidance.where_to_look(scene.grouping), scene)
 
 
 def _only_roles(groups: Sequence[Group]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from hangwatch import words
@@ -238,32 +237,3 @@ def cannot_tell(groups: Sequence[Group], answered: int, waiting: int, existing: 
 def of_this_node(here: int, whole: int) -> str:
     """Of whom a verdict speaks that was made on one node of several."""
     return f" This is said of the {words.count(here)} on this node; the job has {whole:,}."
-
-
-def where_to_look(grouping: Grouping) -> str:
-    """What to do next when nobody can be named."""
-    failed = _size(group for group in grouping.groups if group.fault)
-    if failed:
-        return f" {words.count(failed).capitalize()} could not be dumped, see the evidence: start there."
-    if grouping.unanswered:
-        silent = f"{words.count_ranges(grouping.unanswered)} ({words.fold_ranges(grouping.unanswered)}"
-        nodes = _silent_nodes(grouping)
-        whole = f", as many as {words.count(nodes, 'whole node')} would hold" if nodes else ""
-        return f" No answer from {silent}{whole}): look there first."
-    if grouping.elsewhere:
-        return " Look at the other nodes, then at XIDs and NVLink."
-    return " Look for XIDs, NVLink and network errors."
-
-
-def _silent_nodes(grouping: Grouping) -> int:
-    """How many nodes would be silent as a whole, if all nodes hold as many ranks as those that answered."""
-    per_node = Counter(member.id.node for member in grouping.members if member.id.rank is not None)
-    ranks = max(per_node.values(), default=0)
-    if ranks < 2 or None in per_node:
-        return 0
-    return sum(_whole_nodes(silent, ranks) for silent in grouping.unanswered)
-
-
-def _whole_nodes(silent: range, ranks: int) -> int:
-    """How many blocks of so many ranks, counted from rank 0, lie within a range."""
-    return max(0, silent.stop // ranks - -(-silent.start // ranks))

@@ -414,7 +414,8 @@ def _starting(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if _quorum(sum(power.is_busy(gpu, settings) for gpu in voters), voters, settings):
-        return _go(replace(watch, was_busy=True), JobState.TRAINING, "the GPUs are at work", now)
+        learnt = {uuid: power.learn(gpu, now, settings) for uuid, gpu in watch.gpus.items()}
+        return _go(replace(watch, was_busy=True, gpus=learnt), JobState.TRAINING, "the GPUs are at work", now)
     watch = _timed_over_plain_line(watch, voters, now, settings)
     if watch.over_since is not None and now - watch.over_since >= settings.hold_seconds:
         ratio = settings.quiet_watts_ratio_of_limit

@@ -125,6 +125,11 @@ def test_measured_hangs_are_suspected_after_the_hold(limit: float, working: floa
     assert series.pages
 
 
+def test_a_hang_in_the_first_seconds_of_a_watch_is_measured_against_the_work_that_began_it() -> None:
+    series = Series().feed(118, 1).feed(600, 1).feed(118, 130)
+    assert series.states == [S.TRAINING, S.QUIET, S.SUSPECTED]
+
+
 def test_work_is_never_suspected() -> None:
     series = Series()
     for _ in range(60):  # pipeline bubbles, evaluation of a minute: low for less than the hold

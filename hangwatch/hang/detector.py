@@ -447,14 +447,14 @@ def _training(
         return _fall_quiet(watch, voters, now, settings)
     # A job that never worked hard has no level to fall from: only a later look can tell that it stands still.
     low = not watch.was_busy or _is_down(voters, settings)
-    busy = watch.was_busy or _quorum(sum(power.is_busy(gpu, settings) for gpu in voters), voters, settings)
-    if _quorum(sum(power.is_busy(gpu, settings) for gpu in voters), voters, settings):
+    is_busy = _quorum(sum(power.is_busy(gpu, settings) for gpu in voters), voters, settings)
+    if is_busy:
         watch = replace(watch, serves=False)
     learnt = {} if watch.serves else {uuid: power.learn(gpu, now, settings) for uuid, gpu in watch.gpus.items()}
     watch = replace(
         watch,
         gpus=watch.gpus | learnt,
-        was_busy=busy,
+        was_busy=watch.was_busy or is_busy,
         low_since=(watch.low_since if watch.low_since is not None else now) if low else None,
         relook_pause=watch.relook_pause if low else 0.0,
     )
@@ -498,7 +498,7 @@ def _low_seconds(watch: JobWatch, now: float) -> float:
 
 def _is_down(voters: list[GpuPower], settings: Detector) -> bool:
     """Whether the job draws less than it does at work, or was taught so."""
-    down = sum(power.is_low(gpu, settings) or gpu.taught_watts is not None for gpu in voters)
+    down = sum(gpu.taught_watts is not None or power.is_low(gpu, settings) for gpu in voters)
     return _quorum(down, voters, settings)
 
 

@@ -7,6 +7,8 @@ there may be a plain line, a share of the power limit, which asks neither what t
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Mapping
 from statistics import median
 
@@ -51,7 +53,12 @@ class GpuPower(Value, frozen=True):
     @property
     def watts(self) -> float | None:
         """The smoothed power, None before the first sample."""
-        return median(self.recent) if self.recent else None
+        return _smoothed(self.recent)
+
+
+@functools.lru_cache(maxsize=1024)  # asked for many times of each sample, on a node with more GPUs than anybody builds
+def _smoothed(recent: tuple[float, ...]) -> float | None:
+    return median(recent) if recent else None
 
 
 def floor_watts(gpu: GpuPower, settings: Detector) -> float | None:
@@ -90,8 +97,10 @@ def plain_line_watts(gpu: GpuPower, settings: Detector) -> float | None:
 
 
 def _ordinary_line(gpu: GpuPower, settings: Detector) -> float | None:
-    lines = (_line(gpu, gpu.busy_watts, settings), plain_line_watts(gpu, settings))
-    return max((line for line in lines if line is not None), default=None)
+    learnt, plain = _line(gpu, gpu.busy_watts, settings), plain_line_watts(gpu, settings)
+    if learnt is None or plain is None:
+        return plain if learnt is None else learnt
+    return max(learnt, plain)
 
 
 def is_quiet(gpu: GpuPower, settings: Detector) -> bool:
@@ -186,7 +195,7 @@ def learn(gpu: GpuPower, now: float, settings: Detector) -> GpuPower:
     if now - began >= settings.busy_window_seconds / BUCKETS:
         work = (*work, bucket)[-BUCKETS:]
         bucket = ()
-        ordered = sorted(watts for one in work for watts in one)
+        ordered = sorted(itertools.chain.from_iterable(work))
         busy = ordered[min(len(ordered) - 1, int(BUSY_QUANTILE * len(ordered)))]
     taught = gpu.taught_watts
     if taught is not None and busy is not None and (watts >= FALLEN_RATIO * busy or FALLEN_RATIO * watts > taught):

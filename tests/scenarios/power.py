@@ -716,7 +716,7 @@ HEALTHY_SCENARIOS = (
         "driver silent",
         "no sample for 10 minutes; the job trains on",
         "healthy",
-        replace(_after(2 * HOUR, None, None), silent=lambda t: HOUR <= t < HOUR + 600),
+        Node(lambda _gpu, _t: TRAINS, silent=lambda t: HOUR <= t < HOUR + 600),
         (Expected(TRAINS_ON),),
         HOUR + 1200,
     ),

@@ -156,13 +156,17 @@ class Node:
 
 @dataclass
 class Played:
-    """What became of one job: its states in order, when it paged, and the verdict of the first page or the last one."""
+    """What became of one job: its states in order, when it paged, and the verdict of the first page or the last one.
+
+    `glances` of its looks were taken before a suspicion.
+    """
 
     states: list[str] = field(default_factory=list)
     pages: list[float] = field(default_factory=list)
     pages_now: bool = False
     verdict: Verdict | None = None
     looks: list[Look] = field(default_factory=list)
+    glances: int = 0
 
     @property
     def paged_at(self) -> float | None:
@@ -255,6 +259,7 @@ class _Daemon:
         self.played[taking.job_id].looks.append(look)
         settings = self.settings.detector
         if taking.is_glance:
+            self.played[taking.job_id].glances += 1
             seen = progress.motion_count(look.grouping)
             self._snapshot, actions = progress.glanced(
                 self._snapshot, taking.job_id, seen, now=t, unix_now=UNIX_START + t, settings=settings

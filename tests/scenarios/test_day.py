@@ -1,0 +1,49 @@
+"""What a day of everything counts, and what it calls wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.scenarios import day
+from tests.scenarios.day import Outcome
+from tests.scenarios.power import HOUR
+
+
+def test_looks_glances_and_pages_are_counted_apart() -> None:
+    light = day.outcome("very light fine-tuning", HOUR)
+    assert (light.pages, light.looks, light.seconds) == (0, 1, None)
+    assert light.glances == 4  # of the 44 minutes after the look: 2, 4, 8 and 16 minutes after one another
+    hang = day.outcome("lock")
+    assert (hang.pages, hang.glances, hang.is_wrong, hang.is_late) == (1, 0, False, False)
+    assert 120 <= hang.seconds <= day.SOON_SECONDS
+
+
+def outcome(name: str, pages: int, seconds: float | None = None) -> Outcome:
+    return Outcome(name=name, pages=pages, looks=0, glances=0, states="", seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("one", "is_wrong"),
+    [
+        (outcome("long checkpoint", 0), False),
+        (outcome("long checkpoint", 1), True),
+        (outcome("a slow fsync, again and again", 1), False),
+        (outcome("a slow fsync, again and again", 2), True),
+        (outcome("lock", 1, 132.0), False),
+        (outcome("lock", 1, 151.0), True),
+        (outcome("lock", 2, 132.0), True),
+        (outcome("lock", 0), True),
+        (outcome("hang elsewhere", 2, 132.0), False),
+    ],
+)
+def test_what_is_wrong(one: Outcome, is_wrong: bool) -> None:
+    assert one.is_wrong is is_wrong
+    assert (f"1 wrong: {one.name}." in day.page([one])) is is_wrong
+
+
+def test_the_page_counts_who_is_late() -> None:
+    soon, late = outcome("lock", 1, 132.0), outcome("endless loop", 1, 1032.0)
+    assert "* 2 hangs: 1 paged within 135 s, 1 later" in day.page([soon, late])
+    assert "| lock |  | never |" in day.page([replace(soon, seconds=None)])

@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,6 +136,9 @@ both.poll()
 def test_who_accepts_waits_for_the_socket_that_listens(tmp_path: Path) -> None:
     code = """
 import socket
+import subprocess
+import sys
+import threading
 listening = socket.create_server(("127.0.0.1", 0))
 ready()
 listening.accept()
@@ -152,3 +159,75 @@ def test_who_sleeps_gives_the_core_away_itself() -> None:
     after = main_thread.read_counters(os.getpid(), procs.PROC)
     assert after.voluntary_switches - before.voluntary_switches >= 5
     assert after.read_monotonic_seconds > before.read_monotonic_seconds
+
+
+# Processes in a network of their own, as in a pod: a loopback of which nobody else knows.
+IN_ITS_OWN_NETWORK = """
+import ctypes, socket, subprocess, time
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x40000000):  # CLONE_NEWNET
+    raise OSError(ctypes.get_errno(), "unshare")
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+listening = socket.create_server(("127.0.0.1", 0))
+ours = socket.create_connection(listening.getsockname())
+theirs, _ = listening.accept()
+ours.sendall(bytes(30_000))
+theirs.recv(30_000, socket.MSG_WAITALL)
+theirs.sendall(bytes(20_000))
+ours.recv(20_000, socket.MSG_WAITALL)
+pair = socket.socketpair()
+open(f"{folder}/sockets", "w").write(f"{ours.fileno()} {theirs.fileno()} {pair[0].fileno()}")
+ready()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def in_its_own_network(tmp_path: Path) -> Iterator[tuple[int, list[int]]]:
+    """A process there, and its descriptors: both ends of a connection that carried bytes, and a Unix socket."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: makes a network namespace")
+    if shutil.which("ip") is None:
+        pytest.skip("needs ip (Debian package iproute2): brings the loopback of a network namespace up")
+    with targets.python(IN_ITS_OWN_NETWORK, tmp_path) as pid:
+        yield pid, [int(word) for word in (tmp_path / "sockets").read_text().split()]
+
+
+def test_bytes_are_counted_in_another_network_namespace(in_its_own_network: tuple[int, list[int]]) -> None:
+    pid, (ours, theirs, unix) = in_its_own_network
+    before = Path("/proc/thread-self/ns/net").readlink()
+    assert Path(f"/proc/{pid}/ns/net").readlink() != before
+
+    found, held = sockets.read(pid, procs.PROC), sockets.held_by(pid, procs.PROC)
+
+    carried = [found[held[end]].bytes for end in (ours, theirs)]
+    assert all(50_000 <= count <= 50_001 for count in carried), "the SYN that was acknowledged counts as a byte"
+    assert found[held[ours]].local == found[held[theirs]].remote
+    assert sockets.read_unix(pid, procs.PROC)[held[unix]].peer is not None
+    here = sockets.read(os.getpid(), procs.PROC)
+    assert held[ours] not in here, "a connection of another network"
+    assert Path("/proc/thread-self/ns/net").readlink() == before
+    assert not [thread for thread in threading.enumerate() if thread.name == "setns"]
+
+
+def test_who_may_not_enter_a_network_namespace_still_sees_its_connections(
+    in_its_own_network: tuple[int, list[int]],
+) -> None:
+    """Without CAP_SYS_ADMIN, and as root otherwise: the daemon of the unit, whose capabilities are counted."""
+    pid, (ours, theirs, _) = in_its_own_network
+    inodes = {sockets.held_by(pid, procs.PROC)[end] for end in (ours, theirs)}
+    code = (
+        "import ctypes, sys\n"
+        "from pathlib import Path\n"
+        "from hangwatch.probes import sockets\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()\n"
+        "assert libc.capset(header, none) == 0\n"  # every one is given back, see capset(2)
+        "found = sockets.read(int(sys.argv[1]), Path('/proc'))\n"
+        "print(*(f'{one.inode} {one.bytes}' for one in found.values()), sep=',')\n"
+    )
+    seen = subprocess.run(
+        [sys.executable, "-c", code, str(pid)], capture_output=True, text=True, timeout=60, check=True
+    )
+    rows = dict(row.split() for row in seen.stdout.strip().split(","))
+    assert {rows.get(str(inode)) for inode in inodes} == {"None"}, rows

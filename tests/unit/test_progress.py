@@ -565,9 +565,10 @@ def test_an_incident_goes_on_in_the_next_daemon_and_is_looked_at_at_once() -> No
 
 def test_a_daemon_that_is_started_again_and_again_writes_one_line() -> None:
     left = hung().saved[-1]
+    before = [line.message for line in left.timeline]
     for _ in range(5):
         left = started_again(left, job()).saved[-1]
-    assert [line.message for line in left.timeline].count(progress.STARTED_AGAIN) == 1
+    assert [line.message for line in left.timeline] == [*before, progress.STARTED_AGAIN]
 
 
 def test_power_that_came_back_during_a_restart_ends_the_incident() -> None:

@@ -234,6 +234,7 @@ def test_a_capture_that_failed_is_counted_as_such_and_pages_nobody() -> None:
     entry = shown.jobs["42"]
     assert (entry.watch.capturing, entry.page, entry.incident) == (False, False, None)
     assert (entry.timeline[-1].state, entry.timeline[-1].unix_seconds) == (JobState.STALLED, life.unix)
+    assert entry.watch.message == "2 of 2 ranks could not be judged"
 
 
 def test_a_capture_that_failed_of_a_job_without_ranks_judges_it_as_little() -> None:
@@ -241,7 +242,8 @@ def test_a_capture_that_failed_of_a_job_without_ranks_judges_it_as_little() -> N
     entry = life.snapshot.jobs["42"]
     life.snapshot = life.snapshot.with_job(replace(entry, job=replace(entry.job, ranks=())))
     shown, _ = progress.unjudged(life.snapshot, "42", now=life.now, unix_now=life.unix, settings=RULES)
-    assert shown.jobs["42"].watch.state is JobState.STALLED
+    watch = shown.jobs["42"].watch
+    assert (watch.state, watch.message) == (JobState.STALLED, "1 of 1 ranks could not be judged")
 
 
 def test_nothing_of_a_job_is_nothing() -> None:

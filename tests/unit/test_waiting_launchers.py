@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -250,6 +251,16 @@ def test_a_launcher_whose_ranks_ended_is_the_end_of_that_job_and_waits_only_when
     assert life.snapshot.jobs["of-the-launcher"].watch.began == 1300, "it waits since its ranks ended"
 
 
+def test_a_launcher_whose_ranks_worked_for_long_is_the_end_of_that_job() -> None:
+    life = Life(1300.0)
+    life.discover(ranks())
+    life.passes(int(ENDED_SHOWN_SECONDS) + 100)
+    life.discover(ranks())
+    assert life.states == {"of-the-ranks": JobState.STARTING}
+    life.discover(launcher())
+    assert life.states == {"of-the-ranks": JobState.ENDED}
+
+
 def test_an_elastic_restart_is_one_job_that_begins_anew() -> None:
     life = Life(1300.0)
     life.discover(ranks())
@@ -366,12 +377,15 @@ def measured(port: int) -> Waiting:
     """What the sockets of this very process tell, taken for a launcher's."""
     (state,) = [found for found in [procs.read_state(os.getpid())] if found]
     job = replace(launcher(replace(WAITING, endpoint=f"127.0.0.1:{port}")), launcher_id=state[0])
+    began = state[0].start_ticks / procs.TICKS_PER_SECOND
+    youngest = time.monotonic() - began
     taken = capture(
         job, settings=config.Capture(rounds=1, dump_deadline_seconds=1.0), node="here", pyspy_path=Path("/bin/false")
     )
     (dump,) = taken.ranks
     assert dump.waiting is not None and dump.id == RankId(node="here", pid=os.getpid())
-    assert dump.waiting.seconds is not None and 0 < dump.waiting.seconds < 86400
+    assert dump.waiting.seconds is not None
+    assert 0 < youngest <= dump.waiting.seconds <= time.monotonic() - began
     return dump.waiting
 
 
@@ -399,6 +413,7 @@ def test_a_request_to_connect_without_an_answer_is_seen(listening: socket.socket
         ([("02", "10.0.0.5:5000", "10.0.0.1:29400")], "silent", ("10.0.0.1",)),
         ([("01", "10.0.0.5:5000", "10.0.0.1:29400")], "connected", ("10.0.0.1",)),
         ([], "none", ()),
+        ([("01", "10.0.0.1:29400", "10.0.0.2:6000")], "none", ()),
         (
             [
                 ("0A", "0.0.0.0:29400", "0.0.0.0:0"),

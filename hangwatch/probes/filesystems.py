@@ -124,7 +124,8 @@ def written_bytes(mount: Mount, pid: int, proc_root: Path, sys_root: Path) -> in
         return None
     stats = pseudofiles.read(proc_root / str(pid) / "mountstats", mount.type)
     blocks = stats.split("\ndevice ") if isinstance(stats, str) else []
-    block = next((block for block in blocks if f" mounted on {mount.path} with " in block.partition("\n")[0]), "")
+    mounted = f" mounted on {mount.path} with "
+    block = next((block for block in blocks if mounted in _unescape(block.partition("\n")[0])), "")
     counters = block.partition("\tbytes:")[2].partition("\n")[0].split()
     return int(counters[5]) if len(counters) > 5 and counters[5].isdecimal() else None
 

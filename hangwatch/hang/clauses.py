@@ -60,6 +60,12 @@ def _innermost(group: Group) -> str:
     return group.operation or (stack_frames.plain_name(group.frames[0].function) if group.frames else "its own code")
 
 
+def has_gpu(group: Group) -> bool:
+    """Whether it is known that its ranks wait for a GPU, or have one: backward stands on a job without any, too."""
+    waits = "its GPU" in activity.known(group.activity).says or activity.known(group.activity).waits_for != "gpu"
+    return waits or any(member.utilization_ratio is not None for member in group.members)
+
+
 def operations(groups: Iterable[Group]) -> str:
     """What groups wait in, the largest first: "broadcast (7 ranks) and all_reduce (4 ranks)"."""
     counts: dict[str, int] = {}

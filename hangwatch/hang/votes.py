@@ -28,7 +28,9 @@ def on_accused(named: Sequence[Group], members: Sequence[Member], others: Sequen
     votes += [_fault(group) for group in named if group.fault]
     votes += [vote for group in named for vote in _workers(group)]
     votes += _waiting(waiting, len(rest), "other ranks", supports=True)
-    votes += _waiting([group for group in others if group.waits_for == "gpu"], len(rest), "their GPUs", supports=None)
+    behind = [group for group in others if group.waits_for == "gpu"]
+    whom = "their GPUs" if any(map(clauses.has_gpu, behind)) else "their GPUs or for ranks"
+    votes += _waiting(behind, len(rest), whom, supports=None)
     votes += _signature(members)
     votes += _state(members)
     votes += _gpu(ids, members, rest)

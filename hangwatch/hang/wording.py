@@ -39,9 +39,10 @@ def each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
 
 def others_wait(others: Sequence[Group]) -> str:
     """What the ranks that are not accused do: "all 15 other ranks wait in broadcast"."""
+    behind = [group for group in others if group.waits_for == "gpu"]
     kinds = (
         ("wait in", [group for group in others if group.waits]),
-        ("wait for their GPUs:", [group for group in others if group.waits_for == "gpu"]),
+        ("wait for their GPUs:" if any(map(clauses.has_gpu, behind)) else "are in", behind),
         ("wait for something else:", [group for group in others if group.waits_for in {"lock", "thread"}]),
     )
     verb, waiting = next(((verb, groups) for verb, groups in kinds if groups), ("are in", list(others)))

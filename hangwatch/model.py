@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -161,6 +161,10 @@ class Rank(Value, frozen=True):
     workers: tuple[Worker, ...] = ()
 
 
+PortUse: TypeAlias = Literal["serving", "connected", "silent", "none"]
+"""What a process has to do with a port that somebody serves; "silent": its request to connect has no answer."""
+
+
 class Waiting(Value, frozen=True):
     """A launcher that has no rank: what it was told, as its user wrote it, and what its own sockets show.
 
@@ -175,7 +179,7 @@ class Waiting(Value, frozen=True):
     nodes: str = ""
     endpoint: str = ""
     seconds: float | None = None
-    socket: Literal["serving", "connected", "silent", "none"] | None = None
+    socket: PortUse | None = None
     peers: tuple[str, ...] = ()
 
     @property
@@ -452,6 +456,16 @@ class FileLock(Value, frozen=True):
     holder_comm: str = ""
 
 
+class Store(Value, frozen=True):
+    """The store at which the ranks of a job meet, and what the sockets of one process show of it.
+
+    `endpoint` is as its user wrote it, bounded and printable.
+    """
+
+    endpoint: str
+    socket: PortUse
+
+
 class Awaited(Value, frozen=True):
     """Somebody outside of the job for whom a process waits; `is_lost`: the kernel knows that nobody is there now."""
 
@@ -479,7 +493,7 @@ class ProcessDump(Value, frozen=True):
 
     `server` is the process that waits for clients, its main thread on a socket that listens: itself, or a rank or a
     process above it to which all lead from which its own main thread receives. `file_lock` is the lock of a file for
-    which its main thread waits.
+    which its main thread waits, `store` what its sockets show of the store of its job.
     """
 
     taken_monotonic_seconds: float
@@ -506,6 +520,7 @@ class ProcessDump(Value, frozen=True):
     peers: int | None = None
     server: int | None = None
     file_lock: FileLock | None = None
+    store: Store | None = None
 
 
 class RankId(Value, frozen=True):
@@ -602,7 +617,7 @@ class Member(Value, frozen=True):
     measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and `switches_per_second`
     (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so in every round;
     `peers` as there, the most of any round, workers included, and None where one was not seen; `server` and `file_lock`
-    as there, where they were the same in every round.
+    as there, where they were the same in every round; `store` as in the last round.
     """
 
     id: RankId
@@ -630,6 +645,7 @@ class Member(Value, frozen=True):
     peers: int | None = None
     server: int | None = None
     file_lock: FileLock | None = None
+    store: Store | None = None
 
 
 class Group(Value, frozen=True):

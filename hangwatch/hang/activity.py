@@ -45,6 +45,7 @@ class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     leaves_the_job: bool = False
     phase: str | None = None
     look_at: str | None = None
+    meets_at_store: bool = False
 
 
 class _Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

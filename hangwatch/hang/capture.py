@@ -278,17 +278,15 @@ def _measured(job: Job, proc_root: Path) -> Waiting | None:
 
 def _with_sockets(waiting: Waiting, port: int, held: Sequence[sockets.Connection]) -> Waiting:
     """What sockets at the port of its endpoint tell; one that serves it is its own first client, too."""
-    if any(one.listens and one.local[1] == port for one in held):
+    use = sockets.use_of(port, held)
+    if use == "serving":
         own = {one.local for one in held}
-        came = [one for one in held if one.local[1] == port and one.state == sockets.ESTABLISHED]
-        others = sorted({sockets.address_of(one.remote) for one in came if one.remote not in own})
-        return replace(waiting, socket="serving", peers=tuple(others[:PEERS_LISTED]))
-    asked = {one.state: sockets.address_of(one.remote) for one in held if one.remote[1] == port}
-    if sockets.ESTABLISHED in asked:
-        return replace(waiting, socket="connected", peers=(asked[sockets.ESTABLISHED],))
-    if sockets.SYN_SENT in asked:
-        return replace(waiting, socket="silent", peers=(asked[sockets.SYN_SENT],))
-    return replace(waiting, socket="none")
+        ends = {one.remote for one in held if one.local[1] == port and one.state == sockets.ESTABLISHED} - own
+    else:
+        state = sockets.ESTABLISHED if use == "connected" else sockets.SYN_SENT
+        ends = {one.remote for one in held if one.remote[1] == port and one.state == state}
+    peers = sorted({sockets.address_of(end) for end in ends})
+    return replace(waiting, socket=use, peers=tuple(peers[:PEERS_LISTED]))
 
 
 def _silent_mounts(

@@ -194,6 +194,7 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         peers=motion.peers(rank),
         server=motion.server(rank),
         file_lock=motion.file_lock(rank),
+        store=answer.dump.store if answer.dump else None,
     )
 
 

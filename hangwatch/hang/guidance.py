@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from hangwatch import words
 from hangwatch.hang import activity
-from hangwatch.model import Group, Grouping
+from hangwatch.model import Group, Grouping, Member, PortUse, Store
 
 _MOST_SENTENCES = 2
 _LINKS = "XIDs, NVLink and network errors"
@@ -29,12 +30,38 @@ def where_to_look(grouping: Grouping) -> str:
 
 def _look_at(group: Group) -> str | None:
     locks = {member.file_lock for member in group.members}
-    if len(locks) == 1 and (lock := locks.pop()) and lock.holder_pid is not None:
+    if len(locks) == 1 and (lock := locks.pop()):
+        if lock.holder_pid is None:
+            return f"Look at who has {lock.path} open (`fuser -v`): its holder has ended, or is on another node."
         return f"Look at pid {lock.holder_pid} ({lock.holder_comm}), which holds {lock.path}."
     awaited = {member.awaited for member in group.members}
     if len(awaited) == 1 and (outside := awaited.pop()):
         return f"Look at {outside.who}" + (", which is gone." if outside.is_lost else ": does it answer?")
-    return activity.known(group.activity).look_at
+    known = activity.known(group.activity)
+    return (known.meets_at_store and _store(group.members)) or known.look_at
+
+
+def _store(members: Sequence[Member]) -> str | None:
+    """What the sockets of ranks show of the store at which they meet."""
+    seen = [(member, member.store) for member in members if member.store is not None]
+    if not seen:
+        return None
+
+    def who(socket: PortUse) -> str:
+        return words.who([member.id for member, store in seen if store.socket == socket])
+
+    uses = {store.socket for _, store in seen}
+    parts = [f"Look at the store at {seen[0][1].endpoint}"]
+    parts.append(f"{who('serving')} serves it" if "serving" in uses else "none of these ranks serves it")
+    if "silent" in uses:
+        parts.append(f"the requests of {who('silent')} to connect have no answer")
+    if "none" in uses:
+        parts.append(f"{who('none')} {_has(seen)} no connection to it")
+    return f"{parts[0]}: {words.listing(parts[1:])}."
+
+
+def _has(seen: Sequence[tuple[Member, Store]]) -> str:
+    return "has" if sum(store.socket == "none" for _, store in seen) == 1 else "have"
 
 
 def _absent(grouping: Grouping) -> list[str]:

@@ -16,13 +16,14 @@ from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.hang import launchers
-from hangwatch.model import BLOCKED_STATES, ENDED_STATES, Awaited, Job, ProcessDump, ProcessId, SystemCall
+from hangwatch.model import BLOCKED_STATES, ENDED_STATES, Awaited, Job, ProcessDump, ProcessId, Store, SystemCall
 from hangwatch.probes import file_locks, filesystems, main_thread, pidfiles, procs, sockets
 from hangwatch.probes.sockets import Connection, Connections, End
 
 _DEADLINE_SECONDS = 2.0  # for what one round reads of connections
 _MOST_NAMESPACES = 8
 _MOST_CHILDREN = 64
+_MOST_ENDPOINT_CHARACTERS = 80
 _MOST_PARENTS = 16  # of so many ranks: those of a job on one node are started alike
 _MOST_ANCESTORS = 4  # a shell, a launcher and the like between a server and its workers
 _TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
@@ -50,8 +51,9 @@ class Surroundings:
         self._root, self._sys_root = proc_root, sys_root
         self._pids = [target.pid for target in targets]
         self._launchers = tuple(launcher.pid for launcher in job.launcher_ids)
-        port = launchers.rendezvous(job.environ)[1]
+        address, port = launchers.rendezvous(job.environ)
         self._store_port = int(port) if port.isdecimal() else None
+        self._store_endpoint = words.elided(f"{address}:{port}", _MOST_ENDPOINT_CHARACTERS)
         self._is_elsewhere_too = job.is_elsewhere_too
         self._rank_of = {
             process.pid: rank.id.pid for rank in job.ranks for process in (rank.id, *(one.id for one in rank.workers))
@@ -128,10 +130,17 @@ class Surroundings:
             dirty_bytes=dirty_bytes,
             peers=peers,
             server=server,
+            store=self._store(pid),
             file_lock=None
             if call is None or kind != "locks"
             else file_locks.awaited(pid, call.descriptors[0], self._root),
         )
+
+    def _store(self, pid: int) -> Store | None:
+        held = self._held(pid)
+        if held is None or self._store_port is None:
+            return None
+        return Store(endpoint=self._store_endpoint, socket=sockets.use_of(self._store_port, held.values()))
 
     def _peers(self, pid: int, call: SystemCall | None, *, is_apart: bool) -> int | None:
         """How many ways lead from a process to other ranks: connections, and what its main thread receives from.

@@ -16,10 +16,11 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from hangwatch.model import PortUse
 from hangwatch.probes import pidfiles, pseudofiles
 
 MOST_CONNECTIONS = 1 << 15  # of one namespace: anybody may open a hundred thousand
@@ -211,6 +212,18 @@ def held_at(port: int, pid: int, proc_root: Path) -> list[Connection] | None:
         return None
     own = set(held.values())
     return [one for one in listed(proc_root / str(pid) / "net", port) if one.inode in own]
+
+
+def use_of(port: int, held: Iterable[Connection]) -> PortUse:
+    """What these sockets of one process have to do with a port that somebody serves.
+
+    One that waits for connections there serves it itself; one whose request has no answer (SYN_SENT) is silent.
+    """
+    held = list(held)
+    if any(one.listens and one.local[1] == port for one in held):
+        return "serving"
+    states = {one.state for one in held if one.remote[1] == port}
+    return "connected" if ESTABLISHED in states else "silent" if SYN_SENT in states else "none"
 
 
 def store_endpoint(pid: int, port: int, proc_root: Path) -> str | None:

@@ -20,7 +20,7 @@ from hangwatch.hang import activity, clauses
 from hangwatch.hang.activity import Table
 from hangwatch.hang.capture import capture, job_of_pids
 from hangwatch.hang.grouping import group_ranks
-from hangwatch.model import GpuSample, GpuSweep, Job, Member, Motion, Rank, Signature, Worker
+from hangwatch.model import GpuSample, GpuSweep, Job, Member, Motion, Rank, Signature, Store, Worker
 from hangwatch.probes import main_thread, procs
 from hangwatch.probes.nvml import query
 from hangwatch.probes.nvml.sampler import NvmlSampler
@@ -165,6 +165,21 @@ def test_who_waits_for_somebody_outside_of_the_job(code: str, tmp_path: Path) ->
         assert f"127.0.0.1 port {port}" in member.awaited.who
         at_store = measured(job_of(pid, MASTER_PORT=str(port)))
         assert at_store.signature is Signature.BLOCKED, "who waits for the job's store waits for the job"
+
+
+def test_what_a_rank_has_to_do_with_the_store_of_its_job(tmp_path: Path) -> None:
+    serves = "import os, socket\none = socket.create_server(('127.0.0.1', 0))\n"
+    serves += "open(folder + '/port', 'w').write(str(one.getsockname()[1]))\nready()\none.accept()[0].recv(1)"
+    with targets.python(serves, tmp_path) as pid:
+        port = (tmp_path / "port").read_text()
+        (tmp_path / "other").mkdir()
+        seen = {"none": measured(job_of(os.getpid(), MASTER_ADDR="127.0.0.1", MASTER_PORT=port))}
+        with targets.python(RECEIVES.replace("{port}", port), tmp_path / "other") as other:
+            seen["connected"] = measured(job_of(other, MASTER_ADDR="127.0.0.1", MASTER_PORT=port))
+            seen["serving"] = measured(job_of(pid, MASTER_ADDR="127.0.0.1", MASTER_PORT=port))
+    assert {use: member.store for use, member in seen.items()} == {
+        use: Store(endpoint=f"127.0.0.1:{port}", socket=use) for use in seen
+    }
 
 
 def test_a_child_that_is_known_as_a_worker_is_outside_where_it_is_waited_for_by_its_pid(tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""Where a verdict that names nobody sends its reader: to what the ranks wait for, and to links only where all wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hangwatch.hang import activity
+from hangwatch.hang.culprit import judge
+from hangwatch.hang.guidance import where_to_look
+from hangwatch.model import Awaited, Fault, FileLock, Group, Grouping, Member, PortUse, RankId, Store
+
+LINKS = "Look for XIDs, NVLink and network errors"
+
+
+def group(name: str, *members: Member, first: int = 0, count: int = 2, waits_for: str = "") -> Group:
+    ranks = members or tuple(Member(id=RankId(node="n1", rank=first + i)) for i in range(count))
+    known = activity.known(name)
+    return Group(key=f"{name}{first}", activity=name, members=ranks, waits_for=waits_for or known.waits_for)
+
+
+def look(*groups: Group, world_size: int | None = None) -> str:
+    return where_to_look(Grouping(groups=groups, world_size=world_size))
+
+
+def at_store(*uses: PortUse) -> Group:
+    members = (Member(id=RankId(rank=i), store=Store("10.0.0.1:29500", use)) for i, use in enumerate(uses))
+    return group("rendezvous", *members)
+
+
+def member(**measured: object) -> Member:
+    return Member(id=RankId(rank=0), **measured)  # type: ignore[arg-type]
+
+
+MEASURED = {
+    "a lock that somebody holds": group("lock", member(file_lock=FileLock("/data/a.lock", 4711, "python"))),
+    "a lock whose holder is not listed": group("lock", member(file_lock=FileLock("/data/a.lock"))),
+    "somebody outside of the job": group("network", member(awaited=Awaited("10.0.0.7 port 8000"))),
+    "somebody who is gone": group("network", member(awaited=Awaited("10.0.0.7 port 8000", is_lost=True))),
+    "a store that rank 0 serves": at_store("serving", "connected", "connected"),
+    "a store on another node": at_store("connected", "connected"),
+    "a store that does not answer": at_store("silent", "silent", "connected"),
+    "a store that some have not reached": at_store("serving", "none", "none", "silent"),
+}
+
+
+@pytest.mark.golden
+def test_every_sentence(golden: Callable[[str, str], None]) -> None:
+    lines = [f"{name}:{look(group(name))}" for name in activity.names()]
+    lines += [f"{name}:{look(one)}" for name, one in MEASURED.items()]
+    alone = group("collective_wait", count=1)
+    lines += [
+        f"one rank that is the job:{look(alone, world_size=1)}",
+        f"one rank of several:{look(alone, world_size=2)}",
+        f"several nodes:{look(group('backward'), world_size=8)}",
+        f"ranks between others without an answer:{look(group('backward'), group('lock', first=4), world_size=6)}",
+        f"a dump that failed:{look(group('backward'), Group('f', 'unknown', (member(),), fault=Fault('0', 'X', 'x')))}",
+    ]
+    golden("guidance.txt", "\n".join(lines) + "\n")
+
+
+def test_links_and_sequence_numbers_only_where_all_wait_for_ranks_or_gpus() -> None:
+    assert LINKS in look(group("collective_wait"), group("gpu_sync", first=2))
+    assert "sequence numbers" in look(group("collective_wait"))
+    for name, known in ((name, activity.known(name)) for name in activity.names()):
+        if known.waits_for not in ("ranks", "gpu"):
+            assert LINKS not in look(group("collective_wait", count=4), group(name, first=4, count=4)), name
+
+
+def test_what_the_largest_groups_wait_for_is_said_first_and_once() -> None:
+    many = look(*(group(name, first=2 * i) for i, name in enumerate(("storage", "checkpoint", "lock", "storage"))))
+    assert many.startswith(" Look at the file system: ") and "checkpoint" in many and "lock" not in many
+
+
+def test_it_stands_in_the_verdict() -> None:
+    verdict = judge(Grouping(groups=(group("checkpoint", count=4),), world_size=4))
+    assert not verdict.named and "Look at the file system of the checkpoint" in verdict.message

@@ -687,13 +687,18 @@ def test_link_errors_are_timed_while_the_check_warns() -> None:
     assert errors_at(result("storage", CheckStatus.CRITICAL)) is None
 
 
-def life_with_a_pause(*after: Job) -> Life:
-    """Trains, pauses for 40 s with rank 0 elsewhere, trains again, and pauses again; `after` is found in between."""
+def life_with_a_pause(*after: Job, checks: tuple[CheckResult, ...] = ()) -> Life:
+    """Trains, pauses for 40 s with rank 0 elsewhere, trains again, and pauses again; `after` is found in between.
+
+    `checks` came in the first pause.
+    """
     life = Life()
     life.discover(job())
     life.power(600, 60)
     life.power(80, 25)
     life.look(AT_A_SERVER)
+    for check in checks:
+        life.snapshot = progress.checked(life.snapshot, check, now=life.now)
     life.power(80, 15)
     life.power(600, 30)
     for found in after:
@@ -729,5 +734,11 @@ def test_the_place_of_a_look_is_learnt_and_pages_later_and_says_so() -> None:
 
 def test_ranks_that_were_replaced_taught_nothing() -> None:
     life = life_with_a_pause(job(pid=500))
+    assert life.snapshot.jobs["42"].watch.pauses == ()
+    assert life.snapshot.jobs["42"].page
+
+
+def test_a_pause_in_which_links_were_sick_taught_nothing() -> None:
+    life = life_with_a_pause(checks=(result("nvlink_status", CheckStatus.WARNING),))
     assert life.snapshot.jobs["42"].watch.pauses == ()
     assert life.snapshot.jobs["42"].page

@@ -405,3 +405,14 @@ def test_of_two_watches_that_are_alike_the_one_of_the_key_goes_on_and_then_the_o
     life.discover(job(), other)
     life.discover(replace(job(), ranks=(*other.ranks, *job().ranks)))
     assert life.snapshot.jobs["42"].watch.since == 1010.0
+
+
+def test_where_a_job_falls_apart_the_part_with_most_of_its_ranks_goes_on() -> None:
+    life, whole = Life(), job(ranks=3)
+    life.discover(whole)
+    life.power(600, 60)
+    few, most = (replace(whole, job_id=key, job_key=key, ranks=ranks) for key, ranks in
+                 (("few", whole.ranks[:1]), ("most", whole.ranks[1:])))  # fmt: skip
+    life.discover(few, most)
+    states = {entry.job.ranks: entry.watch.state for entry in life.snapshot.jobs.values()}
+    assert states == {few.ranks: JobState.STARTING, most.ranks: JobState.TRAINING}

@@ -50,6 +50,32 @@ def opened(path: Path | str, *, flags: int = 0) -> BinaryIO:
     return file
 
 
+def opened_below(folder: Path, path: Path) -> BinaryIO:
+    """A file somewhere in a folder where others may write, to read: no link between the two is followed (O_NOFOLLOW).
+
+    Raises FileError.
+    """
+    *folders, name = path.relative_to(folder).parts
+    try:
+        here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for step in folders:
+                inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+                os.close(here)
+                here = inner
+            file = os.fdopen(
+                os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here), "rb"
+            )
+        finally:
+            os.close(here)
+    except OSError as error:
+        raise _refused(path, error) from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise FileError(path, "is no file", errno.EINVAL)
+    return file
+
+
 def _refused(path: Path | str, error: OSError) -> FileError:
     return FileError(path, f"cannot be read: {error.strerror}", error.errno or 0)
 

@@ -149,11 +149,12 @@ _INSTALLED = re.compile(
 
 def _installed(frames: Sequence[_PySpyFrame]) -> int:
     """How many of the innermost frames lie in the standard library, in installed packages or in compiled code."""
-    own = (number for number, frame in enumerate(frames) if not frame.module and not _is_installed(frame.filename))
+    own = (number for number, frame in enumerate(frames) if not frame.module and not is_installed(frame.filename))
     return next(own, len(frames))
 
 
-def _is_installed(file: str | None) -> bool:
+def is_installed(file: str | None) -> bool:
+    """Whether a whole path lies in the standard library or in installed packages."""
     return file is not None and _INSTALLED.search(file) is not None
 
 

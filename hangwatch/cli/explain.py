@@ -16,12 +16,12 @@ from hangwatch import inputs, store
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import write_text
 from hangwatch.cli.watch import config_option, settings_from
-from hangwatch.explain import traces
+from hangwatch.explain import log_evidence, traces
 from hangwatch.fleet.merge import merge_all
 from hangwatch.hang import culprit
 from hangwatch.hang.activity import load as load_activities
 from hangwatch.hang.grouping import group_ranks
-from hangwatch.model import MOST_RANKS, Grouping, Incident, Job
+from hangwatch.model import MOST_RANKS, Grouping, Incident, Job, Verdict
 from hangwatch.report import as_json, html, text
 
 LONGEST_LINE_BYTES = 16 << 20  # `py-spy dump --json` may print one line
@@ -51,26 +51,32 @@ def explain(
     html_path: Path | None,
     config_path: Path | None,
 ) -> None:
-    """Who is the odd one in stack dumps that you already have?
+    """Who is the odd one in stack dumps and logs that you already have?
 
-    Reads what `py-spy dump` prints (text or --json) of any number of processes, with or without a prefix on each line:
-    [host:rank], torchrun's [role3]:, srun --label's "3: ", mpirun --tag-output's [1,3]<stdout>:. A folder is all the
-    files in it, or the incident that it holds. "-" is standard input.
+    Reads the stacks of any number of processes as py-spy (text or --json), pystack, gdb and Python's faulthandler print
+    them, with or without a prefix on each line: [host:rank], torchrun's [role3]:, srun --label's "3: ", mpirun
+    --tag-output's [1,3]<stdout>:. Reads logs of ranks and torchelastic's error.json, too: who failed first, whose log
+    ends before the others. A folder is all the files in it (torchrun's --log-dir), or the incident that it holds; links
+    in it are not followed. "-" is standard input.
     """
     settings, _ = settings_from(config_path)
     files, incidents = _sort(paths)
-    collected = traces.collect(((name, _lines(path)) for name, path in files), world_size)
+    collected = traces.collect(((str(path), _lines(path, folder)) for path, folder in files), world_size)
     dumps = [*collected.ranks, *(rank for incident in incidents for rank in incident.captures[-1].ranks)]
-    if not dumps:
+    if not dumps and not collected.logs:
         notes = "".join(f"\n  {note}" for note in collected.notes[:5])
         raise InputError(
-            f"no stack dump in {', '.join(map(str, paths))}{notes}\n  make some: `py-spy dump --pid PID > rank0.txt`"
+            f"no stack dump and no log of a known rank in {', '.join(map(str, paths))}{notes}\n"
+            "  make some: `py-spy dump --pid PID > rank0.txt`"
         )
     size = collected.world_size or max((found.job.world_size or 0 for found in incidents), default=0) or None
     grouping = group_ranks(dumps, load_activities(settings.activities.rules), settings.capture, size)
     grouping = replace(grouping, notes=(*grouping.notes, *collected.notes))
     job = incidents[0].job if incidents else None
-    _answer(grouping, job, _ranks_here(incidents) if not files else None, as_json_form, html_path)
+    verdict = culprit.judge(grouping, _ranks_here(incidents) if not files else None) if dumps else None
+    if verdict is None or collected.logs:
+        verdict = log_evidence.judge(verdict, collected.logs)
+    _answer(grouping, verdict, job, as_json_form, html_path)
 
 
 @click.command()
@@ -85,7 +91,8 @@ def merge(*, paths: tuple[Path, ...], as_json_form: bool, html_path: Path | None
     """
     incidents = _of_one_job(_incident(path) for path in paths)
     merged = merge_all(incident.grouping for incident in incidents)
-    _answer(merged, incidents[0].job, _ranks_here(incidents), as_json_form, html_path)
+    verdict = culprit.judge(merged, _ranks_here(incidents))
+    _answer(merged, verdict, incidents[0].job, as_json_form, html_path)
 
 
 def _ranks_here(incidents: Sequence[Incident]) -> int | None:
@@ -104,10 +111,7 @@ def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
     return list(newest.values())
 
 
-def _answer(
-    grouping: Grouping, job: Job | None, ranks_here: int | None, as_json_form: bool, html_path: Path | None
-) -> None:
-    verdict = culprit.judge(grouping, ranks_here)
+def _answer(grouping: Grouping, verdict: Verdict, job: Job | None, as_json_form: bool, html_path: Path | None) -> None:
     if html_path is not None:
         write_text(html_path, html.render_grouping(grouping, verdict))
     if as_json_form:
@@ -116,17 +120,17 @@ def _answer(
         click.echo(text.render_verdict(grouping, verdict, color=sys.stdout.isatty()), nl=False)
 
 
-def _sort(paths: Iterable[Path]) -> tuple[list[tuple[str, Path]], list[Incident]]:
-    """Dump files, and incidents with a capture."""
-    files: list[tuple[str, Path]] = []
+def _sort(paths: Iterable[Path]) -> tuple[list[tuple[Path, Path | None]], list[Incident]]:
+    """Files, each with the folder in which it was found, None where it was named; and incidents with a capture."""
+    files: list[tuple[Path, Path | None]] = []
     incidents = []
     for path in paths:
         if path.name == store.INCIDENT_FILE or (path / store.INCIDENT_FILE).is_file():
             incidents.append(_incident(path))
         elif path.is_dir():
-            files += [(str(file), file) for file in _files_in(path)]
+            files += [(file, path) for file in _files_in(path)]
         elif path == Path("-") or path.exists():
-            files.append((str(path), path))
+            files.append((path, None))
         else:
             raise InputError(f"{path}: no such file or folder")
     if len(files) > MOST_FILES:
@@ -135,6 +139,8 @@ def _sort(paths: Iterable[Path]) -> tuple[list[tuple[str, Path]], list[Incident]
 
 
 def _files_in(folder: Path) -> list[Path]:
+    """The files below a folder. No link in it is followed: others may write there."""
+
     def refuse(error: OSError) -> None:
         raise InputError(f"{error.filename}: cannot be read: {error.strerror}")
 
@@ -146,10 +152,16 @@ def _files_in(folder: Path) -> list[Path]:
                 f"{folder}: folders lie deeper in each other than {MOST_FOLDERS_DEEP}; name those you mean"
             )
         folders.sort()
-        found += [here / name for name in names if not name.startswith(".") and (here / name).is_file()]
+        found += [here / name for name in names if not name.startswith(".") and _is_own_file(here / name)]
+        if len(found) > MOST_FILES:
+            raise InputError(f"{folder}: holds more than {MOST_FILES} files; name the ones you mean")
     if not found:
         raise InputError(f"{folder}: has no files")
     return sorted(found)
+
+
+def _is_own_file(path: Path) -> bool:
+    return stat.S_ISREG(path.lstat().st_mode)
 
 
 def _incident(path: Path) -> Incident:
@@ -160,26 +172,42 @@ def _incident(path: Path) -> Incident:
     return store.load(path.parent if path.name == store.INCIDENT_FILE else path)
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """The lines of a file, read as they are asked for; what is no text becomes replacement characters."""
-    stream, name = (sys.stdin.buffer, "standard input") if path == Path("-") else (_opened(path), str(path))
-    left = MOST_BYTES
+def _lines(path: Path, folder: Path | None = None) -> Iterator[str]:
+    """The lines of a file, read as they are asked for; what is no text becomes replacement characters.
+
+    `folder` is the one in which it was found. A progress bar, which is one line for hours, ends at each return.
+    """
+    is_input = path == Path("-")
+    stream, name = (sys.stdin.buffer, "standard input") if is_input else (_opened(path, folder), str(path))
+    left, number = MOST_BYTES, 0
     with stream:
         if _is_endless(stream.fileno()):
             raise InputError(f"{name}: is a device, and no stack dump")
+        begun = b""
         while line := stream.readline(LONGEST_LINE_BYTES + 1):
+            number += 1
             left -= len(line)
-            if len(line) > LONGEST_LINE_BYTES:
-                raise InputError(f"{name}: a line is longer than {LONGEST_LINE_BYTES >> 20} MiB: is no stack dump")
+            line, begun = begun + line, b""
+            if not line.endswith(b"\n"):
+                line, _, begun = line.rpartition(b"\r") if len(line) > LONGEST_LINE_BYTES else (line, b"", b"")
+            if len(begun or line) > LONGEST_LINE_BYTES:
+                where = f"{name}:{number}"
+                raise InputError(f"{where}: a line is longer than {LONGEST_LINE_BYTES >> 20} MiB: is no stack dump")
             if left < 0:
-                raise InputError(f"{name}: holds more than {MOST_BYTES >> 30} GiB; name the part that you mean")
+                raise InputError(
+                    f"{name}:{number}: holds more than {MOST_BYTES >> 30} GiB; name the part that you mean"
+                )
             yield line.decode("utf-8", errors="replace")
+        if begun:
+            yield begun.decode("utf-8", errors="replace")
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: Path, folder: Path | None) -> BinaryIO:
     """A file, or a pipe that the shell has made for us; one that lies in a folder may have no writer, ever."""
     is_ours = path == Path("/dev/stdin") or path.parent == Path("/dev/fd")
     try:
+        if folder is not None:
+            return inputs.opened_below(folder, path)
         return inputs.opened(path, flags=0 if is_ours else os.O_NONBLOCK)
     except inputs.FileError as error:
         raise InputError(f"{error}\n  what comes from a pipe or a device is read from standard input: `-`") from None

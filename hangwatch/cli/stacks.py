@@ -51,7 +51,7 @@ class Incidents(Value, frozen=True):
     "pids",
     type=click.IntRange(1, 1 << 22),
     multiple=True,
-    help="These processes instead of jobs; may be repeated.",
+    help="These processes instead of jobs; a launcher means its ranks. May be repeated.",
 )
 @click.option("--rounds", type=click.IntRange(1, 10), default=1, show_default=True, help="More than one tells motion.")
 @click.option("--native", is_flag=True, help="Native frames, too. Slow: 340 MB and a pause of 0.7 s for each process.")
@@ -80,7 +80,7 @@ def dump(
     node, activities = host.node_name(), activity.load(settings.activities.rules)
     with _sampled(settings) as gpus:
         sweep = gpus.wait_for_sweep(GPU_SECONDS)
-        found = [_job_of_pids(pids)] if pids else _jobs(wanted, sweep, settings.jobs)
+        found = [_job_of_pids(pids, sweep, settings.jobs)] if pids else _jobs(wanted, sweep, settings.jobs)
         looks = [
             look_at(
                 job,
@@ -108,11 +108,18 @@ def dump(
     return 0 if dumped else 1
 
 
-def _job_of_pids(pids: tuple[int, ...]) -> Job:
+def _job_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.Jobs) -> Job:
+    """These processes; a launcher means its ranks, which it only waits for."""
     missing = [pid for pid in pids if not procs.read_state(pid)]
     if missing:
         raise InputError(f"--pid {missing[0]}: no such process")
-    return capture.job_of_pids(pids)
+    found = JobScan(limits=limits).find(sweep, host.node_name()).jobs
+    launched = {launcher.pid: job for job in found if job.ranks for launcher in job.launcher_ids}
+    jobs = [launched[pid] for pid in pids if pid in launched]
+    if len(jobs) == len(pids) and len({job.key for job in jobs}) == 1:
+        return jobs[0]
+    meant = [[rank.id.pid for rank in launched[pid].ranks] if pid in launched else [pid] for pid in pids]
+    return capture.job_of_pids(list(dict.fromkeys(pid for ranks in meant for pid in ranks)))
 
 
 @contextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Callable
 
 import msgspec
 
 from hangwatch import pyspy_output
+from hangwatch.explain.found import LONGEST_LINE, FoundProcess, Interned, with_main
 from hangwatch.model import Fault, Frame, Thread
 
 _PROCESS = re.compile(r"^\s?Process ([0-9]{1,10})(?::\s?(.*))?$")
@@ -18,60 +19,27 @@ _FRAME = re.compile(r"^\s{1,7}(\S.*) \(([^()]*)\)$")
 _ODD_FRAME = re.compile(r"^\s{1,7}(\S.*?) \((.*)\)$")
 _ERROR = re.compile(r"^\s?(?:Error: |Failed to |Permission Denied|\S*py-spy: |\S+: py-spy: |thread '.*' panicked)")
 _CAUSE = re.compile(r"^\s*(?:Reason: |\d+: )(.*)$")
+_OF_ERROR = re.compile(r"^(?:Caused by:|note: |stack backtrace:)")
 _RULE = re.compile(r"^\s?-{20,}$")
 _DEEP = re.compile(r"^\s{8,}")
 
-_LONGEST_LINE = 8192
 _LARGEST_JSON = 1 << 26
 _CAUSES = 4
-
-
-class FoundProcess(NamedTuple):
-    """One process of a text: its threads, or the fault in their place; `pid` is None where it is not printed."""
-
-    pid: int | None
-    command: str
-    parent_pid: int | None
-    threads: tuple[Thread, ...]
-    fault: Fault | None
 
 
 class _Pid(msgspec.Struct):
     pid: int | None = None
 
 
-class Interned:
-    """Equal frames and stacks once: thousands of ranks show the same ones. `lines` are frames by their line of text."""
-
-    def __init__(self) -> None:
-        self.lines: dict[str, Frame] = {}
-        self._frames: dict[tuple[str, str], Frame] = {}
-        self._stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
-
-    def frame(self, function: str, where: str) -> Frame:
-        """The frame of `function (file:line)`; `where` is what stands in the brackets."""
-        found = self._frames.get((function, where))
-        if found is None:
-            file, colon, line = where.rpartition(":")
-            number = int(line) if colon and line.isascii() and line.isdigit() and len(line) < 10 else None
-            name = where if number is None else file
-            found = Frame(function=function, file=name or "?", line=number or None)
-            self._frames[function, where] = found
-        return found
-
-    def stack(self, frames: list[Frame]) -> tuple[Frame, ...]:
-        """The tuple of these frames, the same object for equal ones."""
-        stack = tuple(frames)
-        return self._stacks.setdefault(stack, stack)
-
-
 class Reader:
-    """Reads the lines of one stream (one file, or one prefix in it); `processes` holds what was found so far."""
+    """Reads the lines of one stream (one file, or one prefix in it).
 
-    def __init__(self, interned: Interned) -> None:
-        self.processes: list[FoundProcess] = []
-        self.strange = 0
-        self.strange_example = ""
+    `found` takes each process, `odd` each line that is no part of py-spy's text.
+    """
+
+    def __init__(self, interned: Interned, found: Callable[[FoundProcess], None], odd: Callable[[str], None]) -> None:
+        self._found = found
+        self._odd = odd
         self._interned = interned
         self._pid: int | None
         self._parent: int | None
@@ -86,19 +54,20 @@ class Reader:
         if self._text:
             self._json(line)
             return
-        if len(line) > _LONGEST_LINE and not line.startswith("["):
-            line = line[:_LONGEST_LINE]
+        if len(line) > LONGEST_LINE and not line.startswith("["):
+            line = line[:LONGEST_LINE]
         if found := _PROCESS.match(line):
             self._finish()
             self._pid, self._command = int(found.group(1)), found.group(2) or ""
             self._open, self._read = True, self._header
+            self._header_line, self._is_python = line, False
         elif _RULE.match(line):
             self._finish()
         else:
             self._read(line)
 
     def end(self) -> None:
-        """Close what is still open."""
+        """Close what is still open; more lines may follow."""
         if self._text:
             self._end_json()
         self._finish()
@@ -106,7 +75,8 @@ class Reader:
     def _clear(self) -> None:
         self._open = False
         self._pid = self._parent = None
-        self._command = ""
+        self._command = self._header_line = ""
+        self._is_python = True
         self._threads: list[Thread] = []
         self._thread: tuple[str, str, str | None] | None = None
         self._frames: list[Frame] = []
@@ -127,9 +97,9 @@ class Reader:
     def _header(self, line: str) -> None:
         """A command line may span several lines; `Python v...` or a thread ends it."""
         if _PYTHON.match(line):
-            self._read = self._body
+            self._read, self._is_python = self._body, True
         elif not self._common(line):
-            self._command = f"{self._command}\n{line}"[:_LONGEST_LINE]
+            self._command = f"{self._command}\n{line}"[:LONGEST_LINE]
 
     def _body(self, line: str) -> None:
         if self._thread is not None:
@@ -148,11 +118,14 @@ class Reader:
         """What follows an error: its causes; then a backtrace of py-spy itself, which nobody wants."""
         if found := _THREAD.match(line):
             self._start_thread(*found.groups())
-        elif (found := _CAUSE.match(line)) and len(self._errors) <= _CAUSES:
-            if found.group(1) not in self._errors:
+        elif found := _CAUSE.match(line):
+            if len(self._errors) <= _CAUSES and found.group(1) not in self._errors:
                 self._errors.append(found.group(1))
-        elif line.strip().startswith("Stack backtrace"):
+        elif line.startswith("Stack backtrace"):
             self._errors += [""] * _CAUSES
+        elif line.strip() and not line.startswith((" ", "\t")) and not _OF_ERROR.match(line):
+            self._finish()
+            self._between(line)
 
     def _common(self, line: str) -> bool:
         if found := _THREAD.match(line):
@@ -191,13 +164,16 @@ class Reader:
 
     def _finish(self) -> None:
         self._close_thread()
-        if self._open:
-            self.processes.append(
+        if not (self._is_python or self._threads or self._errors):  # "Process 3: starts" in a log
+            for line in (self._header_line, *self._command.split("\n")[1:]):
+                self._odd(line)
+        elif self._open:
+            self._found(
                 FoundProcess(
                     pid=self._pid,
                     command=self._command,
                     parent_pid=self._parent,
-                    threads=_with_main(self._threads, self._pid),
+                    threads=with_main(self._threads, self._pid),
                     fault=None if any(thread.frames for thread in self._threads) else self._fault(),
                 )
             )
@@ -227,19 +203,4 @@ class Reader:
             self._odd(text)
             return
         fault = None if threads else Fault(subject=f"pid {pid}", reason="NoStack", detail="the dump holds no thread")
-        self.processes.append(FoundProcess(pid, "", None, threads, fault))
-
-    def _odd(self, line: str) -> None:
-        self.strange += 1
-        self.strange_example = self.strange_example or line.strip()[:80]
-
-
-def _with_main(threads: list[Thread], pid: int | None) -> tuple[Thread, ...]:
-    """The threads, with the main one marked: by name, else by its id, else by the module at its outer end."""
-    if any(thread.is_main for thread in threads):
-        return tuple(threads)
-    unnamed = [thread for thread in threads if thread.name is None]
-    chosen = next((thread for thread in unnamed if thread.thread_id == str(pid)), None) or next(
-        (thread for thread in unnamed if thread.frames and thread.frames[-1].function == "<module>"), None
-    )
-    return tuple(msgspec.structs.replace(thread, is_main=True) if thread is chosen else thread for thread in threads)
+        self._found(FoundProcess(pid, "", None, threads, fault))

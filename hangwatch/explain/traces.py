@@ -1,4 +1,4 @@
-"""Pure: stack dumps that people already have, from any means -> ranks.
+"""Pure: stack dumps and logs that people already have, from any means -> ranks.
 
 A source is a name and its lines. A line may carry a prefix that tells the rank; lines of several ranks may be mixed.
 """
@@ -6,14 +6,17 @@ A source is a name and its lines. A line may carry a prefix that tells the rank;
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
 from msgspec import structs
 
-from hangwatch.explain import pyspy_text
-from hangwatch.explain.pyspy_text import FoundProcess
+from hangwatch import words
+from hangwatch.explain import faulthandler_text, logs, names, rank_logs, stream
+from hangwatch.explain.found import FoundProcess, Interned
+from hangwatch.explain.rank_logs import RankLog
 from hangwatch.model import Frame, ProcessDump, RankDump, RankId, WorkerDump
 
 _HOST_RANK = re.compile(r"^\[([^\[\]\s:]+):(\d{1,7})\](:?)")
@@ -22,15 +25,14 @@ _MPIRUN = re.compile(r"^\[(?:[^\[\],]*@)?\d+,(\d{1,7})\]<std\w+>:")
 _KUBECTL = re.compile(r"^\[pod/([^/\]\s]+)/[^\]\s]+\] ?")
 _LABEL = re.compile(r"^\s*([\w.-]+): ?")
 _LABELLED = re.compile(r"^\s*([\w.-]+): ?(?:Process \d+:|Thread (?:0x[0-9A-Fa-f]+|\d+) \()")
+_LABEL_OF_TASK = re.compile(r"^ *(\d{1,7}): ")
 _SNIFFED_LINES = 400
+_SNIFFED_CHARACTERS = 400
+_MOST_STREAMS = 1 << 17  # of one source: a prefix is what anybody may have written
 
 _LOCAL_RANK = re.compile(r"--local[_-]rank[= ](\d{1,7})\b")
 _NODE_RANK = re.compile(r"--(?:node|machine)[_-]rank[= ](\d{1,7})\b")
 _GLOBAL_RANK = re.compile(r"--global[_-]rank[= ](\d{1,7})\b")  # plain --rank is the rank of an adapter in many scripts
-_FILE_RANK = re.compile(r"(?:^|[^a-z])rank[-_]?(\d{1,7})(?![\d])", re.I)
-_FILE_NODE = re.compile(
-    r"^(?:trace|traces|pyspy|py-spy|stack|stacks|dump|dumps)[-_.](.+?)(?:\.(?:out|txt|log|trace|dump|json|err))*$", re.I
-)
 
 _LAUNCHER_FILES = re.compile(
     r"(^|/)(torch/distributed/(elastic/agent/.*|launcher/api|run|launch)"
@@ -45,15 +47,21 @@ _HELPER_COMMAND = re.compile(
     r"multiprocessing\.(resource_tracker|forkserver)|_inductor/compile_worker"
     r"|(^|/)wandb-(service|core)\b|\bwandb service\b"
 )
+_FOREIGN = frozenset({"NotPython", "NoInterpreter", "PermissionDenied", "ProcessGone"})
+_DIGITS = re.compile(r"\d+")
+_WORDS_LOOKED_AT = 16
+_TOOL_CHARACTERS = 40
+_TOOLS_SHOWN = 8
 _TAKES_PART = re.compile(r"(^|/)(torch/distributed/distributed_c10d|torch/autograd/graph|deepspeed/comm/\w+)\.py$")
 
 
 class Collected(NamedTuple):
-    """What was read: ranks for `grouping.group`, notes for people, and the world size that was given."""
+    """What was read: ranks for `grouping.group`, notes for people, the world size that was given, and logs of ranks."""
 
     ranks: tuple[RankDump, ...]
     notes: tuple[str, ...]
     world_size: int | None
+    logs: tuple[RankLog, ...] = ()
 
 
 class _Source(NamedTuple):
@@ -62,29 +70,93 @@ class _Source(NamedTuple):
     name: str
     id: RankId
     sure: bool
-    reader: pyspy_text.Reader
+    reader: stream.Reader
 
 
 def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None = None) -> Collected:
     """Read named sources, one after the other, each line once.
 
-    Lines that are no part of a dump are counted and told in the notes. A process that appears twice gives two rounds.
+    Lines that are no part of a dump or of a rank's log are counted and told in the notes. A process that appears twice
+    gives two rounds.
     """
-    interned = pyspy_text.Interned()
+    interned = Interned()
     notes: list[str] = []
     found: dict[tuple[object, ...], _Rank] = {}
-    for name, lines in sources:
-        streams = _read(name, lines, interned)
+    hearsay = _Hearsay(notes)
+    listed = list(sources)
+    named = names.read_names(name for name, _ in listed)
+    for name, lines in listed:
+        if named[name].is_old:
+            hearsay.old += 1
+            continue
+        streams = _read(name, named[name], lines, interned, hearsay)
         for source in streams:
             for rank in _ranks(source, notes):
                 _add(found, rank, notes)
-        strange = sum(source.reader.strange for source in streams)
-        if strange:
-            example = next(source.reader.strange_example for source in streams if source.reader.strange)
-            notes.append(f"{name}: {strange} lines are no part of a stack dump, for example {example!r}")
-        if not any(source.reader.processes for source in streams):
-            notes.append(f"{name}: holds no stack dump that hangwatch knows (py-spy text or JSON)")
-    return Collected(tuple(rank.dump() for rank in found.values()), tuple(notes), world_size)
+        hearsay.add(name, streams)
+    told = hearsay.logs()
+    return Collected(tuple(rank.dump() for rank in found.values()), tuple(notes), world_size, told)
+
+
+class _Hearsay:
+    """What logs say, while the sources are read; `old` counts those of attempts that torchrun has since repeated."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.old = 0
+        self._notes = notes
+        self._parts: list[tuple[str, RankId, logs.Log]] = []
+        self._told: list[tuple[str, logs.Failure]] = []
+        self._unknown: dict[str, tuple[RankId, logs.Log]] = {}
+        self._strange: dict[str, str] = {}
+
+    def error_file(self, name: str, rank: RankId, text: str) -> None:
+        """Read torchelastic's error.json of a rank; what it holds counts before what its log says of the same."""
+        log = logs.Log()
+        try:
+            log.failures.append(logs.parse_error_file(text))
+        except ValueError as error:
+            self._notes.append(f"{name}:1: {error}")
+            return
+        self._parts.insert(0, (name, rank, log))
+
+    def add(self, name: str, streams: Sequence[_Source]) -> None:
+        """Keep the logs of a source; what is no log of a rank is told in a note, once it is known that it is none."""
+        strange, example, of_ranks_here = 0, "", False
+        tells = not streams or any(source.reader.processes for source in streams)  # an error.json has no streams
+        for source in streams:
+            reader, rank = source.reader, source.id
+            of_ranks = [(name, failure) for failure in reader.log.failures if failure.rank is not None]
+            self._told += of_ranks
+            of_ranks_here = of_ranks_here or bool(of_ranks)
+            is_log = reader.log.lines > 0 and not reader.has_dump and (reader.is_log or reader.strange > 0)
+            if is_log and (rank.rank is not None or rank.local_rank is not None):
+                self._parts.append((name, rank, reader.log))
+                of_ranks_here = True
+            elif reader.strange:
+                strange += reader.strange
+                example = example or reader.strange_example
+                if is_log and len(streams) == 1 and not reader.processes:
+                    self._unknown[name] = rank, reader.log
+        kind = "of no known rank" if of_ranks_here else "no part of a stack dump"
+        told = [f"{name}: {strange} lines are {kind}, for example {example!r}"] if strange else []
+        if not tells and not of_ranks_here:
+            told.append(f"{name}: holds no stack dump that hangwatch knows, and no log of a known rank")
+        if name in self._unknown:
+            self._strange[name] = "\n".join(told)
+        else:
+            self._notes += told
+
+    def logs(self) -> tuple[RankLog, ...]:
+        """One log for each rank; logs without a rank get one where their names differ in one number."""
+        numbered = names.number_logs({name: rank for name, (rank, _) in self._unknown.items()})
+        for name, (_, log) in self._unknown.items():
+            if numbered[name].rank is None:
+                self._notes += self._strange[name].split("\n")
+            else:
+                self._parts.append((name, numbered[name], log))
+        if self.old:
+            self._notes.append(f"{words.count(self.old, 'file')} of attempts before the last one left out")
+        return rank_logs.join(self._parts, self._told)
 
 
 class _Rank:
@@ -147,35 +219,53 @@ def _place(rank: RankId) -> tuple[object, ...]:
     return rank.node, rank.rank, rank.local_rank, None if numbered else rank.pid
 
 
-def _read(name: str, lines: Iterable[str], interned: pyspy_text.Interned) -> list[_Source]:
+def _read(
+    name: str,
+    named: names.Named,
+    lines: Iterable[str],
+    interned: Interned,
+    hearsay: _Hearsay,
+) -> list[_Source]:
     """Give each line to the reader of its prefix."""
     iterator = iter(lines)
     head = [line.rstrip("\r\n") for line in islice(iterator, _SNIFFED_LINES)]
+    if logs.is_error_file("".join(head[:2])[:_SNIFFED_CHARACTERS]):
+        hearsay.error_file(name, named.id, "\n".join(islice(chain(head, iterator), _SNIFFED_LINES)))
+        return []
     labelled = _is_labelled(head)
-    file_id = _of_file(name)
     sources: dict[tuple[RankId, bool], _Source] = {}
     by_prefix: dict[str, _Source] = {}  # `[node:rank]` as it stands in the text: most lines repeat one
-    for line in chain(head, (line.rstrip("\r\n") for line in iterator)):
+    for number, line in enumerate(chain(head, (line.rstrip("\r\n") for line in iterator)), 1):
         prefix = line[: line.find("]") + 1] if line.startswith("[") else ""
         source = by_prefix.get(prefix) if prefix else None
         if source is not None and not line.startswith(":", len(prefix)):
-            source.reader.feed(line[len(prefix) :])
+            source.reader.feed(line[len(prefix) :], number)
             continue
-        rank, sure, rest = _split(line, file_id, labelled=labelled)
+        rank, sure, rest = _split(line, named.id, labelled=labelled)
         source = sources.get((rank, sure))
         if source is None:
-            source = sources[rank, sure] = _Source(name, rank, sure, pyspy_text.Reader(interned))
+            if len(sources) >= _MOST_STREAMS:
+                rank, sure, rest = named.id, True, line
+            reader = stream.Reader(interned, is_log=named.is_log)
+            source = sources.setdefault((rank, sure), _Source(name, rank, sure, reader))
         if prefix and len(rest) == len(line) - len(prefix):
             by_prefix[prefix] = source
-        source.reader.feed(rest)
+        source.reader.feed(rest, number)
     for source in sources.values():
         source.reader.end()
     return list(sources.values())
 
 
-def _is_labelled(head: Iterable[str]) -> bool:
-    """Whether lines begin with `N: ` (srun --label) or `host: ` (pdsh, clush): some label stands before `Process`."""
-    return any(found and found.group(1) not in {"Process", "Error"} for found in map(_LABELLED.match, head))
+def _is_labelled(head: Sequence[str]) -> bool:
+    """Whether lines begin with `N: ` (srun --label) or `host: ` (pdsh, clush): some label stands before `Process`.
+
+    Of a log it is told by `N: ` before nearly every line, where few numbers return again and again.
+    """
+    if any(found and found.group(1) not in {"Process", "Error"} for found in map(_LABELLED.match, head)):
+        return True
+    written = [line for line in head if line.strip()]
+    labels = [found.group(1) for found in map(_LABEL_OF_TASK.match, written) if found]
+    return len(labels) > 1 and len(labels) * 10 >= len(written) * 9 and len(set(labels)) * 2 <= len(labels)
 
 
 def _split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:
@@ -197,7 +287,7 @@ def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
         rank = RankId(node=found.group(1), rank=None if is_local else number, local_rank=number if is_local else None)
     elif found := _MPIRUN.match(line):
         rank = RankId(rank=int(found.group(1)))
-    elif found := _TORCHRUN.match(line):
+    elif (found := _TORCHRUN.match(line)) and not (file_id.local_rank is not None and found.group(1) == "rank"):
         number, is_local = int(found.group(2)), found.group(1) != "rank"  # [rank3]: is torch's own, a global rank
         rank = RankId(node=file_id.node, local_rank=number) if is_local else RankId(rank=number)
     elif found := _KUBECTL.match(line):
@@ -205,14 +295,6 @@ def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
     else:
         return file_id, True, line
     return rank, True, line[found.end() :]
-
-
-def _of_file(name: str) -> RankId:
-    """What a file's name tells: `rank3.txt` a rank, `trace-node7.out` a node."""
-    base = name.replace("\\", "/").rsplit("/", 1)[-1]
-    rank, host = _FILE_RANK.search(base), _FILE_NODE.match(base)
-    node = host.group(1) if host and not host.group(1).isdigit() and not rank else None
-    return RankId(node=node, rank=int(rank.group(1)) if rank else None)
 
 
 def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
@@ -228,22 +310,51 @@ def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
         is_helper = _is_helper(process, pids) and (numbered or not _takes_part(process))
         (helpers if is_helper else candidates).append(process)
     own = _are_all_ranks(source, candidates)
+    if own:
+        candidates, tools = _without_tools(candidates)
+        if tools:
+            notes.append(f"{source.name}: {_told_tools(tools)}")
     ids = _ids_by_command(source.id, candidates) if own else {}
-    ranks: dict[int | None, _Rank] = {}
-    for process in candidates:
-        if process.pid in ranks:
-            ranks[process.pid].rounds.append(process)
+    ranks: dict[int | str | None, _Rank] = {}
+    for process, key in zip(candidates, _keys(candidates), strict=True):
+        if key in ranks:
+            ranks[key].rounds.append(process)
         elif own or not ranks:
             identity = ids.get(process.pid) or structs.replace(source.id, pid=process.pid)
-            ranks[process.pid] = _Rank(source.name, identity, process)
+            ranks[key] = _Rank(source.name, identity, process)
         else:
             helpers.append(process)
+    _tell_apart(source, list(ranks.values()))
     first = next(iter(ranks.values()), None)
     for process in helpers:
         owner = ranks.get(process.parent_pid) or first
         if owner is not None:
             owner.workers.setdefault(process.pid, []).append(process)
     yield from ranks.values()
+
+
+def _keys(processes: Sequence[FoundProcess]) -> Iterator[int | str | None]:
+    """What makes two dumps the same process: the pid, else the number of the main thread, as faulthandler prints it.
+
+    faulthandler's dump of one thread has neither: it is of the process that was dumped before.
+    """
+    last: int | str | None = None
+    for process in processes:
+        main = next((thread.thread_id for thread in process.threads if thread.is_main), None)
+        if process.pid is not None:
+            last = process.pid
+        elif main != faulthandler_text.NO_NUMBER:
+            last = main
+        yield last
+
+
+def _tell_apart(source: _Source, ranks: Sequence[_Rank]) -> None:
+    """Several processes of one stream that nothing tells apart are numbered in the order in which they came."""
+    unknown = [rank for rank in ranks if rank.id == structs.replace(source.id, pid=None)]
+    if len(unknown) > 1:
+        for number, rank in enumerate(unknown, 1):
+            place = rank.id.node or source.name.replace("\\", "/").rpartition("/")[2]
+            rank.id = structs.replace(rank.id, node=f"{place} process {number}")
 
 
 def _are_all_ranks(source: _Source, candidates: Sequence[FoundProcess]) -> bool:
@@ -253,6 +364,55 @@ def _are_all_ranks(source: _Source, candidates: Sequence[FoundProcess]) -> bool:
     pids = {process.pid for process in candidates if process.pid is not None}
     commands = {_LOCAL_RANK.sub("", process.command) for process in candidates if process.pid is not None}
     return not source.sure and len(pids) > 1 and len(commands) == 1
+
+
+def _without_tools(candidates: list[FoundProcess]) -> tuple[list[FoundProcess], list[FoundProcess]]:
+    """The ranks, and what else runs Python there (`pgrep -f python`): wandb, tensorboard, a system's daemon.
+
+    A rank runs the program of those that are in a collective or, where none is, of most; another one is a rank if it
+    takes part itself. An error without a process says of nobody, among stacks, that it is a rank: who may read those
+    may read all of the job.
+    """
+    programs = {_program(process) for process in candidates if _takes_part(process)} - {""}
+    if not programs:
+        common = Counter(program for process in candidates if (program := _program(process))).most_common(2)
+        if not common or common[0][1] < 2 or (len(common) > 1 and common[1][1] == common[0][1]):
+            return candidates, []
+        programs = {common[0][0]}
+    ranks: list[FoundProcess] = []
+    tools: list[FoundProcess] = []
+    for process in candidates:
+        program = _program(process)
+        is_other = program not in programs if program else _is_foreign(process)
+        (tools if is_other and not _takes_part(process) else ranks).append(process)
+    return ranks, tools
+
+
+def _is_foreign(process: FoundProcess) -> bool:
+    fault = process.fault
+    return process.pid is None and fault is not None and fault.reason in _FOREIGN and not process.threads
+
+
+def _program(process: FoundProcess) -> str:
+    """The script or module that a command line runs, without interpreter and options; empty where it is not known."""
+    words_of_it = process.command.split()[:_WORDS_LOOKED_AT]
+    for number, word in enumerate(words_of_it[1:], 1):
+        if word in {"-m", "-c"}:
+            return _DIGITS.sub("#", " ".join(words_of_it[number : number + (2 if word == "-m" else _WORDS_LOOKED_AT)]))
+        if not word.startswith("-") and words_of_it[number - 1] not in {"-W", "-X"}:
+            return word.rpartition("/")[2]
+    return ""
+
+
+def _told_tools(tools: Sequence[FoundProcess]) -> str:
+    """`no ranks of this job, and not counted: pid 7 (wandb-service), pid 9 (http.server)`."""
+    known = [
+        f"pid {tool.pid} ({words.elided(_program(tool), _TOOL_CHARACTERS)})" for tool in tools if tool.pid is not None
+    ]
+    unknown = sum(tool.pid is None for tool in tools)
+    told = known[:_TOOLS_SHOWN] + ([f"{len(known) - _TOOLS_SHOWN:,} more"] if len(known) > _TOOLS_SHOWN else [])
+    told += [f"{words.count(unknown, 'error')} without a process"] if unknown else []
+    return f"no ranks of this job, and not counted: {', '.join(told)}"
 
 
 def _ids_by_command(prefix: RankId, candidates: Sequence[FoundProcess]) -> dict[int | None, RankId]:

@@ -1,0 +1,287 @@
+"""Pure: what the logs of all ranks say together -> evidence. Who fails first is looked at first, and never accused."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from hangwatch import words
+from hangwatch.explain.logs import Failure, Moment
+from hangwatch.explain.rank_logs import RankLog
+from hangwatch.model import Evidence, FirstLook, RankId, Verdict
+
+_SHOWN = 3
+_TEXT_CHARACTERS = 160
+_LINE_CHARACTERS = 80
+_TIMES_AS_MANY = 3  # the others, where some stand apart
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_NOT_FLUSHED = "output to a file may lie unwritten in the process without PYTHONUNBUFFERED=1"
+
+
+class _Kind(NamedTuple):
+    """Failures of one kind, one for each rank that has it, the earliest first; `failure` is that one."""
+
+    failure: Failure
+    logs: tuple[RankLog, ...]
+
+    @property
+    def ids(self) -> tuple[RankId, ...]:
+        return tuple(log.id for log in self.logs)
+
+
+class _First(NamedTuple):
+    """Who failed first, of its own; `order` says how that is known, empty where it needs no order."""
+
+    kind: _Kind
+    order: str
+
+
+class _End(NamedTuple):
+    """Ranks whose logs end alike, shown by the lowest; `step` is the number in which they differ from the others."""
+
+    ids: tuple[RankId, ...]
+    text: str
+    moment: Moment | None
+    template: str
+    step: float
+
+
+def judge(verdict: Verdict | None, logs: Sequence[RankLog]) -> Verdict:
+    """A verdict on stacks, None where there are none, with what the logs say: it then names whom it named, or nobody.
+
+    Their evidence speaks neither for nor against. Where the stacks point at nobody, the headline says who failed first,
+    and that one, or who ends before the others, is the first look.
+    """
+    kinds, ends = _kinds(logs), _ends(logs)
+    first, behind = _first_failure(kinds, logs), _behind(ends)
+    evidence = tuple(_evidence(logs, kinds, ends))
+    looks = tuple(_looks(first, behind, len(logs)))
+    if verdict is None:
+        message = _headline(logs, first, ends, behind)
+        return Verdict(kind="LogsOnly", message=message, evidence=evidence, first_look=looks)
+    verdict = replace(verdict, evidence=(*verdict.evidence, *evidence))
+    if verdict.named:
+        return verdict
+    if first is not None:
+        verdict = replace(verdict, message=f"{verdict.message}. By the logs, {_told(first)}")
+    return verdict if verdict.first_look else replace(verdict, first_look=looks)
+
+
+def _headline(logs: Sequence[RankLog], first: _First | None, ends: Sequence[_End], behind: _End | None) -> str:
+    accuses = "Logs accuse nobody; for stacks: `hangwatch dump`, or py-spy on each rank that lives"
+    if first is not None:
+        told = _told(first)
+    elif behind is not None:
+        told = f"the log of {words.who(behind.ids)} ends before the others: {_told_ends(ends)}"
+    else:
+        told = f"logs of {words.count(len(logs))}, in which nobody fails or ends before the others"
+        told += f": {_told_ends(ends)}" if ends else ""
+    return f"{told[:1].upper()}{told[1:]}. {accuses}"
+
+
+# --- who failed first ------------------------------------------------------------------------------------------------
+
+
+def _kinds(logs: Sequence[RankLog]) -> list[_Kind]:
+    """The first failure of each rank, by its words without their numbers; the kinds that tell of a cause come first."""
+    found: dict[tuple[str, bool], list[tuple[Failure, RankLog]]] = defaultdict(list)
+    for log in logs:
+        if log.failures:
+            failure = log.failures[0]
+            found[_template(failure.text), failure.of_others].append((failure, log))
+    kinds = []
+    for alike in found.values():
+        clock = _common_clock([failure.moment for failure, _ in alike])
+        alike.sort(key=lambda entry: (*_time(entry[0].moment, clock), entry[1].id.sort_key()))
+        kinds.append(_Kind(alike[0][0], tuple(log for _, log in alike)))
+    clock = _common_clock([kind.failure.moment for kind in kinds])
+    return sorted(
+        kinds, key=lambda kind: (kind.failure.of_others, _time(kind.failure.moment, clock), kind.failure.text)
+    )
+
+
+def _first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _First | None:
+    """The kind of failure that came first, of those that complain of nobody else; None where nothing tells which."""
+    own = [kind for kind in kinds if not kind.failure.of_others]
+    if len(own) <= 1:
+        return _First(own[0], "") if own else None
+    moments = [kind.failure.moment for kind in own]
+    clock = _common_clock(moments)
+    if all(moment is not None and moment.clock == clock for moment in moments):
+        earliest, second = sorted(_time(moment, clock) for moment in moments)[:2]
+        return None if earliest == second else _First(own[0], "by the clocks of the logs")
+    if len({log.source for log in logs}) == 1:
+        return _First(min(own, key=lambda kind: kind.failure.number), "by the order of lines")
+    return None
+
+
+def _told(first: _First) -> str:
+    """`first to fail: rank 7 at 2026-...: ValueError: ...`."""
+    failure, ids = first.kind.failure, first.kind.ids
+    several = f", {words.count(len(ids))} alike," if len(ids) > 1 else ""
+    order = f" ({first.order})" if first.order else ""
+    return f"first to fail: {words.who(ids[:1])}{several}{_at(failure.moment)}{order}: {_what(failure)}"
+
+
+def _what(failure: Failure) -> str:
+    where = f", in {failure.where}" if failure.where else ""
+    return f"{words.elided(failure.text, _TEXT_CHARACTERS)}{words.printable(where)}"
+
+
+# --- where logs end --------------------------------------------------------------------------------------------------
+
+
+def _ends(logs: Sequence[RankLog]) -> list[_End]:
+    """The last lines, folded: by their words, and by the first number that most of them share and some do not."""
+    by_template: dict[str, list[RankLog]] = defaultdict(list)
+    for log in logs:
+        if log.last is not None:
+            by_template[_template(log.last.text)].append(log)
+    ends: list[_End] = []
+    for template, alike in by_template.items():
+        column = _step_column([_numbers(log) for log in alike])
+        by_step: dict[float, list[RankLog]] = defaultdict(list)
+        for log in alike:
+            by_step[0.0 if column is None else _numbers(log)[column]].append(log)
+        ends += (_end(found, template, step) for step, found in by_step.items())
+    return sorted(ends, key=lambda end: (-len(end.ids), end.ids[0].sort_key()))
+
+
+def _end(logs: Sequence[RankLog], template: str, step: float) -> _End:
+    moments = [log.last.moment for log in logs if log.last]
+    clock = _common_clock(moments)
+    last = max(moments, key=lambda moment: _time(moment, clock)[1] if moment else float("-inf"))
+    text = logs[0].last.text if logs[0].last else ""
+    return _End(tuple(log.id for log in logs), text, last, template, step)
+
+
+def _numbers(log: RankLog) -> tuple[float, ...]:
+    found = _NUMBER.findall(log.last.text) if log.last else ()
+    return tuple(float(int(number, 16)) if number.startswith("0x") else float(number) for number in found)
+
+
+def _step_column(rows: Sequence[tuple[float, ...]]) -> int | None:
+    """The number that tells how far a rank came: more than half of them show the same, and some show another one."""
+    for index in range(len(rows[0])):
+        counts = Counter(row[index] for row in rows)
+        if len(counts) > 1 and counts.most_common(1)[0][1] * 2 > len(rows):
+            return index
+    return None
+
+
+def _behind(ends: Sequence[_End]) -> _End | None:
+    """The few ranks whose log ends at an earlier step than that of at least three times as many."""
+    if not ends:
+        return None
+    most = ends[0]
+    behind = [end for end in ends[1:] if end.template == most.template and end.step < most.step]
+    few = min(behind, key=lambda end: end.step, default=None)
+    return few if few and len(most.ids) >= _TIMES_AS_MANY * sum(len(end.ids) for end in ends[1:]) else None
+
+
+def _told_ends(ends: Sequence[_End]) -> str:
+    """`63 ranks end at 'backward 812', rank 7 at 'backward 811'`."""
+    told = []
+    for number, end in enumerate(ends[:_SHOWN]):
+        who = words.count(len(end.ids)) if len(end.ids) > _SHOWN else words.who(end.ids)
+        verb = " end" if len(end.ids) > 1 else " ends"
+        moment = f" ({words.elided(end.moment.text, _LINE_CHARACTERS)})" if end.moment else ""
+        told.append(f"{who}{verb if number == 0 else ''} at '{words.elided(end.text, _LINE_CHARACTERS)}'{moment}")
+    more = sum(len(end.ids) for end in ends[_SHOWN:])
+    return ", ".join(told) + (f", {words.count(more)} elsewhere" if more else "")
+
+
+# --- evidence --------------------------------------------------------------------------------------------------------
+
+
+def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[_End]) -> Iterator[Evidence]:
+    for kind in kinds[:_SHOWN]:
+        blames = ", which complains of others" if kind.failure.of_others else ""
+        first = (
+            f", {words.who(kind.ids[:1])} first{_at(kind.failure.moment)}"
+            if len(kind.ids) > 1
+            else _at(kind.failure.moment)
+        )
+        yield _vote("log_failure", f"{words.who(kind.ids)}{first}: {_what(kind.failure)}{blames}", kind.ids)
+    if len(kinds) > _SHOWN:
+        rest = [rank for kind in kinds[_SHOWN:] for rank in kind.ids]
+        yield _vote("log_failure", f"{words.count(len(kinds) - _SHOWN, 'other failure')}", rest)
+    blamed = [log.id for log in logs if not log.failures]
+    few = 0 < _TIMES_AS_MANY * len(blamed) <= len(logs) - len(blamed)
+    if few and all(kind.failure.of_others for kind in kinds):
+        yield _vote("log_failure", f"no failure of {words.who(blamed)}; all others complain of others", blamed)
+    if ends:
+        yield _vote("log_end", _told_ends(ends), ())
+    yield from _stopped(logs)
+
+
+def _stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
+    """Who wrote last long before the others: further from the one in the middle than that one from the last."""
+    moments = [log.last.moment for log in logs if log.last]
+    clock = _common_clock(moments)
+    timed = sorted(
+        (
+            (log.last.moment.seconds, log)
+            for log in logs
+            if log.last and log.last.moment and log.last.moment.clock == clock
+        ),
+        key=lambda entry: (entry[0], entry[1].id.sort_key()),
+    )
+    if len(timed) < _TIMES_AS_MANY:
+        return
+    (first, log), (middle, _), (last, end) = timed[0], timed[len(timed) // 2], timed[-1]
+    if middle - first > last - middle and timed[1][0] > first:
+        until = end.last.moment.text if end.last and end.last.moment else ""
+        yield _vote(
+            "log_end", f"stopped first: {words.who([log.id])}{_at(_moment(log))}, the last of all at {until}", [log.id]
+        )
+
+
+def _looks(first: _First | None, behind: _End | None, ranks: int) -> Iterator[FirstLook]:
+    if first is not None:
+        if len(first.kind.ids) == 1 or len(first.kind.ids) * (_TIMES_AS_MANY + 1) <= ranks:
+            why = f"the first to fail by its own log: {_what(first.kind.failure)}"
+            settle = f"read {words.printable(first.kind.logs[0].source)} from line {first.kind.failure.number} back"
+            yield from (_look(rank, why, settle) for rank in first.kind.ids)
+    elif behind is not None:
+        why = f"its log ends at '{words.elided(behind.text, _LINE_CHARACTERS)}', before the others"
+        settle = f"dump its stack (`hangwatch dump --pid N`): {_NOT_FLUSHED}"
+        yield from (_look(rank, why, settle) for rank in behind.ids)
+
+
+def _look(rank: RankId, why: str, settle: str) -> FirstLook:
+    return FirstLook(node=rank.node, rank=rank.rank, local_rank=rank.local_rank, pid=rank.pid, why=why, settle=settle)
+
+
+def _vote(kind: str, message: str, ranks: Sequence[RankId]) -> Evidence:
+    return Evidence(kind=kind, message=message, ranks=tuple(ranks))
+
+
+# --- words and times -------------------------------------------------------------------------------------------------
+
+
+def _template(text: str) -> str:
+    return _NUMBER.sub("#", text)
+
+
+def _moment(log: RankLog) -> Moment | None:
+    return log.last.moment if log.last else None
+
+
+def _at(moment: Moment | None) -> str:
+    return f" at {words.printable(moment.text)}" if moment else ""
+
+
+def _common_clock(moments: Sequence[Moment | None]) -> str:
+    """The clock that most of them have."""
+    clocks = Counter(moment.clock for moment in moments if moment)
+    return clocks.most_common(1)[0][0] if clocks else ""
+
+
+def _time(moment: Moment | None, clock: str) -> tuple[bool, float]:
+    """Sorts by time; what has none on this clock comes last."""
+    return (False, moment.seconds) if moment and moment.clock == clock else (True, 0.0)

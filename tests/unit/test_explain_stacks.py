@@ -1,0 +1,290 @@
+"""Stacks as other tools print them: faulthandler, pystack, gdb; and what `pgrep -f python` brings along.
+
+The files were written by the tools: a job of torchrun whose rank 1 waits for a lock in its own code, the others for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hangwatch import config
+from hangwatch.explain import faulthandler_text, gdb_text, log_evidence, pystack_text, traces
+from hangwatch.explain.found import MOST_FRAMES, Interned
+from hangwatch.hang import activity, culprit
+from hangwatch.hang.grouping import group_ranks
+from hangwatch.model import Frame, RankDump, Thread, Verdict
+from hangwatch.report import text
+from tests.conftest import DATA
+
+TABLE = activity.load()
+EXAMPLES = DATA / "explain"
+
+
+def read(name: str) -> traces.Collected:
+    """The files of one example, under names that begin in its folder."""
+    path = EXAMPLES / name
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    return traces.collect(
+        (str(file.relative_to(EXAMPLES)), file.read_text().splitlines(keepends=True)) for file in files
+    )
+
+
+def explained(found: traces.Collected) -> tuple[Verdict, str]:
+    """The verdict, and what `hangwatch explain` prints."""
+    grouping = group_ranks(found.ranks, TABLE, config.Capture(), found.world_size)
+    verdict = log_evidence.judge(culprit.judge(grouping) if found.ranks else None, found.logs)
+    grouping = type(grouping)(groups=grouping.groups, world_size=grouping.world_size, notes=found.notes)
+    return verdict, text.render_verdict(grouping, verdict)
+
+
+def collect(*lines: str, name: str = "-") -> traces.Collected:
+    return traces.collect([(name, [line + "\n" for line in lines])])
+
+
+def main_thread(rank: RankDump) -> Thread:
+    (main,) = [thread for thread in rank.rounds[-1].threads if thread.is_main]
+    return main
+
+
+def shown(rank: RankDump) -> list[str]:
+    return [str(frame) for frame in main_thread(rank).frames]
+
+
+LOCKED = [
+    "update_cache (train.py:21)",
+    "train (train.py:30)",
+    "main (train.py:43)",
+    "wrapper (torch/distributed/elastic/multiprocessing/errors/__init__.py:367)",
+    "<module> (train.py:47)",
+]
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", ["lock", "failed", "pgrep.txt", "torchrun-tee.txt"])
+def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"explain-{name.removesuffix('.txt')}.txt", explained(read(name))[1])
+
+
+@pytest.mark.parametrize("name", ["lock", "pystack.txt", "gdb-py-bt.txt"])
+def test_the_rank_in_its_own_lock_is_found_whoever_dumped_it(name: str) -> None:
+    found = read(name)
+    assert len(found.ranks) == 3
+    (locked,) = [rank for rank in found.ranks if "update_cache" in shown(rank)[0]]
+    assert shown(locked) == LOCKED
+    others = [shown(rank)[0] for rank in found.ranks if rank is not locked]
+    assert others == ["all_reduce (torch/distributed/distributed_c10d.py:3252)"] * 2
+    assert explained(found)[0].named == (locked.id,)
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize(("name", "installed"), [("pystack.txt", [2, 0, 2]), ("gdb-py-bt.txt", [2, 0, 2])])
+def test_whole_paths_tell_what_is_installed(name: str, installed: list[int]) -> None:
+    assert [main_thread(rank).installed_frames for rank in read(name).ranks] == installed
+
+
+def test_the_pid_is_that_of_the_main_thread() -> None:
+    for name in ("pystack.txt", "gdb-py-bt.txt", "gdb-bt.txt"):
+        assert [rank.id.pid for rank in read(name).ranks] == [15854, 15855, 15856]
+
+
+def test_compiled_frames_stand_beside_those_of_python() -> None:
+    (rank,) = read("pystack-native.txt").ranks
+    assert shown(rank)[:4] == [
+        "__futex_abstimed_wait_common64 (libc.so.6)",
+        "__futex_abstimed_wait_common (libc.so.6)",
+        "__new_sem_wait_slow64.constprop.0 (libc.so.6)",
+        "acquire_timed (libpython3.11.so.1.0)",
+    ]
+    assert LOCKED[0] in shown(rank)
+    assert not [frame for frame in shown(rank) if frame.startswith(("_PyEval", "Py_", "pymain"))]
+
+
+def test_gdb_without_python_gdb_shows_compiled_frames_and_accuses_nobody() -> None:
+    found = read("gdb-bt.txt")
+    assert "c10d::ProcessGroupGloo::runLoop(int) (libtorch_cpu.so)" not in shown(found.ranks[0])
+    assert [thread.name for thread in found.ranks[0].rounds[0].threads] == ["gloo_tcp_loop", "python"]
+    assert "gloo::transport::tcp::Loop::run() (libtorch_cpu.so)" in [
+        str(frame) for frame in found.ranks[0].rounds[0].threads[0].frames
+    ]
+    assert "c10d::Work::wait(std::chrono::duration<long, std::ratio<1l, 1000l> >) (libtorch_cpu.so)" in shown(
+        found.ranks[0]
+    )
+    assert explained(found)[0].named == ()
+
+
+def test_gdb_shows_each_python_frame_once_where_its_arguments_tell_it() -> None:
+    (rank,) = read("gdb-bt-python310.txt").ranks
+    assert [frame for frame in shown(rank) if ".py:" in frame] == [
+        "run (threads.py:7)",
+        "main (threads.py:13)",
+        "<module> (threads.py:14)",
+    ]
+    (worker,) = [thread for thread in rank.rounds[0].threads if not thread.is_main]
+    assert Frame(function="worker", file="threads.py", line=3) in worker.frames
+
+
+def test_each_dump_of_faulthandler_is_a_round_of_one_process() -> None:
+    (rank,) = read("faulthandler.txt").ranks
+    assert shown(rank) == ["run (threads.py:7)", "main (threads.py:13)", "<module> (threads.py:14)"]
+    assert [len(dump.threads) for dump in rank.rounds] == [3, 1, 3]
+    assert main_thread(rank).name is None
+    assert str(rank.rounds[0].threads[0].frames[0]) == "wait (threading.py:355)"
+
+
+FAULTHANDLER = (
+    "Thread {other} (most recent call first):",
+    '  File "/usr/lib/python3.12/threading.py", line 355 in wait',
+    '  File "/usr/lib/python3.12/threading.py", line 1030 in _bootstrap',
+    "",
+    "{main} (most recent call first):",
+    '  File "/srv/job/train.py", line 7 in step',
+    '  File "/srv/job/train.py", line ??? in main',
+    '  File "/srv/job/train.py", line 14 in <module>',
+)
+
+
+@pytest.mark.parametrize(
+    "main", ["Current thread 0x00007f9bd360bb80", "Thread 0x00007f9bd360bb80", "Thread 0x00007f9bd360bb80 [python3]"]
+)
+def test_faulthandler_of_all_versions(main: str) -> None:
+    extension = ["", "Extension modules: numpy.core._multiarray_umath, torch._C (total: 2)"]
+    stack = [
+        "",
+        "Current thread's C stack trace (most recent call first):",
+        '  Binary file "/lib/libc.so.6", at f+0x4 [0x7f]',
+    ]
+    for before, after in (((), ()), (("Fatal Python error: Aborted", ""), extension), ((), stack)):
+        lines = [line.format(main=main, other="0x00007f9bd25f06c0 [w0]") for line in FAULTHANDLER]
+        (rank,) = collect(*before, *lines, *after, name="rank3.log").ranks
+        assert shown(rank) == ["step (train.py:7)", "main (train.py)", "<module> (train.py:14)"]
+        assert len(rank.rounds[0].threads) == 2
+
+
+def test_a_stack_of_which_the_outer_end_is_cut_is_of_the_main_thread_where_it_is_the_last() -> None:
+    deep = ['  File "/srv/job/train.py", line 3 in f'] * 100
+    lines = [*FAULTHANDLER[:4], "Thread 0x7f (most recent call first):", *deep, "  ..."]
+    (rank,) = collect(*lines, name="rank0.log").ranks
+    assert len(main_thread(rank).frames) == 100
+
+
+def test_dumps_of_two_processes_in_one_file_are_two_ranks() -> None:
+    one = [line.format(main="Thread 0x01", other="0x0a") for line in FAULTHANDLER]
+    two = [line.format(main="Thread 0x02", other="0x0b") for line in FAULTHANDLER]
+    found = collect("Timeout (0:00:05)!", *one, "Timeout (0:00:05)!", *two, "Timeout (0:00:10)!", *one, name="all.log")
+    assert sorted(len(rank.rounds) for rank in found.ranks) == [1, 2]
+    assert len({rank.id for rank in found.ranks}) == 2
+
+
+def test_mixed_lines_of_faulthandler_are_told_apart_by_their_prefix() -> None:
+    lines = [line.format(main="Current thread 0x01", other="0x0a") for line in FAULTHANDLER]
+    mixed = [f"[default{rank}]:{line}" for line in lines for rank in range(4)]
+    found = collect(*mixed)
+    assert [rank.id.local_rank for rank in found.ranks] == [0, 1, 2, 3]
+    assert {shown(rank)[0] for rank in found.ranks} == {"step (train.py:7)"}
+
+
+# --- what is no rank -------------------------------------------------------------------------------------------------
+
+
+def test_what_runs_python_and_is_no_rank_is_listed_and_not_counted() -> None:
+    found = read("pgrep.txt")
+    verdict, _ = explained(found)
+    assert [rank.id.pid for rank in found.ranks] == [18579, 18580, 18581, 18582]
+    assert [rank.pid for rank in verdict.named] == [18580]
+    assert found.notes == (
+        "pgrep.txt: 1 launcher processes left out",
+        "pgrep.txt: no ranks of this job, and not counted: pid 18490 (gpu_exporter.py), pid 18491 (-m http.server)",
+    )
+
+
+WAITS = ("all_reduce (torch/distributed/distributed_c10d.py:2501)", "train (train.py:50)", "<module> (train.py:80)")
+STUCK = ("update_cache (train.py:21)", "train (train.py:30)", "<module> (train.py:80)")
+
+
+def process(pid: int, *frames: str, command: str = "python -u train.py --lr 3") -> list[str]:
+    lines = [f"Process {pid}: {command}", "Python v3.10.12 (/usr/bin/python3.10)", ""]
+    return [*lines, f'Thread {pid} (idle): "MainThread"', *(f"    {frame}" for frame in frames)]
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        process(90, "run (dispatcher.py:3)", command="/usr/bin/python3 /usr/bin/networkd-dispatcher --run-startup"),
+        process(90, "poll (select.py:3)", command="/opt/venv/bin/python /opt/venv/bin/tensorboard --logdir train.py"),
+        process(90, "wait (a.py:1)", command="python /opt/venv/bin/wandb-agent --pid 11"),
+        process(90, "run (a.py:1)", command="python -X dev -c import idle; idle.run()"),
+        ["Error: Permission Denied: Try running again with elevated permissions"],
+        ["Error: Failed to find python version from target process"],
+        ["Process 90: /usr/bin/python3 /usr/bin/unattended-upgrade-shutdown", "Error: Permission Denied: Try again"],
+    ],
+)
+def test_a_tool_beside_the_ranks_lowers_no_confidence(tool: list[str]) -> None:
+    ranks = [line for pid in (10, 11, 12) for line in process(pid, *(STUCK if pid == 11 else WAITS))]
+    alone = explained(collect(*ranks))[0]
+    beside = collect(*tool, *ranks)
+    assert explained(beside)[0] == alone
+    assert "not counted" in beside.notes[0]
+
+
+def test_a_rank_of_another_program_that_takes_part_is_a_rank() -> None:
+    actor = [line for pid in (10, 11, 12) for line in process(pid, *WAITS, command="python actor.py")]
+    learner = process(13, *WAITS, command="python learner.py")
+    assert len(collect(*actor, *learner).ranks) == 4
+
+
+def test_the_same_program_with_other_arguments_is_a_rank() -> None:
+    ranks = [line for pid in (10, 11, 12) for line in process(pid, *WAITS)]
+    assert len(collect(*ranks, *process(13, *STUCK, command="python -u /srv/train.py --is-first")).ranks) == 4
+
+
+def test_programs_of_which_none_is_the_most_common_are_all_ranks() -> None:
+    lines = [line for pid, name in ((10, "a"), (11, "b")) for line in process(pid, *STUCK, command=f"python {name}.py")]
+    assert len(collect(*lines).ranks) == 2
+
+
+# --- hostile input ---------------------------------------------------------------------------------------------------
+
+READERS = {"faulthandler": faulthandler_text, "pystack": pystack_text, "gdb": gdb_text}
+LINES = [
+    line
+    for name in ("faulthandler.txt", "pystack.txt", "pystack-native.txt", "gdb-py-bt.txt", "gdb-bt-python310.txt")
+    for line in (EXAMPLES / name).read_text().splitlines()
+]
+HOSTILE = st.one_of(
+    st.sampled_from(LINES), st.sampled_from(LINES).map(lambda line: line[: len(line) // 2]), st.text(max_size=60)
+)
+
+
+@pytest.mark.parametrize("tool", READERS)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(HOSTILE, max_size=60))
+def test_a_reader_takes_any_lines(tool: str, lines: list[str]) -> None:
+    reader = READERS[tool].Reader(Interned())
+    for line in lines:
+        reader.feed(line)
+    for found in reader.end():
+        assert any(thread.frames for thread in found.threads)
+        assert sum(thread.is_main for thread in found.threads) <= 1
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.sampled_from(["", "[default1]:", "[rank2]: ", "3: "]), HOSTILE), max_size=60))
+def test_mixed_tools_never_crash_and_name_each_rank_once(lines: list[tuple[str, str]]) -> None:
+    found = collect(*(prefix + line for prefix, line in lines), name="x.log")
+    verdict, _ = explained(found)
+    grouping = group_ranks(found.ranks, TABLE, config.Capture())
+    placed = [member.id for group in grouping.groups for member in group.members]
+    assert len(placed) == len(set(placed)) == len(found.ranks)
+    assert set(verdict.named) <= set(placed)
+
+
+def test_a_stack_without_an_end_is_cut() -> None:
+    endless = ['  File "/srv/a.py", line 3 in f'] * (MOST_FRAMES + 10)
+    (rank,) = collect("Current thread 0x01 (most recent call first):", *endless, name="rank0.log").ranks
+    assert len(main_thread(rank).frames) == MOST_FRAMES
+    (rank,) = collect('Thread 1 (LWP 7 "python"):', *["#0  f (x=1) at a.c:1"] * (MOST_FRAMES + 10)).ranks
+    assert len(main_thread(rank).frames) == MOST_FRAMES

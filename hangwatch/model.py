@@ -617,7 +617,8 @@ class Member(Value, frozen=True):
     measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and `switches_per_second`
     (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so in every round;
     `peers` as there, the most of any round, workers included, and None where one was not seen; `server` and `file_lock`
-    as there, where they were the same in every round; `store` as in the last round.
+    as there, where they were the same in every round; `store` as in the last round. `user_frames` are the
+    innermost ones of the user's own program in the stack that tells, without locals: where it stands, to the line.
     """
 
     id: RankId
@@ -646,6 +647,7 @@ class Member(Value, frozen=True):
     server: int | None = None
     file_lock: FileLock | None = None
     store: Store | None = None
+    user_frames: tuple[Frame, ...] = ()
 
 
 class Group(Value, frozen=True):

@@ -26,7 +26,7 @@ else:
 Order = Literal["entered", "certain", "sync", "top", "leaf", "native", "context", "loop"]
 WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
 Whose = Literal["anybody", "library", "installed"]
-Mark = Literal["wrapper", "collective", "service", "work", "rooted"]
+Mark = Literal["wrapper", "collective", "service", "work", "rooted", "orders"]
 
 _LEAF_DEPTH = 4
 _AROUND = ("context", "loop")
@@ -43,6 +43,7 @@ class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     work_is_in: Literal["threads", "autograd", "workers"] | None = None
     unless_a_thread_is_in: str | None = None
     leaves_the_job: bool = False
+    is_between_two: bool = False
     phase: str | None = None
     look_at: str | None = None
     meets_at_store: bool = False
@@ -323,6 +324,7 @@ def names() -> tuple[str, ...]:
     return tuple(_built_in().activities)
 
 
+@cache
 def packages() -> frozenset[str]:
     """The packages that the rules of the built-in table name."""
     paths = (path for rule in _built_in().rules for path in (*rule.files, rule.file) if "/" in path)

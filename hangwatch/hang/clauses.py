@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from hangwatch import words
 from hangwatch.hang import activity
 from hangwatch.hang import frames as stack_frames
-from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, FileLock, Group, Stack
+from hangwatch.hang.user_code import caller, own_frame
+from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, FileLock, Frame, Group, Stack
 
 _SINGULAR = (("is ", "are "), ("waits ", "wait "), ("stands ", "stand "), ("sleeps", "sleep"))
 
@@ -64,6 +65,17 @@ def has_gpu(group: Group) -> bool:
     """Whether it is known that its ranks wait for a GPU, or have one: backward stands on a job without any, too."""
     waits = "its GPU" in activity.known(group.activity).says or activity.known(group.activity).waits_for != "gpu"
     return waits or any(member.utilization_ratio is not None for member in group.members)
+
+
+def at(group: Group) -> str:
+    """Where in the user's code it stands, else who called the collective: " at train.py:38"; else empty."""
+    frame = own_frame(group) or (caller(group.frames) if group.waits else None)
+    return "" if frame is None else f" at {place(frame)}"
+
+
+def place(frame: Frame) -> str:
+    """File and line of a frame, the function where the line is not known."""
+    return str(frame) if frame.line is None else f"{frame.file}:{frame.line}"
 
 
 def operations(groups: Iterable[Group]) -> str:

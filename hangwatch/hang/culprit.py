@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import structs
 
-from hangwatch.hang import activity, guidance, votes, wording
-from hangwatch.hang import frames as stack_frames
+from hangwatch.hang import guidance, votes, wording
+from hangwatch.hang.first_look import FIRST_LOOKS, by_line, have_parted
 from hangwatch.hang.rest import is_serving, resting_state
-from hangwatch.hang.rules import RULES, Scene, Suspicion, count_ranks, survey, without
-from hangwatch.model import Confidence, Frame, Group, Grouping, JobState, Motion, RankId, Signature, Verdict
+from hangwatch.hang.rules import RULES, Rule, Scene, Suspicion, count_ranks, only_roles, survey, without
+from hangwatch.model import Confidence, FirstLook, Grouping, JobState, Motion, RankId, Signature, Verdict
 
-_CONFIDENCES = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
+_CONFIDENCES = (Confidence.NONE, Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 
 
 def judge(grouping: Grouping, ranks_here: int | None = None) -> Verdict:
@@ -46,19 +46,22 @@ def _without_launchers(grouping: Grouping) -> Grouping:
 def _judged(grouping: Grouping, ranks_here: int | None) -> Verdict:
     """The verdict on ranks."""
     scene = survey(grouping, ranks_here)
-    verdict = (
-        _moving(scene)
-        or _resting(scene)
-        or _accused(scene)
-        or _mount_silent(scene)
-        or _waiting_together(scene)
-        or _all_alike(scene)
-    )
-    if verdict is not None:
-        return verdict
-    waiting = count_ranks(group for group in scene.stacked if group.waits)
-    message = wording.cannot_tell(scene.stacked, scene.answered, waiting, scene.existing)
-    return _nobody("CannotTell", message + guidance.where_to_look(grouping), scene)
+    return _moving(scene) or _resting(scene) or _accused(scene) or _mount_silent(scene) or _open(scene)
+
+
+def _open(scene: Scene) -> Verdict:
+    """Nobody is accused by stacks alone: whom to look at first, else how the ranks stand.
+
+    Those to look at first are named, with low confidence, where the machine says the same of them.
+    """
+    fine = by_line(scene)
+    kind, message = _standing(scene, fine)
+    lead = next(_passing(FIRST_LOOKS, fine), None)
+    if lead is None or not _covers(lead):
+        return _nobody(kind, message, scene)
+    if lead.rule.may_name and votes.machine_says_the_same(lead.members, lead.others):
+        return _accuse(lead)
+    return _look_first(lead, kind)
 
 
 # --- who is accused ------------------------------------------------------------------------------------------------
@@ -69,7 +72,13 @@ def _accused(scene: Scene) -> Verdict | None:
 
     But for rules that give way: who leaves together with most others is no news, and another may hold them all.
     """
-    for rule in RULES:
+    suspicion = next(_passing(RULES, scene, decides=True), None)
+    return _accuse(suspicion) if suspicion is not None and _covers(suspicion) else None
+
+
+def _passing(rules: Sequence[Rule], scene: Scene, *, decides: bool = False) -> Iterator[Suspicion]:
+    """What rules find that passes the gate; with `decides` up to the first rule on stacks that finds anybody."""
+    for rule in rules:
         suspects = tuple(rule.suspects(scene))
         if not suspects:
             continue
@@ -77,10 +86,9 @@ def _accused(scene: Scene) -> Verdict | None:
         rest = count_ranks(others) + count_ranks(without(suspects, scene.failed))
         suspicion = Suspicion(rule, scene, suspects, others, rest)
         if _passes(suspicion):
-            return _accuse(suspicion) if _covers(suspicion) else None
-        if rule.by_stack and not rule.gives_way:
-            return None
-    return None
+            yield suspicion
+        if decides and rule.by_stack and not rule.gives_way:
+            return
 
 
 def _passes(suspicion: Suspicion) -> bool:
@@ -116,7 +124,7 @@ def _accuse(suspicion: Suspicion) -> Verdict:
     grouping = suspicion.scene.grouping
     evidence = votes.on_accused(suspicion.suspects, suspicion.members, suspicion.others)
     sure = _CONFIDENCES.index(suspicion.rule.weigh(suspicion))
-    if any(vote.supports and vote.kind in votes.MACHINE for vote in evidence):
+    if suspicion.rule.may_name or any(vote.supports and vote.kind in votes.MACHINE for vote in evidence):
         sure = min(sure + 1, len(_CONFIDENCES) - 1)
     if any(member.signature is Signature.AWAITS_OUTSIDE for member in suspicion.members):
         sure = min(sure, _CONFIDENCES.index(Confidence.MEDIUM))  # whether that one answers is not seen from here
@@ -172,46 +180,38 @@ def _mount_silent(scene: Scene) -> Verdict | None:
     )
 
 
-def _waiting_together(scene: Scene) -> Verdict | None:
-    """Everybody waits: in one place, in roles of one collective, or in different places."""
-    groups = scene.stacked
-    if not groups or scene.failed or any(group.waits_for not in {"ranks", "gpu"} for group in groups):
-        return None
-    if len(groups) > 1 and not _only_roles(groups):
-        return _nobody("Mismatch", wording.mismatch(groups), scene)
-    if len(groups) > 1:
-        message = wording.roles(groups, scene.answered)
-    else:
-        message = wording.together(groups[0], scene.answered, scene.grouping.world_size)
-    return _nobody("AllWaiting", message + guidance.where_to_look(scene.grouping), scene)
+def _look_first(lead: Suspicion, kind: str) -> Verdict:
+    """Nobody is accused; these stand apart for a reason that holds in general."""
+    assert lead.rule.settle is not None
+    grouping = lead.scene.grouping
+    why, settle = lead.rule.words(lead), lead.rule.settle(lead)
+    ids = sorted((member.id for member in lead.members), key=RankId.sort_key)
+    numbers = votes.on_accused(lead.suspects, lead.members, lead.others)
+    message = _sentence(wording.look_first(lead.suspects, why, settle)) + _view(lead.scene)
+    return Verdict(
+        kind=kind,
+        message=message + (guidance.where_to_look(grouping) if grouping.unanswered else ""),
+        evidence=(*(structs.replace(vote, supports=None) for vote in numbers), *votes.context(grouping)),
+        first_look=tuple(FirstLook(**structs.asdict(rank), why=why, settle=settle) for rank in ids),
+    )
 
 
-def _all_alike(scene: Scene) -> Verdict | None:
-    if len(scene.stacked) != 1 or scene.failed:
-        return None
-    message = wording.together(scene.stacked[0], scene.answered, scene.grouping.world_size)
-    return _nobody("AllAlike", message + guidance.where_to_look(scene.grouping), scene)
-
-
-def _only_roles(groups: Sequence[Group]) -> bool:
-    """Sender and receivers of one rooted collective, entered through the same helper."""
-    if len(groups) != 2 or not all(group.waits for group in groups):
-        return False
-    first, second = groups
-    if first.operation != second.operation or not activity.is_marked("rooted", first.operation or ""):
-        return False
-    caller = _caller(first.frames)
-    return caller is not None and caller == _caller(second.frames)
-
-
-def _caller(frames: Sequence[Frame]) -> stack_frames.Place | None:
-    """The frame that called the collective."""
-    for frame in frames:
-        if not activity.is_marked("collective", frame.function, frame.file) and not stack_frames.is_native(
-            frame.function, frame.file
-        ):
-            return frame.function, stack_frames.short_path(frame.file)
-    return None
+def _standing(scene: Scene, fine: Scene) -> tuple[str, str]:
+    """How ranks stand of whom none is accused, as a kind and a sentence. `fine` is the scene, apart by lines, too."""
+    groups, where_to_look = scene.stacked, guidance.where_to_look(scene.grouping)
+    wait = all(group.waits_for in {"ranks", "gpu"} for group in groups)
+    if groups and not scene.failed:
+        if have_parted(fine):
+            return "Mismatch" if wait else "CannotTell", wording.apart(fine.stacked)
+        if len(groups) == 1:
+            message = wording.together(groups[0], scene.answered, scene.grouping.world_size)
+            return "AllWaiting" if wait else "AllAlike", message + where_to_look
+        if wait and only_roles(groups):
+            return "AllWaiting", wording.roles(groups, scene.answered) + where_to_look
+        if wait:
+            return "Mismatch", wording.mismatch(groups)
+    waiting = count_ranks(group for group in groups if group.waits)
+    return "CannotTell", wording.cannot_tell(groups, scene.answered, waiting, scene.existing) + where_to_look
 
 
 def _nobody(kind: str, message: str, scene: Scene) -> Verdict:

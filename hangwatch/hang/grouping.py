@@ -12,6 +12,7 @@ from hangwatch import config
 from hangwatch.hang import activity, motion
 from hangwatch.hang import frames as stack_frames
 from hangwatch.hang.standing import Standing, find_standing
+from hangwatch.hang.user_code import user_frames
 from hangwatch.model import (
     BLOCKED_STATES,
     ENDED_STATES,
@@ -167,11 +168,13 @@ def _by_measurement(standing: Standing, measured: motion.Measured, lock: FileLoc
 
 
 def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None], measured: motion.Measured) -> Member:
+    told = answer.standing.telling if answer.standing else None
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     return Member(
         id=rank.id,
         motion=measured.signature.motion,
         signature=measured.signature,
+        user_frames=user_frames(answer.dump.threads[told]) if answer.dump and told is not None else (),
         rounds=len(rank.rounds),
         waited_before=any(_comes(standing) for standing in standings[:-1] if standing),
         owns_gil=main.owns_gil if main else None,

@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 from msgspec import structs
 
 from hangwatch.hang import activity, wording
+from hangwatch.hang import frames as stack_frames
+from hangwatch.hang.user_code import caller
 from hangwatch.model import (
     BLOCKED_STATES,
     STOPPED_STATES,
@@ -53,6 +55,9 @@ class Rule(NamedTuple):
     "answered": all that answered), and outnumber the suspects: "as many" may be equal, "more" allows one against one,
     "three times" does not. `by_stack`: a stack makes them suspect, so who stands at the same place does not wait
     for them; of such rules the first with suspects decides, but for one that `gives_way`.
+
+    A rule of `first_look` accuses nobody: `settle` says what would tell more of its suspects. They are named only where
+    it `may_name` and the machine says the same of them.
     """
 
     kind: str
@@ -66,6 +71,8 @@ class Rule(NamedTuple):
     words: Callable[[Suspicion], str]
     by_stack: bool = False
     gives_way: bool = False
+    settle: Callable[[Suspicion], str] | None = None
+    may_name: bool = False
 
 
 class Suspicion(NamedTuple):
@@ -85,6 +92,8 @@ class Suspicion(NamedTuple):
     def waiting(self, *kinds: str) -> int:
         """How many of the others wait for one of `kinds`."""
         beside = {group.key for group in self.suspects} if self.rule.by_stack else set()
+        if "work" in kinds:
+            return sum(member.signature is Signature.GPU_WORKS for group in self.others for member in group.members)
         return count_ranks(group for group in self.others if waits_for(group) in kinds and group.key not in beside)
 
 
@@ -120,17 +129,23 @@ def _stacked_where(
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:
-        blocked = any(_is_blocked_outside(group) for group in scene.stacked)
-
-        def may_be(member: Member) -> bool:
-            if member.waited_before or member.signature is Signature.BEHIND_GPU or not also(member):
-                return False
-            return not (blocked and member.signature is Signature.SPINS and member.owns_gil is not True)
-
-        parts = (_part(group, may_be) for group in scene.stacked if wanted(group))
-        return [part for part in parts if part]
+        may_be = may_be_late(scene)
+        groups = (group for group in scene.stacked if wanted(group))
+        return [part for group in groups if (part := _part(group, lambda member: may_be(member) and also(member)))]
 
     return suspects
+
+
+def may_be_late(scene: Scene) -> Callable[[Member], bool]:
+    """Whether what was measured of a rank allows that the others wait for it, see `_stacked_where`."""
+    blocked = any(_is_blocked_outside(group) for group in scene.stacked)
+
+    def may_be(member: Member) -> bool:
+        if member.waited_before or member.signature is Signature.BEHIND_GPU:
+            return False
+        return not (blocked and member.signature is Signature.SPINS and member.owns_gil is not True)
+
+    return may_be
 
 
 def _is_blocked_outside(group: Group) -> bool:
@@ -328,6 +343,23 @@ def count_ranks(groups: Iterable[Group]) -> int:
 def waits_for(group: Group) -> str:
     """What a group waits for; who runs Python that no rule knows waits for nothing."""
     return "nothing" if group.runs_python else group.waits_for
+
+
+def only_roles(groups: Sequence[Group]) -> bool:
+    """Sender and receivers of one rooted collective, entered through the same helper."""
+    if len(groups) != 2 or not all(group.waits for group in groups):
+        return False
+    first, second = groups
+    if first.operation != second.operation or not is_rooted(first):
+        return False
+    called_by = [caller(group.frames) for group in groups]
+    places = {(frame.function, stack_frames.short_path(frame.file)) for frame in called_by if frame is not None}
+    return None not in called_by and len(places) == 1
+
+
+def is_rooted(group: Group) -> bool:
+    """Whether it waits in a collective of which one rank is the root, and stands in other code or at another line."""
+    return group.waits and activity.is_marked("rooted", group.operation or "")
 
 
 def _part(group: Group, wanted: Callable[[Member], bool]) -> Group | None:

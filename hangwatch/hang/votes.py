@@ -39,6 +39,28 @@ def on_accused(named: Sequence[Group], members: Sequence[Member], others: Sequen
     return tuple(votes)
 
 
+def machine_says_the_same(members: Sequence[Member], others: Sequence[Group]) -> bool:
+    """Whether the machine, too, tells ranks that stand apart by their stacks from all others.
+
+    Their GPUs draw less than any other and are idle, where the others' are not (power alone may be higher with the odd
+    one); or their main program uses no CPU where the others spin; or they wait for somebody outside of the job.
+    """
+    rest = [member for group in others for member in group.members]
+    if all(member.awaited is not None for member in members):
+        return True
+    own_watts, watts = (_values(some, lambda one: one.power_watts) for some in (members, rest))
+    draws_less = bool(own_watts and watts) and max(own_watts) < _POWER_RATIO * min(watts)
+    is_idle = _is_lower(members, rest, lambda one: one.utilization_ratio, _UTILIZATION_GAP)
+    return (draws_less and is_idle) or _is_lower(members, rest, lambda one: one.cpu_ratio, _CPU_GAP)
+
+
+def _is_lower(
+    members: Sequence[Member], rest: Sequence[Member], read: Callable[[Member], float | None], gap: float
+) -> bool:
+    own, others = _values(members, read), _values(rest, read)
+    return bool(own and others) and max(own) <= min(others) - gap
+
+
 def context(grouping: Grouping) -> tuple[Evidence, ...]:
     """What a reader must know when nobody is named: where the groups stand, other threads, GPUs that differ."""
     groups = grouping.groups

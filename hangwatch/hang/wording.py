@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from hangwatch import words
 from hangwatch.hang import activity, clauses
+from hangwatch.hang.user_code import caller, is_in_user_code, own_frame
 from hangwatch.model import Group, Grouping, Member, Motion, RankId, Waiting
 
 _SHOWN = 4
@@ -233,6 +234,82 @@ def cannot_tell(groups: Sequence[Group], answered: int, waiting: int, existing: 
         return f"{few}, which is too little to accuse anybody: {'; '.join(each(groups))}."
     few = f"only {waiting:,} of {answered:,} ranks wait for other ranks" if waiting else "no rank waits for another one"
     return f"{few}, which is too little to accuse anybody: {'; '.join(each(groups))}."
+
+
+SEQUENCE_NUMBERS = "sequence numbers (flight recorder, NCCL RAS): who is a call behind, or took another branch or group"
+ORDERS = "what it was told last: it has not joined, so no sequence number shows it"
+SLOW_CALL = "whether that call returns: its file system or service, state D and wchan of these ranks"
+
+
+def native_frames(members: Sequence[Member]) -> str:
+    """What shows in which call a rank stands that Python does not show."""
+    pids = [member.id.pid for member in members if member.id.pid is not None]
+    return f"`hangwatch dump --native{f' --pid {pids[0]}' if pids else ''}` shows the call in which it stands"
+
+
+def look_first(ranks: Sequence[Group], why: str, settle: str) -> str:
+    """The headline for ranks to look at first, who are not accused."""
+    return f"look first at {words.who(_ids(ranks))}: {why}. What would settle it: {settle}. Nobody is accused."
+
+
+def stands_apart(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+    """Ranks that do something of their own, and what the others wait for."""
+    return f"{'; '.join(map(_alone, ranks))}, while {others_wait(others)}{_call(others)}"
+
+
+def _alone(group: Group) -> str:
+    own = own_frame(group)
+    it, ending = ("it", "s") if group.size == 1 else ("they", "")
+    if own is not None and is_in_user_code(group) and group.waits_for in {"unknown", "gpu"}:
+        phase = f" {around}" if (around := activity.phase_words(group.activity, group.phase)) else ""
+        return f"{it} stand{ending} in {own}, code of the program itself{phase}"
+    return f"{it} {clauses.does(group, several=group.size > 1)}{clauses.at(group)}"
+
+
+def _call(groups: Sequence[Group]) -> str:
+    return clauses.at(groups[0]) if len(groups) == 1 else ""
+
+
+def other_call(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+    """Ranks in another wait than the others, both sides."""
+    return f"{'; '.join(map(_alone, ranks))}; {others_wait(others)}{_call(others)}"
+
+
+def other_line(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+    """Ranks at another line of the same functions."""
+    rest = words.listing([f"{words.who(_ids([group]))} at {line}" for group, line in _lines((*ranks, *others))[1:]])
+    return f"{_lines((*ranks, *others))[0][1]} is where it stands, {rest}, in the same functions"
+
+
+def apart(groups: Sequence[Group]) -> str:
+    """The headline for ranks that stand in the same functions, at lines that differ."""
+    stand = [f"{words.who(_ids([group]))} at {line}" for group, line in _lines(groups)]
+    doing = busy(groups[0], several=True)
+    return f"all ranks {doing}, but not at the same place: {words.listing(stand)}."
+
+
+def _lines(groups: Sequence[Group]) -> list[tuple[Group, str]]:
+    """The innermost line of the user's code that is not the same for all."""
+    stacks = [group.members[0].user_frames for group in groups]
+    differs = next((depth for depth, same in enumerate(zip(*stacks, strict=False)) if len(set(same)) > 1), 0)
+    return [(group, clauses.place(stack[differs])) for group, stack in zip(groups, stacks, strict=True)]
+
+
+def awaits_orders(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+    """Ranks that wait to be told what to do, while others have gone on."""
+    loop = caller(ranks[0].frames)
+    it, wait, have = ("it", "waits", "has") if _size(ranks) == 1 else ("they", "wait", "have")
+    return (
+        f"{it} {wait} for the next order in {loop}, and {have} not joined {clauses.operations(others)}{_call(others)}, "
+        f"where {words.who(_ids(others))} {'waits' if _size(others) == 1 else 'wait'}"
+    )
+
+
+def low_power(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+    """Ranks whose GPUs draw less than those of the others, which work."""
+    own, rest = ([m.power_watts or 0.0 for g in groups for m in g.members] for groups in (ranks, others))
+    works = f"those of {words.who(_ids(others))} work ({min(rest):.0f} W and more)"
+    return f"{'; '.join(map(_alone, ranks))}, with {max(own):.0f} W or less on the GPU, while {works}"
 
 
 def of_this_node(here: int, whole: int) -> str:

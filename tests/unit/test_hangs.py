@@ -15,6 +15,7 @@ def test_hang(case: dict[str, Any]) -> None:
     said = "\n".join([verdict.message, *(f"  {vote.kind}: {vote.message}" for vote in verdict.evidence)])
     print(said)
     assert (verdict.kind, [rank.rank for rank in verdict.named]) == (case["kind"], case.get("named", [])), said
+    assert [rank.rank for rank in verdict.first_look] == case.get("first_look", []), said
     assert verdict.confidence.value == case.get("confidence", verdict.confidence.value), said
     for words in case.get("mentions", ()):
         assert words in said, f"{words!r} is not in:\n{said}"

@@ -204,6 +204,12 @@ PARTS = st.builds(
     owns_gil=st.booleans(),
     motion=st.sampled_from([Motion.FROZEN, Motion.UNKNOWN]),
     utilization_ratio=st.sampled_from([None, 0.0, 1.0]),
+    signature=st.sampled_from([Signature.UNKNOWN, Signature.BLOCKED, Signature.SPINS, Signature.BEHIND_GPU]),
+    rounds=st.just(3),
+    about=st.just("target"),
+    mount=st.none(),
+    waits_for_mount=st.just(value=False),
+    node=st.just("n1"),
 )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.hang import activity, rules
+from hangwatch.hang import activity, first_look, rules
 
 PAGE = Path(__file__).parents[2] / "docs" / "verdicts.md"
 KINDS = {"ranks": "ranks", "gpu": "GPU", "lock": "lock", "thread": "thread"}
@@ -15,6 +15,12 @@ HALF_OF = {
     "dumped": "half of the other ranks that gave a stack",
     "others": "half of the other ranks that answered",
     "answered": "half of all ranks that answered",
+}
+OTHERS = {
+    ("ranks",): "wait for ranks",
+    ("gpu",): "wait for the GPU",
+    ("ranks", "gpu"): "wait for ranks or GPU",
+    ("work",): "have GPUs at work",
 }
 OUTNUMBER = {
     "as many": "as many as the suspects",
@@ -34,6 +40,14 @@ def accusing_rules() -> Iterable[str]:
         )
 
 
+def first_looks() -> Iterable[str]:
+    yield "| ranks that | the others | those are at least | named, low, if the machine says the same |"
+    yield "|---|---|---|---|"
+    for rule in first_look.FIRST_LOOKS:
+        others = "stand anywhere" if rule.waiting == first_look.ANYTHING else OTHERS[rule.waiting]
+        yield f"| {rule.who} | {others} | {OUTNUMBER[rule.outnumber]} | {'yes' if rule.may_name else 'no'} |"
+
+
 def activities() -> Iterable[str]:
     yield "| waits for | activities |"
     yield "|---|---|"
@@ -45,7 +59,7 @@ def activities() -> Iterable[str]:
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("table", [accusing_rules, activities])
+@pytest.mark.parametrize("table", [accusing_rules, first_looks, activities])
 def test_the_page_prints_what_the_rules_are(
     table: Callable[[], Iterable[str]], golden_part: Callable[[Path, str, Iterable[str]], None]
 ) -> None:

@@ -1,0 +1,241 @@
+"""Pure: where to look first when nobody can be accused, as one table of rules. They pass the gate of `culprit`, too.
+
+Whoever stands apart for a reason that holds in general, and is innocent often enough not to be named by stacks alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hangwatch.hang import activity, user_code, wording
+from hangwatch.hang.rules import (
+    Rule,
+    Scene,
+    Suspicion,
+    is_rooted,
+    may_be_late,
+    only_roles,
+    waits_for,
+)
+from hangwatch.hang.user_code import caller, is_in_user_code, python_frames
+from hangwatch.model import Confidence, Group, Motion, Signature
+
+ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
+
+
+def by_line(scene: Scene) -> Scene:
+    """The scene with groups that agree in the lines of the user's code, too."""
+    fine = user_code.by_line(scene.grouping)
+    return scene._replace(
+        grouping=fine, stacked=tuple(group for group in fine.groups if group.fault is None and not group.gone)
+    )
+
+
+# --- who stands apart ------------------------------------------------------------------------------------------------
+
+
+def _apart(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene], Sequence[Group]]:
+    """The one group of those, beside the largest of all; where several stand apart, none stands out."""
+
+    def suspects(scene: Scene) -> Sequence[Group]:
+        found = [group for group in scene.stacked[1:] if wanted(scene, group)]
+        return found if len(found) == 1 else []
+
+    return suspects
+
+
+def _is_in_own_code(scene: Scene, group: Group) -> bool:
+    """Whether it stands still in the program's own code, and no name or measurement says that it only waits there."""
+    moves = any(member.motion is Motion.MOVING for member in group.members)
+    may_be = all(map(may_be_late(scene), group.members))
+    return may_be and not moves and is_in_user_code(group) and waits_for(group) in {"unknown", "gpu"}
+
+
+def _is_collective(group: Group) -> bool:
+    """Whether it waits for ranks that must come to the same call, and not for an answer, a request or the end."""
+    known = activity.known(group.activity)
+    return group.waits and known.work_is_in is None and not known.leaves_the_job
+
+
+def _is_alone_in_a_collective(scene: Scene, group: Group) -> bool:
+    """One rank in another collective, or called from elsewhere; but for the root of one, and stages of a pipeline."""
+    stages = any(map(_is_between_two, scene.stacked))
+    return group.size == 1 and all(map(_is_collective, scene.stacked)) and not stages and not only_roles(scene.stacked)
+
+
+def _is_between_two(group: Group) -> bool:
+    return activity.known(group.activity).is_between_two
+
+
+def _is_few_in_a_collective(scene: Scene, group: Group) -> bool:
+    return _is_collective(group) and all(other.waits_for == "gpu" for other in scene.stacked if other is not group)
+
+
+def _is_at_another_line(scene: Scene, _: Group) -> bool:
+    """The same functions, other lines of the user's code, and nobody moves.
+
+    In health, too, the root of a collective calls it from a line of its own, and so do the stages of a pipeline.
+    """
+    moves = any(member.motion is Motion.MOVING for other in scene.stacked for member in other.members)
+    return have_parted(scene) and not moves
+
+
+def have_parted(scene: Scene) -> bool:
+    """Whether all ranks stand in the same functions, at lines that differ for more than the role of a rank."""
+    groups = scene.stacked
+    lines = {group.members[0].user_frames for group in groups}
+    if len(groups) < 2 or len(lines) < len(groups) or () in lines or _is_between_two(groups[0]):
+        return False
+    are_alike = len({_functions(group) for group in groups}) == 1
+    return are_alike and (not is_rooted(groups[0]) or len({own[1:] for own in lines}) > 1)
+
+
+def _functions(group: Group) -> tuple[object, ...]:
+    return group.activity, *((frame.function, frame.file) for frame in python_frames(group))
+
+
+def _awaits_orders(group: Group) -> bool:
+    """Whether it waits, in a loop, for what somebody else tells it to do next."""
+    frame = caller(group.frames)
+    receives = is_rooted(group) or _is_between_two(group) or not _is_collective(group)
+    return group.waits and receives and frame is not None and activity.is_marked("orders", frame.function, frame.file)
+
+
+def _idle_side(scene: Scene) -> Sequence[Group]:
+    """Ranks that wait for their next order, while others have gone on into a collective."""
+    idle = [group for group in scene.stacked if _awaits_orders(group)]
+    inside = [group for group in scene.stacked if group not in idle]
+    return idle if inside and all(map(_is_collective, inside)) else []
+
+
+def _other_of_two(scene: Scene) -> Sequence[Group]:
+    if scene.grouping.ranks_known != 2 or len(scene.stacked) != 2:
+        return []
+    found = [group for group in scene.stacked if _is_in_own_code(scene, group) or group.waits_for == "unknown"]
+    waiting = [group for group in scene.stacked if _is_collective(group)]
+    return found if len(found) == len(waiting) == 1 else []
+
+
+def _busy_half(scene: Scene) -> Sequence[Group]:
+    """Ranks in one known activity of their own, while all others stand at one call of one collective."""
+    busy = [group for group in scene.stacked if group.waits_for == "nothing"]
+    others = [group for group in scene.stacked if group not in busy]
+    is_one = len({group.activity for group in busy}) == len(others) == 1
+    return busy if is_one and _is_collective(others[0]) else []
+
+
+def _low_power(scene: Scene) -> Sequence[Group]:
+    """Ranks whose GPUs all draw less than every GPU that is at work."""
+    working = [member for group in scene.stacked for member in group.members if _gpu_works(member.signature)]
+    still = [group for group in scene.stacked if not any(_gpu_works(member.signature) for member in group.members)]
+    drawn = [member.power_watts for group in still for member in group.members]
+    least = min((member.power_watts or 0.0 for member in working), default=0.0)
+    return still if drawn and all(watts is not None and watts < least for watts in drawn) else []
+
+
+def _gpu_works(signature: Signature) -> bool:
+    return signature is Signature.GPU_WORKS
+
+
+# --- in which words --------------------------------------------------------------------------------------------------
+
+
+def _settled_by_native_frames(suspicion: Suspicion) -> str:
+    return wording.native_frames(suspicion.members)
+
+
+def _why(say: Callable[[Sequence[Group], Sequence[Group]], str]) -> Callable[[Suspicion], str]:
+    return lambda suspicion: say(suspicion.suspects, suspicion.others)
+
+
+def _first_look(
+    who: str,
+    suspects: Callable[[Scene], Sequence[Group]],
+    waiting: tuple[str, ...],
+    why: Callable[[Sequence[Group], Sequence[Group]], str],
+    settle: Callable[[Suspicion], str],
+    *,
+    few: bool = True,
+    may_name: bool = False,
+) -> Rule:
+    return Rule(
+        kind="OutsideCollective",
+        who=who,
+        suspects=suspects,
+        waiting=waiting,
+        half_of="answered",
+        outnumber="three times" if few else "as many",
+        confidence=Confidence.NONE,
+        weigh=lambda suspicion: suspicion.rule.confidence,
+        words=_why(why),
+        by_stack=True,
+        settle=settle,
+        may_name=may_name,
+    )
+
+
+FIRST_LOOKS: tuple[Rule, ...] = (
+    _first_look(
+        "is the other one of two ranks, in no wait that is known",
+        _other_of_two,
+        ("ranks",),
+        wording.stands_apart,
+        _settled_by_native_frames,
+        few=False,
+        may_name=True,
+    ),
+    _first_look(
+        "stand still in the program's own code",
+        _apart(_is_in_own_code),
+        ("ranks", "gpu"),
+        wording.stands_apart,
+        _settled_by_native_frames,
+        may_name=True,
+    ),
+    _first_look(
+        "stand in the same functions as all others, at another line of the user's code",
+        _apart(_is_at_another_line),
+        ANYTHING,
+        wording.other_line,
+        lambda _: wording.SEQUENCE_NUMBERS,
+    ),
+    _first_look(
+        "wait for their next order, while the others have gone on into a collective",
+        _idle_side,
+        ("ranks",),
+        wording.awaits_orders,
+        lambda _: wording.ORDERS,
+        few=False,
+    ),
+    _first_look(
+        "is one rank, in another collective or another caller of it",
+        _apart(_is_alone_in_a_collective),
+        ("ranks",),
+        wording.other_call,
+        lambda _: wording.SEQUENCE_NUMBERS,
+    ),
+    _first_look(
+        "wait in a collective, while the others stand behind their GPUs",
+        _apart(_is_few_in_a_collective),
+        ("gpu",),
+        wording.other_call,
+        lambda _: wording.SEQUENCE_NUMBERS,
+    ),
+    _first_look(
+        "are busy with one thing, half of the job, while the others stand at one call of a collective",
+        _busy_half,
+        ("ranks",),
+        wording.stands_apart,
+        lambda _: wording.SLOW_CALL,
+        few=False,
+    ),
+    _first_look(
+        "draw less than every GPU that is at work",
+        _low_power,
+        ("work",),
+        wording.low_power,
+        _settled_by_native_frames,
+        few=False,
+    ),
+)
+"""Whom to look at first, in their order. Section 4 of docs/verdicts.md is printed from them."""

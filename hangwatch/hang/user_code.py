@@ -1,0 +1,100 @@
+"""Pure: which frames of a stack are the user's own program, and which ranks stand at the same line of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from msgspec import structs
+
+from hangwatch.hang import activity
+from hangwatch.hang import frames as stack_frames
+from hangwatch.model import Frame, Group, Grouping, Thread
+
+_MOST_FRAMES = 16
+_MOST_LINES = 8
+
+
+def user_frames(thread: Thread) -> tuple[Frame, ...]:
+    """The innermost frames of the user's own program in a stack, 16 at most; none where only libraries are known.
+
+    Where the paths do not tell, as in py-spy's text, what is of no package that the table knows is the user's.
+    """
+    owned = stack_frames.owned_by_user([frame.file for frame in thread.frames], thread.installed_frames)
+    found = (
+        structs.replace(frame, locals=())
+        for frame, is_users in zip(thread.frames, owned, strict=True)
+        if is_users or (is_users is None and not _is_library(frame.function, frame.file))
+    )
+    return tuple(frame for frame, _ in zip(found, range(_MOST_FRAMES), strict=False))
+
+
+@lru_cache(maxsize=1 << 16)
+def _is_library(function: str, file: str) -> bool:
+    """Whether a frame is compiled, generated, or of a package that the table knows."""
+    is_code = not file.startswith("<") and not stack_frames.is_native(function, file)
+    return not is_code or file.partition("/")[0].removesuffix(".py") in activity.packages()
+
+
+def python_frames(group: Group) -> list[Frame]:
+    """The frames by which a group is shown, without compiled ones."""
+    return [frame for frame in group.frames if not stack_frames.is_native(frame.function, frame.file)]
+
+
+def own_frame(group: Group) -> Frame | None:
+    """The innermost frame of the user's program that has a name, at the line of the rank that stands for the group."""
+    frames = group.members[0].user_frames
+    named = (frame for frame in frames if stack_frames.called((frame.function, frame.file)))
+    return next(named, next(iter(frames), None))
+
+
+def is_in_user_code(group: Group) -> bool:
+    """Whether its innermost Python frame is the user's: no library's function stands inside it."""
+    own, python = group.members[0].user_frames, python_frames(group)
+    return bool(own) and (own[0].function, own[0].file) == (python[0].function, python[0].file)
+
+
+def caller(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost frame outside of the library that runs collectives: who called it."""
+    for frame in frames:
+        is_library_call = activity.is_marked("collective", frame.function, frame.file)
+        if not is_library_call and not stack_frames.is_native(frame.function, frame.file):
+            return frame
+    return None
+
+
+def by_line(grouping: Grouping) -> Grouping:
+    """The grouping with groups that agree in the lines of the user's code, too, largest first."""
+    parts = (part for group in grouping.groups for part in _split(group))
+    ordered = sorted(parts, key=lambda part: (-part.size, part.members[0].id.sort_key()))
+    return structs.replace(grouping, groups=tuple(ordered))
+
+
+def _split(group: Group) -> tuple[Group, ...]:
+    """The group as parts that stand at the same lines of the user's code, largest first; whole where they agree.
+
+    So it is where lines are missing, and where there are more than eight: those are of ranks that run.
+    """
+    lines = dict.fromkeys(member.user_frames for member in group.members)
+    are_known = all(frame.line is not None for own in lines for frame in own)
+    if not 1 < len(lines) <= _MOST_LINES or not are_known:
+        return (group,)
+    parts = (
+        structs.replace(
+            group,
+            members=tuple(member for member in group.members if member.user_frames == own),
+            frames=_at_lines(group.frames, own),
+        )
+        for own in lines
+    )
+    ordered = sorted(parts, key=lambda part: (-part.size, part.members[0].id.sort_key()))
+    return tuple(structs.replace(part, key=f"{part.key}-{number}") for number, part in enumerate(ordered))
+
+
+def _at_lines(frames: Sequence[Frame], own: Sequence[Frame]) -> tuple[Frame, ...]:
+    """The frames of one rank, with the lines at which another one stands in the same functions."""
+    left, found = list(own), []
+    for frame in frames:
+        same = bool(left) and (frame.function, frame.file) == (left[0].function, left[0].file)
+        found.append(structs.replace(frame, line=left.pop(0).line) if same else frame)
+    return tuple(found)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from hangwatch import progress
 from hangwatch.board import Snapshot
-from hangwatch.hang.detector import MotionCount
+from hangwatch.hang.detector import MotionCount, TakeCapture
 from hangwatch.look import Look
 from hangwatch.model import (
     Capture,
@@ -223,6 +223,21 @@ def test_captures_are_counted_by_what_they_showed(seen: Grouping, result: str) -
     life = quiet()
     life.look(seen)
     assert life.snapshot.captures == {result: 1}
+
+
+def test_a_glance_is_counted_opens_no_incident_and_begins_a_suspicion_where_all_stand_still() -> None:
+    life = Life()
+    life.discover(job())
+    life.power(600, 60)
+    life.power(430, 30)
+    before, still = life.snapshot, MotionCount(frozen=2, moving=0, unknown=0)
+    assert progress.glanced(before, "nobody", still, now=life.now, unix_now=7.0, settings=RULES) == (before, ())
+    shown, actions = progress.glanced(before, "42", still, now=life.now, unix_now=7.0, settings=RULES)
+    assert shown.captures == {"frozen": 1}
+    entry = shown.jobs["42"]
+    assert (entry.watch.state, entry.incident) == (JobState.SUSPECTED, None)
+    assert (entry.timeline[-1].state, entry.timeline[-1].unix_seconds) == (JobState.SUSPECTED, 7.0)
+    assert any(isinstance(action, TakeCapture) for action in actions)
 
 
 def test_a_capture_that_failed_is_counted_as_such_and_pages_nobody() -> None:

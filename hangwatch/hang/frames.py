@@ -45,6 +45,7 @@ _LAUNCHER_FILES = (
     "hydra/_internal/hydra.py",
 )
 _THREAD_START = ("_bootstrap", "_bootstrap_inner", "run")
+_LONGEST_NAME = 1000  # a process chooses its names, and brackets within brackets are taken away one by one
 _BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)|\[[^\[\]]*\]")
 
 
@@ -100,6 +101,7 @@ def called(place: Place) -> str | None:
         return None if name.startswith("<") and name != "<module>" else name
     if function.startswith("0x") or "{lambda" in function or "operator()" in function:
         return None
+    function = function[:_LONGEST_NAME]
     while function != (shorter := _BRACKETS.sub("", function)):
         function = shorter
     name = function.split()[-1] if function.split() else ""

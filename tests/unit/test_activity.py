@@ -201,3 +201,25 @@ def test_a_file_without_a_folder_is_the_whole_path() -> None:
     assert TABLE.classify(frames("get (mine/queue.py)")).activity == "unknown"
     assert TABLE.classify(frames("main (code.py)")).activity == "unknown"
     assert TABLE.classify(frames("interact (code.py)")).activity == "debugger"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("recv_next (xfuser/core/distributed/group_coordinator.py)", "point_to_point"),
+        ("pipeline_communicate (picotron/pipeline_parallel/pp_communications.py)", "point_to_point"),
+        ("_wait_batched_p2p (d9d/pipelining/infra/communications.py)", "point_to_point"),
+        ("_pp_commit_comm_work (sglang/srt/managers/scheduler_pp_mixin.py)", "point_to_point"),
+        ("recv_meta (paddle/distributed/fleet/meta_parallel/pp_utils/p2p_communication.py)", "point_to_point"),
+        ("_batched_p2p_ops (megatron/core/pipeline_parallel/p2p_communication.py)", "point_to_point"),
+        ("irecv_tensor_dict (vllm/distributed/parallel_state.py)", "point_to_point"),
+        ("_reduce_scatter_along_first_dim (megatron/core/tensor_parallel/mappings.py)", "collective_wait"),
+        ("sync_all_reduce_grads_async (nobody/comm/grads.py)", "collective_wait"),
+        ("broadcast_tensor_dict (fastvideo/distributed/parallel_state.py)", "collective_wait"),
+        ("redistribute (torch/distributed/tensor/_redistribute.py)", "unknown"),
+        ("dispatch (torch/distributed/tensor/_dispatch.py)", "unknown"),
+        ("get_tensor_model_parallel_rank (vllm/distributed/parallel_state.py)", "unknown"),
+    ],
+)
+def test_words_tell_where_no_row_names_the_function(line: str, expected: str) -> None:
+    assert TABLE.classify(frames(line, "mine (x.py)"), 1).activity == expected

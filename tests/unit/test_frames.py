@@ -98,6 +98,10 @@ def test_the_name_by_which_a_function_is_known(place: tuple[str, str], called: s
     assert stack_frames.called(place) == called
 
 
+def test_a_name_that_a_process_chose_costs_no_time() -> None:
+    assert stack_frames.called(("f" + "<" * 200_000 + ">" * 200_000, "mine.so")) is not None
+
+
 @pytest.mark.parametrize(
     ("files", "installed", "users"),
     [

@@ -16,7 +16,6 @@ NOT_YET = {
     ("passing disk wait is no guilt", "the last round only"),
     # The one for whom these wait is not in view.
     ("in the loader's stack, but behind the GPU", "every second rank"),
-    ("too few wait", "the second half of the ranks"),
 }
 """Cases and forms in which somebody innocent is named, and should not be."""
 

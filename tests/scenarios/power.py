@@ -116,6 +116,8 @@ JOINS = Doing((_INIT,), watts=80.0, utilization_ratio=0.0, cpu_ratio=0.001)
 ITEM_IN_MODULE = replace(WAITS, stacks=(_ITEM_IN_MODULE,))
 ITEM_IN_MAIN = replace(WAITS, stacks=(_ITEM_IN_MAIN,))
 ITEM_IN_UPDATE = replace(WAITS, stacks=(_ITEM_IN_UPDATE,))
+REDUCES_SLOWLY = replace(ITEM_IN_MAIN, nvlink_bytes_per_second=1e9, pcie_bytes_per_second=2.4e9)
+POLLS_THE_HOST = replace(ITEM_IN_MAIN, nvlink_bytes_per_second=0.0, pcie_bytes_per_second=0.8e9)
 SPINS_AT_ZERO = replace(ITEM_IN_MAIN, utilization_ratio=0.0)
 ADDS_SCALAR = replace(WAITS, stacks=(_ADD_SCALAR,))
 SAVES_BEHIND_GPU = replace(WAITS, stacks=(_TORCH_SAVE,))
@@ -409,6 +411,14 @@ HANG_SCENARIOS = (
         HOUR + 300,
     ),
     PowerScenario(
+        "victims that poll the host",
+        "the same, and the kernels of the victims poll through a network proxy: 0.8 GB/s over PCIe",
+        "hang",
+        _after(HOUR, 5, LOCKED, POLLS_THE_HOST),
+        (Expected(HANGS, True, (5,)),),
+        HOUR + 300,
+    ),
+    PowerScenario(
         "victims in update",
         "the same, in `update` of `learn`",
         "hang",
@@ -691,6 +701,14 @@ HEALTHY_SCENARIOS = (
         _capped(200),
         (Expected(TAUGHT),),
         2 * HOUR,
+    ),
+    PowerScenario(
+        "a network that became slow",
+        "gradients go over 10 Gb/s: one line for minutes behind a GPU at 120 W, and 2.4 GB/s over PCIe",
+        "healthy",
+        Node(lambda _gpu, t: TRAINS if t < HOUR else REDUCES_SLOWLY),
+        (Expected(TAUGHT),),
+        4 * HOUR,
     ),
     PowerScenario(
         "one GPU slower than the rest",

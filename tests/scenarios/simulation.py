@@ -62,6 +62,8 @@ class Doing:
     switches_per_second: float = 0.0
     socket_bytes_per_second: float = 0.0
     device_bytes_per_second: float | None = None
+    nvlink_bytes_per_second: float | None = None
+    pcie_bytes_per_second: float | None = None
     awaited: Awaited | None = None
     peers: int = 1
     serves: bool = False
@@ -327,6 +329,8 @@ class _Daemon:
             power_watts=None if lost else doing.watts,
             utilization_ratio=None if lost else doing.utilization_ratio,
             busy_power_ratio=None if lost or level is None else level.ratio(doing.watts),
+            nvlink_bytes_per_second=None if lost else doing.nvlink_bytes_per_second,
+            pcie_bytes_per_second=None if lost else doing.pcie_bytes_per_second,
         )
 
     def _note(self, actions: Iterable[Action], t: float) -> None:

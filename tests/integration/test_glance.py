@@ -1,0 +1,63 @@
+"""A glance on the real daemon: a light job hangs over its quiet line, and is looked at before there is a suspicion."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from hangwatch.demo.node import SimulatedNode
+from hangwatch.probes import main_thread, procs, pyspy
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, h100
+from tests.watched import RealDaemon
+
+RANKS, STUCK = 4, 2
+
+
+def test_a_light_job_that_hangs_is_glanced_at_without_a_pause_and_then_suspected(
+    fake_driver: FakeDriver, tmp_path: Path
+) -> None:
+    with SimulatedNode(RANKS) as node, RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:
+        lines = [*h100(RANKS), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))]
+        fake_driver.write([*lines, "gpu all power_watts 250"])
+        daemon.wait_for_state(node.run_id, "training")
+        assert _dumps(daemon) == 0
+        node.order(STUCK, "lock")
+        stuck = node.pids[STUCK]
+        wait_for(lambda: _is_blocked(stuck), "a rank that waits for its lock")
+        before = _switches(stuck)
+
+        fake_driver.write([*lines, "gpu all power_watts 160", f"gpu {STUCK} utilization_ratio 0"])
+        wait_for(lambda: _dumps(daemon) >= RANKS, "the first round of a glance")
+        states, seen = [], set()
+        while daemon.job_state(node.run_id) == "training":
+            states += [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in node.pids]
+            seen.add(_switches(stuck))
+        assert set(states) <= set("RSD"), "T and t are those of a process that somebody stopped"
+        assert seen <= {before}, "who is stopped and continued in a wait is switched to once more"
+        daemon.wait_for_state(node.run_id, "hung")
+
+        assert ": taking stacks of 4 ranks: its power fell and has been flat for 3 s" in daemon.log
+        assert "training -> quiet" not in daemon.log
+        assert "ranks stand still" in daemon.log.partition("training -> suspected")[2].splitlines()[0]
+        ((row, _),) = daemon.samples("hangwatch_incident_info")
+        assert row["named"].endswith(f":{STUCK}")
+
+        before = _switches(stuck)
+        subprocess.run([str(pyspy.find()), "dump", "--pid", str(stuck)], check=True, capture_output=True, timeout=60)
+        assert _switches(stuck) > before, "a dump with a pause would have been seen"
+
+
+def _dumps(daemon: RealDaemon) -> float:
+    return sum(value for _, value in daemon.samples("hangwatch_dump_seconds_count"))
+
+
+def _is_blocked(pid: int) -> bool:
+    answer = pyspy.dump(pid, deadline_seconds=5.0, may_pause=False)
+    return answer.json is not None and b'"log_metrics"' in answer.json
+
+
+def _switches(pid: int) -> int:
+    counters = main_thread.read_counters(pid, procs.PROC)
+    assert counters is not None and counters.voluntary_switches is not None
+    return counters.voluntary_switches

@@ -30,7 +30,7 @@ from hangwatch.hang.power import GpuLevels, gpu_levels
 from hangwatch.http import Server
 from hangwatch.look import JobScan, Look, look_at
 from hangwatch.model import ENDED_STATES, OPEN_STATES, Fault, Incident, Job, JobState, LeftOut, ProcessId
-from hangwatch.probes import host, procs, pyspy
+from hangwatch.probes import heap, host, procs, pyspy
 from hangwatch.probes.node import Node
 from hangwatch.probes.nvml import query
 from hangwatch.probes.nvml.source import GpuSource
@@ -159,6 +159,7 @@ class Daemon:
             with self._running("capture"):
                 self._look(turn.wanted)
         finally:
+            heap.give_back()
             if self._turns.end(turn):
                 self._beats.once("capture", self._look_in_turn)
 

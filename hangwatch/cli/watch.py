@@ -28,7 +28,7 @@ from hangwatch.cli.tables import print_table
 from hangwatch.daemon import Daemon
 from hangwatch.hang import activity
 from hangwatch.model import JobName
-from hangwatch.probes import journal
+from hangwatch.probes import heap, journal
 from hangwatch.probes.nvml.sampler import NvmlSampler
 from hangwatch.probes.sdnotify import Notifier
 from hangwatch.status import JobStatus, Status
@@ -74,6 +74,7 @@ def run(config_path: Path | None) -> None:
     Samples GPU power, finds jobs, takes stacks when a job falls quiet, keeps incidents, and serves metrics on
     port 9836. Changes nothing in the jobs. Runs without a GPU, too: the checks that need none work on.
     """
+    heap.share()  # before there is any thread
     settings, source = settings_from(config_path)
     check_settings = _proven(settings, source)
     _log_to_stderr(settings.log.level)

@@ -58,6 +58,15 @@ def test_systemd_hears_ready_watchdog_status_and_stopping(tmp_path: Path) -> Non
             assert daemon.process.wait(10) == 0
 
 
+def test_its_threads_share_one_heap(tmp_path: Path) -> None:
+    """Of each further one the kernel shows a reservation of up to 64 MiB without any right, see `tests/unit/test_heap.py`."""
+    with RealDaemon(tmp_path / "hw", NO_DRIVER) as daemon:
+        wait_for(lambda: len(daemon.samples("hangwatch_check_status")) > 10, "threads that have worked")
+        maps = [line.split()[:2] for line in Path(f"/proc/{daemon.process.pid}/maps").read_text().splitlines()]
+        reserved = [[int(end, 16) for end in ends.split("-")] for ends, rights in maps if rights == "---p"]
+        assert not [end - begin for begin, end in reserved if end - begin > 32 << 20]
+
+
 def test_without_a_driver_it_says_so_once_and_the_rest_works(tmp_path: Path) -> None:
     with RealDaemon(tmp_path / "hw", NO_DRIVER) as daemon:
         wait_for(lambda: daemon.samples("hangwatch_check_status", check="fd_limit"), "a check that needs no GPU")

@@ -1,0 +1,51 @@
+"""One heap for all threads, and freed memory given back: by what the kernel says of a process that asked for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# 20 kB lie in a heap, and not in a mapping of their own (M_MMAP_THRESHOLD); the last of them keep what lies under them.
+PROGRAM = """
+import sys, threading
+from hangwatch.probes import heap
+
+def kib(field):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field))
+
+def reserved():  # the rest of an arena is mapped without any right, up to 64 MiB
+    ends = [line.split()[0].split("-") for line in open("/proc/self/maps") if line.split()[1] == "---p"]
+    return sum(int(end, 16) - int(begin, 16) > 32 << 20 for begin, end in ends)
+
+if "share" in sys.argv:
+    assert heap.share()
+blocks = []
+inside = threading.Barrier(9)
+threads = [threading.Thread(target=lambda: (inside.wait(), blocks.extend(bytes(20_000) for _ in range(200)), inside.wait())) for _ in range(8)]
+for thread in threads: thread.start()
+inside.wait(); inside.wait()
+arenas = reserved()
+kept = blocks[::50]
+blocks.clear()
+before = kib("VmRSS")
+if "give_back" in sys.argv:
+    assert heap.give_back()
+print(arenas, before - kib("VmRSS"))
+"""
+
+
+def played(*arguments: str) -> tuple[int, int]:
+    """Arenas beside the main one while 8 threads held 32 MB, and the KiB given back after all but 2 % was freed."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], check=True, capture_output=True, timeout=60)
+    arenas, given_back = map(int, done.stdout.split())
+    return arenas, given_back
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_threads_share_one_heap_and_what_was_freed_goes_back() -> None:
+    assert played()[0] > 1, "without it every thread has its own"
+    arenas, given_back = played("share", "give_back")
+    assert arenas == 0
+    assert given_back > 20 << 10

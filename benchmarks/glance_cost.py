@@ -1,0 +1,71 @@
+"""What one glance costs: CPU time of hangwatch and its py-spys, and how often a rank was switched to because of it.
+
+    .venv/bin/python benchmarks/glance_cost.py [--ranks 8] [--workers 8] [--rounds 10]
+
+A glance is the capture of a job without a second try of its dumps: three rounds, nothing paused. It is taken as the
+daemon takes it, but without the five seconds between its rounds, beside a job of so many real ranks and loader workers
+that sleep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from msgspec.structs import replace  # noqa: E402
+
+from benchmarks.checks_cost import cpu_seconds, real_job  # noqa: E402
+from hangwatch.config import Settings  # noqa: E402
+from hangwatch.hang import activity  # noqa: E402
+from hangwatch.look import look_at  # noqa: E402
+from hangwatch.probes import main_thread, procs  # noqa: E402
+
+
+def switches(pids: list[int]) -> int:
+    counters = [main_thread.read_counters(pid, procs.PROC) for pid in pids]
+    return sum(one.voluntary_switches or 0 for one in counters if one is not None)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--ranks", type=int, default=8)
+    options.add_argument("--workers", type=int, default=8, help="loader workers of each rank")
+    options.add_argument("--rounds", type=int, default=10)
+    chosen = options.parse_args()
+    settings = Settings()
+    with ExitStack() as stack:
+        job = real_job(stack, chosen.ranks, chosen.workers)
+        pids = [rank.id.pid for rank in job.ranks]
+        table = activity.load(settings.activities.rules)
+        before, costs, seconds = switches(pids), [], []
+        for _ in range(chosen.rounds):
+            began, used = time.monotonic(), cpu_seconds()
+            look_at(
+                job,
+                settings=replace(settings.capture, pause_seconds=0.0),
+                activities=table,
+                node="node-1",
+                may_pause=False,
+            )
+            costs.append(cpu_seconds() - used)
+            seconds.append(time.monotonic() - began)
+        more = switches(pids) - before
+    cost, wall = statistics.median(costs), statistics.median(seconds)
+    print(f"{chosen.ranks} ranks with {chosen.workers} loader workers each, {chosen.rounds} glances")
+    print(
+        f"one glance: {cost:.2f} s of CPU (median; {min(costs):.2f} to {max(costs):.2f}), {wall:.1f} s without its pauses"
+    )
+    print(f"the ranks, which sleep, were switched to {more} times in all of them")
+    for count in (1, 30, 144):
+        print(f"{count:4} a day: {count * cost:6.1f} s of CPU a day, {100 * count * cost / 86400:.4f} % of one core")
+
+
+if __name__ == "__main__":
+    main()

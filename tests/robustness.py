@@ -4,7 +4,8 @@ usage: python -m tests.robustness [--verbose] [FOLDER...]
 
 Each case of tests/data/hangs.toml, and each folder in FOLDER that holds `expect.json` and dumps (`trace-*.out`), is judged
 as it is and in every form of `VARIATIONS`: another py-spy, another Python, half of the ranks. Prints how many verdicts
-each form changes. Ends with 1 when anybody is named who is not guilty.
+each form changes, how many say to look first at somebody whom the case does not call guilty (elsewhere), and how many
+innocents are named. Ends with 1 when there are any of these.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ class Case(NamedTuple):
 
     def accused(self, verdict: Verdict) -> frozenset[Place]:
         """Who is named, in the terms of `guilty`."""
-        return frozenset(self._place(rank) for rank in verdict.named)
+        return frozenset(map(self.place, verdict.named))
 
-    def _place(self, rank: RankId) -> Place:
+    def place(self, rank: RankId) -> Place:
+        """A rank in the terms of `guilty`."""
         return (rank.node, rank.local_rank) if self.by_local_rank else (None, rank.rank)
 
 
@@ -179,6 +181,10 @@ def _last_round_only(ranks: Sequence[RankDump]) -> list[RankDump]:
     return [replace(rank, rounds=rank.rounds[-1:]) for rank in ranks]
 
 
+def _by_number(ranks: Sequence[RankDump]) -> list[RankDump]:
+    return sorted(ranks, key=lambda rank: rank.id.sort_key())
+
+
 VARIATIONS: dict[str, Callable[[Sequence[RankDump]], Sequence[RankDump]]] = {
     "all threads active": _each_thread(_all_active),
     "all threads idle": _each_thread(_all_idle),
@@ -191,11 +197,11 @@ VARIATIONS: dict[str, Callable[[Sequence[RankDump]], Sequence[RankDump]]] = {
     "whole paths": _each_thread(_whole_paths),
     "told whose frames they are": _each_thread(_told_whose),
     "the last round only": _last_round_only,
-    "the first half of the ranks": lambda ranks: ranks[: (len(ranks) + 1) // 2],
-    "the second half of the ranks": lambda ranks: ranks[len(ranks) // 2 :],
-    "every second rank": lambda ranks: ranks[::2],
-    "every other second rank": lambda ranks: ranks[1::2],
-    "ranks in reverse order": lambda ranks: ranks[::-1],
+    "the first half of the ranks": lambda ranks: _by_number(ranks)[: (len(ranks) + 1) // 2],
+    "the second half of the ranks": lambda ranks: _by_number(ranks)[len(ranks) // 2 :],
+    "every second rank": lambda ranks: _by_number(ranks)[::2],
+    "every other second rank": lambda ranks: _by_number(ranks)[1::2],
+    "ranks in reverse order": lambda ranks: _by_number(ranks)[::-1],
 }
 
 
@@ -220,6 +226,11 @@ class Judged(NamedTuple):
         """Who is named and not guilty."""
         return self.case.accused(self.after) - self.case.guilty
 
+    @property
+    def looks_elsewhere(self) -> bool:
+        """Whether somebody is to be looked at first whom the case does not call guilty: no accusation."""
+        return not {self.case.place(rank) for rank in self.after.first_look} <= self.case.guilty
+
     def __str__(self) -> str:
         return f"{self.case.name}, {self.variation}: {self.before.kind} -> {self.after.kind}: {self.after.message}"
 
@@ -239,7 +250,8 @@ def _verdict(case: Case, ranks: Sequence[RankDump]) -> Verdict:
 
 def _row(name: str, found: Sequence[Judged]) -> str:
     changed, innocents = sum(one.changed for one in found), sum(len(one.innocents) for one in found)
-    return f"{name:32} {len(found):7,} {changed:9,} {changed / max(len(found), 1):7.1%} {innocents:11,}"
+    elsewhere = sum(one.looks_elsewhere for one in found)
+    return f"{name:32} {len(found):7,} {changed:9,} {changed / max(len(found), 1):7.1%} {elsewhere:10,} {innocents:11,}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -250,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options: Any = parser.parse_args(arguments)
     cases = [*known_cases(), *(case for folder in options.folders for case in cases_of(folder))]
     judged = [one for case in cases for one in vary(case)]
-    print(f"{'form':32} {'judged':>7} {'changed':>9} {'share':>7} {'innocents':>11}")
+    print(f"{'form':32} {'judged':>7} {'changed':>9} {'share':>7} {'elsewhere':>10} {'innocents':>11}")
     for name in ("as it is", *VARIATIONS):
         print(_row(name, [one for one in judged if one.variation == name]))
     print(_row(f"all, of {len(cases)} cases", [one for one in judged if one.variation != "as it is"]))

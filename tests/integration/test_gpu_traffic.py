@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from hangwatch.model import Fault, GpuTraffic, TrafficSweep
+from hangwatch.model import Fault, GpuSweep, GpuTraffic, TrafficSweep
+from hangwatch.probes.nvml import query
 from hangwatch.probes.nvml.sampler import NvmlSampler
+from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver
 
 ALL_LINKS = 4294967295  # UINT_MAX, the scope of nvml.h for the sum of all links
@@ -109,3 +112,26 @@ def test_errors_of_one_gpu_are_its_faults_and_cost_only_its_numbers(fake_driver:
         ("gpu 3", "Unknown"),
         ("gpu 4", "GpuIsLost"),
     }
+
+
+def test_a_driver_that_never_answers_costs_a_look_its_deadline_and_no_sample(fake_driver: FakeDriver) -> None:
+    fake_driver.add(*COUNTERS)
+    settings = {"sample_seconds": 0.2, "deadline_seconds": 0.5, "gpu_retry_seconds": 0.3}
+    sampler = NvmlSampler(environ=fake_driver.environ, **settings)
+    sampler.start()
+    try:
+        wait_for(lambda: query.traffic(sampler), "a first answer")
+        fake_driver.add("gpu 5 fault nvmlDeviceGetFieldValues sleep")
+        began = time.monotonic()
+        assert query.traffic(sampler) is None
+        assert time.monotonic() - began < 2 * query.TRAFFIC_DEADLINE_SECONDS
+        wait_for(lambda: sampler.status().restarts == 1, "the process that hangs to be replaced")
+        asked = time.monotonic()
+        assert query.traffic(sampler) is None, "not asked again for a while"
+        wait_for(lambda: _is_whole(sampler.latest(), asked), "all GPUs to be sampled again")
+    finally:
+        sampler.stop()
+
+
+def _is_whole(sweep: GpuSweep | None, since: float) -> bool:
+    return sweep is not None and sweep.taken_monotonic_seconds > since and len(sweep.gpus) == 8

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -26,7 +26,7 @@ from hangwatch.config import Detector
 from hangwatch.hang import power
 from hangwatch.hang.detector import quiet_seconds
 from hangwatch.hang.power import GpuPower
-from hangwatch.model import CheckStatus, Group, Incident, JobName, JobState, Member, Point, Signature
+from hangwatch.model import CheckStatus, Group, JobName, JobState, Member, Point, RankId, Signature
 
 log = logging.getLogger(__name__)
 
@@ -229,8 +229,9 @@ def _jobs(snapshot: Snapshot, now: float) -> Iterator[Metric]:
 
 
 def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
-    labels = (*JOB, "incident", "verdict", "confidence", "named", "summary")
-    info = _gauge("incident_info", "Open incidents: the verdict in one sentence, and who is named", labels)
+    labels = (*JOB, "incident", "verdict", "confidence", "named", "first_look", "summary")
+    told = "Open incidents: the verdict in one sentence, who is named, or at whom to look first"
+    info = _gauge("incident_info", told, labels)
     opened = _gauge("incident_opened_timestamp_seconds", "When the incident was opened", (*JOB, "incident"))
     activity = _gauge(
         "rank_activity",
@@ -248,7 +249,8 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
                 incident.incident_id,
                 verdict.kind,
                 verdict.confidence.value,
-                _named(incident),
+                _folded(verdict.named, incident.node),
+                _folded(verdict.first_look, incident.node),
                 verdict.message[:LABEL_LENGTH],
             ],
             1,
@@ -271,11 +273,8 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
     yield from (info, opened, activity)
 
 
-def _named(incident: Incident) -> str:
-    names = [
-        f"{who.node or incident.node}:{_text(who.rank if who.rank is not None else who.local_rank)}"
-        for who in incident.verdict.named
-    ]
+def _folded(ranks: Sequence[RankId], node: str) -> str:
+    names = [f"{who.node or node}:{_text(who.rank if who.rank is not None else who.local_rank)}" for who in ranks]
     more = len(names) - NAMED_RANKS_SHOWN
     return ",".join(names[:NAMED_RANKS_SHOWN]) + (f",+{more}" if more > 0 else "")
 

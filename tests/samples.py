@@ -1,4 +1,7 @@
-"""Incidents as the daemon would write them, for tests and pictures of the report: made by hand, not by the verdict rules."""
+"""Incidents as the daemon would write them, for tests and pictures of the report.
+
+Made by hand, not by the verdict rules, but for those that point at whom to look at first.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,12 @@ import math
 from collections.abc import Iterable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
+from hangwatch import config
+from hangwatch.hang import activity
+from hangwatch.hang.culprit import judge
+from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import (
     Capture,
     Confidence,
@@ -416,6 +424,29 @@ def mismatch() -> Incident:
     return incident(groups=(waiting(range(4)), other), verdict=verdict, dumps=dumps)
 
 
+def own_code() -> Incident:
+    """Rank 2 of 4 stands in the program's own code, in a call that Python does not show; the others are in backward."""
+    backward = (
+        Frame(function="_engine_run_backward", file="torch/autograd/graph.py", line=825),
+        Frame(function="backward", file="torch/_tensor.py", line=581),
+        Frame(function="train", file="train.py", line=44),
+    )
+    reserve = (
+        Frame(function="reserve", file="buffers.py", line=31),
+        Frame(function="train", file="train.py", line=40),
+    )
+    dumps = [rank_dump(rank, reserve if rank == 2 else backward) for rank in range(4)]
+    grouping = group_ranks(dumps, activity.load(), config.Capture(), 4)
+    return incident(groups=grouping.groups, verdict=judge(grouping, 4), dumps=dumps, world_size=4)
+
+
+def other_line() -> Incident:
+    """Rank 3 of 4 asks for the same all_reduce in another line of the same function."""
+    dumps = [rank_dump(rank, (*ALL_REDUCE[:2], replace(ALL_REDUCE[2], line=300 - (rank // 3)))) for rank in range(4)]
+    grouping = group_ranks(dumps, activity.load(), config.Capture(), 4)
+    return incident(groups=grouping.groups, verdict=judge(grouping, 4), dumps=dumps, world_size=4)
+
+
 def parallel_groups() -> Incident:
     """Five groups under tensor and pipeline parallelism; one rank is outside any collective."""
     calls = (
@@ -527,4 +558,6 @@ SAMPLES = {
     "all-waiting": all_waiting,
     "mismatch": mismatch,
     "parallel": parallel_groups,
+    "own-code": own_code,
+    "other-line": other_line,
 }

@@ -65,12 +65,12 @@ def caller(frames: Sequence[Frame]) -> Frame | None:
 
 def by_line(grouping: Grouping) -> Grouping:
     """The grouping with groups that agree in the lines of the user's code, too, largest first."""
-    parts = (part for group in grouping.groups for part in _split(group))
+    parts = (part for group in grouping.groups for part in split_by_line(group))
     ordered = sorted(parts, key=lambda part: (-part.size, part.members[0].id.sort_key()))
     return structs.replace(grouping, groups=tuple(ordered))
 
 
-def _split(group: Group) -> tuple[Group, ...]:
+def split_by_line(group: Group) -> tuple[Group, ...]:
     """The group as parts that stand at the same lines of the user's code, largest first; whole where they agree.
 
     So it is where lines are missing, and where there are more than eight: those are of ranks that run.

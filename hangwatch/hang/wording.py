@@ -278,7 +278,8 @@ def other_call(ranks: Sequence[Group], others: Sequence[Group]) -> str:
 def other_line(ranks: Sequence[Group], others: Sequence[Group]) -> str:
     """Ranks at another line of the same functions."""
     rest = words.listing([f"{words.who(_ids([group]))} at {line}" for group, line in _lines((*ranks, *others))[1:]])
-    return f"{_lines((*ranks, *others))[0][1]} is where it stands, {rest}, in the same functions"
+    it = "it stands" if _size(ranks) == 1 else "they stand"
+    return f"{it} at {_lines((*ranks, *others))[0][1]}, {rest}, in the same functions"
 
 
 def apart(groups: Sequence[Group]) -> str:

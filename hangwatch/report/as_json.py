@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from hangwatch.hang.user_code import split_by_line
 from hangwatch.model import Capture, Fault, Group, Grouping, Incident, Job, Motion, RankId, Stack, Value, Verdict
 from hangwatch.report.phrases import group_ids
 
@@ -32,11 +33,20 @@ class StackForm(Value, frozen=True):
     frames: tuple[str, ...]
 
 
+class PartForm(Value, frozen=True):
+    """Ranks of a group that stand at the same lines of the user's own code; `frames` have these lines."""
+
+    ranks: tuple[int, ...]
+    members: tuple[RankId, ...]
+    frames: tuple[str, ...]
+
+
 class GroupForm(Value, frozen=True):
     """Ranks that stand at one place. `ranks` are the global ranks that are known, `members` all of them.
 
     `frames` are "function (file:line)", innermost first. `fault` stands in place of frames where no stack could be had;
-    `gone` says that the processes do not exist.
+    `gone` says that the processes do not exist. `parts` is empty where all ranks stand at the same lines of the user's
+    own code.
     """
 
     ranks: tuple[int, ...]
@@ -53,6 +63,7 @@ class GroupForm(Value, frozen=True):
     workers: tuple[StackForm, ...]
     fault: Fault | None
     gone: bool
+    parts: tuple[PartForm, ...]
 
 
 class Answer(Value, frozen=True):
@@ -136,6 +147,16 @@ def _group(group: Group) -> GroupForm:
         workers=tuple(map(_stack, group.workers)),
         fault=group.fault,
         gone=group.gone,
+        parts=tuple(map(_part, parts)) if len(parts := split_by_line(group)) > 1 else (),
+    )
+
+
+def _part(group: Group) -> PartForm:
+    ids = group_ids(group)
+    return PartForm(
+        ranks=tuple(rank.rank for rank in ids if rank.rank is not None),
+        members=tuple(ids),
+        frames=tuple(map(str, group.frames)),
     )
 
 

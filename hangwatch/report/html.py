@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hangwatch import words
+from hangwatch.hang.user_code import by_line
 from hangwatch.model import Group, Grouping, Incident, RankDump, Value, Verdict
 from hangwatch.report import phrases, power
 from hangwatch.report.dumps import rank_lines, shown_round
@@ -75,8 +76,9 @@ def _page(grouping: Grouping, verdict: Verdict, incident: Incident | None) -> st
 
 
 def _bounded_page(grouping: Grouping, verdict: Verdict, incident: Incident | None, bounds: Bounds) -> str:
-    odd = phrases.odd_groups(grouping.groups, verdict)
-    shown, rest = phrases.shown_groups(grouping.groups, odd, bounds.groups)
+    parts = by_line(grouping).groups
+    odd = phrases.odd_groups(parts, verdict)
+    shown, rest = phrases.shown_groups(parts, odd, bounds.groups)
     template, style, style_hash = _template()
     return template.render(
         style=style,

@@ -26,10 +26,19 @@ _STATES = {
 
 def named(verdict: Verdict) -> list[str]:
     """Who is named, a line each; more than a few ranks are folded into one line."""
-    if len(verdict.named) <= _NAMED_LISTED:
-        return [who([rank]) for rank in verdict.named] or ["nobody"]
-    where = nodes(verdict.named)
-    return [f"{count(len(verdict.named))}: {elided(fold_ids(verdict.named), _FOLDED)}{f' on {where}' if where else ''}"]
+    return _listed(verdict.named) or ["nobody"]
+
+
+def first_look(verdict: Verdict) -> list[str]:
+    """At whom to look first, in the same form; nothing where the verdict points at nobody."""
+    return _listed(verdict.first_look)
+
+
+def _listed(ids: Sequence[RankId]) -> list[str]:
+    if len(ids) <= _NAMED_LISTED:
+        return [who([rank]) for rank in ids]
+    where = nodes(ids)
+    return [f"{count(len(ids))}: {elided(fold_ids(ids), _FOLDED)}{f' on {where}' if where else ''}"]
 
 
 def nodes(ids: Iterable[RankId]) -> str:
@@ -44,9 +53,18 @@ def group_ids(group: Group) -> list[RankId]:
 
 
 def odd_groups(groups: Sequence[Group], verdict: Verdict) -> frozenset[str]:
-    """Keys of the groups that hold a named rank."""
-    named = set(verdict.named)
-    return frozenset(group.key for group in groups if any(member.id in named for member in group.members))
+    """Keys of the groups that hold a named rank, else one to look at first."""
+    ids = {RankId(**{name: getattr(rank, name) for name in RankId.__struct_fields__}) for rank in _pointed_at(verdict)}
+    return frozenset(group.key for group in groups if any(member.id in ids for member in group.members))
+
+
+def _pointed_at(verdict: Verdict) -> Sequence[RankId]:
+    return verdict.named or verdict.first_look
+
+
+def mark(verdict: Verdict, ranks: int = 1) -> str:
+    """What stands beside the groups that the verdict points at: only who is named is called odd."""
+    return f"odd one{'s' if ranks > 1 else ''} out" if verdict.named else "look here first"
 
 
 def all_odd(groups: Iterable[Group], odd: frozenset[str]) -> bool:

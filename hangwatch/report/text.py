@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch import words
+from hangwatch.hang.user_code import by_line
 from hangwatch.model import Capture, Confidence, Frame, Group, Grouping, Incident, PowerSeries, Value, Verdict
 from hangwatch.report import phrases
 from hangwatch.report.dumps import raw_lines
@@ -64,7 +65,7 @@ def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
 def render_verdict(grouping: Grouping, verdict: Verdict, *, color: bool = False, width: int = 110) -> str:
     """The verdict, the groups, who is where and the evidence: what `explain` and `dump` print."""
     style = _Style(color=color, width=width)
-    rows = [("Verdict", _judgement(verdict)), ("Named", "; ".join(phrases.named(verdict))), *_ranks_rows(grouping)]
+    rows = [("Verdict", _judgement(verdict)), *_whom(verdict), *_ranks_rows(grouping)]
     lines = _verdict_lines(verdict, style) + _table(rows, style) + _grouping_lines(grouping, verdict, style)
     return "\n".join(lines) + "\n"
 
@@ -83,7 +84,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
     size = f", world size {job.world_size:,}" if job.world_size is not None else ""
     return [
         ("Verdict", _judgement(incident.verdict)),
-        ("Named", "; ".join(phrases.named(incident.verdict))),
+        *_whom(incident.verdict),
         phrases.state_row(incident),
         ("Job", f"{job.job_id} ({job.launcher}{f', user {job.user}' if job.user else ''})"),
         ("Owner", job.owner),
@@ -93,6 +94,11 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
         ("Command", job.command),
         ("Incident", f"{incident.incident_id}, hangwatch {incident.hangwatch_version}".rstrip()),
     ]
+
+
+def _whom(verdict: Verdict) -> list[tuple[str, str]]:
+    rows = [("Named", "; ".join(phrases.named(verdict)))]
+    return [*rows, ("Look first", "; ".join(phrases.first_look(verdict)))] if verdict.first_look else rows
 
 
 def _judgement(verdict: Verdict) -> str:
@@ -116,10 +122,12 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
 
 
 def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style) -> list[str]:
-    odd = phrases.odd_groups(grouping.groups, verdict)
-    shown, rest = phrases.shown_groups(grouping.groups, odd, _MAX_GROUPS)
+    parts = by_line(grouping).groups
+    odd = phrases.odd_groups(parts, verdict)
+    shown, rest = phrases.shown_groups(parts, odd, _MAX_GROUPS)
     more = [phrases.more_groups(rest)] if rest else []
-    groups = [line for group in shown for line in _group_lines(group, group.key in odd, style)] + more
+    marks = dict.fromkeys(odd, "odd" if verdict.named else phrases.mark(verdict))
+    groups = [line for group in shown for line in _group_lines(group, marks.get(group.key), style)] + more
     lines = _section("Groups, largest first", groups, style)
     lines += _section(
         "Who is where, outermost frame first", [*_tree_lines(merge_tree(shown), odd, style), *more], style
@@ -128,14 +136,14 @@ def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style) -> list
     return lines + _section("Notes", [line for note in grouping.notes for line in style.wrapped(note)], style)
 
 
-def _group_lines(group: Group, odd: bool, style: _Style) -> Iterator[str]:
+def _group_lines(group: Group, mark: str | None, style: _Style) -> Iterator[str]:
     ids = phrases.group_ids(group)
     head = (
         f"{words.count(len(ids), phrases.noun(group.members))}: {words.elided(words.fold_ids(ids), _FOLD_CHARACTERS)}"
     )
     does = "; ".join(filter(None, (phrases.doing(group), phrases.motion(group))))
-    mark = ">" if odd else " "
-    yield (style.odd if odd else style.strong)(f"{mark} {head}  {does}{'  <- odd' if odd else ''}")
+    line = f"> {head}  {does}  <- {mark}" if mark else f"  {head}  {does}"
+    yield (style.odd if mark else style.strong)(line)
     second = ", ".join(f"{name} {text}" for name, text in phrases.numbers(group.members))
     if second:
         yield f"    {second}"

@@ -32,8 +32,8 @@ _Paths: TypeAlias = "list[tuple[tuple[Frame, ...], Group]]"
 def merge_tree(groups: Sequence[Group]) -> tuple[Node, ...]:
     """Merge the representatives' stacks into as few trees as begin alike, larger branches first.
 
-    Two frames are one where function and file agree; the line is kept only where all agree on it. A rank is counted in
-    each node of its path, and ends in one.
+    Two frames are one where function and file agree; the line is kept only where all agree on it. Stacks that differ in
+    nothing but lines part at the first that differs. A rank is counted in each node of its path, and ends in one.
     """
     paths = [(tuple(reversed(group.frames)), group) for group in groups]
     stackless = [_node([((), group)]) for group in groups if not group.frames]
@@ -63,7 +63,18 @@ def _branches(paths: _Paths) -> list[_Paths]:
     for path, group in paths:
         if path:
             branches.setdefault((path[0].function, path[0].file), []).append((path, group))
-    return list(branches.values())
+    return [part for branch in branches.values() for part in _by_line(branch)]
+
+
+def _by_line(branch: _Paths) -> list[_Paths]:
+    """The branch, in parts where some of its stacks differ in the line of this frame and in no name."""
+    lines: dict[int | None, _Paths] = {}
+    named: dict[tuple[tuple[str, str], ...], set[int | None]] = {}
+    for path, group in branch:
+        lines.setdefault(path[0].line, []).append((path, group))
+        named.setdefault(tuple((frame.function, frame.file) for frame in path), set()).add(path[0].line)
+    differ = any(len(found) > 1 for found in named.values())
+    return list(lines.values()) if differ and None not in lines else [branch]
 
 
 def _shared(frames: Iterable[Frame]) -> Frame:

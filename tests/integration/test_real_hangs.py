@@ -62,16 +62,14 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         job.wait()
 
 
-def explained(folder: Path) -> Verdict:
+def explained(folder: Path, how: str = "--nonblocking") -> Verdict:
     """Dump each rank under a `[host:rank]` prefix, and judge what was read."""
     lines = []
     for child in psutil.Process(int((folder / "launcher").read_text())).children():
         rank = child.environ().get("RANK")
         if rank is None:
             continue
-        done = subprocess.run(
-            [PYSPY, "dump", "--nonblocking", "--pid", str(child.pid)], capture_output=True, text=True, timeout=60
-        )
+        done = subprocess.run([PYSPY, "dump", how, "--pid", str(child.pid)], capture_output=True, text=True, timeout=60)
         lines += [f"[here:{rank}]{line}" for line in (done.stdout + done.stderr).splitlines()]
     found = traces.collect([("dump.txt", lines)])
     return culprit.judge(group_ranks(found.ranks, TABLE, config.Capture(), found.world_size))
@@ -93,3 +91,36 @@ def test_the_verdict_on_a_real_hang(folder: Path, kind: str, named: list[int], w
         return verdict if (verdict.kind, [rank.rank for rank in verdict.named]) == (kind, named) else None
 
     assert words in wait_for(settled, f"the verdict {kind} on {named}", 60).message
+
+
+def line_of(code: str) -> int:
+    """The last line of the job's program that reads so."""
+    lines = PROGRAM.read_text().splitlines()
+    return max(number for number, line in enumerate(lines, start=1) if line.strip() == code)
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "rank", "code"),
+    [
+        ("lock_in_user_code", "CannotTell", 2, "with LOCK:"),
+        ("another_line", "Mismatch", 3, "dist.all_reduce(torch.ones(2), group=branch)"),
+    ],
+    indirect=["folder"],
+)
+def test_whom_to_look_at_first_in_a_real_hang(folder: Path, kind: str, rank: int, code: str) -> None:
+    def settled() -> Verdict | None:
+        verdict = explained(folder)
+        return verdict if (verdict.kind, [one.rank for one in verdict.first_look]) == (kind, [rank]) else None
+
+    verdict = wait_for(settled, f"the verdict {kind} that points at {rank}", 60)
+    assert verdict.named == ()
+    assert f"real_hang.py:{line_of(code)}" in verdict.first_look[0].why
+
+
+@pytest.mark.parametrize("folder", ["lock_in_user_code"], indirect=True)
+def test_native_frames_name_who_waits_for_a_lock_of_its_own(folder: Path) -> None:
+    def settled() -> Verdict | None:
+        verdict = explained(folder, "--native")
+        return verdict if [one.rank for one in verdict.named] == [2] else None
+
+    assert "lock" in wait_for(settled, "the name of the rank in the lock", 60).message

@@ -6,6 +6,7 @@ Each rank writes FOLDER/at-<rank> right before the call in which it stays.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -63,6 +64,37 @@ def python_loop() -> None:
     while dist.get_rank() == 2:
         count += 1
     dist.barrier()
+
+
+LOCK = threading.Lock()
+
+
+def reserve() -> None:
+    """Another thread of this rank took the lock and died with it."""
+    with LOCK:
+        pass
+
+
+def lock_in_user_code() -> None:
+    """Rank 2 waits for a lock of its own between two steps; the others stand in the backward pass, which it never joins."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    model(torch.ones(2, 4)).sum().backward()
+    here()
+    if dist.get_rank() == 2:
+        holder = threading.Thread(target=LOCK.acquire)
+        holder.start()
+        holder.join()
+        reserve()
+    model(torch.ones(2, 4)).sum().backward()
+
+
+def another_line() -> None:
+    """Rank 3 took a branch that the others did not: the same collective, in another line of one function."""
+    branch = dist.new_group()
+    here()
+    if dist.get_rank() == 3:
+        dist.all_reduce(torch.ones(2), group=branch)
+    dist.all_reduce(torch.ones(2))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,9 @@ def test_the_way_to_an_end_is_the_stack(groups: list[Group]) -> None:
 def test_branches_differ_and_are_ordered_by_size(groups: list[Group]) -> None:
     trees = merge_tree(groups)
     for children in (trees, *(node.children for node in nodes(trees))):
-        first = [(child.frames[0].function, child.frames[0].file) for child in children if child.frames]
+        first = [
+            (child.frames[0].function, child.frames[0].file, child.frames[0].line) for child in children if child.frames
+        ]
         assert len(set(first)) == len(first)
         assert [len(child.ids) for child in children] == sorted((len(child.ids) for child in children), reverse=True)
 
@@ -86,14 +88,23 @@ def test_the_order_of_groups_does_not_change_the_tree(groups: list[Group], order
     assert sorted(paths(merge_tree(shuffled))) == sorted(paths(merge_tree(groups)))
 
 
-def test_a_line_is_shown_where_all_agree() -> None:
-    def group(key: str, line: int) -> Group:
-        frames = (Frame(function="step", file="t.py", line=9), Frame(function="main", file="t.py", line=line))
-        return Group(key=key, activity="unknown", frames=frames, members=(Member(id=RankId(rank=line)),))
+def _in_main(key: str, line: int, called: str = "step") -> Group:
+    frames = (Frame(function=called, file="t.py", line=9), Frame(function="main", file="t.py", line=line))
+    return Group(key=key, activity="unknown", frames=frames, members=(Member(id=RankId(rank=line)),))
 
-    (tree,) = merge_tree([group("a", 1), group("b", 2)])
-    assert [str(frame) for frame in tree.frames] == ["main (t.py)", "step (t.py:9)"]
-    assert [end.key for end in tree.ends] == ["a", "b"]
+
+def test_a_line_is_shown_where_all_agree() -> None:
+    (tree,) = merge_tree([_in_main("a", 1), _in_main("b", 2, "save")])
+    assert [str(frame) for frame in tree.frames] == ["main (t.py)"]
+    assert [str(frame) for child in tree.children for frame in child.frames] == ["step (t.py:9)", "save (t.py:9)"]
+
+
+def test_stacks_that_differ_in_lines_only_part_at_the_first_that_differs() -> None:
+    trees = merge_tree([_in_main("a", 1), _in_main("b", 2)])
+    assert [[str(frame) for frame in tree.frames] for tree in trees] == [
+        ["main (t.py:1)", "step (t.py:9)"],
+        ["main (t.py:2)", "step (t.py:9)"],
+    ]
 
 
 def test_a_group_without_a_stack_stands_by_itself() -> None:

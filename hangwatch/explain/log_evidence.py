@@ -18,7 +18,7 @@ _SHOWN = 3
 _TEXT_CHARACTERS = 160
 _LINE_CHARACTERS = 80
 _TIMES_AS_MANY = 3  # the others, where some stand apart
-_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _NOT_FLUSHED = "output to a file may lie unwritten in the process without PYTHONUNBUFFERED=1"
 
 

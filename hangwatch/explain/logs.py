@@ -94,6 +94,7 @@ class Log:
         self.failures: list[Failure] = []
         self.told_rank: int | None = None
         self._in_traceback = False
+        self._indent = 0
         self._where = ""
         self._began: Moment | None = None
         self._stamped: tuple[int, Moment | None] = (0, None)
@@ -122,6 +123,7 @@ class Log:
             before, stamp = self._stamped
             self._began = stamp if number - before <= 1 else None  # logging.exception prints its own line first
             self._in_traceback, self._where = True, ""
+            self._indent = len(text) - len(text.lstrip())
         elif _FATAL.search(text):
             self._fail(text, "", moment, number)
         else:
@@ -130,6 +132,7 @@ class Log:
     def _of_traceback(self, text: str, number: int) -> bool:
         if not self._in_traceback:
             return False
+        text = text[self._indent :] if text[: self._indent].isspace() else text
         if text[0] in " \t":
             self._where = _where(text) or self._where
             return True

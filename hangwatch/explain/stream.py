@@ -54,11 +54,12 @@ class Reader:
         self.log.end()
         if not self.strange:
             self.processes += self._unclear
+            self.has_dump = self.has_dump or bool(self._unclear)
         self._unclear = []
 
     def _found(self, process: FoundProcess) -> None:
-        """An error without a process that nobody has heard of is one of py-spy only where nothing else is said."""
-        if process.pid is None and process.fault is not None and process.fault.reason == "DumpFailed":
+        """An error that nobody has heard of is one of py-spy only where nothing else is said."""
+        if not process.threads and process.fault is not None and process.fault.reason == "DumpFailed":
             self._unclear.append(process)
             self.log.feed(f"Error: {process.fault.detail}", self._number)
             return

@@ -98,8 +98,9 @@ def test_dump_shows_every_rank_of_every_launcher(fake_driver: FakeDriver, tmp_pa
         assert (folder / "report.html").exists()
         text = _hangwatch("dump", "--job", job.run_id)
         assert "read_shard" in text.stdout
-        by_pid = _hangwatch("dump", "--pid", str(job.process.pid))
-        assert by_pid.returncode == 0
+        by_pid = _hangwatch("dump", "--json", "--pid", str(job.process.pid))
+        (dumped,) = json.loads(by_pid.stdout)["jobs"]
+        assert [rank["id"]["rank"] for rank in dumped["capture"]["ranks"]] == [0, 1, 2, 3], "a launcher means its ranks"
         none = _hangwatch("dump", "--job", "no-such-job")
         assert (none.returncode, job.run_id in none.stderr) == (2, True)
         (tmp_path / "shard").write_bytes(b"shard")

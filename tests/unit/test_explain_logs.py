@@ -1,0 +1,368 @@
+"""Logs of ranks: where they end, who failed first. They accuse nobody, and may hold anything."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hangwatch.explain import log_evidence, logs, traces
+from hangwatch.model import Confidence, Evidence, RankId, Verdict
+from tests.unit.test_explain_stacks import EXAMPLES, STUCK, WAITS, collect, explained, process, read
+
+TRACE = ("Traceback (most recent call last):", '  File "/srv/job/train.py", line 32, in step', "    raise x")
+LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.3]:32921"
+WATCHDOG = (
+    "[E1122 02:38:20.123456789 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=812, OpType=ALLREDUCE) ran for 600029 milliseconds before timing out."
+)
+
+
+def judged(*lines: str, name: str = "-") -> Verdict:
+    found = collect(*lines, name=name)
+    assert not found.ranks
+    return log_evidence.judge(None, found.logs)
+
+
+def told(verdict: Verdict, kind: str) -> list[str]:
+    return [evidence.message for evidence in verdict.evidence if evidence.kind == kind]
+
+
+# --- where logs end --------------------------------------------------------------------------------------------------
+
+
+def backward(rank: int, step: int) -> str:
+    return f"2026-11-22 12:00:{step % 60:02},{rank:03} INFO backward {step} loss 3.{rank}"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "of"),
+    [
+        ("[rank{}]: ", RankId(rank=7)),
+        ("{}: ", RankId(rank=7)),
+        (" {}: ", RankId(rank=7)),
+        ("[1,{}]<stdout>:", RankId(rank=7)),
+        ("[default{}]:", RankId(local_rank=7)),
+        ("[gpu-a12:{}]", RankId(node="gpu-a12", rank=7)),
+    ],
+)
+def test_the_last_lines_are_folded_and_the_rank_behind_is_looked_at_first(prefix: str, of: RankId) -> None:
+    lines = [
+        prefix.format(rank) + backward(rank, step)
+        for step in range(805, 813)
+        for rank in range(64)
+        if not (rank == 7 and step == 812)
+    ]
+    verdict = judged(*lines)
+    (end, stopped) = told(verdict, "log_end")
+    kind = "rank" if of.rank is not None else "local rank"
+    place = " on gpu-a12" if of.node else ""
+    assert end.startswith("63 ranks end at 'INFO backward 812 loss 3.0' (2026-11-22 12:00:32,063)")
+    assert end.endswith(f"{kind} 7{place} at 'INFO backward 811 loss 3.7' (2026-11-22 12:00:31,007)")
+    assert stopped.startswith(f"stopped first: {kind} 7{place} at 2026-11-22 12:00:31,007")
+    assert verdict.message.startswith(f"The log of {kind} 7{place} ends before the others")
+    (look,) = verdict.first_look
+    assert RankId(node=look.node, rank=look.rank, local_rank=look.local_rank) == of
+    assert "PYTHONUNBUFFERED" in look.settle
+    assert (verdict.kind, verdict.named, verdict.confidence) == ("LogsOnly", (), Confidence.NONE)
+
+
+def test_one_file_for_each_rank_without_times() -> None:
+    files = [(f"logs/rank_{rank}.log", [f"step {10 if rank == 2 else 11}"]) for rank in range(8)]
+    verdict = log_evidence.judge(None, traces.collect(files).logs)
+    assert told(verdict, "log_end") == ["7 ranks end at 'step 11', rank 2 at 'step 10'"]
+    assert [look.rank for look in verdict.first_look] == [2]
+
+
+def test_names_that_differ_in_one_number_tell_the_ranks() -> None:
+    files = [(f"job-4711/slurm-4711_{rank}.out", [f"step {10 if rank == 2 else 11}"]) for rank in range(8)]
+    assert [log.id.rank for log in traces.collect(files).logs] == list(range(8))
+    pids = [(f"log.{pid}", ["step 1"]) for pid in (4711, 4712)]
+    assert traces.collect(pids).logs == ()
+    assert len(traces.collect(pids).notes) == 4
+
+
+def test_who_is_ahead_is_not_looked_at() -> None:
+    verdict = judged(*(f"[rank{rank}]: step {12 if rank == 3 else 11}" for rank in range(8)))
+    assert told(verdict, "log_end") == ["7 ranks end at 'step 11', rank 3 at 'step 12'"]
+    assert verdict.first_look == ()
+
+
+def test_two_halves_at_two_steps_are_shown_and_nobody_is_looked_at() -> None:
+    verdict = judged(*(f"[rank{rank}]: step {10 + rank // 4}" for rank in range(8)))
+    assert verdict.first_look == ()
+    assert verdict.message.startswith("Logs of 8 ranks, in which nobody fails or ends before the others")
+
+
+def test_a_number_that_each_rank_has_of_its_own_is_no_step() -> None:
+    verdict = judged(*(f"[rank{rank}]: loss 0.{rank}{rank} at step 7" for rank in range(8)))
+    assert told(verdict, "log_end") == ["8 ranks end at 'loss 0.00 at step 7'"]
+
+
+def test_a_progress_bar_is_the_line_that_a_terminal_shows() -> None:
+    verdict = judged("[rank0]: 1%|  | 1/9\r 2%|  | 2/9\r\r\n", "[rank1]: \x1b[32m2%|  | 2/9\x1b[0m")
+    assert told(verdict, "log_end") == ["ranks 0-1 end at '2%|  | 2/9'"]
+
+
+@pytest.mark.parametrize(
+    ("text", "clock", "same"),
+    [
+        ("2026-11-22 02:38:20,123 x", "local", "2026-11-22 02:38:20.123 y"),
+        ("[2026-11-22T02:38:20] x", "local", "2026/11/22 02:38:20"),
+        ("2026-11-22T02:38:20Z x", "unix", "2026-11-22T03:38:20+01:00"),
+        ("[E1122 02:38:20.5 f.cpp:1] x", "yearless", "I1122 02:38:20.500 7 a.py:3]"),
+        ("Nov 22 02:38:20 node7 x", "yearless", "W1122 02:38:20"),
+        ("2028-02-29 23:59:59.999999999 x", "local", "2028-02-29_23:59:59.999999999"),
+    ],
+)
+def test_times(text: str, clock: str, same: str) -> None:
+    first, second = logs.read_moment(text), logs.read_moment(same)
+    assert first is not None and second is not None
+    assert (first.clock, first.seconds) == (clock, second.seconds) == (second.clock, second.seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-13-22 02:38:20", "2026-02-30 02:38:20", "E1322 02:38:20", "step 2026", "", "9" * 99]
+)
+def test_what_is_no_time(text: str) -> None:
+    assert logs.read_moment(text) is None
+
+
+# --- who failed first ------------------------------------------------------------------------------------------------
+
+
+def failing(rank: int, exception: str, stamp: str = "") -> list[str]:
+    said = [f"{stamp} ERROR step failed"] if stamp else []
+    return [f"[rank{rank}]: {line}" for line in (*said, *TRACE, exception)]
+
+
+def test_who_fails_of_its_own_is_first_whatever_the_order() -> None:
+    lines = [
+        line for rank in range(8) for line in failing(rank, "ValueError: shard 17 is empty" if rank == 5 else LOST)
+    ]
+    verdict = judged(*lines)
+    assert verdict.message.startswith("First to fail: rank 5: ValueError: shard 17 is empty, in step (train.py:32). ")
+    assert [look.rank for look in verdict.first_look] == [5]
+    assert told(verdict, "log_failure") == [
+        "rank 5: ValueError: shard 17 is empty, in step (train.py:32)",
+        f"ranks 0-4,6-7, rank 0 first: {LOST}, in step (train.py:32), which complains of others",
+    ]
+
+
+def test_the_clocks_of_logs_tell_the_order() -> None:
+    lines = [
+        *failing(3, "KeyError: 'x'", "2026-11-22 12:00:09"),
+        *failing(1, "OSError: [Errno 28] No space left on device", "2026-11-22 12:00:07"),
+    ]
+    message = judged(*lines).message
+    assert message.startswith("First to fail: rank 1 at 2026-11-22 12:00:07 (by the clocks of the logs): OSError")
+
+
+def test_lines_of_one_file_tell_the_order_where_no_clock_does() -> None:
+    lines = [*failing(3, "KeyError: 'x'"), *failing(1, "OSError: [Errno 28] No space left on device")]
+    assert judged(*lines).message.startswith("First to fail: rank 3 (by the order of lines): KeyError: 'x'")
+
+
+def test_nobody_is_first_where_nothing_tells() -> None:
+    same = [*failing(3, "KeyError: 'x'", "2026-11-22 12:00:07"), *failing(1, "OSError: y", "2026-11-22 12:00:07")]
+    files = [(f"rank{rank}.log", [*TRACE, text]) for rank, text in ((1, "KeyError: 'x'"), (2, "OSError: y"))]
+    other_clocks = [*failing(3, "KeyError: 'x'", "2026-11-22 12:00:07"), *failing(1, "OSError: y", "Nov 22 11:00:07")]
+    for found in (collect(*same), traces.collect(files)):
+        verdict = log_evidence.judge(None, found.logs)
+        assert "irst to fail" not in verdict.message
+        assert verdict.first_look == ()
+    assert "by the order of lines" in judged(*other_clocks).message
+
+
+def test_all_that_fail_alike_are_no_first_look() -> None:
+    lines = [line for rank in range(8) for line in failing(rank, f"RuntimeError: cannot open /data/{rank}")]
+    verdict = judged(*lines)
+    assert "8 ranks alike" in verdict.message
+    assert verdict.first_look == ()
+
+
+def test_who_times_out_waits_and_who_does_not_is_told() -> None:
+    lines = [f"[rank{rank}]: step 1" for rank in range(8)]
+    lines += [f"[rank{rank}]:{WATCHDOG.format(rank=rank)}" for rank in range(8) if rank != 6]
+    verdict = judged(*lines)
+    assert "irst to fail" not in verdict.message
+    assert told(verdict, "log_failure")[1:] == ["no failure of rank 6; all others complain of others"]
+    assert verdict.first_look == ()
+
+
+def test_the_first_exception_of_a_chain_counts_and_their_number_is_bounded() -> None:
+    chain = [*TRACE, "KeyError: 'x'", "", "During handling of the above exception, another exception occurred:", ""]
+    (log,) = collect(*(f"[rank0]: {line}" for line in [*chain, *TRACE, "ValueError: y"] * 50)).logs
+    assert [failure.text for failure in log.failures] == ["KeyError: 'x'", "ValueError: y"] * (logs.MOST_FAILURES // 2)
+
+
+def test_what_torchrun_prints_in_the_end_tells_its_ranks() -> None:
+    summary = (EXAMPLES / "torchrun-tee.txt").read_text().split("ChildFailedError: \n")[1].splitlines()
+    found = collect(*summary, name="slurm-1.out")
+    assert [log.id for log in found.logs] == [RankId(rank=rank, local_rank=rank) for rank in range(3)]
+    verdict = log_evidence.judge(None, found.logs)
+    assert verdict.message.startswith("First to fail: rank 1 (local rank 1) at 2026-11-22_02:51:43: ValueError")
+
+
+def test_a_signal_in_the_summary_is_a_failure() -> None:
+    summary = [
+        "Root Cause (first observed failure):",
+        "[0]:",
+        "  time      : 2026-11-22_02:51:43",
+        "  host      : gpu-a12",
+        "  rank      : 12 (local_rank: 4)",
+        "  exitcode  : -9 (pid: 27648)",
+        "  error_file: <N/A>",
+        "  traceback : Signal 9 (SIGKILL) received by PID 27648",
+        "============================================================",
+    ]
+    assert "rank 12 (local rank 4) at 2026-11-22_02:51:43: exit code -9" in judged(*summary).message
+
+
+# --- error.json and log folders --------------------------------------------------------------------------------------
+
+
+def error_file(message: str, timestamp: object = "1795315891") -> str:
+    return json.dumps({"message": {"message": message, "extraInfo": {"py_callstack": "", "timestamp": timestamp}}})
+
+
+def test_error_files_tell_who_failed_first_by_their_folder() -> None:
+    verdict, _ = explained(read("failed"))
+    assert [(look.rank, look.local_rank) for look in verdict.first_look] == [(1, 1)]
+    alone = [(f"run/attempt_0/{rank}/error.json", [error_file("ValueError: x", 100 - rank)]) for rank in range(3)]
+    found = traces.collect(alone)
+    assert [log.id for log in found.logs] == [RankId(local_rank=rank) for rank in range(3)]
+    assert found.notes == ()
+    assert "local rank 2, 3 ranks alike" in log_evidence.judge(None, found.logs).message
+
+
+def test_the_last_attempt_counts_and_each_run_is_a_node() -> None:
+    files = [
+        (f"logs/{run}/attempt_{attempt}/0/stdout.log", [f"attempt {attempt}"])
+        for run in ("none_a", "none_b")
+        for attempt in (0, 1, 10)
+    ]
+    found = traces.collect(files)
+    assert [(log.id.node, log.last.text) for log in found.logs if log.last] == [
+        ("none_a", "attempt 10"),
+        ("none_b", "attempt 10"),
+    ]
+    assert found.notes == ("4 files of attempts before the last one left out",)
+
+
+def test_words_of_a_log_are_no_complaint_of_py_spy() -> None:
+    lines = ["Process 12: loading", "Error: no shard 3", "Failed to open a file", "", "step 1"]
+    for name in ("run/attempt_0/3/stderr.log", "rank3.log"):
+        found = collect(*lines, name=name)
+        assert (found.ranks, found.notes) == ((), ())
+        (log,) = found.logs
+        assert log.last is not None and log.last.text == "step 1"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"message": 3}', "error.json:1: is no error.json"),
+        ('{"message": {"message": ', "error.json:1: is no error.json"),
+        ('{"message": "' + "x" * (logs.LARGEST_ERROR_FILE + 9) + '"}', "error.json:1: is larger than 1 MiB"),
+        ('{"message": {"message": "x", "extraInfo": {"timestamp": "' + "9" * 400 + '"}}}', ""),
+        ('{"message": {"message": "x", "extraInfo": {"timestamp": "nan"}}}', ""),
+        ('{"message": {"message": "x\\u0000\\u001b[2J\\ny", "extraInfo": {}}}', ""),
+        ('{"message": ' + "[" * 100000, "error.json:1: is no error.json"),
+    ],
+)
+def test_an_error_file_that_cannot_be_meant(content: str, says: str) -> None:
+    found = collect(*content.split("\n"), name="attempt_0/0/error.json")
+    assert says in "".join(found.notes)
+    assert bool(found.logs) == (not says)
+    verdict = log_evidence.judge(None, found.logs)
+    assert "\x1b" not in verdict.message and "\0" not in verdict.message
+
+
+# --- beside stacks ---------------------------------------------------------------------------------------------------
+
+
+def test_a_log_changes_no_accusation() -> None:
+    stacks = [f"[n:{rank}]{line}" for rank in range(4) for line in process(9 + rank, *(STUCK if rank == 2 else WAITS))]
+    alone, _ = explained(collect(*stacks))
+    assert [rank.rank for rank in alone.named] == [2]
+    files = [("trace.out", stacks), ("rank1.log", [*TRACE, "ValueError: x"]), ("rank2.log", ["step 3"])]
+    beside, _ = explained(traces.collect(files))
+    assert (beside.named, beside.confidence, beside.message) == (alone.named, alone.confidence, alone.message)
+    assert all(evidence.supports is None for evidence in beside.evidence if evidence.kind.startswith("log_"))
+    assert told(beside, "log_failure") == ["rank 1: ValueError: x, in step (train.py:32)"]
+
+
+def test_where_the_stacks_name_nobody_the_headline_says_who_failed_first() -> None:
+    stacks = [f"[n:{rank}]{line}" for rank in range(4) for line in process(9 + rank, *WAITS)]
+    alone, _ = explained(collect(*stacks))
+    assert alone.named == ()
+    beside, _ = explained(traces.collect([("trace.out", stacks), ("rank3.log", [*TRACE, "ValueError: x"])]))
+    assert beside.message.startswith(alone.message.rstrip("."))
+    assert beside.message.endswith("By the logs, first to fail: rank 3: ValueError: x, in step (train.py:32)")
+    assert [look.rank for look in beside.first_look] == [3]
+    assert beside.named == ()
+
+
+# --- hostile input ---------------------------------------------------------------------------------------------------
+
+PIECES = st.sampled_from(
+    [
+        *(EXAMPLES / "torchrun-tee.txt").read_text().splitlines(),
+        *TRACE,
+        LOST,
+        WATCHDOG.format(rank=1),
+        backward(1, 812),
+        "\r",
+        "\0",
+        "\x1b[31m",
+        "[rank99999999]: x",
+        "  rank      : 99999999999 (local_rank: 1)",
+        '{"message": "x"}',
+        "=" * 60,
+        "9" * 400,
+        "0x" + "f" * 400,
+        "1e999",
+        "0001-01-01 00:00:00+23:59",
+        "9999-12-31 23:59:59-23:59",
+    ]
+)
+PREFIXES = st.sampled_from(["", "[rank1]: ", "[rank2]:", "[default3]:[rank3]: ", "3: ", "[1,4]<stdout>:", "[n:5]"])
+NAMES = st.sampled_from(
+    ["x", "rank1.log", "a-0.out", "a-1.out", "r/attempt_0/1/stderr.log", "r/attempt_1/2/error.json"]
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.dictionaries(
+        NAMES, st.lists(st.tuples(PREFIXES, st.one_of(PIECES, st.text(max_size=40))), max_size=40), max_size=4
+    )
+)
+def test_any_lines_give_an_answer_that_accuses_nobody(files: dict[str, list[tuple[str, str]]]) -> None:
+    found = traces.collect([(name, [a + b for a, b in lines]) for name, lines in files.items()])
+    ids = [log.id for log in found.logs]
+    assert len(ids) == len(set(ids))
+    verdict = log_evidence.judge(None, found.logs)
+    assert verdict.named == ()
+    assert verdict.confidence is Confidence.NONE
+    assert all(character.isprintable() for character in verdict.message)
+    assert all(isinstance(evidence, Evidence) and evidence.supports is None for evidence in verdict.evidence)
+    assert len(verdict.message) < 2000
+
+
+def test_a_gigantic_line_and_a_million_lines_are_bounded() -> None:
+    lines = [
+        f"[rank0]: {'x' * (1 << 20)}",
+        *(f"[rank0]: Traceback (most recent call last):\nE: {n}" for n in range(2000)),
+    ]
+    (log,) = collect(*lines).logs
+    assert len(log.failures) <= logs.MOST_FAILURES
+    assert log.last is not None and len(log.last.text) <= 8192
+
+
+def test_prefixes_without_end_make_no_readers_without_end() -> None:
+    found = traces.collect([("x", (f"[n:{number}]" for number in range(200_000)))])
+    assert len(found.ranks) + len(found.logs) <= 1 << 17

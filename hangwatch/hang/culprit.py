@@ -132,7 +132,9 @@ def _accuse(suspicion: Suspicion) -> Verdict:
         sure = min(sure, _CONFIDENCES.index(Confidence.MEDIUM))
     return Verdict(
         kind=suspicion.rule.kind,
-        message=_sentence(suspicion.rule.words(suspicion)) + _view(suspicion.scene),
+        message=_sentence(suspicion.rule.words(suspicion))
+        + wording.whole_nodes(suspicion.members, grouping)
+        + _view(suspicion.scene),
         named=tuple(sorted((member.id for member in suspicion.members), key=RankId.sort_key)),
         confidence=_CONFIDENCES[sure],
         evidence=(*evidence, *votes.absence(grouping)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 from hangwatch import words
 from hangwatch.hang import activity, clauses
@@ -32,10 +34,28 @@ def busy(group: Group, *, several: bool | None = None) -> str:
 
 def each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
     """One clause per group, largest first, the rest counted."""
-    parts = [f"{words.who(_ids([group]))} {busy(group)}" for group in groups[:shown]]
+    doings = [busy(group) for group in groups[:shown]]
+    parts = [
+        f"{words.who(_ids([group]))} {doing}" + (_apart_from(group, groups) if doings.count(doing) > 1 else "")
+        for group, doing in zip(groups, doings, strict=False)
+    ]
     if len(groups) > shown:
         parts.append(f"{words.count(_size(groups[shown:]))} in {len(groups) - shown} other places")
     return parts
+
+
+def _apart_from(group: Group, others: Sequence[Group]) -> str:
+    """Where a group stands of which the same is said as of another one: the innermost frame that differs from one."""
+    for other in others:
+        if other is not group and busy(other) == busy(group):
+            pairs = zip_longest(group.frames, other.frames)
+            frame = next((own for own, its in pairs if own is not None and own != its), None)
+            return f" in {frame}" if frame is not None else ""
+    return ""
+
+
+def _all(number: int, what: str = "rank") -> str:
+    return f"both {what}s" if number == 2 else f"all {words.count(number, what)}"
 
 
 def others_wait(others: Sequence[Group]) -> str:
@@ -44,14 +64,16 @@ def others_wait(others: Sequence[Group]) -> str:
     kinds = (
         ("wait in", [group for group in others if group.waits]),
         ("wait for their GPUs:" if any(map(clauses.has_gpu, behind)) else "are in", behind),
-        ("wait for something else:", [group for group in others if group.waits_for in {"lock", "thread"}]),
+        ("wait for locks or threads:", [group for group in others if group.waits_for in {"lock", "thread"}]),
     )
     verb, waiting = next(((verb, groups) for verb, groups in kinds if groups), ("are in", list(others)))
     total, rest = _size(waiting), _size(others)
     if rest == 1:
         return f"the other rank {clauses.does(waiting[0])}"
-    share = f"all {rest:,}" if total == rest else f"{total:,} of the {rest:,}"
-    return f"{share} other ranks {verb} {clauses.operations(waiting)}{_during(waiting)}"
+    share = _all(rest, "other rank") if total == rest else f"{total:,} of the {rest:,} other ranks"
+    if all(group.waits_for in {"lock", "thread"} for group in waiting) and len(waiting) == 1:
+        return f"{share} {clauses.does(waiting[0], several=True)}"
+    return f"{share} {verb} {clauses.operations(waiting)}{_during(waiting)}"
 
 
 def _during(groups: Sequence[Group]) -> str:
@@ -132,7 +154,7 @@ def moving(groups: Sequence[Group], ranks: int, total: int) -> str:
 def suspended(grouping: Grouping) -> str:
     """The headline for a job of which every rank is stopped or frozen, and who may have done that."""
     members = grouping.members
-    who = f"all {words.count(len(members))} are" if len(members) > 1 else f"{words.who([members[0].id])} is"
+    who = f"{_all(len(members))} are" if len(members) > 1 else f"{words.who([members[0].id])} is"
     frozen = sorted({member.frozen_cgroup for member in members if member.frozen_cgroup})
     is_stopped = any(member.frozen_cgroup is None for member in members)
     reasons = ["scontrol suspend, a gang scheduler, `kill -STOP`, or a debugger"] if is_stopped else []
@@ -171,7 +193,7 @@ def together(group: Group, answered: int, world_size: int | None) -> str:
             "One rank alone tells nothing of the others."
         )
     return (
-        f"all {words.count(answered)} that answered stand at the same place, no odd rank among them: "
+        f"{_all(answered)} that answered stand at the same place, no odd rank among them: "
         f"each {busy(group, several=False)}{_during([group])}."
     )
 
@@ -180,7 +202,7 @@ def roles(groups: Sequence[Group], answered: int) -> str:
     """The headline for the sender and the receivers of one collective."""
     root = min(groups, key=lambda group: group.size)
     return (
-        f"all {words.count(answered)} that answered wait in {clauses.operations(groups)}; "
+        f"{_all(answered)} that answered wait in {clauses.operations(groups)}; "
         f"{words.who(_ids([root]))} differs only by its role in it."
     )
 
@@ -232,7 +254,11 @@ def cannot_tell(groups: Sequence[Group], answered: int, waiting: int, existing: 
     if answered * 2 < existing:
         few = f"only {answered:,} of {existing:,} ranks answered"
         return f"{few}, which is too little to accuse anybody: {'; '.join(each(groups))}."
-    few = f"only {waiting:,} of {answered:,} ranks wait for other ranks" if waiting else "no rank waits for another one"
+    few = (
+        f"only {waiting:,} of {answered:,} ranks wait for other ranks"
+        if waiting
+        else "no rank is in a wait for others that is known"
+    )
     return f"{few}, which is too little to accuse anybody: {'; '.join(each(groups))}."
 
 
@@ -311,6 +337,18 @@ def low_power(ranks: Sequence[Group], others: Sequence[Group]) -> str:
     own, rest = ([m.power_watts or 0.0 for g in groups for m in g.members] for groups in (ranks, others))
     works = f"those of {words.who(_ids(others))} work ({min(rest):.0f} W and more)"
     return f"{'; '.join(map(_alone, ranks))}, with {max(own):.0f} W or less on the GPU, while {works}"
+
+
+def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
+    """That the named are all ranks in view of their nodes, where these hold several and others are not among them."""
+    odd = Counter(member.id.node for member in named)
+    ranks = Counter(member.id.node for member in grouping.members)
+    nodes = sorted(words.printable(node) for node in odd if node is not None)
+    if len(nodes) < len(odd) or len(odd) == len(ranks) or any(odd[node] < max(2, ranks[node]) for node in odd):
+        return ""
+    if len(nodes) > _SHOWN:
+        return f" These are all ranks of {words.count(len(nodes), 'node')}: look at the nodes."
+    return f" These are all ranks of {words.listing(nodes)}: look at the node{'s' if len(nodes) > 1 else ''}."
 
 
 def of_this_node(here: int, whole: int) -> str:

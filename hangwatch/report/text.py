@@ -112,9 +112,10 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
     if any(member.waiting for member in grouping.members):
         total = f"{total}, with launchers,"
     rows = [("Ranks", f"{seen:,}{total} seen, in {words.count(len(grouping.groups), 'group')}")]
-    if grouping.absent:
-        absent = words.elided(words.fold_ranges(grouping.absent), _FOLD_CHARACTERS)
-        rows.append(("No answer", f"{words.count_ranges(grouping.absent)}: {absent}"))
+    for name, absent in (("No answer", grouping.unanswered), ("Elsewhere", grouping.elsewhere)):
+        if absent:
+            shown = words.elided(words.fold_ranges(absent), _FOLD_CHARACTERS)
+            rows.append((name, f"{words.count_ranges(absent)}: {shown}"))
     return rows
 
 

@@ -94,6 +94,9 @@ def page(outcomes: list[Outcome]) -> str:
     learnt = [one for one in healthy if one.scenario in PAUSE_SCENARIOS]
     late = [one for one in hangs if one.is_late]
     wrong = [one for one in outcomes if one.is_wrong]
+    left = sorted(
+        {name for name, scenario in SCENARIOS.items() if not scenario.weakness} - {one.name for one in outcomes}
+    )
     once = sum(one.pages for one in learnt)
     return "".join(
         (
@@ -102,6 +105,7 @@ def page(outcomes: list[Outcome]) -> str:
             f"* {len(learnt)} whose pauses must be learnt: {once} pages, at most one each is right.\n",
             f"* {len(hangs)} hangs: {len(hangs) - len(late)} paged within {SOON_SECONDS:g} s, {len(late)} later, see below.\n",
             f"* {len(wrong)} wrong{': ' if wrong else ''}{', '.join(one.name for one in wrong)}.\n",
+            f"* {len(left)} not played{': ' if left else ''}{', '.join(left)}.\n",
             "\n## Healthy, 24 hours each\n\n| scenario | states | pages | looks | glances |\n|---|---|---:|---:|---:|\n",
             *(f"| {one.name} | {one.states} | {one.pages} | {one.looks} | {one.glances} |\n" for one in healthy),
             f"\n## Hangs\n{LATE}\n| scenario | states | seconds to the page | at most |\n|---|---|---:|---:|\n",

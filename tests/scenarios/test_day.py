@@ -46,4 +46,6 @@ def test_what_is_wrong(one: Outcome, is_wrong: bool) -> None:
 def test_the_page_counts_who_is_late() -> None:
     soon, late = outcome("lock", 1, 132.0), outcome("endless loop", 1, 1032.0)
     assert "* 2 hangs: 1 paged within 135 s, 1 later" in day.page([soon, late])
+    others = sum(not scenario.weakness for scenario in day.SCENARIOS.values()) - 2
+    assert f"* {others} not played: " in day.page([soon, late])
     assert "| lock |  | never |" in day.page([replace(soon, seconds=None)])

@@ -35,6 +35,8 @@ def wait(name):
     open(f"{folder}/up-{number}", "w").close()
     while not os.path.exists(f"{folder}/{name}"): time.sleep(0.02)
 data = os.open(mount + "/data", os.O_RDONLY)
+wait('go')
+open(f"{folder}/went-{number}", "w").close()
 """
 
 
@@ -51,7 +53,7 @@ def ranks(folder: Path, *bodies: str) -> Iterator[Ranks]:
     with dying_mount(folder / "mnt", {"python": program, "data": data}) as die:
         children = [
             subprocess.Popen(
-                [folder / "mnt/python", "-c", f"{RANK}\nwait('go')\n{body}", folder, folder / "mnt", str(number)],
+                [folder / "mnt/python", "-c", f"{RANK}\n{body}", folder, folder / "mnt", str(number)],
                 env={"PYTHONHOME": sys.base_prefix},
             )
             for number, body in enumerate(bodies)
@@ -59,6 +61,7 @@ def ranks(folder: Path, *bodies: str) -> Iterator[Ranks]:
         try:
             wait_for(lambda: len(list(folder.glob("up-*"))) == len(bodies), "the ranks to be up")
             (folder / "go").touch()
+            wait_for(lambda: len(list(folder.glob("went-*"))) == len(bodies), "the ranks to wait no more")
             identities = [state[0] for child in children if (state := procs.read_state(child.pid))]
             places = [Rank(id=identity, rank=number, local_rank=number) for number, identity in enumerate(identities)]
             job = Job(
@@ -88,9 +91,9 @@ def settled(pid: int, body: str) -> bool:
     return wanted in (procs.read_counters(pid).wchan or "")
 
 
-def look(job: Job) -> Look:
-    taken = capture(job, settings=QUICK, node="here")
-    return judged(taken, QUICK, activity.load(), unix_now=1e9)
+def look(job: Job, settings: config.Capture = QUICK) -> Look:
+    taken = capture(job, settings=settings, node="here")
+    return judged(taken, settings, activity.load(), unix_now=1e9)
 
 
 def dumpers() -> int:
@@ -105,7 +108,7 @@ def dumpers() -> int:
 
 def test_while_the_mount_answers_there_are_stacks(tmp_path: Path) -> None:
     with ranks(tmp_path, ASLEEP, ASLEEP) as (job, _):
-        seen = look(job)
+        seen = look(job, config.Capture())
     assert [group.fault for group in seen.grouping.groups] == [None]
     assert not any(member.silent_mount for member in seen.grouping.members)
 

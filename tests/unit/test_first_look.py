@@ -1,0 +1,106 @@
+"""Whom to look at first, by what was measured: groups made by hand, so that nothing but the rule decides."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangwatch.hang.culprit import judge
+from hangwatch.model import Awaited, Confidence, Frame, Group, Grouping, Member, Motion, RankId, Signature, Verdict
+
+BACKWARD = (Frame(function="backward", file="torch/_tensor.py", line=581), Frame(function="train", file="a.py", line=9))
+OWN = (Frame(function="reserve", file="buffers.py", line=31), Frame(function="train", file="a.py", line=5))
+RECV = (Frame(function="recv", file="torch/distributed/distributed_c10d.py", line=1), *BACKWARD[1:])
+
+
+def group(ranks: range, frames: tuple[Frame, ...], activity: str, waits_for: str, **numbers: object) -> Group:
+    members = tuple(
+        Member(
+            id=RankId(node="n1", rank=rank, pid=100 + rank),
+            user_frames=tuple(frame for frame in frames if "torch" not in frame.file),
+            **{"motion": Motion.FROZEN, "rounds": 3, **numbers},  # type: ignore[arg-type]
+        )
+        for rank in ranks
+    )
+    return Group(
+        key=f"{activity}-{ranks.start}", activity=activity, waits_for=waits_for, members=members, frames=frames
+    )
+
+
+def behind(ranks: range, **numbers: object) -> Group:
+    return group(ranks, BACKWARD, "backward", "gpu", **numbers)
+
+
+def own(ranks: range, **numbers: object) -> Group:
+    return group(ranks, OWN, "unknown", "unknown", **numbers)
+
+
+def says(*groups: Group) -> tuple[list[int | None], list[int | None], Confidence]:
+    verdict = judge(Grouping(groups=groups))
+    return [one.rank for one in verdict.first_look], [one.rank for one in verdict.named], verdict.confidence
+
+
+FIRST, LOW = ([0], [], Confidence.NONE), ([], [0], Confidence.LOW)
+
+
+@pytest.mark.parametrize(
+    ("suspect", "others", "expected"),
+    [
+        ({}, {}, FIRST),
+        # Idle, and drawing less: both, or it is no name.
+        ({"power_watts": 70.0, "utilization_ratio": 0.0}, {"power_watts": 118.0, "utilization_ratio": 1.0}, LOW),
+        ({"power_watts": 70.0}, {"power_watts": 118.0}, FIRST),
+        ({"power_watts": 110.0, "utilization_ratio": 0.0}, {"power_watts": 118.0, "utilization_ratio": 1.0}, FIRST),
+        ({"power_watts": 129.0, "utilization_ratio": 0.0}, {"power_watts": 118.0, "utilization_ratio": 1.0}, FIRST),
+        ({"power_watts": 70.0, "utilization_ratio": 1.0}, {"power_watts": 118.0, "utilization_ratio": 0.0}, FIRST),
+        ({"cpu_ratio": 0.0}, {"cpu_ratio": 1.0}, LOW),
+        ({"cpu_ratio": 1.0}, {"cpu_ratio": 0.0}, FIRST),
+        ({"cpu_ratio": 0.6}, {"cpu_ratio": 1.0}, FIRST),
+        ({"awaited": Awaited(who="10.0.0.9:443")}, {}, LOW),
+        # Whoever moves, waits behind the GPU itself, or came out of a wait, is late no more than the others.
+        ({"motion": Motion.MOVING}, {}, ([], [], Confidence.NONE)),
+        ({"signature": Signature.BEHIND_GPU}, {}, ([], [], Confidence.NONE)),
+        ({"waited_before": True}, {}, ([], [], Confidence.NONE)),
+    ],
+)  # fmt: skip
+def test_own_code_against_the_gpu(
+    suspect: dict[str, object], others: dict[str, object], expected: tuple[list[int], list[int], Confidence]
+) -> None:
+    assert says(own(range(1), **suspect), behind(range(1, 8), **others)) == expected
+
+
+@pytest.mark.parametrize(("few", "many", "pointed"), [(1, 3, 1), (1, 2, 0), (2, 6, 2), (2, 5, 0), (4, 12, 4)])
+def test_a_quarter_stands_apart_and_no_more(few: int, many: int, pointed: int) -> None:
+    assert len(says(own(range(few)), behind(range(few, few + many)))[0]) == pointed
+
+
+def test_half_of_a_pipeline_draws_less_than_the_half_that_works() -> None:
+    stuck = group(range(4), RECV, "point_to_point", "ranks", power_watts=95.0, signature=Signature.BLOCKED)
+    working = {"motion": Motion.MOVING, "signature": Signature.GPU_WORKS}
+    assert says(stuck, behind(range(4, 8), power_watts=410.0, **working))[0] == [0, 1, 2, 3]
+    assert says(stuck, behind(range(4, 8), power_watts=90.0, **working))[0] == []
+    assert says(stuck, behind(range(4, 8), power_watts=120.0))[0] == []
+
+
+def test_a_first_look_says_why_and_what_would_settle_it() -> None:
+    verdict: Verdict = judge(Grouping(groups=(behind(range(1, 4)), own(range(1)))))
+    (first,) = verdict.first_look
+    assert (first.node, first.rank, first.pid) == ("n1", 0, 100)
+    assert "reserve (buffers.py:31)" in first.why
+    assert "--pid 100" in first.settle
+    assert first.why in verdict.message
+    assert first.settle in verdict.message
+    assert not any(vote.supports for vote in verdict.evidence)
+
+
+def test_more_than_eight_lines_are_those_of_ranks_that_run() -> None:
+    def at(rank: int) -> Group:
+        frames = (Frame(function="loop", file="a.py", line=rank),)
+        return group(range(rank, rank + 1), frames, "unknown", "unknown")
+
+    def verdict(lines: int) -> Verdict:
+        members = tuple(member for rank in range(lines) for member in at(rank).members)
+        whole = Group(key="k", activity="unknown", members=members, frames=at(0).frames)
+        return judge(Grouping(groups=(whole,)))
+
+    assert "not at the same place" in verdict(8).message
+    assert "not at the same place" not in verdict(9).message

@@ -59,7 +59,8 @@ def _open(scene: Scene) -> Verdict:
     lead = next(_passing(FIRST_LOOKS, fine), None)
     if lead is None or not _covers(lead):
         return _nobody(kind, message, scene)
-    if lead.rule.may_name and votes.machine_says_the_same(lead.members, lead.others):
+    silent_rule = next(_passing(RULES, scene, decides=True), None)  # one that would speak if more had answered
+    if silent_rule is None and lead.rule.may_name and votes.machine_says_the_same(lead.members, lead.others):
         return _accuse(lead)
     return _look_first(lead, kind)
 
@@ -111,12 +112,15 @@ def _passes(suspicion: Suspicion) -> bool:
 def _covers(suspicion: Suspicion) -> bool:
     """Whether the suspects and those who wait are half of the ranks that exist where was looked.
 
-    Asked of the rule that was chosen, so that who did not answer never makes another one speak.
+    Asked of the rule that was chosen, so that who did not answer never makes another one speak. A weak suspicion speaks
+    only where all answered: whom the others wait for may be the one that did not.
     """
-    waiting, suspects = suspicion.waiting(*suspicion.rule.waiting), len(suspicion.members)
+    scene, waiting, suspects = suspicion.scene, suspicion.waiting(*suspicion.rule.waiting), len(suspicion.members)
+    if suspicion.rule.confidence is Confidence.LOW and scene.answered < scene.existing:
+        return False
     if suspicion.rule.outnumber == "more" and waiting == suspects:
-        return suspicion.scene.grouping.ranks_known == 2
-    return 2 * (waiting + suspects) >= suspicion.scene.existing
+        return scene.grouping.ranks_known == 2
+    return 2 * (waiting + suspects) >= scene.existing
 
 
 def _accuse(suspicion: Suspicion) -> Verdict:

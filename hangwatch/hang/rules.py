@@ -171,9 +171,13 @@ def _stopped(scene: Scene) -> Sequence[Group]:
 
 
 def _blocked(scene: Scene) -> Sequence[Group]:
-    """Ranks in state D in every round, and those that wait for the file system on which py-spy hangs."""
+    """Ranks in state D in every round, and those that wait for the file system on which py-spy hangs.
+
+    Not one that was seen so once, in a wait for ranks: that passes, and it is where the others are.
+    """
     groups = (_part(group, lambda member: member.waits_for_mount) for group in scene.shut)
     blocked = _where(scene, lambda member: member.state in BLOCKED_STATES and member.frozen_cgroup is None)
+    blocked = [group for group in blocked if not (group.waits and max(member.rounds for member in group.members) < 2)]
     return [*blocked, *(group for group in groups if group)]
 
 

@@ -192,6 +192,23 @@ def test_one_against_one_counts_where_these_two_are_the_whole_job(
     assert says(Ranks(1, "nothing"), Ranks(1, "ranks"), world_size=world_size, ranks_here=ranks_here)[1] == named
 
 
+@pytest.mark.parametrize(("world_size", "named"), [(None, 1), (8, 1), (9, 0)])
+@pytest.mark.parametrize("what", ["unknown", "gpu"])
+def test_a_weak_suspicion_speaks_only_where_all_answered(what: str, world_size: int | None, named: int) -> None:
+    assert says(Ranks(1, what), Ranks(7, "ranks"), world_size=world_size)[1] == named
+
+
+@pytest.mark.parametrize(("rounds", "waits_for", "named"), [(1, "ranks", 0), (2, "ranks", 1), (1, "nothing", 1)])
+def test_a_disk_wait_seen_once_in_a_collective_is_no_guilt(rounds: int, waits_for: str, named: int) -> None:
+    blocked = Member(id=RankId(node="n1", rank=0), state="D", rounds=rounds)
+    others = tuple(Member(id=RankId(node="n1", rank=rank), state="S", rounds=rounds) for rank in range(1, 8))
+    groups = (
+        Group(key="a", activity=ACTIVITIES["ranks"], waits_for="ranks", members=others),
+        Group(key="b", activity=ACTIVITIES[waits_for], waits_for=waits_for, members=(blocked,)),
+    )
+    assert len(judge(Grouping(groups=groups)).named) == named
+
+
 def test_what_is_said_of_one_node_says_so() -> None:
     message = verdict(Ranks(1, "nothing"), Ranks(7, "ranks"), world_size=512, ranks_here=8).message
     assert message.endswith("This is said of the 8 ranks on this node; the job has 512.")

@@ -82,6 +82,7 @@ def explained(folder: Path, how: str = "--nonblocking") -> Verdict:
         ("checkpoint_on_rank_0", "OutsideCollective", [0], "checkpoint"),
         ("two_collectives", "Mismatch", [], "all_gather_object"),
         ("python_loop", "OutsideCollective", [2], "python_loop"),
+        ("pipeline", "OutsideCollective", [0], "wait_for_file"),
     ],
     indirect=["folder"],
 )

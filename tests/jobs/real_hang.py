@@ -5,6 +5,7 @@ Each rank writes FOLDER/at-<rank> right before the call in which it stays.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from stages import parallel_state
 
 FOLDER = Path(sys.argv[2])
 FOREVER = 3600
@@ -95,6 +97,23 @@ def another_line() -> None:
     if dist.get_rank() == 3:
         dist.all_reduce(torch.ones(2), group=branch)
     dist.all_reduce(torch.ones(2))
+
+
+def wait_for_file() -> int:
+    """Waits for somebody to write a number: a pipe that nobody opens, and no rank that is late."""
+    os.mkfifo(FOLDER / "number")
+    here()
+    return int(os.read(os.open(FOLDER / "number", os.O_RDONLY), 8))
+
+
+def pipeline() -> None:
+    """Rank 0, the first stage, waits for its input; the others wait in recv_object for the stage before them."""
+    rank = dist.get_rank()
+    if rank > 0:
+        here()
+    value = wait_for_file() if rank == 0 else parallel_state.recv_object(rank - 1)
+    if rank + 1 < dist.get_world_size():
+        parallel_state.send_object(value, rank + 1)
 
 
 if __name__ == "__main__":

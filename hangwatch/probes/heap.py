@@ -7,20 +7,16 @@ these calls (musl) is left as it is.
 from __future__ import annotations
 
 import ctypes
-import platform
 
 _M_ARENA_MAX = -8
+_LIBC = ctypes.CDLL(None)
 
 
 def share() -> bool:
     """Let all threads that begin from now on use one heap; false where the C library has no such setting."""
-    return _is_glibc() and bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1))
+    return hasattr(_LIBC, "mallopt") and bool(_LIBC.mallopt(_M_ARENA_MAX, 1))
 
 
 def give_back() -> bool:
     """Give freed memory back to the kernel, which takes some milliseconds; whether there was any."""
-    return _is_glibc() and bool(ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0)))
-
-
-def _is_glibc() -> bool:
-    return platform.libc_ver()[0] == "glibc"
+    return hasattr(_LIBC, "malloc_trim") and bool(_LIBC.malloc_trim(ctypes.c_size_t(0)))

@@ -36,12 +36,19 @@ def each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
     """One clause per group, largest first, the rest counted."""
     doings = [busy(group) for group in groups[:shown]]
     parts = [
-        f"{words.who(_ids([group]))} {doing}" + (_apart_from(group, groups) if doings.count(doing) > 1 else "")
+        f"{words.who(_ids([group]))} {doing}"
+        + (_apart_from(group, groups) if doings.count(doing) > 1 else _at(group, doing))
         for group, doing in zip(groups, doings, strict=False)
     ]
     if len(groups) > shown:
         parts.append(f"{words.count(_size(groups[shown:]))} in {len(groups) - shown} other places")
     return parts
+
+
+def _at(group: Group, doing: str) -> str:
+    """The line of the user's code, unless it is said already."""
+    at = clauses.at(group)
+    return "" if at.removeprefix(" at ") in doing else at
 
 
 def _apart_from(group: Group, others: Sequence[Group]) -> str:

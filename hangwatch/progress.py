@@ -254,7 +254,9 @@ def captured(snapshot: Snapshot, look: Look, *, now: float, settings: Detector) 
     entry = snapshot.jobs.get(look.capture.job_key)
     if entry is None:
         return snapshot, ()
-    seen = replace(motion_count(look.grouping), places=places_of(look.grouping, look.verdict.named))
+    looked_at = {dump.id.pid for dump in look.capture.ranks}
+    came = sum(rank.id.pid not in looked_at for rank in entry.job.ranks)
+    seen = replace(motion_count(look.grouping), came=came, places=places_of(look.grouping, look.verdict.named))
     watch, wanted = detector.captured(entry.watch, seen, now, settings)
     entry = replace(entry, watch=watch, page=detector.pages(watch, now, settings))
     if watch.is_open:

@@ -61,9 +61,9 @@ Action: TypeAlias = TakeCapture | Transition
 class MotionCount(Value, frozen=True):
     """What a capture found: how many ranks are frozen, moving, or could not be judged; `who` moves, in words.
 
-    `stacked` of them gave a stack, `absent` of the frozen have no process. `resting` is the state of a job that stands
-    still and is not hung; one that `serves` waits for clients. `places` are where those stand for whom the others wait,
-    see `pauses`.
+    `stacked` of them gave a stack, `absent` of the frozen have no process; `came`: so many have one only since the look
+    began. `resting` is the state of a job that stands still and is not hung; one that `serves` waits for clients.
+    `places` are where those stand for whom the others wait, see `pauses`.
     """
 
     frozen: int
@@ -71,6 +71,7 @@ class MotionCount(Value, frozen=True):
     unknown: int = 0
     stacked: int = 0
     absent: int = 0
+    came: int = 0
     who: str = ""
     resting: JobState | None = None
     serves: bool = False
@@ -367,7 +368,7 @@ def _well(watch: JobWatch, message: str, now: float, settings: Detector) -> tupl
 
 def _are_late(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> bool:
     """Whether those who have no process were never there, in a job that starts: it may not be their turn yet."""
-    all_known_live = len(watch.generation) <= seen.total - seen.absent
+    all_known_live = len(watch.generation) - seen.came <= seen.total - seen.absent
     is_starting = not watch.was_busy and now - watch.began < settings.startup_stalled_hold_seconds
     return seen.absent > 0 and all_known_live and is_starting
 

@@ -317,6 +317,8 @@ class _Daemon:
         return judged(taken, self.settings.capture, self.activities, unix_now=UNIX_START + t)
 
     def _rank_dump(self, gpu: int, rank: int, taking: _Taking, t: float) -> RankDump:
+        if self.node.doing(gpu, taking.began) is None:  # nobody dumps a process that comes later
+            return RankDump(id=RankId(node=NODE, rank=rank, local_rank=rank), gone=True)
         doing = self.node.doing(gpu, t)
         lost = doing is None or self.node.lost(gpu, t)
         watched = self._snapshot.jobs.get(taking.job_id)

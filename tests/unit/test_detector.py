@@ -418,22 +418,24 @@ def test_a_startup_that_stalls_pages_after_its_own_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "known", "absent", "seconds", "state"),
+    ("name", "known", "absent", "came", "seconds", "state"),
     [
-        ("never there", 3, 5, 910, S.STALLED),
-        ("there once, and gone", 4, 5, 910, S.HUNG),
-        ("all there", 8, 0, 910, S.HUNG),
-        ("never there, in a job that is old", 3, 5, 7300, S.HUNG),
+        ("never there", 3, 5, 0, 910, S.STALLED),
+        ("there once, and gone", 4, 5, 0, 910, S.HUNG),
+        ("all there", 8, 0, 0, 910, S.HUNG),
+        ("never there, in a job that is old", 3, 5, 0, 7300, S.HUNG),
+        ("they came while the others were looked at", 8, 5, 5, 910, S.STALLED),
+        ("one came, and another was there once", 5, 5, 1, 910, S.HUNG),
     ],
 )
 def test_a_rank_that_was_never_there_is_late_as_long_as_the_job_starts(
-    name: str, known: int, absent: int, seconds: int, state: JobState
+    name: str, known: int, absent: int, came: int, seconds: int, state: JobState
 ) -> None:
     series = Series()
     series.watch = detector.begin(job(known), series.now)
     series.feed(80, 910)
     series.now += seconds - 910
-    seen = MotionCount(frozen=8, moving=0, absent=absent)
+    seen = MotionCount(frozen=8, moving=0, absent=absent, came=came)
     series._take(*detector.captured(series.watch, seen, series.now, series.rules))
     assert series.watch.state is state, name
 

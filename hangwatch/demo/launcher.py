@@ -48,14 +48,18 @@ class Launcher:
     def start(self) -> None:
         """Start all ranks."""
         for local_rank in range(self.ranks):
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            theirs.set_inheritable(True)
-            command = [sys.executable, "-SE", "-m", self.worker, self.folder, str(theirs.fileno())]
-            environ = os.environ | self.torchrun_environ(local_rank)
-            self.pids[local_rank] = os.posix_spawn(sys.executable, command, environ)
-            theirs.close()
-            self.peers[local_rank] = ours
-            self.readers.register(ours, selectors.EVENT_READ, partial(self.hear, local_rank))
+            self.start_rank(local_rank)
+
+    def start_rank(self, local_rank: int) -> None:
+        """Start one rank."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.set_inheritable(True)
+        command = [sys.executable, "-SE", "-m", self.worker, self.folder, str(theirs.fileno())]
+        environ = os.environ | self.torchrun_environ(local_rank)
+        self.pids[local_rank] = os.posix_spawn(sys.executable, command, environ)
+        theirs.close()
+        self.peers[local_rank] = ours
+        self.readers.register(ours, selectors.EVENT_READ, partial(self.hear, local_rank))
 
     def torchrun_environ(self, local_rank: int) -> dict[str, str]:
         """What torchrun's agent puts into the environment of a rank of the first node."""

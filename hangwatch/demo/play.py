@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 from hangwatch import config
 from hangwatch.board import JobEntry
@@ -31,6 +32,8 @@ ACTIVITIES = (
     ("collective_wait", "barrier", "collectives.py"),
     ("data_loading", "read_shard", "loader.py"),
 )
+
+NewDaemon: TypeAlias = Callable[..., Daemon]
 
 
 class Outcome(Value, frozen=True):
@@ -85,7 +88,13 @@ def descriptions() -> dict[str, str]:
 
 
 def play(
-    name: str, *, ranks: int = 8, seed: int = 0, say: Callable[[str], None] = print, directory: Path | None = None
+    name: str,
+    *,
+    ranks: int = 8,
+    seed: int = 0,
+    say: Callable[[str], None] = print,
+    directory: Path | None = None,
+    new_daemon: NewDaemon = Daemon,
 ) -> Outcome:
     """Play the scenario of that name; `say` gets a line for everything that happens.
 
@@ -93,7 +102,9 @@ def play(
     `hangwatch-demo` in the current directory. Every process is ended, also when this raises: NodeError when the
     simulated node fails, StoreError when the directory cannot be used.
     """
-    outcome = _play(SCENARIOS[name], ranks, seed, (directory or DEFAULT_DIRECTORY).absolute(), say)
+    outcome = _play(
+        SCENARIOS[name], ranks, seed, (directory or DEFAULT_DIRECTORY).absolute(), say, new_daemon=new_daemon
+    )
     if outcome.verdict is not None:
         say(f"verdict: {outcome.verdict.message} (confidence: {outcome.verdict.confidence.value})")
     say(f"{'right' if outcome.right else 'WRONG'}: {outcome.sentence}")
@@ -102,12 +113,14 @@ def play(
     return outcome
 
 
-def _play(scenario: Scenario, ranks: int, seed: int, directory: Path, say: Callable[[str], None]) -> Outcome:
+def _play(
+    scenario: Scenario, ranks: int, seed: int, directory: Path, say: Callable[[str], None], *, new_daemon: NewDaemon
+) -> Outcome:
     planted = scenario.planted_rank(ranks, seed)
     ranks = 1 if scenario.right is Answer.NO_JOB else ranks
     with (
         SimulatedNode(ranks, scenario.nodes, scenario.program) as node,
-        watching(node, SimulatedGpus(node, seed=seed), settings(directory)) as daemon,
+        watching(node, SimulatedGpus(node, seed=seed), settings(directory), new_daemon) as daemon,
     ):
         say(f"started {'a notebook' if scenario.right is Answer.NO_JOB else f'job {node.run_id} of {ranks} ranks'}")
         watcher = Watcher(daemon, node.run_id, say)
@@ -240,12 +253,14 @@ def _report(daemon: Daemon, job_id: str) -> Path | None:
 
 
 @contextlib.contextmanager
-def watching(node: SimulatedNode, gpus: GpuSource, chosen: Settings) -> Iterator[Daemon]:
+def watching(
+    node: SimulatedNode, gpus: GpuSource, chosen: Settings, new_daemon: NewDaemon = Daemon
+) -> Iterator[Daemon]:
     """The real daemon, running, over one simulated node; its log goes into its state directory."""
     state = Path(chosen.store.directory)
     state.mkdir(parents=True, exist_ok=True)
     with _log_to(state / "daemon.log"):
-        daemon = Daemon(chosen, gpus, proc_root=node.proc_root)
+        daemon = new_daemon(chosen, gpus, proc_root=node.proc_root)
         try:
             daemon.start()
             yield daemon

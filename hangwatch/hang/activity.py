@@ -45,6 +45,7 @@ class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     leaves_the_job: bool = False
     is_between_two: bool = False
     phase: str | None = None
+    by_program: bool = False
     look_at: str | None = None
     meets_at_store: bool = False
 

@@ -313,7 +313,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _outside(
         "are blocked in functions that no rule knows, or wait for somebody outside of the job, with an idle GPU",
-        lambda group: waits_for(group) == "unknown",
+        lambda group: waits_for(group) == "unknown" or activity.known(group.activity).by_program,
         ("ranks", "gpu"),
         Confidence.MEDIUM,
         _is_held,

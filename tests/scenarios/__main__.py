@@ -6,9 +6,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.scenarios.power import HANG_SCENARIOS, HEALTHY_SCENARIOS, PAUSE_SCENARIOS, PowerScenario
-from tests.scenarios.processes import DEMO_SCENARIOS, PROCESS_SCENARIOS, ProcessScenario, problems
+from tests.scenarios.crowds import CROWDS
+from tests.scenarios.power import HANG_SCENARIOS, HEALTHY_SCENARIOS, PAUSE_SCENARIOS, Expected, PowerScenario
+from tests.scenarios.processes import DEMO_SCENARIOS, PROCESS_SCENARIOS, ProcessScenario
 from tests.scenarios.simulation import fold, play
+from tests.scenarios.stage import Crowd, Observed, problems
 
 PAGE = Path(__file__).parents[2] / "docs" / "scenarios.md"
 HEAD = """\
@@ -30,7 +32,8 @@ REAL = """
 ## With real processes
 
 Real ranks, loaders and launchers, the real daemon, real py-spy; only GPU power is simulated, and follows what the ranks
-do. Hold 3 s, `stalled_hold_seconds` 6, rounds 1 s apart. `demo:` rows are `hangwatch demo --scenario NAME --seed 1`.
+do. Hold 3 s, `stalled_hold_seconds` 6, rounds 1 s apart. `demo:` rows are `hangwatch demo --scenario NAME --seed 1`. From "a
+pause that comes back" on, jobs are played at once on one node; to "ranks that come late" the `stalled_hold_seconds` are 12.
 """
 WEAK = """
 ## What is not yet as it should be
@@ -57,22 +60,36 @@ def power_rows(scenario: PowerScenario) -> list[tuple[str, ...]]:
 
 
 def process_rows(scenario: ProcessScenario) -> list[tuple[str, ...]]:
-    """One line per job. Raises SystemExit when it went otherwise than expected."""
+    """One line per job."""
     with tempfile.TemporaryDirectory() as directory:
         observed = scenario.run(Path(directory) / "state")
-    wrong = problems(scenario, observed)
-    if wrong:
-        raise SystemExit(f"{scenario.name}: {'; '.join(wrong)}")
+    several = len(observed) > 1
     return [
-        (
-            scenario.name if len(observed) == 1 else f"{scenario.name} ({number} of {len(observed)})",
-            scenario.what,
-            scenario.truth,
-            fold(list(one.states)) if one.found else "no job",
-            *_page(one.paged, one.named, one.seconds),
+        _process_row(
+            scenario.name, scenario.what, scenario.truth, *pair, f" ({at} of {len(observed)})" if several else ""
         )
-        for number, one in enumerate(observed, 1)
+        for at, pair in enumerate(zip(scenario.expected, observed, strict=True), 1)
     ]
+
+
+def crowd_rows(crowd: Crowd) -> list[tuple[str, ...]]:
+    """One line per job."""
+    with tempfile.TemporaryDirectory() as directory:
+        observed = crowd.run(Path(directory) / "state")
+    return [
+        _process_row(one.name, one.what, one.truth, one.expected, got)
+        for one, got in zip(crowd.neighbours, observed, strict=True)
+    ]
+
+
+def _process_row(name: str, what: str, truth: str, expected: Expected, got: Observed, job: str = "") -> tuple[str, ...]:
+    """Raises SystemExit when it went otherwise than expected, or cannot be played here."""
+    wrong = got.unavailable or "; ".join(problems(expected, got))
+    if wrong:
+        raise SystemExit(f"{name}: {wrong}")
+    states = fold(list(got.states)) if got.found else "no job"
+    seconds = got.seconds if expected.page else None
+    return (name + job, what, truth, states, *_page(got.pages > 0, got.named, seconds))
 
 
 def _page(paged: bool, named: tuple[int | None, ...], seconds: float | None) -> tuple[str, str, str]:
@@ -80,6 +97,16 @@ def _page(paged: bool, named: tuple[int | None, ...], seconds: float | None) -> 
         return "no", "", ""
     who = f"rank {', '.join(map(str, named))}" if named else "nobody"
     return "yes", who, "" if seconds is None else f"{seconds:.0f}"
+
+
+def counted(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
+    """How many of each there are, jobs that only train beside a hang among the healthy ones."""
+
+    def count(rows: list[tuple[str, ...]]) -> str:
+        hangs = sum(row[2] == "hang" and row[4] == "yes" for row in rows)
+        return f"{hangs} hangs and {len(rows) - hangs} healthy look-alikes"
+
+    return f"\nIn virtual time {count(virtual)}; with real processes {count(real)}.\n"
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
@@ -95,7 +122,10 @@ def main() -> None:
     for scenario in (*DEMO_SCENARIOS, *PROCESS_SCENARIOS):
         print(f"--- {scenario.name}", file=sys.stderr)
         real += process_rows(scenario)
-    text = f"{HEAD}{VIRTUAL}\n{table(strong)}{REAL}\n{table(real)}"
+    for crowd in CROWDS:
+        print(f"--- {crowd.name}", file=sys.stderr)
+        real += crowd_rows(crowd)
+    text = f"{HEAD}{counted(strong + weak, real)}{VIRTUAL}\n{table(strong)}{REAL}\n{table(real)}"
     if weak:
         whys = "".join(f"* {scenario.name}: {scenario.weakness}.\n" for scenario in virtual if scenario.weakness)
         text += f"{WEAK}\n{table(weak)}\n{whys}"

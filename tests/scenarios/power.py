@@ -84,6 +84,8 @@ _HTTP = (
 _REMOTE = ("wait (subprocess.py)", "run (subprocess.py)", "evaluate_remotely (pretrain.py)", *_MAIN[1:])
 _FSYNC = ("sync_to_disk (checkpointing.py)", "save_checkpoint (pretrain.py)", *_MAIN[1:])
 _RECEIVE = ("recv_exactly (shards.py)", "next_shard (shards.py)", *_MAIN[1:])
+_UPLOAD = ("wait (threading.py)", "result (concurrent/futures/_base.py)", "upload (checkpointing.py)", *_MAIN[1:])
+_PROMPT = ("readline (pdb.py)", "interaction (pdb.py)", "trace_dispatch (bdb.py)", *_MAIN)
 _ASK_AGAIN = ("until_there (flags.py)", *_MAIN[1:])
 
 TRAINS = Doing((_FORWARD, _BACKWARD, _OPTIMIZER), watts=600.0, utilization_ratio=0.98, cpu_ratio=0.9)
@@ -129,6 +131,8 @@ AWAITS_SSH = replace(
 SYNCS = Doing((_FSYNC,), watts=84.0, utilization_ratio=0.0, state="D", device_bytes_per_second=8e7)
 STUCK_SYNCING = replace(SYNCS, device_bytes_per_second=0.0)
 RECEIVES = Doing((_RECEIVE,), watts=84.0, utilization_ratio=0.0, cpu_ratio=0.01, socket_bytes_per_second=4e5)
+UPLOADS_PARTS = replace(RECEIVES, stacks=(_UPLOAD,))
+DEBUGGED = replace(AWAITS_SERVER, stacks=(_PROMPT,), awaited=Awaited(who="a person at the terminal /dev/pts/3"))
 ASKS_AGAIN = Doing((_ASK_AGAIN,), watts=84.0, utilization_ratio=0.0, switches_per_second=0.5)
 EVALUATES_SLOWLY = replace(EVALUATES, cpu_ratio=0.005, switches_per_second=3.0)
 LIGHT = replace(TRAINS, watts=250.0)
@@ -556,6 +560,22 @@ HEALTHY_SCENARIOS = (
         HOUR + 1200,
     ),
     PowerScenario(
+        "multipart upload",
+        "rank 0 waits 8 minutes for threads that upload the parts of a file, the others wait",
+        "healthy",
+        _between(HOUR, HOUR + 480, 0, UPLOADS_PARTS),
+        (Expected(LOOKED_AT),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
+        "a person in a debugger",
+        "rank 0 stands at the prompt of pdb for 8 minutes, the others wait",
+        "healthy",
+        _between(HOUR, HOUR + 480, 0, DEBUGGED),
+        (Expected(LOOKED_AT),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
         "asks every two seconds",
         "rank 0 sleeps until a file is there, for 8 minutes, the others wait",
         "healthy",
@@ -759,6 +779,14 @@ HEALTHY_SCENARIOS = (
         "5 of 8 ranks have no process for 20 minutes (an image is pulled), the others wait for them to join",
         "healthy",
         Node(lambda gpu, t: TRAINS if t >= 1210 else JOINS if gpu < 3 else STARTS if t >= 1200 else None),
+        (Expected("starting → suspected → stalled → recovered → training"),),
+        HOUR,
+    ),
+    PowerScenario(
+        "ranks that come while the others are looked at",
+        "5 of 8 ranks have no process until the stacks of the others are taken, and prepare for 15 s",
+        "healthy",
+        Node(lambda gpu, t: TRAINS if t >= 918 else JOINS if gpu < 3 else STARTS if t >= 903 else None),
         (Expected("starting → suspected → stalled → recovered → training"),),
         HOUR,
     ),

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from zlib import crc32
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from hangwatch.hang import activity
 from hangwatch.hang.activity import Table
-from hangwatch.hang.detector import MotionCount
-from hangwatch.look import Look, judged
-from hangwatch.model import Capture, Frame, ProcessDump
-from hangwatch.progress import motion_count
+from tests.scenarios.names import assert_names_do_not_matter
 from tests.scenarios.power import HANG_SCENARIOS, HEALTHY_SCENARIOS, HOUR, PAUSE_SCENARIOS, PowerScenario
 from tests.scenarios.simulation import SETTINGS, fold, play
 
-TABLE = activity.load()
-STANDARD_FILES = frozenset({"threading.py", "socket.py", "ssl.py", "selectors.py", "socketserver.py", "subprocess.py"})
 SCENARIOS = (*HANG_SCENARIOS, *HEALTHY_SCENARIOS)
 ALL_SCENARIOS = (*SCENARIOS, *PAUSE_SCENARIOS)
 
@@ -43,7 +34,7 @@ def test_power_scenario(scenario: PowerScenario) -> None:
             assert job.paged_at - scenario.trouble_at <= expected.within_seconds
 
     for look in (look for job in played.values() for look in job.looks):
-        assert_names_do_not_matter(look)
+        assert_names_do_not_matter(look, SETTINGS)
 
 
 @pytest.mark.timeout(600)
@@ -66,38 +57,6 @@ def test_what_is_learnt_does_not_depend_on_names(scenario: PowerScenario) -> Non
     pages = play(scenario.node, seconds)["job"].pages
     assert play(scenario.node, seconds, activities=Table(()))["job"].pages == pages
     assert len(pages) <= 1
-
-
-def assert_names_do_not_matter(look: Look) -> None:
-    """State and page follow from how many ranks are frozen, moving or unjudged: an empty table finds as many.
-
-    And what the program calls its functions changes neither that nor who is named.
-    """
-    seen = counted(look)
-    assert counted(judged(look.capture, SETTINGS.capture, Table(()), unix_now=0.0)) == seen
-    for names in (("qzx", "vbn", "wrt"), ("save_checkpoint", "log", "evaluate", "main")):
-        renamed = judged(with_names(look.capture, names), SETTINGS.capture, TABLE, unix_now=0.0)
-        assert counted(renamed) == seen, names
-        assert renamed.verdict.named == look.verdict.named, (names, renamed.verdict.message)
-
-
-def counted(look: Look) -> MotionCount:
-    return replace(motion_count(look.grouping), who="")
-
-
-def with_names(capture: Capture, names: Sequence[str]) -> Capture:
-    """The functions of the program itself under other names: of the files that are in no package."""
-
-    def frame(one: Frame) -> Frame:
-        is_own = "/" not in one.file and one.file not in STANDARD_FILES and one.function != "<module>"
-        return replace(one, function=names[crc32(one.function.encode()) % len(names)]) if is_own else one
-
-    def dump(one: ProcessDump) -> ProcessDump:
-        threads = (replace(thread, frames=tuple(map(frame, thread.frames))) for thread in one.threads)
-        return replace(one, threads=tuple(threads))
-
-    ranks = (replace(rank, rounds=tuple(map(dump, rank.rounds))) for rank in capture.ranks)
-    return replace(capture, ranks=tuple(ranks))
 
 
 def test_every_scenario_has_a_name_of_its_own_and_a_truth() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 from hangwatch.demo import loader, troubles, worker
 from hangwatch.demo.collectives import barrier
@@ -15,6 +19,7 @@ from hangwatch.demo.worker import Rank, evaluate
 
 SLOW_SHARD = "slow"
 SLOW_READS = 100
+SERVER = "127.0.0.2"
 
 _read_shard = loader.read_shard
 
@@ -91,23 +96,15 @@ def linger(me: Rank, seconds: str) -> None:
     time.sleep(float(seconds))
 
 
-def serve_requests(me: Rank, seconds: str) -> None:
-    """Rank 0 waits for requests, the others for rank 0; for so long none comes."""
-    me.begins(Phase.IDLE)
-    if me.rank == 0:
-        serve_forever(float(seconds))
-    barrier(me.peers)
-
-
 def behind_gpu(me: Rank, odd: str) -> None:
-    """One rank waits for a lock; the others stand behind their GPUs, as in `.item()` behind NCCL."""
+    """One rank waits for a lock; the others stand behind their GPUs, as in `.read_loss()` behind NCCL."""
     if me.rank == int(odd):
         troubles.deadlock(me)
     me.begins(Phase.COLLECTIVE)
-    item()
+    read_loss()
 
 
-def item() -> None:
+def read_loss() -> None:
     """Spins in one call into C without the GIL, as CUDA does; gives way to others on a small machine."""
     os.nice(19)
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", (1 << 31) - 1)
@@ -125,13 +122,18 @@ def log_behind_gpu(me: Rank, odd: str, port: str) -> None:
 
 def add_scalar() -> None:
     """Needs a number that is on the GPU."""
-    item()
+    read_loss()
 
 
 def ask(port: str) -> bytes:
     """A request without a time-out."""
-    with socket.create_connection(("127.0.0.1", int(port))) as server:
+    with connected(port) as server:
         return server.recv(1)
+
+
+def connected(port: str) -> socket.socket:
+    """To a server outside of the job, which has an address of its own as on another machine."""
+    return socket.create_connection((SERVER, int(port)))
 
 
 def wait_for_server(me: Rank, port: str) -> None:
@@ -157,29 +159,149 @@ def wait_for_child(me: Rank, port: str) -> None:
     barrier(me.peers)
 
 
-def ask_again(me: Rank, seconds: str) -> None:
-    """Rank 0 looks again and again whether something is there, the others wait for it."""
+@contextlib.contextmanager
+def waited_for(me: Rank, phase: Phase) -> Iterator[bool]:
+    """Rank 0 does something in this phase (it gets True), and the others wait for it in a barrier."""
     if me.rank == 0:
-        me.begins(Phase.LOADING)
-        end = time.monotonic() + float(seconds)
-        while time.monotonic() < end:
-            time.sleep(0.4)
+        me.begins(phase)
+    yield me.rank == 0
     me.begins(Phase.COLLECTIVE)
     barrier(me.peers)
 
 
-def serve_forever(seconds: float) -> None:
-    """Stands for the loop of an HTTP server."""
-    time.sleep(seconds)
+def ask_again(me: Rank, seconds: str, pause_seconds: str) -> None:
+    """Rank 0 looks again and again whether something is there, the others wait for it."""
+    with waited_for(me, Phase.LOADING) as is_mine:
+        end = time.monotonic() + float(seconds)
+        while is_mine and time.monotonic() < end:
+            time.sleep(float(pause_seconds))
 
 
-if __name__ == "__main__":
+def evaluate_slowly(me: Rank, seconds: str) -> None:
+    """Rank 0 evaluates and sleeps in between, the others wait for it."""
+    with waited_for(me, Phase.EVALUATION) as is_mine:
+        end = time.monotonic() + float(seconds)
+        while is_mine and time.monotonic() < end:
+            answer = sum(range(20_000))
+            time.sleep(0.3 + answer % 2 * 0.001)
+
+
+def sync_checkpoint(me: Rank, path: str, size_bytes: str) -> None:
+    """Rank 0 waits in one fsync until so much is on the disk, the others wait for it."""
+    with waited_for(me, Phase.CHECKPOINT) as is_mine:
+        if is_mine:
+            write_and_sync(path, int(size_bytes))
+
+
+def write_and_sync(path: str, size_bytes: int) -> None:
+    """Every other page, so that the kernel writes them one by one and its counters grow steadily."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    file = os.open(path, os.O_WRONLY | os.O_CREAT)
+    for at in range(0, 2 * size_bytes, 2 * page):
+        os.pwrite(file, bytes(page), at)
+    os.fsync(file)
+    os.close(file)
+
+
+def save_behind_gpu(me: Rank, odd: str, path: str, size_bytes: str) -> None:
+    """One rank is stuck in fsync; rank 0 stands behind its GPU in a call that saves, the others in another."""
+    if me.rank == int(odd):
+        me.begins(Phase.CHECKPOINT)
+        write_and_sync(path, int(size_bytes))
+    me.begins(Phase.COLLECTIVE)
+    if me.rank == 0:
+        torch_save()
+    read_loss()
+
+
+def torch_save() -> None:
+    """Copies a tensor from the GPU first."""
+    read_loss()
+
+
+def receive_shard(me: Rank, port: str, size_bytes: str) -> None:
+    """Rank 0 receives a shard into memory, the others wait for it."""
+    with waited_for(me, Phase.LOADING) as is_mine:
+        if is_mine:
+            with connected(port) as server:
+                server.recv(int(size_bytes), socket.MSG_WAITALL)
+
+
+def upload_parts(me: Rank, port: str, parts: str, size_bytes: str) -> None:
+    """Rank 0 uploads a file in parts, each in a thread of its own, the others wait for it."""
+    with waited_for(me, Phase.CHECKPOINT) as is_mine:
+        if is_mine:
+            upload(port, int(parts), int(size_bytes))
+
+
+def upload(port: str, parts: int, size_bytes: int) -> None:
+    """As a client of an object store does: four parts at a time."""
+    from concurrent.futures import ThreadPoolExecutor  # not needed by the many who only train
+
+    with ThreadPoolExecutor(4) as pool:
+        for sent in [pool.submit(upload_part, port, size_bytes) for _ in range(parts)]:
+            sent.result()
+
+
+def upload_part(port: str, size_bytes: int) -> None:
+    """One part; little of it fits between here and the server."""
+    with connected(port) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
+        server.sendall(bytes(size_bytes))
+
+
+def end_but_upload(me: Rank, port: str, parts: str, size_bytes: str) -> None:
+    """Training is over: rank 0 still uploads, the others end."""
+    if me.rank:
+        worker.leave(me)
+    me.begins(Phase.IDLE)
+    upload(port, int(parts), int(size_bytes))
+    time.sleep(600)
+
+
+def ask_for_word(me: Rank, path: str) -> None:
+    """Rank 0 waits until somebody writes to a FIFO, the others wait for it."""
+    with waited_for(me, Phase.LOADING) as is_mine:
+        if is_mine:
+            Path(path).read_text()
+
+
+def debug(me: Rank, seconds: str) -> None:
+    """Rank 0 stands in a debugger until the person at its terminal continues, the others wait for it."""
+    with waited_for(me, Phase.LOADING) as is_mine:
+        if is_mine:
+            stand_at_prompt(float(seconds))
+
+
+def stand_at_prompt(seconds: float) -> None:
+    """The prompt of pdb at a terminal of its own."""
+    from pdb import Pdb
+
+    ours, theirs = os.openpty()
+    threading.Timer(seconds, os.write, (ours, b"continue\n")).start()
+    with os.fdopen(theirs, "r") as reads, os.fdopen(os.dup(theirs), "w") as writes:
+        Pdb(stdin=reads, stdout=writes).set_trace()
+
+
+def ask_whom_is_gone(me: Rank, port: str, odd: str) -> None:
+    """One rank sends a request that nobody acknowledges, the others wait for it."""
+    if me.rank == int(odd):
+        me.begins(Phase.LOADING)
+        with connected(port) as server:
+            server.recv(1)  # it accepts, and is gone
+            server.sendall(b"a question")
+            server.recv(1)
+    me.begins(Phase.COLLECTIVE)
+    barrier(me.peers)
+
+
+def main() -> None:
+    """As the demo's rank, with these orders."""
     loader.read_shard = read_shard
     worker.ORDERS |= {
         "starve": starve,
         "compile": compile_model,
         "evaluate-on-one": evaluate_on_one,
-        "serve": serve_requests,
         "stop-all": stop_all,
         "linger": linger,
         "join-late": join_late,
@@ -188,5 +310,18 @@ if __name__ == "__main__":
         "wait-for-server": wait_for_server,
         "wait-for-child": wait_for_child,
         "ask-again": ask_again,
+        "evaluate-slowly": evaluate_slowly,
+        "sync-checkpoint": sync_checkpoint,
+        "save-behind-gpu": save_behind_gpu,
+        "receive-shard": receive_shard,
+        "upload": upload_parts,
+        "end-but-upload": end_but_upload,
+        "ask-for-word": ask_for_word,
+        "debug": debug,
+        "ask-whom-is-gone": ask_whom_is_gone,
     }
     worker.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Scenarios with real processes that are played at once: many jobs on one node, under one daemon."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from hangwatch.model import JobState
+from tests.scenarios.outside import disk, sending, taking, vanishing
+from tests.scenarios.power import Expected
+from tests.scenarios.processes import HANG, LOOK
+from tests.scenarios.stage import Crowd, Neighbour, Observed, Stage, at_zero_in_a_hang, of_light_job
+
+WAIT_SECONDS = 12.0
+BYTES_PER_SECOND = 400_000
+SHARD_BYTES = int(WAIT_SECONDS) * BYTES_PER_SECOND
+
+
+def slow_fsync(stage: Stage) -> Observed:
+    with tempfile.TemporaryDirectory() as folder, disk(Path(folder), BYTES_PER_SECOND) as storage:
+        stage.trouble("all", f"sync-checkpoint {storage.folder}/checkpoint.pt {SHARD_BYTES}")
+        return stage.until_resumed().observed()
+
+
+def shard_into_memory(stage: Stage) -> Observed:
+    with sending(BYTES_PER_SECOND, WAIT_SECONDS) as port:
+        stage.trouble("all", f"receive-shard {port} {SHARD_BYTES}")
+        return stage.until_resumed().observed()
+
+
+def multipart_upload(stage: Stage) -> Observed:
+    with taking(BYTES_PER_SECOND) as port:
+        stage.trouble("all", f"upload {port} 8 {SHARD_BYTES // 8}")
+        return stage.until_resumed().observed()
+
+
+def evaluation_with_sleeps(stage: Stage) -> Observed:
+    stage.trouble("all", f"evaluate-slowly {WAIT_SECONDS}")
+    return stage.until_resumed().observed()
+
+
+def in_a_debugger(stage: Stage) -> Observed:
+    stage.trouble("all", f"debug {WAIT_SECONDS}")
+    return stage.until_resumed().observed()
+
+
+def pause_that_comes_back(stage: Stage) -> Observed:
+    word = stage.node.folder / "word"
+    os.mkfifo(word)
+    for _ in range(2):
+        stage.trouble("all", f"ask-for-word {word}")
+        stage.until(JobState.HUNG)
+        word.write_text("go on")
+        stage.until_resumed().watcher.follow(3.0)
+    return stage.observed()
+
+
+def over_but_uploads(stage: Stage) -> Observed:
+    with taking(BYTES_PER_SECOND) as port:
+        stage.trouble("all", f"end-but-upload {port} 8 {3 * SHARD_BYTES}")
+        stage.until(JobState.OVER).watcher.follow(LOOK_ALIKES.stalled_hold_seconds + 1.0)
+        return stage.observed()
+
+
+def late_ranks(stage: Stage) -> Observed:
+    return stage.until(JobState.STALLED, JobState.HUNG).until(JobState.RECOVERED, JobState.TRAINING).observed()
+
+
+def ordered(whom: int | str, order: str) -> Callable[[Stage], Observed]:
+    """An order that makes the job hang."""
+
+    def play(stage: Stage) -> Observed:
+        stage.trouble(whom, order)
+        return stage.until_page().observed()
+
+    return play
+
+
+def whom_is_gone(stage: Stage) -> Observed:
+    with vanishing() as port:
+        stage.trouble("all", f"ask-whom-is-gone {port} 1")
+        return stage.until_page().observed()
+
+
+def saves_behind_gpu(stage: Stage) -> Observed:
+    with tempfile.TemporaryDirectory() as folder, disk(Path(folder), 1) as storage:
+        stage.trouble("all", f"save-behind-gpu 2 {storage.folder}/checkpoint.pt {1 << 20}")
+        return stage.until_page().observed()
+
+
+LOOK_ALIKES = Crowd(
+    "look-alikes at once",
+    (
+        Neighbour(
+            "a pause that comes back",
+            "twice rank 0 waits at the same place until it is told to go on, and the others wait for it",
+            "healthy",
+            pause_that_comes_back,
+            Expected(f"{HANG} → recovered( → training)? → quiet → suspected → hung → recovered", pages_before=1),
+        ),
+        Neighbour(
+            "slow fsync",
+            "rank 0 is 12 s in fsync while the device writes 400 kB/s, the others wait",
+            "healthy",
+            slow_fsync,
+            Expected(LOOK),
+        ),
+        Neighbour(
+            "shards into memory",
+            "rank 0 receives 400 kB/s for 12 s, the others wait",
+            "healthy",
+            shard_into_memory,
+            Expected(LOOK),
+        ),
+        Neighbour(
+            "multipart upload",
+            "rank 0 uploads eight parts for 12 s, four at a time, each in a thread; the others wait",
+            "healthy",
+            multipart_upload,
+            Expected(LOOK),
+        ),
+        Neighbour(
+            "evaluation with sleeps",
+            "rank 0 evaluates for 12 s and sleeps in between, the others wait",
+            "healthy",
+            evaluation_with_sleeps,
+            Expected(LOOK),
+            ranks=4,
+        ),
+        Neighbour(
+            "a person in a debugger",
+            "rank 0 stands at the prompt of pdb for 12 s, the others wait",
+            "healthy",
+            in_a_debugger,
+            Expected(LOOK),
+        ),
+        Neighbour(
+            "training over, rank 0 uploads",
+            "the others have ended; rank 0 keeps the job alive",
+            "healthy",
+            over_but_uploads,
+            Expected("training → quiet → suspected → over"),
+        ),
+        Neighbour(
+            "ranks that come late",
+            "half of the ranks have no process for 16 s, the others wait for them to join",
+            "healthy",
+            late_ranks,
+            Expected("suspected → stalled → recovered( → training)?"),
+            ranks=4,
+            begins=JobState.STARTING,
+            program="tests.scenarios.late_launcher",
+        ),
+    ),
+    startup_hold_seconds=3.0,
+    stalled_hold_seconds=12.0,
+)
+
+STORAGE_DIES = Crowd(
+    "storage dies under eleven jobs",
+    tuple(
+        Neighbour(
+            f"storage dies, job {number} of 11",
+            "all at once rank 1 of each job waits for a loader that reads from stuck storage"
+            + ("; this job has another owner" if number == 11 else ""),
+            "hang",
+            ordered(1, "loader"),
+            Expected(HANG, True, (1,), 40.0),
+            is_apart=number == 11,
+        )
+        for number in range(1, 12)
+    ),
+)
+
+HANGS = Crowd(
+    "hangs at once",
+    (
+        Neighbour(
+            "light job hangs over its line",
+            "250 W at work, 140 W in the hang, and the line at 133 W: power alone would never tell",
+            "hang",
+            ordered(2, "lock"),
+            Expected("training → suspected → hung", True, (2,), 40.0),
+            ranks=4,
+            shown=of_light_job,
+        ),
+        Neighbour(
+            "victims whose GPUs show 0 %",
+            "rank 2 waits for a lock, the others spin in C: the page waits for stalled_hold_seconds",
+            "hang",
+            ordered("all", "behind-gpu 2"),
+            Expected("training → quiet → suspected → stalled", True, (), 40.0),
+            ranks=4,
+            shown=at_zero_in_a_hang,
+        ),
+        Neighbour(
+            "a request to a server that is gone",
+            "rank 1 sends a request that nobody acknowledges, the others wait",
+            "hang",
+            whom_is_gone,
+            Expected(HANG, True, (1,), 40.0),
+            ranks=4,
+        ),
+        Neighbour(
+            "suspended, and ranks elsewhere",
+            "all ranks of this node are stopped, and those of another node wait for them",
+            "hang",
+            ordered("all", "stop-all"),
+            Expected("training → quiet → suspected → suspended", True, (), 40.0),
+            nodes=2,
+        ),
+        Neighbour(
+            "a victim inside torch.save",
+            "rank 0 waits for its GPU in a call that saves; rank 2 is stuck in fsync",
+            "hang",
+            saves_behind_gpu,
+            Expected(HANG, True, (2,), 40.0),
+            ranks=4,
+        ),
+    ),
+)
+
+CROWDS = (LOOK_ALIKES, STORAGE_DIES, HANGS)

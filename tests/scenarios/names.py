@@ -1,0 +1,78 @@
+"""What a program calls its functions decides neither state nor page, nor who is named.
+
+Of all names the daemon's detector gets to know one number alone, how many ranks of a look are frozen, moving or unjudged: if
+each look finds as many under other names, the job has the same states and pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from zlib import crc32
+
+from msgspec.structs import replace
+
+from hangwatch.config import Settings
+from hangwatch.hang import activity
+from hangwatch.hang.activity import Table
+from hangwatch.hang.detector import MotionCount
+from hangwatch.look import Look, judged
+from hangwatch.model import Capture, Frame, ProcessDump, RankDump
+from hangwatch.progress import motion_count
+
+NAMES = (("qzx", "vbn", "wrt"), ("save_checkpoint", "log", "evaluate", "main"))
+"""Random ones, and misleading ones."""
+CLEAR_MAJORITY = 4
+
+_STANDARD_FILES = frozenset({"threading.py", "socket.py", "ssl.py", "selectors.py", "socketserver.py", "subprocess.py"})
+_PROGRAM = ("hangwatch/demo/", "tests/scenarios/")
+_COLLECTIVES = "hangwatch/demo/collectives.py"  # stands for torch.distributed, and is taught to hangwatch
+
+
+def assert_names_do_not_matter(look: Look, settings: Settings) -> None:
+    """An empty table finds as many ranks frozen, moving and unjudged.
+
+    And what the program calls its functions changes neither that nor who is named. Of two or three ranks one is named, or
+    nobody, by what is known of its function (`_outside` in `hang.rules`: no clear majority waits); never another one.
+    """
+    is_small = len(look.capture.ranks) < CLEAR_MAJORITY
+    seen = counted(look)
+    assert counted(judged(look.capture, settings.capture, Table(()), unix_now=0.0)) == seen
+    table = activity.load(settings.activities.rules)
+    for names in NAMES:
+        capture = with_names(look.capture, names)
+        assert capture != look.capture, "nothing is renamed: it proves nothing"
+        renamed = judged(capture, settings.capture, table, unix_now=0.0)
+        assert counted(renamed) == seen, names
+        named, said = renamed.verdict.named, (names, look.verdict.message, renamed.verdict.message)
+        assert named == look.verdict.named or (is_small and () in {named, look.verdict.named}), said
+
+
+def counted(look: Look) -> MotionCount:
+    """All that the detector is told, but for the words."""
+    return replace(motion_count(look.grouping), who="")
+
+
+def with_names(capture: Capture, names: Sequence[str]) -> Capture:
+    """The functions of the program itself, of ranks and of their workers, under other names."""
+
+    def frame(one: Frame) -> Frame:
+        return replace(one, function=names[crc32(one.function.encode()) % len(names)]) if _is_own(one) else one
+
+    def dump(one: ProcessDump) -> ProcessDump:
+        threads = (replace(thread, frames=tuple(map(frame, thread.frames))) for thread in one.threads)
+        return replace(one, threads=tuple(threads))
+
+    def rank(one: RankDump) -> RankDump:
+        workers = (replace(worker, rounds=tuple(map(dump, worker.rounds))) for worker in one.workers)
+        return replace(one, rounds=tuple(map(dump, one.rounds)), workers=tuple(workers))
+
+    return replace(capture, ranks=tuple(map(rank, capture.ranks)))
+
+
+def _is_own(frame: Frame) -> bool:
+    """Of a file of the real processes' program; in a script, of one in no package."""
+    if frame.function == "<module>" or frame.file.endswith(_COLLECTIVES):
+        return False
+    if any(folder in frame.file for folder in _PROGRAM):
+        return True
+    return "/" not in frame.file and frame.file not in _STANDARD_FILES

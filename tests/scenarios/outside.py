@@ -1,0 +1,160 @@
+"""What stands outside of a job and that its ranks wait for: servers on loopback, a slow disk. None is a process of the job."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.scenarios.worker import SERVER
+
+DEADLINE_SECONDS = 60.0
+BEATS_PER_SECOND = 20
+_SO_ATTACH_FILTER = 26
+_DROP_ALL = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # BPF_RET | BPF_K, 0: keep no byte
+
+
+class UnavailableError(Exception):
+    """This machine cannot play it; the message says what it needs."""
+
+
+@contextlib.contextmanager
+def serving(serve: Callable[[socket.socket, threading.Event], None]) -> Iterator[int]:
+    """A thread that serves one listening socket until it returns or is told that it is over; the port."""
+    over = threading.Event()
+    with socket.create_server((SERVER, 0)) as listening:
+        listening.settimeout(DEADLINE_SECONDS)
+
+        def run() -> None:
+            with contextlib.suppress(OSError):
+                serve(listening, over)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            over.set()
+            thread.join(DEADLINE_SECONDS)
+
+
+def answering(after_seconds: float) -> contextlib.AbstractContextManager[int]:
+    """Answers one request after so long."""
+
+    def serve(listening: socket.socket, over: threading.Event) -> None:
+        with listening.accept()[0] as peer:
+            over.wait(after_seconds)
+            peer.sendall(b".")
+
+    return serving(serve)
+
+
+def sending(bytes_per_second: int, seconds: float) -> contextlib.AbstractContextManager[int]:
+    """Sends so much to one client, for so long."""
+
+    def serve(listening: socket.socket, over: threading.Event) -> None:
+        with listening.accept()[0] as peer:
+            for _ in range(int(seconds * BEATS_PER_SECOND)):
+                peer.sendall(bytes(bytes_per_second // BEATS_PER_SECOND))
+                over.wait(1 / BEATS_PER_SECOND)
+
+    return serving(serve)
+
+
+def taking(bytes_per_second: int) -> contextlib.AbstractContextManager[int]:
+    """Takes what clients send, so much of all of them together."""
+
+    def serve(listening: socket.socket, over: threading.Event) -> None:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
+        with contextlib.ExitStack() as peers, selectors.DefaultSelector() as readers:
+            readers.register(listening, selectors.EVENT_READ)
+            while not over.wait(1 / BEATS_PER_SECOND):
+                ready = [key.fileobj for key, _ in readers.select(0)]
+                for one in ready:
+                    assert isinstance(one, socket.socket)
+                    if one is listening:
+                        readers.register(peers.enter_context(listening.accept()[0]), selectors.EVENT_READ)
+                    elif not one.recv(bytes_per_second // BEATS_PER_SECOND // len(ready)):
+                        readers.unregister(one)
+
+    return serving(serve)
+
+
+def vanishing() -> contextlib.AbstractContextManager[int]:
+    """Greets one client, and from then on is as a machine that lost its power: acknowledges nothing, see socket(7)."""
+
+    def serve(listening: socket.socket, over: threading.Event) -> None:
+        with listening.accept()[0] as peer:
+            program = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL))
+            peer.sendall(b".")
+            peer.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+            over.wait()
+
+    return serving(serve)
+
+
+class Disk(NamedTuple):
+    """A file system on a disk that takes only so much."""
+
+    folder: Path
+    write: Callable[[int], None]
+    """Takes so many bytes per second from now on; 0 is as many as come."""
+
+
+@contextlib.contextmanager
+def disk(folder: Path, bytes_per_second: int) -> Iterator[Disk]:
+    """A loop device with a small ext2 under the block layer's throttle of the control group of this process.
+
+    Raises UnavailableError without root, loop devices, or that group (version 1, cgroup-v1/blkio-controller.rst).
+    """
+    throttle = _throttle()
+    image, mount = folder / "image", folder / "disk"
+    mount.mkdir(parents=True)
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    _run("mkfs.ext2", "-q", "-F", str(image))
+    device = _run("losetup", "--find", "--show", str(image))
+    number = Path("/sys/class/block", Path(device).name, "dev").read_text().strip()
+
+    def write(bytes_per_second: int) -> None:
+        throttle.write_text(f"{number} {bytes_per_second}")
+
+    try:
+        _run("mount", device, str(mount))
+        try:
+            write(bytes_per_second)
+            yield Disk(mount, write)
+        finally:
+            write(0)
+            _run("umount", "--lazy", str(mount))
+    finally:
+        _run("losetup", "--detach", device)
+
+
+def _throttle() -> Path:
+    if os.geteuid() != 0:
+        raise UnavailableError("needs root: mounts a file system")
+    groups = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    for root in (Path("/sys/fs/cgroup/blkio" + groups.get("blkio", "")), Path("/sys/fs/cgroup/blkio")):
+        throttle = root / "blkio.throttle.write_bps_device"
+        if throttle.exists():
+            return throttle
+    raise UnavailableError("needs the blkio controller of control groups, version 1")
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
+    except FileNotFoundError:
+        raise UnavailableError(f"needs {command[0]}") from None
+    if done.returncode:
+        raise UnavailableError(f"needs {command[0]}: {done.stderr.strip()}")
+    return done.stdout.strip()

@@ -1,0 +1,314 @@
+"""Simulated nodes under the real daemon: what is played on them, and what came of it.
+
+Only the GPUs are simulated. Times are those of the demo: 3 s hold, rounds 1 s apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from hangwatch.board import JobEntry
+from hangwatch.config import Settings
+from hangwatch.daemon import Daemon
+from hangwatch.demo import play
+from hangwatch.demo.node import SimulatedNode, wait_until
+from hangwatch.demo.play import Watcher, watching
+from hangwatch.demo.power import SimulatedGpus
+from hangwatch.hang.power import GpuLevels
+from hangwatch.look import Look
+from hangwatch.model import Fault, GpuSample, GpuSweep, Job, JobState
+from tests.scenarios.outside import UnavailableError
+from tests.scenarios.power import Expected
+
+DEADLINE_SECONDS = 40.0
+WORKER = "tests.scenarios.worker"
+RANKS = 4
+_CGROUPS = Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")
+
+
+class Observed(NamedTuple):
+    """What became of one job; `seconds` run from the trouble to the page, `pages` counts those that began.
+
+    `looks` are all that the daemon took of it. `unavailable` says why it could not be played on this machine.
+    """
+
+    states: tuple[str, ...] = ()
+    pages: int = 0
+    named: tuple[int | None, ...] = ()
+    seconds: float | None = None
+    found: bool = True
+    looks: tuple[Look, ...] = ()
+    unavailable: str = ""
+
+
+def problems(expected: Expected, got: Observed) -> list[str]:
+    """What is not as expected; empty when all is. The states are a pattern."""
+    found = []
+    line = " → ".join(got.states)
+    if not re.fullmatch(expected.states, line):
+        found.append(f"states {line!r}, expected {expected.states!r}")
+    if got.pages != expected.pages_before + expected.page:
+        found.append(f"paged {got.pages} times")
+    if expected.page and got.named != expected.named:
+        found.append(f"named {got.named}, expected {expected.named}")
+    if expected.page and got.seconds is not None and got.seconds > expected.within_seconds:
+        found.append(f"took {got.seconds:.1f} s, expected at most {expected.within_seconds:g} s")
+    if not expected.states and got.found:
+        found.append("took it for a job")
+    return found
+
+
+class LookingDaemon(Daemon):
+    """The daemon, with all its looks at hand."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.looks: list[Look] = []
+
+    def look_at(
+        self, job: Job, levels: Mapping[str, GpuLevels] | None = None, *, may_pause: bool = True
+    ) -> Look | None:
+        """As the daemon does."""
+        look = super().look_at(job, levels, may_pause=may_pause)
+        if look is not None:
+            self.looks.append(look)
+        return look
+
+    def looks_at(self, job_id: str) -> tuple[Look, ...]:
+        """Those at one job."""
+        return tuple(look for look in self.looks if look.capture.job_id == job_id)
+
+
+class CountingWatcher(Watcher):
+    """Counts the pages that begin."""
+
+    pages = 0
+    _pages_now = False
+
+    def look(self) -> JobEntry | None:
+        """As the watcher does."""
+        entry = super().look()
+        pages = entry is not None and entry.page
+        self.pages += pages and not self._pages_now
+        self._pages_now = pages
+        return entry
+
+
+ShowGpu = Callable[[GpuSample], GpuSample]
+
+
+def as_simulated(gpu: GpuSample) -> GpuSample:
+    return gpu
+
+
+def of_light_job(gpu: GpuSample) -> GpuSample:
+    """250 W at work and 140 W in the hang, of 700."""
+    watts = gpu.power_watts
+    if watts is None or watts < 80:
+        return gpu
+    return replace(gpu, power_watts=250 + (watts - 600) / 10 if watts > 300 else 140 + (watts - 100) / 20)
+
+
+def at_zero_in_a_hang(gpu: GpuSample) -> GpuSample:
+    """A driver that shows 0 % in a hang."""
+    return gpu if gpu.power_watts is None or gpu.power_watts > 300 else replace(gpu, utilization_ratio=0.0)
+
+
+class StagedGpus(SimulatedGpus):
+    """Simulated GPUs of which some fall off the bus, and which show of each job's what is played with it."""
+
+    lost: frozenset[int] = frozenset()
+
+    def __init__(self, *nodes: SimulatedNode, shown: Sequence[ShowGpu] = ()) -> None:
+        super().__init__(*nodes)
+        every = shown or [as_simulated for _ in nodes]
+        self._shown = [show for node, show in zip(nodes, every, strict=True) for _ in range(node.ranks)]
+
+    def latest(self) -> GpuSweep:
+        """As the driver answers: a fault in the place of each lost GPU."""
+        sweep = super().latest()
+        return replace(
+            sweep,
+            gpus=tuple(self._shown[gpu.index](gpu) for gpu in sweep.gpus if gpu.index not in self.lost),
+            faults=tuple(
+                Fault(subject=f"gpu {index}", reason="GpuIsLost", detail="GPU is lost") for index in self.lost
+            ),
+        )
+
+
+@dataclass
+class Stage:
+    """One job on a simulated node under the daemon, and what to wait for on it."""
+
+    node: SimulatedNode
+    gpus: StagedGpus
+    daemon: LookingDaemon
+    watcher: CountingWatcher
+    began: float = field(default_factory=time.monotonic)
+
+    def trouble(self, whom: int | str, order: str) -> None:
+        """Give an order; from now on seconds are counted."""
+        self.began = time.monotonic()
+        self.node.order(whom, order)
+
+    def until(self, *states: JobState) -> Stage:
+        """Wait for one of these states; what comes instead is seen in the outcome."""
+        wait_until(lambda: self.watcher.is_in(*states), DEADLINE_SECONDS)
+        return self
+
+    def until_page(self) -> Stage:
+        """Wait for a page."""
+        wait_until(lambda: self.watcher.look() is not None and self.watcher.paged, DEADLINE_SECONDS)
+        return self
+
+    def until_resumed(self) -> Stage:
+        """Wait until all ranks train again, and the daemon has seen it."""
+        wait_until(lambda: self.watcher.look() is None or self.node.has_said("resumed"), DEADLINE_SECONDS)
+        return self.until(JobState.TRAINING, JobState.RECOVERED)
+
+    def observed(self) -> Observed:
+        """The outcome."""
+        entry = self.watcher.look()
+        incident = entry.incident if entry else None
+        named = tuple(one.rank for one in incident.verdict.named) if incident and self.watcher.paged else ()
+        return Observed(
+            states=tuple(state.value for state in self.watcher.states),
+            pages=self.watcher.pages,
+            named=named,
+            seconds=time.monotonic() - self.began if self.watcher.paged else None,
+            found=self.watcher.saw_job,
+            looks=self.daemon.looks_at(self.node.run_id),
+        )
+
+
+def settings(directory: Path, startup_hold_seconds: float = 60.0, stalled_hold_seconds: float = 6.0) -> Settings:
+    """Those of the demo."""
+    chosen = play.settings(directory)
+    holds = {"startup_hold_seconds": startup_hold_seconds, "stalled_hold_seconds": stalled_hold_seconds}
+    return replace(chosen, detector=replace(chosen.detector, **holds))
+
+
+@contextlib.contextmanager
+def staged(chosen: Settings, *nodes: SimulatedNode, shown: Sequence[ShowGpu] = ()) -> Iterator[tuple[Stage, ...]]:
+    """Nodes that are one under the daemon: it sees the processes of all of them."""
+    first, *others = nodes
+    for other in others:
+        shutil.rmtree(other.proc_root)
+        other.proc_root.symlink_to(first.proc_root)
+    with contextlib.ExitStack() as stack:
+        for node in nodes:
+            stack.enter_context(node)
+        gpus = StagedGpus(*nodes, shown=shown)
+        daemon = stack.enter_context(watching(first, gpus, chosen, LookingDaemon))
+        assert isinstance(daemon, LookingDaemon)
+        yield tuple(Stage(node, gpus, daemon, CountingWatcher(daemon, node.run_id, print)) for node in nodes)
+
+
+@contextlib.contextmanager
+def training(chosen: Settings, *others: SimulatedNode) -> Iterator[tuple[Stage, ...]]:
+    """A job that has trained for some seconds, and others beside it."""
+    with staged(chosen, SimulatedNode(RANKS, worker=WORKER), *others) as stages:
+        for stage in stages:
+            stage.until(JobState.TRAINING)
+        stages[0].watcher.follow(play.TRAINING_SECONDS)
+        yield stages
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """One job of a crowd. `play` is called in a thread of its own once each job `begins`; `shown` is what its GPUs show.
+
+    `is_apart`: it has another owner, by a control group of its own.
+    """
+
+    name: str
+    what: str
+    truth: str
+    play: Callable[[Stage], Observed]
+    expected: Expected
+    ranks: int = 2
+    nodes: int = 1
+    program: str = "hangwatch.demo.launcher"
+    shown: ShowGpu = as_simulated
+    is_apart: bool = False
+    begins: JobState = JobState.TRAINING
+
+    def node(self) -> SimulatedNode:
+        """Its processes, not yet started."""
+        return SimulatedNode(self.ranks, self.nodes, self.program, "tests.scenarios.calm_worker")
+
+    def observed(self, stage: Stage) -> Observed:
+        """What came of it."""
+        try:
+            return self.play(stage)
+        except UnavailableError as reason:
+            return Observed(unavailable=str(reason))
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Jobs that are played at once, on one node under one daemon; `startup_hold_seconds` as in `settings`."""
+
+    name: str
+    neighbours: tuple[Neighbour, ...]
+    startup_hold_seconds: float = 60.0
+    stalled_hold_seconds: float = 6.0
+
+    def run(self, directory: Path) -> tuple[Observed, ...]:
+        """What came of each."""
+        chosen = settings(directory, self.startup_hold_seconds, self.stalled_hold_seconds)
+        nodes = [one.node() for one in self.neighbours]
+        shown = [one.shown for one in self.neighbours]
+        with contextlib.ExitStack() as stack:
+            stages = stack.enter_context(staged(chosen, *nodes, shown=shown))
+            for one, node in zip(self.neighbours, nodes, strict=True):
+                if one.is_apart:
+                    stack.enter_context(apart(node))
+            for one, stage in zip(self.neighbours, stages, strict=True):
+                stage.until(one.begins)
+            stages[0].watcher.follow(play.TRAINING_SECONDS)
+            with ThreadPoolExecutor(len(stages)) as threads:
+                return tuple(threads.map(Neighbour.observed, self.neighbours, stages))
+
+
+@contextlib.contextmanager
+def apart(node: SimulatedNode) -> Iterator[None]:
+    """All processes of a node in a control group of their own: to the daemon another container, so another owner."""
+    for root in _CGROUPS:
+        try:
+            group = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir=root))
+        except OSError:
+            continue
+        break
+    else:
+        raise UnavailableError("needs a writable control group")
+    ours = [one.name for one in node.proc_root.iterdir() if one.name.isdigit() and _is_of(one, node)]
+    try:
+        for pid in ours:
+            (group / "cgroup.procs").write_text(pid)
+        yield
+    finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                (root / "cgroup.procs").write_text(pid)
+        group.rmdir()
+
+
+def _is_of(process: Path, node: SimulatedNode) -> bool:
+    try:
+        said = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+    except OSError:
+        return False
+    return os.fsencode(node.run_id) in said

@@ -35,6 +35,7 @@ class Place(NamedTuple):
     function: str
     file: str
     line: int | None
+    is_compiled: bool = False
 
 
 class StackText(Protocol):
@@ -111,14 +112,14 @@ def _thread(thread: FoundThread, folder: str, is_main: bool, interned: Interned)
         file = _TO_PACKAGE.sub("", place.file)
         file = file.removeprefix(folder) if len(folder) > 1 else file
         frames.append(interned.frame(place.function, file if place.line is None else f"{file}:{place.line}"))
-    installed = (number for number, place in enumerate(thread.places) if not pyspy_output.is_installed(place.file))
+    own = (number for number, place in enumerate(thread.places) if not _is_installed(place))
     return Thread(
         name=thread.name,
         thread_id=thread.thread_id,
         frames=interned.stack(frames),
         owns_gil=thread.owns_gil,
         is_main=is_main,
-        installed_frames=next(installed, len(frames)),
+        installed_frames=next(own, len(frames)),
     )
 
 
@@ -128,6 +129,10 @@ def is_outermost(place: Place) -> bool:
 
 
 _TO_PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/|^.*?/lib(?:64)?/python\d+(?:\.\d+)?/")
+
+
+def _is_installed(place: Place) -> bool:
+    return place.is_compiled or pyspy_output.is_installed(place.file)
 
 
 def _is_program(place: Place) -> bool:

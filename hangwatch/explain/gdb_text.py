@@ -7,6 +7,7 @@ interpreter's own frames (until 3.10), or as the traceback of py-bt. Without it 
 from __future__ import annotations
 
 import re
+from itertools import dropwhile
 
 from hangwatch.explain.found import MOST_FRAMES, FoundProcess, FoundThread, Interned, Place, process_of
 
@@ -95,7 +96,7 @@ class Reader:
         if name.startswith("??") or _INTERPRETER.match(name) or _INTERPRETER_FILE.search(file):
             return
         file = "libc.so.6" if _C_LIBRARY.search(file) else file.rpartition("/")[2]
-        self._places.append(Place(name, file, None))
+        self._places.append(Place(name, file, None, True))
 
     def _close_thread(self) -> None:
         if self._header is None:
@@ -103,7 +104,9 @@ class Reader:
         number, thread_id, name = self._header
         places = self._places
         if self._traced:
-            places = [*(place for place in places if place.line is None), *self._traced]
+            places = [*(place for place in places if place.is_compiled), *self._traced]
+        if all(place.is_compiled for place in places):
+            places = list(dropwhile(_is_of_c_library, places)) or places
         thread = FoundThread(thread_id, places, name)
         self._threads.append(thread)
         self._main = thread if number == 1 else None
@@ -115,6 +118,11 @@ class Reader:
             pid = int(self._main.thread_id) if self._main else None
             self._processes.append(process_of(pid, self._threads, self._main, self._interned))
         self._threads, self._main = [], None
+
+
+def _is_of_c_library(place: Place) -> bool:
+    """How a thread waits; without Python frames it would stand for what it waits for: every wait would be a lock."""
+    return place.file.startswith(("libc.so", "libpthread", "libstdc++.so"))
 
 
 def _name(text: str) -> str:

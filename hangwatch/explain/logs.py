@@ -33,6 +33,7 @@ _STAMP_WITHIN = 64
 _LEAP_YEAR = 2000
 
 _TRACEBACK = "Traceback (most recent call last):"
+_OF_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|EXCEPTION)\b|^\[?[EF]\d{4} ", re.IGNORECASE)
 _CODE = re.compile(r'^ +File "(.{1,1000})", line (\d{1,9}), in (.{1,200})$')
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]{0,200})(?:: ?(.*))?$")
 _FATAL = re.compile(
@@ -97,7 +98,7 @@ class Log:
         self._indent = 0
         self._where = ""
         self._began: Moment | None = None
-        self._stamped: tuple[int, Moment | None] = (0, None)
+        self._ordinary_line = (0, 0, "")  # the how-manieth, its number in the file, its text
         self._summary: dict[str, str] = {}
 
     def feed(self, line: str, number: int) -> None:
@@ -112,22 +113,25 @@ class Log:
             self._ordinary(text, number)
 
     def end(self) -> None:
-        """Close what is still open."""
+        """Close what is still open; `last` is known from here on: to read the time of every line takes too long."""
         self._end_summary(0)
+        _, number, text = self._ordinary_line
+        if text:
+            moment = read_moment(text)
+            self.last = Line(number, _without(text, moment), moment)
 
     def _ordinary(self, text: str, number: int) -> None:
-        moment = read_moment(text)
-        if moment is not None:
-            self._stamped = number, moment
         if text.endswith(_TRACEBACK):
-            before, stamp = self._stamped
-            self._began = stamp if number - before <= 1 else None  # logging.exception prints its own line first
+            before, _, said = self._ordinary_line  # logging.exception prints a line of its own first
+            self._began = read_moment(text) or (
+                read_moment(said) if before == self.lines - 1 and _OF_ERROR.search(said[:_STAMP_WITHIN]) else None
+            )
             self._in_traceback, self._where = True, ""
             self._indent = len(text) - len(text.lstrip())
         elif _FATAL.search(text):
-            self._fail(text, "", moment, number)
+            self._fail(text, "", read_moment(text), number)
         else:
-            self.last = Line(number, _without(text, moment), moment)
+            self._ordinary_line = self.lines, number, text
 
     def _of_traceback(self, text: str, number: int) -> bool:
         if not self._in_traceback:

@@ -63,7 +63,7 @@ class Reader:
         if kind == "Python":
             self._places.append(Place(function, file, int(line) or None))
         elif (found := _NATIVE.match(function)) and not _INTERPRETER.match(found.group(1)):
-            self._places.append(Place(found.group(1), found.group(2).rpartition("/")[2] or "?", None))
+            self._places.append(Place(found.group(1), found.group(2).rpartition("/")[2] or "?", None, True))
 
     def _close_thread(self) -> None:
         if self._header is None:

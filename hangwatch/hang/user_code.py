@@ -51,7 +51,7 @@ def own_frame(group: Group) -> Frame | None:
 def is_in_user_code(group: Group) -> bool:
     """Whether its innermost Python frame is the user's: no library's function stands inside it."""
     own, python = group.members[0].user_frames, python_frames(group)
-    return bool(own) and (own[0].function, own[0].file) == (python[0].function, python[0].file)
+    return bool(own and python) and (own[0].function, own[0].file) == (python[0].function, python[0].file)
 
 
 def caller(frames: Sequence[Frame]) -> Frame | None:

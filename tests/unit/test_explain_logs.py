@@ -160,6 +160,12 @@ def test_the_clocks_of_logs_tell_the_order() -> None:
     assert message.startswith("First to fail: rank 1 at 2026-11-22 12:00:07 (by the clocks of the logs): OSError")
 
 
+def test_lines_of_other_ranks_between_a_time_and_its_exception_do_no_harm() -> None:
+    ranks = [failing(3, "KeyError: 'x'", "2026-11-22 12:00:09"), failing(1, "OSError: x", "2026-11-22 12:00:07")]
+    mixed = [line for pair in zip(*ranks, strict=True) for line in pair]
+    assert judged(*mixed).message.startswith("First to fail: rank 1 at 2026-11-22 12:00:07")
+
+
 def test_lines_of_one_file_tell_the_order_where_no_clock_does() -> None:
     lines = [*failing(3, "KeyError: 'x'"), *failing(1, "OSError: [Errno 28] No space left on device")]
     assert judged(*lines).message.startswith("First to fail: rank 3 (by the order of lines): KeyError: 'x'")

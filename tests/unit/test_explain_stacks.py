@@ -113,7 +113,10 @@ def test_gdb_without_python_gdb_shows_compiled_frames_and_accuses_nobody() -> No
     assert "c10d::Work::wait(std::chrono::duration<long, std::ratio<1l, 1000l> >) (libtorch_cpu.so)" in shown(
         found.ranks[0]
     )
-    assert explained(found)[0].named == ()
+    assert all(main_thread(rank).installed_frames == len(shown(rank)) for rank in found.ranks), "none is the user's"
+    verdict, _ = explained(found)
+    assert "2 ranks (pids 15854,15856) wait in c10d::Work::wait" in verdict.message
+    assert verdict.named == ()
 
 
 def test_gdb_shows_each_python_frame_once_where_its_arguments_tell_it() -> None:

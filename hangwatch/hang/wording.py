@@ -123,7 +123,7 @@ def _held(ranks: Sequence[Group], others: Sequence[Group], how: str) -> str:
 
 def mount_silent(shut: Sequence[Member], held: Sequence[Member]) -> str:
     """The headline for ranks under whose program a file system gives no answer; `held` wait for it in the kernel."""
-    mounts = sorted({member.silent_mount for member in shut if member.silent_mount})
+    mounts = sorted({member.silent_mount for member in shut if member.silent_mount is not None})
     verb = "gives" if len(mounts) == 1 else "give"
     wait = "waits" if len(held) == 1 else "wait"
     waiting = f"; {words.who([member.id for member in held])} {wait} for it in the kernel" if held else ""

@@ -67,7 +67,7 @@ def judge(verdict: Verdict | None, logs: Sequence[RankLog]) -> Verdict:
     if verdict.named:
         return verdict
     if first is not None:
-        verdict = replace(verdict, message=f"{verdict.message}. By the logs, {_told(first)}")
+        verdict = replace(verdict, message=f"{verdict.message.rstrip('.')}. By the logs, {_told(first)}")
     return verdict if verdict.first_look else replace(verdict, first_look=looks)
 
 

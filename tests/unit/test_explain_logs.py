@@ -306,7 +306,7 @@ def test_where_the_stacks_name_nobody_the_headline_says_who_failed_first() -> No
     alone, _ = explained(collect(*stacks))
     assert alone.named == ()
     beside, _ = explained(traces.collect([("trace.out", stacks), ("rank3.log", [*TRACE, "ValueError: x"])]))
-    assert beside.message.startswith(alone.message.rstrip("."))
+    assert beside.message.startswith(f"{alone.message.rstrip('.')}. By the logs, ")
     assert beside.message.endswith("By the logs, first to fail: rank 3: ValueError: x, in step (train.py:32)")
     assert [look.rank for look in beside.first_look] == [3]
     assert beside.named == ()

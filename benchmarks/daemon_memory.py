@@ -66,7 +66,7 @@ def main() -> None:
                 break
             node.order(STUCK, "lock")
             driver.write([*healthy(node), *HUNG])
-            daemon.wait_for_state(node.run_id, "hung")
+            wait_for(lambda: daemon.job_state(node.run_id) in ("hung", "stalled"), "an incident", 90)
             node.restart()
             driver.write(healthy(node))
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ from hangwatch.demo.play import Outcome, Watcher, answer
 from hangwatch.demo.scenarios import SCENARIOS, Answer
 from hangwatch.model import JobState, RankId, Verdict
 from tests.conftest import wait_for
+from tests.scenarios.names import assert_names_do_not_matter
+from tests.scenarios.stage import LookingDaemon
 
 HANGWATCH = str(Path(sys.executable).with_name("hangwatch"))
 HANGS = [name for name, scenario in SCENARIOS.items() if scenario.right in (Answer.NAMES_PLANTED, Answer.NAMES_NOBODY)]
@@ -27,8 +30,16 @@ COMMAND_LINE = "lock"  # this one is played through the command
 
 def played(name: str, tmp_path: Path, seed: int) -> tuple[Outcome, list[str]]:
     lines: list[str] = []
-    outcome = play.play(name, ranks=8, seed=seed, say=lines.append, directory=tmp_path / "state")
+    daemons: list[LookingDaemon] = []
+
+    def new_daemon(*given: Any, **options: Any) -> LookingDaemon:
+        daemons.append(LookingDaemon(*given, **options))
+        return daemons[-1]
+
+    outcome = play.play(name, ranks=8, seed=seed, say=lines.append, directory=tmp_path / "state", new_daemon=new_daemon)
     print("\n".join(lines))
+    for look in (look for daemon in daemons for look in daemon.looks):
+        assert_names_do_not_matter(look, play.settings(tmp_path))
     return outcome, lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -20,13 +21,21 @@ def user_frames(thread: Thread) -> tuple[Frame, ...]:
 
     Where the paths do not tell, as in py-spy's text, what is of no package that the table knows is the user's.
     """
-    owned = stack_frames.owned_by_user([frame.file for frame in thread.frames], thread.installed_frames)
+    places = tuple((frame.function, frame.file) for frame in thread.frames)
+    frames = (thread.frames[index] for index in _users(places, thread.installed_frames))
+    return tuple(structs.replace(frame, locals=()) if frame.locals else frame for frame in frames)
+
+
+@lru_cache(maxsize=1 << 10)
+def _users(places: tuple[stack_frames.Place, ...], installed_frames: int | None) -> tuple[int, ...]:
+    """Which of these frames are the user's, remembered: most ranks stand alike."""
+    owned = stack_frames.owned_by_user([file for _, file in places], installed_frames)
     found = (
-        structs.replace(frame, locals=())
-        for frame, is_users in zip(thread.frames, owned, strict=True)
-        if is_users or (is_users is None and not _is_library(frame.function, frame.file))
+        index
+        for index, (place, is_users) in enumerate(zip(places, owned, strict=True))
+        if is_users or (is_users is None and not _is_library(*place))
     )
-    return tuple(frame for frame, _ in zip(found, range(_MOST_FRAMES), strict=False))
+    return tuple(itertools.islice(found, _MOST_FRAMES))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -6,6 +6,8 @@ daemon would give them: a sweep a second, a scan every ten, a capture of three r
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -126,8 +128,8 @@ class Node:
     def process(self, gpu: int, t: float) -> ProcessId:
         """The process of the rank on a GPU."""
         generation = self.generation(t)
-        began = 0.0 if generation == 0 else next(at for at in range(int(t) + 1) if self.generation(at) == generation)
-        return ProcessId(pid=1000 * (generation + 1) + gpu, start_ticks=100 * int(began))
+        began = 0 if generation == 0 else _began(self.generation, generation)
+        return ProcessId(pid=1000 * (generation + 1) + gpu, start_ticks=100 * began)
 
     def found_jobs(self, t: float) -> Iterator[Job]:
         """What a scan of /proc finds."""
@@ -154,6 +156,11 @@ class Node:
                     range(gpu - gpus.start, gpu - gpus.start + 1) for gpu in gpus if gpu not in present
                 ),
             )
+
+
+@functools.lru_cache(maxsize=64)  # asked for each process in each second
+def _began(generation_at: Callable[[float], int], generation: int) -> int:
+    return next(at for at in itertools.count() if generation_at(at) == generation)
 
 
 @dataclass

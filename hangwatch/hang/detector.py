@@ -374,7 +374,10 @@ def _are_late(watch: JobWatch, seen: MotionCount, now: float, settings: Detector
 
 
 def glanced(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Take the outcome of a glance that `step` asked for: movement teaches, a standstill begins a suspicion."""
+    """Take the outcome of a glance that `step` asked for: movement teaches, a standstill begins a suspicion.
+
+    Where it tells neither, what the job was taught does not hold any more.
+    """
     watch = replace(watch, glancing_since=None, glanced_at=now, serves=seen.serves)
     if watch.state is not JobState.TRAINING:
         return watch, ()
@@ -385,7 +388,15 @@ def glanced(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) 
             return watch, ()
         stuck = {uuid: replace(gpu, stuck_watts=gpu.watts) for uuid, gpu in watch.gpus.items()}
         return _suspect(replace(watch, gpus=stuck), f"{seen.frozen} of {seen.total} ranks stand still", now)
+    if seen.stacked * 2 >= seen.total > 0:
+        watch = _without_low_levels(watch, settings)
     return _shown_nothing(watch, settings), ()
+
+
+def _without_low_levels(watch: JobWatch, settings: Detector) -> JobWatch:
+    """What was once shown to be work, under the ordinary line, is work no more when a look does not confirm it."""
+    low = {uuid: gpu for uuid, gpu in watch.gpus.items() if power.is_low(gpu, settings)}
+    return replace(watch, gpus=watch.gpus | {uuid: replace(gpu, taught_watts=None) for uuid, gpu in low.items()})
 
 
 def _paused_before(watch: JobWatch, now: float, settings: Detector) -> str:

@@ -78,8 +78,8 @@ class Series:
         self._take(*detector.captured(self.watch, seen, self.now, self.rules))
         return self
 
-    def glanced(self, frozen: int, moving: int, unknown: int = 0) -> Series:
-        seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown)
+    def glanced(self, frozen: int, moving: int, unknown: int = 0, stacked: int = 0) -> Series:
+        seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown, stacked=stacked)
         self._take(*detector.glanced(self.watch, seen, self.now, self.rules))
         return self
 
@@ -376,6 +376,26 @@ def test_a_glance_that_finds_half_of_the_ranks_standing_still_begins_a_suspicion
     series = Series().feed(600, 300).feed(350, 130)
     series.glanced(frozen, 0, unknown=unknown)
     assert series.states == ([S.TRAINING, S.SUSPECTED] if suspected else [S.TRAINING])
+
+
+def test_a_taught_level_at_which_most_ranks_cannot_be_judged_any_more_is_no_work_any_more() -> None:
+    """Spinners whose GPUs show 0 %: they may compute or wait. What was work once must not hide them for ever."""
+    series = Series().feed(600, 300).feed(84, 125).captured(0, 8)
+    while series.watch.glancing_since is None:
+        series.feed(84, 10)
+    series.glanced(1, 0, unknown=7, stacked=8).feed(84, 130)
+    assert series.watch.state is S.SUSPECTED
+    series.captured(1, 0, unknown=7).feed(84, int(DEFAULTS.stalled_hold_seconds))
+    assert (series.watch.state, series.pages) == (S.STALLED, True)
+
+
+@pytest.mark.parametrize(("moving", "unknown", "stacked"), [(5, 3, 8), (0, 8, 3)])
+def test_a_taught_level_stays_where_most_ranks_move_or_gave_no_stack(moving: int, unknown: int, stacked: int) -> None:
+    series = Series().feed(600, 300).feed(84, 125).captured(0, 8)
+    while series.watch.glancing_since is None:
+        series.feed(84, 10)
+    series.glanced(0, moving, unknown=unknown, stacked=stacked).feed(84, 200)
+    assert series.watch.state is S.TRAINING
 
 
 def test_a_glance_that_ends_after_power_came_back_says_nothing() -> None:

@@ -440,7 +440,7 @@ class SystemCall(Value, frozen=True):
     """
 
     number: int
-    kind: Literal["receives", "awaits_child", "writes", "locks", "other"] = "other"
+    kind: Literal["receives", "awaits_child", "writes", "locks", "sleeps", "other"] = "other"
     descriptors: tuple[int, ...] = ()
     child: int | None = None
 

@@ -194,13 +194,19 @@ def _at_one_line(seen: _Seen) -> Signature:
     """Nothing changes and nothing flows: how does it wait?"""
     if seen.spins:
         return Signature.SPINS
-    if seen.main.polls:
+    if seen.main.polls or _sleeps_again(seen):
         return Signature.POLLS
     if seen.uses_cpu:
         return Signature.UNKNOWN
     if seen.awaited is not None and not seen.awaited.is_lost:
         return Signature.AWAITS_OUTSIDE
     return Signature.BLOCKED
+
+
+def _sleeps_again(seen: _Seen) -> bool:
+    """Whether it sleeps, has woken in between and sleeps again: however long, that ends by itself and waits for nobody."""
+    calls = [dump.call for dump in seen.rank.rounds]
+    return all(call is not None and call.kind == "sleeps" for call in calls) and _over(seen.main.switches, 0.0)
 
 
 def _is_behind_gpu(seen: _Seen) -> bool:

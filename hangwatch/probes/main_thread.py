@@ -19,7 +19,7 @@ from hangwatch.probes import memory, pseudofiles
 
 MOST_DESCRIPTORS = 1024  # of one poll, select or epoll
 
-_Kind: TypeAlias = Literal["receives", "selects", "polls", "epolls", "awaits_child", "writes", "locks"]
+_Kind: TypeAlias = Literal["receives", "selects", "polls", "epolls", "awaits_child", "writes", "locks", "sleeps"]
 _NUMBERS: dict[str, dict[_Kind, tuple[int, ...]]] = {
     "x86_64": {
         "receives": (0, 19, 42, 43, 45, 47, 288),  # read, readv, connect, accept, recvfrom, recvmsg, accept4
@@ -29,6 +29,7 @@ _NUMBERS: dict[str, dict[_Kind, tuple[int, ...]]] = {
         "awaits_child": (61, 247),  # wait4, waitid
         "writes": (1, 3, 18, 20, 26, 74, 75, 162, 277, 285, 306),  # write*, close, msync, fsync, sync*, fallocate
         "locks": (72, 73),  # fcntl, flock
+        "sleeps": (35, 230),  # nanosleep, clock_nanosleep
     },
     "aarch64": {
         "receives": (63, 65, 202, 203, 207, 212, 242),
@@ -38,6 +39,7 @@ _NUMBERS: dict[str, dict[_Kind, tuple[int, ...]]] = {
         "awaits_child": (95, 260),
         "writes": (47, 57, 64, 66, 68, 81, 82, 83, 84, 227, 267),
         "locks": (25, 32),
+        "sleeps": (101, 115),
     },
 }
 _KINDS = {number: kind for kind, numbers in _NUMBERS.get(platform.machine(), {}).items() for number in numbers}
@@ -80,9 +82,11 @@ def read_call(pid: int, proc_root: Path) -> SystemCall | None:
     kind = _KINDS.get(number)
     if number in _FCNTL and arguments[1] not in (fcntl.F_SETLKW, _F_OFD_SETLKW):
         kind = None
+    if kind == "selects" and not arguments[0] and arguments[4]:
+        kind = "sleeps"  # on no descriptor, with a time-out: time.sleep of Python 3.10
     first, child = arguments[0], 0
     match kind:
-        case None | "awaits_child":
+        case None | "awaits_child" | "sleeps":
             descriptors: tuple[int, ...] = ()
             child = arguments[1] if number in _WAITID else first
         case "polls":
@@ -97,10 +101,12 @@ def read_call(pid: int, proc_root: Path) -> SystemCall | None:
     return SystemCall(number=number, kind=_plain(kind), descriptors=descriptors, child=child if is_one else None)
 
 
-def _plain(kind: _Kind | None) -> Literal["receives", "awaits_child", "writes", "locks", "other"]:
-    if kind is None or kind == "awaits_child" or kind == "writes" or kind == "locks":  # noqa: PLR1714 - for mypy
-        return kind or "other"
-    return "receives"
+def _plain(kind: _Kind | None) -> Literal["receives", "awaits_child", "writes", "locks", "sleeps", "other"]:
+    match kind:
+        case "receives" | "selects" | "polls" | "epolls":
+            return "receives"
+        case _:
+            return kind or "other"
 
 
 def _polled(folder: Path, address: int, count: int) -> tuple[int, ...]:

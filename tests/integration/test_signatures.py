@@ -36,6 +36,9 @@ SPINS = (
 )
 PYTHON_SPINS = "ready()\nwhile True: pass"
 POLLS = "import time\nready()\nwhile True: time.sleep(0.3)"
+SLEEPS_AGAIN = "import time\nready()\nwhile True: time.sleep(1.5)"
+SELECTS_NOTHING = "import select\nready()\nwhile True: select.select([], [], [], 1.5)"
+SLEEPS_ONCE = "import time\nready()\ntime.sleep(600)"
 LOCKED = "import threading\nlock = threading.Lock()\nlock.acquire()\nready()\nlock.acquire()"
 RECEIVES = CONNECT + "ready()\npeer.recv(1)"
 WITH_TIMEOUT = CONNECT + "peer.settimeout(600)\nready()\npeer.recv(1)"
@@ -109,11 +112,25 @@ def measured(job: Job, utilization_ratio: float | None = None) -> Member:
         (SPINS, 0.0, Signature.SPINS),
         (PYTHON_SPINS, 1.0, Signature.SPINS),
         (POLLS, 0.0, Signature.POLLS),
+        (SLEEPS_AGAIN, 0.0, Signature.POLLS),
+        (SELECTS_NOTHING, 0.0, Signature.POLLS),
+        (SLEEPS_ONCE, 0.0, Signature.BLOCKED),
         (LOCKED, 0.0, Signature.BLOCKED),
         (LOCKED, 1.0, Signature.BEHIND_GPU),
         (LONE_CHILD, 0.0, Signature.BLOCKED),
     ],
-    ids=["behind its GPU", "spins", "spins in Python", "polls", "locked", "blocked behind its GPU", "a child sleeps"],
+    ids=[
+        "behind its GPU",
+        "spins",
+        "spins in Python",
+        "polls",
+        "sleeps longer than between two rounds, again and again",
+        "sleeps in select",
+        "sleeps once",
+        "locked",
+        "blocked behind its GPU",
+        "a child sleeps",
+    ],
 )
 def test_a_rank_alone(code: str, use: float, expected: Signature, tmp_path: Path) -> None:
     with targets.python(code, tmp_path) as pid:

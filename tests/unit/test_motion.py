@@ -18,6 +18,7 @@ from hangwatch.model import (
     RankDump,
     RankId,
     Signature,
+    SystemCall,
     Thread,
     ThreadCounters,
     WorkerDump,
@@ -30,6 +31,7 @@ HERE = ["step (mine.py:7)", "go (mine.py:30)"]
 THERE = ["step (mine.py:8)", HERE[1]]
 INSIDE = ["poll (library.py:40)", *HERE]
 ELSEWHERE_INSIDE = ["poll (library.py:44)", *HERE]
+ASLEEP = SystemCall(number=230, kind="sleeps")
 HTTP = Awaited(who="10.0.0.9 port 8000")
 
 
@@ -195,6 +197,11 @@ SPINNING = dumps(STILL, cpu=1.0)
         ("spins on a machine without a core to spare", rank(dumps(STILL, cpu=0.01, delay=0.97)), Signature.SPINS),
         ("sleeps for two seconds again and again", rank(dumps(STILL, switches=0.5)), Signature.POLLS),
         ("wakes every five seconds, as a DataLoader does", rank(dumps(STILL, switches=0.2)), Signature.BLOCKED),
+        ("sleeps for ten seconds again and again",
+         rank(dumps(STILL, switches=0.1, call=ASLEEP)), Signature.POLLS),
+        ("sleeps, and never wakes", rank(dumps(STILL, call=ASLEEP)), Signature.BLOCKED),
+        ("sleeps behind its GPU, again and again",
+         rank(dumps(STILL, switches=0.2, call=ASLEEP), use=1.0, power=0.1), Signature.BEHIND_GPU),
         ("our own dumps are no polling", rank(dumps(STILL, dump_switches=9)), Signature.BLOCKED),
         ("another thread computes, nobody knows what", rank(dumps(STILL, cpu=0.3, main=0.0)), Signature.UNKNOWN),
         ("a loader without data", rank(dumps(STILL), dumps(STILL)), Signature.BLOCKED),

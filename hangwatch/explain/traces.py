@@ -48,6 +48,7 @@ _HELPER_COMMAND = re.compile(
     r"|(^|/)wandb-(service|core)\b|\bwandb service\b"
 )
 _FOREIGN = frozenset({"NotPython", "NoInterpreter", "PermissionDenied", "ProcessGone"})
+_FORKED = re.compile(r"(^|/)multiprocess(ing)?/popen_fork\.py$")
 _DIGITS = re.compile(r"\d+")
 _WORDS_LOOKED_AT = 16
 _TOOL_CHARACTERS = 40
@@ -370,8 +371,9 @@ def _without_tools(candidates: list[FoundProcess]) -> tuple[list[FoundProcess], 
     """The ranks, and what else runs Python there (`pgrep -f python`): wandb, tensorboard, a system's daemon.
 
     A rank runs the program of those that are in a collective or, where none is, of most; another one is a rank if it
-    takes part itself. An error without a process says of nobody, among stacks, that it is a rank: who may read those
-    may read all of the job.
+    takes part itself. Where none of those in a collective (where none is, few) was forked by multiprocessing, who was
+    works for a rank: a writer of checkpoints, a server of metrics. An error without a process says of nobody, among
+    stacks, that it is a rank: who may read those may read all of the job.
     """
     programs = {_program(process) for process in candidates if _takes_part(process)} - {""}
     if not programs:
@@ -379,13 +381,21 @@ def _without_tools(candidates: list[FoundProcess]) -> tuple[list[FoundProcess], 
         if not common or common[0][1] < 2 or (len(common) > 1 and common[1][1] == common[0][1]):
             return candidates, []
         programs = {common[0][0]}
+    inside = [process for process in candidates if _takes_part(process)]
+    forked = sum(map(_was_forked, inside or candidates))
+    ranks_are_forked = forked > 0 if inside else forked * 2 >= len(candidates)
     ranks: list[FoundProcess] = []
     tools: list[FoundProcess] = []
     for process in candidates:
         program = _program(process)
         is_other = program not in programs if program else _is_foreign(process)
+        is_other |= _was_forked(process) and not ranks_are_forked
         (tools if is_other and not _takes_part(process) else ranks).append(process)
     return ranks, tools
+
+
+def _was_forked(process: FoundProcess) -> bool:
+    return any(_FORKED.search(frame.file) for frame in _main(process))
 
 
 def _is_foreign(process: FoundProcess) -> bool:

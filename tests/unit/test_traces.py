@@ -230,6 +230,18 @@ def test_ranks_that_were_forked_are_ranks() -> None:
     assert len(collect(*process(50, *WAITS, *forked), *process(51, *LOADS, *forked)).ranks) == 2
 
 
+def test_who_was_forked_works_for_ranks_that_were_not() -> None:
+    forked = [
+        "_bootstrap (multiprocessing/process.py:315)",
+        "_launch (multiprocessing/popen_fork.py:71)",
+        "start (multiprocessing/process.py:121)",
+    ]
+    helper = process(52, "accept (socket.py:294)", "serve_metrics (metrics.py:20)", *forked)
+    found = collect(*process(50, *WAITS), *process(51, *LOADS), *helper)
+    assert [rank.pid for rank in ids(found)] == [50, 51]
+    assert "no ranks of this job, and not counted: pid 52 (train.py)" in found.notes[0]
+
+
 def test_ranks_started_by_rank_0_are_ranks() -> None:
     child = process(51, *WAITS)
     found = collect(*process(50, *LOADS), "-" * 80, *child[:2], "Parent Process 50: python train.py", *child[2:])

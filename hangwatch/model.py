@@ -477,9 +477,9 @@ class ProcessDump(Value, frozen=True):
     """One process in one round: its stacks, or the fault that stands in their place, and what the kernel says of it.
 
     `state` is the letter of /proc/PID/stat, None when the process was gone. `io_bytes` is rchar + wchar of
-    /proc/PID/io. `state_after` is read again once the dump is over, so that a process left stopped is noticed.
-    `called` is the device (major:minor) of the file system on whose file it is in a system call, asked only where
-    py-spy itself hangs.
+    /proc/PID/io, `fetched_bytes` its read_bytes: what storage gave, for pages of mapped files as well. `state_after` is
+    read again once the dump is over, so that a process left stopped is noticed. `called` is the device (major:minor) of
+    the file system on whose file it is in a system call, asked only where py-spy itself hangs.
 
     Of the main thread: `call`, the system call it was in, and its counters before and after the dump, which makes
     switches of its own. `socket_bytes` were carried by its TCP connections since the first round, `children_bytes` and
@@ -506,6 +506,7 @@ class ProcessDump(Value, frozen=True):
     kernel_stack: tuple[str, ...] = ()
     cpu_seconds: float | None = None
     io_bytes: int | None = None
+    fetched_bytes: int | None = None
     duration_seconds: float | None = None
     call: SystemCall | None = None
     main_before: ThreadCounters | None = None

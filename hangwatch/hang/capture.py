@@ -177,6 +177,7 @@ class _Taker(NamedTuple):
             kernel_stack=counters.kernel_stack,
             cpu_seconds=counters.cpu_seconds,
             io_bytes=counters.io_bytes,
+            fetched_bytes=counters.fetched_bytes,
             call=call,
         )
         dump = self.around.exchanged(target.pid, dump)

@@ -204,7 +204,7 @@ def _at_one_line(seen: _Seen) -> Signature:
 
 
 def _sleeps_again(seen: _Seen) -> bool:
-    """Whether it sleeps, has woken in between and sleeps again: however long, that ends by itself and waits for nobody."""
+    """Whether it sleeps, has woken in between and sleeps again: however long, that ends by itself."""
     calls = [dump.call for dump in seen.rank.rounds]
     return all(call is not None and call.kind == "sleeps" for call in calls) and _over(seen.main.switches, 0.0)
 
@@ -333,7 +333,9 @@ def _rates(rounds: Sequence[ProcessDump]) -> Rates:
         return Rates(None, None)
     first, last = rounds[0], rounds[-1]
     files, sockets = (first.io_bytes, last.io_bytes), (first.socket_bytes, last.socket_bytes)
-    carried = _sum([_growth(*files, seconds), _growth(*sockets, seconds)])
+    called, fetched = _growth(*files, seconds), _growth(first.fetched_bytes, last.fetched_bytes, seconds)
+    read = called if fetched is None else max(called or 0.0, fetched)  # what a call reads from storage is in both
+    carried = _sum([read, _growth(*sockets, seconds)])
     return Rates(_growth(first.cpu_seconds, last.cpu_seconds, seconds), carried)
 
 

@@ -40,7 +40,8 @@ class Counters(Value, frozen=True):
     """What the kernel says of one process at one moment; a field is None where it was not permitted or not there.
 
     `state` is None when the process does not exist. `cpu_seconds` is user and system time of all threads, `io_bytes`
-    rchar + wchar of /proc/PID/io, `wchan` and `kernel_stack` are those of the main thread. `faults` name what was
+    rchar + wchar of /proc/PID/io, which system calls moved, `fetched_bytes` its read_bytes, which storage gave, for
+    pages of mapped files as well; `wchan` and `kernel_stack` are those of the main thread. `faults` name what was
     denied, with the capability that is missing.
     """
 
@@ -49,6 +50,7 @@ class Counters(Value, frozen=True):
     state: str | None = None
     cpu_seconds: float | None = None
     io_bytes: int | None = None
+    fetched_bytes: int | None = None
     wchan: str | None = None
     kernel_stack: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -190,7 +192,8 @@ def read_counters(pid: int, proc_root: Path = PROC) -> Counters:
         comm=stat.comm,
         state=stat.state,
         cpu_seconds=stat.cpu_ticks / TICKS_PER_SECOND,
-        io_bytes=_parse_io(texts["io"]),
+        io_bytes=_parse_io(texts["io"], "rchar", "wchar"),
+        fetched_bytes=_parse_io(texts["io"], "read_bytes"),
         wchan=None if wchan in ("", "0") else wchan,
         kernel_stack=tuple(line.partition("] ")[2] or line for line in texts["stack"].splitlines()),
         faults=tuple(faults),
@@ -485,10 +488,10 @@ def _parse_stat(raw: bytes) -> _Stat | None:
         return None
 
 
-def _parse_io(text: str) -> int | None:
+def _parse_io(text: str, *names: str) -> int | None:
     counters = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
     try:
-        return int(counters["rchar"]) + int(counters["wchar"])
+        return sum(int(counters[name]) for name in names)
     except (KeyError, ValueError):
         return None
 

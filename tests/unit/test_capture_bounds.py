@@ -186,12 +186,12 @@ def test_a_dump_comes_with_what_the_kernel_says_of_the_process(tmp_path: Path) -
     process = node.proc / str(FIRST)
     (process / "wchan").write_text("futex_wait_queue")
     (process / "stack").write_text("[<0>] futex_wait_queue+0x60/0x90\n[<0>] do_futex+0x100\n")
-    (process / "io").write_text("rchar: 70\nwchar: 7\nread_bytes: 0\n")
+    (process / "io").write_text("rchar: 70\nwchar: 7\nread_bytes: 5\n")
     seen: list[tuple[float, Fault | None]] = []
     taken = node.take(node.pyspy(), observe_dump=lambda seconds, fault: seen.append((seconds, fault)))
     (dump,) = taken.ranks[0].rounds
     assert (dump.state, dump.state_after, dump.fault, dump.called) == ("S", "S", None, None)
-    assert (dump.wchan, dump.io_bytes) == ("futex_wait_queue", 77)
+    assert (dump.wchan, dump.io_bytes, dump.fetched_bytes) == ("futex_wait_queue", 77, 5)
     assert dump.kernel_stack == ("futex_wait_queue+0x60/0x90", "do_futex+0x100")
     assert dump.cpu_seconds is not None
     assert seen == [(dump.duration_seconds, None)]

@@ -56,6 +56,9 @@ _COMPLAINTS = (
     ),
 )
 
+UNHEARD = "DumpFailed"
+"""The reason of a complaint that nobody has heard of."""
+
 
 def fault(subject: str, message: str) -> Fault:
     """What a complaint means. One that nobody has heard of is `DumpFailed`, and says nothing of the process."""
@@ -69,7 +72,7 @@ def fault(subject: str, message: str) -> Fault:
                 remedy=complaint.remedy,
                 about=complaint.about,
             )
-    return Fault(subject=subject, reason="DumpFailed", detail=detail)
+    return Fault(subject=subject, reason=UNHEARD, detail=detail)
 
 
 class DumpError(Exception):

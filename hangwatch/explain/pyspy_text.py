@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 import msgspec
+from msgspec import structs
 
 from hangwatch import pyspy_output
 from hangwatch.explain.found import LONGEST_LINE, FoundProcess, Interned, with_main
@@ -20,6 +21,7 @@ _ODD_FRAME = re.compile(r"^\s{1,7}(\S.*?) \((.*)\)$")
 _ERROR = re.compile(r"^\s?(?:Error: |Failed to |Permission Denied|\S*py-spy: |\S+: py-spy: |thread '.*' panicked)")
 _CAUSE = re.compile(r"^\s*(?:Reason: |\d+: )(.*)$")
 _OF_ERROR = re.compile(r"^(?:Caused by:|note: |stack backtrace:)")
+_REASON = re.compile(r"^\s?Fault: ([A-Za-z]{1,40})$")  # as a report of hangwatch says it, after the error
 _RULE = re.compile(r"^\s?-{20,}$")
 _DEEP = re.compile(r"^\s{8,}")
 
@@ -81,6 +83,7 @@ class Reader:
         self._thread: tuple[str, str, str | None] | None = None
         self._frames: list[Frame] = []
         self._errors: list[str] = []
+        self._reason: str | None = None
         self._text: list[str] = []
         self._size = 0
         self._read = self._between
@@ -121,6 +124,8 @@ class Reader:
         elif found := _CAUSE.match(line):
             if len(self._errors) <= _CAUSES and found.group(1) not in self._errors:
                 self._errors.append(found.group(1))
+        elif found := _REASON.match(line):
+            self._reason = found.group(1)
         elif line.startswith("Stack backtrace"):
             self._errors += [""] * _CAUSES
         elif line.strip() and not line.startswith((" ", "\t")) and not _OF_ERROR.match(line):
@@ -184,7 +189,9 @@ class Reader:
         detail = ": ".join(error for error in self._errors if error)
         if not detail:
             return Fault(subject=subject, reason="NoStack", detail="the dump holds no stack and no error")
-        return pyspy_output.fault(subject, detail)
+        fault = pyspy_output.fault(subject, detail)
+        is_heard = fault.reason != pyspy_output.UNHEARD or self._reason is None
+        return fault if is_heard else structs.replace(fault, reason=self._reason)
 
     def _json(self, line: str) -> None:
         """One line of a JSON dump, which ends with a bracket that is not indented."""

@@ -7,6 +7,7 @@ from types import ModuleType
 from hangwatch.explain import faulthandler_text, gdb_text, pyspy_text, pystack_text
 from hangwatch.explain.found import LONGEST_LINE, FoundProcess, Interned, StackText
 from hangwatch.explain.logs import Log, last_written
+from hangwatch.pyspy_output import UNHEARD
 
 _TEXTS: tuple[ModuleType, ...] = (faulthandler_text, pystack_text, gdb_text)
 _EXAMPLE_CHARACTERS = 80
@@ -59,7 +60,7 @@ class Reader:
 
     def _found(self, process: FoundProcess) -> None:
         """An error that nobody has heard of is one of py-spy only where nothing else is said."""
-        if not process.threads and process.fault is not None and process.fault.reason == "DumpFailed":
+        if not process.threads and process.fault is not None and process.fault.reason == UNHEARD:
             self._unclear.append(process)
             self.log.feed(f"Error: {process.fault.detail}", self._number)
             return

@@ -46,7 +46,7 @@ _OF_OTHERS = re.compile(
     r"|Dist(?:Backend|Network|Store)Error|(?:closed|reset|refused) by (?:remote )?peer"
     r"|Connection (?:reset|refused|aborted)|Broken pipe|SignalException|ChildFailedError|KeyboardInterrupt|SIGTERM"
     r"|failed to (?:recv|connect)|(?:timed? ?out|timeout).*\b(?:wait|store|barrier|rendezvous|connect|socket)"
-    r"|Wait timeout|Socket Timeout",
+    r"|Wait timeout|Socket Timeout|reached monitoredBarrier, but|failed to pass monitoredBarrier",
     re.IGNORECASE,
 )
 _SUMMARY = re.compile(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)$")

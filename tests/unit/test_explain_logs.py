@@ -182,6 +182,19 @@ def test_nobody_is_first_where_nothing_tells() -> None:
     assert "by the order of lines" in judged(*other_clocks).message
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Rank 3 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 5.",
+        "[Rank 3]: Rank 5 failed to pass monitoredBarrier in 30000 ms",
+    ],
+)
+def test_who_complains_of_another_at_a_monitored_barrier_is_no_first_look(text: str) -> None:
+    verdict = judged(*failing(3, f"RuntimeError: {text}"), *(f"[rank{rank}]: step 1" for rank in range(3)))
+    assert "irst to fail" not in verdict.message
+    assert verdict.first_look == ()
+
+
 def test_all_that_fail_alike_are_no_first_look() -> None:
     lines = [line for rank in range(8) for line in failing(rank, f"RuntimeError: cannot open /data/{rank}")]
     verdict = judged(*lines)

@@ -68,6 +68,8 @@ def _branches(paths: _Paths) -> list[_Paths]:
 
 def _by_line(branch: _Paths) -> list[_Paths]:
     """The branch, in parts where some of its stacks differ in the line of this frame and in no name."""
+    if len({path[0].line for path, _ in branch}) == 1:
+        return [branch]
     lines: dict[int | None, _Paths] = {}
     named: dict[tuple[tuple[str, str], ...], set[int | None]] = {}
     for path, group in branch:

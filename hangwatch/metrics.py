@@ -26,7 +26,7 @@ from hangwatch.config import Detector
 from hangwatch.hang import power
 from hangwatch.hang.detector import quiet_seconds
 from hangwatch.hang.power import GpuPower
-from hangwatch.model import CheckStatus, Group, JobName, JobState, Member, Point, RankId, Signature
+from hangwatch.model import CheckStatus, Group, Incident, JobName, JobState, Member, Point, RankId, Signature
 
 log = logging.getLogger(__name__)
 
@@ -263,7 +263,7 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
                         *name,
                         _text(member.id.rank),
                         _text(member.id.local_rank),
-                        *_activity(group, member, incident.state),
+                        *_activity(group, member, incident),
                         member.motion.value,
                         _frame(group),
                         group.key,
@@ -279,18 +279,21 @@ def _folded(ranks: Sequence[RankId], node: str) -> str:
     return ",".join(names[:NAMED_RANKS_SHOWN]) + (f",+{more}" if more > 0 else "")
 
 
-def _activity(group: Group, member: Member, state: JobState) -> tuple[str, str]:
+def _activity(group: Group, member: Member, incident: Incident) -> tuple[str, str]:
     """What a rank does and waits for. Who is gone, stopped or of a job that is over here waits for nothing.
 
-    Of the undumpable nobody knows.
+    Nor does who is named by all evidence of this node, in code that no rule knows. Of the undumpable nobody knows.
     """
     if group.gone:
         return "gone", "nothing"
     if member.signature is Signature.STOPPED:
         return "stopped", "nothing"
-    if state is JobState.OVER:
+    if incident.state is JobState.OVER:
         return "over", "nothing"
-    return ("undumpable", "unknown") if group.fault else (group.activity, group.waits_for)
+    if group.fault:
+        return "undumpable", "unknown"
+    is_named = group.waits_for == "unknown" and member.id in incident.verdict.named
+    return group.activity, "nothing" if is_named else group.waits_for
 
 
 def _frame(group: Group) -> str:

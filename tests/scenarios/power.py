@@ -51,11 +51,13 @@ _SERVE = (
     "serve_forever (socketserver.py)",
     "serve_forever (werkzeug/serving.py)",
     "run (flask/app.py)",
+    "main (run_text_generation_server.py)",
     "<module> (run_text_generation_server.py)",
 )
 _BROADCAST = (
     "broadcast (torch/distributed/distributed_c10d.py)",
     "wrapper (torch/distributed/c10d_logger.py)",
+    "main (run_text_generation_server.py)",
     "<module> (run_text_generation_server.py)",
 )
 _ROLLOUTS = ("get (ray/_private/worker.py)", "generate_rollouts (ppo.py)", "fit (ppo.py)", "<module> (ppo.py)")

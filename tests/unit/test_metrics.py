@@ -239,6 +239,24 @@ def test_a_stopped_rank_is_busy_with_nothing_for_others_to_wait_on_whatever_its_
     assert all('activity="stopped"' in row and 'waits_for="nothing"' in row for row in rows)
 
 
+@pytest.mark.parametrize(("is_named", "waits_for"), [(True, "nothing"), (False, "unknown")])
+def test_who_is_named_in_code_that_no_rule_knows_is_waited_for_on_other_nodes_too(
+    *, is_named: bool, waits_for: str
+) -> None:
+    (entry,) = board().snapshot.jobs.values()
+    grouping = entry.incident.grouping
+    unknown = replace(grouping.groups[-1], activity="unknown", waits_for="unknown", fault=None, gone=False)
+    ids = tuple(member.id for member in unknown.members)
+    incident = replace(
+        entry.incident,
+        grouping=replace(grouping, groups=(*grouping.groups[:-1], unknown)),
+        verdict=replace(entry.incident.verdict, named=ids if is_named else ()),
+    )
+    text = scrape(board(jobs={"a": replace(entry, incident=incident)}))
+    rows = [one for one in text.splitlines() if one.startswith("hangwatch_rank_activity{") and 'y="unknown"' in one]
+    assert rows and all(f'waits_for="{waits_for}"' in row for row in rows)
+
+
 def test_ranks_of_a_job_that_is_over_here_are_what_those_of_other_nodes_may_wait_for() -> None:
     (entry,) = board().snapshot.jobs.values()
     incident = replace(entry.incident, state=JobState.OVER)

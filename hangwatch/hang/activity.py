@@ -30,6 +30,7 @@ Mark = Literal["wrapper", "collective", "service", "work", "rooted", "orders"]
 
 _LEAF_DEPTH = 4
 _AROUND = ("context", "loop")
+_PACKAGES = r"/(?:.*/(?:(?:site|dist)-packages|lib/python3[^/]*)/)?"
 _CACHE_LIMIT = 1 << 16
 
 
@@ -104,23 +105,29 @@ class _Compiled(NamedTuple):
 
 
 def _compile(rule: _Rule) -> _Compiled:
-    return _Compiled(rule.activity, rule.order, *_patterns(rule), rule.whose, rule.operation)
+    patterns = _patterns(rule, is_packages=rule.whose == "library")
+    return _Compiled(rule.activity, rule.order, *patterns, rule.whose, rule.operation)
 
 
-def _patterns(row: _Rule | _Marked) -> tuple[re.Pattern[str], re.Pattern[str]]:
+def _patterns(row: _Rule | _Marked, *, is_packages: bool = False) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """What a plain name of a function, and a short path with a `/` before it, must match."""
     files = row.files or ((row.file,) if row.file else ("*/*",))
     return (
         re.compile("|".join(translate(pattern) for pattern in row.functions)),
-        re.compile("|".join(translate(_anchored(pattern)) for pattern in files)),
+        re.compile("|".join(_path(pattern, is_packages=is_packages) for pattern in files)),
     )
 
 
-def _anchored(pattern: str) -> str:
-    """A name without a folder is the whole path; one with a folder may stand in others (a checkout of a library)."""
+def _path(pattern: str, *, is_packages: bool) -> str:
+    """A name without a folder is the whole path; one with a folder may stand in others (a checkout of a library).
+
+    But where it is a library's own package (`is_packages`): a program may have a folder of that name.
+    """
     if "/" not in pattern:
-        return f"/{pattern}"
-    return pattern if pattern.startswith("*/") else f"*/{pattern}"
+        return translate(f"/{pattern}")
+    if pattern.startswith("*/"):
+        return translate(pattern)
+    return f"{_PACKAGES}{translate(pattern)}" if is_packages else translate(f"*/{pattern}")
 
 
 class Table:

@@ -9,8 +9,19 @@ from msgspec import structs
 from hangwatch.hang import guidance, votes, wording
 from hangwatch.hang.first_look import FIRST_LOOKS, by_line, have_parted
 from hangwatch.hang.rest import is_serving, resting_state
-from hangwatch.hang.rules import RULES, Rule, Scene, Suspicion, count_ranks, only_roles, survey, without
-from hangwatch.model import Confidence, FirstLook, Grouping, JobState, Motion, RankId, Signature, Verdict
+from hangwatch.hang.rules import (
+    RULES,
+    Rule,
+    Scene,
+    Suspicion,
+    count_ranks,
+    may_be_late,
+    only_roles,
+    survey,
+    waits_for,
+    without,
+)
+from hangwatch.model import Confidence, FirstLook, Group, Grouping, JobState, Motion, RankId, Signature, Verdict
 
 _CONFIDENCES = (Confidence.NONE, Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 
@@ -132,17 +143,32 @@ def _accuse(suspicion: Suspicion) -> Verdict:
         sure = min(sure + 1, len(_CONFIDENCES) - 1)
     if any(member.signature is Signature.AWAITS_OUTSIDE for member in suspicion.members):
         sure = min(sure, _CONFIDENCES.index(Confidence.MEDIUM))  # whether that one answers is not seen from here
-    if suspicion.scene.is_part:
+    apart = _apart(suspicion) if suspicion.rule.by_stack else []
+    if suspicion.scene.is_part or apart:
         sure = min(sure, _CONFIDENCES.index(Confidence.MEDIUM))
     return Verdict(
         kind=suspicion.rule.kind,
         message=_sentence(suspicion.rule.words(suspicion))
+        + wording.apart_too(apart)
         + wording.whole_nodes(suspicion.members, grouping)
         + _view(suspicion.scene),
         named=tuple(sorted((member.id for member in suspicion.members), key=RankId.sort_key)),
         confidence=_CONFIDENCES[sure],
         evidence=(*evidence, *votes.absence(grouping)),
     )
+
+
+def _apart(suspicion: Suspicion) -> list[Group]:
+    """Few ranks beside the suspects that may be late, too, in no wait that is known: one of them may hold up all."""
+    may_be = may_be_late(suspicion.scene)
+    found = [
+        group
+        for group in suspicion.others
+        if waits_for(group) in {"unknown", "nothing"}
+        and group.motion is not Motion.MOVING
+        and all(map(may_be, group.members))
+    ]
+    return found if count_ranks(found) <= len(suspicion.members) else []
 
 
 # --- where nobody is accused ---------------------------------------------------------------------------------------

@@ -346,6 +346,11 @@ def low_power(ranks: Sequence[Group], others: Sequence[Group]) -> str:
     return f"{'; '.join(map(_alone, ranks))}, with {max(own):.0f} W or less on the GPU, while {works}"
 
 
+def apart_too(groups: Sequence[Group]) -> str:
+    """Who else stands apart, without a rule that accuses it."""
+    return f" Look at others that stand apart, too: {'; '.join(each(groups))}." if groups else ""
+
+
 def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
     """That the named are all ranks in view of their nodes, where these hold several and others are not among them."""
     odd = Counter(member.id.node for member in named)

@@ -223,3 +223,18 @@ def test_a_file_without_a_folder_is_the_whole_path() -> None:
 )
 def test_words_tell_where_no_row_names_the_function(line: str, expected: str) -> None:
     assert TABLE.classify(frames(line, "mine (x.py)"), 1).activity == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "found"),
+    [
+        ("av/container/input.py", "data_loading"),
+        ("/opt/env/lib/python3.11/site-packages/av/container/input.py", "data_loading"),
+        ("models/av/fusion.py", "unknown"),
+        ("/home/mira/models/av/fusion.py", "unknown"),
+        ("trainer/requests/queue.py", "unknown"),
+    ],
+)
+def test_a_library_is_a_package_of_its_own_and_no_folder_of_a_program(file: str, found: str) -> None:
+    frames = (Frame(function="fuse", file=file), Frame(function="main", file="train.py"))
+    assert activity.load().classify(frames).activity == found

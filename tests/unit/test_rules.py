@@ -286,3 +286,15 @@ def test_what_was_measured_of_an_accused_rank_is_told_with_its_links() -> None:
         "rank 3 stands behind its GPU: main thread at 99% of a core, 0.0 pauses of its own per second, GPU at 100%, "
         "118 W, 9% of the way from idle to busy, NVLink 0.0 MB/s, PCIe 2.3 MB/s"
     ]
+
+
+def test_who_stands_beside_another_one_that_may_be_late_is_named_with_less_confidence_and_the_other_is_told() -> None:
+    alone = verdict(Ranks(6, "ranks"), Ranks(1, "nothing"))
+    assert (len(alone.named), alone.confidence) == (1, HIGH)
+    beside = verdict(Ranks(6, "ranks"), Ranks(1, "nothing"), Ranks(1, "unknown"))
+    assert (beside.named, beside.confidence) == (alone.named, MEDIUM)
+    assert "Look at others that stand apart, too: rank 7" in beside.message
+    moving = verdict(Ranks(6, "ranks"), Ranks(1, "nothing"), Ranks(1, "unknown", motion=Motion.MOVING))
+    assert (moving.confidence, "too" in moving.message) == (HIGH, False)
+    many = verdict(Ranks(6, "ranks"), Ranks(1, "nothing"), Ranks(2, "unknown"))
+    assert "others that stand apart" not in many.message, "who are more are rather victims"

@@ -94,8 +94,8 @@ def vanishing() -> contextlib.AbstractContextManager[int]:
     def serve(listening: socket.socket, over: threading.Event) -> None:
         with listening.accept()[0] as peer:
             program = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL))
+            peer.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)  # before the client can answer
             peer.sendall(b".")
-            peer.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
             over.wait()
 
     return serving(serve)

@@ -6,13 +6,14 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
 import click
 from msgspec.structs import replace
 
-from hangwatch import inputs, store
+from hangwatch import inputs, store, words
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import write_text
 from hangwatch.cli.watch import config_option, settings_from
@@ -28,6 +29,10 @@ LONGEST_LINE_BYTES = 16 << 20  # `py-spy dump --json` may print one line
 MOST_BYTES = 4 << 30  # of one file or of standard input
 MOST_FILES = 200_000
 MOST_FOLDERS_DEEP = 64
+MANY_FILES = 200
+SNIFFED_BYTES = 8 << 10
+
+_File = tuple[Path, Path | None]  # and the folder in which it was found, None where it was named
 
 html_option = click.option(
     "--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report as one page."
@@ -56,12 +61,17 @@ def explain(
     Reads the stacks of any number of processes as py-spy (text or --json), pystack, gdb and Python's faulthandler print
     them, with or without a prefix on each line: [host:rank], torchrun's [role3]:, srun --label's "3: ", mpirun
     --tag-output's [1,3]<stdout>:. Reads logs of ranks and torchelastic's error.json, too: who failed first, whose log
-    ends before the others. A folder is all the files in it (torchrun's --log-dir), or the incident that it holds; links
-    in it are not followed. "-" is standard input.
+    ends before the others. A folder is all the text files in it (torchrun's --log-dir), or the incident that it holds;
+    links in it are not followed, and what begins with a dot is left out. "-" is standard input.
     """
     settings, _ = settings_from(config_path)
     files, incidents = _sort(paths)
-    collected = traces.collect(((str(path), _lines(path, folder)) for path, folder in files), world_size)
+    texts = [(path, folder) for path, folder in files if folder is None or _is_text(path, folder)]
+    with _progress(texts) as reading:
+        collected = traces.collect(((str(path), _lines(path, folder)) for path, folder in reading), world_size)
+    if len(texts) < len(files):
+        told = f"without text, left out: {words.count(len(files) - len(texts), 'file')}"
+        collected = collected._replace(notes=(*collected.notes, told))
     dumps = [*collected.ranks, *(rank for incident in incidents for rank in incident.captures[-1].ranks)]
     if not dumps and not collected.logs:
         notes = "".join(f"\n  {note}" for note in collected.notes[:5])
@@ -120,9 +130,9 @@ def _answer(grouping: Grouping, verdict: Verdict, job: Job | None, as_json_form:
         click.echo(text.render_verdict(grouping, verdict, color=sys.stdout.isatty()), nl=False)
 
 
-def _sort(paths: Iterable[Path]) -> tuple[list[tuple[Path, Path | None]], list[Incident]]:
-    """Files, each with the folder in which it was found, None where it was named; and incidents with a capture."""
-    files: list[tuple[Path, Path | None]] = []
+def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident]]:
+    """Files, and incidents with a capture."""
+    files: list[_File] = []
     incidents = []
     for path in paths:
         if path.name == store.INCIDENT_FILE or (path / store.INCIDENT_FILE).is_file():
@@ -151,7 +161,7 @@ def _files_in(folder: Path) -> list[Path]:
             raise InputError(
                 f"{folder}: folders lie deeper in each other than {MOST_FOLDERS_DEEP}; name those you mean"
             )
-        folders.sort()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [here / name for name in names if not name.startswith(".") and _is_own_file(here / name)]
         if len(found) > MOST_FILES:
             raise InputError(f"{folder}: holds more than {MOST_FILES} files; name the ones you mean")
@@ -162,6 +172,19 @@ def _files_in(folder: Path) -> list[Path]:
 
 def _is_own_file(path: Path) -> bool:
     return stat.S_ISREG(path.lstat().st_mode)
+
+
+def _is_text(path: Path, folder: Path) -> bool:
+    """Whether a file that lies in a folder begins as text does: no NUL in its first bytes, as grep(1) tells it."""
+    with _opened(path, folder) as file:
+        return b"\0" not in file.read(SNIFFED_BYTES)
+
+
+def _progress(files: Sequence[_File]) -> AbstractContextManager[Iterable[_File]]:
+    """The files, with a bar on a terminal where they are many."""
+    if len(files) < MANY_FILES:
+        return nullcontext(files)
+    return click.progressbar(files, label="reading", file=sys.stderr, hidden=not sys.stderr.isatty())
 
 
 def _incident(path: Path) -> Incident:

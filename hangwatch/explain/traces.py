@@ -53,6 +53,7 @@ _DIGITS = re.compile(r"\d+")
 _WORDS_LOOKED_AT = 16
 _TOOL_CHARACTERS = 40
 _TOOLS_SHOWN = 8
+_MOST_SILENT_TOLD = 16  # files that hold nothing, by name
 _TAKES_PART = re.compile(r"(^|/)(torch/distributed/distributed_c10d|torch/autograd/graph|deepspeed/comm/\w+)\.py$")
 
 
@@ -108,7 +109,8 @@ class _Hearsay:
         self._parts: list[tuple[str, RankId, logs.Log]] = []
         self._told: list[tuple[str, logs.Failure]] = []
         self._unknown: dict[str, tuple[RankId, logs.Log]] = {}
-        self._strange: dict[str, str] = {}
+        self._strange: dict[str, list[str]] = {}
+        self._silent: dict[str, list[str]] = {}
 
     def error_file(self, name: str, rank: RankId, text: str) -> None:
         """Read torchelastic's error.json of a rank; what it holds counts before what its log says of the same."""
@@ -142,8 +144,9 @@ class _Hearsay:
         told = [f"{name}: {strange} lines are {kind}, for example {example!r}"] if strange else []
         if not tells and not of_ranks_here:
             told.append(f"{name}: holds no stack dump that hangwatch knows, and no log of a known rank")
-        if name in self._unknown:
-            self._strange[name] = "\n".join(told)
+            self._silent[name] = told
+        elif name in self._unknown:
+            self._strange[name] = told
         else:
             self._notes += told
 
@@ -152,9 +155,15 @@ class _Hearsay:
         numbered = names.number_logs({name: rank for name, (rank, _) in self._unknown.items()})
         for name, (_, log) in self._unknown.items():
             if numbered[name].rank is None:
-                self._notes += self._strange[name].split("\n")
+                self._notes += self._strange.get(name, ())
             else:
                 self._parts.append((name, numbered[name], log))
+                self._silent.pop(name, None)
+        if len(self._silent) > _MOST_SILENT_TOLD:
+            told = f"{len(self._silent)} files hold no stack dump that hangwatch knows, and no log of a known rank"
+            self._notes.append(f"{told}, for example {next(iter(self._silent))}")
+        else:
+            self._notes += chain.from_iterable(self._silent.values())
         if self.old:
             self._notes.append(f"{words.count(self.old, 'file')} of attempts before the last one left out")
         return rank_logs.join(self._parts, self._told)

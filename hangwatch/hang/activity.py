@@ -23,11 +23,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-Order = Literal["entered", "certain", "sync", "top", "leaf", "native", "context", "loop"]
+Order = Literal["entered", "certain", "sync", "top", "leaf", "base", "native", "context", "loop"]
 WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
 Whose = Literal["anybody", "library", "installed"]
 Mark = Literal["wrapper", "collective", "service", "work", "rooted", "orders"]
 
+SERVING = "serving"
+"""The activity of who was measured to wait for clients, whatever its functions are called."""
 _LEAF_DEPTH = 4
 _AROUND = ("context", "loop")
 _PACKAGES = r"/(?:.*/(?:(?:site|dist)-packages|lib/python3[^/]*)/)?"
@@ -46,6 +48,7 @@ class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     leaves_the_job: bool = False
     is_between_two: bool = False
     phase: str | None = None
+    idles: bool = False
     by_program: bool = False
     look_at: str | None = None
     meets_at_store: bool = False
@@ -188,6 +191,7 @@ class Table:
             ("sync", python),
             ("top", python[:1]),
             ("leaf", python[:_LEAF_DEPTH]),
+            ("base", python[:1]),
             ("native", native),
             ("context", python),
             ("loop", python[:1]),

@@ -45,10 +45,17 @@ def _apart(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene], Sequence
 
 
 def _is_in_own_code(scene: Scene, group: Group) -> bool:
-    """Whether it stands still in the program's own code, and no name or measurement says that it only waits there."""
+    """Whether it stands still in the program's own code, and no name or measurement says that it only waits there.
+
+    Who may wait for its GPU there, as others may in such code of theirs, is only at another place.
+    """
     moves = any(member.motion is Motion.MOVING for member in group.members)
     may_be = all(map(may_be_late(scene), group.members))
-    return may_be and not moves and is_in_user_code(group) and waits_for(group) in {"unknown", "gpu"}
+    if not may_be or moves or not is_in_user_code(group):
+        return False
+    alike = (other for other in scene.stacked if other is not group and is_in_user_code(other))
+    kind = waits_for(group)
+    return kind == "unknown" or (kind == "gpu" and all(other.waits_for != "gpu" for other in alike))
 
 
 def _is_collective(group: Group) -> bool:
@@ -94,6 +101,16 @@ def _functions(group: Group) -> tuple[object, ...]:
     return group.activity, *((frame.function, frame.file) for frame in python_frames(group))
 
 
+def _idles(group: Group) -> bool:
+    """Whether it waits, in a loop, for what comes from outside of the job."""
+    return activity.known(group.activity).idles
+
+
+def _idle_servers(scene: Scene) -> Sequence[Group]:
+    """Ranks in a loop without anything to serve, while others have gone on into a collective."""
+    return _beside_collectives(scene, _idles)
+
+
 def _awaits_orders(group: Group) -> bool:
     """Whether it waits, in a loop, for what somebody else tells it to do next."""
     frame = caller(group.frames)
@@ -103,7 +120,12 @@ def _awaits_orders(group: Group) -> bool:
 
 def _idle_side(scene: Scene) -> Sequence[Group]:
     """Ranks that wait for their next order, while others have gone on into a collective."""
-    idle = [group for group in scene.stacked if _awaits_orders(group)]
+    return _beside_collectives(scene, _awaits_orders)
+
+
+def _beside_collectives(scene: Scene, wanted: Callable[[Group], bool]) -> Sequence[Group]:
+    """Such groups, where all others stand in collectives."""
+    idle = [group for group in scene.stacked if wanted(group)]
     inside = [group for group in scene.stacked if group not in idle]
     return idle if inside and all(map(_is_collective, inside)) else []
 
@@ -124,6 +146,10 @@ def _busy_half(scene: Scene) -> Sequence[Group]:
     return busy if is_one and _is_collective(others[0]) else []
 
 
+def _is_behind_gpu(_: Scene, group: Group) -> bool:
+    return group.waits_for == "gpu"
+
+
 def _low_power(scene: Scene) -> Sequence[Group]:
     """Ranks whose GPUs all draw less than every GPU that is at work."""
     working = [member for group in scene.stacked for member in group.members if _gpu_works(member.signature)]
@@ -142,6 +168,10 @@ def _gpu_works(signature: Signature) -> bool:
 
 def _settled_by_native_frames(suspicion: Suspicion) -> str:
     return wording.native_frames(suspicion.members)
+
+
+def _settled_by_what_it_is_in(suspicion: Suspicion) -> str:
+    return wording.look_at(suspicion.suspects[0])
 
 
 def _why(say: Callable[[Sequence[Group], Sequence[Group]], str]) -> Callable[[Suspicion], str]:
@@ -208,6 +238,14 @@ FIRST_LOOKS: tuple[Rule, ...] = (
         few=False,
     ),
     _first_look(
+        "wait in a loop for clients or events, while the others have gone on into a collective",
+        _idle_servers,
+        ("ranks",),
+        wording.has_not_joined,
+        lambda _: wording.LOOP,
+        few=False,
+    ),
+    _first_look(
         "is one rank, in another collective or another caller of it",
         _apart(_is_alone_in_a_collective),
         ("ranks",),
@@ -226,8 +264,15 @@ FIRST_LOOKS: tuple[Rule, ...] = (
         _busy_half,
         ("ranks",),
         wording.stands_apart,
-        lambda _: wording.SLOW_CALL,
+        _settled_by_what_it_is_in,
         few=False,
+    ),
+    _first_look(
+        "stand behind the GPU, where nobody knows how many ranks there are",
+        _apart(_is_behind_gpu),
+        ("ranks",),
+        wording.stands_apart,
+        lambda _: wording.SEQUENCE_NUMBERS,
     ),
     _first_look(
         "draw less than every GPU that is at work",

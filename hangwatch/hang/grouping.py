@@ -18,7 +18,6 @@ from hangwatch.model import (
     ENDED_STATES,
     Capture,
     Fault,
-    FileLock,
     Frame,
     Group,
     Grouping,
@@ -148,20 +147,23 @@ def _answer(rank: RankDump, standings: Sequence[Standing | None], measured: moti
         return _Answer("gone", None, last, None, gone=True)
     for dump, standing in zip(reversed(rank.rounds), reversed(standings), strict=True):
         if standing is not None:
-            judged = _by_measurement(standing, measured, motion.file_lock(rank))
+            judged = _by_measurement(standing, measured, rank)
             return _Answer(judged.key, judged, dump, None, gone=False)
     fault = (last.fault if last else None) or Fault(subject="rank", reason="NoStack", detail="no thread in the dump")
     return _Answer(f"undumpable:{fault.reason}:{fault.about}", None, last, fault, gone=False)
 
 
-def _by_measurement(standing: Standing, measured: motion.Measured, lock: FileLock | None) -> Standing:
-    """A rank that was measured behind its GPU, or in a wait for the lock of a file, waits for that.
+def _by_measurement(standing: Standing, measured: motion.Measured, rank: RankDump) -> Standing:
+    """A rank that was measured behind its GPU, in a wait for the lock of a file, or for clients, waits for that.
 
     Whatever its functions are called. Those at the same place that were not are another group: one of them may be the
     one that is waited for.
     """
-    if lock is not None and standing.waits_for not in ("ranks", "gpu"):
+    if motion.file_lock(rank) is not None and standing.waits_for not in ("ranks", "gpu"):
         return standing._replace(key=f"{standing.key}-lock", waits_for="lock")
+    if rank.id.pid is not None and motion.server(rank) == rank.id.pid and standing.waits_for in ("unknown", "thread"):
+        serves = standing.doing._replace(activity=activity.SERVING, waits=True)
+        return standing._replace(key=f"{standing.key}-serves", doing=serves, waits_for="ranks")
     if measured.signature is not Signature.BEHIND_GPU or standing.waits_for in ("ranks", "gpu"):
         return standing
     return standing._replace(key=f"{standing.key}-gpu", waits_for="gpu")
@@ -202,8 +204,9 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
 
 
 def _comes(standing: Standing) -> bool:
-    """Whether a process waits for other ranks to meet them. One that leaves waits, but does not come any more."""
-    return standing.waits_for == "ranks" and not activity.known(standing.doing.activity).leaves_the_job
+    """Whether a process waits for other ranks to meet them. One that leaves or serves waits, but does not come."""
+    known = activity.known(standing.doing.activity)
+    return standing.waits_for == "ranks" and not known.leaves_the_job and not known.idles
 
 
 def _state(rounds: Sequence[ProcessDump]) -> str | None:

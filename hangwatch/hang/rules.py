@@ -224,12 +224,17 @@ def _outside(
     also: Callable[[Member], bool] = lambda _: True,
     *,
     gives_way: bool = False,
+    knows_size: bool = False,
 ) -> Rule:
-    """A rule on ranks that are in no wait while the others are. A weak suspicion needs a clear majority."""
+    """A rule on ranks that are in no wait while the others are. A weak suspicion needs a clear majority.
+
+    With `knows_size` only where the world size is known: whom the others wait for may not be in view.
+    """
+    found = _stacked_where(wanted, also)
     return Rule(
         kind="OutsideCollective",
         who=who,
-        suspects=_stacked_where(wanted, also),
+        suspects=lambda scene: [] if knows_size and scene.grouping.world_size is None else found(scene),
         waiting=waiting,
         half_of="answered",
         outnumber="three times" if confidence is Confidence.LOW else "more",
@@ -331,7 +336,13 @@ RULES: tuple[Rule, ...] = (
         ("ranks",),
         Confidence.MEDIUM,
     ),
-    _outside("stand behind the GPU", lambda group: group.waits_for == "gpu", ("ranks",), Confidence.LOW),
+    _outside(
+        "stand behind the GPU, where it is known how many ranks there are",
+        lambda group: group.waits_for == "gpu",
+        ("ranks",),
+        Confidence.LOW,
+        knows_size=True,
+    ),
 )
 """The rules by which ranks are accused, in their order. Section 4 of docs/verdicts.md is printed from them."""
 

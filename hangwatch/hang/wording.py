@@ -271,7 +271,14 @@ def cannot_tell(groups: Sequence[Group], answered: int, waiting: int, existing: 
 
 SEQUENCE_NUMBERS = "sequence numbers (flight recorder, NCCL RAS): who is a call behind, or took another branch or group"
 ORDERS = "what it was told last: it has not joined, so no sequence number shows it"
+LOOP = "what was to end that loop: it has not joined, so no sequence number shows it"
 SLOW_CALL = "whether that call returns: its file system or service, state D and wchan of these ranks"
+
+
+def look_at(group: Group) -> str:
+    """What to look at where ranks are in one activity of their own, as what would settle it."""
+    said = activity.known(group.activity).look_at
+    return f"{said[:1].lower()}{said[1:]}".rstrip(".") if said else SLOW_CALL
 
 
 def native_frames(members: Sequence[Member]) -> str:
@@ -282,7 +289,8 @@ def native_frames(members: Sequence[Member]) -> str:
 
 def look_first(ranks: Sequence[Group], why: str, settle: str) -> str:
     """The headline for ranks to look at first, who are not accused."""
-    return f"look first at {words.who(_ids(ranks))}: {why}. What would settle it: {settle}. Nobody is accused."
+    stop = "" if settle.endswith("?") else "."
+    return f"look first at {words.who(_ids(ranks))}: {why}. What would settle it: {settle}{stop} Nobody is accused."
 
 
 def stands_apart(ranks: Sequence[Group], others: Sequence[Group]) -> str:
@@ -329,13 +337,25 @@ def _lines(groups: Sequence[Group]) -> list[tuple[Group, str]]:
     return [(group, clauses.place(stack[differs])) for group, stack in zip(groups, stacks, strict=True)]
 
 
+def has_not_joined(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+    """Ranks that wait for whatever comes from outside, while others have gone on."""
+    it, has = ("it", "has") if _size(ranks) == 1 else ("they", "have")
+    doing = words.listing([clauses.does(group, several=_size(ranks) > 1) + clauses.at(group) for group in ranks])
+    joined = f"{clauses.operations(others)}{_call(others)}"
+    return f"{it} {doing}, and {has} not joined {joined}, {_where_others_wait(others)}"
+
+
+def _where_others_wait(others: Sequence[Group]) -> str:
+    return f"where {words.who(_ids(others))} {'waits' if _size(others) == 1 else 'wait'}"
+
+
 def awaits_orders(ranks: Sequence[Group], others: Sequence[Group]) -> str:
     """Ranks that wait to be told what to do, while others have gone on."""
     loop = caller(ranks[0].frames)
     it, wait, have = ("it", "waits", "has") if _size(ranks) == 1 else ("they", "wait", "have")
     return (
         f"{it} {wait} for the next order in {loop}, and {have} not joined {clauses.operations(others)}{_call(others)}, "
-        f"where {words.who(_ids(others))} {'waits' if _size(others) == 1 else 'wait'}"
+        f"{_where_others_wait(others)}"
     )
 
 

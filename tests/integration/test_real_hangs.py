@@ -71,7 +71,7 @@ def explained(folder: Path, how: str = "--nonblocking") -> Verdict:
             continue
         done = subprocess.run([PYSPY, "dump", how, "--pid", str(child.pid)], capture_output=True, text=True, timeout=60)
         lines += [f"[here:{rank}]{line}" for line in (done.stdout + done.stderr).splitlines()]
-    found = traces.collect([("dump.txt", lines)])
+    found = traces.collect([("dump.txt", lines)], world_size=RANKS)
     return culprit.judge(group_ranks(found.ranks, TABLE, config.Capture(), found.world_size))
 
 

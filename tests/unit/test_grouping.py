@@ -245,6 +245,27 @@ def test_a_rank_that_came_out_of_a_wait_is_not_accused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("server", "expected"), [(103, ([], [3])), (99, ([3], [])), (None, ([3], []))], ids=["itself", "its parent", "none"]
+)
+def test_who_was_measured_to_wait_for_clients_has_not_joined(
+    server: int | None, expected: tuple[list[int], list[int]]
+) -> None:
+    """Whatever its functions are called. It idles, and did not come out of a wait for ranks either."""
+
+    def dump(function: str, file: str, server: int | None = None) -> ProcessDump:
+        frames = (Frame(function=function, file=file), Frame(function="train", file="train.py"))
+        thread = Thread(name="MainThread", thread_id="1", frames=frames, is_main=True)
+        return ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,), state="S", server=server)
+
+    waits = dump("broadcast", "torch/distributed/distributed_c10d.py")
+    ranks = [RankDump(id=RankId(rank=rank, pid=100 + rank), rounds=(waits, waits)) for rank in range(3)]
+    loop = dump("turn", "loop.py", server)
+    ranks.append(RankDump(id=RankId(rank=3, pid=103), rounds=(loop, loop)))
+    verdict = culprit.judge(group_ranks(ranks, TABLE, SETTINGS))
+    assert ([one.rank for one in verdict.named], [one.rank for one in verdict.first_look]) == expected
+
+
+@pytest.mark.parametrize(
     ("came", "want_lock", "expected"),
     [(3, 4, ("CannotTell", [])), (4, 3, ("OutsideCollective", [5, 6, 7]))],
 )

@@ -116,7 +116,7 @@ def says(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = 
         ((Ranks(1, "lock"), Ranks(3, "ranks"), Ranks(4, "gpu")), ("OutsideCollective", 1, LOW)),
         ((Ranks(1, "unknown"), Ranks(3, "ranks")), ("OutsideCollective", 1, LOW)),
         ((Ranks(1, "unknown"), Ranks(2, "ranks")), ("CannotTell", 0, NONE)),
-        ((Ranks(1, "gpu"), Ranks(3, "ranks")), ("OutsideCollective", 1, LOW)),
+        ((Ranks(1, "gpu"), Ranks(3, "ranks")), ("Mismatch", 0, NONE)),  # who knows how many there are
         ((Ranks(1, "gpu", owns_gil=True), Ranks(3, "ranks")), ("OutsideCollective", 1, MEDIUM)),
         ((Ranks(1, "gpu", motion=Motion.MOVING), Ranks(3, "ranks")), ("OutsideCollective", 1, MEDIUM)),
         ((Ranks(1, "leaving"), Ranks(3, "ranks")), ("OutsideCollective", 1, MEDIUM)),
@@ -192,10 +192,19 @@ def test_one_against_one_counts_where_these_two_are_the_whole_job(
     assert says(Ranks(1, "nothing"), Ranks(1, "ranks"), world_size=world_size, ranks_here=ranks_here)[1] == named
 
 
-@pytest.mark.parametrize(("world_size", "named"), [(None, 1), (8, 1), (9, 0)])
-@pytest.mark.parametrize("what", ["unknown", "gpu"])
-def test_a_weak_suspicion_speaks_only_where_all_answered(what: str, world_size: int | None, named: int) -> None:
-    assert says(Ranks(1, what), Ranks(7, "ranks"), world_size=world_size)[1] == named
+@pytest.mark.parametrize(("what", "named"), [("unknown", (1, 1, 0)), ("gpu", (0, 1, 0))])
+def test_a_weak_suspicion_speaks_only_where_all_answered(what: str, named: tuple[int, ...]) -> None:
+    found = [says(Ranks(1, what), Ranks(7, "ranks"), world_size=size)[1] for size in (None, 8, 9)]
+    assert tuple(found) == named
+
+
+@pytest.mark.parametrize(("others", "pointed"), [(2, []), (3, [0]), (7, [0])])
+def test_who_is_behind_its_gpu_is_looked_at_where_nobody_knows_how_many_there_are(
+    others: int, pointed: list[int]
+) -> None:
+    found = verdict(Ranks(1, "gpu"), Ranks(others, "ranks"))
+    assert found.named == ()
+    assert [rank.rank for rank in found.first_look] == pointed
 
 
 @pytest.mark.parametrize(("rounds", "waits_for", "named"), [(1, "ranks", 0), (2, "ranks", 1), (1, "nothing", 1)])

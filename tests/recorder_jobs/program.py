@@ -1,0 +1,475 @@
+"""One rank of one of the jobs of tests/data/waitfor.toml: `program.py JOB FOLDER`, with RANK, WORLD_SIZE and MASTER_*.
+
+Each rank writes FOLDER/at-<rank> right before the call in which it stays. gloo on loopback; it ends by itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+FOLDER = Path(sys.argv[2])
+FOREVER = 3600
+LIFETIME_SECONDS = 400
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+def world() -> int:
+    return dist.get_world_size()
+
+
+def here() -> None:
+    path = FOLDER / f"at-{os.environ['RANK']}.new"
+    path.write_text("here")
+    path.rename(FOLDER / f"at-{os.environ['RANK']}")
+
+
+def reduce(group: dist.ProcessGroup | None = None) -> None:
+    dist.all_reduce(torch.ones(4), group=group)
+
+
+def later(group: dist.ProcessGroup | None = None) -> dist.Work:
+    work = dist.all_reduce(torch.ones(4), group=group, async_op=True)
+    assert work is not None
+    return work
+
+
+def steps(count: int, group: dist.ProcessGroup | None = None) -> None:
+    for _ in range(count):
+        reduce(group)
+
+
+def prepare_batch() -> None:
+    """Where a rank is stuck in code of its own."""
+    here()
+    time.sleep(FOREVER)
+
+
+LOCK = threading.Lock()
+
+
+def read_metrics() -> None:
+    """A lock that another thread of this rank has taken and keeps."""
+    LOCK.acquire()
+    here()
+    with LOCK:
+        pass
+
+
+def read_shard() -> None:
+    """A pipe into which nobody writes: whether another rank should is not known."""
+    out, _ = os.pipe()
+    here()
+    os.read(out, 1)
+
+
+def pairs(name: str) -> dist.ProcessGroup:
+    """The group of two of this rank: 0 and 1, 2 and 3, ..."""
+    made = [dist.new_group([first, first + 1], group_desc=name) for first in range(0, world(), 2)]
+    return made[rank() // 2]
+
+
+def halves(name: str) -> dist.ProcessGroup:
+    """The even ranks, and the odd ones."""
+    made = [dist.new_group(list(range(first, world(), 2)), group_desc=name) for first in range(2)]
+    return made[rank() % 2]
+
+
+# --- a rank that does not come ---------------------------------------------------------------------------------------
+
+
+def own_code() -> None:
+    steps(5)
+    if rank() == 2:
+        prepare_batch()
+    here()
+    reduce()
+
+
+def lock_in_own_code() -> None:
+    steps(5)
+    if rank() == 1:
+        read_metrics()
+    here()
+    reduce()
+
+
+def pipe_in_own_code() -> None:
+    tp = pairs("tp")
+    steps(3, tp)
+    if rank() == 3:
+        read_shard()
+    here()
+    reduce(tp)
+    reduce()
+
+
+def before_the_first() -> None:
+    """The default group has no record on the rank that does not come."""
+    tp = pairs("tp")
+    steps(3, tp)
+    if rank() == 0:
+        prepare_batch()
+    here()
+    reduce()
+
+
+def early_return() -> None:
+    for step in range(10):
+        if rank() == 3 and step == 9:
+            prepare_batch()
+        if step == 9:
+            here()
+        reduce()
+
+
+def chain_of_groups() -> None:
+    """Eight ranks: 5 is stuck, 4 waits for it in tp, the even ranks for 4 in dp, the odd ones for 5."""
+    tp, dp = pairs("tp"), halves("dp")
+    for _ in range(3):
+        reduce(tp)
+        reduce(dp)
+    if rank() == 5:
+        prepare_batch()
+    here()
+    reduce(tp)
+    reduce(dp)
+
+
+def two_do_not_come() -> None:
+    steps(4)
+    if rank() in (1, 4):
+        prepare_batch()
+    here()
+    reduce()
+
+
+def asleep_before_recv() -> None:
+    steps(3)
+    if rank() == 4:
+        prepare_batch()
+    here()
+    match rank():
+        case 0:
+            dist.recv(torch.ones(1), src=4)
+        case 1:
+            dist.new_group([0, 1, 4], group_desc="late")
+        case 2:
+            dist.monitored_barrier(timeout=timedelta(seconds=FOREVER))
+        case _:
+            reduce()
+
+
+def again() -> None:
+    """The same name `0` a second time, with lower numbers."""
+    steps(7)
+    dist.barrier()
+    dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = os.environ["NEXT_PORT"]
+    init()
+    steps(2)
+    if rank() == 1:
+        prepare_batch()
+    here()
+    reduce()
+
+
+def enqueued_ahead() -> None:
+    works = [later()]
+    if rank() == 3:
+        prepare_batch()
+    works += [later() for _ in range(1 if rank() == 2 else 2)]
+    here()
+    for work in works:
+        work.wait()
+
+
+def objects() -> None:
+    for step in range(3):
+        if step == 2:
+            if rank() == 1:
+                read_metrics()
+            here()
+        dist.all_gather_object([None] * world(), {"step": step})
+
+
+def side_thread() -> None:
+    """Another thread goes on in a group of its own, on all ranks."""
+    beat = dist.new_group(group_desc="heartbeat")
+
+    def run() -> None:
+        while True:
+            reduce(beat)
+            time.sleep(0.02)
+
+    steps(3)
+    threading.Thread(target=run, daemon=True).start()
+    if rank() == 2:
+        prepare_batch()
+    here()
+    reduce()
+
+
+def ddp_buckets() -> None:
+    layers = [torch.nn.Linear(64, 64) for _ in range(8)]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.02)
+    for step in range(4):
+        loss = model(torch.ones(2, 64)).sum()
+        if step == 3:
+            if rank() == 3:
+                prepare_batch()
+            here()
+        loss.backward()
+
+
+def fsdp_mesh() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(3)))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for step in range(3):
+        if step == 2:
+            if rank() == 2:
+                prepare_batch()
+            here()
+        model(torch.ones(2, 16)).sum().backward()
+
+
+def wrapped_reaches_back() -> None:
+    """The buffer of rank 1 holds no record of the default group, but is older than the others' last one."""
+    own = dist.new_group([1], group_desc="own")
+    steps(3)
+    if rank() == 1:
+        steps(60, own)
+        prepare_batch()
+    (FOLDER / f"wrapped-{rank()}").touch()
+    here()
+    time.sleep(3)  # the last record of rank 1 is to be older
+    reduce()
+
+
+def stopped_before() -> None:
+    steps(5)
+    here()
+    if rank() == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    reduce()
+
+
+# --- first looks -----------------------------------------------------------------------------------------------------
+
+
+def open_and_stuck() -> None:
+    """An operation of rank 2 is open in tp, and rank 2 is stuck in its own code."""
+    tp = pairs("tp")
+    steps(2, tp)
+    steps(2)
+    if rank() == 2:
+        later(tp)
+        prepare_batch()
+    here()
+    reduce()
+
+
+# --- circles ---------------------------------------------------------------------------------------------------------
+
+
+def wrong_group() -> None:
+    tp = pairs("tp")
+    for step in itertools.count():
+        reduce(tp)
+        if step == 9:
+            here()
+        reduce(tp if rank() == 1 and step == 9 else None)
+
+
+def skipped() -> None:
+    """Rank 2 leaves out one collective of the default group."""
+    tp = pairs("tp")
+    for step in range(6):
+        if step == 5:
+            here()
+        if not (rank() == 2 and step == 5):
+            reduce()
+        reduce(tp)
+
+
+def other_order() -> None:
+    """Six ranks: 0 takes tp first, all others the default group."""
+    tp = pairs("tp")
+    steps(2, tp)
+    steps(2)
+    here()
+    for group in (tp, None) if rank() == 0 else (None, tp):
+        reduce(group)
+
+
+def ring_of_three() -> None:
+    """0 waits for 1 in a, 1 for 2 in b, 2 for 0 in c: nobody of them is alone in it."""
+    made = [dist.new_group(ranks, group_desc=name) for name, ranks in (("a", [0, 1]), ("b", [1, 2]), ("c", [2, 0]))]
+    mine = {0: (0, 2), 1: (1, 0), 2: (2, 1)}.get(rank(), ())
+    for index in range(3):
+        if index in mine:
+            reduce(made[index])
+    here()
+    for index in mine:
+        reduce(made[index])
+    reduce()
+
+
+# --- mismatches ------------------------------------------------------------------------------------------------------
+
+
+def other_operation() -> None:
+    steps(4)
+    here()
+    if rank() == 1:
+        dist.all_gather([torch.ones(4) for _ in range(world())], torch.ones(4))
+    else:
+        dist.barrier()
+    time.sleep(FOREVER)
+
+
+def other_operation_of_half() -> None:
+    tp = halves("tp")
+    steps(4, tp)
+    here()
+    if rank() % 4 < 2:
+        dist.barrier(tp)
+    else:
+        dist.all_gather([torch.ones(4) for _ in range(dist.get_world_size(tp))], torch.ones(4), group=tp)
+    time.sleep(FOREVER)
+
+
+# --- everybody has come, or nothing is known ---------------------------------------------------------------------------
+
+
+def stopped_inside() -> None:
+    """Rank 3 has enqueued its part and is stopped before gloo could do it."""
+    steps(4)
+    here()
+    if rank() == 3:
+        with torch.inference_mode():
+            later()
+            os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(2)  # the others come to a rank that is stopped
+    reduce()
+
+
+def recv_of_each_other() -> None:
+    """0 and 1 receive from each other, which is not recorded; the others wait for both."""
+    steps(3)
+    here()
+    if rank() < 2:
+        dist.recv(torch.ones(1), src=1 - rank())
+    reduce()
+
+
+def wrapped_over_the_open() -> None:
+    """The record of what 0, 2 and 3 wait for has been overwritten."""
+    rest = dist.new_group([0, 2, 3], group_desc="rest")
+    steps(3)
+    if rank() == 1:
+        prepare_batch()
+    work = later()
+    steps(60, rest)
+    here()
+    work.wait()
+
+
+def wrapped_over_a_rare_one() -> None:
+    """Rank 1 has used the group of the evaluation, but its buffer does not show that any more."""
+    evaluation = dist.new_group(group_desc="evaluation")
+    steps(1, evaluation)
+    steps(60)
+    if rank() == 1:
+        prepare_batch()
+    here()
+    reduce(evaluation)
+
+
+def detail() -> None:
+    steps(3)
+    if rank() == 1:
+        prepare_batch()
+    here()
+    reduce()
+
+
+def pipeline() -> None:
+    """Stages send and receive, which is not recorded; the last one is stuck in its own code."""
+    steps(2)
+    if rank() == world() - 1:
+        prepare_batch()
+    here()
+    dist.recv(torch.ones(1), src=rank() + 1)
+
+
+def other_node() -> None:
+    """Rank 5 is stuck, and only 0 to 3 are looked at."""
+    steps(3)
+    if rank() == 5:
+        prepare_batch()
+    here()
+    reduce()
+
+
+# --- healthy ---------------------------------------------------------------------------------------------------------
+
+
+def slow_rank() -> None:
+    tp = pairs("tp")
+    here()
+    while True:
+        reduce(tp)
+        if rank() == 1:
+            time.sleep(0.05)
+        reduce()
+
+
+def healthy() -> None:
+    """Rooted, object and plain collectives in three kinds of groups, and what is not recorded."""
+    tp, dp = pairs("tp"), halves("dp")
+    here()
+    for step in itertools.count():
+        reduce(tp)
+        works = [later(dp), later()]
+        dist.gather(torch.ones(2), [torch.ones(2) for _ in range(world())] if rank() == 0 else None)
+        for work in works:
+            work.wait()
+        if rank() == 0:
+            dist.send(torch.ones(1), dst=1)
+        if rank() == 1:
+            dist.recv(torch.ones(1), src=0)
+        dist.broadcast_object_list([step], src=step % world())
+        dist.barrier(dp)
+        time.sleep(0.002)
+
+
+def init() -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=600))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LIFETIME_SECONDS)
+    torch.set_num_threads(1)
+    init()
+    globals()[sys.argv[1]]()
+    time.sleep(FOREVER)

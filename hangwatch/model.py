@@ -15,6 +15,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from hangwatch.flight_record import Library, RankRecords
+
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all values: immutable, compared by content, built by keyword."""
@@ -493,7 +495,8 @@ class ProcessDump(Value, frozen=True):
 
     `server` is the process that waits for clients, its main thread on a socket that listens: itself, or a rank or a
     process above it to which all lead from which its own main thread receives. `file_lock` is the lock of a file for
-    which its main thread waits, `store` what its sockets show of the store of its job.
+    which its main thread waits, `store` what its sockets show of the store of its job. `recorders` are PyTorch's flight
+    recorders in its memory, one for each library, shortened (`hang.recorded.shortened`); none: not there, or not read.
     """
 
     taken_monotonic_seconds: float
@@ -522,6 +525,7 @@ class ProcessDump(Value, frozen=True):
     server: int | None = None
     file_lock: FileLock | None = None
     store: Store | None = None
+    recorders: tuple[RankRecords, ...] = ()
 
 
 class RankId(Value, frozen=True):
@@ -609,6 +613,55 @@ class Stack(Value, frozen=True):
     own: Frame | None = None
 
 
+class Enqueued(Value, frozen=True):
+    """One operation that a rank enqueued: its number in its group, and when it was, by the clock of its node.
+
+    `order` rises with each operation of the process. `stays_open`: it was open in the first and in the last round of
+    the look. `sizes` only of operations that ask for equal ones on all ranks.
+    """
+
+    number: int
+    operation: str
+    order: int
+    created_unix_seconds: float
+    open_seconds: float = 0.0
+    stays_open: bool = False
+    is_p2p: bool = False
+    dtypes: tuple[str, ...] = ()
+    sizes: tuple[tuple[int, ...], ...] = ()
+    timeout_seconds: float | None = None
+
+
+class GroupRecords(Value, frozen=True):
+    """What one rank has enqueued in one process group: the number of its newest collective, and the last few.
+
+    A group is known by its library and name; of a name that a process made more than once it is the newest, and
+    `generation` counts those that are seen. `has_lost_open`: an operation is open that the recorder shows no more.
+    `ranks` are its global ranks, [first, last] of each range, as NCCL lists them; empty where nothing does.
+    """
+
+    library: Library
+    name: str
+    description: str
+    number: int
+    generation: int = 1
+    operations: tuple[Enqueued, ...] = ()
+    has_lost_open: bool = False
+    ranks: tuple[tuple[int, int], ...] = ()
+
+
+class Recorded(Value, frozen=True):
+    """What the flight recorder of one library showed of a rank: whether it still has all of its operations.
+
+    `oldest_unix_seconds` is when the oldest that it shows was enqueued, None where it shows none.
+    """
+
+    library: Library
+    is_wrapped: bool = False
+    oldest_unix_seconds: float | None = None
+    groups: tuple[GroupRecords, ...] = ()
+
+
 class Member(Value, frozen=True):
     """One rank in a group, with the numbers that serve as second votes.
 
@@ -620,6 +673,8 @@ class Member(Value, frozen=True):
     `peers` as there, the most of any round, workers included, and None where one was not seen; `server` and `file_lock`
     as there, where they were the same in every round; `store` as in the last round. `user_frames` are the
     innermost ones of the user's own program in the stack that tells, without locals: where it stands, to the line.
+    `recorded` is what its flight recorders showed in the first and in the last round, `receives` whether its main
+    thread was in a call that receives, in the last one.
     """
 
     id: RankId
@@ -649,6 +704,8 @@ class Member(Value, frozen=True):
     file_lock: FileLock | None = None
     store: Store | None = None
     user_frames: tuple[Frame, ...] = ()
+    recorded: tuple[Recorded, ...] = ()
+    receives: bool = False
 
 
 class Group(Value, frozen=True):

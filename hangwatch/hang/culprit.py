@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import structs
 
-from hangwatch.hang import guidance, votes, wording
+from hangwatch.hang import by_number, guidance, votes, wording
 from hangwatch.hang.first_look import FIRST_LOOKS, by_line, have_parted
 from hangwatch.hang.rest import is_serving, resting_state
 from hangwatch.hang.rules import (
@@ -57,7 +57,34 @@ def _without_launchers(grouping: Grouping) -> Grouping:
 def _judged(grouping: Grouping, ranks_here: int | None) -> Verdict:
     """The verdict on ranks."""
     scene = survey(grouping, ranks_here)
-    return _moving(scene) or _resting(scene) or _accused(scene) or _mount_silent(scene) or _open(scene)
+    return _moving(scene) or _resting(scene) or _by_number(scene) or _mount_silent(scene) or _open(scene)
+
+
+def _by_number(scene: Scene) -> Verdict | None:
+    """Who is accused by sequence numbers and stacks together.
+
+    Where numbers name somebody they decide, then what the kernel says of a rank, then what else the numbers tell; where
+    they tell nothing the stacks stand, unless the numbers show that whom these accuse has come.
+    """
+    found = by_number.answer(scene)
+    by_numbers = by_number.verdict(found, scene)
+    if by_numbers is not None and by_numbers.named:
+        return _at_most_here(by_numbers, scene)
+    accused = _accused(scene)
+    if by_numbers is not None and (accused is None or _is_by_stack(accused)):
+        return _at_most_here(by_numbers, scene)
+    if accused is None:
+        return None
+    both = by_number.contradicts(found, accused) if _is_by_stack(accused) else None
+    return both or structs.replace(accused, evidence=(*accused.evidence, *by_number.evidence(found)))
+
+
+def _is_by_stack(accused: Verdict) -> bool:
+    return accused.kind not in {"RankGone", "RankBlocked", "RankStopped"}
+
+
+def _at_most_here(verdict: Verdict, scene: Scene) -> Verdict:
+    return structs.replace(verdict, message=verdict.message + _view(scene))
 
 
 def _open(scene: Scene) -> Verdict:

@@ -11,6 +11,7 @@ from msgspec import structs
 from hangwatch import config
 from hangwatch.hang import activity, motion
 from hangwatch.hang import frames as stack_frames
+from hangwatch.hang.recorded import recorded
 from hangwatch.hang.standing import Standing, find_standing
 from hangwatch.hang.user_code import user_frames
 from hangwatch.model import (
@@ -200,7 +201,14 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         server=motion.server(rank),
         file_lock=motion.file_lock(rank),
         store=answer.dump.store if answer.dump else None,
+        recorded=recorded(rank.rounds[0].recorders, rank.rounds[-1].recorders) if len(rank.rounds) > 1 else (),
+        receives=_receives(rank.rounds),
     )
+
+
+def _receives(rounds: Sequence[ProcessDump]) -> bool:
+    call = rounds[-1].call if rounds else None
+    return call is not None and call.kind == "receives"
 
 
 def _comes(standing: Standing) -> bool:

@@ -1,0 +1,264 @@
+"""Pure: what sequence numbers (`waitfor`) say of a scene, in a verdict and as evidence beside another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import structs
+
+from hangwatch import words
+from hangwatch.hang import activity, clauses, votes
+from hangwatch.hang.rules import Scene, waits_for, without
+from hangwatch.hang.user_code import is_in_user_code
+from hangwatch.hang.waitfor import Answer, Meeting, Stance, judge
+from hangwatch.model import (
+    STOPPED_STATES,
+    Confidence,
+    Evidence,
+    FirstLook,
+    Group,
+    Member,
+    RankId,
+    Signature,
+    Verdict,
+)
+
+_SHOWN = 4
+_DESCRIPTION_SHOWN = 40
+_MOST_IDS = 64
+
+
+def answer(scene: Scene) -> Answer:
+    """Who waits for whom among the ranks of a scene."""
+    groups = {member.id.rank: group for group in scene.grouping.groups for member in group.members}
+    pids = {(member.id.node, member.id.pid) for member in scene.grouping.members}
+
+    def stance(member: Member) -> Stance:
+        return _stance(groups[member.id.rank], member, pids)
+
+    return judge(scene.grouping.members, stance, scene.grouping.world_size)
+
+
+def _stance(group: Group, member: Member, pids: set[tuple[str | None, int | None]]) -> Stance:
+    """Whether a rank waits for others, by its stack, its system call and its state.
+
+    Who waits for a lock that a rank of the job holds waits for that rank; who receives from nobody that is known may
+    wait for any; and so may who waits for a lock or a thread while another thread of it waits for ranks.
+    """
+    if member.state in STOPPED_STATES or member.frozen_cgroup is not None:
+        return "elsewhere"
+    if group.fault is not None or group.gone:
+        return "unclear"
+    if member.file_lock is not None and (member.id.node, member.file_lock.holder_pid) in pids:
+        return "waits"
+    match waits_for(group):
+        case "ranks" | "gpu":
+            return "waits"
+        case "lock" | "thread" if any(activity.known(one.activity).waits_for == "ranks" for one in group.threads):
+            return "unclear"
+        case "nothing" | "lock":
+            return "elsewhere"
+        case "unknown" if is_in_user_code(group) and not member.receives:
+            return "elsewhere"
+    return "elsewhere" if member.signature is Signature.AWAITS_OUTSIDE else "unclear"
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def verdict(found: Answer, scene: Scene) -> Verdict | None:
+    """What the answer makes of the scene; None where it tells nothing, so that the rules on stacks stand."""
+    if found.named:
+        return _accusing(found, scene)
+    match found.kind:
+        case "not_come" if found.first_look:
+            say = _not_come(found, found.first_look, scene)
+            return _looking(found, scene, "NotCome", f"{say} {_why_not_named(found, scene)}", _OWN_CODE)
+        case "circle":
+            return _looking(found, scene, "Circle", _circle(found), _BRANCH)
+        case "mismatch":
+            return _looking(found, scene, "Mismatch", _mismatch(found), _BRANCH)
+        case "everybody":
+            return _looking(found, scene, "EverybodyCame", _everybody(found), "")
+    return None
+
+
+def contradicts(found: Answer, accused: Verdict) -> Verdict | None:
+    """Nobody is accused by a stack who has come to all that the others wait for: both are shown. None: no such case."""
+    ranks = [one.rank for one in accused.named]
+    if not ranks or not found.came.issuperset(rank for rank in ranks if rank is not None) or None in ranks:
+        return None
+    who, have = words.who(accused.named), "has" if len(ranks) == 1 else "have"
+    why = f"by stacks {who} would be accused, but by sequence numbers {who} {have} come to {_listed(found.meetings)}"
+    message = f"Nobody is accused: {why}. By the stacks: {accused.message}"
+    first = tuple(FirstLook(**structs.asdict(one), why=why, settle=_OWN_CODE) for one in accused.named)
+    return Verdict(
+        kind="Contradiction",
+        message=message,
+        evidence=(*evidence(found), *(structs.replace(vote, supports=None) for vote in accused.evidence)),
+        first_look=first,
+    )
+
+
+def evidence(found: Answer) -> tuple[Evidence, ...]:
+    """What is waited for, by number, as evidence beside any verdict."""
+    return tuple(
+        Evidence(
+            kind="sequence",
+            message=_meeting(one),
+            ranks=tuple(RankId(rank=rank) for rank in (*one.missing, *one.waiting)[:_MOST_IDS]),
+        )
+        for one in found.meetings[:_SHOWN]
+    )
+
+
+def _accusing(found: Answer, scene: Scene) -> Verdict:
+    groups = _parts(scene.grouping.groups, found.named)
+    members = [member for group in groups for member in group.members]
+    sure = Confidence.MEDIUM if found.partly or _is_outside(members) else Confidence.HIGH
+    return Verdict(
+        kind="NotCome",
+        message=_not_come(found, found.named, scene),
+        named=_ids(members),
+        confidence=sure,
+        evidence=(
+            *(structs.replace(one, supports=True) for one in evidence(found)),
+            *votes.on_accused(groups, members, without(groups, scene.stacked)),
+            *votes.absence(scene.grouping),
+        ),
+    )
+
+
+def _is_outside(members: Iterable[Member]) -> bool:
+    return any(member.signature is Signature.AWAITS_OUTSIDE for member in members)
+
+
+def _looking(found: Answer, scene: Scene, kind: str, message: str, settle: str) -> Verdict:
+    members = [m for group in _parts(scene.grouping.groups, found.first_look) for m in group.members]
+    look = f" Look first at {words.who(_ids(members))}. What would settle it: {settle}." if members else ""
+    return Verdict(
+        kind=kind,
+        message=f"{message}{look} Nobody is accused.",
+        evidence=(*evidence(found), *votes.context(scene.grouping)),
+        first_look=tuple(FirstLook(**structs.asdict(one), why=message, settle=settle) for one in _ids(members)),
+    )
+
+
+def _parts(groups: Iterable[Group], ranks: Sequence[int]) -> list[Group]:
+    """The groups with these ranks alone."""
+    wanted = set(ranks)
+    parts = (
+        structs.replace(group, members=tuple(member for member in group.members if member.id.rank in wanted))
+        for group in groups
+    )
+    return [part for part in parts if part.members]
+
+
+def _ids(members: Iterable[Member]) -> tuple[RankId, ...]:
+    return tuple(sorted((member.id for member in members), key=RankId.sort_key))
+
+
+# --- in words --------------------------------------------------------------------------------------------------------
+
+_OWN_CODE = "what it does there, and whether that ends by itself"
+_BRANCH = "which call comes next on each side, and with which group: a branch, a step or a group differs"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return words.who([RankId(rank=rank) for rank in ranks])
+
+
+def group_words(one: Meeting) -> str:
+    """What people call a group: the default group, or its description with its ranks."""
+    if one.is_default:
+        return "the default group"
+    called = words.elided(words.printable(one.description), _DESCRIPTION_SHOWN)
+    return f"{called or 'the group'} of {_ranks(one.members)}"
+
+
+def _of(one: Meeting) -> str:
+    return f"{words.elided(words.printable(one.operation), _DESCRIPTION_SHOWN)} {one.number:,} of {group_words(one)}"
+
+
+def _listed(meetings: Sequence[Meeting]) -> str:
+    shown = [_of(one) for one in meetings[:_SHOWN]]
+    return words.listing(shown) if shown else "nothing"
+
+
+def _since(one: Meeting) -> str:
+    return f"for {words.duration(round(one.seconds) or one.seconds)}"
+
+
+def _meeting(one: Meeting) -> str:
+    waits = "waits" if len(one.waiting) == 1 else "wait"
+    parts = [f"{_ranks(one.waiting)} {waits} in {_of(one)} {_since(one)}"]
+    if one.missing:
+        parts.append(f"{_ranks(one.missing)} {'has' if len(one.missing) == 1 else 'have'} not come")
+    if one.unseen:
+        parts.append(f"of {_ranks(one.unseen)} it is not known")
+    if not one.missing and not one.unseen:
+        parts.append("all of its ranks have come" if one.is_whole else "who else is in it is not known")
+    return "; ".join(parts)
+
+
+def _not_come(found: Answer, ranks: Sequence[int], scene: Scene) -> str:
+    """Who has not come to what, who waits there since when, and what it does in its place."""
+    meeting = max(
+        (one for one in found.meetings if set(ranks) & set(one.missing)),
+        key=lambda one: (len(set(ranks) & set(one.missing)), len(one.waiting)),
+    )
+    have, wait = "has" if len(ranks) == 1 else "have", "waits" if len(meeting.waiting) == 1 else "wait"
+    doing = "; ".join(_doing(group) for group in _parts(scene.grouping.groups, ranks)[:_SHOWN])
+    said = (
+        f"{_ranks(ranks)} {have} not come to {_of(meeting)}, where {_ranks(meeting.waiting)} {wait} {_since(meeting)}"
+    )
+    said = said[:1].upper() + said[1:]
+    return f"{said}. {doing[:1].upper()}{doing[1:]}."
+
+
+def _doing(group: Group) -> str:
+    who = words.who([member.id for member in group.members])
+    if group.fault is not None or not group.frames:
+        return f"{who} could not be dumped" if group.fault is not None else f"{who} gave no stack"
+    if all(member.state in STOPPED_STATES for member in group.members):
+        verb = "is" if group.size == 1 else "are"
+        return f"{who} {verb} stopped (state T)"
+    return f"{who} {clauses.does(group, several=group.size > 1)}{clauses.at(group)}"
+
+
+def _why_not_named(found: Answer, scene: Scene) -> str:
+    members = [m for group in _parts(scene.grouping.groups, found.first_look) for m in group.members]
+    has_open = any(
+        one.stays_open
+        for m in members
+        for recorder in m.recorded
+        for group in recorder.groups
+        for one in group.operations
+    )
+    if has_open:
+        return "An operation of its own is open as well, for which others may have to come."
+    return "Whether it waits for another rank there is not known."
+
+
+def _circle(found: Answer) -> str:
+    ways = []
+    for rank in found.circle[:_SHOWN]:
+        meeting = next(one for one in found.meetings if rank in one.waiting and set(one.missing) & set(found.circle))
+        awaited = [other for other in meeting.missing if other in found.circle]
+        company = [other for other in meeting.waiting if other != rank]
+        beside = f", as {_ranks(company)} {'does' if len(company) == 1 else 'do'}" if company else ""
+        ways.append(f"{_ranks([rank])} for {_ranks(awaited)} in {_of(meeting)}{beside}")
+    said = f"{_ranks(found.circle)} wait for each other: {'; '.join(ways)}."
+    return said[:1].upper() + said[1:]
+
+
+def _mismatch(found: Answer) -> str:
+    sides = "; ".join(f"{_ranks(ranks)}: {words.printable(what)}" for what, ranks in found.differs[:_SHOWN])
+    return f"The ranks of one group do not do the same ({_listed(found.meetings[:1])}). {sides}."
+
+
+def _everybody(found: Answer) -> str:
+    return (
+        f"Everybody has come to {_listed(found.meetings)}, open {_since(found.meetings[0])}: no rank's CPU is behind. "
+        "Look at XIDs, NVLink, the fabric and NCCL, or for a kernel before it in the stream of one GPU."
+    )

@@ -1,0 +1,131 @@
+"""Pure: what the flight recorder of a rank held in two rounds -> what counts of it, see `waitfor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from hangwatch.flight_record import FlightRecord, RankRecords
+from hangwatch.model import Enqueued, GroupRecords, Recorded
+
+MOST_GROUPS = 64
+_NEWEST_KEPT = 4
+_OPEN_KEPT = 8
+_MOST_DIMENSIONS = 8
+
+# torch/distributed/flight_recorder/components/types.py: those whose input sizes are equal on all ranks.
+_EQUAL_SIZES = frozenset(
+    {"all_reduce", "_all_gather_base", "all_gather_into_tensor", "_reduce_scatter_base", "broadcast"}
+)
+
+
+def shortened(records: RankRecords) -> RankRecords:
+    """A recorder without the records that no rule asks for: kept are the oldest of all, and of each group a few.
+
+    These are its newest ones, and of its open ones the oldest. Of more than 64 groups those last used are kept.
+    """
+    by_group: dict[tuple[str, int], list[FlightRecord]] = {}
+    for record in records.records:
+        by_group.setdefault((record.group_name, record.group_id), []).append(record)
+    last_used = sorted(by_group.values(), key=lambda of_group: of_group[-1].id)[-MOST_GROUPS:]
+    kept = {record.id: record for record in records.records[:1]}
+    for of_group in last_used:
+        still_open = [record for record in of_group if record.is_open and not record.is_coalesced_part]
+        for record in (*still_open[:_OPEN_KEPT], *of_group[-_NEWEST_KEPT:]):
+            kept[record.id] = record
+    shown = {record.group_id for record in kept.values()}
+    return replace(
+        records,
+        records=tuple(kept[number] for number in sorted(kept)),
+        groups=tuple(status for status in records.groups if status.group_id in shown),
+        members=records.members[:MOST_GROUPS],
+    )
+
+
+def recorded(first: Sequence[RankRecords], last: Sequence[RankRecords]) -> tuple[Recorded, ...]:
+    """What counts of the recorders of one process: what is in both rounds, by library; empty where one was not read."""
+    before = {recorder.library: recorder for recorder in first}
+    found = (_recorded(before[after.library], after) for after in last if after.library in before)
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: one.library))
+
+
+def _recorded(first: RankRecords, last: RankRecords) -> Recorded | None:
+    if first.reset_epoch != last.reset_epoch or last.next_id < first.next_id:
+        return None  # emptied between the rounds, or another one
+    stays_open = {_identity(record) for record in first.records if _counts_as_open(record)}
+    by_name: dict[str, dict[int, list[FlightRecord]]] = {}
+    for record in last.records:
+        if record.group_name:  # all are "" under TORCH_DISTRIBUTED_DEBUG=DETAIL: nothing tells them apart
+            by_name.setdefault(record.group_name, {}).setdefault(record.group_id, []).append(record)
+    oldest = next((record.created_unix_ns / 1e9 for record in last.records), None)
+    groups = (_group(name, by_id, last, stays_open) for name, by_id in sorted(by_name.items()))
+    return Recorded(
+        library=last.library,
+        is_wrapped=last.is_wrapped or last.reset_epoch > 0,
+        oldest_unix_seconds=oldest,
+        groups=tuple(groups),
+    )
+
+
+def _group(
+    name: str, by_id: dict[int, list[FlightRecord]], last: RankRecords, stays_open: set[tuple[int, int, int]]
+) -> GroupRecords:
+    """The newest group of this name in this process."""
+    newest = max(by_id)
+    records = by_id[newest]
+    statuses = (status for status in last.groups if status.group_id == newest)
+    any_open = any(record.is_open for record in records)
+    members = (listed.ranks for listed in last.members if listed.name == name)
+    return GroupRecords(
+        library=last.library,
+        name=name,
+        description=records[-1].group_description,
+        number=max((record.collective_seq for record in records), default=0),
+        generation=len(by_id),
+        operations=tuple(
+            _enqueued(record, last.read_unix_seconds, stays_open) for record in records if not record.is_coalesced_part
+        ),
+        has_lost_open=last.is_wrapped
+        and not any_open
+        and any(status.last_enqueued > status.last_completed for status in statuses),
+        ranks=next(members, ()),
+    )
+
+
+def _enqueued(record: FlightRecord, read_unix_seconds: float, stays_open: set[tuple[int, int, int]]) -> Enqueued:
+    operation = record.operation.rpartition(":")[2]
+    created = record.created_unix_ns / 1e9
+    are_equal = operation in _EQUAL_SIZES
+    return Enqueued(
+        number=record.collective_seq,
+        operation=operation,
+        order=record.id,
+        created_unix_seconds=created,
+        open_seconds=max(0.0, read_unix_seconds - created) if record.is_open else 0.0,
+        stays_open=_counts_as_open(record) and _identity(record) in stays_open,
+        is_p2p=record.is_p2p,
+        dtypes=record.input_dtypes[:_MOST_DIMENSIONS] if are_equal else (),
+        sizes=tuple(size[:_MOST_DIMENSIONS] for size in record.input_sizes[:_MOST_DIMENSIONS]) if are_equal else (),
+        timeout_seconds=record.timeout_ms / 1e3 if record.timeout_ms > 0 else None,
+    )
+
+
+def _identity(record: FlightRecord) -> tuple[int, int, int]:
+    return record.id, record.group_id, record.collective_seq
+
+
+def _counts_as_open(record: FlightRecord) -> bool:
+    """Whether it has not completed; parts of a batch never do in NCCL: the record that closes it stands for them."""
+    return record.is_open and not record.is_coalesced_part
+
+
+def oldest_open(recorders: Iterable[RankRecords]) -> tuple[str, int, int] | None:
+    """Which operation of a process has been open for longest, as (library, epoch, id); None without an open one."""
+    found = [
+        (record.created_unix_ns, recorder.library, recorder.reset_epoch, record.id)
+        for recorder in recorders
+        for record in recorder.records
+        if _counts_as_open(record)
+    ]
+    return min(found)[1:] if found else None

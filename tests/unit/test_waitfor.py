@@ -1,0 +1,361 @@
+"""Who waits for whom, by sequence numbers: tests/data/waitfor.toml is the answer key of real jobs, these are the edges."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch.flight_record import FlightRecord, GroupMembers, GroupStatus, RankRecords
+from hangwatch.hang import waitfor
+from hangwatch.hang.recorded import MOST_GROUPS, recorded, shortened
+from hangwatch.hang.waitfor import Answer, Stance
+from hangwatch.model import Member, RankId
+
+WORLD = "0"
+Numbers = Mapping[str, tuple[int, int]]
+"""Of each group by name: the number of the newest collective, and from which one on they are open."""
+
+
+def record(number: int, group: str = WORLD, **given: object) -> FlightRecord:
+    values: dict[str, object] = {
+        "id": number,
+        "reset_epoch": 0,
+        "group_id": 0 if group == WORLD else 1,
+        "group_name": group,
+        "group_description": "default_pg" if group == WORLD else "tp",
+        "collective_seq": number,
+        "p2p_seq": 0,
+        "op_id": number,
+        "is_p2p": False,
+        "operation": "gloo:all_reduce",
+        "state": "completed",
+        "is_started": False,
+        "is_retired": False,
+        "created_unix_ns": number * 10**9,
+        "timeout_ms": 600_000,
+        **given,
+    }
+    return FlightRecord(**values)  # type: ignore[arg-type]
+
+
+def recorder(*records: FlightRecord, **given: object) -> RankRecords:
+    values: dict[str, object] = {
+        "library": "gloo",
+        "records": records,
+        "next_id": len(records),
+        "oldest_id": 0,
+        "is_wrapped": False,
+        "capacity": 2000,
+        "layout": "2.13",
+        "read_unix_seconds": 1000.0,
+        **given,
+    }
+    return RankRecords(**values)  # type: ignore[arg-type]
+
+
+def member(rank: int, *first: RankRecords, last: Sequence[RankRecords] | None = None, node: str = "a") -> Member:
+    return Member(id=RankId(node=node, rank=rank), recorded=recorded(first, first if last is None else last))
+
+
+def standing(rank: int, numbers: Numbers) -> Member:
+    """A rank that has come so far in each group, with its newest operations open."""
+    order = count()
+    found = [
+        record(number, group, id=next(order), state="open" if number >= open_from else "completed")
+        for group, (newest, open_from) in numbers.items()
+        for number in range(max(1, newest - 2), newest + 1)
+    ]
+    return member(rank, recorder(*found))
+
+
+def waits(number: int, group: str = WORLD) -> Numbers:
+    return {group: (number, number)}
+
+
+def done(number: int, group: str = WORLD) -> Numbers:
+    return {group: (number, number + 1)}
+
+
+def stances(**by_rank: Stance) -> Callable[[Member], Stance]:
+    return lambda one: by_rank.get(f"r{one.id.rank}", "waits")
+
+
+def judge(members: Sequence[Member], world_size: int | None = None, **by_rank: Stance) -> Answer:
+    return waitfor.judge(members, stances(**by_rank), len(members) if world_size is None else world_size)
+
+
+def three_and(numbers: Numbers) -> list[Member]:
+    """Ranks 0 to 2 wait in number 6 of the default group, and rank 3 stands so."""
+    return [*(standing(rank, waits(6)) for rank in range(3)), standing(3, numbers)]
+
+
+# --- who has not come ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("numbers", "stance", "kind", "named", "first_look"),
+    [
+        (done(5), "elsewhere", "not_come", (3,), ()),
+        (done(5), "unclear", "not_come", (), (3,)),
+        (done(5), "waits", "unknown", (), ()),
+        (done(5) | waits(2, "1"), "elsewhere", "not_come", (), (3,)),
+        (done(6), "elsewhere", "everybody", (), ()),
+        (waits(6), "waits", "everybody", (), ()),
+        ({}, "elsewhere", "not_come", (3,), ()),
+    ],
+    ids=["elsewhere", "unclear", "in another wait", "with an open one", "gone on", "all come", "never came"],
+)
+def test_what_a_rank_has_open_and_where_it_stands_decides(
+    numbers: Numbers, stance: Stance, kind: str, named: tuple[int, ...], first_look: tuple[int, ...]
+) -> None:
+    found = judge(three_and(numbers), r3=stance)
+    assert (found.kind, found.named, found.first_look) == (kind, named, first_look)
+
+
+def test_one_round_or_an_operation_that_ended_in_between_tells_nothing() -> None:
+    before, after = recorder(record(6, state="open")), recorder(record(6), record(7, state="open"))
+    moving = [member(rank, before, last=[after]) for rank in range(3)]
+    assert judge([*moving, standing(3, done(5))], r3="elsewhere") == Answer("unknown")
+    unread = [Member(id=RankId(node="a", rank=rank)) for rank in range(4)]
+    assert judge(unread, r3="elsewhere") == Answer("unknown")
+
+
+def test_where_several_are_awaited_only_who_is_elsewhere_is_named() -> None:
+    job = [standing(0, waits(6)), standing(1, waits(6)), *(standing(rank, done(5)) for rank in (2, 3, 4))]
+    found = judge(job, r2="unclear", r3="elsewhere", r4="waits")
+    assert (found.kind, found.named, found.first_look) == ("not_come", (3,), ())
+    found = judge(job, r2="unclear", r3="unclear", r4="unclear")
+    assert (found.kind, found.named, found.first_look) == ("not_come", (), ())
+
+
+def test_a_rank_that_was_not_read_makes_the_answer_less_sure_and_hides_nobody() -> None:
+    job = three_and(done(5))
+    assert not judge(job, r3="elsewhere").partly
+    found = judge([*job, Member(id=RankId(node="a", rank=4))], r3="elsewhere")
+    assert (found.named, found.partly) == ((3,), True)
+    found = judge(job[:3], world_size=4)
+    assert (found.kind, found.meetings[0].unseen) == ("unknown", (3,))
+
+
+def test_two_worlds_in_one_job_are_not_compared() -> None:
+    job = three_and(done(5))
+    assert judge([*job, standing(3, waits(9))], r3="elsewhere") == Answer("unknown")
+
+
+# --- what a buffer no longer shows -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("oldest_seconds", "node", "kind"),
+    [(5, "a", "not_come"), (7, "a", "unknown"), (5, "b", "unknown")],
+    ids=["reaches back", "begins later", "another clock"],
+)
+def test_a_wrapped_buffer_must_reach_back(oldest_seconds: int, node: str, kind: str) -> None:
+    own = recorder(record(70, "own", created_unix_ns=oldest_seconds * 10**9), is_wrapped=True)
+    found = judge([*three_and({})[:3], member(3, own, node=node)], r3="elsewhere")
+    assert (found.kind, found.named) == (kind, (3,) if kind == "not_come" else ())
+
+
+def test_another_clock_is_believed_within_a_minute() -> None:
+    waiting = [member(rank, recorder(record(6, state="open", created_unix_ns=100 * 10**9))) for rank in range(3)]
+    own = recorder(record(70, "own", created_unix_ns=39 * 10**9), is_wrapped=True)
+    assert judge([*waiting, member(3, own, node="b")], r3="elsewhere").named == (3,)
+
+
+def test_an_operation_that_has_lost_its_record_is_open() -> None:
+    lost = recorder(
+        record(5),
+        is_wrapped=True,
+        groups=(GroupStatus(group_id=0, last_enqueued=9, last_started=-1, last_completed=5),),
+    )
+    found = judge([*three_and({})[:3], member(3, lost)], r3="elsewhere")
+    assert (found.kind, found.named, found.first_look) == ("not_come", (), (3,))
+
+
+def test_the_same_name_again_is_another_group() -> None:
+    again = recorder(record(70), record(71), record(1, group_id=4, id=80), record(2, group_id=4, id=81, state="open"))
+    once = recorder(record(70), record(71), record(1, group_id=7, id=80))
+    found = judge([*(member(rank, again) for rank in range(3)), member(3, once)], r3="elsewhere")
+    assert (found.kind, found.named) == ("not_come", (3,))
+    before = recorder(record(70), record(71))
+    assert judge([*(member(rank, again) for rank in range(3)), member(3, before)], r3="elsewhere").kind == "unknown"
+
+
+def test_groups_without_a_name_are_not_compared() -> None:
+    nameless = [
+        member(rank, recorder(record(5 + (rank < 3), group_name="", state="open" if rank < 3 else "completed")))
+        for rank in range(4)
+    ]
+    assert judge(nameless, r3="elsewhere") == Answer("unknown")
+
+
+# --- circles ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_circle_has_its_lone_member_as_first_look() -> None:
+    job = [
+        standing(0, {WORLD: (10, 10), "1": (10, 11)}),
+        standing(1, {WORLD: (9, 10), "1": (11, 11)}),
+        standing(2, waits(10)),
+        standing(3, waits(10)),
+    ]
+    found = judge(job)
+    assert (found.kind, found.circle, found.first_look, found.named) == ("circle", (0, 1), (1,), ())
+
+
+def test_a_circle_of_two_that_are_both_alone_points_at_nobody() -> None:
+    job = [standing(0, {"1": (4, 4), "2": (3, 4)}), standing(1, {"1": (3, 4), "2": (4, 4)})]
+    found = judge(job)
+    assert (found.kind, found.circle, found.first_look) == ("circle", (0, 1), ())
+
+
+def test_who_waits_for_a_circle_is_not_in_it() -> None:
+    job = [
+        standing(0, {"1": (4, 4), "2": (3, 4)}),
+        standing(1, {"1": (3, 4), "2": (4, 4)}),
+        standing(2, {"3": (9, 9)}),
+        standing(3, {"3": (8, 9), "2": (4, 4)}),
+    ]
+    assert judge(job).circle == (0, 1)
+
+
+# --- mismatches ------------------------------------------------------------------------------------------------------
+
+
+def test_another_operation_under_the_same_number() -> None:
+    job = three_and({})
+    job[3] = member(3, recorder(record(5), record(6, operation="gloo:barrier", state="open")))
+    found = judge(job)
+    assert (found.kind, found.first_look, found.named) == ("mismatch", (3,), ())
+    assert found.differs == (("all_reduce", (0, 1, 2)), ("barrier", (3,)))
+
+
+@pytest.mark.parametrize(("operation", "kind"), [("all_reduce", "mismatch"), ("gather", "everybody")])
+def test_sizes_differ_only_where_they_should_be_equal(operation: str, kind: str) -> None:
+    job = [
+        member(
+            rank,
+            recorder(record(6, operation=f"nccl:{operation}", state="open", input_sizes=((4, 4 + (rank == 2)),))),
+        )
+        for rank in range(4)
+    ]
+    found = judge(job)
+    assert (found.kind, found.first_look) == (kind, (2,) if kind == "mismatch" else ())
+
+
+def nccl(*records: FlightRecord, names: Sequence[str] = ("1", "2")) -> RankRecords:
+    listed = tuple(GroupMembers(name=name, description="tp", ranks=((0, 3),)) for name in names)
+    return recorder(*records, library="nccl", members=listed)
+
+
+def test_another_order_of_the_same_operations() -> None:
+    ordered = [record(3, "1", id=1, state="open"), record(5, "2", id=2, group_id=2, state="open")]
+    turned = [record(5, "2", id=1, group_id=2, state="open"), record(3, "1", id=2, state="open")]
+    job = [member(rank, nccl(*(turned if rank == 1 else ordered))) for rank in range(4)]
+    found = judge(job)
+    assert (found.kind, found.first_look) == ("mismatch", (1,))
+    assert judge([member(rank, nccl(*ordered)) for rank in range(4)]).kind == "everybody"
+
+
+def test_everybody_has_come_only_where_all_members_are_known() -> None:
+    assert judge([standing(rank, waits(3, "1")) for rank in range(4)]).kind == "unknown"
+    assert judge([standing(rank, waits(6)) for rank in range(4)], world_size=8).kind == "unknown"
+    assert judge([standing(rank, waits(6)) for rank in range(4)]).kind == "everybody"
+
+
+# --- NCCL's own traits ------------------------------------------------------------------------------------------------
+
+
+def test_parts_of_a_batch_are_never_open() -> None:
+    part = record(6, is_coalesced_part=True, state="open", is_p2p=True)
+    closing = record(6, id=7, operation="nccl:coalesced", is_p2p=True)
+    assert judge([member(rank, nccl(part, closing)) for rank in range(4)]) == Answer("unknown")
+
+
+def test_point_to_point_is_a_wait_whose_numbers_are_not_compared() -> None:
+    job = [member(rank, nccl(record(6, "1", state="open", is_p2p=True))) for rank in range(3)]
+    assert judge([*job, member(3, nccl(record(2, "1")))], r3="elsewhere") == Answer("unknown")
+
+
+# --- what holds for all jobs -----------------------------------------------------------------------------------------
+
+STANCES = st.sampled_from(["elsewhere", "waits", "unclear"])
+STANDS = st.dictionaries(
+    st.sampled_from([WORLD, "1", "2"]), st.tuples(st.integers(1, 4), st.integers(1, 5)), max_size=3
+)
+JOBS = st.lists(st.tuples(STANDS, STANCES, st.booleans()), min_size=2, max_size=7)
+Drawn = list[tuple[Numbers, Stance, bool]]
+
+
+def drawn(job: Drawn) -> tuple[list[Member], dict[str, Stance]]:
+    members = [
+        standing(rank, numbers) if is_read else Member(id=RankId(node="a", rank=rank))
+        for rank, (numbers, _, is_read) in enumerate(job)
+    ]
+    return members, {f"r{rank}": stance for rank, (_, stance, _) in enumerate(job)}
+
+
+@given(JOBS, st.randoms(use_true_random=False))
+def test_the_order_of_ranks_does_not_matter(job: Drawn, random: object) -> None:
+    members, by_rank = drawn(job)
+    mixed = list(members)
+    random.shuffle(mixed)  # type: ignore[attr-defined]
+    assert judge(members, **by_rank) == judge(mixed, **by_rank)
+
+
+@given(JOBS)
+def test_nobody_is_named_who_was_not_read_or_waits(job: Drawn) -> None:
+    members, by_rank = drawn(job)
+    found = judge(members, **by_rank)
+    assert all(job[rank][2] for rank in (*found.named, *found.first_look, *found.circle))
+    assert all(by_rank[f"r{rank}"] == "elsewhere" for rank in found.named)
+    assert not set(found.named) & set(found.first_look)
+
+
+@given(JOBS)
+def test_a_rank_that_is_not_read_never_makes_the_answer_surer(job: Drawn) -> None:
+    members, by_rank = drawn(job)
+    found = judge(members, **by_rank)
+    for rank in range(len(members)):
+        fewer = [Member(id=RankId(node="a", rank=one.id.rank)) if one.id.rank == rank else one for one in members]
+        less = judge(fewer, **by_rank)
+        assert set(less.named) <= {one for one in range(len(members)) if by_rank[f"r{one}"] == "elsewhere"} - {rank}
+        assert less.partly or less == Answer("unknown")
+        if less.kind == "everybody":
+            raise AssertionError(found)
+
+
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=8), STANCES)
+def test_who_waits_alone_in_nothing_is_never_accused(numbers: list[int], stance: Stance) -> None:
+    """A healthy job: whatever the numbers, nothing stays open."""
+    members = [standing(rank, done(number)) for rank, number in enumerate(numbers)]
+    assert judge(members, **{f"r{rank}": stance for rank in range(len(numbers))}) == Answer("unknown")
+
+
+def test_the_graph_is_linear() -> None:
+    def seconds(ranks: int) -> float:
+        job = [standing(rank, {WORLD: (6, 6), str(1 + rank // 8): (3 + (rank % 8 == 0), 4)}) for rank in range(ranks)]
+        began = time.process_time()
+        assert judge(job).kind in {"everybody", "circle", "unknown"}
+        return time.process_time() - began
+
+    small, large = seconds(2_000), seconds(8_000)
+    assert large < 12 * max(small, 0.01)
+
+
+def test_what_is_kept_of_a_buffer_is_bounded_and_judged_alike() -> None:
+    many = [record(number, str(number % 100 + 1), group_id=number % 100, id=number) for number in range(2000)]
+    still_open = [record(7, str(99), group_id=98, id=-1, state="open")]
+    kept = shortened(recorder(*still_open, *many))
+    assert len(kept.records) <= 13 * MOST_GROUPS and kept.records[0].id == -1
+    full = three_and({})
+    job = [
+        member(rank, shortened(recorder(*(record(n, state="open" if n == 40 else "completed") for n in range(41)))))
+        for rank in range(3)
+    ]
+    assert judge([*job, standing(3, done(39))], r3="elsewhere").named == (3,) and full

@@ -24,6 +24,8 @@ _OF_ERROR = re.compile(r"^(?:Caused by:|note: |stack backtrace:)")
 _REASON = re.compile(r"^\s?Fault: ([A-Za-z]{1,40})$")  # as a report of hangwatch says it, after the error
 _RULE = re.compile(r"^\s?-{20,}$")
 _DEEP = re.compile(r"^\s{8,}")
+_JSON = re.compile(r"^\s*\[(?: ?\{|\s*$)")
+_BEGIN = re.compile("|".join(f"(?:{one.pattern})" for one in (_PROCESS, _RULE, _THREAD, _PARENT, _ERROR, _JSON)))
 
 _LARGEST_JSON = 1 << 26
 _CAUSES = 4
@@ -31,6 +33,11 @@ _CAUSES = 4
 
 class _Pid(msgspec.Struct):
     pid: int | None = None
+
+
+def begins(line: str) -> bool:
+    """Whether a line may begin what py-spy prints; any other one before it is odd."""
+    return _BEGIN.match(line) is not None
 
 
 class Reader:
@@ -91,7 +98,7 @@ class Reader:
     def _between(self, line: str) -> None:
         if not line.strip():
             return
-        if line.lstrip().startswith(("[{", "[ {")) or line.strip() == "[":
+        if _JSON.match(line):
             self._finish()
             self._json(line)
         elif not self._common(line):

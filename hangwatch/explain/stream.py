@@ -28,7 +28,7 @@ class Reader:
         self.has_dump = False
         self.is_log = is_log
         self._interned = interned
-        self._pyspy = pyspy_text.Reader(interned, self._found, self._odd)
+        self._pyspy: pyspy_text.Reader | None = None
         self._text: StackText | None = None
         self._kind: ModuleType | None = None
         self._unclear: list[FoundProcess] = []
@@ -43,7 +43,9 @@ class Reader:
             if self._text.feed(line[:LONGEST_LINE]):
                 return
             self._close_text()
-        if self.is_log:
+        if self._pyspy is None and not self.is_log and pyspy_text.begins(line):
+            self._pyspy = pyspy_text.Reader(self._interned, self._found, self._odd)
+        if self._pyspy is None:
             self._odd(line)
         else:
             self._pyspy.feed(line)
@@ -51,7 +53,8 @@ class Reader:
     def end(self) -> None:
         """Close what is still open."""
         self._close_text()
-        self._pyspy.end()
+        if self._pyspy is not None:
+            self._pyspy.end()
         self.log.end()
         if not self.strange:
             self.processes += self._unclear
@@ -71,7 +74,8 @@ class Reader:
         short = line[:LONGEST_LINE]
         for kind in _TEXTS:
             if kind.begins(short):
-                self._pyspy.end()
+                if self._pyspy is not None:
+                    self._pyspy.end()
                 self._kind, self._text = kind, kind.Reader(self._interned)
                 self._text.feed(short)
                 if short.startswith("Fatal Python error: "):

@@ -93,7 +93,7 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
             continue
         streams = _read(name, named[name], lines, interned, hearsay)
         for source in streams:
-            for rank in _ranks(source, notes):
+            for rank in _ranks(source, notes) if source.reader.processes else ():
                 _add(found, rank, notes)
         hearsay.add(name, streams)
     told = hearsay.logs()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -18,6 +18,9 @@ _SHOWN = 3
 _TEXT_CHARACTERS = 160
 _LINE_CHARACTERS = 80
 _TIMES_AS_MANY = 3  # the others, where some stand apart
+_MOST_STEPS = 3  # at which ranks end, where no majority tells which is the usual one
+_MOST_DIGITS = 18
+_APART_SECONDS = 60.0
 _NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _NOT_FLUSHED = "output to a file may lie unwritten in the process without PYTHONUNBUFFERED=1"
 
@@ -41,7 +44,10 @@ class _First(NamedTuple):
 
 
 class _End(NamedTuple):
-    """Ranks whose logs end alike, shown by the lowest; `step` is the number in which they differ from the others."""
+    """Ranks whose logs end alike, shown by the lowest; `step` is the number in which they differ from the others.
+
+    `text` has the range of whole numbers that differ among them.
+    """
 
     ids: tuple[RankId, ...]
     text: str
@@ -59,19 +65,22 @@ def judge(verdict: Verdict | None, logs: Sequence[RankLog]) -> Verdict:
     kinds, ends = _kinds(logs), _ends(logs)
     first, behind = _first_failure(kinds, logs), _behind(ends)
     evidence = tuple(_evidence(logs, kinds, ends))
-    looks = tuple(_looks(first, behind, len(logs)))
+    caveat = _caveat([log.id for log in logs if first is None or not log.failures], _unwritten(logs))
+    looks = tuple(_looks(first, behind, len(logs), caveat))
     if verdict is None:
-        message = _headline(logs, first, ends, behind)
+        message = _headline(logs, first, ends, behind, caveat)
         return Verdict(kind="LogsOnly", message=message, evidence=evidence, first_look=looks)
     verdict = replace(verdict, evidence=(*verdict.evidence, *evidence))
     if verdict.named:
         return verdict
     if first is not None:
-        verdict = replace(verdict, message=f"{verdict.message.rstrip('.')}. By the logs, {_told(first)}")
+        verdict = replace(verdict, message=f"{verdict.message.rstrip('.')}. By the logs, {_told(first)}{caveat}")
     return verdict if verdict.first_look else replace(verdict, first_look=looks)
 
 
-def _headline(logs: Sequence[RankLog], first: _First | None, ends: Sequence[_End], behind: _End | None) -> str:
+def _headline(
+    logs: Sequence[RankLog], first: _First | None, ends: Sequence[_End], behind: _End | None, caveat: str
+) -> str:
     accuses = "Logs accuse nobody; for stacks: `hangwatch dump`, or py-spy on each rank that lives"
     if first is not None:
         told = _told(first)
@@ -80,7 +89,7 @@ def _headline(logs: Sequence[RankLog], first: _First | None, ends: Sequence[_End
     else:
         told = f"logs of {words.count(len(logs))}, in which nobody fails or ends before the others"
         told += f": {_told_ends(ends)}" if ends else ""
-    return f"{told[:1].upper()}{told[1:]}. {accuses}"
+    return f"{told[:1].upper()}{told[1:]}{caveat}. {accuses}"
 
 
 # --- who failed first ------------------------------------------------------------------------------------------------
@@ -143,7 +152,7 @@ def _ends(logs: Sequence[RankLog]) -> list[_End]:
             by_template[_template(log.last.text)].append(log)
     ends: list[_End] = []
     for template, alike in by_template.items():
-        column = _step_column([_numbers(log) for log in alike])
+        column = _step_column([_numbers(log) for log in alike], _few_steps(alike))
         by_step: dict[float, list[RankLog]] = defaultdict(list)
         for log in alike:
             by_step[0.0 if column is None else _numbers(log)[column]].append(log)
@@ -155,22 +164,58 @@ def _end(logs: Sequence[RankLog], template: str, step: float) -> _End:
     moments = [log.last.moment for log in logs if log.last]
     clock = _common_clock(moments)
     last = max(moments, key=lambda moment: _time(moment, clock)[1] if moment else float("-inf"))
+    return _End(tuple(log.id for log in logs), _with_ranges(logs), last, template, step)
+
+
+def _with_ranges(logs: Sequence[RankLog]) -> str:
+    """The last line of the first, with "299..300" for a whole number that differs among them and is not their own."""
     text = logs[0].last.text if logs[0].last else ""
-    return _End(tuple(log.id for log in logs), text, last, template, step)
+    columns = list(zip(*(_written(log) for log in logs), strict=True))
+    told = [_range(column, logs) for column in columns]
+    numbers = iter(told)
+    return _NUMBER.sub(lambda found: next(numbers) or found.group(), text)
+
+
+def _range(column: Sequence[str], logs: Sequence[RankLog]) -> str:
+    if not _tells_steps(column, logs):
+        return ""
+    numbers = [int(number) for number in column]
+    return f"{min(numbers)}..{max(numbers)}"
+
+
+def _tells_steps(column: Sequence[str], logs: Sequence[RankLog]) -> bool:
+    """Whether these are whole numbers that differ, and no names of the ranks themselves."""
+    if len(set(column)) < 2 or not all(number.isdecimal() and len(number) <= _MOST_DIGITS for number in column):
+        return False
+    own = [{log.id.rank, log.id.local_rank, log.id.pid} for log in logs]
+    return not all(int(number) in names for number, names in zip(column, own, strict=True))
+
+
+def _written(log: RankLog) -> list[str]:
+    return _NUMBER.findall(log.last.text) if log.last else []
 
 
 def _numbers(log: RankLog) -> tuple[float, ...]:
-    found = _NUMBER.findall(log.last.text) if log.last else ()
-    return tuple(float(int(number, 16)) if number.startswith("0x") else float(number) for number in found)
+    return tuple(float(int(text, 16)) if text.startswith("0x") else float(text) for text in _written(log))
 
 
-def _step_column(rows: Sequence[tuple[float, ...]]) -> int | None:
-    """The number that tells how far a rank came: more than half of them show the same, and some show another one."""
-    for index in range(len(rows[0])):
+def _few_steps(logs: Sequence[RankLog]) -> list[int]:
+    """The places of whole numbers that tell how far a rank came: few different ones."""
+    columns = enumerate(zip(*(_written(log) for log in logs), strict=True))
+    return [place for place, column in columns if len(set(column)) <= _MOST_STEPS and _tells_steps(column, logs)]
+
+
+def _step_column(rows: Sequence[tuple[float, ...]], few: Sequence[int]) -> int | None:
+    """The number that tells how far a rank came: more than half of them show the same, and some show another one.
+
+    A whole number of which there are `few` before any other one: a loss agrees by chance.
+    """
+    places: tuple[int, ...] = (*few, *range(len(rows[0])))
+    for index in places:
         counts = Counter(row[index] for row in rows)
         if len(counts) > 1 and counts.most_common(1)[0][1] * 2 > len(rows):
             return index
-    return None
+    return few[0] if few else None
 
 
 def _behind(ends: Sequence[_End]) -> _End | None:
@@ -181,6 +226,36 @@ def _behind(ends: Sequence[_End]) -> _End | None:
     behind = [end for end in ends[1:] if end.template == most.template and end.step < most.step]
     few = min(behind, key=lambda end: end.step, default=None)
     return few if few and len(most.ids) >= _TIMES_AS_MANY * sum(len(end.ids) for end in ends[1:]) else None
+
+
+def _unwritten(logs: Sequence[RankLog]) -> dict[RankId, str]:
+    """Whose log may end in a buffer that was not written out, and what says so.
+
+    Its last line is the beginning of what most others wrote; or it ends minutes before theirs: ranks of one job wait
+    for each other, so that none can be so far ahead.
+    """
+    last = [(log.id, log.last) for log in logs if log.last is not None]
+    counts = Counter(_template(line.text) for _, line in last)
+    wholes = [whole for whole, _ in counts.most_common(_SHOWN)]
+    clock = _common_clock([line.moment for _, line in last])
+    middle = sorted(line.moment.seconds for _, line in last if line.moment and line.moment.clock == clock)
+    found = {}
+    for rank, line in last:
+        begun, moment = _template(line.text), line.moment
+        apart = middle[len(middle) // 2] - moment.seconds if moment and moment.clock == clock else 0.0
+        if any(whole != begun and whole.startswith(begun) and counts[begun] < counts[whole] for whole in wholes):
+            found[rank] = "its last line is cut"
+        elif apart > _APART_SECONDS:
+            found[rank] = f"it ends {words.duration(apart)} before the others"
+    return found
+
+
+def _caveat(ranks: Sequence[RankId], unwritten: Mapping[RankId, str]) -> str:
+    """`; the log of rank 7 may end in a buffer that was not written out (its last line is cut)`, or nothing."""
+    unsure = [rank for rank in ranks if rank in unwritten]
+    if not unsure:
+        return ""
+    return f"; the log of {words.who(unsure)} may end in a buffer that was not written out ({unwritten[unsure[0]]})"
 
 
 def _told_ends(ends: Sequence[_End]) -> str:
@@ -241,14 +316,14 @@ def _stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
         )
 
 
-def _looks(first: _First | None, behind: _End | None, ranks: int) -> Iterator[FirstLook]:
+def _looks(first: _First | None, behind: _End | None, ranks: int, caveat: str) -> Iterator[FirstLook]:
     if first is not None:
         if len(first.kind.ids) == 1 or len(first.kind.ids) * (_TIMES_AS_MANY + 1) <= ranks:
-            why = f"the first to fail by its own log: {_what(first.kind.failure)}"
+            why = f"the first to fail by its own log: {_what(first.kind.failure)}{caveat}"
             settle = f"read {words.printable(first.kind.logs[0].source)} from line {first.kind.failure.number} back"
             yield from (_look(rank, why, settle) for rank in first.kind.ids)
     elif behind is not None:
-        why = f"its log ends at '{words.elided(behind.text, _LINE_CHARACTERS)}', before the others"
+        why = f"its log ends at '{words.elided(behind.text, _LINE_CHARACTERS)}', before the others{caveat}"
         settle = f"dump its stack (`hangwatch dump --pid N`): {_NOT_FLUSHED}"
         yield from (_look(rank, why, settle) for rank in behind.ids)
 

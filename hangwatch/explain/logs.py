@@ -49,6 +49,15 @@ _OF_OTHERS = re.compile(
     r"|Wait timeout|Socket Timeout|reached monitoredBarrier, but|failed to pass monitoredBarrier",
     re.IGNORECASE,
 )
+_ANOTHER = r"(?:rank|worker|peer)s?[ :#=]{0,2}\[?(\d{1,7})\b"
+_OF_ANOTHER = re.compile(
+    rf"\b{_ANOTHER}\]?,? (?:(?:(?:did|does|has|is|was|could|will)(?: not|n't)"
+    r"|never|no longer|failed|died|exited|crashed|disconnected|timed out)"
+    r"|(?:is|was|has) (?:gone|dead|lost|missing|unreachable|stuck|silent|timed out))"
+    r"|\b(?:wait(?:ed|ing)? (?:for|on)|(?:response|answer|reply|heartbeat|message|ack) from"
+    rf"|(?:contact|connection) (?:with|to)) {_ANOTHER}",
+    re.IGNORECASE,
+)
 _SUMMARY = re.compile(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)$")
 _SUMMARY_RANK = re.compile(r"^(\d{1,7}) \(local_rank: (\d{1,7})\)$")
 
@@ -181,6 +190,12 @@ class Log:
         if sum(failure.rank is None for failure in self.failures) < MOST_FAILURES:
             text = _without(text, moment)[:LONGEST_TEXT]
             self.failures.append(Failure(text, where, moment, number, _OF_OTHERS.search(text) is not None))
+
+
+def blames_another(failure: Failure, rank: int | None) -> bool:
+    """Whether a failure of this rank complains of others: of a lost connection, or of a rank that is not itself."""
+    found = (found.group(1) or found.group(2) for found in _OF_ANOTHER.finditer(failure.text))
+    return failure.of_others or any(int(number) != rank for number in found)
 
 
 def latest(lines: Sequence[Line]) -> Line | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch.explain.logs import Failure, Line, Log, latest
+from hangwatch.explain.logs import Failure, Line, Log, blames_another, latest
 from hangwatch.model import RankId
 
 
@@ -51,7 +51,7 @@ def join(parts: Iterable[tuple[str, RankId, Log]], told: Iterable[tuple[str, Fai
             continue
         log = logs.setdefault(_key(failure.rank), RankLog(failure.rank, source, None, ()))
         if not log.failures:
-            log = log._replace(failures=(failure,))
+            log = log._replace(failures=(failure._replace(of_others=blames_another(failure, failure.rank.rank)),))
         elif log.failures[0].moment is None:
             log = log._replace(failures=(log.failures[0]._replace(moment=failure.moment), *log.failures[1:]))
         logs[_key(failure.rank)] = log
@@ -80,5 +80,6 @@ def _key(rank: RankId) -> tuple[object, ...]:
 def _joined(parts: list[_Part]) -> RankLog:
     most = max(parts, key=lambda part: part.log.lines)
     lines = [part.log.last for part in (most, *parts) if part.log.last is not None]
-    failures = tuple(failure for part in parts for failure in part.log.failures if failure.rank is None)
+    own = (failure for part in parts for failure in part.log.failures if failure.rank is None)
+    failures = tuple(one._replace(of_others=blames_another(one, most.id.rank)) for one in own)
     return RankLog(most.id, most.source, latest(lines), failures)

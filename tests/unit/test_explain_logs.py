@@ -96,6 +96,54 @@ def test_two_halves_at_two_steps_are_shown_and_nobody_is_looked_at() -> None:
     assert verdict.message.startswith("Logs of 8 ranks, in which nobody fails or ends before the others")
 
 
+@pytest.mark.parametrize(
+    ("steps", "told_ends"),
+    [
+        ((299, 300), ["rank 0 ends at 'step 299 of epoch 3', rank 1 at 'step 300 of epoch 3'"]),
+        ((300, 300, 299, 299), ["ranks 0-1 end at 'step 300 of epoch 3', ranks 2-3 at 'step 299 of epoch 3'"]),
+        ((1, 2, 3, 4), ["4 ranks end at 'step 1..4 of epoch 3'"]),
+        ((0, 1, 2, 3), ["4 ranks end at 'step 0 of epoch 3'"]),  # their own numbers: what each is called, it may be
+    ],
+)
+def test_numbers_that_differ_are_shown(steps: tuple[int, ...], told_ends: list[str]) -> None:
+    verdict = judged(*(f"[rank{rank}]: step {step} of epoch 3" for rank, step in enumerate(steps)))
+    assert told(verdict, "log_end") == told_ends
+    assert verdict.first_look == ()
+
+
+def test_a_number_of_thousands_of_digits_is_no_step() -> None:
+    verdict = judged(*(f"[rank{rank}]: step {rank % 2}{'9' * 5000}" for rank in range(4)))
+    assert told(verdict, "log_end")[0].startswith("4 ranks end at 'step 0999")
+
+
+def test_a_step_counts_before_a_loss_that_agrees_by_chance() -> None:
+    lines = [f"[rank{rank}]: loss {0.5 if rank else 0.4} step {299 if rank == 7 else 300}" for rank in range(8)]
+    verdict = judged(*lines)
+    assert "rank 7 at 'loss 0.5 step 299'" in told(verdict, "log_end")[0]
+    assert [look.rank for look in verdict.first_look] == [7]
+
+
+CUT = "the log of rank 7 may end in a buffer that was not written out (its last line is cut)"
+EARLY = "the log of rank 7 may end in a buffer that was not written out (it ends 4 min 00 s before the others)"
+
+
+@pytest.mark.parametrize(
+    ("minute", "behind", "caveat"),
+    [(4, "step 811 loss 3.1", EARLY), (8, "step 811 loss 3.1", ""), (8, "step 812 lo", CUT)],
+)
+def test_a_log_that_may_lie_in_a_buffer_points_with_a_caveat(minute: int, behind: str, caveat: str) -> None:
+    ends = [f"[rank{rank}]: 2026-11-22 12:08:00 step 812 loss 3.{rank}" for rank in range(7)]
+    verdict = judged(*ends, f"[rank7]: 2026-11-22 12:0{minute}:00 {behind}")
+    assert caveat in verdict.message
+    assert ("buffer" in verdict.message) == bool(caveat)
+    assert [look.rank for look in verdict.first_look] == ([] if caveat == CUT else [7])
+    assert all(caveat in look.why for look in verdict.first_look)
+    fails = judged(*ends, f"[rank7]: 2026-11-22 12:0{minute}:00 {behind}", *failing(3, "ValueError: x"))
+    assert [look.rank for look in fails.first_look] == [3]
+    assert caveat in fails.first_look[0].why
+    assert caveat in fails.message
+
+
 def test_a_number_that_each_rank_has_of_its_own_is_no_step() -> None:
     verdict = judged(*(f"[rank{rank}]: loss 0.{rank}{rank} at step 7" for rank in range(8)))
     assert told(verdict, "log_end") == ["8 ranks end at 'loss 0.00 at step 7'"]
@@ -180,6 +228,24 @@ def test_nobody_is_first_where_nothing_tells() -> None:
         assert "irst to fail" not in verdict.message
         assert verdict.first_look == ()
     assert "by the order of lines" in judged(*other_clocks).message
+
+
+@pytest.mark.parametrize(
+    ("rank", "text", "points"),
+    [
+        (0, "RuntimeError: rank 3 did not respond", False),
+        (0, "TimeoutError: no heartbeat from worker 3 in 60 s", False),
+        (0, "RuntimeError: waited for rank 3 at step 12", False),
+        (0, "mylib.Lost: rank 3 is gone", False),
+        (3, "RuntimeError: rank 3 did not find its shard", True),
+        (0, "ValueError: expected rank 3 but tensor has rank 2", True),
+        (0, "IndexError: rank 3", True),
+    ],
+)
+def test_who_complains_of_another_rank_does_not_fail_of_its_own(rank: int, text: str, points: bool) -> None:
+    verdict = judged(*failing(rank, text), *(f"[rank{other}]: step 1" for other in range(8) if other != rank))
+    assert ("irst to fail" in verdict.message) == points
+    assert [look.rank for look in verdict.first_look] == ([rank] if points else [])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -118,3 +119,17 @@ def test_a_stack_of_a_thousand_frames() -> None:
     deep = tuple(Frame(function=f"f{number}", file="deep.py") for number in range(5000))
     (tree,) = merge_tree([Group(key="a", activity="unknown", frames=deep, members=(Member(id=RankId(rank=0)),))])
     assert len(tree.frames) == 5000
+
+
+def test_a_very_deep_stack_is_drawn_in_the_time_of_its_frames() -> None:
+    """It took minutes of processor time where each frame compared the rest; the limit leaves room for a slow machine."""
+    frames = tuple(Frame(function="call", file="a.py", line=1) for _ in range(20_000))
+    deep = [
+        Group(key=f"k{rank}", activity="unknown", frames=frames, members=(Member(id=RankId(rank=rank)),))
+        for rank in range(2)
+    ]
+    begin = time.process_time()
+    (tree,) = merge_tree(deep)
+    assert time.process_time() - begin < 60
+    assert len(tree.frames) == 20_000
+    assert len(tree.ends) == 2

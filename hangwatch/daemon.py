@@ -28,6 +28,7 @@ from hangwatch.hang import activity
 from hangwatch.hang.detector import MotionCount, TakeCapture, Transition
 from hangwatch.hang.power import GpuLevels, gpu_levels
 from hangwatch.http import Server
+from hangwatch.incident_file import StoreError
 from hangwatch.look import JobScan, Look, look_at
 from hangwatch.model import ENDED_STATES, OPEN_STATES, Fault, Incident, Job, JobState, LeftOut, ProcessId
 from hangwatch.probes import heap, host, procs, pyspy
@@ -38,7 +39,7 @@ from hangwatch.probes.sdnotify import Notifier
 from hangwatch.progress import Action, SaveIncident
 from hangwatch.report.folder import folder_files
 from hangwatch.status import Status
-from hangwatch.store import Store, StoreError, StoreTakenError
+from hangwatch.store import Store, StoreTakenError
 
 log = logging.getLogger(__name__)
 

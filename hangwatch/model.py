@@ -907,7 +907,8 @@ class TimelineEntry(Value, frozen=True):
 class Incident(Value, frozen=True):
     """One suspicion of one job on this node, from the first capture to its end. `incident.json` is this value.
 
-    `schema_version` rises where a field changes its meaning or goes; `store.load` reads every version up to this one.
+    `schema_version` rises where a field changes its meaning or goes; `incident_file.load` reads every version up to
+    this one.
     """
 
     incident_id: str

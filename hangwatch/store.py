@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import calendar
 import contextlib
-import errno
 import fcntl
 import functools
 import grp
@@ -25,139 +24,27 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
 
-import msgspec
-from msgspec.structs import replace
-
-from hangwatch import config, durable, inputs, readers, words
-from hangwatch.model import INCIDENT_VERSION, MOST_RANKS, OPEN_STATES, Incident, JobState, Value, spans
+from hangwatch import config, durable, incident_file, readers, words
+from hangwatch.incident_file import INCIDENT_FILE, NO_LINK, StoreError, Summary, folder_size_bytes, read_bytes, remedy
+from hangwatch.model import OPEN_STATES, Incident
 from hangwatch.readers import Readers
 
 log = logging.getLogger(__name__)
 
-INCIDENT_FILE = "incident.json"
 ORDER_FILE = "order"
 LOCK_FILE = "lock"
 MOST_LEFT_OPEN = 256
 MOST_LEFT_OPEN_BYTES = 16 << 20  # eight ranks take half of one MiB
 _USUAL = config.Store()
-MAX_INCIDENT_BYTES = 512 << 20  # 100,000 ranks take a fifth of it
 _FOLDER = re.compile(r"\d{8}T\d{6}Z-[A-Za-z0-9._-]+")
 _FILE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,127}/){0,3}[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _SAME_NAME = 9
-_NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK  # NONBLOCK: opening a FIFO must not stop us
-
-
-class StoreError(Exception):
-    """A store that cannot be used or read; the message names the path, what is wrong and what to do."""
 
 
 class StoreTakenError(StoreError):
     """Another daemon keeps its incidents here; the message names it, where that is known."""
-
-
-class Summary(Value, frozen=True):
-    """One line of the list of incidents. Where a folder cannot be read, `problem` is set and the rest is empty."""
-
-    folder: str
-    size_bytes: int
-    incident_id: str = ""
-    node: str = ""
-    job_id: str = ""
-    job_key: str = ""
-    opened_unix_seconds: float = 0.0
-    closed_unix_seconds: float | None = None
-    state: JobState | None = None
-    verdict: str = ""
-    message: str = ""
-    problem: str = ""
-
-
-class _JobHead(msgspec.Struct):
-    job_id: str
-    job_key: str = ""
-
-
-class _VerdictHead(msgspec.Struct):
-    kind: str
-    message: str
-
-
-class _Head(msgspec.Struct):
-    """The fields of incident.json that a list needs; the decoder skips the rest."""
-
-    incident_id: str
-    node: str
-    job: _JobHead
-    opened_unix_seconds: float
-    state: JobState
-    verdict: _VerdictHead
-    closed_unix_seconds: float | None = None
-
-
-class _Version(msgspec.Struct):
-    schema_version: int = INCIDENT_VERSION
-    hangwatch_version: str = "of unknown version"
-
-
-def encode(incident: Incident) -> bytes:
-    """The bytes of incident.json. Text that is not Unicode (a command line may hold any byte) is written escaped."""
-    try:
-        return msgspec.json.encode(incident)
-    except UnicodeEncodeError:
-        return msgspec.json.encode(_without_surrogates(msgspec.to_builtins(incident)))
-
-
-def load(folder: Path) -> Incident:
-    """Read the incident of one folder, of this version or an earlier one, as one of this version.
-
-    Raises StoreError, which names the file and what to do.
-    """
-    path = folder / INCIDENT_FILE
-    content = _read(path)
-    version = _decode(path, content, _Version)
-    if version.schema_version > INCIDENT_VERSION:
-        raise StoreError(
-            f"{path}: was written by a newer hangwatch {version.hangwatch_version} "
-            f"(schema {version.schema_version}; this one reads up to {INCIDENT_VERSION})\n  read it with that version"
-        )
-    if version.schema_version < 2:
-        content = _with_ranges(_decode(path, content, dict[str, Any]))
-    incident = _decode(path, content, Incident)
-    strange = next((number for number in _numbers(incident) if number is not None and abs(number) > MOST_RANKS), None)
-    if strange is not None:
-        raise StoreError(
-            f"{path}: speaks of rank or world size {strange:,}; more than {MOST_RANKS:,} ranks are not believed\n"
-            "  such a number comes from the environment of a rank; the stacks can still be read:\n"
-            f"  hangwatch explain {path.parent / 'dumps'}"
-        )
-    return replace(incident, schema_version=INCIDENT_VERSION)
-
-
-def _numbers(incident: Incident) -> Iterator[int | None]:
-    """Every number of an incident that says how many ranks there are, or which of them one is."""
-    yield from (incident.job.world_size, incident.job.local_world_size, incident.grouping.world_size)
-    yield from (taken.world_size for taken in incident.captures)
-    yield from (number for rank in incident.job.ranks for number in (rank.rank, rank.local_rank))
-    for who in chain(
-        (member.id for member in incident.grouping.members),
-        (dump.id for taken in incident.captures for dump in taken.ranks),
-        incident.verdict.named,
-        incident.verdict.first_look,
-    ):
-        yield from (who.rank, who.local_rank)
-
-
-def _with_ranges(incident: dict[str, Any]) -> bytes:
-    """What version 1 wrote: its absent local ranks were numbers."""
-    job = incident.get("job")
-    absent = job.get("absent_local_ranks") if isinstance(job, dict) else None
-    if isinstance(job, dict) and isinstance(absent, list) and all(isinstance(number, int) for number in absent):
-        incident["job"] = {**job, "absent_local_ranks": spans(range(number, number + 1) for number in absent)}
-    return msgspec.json.encode(incident)
 
 
 def open_writable(root: Path) -> Store:
@@ -209,7 +96,7 @@ class Store:
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
             with durable.folder(self.root) as root:
                 durable.refuse_unsafe(self.root, root)
-                descriptor = os.open(LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | _NO_LINK, 0o600, dir_fd=root)
+                descriptor = os.open(LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NO_LINK, 0o600, dir_fd=root)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -250,7 +137,7 @@ class Store:
                 if left_bytes < 0 or len(found) == MOST_LEFT_OPEN:
                     log.warning("%s: is open, and one too many to go on with", folder)
                     break
-                found.append(_of_some_day(load(folder), folder))
+                found.append(incident_file.of_some_day(incident_file.load(folder), folder))
             except (OSError, StoreError) as error:
                 log.warning("an incident that is open cannot be read: %s", error)
         return tuple(found)
@@ -278,7 +165,10 @@ class Store:
         `dumps/`, which never change, stay as they are. Raises StoreError (disk full, not writable): what was stored
         before is untouched.
         """
-        content = {INCIDENT_FILE: encode(incident), **{name: _bytes(text) for name, text in files.items()}}
+        content = {
+            INCIDENT_FILE: incident_file.encode(incident),
+            **{name: _bytes(text) for name, text in files.items()},
+        }
         for name in content:
             if not _FILE.fullmatch(name):
                 raise StoreError(f"{name!r} is no name for a file of an incident")
@@ -297,7 +187,7 @@ class Store:
 
     def summaries(self) -> tuple[Summary, ...]:
         """All incidents that we may read, newest first. Broken ones are among them. Raises StoreError."""
-        return tuple(_summary(self.incidents / name) for name in self._readable())
+        return tuple(incident_file.summary(self.incidents / name) for name in self._readable())
 
     def find(self, name: str) -> Path:
         """The folder of an incident, by its name or a part of it that fits only one. Raises StoreError."""
@@ -313,7 +203,7 @@ class Store:
         if not (_FOLDER.fullmatch(incident_id) and _FILE.fullmatch(name)):
             return None
         try:
-            return _read(self.incidents / incident_id / name)
+            return read_bytes(self.incidents / incident_id / name)
         except StoreError:
             return None
 
@@ -325,7 +215,7 @@ class Store:
         removed.
         """
         newest_first = self._in_order()
-        sizes = {name: _size_bytes(self.incidents / name) for name in newest_first}
+        sizes = {name: folder_size_bytes(self.incidents / name) for name in newest_first}
         kept = sum(name in open_folders for name in sizes)
         kept_bytes = sum(size for name, size in sizes.items() if name in open_folders)
         surplus: list[str] = []
@@ -442,7 +332,7 @@ class Store:
     def _order(self, name: str) -> int:
         """The how-manieth incident this was; 0 for one of before they were counted."""
         try:
-            text = _read(self.incidents / name / ORDER_FILE)[:20]
+            text = read_bytes(self.incidents / name / ORDER_FILE)[:20]
         except StoreError:
             return 0
         return int(text) if text.isdigit() else 0
@@ -451,7 +341,7 @@ class Store:
         """The folder of this incident; numbered where a different incident already has the name."""
         first = words.incident_name(incident.job, incident.opened_unix_seconds)
         for name in (first, *(f"{first}-{number}" for number in range(2, _SAME_NAME + 1))):
-            there = _summary(self.incidents / name)
+            there = incident_file.summary(self.incidents / name)
             mine = (incident.incident_id, incident.node, incident.job.job_key)
             if there.problem or (there.incident_id, there.node, there.job_key) == mine:
                 return name
@@ -487,74 +377,8 @@ def _overflow_uid() -> int:
         return 65534
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return inputs.read(path, MAX_INCIDENT_BYTES, flags=_NO_LINK)
-    except inputs.FileError as error:
-        if error.errno == errno.ENOENT:
-            raise StoreError(
-                f"{path}: is not there\n  `hangwatch incidents` lists the incidents of this node"
-            ) from None
-        raise StoreError(f"{error}\n  {_remedy(error.errno, path)}") from None
-
-
-_T = TypeVar("_T")
-
-
-def _decode(path: Path, content: bytes, kind: type[_T]) -> _T:
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        what = f"is truncated or no incident ({error})" if content else "is empty"
-        raise StoreError(
-            f"{path}: {what}\n  the stacks may still be there: hangwatch explain {path.parent / 'dumps'}"
-        ) from None
-
-
-def _summary(folder: Path) -> Summary:
-    size_bytes = _size_bytes(folder)
-    try:
-        head = _decode(folder / INCIDENT_FILE, _read(folder / INCIDENT_FILE), _Head)
-    except StoreError as error:
-        return Summary(folder=folder.name, size_bytes=size_bytes, problem=str(error))
-    return Summary(
-        folder=folder.name,
-        size_bytes=size_bytes,
-        incident_id=head.incident_id,
-        node=head.node,
-        job_id=head.job.job_id,
-        job_key=head.job.job_key,
-        opened_unix_seconds=head.opened_unix_seconds,
-        closed_unix_seconds=head.closed_unix_seconds,
-        state=head.state,
-        verdict=head.verdict.kind,
-        message=head.verdict.message,
-    )
-
-
-def _of_some_day(incident: Incident, folder: Path) -> Incident:
-    """An incident that can be saved again. Raises StoreError for one of a year that has no name."""
-    try:
-        words.incident_name(incident.job, incident.opened_unix_seconds)
-    except ValueError:
-        raise StoreError(
-            f"{folder / INCIDENT_FILE}: was opened at {incident.opened_unix_seconds:g} s, in no year"
-        ) from None
-    return incident
-
-
 def _is_new(folder: Path, path: str) -> bool:
     return not (path.startswith("dumps/") and (folder / path).exists())
-
-
-def _size_bytes(folder: Path) -> int:
-    """Bytes of all files below; what disappears meanwhile counts nothing, and no link is followed."""
-    total = 0
-    for base, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += Path(base, name).lstat().st_size
-    return total
 
 
 def _opened_unix_seconds(name: str) -> float:
@@ -574,30 +398,8 @@ def _explained(path: Path) -> Iterator[None]:
         raise StoreError(str(error)) from None
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
-        raise StoreError(f"{path}: incidents cannot be written: {what}\n  {_remedy(error.errno, path)}") from None
-
-
-def _remedy(number: int | None, path: Path) -> str:
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full: free some or lower [store] max_bytes; older incidents are untouched"
-    if number in (errno.EACCES, errno.EPERM):
-        return f"run as root, or give the daemon's user the directory: chown -R USER {path.parent}"
-    if number == errno.EROFS:
-        return "the file system is read-only: set [store] directory (under systemd: StateDirectory=hangwatch)"
-    if number in (errno.ELOOP, errno.ENOTDIR, errno.EEXIST):
-        return "a link or a file is in the place of a folder: move it away, hangwatch follows no links there"
-    return "set [store] directory to a local directory that works"
+        raise StoreError(f"{path}: incidents cannot be written: {what}\n  {remedy(error.errno, path)}") from None
 
 
 def _bytes(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace")
-
-
-def _without_surrogates(value: object) -> object:
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, list | tuple):
-        return [_without_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
-    return value

@@ -74,6 +74,7 @@ TESTS = {
         "unit/test_waiting_launchers.py",
         "unit/test_metrics.py",
     ),
+    "incident_file.py": ("unit/test_store_bounds.py", "unit/test_store.py", "unit/test_json.py"),
     "store.py": ("unit/test_store_bounds.py", "unit/test_store.py", "integration/test_readers.py"),
 }
 

@@ -6,7 +6,8 @@ from hangwatch.checks.discovery import ContractError, UnknownCheckError
 from hangwatch.config import ConfigError
 from hangwatch.demo.node import NodeError
 from hangwatch.http import PortTakenError, ServeError
-from hangwatch.store import StoreError, StoreTakenError
+from hangwatch.incident_file import StoreError
+from hangwatch.store import StoreTakenError
 
 
 class InputError(Exception):

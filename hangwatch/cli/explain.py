@@ -13,7 +13,7 @@ from typing import BinaryIO
 import click
 from msgspec.structs import replace
 
-from hangwatch import inputs, store, words
+from hangwatch import incident_file, inputs, words
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import write_text
 from hangwatch.cli.watch import config_option, settings_from
@@ -135,7 +135,7 @@ def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident]]:
     files: list[_File] = []
     incidents = []
     for path in paths:
-        if path.name == store.INCIDENT_FILE or (path / store.INCIDENT_FILE).is_file():
+        if path.name == incident_file.INCIDENT_FILE or (path / incident_file.INCIDENT_FILE).is_file():
             incidents.append(_incident(path))
         elif path.is_dir():
             files += [(file, path) for file in _files_in(path)]
@@ -188,11 +188,11 @@ def _progress(files: Sequence[_File]) -> AbstractContextManager[Iterable[_File]]
 
 
 def _incident(path: Path) -> Incident:
-    if path.is_file() and path.name != store.INCIDENT_FILE:
+    if path.is_file() and path.name != incident_file.INCIDENT_FILE:
         raise InputError(
-            f"{path}: is a file, and not called {store.INCIDENT_FILE}: give each node's in a folder of its own"
+            f"{path}: is a file, and not called {incident_file.INCIDENT_FILE}: give each node's in a folder of its own"
         )
-    return store.load(path.parent if path.name == store.INCIDENT_FILE else path)
+    return incident_file.load(path.parent if path.name == incident_file.INCIDENT_FILE else path)
 
 
 def _lines(path: Path, folder: Path | None = None) -> Iterator[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from hangwatch import config, store
+from hangwatch import config, incident_file, store
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import write_text
 from hangwatch.cli.tables import print_table
@@ -41,7 +41,7 @@ class Incidents(Value, frozen=True):
     """`hangwatch incidents --json`, newest first."""
 
     schema_version: int
-    incidents: tuple[store.Summary, ...]
+    incidents: tuple[incident_file.Summary, ...]
 
 
 @click.command()
@@ -164,12 +164,12 @@ def _leave(directory: Path, incident: Incident) -> Path:
 @config_option
 def report(folder: Path, html_path: Path | None, as_json: bool, config_path: Path | None) -> None:
     """Render an incident again, from its incident.json alone. FOLDER is its folder, or its name in the store."""
-    incident = store.load(folder if _is_folder(folder) else _store(config_path).find(str(folder)))
+    incident = incident_file.load(folder if _is_folder(folder) else _store(config_path).find(str(folder)))
     if html_path is not None:
         write_text(html_path, html.render(incident))
         click.echo(f"wrote {html_path}", err=True)
     elif as_json:
-        sys.stdout.buffer.write(store.encode(incident) + b"\n")
+        sys.stdout.buffer.write(incident_file.encode(incident) + b"\n")
     else:
         click.echo(text.render(incident, color=sys.stdout.isatty()), nl=False)
 

@@ -16,9 +16,9 @@ from hangwatch.daemon import Daemon
 from hangwatch.demo.node import NodeError, SimulatedNode, wait_until
 from hangwatch.demo.power import SimulatedGpus
 from hangwatch.demo.scenarios import SCENARIOS, Answer, Scenario
+from hangwatch.incident_file import StoreError
 from hangwatch.model import JobState, TimelineEntry, Value, Verdict
 from hangwatch.probes.nvml.source import GpuSource
-from hangwatch.store import StoreError
 
 START_DEADLINE_SECONDS = 30.0
 ANSWER_DEADLINE_SECONDS = 40.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch import store
+from hangwatch import incident_file
 from hangwatch.model import JobState
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
@@ -56,7 +56,7 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
             "report.html",
             "dumps",
         }
-        incident = store.load(folder)
+        incident = incident_file.load(folder)
         assert [who.rank for who in incident.verdict.named] == [2]
         assert len(incident.captures[0].ranks) == 4
         assert all(series.quiet_line_watts for series in incident.power)
@@ -69,8 +69,8 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
         job.wait_for_step(steps + 3)
         daemon.wait_for_state(job.run_id, "recovered")
         assert daemon.samples("hangwatch_rank_activity", job_id=job.run_id) == []
-        wait_for(lambda: store.load(folder).closed_unix_seconds, "the incident to be closed on disk")
-        assert store.load(folder).state is JobState.RECOVERED
+        wait_for(lambda: incident_file.load(folder).closed_unix_seconds, "the incident to be closed on disk")
+        assert incident_file.load(folder).state is JobState.RECOVERED
 
         shown = _hangwatch("report", str(folder))
         assert incident.verdict.message[:40] in shown.stdout

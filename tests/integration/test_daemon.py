@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hangwatch import config, store
+from hangwatch import config, incident_file
 from hangwatch.board import JobEntry
 from hangwatch.daemon import Daemon
 from hangwatch.demo import play
@@ -168,7 +168,7 @@ def test_without_the_right_to_dump_the_incident_says_what_is_missing(fake_driver
         folder = daemon.state / "incidents" / row["incident"]
         wait_for(lambda: (folder / "report.txt").exists(), "the incident")
         assert "CAP_SYS_PTRACE" in (folder / "report.txt").read_text()
-        assert store.load(folder).verdict.named == ()
+        assert incident_file.load(folder).verdict.named == ()
         assert daemon.samples("hangwatch_dump_failures_total", reason="PermissionDenied")[0][1] >= 4
         assert daemon.samples("hangwatch_job_page", job_id=job_id)[0][1] == 0, "what cannot be seen does not page"
 

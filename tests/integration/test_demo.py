@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hangwatch import store
+from hangwatch import incident_file
 from hangwatch.demo import play
 from hangwatch.demo.play import Outcome, Watcher, answer
 from hangwatch.demo.scenarios import SCENARIOS, Answer
@@ -48,7 +48,7 @@ def test_a_hang_is_found_and_the_planted_rank_named(name: str, tmp_path: Path) -
     outcome, lines = played(name, tmp_path, seed=3)
     assert outcome.right, outcome.sentence
     assert outcome.paged
-    incident = store.load(outcome.report)
+    incident = incident_file.load(outcome.report)
     assert [one.rank for one in incident.verdict.named] == ([] if outcome.planted is None else [outcome.planted])
     assert {"incident.json", "report.txt", "report.html", "dumps"} <= {path.name for path in outcome.report.iterdir()}
     assert lines[-1] == f"report: {outcome.report / 'report.html'}"

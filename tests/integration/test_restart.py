@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch import store
+from hangwatch import incident_file
 from hangwatch.demo.node import SimulatedNode
 from hangwatch.model import JobState
 from tests.conftest import wait_for
@@ -32,15 +32,15 @@ def test_killed_twice_in_a_hang_it_goes_on_with_the_one_incident(fake_driver: Fa
             folder = Path(kept["directory"]) / "incidents" / incident
             wait_for(lambda: (folder / "report.html").exists(), "the incident")
             daemon.process.kill()
-        looks = len(store.load(folder).captures)
+        looks = len(incident_file.load(folder).captures)
 
         for times in (1, 2):
             with RealDaemon(tmp_path / f"hw{times}", fake_driver.environ, store=kept) as daemon:
                 daemon.wait_for_state(node.run_id, "hung", 30)
                 assert _incident(daemon, node.run_id) == incident
                 assert daemon.samples("hangwatch_job_page", job_id=node.run_id)[0][1] == 1
-                wait_for(lambda looks=looks: len(store.load(folder).captures) > looks, "a look at once")
-                looks = len(store.load(folder).captures)
+                wait_for(lambda looks=looks: len(incident_file.load(folder).captures) > looks, "a look at once")
+                looks = len(incident_file.load(folder).captures)
                 listed = _hangwatch("incidents", "--config", str(daemon.config), "--json")
                 assert [one["state"] for one in json.loads(listed.stdout)["incidents"]] == ["hung"]
                 assert _hangwatch("explain", str(folder)).returncode == 0
@@ -50,7 +50,7 @@ def test_killed_twice_in_a_hang_it_goes_on_with_the_one_incident(fake_driver: Fa
             daemon.wait_for_state(node.run_id, "hung", 30)
             fake_driver.write([*h100(4), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))])
             daemon.wait_for_state(node.run_id, "recovered", 30)
-            wait_for(lambda: store.load(folder).state is JobState.RECOVERED, "the incident to be closed")
+            wait_for(lambda: incident_file.load(folder).state is JobState.RECOVERED, "the incident to be closed")
             assert [path.name for path in folder.parent.iterdir()] == [incident]
 
 
@@ -66,8 +66,8 @@ def test_an_incident_whose_processes_are_gone_is_closed_and_says_so(fake_driver:
         wait_for(lambda: (folder / "report.html").exists(), "the incident")
         daemon.process.kill()
     with RealDaemon(tmp_path / "hw1", fake_driver.environ, store=kept):
-        wait_for(lambda: store.load(folder).closed_unix_seconds, "the incident to be closed")
-        last = store.load(folder).timeline[-1]
+        wait_for(lambda: incident_file.load(folder).closed_unix_seconds, "the incident to be closed")
+        last = incident_file.load(folder).timeline[-1]
         assert (last.state, last.message) == (
             JobState.ENDED,
             "its processes were gone when hangwatch was started again",

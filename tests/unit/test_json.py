@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from hangwatch import status, store
+from hangwatch import incident_file, status, store
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.cli.stacks import Incidents
 from hangwatch.fleet.merge import merge_all
@@ -75,13 +75,13 @@ def test_ranks_to_look_at_first_stand_beside_the_named() -> None:
         "why": "it is a call behind",
         "settle": "the sequence numbers of all ranks",
     }
-    again = msgspec.json.decode(store.encode(replace(incident, verdict=verdict)), type=Incident)
+    again = msgspec.json.decode(incident_file.encode(replace(incident, verdict=verdict)), type=Incident)
     assert again.verdict.first_look == (first,)
 
 
 @pytest.mark.parametrize("name", samples.SAMPLES)
 def test_incidents_meet_their_schema(name: str) -> None:
-    validate("incident", json.loads(store.encode(samples.SAMPLES[name]())))
+    validate("incident", json.loads(incident_file.encode(samples.SAMPLES[name]())))
 
 
 def test_the_list_of_incidents_meets_its_schema(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def earlier(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The folder of an incident that an earlier hangwatch wrote."""
     folder = tmp_path / "incidents" / "20260314T031500Z-2180718"
     folder.mkdir(parents=True)
-    (folder / store.INCIDENT_FILE).write_bytes(request.param.read_bytes())
+    (folder / incident_file.INCIDENT_FILE).write_bytes(request.param.read_bytes())
     return folder
 
 
@@ -140,33 +140,33 @@ def lost(before: Any, after: Any, path: str = "") -> list[str]:
 
 
 def test_an_incident_of_an_earlier_version_is_read_whole(earlier: Path) -> None:
-    written = json.loads((earlier / store.INCIDENT_FILE).read_text())
-    incident = store.load(earlier)
+    written = json.loads((earlier / incident_file.INCIDENT_FILE).read_text())
+    incident = incident_file.load(earlier)
     now = {**written, "schema_version": INCIDENT_VERSION}
-    assert lost(now, json.loads(store.encode(incident))) == []
+    assert lost(now, json.loads(incident_file.encode(incident))) == []
     groups = zip(written["grouping"]["groups"], incident.grouping.groups, strict=True)
     assert all(old["waits"] == group.waits for old, group in groups)
 
 
 def test_an_incident_of_an_earlier_version_is_of_this_one_once_read(earlier: Path) -> None:
-    content = json.loads((earlier / store.INCIDENT_FILE).read_text())
-    (earlier / store.INCIDENT_FILE).write_text(json.dumps({**content, "schema_version": 0}))
-    assert json.loads(store.encode(store.load(earlier)))["schema_version"] == INCIDENT_VERSION
+    content = json.loads((earlier / incident_file.INCIDENT_FILE).read_text())
+    (earlier / incident_file.INCIDENT_FILE).write_text(json.dumps({**content, "schema_version": 0}))
+    assert json.loads(incident_file.encode(incident_file.load(earlier)))["schema_version"] == INCIDENT_VERSION
 
 
 def test_absent_local_ranks_of_version_1_were_numbers(earlier: Path) -> None:
-    content = json.loads((earlier / store.INCIDENT_FILE).read_text())
+    content = json.loads((earlier / incident_file.INCIDENT_FILE).read_text())
     content["job"]["absent_local_ranks"] = [1, 2, 5]
-    (earlier / store.INCIDENT_FILE).write_text(json.dumps(content))
-    assert store.load(earlier).job.absent_local_ranks == ((1, 2), (5, 5))
+    (earlier / incident_file.INCIDENT_FILE).write_text(json.dumps(content))
+    assert incident_file.load(earlier).job.absent_local_ranks == ((1, 2), (5, 5))
 
 
 def test_an_incident_of_an_earlier_version_meets_the_schema(earlier: Path) -> None:
-    validate("incident", json.loads((earlier / store.INCIDENT_FILE).read_text()))
+    validate("incident", json.loads((earlier / incident_file.INCIDENT_FILE).read_text()))
 
 
 def test_an_incident_of_an_earlier_version_serves_as_a_new_one(earlier: Path) -> None:
-    incident = store.load(earlier)
+    incident = incident_file.load(earlier)
     assert incident.verdict.message.split(",")[0] in " ".join(text.render(incident).split())
     assert set(culprit.judge(merge_all([incident.grouping])).named) <= set(incident.verdict.named)
     (listed,) = store.Store(earlier.parents[1]).summaries()

@@ -19,9 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hangwatch import store
+from hangwatch import incident_file, store
+from hangwatch.incident_file import StoreError
 from hangwatch.model import Frame, Incident, JobState
-from hangwatch.store import Store, StoreError
+from hangwatch.store import Store
 from hangwatch.words import incident_name
 from tests import samples
 from tests.conftest import wait_for
@@ -119,7 +120,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     for make in (*samples.SAMPLES.values(), samples.fleet):
         incident = samples.replaced(make(), incident_id=make.__name__)
         folder = kept.save(incident, FILES)
-        assert store.load(folder) == incident
+        assert incident_file.load(folder) == incident
 
 
 def test_the_folder_holds_all_and_only_for_its_owner(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_saving_again_replaces_all_but_dumps(tmp_path: Path) -> None:
     later = samples.replaced(incident, state=JobState.RECOVERED, closed_unix_seconds=samples.OPENED + 60)
     dump = "dumps/20260314T031501Z-round1/rank0.txt"
     assert kept.save(later, {"report.txt": "new", dump: "other", "dumps/later/rank0.txt": "more"}) == folder
-    assert store.load(folder) == later
+    assert incident_file.load(folder) == later
     found = tree(folder)
     assert (found["report.txt"], found["report.html"]) == (b"new", b"<p>")
     assert (found[dump], found["dumps/later/rank0.txt"]) == (b"Process 1: x", b"more")
@@ -165,7 +166,7 @@ def test_two_incidents_of_one_name_are_two(tmp_path: Path) -> None:
         "20260314T031500Z-2180718-6d1c0f5a",
         "20260314T031500Z-2180718-6d1c0f5a-2",
     ] * 2
-    assert [store.load(folder).node for folder in folders[:2]] == ["gpu-a12", "gpu-b07"]
+    assert [incident_file.load(folder).node for folder in folders[:2]] == ["gpu-a12", "gpu-b07"]
 
 
 def test_two_owners_jobs_of_one_name_that_hang_in_one_second_are_two_incidents(tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_two_owners_jobs_of_one_name_that_hang_in_one_second_are_two_incidents(t
         job = samples.replaced(samples.job(range(2), 2, job_id="100"), job_key=key)
         kept.save(samples.replaced(at(1e9), job=job, incident_id=incident_name(job, 1e9)), FILES)
     assert sorted(summary.job_key for summary in kept.summaries()) == sorted(keys)
-    assert store.load(kept.find("100-6d1c0f5a")).job.job_key == keys[0]
+    assert incident_file.load(kept.find("100-6d1c0f5a")).job.job_key == keys[0]
 
 
 @given(st.text(max_size=300), st.floats(0, 4e9))
@@ -198,7 +199,7 @@ def test_any_text_survives(
     )
     incident = samples.replaced(incident, job=samples.job([0], 1, command=command), host_facts=tuple(facts))
     folder = open_writable(tmp_path).save(incident, {"report.txt": message})
-    found = store.load(folder)
+    found = incident_file.load(folder)
     assert found.verdict.message == message.encode("utf-8", "backslashreplace").decode()
     if not any(0xD800 <= ord(c) <= 0xDFFF for c in "".join((message, command, function, *map("".join, facts)))):
         assert found == incident
@@ -256,7 +257,7 @@ def test_a_sticky_folder_such_as_tmp_is_fine(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
     folder = open_writable(tmp_path / "tmp").save(samples.loader_hang(), FILES)
-    assert store.load(folder) == samples.loader_hang()
+    assert incident_file.load(folder) == samples.loader_hang()
 
 
 @needs_root
@@ -323,18 +324,18 @@ def test_what_is_no_incident_is_explained(tmp_path: Path, content: bytes, says: 
     folder = kept.save(samples.loader_hang(), FILES)
     (folder / "incident.json").write_bytes(content)
     with pytest.raises(StoreError) as error:
-        store.load(folder)
+        incident_file.load(folder)
     assert says in message_of(error)
     assert str(folder / "incident.json") in message_of(error)
     assert "\n  " in message_of(error)  # what to do
 
 
 def test_every_truncation_is_told(tmp_path: Path) -> None:
-    whole = store.encode(samples.mismatch())
+    whole = incident_file.encode(samples.mismatch())
     for size in range(0, len(whole), max(len(whole) // 200, 1)):
         (tmp_path / "incident.json").write_bytes(whole[:size])
         with pytest.raises(StoreError):
-            store.load(tmp_path)
+            incident_file.load(tmp_path)
 
 
 @given(st.binary(max_size=400))
@@ -342,7 +343,7 @@ def test_every_truncation_is_told(tmp_path: Path) -> None:
 def test_garbage_is_told(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "incident.json").write_bytes(content)
     with pytest.raises(StoreError):
-        store.load(tmp_path)
+        incident_file.load(tmp_path)
 
 
 def test_what_is_no_file_is_told_and_does_not_stop_us(tmp_path: Path) -> None:
@@ -350,10 +351,10 @@ def test_what_is_no_file_is_told_and_does_not_stop_us(tmp_path: Path) -> None:
         path = tmp_path / "incident.json"
         plant(path)
         with pytest.raises(StoreError):
-            store.load(tmp_path)
+            incident_file.load(tmp_path)
         path.rmdir() if path.is_dir() else path.unlink()
     with pytest.raises(StoreError) as error:
-        store.load(tmp_path / "nowhere")
+        incident_file.load(tmp_path / "nowhere")
     assert "hangwatch incidents" in message_of(error)
 
 
@@ -549,7 +550,7 @@ def test_kill_9_in_the_middle_of_saving_leaves_a_loadable_store(tmp_path: Path, 
     for summary in found:
         assert not summary.problem
         folder = kept.find(summary.folder)
-        store.load(folder)
+        incident_file.load(folder)
         assert {"incident.json", "report.txt", "report.html"} <= set(tree(folder))
         assert {len(content) for name, content in tree(folder).items() if name.startswith("dumps/")} == {20_000}
 
@@ -577,7 +578,7 @@ def test_a_full_disk_costs_the_new_incident_and_nothing_else(small_disk: Path) -
         with pytest.raises(StoreError) as error:
             kept.save(attempt, {"report.html": "y" * 1_500_000, "dumps/a/b.txt": "z" * 600_000})
         assert "the disk is full" in message_of(error)
-    assert store.load(old) == at(1e9)
+    assert incident_file.load(old) == at(1e9)
     after = tree(kept.incidents)
     assert after == before
     assert not list(kept.incidents.rglob(".tmp-*"))
@@ -650,7 +651,9 @@ def test_an_open_incident_of_no_year_is_said_and_left_out(
     kept.save(at(1e9, state=JobState.HUNG), FILES)
     kept.save(at(1e9 + DAY, state=JobState.HUNG), FILES)
     path = tmp_path / "incidents" / name_at(1e9) / "incident.json"
-    path.write_bytes(store.encode(msgspec.structs.replace(at(1e9, state=JobState.HUNG), opened_unix_seconds=opened)))
+    path.write_bytes(
+        incident_file.encode(msgspec.structs.replace(at(1e9, state=JobState.HUNG), opened_unix_seconds=opened))
+    )
     assert [found.opened_unix_seconds for found in kept.left_open(at(1e9).node)] == [1e9 + DAY]
     (line,) = caplog.messages
     assert str(path.parent) in line

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hangwatch import store
+from hangwatch import incident_file, store
+from hangwatch.incident_file import StoreError, Summary
 from hangwatch.model import (
     INCIDENT_VERSION,
     MOST_RANKS,
@@ -25,7 +26,7 @@ from hangwatch.model import (
     RankDump,
     RankId,
 )
-from hangwatch.store import Store, StoreError, Summary
+from hangwatch.store import Store
 from hangwatch.words import incident_name
 from tests import samples
 
@@ -128,7 +129,7 @@ def test_a_line_of_the_list_says_what_the_incident_says(tmp_path: Path) -> None:
     (listed,) = kept.summaries()
     assert listed == Summary(
         folder=folder.name,
-        size_bytes=len(store.encode(incident)) + len("1") + len("abc") + 1,
+        size_bytes=len(incident_file.encode(incident)) + len("1") + len("abc") + 1,
         incident_id=incident.incident_id,
         node="gpu-b07",
         job_id="42",
@@ -159,7 +160,7 @@ def test_a_broken_one_is_written_again(tmp_path: Path) -> None:
     folder = kept.save(at(1e9), {})
     (folder / "incident.json").write_text("{")
     assert kept.save(at(1e9), {}) == folder
-    assert store.load(folder) == at(1e9)
+    assert incident_file.load(folder) == at(1e9)
 
 
 def test_ten_nodes_that_write_into_one_store_are_one_too_many(tmp_path: Path) -> None:
@@ -213,9 +214,9 @@ def test_the_version_that_is_read_is_this_one(tmp_path: Path) -> None:
     told = json.loads(path.read_text())
     for version in range(1, INCIDENT_VERSION + 1):
         path.write_text(json.dumps({**told, "schema_version": version}))
-        assert store.load(folder) == at(1e9)
+        assert incident_file.load(folder) == at(1e9)
     path.write_text(json.dumps({"schema_version": INCIDENT_VERSION + 1}))
-    what, remedy = error_of(lambda: store.load(folder))
+    what, remedy = error_of(lambda: incident_file.load(folder))
     assert what == (
         f"{path}: was written by a newer hangwatch of unknown version "
         f"(schema {INCIDENT_VERSION + 1}; this one reads up to {INCIDENT_VERSION})"
@@ -238,20 +239,20 @@ def test_the_version_that_is_read_is_this_one(tmp_path: Path) -> None:
 def test_absent_ranks_were_numbers_before_they_were_ranges(
     tmp_path: Path, version: int, absent: object, read: tuple[tuple[int, int], ...] | None
 ) -> None:
-    told = json.loads(store.encode(at(1e9)))
+    told = json.loads(incident_file.encode(at(1e9)))
     told["job"]["absent_local_ranks"] = absent
     (tmp_path / "incident.json").write_text(json.dumps({**told, "schema_version": version}))
     if read is None:
-        what, _ = error_of(lambda: store.load(tmp_path))
+        what, _ = error_of(lambda: incident_file.load(tmp_path))
         assert "is truncated or no incident" in what
     else:
-        assert store.load(tmp_path).job.absent_local_ranks == read
+        assert incident_file.load(tmp_path).job.absent_local_ranks == read
 
 
 @pytest.mark.parametrize("job", [3, None, [], "x"])
 def test_an_old_incident_without_a_job_is_none(tmp_path: Path, job: object) -> None:
     (tmp_path / "incident.json").write_text(json.dumps({"schema_version": 1, "job": job}))
-    assert "no incident" in error_of(lambda: store.load(tmp_path))[0]
+    assert "no incident" in error_of(lambda: incident_file.load(tmp_path))[0]
 
 
 def _of_rank(number: int) -> RankId:
@@ -291,18 +292,18 @@ def test_no_number_that_no_cluster_has_is_believed(tmp_path: Path, place: str) -
     """A report makes room for as many ranks as an environment said."""
     for number, sign in ((MOST_RANKS, 1), (MOST_RANKS, -1), (MOST_RANKS + 1, 1), (MOST_RANKS + 1, -1)):
         incident = PLACES[place](at(1e9), sign * number)
-        (tmp_path / "incident.json").write_bytes(store.encode(incident))
+        (tmp_path / "incident.json").write_bytes(incident_file.encode(incident))
         if number == MOST_RANKS:
-            assert store.load(tmp_path) == incident
+            assert incident_file.load(tmp_path) == incident
             continue
-        what, remedy = error_of(lambda: store.load(tmp_path))
+        what, remedy = error_of(lambda: incident_file.load(tmp_path))
         assert f"speaks of rank or world size {sign * number:,}; more than {MOST_RANKS:,} ranks" in what
         assert f"hangwatch explain {tmp_path}/dumps" in remedy
 
 
 def test_text_that_is_no_unicode_is_written_escaped_and_the_rest_as_it_is(tmp_path: Path) -> None:
     incident = at(1e9, host_facts=(("Kernel", "5.15"), ("od\udcffd", "x\ud800")))
-    read = store.load(writable(tmp_path).save(incident, {"report.txt": "x\udcff"}))
+    read = incident_file.load(writable(tmp_path).save(incident, {"report.txt": "x\udcff"}))
     assert read == replace(incident, host_facts=(("Kernel", "5.15"), ("od\\udcffd", "x\\ud800")))
 
 
@@ -310,14 +311,14 @@ def test_text_that_is_no_unicode_is_written_escaped_and_the_rest_as_it_is(tmp_pa
 
 
 def test_an_incident_that_is_not_there(tmp_path: Path) -> None:
-    what, remedy = error_of(lambda: store.load(tmp_path))
+    what, remedy = error_of(lambda: incident_file.load(tmp_path))
     assert what == f"{tmp_path}/incident.json: is not there"
     assert "`hangwatch incidents` lists the incidents of this node" in remedy
 
 
 def test_a_link_in_the_place_of_an_incident(tmp_path: Path) -> None:
     (tmp_path / "incident.json").symlink_to("/etc/hostname")
-    what, remedy = error_of(lambda: store.load(tmp_path))
+    what, remedy = error_of(lambda: incident_file.load(tmp_path))
     assert what == f"{tmp_path}/incident.json: cannot be read: Too many levels of symbolic links"
     assert "hangwatch follows no links" in remedy
 

@@ -1,0 +1,118 @@
+"""The static pointer of a flight recorder by the symbols of its library: asked of a child once for each library file.
+
+The file is the job's and may lie on a file system that never answers: the child is left behind then (`left_behind`),
+and that library is searched by shape. What was found is kept by the file (device and inode by the kernel's word in
+/proc/PID/maps) and by its first page as the process has it mapped, with its build id and the places of its parts: no
+other file is taken for it, whatever becomes of the path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+from hangwatch.model import ProcessId
+from hangwatch.probes.left_behind import LeftBehind
+from hangwatch.probes.torch_recorder.libraries import Mapped
+
+CHILD = Path(__file__).with_name("symbols_child.py")
+DEADLINE_SECONDS = 5.0
+PAGE_BYTES = 4096
+MOST_KNOWN = 256
+MOST_ANSWER_BYTES = 4096
+_FARTHEST = 1 << 40
+
+
+class Symbols(NamedTuple):
+    """What the file says: how far behind its first mapping the pointer lies, None where it says not; the version."""
+
+    pointer: int | None = None
+    version: str = ""
+
+
+class _Key(NamedTuple):
+    device: str
+    inode: int
+    offset: int
+    library: str
+    page: str
+
+
+class SymbolTables:
+    """What is known of each library file."""
+
+    def __init__(self, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+        self._deadline_seconds = deadline_seconds
+        self._lock = threading.Lock()
+        self._known: dict[_Key, Symbols] = {}
+        self._asking: dict[_Key, threading.Lock] = {}
+        self._left_behind = LeftBehind()
+
+    def left_behind(self) -> int:
+        """How many children wait for a file now."""
+        return self._left_behind.count()
+
+    def of(self, library: Mapped, first_page: bytes, process: ProcessId, share: str, proc_root: Path) -> Symbols:
+        """What the file that this process has mapped says; nothing where it cannot be read."""
+        page = hashlib.sha256(first_page).hexdigest()
+        key = _Key(library.device, library.inode, library.offset, library.library, page)
+        with self._lock:
+            asking = self._asking.setdefault(key, threading.Lock())
+        with asking:  # ranks of one node are read at once, and have one library
+            with self._lock:
+                known = self._known.get(key)
+            if known is None:
+                known = self._ask(key, library.path, process, share, proc_root)
+                with self._lock:
+                    if len(self._known) >= MOST_KNOWN:
+                        self._known.clear()
+                        self._asking.clear()
+                    self._known[key] = known
+        return known
+
+    def _ask(self, key: _Key, path: str, process: ProcessId, share: str, proc_root: Path) -> Symbols:
+        if not self._left_behind.begin(share, self._deadline_seconds):
+            return Symbols()
+        left: subprocess.Popen[bytes] | None = None
+        question = [f"{proc_root}/{process.pid}/root", path, key.device, key.inode, key.offset, key.library]
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-I", str(CHILD), json.dumps(question)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={},
+            )
+            try:
+                raw, _ = child.communicate(timeout=self._deadline_seconds)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                try:
+                    child.wait(0.2)
+                except subprocess.TimeoutExpired:
+                    left = child
+                return Symbols()
+            return _symbols(raw, key.page)
+        except (OSError, ValueError):  # no child could be started; a path that is none
+            return Symbols()
+        finally:
+            self._left_behind.end(share, process, left)
+
+
+def _symbols(raw: bytes, page: str) -> Symbols:
+    if not 0 < len(raw) <= MOST_ANSWER_BYTES:
+        return Symbols()
+    answer = json.loads(raw)
+    pointer = answer["pointer"]
+    if answer["page"] != page or (pointer is not None and not 0 < pointer < _FARTHEST):
+        return Symbols()
+    return Symbols(pointer, answer["version"])
+
+
+SHARED = SymbolTables()

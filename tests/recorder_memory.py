@@ -1,0 +1,209 @@
+"""A memory with a flight recorder in it, laid out as any version of torch does: for what no CPU job can show.
+
+`Memory` is an address space of pieces; `recorder` writes a recorder of so many records into it by the table of layouts.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from hangwatch.probes.torch_recorder import layouts
+from hangwatch.probes.torch_recorder.layouts import Layout
+
+CREATED_UNIX_NS = 1_795_000_000 * 10**9
+FLOAT = layouts.dtypes().index("Float")
+
+
+class Memory:
+    """Pieces of memory by their address; `new` gives zeroed ones one behind the other, as malloc(3) would."""
+
+    def __init__(self, first: int = 0x7F0000000000) -> None:
+        self._first, self._bytes = first, bytearray()
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """Its first address and its end."""
+        return self._first, self._first + len(self._bytes)
+
+    def new(self, size: int) -> int:
+        """The address of so many zeroed bytes, aligned as those of malloc(3)."""
+        address = self._first + len(self._bytes)
+        self._bytes += bytes(-(-max(size, 1) // 16) * 16)
+        return address
+
+    def put(self, address: int, code: str, *values: object) -> None:
+        """Write as struct.pack_into does."""
+        struct.pack_into(f"<{code}", self._bytes, address - self._first, *values)
+
+    def bytes_at(self, address: int, size: int) -> bytes:
+        """What stands there."""
+        start = address - self._first
+        return bytes(self._bytes[start : start + size]) if 0 <= start < len(self._bytes) else b""
+
+    def flip(self, address: int, value: int) -> None:
+        """Write one byte."""
+        self._bytes[address - self._first] = value
+
+    def copy(self) -> Memory:
+        """Another one with the same content."""
+        other = Memory(self._first)
+        other._bytes = bytearray(self._bytes)
+        return other
+
+    def read(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        """As a reader of /proc/PID/mem does: what is there of each place."""
+        return [self.bytes_at(address, size) for address, size in places]
+
+
+class Operation(NamedTuple):
+    """One record to be written; `sizes` of inputs and outputs."""
+
+    group: int = 0
+    name: str = "nccl:all_reduce"
+    collective: int = 1
+    p2p: int = 0
+    op: int = 1
+    is_p2p: bool = False
+    is_started: bool = False
+    is_completed: bool = False
+    is_retired: bool = False
+    inputs: tuple[tuple[int, ...], ...] = ((4,),)
+    outputs: tuple[tuple[int, ...], ...] = ((4,),)
+    timeout_ms: int = 600_000
+
+
+class Group(NamedTuple):
+    """A group: its id in the process, its name, its description and the ranks that NCCL tells."""
+
+    id: int = 0
+    name: str = "0"
+    description: str = "default_pg"
+    ranks: tuple[int, ...] = (0, 1, 2, 3)
+    counts: tuple[int, int, int] = (1, -1, 0)
+
+
+def text(memory: Memory, address: int, value: str) -> None:
+    """A std::string at this address."""
+    raw = value.encode()
+    where = address + 16 if len(raw) < 16 else memory.new(len(raw))
+    memory.put(address, "QQ", where, len(raw))
+    memory.put(where, f"{len(raw)}s", raw)
+
+
+def vector(memory: Memory, address: int, raw: bytes) -> None:
+    """A std::vector at this address."""
+    where = memory.new(len(raw)) if raw else 0
+    memory.put(address, "QQQ", where, where + len(raw), where + len(raw))
+    if raw:
+        memory.put(where, f"{len(raw)}s", raw)
+
+
+def small(memory: Memory, address: int, numbers: Sequence[int], code: str, inline: int) -> None:
+    """A c10::SmallVector at this address."""
+    raw = struct.pack(f"<{len(numbers)}{code}", *numbers)
+    where = address + 16 if len(numbers) <= inline else memory.new(len(raw))
+    memory.put(address, "QII", where, len(numbers), max(inline, len(numbers)))
+    memory.put(where, f"{len(raw)}s", raw)
+
+
+def tree(memory: Memory, address: int, value_bytes: int, count: int) -> list[int]:
+    """A std::map at this address with so many nodes, balanced; the addresses of their values, in order."""
+    header, nodes = address + 8, [memory.new(32 + value_bytes) for _ in range(count)]
+
+    def link(first: int, end: int, parent: int) -> int:
+        if first >= end:
+            return 0
+        middle = (first + end) // 2
+        node = nodes[middle]
+        memory.put(node, "QQQQ", 1, parent, link(first, middle, node), link(middle + 1, end, node))
+        return node
+
+    root = link(0, count, header)
+    memory.put(header, "QQQQQ", 0, root, nodes[0] if nodes else header, nodes[-1] if nodes else header, count)
+    return [node + 32 for node in nodes]
+
+
+def recorder(
+    memory: Memory,
+    layout: Layout,
+    operations: Iterable[Operation],
+    groups: Sequence[Group] = (Group(),),
+    *,
+    capacity: int = 2000,
+    epoch: int = 0,
+    lead: int = 0,
+) -> int:
+    """Write a recorder that has seen these operations, and keeps the last `capacity` of them; gives its address.
+
+    In an `epoch` after the first the buffer holds `lead` records of the one before.
+    """
+    seen = list(operations)
+    address = memory.new(layout.recorder_bytes)
+    written = [(epoch - 1, number, Operation()) for number in range(lead)] if epoch else []
+    written += [(epoch, number, operation) for number, operation in enumerate(seen)]
+    held = min(len(written), capacity)
+    size = layout.record_bytes
+    begin = memory.new(size * held) if held else 0
+    memory.put(address + layout.enabled, "??", capacity > 0, False)
+    memory.put(address + layout.entries, "QQQ", begin, begin + size * held, begin + size * held)
+    memory.put(address + layout.capacity, "QQQ", capacity, len(written) % capacity if capacity else 0, len(seen))
+    if layout.reset_epoch >= 0:
+        memory.put(address + layout.reset_epoch, "Q", epoch)
+    if layout.library_version >= 0:
+        text(memory, address + layout.library_version, "2.28.9")
+    names = {group.id: group for group in groups}
+    for place, (in_epoch, number, operation) in enumerate(written):
+        if place >= len(written) - held:
+            entry = begin + place % capacity * size
+            _record(memory, entry, layout, names[operation.group], operation, number, in_epoch)
+    for group, value in zip(groups, tree(memory, address + layout.statuses, 24, len(groups)), strict=True):
+        status = memory.new(layout.status_completed + 8)
+        memory.put(value, "QQQ", group.id, status, 0)
+        for offset, count in zip(
+            (layout.enqueued, layout.status_started, layout.status_completed), group.counts, strict=True
+        ):
+            memory.put(status + offset, "q", count)
+    for group, value in zip(groups, tree(memory, address + layout.members, 88, len(groups)), strict=True):
+        text(memory, value, group.description)
+        text(memory, value + 32, group.name)
+        vector(memory, value + 64, struct.pack(f"<{len(group.ranks)}Q", *group.ranks))
+    return address
+
+
+def _record(
+    memory: Memory, entry: int, layout: Layout, group: Group, operation: Operation, number: int, epoch: int
+) -> None:
+    memory.put(entry + layout.record_id, "Q", number)
+    if layout.record_epoch >= 0:
+        memory.put(entry + layout.record_epoch, "Q", epoch)
+    memory.put(entry + layout.group_id, "Q", group.id)
+    text(memory, entry + layout.group_names, group.description)
+    text(memory, entry + layout.group_names + 32, group.name)
+    for offset, value in (
+        (layout.collective_seq, operation.collective),
+        (layout.p2p_seq, operation.p2p),
+        (layout.op_id, operation.op),
+        (layout.created, CREATED_UNIX_NS + number),
+        (layout.timeout, operation.timeout_ms),
+    ):
+        memory.put(entry + offset, "q", value)
+    text(memory, entry + layout.operation, operation.name)
+    for offset, flag in (
+        (layout.is_p2p, operation.is_p2p),
+        (layout.started + 8, operation.is_started),
+        (layout.completed + 8, operation.is_completed),
+        (layout.retired, operation.is_retired),
+    ):
+        memory.put(entry + offset, "?", flag)
+    code = "i" if layout.dim_bytes == 4 else "q"
+    small(memory, entry + layout.input_dims, [len(size) for size in operation.inputs], code, 4)
+    small(memory, entry + layout.output_dims, [len(size) for size in operation.outputs], code, 4)
+    small(memory, entry + layout.sizes, [n for size in (*operation.inputs, *operation.outputs) for n in size], "q", 8)
+    vector(memory, entry + layout.input_dtypes, bytes([FLOAT] * len(operation.inputs)))
+    vector(memory, entry + layout.output_dtypes, bytes([FLOAT] * len(operation.outputs)))
+    if layout.thread_id >= 0:
+        memory.put(entry + layout.thread_id, "Q", 0x7F1234)
+    if layout.thread_name >= 0:
+        text(memory, entry + layout.thread_name, "pt_main_thread")

@@ -1,0 +1,243 @@
+"""The flight recorder of every version of torch, in recorded memories: whole, wrapped, reset, torn, hostile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from hangwatch.flight_record import RankRecords
+from hangwatch.probes.torch_recorder import decode, layouts, libraries, search
+from hangwatch.probes.torch_recorder.layouts import Layout
+from hangwatch.probes.torch_recorder.memory_image import UnreadableError
+from tests.recorder_memory import FLOAT, Group, Memory, Operation, recorder
+
+ALL = layouts.of("")
+NEWEST = ALL[-1]
+PAIR = Group(id=3, name="7", description="tp", ranks=(0, 1, 6), counts=(9, -1, 8))
+
+
+def read(memory: Memory, address: int, layout: Layout = NEWEST, library: str = "nccl") -> RankRecords:
+    return decode.read(memory.read, address, layout, library, lambda: 1.0)  # type: ignore[arg-type]
+
+
+def reason(memory: Memory, address: int, layout: Layout = NEWEST) -> str:
+    with pytest.raises(UnreadableError) as why:
+        read(memory, address, layout)
+    return why.value.reason
+
+
+def reduces(count: int, done: int = 0) -> list[Operation]:
+    return [Operation(collective=n, op=n, is_completed=n <= done) for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("layout", ALL, ids=lambda layout: layout.name)
+def test_records_of_every_version_are_read(layout: Layout) -> None:
+    memory = Memory()
+    gather = Operation(
+        group=3,
+        name="nccl:_all_gather_base",
+        collective=9,
+        op=12,
+        inputs=((2, 3), ()),
+        outputs=((2, 3),) * 6,
+        is_retired=True,
+        timeout_ms=1_800_000,
+    )
+    address = recorder(memory, layout, [*reduces(2, done=1), gather], [Group(), PAIR])
+    found = read(memory, address, layout)
+    assert [record.id for record in found.records] == [0, 1, 2]
+    assert [record.state for record in found.records] == ["completed", "open", "open"]
+    last = found.records[-1]
+    assert (last.group_name, last.group_description, last.group_id) == ("7", "tp", 3)
+    assert (last.operation, last.collective_seq, last.op_id) == ("nccl:_all_gather_base", 9, 12)
+    assert last.input_sizes == ((2, 3), ()) and last.output_sizes == ((2, 3),) * 6
+    assert last.output_dtypes == ("Float",) * 6 and last.timeout_ms == 1_800_000
+    assert last.is_retired and not last.is_p2p and not last.is_started
+    assert [(one.group_id, one.last_enqueued, one.last_completed) for one in found.groups] == [(0, 1, 0), (3, 9, 8)]
+    assert [(one.name, one.ranks) for one in found.members] == [("0", ((0, 3),)), ("7", ((0, 1), (6, 6)))]
+    assert (found.next_id, found.oldest_id, found.is_wrapped, found.capacity) == (3, 0, False, 2000)
+
+
+def test_gloo_is_done_when_it_is_retired_and_its_members_are_not_believed() -> None:
+    memory = Memory()
+    found = read(memory, recorder(memory, NEWEST, [Operation(is_retired=True), Operation(op=2)]), library="gloo")
+    assert [record.state for record in found.records] == ["completed", "open"]
+    assert found.members == ()
+
+
+@pytest.mark.parametrize("seen", [4, 5, 7, 8, 13])
+def test_a_buffer_that_wrapped_keeps_its_newest(seen: int) -> None:
+    memory = Memory()
+    found = read(memory, recorder(memory, NEWEST, reduces(seen), capacity=4))
+    assert [record.collective_seq for record in found.records] == list(range(seen - 3, seen + 1))
+    assert (found.oldest_id, found.is_wrapped) == (seen - 4, seen > 4)
+
+
+@pytest.mark.parametrize(("lead", "count"), [(3, 2), (3, 0), (6, 3), (2, 9)])
+def test_records_of_an_older_epoch_are_left_out(lead: int, count: int) -> None:
+    memory = Memory()
+    found = read(memory, recorder(memory, NEWEST, reduces(count), capacity=4, epoch=1, lead=lead))
+    assert [record.collective_seq for record in found.records] == list(range(max(1, count - 3), count + 1))
+    assert found.reset_epoch == 1
+
+
+def test_parts_of_a_coalesced_batch_are_marked() -> None:
+    memory = Memory()
+    parts = [Operation(name="nccl:send 0->1", p2p=4, collective=2, op=n, is_p2p=True) for n in (7, 8)]
+    closing = Operation(name="nccl:coalesced", p2p=4, collective=2, op=8, is_p2p=True)
+    other = Operation(name="nccl:send 0->1", p2p=5, collective=2, op=9, is_p2p=True)
+    found = read(memory, recorder(memory, NEWEST, [*parts, closing, Operation(collective=2), other]))
+    assert [record.is_coalesced_part for record in found.records] == [True, True, False, False, False]
+
+
+def test_a_recorder_that_is_off_is_said_to_be_off() -> None:
+    memory = Memory()
+    assert reason(memory, recorder(memory, NEWEST, [], capacity=0)) == "RecorderOff"
+
+
+def test_a_layout_of_another_version_does_not_fit() -> None:
+    for layout in ALL:
+        memory = Memory()
+        address = recorder(memory, layout, reduces(40), [Group(), PAIR])
+        others = [other for other in ALL if other.record_bytes != layout.record_bytes]
+        assert [reason(memory, address, other) for other in others] == ["UnknownLayout"] * len(others)
+
+
+def test_what_the_writer_touched_meanwhile_is_left_out() -> None:
+    memory, later = Memory(), Memory()
+    address = recorder(memory, NEWEST, reduces(6), capacity=4)
+    assert recorder(later, NEWEST, reduces(7), capacity=4) == address
+    turns: list[int] = []
+
+    def changing(places: Sequence[tuple[int, int]]) -> list[bytes]:
+        turns.append(1)
+        return (memory if len(turns) <= 1 else later).read(places)
+
+    found = decode.read(changing, address, NEWEST, "nccl", lambda: 1.0)
+    assert [record.collective_seq for record in found.records] == [5, 6], "3 was overwritten, 4 may be under way"
+    assert found.next_id == 6
+
+
+def test_a_buffer_that_moves_each_time_is_said_to_move() -> None:
+    memory = Memory()
+    address = recorder(memory, NEWEST, reduces(6), capacity=40)
+    moved, begin, size = memory.copy(), memory.range[1], NEWEST.record_bytes * 6
+    moved.put(address + NEWEST.entries, "QQQ", begin, begin + size, begin + size)
+    looks: list[int] = []
+
+    def changing(places: Sequence[tuple[int, int]]) -> list[bytes]:
+        looks.extend(1 for place, _ in places if place == address)
+        return (memory if len(looks) % 2 else moved).read(places)
+
+    with pytest.raises(UnreadableError) as why:
+        decode.read(changing, address, NEWEST, "nccl", lambda: 1.0)
+    assert why.value.reason == "ChangedWhileRead"
+    assert len(looks) == 2 * decode.TRIES
+
+
+HOSTILE = {
+    "a billion records": (NEWEST.entries + 8, "Q", 0x7F0000000000 + NEWEST.record_bytes * 10**9),
+    "a billion counted": (NEWEST.next_id, "Q", 10**9),
+    "room for none": (NEWEST.capacity, "Q", 0),
+    "a buffer at zero": (NEWEST.entries, "QQQ", 0, NEWEST.record_bytes * 4, NEWEST.record_bytes * 4),
+    "a buffer in the kernel": (NEWEST.entries, "QQQ", 1 << 63, (1 << 63) + NEWEST.record_bytes * 4, 1 << 63),
+    "a billion groups": (NEWEST.statuses + 40, "Q", 10**9),
+    "a map that is a circle": (NEWEST.statuses + 16, "Q", 0x7F0000000000),
+    "a flag of seven": (NEWEST.enabled, "B", 7),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_counters_give_a_fault(what: str) -> None:
+    memory = Memory()
+    address = recorder(memory, NEWEST, reduces(4), capacity=4)
+    offset, code, *values = HOSTILE[what]
+    memory.put(address + offset, code, *values)
+    assert reason(memory, address) in ("UnknownLayout", "TooLarge")
+
+
+def test_hostile_records_give_a_fault() -> None:
+    for offset, code, value in (
+        (NEWEST.group_names + 8, "Q", 10**9),
+        (NEWEST.operation, "Q", 1),
+        (NEWEST.sizes + 8, "II", 10**9),
+        (NEWEST.input_dims + 8, "I", 4),
+        (NEWEST.input_dtypes + 8, "Q", 1 << 46),
+        (NEWEST.created, "q", -1),
+        (NEWEST.group_id, "Q", 5),
+        (NEWEST.retired, "B", 2),
+        (NEWEST.record_id, "Q", 4),
+    ):
+        memory = Memory()
+        address = recorder(memory, NEWEST, reduces(4))
+        entry = int.from_bytes(memory.bytes_at(address + NEWEST.entries, 8), "little")
+        values = (value, 10**9) if code == "II" else (value,)
+        memory.put(entry + offset, code, *values)
+        assert reason(memory, address) in ("UnknownLayout", "TooLarge"), offset
+
+
+def test_an_operation_with_very_many_tensors_costs_no_more_than_another() -> None:
+    memory = Memory()
+    many = Operation(outputs=((4,),) * 2000)
+    found = read(memory, recorder(memory, NEWEST, [many, Operation(op=2)]))
+    assert found.records[0].output_sizes == () and found.records[1].output_sizes == ((4,),)
+
+
+def test_of_a_large_buffer_the_newest_records_are_read() -> None:
+    memory = Memory()
+    count = decode.MOST_RECORDS + 100
+    found = read(memory, recorder(memory, NEWEST, reduces(count), capacity=10_000))
+    assert len(found.records) == decode.MOST_RECORDS
+    assert (found.oldest_id, found.is_wrapped) == (100, True)
+
+
+def test_names_are_printable_and_bounded() -> None:
+    memory = Memory()
+    hostile = Group(name="\x1b[2J", description="x" * 4000)
+    (record,) = read(memory, recorder(memory, NEWEST, reduces(1), [hostile])).records
+    assert record.group_name == "\\x1b[2J"
+    assert len(record.group_description) == decode.MOST_NAME
+
+
+def test_a_recorder_is_found_by_its_shape() -> None:
+    memory = Memory()
+    data = memory.new(4096)
+    memory.new(64)
+    address = recorder(memory, NEWEST, reduces(4), [Group(), PAIR])
+    memory.put(data + 808, "QQ", 1, address)
+    memory.put(data + 8, "Q", address + 16)
+    ranges = [(data, data + 4096)]
+    assert search.search(memory.read, ranges, [memory.range], [NEWEST]) == [(address, NEWEST)]
+
+
+MAPS = b"""\
+555555554000-555555556000 r--p 00000000 fe:00 11 /usr/bin/python3
+7f0000000000-7f0000100000 r-xp 00000000 fe:00 42 /a b/torch/lib/libtorch_cpu.so
+7f0000100000-7f0000101000 r--p 00100000 fe:00 42 /a b/torch/lib/libtorch_cpu.so
+7f0000101000-7f0000102000 rw-p 00101000 fe:00 42 /a b/torch/lib/libtorch_cpu.so
+7f0000102000-7f0000108000 rw-p 00000000 00:00 0
+7f0000200000-7f0000208000 rw-p 00000000 00:00 0
+7f0000300000-7f0000301000 r--p 00000000 fe:00 43 /usr/lib/libtorch_cuda.so.2.6 (deleted)
+7f0000400000-7f0000401000 r--p 00000000 fe:00 44 /usr/lib/libtorch_cuda_linalg.so
+"""
+
+
+def test_the_libraries_of_a_process_are_told_by_its_mappings() -> None:
+    found = libraries.mapped(MAPS)
+    cpu, cuda = found.libraries
+    assert (cpu.library, cpu.path, cpu.device, cpu.inode) == ("gloo", "/a b/torch/lib/libtorch_cpu.so", "fe:00", 42)
+    assert cpu.data == ((0x7F0000101000, 0x7F0000102000), (0x7F0000102000, 0x7F0000108000))
+    assert (cuda.library, cuda.data) == ("nccl", ())
+    assert len(found.writable) == 3
+
+
+@pytest.mark.parametrize(
+    "maps", [b"", b"-", b"a-b\n", b"1-2 rw-p x y z\n", b"\xff" * 200, b"7f-80 rw-p 0 0 0 /libtorch_cpu.so\n" * 9]
+)
+def test_mappings_that_lie_are_read_without_harm(maps: bytes) -> None:
+    assert len(libraries.mapped(maps).libraries) <= 1
+
+
+def test_types_have_the_names_of_the_dump() -> None:
+    assert layouts.dtypes()[FLOAT] == "Float" and layouts.dtypes()[15] == "BFloat16"

@@ -30,15 +30,16 @@ TABLE = activity.load()
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """The folder of a job that runs the hang which the test asks for."""
+    hang, ranks = request.param if isinstance(request.param, tuple) else (request.param, RANKS)
     command = [
         sys.executable,
         "-m",
         "torch.distributed.run",
         "--standalone",
         "--nproc_per_node",
-        str(RANKS),
+        str(ranks),
         PROGRAM,
-        request.param,
+        hang,
         tmp_path,
     ]
     with (tmp_path / "log").open("wb") as log:
@@ -47,7 +48,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         )
     try:
         wait_for(
-            lambda: job.poll() is not None or len(list(tmp_path.glob("at-?"))) == RANKS, "all ranks to arrive", 120
+            lambda: job.poll() is not None or len(list(tmp_path.glob("at-?"))) == ranks, "all ranks to arrive", 120
         )
         assert job.poll() is None, (tmp_path / "log").read_text()
         (tmp_path / "launcher").write_text(str(job.pid))
@@ -64,14 +65,15 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 def explained(folder: Path, how: str = "--nonblocking") -> Verdict:
     """Dump each rank under a `[host:rank]` prefix, and judge what was read."""
-    lines = []
+    lines, world_size = [], 0
     for child in psutil.Process(int((folder / "launcher").read_text())).children():
         rank = child.environ().get("RANK")
         if rank is None:
             continue
+        world_size = int(child.environ()["WORLD_SIZE"])
         done = subprocess.run([PYSPY, "dump", how, "--pid", str(child.pid)], capture_output=True, text=True, timeout=60)
         lines += [f"[here:{rank}]{line}" for line in (done.stdout + done.stderr).splitlines()]
-    found = traces.collect([("dump.txt", lines)], world_size=RANKS)
+    found = traces.collect([("dump.txt", lines)], world_size=world_size)
     return culprit.judge(group_ranks(found.ranks, TABLE, config.Capture(), found.world_size))
 
 
@@ -116,6 +118,42 @@ def test_whom_to_look_at_first_in_a_real_hang(folder: Path, kind: str, rank: int
     verdict = wait_for(settled, f"the verdict {kind} that points at {rank}", 60)
     assert verdict.named == ()
     assert f"real_hang.py:{line_of(code)}" in verdict.first_look[0].why
+
+
+@pytest.mark.parametrize(
+    ("folder", "ranks", "code", "words"),
+    [
+        (
+            "save_shard",
+            [0, 1],
+            'torch.save(torch.ones(1 << 20), FOLDER / f"shard-{rank}")',
+            [
+                "are writing or reading a checkpoint",
+                "both other ranks wait in barrier",
+                "the file system of the checkpoint",
+            ],
+        ),
+        (
+            ("two_ranks", 2),
+            [1],
+            'return int(os.read(os.open(FOLDER / "steps", os.O_RDONLY), 8))',
+            ["stands in number_of_steps", "the other rank waits in all_reduce", "--native"],
+        ),
+    ],
+    indirect=["folder"],
+)
+def test_whom_the_others_wait_for_in_a_real_hang(folder: Path, ranks: list[int], code: str, words: list[str]) -> None:
+    """Half of a job that writes against half that waits, and one of two ranks: nobody is outnumbered, nobody accused."""
+
+    def settled() -> Verdict | None:
+        verdict = explained(folder)
+        return verdict if [one.rank for one in verdict.first_look] == ranks else None
+
+    verdict = wait_for(settled, f"the verdict that points at {ranks}", 60)
+    assert verdict.named == ()
+    assert f"real_hang.py:{line_of(code)}" in verdict.message
+    for said in words:
+        assert said in verdict.message
 
 
 @pytest.mark.parametrize("folder", ["lock_in_user_code"], indirect=True)

@@ -116,6 +116,34 @@ def pipeline() -> None:
         parallel_state.send_object(value, rank + 1)
 
 
+def save_shard() -> None:
+    """Ranks 0 and 1 write their shards to storage that takes nothing more, a pipe that is full; the others wait for them."""
+    rank = dist.get_rank()
+    if rank < 2:
+        os.mkfifo(FOLDER / f"shard-{rank}")
+        os.open(FOLDER / f"shard-{rank}", os.O_RDWR)  # so that the writer need not wait for a reader
+        here()
+        torch.save(torch.ones(1 << 20), FOLDER / f"shard-{rank}")
+    else:
+        here()
+    dist.barrier()
+
+
+def number_of_steps() -> int:
+    """Asks a process that never answers, by a pipe."""
+    os.mkfifo(FOLDER / "steps")
+    here()
+    return int(os.read(os.open(FOLDER / "steps", os.O_RDONLY), 8))
+
+
+def two_ranks() -> None:
+    """Rank 1 stands in a call of its own, rank 0 waits for it in a collective."""
+    if dist.get_rank() == 1:
+        number_of_steps()
+    here()
+    dist.all_reduce(torch.ones(2))
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     globals()[sys.argv[1]]()

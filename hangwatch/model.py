@@ -495,7 +495,8 @@ class ProcessDump(Value, frozen=True):
 
     `server` is the process that waits for clients, its main thread on a socket that listens: itself, or a rank or a
     process above it to which all lead from which its own main thread receives. `file_lock` is the lock of a file for
-    which its main thread waits, `store` what its sockets show of the store of its job. `recorders` are PyTorch's flight
+    which its main thread waits, `store` what its sockets show of the store of its job. `stuck_on` is the file or pipe
+    that its main thread reads or writes, where nobody of its job has it open. `recorders` are PyTorch's flight
     recorders in its memory, one for each library, shortened (`hang.recorded.shortened`); none: not there, or not read.
     """
 
@@ -524,6 +525,7 @@ class ProcessDump(Value, frozen=True):
     peers: int | None = None
     server: int | None = None
     file_lock: FileLock | None = None
+    stuck_on: str | None = None
     store: Store | None = None
     recorders: tuple[RankRecords, ...] = ()
 
@@ -670,9 +672,9 @@ class Member(Value, frozen=True):
     `silent_mount`, `waits_for_mount`, `waiting` and the numbers of its GPU as in `RankDump`. `signature` is what was
     measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and `switches_per_second`
     (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so in every round;
-    `peers` as there, the most of any round, workers included, and None where one was not seen; `server` and `file_lock`
-    as there, where they were the same in every round; `store` as in the last round. `user_frames` are the
-    innermost ones of the user's own program in the stack that tells, without locals: where it stands, to the line.
+    `peers` as there, the most of any round, workers included, and None where one was not seen; `server`, `file_lock`
+    and `stuck_on` as there, where they were the same in every round; `store` as in the last round. `user_frames` are
+    the innermost ones of the user's own program in the stack that tells, without locals: where it stands, to the line.
     `recorded` is what its flight recorders showed in the first and in the last round, `receives` whether its main
     thread was in a call that receives, in the last one.
     """
@@ -702,6 +704,7 @@ class Member(Value, frozen=True):
     peers: int | None = None
     server: int | None = None
     file_lock: FileLock | None = None
+    stuck_on: str | None = None
     store: Store | None = None
     user_frames: tuple[Frame, ...] = ()
     recorded: tuple[Recorded, ...] = ()

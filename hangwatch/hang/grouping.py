@@ -200,6 +200,7 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         peers=motion.peers(rank),
         server=motion.server(rank),
         file_lock=motion.file_lock(rank),
+        stuck_on=motion.stuck_on(rank),
         store=answer.dump.store if answer.dump else None,
         recorded=recorded(rank.rounds[0].recorders, rank.rounds[-1].recorders) if len(rank.rounds) > 1 else (),
         receives=_receives(rank.rounds),

@@ -268,6 +268,12 @@ def file_lock(rank: RankDump) -> FileLock | None:
     return found.pop() if len(found) == 1 else None
 
 
+def stuck_on(rank: RankDump) -> str | None:
+    """The file or pipe of nobody else in its job at which a rank stands: the same in each of several rounds."""
+    found = {dump.stuck_on for dump in rank.rounds}
+    return found.pop() if len(found) == 1 and len(rank.rounds) > 1 else None
+
+
 def _worker_computes(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:
     threads = [stack_frames.main_thread(dump.threads) or next(iter(dump.threads), None) for dump in rounds]
     stood = [_Stood.at(thread) for thread in threads if thread is not None and thread.frames]

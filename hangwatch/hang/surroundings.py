@@ -24,6 +24,7 @@ _DEADLINE_SECONDS = 2.0  # for what one round reads of connections
 _MOST_NAMESPACES = 8
 _MOST_CHILDREN = 64
 _MOST_ENDPOINT_CHARACTERS = 80
+_MOST_PATH_CHARACTERS = 200
 _MOST_PARENTS = 16  # of so many ranks: those of a job on one node are started alike
 _MOST_ANCESTORS = 4  # a shell, a launcher and the like between a server and its workers
 _TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
@@ -65,11 +66,12 @@ class Surroundings:
         self._ends: dict[int, set[End]] = {}
         self._unix: dict[int, sockets.UnixSocket] = {}
         self._servers: dict[int, frozenset[str]] = {}
+        self._open: dict[int, frozenset[str]] = {}
 
     def begin_round(self) -> None:
         """Read the connections of every namespace of the job, and who holds which."""
         end = time.monotonic() + _DEADLINE_SECONDS
-        self._sockets, self._tables, self._inside, self._ends = {}, {}, set(), {}
+        self._sockets, self._tables, self._inside, self._ends, self._open = {}, {}, set(), {}, {}
         spaces: dict[str | None, Connections | None] = {}
         for pid in (*self._pids, *self._launchers):
             space = pidfiles.namespace(self._root, pid, "net")
@@ -131,10 +133,43 @@ class Surroundings:
             peers=peers,
             server=server,
             store=self._store(pid),
+            stuck_on=None if call is None else self._stuck_on(pid, call),
             file_lock=None
             if call is None or kind != "locks"
             else file_locks.awaited(pid, call.descriptors[0], self._root),
         )
+
+    def _stuck_on(self, pid: int, call: SystemCall) -> str | None:
+        """The one file, FIFO or pipe that a call reads or writes; None where a process of the job has it open, too.
+
+        A terminal is no file, and a pipe of which a process holds both ends wakes it itself.
+        """
+        if call.kind not in ("receives", "writes") or len(call.descriptors) != 1:
+            return None
+        link = next(self._links(pid, call.descriptors), "")
+        is_file = link.startswith("/") and not link.startswith(("/dev/", "/memfd:"))
+        if not (is_file or link.startswith("pipe:")) or self._is_shared(pid, link):
+            return None
+        return (
+            words.elided(link, _MOST_PATH_CHARACTERS)
+            if is_file
+            else "a pipe of which nobody of its job has the other end"
+        )
+
+    def _is_shared(self, pid: int, link: str) -> bool:
+        """Whether it has a link twice, or another process of the job, one of its children or who started it has it."""
+        if list(self._all_links(pid)).count(link) > 1:
+            return True
+        children = procs.read_children(pid, self._root, _MOST_CHILDREN)
+        below = (one for child in children for one in procs.read_children(child, self._root, _MOST_CHILDREN))
+        others = dict.fromkeys((*children, *below, *self._rank_of, *self._launchers, *self._ancestors(pid)))
+        return any(link in self._links_of(other) for other in others if other != pid)
+
+    def _links_of(self, pid: int) -> frozenset[str]:
+        """What a process has open, read once a round."""
+        if pid not in self._open:
+            self._open[pid] = frozenset(self._all_links(pid))
+        return self._open[pid]
 
     def _store(self, pid: int) -> Store | None:
         held = self._held(pid)

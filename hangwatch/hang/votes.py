@@ -43,10 +43,11 @@ def machine_says_the_same(members: Sequence[Member], others: Sequence[Group]) ->
     """Whether the machine, too, tells ranks that stand apart by their stacks from all others.
 
     Their GPUs draw less than any other and are idle, where the others' are not (power alone may be higher with the odd
-    one); or their main program uses no CPU where the others spin; or they wait for somebody outside of the job.
+    one); or their main program uses no CPU where the others spin; or they wait for somebody outside of the job, or in a
+    call for a file or pipe that nobody else of it has open.
     """
     rest = [member for group in others for member in group.members]
-    if all(member.awaited is not None for member in members):
+    if all(member.awaited is not None or member.stuck_on is not None for member in members):
         return True
     own_watts, watts = (_values(some, lambda one: one.power_watts) for some in (members, rest))
     draws_less = bool(own_watts and watts) and max(own_watts) < _POWER_RATIO * min(watts)
@@ -203,6 +204,8 @@ def _numbers(member: Member) -> list[str]:
         parts.append("holds the GIL" if member.owns_gil else "no GIL")
     if member.awaited is not None:
         parts.append(f"for {member.awaited.who}" + (", which is gone" if member.awaited.is_lost else ""))
+    if member.stuck_on is not None:
+        parts.append(f"in a call on {member.stuck_on}")
     if member.utilization_ratio is not None:
         parts.append(f"GPU at {member.utilization_ratio:.0%}")
     if member.power_watts is not None and member.busy_power_ratio is not None:

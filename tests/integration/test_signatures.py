@@ -170,6 +170,55 @@ def test_a_rank_behind_its_gpu_whose_links_are_read(
     assert (member.pcie_bytes_per_second is None) is not bool(counters)
 
 
+FIFO = "import os\nfd = os.open(folder + '/fifo', os.O_RDWR)\n"
+READS_FIFO = f"{FIFO}ready()\nos.read(fd, 1)"
+WRITES_FIFO = f"{FIFO}ready()\nwhile True:\n    os.write(fd, bytes(4096))"
+FIFO_OF_CHILD = f"{FIFO}import time\nif os.fork() == 0:\n    ready()\n    time.sleep(600)\nos.read(fd, 1)"
+PIPE = "import os, time\nback, forth = os.pipe()\n"
+OWN_WORKER = f"{PIPE}if os.fork() == 0:\n    ready()\n    time.sleep(600)\nos.close(forth)\nos.read(back, 1)"
+OWN_PIPE = f"{PIPE}ready()\nos.read(back, 1)"
+ORPHANS_PIPE = f"""{PIPE}
+import sys
+if os.fork() == 0:
+    if os.fork() == 0:
+        ready()
+        os.close(back)
+        time.sleep(600)
+    os._exit(0)
+os.close(forth)
+os.wait()
+os.read(back, 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "where"),
+    [
+        (READS_FIFO, "{folder}/fifo"),
+        (WRITES_FIFO, "{folder}/fifo"),
+        (ORPHANS_PIPE, "a pipe of which nobody of its job has the other end"),
+        (FIFO_OF_CHILD, None),
+        (OWN_WORKER, None),
+        (OWN_PIPE, None),
+        (LOCKED, None),
+    ],
+    ids=[
+        "reads a FIFO",
+        "writes a full FIFO",
+        "an orphan's pipe",
+        "a child's FIFO",
+        "a worker's pipe",
+        "own pipe",
+        "lock",
+    ],
+)
+def test_who_is_stuck_on_a_file_or_pipe_of_nobody_in_its_job(code: str, where: str | None, tmp_path: Path) -> None:
+    with targets.python(code, tmp_path) as pid:
+        member = measured(job_of(pid))
+    assert member.stuck_on == (where and where.format(folder=tmp_path))
+    assert member.signature is Signature.BLOCKED, "whoever has the other end, it pages as before"
+
+
 @pytest.mark.parametrize(
     "code",
     [RECEIVES, WITH_TIMEOUT, SELECTS, EPOLLS, CHILD, PIPED_CHILD],

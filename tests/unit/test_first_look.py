@@ -56,6 +56,8 @@ FIRST, LOW = ([0], [], Confidence.NONE), ([], [0], Confidence.LOW)
         ({"cpu_ratio": 1.0}, {"cpu_ratio": 0.0}, FIRST),
         ({"cpu_ratio": 0.6}, {"cpu_ratio": 1.0}, FIRST),
         ({"awaited": Awaited(who="10.0.0.9:443")}, {}, LOW),
+        ({"stuck_on": "/data/number"}, {}, LOW),
+        ({"stuck_on": "/data/number", "signature": Signature.BEHIND_GPU}, {}, ([], [], Confidence.NONE)),
         # Whoever moves, waits behind the GPU itself, or came out of a wait, is late no more than the others.
         ({"motion": Motion.MOVING}, {}, ([], [], Confidence.NONE)),
         ({"signature": Signature.BEHIND_GPU}, {}, ([], [], Confidence.NONE)),

@@ -25,7 +25,7 @@ from hangwatch.checks import discovery, runner
 from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.config import Settings
 from hangwatch.hang import activity
-from hangwatch.hang.detector import MotionCount, TakeCapture, Transition
+from hangwatch.hang.detector import SAMPLE_GAP_SECONDS, MotionCount, TakeCapture, Transition
 from hangwatch.hang.power import GpuLevels, gpu_levels
 from hangwatch.http import Server
 from hangwatch.incident_file import StoreError
@@ -128,7 +128,7 @@ class Daemon:
             sampler,
             now=self._clock(),
             settings=self.settings.detector,
-            gap_seconds=max(10.0, 3 * self.settings.gpu.sample_seconds),
+            gap_seconds=max(SAMPLE_GAP_SECONDS, 3 * self.settings.gpu.sample_seconds),
         )
         self._do(wanted)
 

@@ -125,7 +125,7 @@ class JobWatch(Value, frozen=True):
     job_key: str
     generation: frozenset[ProcessId]
     began: float
-    has_ranks: bool = True
+    has_ranks: bool
     state: JobState = JobState.STARTING
     since: float = 0.0
     message: str = "waiting for the first sign of work"

@@ -171,7 +171,13 @@ def assert_pages(seen: Look) -> None:
     assert (count.frozen, count.moving, count.unknown) == (len(seen.grouping.members), 0, 0)
     settings = config.Detector()
     suspected = detector.JobWatch(
-        job_id="x", job_key="x", generation=frozenset(), began=0.0, state=JobState.SUSPECTED, since=100.0
+        job_id="x",
+        job_key="x",
+        generation=frozenset(),
+        began=0.0,
+        has_ranks=True,
+        state=JobState.SUSPECTED,
+        since=100.0,
     )
     watch, _ = detector.captured(suspected, count, 110.0, settings)
     assert (watch.state, detector.pages(watch, 110.0, settings)) == (JobState.HUNG, True)

@@ -191,9 +191,7 @@ def _apart(suspicion: Suspicion) -> list[Group]:
     found = [
         group
         for group in suspicion.others
-        if waits_for(group) == "unknown"
-        and group.motion is not Motion.MOVING
-        and all(map(may_be, group.members))
+        if waits_for(group) == "unknown" and group.motion is not Motion.MOVING and all(map(may_be, group.members))
     ]
     return found if count_ranks(found) <= len(suspicion.members) else []
 

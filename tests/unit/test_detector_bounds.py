@@ -39,7 +39,9 @@ class Played:
         self.watch = detector.begin(job(1, 2), 0.0)
         self.asked: list[Action] = []
 
-    def feed(self, seconds: int, *watts: float | None, every: int = 1, gap_seconds: float = detector.SAMPLE_GAP_SECONDS) -> Played:
+    def feed(
+        self, seconds: int, *watts: float | None, every: int = 1, gap_seconds: float = detector.SAMPLE_GAP_SECONDS
+    ) -> Played:
         """So many samples, `every` seconds apart; `watts` are of one GPU after the other, or the same of all."""
         powers = watts if len(watts) > 1 else watts * self.gpus
         for _ in range(seconds):

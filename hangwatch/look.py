@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -20,13 +20,17 @@ from hangwatch.model import (
     Capture,
     FoundJobs,
     GpuSweep,
+    Group,
     Grouping,
     Incident,
     Job,
     JobState,
     LeftOut,
+    Motion,
     Process,
     ProcessId,
+    RankId,
+    Signature,
     TimelineEntry,
     TrafficSweep,
     Value,
@@ -47,6 +51,15 @@ class Look(Value, frozen=True):
     judged_unix_seconds: float
     host_facts: tuple[tuple[str, str], ...] = ()
     uid: int | None = None
+    ranks_here: int | None = None
+
+    def without_motion_of(self, ranks: Collection[RankId]) -> Look:
+        """The same, judged anew, where other looks tell of these ranks that their lines show no work."""
+        if not any(member.id in ranks and member.motion is Motion.MOVING for member in self.grouping.members):
+            return self
+        groups = tuple(_without_motion_of(group, ranks) for group in self.grouping.groups)
+        grouping = replace(self.grouping, groups=groups)
+        return replace(self, grouping=grouping, verdict=_verdict(grouping, self.capture, self.ranks_here))
 
     def read_by_owner(self, job: Job) -> Job:
         """This job, with a uid only where that user may read all that is in this look: a process can become another."""
@@ -188,7 +201,20 @@ def judged(
     return Look(
         capture=taken,
         grouping=grouping,
-        verdict=culprit.judge(grouping, ranks_here or len(taken.ranks)),
+        verdict=_verdict(grouping, taken, ranks_here),
         judged_unix_seconds=unix_now,
         host_facts=host_facts,
+        ranks_here=ranks_here,
     )
+
+
+def _verdict(grouping: Grouping, taken: Capture, ranks_here: int | None) -> Verdict:
+    return culprit.judge(grouping, ranks_here or len(taken.ranks))
+
+
+def _without_motion_of(group: Group, ranks: Collection[RankId]) -> Group:
+    unknown = Signature.UNKNOWN
+    members = (
+        replace(one, signature=unknown, motion=unknown.motion) if one.id in ranks else one for one in group.members
+    )
+    return replace(group, members=tuple(members))

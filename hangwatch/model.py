@@ -565,8 +565,9 @@ class RankDump(Value, frozen=True):
     another node or one that merely did not answer. `waiting` is set where this is no rank but a launcher that has none.
     `silent_mount` names the file system under its program that gives no answer, so that py-spy hangs on it;
     `waits_for_mount`: in every round the kernel showed it in a call on that one. `busy_power_ratio`: where its power
-    lies between the floor (0) and the busy level (1) of its own GPU, None without a history. What its NVLinks and its
-    PCIe carried per second is the sum of both directions, of the busiest of its GPUs, over the rounds.
+    lies between the floor (0) and the busy level (1) of its own GPU, None without a history; `works_lightly`: that busy
+    level is one that cards draw in a hang, too. What its NVLinks and its PCIe carried per second is the sum of both
+    directions, of the busiest of its GPUs, over the rounds.
     """
 
     id: RankId
@@ -576,6 +577,7 @@ class RankDump(Value, frozen=True):
     power_watts: float | None = None
     utilization_ratio: float | None = None
     busy_power_ratio: float | None = None
+    works_lightly: bool = False
     nvlink_bytes_per_second: float | None = None
     pcie_bytes_per_second: float | None = None
     silent_mount: str | None = None
@@ -664,6 +666,17 @@ class Recorded(Value, frozen=True):
     groups: tuple[GroupRecords, ...] = ()
 
 
+class Stay(Value, frozen=True):
+    """The few places between which a rank stood in a look in which nothing showed that it works.
+
+    `within` is a short hash of the function of the program and of all around it, each of `places` one of a line of that
+    function with all that stood inside of it.
+    """
+
+    within: str
+    places: tuple[str, ...]
+
+
 class Member(Value, frozen=True):
     """One rank in a group, with the numbers that serve as second votes.
 
@@ -677,6 +690,7 @@ class Member(Value, frozen=True):
     the innermost ones of the user's own program in the stack that tells, without locals: where it stands, to the line.
     `recorded` is what its flight recorders showed in the first and in the last round, `receives` whether its main
     thread was in a call that receives, in the last one.
+    `stay` is set where only other looks can tell whether it works.
     """
 
     id: RankId
@@ -709,6 +723,7 @@ class Member(Value, frozen=True):
     user_frames: tuple[Frame, ...] = ()
     recorded: tuple[Recorded, ...] = ()
     receives: bool = False
+    stay: Stay | None = None
 
 
 class Group(Value, frozen=True):

@@ -17,7 +17,7 @@ from hangwatch import words
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.checks import nvlink_status, xid
 from hangwatch.config import Detector
-from hangwatch.hang import detector
+from hangwatch.hang import detector, stays
 from hangwatch.hang.detector import JobWatch, MotionCount
 from hangwatch.hang.jobs import told_apart
 from hangwatch.hang.pauses import places_of
@@ -256,6 +256,7 @@ def captured(snapshot: Snapshot, look: Look, *, now: float, settings: Detector) 
         return snapshot, ()
     looked_at = {dump.id.pid for dump in look.capture.ranks}
     came = sum(rank.id.pid not in looked_at for rank in entry.job.ranks)
+    look = look.without_motion_of(detector.settled(entry.watch, stays.of(look.grouping), now, settings))
     seen = replace(motion_count(look.grouping), came=came, places=places_of(look.grouping, look.verdict.named))
     watch, wanted = detector.captured(entry.watch, seen, now, settings)
     entry = replace(entry, watch=watch, page=detector.pages(watch, now, settings))
@@ -322,6 +323,8 @@ def motion_count(grouping: Grouping) -> MotionCount:
         who="; ".join(who),
         resting=resting_state(grouping),
         serves=is_serving(grouping),
+        movers=frozenset(member.id for member in grouping.members if member.motion is Motion.MOVING),
+        stays=stays.of(grouping),
     )
 
 

@@ -321,6 +321,7 @@ class _GpuNumbers(NamedTuple):
     power_watts: float | None
     utilization_ratio: float | None
     busy_power_ratio: float | None
+    works_lightly: bool
     nvlink_bytes_per_second: float | None
     pcie_bytes_per_second: float | None
 
@@ -335,6 +336,7 @@ def _gpu_numbers(
         _mean([gpu.power_watts for gpu in held]),
         _mean([gpu.utilization_ratio for gpu in held]),
         _mean([level.ratio(watts) for level, watts in known]),
+        bool(known) and all(level.is_light for level, _ in known),
         *link_rates(rank.gpu_uuids, carried),
     )
 

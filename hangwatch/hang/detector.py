@@ -17,10 +17,22 @@ from msgspec import field
 from msgspec.structs import replace
 
 from hangwatch.config import Detector
-from hangwatch.hang import pauses, power
+from hangwatch.hang import pauses, power, stays
 from hangwatch.hang.pauses import EndedPause, Pause
 from hangwatch.hang.power import GpuPower
-from hangwatch.model import OPEN_STATES, RESTING_STATES, GpuSample, Incident, Job, JobState, ProcessId, Value
+from hangwatch.hang.stays import Standstill
+from hangwatch.model import (
+    OPEN_STATES,
+    RESTING_STATES,
+    GpuSample,
+    Incident,
+    Job,
+    JobState,
+    ProcessId,
+    RankId,
+    Stay,
+    Value,
+)
 from hangwatch.patience import patience
 
 RECOVERED_SHOWN_SECONDS = 60.0  # long enough for a Prometheus that scrapes every 15 or 30 s to see it
@@ -28,6 +40,7 @@ SAMPLE_GAP_SECONDS = 10.0  # longer without samples, and the gap does not count 
 GLANCE_SECONDS = 300.0  # least time between two glances at power that fell and is flat
 RELOOK_MAX_SECONDS = 3600.0  # longest pause before a job that draws little is glanced at again; the first is the hold
 CAPTURE_LOST_SECONDS = 300.0  # a capture that was asked for and never came back
+STANDSTILL_HOLDS = 2.0  # between so few places for so many holds, and a rank that looked moving cannot be judged
 ERRORS_BEFORE_SECONDS = 120.0  # XIDs and link errors, read each minute, may be the cause of a silence that begins later
 
 _STALLED_STATES = frozenset({JobState.STALLED}) | RESTING_STATES
@@ -63,7 +76,8 @@ class MotionCount(Value, frozen=True):
 
     `stacked` of them gave a stack, `absent` of the frozen have no process; `came`: so many have one only since the look
     began. `resting` is the state of a job that stands still and is not hung; one that `serves` waits for clients.
-    `places` are where those stand for whom the others wait, see `pauses`.
+    `places` are where those stand for whom the others wait, see `pauses`. `movers` are those that move; of those in
+    `stays` only several looks tell whether they do; `settled` of these have stood so in the looks before, too.
     """
 
     frozen: int
@@ -76,6 +90,9 @@ class MotionCount(Value, frozen=True):
     resting: JobState | None = None
     serves: bool = False
     places: frozenset[str] = frozenset()
+    movers: frozenset[RankId] = frozenset()
+    stays: Mapping[RankId, Stay] = field(default_factory=dict)
+    settled: int = 0
 
     @property
     def total(self) -> int:
@@ -117,6 +134,9 @@ class JobWatch(Value, frozen=True):
       `ended` is set at most in recovered: the pause that is learnt from there. `gpu_errors_at`: when XIDs or link
       errors last came on this node. `collective_seconds`: what a collective of the job waits, None for ever.
 
+    `standstills` are the ranks that the last looks found between the same few lines; `moved` those that were seen
+    moving since the suspicion, of a job that never worked hard: its power proves nothing.
+
     `is_elsewhere_too`: other nodes have ranks of it. `serves`: as the last look found it; its power is no measure of
     work until it is busy.
     """
@@ -157,6 +177,8 @@ class JobWatch(Value, frozen=True):
     gpu_errors_at: float | None = None
     collective_seconds: float | None = None
     serves: bool = False
+    standstills: Mapping[RankId, Standstill] = field(default_factory=dict)
+    moved: frozenset[RankId] = frozenset()
 
     @property
     def is_open(self) -> bool:
@@ -324,6 +346,7 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
     watch = replace(watch, capturing=False, captured_at=now, saw_stacks=saw_stacks, serves=seen.serves)
     if watch.state is not JobState.SUSPECTED and not watch.is_open:
         return watch, ()
+    watch, seen = _with_other_looks(watch, seen, now, settings)
     if not watch.has_ranks:  # whether its launcher moves says nothing: the other node may be in a queue
         return _confirm(watch, JobState.STALLED, "its launcher still has no rank", now, settings)
     if seen.serves:
@@ -334,6 +357,10 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
         return _confirm(watch, seen.resting, _RESTING_WORDS[seen.resting].format(seen.total), now, settings)
     if seen.most_move:
         message = f"{seen.moving} of {seen.total} ranks are moving: what the job draws now is work"
+        return _well(watch, message, now, settings)
+    watch = _with_movers(watch, seen)
+    if len(watch.moved) * 2 > seen.total:
+        message = f"{len(watch.moved)} of {seen.total} ranks have moved meanwhile: what the job draws now is work"
         return _well(watch, message, now, settings)
     watch = replace(
         watch,
@@ -356,6 +383,29 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
     if seen.who:
         moving = f"{moving}: {seen.who}"
     return _confirm(watch, JobState.STALLED, moving, now, settings)
+
+
+def settled(watch: JobWatch, found: Mapping[RankId, Stay], now: float, settings: Detector) -> frozenset[RankId]:
+    """The ranks of one more look that have stood between the same few lines for minutes, of whatever motion."""
+    standstills = stays.followed(watch.standstills, found, now)
+    return frozenset(stays.settled(standstills, now, STANDSTILL_HOLDS * settings.hold_seconds))
+
+
+def _with_other_looks(
+    watch: JobWatch, seen: MotionCount, now: float, settings: Detector
+) -> tuple[JobWatch, MotionCount]:
+    """What a look shows in the light of the ones before: who only went to and fro for minutes cannot be judged."""
+    ranks = settled(watch, seen.stays, now, settings)
+    to_and_fro = len(ranks & seen.movers)
+    seen = replace(seen, moving=seen.moving - to_and_fro, unknown=seen.unknown + to_and_fro, settled=len(ranks))
+    return replace(watch, standstills=stays.followed(watch.standstills, seen.stays, now)), seen
+
+
+def _with_movers(watch: JobWatch, seen: MotionCount) -> JobWatch:
+    """Ranks of a light job that move in turn are no hang, though each look finds most at the line where it waits."""
+    if watch.was_busy or watch.state is JobState.HUNG:
+        return watch
+    return replace(watch, moved=watch.moved | (seen.movers - seen.stays.keys()))
 
 
 def _well(watch: JobWatch, message: str, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
@@ -381,13 +431,15 @@ def glanced(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) 
     watch = replace(watch, glancing_since=None, glanced_at=now, serves=seen.serves)
     if watch.state is not JobState.TRAINING:
         return watch, ()
+    watch, seen = _with_other_looks(watch, seen, now, settings)
     if seen.is_well:
         return replace(_taught(watch, now, settings), glance_pause=GLANCE_SECONDS), ()
-    if seen.frozen * 2 >= seen.total > 0:
+    still = seen.frozen + seen.settled
+    if still * 2 >= seen.total > 0:
         if not _is_still_down(watch, settings):
             return watch, ()
         stuck = {uuid: replace(gpu, stuck_watts=gpu.watts) for uuid, gpu in watch.gpus.items()}
-        return _suspect(replace(watch, gpus=stuck), f"{seen.frozen} of {seen.total} ranks stand still", now)
+        return _suspect(replace(watch, gpus=stuck), f"{still} of {seen.total} ranks stand still", now)
     if seen.stacked * 2 >= seen.total > 0:
         watch = _without_low_levels(watch, settings)
     return _shown_nothing(watch, settings), ()
@@ -467,6 +519,7 @@ def _training(
         watch,
         gpus=watch.gpus | learnt,
         was_busy=watch.was_busy or is_busy,
+        standstills=watch.standstills if low or _has_fallen(voters, settings) else {},
         low_since=(watch.low_since if watch.low_since is not None else now) if low else None,
         relook_pause=watch.relook_pause if low else 0.0,
     )
@@ -508,6 +561,10 @@ def _low_seconds(watch: JobWatch, now: float) -> float:
     return 0.0 if watch.low_since is None else now - watch.low_since
 
 
+def _has_fallen(voters: list[GpuPower], settings: Detector) -> bool:
+    return _quorum(sum(power.is_under_work(gpu, settings) for gpu in voters), voters, settings)
+
+
 def _is_down(voters: list[GpuPower], settings: Detector) -> bool:
     """Whether the job draws less than it does at work, or was taught so."""
     down = sum(gpu.taught_watts is not None or power.is_low(gpu, settings) for gpu in voters)
@@ -517,8 +574,7 @@ def _is_down(voters: list[GpuPower], settings: Detector) -> bool:
 def _is_still_down(watch: JobWatch, settings: Detector) -> bool:
     """Whether the power that a glance was for has lasted as long as the glance."""
     voters = [gpu for gpu in watch.gpus.values() if gpu.recent]
-    fallen = sum(power.is_under_work(gpu, settings) for gpu in voters)
-    return not watch.was_busy or _quorum(fallen, voters, settings) or _is_down(voters, settings)
+    return not watch.was_busy or _has_fallen(voters, settings) or _is_down(voters, settings)
 
 
 def _taught(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
@@ -679,6 +735,7 @@ def _suspect(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[
         frozen_captures=0,
         saw_stacks=False,
         places=frozenset(),
+        moved=frozenset(),
         fell=watch.state is not JobState.STARTING,
         quiet_since=watch.began if since is None else since,
     )

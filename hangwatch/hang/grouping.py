@@ -204,6 +204,7 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         store=answer.dump.store if answer.dump else None,
         recorded=recorded(rank.rounds[0].recorders, rank.rounds[-1].recorders) if len(rank.rounds) > 1 else (),
         receives=_receives(rank.rounds),
+        stay=measured.stay,
     )
 
 

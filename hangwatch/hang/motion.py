@@ -7,6 +7,7 @@ of its main thread, the power and the links of its GPU. The thresholds, and wher
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,9 +20,11 @@ from hangwatch.model import (
     STOPPED_STATES,
     Awaited,
     FileLock,
+    Motion,
     ProcessDump,
     RankDump,
     Signature,
+    Stay,
     Thread,
 )
 
@@ -30,6 +33,7 @@ POLLS_PER_SECOND = 0.35  # sleep(2) 0.5; a DataLoader's time-out, and queue.get(
 _FEWEST_POLLS = 2
 GPU_AT_WORK_RATIO = 0.75  # between the floor and the busy level of its own GPU
 _GPU_IN_KERNEL_RATIO = 0.5
+MOST_PLACES_OF_A_STAY = 3  # a loop that asks has its condition, its pause, and maybe a count
 LINK_AT_WORK_BYTES_PER_SECOND = 2e9  # a kernel that hangs polls with less: docs/verdicts.md
 _ROUNDS_OF_SLEEP = 3
 _ASLEEP = frozenset("S") | BLOCKED_STATES | STOPPED_STATES
@@ -66,6 +70,7 @@ class Measured(NamedTuple):
     io_bytes_per_second: float | None = None
     main: MainRates = MainRates()
     awaited: Awaited | None = None
+    stay: Stay | None = None
 
 
 def measure(
@@ -90,7 +95,8 @@ def measure(
     awaited = _awaited(rank.rounds)
     stood = [_Stood.of(dump, stand) for dump, stand in zip(rank.rounds, standings, strict=True) if stand is not None]
     seen = _Seen(rank, stood, own, others, total, main, awaited, settings)
-    return Measured(_signature(seen, mount_holds_job=mount_holds_job), total.cpu_ratio, total.io_bytes, main, awaited)
+    signature = _signature(seen, mount_holds_job=mount_holds_job)
+    return Measured(signature, total.cpu_ratio, total.io_bytes, main, awaited, _stay(seen, signature))
 
 
 class _Stood(NamedTuple):
@@ -144,8 +150,21 @@ class _Seen(NamedTuple):
     def gpu_works(self) -> bool:
         """Whether its GPU draws what work draws, or its links carry what only work moves."""
         links = (self.rank.nvlink_bytes_per_second, self.rank.pcie_bytes_per_second)
-        at_work = _over(self.rank.busy_power_ratio, GPU_AT_WORK_RATIO)
+        at_work = _over(self.rank.busy_power_ratio, GPU_AT_WORK_RATIO) and not self.rank.works_lightly
         return at_work or any(_over(carried, LINK_AT_WORK_BYTES_PER_SECOND) for carried in links)
+
+    @property
+    def gpu_tells_nothing(self) -> bool:
+        """Whether it draws what its work draws, and that is so little that a hang may draw it, too."""
+        ratio = self.rank.busy_power_ratio
+        return self.rank.works_lightly and (ratio is None or ratio > GPU_AT_WORK_RATIO)
+
+    @property
+    def workers_work(self) -> bool:
+        """Whether its workers or children do."""
+        if any(_worker_computes(worker.rounds, self.settings) for worker in self.rank.workers):
+            return True
+        return any(map(self.carries, self.others))
 
     @property
     def spins(self) -> bool:
@@ -181,13 +200,40 @@ def _by_stack(seen: _Seen) -> Signature:
         return Signature.GPU_WORKS
     if seen.is_in(BLOCKED_STATES) and not _over(seen.own.cpu_ratio, seen.settings.motion_cpu_ratio):
         return Signature.BLOCKED
-    if _is_behind_gpu(seen):
+    is_behind_gpu = _is_behind_gpu(seen)
+    if is_behind_gpu and not seen.gpu_tells_nothing:
         return Signature.BEHIND_GPU
     if any(_worker_computes(worker.rounds, seen.settings) for worker in seen.rank.workers):
         return Signature.COMPUTES
     if any(map(seen.carries, seen.others)):
         return Signature.TRANSFERS
-    return _at_one_line(seen)
+    return Signature.UNKNOWN if is_behind_gpu else _at_one_line(seen)
+
+
+def _stay(seen: _Seen, signature: Signature) -> Stay | None:
+    """Where a rank stands of which one look cannot tell whether it works; None where it can, or where it went about.
+
+    Lines that alternate may be a loop that works, or one that asks again and again for what never comes.
+    """
+    is_moving = signature.motion is Motion.MOVING
+    if signature.motion is Motion.FROZEN or len(seen.stood) < 2 or (is_moving and not _may_ask(seen, signature)):
+        return None
+    within = {(tuple(line[:2] for line in stood.own[:1]), stood.own[1:]) for stood in seen.stood}
+    places = {(stood.own[:1], stood.installed) for stood in seen.stood}
+    if len(within) > 1 or len(places) > MOST_PLACES_OF_A_STAY:
+        return None
+    return Stay(within=_digest(within.pop()), places=tuple(sorted(map(_digest, places))))
+
+
+def _may_ask(seen: _Seen, signature: Signature) -> bool:
+    """Whether nothing but its lines says that it works."""
+    if signature is not Signature.COMPUTES or seen.gpu_works or seen.gpu_tells_nothing:
+        return False
+    return not seen.carries(seen.own) and not seen.workers_work
+
+
+def _digest(part: object) -> str:
+    return blake2b(repr(part).encode(), digest_size=6).hexdigest()
 
 
 def _at_one_line(seen: _Seen) -> Signature:

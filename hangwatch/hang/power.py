@@ -229,10 +229,14 @@ def idle_levels(
 
 
 class GpuLevels(Value, frozen=True):
-    """What a GPU draws doing nothing, and doing this job's work, in watts."""
+    """What a GPU draws doing nothing, and doing this job's work, in watts.
+
+    `is_light`: this work draws no more than cards do in measured hangs, so such power proves nothing.
+    """
 
     floor_watts: float
     busy_watts: float
+    is_light: bool = False
 
     def ratio(self, watts: float) -> float | None:
         """Where so much power lies between the two, as 0 to 1; None where they are too close to tell."""
@@ -244,7 +248,7 @@ def gpu_levels(gpus: Mapping[str, GpuPower], settings: Detector) -> dict[str, Gp
     """The levels of each GPU that has a history at work, by uuid."""
     floors = {uuid: floor_watts(gpu, settings) for uuid, gpu in gpus.items()}
     return {
-        uuid: GpuLevels(floor_watts=floor, busy_watts=gpu.busy_watts)
+        uuid: GpuLevels(floor_watts=floor, busy_watts=gpu.busy_watts, is_light=not has_worked(gpu, settings))
         for uuid, gpu in gpus.items()
         if (floor := floors[uuid]) is not None and gpu.busy_watts is not None
     }

@@ -48,8 +48,8 @@ def assert_names_do_not_matter(look: Look, settings: Settings) -> None:
 
 
 def counted(look: Look) -> MotionCount:
-    """All that the detector is told, but for the words."""
-    return replace(motion_count(look.grouping), who="")
+    """All that the detector is told, but for the words, and for hashes of places: a renamed one is renamed in all looks."""
+    return replace(motion_count(look.grouping), who="", stays={})
 
 
 def with_names(capture: Capture, names: Sequence[str]) -> Capture:

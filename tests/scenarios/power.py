@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from zlib import crc32
 
 from hangwatch.model import Awaited
 from tests.scenarios.simulation import Doing, Node
@@ -120,6 +121,20 @@ JOINS = Doing((_INIT,), watts=80.0, utilization_ratio=0.0, cpu_ratio=0.001)
 ITEM_IN_MODULE = replace(WAITS, stacks=(_ITEM_IN_MODULE,))
 ITEM_IN_MAIN = replace(WAITS, stacks=(_ITEM_IN_MAIN,))
 ITEM_IN_UPDATE = replace(WAITS, stacks=(_ITEM_IN_UPDATE,))
+# They ask in Python whether the collective is over, and pause: their lines alternate.
+ASKS_GPU = replace(
+    WAITS,
+    stacks=tuple((f"until_done (comm.py:{line})", "update (agent.py:80)", *_MAIN[1:]) for line in (41, 42)),
+    switches_per_second=2.0,
+)
+ASKS_GPU_AT_ZERO = replace(ASKS_GPU, utilization_ratio=0.0)
+# numpy in two lines, which from outside looks the same.
+RESAMPLES = replace(
+    ASKS_GPU_AT_ZERO,
+    stacks=tuple((f"resample (data.py:{line})", *_MAIN[1:]) for line in (20, 21)),
+    watts=90.0,
+    switches_per_second=0.0,
+)
 REDUCES_SLOWLY = replace(ITEM_IN_MAIN, nvlink_bytes_per_second=1e9, pcie_bytes_per_second=2.4e9)
 POLLS_THE_HOST = replace(ITEM_IN_MAIN, nvlink_bytes_per_second=0.0, pcie_bytes_per_second=0.8e9)
 SPINS_AT_ZERO = replace(ITEM_IN_MAIN, utilization_ratio=0.0)
@@ -139,6 +154,8 @@ ASKS_AGAIN = Doing((_ASK_AGAIN,), watts=84.0, utilization_ratio=0.0, switches_pe
 EVALUATES_SLOWLY = replace(EVALUATES, cpu_ratio=0.005, switches_per_second=3.0)
 LIGHT = replace(TRAINS, watts=250.0)
 VERY_LIGHT = replace(TRAINS, watts=150.0, utilization_ratio=0.4)
+LIGHTEST = replace(TRAINS, watts=130.0)
+LIGHTEST_AT_ITEM = replace(ITEM_IN_MAIN, watts=130.0)
 
 
 @dataclass(frozen=True)
@@ -263,6 +280,8 @@ TRAINS_ON = "starting → training"
 HANGS = "starting → training → quiet → suspected → hung"
 LOOKED_AT = "starting → training → quiet → suspected → stalled → recovered → training"
 TAUGHT = "starting → training → quiet → suspected → training"
+
+ASKED = "starting → training → quiet → suspected → training → suspected → stalled"
 
 HANG_SCENARIOS = (
     PowerScenario(
@@ -487,6 +506,48 @@ HANG_SCENARIOS = (
         _after(HOUR, 5, replace(LOCKED, watts=140.0), replace(WAITS, watts=140.0), LIGHT),
         (Expected("starting → training → suspected → hung", True, (5,), 150.0),),
         HOUR + 300,
+    ),
+    PowerScenario(
+        "victims that ask in Python",
+        "rank 5 waits for a lock; the others ask in two lines of Python whether their collective is over: they seem to move,"
+        " until two more looks find them there, and the page waits for stalled_hold_seconds from then on",
+        "hang",
+        _after(HOUR, 5, LOCKED, ASKS_GPU),
+        (Expected(ASKED, True, (), 1450.0),),
+        HOUR + 1800,
+    ),
+    PowerScenario(
+        "victims that ask in Python, their GPUs at 0 %",
+        "the same, and the driver says that nothing runs on their GPUs",
+        "hang",
+        _after(HOUR, 5, LOCKED, ASKS_GPU_AT_ZERO),
+        (Expected(ASKED, True, (), 1450.0),),
+        HOUR + 1800,
+    ),
+    PowerScenario(
+        "victims that ask, over the line of their job",
+        "a job of 250 W; its ranks ask in Python at 140 W, and no line tells",
+        "hang",
+        _after(HOUR, 5, replace(LOCKED, watts=140.0), replace(ASKS_GPU, watts=140.0), LIGHT),
+        (Expected("starting → training → suspected → stalled", True, (), 1450.0),),
+        HOUR + 1800,
+    ),
+    PowerScenario(
+        "spinning at 0 %, over the line of their job",
+        "a job of 250 W; its ranks spin at 140 W with their GPUs at 0 %: only looks minutes apart tell",
+        "hang",
+        _after(HOUR, None, None, replace(SPINS_AT_ZERO, watts=140.0), LIGHT),
+        (Expected("starting → training → suspected → stalled", True, (), 1700.0),),
+        HOUR + 1800,
+    ),
+    PowerScenario(
+        "lightest job hangs",
+        "a job of 130 W, and 120 W in the hang: its power proves nothing, and only looks up to an hour apart can tell",
+        "hang",
+        _after(2 * HOUR, 5, replace(LOCKED, watts=115.0), ITEM_IN_MAIN, LIGHTEST),
+        (Expected("starting → suspected → training → suspected → stalled", True, (), 2.5 * HOUR),),
+        6 * HOUR,
+        trouble_at=2 * HOUR,
     ),
     PowerScenario(
         "very light job hangs",
@@ -775,6 +836,30 @@ HEALTHY_SCENARIOS = (
         Node(lambda _gpu, _t: VERY_LIGHT),
         (Expected("starting → suspected → training"),),
         4 * HOUR,
+    ),
+    PowerScenario(
+        "lightest fine-tuning",
+        "130 of 700 W, flat",
+        "healthy",
+        Node(lambda _gpu, _t: LIGHTEST),
+        (Expected("starting → suspected → training"),),
+        4 * HOUR,
+    ),
+    PowerScenario(
+        "lightest fine-tuning, mostly at one line",
+        "the same, and of a second each rank is nine tenths at the line where it waits for its GPU",
+        "healthy",
+        Node(lambda gpu, t: LIGHTEST if crc32(f"{gpu} {t}".encode()) % 10 == 0 else LIGHTEST_AT_ITEM),
+        (Expected("starting → (suspected → stalled → recovered → training) x5"),),
+        4 * HOUR,
+    ),
+    PowerScenario(
+        "all ranks compute on CPU in two lines",
+        "15 minutes of numpy after an hour: looks as a wait in Python does, and is over before it pages",
+        "healthy",
+        _between(HOUR, HOUR + 900, None, RESAMPLES, RESAMPLES),
+        (Expected("starting → training → quiet → suspected → training → suspected → stalled → recovered → training"),),
+        2 * HOUR,
     ),
     PowerScenario(
         "ranks that come late",

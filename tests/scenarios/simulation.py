@@ -77,8 +77,9 @@ class Doing:
 
 
 def _frame(text: str) -> Frame:
-    function, _, file = text.partition(" ")
-    return Frame(function=function, file=file.strip("()"), line=1)
+    function, _, place = text.partition(" ")
+    file, _, line = place.strip("()").partition(":")
+    return Frame(function=function, file=file, line=int(line or 1))
 
 
 @dataclass(frozen=True)
@@ -338,6 +339,7 @@ class _Daemon:
             power_watts=None if lost else doing.watts,
             utilization_ratio=None if lost else doing.utilization_ratio,
             busy_power_ratio=None if lost or level is None else level.ratio(doing.watts),
+            works_lightly=not lost and level is not None and level.is_light,
             nvlink_bytes_per_second=None if lost else doing.nvlink_bytes_per_second,
             pcie_bytes_per_second=None if lost else doing.pcie_bytes_per_second,
         )

@@ -13,7 +13,7 @@ from hangwatch.config import Detector
 from hangwatch.hang import detector, power
 from hangwatch.hang.detector import JobWatch, MotionCount, TakeCapture, Transition
 from hangwatch.hang.power import GpuPower
-from hangwatch.model import OPEN_STATES, GpuSample, Job, JobState, ProcessId, Rank
+from hangwatch.model import OPEN_STATES, GpuSample, Job, JobState, ProcessId, Rank, RankId, Stay
 
 S = JobState
 DEFAULTS = Detector()
@@ -776,3 +776,73 @@ def test_a_job_is_over_only_after_it_was_at_work() -> None:
     assert not at_work.feed(110, 7200).pages
     at_its_start = Series().feed(110, 905).captured(8, 0, resting=S.OVER)
     assert at_its_start.states[-1] is S.HUNG
+
+
+def at_two_lines(ranks: int, *, moving: bool) -> MotionCount:
+    """A look at eight ranks: so many go to and fro, or stand there; the others are frozen."""
+    ids = [RankId(rank=number) for number in range(8)]
+    stays = {rank: Stay(within="loop", places=("1", "2")) for rank in ids[:ranks]}
+    moved = ranks if moving else 0
+    return MotionCount(
+        frozen=8 - ranks,
+        moving=moved,
+        unknown=ranks - moved,
+        stacked=8,
+        movers=frozenset(ids[:moved]),
+        stays=stays,
+    )
+
+
+def look(series: Series, seen: MotionCount) -> None:
+    take = detector.glanced if series.watch.glancing_since is not None else detector.captured
+    series._take(*take(series.watch, seen, series.now, series.rules))
+
+
+def test_ranks_that_only_go_to_and_fro_are_suspected_by_a_later_look_and_page_after_the_stalled_hold() -> None:
+    series = Series().feed(600, 900).feed(120, 130)
+    look(series, at_two_lines(7, moving=True))
+    assert series.watch.state is S.TRAINING
+    series.feed(120, 250)
+    look(series, at_two_lines(7, moving=True))
+    assert series.watch.state is S.SUSPECTED
+    look(series, at_two_lines(7, moving=True))
+    assert series.watch.state is S.STALLED
+    assert series.watch.message == "7 of 8 ranks could not be judged"
+    series.feed(120, 899)
+    assert not series.pages
+    assert series.feed(120, 2).pages
+
+
+def test_work_in_between_ends_what_looks_remember() -> None:
+    series = Series().feed(600, 900).feed(120, 130)
+    look(series, at_two_lines(7, moving=True))
+    assert series.watch.standstills
+    assert not series.feed(600, 30).watch.standstills
+
+
+def test_an_unjudged_place_over_the_line_is_suspected_by_its_second_look() -> None:
+    series = Series().feed(250, 900).feed(140, 130)
+    look(series, at_two_lines(8, moving=False))
+    assert series.watch.state is S.TRAINING
+    series.feed(140, 610)
+    look(series, at_two_lines(8, moving=False))
+    assert series.watch.state is S.SUSPECTED
+
+
+def test_ranks_of_a_light_job_that_move_in_turn_are_at_work_together() -> None:
+    series = Series().feed(130, 901)
+    ids = [RankId(rank=number) for number in range(8)]
+    for number in range(5):
+        seen = MotionCount(frozen=0, moving=1, unknown=7, stacked=8, movers=frozenset({ids[number]}))
+        look(series, seen)
+        assert (series.watch.state is S.STALLED) == (number < 4)
+        series.feed(130, 1 if number == 4 else 500)
+    assert series.watch.message == "5 of 8 ranks have moved meanwhile: what the job draws now is work"
+
+
+def test_ranks_of_a_job_that_worked_hard_are_not_added_up() -> None:
+    series = Series().feed(600, 900).feed(120, 130)
+    for number in range(8):
+        look(series, MotionCount(frozen=0, moving=1, unknown=7, stacked=8, movers=frozenset({RankId(rank=number)})))
+        series.feed(120, 500)
+        assert series.watch.state is S.STALLED

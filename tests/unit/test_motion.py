@@ -121,6 +121,7 @@ def rank(
     power: float | None = None,
     nvlink: float | None = None,
     pcie: float | None = None,
+    light: bool = False,
 ) -> RankDump:
     """`use` is the utilisation of its GPU, `power` lies between its idle level and its busy one, its links in bytes/s."""
     workers = (WorkerDump(pid=2, comm="pt_data_worker", rounds=worker),) if worker else ()
@@ -131,6 +132,7 @@ def rank(
         gone=gone,
         utilization_ratio=use,
         busy_power_ratio=power,
+        works_lightly=light,
         nvlink_bytes_per_second=nvlink,
         pcie_bytes_per_second=pcie,
     )
@@ -193,6 +195,13 @@ SPINNING = dumps(STILL, cpu=1.0)
          rank(SPINNING, dumps([HERE, THERE], cpu=0.5), use=1.0, power=0.1), Signature.BEHIND_GPU),
         ("behind its GPU, and bytes flow through its own connections",
          rank(dumps(STILL, cpu=1.0, socket_bytes=1e7), use=1.0, power=0.1), Signature.TRANSFERS),
+        ("draws what its light work draws, and so does a hang",
+         rank(SPINNING, use=1.0, power=0.8, light=True), Signature.UNKNOWN),
+        ("the same, where work and idle are too close to tell",
+         rank(SPINNING, use=1.0, light=True), Signature.UNKNOWN),
+        ("the same, its loader works ahead",
+         rank(SPINNING, dumps([HERE, THERE], cpu=0.5), use=1.0, power=0.8, light=True), Signature.COMPUTES),
+        ("draws less than its light work does", rank(SPINNING, use=1.0, power=0.3, light=True), Signature.BEHIND_GPU),
         ("blocked in D while its GPU waits", rank(dumps(STILL, state="D"), use=1.0, power=0.1), Signature.BLOCKED),
         ("holds the GIL while its GPU waits",
          rank(dumps(STILL, cpu=1.0, gil=True), use=1.0, power=0.1), Signature.SPINS),
@@ -307,3 +316,31 @@ def test_a_rank_that_a_freezer_holds_is_stopped_whatever_its_state() -> None:
         assert measure(held(state, "/job", "/job", "/job")).signature is Signature.STOPPED
     assert motion.frozen_cgroup(held("S", "/job", "/job", "/job").rounds) == "/job"
     assert measure(held("S", "/job", None, "/job")).signature is Signature.BLOCKED
+
+
+FURTHER = ["step (mine.py:9)", HERE[1]]
+TO_AND_FRO = dumps([HERE, THERE, HERE], cpu=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "places"),
+    [
+        ("goes to and fro between two lines", rank(TO_AND_FRO), 2),
+        ("between three", rank(dumps([HERE, THERE, FURTHER])), 3),
+        ("between two, and three places of a library",
+         rank(dumps([HERE, THERE, INSIDE, ELSEWHERE_INSIDE])), None),
+        ("spins at one line", rank(SPINNING), 1),
+        ("is blocked there: one look tells", rank(dumps(STILL)), None),
+        ("comes to another function", rank(dumps([HERE, ["other (mine.py:9)", HERE[1]]])), None),
+        ("is called from another line", rank(dumps([HERE, [HERE[0], "go (mine.py:31)"]])), None),
+        ("reads meanwhile", rank(dumps([HERE, THERE], io=1e6)), None),
+        ("its GPU works meanwhile", rank(TO_AND_FRO, use=1.0, power=0.8), None),
+        ("its GPU draws what light work draws", rank(TO_AND_FRO, use=1.0, power=0.8, light=True), None),
+        ("its worker computes meanwhile", rank(TO_AND_FRO, dumps([HERE, THERE], cpu=0.5)), None),
+    ],
+)  # fmt: skip
+def test_where_it_stays_when_one_look_cannot_tell_whether_it_works(
+    name: str, found: RankDump, places: int | None
+) -> None:
+    stay = measure(found).stay
+    assert (None if stay is None else len(stay.places)) == places, name

@@ -1,0 +1,40 @@
+"""Ranks between the same few lines from look to look."""
+
+from __future__ import annotations
+
+from hangwatch.hang import stays
+from hangwatch.hang.stays import Standstill
+from hangwatch.model import RankId, Stay
+
+RANK = RankId(rank=0)
+
+
+def stay(*places: str, within: str = "loop") -> Stay:
+    return Stay(within=within, places=places)
+
+
+def after(*looks: Stay | None, seconds: float = 100.0) -> Standstill | None:
+    """What is known after looks so far apart; None is one in which the rank moved otherwise."""
+    known: dict[RankId, Standstill] = {}
+    for number, one in enumerate(looks):
+        known = stays.followed(known, {} if one is None else {RANK: one}, seconds * number)
+    return known.get(RANK)
+
+
+def test_the_same_lines_in_each_look_are_one_standstill() -> None:
+    known = after(stay("1"), stay("2"), stay("1", "3"))
+    assert known == Standstill(stay=stay("1", "2", "3"), since=0.0, looks=3)
+
+
+def test_it_begins_anew_elsewhere() -> None:
+    for elsewhere in (stay("1", within="other"), stay("2", "3", "4")):
+        assert after(stay("1"), elsewhere) == Standstill(stay=elsewhere, since=100.0)
+    assert after(stay("1"), None, stay("1")) == Standstill(stay=stay("1"), since=200.0)
+    assert after(stay("1"), None) is None
+
+
+def test_a_rank_is_settled_after_several_looks_and_so_much_time() -> None:
+    known = {RANK: Standstill(stay=stay("1"), since=0.0, looks=2)}
+    assert list(stays.settled(known, 240.0, 240.0)) == [RANK]
+    assert not list(stays.settled(known, 239.0, 240.0))
+    assert not list(stays.settled({RANK: Standstill(stay=stay("1"), since=0.0)}, 999.0, 240.0))

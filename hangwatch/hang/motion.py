@@ -100,15 +100,20 @@ def measure(
 
 
 class _Stood(NamedTuple):
-    """Where a process stood in one round: its program's own frames, what stands inside them, and whose the GIL was."""
+    """Where a process stood in one round: its program's own frames, what stands inside them, and whose the GIL was.
+
+    `in_lock`: by the table of activities; it parts two ways to stand still, and makes nobody move.
+    """
 
     own: tuple[_Line, ...]
     installed: tuple[_Line, ...]
     owns_gil: bool | None
+    in_lock: bool = False
 
     @classmethod
     def of(cls, dump: ProcessDump, stand: Standing) -> _Stood:
-        return cls.at(None if stand.telling is None else dump.threads[stand.telling])
+        stood = cls.at(None if stand.telling is None else dump.threads[stand.telling])
+        return stood._replace(in_lock=stand.waits_for == "lock")
 
     @classmethod
     def at(cls, thread: Thread | None) -> _Stood:
@@ -202,12 +207,17 @@ def _by_stack(seen: _Seen) -> Signature:
         return Signature.BLOCKED
     is_behind_gpu = _is_behind_gpu(seen)
     if is_behind_gpu and not seen.gpu_tells_nothing:
-        return Signature.BEHIND_GPU
+        return Signature.BLOCKED if _is_in_lock(seen) else Signature.BEHIND_GPU
     if any(_worker_computes(worker.rounds, seen.settings) for worker in seen.rank.workers):
         return Signature.COMPUTES
     if any(map(seen.carries, seen.others)):
         return Signature.TRANSFERS
     return Signature.UNKNOWN if is_behind_gpu else _at_one_line(seen)
+
+
+def _is_in_lock(seen: _Seen) -> bool:
+    """Whether it is blocked in a lock, whatever its GPU reads: a kernel may be under way that it started before."""
+    return all(stood.in_lock for stood in seen.stood) and _at_one_line(seen) is Signature.BLOCKED
 
 
 def _stay(seen: _Seen, signature: Signature) -> Stay | None:
@@ -265,7 +275,7 @@ def _is_behind_gpu(seen: _Seen) -> bool:
 def _unseen(seen: _Seen, *, mount_holds_job: bool) -> Signature:
     """A rank without any stack: only the kernel's word tells."""
     if seen.is_in(BLOCKED_STATES | STOPPED_STATES) and not _over(seen.own.cpu_ratio, seen.settings.motion_cpu_ratio):
-        return Signature.BLOCKED
+        return Signature.TRANSFERS if seen.carries(seen.own) else Signature.BLOCKED
     rank, total = seen.rank, seen.total
     if rank.silent_mount is None or len(rank.rounds) < _ROUNDS_OF_SLEEP:
         return Signature.UNKNOWN

@@ -16,7 +16,17 @@ from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.hang import launchers
-from hangwatch.model import BLOCKED_STATES, ENDED_STATES, Awaited, Job, ProcessDump, ProcessId, Store, SystemCall
+from hangwatch.model import (
+    BLOCKED_STATES,
+    ENDED_STATES,
+    STOPPED_STATES,
+    Awaited,
+    Job,
+    ProcessDump,
+    ProcessId,
+    Store,
+    SystemCall,
+)
 from hangwatch.probes import file_locks, filesystems, main_thread, pidfiles, procs, sockets
 from hangwatch.probes.sockets import Connection, Connections, End
 
@@ -111,7 +121,7 @@ class Surroundings:
         pipes = self._pipes(pid, call) if call is not None and kind == "receives" and awaited is None else frozenset()
         if call is not None and (kind == "awaits_child" or pipes):
             children = self._children(pid, call, pipes)
-            awaited = next(filter(None, map(self._connected, children)), None)
+            awaited = next(filter(None, map(self._connected, children)), None) or self._living(children)
             strangers = [child for child in children if child not in self._pids]
             counters = [procs.read_counters(child, self._root) for child in strangers]
             carried = [self._carried(child) or 0 for child in strangers]
@@ -272,11 +282,14 @@ class Surroundings:
     def _children(self, pid: int, call: SystemCall, pipes: frozenset[str]) -> list[int]:
         """The children that are waited for, with all below them: by pid, or by the other end of the pipe.
 
-        A loader worker at a pipe is none of them: it has rounds of its own, and is judged by these.
+        A loader worker at a pipe is none of them: it has rounds of its own, and is judged by these. It was forked, so
+        it runs the same program; what the rank started runs another one.
         """
         found = list(procs.read_children(pid, self._root, _MOST_CHILDREN))
         if pipes:
-            found = [child for child in found if child not in self._pids and self._holds(child, pipes)]
+            own = self._program(pid)
+            others = (child for child in found if child not in self._pids or self._program(child) != own)
+            found = [child for child in others if self._holds(child, pipes)]
         elif call.child is not None:
             wanted = [child for child in found if procs.read_inner_pid(child, self._root) == call.child]
             found = [*wanted, *(below for child in wanted for below in procs.read_children(child, self._root))]
@@ -287,6 +300,12 @@ class Surroundings:
             self._sockets[child] = sockets.held_by(child, self._root) or {}
             self._tables[child] = self._tables.get(pid, {})
         return alive
+
+    def _program(self, pid: int) -> str | None:
+        """The path of the file that a process runs; None where it is gone or that may not be read."""
+        with contextlib.suppress(OSError):
+            return str((self._root / str(pid) / "exe").readlink())
+        return None
 
     def _holds(self, pid: int, pipes: frozenset[str]) -> bool:
         return any(link in pipes for link in self._all_links(pid))
@@ -312,6 +331,22 @@ class Surroundings:
         comm = procs.read_counters(child, self._root).comm
         who = f"its child {child} ({words.printable(comm)}), connected to {sockets.words_of(held[0].remote)}"
         return Awaited(who=who, is_lost=all(one.is_lost for one in held))
+
+    def _living(self, children: Sequence[int]) -> Awaited | None:
+        """Who is waited for where no child is connected to anybody: one that works elsewhere or sleeps is idle, too.
+
+        One that is a rank, or is connected within the job, is of the job. One that is stopped, or in `D`, does nothing
+        for anybody.
+        """
+        ranks = set(self._rank_of.values())
+        if any(one.is_open for child in children for one in (self._held(child) or {}).values()):
+            return None
+        states = {child: procs.read_state(child, self._root) for child in children if child not in ranks}
+        able = [child for child, state in states.items() if state and state[1] not in BLOCKED_STATES | STOPPED_STATES]
+        if not able or len(able) < len(children):
+            return None
+        comm = procs.read_counters(able[0], self._root).comm
+        return Awaited(who=f"its child {able[0]} ({words.printable(comm)})")
 
     def _written(self, pid: int, state: str | None, kind: str | None) -> tuple[int | None, int | None]:
         if state not in BLOCKED_STATES or kind != "writes":

@@ -117,7 +117,7 @@ def measured(job: Job, utilization_ratio: float | None = None) -> Member:
         (SLEEPS_ONCE, 0.0, Signature.BLOCKED),
         (LOCKED, 0.0, Signature.BLOCKED),
         (LOCKED, 1.0, Signature.BEHIND_GPU),
-        (LONE_CHILD, 0.0, Signature.BLOCKED),
+        (LONE_CHILD, 0.0, Signature.AWAITS_OUTSIDE),
     ],
     ids=[
         "behind its GPU",

@@ -41,6 +41,14 @@ def evaluation_with_sleeps(stage: Stage) -> Observed:
     return stage.until_resumed().observed()
 
 
+def idle_child(how: str) -> Callable[[Stage], Observed]:
+    def play(stage: Stage) -> Observed:
+        stage.trouble("all", f"wait-for-idle-child {WAIT_SECONDS} {how}")
+        return stage.until_resumed().observed()
+
+    return play
+
+
 def in_a_debugger(stage: Stage) -> Observed:
     stage.trouble("all", f"debug {WAIT_SECONDS}")
     return stage.until_resumed().observed()
@@ -130,6 +138,20 @@ LOOK_ALIKES = Crowd(
             ranks=4,
         ),
         Neighbour(
+            "an idle child",
+            "rank 0 waits for a program that sleeps for 12 s and is connected to nobody, the others wait for it",
+            "healthy",
+            idle_child("exit"),
+            Expected(LOOK),
+        ),
+        Neighbour(
+            "the output of an idle child",
+            "the same, and rank 0 reads what that program will say",
+            "healthy",
+            idle_child("output"),
+            Expected(LOOK),
+        ),
+        Neighbour(
             "a person in a debugger",
             "rank 0 stands at the prompt of pdb for 12 s, the others wait",
             "healthy",
@@ -192,6 +214,15 @@ HANGS = Crowd(
             "hang",
             ordered("all", "behind-gpu 2"),
             Expected("training → quiet → suspected → stalled", True, (), 40.0),
+            ranks=4,
+            shown=at_zero_in_a_hang,
+        ),
+        Neighbour(
+            "victims that ask in Python",
+            "rank 2 waits for a lock, the others loop in two lines of Python: the page waits for stalled_hold_seconds",
+            "hang",
+            ordered("all", "poll-gpu 2"),
+            Expected("training → quiet → suspected → (training → (quiet → )?suspected → )?stalled", True, (), 90.0),
             ranks=4,
             shown=at_zero_in_a_hang,
         ),

@@ -111,7 +111,7 @@ AWAITS_ROLLOUTS = Doing((_ROLLOUTS,), watts=90.0, utilization_ratio=0.0, switche
 STOPPED = Doing((_FORWARD,), watts=84.0, utilization_ratio=0.0, state="T")
 # A server of another node, or a child that is idle itself: nothing here tells that it works.
 AWAITS_GENERATION = Doing((_GENERATE,), watts=90.0, utilization_ratio=0.0)
-AWAITS_EVALUATION = Doing((_REMOTE,), watts=88.0, utilization_ratio=0.0)
+AWAITS_EVALUATION = Doing((_REMOTE,), watts=88.0, utilization_ratio=0.0, awaited=Awaited(who="its child 78 (sbatch)"))
 IN_FSYNC = Doing((_FSYNC,), watts=85.0, utilization_ratio=0.0, state="D")
 POLLS = Doing((_POLL,), watts=85.0, utilization_ratio=0.0, switches_per_second=0.5)
 LINGERS = Doing((_DOWNLOAD[1:],), watts=110.0, utilization_ratio=0.0, peers=0)
@@ -286,6 +286,14 @@ ASKED = "starting → training → quiet → suspected → training → suspecte
 HANG_SCENARIOS = (
     PowerScenario(
         "lock", "rank 5 waits for a lock", "hang", _after(HOUR, 5, LOCKED), (Expected(HANGS, True, (5,)),), HOUR + 300
+    ),
+    PowerScenario(
+        "lock, and its GPU reads 98 %",
+        "rank 5 waits for a lock while a kernel that it started before waits for the others",
+        "hang",
+        _after(HOUR, 5, replace(LOCKED, utilization_ratio=0.98)),
+        (Expected(HANGS, True, (5,)),),
+        HOUR + 300,
     ),
     PowerScenario(
         "stuck loader",
@@ -631,6 +639,14 @@ HEALTHY_SCENARIOS = (
         HOUR + 1200,
     ),
     PowerScenario(
+        "an idle child",
+        "rank 0 waits 8 minutes for sbatch --wait, which sleeps; the others for it",
+        "healthy",
+        _between(HOUR, HOUR + 480, 0, AWAITS_EVALUATION),
+        (Expected(LOOKED_AT),),
+        HOUR + 1200,
+    ),
+    PowerScenario(
         "a person in a debugger",
         "rank 0 stands at the prompt of pdb for 8 minutes, the others wait",
         "healthy",
@@ -847,10 +863,10 @@ HEALTHY_SCENARIOS = (
     ),
     PowerScenario(
         "lightest fine-tuning, mostly at one line",
-        "the same, and of a second each rank is nine tenths at the line where it waits for its GPU",
+        "the same, and once it has begun each rank is nine tenths of the time at the line where it waits for its GPU",
         "healthy",
-        Node(lambda gpu, t: LIGHTEST if crc32(f"{gpu} {t}".encode()) % 10 == 0 else LIGHTEST_AT_ITEM),
-        (Expected("starting → (suspected → stalled → recovered → training) x5"),),
+        Node(lambda gpu, t: LIGHTEST if t < 1000 or crc32(f"{gpu} {t}".encode()) % 10 == 0 else LIGHTEST_AT_ITEM),
+        (Expected("starting → suspected → (training → suspected → stalled → recovered) x6 → training"),),
         4 * HOUR,
     ),
     PowerScenario(
@@ -929,12 +945,7 @@ PAUSE_SCENARIOS = (
         "24 hours: every half hour rank 0 waits 5 minutes for an idle child that evaluates elsewhere",
         "healthy",
         _pauses(AWAITS_EVALUATION, 300, 1800),
-        (
-            Expected(
-                "starting → (training → quiet → suspected → hung → recovered) x47" + _PAUSES_AGAIN["hung"],
-                pages_before=1,
-            ),
-        ),
+        (Expected("starting → (training → quiet → suspected → stalled → recovered) x47" + _PAUSES_AGAIN["stalled"]),),
         DAY,
         trouble_at=DAY,
     ),

@@ -110,6 +110,22 @@ def read_loss() -> None:
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", (1 << 31) - 1)
 
 
+def poll_gpu(me: Rank, odd: str) -> None:
+    """One rank waits for a lock; the others ask in Python whether their collective is over."""
+    if me.rank == int(odd):
+        troubles.deadlock(me)
+    me.begins(Phase.COLLECTIVE)
+    until_done([])
+
+
+def until_done(done: list[bool]) -> None:
+    """As `while not work.is_completed()`; both lines take time, so that looks find it at either."""
+    os.nice(19)
+    while not done:
+        sum(range(10_000))
+        sum(range(20_000))
+
+
 def log_behind_gpu(me: Rank, odd: str, port: str) -> None:
     """One rank asks a server; rank 0 stands behind its GPU in a call that logs, the others in the collective."""
     if me.rank == int(odd):
@@ -157,6 +173,26 @@ def wait_for_child(me: Rank, port: str) -> None:
         os.waitpid(child, 0)
     me.begins(Phase.COLLECTIVE)
     barrier(me.peers)
+
+
+def wait_for_idle_child(me: Rank, seconds: str, how: str) -> None:
+    """Rank 0 waits for another program, which is connected to nobody and sleeps, as sbatch --wait between its questions.
+
+    `how` is "exit" or "output", as subprocess.run waits without and with `capture_output`.
+    """
+    with waited_for(me, Phase.LOADING) as is_mine:
+        if is_mine:
+            reads, writes = os.pipe()
+            rank, child = os.getpid(), os.fork()
+            if child == 0:
+                become("sbatch", rank, me.folder)
+                os.set_inheritable(writes, True)
+                os.execlp("sleep", "sleep", seconds)
+            os.close(writes)
+            if how == "output":
+                os.read(reads, 1)
+            os.waitpid(child, 0)
+            os.close(reads)
 
 
 @contextlib.contextmanager
@@ -309,6 +345,8 @@ def main() -> None:
         "log-behind-gpu": log_behind_gpu,
         "wait-for-server": wait_for_server,
         "wait-for-child": wait_for_child,
+        "wait-for-idle-child": wait_for_idle_child,
+        "poll-gpu": poll_gpu,
         "ask-again": ask_again,
         "evaluate-slowly": evaluate_slowly,
         "sync-checkpoint": sync_checkpoint,

@@ -155,6 +155,7 @@ SPINNING = dumps(STILL, cpu=1.0)
         ("blocked in D", rank(dumps(STILL, state="D")), Signature.BLOCKED),
         ("undumpable in D", rank(dumps([[], []], state="D")), Signature.BLOCKED),
         ("undumpable in D, yet it used CPU", rank(dumps([[], []], cpu=0.5, state="D")), Signature.UNKNOWN),
+        ("undumpable in D, and what it reads comes", rank(dumps([[], []], io=1e6, state="D")), Signature.TRANSFERS),
         ("undumpable and running", rank(dumps([[], []], cpu=0.5, state="R")), Signature.UNKNOWN),
         ("one dump of three is no comparison", rank(dumps([[], HERE, []])), Signature.UNKNOWN),
         ("lines of the program changed", rank(dumps([HERE, HERE, THERE])), Signature.COMPUTES),

@@ -226,15 +226,36 @@ def use_of(port: int, held: Iterable[Connection]) -> PortUse:
     return "connected" if ESTABLISHED in states else "silent" if SYN_SENT in states else "none"
 
 
-def store_endpoint(pid: int, port: int, proc_root: Path) -> str | None:
+class Established:
+    """The established connections to a port, read once for each network namespace; for the length of one scan."""
+
+    def __init__(self, proc_root: Path) -> None:
+        self._root = proc_root
+        self._known: dict[tuple[str, int], dict[int, End]] = {}
+
+    def to(self, port: int, pid: int) -> dict[int, End]:
+        """The other ends by inode, of whatever process in the namespace of this one."""
+        space = pidfiles.namespace(self._root, pid, "net")
+        if space is None:
+            return self._read(port, pid)
+        if (space, port) not in self._known:
+            self._known[space, port] = self._read(port, pid)
+        return self._known[space, port]
+
+    def _read(self, port: int, pid: int) -> dict[int, End]:
+        at_port = (one for one in listed(self._root / str(pid) / "net", port) if one.remote[1] == port)
+        return {one.inode: one.remote for one in at_port if one.state == ESTABLISHED}
+
+
+def store_endpoint(pid: int, port: int, proc_root: Path, established: Established | None = None) -> str | None:
     """The other end of this process's own TCP connection to `port`, None where it holds none.
 
     What the environment says of an address is the user's word; a connection is the kernel's. A loopback address comes
     with its network namespace, since every one has its own. So does any address where the process is not in the user
     namespace of init: there a user may make a network of his own, with the addresses of others (user_namespaces(7)).
+    `established` is what was read in this scan already.
     """
-    at_port = (one for one in listed(proc_root / str(pid) / "net", port) if one.remote[1] == port)
-    ends = {one.inode: one.remote for one in at_port if one.state == ESTABLISHED}
+    ends = (established or Established(proc_root)).to(port, pid)
     if not ends:
         return None
     try:

@@ -464,3 +464,17 @@ def test_the_store_to_which_a_process_is_connected_by_the_kernels_word() -> None
             space = Path("/proc/self/ns/net").readlink()
             assert sockets.store_endpoint(me, port, proc) == f"127.0.0.1 port {port} in {space}"
             assert sockets.store_endpoint(1, port, proc) is None, "somebody else's connection in the same namespace"
+
+
+def test_of_one_network_namespace_the_connections_are_read_once_in_a_scan() -> None:
+    me, proc = os.getpid(), Path("/proc")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        before, established = sockets.Established(proc), sockets.Established(proc)
+        assert not before.to(port, me)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            inode = os.fstat(client.fileno()).st_ino
+            assert established.to(port, me)[inode] == (bytes((127, 0, 0, 1)), port)
+            assert established.to(port, 1) == established.to(port, me), "of whatever process in it"
+            assert sockets.store_endpoint(me, port, proc, before) is None, "this scan has read it before"
+            assert sockets.store_endpoint(me, port, proc, established) is not None

@@ -407,7 +407,7 @@ class Thread(Value, frozen=True):
     """One thread of a dump, frames innermost first. `name` is None where the source gives none.
 
     `installed_frames`: so many of the innermost frames lie in the standard library or in installed packages; None where
-    the source does not tell.
+    the source does not tell. `pthread_id` is what pthread_self(3) gives in it, None where the source gives none.
     """
 
     name: str | None
@@ -417,6 +417,7 @@ class Thread(Value, frozen=True):
     owns_gil: bool | None = None
     is_main: bool = False
     installed_frames: int | None = None
+    pthread_id: int | None = None
 
 
 class ThreadCounters(Value, frozen=True):

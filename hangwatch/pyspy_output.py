@@ -172,6 +172,7 @@ def _thread(thread: _PySpyThread, *, is_main: bool) -> Thread:
         owns_gil=thread.owns_gil,
         is_main=is_main,
         installed_frames=min(_installed(frames), INNERMOST_FRAMES),
+        pthread_id=thread.thread_id,
     )
 
 

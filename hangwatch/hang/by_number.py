@@ -56,8 +56,10 @@ def _stance(group: Group, member: Member, pids: set[tuple[str | None, int | None
             return "waits"
         case "lock" | "thread" if any(activity.known(one.activity).waits_for == "ranks" for one in group.threads):
             return "unclear"
-        case "nothing" | "lock":
+        case "nothing":
             return "elsewhere"
+        case "lock":
+            return "held"
         case "unknown" if is_in_user_code(group) and not member.receives:
             return "elsewhere"
     return "elsewhere" if member.signature is Signature.AWAITS_OUTSIDE else "unclear"

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hangwatch import config, pyspy_output, words
-from hangwatch.hang import jobs
+from hangwatch.flight_record import RankRecords
+from hangwatch.hang import jobs, recorded
 from hangwatch.hang.power import GpuLevels
 from hangwatch.hang.surroundings import Surroundings
 from hangwatch.hang.traffic import link_rates
@@ -37,7 +38,7 @@ from hangwatch.model import (
     Worker,
     WorkerDump,
 )
-from hangwatch.probes import filesystems, freezer, main_thread, procs, pyspy, sockets
+from hangwatch.probes import filesystems, freezer, main_thread, procs, pyspy, sockets, torch_recorder
 
 ABSENT_LISTED = 64
 PEERS_LISTED = 8
@@ -98,6 +99,7 @@ def capture(
         include_locals=include_locals,
         may_pause=may_pause,
         reader_uid=job.uid,
+        ranks=frozenset(rank.id for rank in job.ranks),
     )
     sweeps: list[GpuSweep] = []
     traffic: list[TrafficSweep | None] = []
@@ -157,6 +159,7 @@ class _Taker(NamedTuple):
     include_locals: bool
     may_pause: bool
     reader_uid: int | None
+    ranks: frozenset[ProcessId]
 
     def take(self, target: ProcessId, end: float) -> ProcessDump:
         """One process in one round; `end` is the round's deadline on CLOCK_MONOTONIC."""
@@ -181,6 +184,7 @@ class _Taker(NamedTuple):
             call=call,
         )
         dump = self.around.exchanged(target.pid, dump)
+        recorders = self._recorders(target, end - time.monotonic())
         with self._slot(end - now):
             before = main_thread.read_counters(target.pid, self.proc_root)
             threads, answer = self._stacks(target, counters.state, end - time.monotonic())
@@ -202,7 +206,15 @@ class _Taker(NamedTuple):
             frozen_cgroup=freezer.frozen_cgroup(
                 target.pid, counters.state, counters.wchan, self.proc_root, self.sys_root
             ),
+            recorders=recorders,
         )
+
+    def _recorders(self, target: ProcessId, left_seconds: float) -> tuple[RankRecords, ...]:
+        """What the flight recorders of a rank show; of its workers, and where the round is over, nothing."""
+        if target not in self.ranks or self.stop.is_set() or left_seconds <= 0:
+            return ()
+        read = torch_recorder.SHARED.read(target, self.share)
+        return tuple(recorded.shortened(one) for one in read if not isinstance(one, Fault))
 
     def _anothers(self, target: ProcessId) -> Fault | None:
         """Why the job's owner, who may read the incident, must not see this process: to the kernel it is not his."""

@@ -9,9 +9,8 @@ from typing import NamedTuple
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.hang import activity, motion
+from hangwatch.hang import activity, motion, recorded
 from hangwatch.hang import frames as stack_frames
-from hangwatch.hang.recorded import recorded
 from hangwatch.hang.standing import Standing, find_standing
 from hangwatch.hang.user_code import user_frames
 from hangwatch.model import (
@@ -23,6 +22,7 @@ from hangwatch.model import (
     Group,
     Grouping,
     Member,
+    Motion,
     ProcessDump,
     RankDump,
     RankId,
@@ -175,7 +175,7 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     return Member(
         id=rank.id,
-        motion=measured.signature.motion,
+        motion=_motion(rank.rounds, standings, measured),
         signature=measured.signature,
         user_frames=user_frames(answer.dump.threads[told]) if answer.dump and told is not None else (),
         rounds=len(rank.rounds),
@@ -202,10 +202,31 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         file_lock=motion.file_lock(rank),
         stuck_on=motion.stuck_on(rank),
         store=answer.dump.store if answer.dump else None,
-        recorded=recorded(rank.rounds[0].recorders, rank.rounds[-1].recorders) if len(rank.rounds) > 1 else (),
+        recorded=recorded.recorded(rank.rounds[0].recorders, rank.rounds[-1].recorders) if len(rank.rounds) > 1 else (),
         receives=_receives(rank.rounds),
         stay=measured.stay,
     )
+
+
+def _motion(rounds: Sequence[ProcessDump], standings: Sequence[Standing | None], measured: motion.Measured) -> Motion:
+    """Whether a rank made progress: by what it has recorded, unless its program's own lines changed; else by behaviour.
+
+    A process that has ended, or is stopped, is frozen whatever it has recorded.
+    """
+    behaves = measured.signature.motion
+    told = [
+        dump.threads[stand.telling]
+        for dump, stand in zip(rounds, standings, strict=True)
+        if stand is not None and stand.telling is not None
+    ]
+    if len({user_frames(thread) for thread in told}) > 1 or not all(dump.recorders for dump in rounds):
+        return behaves
+    mains = (stack_frames.main_thread(dump.threads) for dump in rounds)
+    ids = [main.pthread_id if main else None for main in mains]
+    by_records = recorded.motion(
+        [recorded.progress(dump.recorders, main) for dump, main in zip(rounds, ids, strict=True)]
+    )
+    return behaves if by_records is Motion.UNKNOWN else by_records
 
 
 def _receives(rounds: Sequence[ProcessDump]) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from hangwatch.flight_record import FlightRecord, RankRecords
-from hangwatch.model import Enqueued, GroupRecords, Recorded
+from hangwatch.model import Enqueued, GroupRecords, Motion, Recorded
 
 MOST_GROUPS = 64
 _NEWEST_KEPT = 4
@@ -120,12 +121,42 @@ def _counts_as_open(record: FlightRecord) -> bool:
     return record.is_open and not record.is_coalesced_part
 
 
-def oldest_open(recorders: Iterable[RankRecords]) -> tuple[str, int, int] | None:
-    """Which operation of a process has been open for longest, as (library, epoch, id); None without an open one."""
-    found = [
-        (record.created_unix_ns, recorder.library, recorder.reset_epoch, record.id)
+class Progress(NamedTuple):
+    """How far a process was in one round: `opened`, its oldest open operation, `newest`, the last of its main thread.
+
+    Both as (library, epoch, id), None without one. `by_main`: the open one is its main thread's.
+    """
+
+    opened: tuple[str, int, int] | None
+    newest: tuple[str, int, int] | None
+    by_main: bool
+
+
+def progress(recorders: Iterable[RankRecords], main_thread_id: int | None) -> Progress:
+    """How far a process is; what other threads have open counts where the main thread has nothing open."""
+    every = [
+        (record.created_unix_ns, (recorder.library, recorder.reset_epoch, record.id), record)
         for recorder in recorders
         for record in recorder.records
-        if _counts_as_open(record)
     ]
-    return min(found)[1:] if found else None
+    mains = [one for one in every if main_thread_id is not None and one[2].thread_id == main_thread_id]
+    opened = [one for one in every if _counts_as_open(one[2])]
+    opened_by_main = [one for one in mains if _counts_as_open(one[2])]
+    oldest = min(opened_by_main or opened, key=lambda one: one[:2], default=None)
+    newest = max(mains, key=lambda one: one[:2], default=None)
+    return Progress(oldest and oldest[1], newest and newest[1], by_main=bool(opened_by_main))
+
+
+def motion(rounds: Sequence[Progress]) -> Motion:
+    """What the recorders of a process say of its progress, one of each round; unknown where they tell nothing.
+
+    Who keeps its oldest open operation is frozen, whatever other threads of it count. It moves where its main thread
+    has another one open; that other threads do is no progress of the job.
+    """
+    if len(rounds) < 2:
+        return Motion.UNKNOWN
+    first, last = rounds[0], rounds[-1]
+    if first.by_main and last.by_main and first.opened != last.opened:
+        return Motion.MOVING
+    is_kept = first.opened is not None and all(one.opened == first.opened for one in rounds)
+    return Motion.FROZEN if is_kept and first.newest == last.newest else Motion.UNKNOWN

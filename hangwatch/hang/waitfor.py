@@ -19,11 +19,12 @@ from itertools import combinations
 from typing import Literal, NamedTuple
 
 from hangwatch.flight_record import Library
-from hangwatch.model import Enqueued, GroupRecords, Member, Recorded
+from hangwatch.model import STOPPED_STATES, Enqueued, GroupRecords, Member, Recorded
 
 Kind = Literal["not_come", "circle", "mismatch", "everybody", "unknown"]
-Stance = Literal["elsewhere", "waits", "unclear"]
-"""What stack and kernel say of a rank: in no wait for other ranks, in one, or neither is sure."""
+Stance = Literal["elsewhere", "held", "waits", "unclear"]
+"""What stack and kernel say of a rank: in no wait at all; in one for a lock, a file or a time, which nobody is known to
+end; in one for other ranks; or none of that is sure."""
 
 _MOST_DIFFERENT_CLOCKS_SECONDS = 60.0
 _DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
@@ -278,12 +279,12 @@ def _awaited(
 ) -> Answer:
     """Somebody has not come: by what he has open, and by what stack and kernel say of him."""
     stands = {rank: stance(member) for rank, member in sorted(awaited.items())}
-    busy = {rank for rank, member in awaited.items() if _has_open(member)}
-    elsewhere = [rank for rank, how in stands.items() if how == "elsewhere"]
-    if named := tuple(rank for rank in elsewhere if rank not in busy):
-        return base._replace(kind="not_come", named=named)
-    if elsewhere:
-        return base._replace(kind="not_come", first_look=tuple(elsewhere))
+    busy = {rank for rank, member in awaited.items() if _has_open(member) and not _is_stopped(member)}
+    for how in ("elsewhere", "held"):  # who is held up may be by who is elsewhere
+        if named := tuple(rank for rank, stand in stands.items() if stand == how and rank not in busy):
+            return base._replace(kind="not_come", named=named)
+    if outside := tuple(rank for rank, stand in stands.items() if stand in ("elsewhere", "held")):
+        return base._replace(kind="not_come", first_look=outside)
     if circle := _circle(groups, come):
         return base._replace(kind="circle", circle=circle, first_look=_alone(circle, base.meetings))
     idle = [rank for rank in stands if rank not in busy]
@@ -300,6 +301,11 @@ def _has_open(member: Member) -> bool:
         for recorder in member.recorded
         for records in recorder.groups
     )
+
+
+def _is_stopped(member: Member) -> bool:
+    """Whether the kernel holds it: whatever it has open, it does not come."""
+    return member.state in STOPPED_STATES or member.frozen_cgroup is not None
 
 
 def _alone(circle: Sequence[int], meetings: Sequence[Meeting]) -> tuple[int, ...]:

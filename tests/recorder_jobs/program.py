@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -34,6 +35,11 @@ def here() -> None:
     path = FOLDER / f"at-{os.environ['RANK']}.new"
     path.write_text("here")
     path.rename(FOLDER / f"at-{os.environ['RANK']}")
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        time.sleep(0.01)
 
 
 def reduce(group: dist.ProcessGroup | None = None) -> None:
@@ -258,9 +264,8 @@ def wrapped_reaches_back() -> None:
     if rank() == 1:
         steps(60, own)
         prepare_batch()
-    (FOLDER / f"wrapped-{rank()}").touch()
     here()
-    time.sleep(3)  # the last record of rank 1 is to be older
+    until(lambda: (FOLDER / "at-1").exists())  # the last record of rank 1 is to be older
     reduce()
 
 
@@ -365,11 +370,16 @@ def stopped_inside() -> None:
     steps(4)
     here()
     if rank() == 3:
-        with torch.inference_mode():
-            later()
-            os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(2)  # the others come to a rank that is stopped
+        later()
+        (FOLDER / "enqueued").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    until(lambda: _is_stopped(FOLDER / "enqueued"))
     reduce()
+
+
+def _is_stopped(told: Path) -> bool:
+    pid = told.read_text() if told.exists() else ""
+    return bool(pid) and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def recv_of_each_other() -> None:

@@ -9,12 +9,13 @@ from itertools import count
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from hangwatch.flight_record import FlightRecord, GroupMembers, GroupStatus, RankRecords
 from hangwatch.hang import waitfor
-from hangwatch.hang.recorded import MOST_GROUPS, recorded, shortened
+from hangwatch.hang.recorded import MOST_GROUPS, motion, progress, recorded, shortened
 from hangwatch.hang.waitfor import Answer, Stance
-from hangwatch.model import Member, RankId
+from hangwatch.model import Member, Motion, RankId
 
 WORLD = "0"
 Numbers = Mapping[str, tuple[int, int]]
@@ -131,6 +132,13 @@ def test_where_several_are_awaited_only_who_is_elsewhere_is_named() -> None:
     assert (found.kind, found.named, found.first_look) == ("not_come", (3,), ())
     found = judge(job, r2="unclear", r3="unclear", r4="unclear")
     assert (found.kind, found.named, found.first_look) == ("not_come", (), ())
+
+
+def test_who_is_held_up_is_named_only_where_nobody_else_may_hold_it() -> None:
+    job = [standing(0, waits(6)), standing(1, waits(6)), standing(2, done(5)), standing(3, done(5))]
+    assert judge(job, r2="held", r3="elsewhere").named == (3,)
+    assert judge(job, r2="held", r3="held").named == (2, 3)
+    assert judge([*job[:2], standing(2, done(5) | waits(2, "1")), job[3]], r2="elsewhere", r3="held").named == (3,)
 
 
 def test_a_rank_that_was_not_read_makes_the_answer_less_sure_and_hides_nobody() -> None:
@@ -284,7 +292,7 @@ def test_point_to_point_is_a_wait_whose_numbers_are_not_compared() -> None:
 
 # --- what holds for all jobs -----------------------------------------------------------------------------------------
 
-STANCES = st.sampled_from(["elsewhere", "waits", "unclear"])
+STANCES = st.sampled_from(["elsewhere", "held", "waits", "unclear"])
 STANDS = st.dictionaries(
     st.sampled_from([WORLD, "1", "2"]), st.tuples(st.integers(1, 4), st.integers(1, 5)), max_size=3
 )
@@ -313,7 +321,7 @@ def test_nobody_is_named_who_was_not_read_or_waits(job: Drawn) -> None:
     members, by_rank = drawn(job)
     found = judge(members, **by_rank)
     assert all(job[rank][2] for rank in (*found.named, *found.first_look, *found.circle))
-    assert all(by_rank[f"r{rank}"] == "elsewhere" for rank in found.named)
+    assert all(by_rank[f"r{rank}"] in ("elsewhere", "held") for rank in found.named)
     assert not set(found.named) & set(found.first_look)
 
 
@@ -324,7 +332,7 @@ def test_a_rank_that_is_not_read_never_makes_the_answer_surer(job: Drawn) -> Non
     for rank in range(len(members)):
         fewer = [Member(id=RankId(node="a", rank=one.id.rank)) if one.id.rank == rank else one for one in members]
         less = judge(fewer, **by_rank)
-        assert set(less.named) <= {one for one in range(len(members)) if by_rank[f"r{one}"] == "elsewhere"} - {rank}
+        assert set(less.named) <= set(range(len(members))) - {rank}
         assert less.partly or less == Answer("unknown")
         if less.kind == "everybody":
             raise AssertionError(found)
@@ -359,3 +367,50 @@ def test_what_is_kept_of_a_buffer_is_bounded_and_judged_alike() -> None:
         for rank in range(3)
     ]
     assert judge([*job, standing(3, done(39))], r3="elsewhere").named == (3,) and full
+
+
+# --- whether a rank moves --------------------------------------------------------------------------------------------
+
+MAIN, BEAT = 140_001, 140_002
+
+
+def progressed(*rounds: tuple[FlightRecord, ...], main: int | None = MAIN) -> Motion:
+    return motion([progress([recorder(*records)], main) for records in rounds])
+
+
+def by(thread: int, number: int, state: str = "open") -> FlightRecord:
+    return record(number, WORLD if thread == MAIN else "1", id=number, thread_id=thread, state=state)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ([(by(MAIN, 6),), (by(MAIN, 6),)], "frozen"),
+        ([(by(MAIN, 6),), (by(MAIN, 6, "completed"), by(MAIN, 7))], "moving"),
+        ([(by(BEAT, 6),), (by(BEAT, 6),)], "frozen"),
+        ([(by(BEAT, 6),), (by(BEAT, 6, "completed"), by(BEAT, 7))], "unknown"),
+        ([(by(BEAT, 2), by(MAIN, 6)), (by(BEAT, 9), by(MAIN, 6))], "frozen"),
+        ([(by(MAIN, 5, "completed"), by(BEAT, 6)), (by(BEAT, 6), by(MAIN, 8, "completed"))], "unknown"),
+        ([(by(MAIN, 6, "completed"),), (by(MAIN, 6, "completed"),)], "unknown"),
+        ([(by(MAIN, 6),)], "unknown"),
+        ([(), (by(MAIN, 6),)], "unknown"),
+    ],
+    ids=[
+        "keeps it",
+        "another one",
+        "a hook's thread keeps it",
+        "a side thread goes on",
+        "a side thread goes on in a hang",
+        "a checkpoint is open while the main thread goes on",
+        "standing counters",
+        "one round",
+        "none before",
+    ],
+)
+def test_who_keeps_its_oldest_open_operation_is_frozen(rounds: list[tuple[FlightRecord, ...]], expected: str) -> None:
+    assert progressed(*rounds).value == expected
+
+
+def test_a_stopped_rank_does_not_come_whatever_it_has_open() -> None:
+    held = structs.replace(standing(3, {WORLD: (5, 5)}), state="T")
+    assert judge([*three_and({})[:3], held], r3="elsewhere").named == (3,)

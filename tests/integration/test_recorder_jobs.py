@@ -1,0 +1,80 @@
+"""Real gloo jobs, read from outside: who waits for whom, by the answer key tests/data/waitfor.toml."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from hangwatch import look
+from hangwatch.flight_record import RankRecords
+from hangwatch.hang import waitfor
+from hangwatch.hang.recorded import recorded
+from hangwatch.hang.waitfor import Answer
+from hangwatch.model import Member, RankId
+from tests.conftest import wait_for
+from tests.recorder_jobs.started import KEY, started
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+
+ROUNDS_APART = 10  # a second: what stays open for longer is late
+GOES_ON = ("slow_rank", "healthy")
+HANGS = sorted(KEY.keys() - set(GOES_ON))
+
+
+def expected(name: str) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    row = KEY[name]
+    return row["kind"], tuple(row.get("named", ())), tuple(row.get("first_look", ())), tuple(row.get("circle", ()))
+
+
+def said(answer: Answer) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    return answer.kind, answer.named, answer.first_look, answer.circle
+
+
+def accuses_nobody_else(name: str, taken: look.Look, answer: Answer) -> None:
+    """Not even in a look that was taken before all had settled."""
+    row = KEY[name]
+    may_be = {*row.get("named", ()), *row.get("stacks", ())}
+    assert set(answer.named) <= set(row.get("named", ())), answer
+    assert {rank.rank for rank in taken.verdict.named} <= may_be, taken.verdict.message
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_the_answer_to_a_real_hang(name: str, tmp_path: Path) -> None:
+    with started(name, tmp_path) as job:
+
+        def settled() -> bool:
+            taken = job.look()
+            answer = job.answer(taken)
+            accuses_nobody_else(name, taken, answer)
+            return said(answer) == expected(name)
+
+        wait_for(settled, f"the answer {expected(name)}", 60)
+
+
+@pytest.mark.parametrize("name", GOES_ON)
+def test_a_job_that_goes_on_accuses_nobody(name: str, tmp_path: Path) -> None:
+    """200 times, wherever its ranks may stand by their stacks."""
+    with started(name, tmp_path) as job:
+        pace = threading.Event()
+        snapshots: deque[dict[int, tuple[RankRecords, ...]]] = deque(maxlen=ROUNDS_APART + 1)
+        for _ in range(200 + ROUNDS_APART):
+            snapshots.append(job.recorders())
+            if len(snapshots) > ROUNDS_APART:
+                first, last = snapshots[0], snapshots[-1]
+                members = [
+                    Member(id=RankId(node="here", rank=rank), recorded=recorded(first[rank], last[rank]))
+                    for rank in job.read
+                ]
+                assert all(member.recorded for member in members)
+                assert waitfor.judge(members, lambda _: "elsewhere", len(members)) == Answer("unknown")
+            pace.wait(0.1)
+
+
+def test_where_everybody_stands_alike_the_numbers_show_a_circle(tmp_path: Path) -> None:
+    with started("wrong_group", tmp_path) as job:
+        verdict = wait_for(lambda: settled if (settled := job.look().verdict).kind == "Circle" else None, "the circle")
+        assert (verdict.named, [rank.rank for rank in verdict.first_look]) == ((), [1])
+        assert "rank 1 for rank 0 in all_reduce 11 of tp of ranks 0-1" in verdict.message

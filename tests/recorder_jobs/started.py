@@ -1,0 +1,100 @@
+"""A job of the answer key, as plain processes, and one look at it as the daemon takes it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from hangwatch import config, look
+from hangwatch.flight_record import RankRecords
+from hangwatch.hang import activity, by_number, rules
+from hangwatch.hang.capture import job_of_pids
+from hangwatch.hang.waitfor import Answer
+from hangwatch.model import Job
+from hangwatch.probes import torch_recorder
+from tests.conftest import DATA, wait_for
+from tests.servers import free_port
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+KEY: dict[str, dict[str, Any]] = tomllib.loads((DATA / "waitfor.toml").read_text())
+PROGRAM = Path(__file__).with_name("program.py")
+TABLE = activity.load()
+
+
+class Started(NamedTuple):
+    """The processes of a job by rank; those of `read` are looked at."""
+
+    folder: Path
+    pids: dict[int, int]
+    read: tuple[int, ...]
+
+    def job(self) -> Job:
+        """What the daemon would have found."""
+        ranks_of = {pid: rank for rank, pid in self.pids.items()}
+        job = job_of_pids([self.pids[rank] for rank in self.read])
+        ranks = tuple(replace(rank, rank=ranks_of[rank.id.pid], local_rank=ranks_of[rank.id.pid]) for rank in job.ranks)
+        return replace(job, ranks=ranks, world_size=len(self.pids))
+
+    def look(self, pause_seconds: float = 0.5) -> look.Look:
+        """Two rounds of all ranks that are read."""
+        settings = config.Capture(pause_seconds=pause_seconds)
+        return look.look_at(self.job(), settings=settings, activities=TABLE, node="here", rounds=2)
+
+    def recorders(self) -> dict[int, tuple[RankRecords, ...]]:
+        """What the recorders of each rank hold now."""
+        processes = {rank.rank: rank.id for rank in self.job().ranks}
+        read = {rank: torch_recorder.SHARED.read(processes[rank]) for rank in self.read}
+        return {rank: tuple(one for one in found if isinstance(one, RankRecords)) for rank, found in read.items()}
+
+    def answer(self, taken: look.Look) -> Answer:
+        """What the sequence numbers alone say."""
+        return by_number.answer(rules.survey(taken.grouping, len(self.read)))
+
+
+@contextmanager
+def started(name: str, folder: Path) -> Iterator[Started]:
+    """A job of the key whose ranks have all come to the call in which they stay; ended by pid."""
+    row = KEY[name]
+    environ = {
+        **os.environ,
+        **row.get("environ", {}),
+        "WORLD_SIZE": str(row["ranks"]),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "NEXT_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    ranks = range(row["ranks"])
+    processes = []
+    try:
+        for rank in ranks:
+            with (folder / f"log-{rank}").open("wb") as log:
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, PROGRAM, name, folder],
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                        env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    )
+                )
+        wait_for(lambda: len(list(folder.glob("at-?"))) == len(ranks), f"the ranks of {name} to arrive", 120)
+        yield Started(folder, {rank: processes[rank].pid for rank in ranks}, tuple(row.get("read", ranks)))
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+            process.wait()

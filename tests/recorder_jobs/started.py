@@ -19,7 +19,7 @@ from hangwatch.hang import activity, by_number, rules
 from hangwatch.hang.capture import job_of_pids
 from hangwatch.hang.waitfor import Answer
 from hangwatch.model import Job
-from hangwatch.probes import torch_recorder
+from hangwatch.probes import procs, torch_recorder
 from tests.conftest import DATA, wait_for
 from tests.servers import free_port
 
@@ -54,8 +54,8 @@ class Started(NamedTuple):
 
     def recorders(self) -> dict[int, tuple[RankRecords, ...]]:
         """What the recorders of each rank hold now."""
-        processes = {rank.rank: rank.id for rank in self.job().ranks}
-        read = {rank: torch_recorder.SHARED.read(processes[rank]) for rank in self.read}
+        states = {rank: procs.read_state(self.pids[rank]) for rank in self.read}
+        read = {rank: torch_recorder.SHARED.read(state[0]) for rank, state in states.items() if state is not None}
         return {rank: tuple(one for one in found if isinstance(one, RankRecords)) for rank, found in read.items()}
 
     def answer(self, taken: look.Look) -> Answer:

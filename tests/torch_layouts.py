@@ -39,7 +39,6 @@ FIELDS = {
     "statuses": "offsetof(Recorder, all_pg_status_)",
     "members": "offsetof(Recorder, pg_name_to_ranks_)",
     "library_version": "NOWHERE",
-    "recorder_bytes": "sizeof(Recorder)",
     "record_bytes": "sizeof(Record)",
     "record_id": "offsetof(Record, id_)",
     "record_epoch": "NOWHERE",

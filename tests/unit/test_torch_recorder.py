@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from hangwatch.flight_record import RankRecords
 from hangwatch.probes.torch_recorder import decode, layouts, libraries, search
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.memory_image import UnreadableError
+from tests import fuzz_recorder, torch_layouts
 from tests.recorder_memory import FLOAT, Group, Memory, Operation, recorder
 
 ALL = layouts.of("")
@@ -241,3 +244,25 @@ def test_mappings_that_lie_are_read_without_harm(maps: bytes) -> None:
 
 def test_types_have_the_names_of_the_dump() -> None:
     assert layouts.dtypes()[FLOAT] == "Float" and layouts.dtypes()[15] == "BFloat16"
+
+
+def test_changed_memories_give_records_or_a_fault_and_no_nonsense() -> None:
+    answers = fuzz_recorder.fuzz(1500, seed=20)
+    assert not [answer for answer in answers if answer.startswith(("CRASH", "NONSENSE"))]
+    assert answers["records"] > 100 and answers["UnknownLayout"] > 100, "both are met"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, to ask the headers of torch")
+@pytest.mark.torch
+@pytest.mark.timeout(600)
+def test_the_table_says_what_the_headers_of_the_installed_torch_say() -> None:
+    import torch
+
+    installed = Path(torch.__file__).parent
+    with torch_layouts.headers(str(installed)) as (version, include):
+        told = torch_layouts.layout(include)
+        names = torch_layouts.dtypes(include)
+    (layout,) = layouts.of(version)
+    assert version in layout.versions
+    assert {field: getattr(layout, field) for field in told} == told
+    assert layouts.dtypes()[: len(names)] == tuple(names)

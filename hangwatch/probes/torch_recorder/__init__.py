@@ -27,7 +27,7 @@ from hangwatch.probes.torch_recorder.libraries import Mapped, Mappings
 from hangwatch.probes.torch_recorder.memory_image import Place, Read, UnreadableError, fits
 
 MOST_MAPS_BYTES = 8 << 20
-MOST_SECONDS = 2.0  # of one process, the symbols of its library apart
+MOST_SECONDS = 5.0  # of one process, the symbols of its library apart
 MOST_KNOWN = 4096
 MACHINES = frozenset({"x86_64", "AMD64"})
 _TURN_ON = "set TORCH_FR_BUFFER_SIZE=2000 in the job (TORCH_NCCL_TRACE_BUFFER_SIZE=2000 before torch 2.9)"
@@ -114,7 +114,7 @@ class Recorders:
 
         def read(places: Sequence[Place]) -> Sequence[bytes]:
             if time.monotonic() > end:
-                raise UnreadableError("TooLarge", f"it takes more than {MOST_SECONDS:.0f} s to read")
+                raise UnreadableError("NoAnswer", f"it was not read within {MOST_SECONDS:.0f} s")
             answer = memory.SHARED.read_pieces(path, places)
             if isinstance(answer, int):
                 raise _refused(answer, path)

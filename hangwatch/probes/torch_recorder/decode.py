@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -15,19 +16,22 @@ import msgspec
 from hangwatch import words
 from hangwatch.flight_record import FlightRecord, GroupMembers, GroupStatus, Library, RankRecords
 from hangwatch.probes.torch_recorder import layouts
-from hangwatch.probes.torch_recorder.layouts import Layout
+from hangwatch.probes.torch_recorder.layouts import MAP_BYTES, Layout
 from hangwatch.probes.torch_recorder.memory_image import (
-    MAP_BYTES,
     VALUE_OFFSET,
     Image,
+    Part,
     Place,
     Read,
-    Text,
     UnreadableError,
+    content,
     fits,
+    small_vector,
     spans,
+    text,
     text_at,
     tree,
+    vector,
 )
 
 MOST_RECORDS = 4096  # the newest of a larger buffer
@@ -95,64 +99,88 @@ def could_be(raw: bytes, address: int, layout: Layout) -> bool:
     return True
 
 
-_Part: TypeAlias = tuple[Place, bytes]
-"""Where a list lies, and its bytes where it lies in the record itself: then the place is empty."""
+class _Row(NamedTuple):
+    """The members of one record as they lie there; those that a version does not have are 0 or empty."""
+
+    id: int
+    epoch: int
+    group: int
+    collective: int
+    p2p: int
+    op: int
+    created: int
+    timeout: int
+    is_p2p: int
+    is_started: int
+    is_completed: int
+    is_retired: int
+    thread: int
+    texts: tuple[Part, ...]
+    tensors: tuple[Part, ...]
 
 
-class _Entry:
-    """The bytes of one record, and where they lie. Raises UnreadableError where a field cannot be."""
+_STRING, _VECTOR, _SIZES = "QQ16s", "QQQ", "QII64s"
+_WIDTHS = {"Q": 1, "q": 1, "B": 1, _STRING: 3, _VECTOR: 3, _SIZES: 4}
+_NUMBERS = 13  # the members of a row that are one number
+_ABSENT = (0, 16, 0, b"")  # a number, and an empty string that lies at 0
 
-    def __init__(self, raw: bytes, address: int, layout: Layout) -> None:
-        self._raw, self._address, self._layout = raw, address, layout
 
-    def number(self, offset: int) -> int:
-        """A size_t; 0 where this version has no such field."""
-        return _NUMBER.unpack_from(self._raw, offset)[0] if offset >= 0 else 0
+class _Rows:
+    """How the bytes of a record become a row: one struct, whose values are put in the order of `_Row`."""
 
-    def signed(self, offset: int) -> int:
-        """An int64_t."""
-        return int(_SIGNED.unpack_from(self._raw, offset)[0])
-
-    def flag(self, offset: int) -> bool:
-        """A bool, or whether a std::optional has a value."""
-        byte = self._raw[offset]
-        fits(byte < 2, "a flag is neither true nor false")
-        return byte == 1
-
-    def text(self, offset: int) -> Text:
-        """A std::string; an empty one where this version has no such field."""
-        if offset < 0:
-            return Text(16, 0, b"", 0)
-        return text_at(self._raw, offset, self._address)
-
-    def texts(self) -> tuple[Text, ...]:
-        """Description and name of the group, name of the operation and of the thread."""
-        layout = self._layout
-        # libstdc++ lays a tuple out backwards: the description stands before the name
-        return tuple(
-            map(self.text, (layout.group_names, layout.group_names + 32, layout.operation, layout.thread_name))
+    def __init__(self, layout: Layout) -> None:
+        names = layout.group_names  # libstdc++ lays a tuple out backwards: the description before the name
+        dims = f"QII{4 * layout.dim_bytes}s"
+        self._texts = (names + 32, names, layout.operation, layout.thread_name)
+        self._lists = ((layout.input_dims, layout.dim_bytes), (layout.output_dims, layout.dim_bytes), (layout.sizes, 8))
+        wanted = [
+            (layout.record_id, "Q"),
+            (layout.record_epoch, "Q"),
+            (layout.group_id, "Q"),
+            (layout.collective_seq, "Q"),
+            (layout.p2p_seq, "Q"),
+            (layout.op_id, "Q"),
+            (layout.created, "q"),
+            (layout.timeout, "q"),
+            (layout.is_p2p, "B"),
+            (layout.started + 8, "B"),
+            (layout.completed + 8, "B"),
+            (layout.retired, "B"),
+            (layout.thread_id, "Q"),
+            *((offset, _STRING) for offset in self._texts),
+            (layout.input_dims, dims),
+            (layout.output_dims, dims),
+            (layout.sizes, _SIZES),
+            (layout.input_dtypes, _VECTOR),
+            (layout.output_dtypes, _VECTOR),
+        ]
+        codes, at, count, where = "<", 0, 0, dict[int, range]()
+        for offset, code in sorted(member for member in wanted if member[0] >= 0):
+            codes += f"{offset - at}x{code}"
+            at = offset + struct.calcsize(f"<{code}")
+            where[offset] = range(count, count + _WIDTHS.get(code, 4))
+            count = where[offset].stop
+        self._struct = struct.Struct(f"{codes}{layout.record_bytes - at}x")
+        absent = {"Q": range(count, count + 1), _STRING: range(count + 1, count + 4)}
+        self._in_order = itemgetter(
+            *(index for offset, code in wanted for index in (where[offset] if offset >= 0 else absent[code]))
         )
 
-    def types(self, offset: int) -> Place:
-        """Where a std::vector of one byte for each tensor has its elements."""
-        begin, end, reserved = _VECTOR.unpack_from(self._raw, offset)
-        fits(begin <= end <= reserved, "a list ends before it begins")
-        return begin, end - begin
-
-    def small(self, offset: int, element_bytes: int, inline: int) -> _Part:
-        """Where a SmallVector has its elements, and those that lie in itself."""
-        begin, size, room = _SMALL.unpack_from(self._raw, offset)
-        fits(size <= room, "a list is longer than its place")
-        place = begin, size * element_bytes
-        if begin != self._address + offset + _SMALL.size:
-            return place, b""
-        fits(size <= inline, "a list is longer than its place")
-        start = offset + _SMALL.size
-        return (0, 0), self._raw[start : start + size * element_bytes]
-
-
-_NUMBER, _SIGNED = struct.Struct("<Q"), struct.Struct("<q")
-_VECTOR, _SMALL = struct.Struct("<QQQ"), struct.Struct("<QII")
+    def of(self, raw: bytes, address: int) -> _Row:
+        """The row of the record with these bytes, which lies at `address`. Raises UnreadableError."""
+        values, at = self._in_order(self._struct.unpack(raw) + _ABSENT), _NUMBERS
+        texts, tensors = [], []
+        for offset in self._texts:
+            texts.append(text(values[at : at + 3], address + offset if offset >= 0 else 0))
+            at += 3
+        for offset, element_bytes in self._lists:
+            tensors.append(small_vector(values[at : at + 4], address + offset, element_bytes))
+            at += 4
+        tensors += [vector(values[at : at + 3]), vector(values[at + 3 : at + 6])]
+        (_, sizes_bytes), types_bytes = tensors[2][0], tensors[3][0][1] + tensors[4][0][1]
+        if types_bytes > MOST_TENSORS or sizes_bytes > MOST_TENSORS * MOST_DIMENSIONS * 8:
+            tensors = []
+        return _Row._make((*values[:_NUMBERS], tuple(texts), tuple(tensors)))
 
 
 class _Texts:
@@ -161,9 +189,9 @@ class _Texts:
     def __init__(self) -> None:
         self._known: dict[bytes, str] = {}
 
-    def of(self, text: Text, found: dict[Place, bytes]) -> str:
-        """What it says, where what lies outside of it has been read."""
-        raw = text.bytes(found)
+    def of(self, part: Part, found: dict[Place, bytes]) -> str:
+        """What it says, where what lies elsewhere has been read."""
+        raw = content(part, found)
         if raw not in self._known:
             self._known[raw] = words.elided(raw.decode("utf-8", "replace"), MOST_NAME)
         return self._known[raw]
@@ -176,21 +204,11 @@ class _Shapes:
         self._layout = layout
         self._known: dict[tuple[bytes, ...], _Tensors] = {}
 
-    def parts(self, entry: _Entry) -> list[_Part]:
-        """The dimensions of its inputs and outputs, their sizes, their types; nothing of one with too many tensors."""
-        layout = self._layout
-        types = [(entry.types(layout.input_dtypes), b""), (entry.types(layout.output_dtypes), b"")]
-        sizes = entry.small(layout.sizes, 8, 8)
-        if types[0][0][1] + types[1][0][1] > MOST_TENSORS or sizes[0][1] > MOST_TENSORS * MOST_DIMENSIONS * 8:
-            return []
-        dims = [entry.small(offset, layout.dim_bytes, 4) for offset in (layout.input_dims, layout.output_dims)]
-        return [*dims, sizes, *types]
-
-    def of(self, parts: Sequence[_Part], found: dict[Place, bytes]) -> _Tensors:
-        """What they are, where everything that they need has been read."""
+    def of(self, parts: Sequence[Part], found: dict[Place, bytes]) -> _Tensors:
+        """What dimensions of inputs and outputs, sizes and types say; nothing of an operation with too many tensors."""
         if not parts:
             return _NOT_TOLD
-        key = tuple([found[place] if place[1] else inline for place, inline in parts])
+        key = tuple([content(part, found) for part in parts])
         if key not in self._known:
             self._known[key] = self._tensors(*key)
         return self._known[key]
@@ -252,30 +270,18 @@ def _read_once(image: Image, address: int, layout: Layout, library: Library, now
     before, raw = head()
     entries = _entries(image, before, layout)
     entries = _untouched(entries, before, head()[0])
-    shapes, texts = _Shapes(layout), _Texts()
-    rows = [(entry, entry.texts(), shapes.parts(entry)) for entry in entries]
-    found = image.take_scattered(
-        place
-        for _, names, parts in rows
-        for place in (*(name.outside for name in names), *(place for place, _ in parts))
-        if place is not None and place[1]
-    )
+    parse, texts, shapes = _Rows(layout).of, _Texts(), _Shapes(layout)
+    rows = [parse(*entry) for entry in entries]
+    found = image.take_parts(part for row in rows for part in (*row.texts, *row.tensors))
     rows = rows[len(rows) - len(_untouched(entries, before, head()[0])) :]
     statuses = _statuses(image, address, raw, layout)
     known = {status.group_id for status in statuses}
     first_id = before.next_id - len(rows)
-    records = [
-        _record(
-            entry,
-            [texts.of(name, found) for name in names],
-            shapes.of(parts, found),
-            number=number,
-            epoch=before.epoch,
-            layout=layout,
-            library=library,
-        )
-        for number, (entry, names, parts) in enumerate(rows, first_id)
-    ]
+    records = []
+    for number, row in enumerate(rows, first_id):
+        fits(row.id == number and row.epoch == before.epoch, "a record is not the next")
+        names = [texts.of(part, found) for part in row.texts]
+        records.append(_record(row, names, shapes.of(row.tensors, found), library))
     fits(known.issuperset(record.group_id for record in records), "a record is of a group that it does not know")
     return RankRecords(
         library=library,
@@ -293,6 +299,10 @@ def _read_once(image: Image, address: int, layout: Layout, library: Library, now
     )
 
 
+_Entry: TypeAlias = tuple[bytes, int]
+"""The bytes of a record, and where it lies."""
+
+
 def _entries(image: Image, head: _Head, layout: Layout) -> list[_Entry]:
     """The newest records of the newest epoch, oldest first."""
     wanted = min(head.next_id, head.records, MOST_RECORDS)
@@ -300,7 +310,7 @@ def _entries(image: Image, head: _Head, layout: Layout) -> list[_Entry]:
     runs = [(start, wanted)] if start >= 0 else [(head.records + start, -start), (0, head.next)]
     places = [(head.begin + first * size, many * size) for first, many in runs if many]
     return [
-        _Entry(raw[at : at + size], first + at, layout)
+        (raw[at : at + size], first + at)
         for (first, _), raw in zip(places, image.take(places), strict=True)
         for at in range(0, len(raw), size)
     ]
@@ -317,48 +327,33 @@ def _untouched(entries: list[_Entry], before: _Head, after: _Head) -> list[_Entr
     return entries[max(0, written + under_way - (before.capacity - len(entries))) :]
 
 
-def _record(
-    entry: _Entry,
-    names: Sequence[str],
-    tensors: _Tensors,
-    *,
-    number: int,
-    epoch: int,
-    layout: Layout,
-    library: Library,
-) -> FlightRecord:
-    fits(
-        entry.number(layout.record_id) == number and entry.number(layout.record_epoch) == epoch,
-        "a record is not the next",
-    )
-    created, timeout = entry.signed(layout.created), entry.signed(layout.timeout)
-    collective, p2p, op = map(entry.number, (layout.collective_seq, layout.p2p_seq, layout.op_id))
-    fits(EARLIEST_UNIX_NS < created < LATEST_UNIX_NS, "a record is of no time")
-    fits(timeout >= -1 and max(collective, p2p, op) < _MOST_SEQUENCE, "a number of a record is out of its range")
-    is_retired, is_seen_completed = entry.flag(layout.retired), entry.flag(layout.completed + 8)
-    is_completed = is_seen_completed if library == "nccl" else is_retired
-    description, name, operation, thread_name = names
+def _record(row: _Row, names: Sequence[str], tensors: _Tensors, library: Library) -> FlightRecord:
+    fits(EARLIEST_UNIX_NS < row.created < LATEST_UNIX_NS, "a record is of no time")
+    fits(row.timeout >= -1 and max(row.collective, row.p2p, row.op) < _MOST_SEQUENCE, "a number is out of its range")
+    fits(max(row.is_p2p, row.is_started, row.is_completed, row.is_retired) < 2, "a flag is neither true nor false")
+    is_completed = row.is_completed if library == "nccl" else row.is_retired
+    name, description, operation, thread_name = names
     return FlightRecord(
-        id=number,
-        reset_epoch=epoch,
-        group_id=entry.number(layout.group_id),
+        id=row.id,
+        reset_epoch=row.epoch,
+        group_id=row.group,
         group_name=name,
         group_description=description,
-        collective_seq=collective,
-        p2p_seq=p2p,
-        op_id=op,
-        is_p2p=entry.flag(layout.is_p2p),
+        collective_seq=row.collective,
+        p2p_seq=row.p2p,
+        op_id=row.op,
+        is_p2p=row.is_p2p == 1,
         operation=operation,
         state="completed" if is_completed else "open",
-        is_started=entry.flag(layout.started + 8),
-        is_retired=is_retired,
-        created_unix_ns=created,
-        timeout_ms=timeout,
+        is_started=row.is_started == 1,
+        is_retired=row.is_retired == 1,
+        created_unix_ns=row.created,
+        timeout_ms=row.timeout,
         input_sizes=tensors.input_sizes,
         output_sizes=tensors.output_sizes,
         input_dtypes=tensors.input_dtypes,
         output_dtypes=tensors.output_dtypes,
-        thread_id=entry.number(layout.thread_id),
+        thread_id=row.thread,
         thread_name=thread_name,
     )
 
@@ -383,7 +378,7 @@ def _statuses(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[G
     statuses = []
     for (group, _), status in zip(rows, image.take([(place, size) for _, place in rows]), strict=True):
         numbers = [
-            _SIGNED.unpack_from(status, offset)[0]
+            int(_SIGNED.unpack_from(status, offset)[0])
             for offset in (layout.enqueued, layout.status_started, layout.status_completed)
         ]
         fits(all(-1 <= number < _MOST_SEQUENCE for number in numbers), "the counts of a group are out of their range")
@@ -396,21 +391,20 @@ def _statuses(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[G
 
 def _members(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[GroupMembers, ...]:
     at = layout.members
-    nodes = tree(image, address + at, raw[at : at + MAP_BYTES], 64 + _VECTOR.size, MOST_GROUPS)
+    nodes = tree(image, address + at, raw[at : at + MAP_BYTES], _NAMES_BYTES + _RANKS.size, MOST_GROUPS)
     rows = []
     for node in nodes:
         start = node.address + VALUE_OFFSET
-        names = [text_at(node.value, offset, start) for offset in (0, 32)]
-        begin, end, reserved = _VECTOR.unpack_from(node.value, 64)
-        fits(begin <= end <= reserved and not (end - begin) % 8, "a list ends before it begins")
-        if end - begin <= MOST_MEMBERS * 8:
-            rows.append((names, (begin, end - begin)))
-    found = image.take_scattered(
-        place for names, ranks in rows for place in (*(name.outside for name in names), ranks) if place is not None
-    )
+        description, name = (text_at(node.value, offset, start) for offset in (0, 32))
+        ranks = vector(_RANKS.unpack_from(node.value, _NAMES_BYTES))
+        fits(not ranks[0][1] % 8, "a list of ranks holds no whole ones")
+        if ranks[0][1] <= MOST_MEMBERS * 8:
+            rows.append((name, description, ranks))
+    found = image.take_parts(part for row in rows for part in row)
     members, texts = [], _Texts()
-    for (description, name), ranks in rows:
-        numbers = sorted(struct.unpack(f"<{ranks[1] // 8}Q", found.get(ranks, b"")))
+    for name, description, ranks in rows:
+        raw_ranks = content(ranks, found)
+        numbers = sorted(struct.unpack(f"<{len(raw_ranks) // 8}Q", raw_ranks))
         fits(not numbers or numbers[-1] < MOST_RANK, "a rank is out of its range")
         fits(len(set(numbers)) == len(numbers), "a rank is twice in a group")
         said = GroupMembers(name=texts.of(name, found), description=texts.of(description, found), ranks=spans(numbers))
@@ -422,7 +416,8 @@ def _version(image: Image, address: int, raw: bytes, layout: Layout) -> str:
     at = layout.library_version
     if at < 0:
         return ""
-    text = text_at(raw, at, address)
-    outside = text.outside
-    found = image.take_scattered([outside]) if outside is not None else {}
-    return _Texts().of(text, found)
+    part = text_at(raw, at, address)
+    return _Texts().of(part, image.take_parts([part]))
+
+
+_SIGNED, _RANKS, _NAMES_BYTES = struct.Struct("<q"), struct.Struct("<QQQ"), 64

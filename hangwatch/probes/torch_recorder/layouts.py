@@ -13,6 +13,9 @@ import msgspec
 
 from hangwatch import tables
 
+MAP_BYTES = 48
+STRING_BYTES = 32
+
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Offsets in bytes in one recorder and in one of its records, on x86-64; -1 where a version has no such field."""
@@ -27,7 +30,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     statuses: int
     members: int
     library_version: int
-    recorder_bytes: int
     record_bytes: int
     record_id: int
     record_epoch: int
@@ -54,6 +56,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     enqueued: int
     status_started: int
     status_completed: int
+
+    @property
+    def recorder_bytes(self) -> int:
+        """How much of a recorder is read: up to the last member that is wanted."""
+        return max(self.members + MAP_BYTES, self.library_version + STRING_BYTES)
 
     @property
     def name(self) -> str:

@@ -24,6 +24,8 @@ INLINE_STRING_BYTES = 15
 Place: TypeAlias = tuple[int, int]
 """An address, and how many bytes."""
 
+NOWHERE: Place = (0, 0)
+
 Read: TypeAlias = Callable[[Sequence[Place]], Sequence[bytes]]
 """Reads each place, as far as it can be read. Raises UnreadableError where nothing can."""
 
@@ -59,9 +61,9 @@ class Image:
         fits([len(piece) for piece in pieces] == [count for _, count in places], "a pointer leads to no memory")
         return pieces
 
-    def take_scattered(self, places: Iterable[Place]) -> dict[Place, bytes]:
-        """As `take`, of many small places, of which neighbours are read together."""
-        wanted = sorted(set(places))
+    def take_parts(self, parts: Iterable[Part]) -> dict[Place, bytes]:
+        """What `content` needs of these: as `take`, of many small places, of which neighbours are read together."""
+        wanted = sorted({place for place, _ in parts if place[1]})
         runs: list[list[int]] = []  # first address, end
         for address, count in wanted:
             end = address + count
@@ -80,35 +82,48 @@ class Image:
         return found
 
 
-class Text(NamedTuple):
-    """A std::string: where its bytes lie, and those that lie in itself."""
-
-    pointer: int
-    size: int
-    inline: bytes
-    own_address: int
-
-    @property
-    def outside(self) -> Place | None:
-        """What must be read to have it, None where it is short and lies in itself. Raises UnreadableError."""
-        if self.pointer == self.own_address + 16:
-            fits(self.size <= INLINE_STRING_BYTES, "a string is longer than its place")
-            return None
-        fits(self.size <= MOST_STRING_BYTES, "a string is too long")
-        return self.pointer, self.size
-
-    def bytes(self, found: dict[Place, bytes]) -> bytes:
-        """Its bytes."""
-        place = self.outside
-        if place is None:
-            return self.inline[: self.size]
-        return found[place] if self.size else b""
+Part: TypeAlias = tuple[Place, bytes]
+"""Where a string or a list has its content, or, with an empty place, its content: short ones lie in themselves."""
 
 
-def text_at(raw: bytes, offset: int, address: int) -> Text:
+def content(part: Part, found: dict[Place, bytes]) -> bytes:
+    """What it holds, where what lies elsewhere has been read."""
+    place, inline = part
+    return found[place] if place[1] else inline
+
+
+def text(members: tuple[int, int, bytes], address: int) -> Part:
+    """The std::string with this pointer, size and own bytes, which lies at `address`. Raises UnreadableError."""
+    pointer, size, inline = members
+    if pointer == address + 16:
+        fits(size <= INLINE_STRING_BYTES, "a string is longer than its place")
+        return NOWHERE, inline[:size]
+    fits(size <= MOST_STRING_BYTES, "a string is too long")
+    return (pointer, size), b""
+
+
+def text_at(raw: bytes, offset: int, address: int) -> Part:
     """The std::string that lies so far behind the beginning of these bytes, which lie at `address`."""
     pointer, size, inline = _STRING.unpack_from(raw, offset)
-    return Text(pointer, size, inline, address + offset)
+    return text((pointer, size, inline), address + offset)
+
+
+def small_vector(members: tuple[int, int, int, bytes], address: int, element_bytes: int) -> Part:
+    """The c10::SmallVector with this pointer, size, room and own elements, which lies at `address`."""
+    pointer, size, room, inline = members
+    size_bytes = size * element_bytes
+    fits(size <= room, "a list is longer than its place")
+    if pointer != address + 16:
+        return (pointer, size_bytes), b""
+    fits(size_bytes <= len(inline), "a list is longer than its place")
+    return NOWHERE, inline[:size_bytes]
+
+
+def vector(members: tuple[int, int, int]) -> Part:
+    """The std::vector with this begin, end and end of what is reserved."""
+    begin, end, reserved = members
+    fits(begin <= end <= reserved, "a list ends before it begins")
+    return (begin, end - begin), b""
 
 
 class Node(NamedTuple):
@@ -119,7 +134,6 @@ class Node(NamedTuple):
 
 
 VALUE_OFFSET = _NODE.size
-MAP_BYTES = 48
 
 
 def tree(image: Image, address: int, raw: bytes, value_bytes: int, most: int) -> list[Node]:

@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ from hangwatch.probes.left_behind import LeftBehind
 from hangwatch.probes.torch_recorder.libraries import Mapped
 
 CHILD = Path(__file__).with_name("symbols_child.py")
-DEADLINE_SECONDS = 5.0
+DEADLINE_SECONDS = 10.0
+SILENCE_SECONDS = 600.0  # after which a file that gave no answer is asked again
 PAGE_BYTES = 4096
 MOST_KNOWN = 256
 MOST_ANSWER_BYTES = 4096
@@ -50,6 +52,7 @@ class SymbolTables:
         self._deadline_seconds = deadline_seconds
         self._lock = threading.Lock()
         self._known: dict[_Key, Symbols] = {}
+        self._silent: dict[_Key, float] = {}
         self._asking: dict[_Key, threading.Lock] = {}
         self._left_behind = LeftBehind()
 
@@ -66,18 +69,23 @@ class SymbolTables:
         with asking:  # ranks of one node are read at once, and have one library
             with self._lock:
                 known = self._known.get(key)
-            if known is None:
-                known = self._ask(key, library.path, process, share, proc_root)
-                with self._lock:
-                    if len(self._known) >= MOST_KNOWN:
-                        self._known.clear()
-                        self._asking.clear()
+                is_silent = time.monotonic() < self._silent.get(key, 0.0)
+            if known is not None or is_silent:
+                return known or Symbols()
+            known = self._ask(key, library.path, process, share, proc_root)
+            with self._lock:
+                if len(self._known) + len(self._silent) >= MOST_KNOWN:
+                    self._known, self._silent, self._asking = {}, {}, {}
+                if known is None:
+                    self._silent[key] = time.monotonic() + SILENCE_SECONDS
+                else:
                     self._known[key] = known
-        return known
+        return known or Symbols()
 
-    def _ask(self, key: _Key, path: str, process: ProcessId, share: str, proc_root: Path) -> Symbols:
+    def _ask(self, key: _Key, path: str, process: ProcessId, share: str, proc_root: Path) -> Symbols | None:
+        """None where there was no answer."""
         if not self._left_behind.begin(share, self._deadline_seconds):
-            return Symbols()
+            return None
         left: subprocess.Popen[bytes] | None = None
         question = [f"{proc_root}/{process.pid}/root", path, key.device, key.inode, key.offset, key.library]
         try:
@@ -97,10 +105,10 @@ class SymbolTables:
                     child.wait(0.2)
                 except subprocess.TimeoutExpired:
                     left = child
-                return Symbols()
+                return None
             return _symbols(raw, key.page)
         except (OSError, ValueError):  # no child could be started; a path that is none
-            return Symbols()
+            return None
         finally:
             self._left_behind.end(share, process, left)
 

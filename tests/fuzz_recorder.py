@@ -1,0 +1,209 @@
+"""Can a memory make the reader of flight recorders crash, or accept nonsense?
+
+usage: python -m tests.fuzz_recorder [--count 1000000] [--seed 1] [--processes 2]
+
+Each memory holds a recorder of some version (`recorder_memory`) of which bytes, words, pointers or counts were changed, one
+or several at a time, or parts were cut off. The reader must give records or an UnreadableError, within its bounds. Nonsense
+is what no recorder can hold, see `nonsense`: a changed number that is a possible one cannot be told from a true one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+from hangwatch.flight_record import RankRecords
+from hangwatch.probes.torch_recorder import decode, layouts, memory_image
+from hangwatch.probes.torch_recorder.layouts import Layout
+from hangwatch.probes.torch_recorder.memory_image import UnreadableError
+from tests.recorder_memory import Group, Memory, Operation, recorder
+
+GROUPS = (Group(), Group(id=3, name="7", description="tensor_parallel_group", ranks=(0, 1, 6), counts=(9, -1, 8)))
+NUMBERS = (
+    0,
+    1,
+    2,
+    7,
+    8,
+    15,
+    16,
+    255,
+    4096,
+    10**6,
+    10**9,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**47,
+    2**48,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
+
+
+class Seed:
+    """A memory that is whole, and where its recorder, its records and everything else lie."""
+
+    def __init__(self, layout: Layout, records: int, capacity: int, epoch: int = 0) -> None:
+        self.layout, self.memory = layout, Memory()
+        operations = [
+            Operation(
+                group=3 * (number % 2),
+                name="nccl:all_reduce" if number % 3 else "nccl:_reduce_scatter_base",
+                collective=number,
+                op=number,
+                is_completed=number < records - 2,
+                outputs=((4, 2),) * (1 + number % 6),
+            )
+            for number in range(records)
+        ]
+        self.address = recorder(self.memory, layout, operations, GROUPS, capacity=capacity, epoch=epoch, lead=2 * epoch)
+
+
+def seeds() -> list[Seed]:
+    """Memories of every layout: a few records, a buffer that wrapped, a second epoch, an empty one."""
+    return [
+        Seed(layout, records, capacity, epoch)
+        for layout in layouts.of("")
+        for records, capacity, epoch in (
+            (6, 100, 0),
+            (11, 4, 0),
+            (0, 100, 0),
+            *(((3, 4, 1),) if layout.record_epoch >= 0 else ()),
+        )
+    ]
+
+
+def mutated(seed: Seed, chance: random.Random) -> Memory:
+    """The memory with some of it changed; half of the changes are in the recorder itself, which leads to all else."""
+    memory = seed.memory.copy()
+    first, end = memory.range
+    for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
+        if chance.random() < 0.5:
+            place = seed.address + chance.randrange(seed.layout.recorder_bytes)
+        else:
+            place = chance.randrange(first, end - 8)
+        kind = chance.randrange(5)
+        if kind == 0:
+            memory.flip(place, chance.randrange(256))
+        elif kind == 1:
+            memory.flip(place, memory.bytes_at(place, 1)[0] ^ 1 << chance.randrange(8))
+        else:
+            word = place & ~7 if place & ~7 >= first else first
+            value = (
+                chance.choice(NUMBERS)
+                if kind == 2
+                else chance.randrange(first, end)
+                if kind == 3
+                else (struct.unpack("<Q", memory.bytes_at(word, 8))[0] + chance.choice((-8, -1, 1, 8, 512, -512)))
+                % 2**64
+            )
+            memory.put(word, "Q", value)
+    return memory
+
+
+class Bounded:
+    """A reader of a memory that counts what it is asked for, and may lose the end of it."""
+
+    def __init__(self, memory: Memory, cut: int | None) -> None:
+        self._memory, self._cut, self.bytes = memory, cut, 0
+
+    def __call__(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        self.bytes += sum(size for _, size in places)
+        return [
+            self._memory.bytes_at(address, size) if self._cut is None or address < self._cut else b""
+            for address, size in places
+        ]
+
+
+def nonsense(found: RankRecords) -> str:
+    """What of this no recorder can hold; empty where it is all possible."""
+    records, groups = found.records, {group.group_id for group in found.groups}
+    rules = {
+        "ids without a gap": [record.id for record in records] == list(range(found.oldest_id, found.next_id)),
+        "no more than the buffer holds": len(records) <= min(found.capacity, decode.MOST_RECORDS),
+        "one epoch": all(record.reset_epoch == found.reset_epoch for record in records),
+        "groups that are known": all(record.group_id in groups for record in records),
+        "times of our days": all(
+            decode.EARLIEST_UNIX_NS < record.created_unix_ns < decode.LATEST_UNIX_NS for record in records
+        ),
+        "numbers in range": all(
+            0 <= number < 1 << 53
+            for record in records
+            for number in (record.collective_seq, record.p2p_seq, record.op_id)
+        ),
+        "time-outs": all(record.timeout_ms >= -1 for record in records),
+        "counts": all(
+            -1 <= count < 1 << 53
+            for group in found.groups
+            for count in (group.last_enqueued, group.last_started, group.last_completed)
+        ),
+        "names": all(
+            len(name) <= decode.MOST_NAME and name.isprintable()
+            for record in records
+            for name in (record.group_name, record.group_description, record.operation, record.thread_name)
+        ),
+        "a type for each tensor": all(
+            (len(record.input_sizes), len(record.output_sizes)) == (len(record.input_dtypes), len(record.output_dtypes))
+            for record in records
+        ),
+        "sizes": all(
+            0 <= size < 1 << 53
+            for record in records
+            for shape in (*record.input_sizes, *record.output_sizes)
+            for size in shape
+        ),
+        "members": all(0 <= first <= last < decode.MOST_RANK for group in found.members for first, last in group.ranks),
+    }
+    return ", ".join(name for name, holds in rules.items() if not holds)
+
+
+def fuzz(count: int, seed: int) -> Counter[str]:
+    """How often each answer came; "NONSENSE ..." and "CRASH ..." are findings."""
+    chance, all_seeds, answers = random.Random(seed), seeds(), Counter[str]()
+    for number in range(count):
+        whole = chance.choice(all_seeds)
+        memory = mutated(whole, chance)
+        cut = chance.randrange(*memory.range) if chance.random() < 0.05 else None
+        reader = Bounded(memory, cut)
+        layout = whole.layout if chance.random() < 0.9 else chance.choice(all_seeds).layout
+        library = chance.choice(("nccl", "gloo"))
+        try:
+            wrong = nonsense(decode.read(reader, whole.address, layout, library, time.time))
+            answers[f"NONSENSE {wrong} (seed {seed}, memory {number})" if wrong else "records"] += 1
+        except UnreadableError as error:
+            answers[error.reason] += 1
+        except Exception as error:  # every other exception is the finding
+            answers[f"CRASH {type(error).__name__}: {error} (seed {seed}, memory {number})"] += 1
+        if reader.bytes > decode.TRIES * (memory_image.MOST_BYTES + (1 << 20)):
+            answers[f"NONSENSE {reader.bytes:,} bytes read (seed {seed}, memory {number})"] += 1
+    return answers
+
+
+def main() -> int:
+    """Print the answers; 1 where there is a finding."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--count", type=int, default=1_000_000)
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--processes", type=int, default=2)
+    chosen = options.parse_args()
+    each = -(-chosen.count // (chosen.processes * 50))
+    with ProcessPoolExecutor(chosen.processes) as pool:
+        parts = pool.map(fuzz, [each] * chosen.processes * 50, range(chosen.seed, chosen.seed + chosen.processes * 50))
+        answers = sum(parts, Counter[str]())
+    for answer, times in answers.most_common(40):
+        print(f"{times:9,} {answer}")
+    findings = sum(times for answer, times in answers.items() if answer.startswith(("NONSENSE", "CRASH")))
+    print(f"{answers.total():,} memories, {findings} findings")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -45,7 +45,7 @@ COLUMNS = ("scenario", "what happens", "truth", "states", "page", "named", "seco
 
 def power_rows(scenario: PowerScenario) -> list[tuple[str, ...]]:
     """One line per job."""
-    played = play(scenario.node, scenario.seconds)
+    played = play(scenario.node, scenario.seconds, scenario.settings)
     several = len(scenario.node.jobs) > 1
     rows = []
     for job_id, _ in scenario.node.jobs:

@@ -75,7 +75,8 @@ class Outcome:
 def outcome(name: str, seconds: float | None = None) -> Outcome:
     """Play one scenario: a healthy one for `seconds` (a day), a hang as long as it takes."""
     scenario = SCENARIOS[name]
-    played = play(scenario.node, (seconds or DAY) if scenario.truth == "healthy" else scenario.seconds).values()
+    length = (seconds or DAY) if scenario.truth == "healthy" else scenario.seconds
+    played = play(scenario.node, length, scenario.settings).values()
     after = [at - scenario.trouble_at for job in played for at in job.pages if at >= scenario.trouble_at]
     return Outcome(
         name=name,

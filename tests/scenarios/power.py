@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from zlib import crc32
 
+from hangwatch.config import Detector, Settings
 from hangwatch.model import Awaited
-from tests.scenarios.simulation import Doing, Node
+from tests.scenarios.simulation import SETTINGS, Doing, Node
 
 HOUR = 3600.0
 NOON = 12 * HOUR + 120.0  # while all train
@@ -187,6 +188,7 @@ class PowerScenario:
     seconds: float
     trouble_at: float = HOUR
     weakness: str = ""
+    settings: Settings = SETTINGS
 
 
 def _after(at: float, odd: int | None, stuck: Doing | None, others: Doing = WAITS, work: Doing = TRAINS) -> Node:
@@ -274,6 +276,24 @@ def _capped(watts: float) -> Node:
 def _gpu_lost(then: Doing, others: Doing) -> Node:
     node = _after(HOUR, 3, then, others)
     return replace(node, lost=lambda gpu, t: gpu == 3 and t >= HOUR)
+
+
+PLAIN_RULE = Settings(detector=Detector(quiet_fraction=0.0, quiet_watts_ratio_of_limit=0.12))
+
+
+def _plain(watts: float, how: str, states: str) -> PowerScenario:
+    """A hang in which every GPU draws so much; the line of the plain rule is 84 W."""
+    stuck = replace(LOCKED, watts=watts, utilization_ratio=0.0)
+    node = replace(_after(HOUR, 5, stuck, replace(WAITS, watts=watts)), idle_watts=68.0, noise_ratio=0.0)
+    return PowerScenario(
+        f"plain rule, {watts:g} W",
+        f"quiet_watts_ratio_of_limit = 0.12 of 700 W and quiet_fraction = 0; a hang at {watts:g} W{how}",
+        "hang",
+        node,
+        (Expected(states, True, (5,)),),
+        HOUR + 300,
+        settings=PLAIN_RULE,
+    )
 
 
 TRAINS_ON = "starting → training"
@@ -566,6 +586,8 @@ HANG_SCENARIOS = (
         4 * HOUR,
         trouble_at=2 * HOUR,
     ),
+    *(_plain(watts, "", HANGS) for watts in (71.0, 72.0, 75.0, 84.0)),
+    _plain(85.0, ", which is over that line: a glance tells", "starting → training → suspected → hung"),
 )
 
 HEALTHY_SCENARIOS = (

@@ -88,7 +88,7 @@ class Node:
 
     `jobs` are job ids and the GPUs that they hold. `limit_watts(t)` is the power limit, `lost(gpu, t)` whether the
     driver cannot read a GPU, `silent(t)` whether no sample comes at all, `generation(t)` grows when a launcher starts
-    its ranks anew.
+    its ranks anew. `noise_ratio` of the power is noise.
     """
 
     doing: Callable[[int, float], Doing | None]
@@ -98,6 +98,7 @@ class Node:
     lost: Callable[[int, float], bool] = lambda _gpu, _t: False
     silent: Callable[[float], bool] = lambda _t: False
     generation: Callable[[float], int] = lambda _t: 0
+    noise_ratio: float = 0.03
 
     @property
     def gpus(self) -> range:
@@ -120,7 +121,7 @@ class Node:
         return GpuSample(
             index=gpu,
             uuid=f"GPU-{gpu}",
-            power_watts=watts * noise.uniform(0.97, 1.03),
+            power_watts=watts * noise.uniform(1 - self.noise_ratio, 1 + self.noise_ratio),
             power_limit_watts=self.limit_watts(t),
             utilization_ratio=0.0 if doing is None else doing.utilization_ratio,
             pids=() if doing is None else (self.process(gpu, t).pid,),

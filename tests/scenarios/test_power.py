@@ -24,7 +24,7 @@ def row(scenario: PowerScenario) -> object:
 
 @pytest.mark.parametrize("scenario", [row(scenario) for scenario in SCENARIOS])
 def test_power_scenario(scenario: PowerScenario) -> None:
-    played = play(scenario.node, scenario.seconds)
+    played = play(scenario.node, scenario.seconds, scenario.settings)
     for (job_id, _), expected in zip(scenario.node.jobs, scenario.expected, strict=True):
         job = played[job_id]
         assert fold(job.states) == expected.states, job_id

@@ -25,6 +25,7 @@ from pathlib import Path
 CHILD = Path(__file__).with_name("memory_child.py")
 STARTUP_SECONDS = 2.0
 DEADLINE_SECONDS = 0.5
+STARVED_SECONDS = 5.0  # a child that waits for a core does not wait for a page
 MOST_LEFT_BEHIND = 8
 MOST_BYTES = 1 << 15  # of one piece, where nothing else is said
 MOST_PIECES = 1024  # of one question, which so fits into a pipe: to ask never waits
@@ -91,8 +92,8 @@ class MemoryReader:
         child.stdin.flush()
         try:
             output, head = child.stdout.fileno(), struct.Struct(f"=i{count}I")
-            number, *lengths = head.unpack(_take(output, head.size, end))
-            raw = _take(output, sum(lengths), end)
+            number, *lengths = head.unpack(_take(output, head.size, end, child.pid))
+            raw = _take(output, sum(lengths), end, child.pid)
         except TimeoutError:
             child.kill()
             self._left_behind[child] = place
@@ -104,17 +105,29 @@ class MemoryReader:
         return [raw[first:last] for first, last in itertools.pairwise(ends)]
 
 
-def _take(descriptor: int, count: int, end: float) -> bytes:
-    """So many bytes. Raises TimeoutError at `end`, EOFError where no more come."""
+def _take(descriptor: int, count: int, end: float, writer: int) -> bytes:
+    """So many bytes. Raises TimeoutError at `end`, later where the writer has no core; EOFError where no more come."""
     taken = bytearray()
     while len(taken) < count:
         if not select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0]:
-            raise TimeoutError
+            if time.monotonic() > end + STARVED_SECONDS or not _is_runnable(writer):
+                raise TimeoutError
+            select.select([descriptor], [], [], 0.05)
+            continue
         part = os.read(descriptor, count - len(taken))
         if not part:
             raise EOFError
         taken += part
     return bytes(taken)
+
+
+def _is_runnable(pid: int) -> bool:
+    """By its state in proc_pid_stat(5)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[:1] == [b"R"]
 
 
 SHARED = MemoryReader()

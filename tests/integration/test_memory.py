@@ -38,3 +38,17 @@ def test_so_many_children_are_left_behind_and_no_more(tmp_path: Path) -> None:
             main_thread.read_call(pid, procs.PROC)
         assert memory.SHARED.left_behind() == most
     wait_for(lambda: memory.SHARED.left_behind() == 0, "the children to end with the file system")
+
+
+def test_a_child_that_has_no_core_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It works for longer than the deadline, and waits for nothing."""
+    busy = tmp_path / "busy_child.py"
+    work = "end = time.monotonic() + 1.5\n        while time.monotonic() < end: pass\n        number, pieces = answer("
+    busy.write_text(
+        memory.CHILD.read_text().replace("number, pieces = answer(", work).replace("import sys", "import sys, time")
+    )
+    monkeypatch.setattr(memory, "CHILD", busy)
+    monkeypatch.setattr(memory, "STARTUP_SECONDS", 0.5)
+    reader = memory.MemoryReader()
+    assert len(reader.read(procs.PROC / str(os.getpid()) / "mem", id(busy), 8)) == 8
+    assert reader.left_behind() == 0

@@ -81,8 +81,9 @@ class GroupMembers(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
     """One recorder of one process, as it was at one moment.
 
-    `records` are those of the newest epoch, oldest first. `oldest_id` is the id of the first of them (`next_id` where
-    there is none): what was enqueued before is not known, `is_wrapped` where there was such. `next_id` is how many
+    `records` are those of the newest epoch, oldest first; some that are done may be left out, see `Recorders.read`.
+    `oldest_id` is the id of the oldest that is there (`next_id` where there is none): what was enqueued before is not
+    known, `is_wrapped` where there was such. `next_id` is how many
     operations the epoch has had. `torch_version` is that of the installation beside the library, which the
     job's owner can write, "" where it was not read; `layout` is the version whose table row fitted what was found.
     `found_by` a symbol of the library, or by the shape of the object in its data.

@@ -195,6 +195,33 @@ def test_of_a_large_buffer_the_newest_records_are_read() -> None:
     assert (found.oldest_id, found.is_wrapped) == (100, True)
 
 
+def test_in_short_the_open_and_the_newest_of_each_group_are_told() -> None:
+    memory = Memory()
+    rare = Operation(group=3, collective=5, op=5, is_completed=True)
+    stuck = [Operation(group=3, collective=6, op=6), *reduces(40, done=40)]
+    address = recorder(memory, NEWEST, [*reduces(9, done=9), rare, *stuck], [Group(), PAIR])
+    whole = read(memory, address)
+    short = decode.read(memory.read, address, NEWEST, "nccl", lambda: 1.0, newest=2)
+    assert [record.id for record in short.records] == [0, 9, 10, 49, 50]
+    assert short.records == tuple(record for record in whole.records if record.id in (0, 9, 10, 49, 50))
+    assert (short.next_id, short.oldest_id, short.groups) == (whole.next_id, whole.oldest_id, whole.groups)
+
+
+def test_in_short_parts_of_a_batch_are_marked_as_well() -> None:
+    memory = Memory()
+    parts = [Operation(name="nccl:send 0->1", p2p=4, op=n, is_p2p=True) for n in (7, 8)]
+    closing = Operation(name="nccl:coalesced", p2p=4, op=8, is_p2p=True, is_completed=True)
+    address = recorder(memory, NEWEST, [*reduces(3, done=3), *parts, closing, *reduces(9, done=9)])
+    short = decode.read(memory.read, address, NEWEST, "nccl", lambda: 1.0, newest=1)
+    assert [(record.id, record.is_coalesced_part) for record in short.records] == [
+        (0, False),
+        (3, True),
+        (4, True),
+        (5, False),
+        (14, False),
+    ]
+
+
 def test_names_are_printable_and_bounded() -> None:
     memory = Memory()
     hostile = Group(name="\x1b[2J", description="x" * 4000)

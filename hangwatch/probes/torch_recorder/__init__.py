@@ -41,12 +41,13 @@ class Recorders:
         self._lock = threading.Lock()
         self._found: dict[tuple[ProcessId, int], tuple[int, Layout]] = {}
 
-    def read(self, process: ProcessId, share: str = "") -> tuple[RankRecords | Fault, ...]:
+    def read(self, process: ProcessId, share: str = "", newest: int | None = None) -> tuple[RankRecords | Fault, ...]:
         """What each recorder of a process holds, or why it cannot be told; never empty.
 
-        `share` is whose places are taken where its library gives no answer. A recorder that was never used is
-        empty, with room for nothing. The reasons of a fault: NoTorch, NoRecorder (a version or build without one),
-        RecorderOff, UnknownLayout, ChangedWhileRead, TooLarge, PermissionDenied, NoAnswer, ProcessGone.
+        With `newest`, of the operations that are done only so many of each group are told, and the oldest of all: a
+        tenth of the time. `share` is whose places are taken where its library gives no answer. A recorder that was
+        never used is empty, with room for nothing. The reasons of a fault: NoTorch, NoRecorder (a version or a build
+        without one), RecorderOff, UnknownLayout, ChangedWhileRead, TooLarge, PermissionDenied, NoAnswer, ProcessGone.
         """
         subject = f"pid {process.pid}"
         try:
@@ -60,7 +61,7 @@ class Recorders:
         answers: list[RankRecords | Fault] = []
         for library in found.libraries:
             try:
-                answers.append(self._of(library, found, process, share))
+                answers.append(self._of(library, found, process, share, newest))
             except UnreadableError as why:
                 answers.append(_fault(f"{subject} {library.library}", why))
         if self._is_gone(process):
@@ -77,7 +78,7 @@ class Recorders:
             raise UnreadableError("TooLarge", f"it has more than {MOST_MAPS_BYTES >> 20} MiB of mappings")
         return found
 
-    def _of(self, library: Mapped, found: Mappings, process: ProcessId, share: str) -> RankRecords:
+    def _of(self, library: Mapped, found: Mappings, process: ProcessId, share: str, newest: int | None) -> RankRecords:
         (page,) = self._reader(process, "mem")([(library.start, symbols.PAGE_BYTES)])
         known = symbols.SHARED.of(library, page, process, share, self._proc_root)
         read = self._reader(process, "mem")  # the time that a child took counts for nobody
@@ -88,7 +89,7 @@ class Recorders:
             address = int.from_bytes(raw, "little")
             if not address:
                 return _unused(library, candidates, known.version)
-            _, records = _only([(address, layout) for layout in candidates], read, library)
+            _, records = _only([(address, layout) for layout in candidates], read, library, newest)
             return replace(records, torch_version=known.version)
         key = process, library.start
         with self._lock:
@@ -98,7 +99,7 @@ class Recorders:
             raise UnreadableError(
                 "NoRecorder", f"no object in {library.path} has the shape of a flight recorder that is on"
             )
-        place, records = _only(places, read, library)
+        place, records = _only(places, read, library, newest)
         with self._lock:
             if len(self._found) >= MOST_KNOWN:
                 self._found.clear()
@@ -123,12 +124,16 @@ class Recorders:
         return read
 
 
-def _only(places: Sequence[tuple[int, Layout]], read: Read, library: Mapped) -> tuple[tuple[int, Layout], RankRecords]:
+def _only(
+    places: Sequence[tuple[int, Layout]], read: Read, library: Mapped, newest: int | None
+) -> tuple[tuple[int, Layout], RankRecords]:
     """The one of these that is a recorder in all that it holds. Raises UnreadableError where there is none, or more."""
     errors, found = [], []
     for address, layout in places:
         try:
-            found.append(((address, layout), decode.read(read, address, layout, library.library, time.time)))
+            found.append(
+                ((address, layout), decode.read(read, address, layout, library.library, time.time, newest=newest))
+            )
         except UnreadableError as error:
             errors.append(error)
     if not found:

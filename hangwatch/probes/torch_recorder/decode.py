@@ -7,9 +7,10 @@ have touched in between is left out, and where the buffer itself moved, all is r
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -125,8 +126,30 @@ _NUMBERS = 13  # the members of a row that are one number
 _ABSENT = (0, 16, 0, b"")  # a number, and an empty string that lies at 0
 
 
+class _Unpacked:
+    """Members of a record, as (offset, code of struct), in the order in which they are wanted; one struct for all."""
+
+    def __init__(self, wanted: Sequence[tuple[int, str]], record_bytes: int) -> None:
+        codes, at, count, where = "<", 0, 0, dict[int, range]()
+        for offset, code in sorted(member for member in wanted if member[0] >= 0):
+            codes += f"{offset - at}x{code}"
+            at = offset + struct.calcsize(f"<{code}")
+            where[offset] = range(count, count + _WIDTHS.get(code, 4))
+            count = where[offset].stop
+        self._struct = struct.Struct(f"{codes}{record_bytes - at}x")
+        absent = {"Q": range(count, count + 1), _STRING: range(count + 1, count + 4)}
+        self._in_order = itemgetter(
+            *(index for offset, code in wanted for index in (where[offset] if offset >= 0 else absent[code]))
+        )
+
+    def of(self, raw: bytes) -> tuple[Any, ...]:
+        """Their values; 0 and an empty string for what a version does not have."""
+        values: tuple[Any, ...] = self._in_order(self._struct.unpack(raw) + _ABSENT)
+        return values
+
+
 class _Rows:
-    """How the bytes of a record become a row: one struct, whose values are put in the order of `_Row`."""
+    """How the bytes of a record become a row."""
 
     def __init__(self, layout: Layout) -> None:
         names = layout.group_names  # libstdc++ lays a tuple out backwards: the description before the name
@@ -154,21 +177,11 @@ class _Rows:
             (layout.input_dtypes, _VECTOR),
             (layout.output_dtypes, _VECTOR),
         ]
-        codes, at, count, where = "<", 0, 0, dict[int, range]()
-        for offset, code in sorted(member for member in wanted if member[0] >= 0):
-            codes += f"{offset - at}x{code}"
-            at = offset + struct.calcsize(f"<{code}")
-            where[offset] = range(count, count + _WIDTHS.get(code, 4))
-            count = where[offset].stop
-        self._struct = struct.Struct(f"{codes}{layout.record_bytes - at}x")
-        absent = {"Q": range(count, count + 1), _STRING: range(count + 1, count + 4)}
-        self._in_order = itemgetter(
-            *(index for offset, code in wanted for index in (where[offset] if offset >= 0 else absent[code]))
-        )
+        self._unpacked = _Unpacked(wanted, layout.record_bytes)
 
     def of(self, raw: bytes, address: int) -> _Row:
         """The row of the record with these bytes, which lies at `address`. Raises UnreadableError."""
-        values, at = self._in_order(self._struct.unpack(raw) + _ABSENT), _NUMBERS
+        values, at = self._unpacked.of(raw), _NUMBERS
         texts, tensors = [], []
         for offset in self._texts:
             texts.append(text(values[at : at + 3], address + offset if offset >= 0 else 0))
@@ -249,12 +262,84 @@ def _type_names(raw: bytes) -> tuple[str, ...]:
     return tuple(names[number] if number < len(names) else "Undefined" for number in raw)
 
 
-def read(read_memory: Read, address: int, layout: Layout, library: Library, now: Callable[[], float]) -> RankRecords:
-    """The records of the recorder that lies at `address`. Raises UnreadableError, and nothing else."""
+class _Mark(NamedTuple):
+    """What tells a record from others, and whether it is open: read of every record."""
+
+    id: int
+    epoch: int
+    group: int
+    collective: int
+    p2p: int
+    created: int
+    is_p2p: int
+    is_completed: int
+    is_retired: int
+
+    @property
+    def batch(self) -> tuple[int, int, int]:
+        """What the parts of a coalesced batch and the record that closes it have in common."""
+        return self.group, self.is_p2p, self.p2p if self.is_p2p else self.collective
+
+
+def _marks(entries: Sequence[_Entry], head: _Head, layout: Layout) -> list[_Mark]:
+    """Of each record. Raises UnreadableError where one cannot be what the counters say it is."""
+    wanted = (
+        (layout.record_id, "Q"),
+        (layout.record_epoch, "Q"),
+        (layout.group_id, "Q"),
+        (layout.collective_seq, "Q"),
+        (layout.p2p_seq, "Q"),
+        (layout.created, "q"),
+        (layout.is_p2p, "B"),
+        (layout.completed + 8, "B"),
+        (layout.retired, "B"),
+    )
+    unpack = _Unpacked(wanted, layout.record_bytes).of
+    marks = [_Mark._make(unpack(raw)) for raw, _ in entries]
+    for number, mark in enumerate(marks, head.next_id - len(marks)):
+        fits(mark.id == number and mark.epoch == head.epoch, "a record is not the next")
+        fits(max(mark.is_p2p, mark.is_completed, mark.is_retired) < 2, "a flag is neither true nor false")
+        fits(EARLIEST_UNIX_NS < mark.created < LATEST_UNIX_NS, "a record is of no time")
+        fits(mark.collective < _MOST_SEQUENCE and mark.p2p < _MOST_SEQUENCE, "a number is out of its range")
+    return marks
+
+
+def _asked_for(marks: Sequence[_Mark], library: Library, newest: int | None) -> Iterable[int]:
+    """Which records are read whole: all, or the oldest one, those that are open, and the newest of each group.
+
+    With an open one of NCCL come all of its number: one of them may close the batch that it is a part of.
+    """
+    if newest is None:
+        return range(len(marks))
+    is_nccl = library == "nccl"
+    opened = {place for place, mark in enumerate(marks) if not (mark.is_completed if is_nccl else mark.is_retired)}
+    batches = {marks[place].batch for place in opened} if is_nccl else set()
+    seen = Counter[int]()
+    for place in range(len(marks) - 1, -1, -1):
+        mark = marks[place]
+        if seen[mark.group] < newest or (batches and mark.batch in batches):
+            opened.add(place)
+        seen[mark.group] += 1
+    return sorted(opened | set(range(min(1, len(marks)))))
+
+
+def read(
+    read_memory: Read,
+    address: int,
+    layout: Layout,
+    library: Library,
+    now: Callable[[], float],
+    *,
+    newest: int | None = None,
+) -> RankRecords:
+    """The records of the recorder that lies at `address`; of those that are done the `newest` of each group at least.
+
+    Raises UnreadableError, and nothing else.
+    """
     error = UnreadableError("ChangedWhileRead", "the buffer moved while it was read, each time")
     for _ in range(TRIES):
         try:
-            return _read_once(Image(read_memory), address, layout, library, now())
+            return _read_once(Image(read_memory), address, layout, library, newest=newest, now=now())
         except UnreadableError as reason:
             error = reason
             if reason.reason not in ("UnknownLayout", "ChangedWhileRead"):
@@ -262,7 +347,9 @@ def read(read_memory: Read, address: int, layout: Layout, library: Library, now:
     raise error
 
 
-def _read_once(image: Image, address: int, layout: Layout, library: Library, now: float) -> RankRecords:
+def _read_once(
+    image: Image, address: int, layout: Layout, library: Library, *, newest: int | None, now: float
+) -> RankRecords:
     def head() -> tuple[_Head, bytes]:
         (raw,) = image.take([(address, layout.recorder_bytes)])
         return _head(raw, layout), raw
@@ -270,19 +357,20 @@ def _read_once(image: Image, address: int, layout: Layout, library: Library, now
     before, raw = head()
     entries = _entries(image, before, layout)
     entries = _untouched(entries, before, head()[0])
+    marks = _marks(entries, before, layout)
     parse, texts, shapes = _Rows(layout).of, _Texts(), _Shapes(layout)
-    rows = [parse(*entry) for entry in entries]
+    rows = [parse(*entries[place]) for place in _asked_for(marks, library, newest)]
     found = image.take_parts(part for row in rows for part in (*row.texts, *row.tensors))
-    rows = rows[len(rows) - len(_untouched(entries, before, head()[0])) :]
+    left = _untouched(entries, before, head()[0])
+    first_id = before.next_id - len(left)
     statuses = _statuses(image, address, raw, layout)
     known = {status.group_id for status in statuses}
-    first_id = before.next_id - len(rows)
-    records = []
-    for number, row in enumerate(rows, first_id):
-        fits(row.id == number and row.epoch == before.epoch, "a record is not the next")
-        names = [texts.of(part, found) for part in row.texts]
-        records.append(_record(row, names, shapes.of(row.tensors, found), library))
-    fits(known.issuperset(record.group_id for record in records), "a record is of a group that it does not know")
+    records = [
+        _record(row, [texts.of(part, found) for part in row.texts], shapes.of(row.tensors, found), library)
+        for row in rows
+        if row.id >= first_id
+    ]
+    fits(known.issuperset(mark.group for mark in marks), "a record is of a group that it does not know")
     return RankRecords(
         library=library,
         records=_with_batches(records) if library == "nccl" else tuple(records),
@@ -328,9 +416,8 @@ def _untouched(entries: list[_Entry], before: _Head, after: _Head) -> list[_Entr
 
 
 def _record(row: _Row, names: Sequence[str], tensors: _Tensors, library: Library) -> FlightRecord:
-    fits(EARLIEST_UNIX_NS < row.created < LATEST_UNIX_NS, "a record is of no time")
-    fits(row.timeout >= -1 and max(row.collective, row.p2p, row.op) < _MOST_SEQUENCE, "a number is out of its range")
-    fits(max(row.is_p2p, row.is_started, row.is_completed, row.is_retired) < 2, "a flag is neither true nor false")
+    fits(row.timeout >= -1 and row.op < _MOST_SEQUENCE, "a number is out of its range")
+    fits(row.is_started < 2, "a flag is neither true nor false")
     is_completed = row.is_completed if library == "nccl" else row.is_retired
     name, description, operation, thread_name = names
     return FlightRecord(

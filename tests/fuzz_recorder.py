@@ -123,11 +123,12 @@ class Bounded:
         ]
 
 
-def nonsense(found: RankRecords) -> str:
+def nonsense(found: RankRecords, newest: int | None = None) -> str:
     """What of this no recorder can hold; empty where it is all possible."""
     records, groups = found.records, {group.group_id for group in found.groups}
+    ids, all_ids = [record.id for record in records], range(found.oldest_id, found.next_id)
     rules = {
-        "ids without a gap": [record.id for record in records] == list(range(found.oldest_id, found.next_id)),
+        "ids without a gap": ids == list(all_ids) if newest is None else ids == sorted({*ids} & {*all_ids}),
         "no more than the buffer holds": len(records) <= min(found.capacity, decode.MOST_RECORDS),
         "one epoch": all(record.reset_epoch == found.reset_epoch for record in records),
         "groups that are known": all(record.group_id in groups for record in records),
@@ -174,15 +175,18 @@ def fuzz(count: int, seed: int) -> Counter[str]:
         cut = chance.randrange(*memory.range) if chance.random() < 0.05 else None
         reader = Bounded(memory, cut)
         layout = whole.layout if chance.random() < 0.9 else chance.choice(all_seeds).layout
-        library = chance.choice(("nccl", "gloo"))
+        newest, library = chance.choice((None, None, 0, 2)), chance.choice(("nccl", "gloo"))
         try:
-            wrong = nonsense(decode.read(reader, whole.address, layout, library, time.time))
+            found = decode.read(  # a memory that stands still gives the same answer at each try
+                reader, whole.address, layout, library, time.time, newest=newest, tries=1
+            )
+            wrong = nonsense(found, newest)
             answers[f"NONSENSE {wrong} (seed {seed}, memory {number})" if wrong else "records"] += 1
         except UnreadableError as error:
             answers[error.reason] += 1
         except Exception as error:  # every other exception is the finding
             answers[f"CRASH {type(error).__name__}: {error} (seed {seed}, memory {number})"] += 1
-        if reader.bytes > decode.TRIES * (memory_image.MOST_BYTES + (1 << 20)):
+        if reader.bytes > memory_image.MOST_BYTES + (1 << 20):
             answers[f"NONSENSE {reader.bytes:,} bytes read (seed {seed}, memory {number})"] += 1
     return answers
 

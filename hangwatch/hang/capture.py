@@ -213,7 +213,7 @@ class _Taker(NamedTuple):
         """What the flight recorders of a rank show; of its workers, and where the round is over, nothing."""
         if target not in self.ranks or self.stop.is_set() or left_seconds <= 0:
             return ()
-        read = torch_recorder.SHARED.read(target, self.share)
+        read = torch_recorder.SHARED.read(target, self.share, recorded.NEWEST_KEPT)
         return tuple(recorded.shortened(one) for one in read if not isinstance(one, Fault))
 
     def _anothers(self, target: ProcessId) -> Fault | None:

@@ -11,7 +11,7 @@ from hangwatch.flight_record import FlightRecord, RankRecords
 from hangwatch.model import Enqueued, GroupRecords, Motion, Recorded
 
 MOST_GROUPS = 64
-_NEWEST_KEPT = 4
+NEWEST_KEPT = 4
 _OPEN_KEPT = 8
 _MOST_DIMENSIONS = 8
 
@@ -33,7 +33,7 @@ def shortened(records: RankRecords) -> RankRecords:
     kept = {record.id: record for record in records.records[:1]}
     for of_group in last_used:
         still_open = [record for record in of_group if record.is_open and not record.is_coalesced_part]
-        for record in (*still_open[:_OPEN_KEPT], *of_group[-_NEWEST_KEPT:]):
+        for record in (*still_open[:_OPEN_KEPT], *of_group[-NEWEST_KEPT:]):
             kept[record.id] = record
     shown = {record.group_id for record in kept.values()}
     return replace(

@@ -331,13 +331,14 @@ def read(
     now: Callable[[], float],
     *,
     newest: int | None = None,
+    tries: int = TRIES,
 ) -> RankRecords:
     """The records of the recorder that lies at `address`; of those that are done the `newest` of each group at least.
 
     Raises UnreadableError, and nothing else.
     """
     error = UnreadableError("ChangedWhileRead", "the buffer moved while it was read, each time")
-    for _ in range(TRIES):
+    for _ in range(tries):
         try:
             return _read_once(Image(read_memory), address, layout, library, newest=newest, now=now())
         except UnreadableError as reason:

@@ -310,8 +310,11 @@ def _is_stopped(member: Member) -> bool:
 
 def _alone(circle: Sequence[int], meetings: Sequence[Meeting]) -> tuple[int, ...]:
     """The one rank of a circle that waits where nobody waits with it, while with the others some do."""
-    company = {rank: max((len(one.waiting) for one in meetings if rank in one.waiting), default=0) for rank in circle}
-    alone = tuple(rank for rank, count in company.items() if count == 1)
+    company: dict[int, int] = {}
+    for meeting in meetings:
+        for rank in meeting.waiting:
+            company[rank] = max(company.get(rank, 0), len(meeting.waiting))
+    alone = tuple(rank for rank in circle if company.get(rank) == 1)
     return alone if len(alone) == 1 else ()
 
 

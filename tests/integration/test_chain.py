@@ -84,6 +84,29 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
         assert job.process.wait(30) == 0
 
 
+def test_ranks_that_stand_alike_are_told_apart_by_their_numbers(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    """Four equal stacks; rank 1 is in another group than the others, and waits there for rank 0, which waits for it."""
+    fake_driver.write([*h100(4), *COUNTED])
+    with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon, TorchJob(tmp_path, "wrong_group.py") as job:
+        job.wait_for_step(3)
+        daemon.wait_for_state(job.run_id, "training")
+        (tmp_path / "part").touch()
+        fake_driver.add("gpu all power_watts 118")
+        _states_until(daemon, job.run_id, "hung")
+        (info, _) = daemon.samples("hangwatch_incident_info", job_id=job.run_id)[0]
+        assert len(daemon.samples("hangwatch_job_page", job_id=job.run_id)) == 1
+        folder = daemon.state / "incidents" / info["incident"]
+        wait_for(lambda: (folder / "report.html").exists(), "the incident folder")
+        verdict = incident_file.load(folder).verdict
+        assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("Circle", (), [1])
+        assert "Ranks 0-1 wait for each other" in verdict.message
+        (recorder,) = incident_file.load(folder).captures[-1].ranks[1].rounds[-1].recorders
+        assert [one.group_description for one in recorder.records if one.is_open] == ["tp"]
+        again = json.loads(_hangwatch("explain", str(folder), "--json").stdout)["verdict"]
+        assert (again["kind"], [one["rank"] for one in again["first_look"]]) == ("Circle", [1])
+        assert again["message"] == verdict.message
+
+
 def test_dump_shows_every_rank_of_every_launcher(fake_driver: FakeDriver, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "shard")
     with TorchJob(tmp_path, "stuck_on_a_fifo.py") as job:

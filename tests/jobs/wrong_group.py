@@ -1,0 +1,36 @@
+"""A real job over gloo whose ranks hang at one place: on request rank 1 reduces in its tp group in place of in all ranks.
+
+usage: torchrun ... wrong_group.py FOLDER    FOLDER/part asks for it; each rank writes its steps to FOLDER/steps-<rank>.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from itertools import count
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+def sync(group: dist.ProcessGroup | None) -> None:
+    dist.all_reduce(torch.ones(4), group=group)
+
+
+def main(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    pairs = [dist.new_group([first, first + 1], group_desc="tp") for first in range(0, dist.get_world_size(), 2)]
+    mine = pairs[rank // 2]
+    for step in count(1):
+        sync(mine)
+        parts = rank == 1 and (folder / "part").exists()
+        sync(mine if parts else None)
+        (folder / f"steps-{rank}").write_text(str(step))
+        time.sleep(0.01)  # the work of a step is on the GPU: the cores of the machine are for others
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))

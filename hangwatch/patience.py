@@ -3,7 +3,7 @@
 It stands on the ground since two rooms ask: `checks`, whether that is longer than a look takes, and `hang`, which pages
 before it. It is read from the environment that the ranks were started with, and from PyTorch's defaults: 600 s for NCCL
 (1800 s before PyTorch 2.2), 1800 s for gloo, 480 s for the watchdog's heartbeat. A time-out that the job's own code
-passes to `init_process_group` is not visible from outside.
+passes to `init_process_group` stands in what its ranks have recorded, where that can be read, and then above this.
 """
 
 from __future__ import annotations

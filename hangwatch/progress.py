@@ -17,7 +17,7 @@ from hangwatch import words
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.checks import nvlink_status, xid
 from hangwatch.config import Detector
-from hangwatch.hang import detector, stays
+from hangwatch.hang import by_number, detector, stays
 from hangwatch.hang.detector import JobWatch, MotionCount
 from hangwatch.hang.jobs import told_apart
 from hangwatch.hang.pauses import places_of
@@ -258,7 +258,7 @@ def captured(snapshot: Snapshot, look: Look, *, now: float, settings: Detector) 
     came = sum(rank.id.pid not in looked_at for rank in entry.job.ranks)
     look = look.without_motion_of(detector.settled(entry.watch, stays.of(look.grouping), now, settings))
     seen = replace(motion_count(look.grouping), came=came, places=places_of(look.grouping, look.verdict.named))
-    watch, wanted = detector.captured(entry.watch, seen, now, settings)
+    watch, wanted = detector.captured(_with_timeout(entry.watch, look), seen, now, settings)
     entry = replace(entry, watch=watch, page=detector.pages(watch, now, settings))
     if watch.is_open:
         entry = replace(entry, incident=_seen(entry, look))
@@ -266,6 +266,12 @@ def captured(snapshot: Snapshot, look: Look, *, now: float, settings: Detector) 
     if watch.is_open and entry.incident is not None and not any(isinstance(action, SaveIncident) for action in actions):
         actions = (*actions, SaveIncident(incident=entry.incident))
     return snapshot.count("captures", _result(seen)).with_job(entry), actions
+
+
+def _with_timeout(watch: JobWatch, look: Look) -> JobWatch:
+    """The time-out that the open operations have recorded stands above what the environment lets assume."""
+    told = by_number.timeout_seconds(look.grouping)
+    return watch if told is None else replace(watch, collective_seconds=told)
 
 
 def glanced(

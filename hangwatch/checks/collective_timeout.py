@@ -1,22 +1,26 @@
 """Whether a hung job would end itself before its stacks have been taken.
 
 torch.distributed gives up on a collective after its time-out and kills the process, and the evidence with it. What a
-job will wait is derived in `patience`; the message says which time-out was assumed.
+job will wait stands in what its ranks have recorded, else it is derived in `patience`; the message says which.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Point
+from hangwatch.model import CheckVerdict, Fault, Job, Point
 from hangwatch.patience import VARIABLES, Patience, patience
-from hangwatch.probes import pidfiles
+from hangwatch.probes import pidfiles, torch_recorder
 from hangwatch.probes.node import Node
+
+RECORDED = "by its flight recorder"
 
 TIMEOUT = Metric(
     name="collective_timeout_seconds", help="what a collective of the job waits before the job ends itself",
@@ -55,8 +59,23 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
         if environ is None:
             faults += [answer for answer in answers if isinstance(answer, Fault)][:1]
         else:
-            patiences.append(patience(job, environ))
+            patiences.append(_with_recorded(patience(job, environ), job, node.proc_root))
     return Sample(jobs=tuple(patiences), dump_after_seconds=node.dump_after_seconds, faults=tuple(faults))
+
+
+def _with_recorded(told: Patience, job: Job, proc_root: Path) -> Patience:
+    """What the operations of the first rank have recorded as their time-out stands above every assumption."""
+    if told.collective_seconds is None:
+        return told
+    read = torch_recorder.Recorders(proc_root).read(job.ranks[0].id, job.share, 1)
+    newest = {
+        (one.library, record.group_id): record.timeout_ms
+        for one in read
+        if not isinstance(one, Fault)
+        for record in one.records
+    }
+    seconds = min((milliseconds / 1e3 for milliseconds in newest.values() if milliseconds > 0), default=None)
+    return told if seconds is None else replace(told, collective_seconds=seconds, source=RECORDED)
 
 
 def points(sample: Sample) -> Iterable[Point]:
@@ -103,10 +122,11 @@ def _judge_job(job: Patience, ours: float, settings: Settings) -> CheckVerdict |
 
 
 def _sentence(job: Patience) -> str:
+    assumed = "" if job.source == RECORDED else ", unless its code says otherwise"
     if job.collective_seconds is None:
         waits = f"waits for ever ({job.source})"
     else:
-        waits = f"waits {job.collective_seconds:.0f} s ({job.source}, unless its code says otherwise)"
+        waits = f"waits {job.collective_seconds:.0f} s ({job.source}{assumed})"
     myth = f"; {' and '.join(job.ignored)} is set, which nothing reads" if job.ignored else ""
     return f"job {job.job} {waits}{myth}"
 

@@ -17,6 +17,7 @@ from hangwatch.model import (
     Evidence,
     FirstLook,
     Group,
+    Grouping,
     Member,
     RankId,
     Signature,
@@ -63,6 +64,19 @@ def _stance(group: Group, member: Member, pids: set[tuple[str | None, int | None
         case "unknown" if is_in_user_code(group) and not member.receives:
             return "elsewhere"
     return "elsewhere" if member.signature is Signature.AWAITS_OUTSIDE else "unclear"
+
+
+def timeout_seconds(grouping: Grouping) -> float | None:
+    """How long what the ranks wait in waits, as they recorded it: the shortest; None where nothing stays open."""
+    found = (
+        one.timeout_seconds
+        for member in grouping.members
+        for recorder in member.recorded
+        for records in recorder.groups
+        for one in records.operations
+        if one.stays_open and one.timeout_seconds is not None
+    )
+    return min(found, default=None)
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------
@@ -200,6 +214,9 @@ def _meeting(one: Meeting) -> str:
         parts.append(f"of {_ranks(one.unseen)} it is not known")
     if not one.missing and not one.unseen:
         parts.append("all of its ranks have come" if one.is_whole else "who else is in it is not known")
+    left = None if one.timeout_seconds is None else one.timeout_seconds - one.seconds
+    if one.timeout_seconds is not None and left is not None and left > 0:
+        parts.append(f"its time-out of {words.duration(one.timeout_seconds)} is over in {words.duration(round(left))}")
     return "; ".join(parts)
 
 

@@ -14,7 +14,9 @@ from hangwatch.hang import waitfor
 from hangwatch.hang.recorded import recorded
 from hangwatch.hang.waitfor import Answer
 from hangwatch.model import Member, RankId
+from hangwatch.probes.node import Node
 from tests.conftest import wait_for
+from tests.node_tree import run, values
 from tests.recorder_jobs.started import KEY, started
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
@@ -81,3 +83,14 @@ def test_where_everybody_stands_alike_the_numbers_show_a_circle(tmp_path: Path) 
         verdict = wait_for(lambda: settled if (settled := job.look().verdict).kind == "Circle" else None, "the circle")
         assert (verdict.named, [rank.rank for rank in verdict.first_look]) == ((), [1])
         assert "rank 1 for rank 0 in all_reduce 11 of tp of ranks 0-1" in verdict.message
+
+
+def test_the_time_out_of_a_job_is_what_its_ranks_recorded(tmp_path: Path) -> None:
+    """600 s, which its code passed; gloo's default is 1800 s."""
+    with started("own_code", tmp_path) as job:
+        node = Node(jobs=(job.job(),), dump_after_seconds=135.0)
+        result = run("collective_timeout", node)
+        assert list(values(result, "collective_timeout_seconds").values()) == [600.0]
+        assert "waits 600 s (by its flight recorder)" in result.verdict.message
+        waits = [one.message for one in job.look().verdict.evidence if one.kind == "sequence"]
+        assert waits and "its time-out of 10 min 00 s is over in 9 min" in waits[0]

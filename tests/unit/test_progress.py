@@ -18,11 +18,13 @@ from hangwatch.model import (
     CheckResult,
     CheckStatus,
     CheckVerdict,
+    Enqueued,
     Frame,
     GpuSample,
     GpuSweep,
     Group,
     Grouping,
+    GroupRecords,
     Incident,
     Job,
     JobState,
@@ -34,6 +36,7 @@ from hangwatch.model import (
     ProcessId,
     Rank,
     RankId,
+    Recorded,
     SamplerStatus,
     Signature,
     Value,
@@ -730,6 +733,27 @@ def test_the_place_of_a_look_is_learnt_and_pages_later_and_says_so() -> None:
     assert "the job has paused here before, 40 s at most: it pages after 80 s" in entry.incident.timeline[-1].message
     life.power(80, 60)
     assert life.snapshot.jobs["42"].page
+
+
+def test_the_time_out_that_an_open_operation_recorded_is_the_jobs() -> None:
+    waiting = Enqueued(
+        number=6, operation="all_reduce", order=6, created_unix_seconds=1e9, stays_open=True, timeout_seconds=140.0
+    )
+    records = GroupRecords(
+        library="gloo", name="0", description="default_pg", number=6, operations=(replace(waiting, stays_open=False),)
+    )
+    recorded = [
+        (Recorded(library="gloo", groups=(replace(records, operations=(one,)),)),)
+        for one in (replace(waiting, stays_open=False, timeout_seconds=1.0), waiting)
+    ]
+    groups = tuple(
+        replace(group, members=(replace(group.members[0], recorded=told),))
+        for group, told in zip(AT_A_SERVER.groups, recorded, strict=True)
+    )
+    life = life_with_a_pause()
+    assert (life.snapshot.jobs["42"].watch.collective_seconds, life.snapshot.jobs["42"].page) == (600.0, False)
+    life.look(Grouping(groups=groups))
+    assert (life.snapshot.jobs["42"].watch.collective_seconds, life.snapshot.jobs["42"].page) == (140.0, True)
 
 
 def test_ranks_that_were_replaced_taught_nothing() -> None:

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from hangwatch.flight_record import RankRecords  # noqa: E402
+from hangwatch.hang import recorded  # noqa: E402
 from hangwatch.model import ProcessId  # noqa: E402
 from hangwatch.probes import procs, torch_recorder  # noqa: E402
 from hangwatch.probes.torch_recorder import layouts, libraries, memory_image, search, symbols  # noqa: E402
@@ -138,8 +139,8 @@ def measure(folder: Path, pids: list[int], rounds: int) -> None:
     victim, library = ranks[1], libraries.mapped(Path(f"/proc/{pids[1]}/maps").read_bytes())
     mapped = library.libraries[0]
 
-    def read(process: ProcessId) -> RankRecords:
-        (answer,) = torch_recorder.SHARED.read(process)
+    def read(process: ProcessId, newest: int | None = None) -> RankRecords:
+        (answer,) = torch_recorder.SHARED.read(process, newest=newest)
         assert isinstance(answer, RankRecords), answer
         return answer
 
@@ -162,8 +163,11 @@ def measure(folder: Path, pids: list[int], rounds: int) -> None:
         one = median(rounds, lambda: dump(victim.pid, "--nonblocking"))
         print(f"{len(ranks)} ranks, {len(records.records):,} records of {records.layout}; the last column is the ratio")
         row("py-spy dump --nonblocking of a rank", *one, one[0])
-        row("the recorder of a rank", *median(rounds, lambda: read(victim)), one[0])
-        row(f"the recorders of {len(ranks)} ranks", *median(rounds, lambda: [read(rank) for rank in ranks]), one[0])
+        row("the recorder of a rank, whole", *median(rounds, lambda: read(victim)), one[0])
+        short = median(rounds, lambda: read(victim, recorded.NEWEST_KEPT))
+        row("the recorder of a rank, as a capture reads it", *short, one[0])
+        node = median(rounds, lambda: [read(rank, recorded.NEWEST_KEPT) for rank in ranks])
+        row(f"the recorders of {len(ranks)} ranks, as a capture reads them", *node, one[0])
         all_dumps = median(max(1, rounds // 3), lambda: [dump(rank.pid, "--nonblocking") for rank in ranks])
         row(f"py-spy dump --nonblocking of {len(ranks)} ranks", *all_dumps, one[0])
         row("symbols of a library file, in a child", *median(rounds, ask_symbols), one[0])

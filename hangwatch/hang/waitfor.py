@@ -12,10 +12,10 @@ only who has no open record, and by stack and kernel waits for nobody, is named.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
 from typing import Literal, NamedTuple
 
 from hangwatch.flight_record import Library
@@ -136,7 +136,8 @@ def judge(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
     meetings = tuple(meeting for group, far in zip(waited_in, come, strict=True) for meeting in _meetings(group, far))
     awaited = {rank for meeting in meetings for rank in meeting.missing}
     not_known = {rank for far in come for rank in far.unknown}
-    came = frozenset(rank for far in come for rank in far.numbers) - awaited - not_known
+    met = (far.numbers.keys() - _only_one(group) for group, far in zip(waited_in, come, strict=True))
+    came = frozenset(itertools.chain.from_iterable(met)) - awaited - not_known
     unread = _unread(by_rank, waited_in, world_size)
     base = Answer("unknown", meetings=meetings, came=came, partly=unread)
     if (differs := _other_operation(waited_in)) is not None:
@@ -148,6 +149,12 @@ def judge(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
     if (differs := _other_order(waited_in)) is not None:
         return _mismatch(base, differs)
     return base._replace(kind="everybody")
+
+
+def _only_one(group: _Group) -> set[int]:
+    """The rank that alone waits in a group: what it has open says nothing of what others wait for."""
+    waiters = group.waiters
+    return set(waiters) if len(waiters) == 1 else set()
 
 
 def _by_rank(members: Iterable[Member]) -> dict[int, Member] | None:
@@ -431,7 +438,7 @@ def _other_order(groups: Sequence[_Group]) -> dict[str, list[int]] | None:
             opened[rank, group.key[0]].append((one.order, index))
     sides: dict[tuple[int, int], list[int]] = defaultdict(list)
     for (rank, _), found in opened.items():
-        for (_, first), (_, second) in combinations(sorted(found)[:_MOST_ORDERED], 2):
+        for (_, first), (_, second) in itertools.combinations(sorted(found)[:_MOST_ORDERED], 2):
             sides[first, second].append(rank)
     for (first, second), ranks in sorted(sides.items()):
         if first < second and (others := sides.get((second, first))):

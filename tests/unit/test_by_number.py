@@ -1,0 +1,83 @@
+"""Sequence numbers and stacks together: who is accused, and what is said of it."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from hangwatch.fleet.merge import merge
+from hangwatch.hang import culprit
+from hangwatch.model import Confidence, FileLock, Frame, Group, Grouping, Member, Signature, Verdict
+from tests.unit.test_waitfor import WORLD, done, standing, waits
+
+WAIT = Frame(function="all_reduce", file="torch/distributed/distributed_c10d.py", line=9)
+OWN = Frame(function="write_metrics", file="metrics.py", line=31)
+
+
+def waiting(*members: Member) -> Group:
+    return Group(
+        key="w",
+        activity="collective_wait",
+        operation="all_reduce",
+        waits_for="ranks",
+        frames=(WAIT, Frame(function="main", file="train.py", line=3)),
+        members=members,
+    )
+
+
+def outside(*members: Member, activity: str = "checkpoint", waits_for: str = "nothing") -> Group:
+    own = tuple(structs.replace(member, user_frames=(OWN,)) for member in members)
+    return Group(key="o", activity=activity, waits_for=waits_for, frames=(OWN,), members=own)
+
+
+def judged(*groups: Group, world_size: int = 4) -> Verdict:
+    return culprit.judge(Grouping(groups=groups, world_size=world_size))
+
+
+THREE = tuple(standing(rank, waits(6)) for rank in range(3))
+
+
+def test_numbers_name_and_stacks_say_what_it_does() -> None:
+    verdict = judged(waiting(*THREE), outside(standing(3, done(5))))
+    assert (verdict.kind, [one.rank for one in verdict.named]) == ("NotCome", [3])
+    assert verdict.confidence is Confidence.HIGH
+    assert "Rank 3 has not come to all_reduce 6 of the default group, where ranks 0-2 wait" in verdict.message
+    assert "metrics.py:31" in verdict.message
+
+
+def test_a_stack_against_the_numbers_accuses_nobody_and_both_are_shown() -> None:
+    """The group of two has members that nobody has seen, so that not everybody is known to have come."""
+    pair = {WORLD: (5, 6), "1": (4, 4)}
+    verdict = judged(waiting(*(standing(rank, pair) for rank in range(3))), outside(standing(3, pair)))
+    assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("Contradiction", (), [3])
+    assert "by stacks rank 3" in verdict.message and "have" not in verdict.message.split("come to")[0]
+    without = [structs.replace(member, recorded=()) for member in THREE]
+    alone = judged(waiting(*without), outside(standing(3, pair)))
+    assert (alone.kind, [one.rank for one in alone.named]) == ("OutsideCollective", [3])
+
+
+def test_the_kernel_stands_above_what_names_nobody() -> None:
+    stopped = structs.replace(standing(3, waits(6)), state="T", signature=Signature.STOPPED)
+    verdict = judged(waiting(*THREE, stopped))
+    assert (verdict.kind, [one.rank for one in verdict.named]) == ("RankStopped", [3])
+    assert judged(waiting(*THREE, standing(3, waits(6)))).kind == "EverybodyCame"
+
+
+def test_who_waits_for_a_lock_that_a_rank_holds_waits_for_that_rank() -> None:
+    lock = FileLock(path="/shared/lock", holder_pid=700)
+    held = structs.replace(standing(3, done(5)), file_lock=lock)
+    holder = structs.replace(THREE[0], id=structs.replace(THREE[0].id, pid=700))
+    verdict = judged(waiting(holder, *THREE[1:]), outside(held, activity="lock", waits_for="lock"), world_size=4)
+    assert verdict.kind != "NotCome"
+    stranger = structs.replace(held, file_lock=structs.replace(lock, holder_pid=701))
+    assert judged(waiting(holder, *THREE[1:]), outside(stranger, activity="lock", waits_for="lock")).kind == "NotCome"
+
+
+def test_nodes_are_judged_together_as_one() -> None:
+    def node(name: str, *members: Member) -> tuple[Member, ...]:
+        return tuple(structs.replace(one, id=structs.replace(one.id, node=name)) for one in members)
+
+    here = Grouping(groups=(waiting(*node("a", *THREE)),), world_size=4)
+    there = Grouping(groups=(outside(*node("b", standing(3, done(5)))),), world_size=4)
+    assert culprit.judge(here, 3).named == ()
+    for both in (merge(here, there), merge(there, here)):
+        assert [one.rank for one in culprit.judge(both).named] == [3]

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ import pytest
 from hangwatch.flight_record import FlightRecord, RankRecords
 from hangwatch.model import Fault, ProcessId
 from hangwatch.probes import procs, torch_recorder
-from hangwatch.probes.torch_recorder import layouts, libraries, search
+from hangwatch.probes.torch_recorder import layouts, libraries, search, symbols, symbols_child
 from tests.conftest import wait_for
+from tests.dead_mount import dying_mount
 from tests.integration import targets
 from tests.other_users import as_user, needs_root
 
@@ -269,3 +271,72 @@ threading.Thread(target=wait, daemon=True).start()
                 )
         print(reasons)
         assert reasons <= {"UnknownLayout", "ChangedWhileRead", "RecorderOff", "TooLarge"}
+
+
+MAPS_A_FILE = """
+import mmap
+file = open(folder + "/{name}", "r+b")
+kept = mmap.mmap(file.fileno(), 1 << 16, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+kept[:8]
+{more}
+ready()
+import time
+time.sleep(600)
+"""
+HEADER_OF_AN_ELF = bytes.fromhex("7f454c4602010100000000000000000003003e0001000000") + b"\xff" * 40
+
+
+@pytest.mark.parametrize(
+    ("raw", "more"),
+    [
+        (b"no library " * 8192, ""),
+        (HEADER_OF_AN_ELF * 1024, ""),
+        (b"\x7fELF" + b"\0" * 65536, "file.truncate(10)"),
+        (b"no library " * 8192, "import os; os.unlink(folder + '/libtorch_cpu.so')"),
+        (
+            b"no library " * 8192,
+            "import os; os.unlink(folder + '/libtorch_cpu.so'); os.mkfifo(folder + '/libtorch_cpu.so')",
+        ),
+        (
+            b"no library " * 8192,
+            "import os; os.unlink(folder + '/libtorch_cpu.so'); os.symlink('/etc/shadow', folder + '/libtorch_cpu.so')",
+        ),
+    ],
+    ids=["no library", "an ELF of nonsense", "cut off", "deleted", "a pipe in its place", "a link in its place"],
+)
+def test_a_file_that_only_has_the_name_of_the_library_is_a_fault(tmp_path: Path, raw: bytes, more: str) -> None:
+    (tmp_path / "libtorch_cpu.so").write_bytes(raw)
+    with targets.python(MAPS_A_FILE.format(name="libtorch_cpu.so", more=more), tmp_path) as pid:
+        assert fault(identity(pid)).reason in ("NoRecorder", "UnknownLayout")
+
+
+def test_a_library_below_a_link_is_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "libtorch_cpu.so").write_bytes(b"x" * 65536)
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real" / "link.so").symlink_to("libtorch_cpu.so")
+    os.close(symbols_child.opened(str(tmp_path), "/real/libtorch_cpu.so"))
+    for path in ("/link/libtorch_cpu.so", "/real/link.so", "/real", "/none"):
+        with pytest.raises(OSError):
+            symbols_child.opened(str(tmp_path), path)
+
+
+@needs_root
+def test_a_library_that_gives_no_answer_costs_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symbols, "SHARED", tables := symbols.SymbolTables(deadline_seconds=1.0))
+    (tmp_path / "library").write_bytes(b"no library " * 8192)
+    maps = MAPS_A_FILE.replace("r+b", "rb").format(name="mount/libtorch_cpu.so", more="mmap.mmap.find(kept, b'!')")
+    with contextlib.ExitStack() as mounted:
+        die = mounted.enter_context(dying_mount(tmp_path / "mount", {"libtorch_cpu.so": tmp_path / "library"}))
+        with targets.python(maps, tmp_path) as pid:
+            process = identity(pid)
+            die()
+            began = time.monotonic()
+            assert fault(process).reason in ("NoRecorder", "UnknownLayout", "NoAnswer")
+            assert time.monotonic() - began < 20.0
+            left = tables.left_behind()
+            assert left == 1
+            fault(process)
+            assert tables.left_behind() == left, "it is not asked again so soon"
+            mounted.close()  # its user cannot end before it does
+    wait_for(lambda: tables.left_behind() == 0, "the child to end with the file system")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from zlib import crc32
 
 from hangwatch.config import Detector, Settings
-from hangwatch.model import Awaited
+from hangwatch.model import Awaited, Waiting
 from tests.scenarios.simulation import SETTINGS, Doing, Node
 
 HOUR = 3600.0
@@ -70,6 +70,15 @@ _GENERATE = (
     "fit (grpo.py)",
     "<module> (grpo.py)",
 )
+_READ_SHARD = ("read_exactly (shards.py)", "next_shard (shards.py)", *_MAIN[1:])
+_MEET = (
+    "_create_tcp_store (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)",
+    "create_backend (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)",
+    "launch_agent (torch/distributed/launcher/api.py)",
+    "run (torch/distributed/run.py)",
+    "<module> (torchrun)",
+)
+_OWN_LOOP = ("next_question (answers.py)", "main (answers.py)", "<module> (answers.py)")
 _POLL = ("wait_for_file (pretrain.py)", *_MAIN[1:])
 _DOWNLOAD = ("read (ssl.py)", "download_shards (prepare.py)", *_MAIN[1:])
 
@@ -105,6 +114,9 @@ LOCKED = Doing((_LOCK,), watts=84.0, utilization_ratio=0.0)
 SPINS = Doing((_SPIN,), watts=84.0, utilization_ratio=0.0, cpu_ratio=1.0, state="R")
 IN_DRIVER = Doing((_SYNCHRONIZE,), watts=68.0, utilization_ratio=0.0, state="D")
 STARTS = Doing((_DOWNLOAD,), watts=72.0, utilization_ratio=0.0, cpu_ratio=0.1, io_bytes_per_second=1e6)
+STUCK_READING = Doing((_READ_SHARD,), watts=84.0, utilization_ratio=0.0, state="D")
+MEETS = Doing((_MEET,), watts=0.0, utilization_ratio=0.0, switches_per_second=1.0, peers=0)
+SERVES_ITSELF = Doing((_OWN_LOOP,), watts=80.0, utilization_ratio=0.0, peers=0, serves=True)
 SERVES = Doing((_SERVE,), watts=118.0, utilization_ratio=0.0, switches_per_second=2.0, serves=True)
 AWAITS_BROADCAST = Doing((_BROADCAST,), watts=119.0, cpu_ratio=1.0)
 # ray.get looks for signals once a second (RAY_get_check_signal_interval_milliseconds).
@@ -406,6 +418,38 @@ HANG_SCENARIOS = (
         Node(lambda gpu, t: JOINS if gpu < 7 or t < 60 else None),
         (Expected("starting → suspected → hung", True, (7,), 930.0),),
         1200.0,
+        trouble_at=0.0,
+    ),
+    PowerScenario(
+        "eleven jobs, one dead file system",
+        "eleven jobs of two ranks; of each, rank 0 blocks in a read at the same second",
+        "hang",
+        Node(
+            lambda gpu, t: TRAINS if t < HOUR else WAITS if gpu % 2 else STUCK_READING,
+            jobs=tuple((f"job-{number}", range(2 * number, 2 * number + 2)) for number in range(11)),
+        ),
+        (Expected(HANGS, True, (0,)),) * 11,
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "hangwatch is started again in a hang",
+        "rank 5 waits for a lock; hangwatch is started again after four minutes, and after eight",
+        "hang",
+        replace(_after(HOUR, 5, LOCKED), daemon=lambda t: max(0, int((t - HOUR) // 240))),
+        (Expected(HANGS, True, (5,)),),
+        HOUR + 700,
+    ),
+    PowerScenario(
+        "a launcher that waits for another node",
+        "torchrun for two nodes; the other one never comes",
+        "hang",
+        Node(
+            lambda _gpu, _t: MEETS,
+            jobs=(("job", range(0)),),
+            waiting=Waiting(launcher="torchrun", run_id="pretrain", nodes="2", endpoint="10.0.0.1:29400"),
+        ),
+        (Expected("starting → suspected → stalled", True, (), 8115.0),),
+        3 * HOUR,
         trouble_at=0.0,
     ),
     PowerScenario(
@@ -928,6 +972,14 @@ HEALTHY_SCENARIOS = (
         "rank 0 waits for requests, the others for rank 0; none comes for three hours",
         "healthy",
         Node(lambda gpu, _t: AWAITS_BROADCAST if gpu else SERVES),
+        (Expected("starting → suspected → training"),),
+        3 * HOUR,
+    ),
+    PowerScenario(
+        "a server of its own",
+        "somebody's own server without a launcher's name or a known frame: its ranks wait on a socket that listens",
+        "healthy",
+        Node(lambda _gpu, _t: SERVES_ITSELF),
         (Expected("starting → suspected → training"),),
         3 * HOUR,
     ),

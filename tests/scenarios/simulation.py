@@ -37,6 +37,7 @@ from hangwatch.model import (
     Thread,
     ThreadCounters,
     Verdict,
+    Waiting,
     spans,
 )
 from hangwatch.progress import Action
@@ -44,6 +45,8 @@ from hangwatch.progress import Action
 NODE = "node-1"
 SETTINGS = Settings()
 UNIX_START = 1_700_000_000.0
+LAUNCHER = ProcessId(pid=900, start_ticks=90)
+AT_ONCE = 8  # captures: `beats` has as many threads for them
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,9 @@ class Node:
 
     `jobs` are job ids and the GPUs that they hold. `limit_watts(t)` is the power limit, `lost(gpu, t)` whether the
     driver cannot read a GPU, `silent(t)` whether no sample comes at all, `generation(t)` grows when a launcher starts
-    its ranks anew. `noise_ratio` of the power is noise.
+    its ranks anew, `daemon(t)` when hangwatch is started again. `noise_ratio` of the power is noise.
+
+    A job without GPUs is a launcher that has no rank: `waiting` is what it waits for, GPU -1 what it does.
     """
 
     doing: Callable[[int, float], Doing | None]
@@ -98,6 +103,8 @@ class Node:
     lost: Callable[[int, float], bool] = lambda _gpu, _t: False
     silent: Callable[[float], bool] = lambda _t: False
     generation: Callable[[float], int] = lambda _t: 0
+    daemon: Callable[[float], int] = lambda _t: 0
+    waiting: Waiting | None = None
     noise_ratio: float = 0.03
 
     @property
@@ -136,13 +143,15 @@ class Node:
     def found_jobs(self, t: float) -> Iterator[Job]:
         """What a scan of /proc finds."""
         for job_id, gpus in self.jobs:
+            if not gpus:
+                yield Job(job_id=job_id, launcher="torchrun", launcher_id=LAUNCHER, ranks=(), waiting=self.waiting)
             present = [gpu for gpu in gpus if self.doing(gpu, t) is not None]
             if not present:
                 continue
             yield Job(
                 job_id=job_id,
                 launcher="torchrun",
-                launcher_id=ProcessId(pid=900, start_ticks=90),
+                launcher_id=LAUNCHER,
                 ranks=tuple(
                     Rank(
                         id=self.process(gpu, t),
@@ -215,16 +224,19 @@ class _Daemon:
         self._noise = random.Random(seed)
         self.activities = activity.load(settings.activities.rules)
         self._wanted: list[TakeCapture] = []
-        self._taking: _Taking | None = None
-        self._cpu_seconds = dict.fromkeys(node.gpus, 0.0)
-        self._main_cpu_seconds = dict.fromkeys(node.gpus, 0.0)
-        self._switches = dict.fromkeys(node.gpus, 0.0)
-        self._io_bytes = dict.fromkeys(node.gpus, 0.0)
-        self._socket_bytes = dict.fromkeys(node.gpus, 0.0)
-        self._device_bytes = dict.fromkeys(node.gpus, 0.0)
+        self._under_way: list[_Taking] = []
+        self._places = (*node.gpus, -1) if node.waiting is not None else (*node.gpus,)
+        self._cpu_seconds = dict.fromkeys(self._places, 0.0)
+        self._main_cpu_seconds = dict.fromkeys(self._places, 0.0)
+        self._switches = dict.fromkeys(self._places, 0.0)
+        self._io_bytes = dict.fromkeys(self._places, 0.0)
+        self._socket_bytes = dict.fromkeys(self._places, 0.0)
+        self._device_bytes = dict.fromkeys(self._places, 0.0)
 
     def second(self, t: float) -> None:
         self._count(t)
+        if t and self.node.daemon(t) != self.node.daemon(t - 1):
+            self._start_again(t)
         if t % self.settings.jobs.discover_seconds == 0:
             self._discover(t)
         if not self.node.silent(t):
@@ -240,7 +252,7 @@ class _Daemon:
         self._capture(t)
 
     def _count(self, t: float) -> None:
-        for gpu in self.node.gpus:
+        for gpu in self._places:
             doing = self.node.doing(gpu, t)
             if doing is not None:
                 self._cpu_seconds[gpu] += doing.cpu_ratio
@@ -254,18 +266,40 @@ class _Daemon:
         self._snapshot, actions = progress.discovered(self._snapshot, self.node.found_jobs(t), t, UNIX_START + t)
         self._note(actions, t)
 
+    def _start_again(self, t: float) -> None:
+        """What a new daemon knows: the incidents that the old one has saved and nobody has closed."""
+        incidents = [entry.incident for entry in self._snapshot.jobs.values() if entry.incident is not None]
+        self._wanted, self._under_way = [], []
+        self._snapshot, _ = progress.discovered(Snapshot(), self.node.found_jobs(t), t, UNIX_START + t)
+        living = frozenset(process for entry in self._snapshot.jobs.values() for process in entry.job.processes)
+        self._snapshot, actions = progress.resumed(
+            self._snapshot,
+            [incident for incident in incidents if incident.closed_unix_seconds is None],
+            living,
+            now=t,
+            unix_now=UNIX_START + t,
+            settings=self.settings.detector,
+        )
+        self._note(actions, t)
+        for job_id, entry in self._snapshot.jobs.items():
+            if self.played[job_id].states[-1:] != [entry.watch.state.value]:
+                self.played[job_id].states.append(entry.watch.state.value)
+
     def _capture(self, t: float) -> None:
-        if self._taking is None and self._wanted:
+        if self._wanted and len(self._under_way) < AT_ONCE:
             self._discover(t)
+        while self._wanted and len(self._under_way) < AT_ONCE:
             wanted = self._wanted.pop(0)
-            self._taking = _Taking(wanted.job_key, t, is_glance=wanted.is_glance)
-        taking = self._taking
-        if taking is None or (t - taking.began) % self.settings.capture.pause_seconds:
-            return
-        taking.rounds.append({gpu: self._dump(gpu, t, len(taking.rounds)) for gpu in self.node.gpus})
+            self._under_way.append(_Taking(wanted.job_key, t, is_glance=wanted.is_glance))
+        for taking in tuple(self._under_way):
+            if (t - taking.began) % self.settings.capture.pause_seconds == 0:
+                self._take_round(taking, t)
+
+    def _take_round(self, taking: _Taking, t: float) -> None:
+        taking.rounds.append({gpu: self._dump(gpu, t, len(taking.rounds)) for gpu in self._places})
         if len(taking.rounds) < self.settings.capture.rounds:
             return
-        self._taking = None
+        self._under_way.remove(taking)
         look = self._look(taking, t)
         self.played[taking.job_id].looks.append(look)
         settings = self.settings.detector
@@ -320,10 +354,18 @@ class _Daemon:
             started_unix_seconds=UNIX_START + taking.began,
             duration_seconds=t - taking.began,
             rounds=len(taking.rounds),
-            ranks=tuple(self._rank_dump(gpu, gpu - gpus.start, taking, t) for gpu in gpus),
-            world_size=len(gpus),
+            ranks=tuple(self._rank_dump(gpu, gpu - gpus.start, taking, t) for gpu in gpus)
+            or (self._launcher_dump(taking),),
+            world_size=len(gpus) or None,
         )
         return judged(taken, self.settings.capture, self.activities, unix_now=UNIX_START + t)
+
+    def _launcher_dump(self, taking: _Taking) -> RankDump:
+        return RankDump(
+            id=RankId(node=NODE, pid=LAUNCHER.pid),
+            rounds=tuple(one[-1] for one in taking.rounds),
+            waiting=self.node.waiting,
+        )
 
     def _rank_dump(self, gpu: int, rank: int, taking: _Taking, t: float) -> RankDump:
         if self.node.doing(gpu, taking.began) is None:  # nobody dumps a process that comes later

@@ -28,7 +28,7 @@ def test_power_scenario(scenario: PowerScenario) -> None:
     for (job_id, _), expected in zip(scenario.node.jobs, scenario.expected, strict=True):
         job = played[job_id]
         assert fold(job.states) == expected.states, job_id
-        assert (job.paged_at is not None) == expected.page, job_id
+        assert len(job.pages) == expected.page, job_id
         if expected.page:
             assert tuple(one.rank for one in job.verdict.named) == expected.named, job.verdict.message
             assert job.paged_at - scenario.trouble_at <= expected.within_seconds

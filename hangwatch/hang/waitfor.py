@@ -289,7 +289,9 @@ def _awaited(
     busy = {rank for rank, member in awaited.items() if _has_open(member) and not _is_stopped(member)}
     for how in ("elsewhere", "held"):  # who is held up may be by who is elsewhere
         if named := tuple(rank for rank, stand in stands.items() if stand == how and rank not in busy):
-            return base._replace(kind="not_come", named=named)
+            waiting = {rank for group in groups for rank in group.waiters}
+            waiting.update(rank for rank, stand in stands.items() if stand == "waits")
+            return base._replace(kind="not_come", named=named if len(named) <= len(waiting) else ())
     if outside := tuple(rank for rank, stand in stands.items() if stand in ("elsewhere", "held")):
         return base._replace(kind="not_come", first_look=outside)
     if circle := _circle(groups, come):

@@ -134,6 +134,15 @@ def test_where_several_are_awaited_only_who_is_elsewhere_is_named() -> None:
     assert (found.kind, found.named, found.first_look) == ("not_come", (), ())
 
 
+def test_more_ranks_than_wait_for_them_are_not_named() -> None:
+    """One that was early, and most are still at work: nobody of these is odd."""
+    job = [standing(0, waits(6)), *(standing(rank, done(5)) for rank in (1, 2, 3))]
+    found = judge(job, r1="elsewhere", r2="elsewhere", r3="elsewhere")
+    assert (found.kind, found.named, found.first_look) == ("not_come", (), ())
+    assert judge(job, r1="elsewhere", r2="elsewhere").named == (1, 2)
+    assert judge(job[:2], r1="elsewhere").named == (1,)
+
+
 def test_who_is_held_up_is_named_only_where_nobody_else_may_hold_it() -> None:
     job = [standing(0, waits(6)), standing(1, waits(6)), standing(2, done(5)), standing(3, done(5))]
     assert judge(job, r2="held", r3="elsewhere").named == (3,)

@@ -3,9 +3,10 @@
 usage: python -m tests.torch_layouts [VERSION | WHEEL | FOLDER]... > hangwatch/probes/torch_recorder/layouts.toml
 
 A VERSION is downloaded by pip (the wheel for macOS on arm64: the same headers in a tenth of the size) and deleted, a
-FOLDER holds `torch/include`. A few lines of C++ see the header with its private members open, and g++ writes the offsets
-into a section of an object file; nothing is linked or run. So they are those of this machine: x86-64 and aarch64 agree,
-since all members are of fixed size and libstdc++ and its ABI are the same (pthread_mutex_t is not: 40 bytes and 48).
+FOLDER holds `include` and `version.py`, as an installed torch does. The definition of the recorder is cut out of its
+header, its members are made public, and g++ writes their offsets into a section of an object file; nothing is linked or
+run. They are those of the machine on which g++ runs, and the table is that of x86-64: on aarch64 a mutex of glibc has
+48 bytes instead of 40, so what lies behind it in the recorder would differ.
 """
 
 from __future__ import annotations

@@ -54,11 +54,8 @@ def board(**changes: object) -> Board:
     lost = Fault(subject="gpu 8", reason="GpuIsLost", detail="GPU is lost")
     watch = detector.begin(incident.job, NOW - 900)
     power = GpuPower(recent=(115.0,), limit_watts=700.0, busy_watts=600.0)
-    watch = watch.__class__(
-        job_id=watch.job_id,
-        job_key=watch.job_key,
-        generation=watch.generation,
-        began=watch.began,
+    watch = replace(
+        watch,
         state=JobState.HUNG,
         since=NOW - 5,
         quiet_since=NOW - 140,

@@ -14,6 +14,7 @@ Place = tuple[str, str]
 
 _INSTALLED = re.compile(r"^.*?/(?:site-packages|dist-packages)/|^.*?/lib(?:64)?/python[23](?:\.\d+)?t?/")
 _GENERATED = re.compile(r"^.*/torchinductor[^/]*/.*$|^<eval_with_key>.*$|^<ipython-input.*$|^.*/tmp/(?:tmp)?[^/]*/")
+_INDUCTOR = re.compile(r"^c[a-z2-7]{51}\.py$")  # by a hash; py-spy prints no folder
 _GENERATED_NAMES = (("torchinductor", "<inductor>"), ("<eval_with_key>", "<eval_with_key>"), ("<ipython", "<ipython>"))
 _C_LIBRARY = re.compile(r"(^|/)(libc|libpthread|ld-linux|linux-vdso|\[vdso)[-.\]\w]*")
 _NATIVE_FILE = re.compile(r"\.so(?:\.|$)|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|rs|S|s)$|^python[\d.]*$|^\[|^\?*$|^lib[^/]*$")
@@ -59,6 +60,8 @@ def plain_name(function: str) -> str:
 def short_path(file: str) -> str:
     """The path from the package on, the same under every prefix and temporary folder."""
     short = _INSTALLED.sub("", file)
+    if _INDUCTOR.match(short):
+        return "<inductor>"
     if _GENERATED.match(short):
         for mark, name in _GENERATED_NAMES:
             if mark in short:
@@ -126,7 +129,7 @@ def _is_users(file: str, known: str | None) -> bool | None:
     """Whether a file is of the user's own program; `known` is one that is."""
     if _INSTALLED.match(file) or file.startswith("<frozen "):
         return False
-    if file.startswith("<") or _GENERATED.match(file):
+    if file.startswith("<") or _GENERATED.match(file) or _INDUCTOR.match(file):
         return None
     if file.startswith("/") or file == known:
         return True

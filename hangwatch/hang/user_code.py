@@ -41,7 +41,7 @@ def _users(places: tuple[stack_frames.Place, ...], installed_frames: int | None)
 @lru_cache(maxsize=1 << 16)
 def _is_library(function: str, file: str) -> bool:
     """Whether a frame is compiled, generated, or of a package that the table knows."""
-    is_code = not file.startswith("<") and not stack_frames.is_native(function, file)
+    is_code = not stack_frames.short_path(file).startswith("<") and not stack_frames.is_native(function, file)
     return not is_code or file.partition("/")[0].removesuffix(".py") in activity.packages()
 
 

@@ -63,6 +63,8 @@ def test_a_stack_of_native_frames_alone_keeps_what_is_the_same() -> None:
         ("/usr/lib/python3/dist-packages/x.py", "x.py"),
         ("/usr/lib/python3.11/threading.py", "threading.py"),
         ("/tmp/torchinductor_ann/3x/c3xabc.py", "<inductor>"),
+        (f"c{'3x' * 25}a.py", "<inductor>"),
+        ("collate.py", "collate.py"),
         ("<eval_with_key>.12", "<eval_with_key>"),
         ("/home/ann/train.py", "/home/ann/train.py"),
     ],
@@ -113,6 +115,7 @@ def test_a_name_that_a_process_chose_costs_no_time() -> None:
         (["/opt/lib/python3.13t/queue.py", "/opt/lib/python3.11/site-packages/torch/x.py"], None, [False, False]),
         (["/home/user/torch/train.py", "<string>", "<frozen runpy>"], None, [True, None, False]),
         (["/tmp/torchinductor_me/ab/cab.py", "train.py"], None, [None, None]),
+        ([f"c{'3x' * 25}a.py", "train.py"], None, [None, None]),
     ],
 )
 def test_whose_frames_they_are(files: list[str], installed: int | None, users: list[bool | None]) -> None:

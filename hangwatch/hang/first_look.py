@@ -123,6 +123,17 @@ def _idle_side(scene: Scene) -> Sequence[Group]:
     return _beside_collectives(scene, _awaits_orders)
 
 
+def _awaits_answer(scene: Scene, group: Group) -> bool:
+    """Whether it waits for an answer or for events, while all others stand behind their GPUs.
+
+    Beside a collective an engine may wait so for its next request, in health; nobody begins a step without one.
+    """
+    others = [other for other in scene.stacked if other is not group]
+    asks = group.waits and activity.known(group.activity).work_is_in is not None
+    moves = any(member.motion is Motion.MOVING for member in group.members)
+    return asks and not moves and all(other.waits_for == "gpu" for other in others)
+
+
 def _beside_collectives(scene: Scene, wanted: Callable[[Group], bool]) -> Sequence[Group]:
     """Such groups, where all others stand in collectives."""
     idle = [group for group in scene.stacked if wanted(group)]
@@ -244,6 +255,13 @@ FIRST_LOOKS: tuple[Rule, ...] = (
         wording.has_not_joined,
         lambda _: wording.LOOP,
         few=False,
+    ),
+    _first_look(
+        "wait for another process or for events, while the others stand behind their GPUs",
+        _apart(_awaits_answer),
+        ("gpu",),
+        wording.stands_apart,
+        _settled_by_what_it_is_in,
     ),
     _first_look(
         "is one rank, in another collective or another caller of it",

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from hangwatch.config import Detector
 from hangwatch.hang import power
-from hangwatch.hang.detector import JobWatch
+from hangwatch.hang.watched import JobWatch
 from hangwatch.model import (
     CheckResult,
     Fault,

@@ -25,8 +25,9 @@ from hangwatch.checks import discovery, runner
 from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.config import Settings
 from hangwatch.hang import activity
-from hangwatch.hang.detector import SAMPLE_GAP_SECONDS, MotionCount, TakeCapture, Transition
+from hangwatch.hang.detector import SAMPLE_GAP_SECONDS, TakeCapture, Transition
 from hangwatch.hang.power import GpuLevels, gpu_levels
+from hangwatch.hang.watched import MotionCount
 from hangwatch.http import Server
 from hangwatch.incident_file import StoreError
 from hangwatch.look import JobScan, Look, look_at

@@ -24,8 +24,8 @@ from hangwatch import __version__, words
 from hangwatch.board import DUMP_BUCKETS_SECONDS, Board, Snapshot
 from hangwatch.config import Detector
 from hangwatch.hang import power
-from hangwatch.hang.detector import quiet_seconds
 from hangwatch.hang.power import GpuPower
+from hangwatch.hang.watched import quiet_seconds
 from hangwatch.model import CheckStatus, Group, Incident, JobName, JobState, Member, Point, RankId, Signature
 
 log = logging.getLogger(__name__)

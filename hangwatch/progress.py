@@ -17,12 +17,12 @@ from hangwatch import words
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.checks import nvlink_status, xid
 from hangwatch.config import Detector
-from hangwatch.hang import by_number, detector, stays
-from hangwatch.hang.detector import JobWatch, MotionCount
+from hangwatch.hang import by_number, detector, stays, watched
 from hangwatch.hang.jobs import told_apart
 from hangwatch.hang.pauses import places_of
 from hangwatch.hang.power import idle_levels
 from hangwatch.hang.rest import is_serving, resting_state
+from hangwatch.hang.watched import JobWatch, MotionCount
 from hangwatch.look import Look
 from hangwatch.model import (
     CheckResult,
@@ -82,7 +82,7 @@ def sampled(
             gap_seconds=gap_seconds,
             gpu_errors_at=snapshot.gpu_errors_at,
         )
-        stepped = replace(entry, watch=watch, page=detector.pages(watch, now, settings))
+        stepped = replace(entry, watch=watch, page=watched.pages(watch, now, settings))
         stepped, more = _settle(stepped, wanted, sweep.taken_unix_seconds)
         snapshot = snapshot.with_job(stepped)
         actions += more
@@ -116,7 +116,7 @@ def discovered(
             actions += more
             snapshot = snapshot if other.job.key in found else snapshot.with_job(ended)
         entry = _as_one(entries) if entries else free.get(key)
-        if entry is not None and detector.is_restart(entry.watch, job):
+        if entry is not None and watched.is_restart(entry.watch, job):
             reason = RANKS_CAME if entry.job.waiting else "its ranks were replaced by new ones"
             entry, more = _end(entry, reason, now, unix_now)
             actions += more
@@ -126,11 +126,11 @@ def discovered(
                 started = max(started, before[job.launcher_id].since)
             # Pods of uid 0 may have one key between them: what one was taught is not the other's.
             is_same = entry is not None and entry.job.share == job.share
-            watch = detector.begin(job, now, started, entry.watch if entry is not None and is_same else None)
+            watch = watched.begin(job, now, started, entry.watch if entry is not None and is_same else None)
             entry = JobEntry(job=job, watch=watch, held_gpu=job.holds_gpu)
         else:
             held_gpu = entry.held_gpu or job.holds_gpu
-            watch = detector.joined(entry.watch, job)
+            watch = watched.joined(entry.watch, job)
             entry = replace(entry, job=_with_known_absent(entry, job), watch=watch, held_gpu=held_gpu)
         snapshot = snapshot.with_job(entry)
     led = {launcher for match in found.values() if match.job.ranks for launcher in match.job.launcher_ids}
@@ -179,7 +179,7 @@ def resumed(
     actions: list[Action] = []
     waiting: list[Incident] = []
     for incident in incidents:
-        ranks = detector.generation(incident.job)
+        ranks = watched.generation(incident.job)
         entry = next((one for one in _present(snapshot) if ranks & {*one.job.processes, *one.job.launcher_ids}), None)
         reason = _closed_meanwhile(entry, ranks, living)
         if reason is not None:
@@ -208,7 +208,7 @@ def _closed_meanwhile(entry: JobEntry | None, ranks: frozenset[ProcessId], livin
         return "its processes were gone when hangwatch was started again"
     if entry is None:
         return None
-    present = detector.generation(entry.job)
+    present = watched.generation(entry.job)
     if present - ranks and ranks - present:
         return "its ranks had been replaced by new ones when hangwatch was started again"
     if entry.watch.is_open:
@@ -227,12 +227,12 @@ def _resumed(entry: JobEntry, incident: Incident, now: float, unix_now: float, s
         timeline = timeline[:-1]  # a daemon that is started again and again
     timeline = (*timeline, TimelineEntry(unix_seconds=unix_now, state=incident.state, message=STARTED_AGAIN))
     incident = replace(incident, job=job, timeline=timeline)
-    watch = detector.resumed(entry.watch, incident, now, unix_now, settings)
+    watch = watched.resumed(entry.watch, incident, now, unix_now, settings)
     return replace(
         entry,
         job=job,
         watch=watch,
-        page=detector.pages(watch, now, settings),
+        page=watched.pages(watch, now, settings),
         incident=incident,
         timeline=timeline[-TIMELINE_LENGTH:],
     )
@@ -259,7 +259,7 @@ def captured(snapshot: Snapshot, look: Look, *, now: float, settings: Detector) 
     look = look.without_motion_of(detector.settled(entry.watch, stays.of(look.grouping), now, settings))
     seen = replace(motion_count(look.grouping), came=came, places=places_of(look.grouping, look.verdict.named))
     watch, wanted = detector.captured(_with_timeout(entry.watch, look), seen, now, settings)
-    entry = replace(entry, watch=watch, page=detector.pages(watch, now, settings))
+    entry = replace(entry, watch=watch, page=watched.pages(watch, now, settings))
     if watch.is_open:
         entry = replace(entry, incident=_seen(entry, look))
     entry, actions = _settle(entry, wanted, look.judged_unix_seconds)
@@ -295,7 +295,7 @@ def unjudged(
         return snapshot, ()
     seen = MotionCount(frozen=0, moving=0, unknown=max(1, len(entry.job.ranks)))
     watch, wanted = detector.captured(entry.watch, seen, now, settings)
-    entry, actions = _settle(replace(entry, watch=watch, page=detector.pages(watch, now, settings)), wanted, unix_now)
+    entry, actions = _settle(replace(entry, watch=watch, page=watched.pages(watch, now, settings)), wanted, unix_now)
     return snapshot.count("captures", "failed").with_job(entry), actions
 
 
@@ -418,7 +418,7 @@ def _precedence(match: _Match) -> tuple[bool, bool, bool, bool]:
 def _as_one(entries: Sequence[JobEntry]) -> JobEntry:
     """The first of these, with what the others know of their processes and GPUs."""
     first, *others = entries
-    watch = functools.reduce(detector.merged, [other.watch for other in others], first.watch)
+    watch = functools.reduce(watched.merged, [other.watch for other in others], first.watch)
     return replace(first, watch=watch, held_gpu=any(entry.held_gpu for entry in entries))
 
 

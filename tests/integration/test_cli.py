@@ -20,7 +20,7 @@ from hangwatch.board import JobEntry, Snapshot
 from hangwatch.cli.stacks import NO_JOB
 from hangwatch.cli.tables import print_table
 from hangwatch.cli.watch import print_status
-from hangwatch.hang import detector
+from hangwatch.hang import watched
 from hangwatch.launcher_table import TABLE
 from hangwatch.model import GpuSample, GpuSweep
 from hangwatch.status import view
@@ -249,7 +249,7 @@ def test_status_tells_jobs_of_one_name_apart(capsys: pytest.CaptureFixture[str])
         replace(samples.job(range(2), 2), job_key="0123456789abcdef", owner="uid 2"),
     )
     other = replace(ours, job_id="another", job_key="fedcba9876543210")
-    entries = [JobEntry(job=job, watch=detector.begin(job, 5.0, 0.0)) for job in (ours, theirs, other)]
+    entries = [JobEntry(job=job, watch=watched.begin(job, 5.0, 0.0)) for job in (ours, theirs, other)]
     gpus = (GpuSample(index=0, uuid=ours.gpu_uuids[0]),)
     sweep = GpuSweep(taken_monotonic_seconds=6.0, taken_unix_seconds=1e9, gpus=gpus)
     print_status(view(Snapshot(sweep=sweep, jobs={entry.job.key: entry for entry in entries}), "n1", 7.0))

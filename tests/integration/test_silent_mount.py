@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from hangwatch import config
-from hangwatch.hang import activity, detector
+from hangwatch.hang import activity, detector, watched
 from hangwatch.hang.capture import capture
 from hangwatch.look import Look, judged
 from hangwatch.model import Job, JobState, Rank
@@ -170,7 +170,7 @@ def assert_pages(seen: Look) -> None:
     count = motion_count(seen.grouping)
     assert (count.frozen, count.moving, count.unknown) == (len(seen.grouping.members), 0, 0)
     settings = config.Detector()
-    suspected = detector.JobWatch(
+    suspected = watched.JobWatch(
         job_id="x",
         job_key="x",
         generation=frozenset(),
@@ -180,4 +180,4 @@ def assert_pages(seen: Look) -> None:
         since=100.0,
     )
     watch, _ = detector.captured(suspected, count, 110.0, settings)
-    assert (watch.state, detector.pages(watch, 110.0, settings)) == (JobState.HUNG, True)
+    assert (watch.state, watched.pages(watch, 110.0, settings)) == (JobState.HUNG, True)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from hangwatch.config import Settings
 from hangwatch.hang import activity
 from hangwatch.hang.activity import Table
-from hangwatch.hang.detector import MotionCount
+from hangwatch.hang.watched import MotionCount
 from hangwatch.look import Look, judged
 from hangwatch.model import Capture, Frame, ProcessDump, RankDump
 from hangwatch.progress import motion_count

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hangwatch.config import Detector
-from hangwatch.hang import detector, power
-from hangwatch.hang.detector import JobWatch, MotionCount, TakeCapture, Transition
+from hangwatch.hang import detector, power, watched
+from hangwatch.hang.detector import TakeCapture, Transition
 from hangwatch.hang.power import GpuPower
+from hangwatch.hang.watched import JobWatch, MotionCount
 from hangwatch.model import OPEN_STATES, GpuSample, Job, JobState, ProcessId, Rank, RankId, Stay
 
 S = JobState
@@ -50,7 +51,7 @@ class Series:
 
     def __init__(self, ranks: int = 8, limit: float = 700.0, rules: Detector = DEFAULTS) -> None:
         self.now, self.limit, self.rules, self.ranks = 1000.0, limit, rules, ranks
-        self.watch: JobWatch = detector.begin(job(ranks), self.now)
+        self.watch: JobWatch = watched.begin(job(ranks), self.now)
         self.states: list[JobState] = []
         self.captures: list[float] = []
         self.glances: list[float] = []
@@ -85,7 +86,7 @@ class Series:
 
     @property
     def pages(self) -> bool:
-        return detector.pages(self.watch, self.now, self.rules)
+        return watched.pages(self.watch, self.now, self.rules)
 
     def _take(self, watch: JobWatch, actions: tuple[detector.Action, ...]) -> None:
         assert_times_mean_something(watch)
@@ -452,7 +453,7 @@ def test_a_rank_that_was_never_there_is_late_as_long_as_the_job_starts(
     name: str, known: int, absent: int, came: int, seconds: int, state: JobState
 ) -> None:
     series = Series()
-    series.watch = detector.begin(job(known), series.now)
+    series.watch = watched.begin(job(known), series.now)
     series.feed(80, 910)
     series.now += seconds - 910
     seen = MotionCount(frozen=8, moving=0, absent=absent, came=came)
@@ -565,11 +566,11 @@ def test_idle_levels_are_learned_from_gpus_that_nobody_holds() -> None:
 
 
 def test_a_restart_is_told_from_a_rank_that_is_gone() -> None:
-    watch = detector.begin(job(4), 0.0)
-    assert detector.is_restart(watch, job(4, pid=900))
-    assert not detector.is_restart(watch, job(3))
-    late = detector.joined(detector.begin(job(3), 0.0), job(4))
-    assert not detector.is_restart(late, job(4))
+    watch = watched.begin(job(4), 0.0)
+    assert watched.is_restart(watch, job(4, pid=900))
+    assert not watched.is_restart(watch, job(3))
+    late = watched.joined(watched.begin(job(3), 0.0), job(4))
+    assert not watched.is_restart(late, job(4))
 
 
 powers = st.one_of(st.none(), st.floats(min_value=0, max_value=1500, allow_nan=False))
@@ -611,7 +612,7 @@ def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
             assert series.watch.state in (S.HUNG, S.STALLED)  # of this node alone: nobody waits for one that rests
         if series.watch.state in (S.TRAINING, S.STARTING, S.RECOVERED):
             assert not series.pages
-            assert detector.quiet_seconds(series.watch, series.now) == 0
+            assert watched.quiet_seconds(series.watch, series.now) == 0
     series.feed(650.0, 200)
     if series.watch.state is S.STALLED and series.watch.capturing:
         series.captured(0, 8)  # what a glance at this very power began, only a look ends
@@ -634,7 +635,7 @@ def test_a_flapping_job_is_left_to_rest_between_captures() -> None:
 def suspended(world_size: int | None) -> Series:
     """A job of 8 ranks here that was stopped as a whole, and of so many in the world."""
     series = Series()
-    series.watch = detector.joined(series.watch, job(world_size=world_size))
+    series.watch = watched.joined(series.watch, job(world_size=world_size))
     return series.feed(600, 100).feed(110, 125).captured(8, 0, resting=S.SUSPENDED)
 
 
@@ -721,10 +722,10 @@ def test_a_learnt_place_pages_no_later_than_two_minutes_before_the_job_ends_itse
 
 
 def test_what_a_collective_waits_is_read_of_the_ranks() -> None:
-    assert detector.begin(job(), 0.0).collective_seconds == 600
+    assert watched.begin(job(), 0.0).collective_seconds == 600
     told = replace(job(), environ={"DEEPSPEED_TIMEOUT": "45"})
-    assert detector.begin(told, 0.0).collective_seconds == 2700
-    assert detector.joined(detector.begin(job(), 0.0), told).collective_seconds == 2700
+    assert watched.begin(told, 0.0).collective_seconds == 2700
+    assert watched.joined(watched.begin(job(), 0.0), told).collective_seconds == 2700
 
 
 def test_a_look_that_saw_the_work_begin_again_ends_the_pause_too() -> None:
@@ -752,10 +753,10 @@ def test_a_restart_teaches_nothing_and_forgets_nothing() -> None:
     series = paused(200).feed(600, 30)
     assert series.watch.state is S.RECOVERED
     ended, _ = detector.end(series.watch, "its ranks were replaced by new ones", series.now)
-    assert detector.begin(job(pid=500), series.now, None, ended).pauses == ()
+    assert watched.begin(job(pid=500), series.now, None, ended).pauses == ()
     learnt = paused(200).feed(600, 300).watch
     ended, _ = detector.end(learnt, "its ranks were replaced by new ones", series.now)
-    assert detector.begin(job(pid=500), series.now, None, ended).pauses == learnt.pauses
+    assert watched.begin(job(pid=500), series.now, None, ended).pauses == learnt.pauses
 
 
 def test_a_job_that_was_stopped_teaches_nothing() -> None:

@@ -16,7 +16,7 @@ from hangwatch import incident_file, status, store
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.cli.stacks import Incidents
 from hangwatch.fleet.merge import merge_all
-from hangwatch.hang import culprit, detector
+from hangwatch.hang import culprit, watched
 from hangwatch.model import INCIDENT_VERSION, Fault, FirstLook, GpuSample, GpuSweep, Incident
 from hangwatch.report import as_json, text
 from tests import samples, schemas
@@ -95,7 +95,7 @@ def test_the_list_of_incidents_meets_its_schema(tmp_path: Path) -> None:
 
 def test_the_status_meets_its_schema() -> None:
     incident = samples.loader_hang()
-    entry = JobEntry(job=incident.job, watch=detector.begin(incident.job, 5.0, 0.0), incident=incident)
+    entry = JobEntry(job=incident.job, watch=watched.begin(incident.job, 5.0, 0.0), incident=incident)
     sweep = GpuSweep(
         taken_monotonic_seconds=6.0,
         taken_unix_seconds=1e9,

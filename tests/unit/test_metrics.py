@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hangwatch import metrics
 from hangwatch.board import Board, JobEntry, Snapshot
 from hangwatch.config import Detector
-from hangwatch.hang import detector
+from hangwatch.hang import watched
 from hangwatch.hang.power import GpuPower
 from hangwatch.model import (
     CheckResult,
@@ -52,7 +52,7 @@ def board(**changes: object) -> Board:
         for i, uuid in enumerate(incident.job.gpu_uuids)
     )
     lost = Fault(subject="gpu 8", reason="GpuIsLost", detail="GPU is lost")
-    watch = detector.begin(incident.job, NOW - 900)
+    watch = watched.begin(incident.job, NOW - 900)
     power = GpuPower(recent=(115.0,), limit_watts=700.0, busy_watts=600.0)
     watch = replace(
         watch,

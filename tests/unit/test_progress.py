@@ -11,7 +11,8 @@ from hangwatch import progress
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector
 from hangwatch.hang import jobs
-from hangwatch.hang.detector import TakeCapture, quiet_seconds
+from hangwatch.hang.detector import TakeCapture
+from hangwatch.hang.watched import quiet_seconds
 from hangwatch.look import Look
 from hangwatch.model import (
     Capture,

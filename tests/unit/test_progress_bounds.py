@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from hangwatch import progress
 from hangwatch.board import Snapshot
-from hangwatch.hang.detector import MotionCount, TakeCapture
+from hangwatch.hang.detector import TakeCapture
+from hangwatch.hang.watched import MotionCount
 from hangwatch.look import Look
 from hangwatch.model import (
     Capture,

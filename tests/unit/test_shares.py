@@ -15,7 +15,7 @@ from hangwatch.beats import Turns
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Settings
 from hangwatch.daemon import Daemon
-from hangwatch.hang import detector, jobs, owners
+from hangwatch.hang import jobs, owners, watched
 from hangwatch.hang.detector import TakeCapture
 from hangwatch.hang.jobs import find
 from hangwatch.hang.pauses import Pause
@@ -166,7 +166,7 @@ def ended_job(number: int, share: str) -> JobEntry:
     one = Rank(id=ProcessId(pid=number, start_ticks=1), rank=0, local_rank=0)
     key = str(number)
     job = Job(job_id=key, launcher="plain", launcher_id=None, ranks=(one,), owner="uid 0", job_key=key, share=share)
-    return JobEntry(job=job, watch=detector.begin(job, 0.0, 0.0))
+    return JobEntry(job=job, watch=watched.begin(job, 0.0, 0.0))
 
 
 def test_jobs_that_ended_are_shown_a_bounded_number_of_a_pod_and_another_pods_stay() -> None:
@@ -284,7 +284,7 @@ def test_a_pod_is_not_paged_late_by_the_pauses_that_another_pod_was_taught() -> 
         )
 
     taught = Pause(place="here", longest_seconds=900.0, seen_at=0.0)
-    watch = replace(detector.begin(job(1, "a"), 0.0, 0.0), pauses=(taught,))
+    watch = replace(watched.begin(job(1, "a"), 0.0, 0.0), pauses=(taught,))
     before, _ = discovered(Snapshot(jobs={"k": JobEntry(job=job(1, "a"), watch=watch)}), (), 1.0, 1.0)
     for pod, pauses in (("a", (taught,)), ("b", ())):
         after, _ = discovered(before, (job(2, pod),), 2.0, 2.0)

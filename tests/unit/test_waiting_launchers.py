@@ -15,9 +15,10 @@ from msgspec.structs import replace
 from hangwatch import config, progress
 from hangwatch.board import Snapshot
 from hangwatch.config import Detector
-from hangwatch.hang import culprit, detector, jobs, wording
+from hangwatch.hang import culprit, detector, jobs, watched, wording
 from hangwatch.hang.capture import capture
-from hangwatch.hang.detector import MotionCount, TakeCapture
+from hangwatch.hang.detector import TakeCapture
+from hangwatch.hang.watched import MotionCount
 from hangwatch.look import Look
 from hangwatch.model import (
     Capture,
@@ -304,7 +305,7 @@ def test_an_open_incident_goes_on_under_a_new_daemon_while_the_launcher_lives() 
 
 
 def test_a_watch_without_ranks_asks_for_a_lost_look_again() -> None:
-    watch = detector.begin(launcher(), 1000.0)
+    watch = watched.begin(launcher(), 1000.0)
     watch, _ = detector.step(watch, {}, 1100.0, RULES)
     watch, actions = detector.step(watch, {}, 1101.0, RULES)
     assert watch.state is JobState.SUSPECTED and actions == ()

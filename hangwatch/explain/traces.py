@@ -21,6 +21,7 @@ from hangwatch.model import Frame, ProcessDump, RankDump, RankId, WorkerDump
 
 _HOST_RANK = re.compile(r"^\[([^\[\]\s:]+):(\d{1,7})\](:?)")
 _TORCHRUN = re.compile(r"^\[([A-Za-z_][\w.-]*?)(\d{1,7})\]:")
+_OF_RANK = re.compile(r"^\[[Rr](?:ank|ANK)[ =:_-]?(\d{1,7})\](?::|(?= |$))")  # torch's, and of many programs
 _MPIRUN = re.compile(r"^\[(?:[^\[\],]*@)?\d+,(\d{1,7})\]<std\w+>:")
 _KUBECTL = re.compile(r"^\[pod/([^/\]\s]+)/[^\]\s]+\] ?")
 _LABEL = re.compile(r"^\s*([\w.-]+): ?")
@@ -292,14 +293,17 @@ def _split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool,
 
 
 def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
-    if found := _HOST_RANK.match(line):
+    if found := _OF_RANK.match(line):  # torch's own is a global rank; of a file whose local rank is known it is a part
+        if file_id.local_rank is not None:
+            return file_id, True, line
+        rank = RankId(rank=int(found.group(1)))
+    elif found := _HOST_RANK.match(line):
         number, is_local = int(found.group(2)), bool(found.group(3))  # a colon after it: torchrun --tee
         rank = RankId(node=found.group(1), rank=None if is_local else number, local_rank=number if is_local else None)
     elif found := _MPIRUN.match(line):
         rank = RankId(rank=int(found.group(1)))
-    elif (found := _TORCHRUN.match(line)) and not (file_id.local_rank is not None and found.group(1) == "rank"):
-        number, is_local = int(found.group(2)), found.group(1) != "rank"  # [rank3]: is torch's own, a global rank
-        rank = RankId(node=file_id.node, local_rank=number) if is_local else RankId(rank=number)
+    elif found := _TORCHRUN.match(line):
+        rank = RankId(node=file_id.node, local_rank=int(found.group(2)))
     elif found := _KUBECTL.match(line):
         rank = RankId(node=found.group(1))
     else:

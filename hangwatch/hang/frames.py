@@ -19,6 +19,9 @@ _GENERATED_NAMES = (("torchinductor", "<inductor>"), ("<eval_with_key>", "<eval_
 _C_LIBRARY = re.compile(r"(^|/)(libc|libpthread|ld-linux|linux-vdso|\[vdso)[-.\]\w]*")
 _NATIVE_FILE = re.compile(r"\.so(?:\.|$)|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|rs|S|s)$|^python[\d.]*$|^\[|^\?*$|^lib[^/]*$")
 
+_STANDARD_PACKAGES = frozenset(
+    ["asyncio", "collections", "concurrent", "ctypes", "email", "encodings", "http", "importlib", "json", "logging", "multiprocessing", "sqlite3", "unittest", "urllib", "wsgiref", "xml", "xmlrpc", "zoneinfo"]
+)  # of the folders in the standard library, those whose name a project hardly gives to its own
 _LAUNCHER_FILES = (
     "runpy.py",
     "<frozen runpy>",
@@ -111,6 +114,11 @@ def called(place: Place) -> str | None:
     return None if not name or name.startswith("std::") else name
 
 
+def _is_standard(file: str) -> bool:
+    folder, slash, _ = file.partition("/")
+    return folder in _STANDARD_PACKAGES if slash else file.removesuffix(".py") in sys.stdlib_module_names
+
+
 def owned_by_user(files: Sequence[str], installed_frames: int | None) -> tuple[bool | None, ...]:
     """Of the file of each frame, innermost first, whether the user's own program holds it; None: nothing tells.
 
@@ -133,7 +141,7 @@ def _is_users(file: str, known: str | None) -> bool | None:
         return None
     if file.startswith("/") or file == known:
         return True
-    if "/" not in file and file.removesuffix(".py") in sys.stdlib_module_names:
+    if _is_standard(file):
         return False
     same = known is not None and not known.startswith(("/", "<")) and _package(file) == _package(known)
     return True if same else None

@@ -41,6 +41,8 @@ def backward(rank: int, step: int) -> str:
     ("prefix", "of"),
     [
         ("[rank{}]: ", RankId(rank=7)),
+        ("[rank{}] ", RankId(rank=7)),
+        ("[RANK:{}] ", RankId(rank=7)),
         ("{}: ", RankId(rank=7)),
         (" {}: ", RankId(rank=7)),
         ("[1,{}]<stdout>:", RankId(rank=7)),

@@ -110,6 +110,7 @@ def test_a_name_that_a_process_chose_costs_no_time() -> None:
         (["threading.py", "torch/x.py", "train.py"], None, [False, None, None]),
         (["threading.py", "torch/x.py", "train.py"], 2, [False, False, True]),
         (["threading.py", "torch/x.py"], 2, [False, False]),
+        (["json/encoder.py", "logging/__init__.py", "code/train.py"], None, [False, False, None]),
         (["job/distributed/bus.py", "torch/x.py", "job/train.py", "train.py"], 0, [True, None, True, None]),
         (["helpers.py", "lightning/x.py", "train.py", "runpy.py"], 0, [True, None, True, False]),
         (["/opt/lib/python3.13t/queue.py", "/opt/lib/python3.11/site-packages/torch/x.py"], None, [False, False]),

@@ -57,6 +57,7 @@ def leaf(rank: RankDump) -> str:
         ("[default3]:", "trace-node7.out", RankId(node="node7", local_rank=3, pid=99)),
         ("[trainer11]:", "x.out", RankId(local_rank=11, pid=99)),
         ("[rank11]: ", "x.out", RankId(rank=11, pid=99)),
+        ("[Rank 11] ", "x.out", RankId(rank=11, pid=99)),
         ("12: ", "x.out", RankId(rank=12, pid=99)),
         ("  3: ", "x.out", RankId(rank=3, pid=99)),
         ("[1,3]<stdout>:", "x.out", RankId(rank=3, pid=99)),

@@ -19,9 +19,29 @@ _GENERATED_NAMES = (("torchinductor", "<inductor>"), ("<eval_with_key>", "<eval_
 _C_LIBRARY = re.compile(r"(^|/)(libc|libpthread|ld-linux|linux-vdso|\[vdso)[-.\]\w]*")
 _NATIVE_FILE = re.compile(r"\.so(?:\.|$)|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|rs|S|s)$|^python[\d.]*$|^\[|^\?*$|^lib[^/]*$")
 
+# Of the folders in the standard library, those whose name a project hardly gives to its own.
 _STANDARD_PACKAGES = frozenset(
-    ["asyncio", "collections", "concurrent", "ctypes", "email", "encodings", "http", "importlib", "json", "logging", "multiprocessing", "sqlite3", "unittest", "urllib", "wsgiref", "xml", "xmlrpc", "zoneinfo"]
-)  # of the folders in the standard library, those whose name a project hardly gives to its own
+    {
+        "asyncio",
+        "collections",
+        "concurrent",
+        "ctypes",
+        "email",
+        "encodings",
+        "http",
+        "importlib",
+        "json",
+        "logging",
+        "multiprocessing",
+        "sqlite3",
+        "unittest",
+        "urllib",
+        "wsgiref",
+        "xml",
+        "xmlrpc",
+        "zoneinfo",
+    }
+)
 _LAUNCHER_FILES = (
     "runpy.py",
     "<frozen runpy>",

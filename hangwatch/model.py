@@ -346,7 +346,7 @@ class Motion(str, Enum):
 
 
 class Signature(str, Enum):
-    """What a rank does by measurement, whatever its functions are called; see docs/verdicts.md."""
+    """What a rank does by measurement, whatever its functions are called; see docs/evidence.md."""
 
     GONE = "gone"
     STOPPED = "stopped"

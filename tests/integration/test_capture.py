@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 from hangwatch import config
 from hangwatch.hang import jobs
 from hangwatch.hang.capture import ABSENT_LISTED, capture, job_of_pids
-from hangwatch.model import Capture, Fault, GpuSample, GpuSweep, Job, ProcessDump, ProcessId, Rank, Worker
+from hangwatch.model import Capture, Fault, GpuSample, GpuSweep, Job, ProcessDump, ProcessId, Rank, RankDump, Worker
 from hangwatch.probes import procs
 from tests.conftest import wait_for
 from tests.integration import targets
@@ -189,18 +190,24 @@ def test_of_a_thousand_absent_ranks_some_are_listed_and_the_rest_is_counted(tmp_
 
 
 def test_stopped_and_blocked_ranks_are_dumped_as_they_are(tmp_path: Path) -> None:
-    for name, code, letter in (("T", targets.SPINNING, "T"), ("D", targets.IN_KERNEL, "D")):
-        folder = tmp_path / name
+    for letter, code, place in (("T", targets.SPINNING, "spin"), ("D", targets.IN_KERNEL, "blocked_in_kernel")):
+        folder = tmp_path / letter
         folder.mkdir()
         with targets.python(code, folder) as pid:
             if letter == "T":
                 targets.stop(pid)
             targets.wait_for_state(pid, letter)
-            (rank,) = capture(one_rank(pid), settings=QUICK, node="here", rounds=1).ranks
+            (rank,) = wait_for(partial(_ranks_at, pid, place), f"{place} to be reached")
             assert targets.state(pid) == letter
         (dump,) = rank.rounds
         assert (dump.state, dump.state_after, dump.fault, rank.gone) == (letter, letter, None, False)
-        assert innermost(dump) in ("spin", "blocked_in_kernel")
+        assert innermost(dump) == place
+
+
+def _ranks_at(pid: int, place: str) -> tuple[RankDump, ...]:
+    """What a capture of this rank gave once it stands there: the file system may block it for a moment before, too."""
+    taken = capture(one_rank(pid), settings=QUICK, node="here", rounds=1).ranks
+    return taken if innermost(taken[0].rounds[0]) == place else ()
 
 
 def test_what_is_undumpable_keeps_its_place_with_the_reason() -> None:

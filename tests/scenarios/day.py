@@ -45,7 +45,8 @@ only a glance can tell.
 class Outcome:
     """What became of the jobs of one scenario: pages, looks (glances apart), states, and when it first paged.
 
-    `seconds` run from the trouble to the first page after it; None where there was none.
+    `seconds` run from the trouble to the first page after it, of the last of its jobs that hangs; None where one of them
+    never paged.
     """
 
     name: str
@@ -65,8 +66,8 @@ class Outcome:
         if self.scenario.truth == "healthy":
             return self.pages > int(self.scenario in PAUSE_SCENARIOS)
         bound = max(expected.within_seconds for expected in self.scenario.expected)
-        early = max(expected.pages_before for expected in self.scenario.expected)
-        return self.seconds is None or self.seconds > bound or self.pages > early + 1
+        most = sum(expected.pages_before + expected.page for expected in self.scenario.expected)
+        return self.seconds is None or self.seconds > bound or self.pages > most
 
     @property
     def is_late(self) -> bool:
@@ -78,14 +79,18 @@ def outcome(name: str, seconds: float | None = None) -> Outcome:
     scenario = SCENARIOS[name]
     length = (seconds or DAY) if scenario.truth == "healthy" else scenario.seconds
     played = play(scenario.node, length, scenario.settings).values()
-    after = [at - scenario.trouble_at for job in played for at in job.pages if at >= scenario.trouble_at]
+    after = [
+        next((at - scenario.trouble_at for at in job.pages if at >= scenario.trouble_at), None)
+        for job, expected in zip(played, scenario.expected, strict=True)
+        if expected.page
+    ]
     return Outcome(
         name=name,
         pages=sum(len(job.pages) for job in played),
         looks=sum(len(job.looks) for job in played) - sum(job.glances for job in played),
         glances=sum(job.glances for job in played),
         states="; ".join(fold(job.states) for job in played),
-        seconds=min(after, default=None),
+        seconds=None if None in after else max(filter(None, after), default=None),
     )
 
 

@@ -36,6 +36,8 @@ def outcome(name: str, pages: int, seconds: float | None = None) -> Outcome:
         (outcome("lock", 2, 132.0), True),
         (outcome("lock", 0), True),
         (outcome("hang elsewhere", 2, 132.0), False),
+        (outcome("eleven jobs, one dead file system", 11, 142.0), False),
+        (outcome("eleven jobs, one dead file system", 12, 142.0), True),
     ],
 )
 def test_what_is_wrong(one: Outcome, is_wrong: bool) -> None:

@@ -49,7 +49,7 @@ class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     is_between_two: bool = False
     phase: str | None = None
     idles: bool = False
-    by_program: bool = False
+    by_name_alone: bool = False
     look_at: str | None = None
     meets_at_store: bool = False
 
@@ -63,6 +63,7 @@ class _Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     files: tuple[str, ...] = ()
     whose: Whose = "anybody"
     operation: str = ""
+    around_waits: bool = False
 
 
 class _Marked(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -101,6 +102,7 @@ class _Compiled(NamedTuple):
     file: re.Pattern[str]
     whose: Whose
     operation: str
+    around_waits: bool
 
     def may_be_of(self, of_user: bool | None) -> bool:
         """Whether the rule speaks about a frame of the user's own program (True), of others (False) or of either."""
@@ -109,7 +111,7 @@ class _Compiled(NamedTuple):
 
 def _compile(rule: _Rule) -> _Compiled:
     patterns = _patterns(rule, is_packages=rule.whose == "library")
-    return _Compiled(rule.activity, rule.order, *patterns, rule.whose, rule.operation)
+    return _Compiled(rule.activity, rule.order, *patterns, rule.whose, rule.operation, rule.around_waits)
 
 
 def _patterns(row: _Rule | _Marked, *, is_packages: bool = False) -> tuple[re.Pattern[str], re.Pattern[str]]:
@@ -205,9 +207,14 @@ class Table:
     def _first(self, stack: Sequence[_Owned], indexes: Sequence[int], order: Order) -> tuple[int, _Compiled] | None:
         for index in indexes:
             rule = self._rules_of(stack[index]).get(order)
-            if rule:
+            if rule and (not rule.around_waits or self._stands_around_wait(stack, index)):
                 return index, rule
         return None
+
+    def _stands_around_wait(self, stack: Sequence[_Owned], index: int) -> bool:
+        """Whether the call that a frame made has come to a wait, a lock or I/O that a rule knows."""
+        within = (place for place in _python(stack)[:_LEAF_DEPTH] if place < index)
+        return any(self._rules_of(stack[place]).keys() & {"leaf", "base"} for place in within)
 
     def _widened(self, stack: Sequence[_Owned], index: int, rule: _Compiled) -> Match:
         """An activity is named by the call that the program made: the outermost frame of the same file.

@@ -120,7 +120,7 @@ def _tells(group: Group, stacked: Sequence[Group]) -> bool:
 
 
 def _stacked_where(
-    wanted: Callable[[Group], bool], also: Callable[[Member], bool] = lambda _: True
+    wanted: Callable[[Group], bool], also: Callable[[Group, Member], bool] = lambda _group, _member: True
 ) -> Callable[[Scene], Sequence[Group]]:
     """Ranks of such groups. One that stood in a wait for ranks before has come out of it: it does come.
 
@@ -130,8 +130,11 @@ def _stacked_where(
 
     def suspects(scene: Scene) -> Sequence[Group]:
         may_be = may_be_late(scene)
-        groups = (group for group in scene.stacked if wanted(group))
-        return [part for group in groups if (part := _part(group, lambda member: may_be(member) and also(member)))]
+
+        def suspected(group: Group) -> Group | None:
+            return _part(group, lambda member: may_be(member) and also(group, member))
+
+        return [part for group in scene.stacked if wanted(group) and (part := suspected(group))]
 
     return suspects
 
@@ -153,10 +156,15 @@ def _is_blocked_outside(group: Group) -> bool:
     return stands and group.waits_for not in {"ranks", "gpu"}
 
 
-def _is_held(member: Member) -> bool:
-    """Whether it was measured to wait for something, with a GPU that has nothing to do."""
+def _is_held(group: Group, member: Member) -> bool:
+    """Whether it was measured to wait for something, with a GPU that has nothing to do.
+
+    Where a name alone says what it does it may be blocked behind its GPU: then for whom it waits must be known.
+    """
     idle = member.utilization_ratio is not None and member.utilization_ratio < _GPU_IN_KERNEL_RATIO
-    return idle and member.signature in {Signature.BLOCKED, Signature.AWAITS_OUTSIDE}
+    is_known = member.awaited is not None or member.stuck_on is not None
+    may_be = is_known or not activity.known(group.activity).by_name_alone
+    return idle and may_be and member.signature in {Signature.BLOCKED, Signature.AWAITS_OUTSIDE}
 
 
 def _where(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Group]:
@@ -221,7 +229,7 @@ def _outside(
     wanted: Callable[[Group], bool],
     waiting: tuple[str, ...],
     confidence: Confidence,
-    also: Callable[[Member], bool] = lambda _: True,
+    also: Callable[[Group, Member], bool] = lambda _group, _member: True,
     *,
     gives_way: bool = False,
     knows_size: bool = False,
@@ -318,7 +326,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _outside(
         "are blocked in functions that no rule knows, or wait for somebody outside of the job, with an idle GPU",
-        lambda group: waits_for(group) == "unknown" or activity.known(group.activity).by_program,
+        lambda group: waits_for(group) == "unknown" or activity.known(group.activity).by_name_alone,
         ("ranks", "gpu"),
         Confidence.MEDIUM,
         _is_held,

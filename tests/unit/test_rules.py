@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hangwatch.hang import votes
 from hangwatch.hang.culprit import judge
-from hangwatch.model import Confidence, Fault, Group, Grouping, Member, Motion, RankId, Signature, Verdict
+from hangwatch.model import Awaited, Confidence, Fault, Group, Grouping, Member, Motion, RankId, Signature, Verdict
 
 HIGH, MEDIUM, LOW, NONE = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE
 ORDER = (NONE, LOW, MEDIUM, HIGH)
@@ -25,7 +25,10 @@ ACTIVITIES = {
     "nothing": "data_loading",
     "unknown": "unknown",
     "leaving": "leaving",
+    "tracker": "tracking",
 }
+WAITS_FOR = {"leaving": "ranks", "tracker": "gpu"}
+SERVER = Awaited(who="10.0.0.9 port 443")
 
 
 class Ranks(NamedTuple):
@@ -42,6 +45,7 @@ class Ranks(NamedTuple):
     node: str = "n1"
     signature: Signature = Signature.UNKNOWN
     utilization_ratio: float | None = None
+    awaited: Awaited | None = None
 
 
 def verdict(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = None) -> Verdict:
@@ -60,6 +64,7 @@ def verdict(*parts: Ranks, world_size: int | None = None, ranks_here: int | None
                 waits_for_mount=part.waits_for_mount,
                 signature=part.signature,
                 utilization_ratio=part.utilization_ratio,
+                awaited=part.awaited,
             )
             for rank in range(first, first + part.count)
         )
@@ -70,7 +75,7 @@ def verdict(*parts: Ranks, world_size: int | None = None, ranks_here: int | None
             Group(
                 key=f"key{number}",
                 activity=ACTIVITIES[what],
-                waits_for="ranks" if what == "leaving" else what,
+                waits_for=WAITS_FOR.get(what, what),
                 members=members,
                 fault=fault if is_fault else None,
                 gone=part.what == "gone",
@@ -150,6 +155,10 @@ def test_a_rule_accuses_up_to_its_boundary(parts: tuple[Ranks, ...], expected: t
         ((Ranks(1, "unknown", signature=Signature.AWAITS_OUTSIDE, utilization_ratio=0.0), Ranks(7, "gpu")), [0]),
         ((Ranks(1, "unknown", signature=Signature.BLOCKED, utilization_ratio=1.0), Ranks(7, "gpu")), []),
         ((Ranks(1, "unknown", signature=Signature.POLLS, utilization_ratio=0.0), Ranks(7, "gpu")), []),
+        # In a tracker it may read a tensor, blocked behind its GPU: named only where it receives from a server.
+        ((Ranks(1, "tracker", signature=Signature.BLOCKED, utilization_ratio=0.0), Ranks(7, "gpu")), []),
+        ((Ranks(1, "tracker", signature=Signature.AWAITS_OUTSIDE, utilization_ratio=0.0, awaited=SERVER), Ranks(7, "gpu")), [0]),
+        ((Ranks(1, "tracker", signature=Signature.BEHIND_GPU, utilization_ratio=1.0), Ranks(7, "gpu")), []),
         ((Ranks(1, "ProcessGone"), Ranks(3, "ranks")), [0]),
     ],
 )  # fmt: skip

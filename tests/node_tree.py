@@ -13,6 +13,7 @@ from hangwatch.model import CheckResult, Job, ProcessId, Rank, Worker
 from hangwatch.probes.filesystems import Onlookers
 from hangwatch.probes.kmsg import KernelLog
 from hangwatch.probes.node import Clock, Node
+from hangwatch.probes.torch_recorder import Recorders
 
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units
 Max cpu time              unlimited            unlimited            seconds
@@ -63,6 +64,7 @@ class NodeTree:
             clock=self.time.clock(),
             kernel_log=KernelLog(),
             filesystems=Onlookers(),
+            recorders=Recorders(self.proc),
         )
         return replace(plain, **others)
 

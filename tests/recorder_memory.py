@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch.probes.torch_recorder import layouts
@@ -82,6 +83,21 @@ class Group(NamedTuple):
     description: str = "default_pg"
     ranks: tuple[int, ...] = (0, 1, 2, 3)
     counts: tuple[int, int, int] = (1, -1, 0)
+
+
+def as_process(folder: Path, memory: Memory, address: int, library: str = "cuda") -> None:
+    """Write `maps` and `mem` of a process, into its folder of a /proc, whose library has the recorder at `address`."""
+    first, end = memory.range
+    data = first - 0x2000
+    folder.joinpath("maps").write_text(
+        f"{data:08x}-{data + 0x1000:08x} rw-p 00000000 08:01 7    /torch/lib/libtorch_{library}.so\n"
+        f"{first:08x}-{end:08x} rw-p 00000000 00:00 0\n"
+    )
+    with folder.joinpath("mem").open("wb") as mem:
+        mem.seek(data)
+        mem.write(struct.pack("<Q", address))
+        mem.seek(first)
+        mem.write(memory.bytes_at(first, end - first))
 
 
 def text(memory: Memory, address: int, value: str) -> None:

@@ -7,7 +7,6 @@ job will wait stands in what its ranks have recorded, else it is derived in `pat
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
@@ -17,7 +16,7 @@ from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Job, Point
 from hangwatch.patience import VARIABLES, Patience, patience
-from hangwatch.probes import pidfiles, torch_recorder
+from hangwatch.probes import pidfiles
 from hangwatch.probes.node import Node
 
 RECORDED = "by its flight recorder"
@@ -59,15 +58,15 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
         if environ is None:
             faults += [answer for answer in answers if isinstance(answer, Fault)][:1]
         else:
-            patiences.append(_with_recorded(patience(job, environ), job, node.proc_root))
+            patiences.append(_with_recorded(patience(job, environ), job, node))
     return Sample(jobs=tuple(patiences), dump_after_seconds=node.dump_after_seconds, faults=tuple(faults))
 
 
-def _with_recorded(told: Patience, job: Job, proc_root: Path) -> Patience:
+def _with_recorded(told: Patience, job: Job, node: Node) -> Patience:
     """What the operations of the first rank have recorded as their time-out stands above every assumption."""
     if told.collective_seconds is None:
         return told
-    read = torch_recorder.Recorders(proc_root).read(job.ranks[0].id, job.share, 1)
+    read = node.recorders.read(job.ranks[0].id, job.share, 1)
     newest = {
         (one.library, record.group_id): record.timeout_ms
         for one in read

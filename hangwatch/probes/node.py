@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangwatch.model import Job
-from hangwatch.probes import filesystems
+from hangwatch.probes import filesystems, torch_recorder
 from hangwatch.probes.kmsg import KernelLog
 from hangwatch.probes.nvml.source import GpuSource
 
@@ -32,7 +32,8 @@ class Node:
 
     `state_directory` is where incidents are kept. `dump_after_seconds` is how long after a job went quiet its stacks
     have been taken: hold plus one capture; None where nobody watches jobs. `kernel_log` and `filesystems` remember
-    between two looks (how far the log was read, who was left behind at a dead mount): all nodes made here share them.
+    between two looks (how far the log was read, who was left behind at a dead mount), and so do `recorders` (where a
+    flight recorder lies): all nodes made here share them.
     """
 
     proc_root: Path = Path("/proc")
@@ -45,3 +46,4 @@ class Node:
     dump_after_seconds: float | None = None
     kernel_log: KernelLog = _KERNEL_LOG
     filesystems: filesystems.Onlookers = filesystems.SHARED
+    recorders: torch_recorder.Recorders = torch_recorder.SHARED

@@ -10,8 +10,10 @@ import pytest
 from hangwatch.checks import discovery
 from hangwatch.checks.contract import RANK
 from hangwatch.model import CheckResult, Job, ProcessId, Rank
+from hangwatch.probes.torch_recorder import layouts
 from tests.dead_mount import tmpfs
 from tests.node_tree import NodeTree, job, rank, run
+from tests.recorder_memory import Memory, Operation, as_process, recorder
 
 ABOUT_JOBS = sorted(
     name for name, check in discovery.checks().items() if any("job_id" in metric.labels for metric in check.metrics)
@@ -21,7 +23,7 @@ MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 TCP = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:D431 0100007F:733C 01 00000000:00000000 00:00000000 00000000 0 0 1
 """
-NCCL = "7f00-7f01 r-xp 00000000 08:01 1    /usr/lib/libnccl.so.2.14.3\n"
+NCCL = "00007f00-00007f01 r-xp 00000000 08:01 1    /usr/lib/libnccl.so.2.14.3\n"
 
 
 @pytest.fixture
@@ -37,9 +39,13 @@ def tree(tmp_path: Path) -> NodeTree:
 
 def namesake(tree: NodeTree, key: str, *pids: int) -> Job:
     """A job "100" in a mount namespace of its own."""
+    memory = Memory(0x200000)
+    address = recorder(memory, layouts.of("")[-1], [Operation()])
     for pid in pids:
         tree.process(pid, environ={"CUDA_LAUNCH_BLOCKING": "1", **MASTER})
-        tree.write(f"proc/{pid}/maps", NCCL)
+        as_process(tree.proc / str(pid), memory, address)
+        maps = tree.proc / str(pid) / "maps"
+        maps.write_text(NCCL + maps.read_text())
         tree.write(f"proc/{pid}/net/dev", "Inter-|\n face |\n")
         tree.write(f"proc/{pid}/net/tcp", TCP)
         _mounts(tree, str(pid), key)
@@ -69,7 +75,14 @@ def test_two_jobs_of_one_name_have_a_series_each(name: str, tree: NodeTree) -> N
 
 
 def test_every_check_about_jobs_was_tried() -> None:
-    assert {*ABOUT_RANKS, "collective_timeout", "environment", "network", "shared_memory"} == set(ABOUT_JOBS)
+    assert {
+        *ABOUT_RANKS,
+        "collective_timeout",
+        "environment",
+        "flight_recorder",
+        "network",
+        "shared_memory",
+    } == set(ABOUT_JOBS)
 
 
 @pytest.mark.parametrize("name", ABOUT_RANKS)

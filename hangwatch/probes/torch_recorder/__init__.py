@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from msgspec.structs import replace
 
@@ -30,16 +30,28 @@ MOST_MAPS_BYTES = 8 << 20
 MOST_SECONDS = 5.0  # of one process, the symbols of its library apart
 MOST_KNOWN = 4096
 MACHINES = frozenset({"x86_64", "AMD64"})
-_TURN_ON = "set TORCH_FR_BUFFER_SIZE=2000 in the job (TORCH_NCCL_TRACE_BUFFER_SIZE=2000 before torch 2.9)"
+_TURN_ON = "set TORCH_FR_BUFFER_SIZE=2000 in the job (TORCH_NCCL_TRACE_BUFFER_SIZE=2000 before torch 2.11)"
+
+_Key = TypeVar("_Key")
+_Known = TypeVar("_Known")
 
 
 class Recorders:
-    """The recorders of the processes of this node, and where those were found that took a search."""
+    """The recorders of the processes of this node: where those were found that took a search, and which are there."""
 
     def __init__(self, proc_root: Path = procs.PROC) -> None:
         self._proc_root = proc_root
         self._lock = threading.Lock()
         self._found: dict[tuple[ProcessId, int], tuple[int, Layout]] = {}
+        self._lasting: dict[ProcessId, tuple[RankRecords | Fault, ...]] = {}
+
+    def lasting(self, process: ProcessId) -> tuple[RankRecords | Fault, ...] | None:
+        """What `read` has told of a process that holds as long as it lives, without its records; None: nothing yet.
+
+        That is a recorder with room for records, or one that is off: torch makes it once, at the first operation.
+        """
+        with self._lock:
+            return self._lasting.get(process)
 
     def read(self, process: ProcessId, share: str = "", newest: int | None = None) -> tuple[RankRecords | Fault, ...]:
         """What each recorder of a process holds, or why it cannot be told; never empty.
@@ -49,6 +61,13 @@ class Recorders:
         never used is empty, with room for nothing. The reasons of a fault: NoTorch, NoRecorder (a version or a build
         without one), RecorderOff, UnknownLayout, ChangedWhileRead, TooLarge, PermissionDenied, NoAnswer, ProcessGone.
         """
+        told = self._read(process, share, newest)
+        if any(one.reason == "RecorderOff" if isinstance(one, Fault) else one.capacity for one in told):
+            kept = (one if isinstance(one, Fault) else replace(one, records=(), groups=(), members=()) for one in told)
+            self._keep(self._lasting, process, tuple(kept))
+        return told
+
+    def _read(self, process: ProcessId, share: str, newest: int | None) -> tuple[RankRecords | Fault, ...]:
         subject = f"pid {process.pid}"
         try:
             found = self._mappings(process)
@@ -100,11 +119,14 @@ class Recorders:
                 "NoRecorder", f"no object in {library.path} has the shape of a flight recorder that is on"
             )
         place, records = _only(places, read, library, newest)
-        with self._lock:
-            if len(self._found) >= MOST_KNOWN:
-                self._found.clear()
-            self._found[key] = place
+        self._keep(self._found, key, place)
         return replace(records, torch_version=known.version, found_by="shape")
+
+    def _keep(self, known: dict[_Key, _Known], key: _Key, value: _Known) -> None:
+        with self._lock:
+            if len(known) >= MOST_KNOWN:
+                known.clear()
+            known[key] = value
 
     def _is_gone(self, process: ProcessId) -> bool:
         state = procs.read_state(process.pid, self._proc_root)

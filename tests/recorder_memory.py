@@ -164,7 +164,8 @@ def recorder(
     begin = memory.new(size * held) if held else 0
     memory.put(address + layout.enabled, "??", capacity > 0, False)
     memory.put(address + layout.entries, "QQQ", begin, begin + size * held, begin + size * held)
-    memory.put(address + layout.capacity, "QQQ", capacity, len(written) % capacity if capacity else 0, len(seen))
+    following = len(written) % capacity if capacity and (held == capacity or layout.moves_while_filling) else 0
+    memory.put(address + layout.capacity, "QQQ", capacity, following, len(seen))
     if layout.reset_epoch >= 0:
         memory.put(address + layout.reset_epoch, "Q", epoch)
     if layout.library_version >= 0:

@@ -69,10 +69,11 @@ def test_gloo_is_done_when_it_is_retired_and_its_members_are_not_believed() -> N
     assert found.members == ()
 
 
+@pytest.mark.parametrize("layout", [ALL[0], NEWEST], ids=lambda layout: layout.name)
 @pytest.mark.parametrize("seen", [4, 5, 7, 8, 13])
-def test_a_buffer_that_wrapped_keeps_its_newest(seen: int) -> None:
+def test_a_buffer_that_wrapped_keeps_its_newest(seen: int, layout: Layout) -> None:
     memory = Memory()
-    found = read(memory, recorder(memory, NEWEST, reduces(seen), capacity=4))
+    found = read(memory, recorder(memory, layout, reduces(seen), capacity=4), layout)
     assert [record.collective_seq for record in found.records] == list(range(seen - 3, seen + 1))
     assert (found.oldest_id, found.is_wrapped) == (seen - 4, seen > 4)
 

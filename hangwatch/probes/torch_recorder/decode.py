@@ -78,7 +78,8 @@ def _head(raw: bytes, layout: Layout) -> _Head:
     count, odd = divmod(end - begin, layout.record_bytes)
     fits(not odd and not (reserved - begin) % layout.record_bytes, "its buffer holds no whole records")
     fits(capacity > 0 and count <= capacity, "it holds more records than it may")
-    fits(following < capacity if count == capacity else following == count, "its next place is not the next one")
+    is_next = following < capacity if count == capacity else following == count * layout.moves_while_filling
+    fits(is_next, "its next place is not the next one")
     fits(epoch < _MOST_EPOCHS and next_id < _MOST_SEQUENCE, "it has counted too far")
     if not epoch:
         fits(next_id == count if count < capacity else next_id % capacity == following, "it counts another number")

@@ -63,6 +63,14 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return max(self.members + MAP_BYTES, self.library_version + STRING_BYTES)
 
     @property
+    def moves_while_filling(self) -> bool:
+        """Whether `next` moves from the first record on: since 2.10, with the epochs; before, only in a full buffer.
+
+        FlightRecorderDetail.hpp, `record`.
+        """
+        return self.reset_epoch >= 0
+
+    @property
     def name(self) -> str:
         """The versions that share it, first to last."""
         return self.versions[0] if len(self.versions) == 1 else f"{self.versions[0]}-{self.versions[-1]}"

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hangwatch.flight_record import FlightRecord, RankRecords
 from hangwatch.model import Fault, ProcessId
-from hangwatch.probes import procs, torch_recorder
+from hangwatch.probes import torch_recorder
 from hangwatch.probes.torch_recorder import layouts, libraries, search, symbols, symbols_child
 from tests.conftest import wait_for
 from tests.dead_mount import dying_mount
 from tests.integration import targets
 from tests.other_users import as_user, needs_root
+from tests.recorder_elsewhere import RANKS, TURNS, Job, compared, identity, read, running, without_symbols
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
-PROGRAM = Path(__file__).parents[1] / "jobs" / "recorded.py"
 NOBODY = 65534
-SNAPSHOTS_OF_EACH_RANK = 50
 ALONE = """
 import torch, torch.distributed as dist
 torch.set_num_threads(1)
@@ -43,115 +36,21 @@ time.sleep(600)
 """
 
 
-@contextlib.contextmanager
-def running(folder: Path, ranks: int, before: tuple[str, ...] = (), **environ: str) -> Iterator[list[ProcessId]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    children = []
-    try:
-        for rank in range(ranks):
-            place = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            command = [*before, sys.executable, str(PROGRAM), str(folder)]
-            children.append(subprocess.Popen(command, env={**os.environ, **place, **environ}))
-        paths = [folder / f"pid-{rank}" for rank in range(ranks)]
-        wait_for(lambda: all(path.exists() for path in paths), "the ranks to meet", 120)
-        yield [identity(int(path.read_text())) for path in paths]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait(timeout=20)
-
-
-def identity(pid: int) -> ProcessId:
-    state = procs.read_state(pid)
-    assert state is not None
-    return state[0]
-
-
-def read(process: ProcessId) -> RankRecords:
-    (answer,) = torch_recorder.SHARED.read(process)
-    assert isinstance(answer, RankRecords), answer
-    return answer
-
-
 def fault(process: ProcessId) -> Fault:
     (answer,) = torch_recorder.Recorders().read(process)
     assert isinstance(answer, Fault), answer
     return answer
 
 
-def as_row(record: FlightRecord) -> dict[str, Any]:
-    """A record as the recorder's own dump prints it, as far as gloo writes it."""
-    return {
-        "record_id": record.id,
-        "pg_id": record.group_id,
-        "process_group": [record.group_name, record.group_description],
-        "thread_name": record.thread_name,
-        "thread_id": str(record.thread_id),
-        "collective_seq_id": record.collective_seq,
-        "p2p_seq_id": record.p2p_seq,
-        "op_id": record.op_id,
-        "profiling_name": record.operation,
-        "time_created_ns": record.created_unix_ns,
-        "input_sizes": [list(size) for size in record.input_sizes],
-        "input_dtypes": list(record.input_dtypes),
-        "output_sizes": [list(size) for size in record.output_sizes],
-        "output_dtypes": list(record.output_dtypes),
-        "state": "scheduled",
-        "time_discovered_started_ns": 0,
-        "time_discovered_completed_ns": 0,
-        "retired": record.is_retired,
-        "timeout_ms": record.timeout_ms,
-        "is_p2p": record.is_p2p,
-    }
-
-
-def without_state(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != "retired"}
-
-
 def test_every_row_is_that_of_the_process_itself(tmp_path: Path) -> None:
-    with running(tmp_path, 4) as ranks:
-        rows = open_rows = wrapped = 0
-        for turn in range(SNAPSHOTS_OF_EACH_RANK):
-            running_records = [read(process) for process in ranks]
-            (tmp_path / "ask").touch()
-            dumps = [tmp_path / f"dump-{rank}" for rank in range(len(ranks))]
-            wait_for(lambda dumps=dumps: all(path.exists() for path in dumps), "the dumps", 60)
-            for rank, (process, early) in enumerate(zip(ranks, running_records, strict=True)):
-                told = json.loads(dumps[rank].read_text())
-                found = read(process)
-                assert [as_row(record) for record in found.records] == told["entries"]
-                assert {
-                    str(group.group_id): {
-                        "last_enqueued_collective": str(group.last_enqueued),
-                        "last_started_collective": str(group.last_started),
-                        "last_completed_collective": str(group.last_completed),
-                    }
-                    for group in found.groups
-                } == told["pg_status"]
-                by_id = {row["record_id"]: row for row in told["entries"]}
-                both = [record for record in early.records if record.id in by_id]
-                assert both, "of what was read while it ran, some is still there"
-                for record in both:
-                    assert without_state(as_row(record)) == without_state(by_id[record.id])
-                    assert by_id[record.id]["retired"] or record.is_open, "what is done stays done"
-                rows += len(found.records)
-                open_rows += sum(record.is_open for record in found.records)
-                wrapped += found.is_wrapped
-            (tmp_path / "ask").unlink()
-            for path in dumps:
-                path.unlink()
-            (tmp_path / "go.new").write_text(str(turn))
-            (tmp_path / "go.new").rename(tmp_path / "go")
-        print(f"{rows:,} rows compared, {open_rows} open, {wrapped} of {4 * SNAPSHOTS_OF_EACH_RANK} buffers wrapped")
-        assert open_rows >= SNAPSHOTS_OF_EACH_RANK, "rank 0 had one open each time"
-        assert wrapped > 0
+    with running(tmp_path, Job(RANKS)) as ranks:
+        seen = compared(tmp_path, ranks, TURNS)
+    print(seen)
+    assert seen.found_by == {"symbol"}
 
 
 def test_a_stopped_rank_is_read_as_ever(tmp_path: Path) -> None:
-    with running(tmp_path, 2, TORCH_FR_BUFFER_SIZE="100") as ranks:
+    with running(tmp_path, Job(2, environ={"TORCH_FR_BUFFER_SIZE": "100"})) as ranks:
         wait_for(lambda: read(ranks[1]).is_wrapped, "the buffer to wrap")
         os.kill(ranks[1].pid, signal.SIGSTOP)
         wait_for(lambda: targets.state(ranks[1].pid) == "T", "the rank to stop")
@@ -196,28 +95,12 @@ def test_another_user_has_no_right_to_it(tmp_path: Path) -> None:
 
 @needs_root
 def test_without_symbols_it_is_found_by_its_shape(tmp_path: Path) -> None:
-    """The library is stripped in a mount namespace of the job, so its path leads to another file there, too."""
     import torch
 
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    stripped = tmp_path / "stripped.so"
-    subprocess.run([shutil.which("strip") or "strip", "--strip-all", "-o", stripped, library], check=True)
-    hidden = (
-        "unshare",
-        "--mount",
-        "--propagation",
-        "private",
-        "sh",
-        "-euc",
-        'mount --bind "$1" "$2"; shift 2; exec "$@"',
-    )
-    with running(tmp_path, 2, before=(*hidden, "sh", str(stripped), str(library))) as ranks:
-        found = [read(process) for process in ranks]
-        assert [(one.found_by, one.torch_version[:6]) for one in found] == [("shape", "2.13.0")] * 2
-        (tmp_path / "ask").touch()
-        wait_for(lambda: (tmp_path / "dump-0").exists(), "the dump", 60)
-        told = json.loads((tmp_path / "dump-0").read_text())["entries"]
-        assert [as_row(record) for record in read(ranks[0]).records] == told
+    before = without_symbols(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so", tmp_path / "stripped.so")
+    with running(tmp_path, Job(2, before=before)) as ranks:
+        seen = compared(tmp_path, ranks, 1)
+    assert (seen.found_by, {version[:6] for version in seen.versions}) == ({"shape"}, {"2.13.0"})
 
 
 def address_of_recorder(pid: int) -> int:

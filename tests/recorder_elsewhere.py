@@ -1,0 +1,232 @@
+"""Is the flight recorder of another torch read as the process itself prints it?
+
+usage: python -m tests.recorder_elsewhere [--root FOLDER] [--environ NAME=VALUE]... [--turns 50] PYTHON
+
+Starts real ranks over gloo (jobs/recorded.py) with an interpreter that has torch, reads their recorders from outside and
+compares every row with the process's own `_dump_fr_trace_json()`; then once more without the symbols of the library,
+which takes root. In FOLDER another distribution may lie, and PYTHON is a path in it: it becomes the root of each rank,
+in a mount namespace of its own, as in a container.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hangwatch.flight_record import FlightRecord, RankRecords
+from hangwatch.model import ProcessId
+from hangwatch.probes import procs, torch_recorder
+from hangwatch.probes.torch_recorder import libraries
+from tests.conftest import wait_for
+
+PROGRAM = Path(__file__).parent / "jobs" / "recorded.py"
+RANKS, TURNS = 4, 50
+_MOUNTING = "unshare", "--mount", "--propagation", "private", "sh", "-euc"
+_PIVOT = 'mount --rbind "$1" "$1"; cd "$1"; mount --rbind /proc proc; mkdir -p old; pivot_root . old; shift; exec "$@"'
+IN_ANOTHER_ROOT = *_MOUNTING, _PIVOT, "sh"
+VERSIONS = "import sys, torch; print(f'Python {sys.version.split()[0]}, torch {torch.__version__}')"
+
+
+class Job(NamedTuple):
+    """How the ranks are started: `before` are commands that run the one behind them."""
+
+    ranks: int
+    python: str = sys.executable
+    root: Path = Path("/")
+    before: tuple[str, ...] = ()
+    environ: Mapping[str, str] = {}
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command of Python with these arguments."""
+        inner = (*IN_ANOTHER_ROOT, str(self.root)) if self.root != Path("/") else ()
+        return [*self.before, *inner, self.python, *arguments]
+
+
+@contextlib.contextmanager
+def running(folder: Path, job: Job) -> Iterator[list[ProcessId]]:
+    """The processes of a job that has met, which works in `folder`, below the job's root."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shutil.copy(PROGRAM, folder)
+    inside = Path("/") / folder.relative_to(job.root)
+    children = []
+    try:
+        for rank in range(job.ranks):
+            place = {"WORLD_SIZE": str(job.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            environ = {**os.environ, **place, "RANK": str(rank), **job.environ}
+            command = job.command(str(inside / PROGRAM.name), str(inside))
+            children.append(subprocess.Popen(command, env=environ))
+        paths = [folder / f"pid-{rank}" for rank in range(job.ranks)]
+        wait_for(lambda: have_met(paths, children), "the ranks to meet", 120)
+        yield [identity(int(path.read_text())) for path in paths]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait(timeout=20)
+
+
+def have_met(paths: Sequence[Path], ranks: Sequence[subprocess.Popen[bytes]]) -> bool:
+    assert all(rank.poll() is None for rank in ranks), "a rank has ended"
+    return all(path.exists() for path in paths)
+
+
+def without_symbols(library: Path, stripped: Path) -> tuple[str, ...]:
+    """A command that runs another one where a stripped copy of the library lies in its place: its path leads to another
+    file there, too, since it is a mount namespace of its own. Takes root."""
+    subprocess.run([shutil.which("strip") or "strip", "--strip-all", "-o", stripped, library], check=True)
+    hide = 'mount --bind "$1" "$2"; shift 2; exec "$@"'
+    return *_MOUNTING, hide, "sh", str(stripped), str(library)
+
+
+def identity(pid: int) -> ProcessId:
+    state = procs.read_state(pid)
+    assert state is not None
+    return state[0]
+
+
+def read(process: ProcessId) -> RankRecords:
+    """Gloo's recorder: a build for CUDA has an unused one of NCCL's, too."""
+    answers = torch_recorder.SHARED.read(process)
+    (answer,) = [one for one in answers if not (isinstance(one, RankRecords) and one.library == "nccl")]
+    assert isinstance(answer, RankRecords), answer
+    return answer
+
+
+def as_row(record: FlightRecord) -> dict[str, Any]:
+    """A record as the recorder's own dump prints it, as far as gloo writes it."""
+    return {
+        "record_id": record.id,
+        "pg_id": record.group_id,
+        "process_group": [record.group_name, record.group_description],
+        "thread_name": record.thread_name,
+        "thread_id": str(record.thread_id),
+        "collective_seq_id": record.collective_seq,
+        "p2p_seq_id": record.p2p_seq,
+        "op_id": record.op_id,
+        "profiling_name": record.operation,
+        "time_created_ns": record.created_unix_ns,
+        "input_sizes": [list(size) for size in record.input_sizes],
+        "input_dtypes": list(record.input_dtypes),
+        "output_sizes": [list(size) for size in record.output_sizes],
+        "output_dtypes": list(record.output_dtypes),
+        "state": "scheduled",
+        "time_discovered_started_ns": 0,
+        "time_discovered_completed_ns": 0,
+        "retired": record.is_retired,
+        "timeout_ms": record.timeout_ms,
+        "is_p2p": record.is_p2p,
+    }
+
+
+def without_state(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "retired"}
+
+
+class Seen(NamedTuple):
+    """What was compared, and how it was found."""
+
+    snapshots: int
+    rows: int
+    open_rows: int
+    wrapped: int
+    found_by: frozenset[str]
+    versions: frozenset[str]
+    layouts: frozenset[str]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows:,} rows equal in {self.snapshots} snapshots, {self.open_rows} of them open, {self.wrapped} "
+            f"buffers wrapped; found by {self._told(self.found_by)}, version {self._told(self.versions) or 'not told'}, "
+            f"layout {self._told(self.layouts)}"
+        )
+
+    @staticmethod
+    def _told(words: frozenset[str]) -> str:
+        return " and ".join(sorted(words))
+
+
+def compared(folder: Path, ranks: Sequence[ProcessId], turns: int) -> Seen:
+    """Compares `turns` times what is read of each rank, while it runs and while it stands, with its own dump."""
+    found: list[RankRecords] = []
+    for turn in range(turns):
+        early = [read(process) for process in ranks]
+        (folder / "ask").touch()
+        dumps = [folder / f"dump-{rank}" for rank in range(len(ranks))]
+        wait_for(lambda dumps=dumps: all(path.exists() for path in dumps), "the dumps", 60)
+        for process, path, before in zip(ranks, dumps, early, strict=True):
+            found.append(read(process))
+            same(json.loads(path.read_text()), found[-1], before)
+            path.unlink()
+        (folder / "ask").unlink()
+        (folder / "go.new").write_text(str(turn))
+        (folder / "go.new").rename(folder / "go")
+    open_rows = sum(record.is_open for records in found for record in records.records)
+    assert open_rows >= turns, "rank 0 had one open each time"
+    assert turns < TURNS or any(records.is_wrapped for records in found)
+    return Seen(
+        snapshots=len(found),
+        rows=sum(len(records.records) for records in found),
+        open_rows=open_rows,
+        wrapped=sum(records.is_wrapped for records in found),
+        found_by=frozenset(records.found_by for records in found),
+        versions=frozenset(records.torch_version for records in found),
+        layouts=frozenset(records.layout for records in found),
+    )
+
+
+def same(told: dict[str, Any], found: RankRecords, early: RankRecords) -> None:
+    """Asserts that this is what the process told, and what was read earlier, while it ran, was true."""
+    assert [as_row(record) for record in found.records] == told["entries"]
+    assert {
+        str(group.group_id): {
+            "last_enqueued_collective": str(group.last_enqueued),
+            "last_started_collective": str(group.last_started),
+            "last_completed_collective": str(group.last_completed),
+        }
+        for group in found.groups
+    } == told["pg_status"]
+    by_id = {row["record_id"]: row for row in told["entries"]}
+    both = [record for record in early.records if record.id in by_id]
+    assert both, "of what was read while it ran, some is still there"
+    for record in both:
+        assert without_state(as_row(record)) == without_state(by_id[record.id])
+        assert by_id[record.id]["retired"] or record.is_open, "what is done stays done"
+
+
+def main() -> None:
+    """Both comparisons."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("python")
+    options.add_argument("--root", type=Path, default=Path("/"))
+    options.add_argument("--environ", action="append", default=[], metavar="NAME=VALUE")
+    options.add_argument("--turns", type=int, default=TURNS)
+    chosen = options.parse_args()
+    environ = dict(pair.split("=", 1) for pair in chosen.environ)
+    job = Job(RANKS, chosen.python, chosen.root.resolve(), environ=environ)
+    subprocess.run(job.command("-c", VERSIONS), check=True)
+    with tempfile.TemporaryDirectory(dir=job.root / "tmp") as name:
+        folder = Path(name)
+        (folder / "whole").mkdir()
+        with running(folder / "whole", job) as ranks:
+            found = libraries.mapped(Path(f"/proc/{ranks[0].pid}/maps").read_bytes()).libraries
+            (library,) = [one for one in found if one.library == "gloo"]
+            print(library.path, compared(folder / "whole", ranks, chosen.turns), sep=": ", flush=True)
+        (folder / "stripped").mkdir()
+        before = without_symbols(job.root / library.path.lstrip("/"), folder / "stripped.so")
+        with running(folder / "stripped", job._replace(before=before)) as ranks:
+            print("without symbols", compared(folder / "stripped", ranks, chosen.turns), sep=": ")
+
+
+if __name__ == "__main__":
+    main()

@@ -25,6 +25,7 @@ from hangwatch.model import (
     Incident,
     Job,
     JobState,
+    KernelCall,
     LeftOut,
     Motion,
     Process,
@@ -36,10 +37,12 @@ from hangwatch.model import (
     Value,
     Verdict,
 )
-from hangwatch.probes import host, procs, sockets
+from hangwatch.probes import behind_call, host, procs, sockets
 
 ENDPOINTS_PER_SCAN = 64
 _DEFAULT_LIMITS = config.Jobs()
+_MOST_CALLS = 8
+_CALLS_DEADLINE_SECONDS = 2.0
 
 
 class Look(Value, frozen=True):
@@ -182,10 +185,38 @@ def look_at(
         observe_dump=observe_dump,
     )
     facts = host.facts(sweep.driver_version if sweep else None)
-    look = judged(
-        taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=job.ranks_here or None
-    )
+    here = job.ranks_here or None
+    look = judged(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here)
+    if calls := _kernel_calls(taken, job, _pointed_at(look), proc_root):
+        ranks = tuple(replace(rank, kernel_call=calls.get(rank.id.pid)) for rank in taken.ranks)
+        taken = replace(taken, ranks=ranks)
+        look = judged(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here)
     return replace(look, uid=job.uid)
+
+
+def _pointed_at(look: Look) -> list[int]:
+    """The pids of those at whom it points, or would once other looks told that the lines of nobody show work."""
+    stays = [member.id for member in look.grouping.members if member.stay is not None]
+    verdicts = (look.verdict, look.without_motion_of(stays).verdict)
+    ranks = (rank for verdict in verdicts for rank in (*verdict.named, *verdict.first_look))
+    return list(dict.fromkeys(rank.pid for rank in ranks if rank.pid is not None))[:_MOST_CALLS]
+
+
+def _kernel_calls(taken: Capture, job: Job, pids: Collection[int], proc_root: Path) -> dict[int | None, KernelCall]:
+    """The system calls of these ranks, by pid: of those that still are what was dumped, and whose owner reads it."""
+    end = time.monotonic() + _CALLS_DEADLINE_SECONDS
+    ids = {process.pid: process for process in job.processes}
+    found: dict[int | None, KernelCall] = {}
+    for rank in taken.ranks:
+        target = ids.get(rank.id.pid or 0) if rank.id.pid in pids else None
+        if target is None:
+            continue
+        call = behind_call.read(target.pid, [dump.call for dump in rank.rounds], sorted(job.pids), end, proc_root)
+        state, users = procs.read_state(target.pid, proc_root), set(procs.read_user_ids(target.pid, proc_root))
+        is_same = state is not None and state[0] == target and (not job.uid or users == {job.uid})
+        if call is not None and is_same:
+            found[target.pid] = call
+    return found
 
 
 def judged(

@@ -436,13 +436,14 @@ class ThreadCounters(Value, frozen=True):
 
 
 class SystemCall(Value, frozen=True):
-    """The system call that a thread is in: its number, what kind of call that is, and what it is about.
+    """The system call that a thread is in: its number and name, what kind of call that is, and what it is about.
 
     `descriptors` are its files and sockets; `child` is the one process that it waits for, as its own pid namespace
     numbers it.
     """
 
     number: int
+    name: str = ""
     kind: Literal["receives", "awaits_child", "writes", "locks", "sleeps", "other"] = "other"
     descriptors: tuple[int, ...] = ()
     child: int | None = None
@@ -457,6 +458,43 @@ class FileLock(Value, frozen=True):
     path: str
     holder_pid: int | None = None
     holder_comm: str = ""
+
+
+class Behind(Value, frozen=True):
+    """What stands behind one descriptor of a system call. All texts are bounded and printable.
+
+    `what` is the path of a file, the address of a peer, or what the kernel calls it; `mount` is the file system of a
+    file, which another machine or a process serves where it `is_remote`. `other_pid` and `other_comm` are a process of
+    this node that has the other end of a pipe, Unix socket or connection, maybe the rank itself; None where none was
+    found. `is_lost`: the kernel knows that nobody is at the other end now.
+    """
+
+    kind: Literal["file", "pipe", "connection", "unix", "listening", "other"]
+    what: str
+    mount: str = ""
+    is_remote: bool = False
+    other_pid: int | None = None
+    other_comm: str = ""
+    is_lost: bool = False
+
+
+class KernelCall(Value, frozen=True):
+    """The system call in which the main thread of a rank stood in the last `rounds` of a look, and after it.
+
+    `name` is the kernel's, `says` the same with a preposition. `behind` are its first few descriptors, of so many
+    `descriptors`; `path` is what it was called with, as its owner wrote it; the child that it waits for, and the lock
+    of a file, where it is about such.
+    """
+
+    name: str
+    says: str
+    rounds: int
+    descriptors: int = 0
+    behind: tuple[Behind, ...] = ()
+    path: str = ""
+    child_pid: int | None = None
+    child_comm: str = ""
+    file_lock: FileLock | None = None
 
 
 class Store(Value, frozen=True):
@@ -568,7 +606,8 @@ class RankDump(Value, frozen=True):
     `waits_for_mount`: in every round the kernel showed it in a call on that one. `busy_power_ratio`: where its power
     lies between the floor (0) and the busy level (1) of its own GPU, None without a history; `works_lightly`: that busy
     level is one that cards draw in a hang, too. What its NVLinks and its PCIe carried per second is the sum of both
-    directions, of the busiest of its GPUs, over the rounds.
+    directions, of the busiest of its GPUs, over the rounds. `kernel_call` is read once the ranks are judged, of those
+    that are named or to be looked at first.
     """
 
     id: RankId
@@ -584,6 +623,7 @@ class RankDump(Value, frozen=True):
     silent_mount: str | None = None
     waits_for_mount: bool = False
     waiting: Waiting | None = None
+    kernel_call: KernelCall | None = None
 
 
 class Capture(Value, frozen=True):
@@ -683,8 +723,8 @@ class Member(Value, frozen=True):
 
     `state` is the letter that /proc/PID/stat showed in every round; where the rounds differ, the last one outside `D`.
     `waited_before`: in an earlier round it stood in a wait for other ranks, so it does come to meet them.
-    `silent_mount`, `waits_for_mount`, `waiting` and the numbers of its GPU as in `RankDump`. `signature` is what was
-    measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and `switches_per_second`
+    `silent_mount`, `waits_for_mount`, `waiting`, `kernel_call` and the numbers of its GPU as in `RankDump`. `signature`
+    is what was measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and `switches_per_second`
     (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so in every round;
     `peers` as there, the most of any round, workers included, and None where one was not seen; `server`, `file_lock`
     and `stuck_on` as there, where they were the same in every round; `store` as in the last round. `user_frames` are
@@ -725,6 +765,7 @@ class Member(Value, frozen=True):
     recorded: tuple[Recorded, ...] = ()
     receives: bool = False
     stay: Stay | None = None
+    kernel_call: KernelCall | None = None
 
 
 class Group(Value, frozen=True):

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from hangwatch import words
 from hangwatch.hang import activity
 from hangwatch.hang import frames as stack_frames
 from hangwatch.hang.user_code import caller, own_frame
-from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, FileLock, Frame, Group, Stack
+from hangwatch.model import (
+    BLOCKED_STATES,
+    STOPPED_STATES,
+    Behind,
+    FileLock,
+    Frame,
+    Group,
+    Member,
+    RankId,
+    Signature,
+    Stack,
+)
 
 _SINGULAR = (("is ", "are "), ("waits ", "wait "), ("stands ", "stand "), ("sleeps", "sleep"))
 
@@ -41,6 +52,63 @@ def _held_by(lock: FileLock) -> str:
     if lock.holder_pid is None:
         return ", whose holder is not listed: it has ended and left it to a process that it started, or is elsewhere"
     return f", which pid {lock.holder_pid} ({lock.holder_comm}) holds"
+
+
+def in_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
+    """What the kernel says of where a rank stands: "read from /data/shard-3, on /data (nfs4), for 3 rounds".
+
+    `ranks` are those of its node, by pid. None where it was not asked, or stood in no call.
+    """
+    call = member.kernel_call
+    if call is None:
+        return None
+    rounds = "" if call.rounds < 2 else f", in each of {call.rounds} rounds"
+    if call.file_lock is not None:
+        return f"{call.says} {call.file_lock.path}{_held_by(call.file_lock)}{rounds}"
+    about = [_behind(one, member, ranks) for one in call.behind]
+    if call.descriptors > len(about) > 0:
+        about.append(words.count(call.descriptors - len(about), "other descriptor"))
+    if call.path:
+        about = [call.path]
+    if call.child_pid is not None:
+        about = [f"its child {call.child_pid} ({call.child_comm})"]
+    if not about:
+        return f"{call.name}{rounds}"
+    return f"{call.says} {words.listing(about)}{rounds}"
+
+
+def tells_call(member: Member) -> bool:
+    """Whether more is known of the call of a rank than its name: every lock between threads is a futex."""
+    call = member.kernel_call
+    return call is not None and bool(call.behind or call.path or call.child_pid or call.file_lock)
+
+
+def _behind(one: Behind, member: Member, ranks: Mapping[int, RankId]) -> str:
+    """One file, pipe or peer. A file system that is served from elsewhere gives no answer where nothing flows."""
+    match one.kind:
+        case "file" if one.mount:
+            is_silent = one.is_remote and member.signature is Signature.BLOCKED
+            return f"{one.what}, on {one.mount}{', which gives no answer' if is_silent else ''}"
+        case "pipe":
+            return f"a pipe whose other end {_other(one, member, ranks)}"
+        case "unix":
+            return f"{one.what} whose other end {_other(one, member, ranks)}"
+        case "connection":
+            gone = ", which is gone" if one.is_lost else ""
+            who = f", whose other end {_other(one, member, ranks)}" if one.other_pid is not None else ""
+            return f"{one.what}{who}{gone}"
+        case "listening":
+            return f"{one.what}, where it listens"
+    return one.what
+
+
+def _other(one: Behind, member: Member, ranks: Mapping[int, RankId]) -> str:
+    if one.other_pid is None:
+        return "was not found"
+    if one.other_pid == member.id.pid:
+        return "is it itself"
+    rank = ranks.get(one.other_pid)
+    return f"is {words.who([rank])}" if rank is not None else f"is pid {one.other_pid} ({one.other_comm})"
 
 
 def _at_work(group: Group) -> Stack | None:

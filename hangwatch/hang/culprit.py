@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import structs
 
-from hangwatch.hang import by_number, guidance, votes, wording
+from hangwatch.hang import by_number, clauses, guidance, votes, wording
 from hangwatch.hang.first_look import FIRST_LOOKS, by_line, have_parted
 from hangwatch.hang.rest import is_serving, resting_state
 from hangwatch.hang.rules import (
@@ -55,9 +55,19 @@ def _without_launchers(grouping: Grouping) -> Grouping:
 
 
 def _judged(grouping: Grouping, ranks_here: int | None) -> Verdict:
-    """The verdict on ranks."""
+    """The verdict on ranks, with what the kernel says of those at whom it points."""
     scene = survey(grouping, ranks_here)
-    return _moving(scene) or _resting(scene) or _by_number(scene) or _mount_silent(scene) or _open(scene)
+    verdict = _moving(scene) or _resting(scene) or _by_number(scene) or _mount_silent(scene) or _open(scene)
+    pointed = {_key(rank) for rank in (*verdict.named, *verdict.first_look)}
+    members = [member for member in grouping.members if _key(member.id) in pointed]
+    calls = votes.in_kernel(members, grouping.members)
+    is_one = len(calls) == len(pointed) == 1 and clauses.tells_call(members[0])
+    said = f" In the kernel, {calls[0].message}." if is_one else ""
+    return structs.replace(verdict, message=verdict.message + said, evidence=(*verdict.evidence, *calls))
+
+
+def _key(rank: RankId) -> tuple[object, ...]:
+    return rank.node, rank.rank, rank.local_rank, rank.pid
 
 
 def _by_number(scene: Scene) -> Verdict | None:

@@ -205,6 +205,7 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         recorded=recorded.recorded(rank.rounds[0].recorders, rank.rounds[-1].recorders) if len(rank.rounds) > 1 else (),
         receives=_receives(rank.rounds),
         stay=measured.stay,
+        kernel_call=rank.kernel_call,
     )
 
 

@@ -15,6 +15,7 @@ _UTILIZATION_GAP = 0.5
 _CPU_GAP = 0.5
 _CONTEXT_THREADS = 3
 _MOST_IDS = 64
+_MOST_CALLS = 8
 MACHINE = frozenset({"gpu_power", "gpu_utilization", "cpu"})
 """Kinds of evidence that do not come from stacks; one that supports raises the confidence."""
 
@@ -88,6 +89,24 @@ def context(grouping: Grouping) -> tuple[Evidence, ...]:
     for member in _lone(everybody, lambda one: one.utilization_ratio, _UTILIZATION_GAP):
         votes.append(_gpu_differs(member, everybody))
     return (*votes, *absence(grouping))
+
+
+def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> tuple[Evidence, ...]:
+    """The system calls of these ranks, where they were asked for, with what is behind them."""
+    by_node: dict[str | None, dict[int, RankId]] = {}
+    for member in everybody:
+        if member.id.pid is not None:
+            by_node.setdefault(member.id.node, {})[member.id.pid] = member.id
+    calls = ((member, clauses.in_call(member, by_node.get(member.id.node, {}))) for member in members[:_MOST_CALLS])
+    return tuple(
+        Evidence(
+            kind="system_call",
+            message=f"{words.who([member.id])} stands in {call}" + (f"; wchan {member.wchan}" if member.wchan else ""),
+            ranks=(member.id,),
+        )
+        for member, call in calls
+        if call is not None
+    )
 
 
 def launchers(members: Sequence[Member]) -> Evidence:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from hangwatch import words
 from hangwatch.model import Fault, Value
-from hangwatch.probes import pseudofiles
+from hangwatch.probes import pseudofiles, system_calls
 
 CHILD = Path(__file__).with_name("filesystems_child.py")
 STARTUP_SECONDS = 2.0
@@ -38,13 +38,6 @@ NETWORK_TYPES = frozenset(
 _LOCAL_FUSE = frozenset({"fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal", "fuse.snapfuse", "fuse.fuse-overlayfs"})
 _SECTOR_BYTES = 512  # of /sys/dev/block, whatever the device's own are
 _OCTAL = re.compile(r"\\([0-7]{3})")
-
-
-# System calls whose first argument is a descriptor, by number: see syscall_64.tbl, asm-generic/unistd.h.
-_ON_DESCRIPTOR = {
-    "x86_64": frozenset({0, 1, 3, 5, 8, 17, 18, 19, 20, 73, 74, 75, 77, 78, 217, 285, 295, 296, 306, 327, 328}),
-    "aarch64": frozenset({32, 46, 47, 57, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 80, 82, 83, 267, 286, 287}),
-}.get(os.uname().machine, frozenset[int]())
 
 
 class Mount(Value, frozen=True):
@@ -97,14 +90,26 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
 def called(proc_root: Path, pid: int) -> Mount | None:
     """The file system on whose open file the main thread is in a system call now; None where that is not to be seen.
 
-    By /proc/PID/syscall and `mnt_id` of /proc/PID/fdinfo, see proc_pid_syscall(5) and proc_pid_fdinfo(5). A call that
-    names its file by path is not seen.
+    By /proc/PID/syscall, see proc_pid_syscall(5). A call that names its file by path is not seen.
     """
     call = pseudofiles.read(proc_root / str(pid) / "syscall", f"pid {pid}")
     fields = call.split() if isinstance(call, str) else []
-    if len(fields) < 2 or not fields[0].isdecimal() or int(fields[0]) not in _ON_DESCRIPTOR:
+    if len(fields) < 2 or not fields[0].isdecimal() or not _is_on_descriptor(int(fields[0])):
         return None
-    text = pseudofiles.read(proc_root / str(pid) / "fdinfo" / str(int(fields[1], 16)), f"pid {pid}")
+    return mount_of(proc_root, pid, int(fields[1], 16))
+
+
+def _is_on_descriptor(number: int) -> bool:
+    name = system_calls.names().get(number)
+    return name is not None and system_calls.rows()[name].on == "descriptor"
+
+
+def mount_of(proc_root: Path, pid: int, descriptor: int) -> Mount | None:
+    """The file system on which a file lies that a process has open; None where it is no file, or not to be seen.
+
+    By `mnt_id` of /proc/PID/fdinfo, see proc_pid_fdinfo(5): the file itself is not touched.
+    """
+    text = pseudofiles.read(proc_root / str(pid) / "fdinfo" / str(descriptor), f"pid {pid}")
     rows = text.splitlines() if isinstance(text, str) else []
     ids = [row.split()[-1] for row in rows if row.startswith("mnt_id:")]
     seen = mounts(proc_root, pid)

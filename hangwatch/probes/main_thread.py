@@ -1,52 +1,26 @@
 """What the main thread of a process does in the kernel: its time, its switches, the system call that it is in.
 
 See proc_pid_stat(5), proc_pid_status(5), proc_pid_syscall(5); `schedstat` as Documentation/scheduler/sched-stats.rst
-has it. Nothing is paused. Numbers of system calls differ between architectures: of others than these nothing is said.
+has it. Nothing is paused. Calls and their numbers: `system_calls`.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import platform
 import struct
 import time
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from hangwatch.model import SystemCall, ThreadCounters
-from hangwatch.probes import memory, pseudofiles
+from hangwatch.probes import memory, pseudofiles, system_calls
 
 MOST_DESCRIPTORS = 1024  # of one poll, select or epoll
 
-_Kind: TypeAlias = Literal["receives", "selects", "polls", "epolls", "awaits_child", "writes", "locks", "sleeps"]
-_NUMBERS: dict[str, dict[_Kind, tuple[int, ...]]] = {
-    "x86_64": {
-        "receives": (0, 19, 42, 43, 45, 47, 288),  # read, readv, connect, accept, recvfrom, recvmsg, accept4
-        "polls": (7, 271),  # poll, ppoll
-        "selects": (23, 270),  # select, pselect6
-        "epolls": (232, 281, 441),  # epoll_wait, epoll_pwait, epoll_pwait2
-        "awaits_child": (61, 247),  # wait4, waitid
-        "writes": (1, 3, 18, 20, 26, 74, 75, 162, 277, 285, 306),  # write*, close, msync, fsync, sync*, fallocate
-        "locks": (72, 73),  # fcntl, flock
-        "sleeps": (35, 230),  # nanosleep, clock_nanosleep
-    },
-    "aarch64": {
-        "receives": (63, 65, 202, 203, 207, 212, 242),
-        "polls": (73,),
-        "selects": (72,),
-        "epolls": (22, 441),
-        "awaits_child": (95, 260),
-        "writes": (47, 57, 64, 66, 68, 81, 82, 83, 84, 227, 267),
-        "locks": (25, 32),
-        "sleeps": (101, 115),
-    },
-}
-_KINDS = {number: kind for kind, numbers in _NUMBERS.get(platform.machine(), {}).items() for number in numbers}
-_WAITID = {"x86_64": (247,), "aarch64": (95,)}.get(platform.machine(), ())
-_FCNTL = {"x86_64": (72,), "aarch64": (25,)}.get(platform.machine(), ())
 _F_OFD_SETLKW = 38
 _MOST_PIDS = 1 << 22  # PID_MAX_LIMIT
+_MOST_PATH_BYTES = 512
+_UNKNOWN = system_calls.Row()
 _POLLFD = struct.Struct("=ihh")
 
 
@@ -79,34 +53,47 @@ def read_call(pid: int, proc_root: Path) -> SystemCall | None:
     if len(fields) < 7 or not fields[0].isdecimal():
         return None
     number, arguments = int(fields[0]), [int(field, 16) for field in fields[1:7]]
-    kind = _KINDS.get(number)
-    if number in _FCNTL and arguments[1] not in (fcntl.F_SETLKW, _F_OFD_SETLKW):
-        kind = None
-    if kind == "selects" and not arguments[0] and arguments[4]:
+    name = system_calls.names().get(number, "")
+    row = system_calls.rows().get(name, _UNKNOWN)
+    kind, first = row.kind, arguments[0]
+    if name == "fcntl" and arguments[1] not in (fcntl.F_SETLKW, _F_OFD_SETLKW):
+        kind = "other"
+    if row.on == "selected" and not first and arguments[4]:
         kind = "sleeps"  # on no descriptor, with a time-out: time.sleep of Python 3.10
-    first, child = arguments[0], 0
-    match kind:
-        case None | "awaits_child" | "sleeps":
-            descriptors: tuple[int, ...] = ()
-            child = arguments[1] if number in _WAITID else first
-        case "polls":
+    child = 0
+    descriptors: tuple[int, ...] = ()
+    match row.on:
+        case "child":
+            child = arguments[1] if name == "waitid" else first
+        case "polled":
             descriptors = _polled(folder, first, arguments[1])
-        case "selects":
+        case "selected":
             descriptors = _selected(folder, first, arguments[1])
-        case "epolls":
+        case "watched":
             descriptors = _watched(folder, first)
-        case _:
+        case "descriptor":
             descriptors = (first,)
-    is_one = kind == "awaits_child" and 0 < child <= _MOST_PIDS
-    return SystemCall(number=number, kind=_plain(kind), descriptors=descriptors, child=child if is_one else None)
+    is_one = 0 < child <= _MOST_PIDS
+    return SystemCall(number=number, name=name, kind=kind, descriptors=descriptors, child=child if is_one else None)
 
 
-def _plain(kind: _Kind | None) -> Literal["receives", "awaits_child", "writes", "locks", "sleeps", "other"]:
-    match kind:
-        case "receives" | "selects" | "polls" | "epolls":
-            return "receives"
-        case _:
-            return kind or "other"
+def read_path(pid: int, proc_root: Path) -> str | None:
+    """The path that the main thread handed to the system call that it is in; None where it handed none.
+
+    As it stands in its memory: its owner can write there what he likes.
+    """
+    folder = proc_root / str(pid)
+    text = pseudofiles.read(folder / "task" / str(pid) / "syscall", f"pid {pid}")
+    fields = text.split() if isinstance(text, str) else []
+    if len(fields) < 7 or not fields[0].isdecimal():
+        return None
+    place = {"path": 1, "path_at": 2}.get(system_calls.rows().get(_name(fields[0]), _UNKNOWN).on)
+    raw = b"" if place is None else memory.SHARED.read(folder / "mem", int(fields[place], 16), _MOST_PATH_BYTES)
+    return os.fsdecode(raw.partition(b"\0")[0]) or None
+
+
+def _name(number: str) -> str:
+    return system_calls.names().get(int(number), "")
 
 
 def _polled(folder: Path, address: int, count: int) -> tuple[int, ...]:

@@ -5,9 +5,20 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from hangwatch.hang import activity, wording
+from hangwatch.hang import activity, clauses, wording
 from hangwatch.hang.culprit import judge
-from hangwatch.model import Frame, Group, Grouping, Member, Motion, RankId
+from hangwatch.model import (
+    Behind,
+    FileLock,
+    Frame,
+    Group,
+    Grouping,
+    KernelCall,
+    Member,
+    Motion,
+    RankId,
+    Signature,
+)
 
 
 def group(name: str, ranks: range, *functions: str, node: str = "n1") -> Group:
@@ -60,3 +71,51 @@ def test_a_node_that_is_odd_as_a_whole_is_told(odd: range, said: str) -> None:
     named = list(there.members)
     assert wording.whole_nodes(named, found) == said
     assert wording.whole_nodes(named, Grouping(groups=(there,))) == "", "nothing else is in view"
+
+
+SHARD = Behind(kind="file", what="/mnt/data/shard-3", mount="/mnt/data (fuse.s3fs)", is_remote=True)
+PEER = Behind(kind="connection", what="10.0.0.7 port 29500")
+
+
+@pytest.mark.parametrize(
+    ("call", "signature", "said"),
+    [
+        (KernelCall(name="read", says="read from", rounds=3, descriptors=1, behind=(SHARD,)), Signature.BLOCKED,
+         "read from /mnt/data/shard-3, on /mnt/data (fuse.s3fs), which gives no answer, in each of 3 rounds"),
+        (KernelCall(name="read", says="read from", rounds=3, descriptors=1, behind=(SHARD,)), Signature.TRANSFERS,
+         "read from /mnt/data/shard-3, on /mnt/data (fuse.s3fs), in each of 3 rounds"),
+        (KernelCall(name="recvfrom", says="recvfrom", rounds=1, descriptors=1, behind=(PEER,)), Signature.BLOCKED,
+         "recvfrom 10.0.0.7 port 29500"),
+        (KernelCall(name="recvfrom", says="recvfrom", rounds=1, descriptors=1, behind=(replace(PEER, is_lost=True),)), Signature.BLOCKED,
+         "recvfrom 10.0.0.7 port 29500, which is gone"),
+        (KernelCall(name="recvfrom", says="recvfrom", rounds=1, descriptors=1, behind=(replace(PEER, other_pid=14),)), Signature.BLOCKED,
+         "recvfrom 10.0.0.7 port 29500, whose other end is rank 4 on n1 (pid 14)"),
+        (KernelCall(name="read", says="read from", rounds=1, descriptors=1, behind=(Behind(kind="pipe", what="pipe:[7]", other_pid=4711, other_comm="pt_data_worker"),)), Signature.BLOCKED,
+         "read from a pipe whose other end is pid 4711 (pt_data_worker)"),
+        (KernelCall(name="read", says="read from", rounds=1, descriptors=1, behind=(Behind(kind="pipe", what="pipe:[7]", other_pid=13),)), Signature.BLOCKED,
+         "read from a pipe whose other end is it itself"),
+        (KernelCall(name="poll", says="poll on", rounds=1, descriptors=9, behind=(PEER,)), Signature.BLOCKED,
+         "poll on 10.0.0.7 port 29500 and 8 other descriptors"),
+        (KernelCall(name="openat", says="openat of", rounds=2, path="/mnt/x"), Signature.BLOCKED, "openat of /mnt/x, in each of 2 rounds"),
+        (KernelCall(name="wait4", says="wait4 for", rounds=1, child_pid=9, child_comm="ssh"), Signature.BLOCKED, "wait4 for its child 9 (ssh)"),
+        (KernelCall(name="flock", says="flock of", rounds=1, descriptors=1, file_lock=FileLock(path="/x.lock", holder_pid=9, holder_comm="rsync")), Signature.BLOCKED,
+         "flock of /x.lock, which pid 9 (rsync) holds"),
+        (KernelCall(name="futex", says="futex", rounds=1), Signature.BLOCKED, "futex"),
+    ],
+)  # fmt: skip
+def test_what_is_behind_a_call_is_said(call: KernelCall, signature: Signature, said: str) -> None:
+    """A file system gives no answer only where nothing flows."""
+    member = Member(id=RankId(node="n1", rank=3, pid=13), signature=signature, kernel_call=call)
+    assert clauses.in_call(member, {13: member.id, 14: RankId(node="n1", rank=4, pid=14)}) == said
+
+
+def test_the_call_of_the_one_rank_that_is_named_stands_in_the_sentence() -> None:
+    call = KernelCall(name="read", says="read from", rounds=3, descriptors=1, behind=(SHARD,))
+    waiting, odd = group("collective_wait", range(3)), group("data_loading", range(3, 4))
+    odd = replace(odd, members=(replace(odd.members[0], kernel_call=call, wchan="request_wait_answer"),))
+    verdict = judge(Grouping(groups=(waiting, odd), world_size=4))
+    assert verdict.message.endswith(
+        "In the kernel, rank 3 on n1 stands in read from /mnt/data/shard-3, on /mnt/data (fuse.s3fs), "
+        "in each of 3 rounds; wchan request_wait_answer."
+    )
+    assert [vote.kind for vote in verdict.evidence][-1] == "system_call"

@@ -1,0 +1,177 @@
+"""What is behind the system call of a real process: a file, a pipe, a peer, a lock, a file system that is silent."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hangwatch import config
+from hangwatch.hang import activity
+from hangwatch.look import Look, look_at
+from hangwatch.model import Behind, Job, KernelCall, Rank
+from hangwatch.probes import behind_call, main_thread, procs
+from tests.conftest import wait_for
+from tests.dead_mount import dead_mount, dying_mount
+from tests.integration import targets
+
+RECEIVES = "import socket\none = socket.create_connection(('127.0.0.1', {number}))\nready()\none.recv(1)"
+FLOCK = "import fcntl\nlock = open(folder + '/the.lock', 'r+')\nready()\nfcntl.flock(lock, fcntl.LOCK_EX)"
+POLLS = "import os, select\nboth = select.poll()\n"
+POLLS += "for _ in range(2): both.register(os.pipe()[0], select.POLLIN)\nready()\nboth.poll()"
+SILENT = """
+import os, time
+def wait(name):
+    while not os.path.exists(folder + name): time.sleep(0.02)
+ready()
+wait('/mounted')
+data = os.open(folder + '/mnt/data', os.O_RDONLY)
+open(folder + '/opened', 'w').close()
+wait('/silent')
+os.read(data, 9)
+"""
+CHILD = "import os, subprocess\nchild = subprocess.Popen(['sleep', '600'])\nready()\nos.waitpid(child.pid, 0)"
+
+
+def behind(pid: int, name: str, kin: tuple[int, ...] = ()) -> KernelCall:
+    """What is behind the call of this name, once the process is in it."""
+    wait_for(lambda: (call := main_thread.read_call(pid, procs.PROC)) and call.name == name, f"{pid} to be in {name}")
+    seen = [main_thread.read_call(pid, procs.PROC)] * 2
+    found = behind_call.read(pid, seen, kin, time.monotonic() + 2, procs.PROC)
+    assert found is not None
+    return found
+
+
+def _reads(pid: int, descriptor: int) -> bool:
+    call = main_thread.read_call(pid, procs.PROC)
+    return call is not None and call.name == "read" and call.descriptors == (descriptor,)
+
+
+def test_a_pipe_is_told_with_who_has_its_other_end(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    child = subprocess.Popen([sys.executable, "-c", f"import os\nos.read({read_end}, 1)"], pass_fds=[read_end])
+    try:
+        wait_for(lambda: _reads(child.pid, read_end), "the target to read its pipe")
+        found = behind(child.pid, "read")
+    finally:
+        child.kill()
+        child.wait(20)
+        os.close(read_end)
+        os.close(write_end)
+    (pipe,) = found.behind
+    assert (found.says, found.rounds, pipe.kind, pipe.other_pid) == ("read from", 2, "pipe", os.getpid())
+    assert pipe.other_comm
+
+
+def test_a_connection_is_told_with_its_peer(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        with targets.python(RECEIVES.format(number=port), tmp_path) as pid, listening.accept()[0]:
+            (peer,) = behind(pid, "recvfrom").behind
+    assert (peer.kind, peer.what) == ("connection", f"127.0.0.1 port {port}")
+    assert (peer.other_pid, peer.is_lost) == (os.getpid(), False)
+
+
+def test_a_lock_is_told_with_who_holds_it(tmp_path: Path) -> None:
+    path = tmp_path / "the.lock"
+    with path.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with targets.python(FLOCK, tmp_path) as pid:
+            found = behind(pid, "flock")
+    assert found.file_lock is not None
+    assert (found.file_lock.path, found.file_lock.holder_pid) == (str(path), os.getpid())
+
+
+def test_of_many_descriptors_a_few_are_told(tmp_path: Path) -> None:
+    with targets.python(POLLS, tmp_path) as pid:
+        found = behind(pid, "poll")
+        assert found.descriptors == 2
+        assert [(one.kind, one.other_pid) for one in found.behind] == [("pipe", pid)] * 2, "it has both ends itself"
+
+
+def test_a_child_is_told(tmp_path: Path) -> None:
+    with targets.python(CHILD, tmp_path) as pid:
+        found = behind(pid, "wait4")
+        assert (found.child_pid, found.child_comm) == (procs.read_children(pid)[0], "sleep")
+
+
+def test_what_a_path_is_called_is_bounded_and_printable(tmp_path: Path) -> None:
+    """A FIFO that nobody opens for writing, with a hostile name."""
+    code = "import os\nname = folder + '/a\\n\\x1b[31m' + 'b' * 220\nos.mkfifo(name)\nready()\nopen(name)"
+    with targets.python(code, tmp_path) as pid:
+        found = behind(pid, "openat")
+        assert found.path.startswith(f"{tmp_path}/a\\n\\x1b[31mb")
+        assert found.path.isprintable() and len(found.path) <= 200
+        assert found.behind == ()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+def test_a_file_of_a_silent_file_system_is_told_and_not_touched(tmp_path: Path) -> None:
+    """Neither the file nor its folder gives an answer; what is told stands in /proc."""
+    (tmp_path / "mnt").mkdir()
+    content = tmp_path / "content"
+    content.write_text("x" * (1 << 20))
+    with targets.python(SILENT, tmp_path) as pid, dying_mount(tmp_path / "mnt", {"data": content}) as die:
+        (tmp_path / "mounted").touch()
+        wait_for((tmp_path / "opened").exists, "the file to be open")
+        die()
+        (tmp_path / "silent").touch()
+        found = behind(pid, "read")
+    assert found.behind == (
+        Behind(kind="file", what=f"{tmp_path}/mnt/data", mount=f"{tmp_path}/mnt (fuse.deadfs)", is_remote=True),
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+def test_a_path_on_a_dead_file_system_is_told_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    code = f"ready()\nopen({str(tmp_path / 'mnt/shard-3')!r})"
+    with dead_mount(tmp_path / "mnt"), targets.python(code, tmp_path) as pid:
+        assert behind(pid, "openat").path == f"{tmp_path}/mnt/shard-3"
+
+
+def test_who_has_gone_on_is_not_told() -> None:
+    calls = [main_thread.read_call(1, procs.PROC)]
+    assert behind_call.read(os.getpid(), calls, (), time.monotonic() + 2, procs.PROC) is None
+    assert behind_call.read(4_000_000, calls, (), time.monotonic() + 2, procs.PROC) is None
+
+
+TABLE = activity.load((config.ActivityRule(activity="collective_wait", function="all_wait", file="<string>"),))
+WAITS = "import os\nback, forth = os.pipe()\ndef all_wait():\n    ready()\n    os.read(back, 1)\nall_wait()"
+READS = "import os\ndef read_shard():\n    ready()\n    open(folder + '/fifo').read()\nread_shard()"
+
+
+def looked_at(pids: list[int]) -> Look:
+    ranks = tuple(
+        Rank(id=procs.read_state(pid)[0], rank=number, local_rank=number)  # type: ignore[index]
+        for number, pid in enumerate(pids)
+    )
+    job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=ranks, world_size=len(ranks), job_key="x")
+    return look_at(job, settings=config.Capture(rounds=2, pause_seconds=0.2), activities=TABLE, node="here")
+
+
+def test_a_verdict_says_where_the_rank_stands_at_whom_it_points(tmp_path: Path) -> None:
+    """Only of that one: nothing is asked of the others."""
+    folders = [tmp_path / str(number) for number in range(4)]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        targets.python(WAITS, folders[0]) as first,
+        targets.python(WAITS, folders[1]) as second,
+        targets.python(WAITS, folders[2]) as third,
+        targets.python(READS, folders[3]) as odd,
+    ):
+        wait_for(lambda: (call := main_thread.read_call(odd, procs.PROC)) and call.name == "openat", "the odd one")
+        look = looked_at([first, second, third, odd])
+    assert [rank.pid for rank in look.verdict.named] == [odd]
+    calls = {member.id.pid: member.kernel_call for member in look.grouping.members}
+    assert [pid for pid, call in calls.items() if call is not None] == [odd]
+    said = f"stands in openat of {folders[3]}/fifo, in each of 2 rounds"
+    assert said in look.verdict.message
+    assert any(vote.kind == "system_call" and said in vote.message for vote in look.verdict.evidence)

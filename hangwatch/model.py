@@ -724,8 +724,8 @@ class Member(Value, frozen=True):
     `state` is the letter that /proc/PID/stat showed in every round; where the rounds differ, the last one outside `D`.
     `waited_before`: in an earlier round it stood in a wait for other ranks, so it does come to meet them.
     `silent_mount`, `waits_for_mount`, `waiting`, `kernel_call` and the numbers of its GPU as in `RankDump`. `signature`
-    is what was measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and `switches_per_second`
-    (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so in every round;
+    is what was measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and
+    `switches_per_second` (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so in every round;
     `peers` as there, the most of any round, workers included, and None where one was not seen; `server`, `file_lock`
     and `stuck_on` as there, where they were the same in every round; `store` as in the last round. `user_frames` are
     the innermost ones of the user's own program in the stack that tells, without locals: where it stands, to the line.

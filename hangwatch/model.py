@@ -725,12 +725,12 @@ class Member(Value, frozen=True):
     `waited_before`: in an earlier round it stood in a wait for other ranks, so it does come to meet them.
     `silent_mount`, `waits_for_mount`, `waiting`, `kernel_call` and the numbers of its GPU as in `RankDump`. `signature`
     is what was measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and
-    `switches_per_second` (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so in every round;
-    `peers` as there, the most of any round, workers included, and None where one was not seen; `server`, `file_lock`
-    and `stuck_on` as there, where they were the same in every round; `store` as in the last round. `user_frames` are
-    the innermost ones of the user's own program in the stack that tells, without locals: where it stands, to the line.
-    `recorded` is what its flight recorders showed in the first and in the last round, `receives` whether its main
-    thread was in a call that receives, in the last one.
+    `switches_per_second` (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so
+    in every round; `peers` as there, the most of any round, workers included, and None where one was not seen;
+    `server`, `file_lock` and `stuck_on` as there, where they were the same in every round; `store` as in the last
+    round. `user_frames` are the innermost ones of the user's own program in the stack that tells, without locals: where
+    it stands, to the line. `recorded` is what its flight recorders showed in the first and in the last round,
+    `receives` whether its main thread was in a call that receives, in the last one.
     `stay` is set where only other looks can tell whether it works.
     """
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from hangwatch import inputs, words
-from hangwatch.model import INCIDENT_VERSION, MOST_RANKS, Incident, JobState, Value, spans
+from hangwatch.model import INCIDENT_VERSION, MOST_RANKS, Grouping, Incident, Job, JobState, Value, spans
 
 INCIDENT_FILE = "incident.json"
 MAX_INCIDENT_BYTES = 512 << 20  # 100,000 ranks take a fifth of it
 NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK  # NONBLOCK: opening a FIFO must not stop us
+_CAPTURES = b',"captures":['
+_ENDING = re.compile(rb'"schema_version":([0-9]{1,4})\}\s*\Z')
+_ENDING_BYTES = 256
+_PIECE_BYTES = 64 << 10
 
 
 class StoreError(Exception):
@@ -82,39 +87,55 @@ def load(folder: Path) -> Incident:
 
     Raises StoreError, which names the file and what to do.
     """
-    path = folder / INCIDENT_FILE
-    content = read_bytes(path)
-    version = _decode(path, content, _Version)
+    return parse(folder / INCIDENT_FILE, read_bytes(folder / INCIDENT_FILE))
+
+
+def parse(path: Path, content: bytes) -> Incident:
+    """What the file of an incident holds, as `load` reads it; `path` is for the message of StoreError."""
+    version = decode(path, content, _Version)
     if version.schema_version > INCIDENT_VERSION:
         raise StoreError(
             f"{path}: was written by a newer hangwatch {version.hangwatch_version} "
             f"(schema {version.schema_version}; this one reads up to {INCIDENT_VERSION})\n  read it with that version"
         )
     if version.schema_version < 2:
-        content = _with_ranges(_decode(path, content, dict[str, Any]))
-    incident = _decode(path, content, Incident)
-    strange = next((number for number in _numbers(incident) if number is not None and abs(number) > MOST_RANKS), None)
+        content = _with_ranges(decode(path, content, dict[str, Any]))
+    incident = decode(path, content, Incident)
+    refuse_incredible(path, _numbers(incident))
+    return replace(incident, schema_version=INCIDENT_VERSION)
+
+
+def refuse_incredible(path: Path, numbers: Iterable[int | None]) -> None:
+    """Raises StoreError where a number of ranks, or of one of them, is beyond belief."""
+    strange = next((number for number in numbers if number is not None and abs(number) > MOST_RANKS), None)
     if strange is not None:
         raise StoreError(
             f"{path}: speaks of rank or world size {strange:,}; more than {MOST_RANKS:,} ranks are not believed\n"
             "  such a number comes from the environment of a rank; the stacks can still be read:\n"
             f"  hangwatch explain {path.parent / 'dumps'}"
         )
-    return replace(incident, schema_version=INCIDENT_VERSION)
 
 
 def _numbers(incident: Incident) -> Iterator[int | None]:
     """Every number of an incident that says how many ranks there are, or which of them one is."""
-    yield from (incident.job.world_size, incident.job.local_world_size, incident.grouping.world_size)
+    yield from numbers_of(incident.job, incident.grouping)
     yield from (taken.world_size for taken in incident.captures)
-    yield from (number for rank in incident.job.ranks for number in (rank.rank, rank.local_rank))
     for who in chain(
-        (member.id for member in incident.grouping.members),
         (dump.id for taken in incident.captures for dump in taken.ranks),
         incident.verdict.named,
         incident.verdict.first_look,
     ):
         yield from (who.rank, who.local_rank)
+
+
+def numbers_of(job: Job, grouping: Grouping) -> Iterator[int | None]:
+    """Those that a job and its groups hold."""
+    yield from (job.world_size, job.local_world_size, grouping.world_size)
+    yield from (number for rank in job.ranks for number in (rank.rank, rank.local_rank))
+    for group in grouping.groups:
+        for member in group.members:
+            yield member.id.rank
+            yield member.id.local_rank
 
 
 def _with_ranges(incident: dict[str, Any]) -> bytes:
@@ -126,11 +147,29 @@ def _with_ranges(incident: dict[str, Any]) -> bytes:
     return msgspec.json.encode(incident)
 
 
+def read_head(file: BinaryIO) -> bytes | None:
+    """What `encode` writes before the captures, as JSON of its own: a sixth of a file. None where it is another file.
+
+    In JSON no string holds a comma before a quotation mark, so what is searched for is a key and no text of a job.
+    """
+    size = os.fstat(file.fileno()).st_size
+    ending = _ENDING.search(os.pread(file.fileno(), _ENDING_BYTES, max(0, size - _ENDING_BYTES)))
+    if size > MAX_INCIDENT_BYTES or ending is None or int(ending[1]) != INCIDENT_VERSION:
+        return None
+    head = bytearray()
+    while piece := file.read(_PIECE_BYTES):
+        searched = max(0, len(head) - len(_CAPTURES))
+        head += piece
+        if (end := head.find(_CAPTURES, searched)) >= 0:
+            return bytes(head[:end]) + b"}"
+    return None
+
+
 def summary(folder: Path) -> Summary:
     """What a list says of the incident in a folder, read without the rest of it."""
     size_bytes = folder_size_bytes(folder)
     try:
-        head = _decode(folder / INCIDENT_FILE, read_bytes(folder / INCIDENT_FILE), _Head)
+        head = decode(folder / INCIDENT_FILE, read_bytes(folder / INCIDENT_FILE), _Head)
     except StoreError as error:
         return Summary(folder=folder.name, size_bytes=size_bytes, problem=str(error))
     return Summary(
@@ -184,7 +223,8 @@ def read_bytes(path: Path) -> bytes:
 _T = TypeVar("_T")
 
 
-def _decode(path: Path, content: bytes, kind: type[_T]) -> _T:
+def decode(path: Path, content: bytes, kind: type[_T]) -> _T:
+    """The JSON of an incident as a value of this type. Raises StoreError."""
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

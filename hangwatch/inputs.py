@@ -24,10 +24,15 @@ def read(path: Path | str, most_bytes: int, *, flags: int = 0) -> bytes:
     `flags` are those of `opened`. Raises FileError.
     """
     with opened(path, flags=flags) as file:
-        try:
-            content = file.read(most_bytes + 1)
-        except OSError as error:
-            raise _refused(path, error) from None
+        return content_of(file, path, most_bytes)
+
+
+def content_of(file: BinaryIO, path: Path | str, most_bytes: int) -> bytes:
+    """What is left of an open file, at most so many bytes. Raises FileError."""
+    try:
+        content = file.read(most_bytes + 1)
+    except OSError as error:
+        raise _refused(path, error) from None
     if len(content) > most_bytes:
         raise FileError(path, f"is larger than {_size(most_bytes)}: it is not read", errno.EFBIG)
     return content

@@ -13,6 +13,7 @@ from hangwatch.model import Job, RankId
 _NODES_LISTED = 3
 _JOB_CHARACTERS = 64
 _KEY_CHARACTERS = 8
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def printable(text: str) -> str:
@@ -98,14 +99,19 @@ def count_ranges(ranges: Iterable[range], noun: str = "rank") -> str:
 
 
 def fold_nodes(nodes: Iterable[str]) -> str:
-    """Node names as a set: node1, node2, node3 is "node[1-3]"; names that ClusterShell cannot read are listed."""
-    from ClusterShell.NodeSet import NodeSet, NodeSetException
+    """Node names as a set: node1, node2, node3 is "node[1-3]"; what is no plain name is listed behind them.
+
+    To ClusterShell such may mean a billion nodes ("a[0-999999999]"), or a group that it runs a program to look up.
+    """
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
     names = sorted({printable(name) for name in nodes})
+    plain = [name for name in names if _PLAIN_NAME.fullmatch(name)]
     try:
-        return str(NodeSet.fromlist(names))
+        folded = str(NodeSet.fromlist(plain, resolver=RESOLVER_NOGROUP))
     except NodeSetException:
-        return ",".join(names)
+        folded = ",".join(plain)
+    return ",".join(filter(None, (folded, *(name for name in names if not _PLAIN_NAME.fullmatch(name)))))
 
 
 def fold_ids(ids: Iterable[RankId]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from hangwatch.cli.stacks import Incidents
+from hangwatch.fleet.sighting import GroupedDump
 from hangwatch.model import Incident
 from hangwatch.report.as_json import Answer, Dump
 from hangwatch.status import Status
@@ -17,11 +18,12 @@ DOCS = Path(__file__).parents[1] / "docs"
 FORMS: dict[str, type] = {
     "answer": Answer,
     "dump": Dump,
+    "grouped": GroupedDump,
     "incident": Incident,
     "incidents": Incidents,
     "status": Status,
 }
-READ_BACK = {"incident"}
+READ_BACK = {"incident", "grouped"}
 """Forms that earlier versions wrote: what they did not know has a default. Of the others each field is always there."""
 
 

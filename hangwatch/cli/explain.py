@@ -1,4 +1,4 @@
-"""`hangwatch explain` and `hangwatch merge`: verdicts over dumps and incidents that people already have."""
+"""`hangwatch explain`: a verdict over dumps and logs that people already have."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from msgspec.structs import replace
 
 from hangwatch import incident_file, inputs, words
 from hangwatch.cli.errors import InputError
-from hangwatch.cli.files import write_text
+from hangwatch.cli.files import MOST_FILES, files_below, write_text
 from hangwatch.cli.watch import config_option, settings_from
 from hangwatch.explain import log_evidence, traces
-from hangwatch.fleet.merge import merge_all
 from hangwatch.hang import culprit
 from hangwatch.hang.activity import load as load_activities
 from hangwatch.hang.grouping import group_ranks
@@ -27,8 +26,6 @@ from hangwatch.report import as_json, html, text
 
 LONGEST_LINE_BYTES = 16 << 20  # `py-spy dump --json` may print one line
 MOST_BYTES = 4 << 30  # of one file or of standard input
-MOST_FILES = 200_000
-MOST_FOLDERS_DEEP = 64
 MANY_FILES = 200
 SNIFFED_BYTES = 8 << 10
 
@@ -86,23 +83,7 @@ def explain(
     verdict = culprit.judge(grouping, _ranks_here(incidents) if not files else None) if dumps else None
     if verdict is None or collected.logs:
         verdict = log_evidence.judge(verdict, collected.logs)
-    _answer(grouping, verdict, job, as_json_form, html_path)
-
-
-@click.command()
-@click.argument("paths", nargs=-1, required=True, metavar="INCIDENT...", type=click.Path(path_type=Path))
-@json_option
-@html_option
-def merge(*, paths: tuple[Path, ...], as_json_form: bool, html_path: Path | None) -> None:
-    """One answer from the incidents of many nodes: the odd rank is usually on another one.
-
-    INCIDENT is an incident folder or an incident.json, brought here by any means (shared file system, kubectl cp, scp).
-    Of one node only the newest incident of a job counts.
-    """
-    incidents = _of_one_job(_incident(path) for path in paths)
-    merged = merge_all(incident.grouping for incident in incidents)
-    verdict = culprit.judge(merged, _ranks_here(incidents))
-    _answer(merged, verdict, incidents[0].job, as_json_form, html_path)
+    print_answer(grouping, verdict, job, as_json_form, html_path)
 
 
 def _ranks_here(incidents: Sequence[Incident]) -> int | None:
@@ -121,7 +102,10 @@ def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
     return list(newest.values())
 
 
-def _answer(grouping: Grouping, verdict: Verdict, job: Job | None, as_json_form: bool, html_path: Path | None) -> None:
+def print_answer(
+    grouping: Grouping, verdict: Verdict, job: Job | None, as_json_form: bool, html_path: Path | None
+) -> None:
+    """Print the verdict on groups as text or JSON; as a page, too, where one is asked for."""
     if html_path is not None:
         write_text(html_path, html.render_grouping(grouping, verdict))
     if as_json_form:
@@ -149,25 +133,10 @@ def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident]]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """The files below a folder. No link in it is followed: others may write there."""
-
-    def refuse(error: OSError) -> None:
-        raise InputError(f"{error.filename}: cannot be read: {error.strerror}")
-
-    found: list[Path] = []
-    for base, folders, names in os.walk(folder, onerror=refuse):
-        here = Path(base)
-        if len(here.relative_to(folder).parts) > MOST_FOLDERS_DEEP:
-            raise InputError(
-                f"{folder}: folders lie deeper in each other than {MOST_FOLDERS_DEEP}; name those you mean"
-            )
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [here / name for name in names if not name.startswith(".") and _is_own_file(here / name)]
-        if len(found) > MOST_FILES:
-            raise InputError(f"{folder}: holds more than {MOST_FILES} files; name the ones you mean")
+    found = files_below(folder, _is_own_file)
     if not found:
         raise InputError(f"{folder}: has no files")
-    return sorted(found)
+    return found
 
 
 def _is_own_file(path: Path) -> bool:
@@ -243,4 +212,4 @@ def _is_endless(descriptor: int) -> bool:
     return is_device and not os.isatty(descriptor) and not os.path.samestat(found, Path(os.devnull).stat())
 
 
-COMMANDS = (explain, merge)
+COMMANDS = (explain,)

@@ -1,10 +1,15 @@
-"""Files that a command writes where the user says."""
+"""Files that a command reads or writes where the user says."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 from hangwatch.cli.errors import InputError
+
+MOST_FILES = 200_000
+MOST_FOLDERS_DEEP = 64
 
 
 def write_text(path: Path, content: str) -> None:
@@ -13,3 +18,26 @@ def write_text(path: Path, content: str) -> None:
         path.write_text(content, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def files_below(folder: Path, is_wanted: Callable[[Path], bool]) -> list[Path]:
+    """What lies below a folder and is wanted, sorted; hidden folders and names that begin with a dot are left out.
+
+    No link in it is followed: others may write there. Raises InputError.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise InputError(f"{error.filename}: cannot be read: {error.strerror}")
+
+    found: list[Path] = []
+    for base, folders, names in os.walk(folder, onerror=refuse):
+        here = Path(base)
+        if len(here.relative_to(folder).parts) > MOST_FOLDERS_DEEP:
+            raise InputError(
+                f"{folder}: folders lie deeper in each other than {MOST_FOLDERS_DEEP}; name those you mean"
+            )
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [here / name for name in names if not name.startswith(".") and is_wanted(here / name)]
+        if len(found) > MOST_FILES:
+            raise InputError(f"{folder}: holds more than {MOST_FILES} files; name the ones you mean")
+    return sorted(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import write_text
 from hangwatch.cli.tables import print_table
 from hangwatch.cli.watch import config_option, settings_from
+from hangwatch.fleet import sighting
 from hangwatch.hang import activity, capture
 from hangwatch.launcher_table import TABLE
 from hangwatch.look import JobScan, look_at
@@ -57,6 +59,7 @@ class Incidents(Value, frozen=True):
 @click.option("--native", is_flag=True, help="Native frames, too. Slow: 340 MB and a pause of 0.7 s for each process.")
 @click.option("--locals", "include_locals", is_flag=True, help="Local variables, too. They can hold secrets.")
 @click.option("--json", "as_json_form", is_flag=True, help="Verdicts, groups and all stacks as JSON, see docs/json.md.")
+@click.option("--grouped", is_flag=True, help="With --json: what `hangwatch merge` needs, one stack of each group.")
 @click.option("-o", "directory", type=click.Path(path_type=Path, file_okay=False), help="Also leave a report here.")
 @config_option
 def dump(
@@ -67,6 +70,7 @@ def dump(
     native: bool,
     include_locals: bool,
     as_json_form: bool,
+    grouped: bool,
     directory: Path | None,
     config_path: Path | None,
 ) -> int:
@@ -76,6 +80,8 @@ def dump(
     """
     if pids and wanted:
         raise click.UsageError("give either --job or --pid")
+    if grouped and not as_json_form:
+        raise click.UsageError("--grouped is a form of --json")
     settings, _ = settings_from(config_path)
     node, activities = host.node_name(), activity.load(settings.activities.rules)
     with _sampled(settings) as gpus:
@@ -97,7 +103,8 @@ def dump(
         ]
     dumped = [look.incident(job, JobState.SUSPECTED) for job, look in zip(found, looks, strict=True)]
     if as_json_form:
-        click.echo(as_json.render(as_json.dump(node, dumped)), nl=False)
+        form = sighting.grouped(node, dumped, time.time()) if grouped else as_json.dump(node, dumped)
+        click.echo(as_json.render(form), nl=False)
     for incident in dumped:
         if not as_json_form:
             click.echo(text.render(incident, color=sys.stdout.isatty()))

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec.json import encode
+from msgspec.structs import force_setattr, replace
+
+from hangwatch import words
+from hangwatch.fleet.sighting import Sighting
 from hangwatch.hang.grouping import merge_groups
-from hangwatch.model import Grouping
+from hangwatch.model import Group, Grouping, Job
+
+_MOST_APART_SECONDS = 600.0
+_SHOWN = 200
 
 
 def merge(a: Grouping, b: Grouping) -> Grouping:
@@ -22,3 +31,125 @@ def merge_all(groupings: Iterable[Grouping]) -> Grouping:
         max(sizes, default=None),
         (note for part in parts for note in part.notes),
     )
+
+
+class Gathering:
+    """Sightings as they come in, in any order: of each job the newest of each node. Equal stacks are held once."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, dict[str, Sighting]] = defaultdict(dict)
+        self._older: dict[str, list[str]] = defaultdict(list)
+        self._shown: dict[str, list[Group]] = defaultdict(list)
+        self._values: dict[object, object] = {}
+
+    def add(self, sighting: Sighting) -> None:
+        """Take one in; an older one of the same node and job is put aside."""
+        key, node = sighting.job.key, sighting.node
+        before = self._newest[key].get(node)
+        if before is not None:
+            self._older[key].append(node)
+            if _age(before) > _age(sighting):
+                return
+        self._share_values(sighting.grouping)
+        groups = tuple(map(self._with_shared_stacks, sighting.grouping.groups))
+        self._newest[key][node] = replace(sighting, grouping=replace(sighting.grouping, groups=groups))
+
+    @property
+    def jobs(self) -> Mapping[str, Job]:
+        """The jobs that were seen, by key, each as its first node names it."""
+        return {key: found[min(found)].job for key, found in sorted(self._newest.items())}
+
+    def nodes(self, key: str) -> frozenset[str]:
+        """The nodes on which a job was seen."""
+        return frozenset(self._newest[key])
+
+    def ranks_here(self, key: str) -> int | None:
+        """How many ranks a job has on the one node where it was seen; None where that is several nodes."""
+        sightings = list(self._newest[key].values())
+        return sightings[0].job.ranks_here or None if len(sightings) == 1 else None
+
+    def merged(self, keys: Iterable[str]) -> Grouping:
+        """The groups of these jobs as one job, with notes on what does not fit together."""
+        keys = list(keys)
+        sightings = [found for key in keys for _, found in sorted(self._newest[key].items())]
+        merged = merge_all(sighting.grouping for sighting in sightings)
+        older = [node for key in keys for node in self._older[key]]
+        notes = [*_outdated(older), *_apart(sightings), *_sizes(sightings), *_claimed_twice(merged)]
+        return replace(merged, notes=(*merged.notes, *notes))
+
+    def _share_values(self, grouping: Grouping) -> None:
+        """Put what is equal in many ranks, shapes and frames, in place of their own: half of the memory of a fleet."""
+        one = self._values.setdefault
+        for group in grouping.groups:
+            for member in group.members:
+                force_setattr(member, "user_frames", one(member.user_frames, member.user_frames))
+                for recorder in member.recorded:
+                    for records in recorder.groups:
+                        for done in records.operations:
+                            force_setattr(done, "operation", one(done.operation, done.operation))
+                            force_setattr(done, "dtypes", one(done.dtypes, done.dtypes))
+                            force_setattr(done, "sizes", one(done.sizes, done.sizes))
+
+    def _with_shared_stacks(self, group: Group) -> Group:
+        """The same group; what is shown of it is that of an earlier one where that is equal."""
+        for known in self._shown[group.key]:
+            if replace(known, members=group.members) == group:
+                return replace(known, members=group.members)
+        self._shown[group.key].append(replace(group, members=()))
+        return group
+
+
+def _age(sighting: Sighting) -> tuple[float, bytes]:
+    return sighting.opened_unix_seconds, encode(sighting)
+
+
+# --- what does not fit together --------------------------------------------------------------------------------------
+
+
+def _nodes(nodes: Iterable[str]) -> str:
+    return words.elided(words.fold_nodes(nodes), _SHOWN)
+
+
+def _outdated(older: Sequence[str]) -> list[str]:
+    if not older:
+        return []
+    return [f"of {_nodes(older)} the newest incident counts, {words.count(len(older), 'older one')} left out"]
+
+
+def _apart(sightings: Sequence[Sighting]) -> list[str]:
+    """What nodes saw minutes apart may be of two hangs."""
+    ordered = sorted(sightings, key=lambda one: (one.opened_unix_seconds, one.node))
+    first, last = ordered[0], ordered[-1]
+    apart = last.opened_unix_seconds - first.opened_unix_seconds
+    if not apart > _MOST_APART_SECONDS:
+        return []
+    return [
+        f"the incidents are of {words.duration(apart)}: {words.printable(first.node)} "
+        f"{words.utc(first.opened_unix_seconds)}, {words.printable(last.node)} {words.utc(last.opened_unix_seconds)}; "
+        "they may be of two hangs"
+    ]
+
+
+def _sizes(sightings: Sequence[Sighting]) -> list[str]:
+    by_size: dict[int, list[str]] = defaultdict(list)
+    for one in sightings:
+        if one.grouping.world_size is not None:
+            by_size[one.grouping.world_size].append(one.node)
+    if len(by_size) < 2:
+        return []
+    told = "; ".join(f"{size:,} on {_nodes(nodes)}" for size, nodes in sorted(by_size.items())[:4])
+    return [f"nodes do not agree how many ranks there are, the largest number counts: {told}"]
+
+
+def _claimed_twice(grouping: Grouping) -> list[str]:
+    claims: dict[int, str | None] = {}
+    twice: set[int] = set()
+    nodes: set[str] = set()
+    for member in grouping.members:
+        rank, node = member.id.rank, member.id.node
+        if rank is not None and claims.setdefault(rank, node) != node:
+            twice.add(rank)
+            nodes.update(filter(None, (claims[rank], node)))
+    if not twice:
+        return []
+    return [f"rank {words.elided(words.fold(twice), _SHOWN)} is on more than one node: {_nodes(nodes)}"]

@@ -96,10 +96,11 @@ class _Seat(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """One group: the seats of those that have a record in it, and who else is in it, read or not."""
+    """One group: the seats of those that have a record in it, who waits in what, who else is in it, read or not."""
 
     key: GroupKey
     seats: Mapping[int, _Seat]
+    waiters: Mapping[int, Enqueued]
     members: tuple[int, ...]
     is_whole: bool
 
@@ -107,11 +108,6 @@ class _Group(NamedTuple):
         """What it is called, with its name."""
         seat = next(iter(self.seats.values()))
         return f"{seat.records.description or 'group'} ({self.key[1]})"
-
-    @property
-    def waiters(self) -> Mapping[int, Enqueued]:
-        """Who waits in it, and in what."""
-        return {rank: one for rank, seat in self.seats.items() if (one := seat.waits_in) is not None}
 
 
 class _Come(NamedTuple):
@@ -183,17 +179,20 @@ def _groups(by_rank: Mapping[int, Member], world_size: int | None) -> list[_Grou
 
 def _group(key: GroupKey, seats: dict[int, _Seat], by_rank: Mapping[int, Member], world_size: int | None) -> _Group:
     """A group with its members: all ranks in the default group, else those that NCCL lists, else who was seen in it."""
+    waiters = {rank: one for rank, seat in seats.items() if (one := seat.waits_in) is not None}
     first = next(iter(seats.values())).records
     listed = {seat.records.ranks for seat in seats.values()}
     if (first.name, first.description) == _DEFAULT_GROUP:
         known = {*by_rank, *range(min(world_size or 0, _MOST_MEMBERS))}
-        return _Group(key, seats, tuple(sorted(known)), is_whole=world_size is not None and len(known) == world_size)
+        return _Group(
+            key, seats, waiters, tuple(sorted(known)), is_whole=world_size is not None and len(known) == world_size
+        )
     if len(listed) == 1 and (ranges := listed.pop()):
         size = sum(last + 1 - start for start, last in ranges)
         if size <= _MOST_MEMBERS:
             ranks = {rank for start, last in ranges for rank in range(start, last + 1)}
-            return _Group(key, seats, tuple(sorted(ranks | seats.keys())), is_whole=ranks >= seats.keys())
-    return _Group(key, seats, tuple(sorted(seats)), is_whole=False)
+            return _Group(key, seats, waiters, tuple(sorted(ranks | seats.keys())), is_whole=ranks >= seats.keys())
+    return _Group(key, seats, waiters, tuple(sorted(seats)), is_whole=False)
 
 
 def _how_far(group: _Group, by_rank: Mapping[int, Member]) -> _Come:

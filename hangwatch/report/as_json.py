@@ -114,7 +114,7 @@ def dump(node: str, incidents: Iterable[Incident]) -> Dump:
     )
 
 
-def render(form: Answer | Dump) -> str:
+def render(form: Value) -> str:
     """A form as JSON text, ending in a line feed."""
     return msgspec.json.format(msgspec.json.encode(form), indent=1).decode() + "\n"
 

@@ -75,7 +75,7 @@ def test_the_help_names_every_command() -> None:
         (("explain", "/nonexistent"), ["no such file"]),
         (("explain", "/etc/hostname"), ["no stack dump", "py-spy dump --pid"]),
         (("merge", "/nonexistent"), ["/nonexistent"]),
-        (("merge", "/etc/hostname"), ["/etc/hostname: is a file, and not called incident.json", "folder of its own"]),
+        (("merge", "/etc/hostname"), ["/etc/hostname: is truncated or no incident"]),
         (("report", "/nonexistent"), ["is no incident", "hangwatch incidents"]),
         (("status", "--url", "http://127.0.0.1:1"), ["no hangwatch answers", "hangwatch run"]),
         (("status", "--url", "file:///etc/passwd"), ["http://"]),

@@ -33,7 +33,8 @@ def test_node_names_fold() -> None:
 
 
 def test_node_names_that_no_set_can_hold_are_listed() -> None:
-    assert words.fold_nodes(["b", "a[", "\x1b[2J"]) == "\\x1b[2J,a[,b"
+    assert words.fold_nodes(["b", "a[", "\x1b[2J"]) == "b,\\x1b[2J,a["
+    assert words.fold_nodes(["n2", "n1", "@*", "a[0-999999999]"]) == "n[1-2],@*,a[0-999999999]"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,150 @@
+"""What one node saw of one job, without its stacks: what a node sends, and all that merging reads of incident.json."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from msgspec.structs import replace
+
+from hangwatch import __version__, incident_file, inputs
+from hangwatch.model import INCIDENT_VERSION, Grouping, Incident, Job, Value
+
+
+class Sighting(Value, frozen=True):
+    """The groups of one job on one node, as they were when an incident of it was opened or it was dumped."""
+
+    node: str
+    job: Job
+    opened_unix_seconds: float
+    grouping: Grouping
+
+
+class GroupedDump(Value, frozen=True):
+    """`hangwatch dump --json --grouped`: what merging needs of every job on a node, and no stack but one of each group.
+
+    `printed_unix_seconds` is the wall clock of the node when it answered. `schema_version` is that of an incident.
+    """
+
+    schema_version: int
+    hangwatch_version: str
+    node: str
+    printed_unix_seconds: float
+    jobs: tuple[Sighting, ...]
+
+
+class _Found(msgspec.Struct):
+    """A grouped dump, or an incident: the decoder passes over its captures, power and timeline."""
+
+    node: str
+    job: Job | None = None
+    grouping: Grouping | None = None
+    opened_unix_seconds: float = 0.0
+    printed_unix_seconds: float = 0.0
+    jobs: tuple[Sighting, ...] | None = None
+    schema_version: int = INCIDENT_VERSION
+    hangwatch_version: str = ""
+
+
+class _WithJobs(msgspec.Struct):
+    """What `hangwatch dump --json` prints without --grouped."""
+
+    jobs: tuple[msgspec.Raw, ...]
+
+
+_DECODER = msgspec.json.Decoder(_Found)
+
+
+def of(incident: Incident) -> Sighting:
+    """What merging needs of an incident."""
+    job = replace(incident.job, environ={}, waiting=None)
+    return Sighting(
+        node=incident.node, job=job, opened_unix_seconds=incident.opened_unix_seconds, grouping=incident.grouping
+    )
+
+
+def grouped(node: str, incidents: Iterable[Incident], printed_unix_seconds: float) -> GroupedDump:
+    """The answer of a node that was asked now."""
+    return GroupedDump(
+        schema_version=INCIDENT_VERSION,
+        hangwatch_version=__version__,
+        node=node,
+        printed_unix_seconds=printed_unix_seconds,
+        jobs=tuple(map(of, incidents)),
+    )
+
+
+def read(path: Path, file: BinaryIO) -> GroupedDump:
+    """What an open file holds, as `parse` tells it; of an incident.json only what lies before the captures is read.
+
+    Raises StoreError, and FileError where reading fails.
+    """
+    head = incident_file.read_head(file)
+    if head is not None:
+        with contextlib.suppress(incident_file.StoreError):
+            return parse(path, head)
+    file.seek(0)
+    return parse(path, inputs.content_of(file, path, incident_file.MAX_INCIDENT_BYTES))
+
+
+def parse(path: Path, content: bytes) -> GroupedDump:
+    """What a file holds: an incident, or what `hangwatch dump --json --grouped` printed. `path` is for the message.
+
+    Raises StoreError, which says what is wrong: no incident, of a newer version, numbers beyond belief.
+    """
+    try:
+        found = _DECODER.decode(content)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        found = None
+    if found is None or found.schema_version != INCIDENT_VERSION or (found.jobs is None and not _is_whole(found)):
+        return _of_earlier_version(path, content)
+    if found.jobs is None:
+        assert found.job is not None
+        assert found.grouping is not None
+        jobs: tuple[Sighting, ...] = (
+            Sighting(
+                node=found.node,
+                job=found.job,
+                opened_unix_seconds=found.opened_unix_seconds,
+                grouping=found.grouping,
+            ),
+        )
+    else:
+        jobs = found.jobs
+    for one in jobs:
+        incident_file.refuse_incredible(path, incident_file.numbers_of(one.job, one.grouping))
+    return GroupedDump(
+        schema_version=found.schema_version,
+        hangwatch_version=found.hangwatch_version,
+        node=found.node,
+        printed_unix_seconds=found.printed_unix_seconds,
+        jobs=jobs,
+    )
+
+
+def _is_whole(found: _Found) -> bool:
+    return found.job is not None and found.grouping is not None
+
+
+def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
+    """An incident that the model reads as a whole. Raises StoreError, which says why it is none."""
+    try:
+        incident = incident_file.parse(path, content)
+    except incident_file.StoreError:
+        if not _has_jobs(content):
+            raise
+        raise incident_file.StoreError(
+            f"{path}: is a dump without what merging needs\n  `hangwatch dump --json --grouped` prints that"
+        ) from None
+    return grouped(incident.node, [incident], incident.opened_unix_seconds)
+
+
+def _has_jobs(content: bytes) -> bool:
+    try:
+        msgspec.json.decode(content, type=_WithJobs)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return False
+    return True

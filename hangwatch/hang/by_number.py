@@ -95,7 +95,11 @@ def verdict(found: Answer, scene: Scene) -> Verdict | None:
         case "mismatch":
             return _looking(found, scene, "Mismatch", _mismatch(found), _BRANCH)
         case "everybody":
-            return _looking(found, scene, "EverybodyCame", _everybody(found), "")
+            odd = votes.odd_gpu(scene.grouping.members)
+            if odd is None or odd[0].id.rank is None:
+                return _looking(found, scene, "EverybodyCame", f"{_everybody(found)} {_ALL_GPUS}", "")
+            why = f"{_everybody(found)} Of {_ranks([odd[0].id.rank])} {odd[1]}."
+            return _looking(found._replace(first_look=(odd[0].id.rank,)), scene, "EverybodyCame", why, _ITS_GPU)
     return None
 
 
@@ -178,6 +182,11 @@ def _ids(members: Iterable[Member]) -> tuple[RankId, ...]:
 
 _OWN_CODE = "what it does there, and whether that ends by itself"
 _BRANCH = "which call comes next on each side, and with which group: a branch, a step or a group differs"
+_ITS_GPU = (
+    "XIDs of that GPU in the kernel log, the errors of its links (`nvidia-smi nvlink -e`) and of the network adapter "
+    "beside it, and which kernel its stream is in"
+)
+_ALL_GPUS = "Look at XIDs, NVLink, the fabric and NCCL, or for a kernel before it in the stream of one GPU."
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -278,6 +287,5 @@ def _mismatch(found: Answer) -> str:
 
 def _everybody(found: Answer) -> str:
     return (
-        f"Everybody has come to {_listed(found.meetings)}, open {_since(found.meetings[0])}: no rank's CPU is behind. "
-        "Look at XIDs, NVLink, the fabric and NCCL, or for a kernel before it in the stream of one GPU."
+        f"Everybody has come to {_listed(found.meetings)}, open {_since(found.meetings[0])}: no rank's CPU is behind."
     )

@@ -16,6 +16,7 @@ _CPU_GAP = 0.5
 _CONTEXT_THREADS = 3
 _MOST_IDS = 64
 _MOST_CALLS = 8
+_FEWEST_TO_STAND_OUT = 3
 MACHINE = frozenset({"gpu_power", "gpu_utilization", "cpu"})
 """Kinds of evidence that do not come from stacks; one that supports raises the confidence."""
 
@@ -107,6 +108,37 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> tuple[E
         for member, call in calls
         if call is not None
     )
+
+
+def odd_gpu(members: Sequence[Member]) -> tuple[Member, str] | None:
+    """The one rank whose GPU stands out from all others, and by what; None where none does, or two do.
+
+    It draws less than nine tenths of what any other draws, or is idle where all others are busy; of three ranks at
+    least, all of which have such a number.
+    """
+    found = {}
+    if (lowest := _lowest(members, lambda one: one.power_watts)) is not None:
+        member, own, others = lowest
+        if own < _POWER_RATIO * min(others):
+            drawn = f"those of the others {min(others):.0f} to {max(others):.0f} W"
+            found[member.id] = member, f"its GPU draws {own:.0f} W, {drawn}"
+    if (lowest := _lowest(members, lambda one: one.utilization_ratio)) is not None:
+        member, own, others = lowest
+        if own <= min(others) - _UTILIZATION_GAP:
+            found[member.id] = member, f"its GPU is at {own:.0%}, those of the others at {median(others):.0%}"
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _lowest(
+    members: Sequence[Member], read: Callable[[Member], float | None]
+) -> tuple[Member, float, list[float]] | None:
+    """The member with the lowest value, that value, and those of all others; None of two, or where one is missing."""
+    values = _values(members, read)
+    if len(values) < max(_FEWEST_TO_STAND_OUT, len(members)):
+        return None
+    own = min(values)
+    place = values.index(own)
+    return members[place], own, values[:place] + values[place + 1 :]
 
 
 def launchers(members: Sequence[Member]) -> Evidence:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import structs
 
 from hangwatch.fleet.merge import merge
@@ -81,3 +82,41 @@ def test_nodes_are_judged_together_as_one() -> None:
     assert culprit.judge(here, 3).named == ()
     for both in (merge(here, there), merge(there, here)):
         assert [one.rank for one in culprit.judge(both).named] == [3]
+
+
+def with_gpus(*numbers: tuple[float | None, float | None]) -> Verdict:
+    """Everybody has come; of each rank the power in watts and the utilisation of its GPU."""
+    members = (
+        structs.replace(standing(rank, waits(6)), power_watts=watts, utilization_ratio=ratio)
+        for rank, (watts, ratio) in enumerate(numbers)
+    )
+    verdict = judged(waiting(*members), world_size=len(numbers))
+    assert (verdict.kind, verdict.named) == ("EverybodyCame", ())
+    return verdict
+
+
+SPINS, IDLE, LOWER = (118.0, 1.0), (117.0, 0.0), (90.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "first", "said"),
+    [
+        ((SPINS, SPINS, IDLE, SPINS), [2], "its GPU is at 0%, those of the others at 100%"),
+        ((SPINS, LOWER, SPINS, SPINS), [1], "its GPU draws 90 W, those of the others 118 to 118 W"),
+        ((SPINS, (60.0, 0.0), SPINS, SPINS), [1], "its GPU is at 0%"),
+        ((SPINS, LOWER, IDLE, SPINS), [], ""),  # two stand out, each by another number
+        ((SPINS, IDLE, IDLE, SPINS), [], ""),
+        ((IDLE, SPINS, IDLE, IDLE), [], ""),  # the one whose GPU is busy is no less likely to be waited for
+        ((SPINS, (107.0, 1.0), SPINS, SPINS), [], ""),  # nine tenths are no clear difference
+        ((SPINS, (None, None), SPINS, (60.0, 0.0)), [], ""),  # one was not read
+        ((SPINS, (60.0, 0.0)), [], ""),  # of two nobody knows which one is odd
+    ],
+)
+def test_where_everybody_has_come_the_one_whose_gpu_stands_out_is_looked_at_first(
+    numbers: tuple[tuple[float | None, float | None], ...], first: list[int], said: str
+) -> None:
+    verdict = with_gpus(*numbers)
+    assert [one.rank for one in verdict.first_look] == first
+    assert said in verdict.message
+    assert all("XID" in one.settle for one in verdict.first_look)
+    assert ("Look first at rank" in verdict.message) == bool(first)

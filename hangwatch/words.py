@@ -87,6 +87,18 @@ def fold(numbers: Iterable[int]) -> str:
     return fold_ranges(range(first, last + 1) for first, last in runs)
 
 
+def unfold(text: str) -> tuple[int, ...] | None:
+    """The numbers below 10,000 of a list such as "0-3,6"; None for what is none."""
+    from ClusterShell.RangeSet import RangeSet, RangeSetParseError
+
+    if re.fullmatch(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*", text) is None:
+        return None
+    try:
+        return tuple(RangeSet(text).intiter())
+    except RangeSetParseError:
+        return None
+
+
 def fold_ranges(ranges: Iterable[range]) -> str:
     """Ranges as `fold` writes them, without counting them out: range(0, 3) and range(5, 6) are "0-2,5"."""
     ends = ((numbers.start, numbers.stop - 1) for numbers in ranges)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from hangwatch.cli.selftest import Answer as SelfTest
 from hangwatch.cli.stacks import Incidents
 from hangwatch.fleet.sighting import GroupedDump
 from hangwatch.model import Incident
@@ -21,6 +22,7 @@ FORMS: dict[str, type] = {
     "grouped": GroupedDump,
     "incident": Incident,
     "incidents": Incidents,
+    "selftest": SelfTest,
     "status": Status,
 }
 READ_BACK = {"incident", "grouped"}

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from hangwatch import __version__
-from hangwatch.cli import explain, fitness, nodes, stacks, watch
+from hangwatch.cli import explain, fitness, nodes, selftest, stacks, watch
 from hangwatch.cli.errors import TEMPORARY_ERRORS, USER_ERRORS
 
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits(3)
@@ -42,7 +42,9 @@ def hangwatch() -> None:
     """
 
 
-for command in (*watch.COMMANDS, *stacks.COMMANDS, *explain.COMMANDS, *nodes.COMMANDS, *fitness.COMMANDS):
+ROOMS = (watch, stacks, explain, nodes, fitness, selftest)
+
+for command in (command for room in ROOMS for command in room.COMMANDS):
     hangwatch.add_command(command)
 
 

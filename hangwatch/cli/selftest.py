@@ -1,0 +1,199 @@
+"""`hangwatch selftest`: can the GPUs of this node compute, and can ranks on them talk?"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Sequence
+
+import click
+import msgspec
+
+from hangwatch import words
+from hangwatch.cli.errors import InputError
+from hangwatch.model import GpuSample, Value
+from hangwatch.probes import host
+from hangwatch.probes.nvml.sampler import NvmlSampler
+from hangwatch.selftest import halving, launch, verdict
+
+FIRST_SWEEP_SECONDS = 3.0
+RANKS_WITHOUT_GPUS = 4
+SLOWEST_SHOWN = 8
+
+
+class Answer(Value, frozen=True):
+    """`hangwatch selftest --json`."""
+
+    schema_version: int
+    node: str
+    devices: tuple[str, ...]
+    backend: str
+    passed: bool
+    findings: tuple[verdict.Finding, ...]
+    suspects: tuple[str, ...] = ()
+    is_sure: bool = False
+    tries: int = 1
+    bandwidths: tuple[verdict.Bandwidth, ...] = ()
+
+
+@click.command()
+@click.option("--devices", metavar="LIST", help="These GPUs alone, such as 0-3,6; by default all of this node.")
+@click.option(
+    "--ranks", type=click.IntRange(2, 256), help=f"Without GPUs: so many ranks ({RANKS_WITHOUT_GPUS} by default)."
+)
+@click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", help="auto: nccl with GPUs.")
+@click.option(
+    "--timeout-seconds", type=click.FloatRange(1, 3600), default=30.0, show_default=True, help="For each single step."
+)
+@click.option(
+    "--late-seconds",
+    type=click.FloatRange(0.001, 600),
+    default=0.2,
+    show_default=True,
+    help="A rank that keeps the others waiting so long, again and again, is late.",
+)
+@click.option("--python", metavar="PATH", help="The interpreter of the job: the one that has its torch.")
+@click.option("--bisect", is_flag=True, help="Where it fails: try halves, until the one device is found.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/json.md describes it.")
+@click.option("--script", is_flag=True, help="Print the path of the script of a rank, for torchrun or srun, and end.")
+def selftest(
+    *,
+    devices: str | None,
+    ranks: int | None,
+    backend: str,
+    timeout_seconds: float,
+    late_seconds: float,
+    python: str | None,
+    bisect: bool,
+    as_json: bool,
+    script: bool,
+) -> int:
+    """Can the GPUs of this node compute, and can ranks on them talk? For before a job, or to find the bad one.
+
+    Starts a rank on each GPU (without GPUs: on the CPU, over gloo), lets each compute, then lets pairs, groups and all
+    add up numbers whose sums are known, each step with a time-out of its own. Names who does not come, comes late,
+    computes slowly or wrongly. Exits 1 when something is wrong. It needs idle GPUs, and the torch of the job.
+
+    \b
+    Over many nodes:  torchrun --nnodes 2 --nproc-per-node 8 ... $(hangwatch selftest --script)
+    """
+    if script:
+        click.echo(launch.SCRIPT)
+        return 0
+    gpus = () if ranks is not None else _gpus()
+    tested = _devices(devices, ranks, gpus)
+    plan = launch.Plan(
+        python=_interpreter(python), backend=backend, timeout_seconds=timeout_seconds, sees_gpus=bool(gpus)
+    )
+    test = _Test(plan, late_seconds, quiet=as_json)
+    findings = test.findings(tested)
+    events = test.events
+    halved = None
+    if findings and bisect and len(tested) > 1:
+        halved = halving.halve(tested, lambda half: not test.findings(half))
+    answer = Answer(
+        schema_version=1,
+        node=host.node_name(),
+        devices=tested,
+        backend=next((one.backend for one in events if one.backend), backend),
+        passed=not findings,
+        findings=findings,
+        suspects=halved.suspects if halved else (),
+        is_sure=halved is not None and halved.is_sure,
+        tries=1 + (halved.tries if halved else 0),
+        bandwidths=verdict.bandwidths(events),
+    )
+    if as_json:
+        click.echo(msgspec.json.encode(answer))
+    else:
+        _print(answer)
+    return 0 if answer.passed else 1
+
+
+class _Test:
+    """Tests devices, and keeps what the ranks of the last test said."""
+
+    def __init__(self, plan: launch.Plan, late_seconds: float, *, quiet: bool) -> None:
+        self._plan, self._late_seconds, self._quiet = plan, late_seconds, quiet
+        self.events: tuple[verdict.Event, ...] = ()
+
+    def findings(self, devices: Sequence[str]) -> tuple[verdict.Finding, ...]:
+        """What is wrong with these devices. Raises InputError where the interpreter cannot run a rank."""
+        self._say(f"testing {words.count(len(devices), 'device')}: {','.join(devices)}")
+        try:
+            course = launch.run(devices, self._plan, self._say)
+        except OSError as error:
+            raise InputError(f"--python {self._plan.python}: {error.strerror or error}") from None
+        self.events = course.events
+        found = verdict.judge(course.events, course.exits, len(devices), self._late_seconds, course.last_words)
+        if any(one.kind == "no_torch" for one in found):
+            raise InputError(
+                f"{self._plan.python} has no torch, which the ranks of the self-test need\n"
+                "  give the interpreter of the job: hangwatch selftest --python /path/of/its/bin/python"
+            )
+        return found
+
+    def _say(self, line: str) -> None:
+        if line and not self._quiet:
+            click.echo(line, err=True)
+
+
+def _gpus() -> tuple[GpuSample, ...]:
+    sampler = NvmlSampler(sample_seconds=1.0, deadline_seconds=FIRST_SWEEP_SECONDS)
+    sampler.start()
+    try:
+        sweep = sampler.wait_for_sweep(FIRST_SWEEP_SECONDS)
+    finally:
+        sampler.stop()
+    return sweep.gpus if sweep else ()
+
+
+def _devices(wanted: str | None, ranks: int | None, gpus: Sequence[GpuSample]) -> tuple[str, ...]:
+    """What is tested: GPUs by index, or numbers of ranks without any. Raises InputError, also for GPUs in use."""
+    if ranks is not None and wanted is not None:
+        raise click.UsageError("give either --devices or --ranks")
+    if wanted is None and not gpus:
+        return tuple(str(rank) for rank in range(ranks or RANKS_WITHOUT_GPUS))
+    here = {gpu.index: gpu for gpu in gpus}
+    chosen = tuple(here) if wanted is None else words.unfold(wanted)
+    if chosen is None:
+        raise InputError(f"--devices {wanted}: is no list of numbers such as 0-3,6")
+    if missing := [index for index in chosen if index not in here]:
+        raise InputError(
+            f"--devices {wanted}: this node has no GPU {words.fold(missing)}\n"
+            f"  it has: {words.fold(here) or 'none (--ranks 4 tests its CPU and its own network)'}"
+        )
+    if busy := [index for index in chosen if here[index].pids]:
+        free = [index for index in here if not here[index].pids]
+        raise InputError(
+            f"GPU {words.fold(busy)}: in use by pid {words.fold(pid for index in busy for pid in here[index].pids)}; "
+            "a self-test would take memory and time from that job\n"
+            + (f"  the idle ones: hangwatch selftest --devices {words.fold(free)}" if free else "  none is idle")
+        )
+    return tuple(str(index) for index in chosen)
+
+
+def _interpreter(wanted: str | None) -> str:
+    """The one that is given, else ours where it has torch, else the python3 that a shell finds."""
+    if wanted is not None:
+        return wanted
+    return sys.executable if importlib.util.find_spec("torch") else shutil.which("python3") or sys.executable
+
+
+def _print(answer: Answer) -> None:
+    shown = ", ".join(f"rank {one.rank} {one.bytes_per_second / 1e9:.3g}" for one in answer.bandwidths[:SLOWEST_SHOWN])
+    if shown:
+        click.echo(f"added up with a neighbour, GB/s of memory, the slowest first: {shown}")
+    if answer.passed:
+        click.echo(f"passed: {words.count(len(answer.devices))} computed, met and talked over {answer.backend}")
+    for finding in answer.findings:
+        devices = [answer.devices[rank] for rank in finding.ranks]
+        click.echo(f"FAILED: {finding.message} (device {','.join(devices)})")
+    if answer.suspects and answer.is_sure:
+        click.echo(f"device {answer.suspects[0]}: fails beside a good one, found in {answer.tries} tests")
+    elif answer.suspects:
+        click.echo(f"no half fails by itself after {answer.tries} tests: only all of them together do, or now and then")
+
+
+COMMANDS = (selftest,)

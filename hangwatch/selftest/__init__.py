@@ -1,0 +1,1 @@
+"""The self-test: ranks without a training program, which show whether these GPUs, nodes and networks can talk."""

@@ -1,0 +1,257 @@
+"""What one rank of the self-test does. Started by `hangwatch selftest`, or by torchrun, as a script of its own.
+
+It runs under the interpreter of the job, which has torch and need not have hangwatch: nothing but the standard library
+and torch is imported here. Each rank says what it begins and what it has ended, on its standard output and in the
+store, so that who is stuck can be told from outside, and by the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import signal
+import socket
+import statistics
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+NO_TORCH = 97
+FAILED = 1
+REPEATS = 5
+LARGE_NUMBERS = 1 << 20
+GPU_NUMBERS = 1 << 26
+_SIOCGIFADDR = 0x8915  # netdevice(7)
+_PR_SET_PDEATHSIG = 1
+_ENDS_LATER = 2  # times the time-out: torch's own, so that who is missing is said before ranks end each other
+
+
+def groups_of(world_size: int) -> tuple[tuple[int, ...], ...]:
+    """Who talks with whom: neighbours in pairs, then in pairs shifted by one, then ever larger groups, then all."""
+    ranks = range(world_size)
+    found = [tuple(ranks[first : first + 2]) for first in range(0, world_size - 1, 2)]
+    found += [tuple(ranks[first : first + 2]) for first in range(1, world_size - 1, 2)]
+    size = 4
+    while size < world_size:
+        found += [tuple(ranks[first : first + size]) for first in range(0, world_size - size + 1, size)]
+        size *= 2
+    return tuple(dict.fromkeys([*found, tuple(ranks)]))
+
+
+def late(waits: Sequence[Mapping[int, float]], seconds: float) -> dict[int, float]:
+    """Who came late to a collective that was repeated, and by how much; `waits`: how long each rank was in it.
+
+    Who comes last waits least. It is late where it is last in all repeats but one, by `seconds` more than half of the
+    others in each.
+    """
+    last: dict[int, list[float]] = {}
+    for one in waits:
+        if len(one) < 2:
+            continue
+        rank = min(one, key=lambda other: one[other])
+        others = statistics.median(wait for other, wait in one.items() if other != rank)
+        if others - one[rank] > seconds:
+            last.setdefault(rank, []).append(others - one[rank])
+    return {rank: statistics.median(by) for rank, by in last.items() if len(by) >= max(2, len(waits) - 1)}
+
+
+class Rank:
+    """One rank: says what it does, and notices when something does not come to an end."""
+
+    def __init__(self, options: argparse.Namespace, torch: Any) -> None:
+        self.options, self.torch, self.dist = options, torch, importlib.import_module("torch.distributed")
+        self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.host = socket.gethostname()
+        self.store: Any = None
+        self.step = 0
+
+    def say(self, event: str, **facts: object) -> None:
+        """One line: for the process that started it, else for people."""
+        if self.options.events:
+            line = json.dumps({"event": event, "rank": self.rank, **facts})
+        else:
+            line = f"[{self.host}:{self.rank}] {event} {' '.join(f'{name}={fact}' for name, fact in facts.items())}"
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+    @contextmanager
+    def doing(self, what: str, group: Sequence[int] = ()) -> Iterator[None]:
+        """Say that it begins and that it has ended; end the rank where it takes longer than the time-out."""
+        self.step += 1
+        mark = f"selftest/{what}/{self.step if not group else ','.join(map(str, group))}"
+        self.say("begin", what=what, group=list(group))
+        if self.store is not None:
+            self.store.set(f"{mark}/{self.rank}", "begun")
+        clock = threading.Timer(self.options.timeout_seconds, self._stuck, (what, tuple(group), mark))
+        clock.daemon = True
+        clock.start()
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            clock.cancel()
+        self.say("end", what=what, group=list(group), seconds=round(time.monotonic() - began, 6))
+
+    def _stuck(self, what: str, group: tuple[int, ...], mark: str) -> None:
+        missing: list[int] | None = None
+        if self.store is not None:
+            asked = threading.Thread(target=lambda: self._say_missing(what, group, mark), daemon=True)
+            asked.start()
+            asked.join(5.0)  # the store may be in the rank that is stuck
+            if not asked.is_alive():
+                os._exit(FAILED)
+        self.say("timeout", what=what, group=list(group), missing=missing)
+        os._exit(FAILED)
+
+    def _say_missing(self, what: str, group: tuple[int, ...], mark: str) -> None:
+        missing = [rank for rank in group if rank != self.rank and not self.store.check([f"{mark}/{rank}"])]
+        self.say("timeout", what=what, group=list(group), missing=missing)
+
+    def run(self) -> None:
+        """Everything in turn: who am I, can I compute, can we meet, can we talk."""
+        address, interface = _towards(os.environ["MASTER_ADDR"])
+        backend, device = self._backend()
+        self.say(
+            "here",
+            host=self.host,
+            pid=os.getpid(),
+            device=self.options.device,
+            name=self._name(device),
+            backend=backend,
+            interface=interface,
+            address=address,
+        )
+        self._compute(device)  # the first one loads libraries
+        with self.doing("compute"):
+            self._compute(device)
+        with self.doing("rendezvous"):
+            self._meet(backend)
+        groups = groups_of(self.world_size)
+        handles = {}
+        for group in groups:
+            with self.doing("new_group", range(self.world_size)):
+                handles[group] = self.dist.new_group(list(group), timeout=self._patience())
+        for group in groups:
+            if self.rank in group:
+                self._talk(group, handles[group], device)
+            with self.doing("barrier", range(self.world_size)):
+                self.dist.barrier(**({"device_ids": [device.index]} if device.type == "cuda" else {}))
+        self.say("done")
+        self.dist.destroy_process_group()
+
+    def _backend(self) -> tuple[str, Any]:
+        wanted, has_gpu = self.options.backend, self.torch.cuda.is_available()
+        backend = wanted if wanted != "auto" else "nccl" if has_gpu else "gloo"
+        if backend == "gloo":
+            return backend, self.torch.device("cpu")
+        count = self.torch.cuda.device_count()
+        device = self.torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % count if count else 0)
+        self.torch.cuda.set_device(device)
+        return backend, device
+
+    def _name(self, device: Any) -> str:
+        return str(self.torch.cuda.get_device_name(device)) if device.type == "cuda" else "cpu"
+
+    def _compute(self, device: Any) -> None:
+        size = 2048 if device.type == "cuda" else 256
+        matrix = self.torch.ones((size, size), device=device)
+        for _ in range(10):
+            if float((matrix @ matrix)[0, 0]) != size:
+                raise ValueError(f"a product of {size} ones is not {size}: this device computes wrongly")
+
+    def _meet(self, backend: str) -> None:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torch/distributed/elastic/agent
+        store = self.dist.TCPStore(
+            host,
+            port,
+            None if of_agent else self.world_size,
+            is_master=self.rank == 0 and not of_agent,
+            timeout=self._patience(),
+            multi_tenant=True,
+        )
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self.store = self.dist.PrefixStore(f"hangwatch-selftest-{attempt}", store)
+        self.dist.init_process_group(
+            backend, store=self.store, rank=self.rank, world_size=self.world_size, timeout=self._patience()
+        )
+
+    def _patience(self) -> timedelta:
+        return timedelta(seconds=_ENDS_LATER * self.options.timeout_seconds)
+
+    def _talk(self, group: tuple[int, ...], handle: Any, device: Any) -> None:
+        """Add up the numbers of all ranks of a group, some of them and many; the sums are known beforehand."""
+        for what, count in (("all_reduce", 1), ("large all_reduce", _numbers(device))):
+            for repeat in range(REPEATS):
+                numbers = self.torch.full((count,), float(self.rank + 1), device=device)
+                with self.doing(f"{what} {repeat + 1}", group):
+                    self.dist.all_reduce(numbers, group=handle)
+                    found = float(numbers[-1])  # waits for the GPU
+                if found != (wanted := sum(rank + 1 for rank in group)):
+                    self.say("wrong", what=what, group=list(group), found=found, wanted=wanted)
+        self.say("bytes", what="large all_reduce", group=list(group), bytes=4 * _numbers(device))
+
+
+def _numbers(device: Any) -> int:
+    return GPU_NUMBERS if device.type == "cuda" else LARGE_NUMBERS
+
+
+def _towards(host: str) -> tuple[str, str]:
+    """The own address on the way to a host, and the interface that has it; "" for what is not known."""
+    try:
+        family, *_, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # a datagram socket: nothing is sent
+            address = str(probe.getsockname()[0])
+    except OSError:
+        return "", ""
+    return address, next((name for _, name in socket.if_nameindex() if _address_of(name) == address), "")
+
+
+def _address_of(interface: str) -> str:
+    fcntl = importlib.import_module("fcntl")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            asked = struct.pack("256s", interface.encode()[:15])
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, asked)[20:24])
+        except OSError:
+            return ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run as one rank; the launcher's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
+    parser.add_argument("--timeout-seconds", type=float, default=30.0)
+    parser.add_argument("--device", default=os.environ.get("LOCAL_RANK", ""), help="what this rank is to be called by")
+    parser.add_argument("--events", action="store_true", help="one JSON object a line")
+    options = parser.parse_args(arguments)
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        parser.error(f"{', '.join(missing)} not set: start this by torchrun, or by `hangwatch selftest`")
+    if options.events:
+        importlib.import_module("ctypes").CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        sys.stderr.write(f"{sys.executable} has no torch: {error}\n")
+        return NO_TORCH
+    rank = Rank(options, torch)
+    try:
+        rank.run()
+    except Exception as error:  # whatever torch raises is an answer
+        rank.say("error", what=f"{type(error).__name__}: {error}"[:2000])
+        sys.stdout.flush()
+        os._exit(FAILED)  # not through torch's own clean-up, which may wait for the others
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

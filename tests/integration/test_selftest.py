@@ -1,0 +1,162 @@
+"""`hangwatch selftest` with real ranks over gloo: well, one that hangs, one that is slow, one that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from hangwatch.selftest import launch
+from hangwatch.selftest.verdict import judge
+from tests import schemas
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+
+COMMAND = [sys.executable, "-m", "hangwatch", "selftest", "--python", sys.executable]
+
+
+def planted(folder: Path, where: str, module: str, function: str, trouble: str) -> dict[str, str]:
+    """An environment in which the processes for which `where` is true do `trouble` before each call of a function, once they have met."""
+    (folder / "sitecustomize.py").write_text(
+        textwrap.dedent(f"""\
+        import os, sys, threading, time
+        def plant():
+            while not getattr(sys.modules.get("torch.distributed"), "is_initialized", bool)():
+                time.sleep(0.001)
+            module = sys.modules["{module}"]
+            plain = module.{function}
+            def planted(*arguments, **named):
+                {trouble}
+                return plain(*arguments, **named)
+            module.{function} = planted
+        if {where}:
+            threading.Thread(target=plant, daemon=True).start()
+        """)
+    )
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
+def on_device(device: int) -> str:
+    return f'"--device={device}" in sys.orig_argv'
+
+
+def test_four_ranks_that_are_well_pass() -> None:
+    done = subprocess.run([*COMMAND, "--ranks", "4", "--json"], capture_output=True, text=True, timeout=300)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["passed"], answer["backend"], answer["findings"]) == (0, True, "gloo", [])
+    assert {one["rank"] for one in answer["bandwidths"]} == {0, 1, 2, 3}
+    jsonschema.Draft202012Validator(json.loads(schemas.path("selftest").read_text())).validate(answer)
+
+
+def test_the_rank_that_hangs_before_a_collective_is_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--ranks", "4", "--timeout-seconds", "10", "--json"],
+        env=planted(tmp_path, on_device(2), "torch", "full", "time.sleep(1e6)"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    answer = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert [(one["kind"], one["ranks"]) for one in answer["findings"]] == [("hung", [2])], answer
+
+
+def test_who_hangs_inside_a_collective_is_found_by_halves(tmp_path: Path) -> None:
+    """Both of a pair are in it, and neither comes out: which of them it is only other pairs show."""
+    done = subprocess.run(
+        [*COMMAND, "--ranks", "4", "--timeout-seconds", "10", "--bisect", "--json"],
+        env=planted(tmp_path, on_device(2), "torch.distributed", "all_reduce", "time.sleep(1e6)"),
+        capture_output=True,
+        text=True,
+        timeout=380,
+    )
+    answer = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert [(one["kind"], one["ranks"]) for one in answer["findings"]] == [("cannot_talk", [2, 3])], answer
+    assert (answer["suspects"], answer["is_sure"]) == (["2"], True)
+    assert answer["tries"] <= 4  # the first one, and log2(4) + 1
+
+
+def test_the_rank_that_keeps_the_others_waiting_is_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--ranks", "4"],
+        env=planted(tmp_path, on_device(1), "torch", "full", "time.sleep(0.6)"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    (failed,) = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    assert failed.startswith("FAILED: Rank 1 came to "), failed
+    assert failed.endswith("(device 1)")
+
+
+def test_a_stopped_rank_is_named_and_nothing_is_left_behind() -> None:
+    """Stopped as soon as it has said who it is; what was started is ended, the stopped one, too."""
+    pids: list[int] = []
+
+    def stop_the_last(line: str) -> None:
+        if "pid " in line:
+            pids.append(int(line.split("pid ")[1].split(",", maxsplit=1)[0]))
+            if line.startswith("[rank 3]"):
+                os.kill(pids[-1], signal.SIGSTOP)
+
+    plan = launch.Plan(python=sys.executable, timeout_seconds=8.0)
+    course = launch.run([str(rank) for rank in range(4)], plan, stop_the_last)
+    (finding,) = judge(course.events, course.exits, 4, 0.2)
+    assert (finding.kind, finding.ranks) == ("hung", (3,)), finding
+    assert len(pids) == 4
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_rank_under_a_launcher_says_who_is_missing(tmp_path: Path) -> None:
+    """The script alone, as torchrun starts it: the ranks tell each other, through the store, who has not come."""
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("torchrun")),
+            "--nproc-per-node=3",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=127.0.0.1:0",
+            str(launch.SCRIPT),
+            "--timeout-seconds=10",
+        ],
+        env=planted(tmp_path, 'os.environ.get("RANK") == "1"', "torch", "full", "time.sleep(1e6)"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode != 0
+    assert "missing=[1]" in done.stdout, done.stdout + done.stderr
+
+
+def test_without_torch_it_is_said_what_to_type() -> None:
+    bare = subprocess.run(
+        [*COMMAND[:-1], "/usr/bin/python3", "--ranks", "2"], capture_output=True, text=True, timeout=300
+    )
+    if bare.returncode != 2:
+        pytest.skip("needs a python3 of the system without torch")
+    assert "has no torch" in bare.stderr
+    assert "--python" in bare.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--devices", "7"), "this node has no GPU 7"),
+        (("--devices", "x"), "is no list of numbers"),
+        (("--devices", "0", "--ranks", "2"), "either --devices or --ranks"),
+        (("--python", "/nonexistent/python", "--ranks", "2"), "No such file or directory"),
+        (("--script", "--late-seconds", "0"), "--late-seconds"),
+    ],
+)
+def test_bad_input_is_answered(options: tuple[str, ...], said: str) -> None:
+    done = subprocess.run([*COMMAND[:4], *options], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert said in done.stderr

@@ -87,9 +87,9 @@ class Rank:
         self.step += 1
         mark = f"selftest/{what}/{self.step if not group else ','.join(map(str, group))}"
         self.say("begin", what=what, group=list(group))
-        if self.store is not None:
+        if marked := self.store is not None:
             self.store.set(f"{mark}/{self.rank}", "begun")
-        clock = threading.Timer(self.options.timeout_seconds, self._stuck, (what, tuple(group), mark))
+        clock = threading.Timer(self.options.timeout_seconds, self._stuck, (what, tuple(group), mark if marked else ""))
         clock.daemon = True
         clock.start()
         began = time.monotonic()
@@ -100,14 +100,13 @@ class Rank:
         self.say("end", what=what, group=list(group), seconds=round(time.monotonic() - began, 6))
 
     def _stuck(self, what: str, group: tuple[int, ...], mark: str) -> None:
-        missing: list[int] | None = None
-        if self.store is not None:
+        if mark:
             asked = threading.Thread(target=lambda: self._say_missing(what, group, mark), daemon=True)
             asked.start()
             asked.join(5.0)  # the store may be in the rank that is stuck
             if not asked.is_alive():
                 os._exit(FAILED)
-        self.say("timeout", what=what, group=list(group), missing=missing)
+        self.say("timeout", what=what, group=list(group), missing=None)
         os._exit(FAILED)
 
     def _say_missing(self, what: str, group: tuple[int, ...], mark: str) -> None:
@@ -131,7 +130,7 @@ class Rank:
         self._compute(device)  # the first one loads libraries
         with self.doing("compute"):
             self._compute(device)
-        with self.doing("rendezvous"):
+        with self.doing("rendezvous", range(self.world_size)):
             self._meet(backend)
         groups = groups_of(self.world_size)
         handles = {}

@@ -89,7 +89,7 @@ def judge(
     courses = {rank: _course([one for one in events if one.rank == rank]) for rank in range(world_size)}
     found = [*_wrong(events), *_died(courses, exits), *_ended_early(courses, exits, last_words or {})]
     if not found:
-        silent = tuple(rank for rank, course in courses.items() if not course.begun)
+        silent = tuple(sorted(set(courses) - {one.rank for one in events}))
         found += [_not_started(silent)] if silent else [*_stuck(courses), *_errors(courses)][:1]
     if not found and not all(course.is_done for course in courses.values()):
         unfinished = tuple(rank for rank, course in courses.items() if not course.is_done)
@@ -187,8 +187,7 @@ def _step(doing: _Doing) -> str:
 
 
 def _not_started(silent: Sequence[int]) -> Finding:
-    have = "has" if len(silent) == 1 else "have"
-    return _sentence("not_started", silent, f"{_who(silent)} {have} not begun: the process starts, and says nothing")
+    return _sentence("not_started", silent, f"the process of {_who(silent)} was started, and said nothing")
 
 
 def _stuck(courses: Mapping[int, _Course]) -> list[Finding]:
@@ -201,7 +200,7 @@ def _stuck(courses: Mapping[int, _Course]) -> list[Finding]:
         if rank in courses and doing not in courses[rank].begun and not courses[rank].is_done
     }
     culprits = sorted(rank for rank in missing if rank not in inside or not inside[rank].group) or sorted(
-        rank for rank, doing in inside.items() if not doing.group and doing.what != "rendezvous"
+        rank for rank, doing in inside.items() if not doing.group
     )
     if culprits:
         steps = {_step(doing) for doing in inside.values() if set(culprits) & {*doing.group} and doing.group}

@@ -87,21 +87,25 @@ def test_a_wrong_sum_is_a_finding_of_the_smallest_group_that_has_it() -> None:
 
 
 def test_a_rank_that_said_nothing_has_not_started() -> None:
-    assert only(judged((steps(rank, inside=("rendezvous", ())) for rank in (0, 1, 2)), {3: None})) == (
+    assert only(judged((steps(rank, inside=("rendezvous", ALL)) for rank in (0, 1, 2)), {3: None})) == (
         "not_started",
         (3,),
     )
 
 
 def test_who_ended_before_it_began_is_the_cause_with_its_last_words() -> None:
-    silent = (steps(rank) for rank in ALL)
-    found = judge([one for rank in silent for one in rank], {0: None, 1: 1, 2: None, 3: None}, 4, 0.2, {1: "no CUDA"})
+    found = judge(steps(0), {0: None, 1: 1, 2: None, 3: None}, 4, 0.2, {1: "no CUDA"})
     assert only(found) == ("error", (1,))
     assert found[0].message == "Rank 1 ended with status 1 before it did anything: no CUDA"
 
 
+def test_a_rank_that_said_who_it_is_and_no_more_has_not_come() -> None:
+    events = [*(steps(rank, inside=("rendezvous", ALL)) for rank in (0, 1, 2)), steps(3)]
+    assert only(judged(events, dict.fromkeys(ALL))) == ("hung", (3,))
+
+
 def test_who_cannot_meet_is_said_as_that() -> None:
-    found = judged((steps(rank, inside=("rendezvous", ())) for rank in ALL), dict.fromkeys(ALL))
+    found = judged((steps(rank, inside=("rendezvous", ALL)) for rank in ALL), dict.fromkeys(ALL))
     assert found[0].kind == "cannot_talk"
     assert "cannot meet" in found[0].message
 

@@ -662,7 +662,8 @@ class Enqueued(Value, frozen=True):
     """One operation that a rank enqueued: its number in its group, and when it was, by the clock of its node.
 
     `order` rises with each operation of the process. `stays_open`: it was open in the first and in the last round of
-    the look. `sizes` only of operations that ask for equal ones on all ranks.
+    the look. `sizes` only of operations that ask for equal ones on all ranks. `by_main` is false where it is known that
+    another thread than the main one enqueued it.
     """
 
     number: int
@@ -675,6 +676,7 @@ class Enqueued(Value, frozen=True):
     dtypes: tuple[str, ...] = ()
     sizes: tuple[tuple[int, ...], ...] = ()
     timeout_seconds: float | None = None
+    by_main: bool = True
 
 
 class GroupRecords(Value, frozen=True):
@@ -731,6 +733,7 @@ class Member(Value, frozen=True):
     round. `user_frames` are the innermost ones of the user's own program in the stack that tells, without locals: where
     it stands, to the line. `recorded` is what its flight recorders showed in the first and in the last round,
     `receives` whether its main thread was in a call that receives, in the last one.
+    `is_held_outside`: in every round it stood in one call that no other thread of its process ends.
     `stay` is set where only other looks can tell whether it works.
     """
 
@@ -764,6 +767,7 @@ class Member(Value, frozen=True):
     user_frames: tuple[Frame, ...] = ()
     recorded: tuple[Recorded, ...] = ()
     receives: bool = False
+    is_held_outside: bool = False
     stay: Stay | None = None
     kernel_call: KernelCall | None = None
 

@@ -256,15 +256,18 @@ def _doing(group: Group) -> str:
 
 def _why_not_named(found: Answer, scene: Scene) -> str:
     members = [m for group in _parts(scene.grouping.groups, found.first_look) for m in group.members]
-    has_open = any(
-        one.stays_open
+    still_open = [
+        one
         for m in members
         for recorder in m.recorded
         for group in recorder.groups
         for one in group.operations
-    )
-    if has_open:
+        if one.stays_open
+    ]
+    if any(one.by_main for one in still_open):
         return "An operation of its own is open as well, for which others may have to come."
+    if still_open:
+        return "Another thread of it has an operation open, for which it may wait."
     return "Whether it waits for another rank there is not known."
 
 

@@ -26,6 +26,7 @@ from hangwatch.model import (
     ProcessDump,
     RankDump,
     RankId,
+    Recorded,
     Signature,
     Stack,
     Thread,
@@ -202,8 +203,9 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         file_lock=motion.file_lock(rank),
         stuck_on=motion.stuck_on(rank),
         store=answer.dump.store if answer.dump else None,
-        recorded=recorded.recorded(rank.rounds[0].recorders, rank.rounds[-1].recorders) if len(rank.rounds) > 1 else (),
+        recorded=_recorded(rank.rounds, main) if len(rank.rounds) > 1 else (),
         receives=_receives(rank.rounds),
+        is_held_outside=motion.is_held_outside(rank, measured),
         stay=measured.stay,
         kernel_call=rank.kernel_call,
     )
@@ -228,6 +230,10 @@ def _motion(rounds: Sequence[ProcessDump], standings: Sequence[Standing | None],
         [recorded.progress(dump.recorders, main) for dump, main in zip(rounds, ids, strict=True)]
     )
     return behaves if by_records is Motion.UNKNOWN else by_records
+
+
+def _recorded(rounds: Sequence[ProcessDump], main: Thread | None) -> tuple[Recorded, ...]:
+    return recorded.recorded(rounds[0].recorders, rounds[-1].recorders, main.pthread_id if main else None)
 
 
 def _receives(rounds: Sequence[ProcessDump]) -> bool:

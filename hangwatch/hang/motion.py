@@ -330,6 +330,22 @@ def stuck_on(rank: RankDump) -> str | None:
     return found.pop() if len(found) == 1 and len(rank.rounds) > 1 else None
 
 
+def is_held_outside(rank: RankDump, measured: Measured) -> bool:
+    """Whether its main thread stood, in every round, in one call that no other thread of its process ends.
+
+    It waits for a child, a file or pipe of nobody else in its job, the lock of another process, somebody outside, or in
+    `D`. What it only receives, or a lock between threads, another thread may give; a sleep may be one of many.
+    """
+    if len(rank.rounds) < 2:
+        return False
+    if all(dump.state in BLOCKED_STATES for dump in rank.rounds) or stuck_on(rank) is not None:
+        return True
+    lock = file_lock(rank)
+    if measured.awaited is not None or (lock is not None and lock.holder_pid not in (None, rank.id.pid)):
+        return True
+    return all(dump.call is not None and dump.call.kind == "awaits_child" for dump in rank.rounds)
+
+
 def _worker_computes(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:
     threads = [stack_frames.main_thread(dump.threads) or next(iter(dump.threads), None) for dump in rounds]
     stood = [_Stood.at(thread) for thread in threads if thread is not None and thread.frames]

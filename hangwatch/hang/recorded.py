@@ -44,14 +44,19 @@ def shortened(records: RankRecords) -> RankRecords:
     )
 
 
-def recorded(first: Sequence[RankRecords], last: Sequence[RankRecords]) -> tuple[Recorded, ...]:
-    """What counts of the recorders of one process: what is in both rounds, by library; empty where one was not read."""
+def recorded(
+    first: Sequence[RankRecords], last: Sequence[RankRecords], main_thread_id: int | None = None
+) -> tuple[Recorded, ...]:
+    """What counts of the recorders of one process: what is in both rounds, by library; empty where one was not read.
+
+    `main_thread_id` as `model.Thread.pthread_id` of its main thread, None where that is not known.
+    """
     before = {recorder.library: recorder for recorder in first}
-    found = (_recorded(before[after.library], after) for after in last if after.library in before)
+    found = (_recorded(before[after.library], after, main_thread_id) for after in last if after.library in before)
     return tuple(sorted((one for one in found if one is not None), key=lambda one: one.library))
 
 
-def _recorded(first: RankRecords, last: RankRecords) -> Recorded | None:
+def _recorded(first: RankRecords, last: RankRecords, main_thread_id: int | None) -> Recorded | None:
     if first.reset_epoch != last.reset_epoch or last.next_id < first.next_id:
         return None  # emptied between the rounds, or another one
     stays_open = {_identity(record) for record in first.records if _counts_as_open(record)}
@@ -60,7 +65,7 @@ def _recorded(first: RankRecords, last: RankRecords) -> Recorded | None:
         if record.group_name:  # all are "" under TORCH_DISTRIBUTED_DEBUG=DETAIL: nothing tells them apart
             by_name.setdefault(record.group_name, {}).setdefault(record.group_id, []).append(record)
     oldest = next((record.created_unix_ns / 1e9 for record in last.records), None)
-    groups = (_group(name, by_id, last, stays_open) for name, by_id in sorted(by_name.items()))
+    groups = (_group(name, by_id, last, stays_open, main_thread_id) for name, by_id in sorted(by_name.items()))
     return Recorded(
         library=last.library,
         is_wrapped=last.is_wrapped or last.reset_epoch > 0,
@@ -70,7 +75,11 @@ def _recorded(first: RankRecords, last: RankRecords) -> Recorded | None:
 
 
 def _group(
-    name: str, by_id: dict[int, list[FlightRecord]], last: RankRecords, stays_open: set[tuple[int, int, int]]
+    name: str,
+    by_id: dict[int, list[FlightRecord]],
+    last: RankRecords,
+    stays_open: set[tuple[int, int, int]],
+    main_thread_id: int | None,
 ) -> GroupRecords:
     """The newest group of this name in this process."""
     newest = max(by_id)
@@ -85,7 +94,9 @@ def _group(
         number=max((record.collective_seq for record in records), default=0),
         generation=len(by_id),
         operations=tuple(
-            _enqueued(record, last.read_unix_seconds, stays_open) for record in records if not record.is_coalesced_part
+            _enqueued(record, last.read_unix_seconds, stays_open, main_thread_id)
+            for record in records
+            if not record.is_coalesced_part
         ),
         has_lost_open=last.is_wrapped
         and not any_open
@@ -94,7 +105,9 @@ def _group(
     )
 
 
-def _enqueued(record: FlightRecord, read_unix_seconds: float, stays_open: set[tuple[int, int, int]]) -> Enqueued:
+def _enqueued(
+    record: FlightRecord, read_unix_seconds: float, stays_open: set[tuple[int, int, int]], main_thread_id: int | None
+) -> Enqueued:
     operation = record.operation.rpartition(":")[2]
     created = record.created_unix_ns / 1e9
     are_equal = operation in _EQUAL_SIZES
@@ -109,6 +122,7 @@ def _enqueued(record: FlightRecord, read_unix_seconds: float, stays_open: set[tu
         dtypes=record.input_dtypes[:_MOST_DIMENSIONS] if are_equal else (),
         sizes=tuple(size[:_MOST_DIMENSIONS] for size in record.input_sizes[:_MOST_DIMENSIONS]) if are_equal else (),
         timeout_seconds=record.timeout_ms / 1e3 if record.timeout_ms > 0 else None,
+        by_main=main_thread_id is None or not record.thread_id or record.thread_id == main_thread_id,
     )
 
 

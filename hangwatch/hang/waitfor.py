@@ -303,9 +303,13 @@ def _awaited(
 
 
 def _has_open(member: Member) -> bool:
-    """Whether an operation of any kind stays open, or is open without a record."""
+    """Whether an operation of any kind stays open for which its main thread may wait, or is open without a record.
+
+    For what another thread has open it may, too, but where it stands in a call that no thread of its own ends.
+    """
     return any(
-        records.has_lost_open or any(one.stays_open for one in records.operations)
+        records.has_lost_open
+        or any(one.stays_open and (one.by_main or not member.is_held_outside) for one in records.operations)
         for recorder in member.recorded
         for records in recorder.groups
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -224,6 +225,45 @@ def side_thread() -> None:
     threading.Thread(target=run, daemon=True).start()
     if rank() == 2:
         prepare_batch()
+    here()
+    reduce()
+
+
+def begin_a_checkpoint() -> None:
+    """Another thread of rank 2 enters a collective of its own group, to which the others' threads do not come."""
+    saving = dist.new_group(group_desc="checkpoint")
+    steps(3, saving)
+    steps(3)
+    if rank() == 2:
+        threading.Thread(target=reduce, args=[saving], daemon=True).start()
+
+
+def convert_shard() -> None:
+    """Waits for a program that it started, which ends with it."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as tool:
+        here()
+        tool.wait()
+
+
+def side_thread_open() -> None:
+    """What the other thread has open holds its main thread up in nothing: that one waits for its child."""
+    begin_a_checkpoint()
+    if rank() == 2:
+        convert_shard()
+    here()
+    reduce()
+
+
+def poll_checkpoint() -> None:
+    """Asks again and again for what another thread of this rank waits for."""
+    here()
+    until(lambda: threading.active_count() == 1)
+
+
+def waits_for_own_thread() -> None:
+    begin_a_checkpoint()
+    if rank() == 2:
+        poll_checkpoint()
     here()
     reduce()
 

@@ -52,6 +52,11 @@ class JobEntry(Value, frozen=True):
     incident: Incident | None = None
     timeline: tuple[TimelineEntry, ...] = ()
 
+    @property
+    def open_incident(self) -> Incident | None:
+        """Its incident while that is open."""
+        return self.incident if self.incident is not None and self.incident.closed_unix_seconds is None else None
+
 
 class DumpHistogram(Value, frozen=True):
     """Durations of single dumps in seconds: cumulative only when exported."""

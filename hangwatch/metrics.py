@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import platform
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -21,9 +22,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from hangwatch import __version__, words
-from hangwatch.board import DUMP_BUCKETS_SECONDS, Board, Snapshot
+from hangwatch.board import DUMP_BUCKETS_SECONDS, Board, JobEntry, Snapshot
 from hangwatch.config import Detector
-from hangwatch.hang import power
+from hangwatch.hang import power, reached
 from hangwatch.hang.power import GpuPower
 from hangwatch.hang.watched import quiet_seconds
 from hangwatch.model import CheckStatus, Group, Incident, JobName, JobState, Member, Point, RankId, Signature
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 JOB = JobName.__struct_fields__  # of every series of a job
 LABEL_LENGTH = 200
 NAMED_RANKS_SHOWN = 16
+COLLECTIVES_OF_A_JOB = 2048  # ranks times groups, each of two series at most
+COLLECTIVES_OF_AN_OWNER = 4096
+COLLECTIVES_OF_A_NODE = 16384
 
 
 def families(snapshot: Snapshot, now: float, settings: Detector) -> Iterator[Metric]:
@@ -42,6 +46,7 @@ def families(snapshot: Snapshot, now: float, settings: Detector) -> Iterator[Met
     yield from _gpus(snapshot, settings)
     yield from _jobs(snapshot, now)
     yield from _incidents(snapshot)
+    yield from _collectives(snapshot)
     yield from _captures(snapshot)
     yield from _beats(snapshot, now)
     yield _store(snapshot)
@@ -239,8 +244,8 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
         (*JOB, "rank", "local_rank", "activity", "waits_for", "motion", "frame", "stack"),
     )
     for entry in snapshot.jobs.values():
-        incident = entry.incident
-        if incident is None or incident.closed_unix_seconds is not None:
+        incident = entry.open_incident
+        if incident is None:
             continue
         name, verdict = tuple(entry.job.name.labels.values()), incident.verdict
         info.add_metric(
@@ -271,6 +276,70 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
                     1,
                 )
     yield from (info, opened, activity)
+
+
+def _collectives(snapshot: Snapshot) -> Iterator[Metric]:
+    """Sequence numbers of the ranks of open incidents, by which rules over all nodes tell who has not come."""
+    of_rank = (*JOB, "rank", "group")
+    stance = ("stance", "has_open")
+    number = _gauge(
+        "rank_collective_number",
+        "Number of the newest collective that a rank of a job with an open incident has enqueued in a group",
+        (*of_rank, *stance, "generation"),
+    )
+    waited = _gauge("rank_collective_waited_number", "Number of the collective that the rank waits in", of_rank)
+    unseen = _gauge(
+        "rank_collective_unseen_since_timestamp_seconds",
+        "A rank without a record in the default group; since when it would show one, 0 for always",
+        (*of_rank, *stance),
+    )
+    collective = _gauge(
+        "job_collective_ranks",
+        "Ranks on this node that wait in a collective, or whose newest one it is",
+        (*JOB, "group", "description", "number", "operation", "waits"),
+    )
+    since = _gauge(
+        "job_collective_waited_since_timestamp_seconds",
+        "When the first rank on this node enqueued what it waits in, of each group",
+        (*JOB, "group"),
+    )
+    left_out = _gauge("job_collective_left_out", "Ranks times groups that are over the bounds, and have no series", JOB)
+    for entry, found in _reached(snapshot):
+        name = tuple(entry.job.name.labels.values())
+        for one in found.reached:
+            rank = (*name, str(one.place.rank), one.group)
+            number.add_metric([*rank, *_place(one.place), str(one.generation)], one.number)
+            if one.waits_in is not None:
+                waited.add_metric(rank, one.waits_in.number)
+        for other in found.unseen:
+            labels = [*name, str(other.place.rank), other.group, *_place(other.place)]
+            unseen.add_metric(labels, other.since_unix_seconds)
+        for met, count in reached.collectives(found.reached).items():
+            labels = [*name, met.group, met.description, str(met.number), met.operation, _yes(met.waits)]
+            collective.add_metric(labels, count)
+        for group, unix_seconds in reached.waited_since(found.reached).items():
+            since.add_metric([*name, group], unix_seconds)
+        left_out.add_metric(name, found.left_out)
+    yield from (number, waited, unseen, collective, since, left_out)
+
+
+def _place(place: reached.Place) -> tuple[str, str]:
+    return place.stance, _yes(place.has_open)
+
+
+def _yes(fact: bool) -> str:
+    return "yes" if fact else "no"
+
+
+def _reached(snapshot: Snapshot) -> Iterator[tuple[JobEntry, reached.Found]]:
+    """Of each job with an open incident; owners share what one node may show, and each job what its owner may."""
+    entries = [entry for entry in snapshot.jobs.values() if entry.open_incident is not None]
+    jobs_of = Counter(entry.job.share for entry in entries)
+    for entry in entries:
+        of_owner = min(COLLECTIVES_OF_AN_OWNER, COLLECTIVES_OF_A_NODE // len(jobs_of))
+        of_job = min(COLLECTIVES_OF_A_JOB, of_owner // jobs_of[entry.job.share])
+        if entry.open_incident is not None:
+            yield entry, reached.found(entry.open_incident.grouping, of_job)
 
 
 def _folded(ranks: Sequence[RankId], node: str) -> str:

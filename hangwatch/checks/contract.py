@@ -33,7 +33,16 @@ JOB = JobName.__struct_fields__
 RANK = (*JOB, "rank", "local_rank")
 """The labels of a number about a rank: `METRIC.point(value, **RankName.of(job, rank).labels)`."""
 
-OWNED_ELSEWHERE = ("job_", "check_", "incident_", "captures_", "dump_failures", "rank_activity", "build_")
+OWNED_ELSEWHERE = (
+    "job_",
+    "check_",
+    "incident_",
+    "captures_",
+    "dump_failures",
+    "rank_activity",
+    "rank_collective_",
+    "build_",
+)
 
 
 class Sample(Value, frozen=True, kw_only=True):

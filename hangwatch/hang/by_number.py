@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import structs
 
@@ -31,13 +31,14 @@ _MOST_IDS = 64
 
 def answer(scene: Scene) -> Answer:
     """Who waits for whom among the ranks of a scene."""
-    groups = {member.id.rank: group for group in scene.grouping.groups for member in group.members}
-    pids = {(member.id.node, member.id.pid) for member in scene.grouping.members}
+    return judge(scene.grouping.members, stance_of(scene.grouping), scene.grouping.world_size)
 
-    def stance(member: Member) -> Stance:
-        return _stance(groups[member.id.rank], member, pids)
 
-    return judge(scene.grouping.members, stance, scene.grouping.world_size)
+def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
+    """What stack and kernel say of each member of a grouping."""
+    groups = {member.id.rank: group for group in grouping.groups for member in group.members}
+    pids = {(member.id.node, member.id.pid) for member in grouping.members}
+    return lambda member: _stance(groups[member.id.rank], member, pids)
 
 
 def _stance(group: Group, member: Member, pids: set[tuple[str | None, int | None]]) -> Stance:

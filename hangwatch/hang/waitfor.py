@@ -27,7 +27,7 @@ Stance = Literal["elsewhere", "held", "waits", "unclear"]
 end; in one for other ranks; or none of that is sure."""
 
 _MOST_DIFFERENT_CLOCKS_SECONDS = 60.0
-_DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
+DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
 _MOST_SAID = 8
 _MOST_ORDERED = 8
 _MOST_MEMBERS = 1 << 20
@@ -58,7 +58,7 @@ class Meeting(NamedTuple):
     @property
     def is_default(self) -> bool:
         """Whether it is of the group of all ranks."""
-        return (self.name, self.description) == _DEFAULT_GROUP
+        return (self.name, self.description) == DEFAULT_GROUP
 
 
 class Answer(NamedTuple):
@@ -80,6 +80,17 @@ class Answer(NamedTuple):
     differs: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
+def waits_in(records: GroupRecords) -> Enqueued | None:
+    """What a rank waits in in one group: its oldest collective that stays open, for the later ones stand behind it."""
+    still_open = (one for one in records.operations if one.stays_open and not one.is_p2p)
+    return min(still_open, key=lambda one: one.number, default=None)
+
+
+def is_busy(member: Member) -> bool:
+    """Whether it has an operation of any kind open, for which others may have to come; never whom the kernel holds."""
+    return _has_open(member) and not _is_stopped(member)
+
+
 class _Seat(NamedTuple):
     """One rank in one group."""
 
@@ -87,12 +98,6 @@ class _Seat(NamedTuple):
     node: str | None
     records: GroupRecords
     recorder: Recorded
-
-    @property
-    def waits_in(self) -> Enqueued | None:
-        """The oldest collective that stays open: the later ones of a group stand behind it."""
-        still_open = (one for one in self.records.operations if one.stays_open and not one.is_p2p)
-        return min(still_open, key=lambda one: one.number, default=None)
 
 
 class _Group(NamedTuple):
@@ -179,10 +184,10 @@ def _groups(by_rank: Mapping[int, Member], world_size: int | None) -> list[_Grou
 
 def _group(key: GroupKey, seats: dict[int, _Seat], by_rank: Mapping[int, Member], world_size: int | None) -> _Group:
     """A group with its members: all ranks in the default group, else those that NCCL lists, else who was seen in it."""
-    waiters = {rank: one for rank, seat in seats.items() if (one := seat.waits_in) is not None}
+    waiters = {rank: one for rank, seat in seats.items() if (one := waits_in(seat.records)) is not None}
     first = next(iter(seats.values())).records
     listed = {seat.records.ranks for seat in seats.values()}
-    if (first.name, first.description) == _DEFAULT_GROUP:
+    if (first.name, first.description) == DEFAULT_GROUP:
         known = {*by_rank, *range(min(world_size or 0, _MOST_MEMBERS))}
         return _Group(
             key, seats, waiters, tuple(sorted(known)), is_whole=world_size is not None and len(known) == world_size
@@ -285,7 +290,7 @@ def _awaited(
 ) -> Answer:
     """Somebody has not come: by what he has open, and by what stack and kernel say of him."""
     stands = {rank: stance(member) for rank, member in sorted(awaited.items())}
-    busy = {rank for rank, member in awaited.items() if _has_open(member) and not _is_stopped(member)}
+    busy = {rank for rank, member in awaited.items() if is_busy(member)}
     for how in ("elsewhere", "held"):  # who is held up may be by who is elsewhere
         if named := tuple(rank for rank, stand in stands.items() if stand == how and rank not in busy):
             waiting = {rank for group in groups for rank in group.waiters}

@@ -1,0 +1,146 @@
+"""What a node exports of its ranks' collectives: bounded, distinct, and nothing that is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import structs
+
+from hangwatch import metrics
+from hangwatch.board import JobEntry, Snapshot
+from hangwatch.config import Detector
+from hangwatch.hang import reached, watched
+from hangwatch.hang.reached import Collective, Found
+from hangwatch.model import Frame, Group, Grouping, JobState, Member
+from tests import samples
+from tests.unit.test_waitfor import WORLD, done, member, record, recorder, standing, waits
+
+OWN = Frame(function="step", file="train.py", line=3)
+
+
+def grouping(*members: Member, waits_for: str = "ranks") -> Grouping:
+    group = Group(key="w", activity="collective_wait", waits_for=waits_for, frames=(OWN,), members=members)
+    return Grouping(groups=(group,), world_size=len(members))
+
+
+def found(*members: Member, most: int = 100) -> Found:
+    return reached.found(grouping(*members), most)
+
+
+def numbers(told: Found) -> dict[tuple[int, str], tuple[int, int | None]]:
+    """How far each rank is in each group, and what it waits in."""
+    return {
+        (one.place.rank, one.group): (one.number, one.waits_in.number if one.waits_in else None) for one in told.reached
+    }
+
+
+def scraped(entries: Iterable[JobEntry]) -> dict[str, list[tuple[dict[str, str], float]]]:
+    snapshot = Snapshot(jobs={entry.job.key: entry for entry in entries})
+    families = metrics.families(snapshot, 0.0, Detector())
+    return {one.name: [(sample.labels, sample.value) for sample in one.samples] for one in families}
+
+
+def hung(key: str, *members: Member, share: str = "uid 1") -> JobEntry:
+    job = structs.replace(samples.job(range(2), 2), job_id=key, job_key=key, share=share)
+    incident = samples.replaced(samples.all_waiting(), job=job, grouping=grouping(*members), state=JobState.HUNG)
+    return JobEntry(job=job, watch=watched.begin(job, 0.0), incident=incident)
+
+
+def busy(rank: int, groups: int) -> Member:
+    """A rank that has used so many groups, in the order of their names, and waits in the first."""
+    pairs = {f"g{place:02}": (2, 2 if place == 0 else 3) for place in range(groups)}
+    return standing(rank, {WORLD: (5, 6), **pairs})
+
+
+def test_a_rank_shows_how_far_it_is_and_what_it_waits_in() -> None:
+    """Enqueued up to 8, and 6 is the oldest that stays open."""
+    ahead = standing(1, {WORLD: (8, 6), "1": (2, 3)})
+    told = found(standing(0, waits(6)), ahead)
+    assert numbers(told) == {
+        (0, "gloo:default_pg"): (6, 6),
+        (1, "gloo:default_pg"): (8, 6),
+        (1, "gloo:1"): (2, None),
+    }
+    assert [one.place.has_open for one in told.reached] == [True, True, True]
+    assert reached.waited_since(told.reached) == {"gloo:default_pg": 6.0}
+    assert reached.collectives(told.reached) == {
+        Collective("gloo:default_pg", "the default group", 6, "all_reduce", waits=True): 2,
+        Collective("gloo:default_pg", "the default group", 8, "all_reduce", waits=False): 1,
+    }
+
+
+def test_who_has_no_record_in_the_default_group_says_since_when_it_would() -> None:
+    """Always; since its buffer wrapped; or it has one with another library, and who is meant is not known."""
+    kept = record(900, "9")
+    wrapped = member(1, recorder(kept, is_wrapped=True))
+    empty = member(2, recorder(is_wrapped=True))
+    both = member(3, recorder(record(3), library="nccl"), recorder())
+    told = found(member(0, recorder()), wrapped, empty, both, structs.replace(standing(4, {}), recorded=()))
+    assert [(one.place.rank, one.group, one.since_unix_seconds) for one in told.unseen] == [
+        (0, "gloo:default_pg", 0.0),
+        (1, "gloo:default_pg", 900.0),
+    ]
+
+
+def test_nothing_is_told_where_two_ranks_bear_one_number_or_none() -> None:
+    assert found(standing(0, waits(6)), standing(0, waits(6))) == Found()
+    one = standing(0, waits(6))
+    nameless = structs.replace(one, id=structs.replace(one.id, rank=None))
+    assert found(nameless, nameless) == Found()
+
+
+def test_of_many_groups_the_waited_one_the_default_one_and_those_last_used_are_told() -> None:
+    told = found(busy(0, 20))
+    assert [one.group for one in told.reached] == [
+        "gloo:g00",
+        "gloo:default_pg",
+        *(f"gloo:g{place}" for place in range(19, 13, -1)),
+    ]
+    assert told.left_out == 21 - reached.MOST_GROUPS_OF_A_RANK
+
+
+def test_who_is_left_out_is_not_known_and_counted() -> None:
+    told = found(busy(0, 3), busy(1, 3), member(2, recorder()), most=6)
+    assert (len(told.reached), told.left_out, told.unseen) == (6, 2, ())
+
+
+def test_names_of_groups_stay_two_whatever_is_cut_off() -> None:
+    """A hash where it is long, not plain, or would read as the default group."""
+    names = ["7", "x" * 40, "x" * 41, "x" * 42, "a\nb", "a b", "default_pg", "é", "~ab"]
+    told = found(standing(0, dict.fromkeys(names[:8], (2, 2))), standing(1, {names[8]: (1, 1)}))
+    groups = [one.group for one in told.reached]
+    assert len(set(groups)) == len(names) and {"gloo:7", f"gloo:{'x' * 40}"} <= set(groups)
+    assert all(one.isascii() and one.isprintable() and len(one) <= 45 for one in groups)
+    assert sum(one.startswith("gloo:~") for one in groups) == 7
+    assert not any(one.is_default for one in told.reached)
+
+
+def test_what_a_job_wrote_is_short_and_printable() -> None:
+    evil = record(3, "1", group_description="\x1b[31m" + "d" * 500, operation="gloo:" + "o\n" * 500, state="open")
+    ((one, _),) = reached.collectives(found(member(0, recorder(evil))).reached).items()
+    assert len(one.operation) <= 40 and len(one.description) <= 60
+    assert one.operation.isprintable() and one.description.isprintable()
+
+
+def test_owners_share_what_a_node_shows() -> None:
+    """Whoever fills his share takes nothing from another owner's job."""
+    theirs = [hung(f"j{place}", *(busy(rank, 8) for rank in range(64))) for place in range(12)]
+    families = scraped([*theirs, hung("mine", busy(0, 3), busy(1, 3), share="uid 2")])
+    shown: dict[str, int] = {}
+    for labels, _ in families["hangwatch_rank_collective_number"]:
+        shown[labels["job_key"]] = shown.get(labels["job_key"], 0) + 1
+    assert shown.pop("mine") == 8
+    assert set(shown.values()) == {metrics.COLLECTIVES_OF_AN_OWNER // 12}
+    left_out = {labels["job_key"]: value for labels, value in families["hangwatch_job_collective_left_out"]}
+    assert left_out.pop("mine") == 0
+    assert set(left_out.values()) == {64 * 9 - metrics.COLLECTIVES_OF_AN_OWNER // 12}
+
+
+def test_without_an_open_incident_there_is_no_series() -> None:
+    entry = hung("j", standing(0, waits(6)), standing(1, done(5)))
+    assert entry.incident is not None
+    closed = structs.replace(entry, incident=structs.replace(entry.incident, closed_unix_seconds=9.0))
+    for one, is_there in ((entry, True), (closed, False), (structs.replace(entry, incident=None), False)):
+        collective = {name: rows for name, rows in scraped([one]).items() if "_collective_" in name}
+        assert len(collective) == 6
+        assert any(collective.values()) == is_there

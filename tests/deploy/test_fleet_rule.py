@@ -1,0 +1,389 @@
+"""The fleet rule and the daemon's own judgement of sequence numbers: the same jobs, what each node exports, one answer.
+
+Each job is seen by two nodes. What the nodes export goes through promtool; what `waitfor` says of all ranks together is
+what it has to come to. Where a rule cannot tell as much (docs/decisions.md) it says nothing: never another name.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from msgspec import structs
+
+from hangwatch import metrics
+from hangwatch.board import JobEntry, Snapshot
+from hangwatch.config import Detector
+from hangwatch.hang import by_number, waitfor, watched
+from hangwatch.hang.waitfor import Answer, Stance
+from hangwatch.model import Frame, Group, Grouping, GroupRecords, JobState, Member
+from tests import samples
+from tests.deploy import promql
+from tests.deploy.promql import RULES
+from tests.servers import run
+from tests.unit.test_waitfor import WORLD, Numbers, done, member, record, recorder, standing, waits
+
+NODES = ("node-a", "node-b")
+WAITS_FOR: dict[Stance, str] = {"elsewhere": "nothing", "held": "lock", "waits": "ranks", "unclear": "thread"}
+SINCE_1970 = 1_790_000_000.0
+STEP = Frame(function="step", file="train.py", line=7)
+JOBS = 160
+JOBS_AT_ONCE = 40  # promtool takes 10,000 samples in one query, by no setting more
+ASKED_FOR = ("hangwatch_rank_", "hangwatch_job_collective_", "hangwatch_job_info", "hangwatch_job_ranks")
+
+
+class Case(NamedTuple):
+    """A job: its ranks with where each stands; the first half of them is on the first node."""
+
+    key: str
+    members: tuple[Member, ...]
+    stances: tuple[Stance, ...]
+    world_size: int | None
+
+    def on(self, node: str) -> Grouping:
+        """What one node sees."""
+        return self._grouping([one for one in self._placed() if one[0].id.node == node])
+
+    def whole(self) -> Grouping:
+        """What all nodes together see."""
+        return self._grouping(self._placed())
+
+    def _placed(self) -> list[tuple[Member, Stance]]:
+        half = (len(self.members) + 1) // 2
+        return [
+            (structs.replace(later(one), id=structs.replace(one.id, node=NODES[place >= half])), stance)
+            for place, (one, stance) in enumerate(zip(self.members, self.stances, strict=True))
+        ]
+
+    def _grouping(self, placed: Iterable[tuple[Member, Stance]]) -> Grouping:
+        groups = (
+            Group(key="a", activity="unknown", waits_for=WAITS_FOR[stance], frames=(STEP,), members=(one,))
+            for one, stance in placed
+        )
+        return Grouping(groups=tuple(groups), world_size=self.world_size)
+
+
+def later(one: Member) -> Member:
+    """The same in our century: what is enqueued in the first seconds of 1970 is not a minute after any recorder."""
+
+    def moved(records: GroupRecords) -> GroupRecords:
+        operations = (
+            structs.replace(done, created_unix_seconds=done.created_unix_seconds + SINCE_1970)
+            for done in records.operations
+        )
+        return structs.replace(records, operations=tuple(operations))
+
+    recorded = (
+        structs.replace(
+            found,
+            oldest_unix_seconds=found.oldest_unix_seconds and found.oldest_unix_seconds + SINCE_1970,
+            groups=tuple(map(moved, found.groups)),
+        )
+        for found in one.recorded
+    )
+    return structs.replace(one, recorded=tuple(recorded))
+
+
+def exported(case: Case) -> Iterator[dict[str, Any]]:
+    """The series of a job on both nodes."""
+    for node in NODES:
+        grouping = case.on(node)
+        job = structs.replace(
+            samples.job(range(len(grouping.members)), case.world_size, job_id=case.key), job_key=case.key
+        )
+        incident = samples.replaced(samples.all_waiting(), job=job, grouping=grouping, state=JobState.HUNG)
+        entry = JobEntry(job=job, watch=watched.begin(job, 0.0), page=True, incident=incident)
+        for family in metrics.families(Snapshot(jobs={case.key: entry}), 0.0, Detector()):
+            for sample in family.samples:
+                if sample.name.startswith(ASKED_FOR) and "job_key" in sample.labels:
+                    labels = {"job": "hangwatch", "instance": node, **sample.labels}
+                    value = f"{sample.value:.9f}".rstrip("0").rstrip(".")
+                    yield {"series": promql.sample(sample.name, **labels)["labels"], "values": f"{value}x2"}
+
+
+def complaints(cases: Sequence[Case], folder: Path) -> str:
+    """What promtool finds where the rule comes to something else; empty where it does not."""
+    tests = []
+    for first in range(0, len(cases), JOBS_AT_ONCE):
+        part = cases[first : first + JOBS_AT_ONCE]
+        queries = [{"expr": expr, "eval_time": "10s", "exp_samples": rows} for expr, rows in said(part).items()]
+        series = [one for case in part for one in exported(case)]
+        tests.append({"interval": "5s", "input_series": series, "promql_expr_test": queries})
+    return promtool(tests, folder)
+
+
+def promtool(tests: Sequence[dict[str, Any]], folder: Path) -> str:
+    """What it complains of; empty where it does not."""
+    path = folder / "jobs.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "5s", "tests": list(tests)}))
+    done = run("promtool", "test", "rules", path)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def said(cases: Sequence[Case]) -> dict[str, list[dict[str, Any]]]:
+    """What the rule has to come to."""
+    named, first_look, kinds = [], [], []
+    for case in cases:
+        answer = answer_of(case)
+        kind = kind_of(case, answer)
+        named += [promql.sample("", job_key=case.key, rank=str(rank)) for rank in answer.named]
+        looks = () if kind in ("", "Mismatch") else answer.first_look
+        first_look += [promql.sample("", job_key=case.key, rank=str(rank)) for rank in looks]
+        kinds += [promql.sample("", job_key=case.key, kind=kind)] if kind else []
+    return {
+        "group by (job_key, rank) (hangwatch:not_come_rank:number)": named,
+        "group by (job_key, rank) (hangwatch:first_look_rank:number)": first_look,
+        "group by (job_key, kind) (hangwatch:job_sequence:count)": kinds,
+    }
+
+
+def answer_of(case: Case) -> Answer:
+    whole = case.whole()
+    return waitfor.judge(whole.members, by_number.stance_of(whole), whole.world_size)
+
+
+def kind_of(case: Case, answer: Answer) -> str:
+    """The answer as a rule gives it, "" where a rule cannot tell it."""
+    missing = {rank for meeting in answer.meetings for rank in meeting.missing}
+    if answer.named:
+        return "NotCome"
+    if answer.kind == "mismatch":
+        return "Mismatch"
+    if answer.kind == "circle":
+        behind = {rank for meeting in answer.meetings if meeting.missing for rank in meeting.waiting}
+        return "Circle" if missing <= behind else ""
+    if answer.kind == "not_come" and answer.first_look:
+        (*_, stance) = [case.stances[rank] for rank in answer.first_look]
+        return "FirstLook" if stance != "unclear" or len(missing) == 1 else ""
+    if answer.kind == "everybody":
+        return "EverybodyCame" if len({one.name for one in answer.meetings}) == 1 else ""
+    return ""
+
+
+def drawn(seed: int) -> Case:
+    """A job of one default group and pairs, in some way hung; and then anything may be: wrapped, unread, made twice."""
+    chance = random.Random(seed)
+    size = chance.choice([4, 4, 6])
+    numbers: list[dict[str, tuple[int, int]]] = [{WORLD: (6, 6)} for _ in range(size)]
+    stances: list[Stance] = ["waits"] * size
+    odd = chance.randrange(size)
+    match chance.choice(["late", "late", "circle", "all", "alone", "anything"]):
+        case "late":
+            for rank in {odd, chance.randrange(size)}:
+                numbers[rank] = chance.choice([{WORLD: (5, 6)}, {WORLD: (4, 5)}, {}, {WORLD: (5, 5)}])
+                stances[rank] = chance.choice(["elsewhere", "elsewhere", "held", "unclear", "waits"])
+        case "circle":
+            numbers[odd] = {WORLD: (5, 6), str(1 + odd // 2): (3, 3)}
+            numbers[odd ^ 1] = {WORLD: (6, 6), str(1 + odd // 2): (2, 3)}
+        case "alone":
+            numbers = [{WORLD: (5, 6), str(1 + rank // 2): chance.choice([(2, 2), (2, 3)])} for rank in range(size)]
+            stances[odd] = chance.choice(["elsewhere", "unclear"])
+        case "anything":
+            for rank in range(size):
+                newest = chance.choice([4, 5, 6])
+                numbers[rank] = {WORLD: (newest, chance.choice([newest - 1, newest, newest + 1]))}
+                stances[rank] = chance.choice(["elsewhere", "held", "unclear", "waits", "waits"])
+    members = []
+    for rank in range(size):
+        one = standing(rank, numbers[rank])
+        if chance.random() < 0.08:
+            one = chance.choice(
+                [
+                    structs.replace(one, recorded=()),
+                    member(rank, recorder(record(6, id=0), record(6, id=1, group_id=5, state="open"))),
+                    member(rank, recorder(record(6, operation="gloo:all_gather", state="open"))),
+                    member(rank, recorder(record(900, "9", created_unix_ns=-100 * 10**9), is_wrapped=True)),
+                    member(rank, recorder(record(900, "9", created_unix_ns=900 * 10**9), is_wrapped=True)),
+                ]
+            )
+        members.append(one)
+    return Case(f"k{seed}", tuple(members), tuple(stances), chance.choice([size, size, size, None]))
+
+
+def test_a_rule_over_all_nodes_names_whom_the_daemon_would_name(tmp_path: Path) -> None:
+    cases = [drawn(seed) for seed in range(JOBS)]
+    drawn_kinds = Counter(kind_of(case, answer_of(case)) for case in cases)
+    assert min(drawn_kinds[kind] for kind in ("NotCome", "FirstLook", "Circle", "Mismatch", "EverybodyCame", "")) >= 3
+    assert complaints(cases, tmp_path) == ""
+
+
+# --- single jobs, and what the page says -------------------------------------------------------------------------------
+
+
+def four(last: Numbers, stance: Stance = "elsewhere", *, key: str = "k1") -> Case:
+    """Ranks 0 to 2 wait in number 6 of the default group, rank 3 on the other node stands so."""
+    members = (*(standing(rank, waits(6)) for rank in range(3)), standing(3, last))
+    return Case(key, members, ("waits", "waits", "waits", stance), 4)
+
+
+def odd_ranks(cases: Sequence[Case], odd: dict[str, tuple[int, ...]], folder: Path, *more: dict[str, Any]) -> str:
+    """What promtool finds where others are odd than these, by job."""
+    rows = [promql.sample("", job_key=key, rank=str(rank)) for key, ranks in odd.items() for rank in ranks]
+    expr = "group by (job_key, rank) (hangwatch:odd_rank:held)"
+    series = [*(one for case in cases for one in exported(case)), *more]
+    queries = [{"expr": expr, "eval_time": "10s", "exp_samples": rows}]
+    return promtool([{"interval": "5s", "input_series": series, "promql_expr_test": queries}], folder)
+
+
+def test_who_has_not_come_is_on_another_node(tmp_path: Path) -> None:
+    cases = [four(done(5)), four({}, key="k2"), four({"7": (3, 4)}, key="k3"), four(waits(6), key="k4")]
+    assert [answer_of(case).named for case in cases] == [(3,), (3,), (3,), ()]
+    assert complaints(cases, tmp_path) == ""
+    assert odd_ranks(cases, {"k1": (3,), "k2": (3,), "k3": (3,)}, tmp_path) == ""
+
+
+def test_what_has_been_overwritten_is_not_known_and_the_stacks_stand(tmp_path: Path) -> None:
+    """By its stack rank 0 is elsewhere; by its numbers rank 3 has not come, were its buffer not overwritten."""
+    kept = record(900, "9", created_unix_ns=900 * 10**9)
+    last = member(3, recorder(kept, is_wrapped=True))
+    stands: tuple[Stance, ...] = ("elsewhere", "waits", "waits", "waits")
+    unread = tuple(structs.replace(standing(rank, waits(6)), recorded=()) for rank in range(3))
+    cases = [
+        Case(
+            "k1", (*(standing(rank, waits(6)) for rank in range(3)), last), ("waits", "waits", "waits", "elsewhere"), 4
+        ),
+        Case("k2", (*unread, last), stands, 4),
+    ]
+    assert complaints(cases, tmp_path) == ""
+    assert odd_ranks(cases, {"k1": (3,), "k2": (0,)}, tmp_path) == ""
+
+
+def test_a_stack_accuses_nobody_who_has_come(tmp_path: Path) -> None:
+    """Rank 3 has come and stands elsewhere; of rank 2 nothing is known, so that not everybody is known to have come."""
+    members = [standing(rank, waits(6)) for rank in range(4)]
+    members[2] = structs.replace(members[2], recorded=())
+    stands: tuple[Stance, ...] = ("waits", "waits", "waits", "elsewhere")
+    come = Case("k1", tuple(members), stands, 4)
+    alone = Case("k2", (*(standing(rank, done(5)) for rank in range(3)), standing(3, waits(6))), stands, 4)
+    assert odd_ranks([come, alone], {"k2": (3,)}, tmp_path) == ""
+
+
+def test_the_kernel_stands_above_what_names_nobody(tmp_path: Path) -> None:
+    """Everybody has come, but one is stopped."""
+    case = four(waits(6))
+    labels = 'job="hangwatch",instance="node-b",job_id="k1",job_key="k1",verdict="RankStopped",named="node-b:3"'
+    word = {"series": f"hangwatch_incident_info{{{labels}}}", "values": "1x2"}
+    assert odd_ranks([case], {}, tmp_path) == ""
+    assert "rank=" in odd_ranks([case], {}, tmp_path, word), "it has come, and stands elsewhere all the same"
+    assert odd_ranks([case], {"k1": (3,)}, tmp_path, word) == ""
+
+
+def test_two_worlds_in_one_job_are_not_compared(tmp_path: Path) -> None:
+    """Both nodes have a rank 0 and a rank 1."""
+    members = (standing(0, waits(6)), standing(1, waits(6)), standing(0, waits(3)), standing(1, done(2)))
+    case = Case("k1", members, ("waits", "waits", "waits", "waits"), 2)
+    assert answer_of(case).kind == "unknown"
+    assert complaints([case], tmp_path) == ""
+
+
+def wrong_group() -> Case:
+    """Every stack is in all_reduce: rank 1 reduces over its pair where the others reduce over all."""
+    members = (
+        standing(0, {WORLD: (10, 10), "1": (10, 11)}),
+        standing(1, {WORLD: (9, 10), "1": (11, 11)}),
+        standing(2, {WORLD: (10, 10), "2": (10, 11)}),
+        standing(3, {WORLD: (10, 10), "2": (10, 11)}),
+    )
+    return Case("k1", members, ("waits",) * 4, 4)
+
+
+NOT_COME = """\
+Who:
+  rank 3 on node-b: unknown, unknown, in step (train.py)
+By sequence numbers: NotCome
+  in all_reduce 6 of the default group: 3
+  rank 3 on node-b has come to 5 in gloo:default_pg"""
+CIRCLE = """\
+Who:
+  nobody stands out over all nodes
+By sequence numbers: Circle
+  in all_reduce 11 of tp (gloo:1): 1
+  in all_reduce 10 of the default group: 3
+  rank 0 on node-a has come to 10 in gloo:1
+  rank 1 on node-a has come to 9 in gloo:default_pg"""
+ASYNCHRONOUS = """\
+Who:
+  nobody stands out over all nodes
+By sequence numbers: FirstLook
+  in all_reduce 6 of the default group: 3
+  rank 3 on node-b has come to 5 in gloo:default_pg"""
+EVERYBODY = """\
+Who:
+  nobody stands out over all nodes
+By sequence numbers: EverybodyCame
+  in all_reduce 6 of the default group: 4"""
+OTHER = """\
+Who:
+  nobody stands out over all nodes
+By sequence numbers: Mismatch
+  in all_gather 6 of the default group: 1
+  in all_reduce 6 of the default group: 3"""
+
+
+def other_operation() -> Case:
+    members = [standing(rank, waits(6)) for rank in range(3)]
+    last = member(3, recorder(record(6, operation="gloo:all_gather", state="open")))
+    return Case("k1", (*members, last), ("waits",) * 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("case", "summary", "who"),
+    [
+        (
+            four(done(5)),
+            "rank 3 on node-b has not come to all_reduce 6 of the default group; it is in step (train.py); "
+            "3 of 4 ranks wait",
+            NOT_COME,
+        ),
+        (
+            wrong_group(),
+            "no rank can be named: those that have not come wait for each other, rank 0 on node-a, rank 1 on node-a; "
+            "look first at rank 1 on node-a",
+            CIRCLE,
+        ),
+        (
+            four({WORLD: (5, 6), "2": (3, 3)}),
+            "no rank can be named; look first at rank 3 on node-b, which has not come to "
+            "all_reduce 6 of the default group",
+            ASYNCHRONOUS,
+        ),
+        (
+            four(waits(6), "waits"),
+            "everybody has come to all_reduce 6 of the default group: no rank's CPU is behind, "
+            "look at XIDs, NVLink and the fabric",
+            EVERYBODY,
+        ),
+        (
+            other_operation(),
+            "no rank can be named: the ranks of one group do not do the same, all_gather 6 of the default group, "
+            "all_reduce 6 of the default group",
+            OTHER,
+        ),
+    ],
+    ids=["not_come", "circle", "first_look", "everybody", "mismatch"],
+)
+def test_the_page_says_who_has_not_come(case: Case, summary: str, who: str, tmp_path: Path) -> None:
+    series = list(exported(case))
+    for node in NODES:
+        labels = f'job="hangwatch",instance="{node}",job_id="k1",job_key="k1"'
+        series += [
+            {"series": f'up{{job="hangwatch",instance="{node}"}}', "values": "1x2"},
+            {"series": f'hangwatch_job_state{{{labels},state="hung"}}', "values": "1x2"},
+            {"series": f"hangwatch_job_page{{{labels}}}", "values": "1x2"},
+        ]
+    description = f"{who}\nWhat the ranks are in:\n  4 \N{MULTIPLICATION SIGN} unknown in step (train.py)\nHow sure: 4 of 4 ranks reported."
+    alert = {
+        "exp_labels": {"severity": "critical", "job_id": "k1", "job_key": "k1"},
+        "exp_annotations": {
+            "summary": f"Job k1 (Slurm job 2180718) is hung: {summary}",
+            "description": description,
+            "runbook_url": "docs/runbooks/HangwatchTrainingHung.md",
+        },
+    }
+    page = {"eval_time": "10s", "alertname": "HangwatchTrainingHung", "exp_alerts": [alert]}
+    assert promtool([{"interval": "5s", "input_series": series, "alert_rule_test": [page]}], tmp_path) == ""

@@ -8,10 +8,15 @@ torch/csrc/distributed/c10d/FlightRecorder.hpp.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
 
+EARLIEST_UNIX_NS, LATEST_UNIX_NS = 1_420_000_000 * 10**9, 4_102_444_800 * 10**9  # 2015 to 2100
+"""A record of another time is none."""
+
+_COALESCED = "coalesced"
 Library: TypeAlias = Literal["gloo", "nccl"]
 """Whose operations a recorder holds: libtorch_cpu has one of gloo's, libtorch_cuda one of NCCL's."""
 
@@ -103,3 +108,15 @@ class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
     layout: str
     found_by: Literal["symbol", "shape"] = "symbol"
     read_unix_seconds: float
+
+
+def with_batches(records: Sequence[FlightRecord]) -> tuple[FlightRecord, ...]:
+    """NCCL's records with the parts of batches marked: a later one of the same group and number closes them."""
+    closed: set[tuple[int, bool, int]] = set()
+    marked = []
+    for record in reversed(records):
+        key = record.group_id, record.is_p2p, record.p2p_seq if record.is_p2p else record.collective_seq
+        marked.append(msgspec.structs.replace(record, is_coalesced_part=True) if key in closed else record)
+        if record.operation.endswith(_COALESCED):
+            closed.add(key)
+    return tuple(reversed(marked))

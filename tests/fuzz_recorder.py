@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from hangwatch.flight_record import RankRecords
+from hangwatch.flight_record import EARLIEST_UNIX_NS, LATEST_UNIX_NS, RankRecords
 from hangwatch.probes.torch_recorder import decode, layouts, memory_image
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.memory_image import UnreadableError
@@ -132,9 +132,7 @@ def nonsense(found: RankRecords, newest: int | None = None) -> str:
         "no more than the buffer holds": len(records) <= min(found.capacity, decode.MOST_RECORDS),
         "one epoch": all(record.reset_epoch == found.reset_epoch for record in records),
         "groups that are known": all(record.group_id in groups for record in records),
-        "times of our days": all(
-            decode.EARLIEST_UNIX_NS < record.created_unix_ns < decode.LATEST_UNIX_NS for record in records
-        ),
+        "times of our days": all(EARLIEST_UNIX_NS < record.created_unix_ns < LATEST_UNIX_NS for record in records),
         "numbers in range": all(
             0 <= number < 1 << 53
             for record in records

@@ -12,10 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-import msgspec
-
 from hangwatch import words
-from hangwatch.flight_record import FlightRecord, GroupMembers, GroupStatus, Library, RankRecords
+from hangwatch.flight_record import (
+    EARLIEST_UNIX_NS,
+    LATEST_UNIX_NS,
+    FlightRecord,
+    GroupMembers,
+    GroupStatus,
+    Library,
+    RankRecords,
+    with_batches,
+)
 from hangwatch.probes.torch_recorder import layouts
 from hangwatch.probes.torch_recorder.layouts import MAP_BYTES, Layout
 from hangwatch.probes.torch_recorder.memory_image import (
@@ -43,10 +50,8 @@ MOST_MEMBERS = 1 << 17
 MOST_RANK = 1 << 24
 MOST_NAME = 128  # characters that are told of a name
 TRIES = 4
-EARLIEST_UNIX_NS, LATEST_UNIX_NS = 1_420_000_000 * 10**9, 4_102_444_800 * 10**9  # 2015 to 2100
 _MOST_EPOCHS = 1 << 32
 _MOST_SEQUENCE = 1 << 53
-_COALESCED = "coalesced"
 _MUTEX = 8  # after two bools, in every version; its first byte is not 0 while somebody holds it
 
 
@@ -375,7 +380,7 @@ def _read_once(
     fits(known.issuperset(mark.group for mark in marks), "a record is of a group that it does not know")
     return RankRecords(
         library=library,
-        records=_with_batches(records) if library == "nccl" else tuple(records),
+        records=with_batches(records) if library == "nccl" else tuple(records),
         groups=statuses,
         members=_members(image, address, raw, layout) if library == "nccl" else (),
         next_id=before.next_id,
@@ -445,18 +450,6 @@ def _record(row: _Row, names: Sequence[str], tensors: _Tensors, library: Library
         thread_id=row.thread,
         thread_name=thread_name,
     )
-
-
-def _with_batches(records: Sequence[FlightRecord]) -> tuple[FlightRecord, ...]:
-    """With the parts of coalesced batches marked: a later record of the same group and number closes them."""
-    closed: set[tuple[int, bool, int]] = set()
-    marked = []
-    for record in reversed(records):
-        key = record.group_id, record.is_p2p, record.p2p_seq if record.is_p2p else record.collective_seq
-        marked.append(msgspec.structs.replace(record, is_coalesced_part=True) if key in closed else record)
-        if record.operation.endswith(_COALESCED):
-            closed.add(key)
-    return tuple(reversed(marked))
 
 
 def _statuses(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[GroupStatus, ...]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import click
 from msgspec.structs import replace
@@ -17,10 +17,12 @@ from hangwatch import incident_file, inputs, words
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import MOST_FILES, files_below, write_text
 from hangwatch.cli.watch import config_option, settings_from
-from hangwatch.explain import log_evidence, traces
-from hangwatch.hang import culprit
+from hangwatch.explain import flight_dump, flight_dumps, log_evidence, traces
+from hangwatch.explain.pickled import MOST_BYTES as MOST_RECORDER_BYTES
+from hangwatch.hang import culprit, dumped
 from hangwatch.hang.activity import load as load_activities
 from hangwatch.hang.grouping import group_ranks
+from hangwatch.hang.recorded import shortened
 from hangwatch.model import MOST_RANKS, Grouping, Incident, Job, Verdict
 from hangwatch.report import as_json, html, text
 
@@ -28,6 +30,7 @@ LONGEST_LINE_BYTES = 16 << 20  # `py-spy dump --json` may print one line
 MOST_BYTES = 4 << 30  # of one file or of standard input
 MANY_FILES = 200
 SNIFFED_BYTES = 8 << 10
+_REFUSED_TOLD = 8
 
 _File = tuple[Path, Path | None]  # and the folder in which it was found, None where it was named
 
@@ -58,29 +61,39 @@ def explain(
     Reads the stacks of any number of processes as py-spy (text or --json), pystack, gdb and Python's faulthandler print
     them, with or without a prefix on each line: [host:rank], torchrun's [role3]:, srun --label's "3: ", mpirun
     --tag-output's [1,3]<stdout>:. Reads logs of ranks and torchelastic's error.json, too: who failed first, whose log
-    ends before the others. A folder is all the text files in it (torchrun's --log-dir), or the incident that it holds;
-    links in it are not followed, and what begins with a dot is left out. "-" is standard input.
+    ends before the others. Reads the dumps that torch makes of its flight recorder, as pickle (by the watchdog at a
+    time-out: nccl_trace_rank_3) or as JSON: who has not come to which collective. A folder is all such files in it
+    (torchrun's --log-dir), or the incident that it holds; links in it are not followed, and what begins with a dot is
+    left out. "-" is standard input, for text.
     """
     settings, _ = settings_from(config_path)
     files, incidents = _sort(paths)
-    texts = [(path, folder) for path, folder in files if folder is None or _is_text(path, folder)]
+    kinds = {path: _kind(path, folder) for path, folder in files}
+    texts = [(path, folder) for path, folder in files if kinds[path] == "text"]
     with _progress(texts) as reading:
         collected = traces.collect(((str(path), _lines(path, folder)) for path, folder in reading), world_size)
-    if len(texts) < len(files):
-        told = f"without text, left out: {words.count(len(files) - len(texts), 'file')}"
-        collected = collected._replace(notes=(*collected.notes, told))
+    recorders, notes = _flight_dumps([(path, folder) for path, folder in files if kinds[path] == "recorder"])
+    if left_out := sum(kind == "other" for kind in kinds.values()):
+        notes.append(f"without text, left out: {words.count(left_out, 'file')}")
+    collected = collected._replace(notes=(*recorders.notes, *collected.notes, *notes))
     dumps = [*collected.ranks, *(rank for incident in incidents for rank in incident.captures[-1].ranks)]
+    dumps += dumped.without_stacks(recorders.by_rank, dumps)
     if not dumps and not collected.logs:
-        notes = "".join(f"\n  {note}" for note in collected.notes[:5])
+        told = "".join(f"\n  {note}" for note in collected.notes[:5])
         raise InputError(
-            f"no stack dump and no log of a known rank in {', '.join(map(str, paths))}{notes}\n"
+            f"no stack dump and no log of a known rank in {', '.join(map(str, paths))}{told}\n"
             "  make some: `py-spy dump --pid PID > rank0.txt`"
         )
-    size = collected.world_size or max((found.job.world_size or 0 for found in incidents), default=0) or None
-    grouping = group_ranks(dumps, load_activities(settings.activities.rules), settings.capture, size)
+    told_sizes = [found.job.world_size or 0 for found in incidents]
+    size = collected.world_size or max(told_sizes, default=0) or recorders.world_size
+    grouping = group_ranks(dumps, load_activities(settings.activities.rules), settings.capture, size or None)
     grouping = replace(grouping, notes=(*grouping.notes, *collected.notes))
+    grouping = dumped.with_records(grouping, recorders.timed, recorders.opened_before_unix_seconds)
     job = incidents[0].job if incidents else None
     verdict = culprit.judge(grouping, _ranks_here(incidents) if not files else None) if dumps else None
+    if verdict is not None and recorders.by_rank:
+        verdict = dumped.judge(verdict, grouping, recorders.by_rank)
+        verdict = replace(verdict, evidence=(*verdict.evidence, *recorders.evidence))
     if verdict is None or collected.logs:
         verdict = log_evidence.judge(verdict, collected.logs)
     print_answer(grouping, verdict, job, as_json_form, html_path)
@@ -143,10 +156,40 @@ def _is_own_file(path: Path) -> bool:
     return stat.S_ISREG(path.lstat().st_mode)
 
 
-def _is_text(path: Path, folder: Path) -> bool:
-    """Whether a file that lies in a folder begins as text does: no NUL in its first bytes, as grep(1) tells it."""
+def _kind(path: Path, folder: Path | None) -> Literal["recorder", "text", "other"]:
+    """What a file holds by its first bytes: a dump of a flight recorder, else text, as grep(1) tells it (no NUL).
+
+    Standard input and a pipe are text, whatever they hold, and so is any other file that was named.
+    """
+    if path == Path("-") or (folder is None and not path.is_file()):
+        return "text"
     with _opened(path, folder) as file:
-        return b"\0" not in file.read(SNIFFED_BYTES)
+        head = file.read(SNIFFED_BYTES)
+    if flight_dump.begins_so(head):
+        return "recorder"
+    return "text" if folder is None or b"\0" not in head else "other"
+
+
+def _flight_dumps(files: Sequence[_File]) -> tuple[flight_dumps.Joined, list[str]]:
+    """Dumps of flight recorders by rank, and notes on those in a folder that are refused.
+
+    Raises InputError for one that was named.
+    """
+    found, refused = [], []
+    for path, folder in files:
+        try:
+            with _opened(path, folder) as file:
+                written = os.fstat(file.fileno()).st_mtime
+                dump = flight_dump.parse(file.read(MOST_RECORDER_BYTES + 1), written)
+            dump = dump._replace(recorders=tuple(map(shortened, dump.recorders)))
+            found.append(flight_dumps.DumpFile(str(path), written, dump))
+        except ValueError as error:
+            if folder is None:
+                raise InputError(f"{path}: {error}") from None
+            refused.append(f"{words.printable(str(path))}: {error}")
+    if len(refused) > _REFUSED_TOLD:
+        refused = [f"{len(refused)} files are no dumps of a flight recorder, for example {refused[0]}"]
+    return flight_dumps.join(found), refused
 
 
 def _progress(files: Sequence[_File]) -> AbstractContextManager[Iterable[_File]]:

@@ -17,6 +17,7 @@ _FILE_NODE = re.compile(
 )
 _ELASTIC = re.compile(r"^(?:(.*)/)?attempt_(\d{1,7})/(\d{1,7})/(?:stdout\.log|stderr\.log|error\.json)$")
 _NUMBER = re.compile(r"\d{1,7}")
+_ENDS_IN_NUMBER = re.compile(r"^(.*?)(?<!\d)(\d{1,7})(?:\.(?:json|pkl|pickle|bin|dump|trace|txt))*$", re.I)
 
 
 class Named(NamedTuple):
@@ -70,6 +71,27 @@ def number_logs(ids: Mapping[str, RankId]) -> dict[str, RankId]:
                 (name, replace(ids[name], rank=number)) for (name, _), number in zip(found, columns[0], strict=True)
             )
     return numbered
+
+
+def dump_ranks(names: Iterable[str]) -> dict[str, tuple[int, bool]]:
+    """The number of each dump of a flight recorder, and whether it is sure to be a rank; left out where it has none.
+
+    torch's writer ends the name with the rank, whatever stands before; `rank` before a number makes it sure, and so do
+    several names that differ in that number alone, which begins at 0 or 1 and leaves out few.
+    """
+    found: dict[str, tuple[int, bool]] = {}
+    shapes: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for name in names:
+        base = name.replace("\\", "/").rpartition("/")[2]
+        if (rank := _of_name(base).rank) is not None:
+            found[name] = rank, True
+        elif ends := _ENDS_IN_NUMBER.match(base):
+            shapes[ends.group(1)].append((name, int(ends.group(2))))
+    for alike in shapes.values():
+        numbers = {number for _, number in alike}
+        sure = 1 < len(alike) == len(numbers) and min(numbers) <= 1 and max(numbers) < 2 * len(alike)
+        found.update((name, (number, sure)) for name, number in alike)
+    return found
 
 
 def _of_name(path: str) -> RankId:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import structs
 
@@ -123,14 +123,17 @@ def contradicts(found: Answer, accused: Verdict) -> Verdict | None:
 
 def evidence(found: Answer) -> tuple[Evidence, ...]:
     """What is waited for, by number, as evidence beside any verdict."""
-    return tuple(
-        Evidence(
-            kind="sequence",
-            message=_meeting(one),
-            ranks=tuple(RankId(rank=rank) for rank in (*one.missing, *one.waiting)[:_MOST_IDS]),
-        )
-        for one in found.meetings[:_SHOWN]
-    )
+    return tuple(_sequence(one, _meeting(one)) for one in found.meetings[:_SHOWN])
+
+
+def open_then(found: Answer) -> tuple[Evidence, ...]:
+    """What was open at one moment, by number, of which nothing says for how long."""
+    return tuple(_sequence(one, _open_then(one)) for one in found.meetings[:_SHOWN])
+
+
+def _sequence(one: Meeting, message: str) -> Evidence:
+    ids = tuple(RankId(rank=rank) for rank in (*one.missing, *one.waiting)[:_MOST_IDS])
+    return Evidence(kind="sequence", message=message, ranks=ids)
 
 
 def _accusing(found: Answer, scene: Scene) -> Verdict:
@@ -217,17 +220,25 @@ def _since(one: Meeting) -> str:
 
 def _meeting(one: Meeting) -> str:
     waits = "waits" if len(one.waiting) == 1 else "wait"
-    parts = [f"{_ranks(one.waiting)} {waits} in {_of(one)} {_since(one)}"]
-    if one.missing:
-        parts.append(f"{_ranks(one.missing)} {'has' if len(one.missing) == 1 else 'have'} not come")
-    if one.unseen:
-        parts.append(f"of {_ranks(one.unseen)} it is not known")
-    if not one.missing and not one.unseen:
-        parts.append("all of its ranks have come" if one.is_whole else "who else is in it is not known")
+    parts = [f"{_ranks(one.waiting)} {waits} in {_of(one)} {_since(one)}", *_others(one)]
     left = None if one.timeout_seconds is None else one.timeout_seconds - one.seconds
     if one.timeout_seconds is not None and left is not None and left > 0:
         parts.append(f"its time-out of {words.duration(one.timeout_seconds)} is over in {words.duration(round(left))}")
     return "; ".join(parts)
+
+
+def _open_then(one: Meeting) -> str:
+    return "; ".join([f"{_of(one)} was open on {_ranks(one.waiting)}", *_others(one)])
+
+
+def _others(one: Meeting) -> Iterator[str]:
+    """Who has not come, and of whom it is not known."""
+    if one.missing:
+        yield f"{_ranks(one.missing)} {'has' if len(one.missing) == 1 else 'have'} not come"
+    if one.unseen:
+        yield f"of {_ranks(one.unseen)} it is not known"
+    if not one.missing and not one.unseen:
+        yield "all of its ranks have come" if one.is_whole else "who else is in it is not known"
 
 
 def _not_come(found: Answer, ranks: Sequence[int], scene: Scene) -> str:
@@ -247,8 +258,10 @@ def _not_come(found: Answer, ranks: Sequence[int], scene: Scene) -> str:
 
 def _doing(group: Group) -> str:
     who = words.who([member.id for member in group.members])
-    if group.fault is not None or not group.frames:
-        return f"{who} could not be dumped" if group.fault is not None else f"{who} gave no stack"
+    if group.fault is not None and group.fault.reason != "NoStack":
+        return f"{who} could not be dumped"
+    if not group.frames:
+        return f"{who} gave no stack"
     if all(member.state in STOPPED_STATES for member in group.members):
         verb = "is" if group.size == 1 else "are"
         return f"{who} {verb} stopped (state T)"

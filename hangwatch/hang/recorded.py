@@ -1,7 +1,8 @@
-"""Pure: what the flight recorder of a rank held in two rounds -> what counts of it, see `waitfor`."""
+"""Pure: what the flight recorder of a rank held in two rounds, or once -> what counts of it, see `waitfor`."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -24,13 +25,15 @@ _EQUAL_SIZES = frozenset(
 def shortened(records: RankRecords) -> RankRecords:
     """A recorder without the records that no rule asks for: kept are the oldest of all, and of each group a few.
 
-    These are its newest ones, and of its open ones the oldest. Of more than 64 groups those last used are kept.
+    The oldest is that from which on none was left out. The few are the newest ones of a group, and of its open ones the
+    oldest. Of more than 64 groups those last used are kept.
     """
     by_group: dict[tuple[str, int], list[FlightRecord]] = {}
     for record in records.records:
         by_group.setdefault((record.group_name, record.group_id), []).append(record)
     last_used = sorted(by_group.values(), key=lambda of_group: of_group[-1].id)[-MOST_GROUPS:]
-    kept = {record.id: record for record in records.records[:1]}
+    whole = (record for record in records.records if record.id >= records.oldest_id)
+    kept = {record.id: record for record in itertools.islice(whole, 1)}
     for of_group in last_used:
         still_open = [record for record in of_group if record.is_open and not record.is_coalesced_part]
         for record in (*still_open[:_OPEN_KEPT], *of_group[-NEWEST_KEPT:]):
@@ -56,15 +59,40 @@ def recorded(
     return tuple(sorted((one for one in found if one is not None), key=lambda one: one.library))
 
 
+def recorded_once(recorders: Sequence[RankRecords], opened_before_unix_seconds: float) -> tuple[Recorded, ...]:
+    """What counts of recorders that were read once: what is open, and was enqueued before that time.
+
+    So long before that every rank has had the time to come, and that a torn cut of a healthy job holds none. Time-outs
+    are left out: they were over long ago.
+    """
+
+    def of_one(recorder: RankRecords) -> Recorded:
+        late = {
+            _identity(record)
+            for record in recorder.records
+            if _counts_as_open(record) and record.created_unix_ns < opened_before_unix_seconds * 1e9
+        }
+        records = tuple(replace(record, timeout_ms=-1) for record in recorder.records)
+        return _with_open(replace(recorder, records=records), late, None)
+
+    return tuple(sorted(map(of_one, recorders), key=lambda one: one.library))
+
+
 def _recorded(first: RankRecords, last: RankRecords, main_thread_id: int | None) -> Recorded | None:
     if first.reset_epoch != last.reset_epoch or last.next_id < first.next_id:
         return None  # emptied between the rounds, or another one
     stays_open = {_identity(record) for record in first.records if _counts_as_open(record)}
+    return _with_open(last, stays_open, main_thread_id)
+
+
+def _with_open(last: RankRecords, stays_open: set[tuple[int, int, int]], main_thread_id: int | None) -> Recorded:
+    """A recorder by its groups; of what is open in it these operations stay so."""
     by_name: dict[str, dict[int, list[FlightRecord]]] = {}
     for record in last.records:
         if record.group_name:  # all are "" under TORCH_DISTRIBUTED_DEBUG=DETAIL: nothing tells them apart
             by_name.setdefault(record.group_name, {}).setdefault(record.group_id, []).append(record)
-    oldest = next((record.created_unix_ns / 1e9 for record in last.records), None)
+    whole = (record for record in last.records if record.id >= last.oldest_id)
+    oldest = next((record.created_unix_ns / 1e9 for record in whole), None)
     groups = (_group(name, by_id, last, stays_open, main_thread_id) for name, by_id in sorted(by_name.items()))
     return Recorded(
         library=last.library,

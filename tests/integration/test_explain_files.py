@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import pickle
+import shutil
 import string
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import DATA
 
@@ -80,3 +85,79 @@ def test_a_project_folder_is_read_for_its_dumps_and_the_rest_is_counted(tmp_path
     assert "26 files hold no stack dump that hangwatch knows" in " ".join(done.stdout.split())
     assert "without text, left out: 1 file" in done.stdout
     assert "activate" not in done.stdout
+
+
+# --- dumps of flight recorders -----------------------------------------------------------------------------------------
+
+RECORDER = DATA / "explain" / "recorder"
+TIMED_OUT_UNIX_SECONDS = 1_795_340_720.0
+
+
+def recorders(folder: Path) -> Path:
+    """The dumps of a real job over gloo whose rank 2 left out its sixth all_reduce, as of the time-out of 600 s."""
+    shutil.copytree(RECORDER, folder)
+    for path in folder.iterdir():
+        os.utime(path, (TIMED_OUT_UNIX_SECONDS, TIMED_OUT_UNIX_SECONDS))
+    return folder
+
+
+@pytest.mark.golden
+def test_dumps_of_a_job_that_timed_out(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    done = explain(recorders(tmp_path / "dumps"))
+    assert (done.returncode, done.stderr) == (0, "")
+    golden("explain-recorder.txt", done.stdout)
+
+
+def test_a_hostile_pickle_is_refused_by_name_and_a_note_in_a_folder(tmp_path: Path) -> None:
+    folder = recorders(tmp_path / "dumps")
+    bomb = folder / "nccl_trace_rank_7"
+    bomb.write_bytes(b"\x80\x02cos\nsystem\nX\x09\x00\x00\x00pg_config\x85R.")
+    sparse = folder / "nccl_trace_rank_8"
+    with sparse.open("wb") as file:
+        file.write(pickle.dumps({"version": "2.10", "pg_config": {}}, 2)[:-1])
+        file.truncate(1 << 30)
+    done = explain(folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = " ".join(done.stdout.split())
+    assert "nccl_trace_rank_7: may do more than hold values: its opcode GLOBAL" in told
+    assert "nccl_trace_rank_8: is larger than 64 MiB" in told
+    assert told.startswith("Rank 2 has not come to all_reduce 6")
+    named = explain(bomb)
+    assert (named.returncode, named.stdout) == (2, "")
+    assert f"{bomb}: may do more than hold values" in named.stderr
+
+
+def test_dumps_beside_stacks_and_logs_are_joined_by_rank(tmp_path: Path) -> None:
+    folder = recorders(tmp_path / "dumps")
+    wait = 'Thread 0x1 (idle): "MainThread"\n    all_reduce (torch/distributed/distributed_c10d.py:3245)\n    <module> (t.py:9)\n'
+    for rank in range(4):
+        own = 'Thread 0x1 (active): "MainThread"\n    prepare_batch (batch.py:7)\n    <module> (t.py:8)\n'
+        text = (
+            f"Process {100 + rank}: python t.py\nPython v3.11.7 (/usr/bin/python3.11)\n\n{own if rank == 2 else wait}"
+        )
+        (folder / f"stack_rank{rank}.txt").write_text(text)
+        (folder / f"log_rank{rank}.log").write_text(LOG)
+    (folder / "weights.pkl").write_bytes(pickle.dumps([1, 2]) + bytes(8))
+    done = explain(folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = " ".join(done.stdout.split())
+    assert "Rank 2 has not come to all_reduce 6 of the default group" in told
+    assert "NotCome, medium confidence Named rank 2 (pid 102)" in told
+    assert "prepare_batch" in told.partition("Verdict")[0]
+    assert "without text, left out: 1 file" in told
+
+
+def test_stacks_without_a_rank_are_not_joined_with_dumps(tmp_path: Path) -> None:
+    folder = recorders(tmp_path / "dumps")
+    text = 'Process 7: python t.py\nPython v3.11.7 (/usr/bin/python3.11)\n\nThread 0x1 (idle): "MainThread"\n    f (t.py:9)\n'
+    (folder / "stack.txt").write_text(text)
+    told = " ".join(explain(folder).stdout.split())
+    assert "Ranks 1 seen" in told
+    assert "sequence: all_reduce 6 of the default group was open on ranks 0-1,3; rank 2 has not come" in told
+
+
+def test_a_dump_that_names_no_rank_is_told(tmp_path: Path) -> None:
+    shutil.copy(RECORDER / "fr_rank_1.json", tmp_path / "recorder.json")
+    done = explain(tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "nothing tells of which rank" in done.stderr

@@ -1,6 +1,8 @@
 """One rank of one of the jobs of tests/data/waitfor.toml: `program.py JOB FOLDER`, with RANK, WORLD_SIZE and MASTER_*.
 
-Each rank writes FOLDER/at-<rank> right before the call in which it stays. gloo on loopback; it ends by itself.
+Each rank writes FOLDER/at-<rank> right before the call in which it stays. gloo on loopback; it ends by itself. With DUMPS
+in the environment it writes FOLDER/dumps/fr_rank_<rank> as often as FOLDER/ask changes: what torch's own dump gives, of even
+ranks the pickle, of odd ones the JSON.
 """
 
 from __future__ import annotations
@@ -512,6 +514,24 @@ def healthy() -> None:
         time.sleep(0.02)
 
 
+def dump_when_asked() -> None:
+    from torch._C._distributed_c10d import _dump_fr_trace, _dump_fr_trace_json
+
+    number = int(os.environ["RANK"])
+    path, asked = FOLDER / "dumps" / f"fr_rank_{number}", ""
+    while True:
+        ask = FOLDER / "ask"
+        if ask.exists() and (now := ask.read_text()) != asked:
+            new = FOLDER / f"fr-{number}.new"
+            is_json = number % 2 or os.environ["DUMPS"] == "json"
+            new.write_bytes(_dump_fr_trace_json() if is_json else _dump_fr_trace())
+            new.rename(path)
+            asked = now
+            (FOLDER / f"dumped-{number}.new").write_text(asked)
+            (FOLDER / f"dumped-{number}.new").rename(FOLDER / f"dumped-{number}")
+        time.sleep(0.005)
+
+
 def init() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=600))
 
@@ -521,5 +541,7 @@ if __name__ == "__main__":
     signal.alarm(LIFETIME_SECONDS)
     torch.set_num_threads(1)
     init()
+    if "DUMPS" in os.environ:
+        threading.Thread(target=dump_when_asked, daemon=True).start()
     globals()[sys.argv[1]]()
     time.sleep(FOREVER)

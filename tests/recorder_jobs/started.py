@@ -52,6 +52,14 @@ class Started(NamedTuple):
         settings = config.Capture(pause_seconds=pause_seconds)
         return look.look_at(self.job(), settings=settings, activities=TABLE, node="here", rounds=2)
 
+    def dumps(self, ask: str) -> Path:
+        """The folder of the dumps that the ranks write of themselves, each anew; those that are stopped write none."""
+        (self.folder / "ask.new").write_text(ask)
+        (self.folder / "ask.new").rename(self.folder / "ask")
+        told = [self.folder / f"dumped-{rank}" for rank in self.read]
+        wait_for(lambda: all(path.exists() and path.read_text() == ask for path in told), "the dumps", 60)
+        return self.folder / "dumps"
+
     def recorders(self) -> dict[int, tuple[RankRecords, ...]]:
         """What the recorders of each rank hold now."""
         states = {rank: procs.read_state(self.pids[rank]) for rank in self.read}
@@ -64,11 +72,13 @@ class Started(NamedTuple):
 
 
 @contextmanager
-def started(name: str, folder: Path) -> Iterator[Started]:
-    """A job of the key whose ranks have all come to the call in which they stay; ended by pid."""
+def started(name: str, folder: Path, **more: str) -> Iterator[Started]:
+    """A job of the key whose ranks have all come to the call in which they stay; ended by pid. `more` is environment."""
     row = KEY[name]
+    (folder / "dumps").mkdir()
     environ = {
         **os.environ,
+        **more,
         **row.get("environ", {}),
         "WORLD_SIZE": str(row["ranks"]),
         "MASTER_ADDR": "127.0.0.1",

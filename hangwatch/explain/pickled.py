@@ -1,0 +1,118 @@
+"""Pure: a pickle that holds plain values, read without any of its classes and within bounds of memory and time.
+
+A pickle is a program: it may import and call whatever it names, and grow a value that its few bytes do not show. So all
+of its opcodes are looked at before any of them runs: those that torch's pickler, or Python's, writes for dicts, lists,
+texts, numbers and pairs of texts are allowed, each makes one value at most, and there may be only so many. Opcodes and
+their arguments: pickletools in Python's library; what torch writes: torch/csrc/jit/serialization/pickler.cpp.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import pickletools
+from collections.abc import Iterator
+from typing import NoReturn
+
+MOST_BYTES = 64 << 20
+MOST_OPCODES = 4_000_000
+_LONGEST_INTEGER_BYTES = 8
+
+_ALLOWED = frozenset(
+    {
+        *("PROTO", "FRAME", "STOP", "MARK"),
+        *("EMPTY_DICT", "EMPTY_LIST", "TUPLE2", "APPEND", "APPENDS", "SETITEM", "SETITEMS"),
+        *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
+        *("BINUNICODE", "SHORT_BINUNICODE"),
+        *("BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"),
+    }
+)
+_OPCODES = {ord(one.code): one for one in pickletools.opcodes}
+_COUNT_BYTES = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4U: 4}
+_COUNTED = frozenset(code for code, one in _OPCODES.items() if one.arg is not None and one.arg.n in _COUNT_BYTES)
+_WIDTHS = {
+    code: 0 if one.arg is None else _COUNT_BYTES.get(one.arg.n, one.arg.n)
+    for code, one in _OPCODES.items()
+    if one.name in _ALLOWED
+}
+"""How many bytes stand behind each opcode; of those in `_COUNTED` they say how many more follow."""
+
+_CODES = {one.name: code for code, one in _OPCODES.items()}
+_TEXTS = frozenset({_CODES["BINUNICODE"], _CODES["SHORT_BINUNICODE"]})
+_PUTS = frozenset({_CODES["BINPUT"], _CODES["LONG_BINPUT"], _CODES["MEMOIZE"]})
+_GETS = frozenset({_CODES["BINGET"], _CODES["LONG_BINGET"]})
+_STOP, _LONG1, _TUPLE2, _MEMOIZE = (_CODES[name] for name in ("STOP", "LONG1", "TUPLE2", "MEMOIZE"))
+
+
+def plain_values(content: bytes) -> object:
+    """The value of a pickle of dicts, lists, pairs of texts, texts, numbers, booleans and None.
+
+    Lists and dicts may hold each other, and one may stand at many places: whoever reads it must not follow it without
+    bounds. Raises ValueError, which says why, for any other pickle, before anything of it is built.
+    """
+    _refuse_all_else(content)
+    try:
+        return _Unpickler(io.BytesIO(content)).load()
+    except Exception as error:
+        raise ValueError(f"is no whole pickle: {error}") from None
+
+
+def _refuse_all_else(content: bytes) -> None:
+    """Raises ValueError where an opcode is not allowed, too large or one too many, or where they end early.
+
+    Tuples are pairs of texts alone: the hash of one that holds another is made by recursion, in C.
+    """
+    texts_on_top = 0
+    memoized: set[int] = set()
+    texts: set[int] = set()  # of these places
+    for code, argument in _opcodes(content):
+        if code in _TEXTS:
+            texts_on_top += 1
+        elif code in _PUTS:
+            number = len(memoized) if code == _MEMOIZE else int.from_bytes(argument, "little")
+            if number > MOST_OPCODES:
+                raise ValueError(f"asks for {number:,} places in its memo")
+            memoized.add(number)
+            (texts.add if texts_on_top else texts.discard)(number)
+        elif code in _GETS:
+            texts_on_top = texts_on_top + 1 if int.from_bytes(argument, "little") in texts else 0
+        elif code == _TUPLE2 and texts_on_top < 2:
+            raise ValueError("holds a tuple that is no pair of texts")
+        else:
+            texts_on_top = 0
+
+
+def _opcodes(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """The opcodes up to the last, each with its argument; of a text only the length. Raises ValueError."""
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
+    place, left = 0, MOST_OPCODES
+    while place < len(content):
+        code = content[place]
+        if code not in _WIDTHS:
+            known = _OPCODES.get(code)
+            raise ValueError(f"may do more than hold values: its opcode {known.name if known else hex(code)}")
+        argument = content[place + 1 : place + 1 + _WIDTHS[code]]
+        place += 1 + _WIDTHS[code]
+        if code in _COUNTED:
+            size = int.from_bytes(argument, "little")
+            if code == _LONG1 and size > _LONGEST_INTEGER_BYTES:
+                raise ValueError(f"holds an integer of {size} bytes")
+            place += size
+        left -= 1
+        if left < 0:
+            raise ValueError(f"has more than {MOST_OPCODES:,} opcodes")
+        if code == _STOP:
+            return
+        yield code, argument
+    raise ValueError("is no whole pickle: it ends early")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Refuses what no opcode can ask for that was let through; a second door, should the first ever be wrong."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise ValueError(f"names {module}.{name}")
+
+    def persistent_load(self, _: object) -> NoReturn:
+        raise ValueError("names an object outside of it")

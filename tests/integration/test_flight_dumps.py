@@ -1,0 +1,113 @@
+"""Dumps that real gloo jobs write of their own flight recorders, explained: by the answer key tests/data/waitfor.toml."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from hangwatch.cli.explain import explain
+from hangwatch.probes import pyspy
+from tests.recorder_jobs.started import KEY, Started, started
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+
+AS_AT_A_TIME_OUT_SECONDS = 610.0  # what program.py gives init_process_group, and some
+TIME_OUT_OF_GROUPS_SECONDS = 1810.0  # new_group has 1,800 s, whatever init_process_group was given
+OTHER_CLOCKS = "wrapped_reaches_back"  # a dump does not tell its node, so its buffer would have to reach back a minute
+KINDS = {"not_come": "NotCome", "circle": "Circle", "everybody": "EverybodyCame", "mismatch": "Mismatch"}
+
+
+def verdict(folder: Path) -> dict[str, Any]:
+    done = CliRunner().invoke(explain, ["--json", str(folder)])
+    assert done.exit_code == 0, done.output
+    answer: dict[str, Any] = json.loads(done.stdout)["verdict"]
+    return answer
+
+
+def ranks(of: list[dict[str, Any]]) -> list[int]:
+    return [one["rank"] for one in of]
+
+
+def aged(folder: Path, seconds: float = AS_AT_A_TIME_OUT_SECONDS) -> Path:
+    """The files as if they had been written so much later, when the watchdog would have written them."""
+    for path in folder.iterdir():
+        at = path.stat().st_mtime + seconds
+        os.utime(path, (at, at))
+    return folder
+
+
+def settled(job: Started) -> Path:
+    """The dumps of a job that does not go on: two in a row hold the same."""
+    before: list[bytes] = []
+    for number in range(200):
+        folder = job.dumps(str(number))
+        now = [path.read_bytes() for path in sorted(folder.iterdir())]
+        if now == before:
+            return folder
+        before = now
+    raise AssertionError("it goes on")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("own_code", "two_do_not_come", "enqueued_ahead", "again", "chain_of_groups"),
+        *("open_and_stuck", "wrong_group", "skipped", "other_operation"),
+        *("wrapped_over_the_open", "detail", "pipeline", OTHER_CLOCKS),
+    ],
+)
+def test_a_hang_by_its_dumps_alone(name: str, tmp_path: Path) -> None:
+    """Nobody is named without a stack; who would be is the first look, where it is one."""
+    row = KEY[name]
+    with started(name, tmp_path, DUMPS="1") as job:
+        folder = settled(job)
+    for seconds in (0.0, 300.0):
+        soon = verdict(aged(folder, seconds))
+        assert (soon["kind"], soon["named"], soon["first_look"]) == ("RecordsOnly", [], []), "nothing had timed out"
+    late = TIME_OUT_OF_GROUPS_SECONDS if name == "chain_of_groups" else AS_AT_A_TIME_OUT_SECONDS
+    found = verdict(aged(folder, late - 300.0))
+    first = row.get("first_look") or (row["named"] if len(row.get("named", ())) == 1 else [])
+    first = [] if name == OTHER_CLOCKS else list(first)
+    assert (found["named"], ranks(found["first_look"])) == ([], first), found["message"]
+    kind = "circle" if name == "open_and_stuck" else row["kind"]  # that it does not wait, only its stack says
+    assert found["kind"] == (KINDS.get(kind, "RecordsOnly") if first or "circle" in row else "RecordsOnly")
+    assert "one moment" in found["message"]
+    assert ("only their stacks can say" in found["message"]) == (found["kind"] == "Circle")
+    if name == "two_do_not_come":
+        assert "ranks 1,4 have not come" in found["message"]
+
+
+def test_with_their_stacks_the_rank_is_named(tmp_path: Path) -> None:
+    with started("own_code", tmp_path, DUMPS="1") as job:
+        folder = aged(settled(job))
+        for rank, pid in job.pids.items():
+            command = [str(pyspy.find()), "dump", "--pid", str(pid)]
+            stack = subprocess.run(command, capture_output=True, check=True, timeout=60)
+            (folder / f"stack-rank{rank}.txt").write_bytes(stack.stdout)
+    found = verdict(folder)
+    assert (found["kind"], ranks(found["named"]), found["confidence"]) == ("NotCome", [2], "medium")
+    assert "prepare_batch" in found["message"] and "one moment" in found["message"]
+    told = [one["message"].partition(":4")[0] for one in found["evidence"] if one["kind"] == "last_enqueued"]
+    assert "rank 2 enqueued last: all_reduce 5 of default_pg, in reduce (program.py" in told
+
+
+@pytest.mark.parametrize("name", ["healthy", "slow_rank"])
+def test_a_torn_cut_of_a_healthy_job_accuses_nobody(name: str, tmp_path: Path) -> None:
+    """Each rank dumps at a moment of its own. The time of a file is that, or that of a copy, long after."""
+    open_then = 0
+    with started(name, tmp_path, DUMPS="1") as job:
+        for number in range(40):
+            folder = job.dumps(str(number))
+            for seconds in (0.0, 100.0, 3000.0):
+                found = verdict(aged(folder, seconds))
+                assert (found["named"], found["first_look"]) == ([], []), found["message"]
+                assert found["kind"] == "RecordsOnly"
+                open_then += any(one["kind"] == "sequence" for one in found["evidence"])
+    print(f"{open_then} of 120 had something open")
+    assert open_then > 0

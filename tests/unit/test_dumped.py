@@ -1,0 +1,166 @@
+"""Dumps of flight recorders of one moment: torch's own analyser as referee, and what may never follow from them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from hangwatch import config
+from hangwatch.explain import flight_dumps
+from hangwatch.explain.flight_dumps import DumpFile
+from hangwatch.hang import activity, by_number, culprit, dumped, rules
+from hangwatch.hang.grouping import group_ranks
+from hangwatch.hang.waitfor import Answer
+from hangwatch.model import Confidence, Grouping, Verdict
+from tests.unit.test_flight_dump import CREATED_NS, entry, parse
+
+TABLE = activity.load()
+TIME_OUT_SECONDS = 600
+GROUPS = {"0": ("default_pg", [0, 1, 2, 3]), "1": ("tp", [0, 1]), "2": ("tp", [2, 3])}
+Program = list[tuple[str, str]]
+"""What a rank enqueues, in order: the group's name and the operation."""
+
+
+def recorder(rank: int, program: Program, first_open: int) -> dict[str, Any]:
+    """The dump of NCCL's recorder of one rank; what it enqueued from `first_open` on is open."""
+    numbers: dict[str, int] = {}
+    entries = []
+    for place, (group, operation) in enumerate(program):
+        numbers[group] = numbers.get(group, 0) + 1
+        is_open = {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+        entries.append(
+            entry(
+                place,
+                pg_id=int(group),
+                process_group=(group, GROUPS[group][0]),
+                collective_seq_id=numbers[group],
+                profiling_name=f"nccl:{operation}",
+                time_created_ns=CREATED_NS + place * 10**6,
+                **(is_open if place >= first_open else {}),
+            )
+        )
+    mine = {name: (desc, ranks) for name, (desc, ranks) in GROUPS.items() if rank in ranks}
+    return {
+        "version": "2.10",
+        "entries": entries,
+        "pg_config": {name: {"name": name, "desc": desc, "ranks": str(ranks)} for name, (desc, ranks) in mine.items()},
+        "pg_status": {},
+    }
+
+
+def judged(dumps: Mapping[int, dict[str, Any]], seconds: float = TIME_OUT_SECONDS + 5) -> tuple[Answer, Verdict]:
+    files = [DumpFile(f"rank{rank}", CREATED_NS / 1e9 + seconds, parse(dump)) for rank, dump in dumps.items()]
+    joined = flight_dumps.join(files)
+    ranks = dumped.without_stacks(joined.by_rank, [])
+    grouping = group_ranks(ranks, TABLE, config.Capture(), joined.world_size)
+    grouping = dumped.with_records(grouping, joined.timed, joined.opened_before_unix_seconds)
+    verdict = dumped.judge(culprit.judge(grouping), grouping, joined.by_rank)
+    return by_number.answer(rules.survey(grouping, None)), verdict
+
+
+def referee(dumps: Mapping[int, dict[str, Any]]) -> dict[tuple[str, int], tuple[set[int], set[int]]]:
+    """What torch's analyser finds: of each collective that does not match, who is missing and who did another thing."""
+    builder = pytest.importorskip("torch.distributed.flight_recorder.components.builder")
+    configured = pytest.importorskip("torch.distributed.flight_recorder.components.config_manager").JobConfig()
+    details = {
+        str(rank): {"rank": rank, "host_name": f"host_rank{rank}", **copy.deepcopy(dump)}
+        for rank, dump in dumps.items()
+    }
+    database = builder.build_db(details, configured.parse_args([]), "2.10")
+    return {
+        (one.group_id, one.collective_seq_id): (set(one.missing_ranks or ()), set(one.mismatch_collectives or ()))
+        for one in database.collectives
+        if one.missing_ranks or one.mismatch_collectives
+    }
+
+
+WORLD = ("0", "all_reduce")
+OWN = {0: ("1", "all_reduce"), 1: ("1", "all_reduce"), 2: ("2", "all_reduce"), 3: ("2", "all_reduce")}
+
+
+@pytest.mark.torch
+def test_torch_finds_the_same_rank_missing() -> None:
+    """Rank 2 stands in its own code; all others have enqueued one more."""
+    dumps = {rank: recorder(rank, [WORLD] * (4 if rank == 2 else 5), 4) for rank in range(4)}
+    answer, verdict = judged(dumps)
+    assert referee(dumps) == {("0", 5): ({2}, set())}
+    assert [(one.name, one.number, one.missing) for one in answer.meetings] == [("0", 5, (2,))]
+    assert [one.rank for one in verdict.first_look] == [2]
+
+
+@pytest.mark.torch
+def test_torch_finds_the_same_skipped_collectives() -> None:
+    """Rank 2 leaves out the third all_reduce of the default group, and goes on to tp, where rank 3 does not come."""
+    dumps = {}
+    for rank in range(4):
+        program = [
+            WORLD,
+            OWN[rank],
+            WORLD,
+            OWN[rank],
+            *([] if rank == 2 else [WORLD]),
+            *([OWN[rank]] if rank == 2 else []),
+        ]
+        dumps[rank] = recorder(rank, program, 4)
+    answer, verdict = judged(dumps)
+    ours = {(one.name, one.number): (set(one.missing), set[int]()) for one in answer.meetings}
+    assert referee(dumps) == ours == {("0", 3): ({2}, set()), ("2", 3): ({3}, set())}
+    assert (verdict.kind, [one.rank for one in verdict.first_look]) == ("Circle", [2])
+
+
+@pytest.mark.torch
+def test_torch_finds_the_same_mismatch() -> None:
+    other = ("0", "broadcast")
+    dumps = {rank: recorder(rank, [WORLD, WORLD, other if rank == 1 else WORLD], 2) for rank in range(4)}
+    answer, verdict = judged(dumps)
+    assert referee(dumps) == {("0", 3): (set(), {1})}
+    assert (verdict.kind, answer.first_look) == ("Mismatch", (1,))
+    assert answer.differs == (("all_reduce", (0, 2, 3)), ("broadcast", (1,)))
+
+
+def test_what_a_rank_has_come_to_is_not_known_where_completed_operations_were_left_out() -> None:
+    """Rank 2 shows nothing of the default group: in a whole dump it never came to it, here it may have completed it."""
+    dumps = {rank: recorder(rank, [WORLD, WORLD], 1) for rank in (0, 1, 3)}
+    status = {"last_enqueued_collective": 4, "last_started_collective": 4, "last_completed_collective": 4}
+    dumps[2] = recorder(2, [OWN[2]], 0)
+    answer, _ = judged(dumps)
+    assert answer.meetings[0].missing == (2,)
+    dumps[2]["pg_status"] = {"0": status}
+    answer, _ = judged(dumps)
+    assert (answer.meetings[0].missing, answer.meetings[0].unseen) == ((), (2,))
+
+
+def test_stacks_that_answer_let_a_rank_be_named_with_medium_confidence() -> None:
+    named = Verdict(kind="NotCome", message="Rank 2.", confidence=Confidence.HIGH, evidence=())
+    answer, verdict = judged({rank: recorder(rank, [WORLD] * (1 if rank == 2 else 2), 1) for rank in range(4)})
+    sure = dumped.judge(replace(named, evidence=by_number.evidence(answer)), Grouping(groups=()), {})
+    assert (sure.confidence, verdict.confidence) == (Confidence.MEDIUM, Confidence.NONE)
+    assert sure.message.endswith("the one at which torch's dumps were written.")
+
+
+PROGRAMS = st.lists(st.sampled_from([WORLD, ("1", "all_reduce"), ("2", "barrier")]), min_size=1, max_size=8)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(PROGRAMS, st.integers(0, 8)), min_size=4, max_size=4),
+    st.sampled_from([0.5, 59.0, 300.0, 599.0, 1300.0, 10**7]),
+)
+def test_no_dump_that_is_not_of_a_time_out_points_at_anybody(drawn: list[tuple[Program, int]], seconds: float) -> None:
+    dumps = {rank: recorder(rank, program, first) for rank, (program, first) in enumerate(drawn)}
+    _, verdict = judged(dumps, seconds)
+    assert (verdict.kind, verdict.named, verdict.first_look) == ("RecordsOnly", (), ())
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(PROGRAMS, st.integers(0, 8)), min_size=4, max_size=4))
+def test_nobody_is_named_without_a_stack(drawn: list[tuple[Program, int]]) -> None:
+    _, verdict = judged({rank: recorder(rank, program, first) for rank, (program, first) in enumerate(drawn)})
+    assert verdict.named == ()
+    assert "one moment" in verdict.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -12,13 +13,22 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client.registry import Collector
 
+from hangwatch import metrics
+from hangwatch.board import JobEntry, Snapshot
+from hangwatch.config import Detector
 from hangwatch.demo.node import SimulatedNode
+from hangwatch.hang import watched
+from hangwatch.model import Group, Grouping, Job
+from tests import samples
 from tests.conftest import wait_for
 from tests.deploy import promql
 from tests.deploy.promql import DASHBOARDS, GRAFANA, RULES
 from tests.deploy.watched import hangwatch_on
 from tests.servers import RealPrometheus
+from tests.unit.test_waitfor import done, standing, waits
 
 # Grafana's own names, from the units that these dashboards need.
 UNITS = {"none", "watt", "percentunit", "bytes", "hertz", "celsius", "s"}
@@ -169,6 +179,34 @@ def test_the_provisioning_example_points_at_the_dashboards() -> None:
 # --- on a real Prometheus that scrapes a real hangwatch -----------------------------------------------------------
 
 
+class Collectives(Collector):
+    """What a node exports of the sequence numbers of its ranks: the simulated ones have no torch."""
+
+    def __init__(self, entry: JobEntry) -> None:
+        self._snapshot = Snapshot(jobs={entry.job.key: entry})
+
+    def collect(self) -> Iterator[Metric]:
+        families = metrics.families(self._snapshot, 0.0, Detector())
+        return (family for family in families if "_collective_" in family.name)
+
+
+@contextlib.contextmanager
+def recording(job: Job) -> Iterator[int]:
+    """Another node of this job, where rank 4 waits in its pair for rank 5, which waits in something unrecorded."""
+    members = (standing(4, waits(3, "1")), standing(5, done(2, "1")))
+    group = Group(key="w", activity="recv", waits_for="ranks", members=members)
+    incident = samples.replaced(samples.all_waiting(), job=job, grouping=Grouping(groups=(group,), world_size=6))
+    own = CollectorRegistry()
+    own.register(Collectives(JobEntry(job=job, watch=watched.begin(job, 0.0), incident=incident)))
+    server, thread = start_http_server(0, addr="127.0.0.1", registry=own)
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
 class Watched:
     """A job of four ranks, hung, as Prometheus knows it."""
 
@@ -189,14 +227,21 @@ class Watched:
 def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder: Path = tmp_path_factory.mktemp("hung")
     with SimulatedNode(4) as node, hangwatch_on(node, folder / "hangwatch", NODE) as daemon:
-        targets = {NODE: f"127.0.0.1:{daemon.port}"}
-        with RealPrometheus(folder / "prometheus", targets, rules=[RULES]) as prometheus:
-            wait_for(lambda: prometheus.query('hangwatch_job_state{state="training"} == 1'), "a job that trains", 60)
-            wait_for(lambda: prometheus.query("hangwatch_gpu_quiet_line_watts"), "a quiet line", 30)
-            node.order(1, "loader")
-            page = 'ALERTS{alertname="HangwatchTrainingHung",alertstate="firing"}'
-            wait_for(lambda: prometheus.query(page), "the page", 60)
-            yield Watched(prometheus, node.run_id)
+        wait_for(lambda: daemon.board.snapshot.jobs, "a job", 60)
+        (job,) = (entry.job for entry in daemon.board.snapshot.jobs.values())
+        with recording(job) as port:
+            targets = {NODE: f"127.0.0.1:{daemon.port}", "node-2": f"127.0.0.1:{port}"}
+            yield from _hung(folder, node, targets)
+
+
+def _hung(folder: Path, node: SimulatedNode, targets: dict[str, str]) -> Iterator[Watched]:
+    with RealPrometheus(folder / "prometheus", targets, rules=[RULES]) as prometheus:
+        wait_for(lambda: prometheus.query('hangwatch_job_state{state="training"} == 1'), "a job that trains", 60)
+        wait_for(lambda: prometheus.query("hangwatch_gpu_quiet_line_watts"), "a quiet line", 30)
+        node.order(1, "loader")
+        page = 'ALERTS{alertname="HangwatchTrainingHung",alertstate="firing"}'
+        wait_for(lambda: prometheus.query(page), "the page", 60)
+        yield Watched(prometheus, node.run_id)
 
 
 def test_every_query_of_a_dashboard_returns_data(hung: Watched, board: dict[str, Any]) -> None:

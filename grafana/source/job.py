@@ -118,7 +118,7 @@ def _ranks(built: builders.Dashboard) -> None:
                 "stance": "By its stack",
                 "has_open": "Has something open",
             },
-            "By sequence numbers, over all nodes. Accused is who is elsewhere with nothing open; who waits is a victim.",
+            "By sequence numbers, over all nodes. Accused is who is elsewhere with nothing open; who waits is not.",
             width=12,
             empty="nobody is known to be behind",
             links={"Node": TO_NODE},

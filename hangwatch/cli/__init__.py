@@ -9,6 +9,7 @@ Exit codes: 0 done; 1 a negative answer (the demo was wrong, no such job);
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import logging
 import os
@@ -18,14 +19,39 @@ from typing import Any
 import click
 
 from hangwatch import __version__
-from hangwatch.cli import explain, fitness, nodes, selftest, stacks, watch
 from hangwatch.cli.errors import TEMPORARY_ERRORS, USER_ERRORS
 
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits(3)
 TRY_AGAIN = 75  # EX_TEMPFAIL
 
+_MODULES = {
+    "explain": ("explain",),
+    "fitness": ("check",),
+    "nodes": ("merge",),
+    "selftest": ("selftest",),
+    "stacks": ("dump", "incidents", "report"),
+    "watch": ("config", "demo", "run", "status"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+
+class Commands(click.Group):
+    """Commands by name, each imported when it is asked for: the daemon carries nothing of the others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
+        """All names, sorted as in the help."""
+        return sorted(_MODULE_OF)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
+        """The command of that name; None where there is none."""
+        if cmd_name not in _MODULE_OF:
+            return None
+        module = importlib.import_module(f"hangwatch.cli.{_MODULE_OF[cmd_name]}")
+        found: dict[str | None, click.Command] = {command.name: command for command in module.COMMANDS}
+        return found[cmd_name]
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="hangwatch")
 def hangwatch() -> None:
     """Finds hung training jobs by GPU power, takes the stacks of every rank, and names the odd one.
@@ -40,12 +66,6 @@ def hangwatch() -> None:
     Exit codes: 0 done, 1 a negative answer, 2 bad input (the message says what to type), 70 an error inside hangwatch,
     75 what may pass by itself: the port is taken.
     """
-
-
-ROOMS = (watch, stacks, explain, nodes, fitness, selftest)
-
-for command in (command for room in ROOMS for command in room.COMMANDS):
-    hangwatch.add_command(command)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -87,6 +87,7 @@ def run(config_path: Path | None) -> None:
     log.info("started with %s", source)
     try:
         daemon.start()
+        heap.give_back()  # what reading the modules used
         # The kernel may deliver a signal to any thread, which does not wake this one; its handler runs when it wakes.
         while not daemon.wait(SIGNAL_SECONDS):
             pass

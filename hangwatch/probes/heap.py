@@ -1,4 +1,5 @@
-"""The daemon's own heap, mallopt(3) and malloc_trim(3): what captures used and freed goes back to the kernel.
+"""The daemon's own heap, mallopt(3) and malloc_trim(3): what starting and captures used and freed goes back to the
+kernel.
 
 glibc gives each thread a heap of its own and keeps what lies under a block that is still in use. A C library without
 these calls (musl) is left as it is.

@@ -38,7 +38,7 @@ def typed(page: Path) -> list[str]:
 
 def hangwatch_calls(page: Path) -> list[list[str]]:
     """The words after `hangwatch`, wherever on a line the command stands."""
-    names = "|".join(_group().commands)
+    names = "|".join(_commands())
     found = []
     for line in typed(page):
         for call in re.findall(rf"(?:^|[\s'/(])hangwatch ((?:{names})\b[^|&>`')]*)", line):
@@ -46,9 +46,11 @@ def hangwatch_calls(page: Path) -> list[list[str]]:
     return found
 
 
-def _group() -> click.Group:
+def _commands() -> dict[str, click.Command]:
     assert isinstance(hangwatch_command, click.Group)
-    return hangwatch_command
+    context = click.Context(hangwatch_command)
+    found = {name: hangwatch_command.get_command(context, name) for name in hangwatch_command.list_commands(context)}
+    return {name: command for name, command in found.items() if command is not None}
 
 
 def test_there_is_a_page_for_each_way_to_install() -> None:
@@ -60,7 +62,7 @@ def test_commands_options_and_checks_exist(page: Path) -> None:
     calls = hangwatch_calls(page)
     assert len(calls) > 2
     for name, *arguments in calls:
-        command = _group().commands[name]
+        command = _commands()[name]
         options = {text for parameter in command.params for text in parameter.opts}
         assert {word for word in arguments if word.startswith("-")} <= options, (name, arguments)
         if name == "check":

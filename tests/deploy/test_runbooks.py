@@ -48,7 +48,7 @@ def test_the_commands_of_a_page_exist(page: Path) -> None:
     assert isinstance(hangwatch_command, click.Group)
     for line in commands(page.read_text()):
         _, name, *arguments = shlex.split(line)
-        command = hangwatch_command.commands.get(name)
+        command = hangwatch_command.get_command(click.Context(hangwatch_command), name)
         assert command is not None, f"{page.name}: {line}: no such command"
         options = {text for parameter in command.params for text in parameter.opts}
         for argument in arguments:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
+import pkgutil
 import re
 import socket
 import subprocess
@@ -12,10 +14,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from msgspec.structs import replace
 
-from hangwatch import store
+from hangwatch import cli, store
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.cli.stacks import NO_JOB
 from hangwatch.cli.tables import print_table
@@ -57,6 +60,14 @@ def test_every_command_has_help(command: str) -> None:
     done = hangwatch(command, "--help")
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) > 5
+
+
+def test_every_command_of_every_module_is_found() -> None:
+    context = click.Context(cli.hangwatch)
+    modules = [importlib.import_module(f"hangwatch.cli.{found.name}") for found in pkgutil.iter_modules(cli.__path__)]
+    made = [command for module in modules for command in getattr(module, "COMMANDS", ())]
+    assert sorted(command.name for command in made) == cli.hangwatch.list_commands(context)
+    assert all(cli.hangwatch.get_command(context, command.name) is command for command in made)
 
 
 def test_the_help_names_every_command() -> None:

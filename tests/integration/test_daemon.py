@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import re
 import shutil
 import signal
 import socket
@@ -65,6 +66,31 @@ def test_its_threads_share_one_heap(tmp_path: Path) -> None:
         maps = [line.split()[:2] for line in Path(f"/proc/{daemon.process.pid}/maps").read_text().splitlines()]
         reserved = [[int(end, 16) for end in ends.split("-")] for ends, rights in maps if rights == "---p"]
         assert not [end - begin for begin, end in reserved if end - begin > 32 << 20]
+
+
+def test_it_carries_nothing_that_only_other_commands_need(tmp_path: Path) -> None:
+    with RealDaemon(tmp_path / "hw", {**NO_DRIVER, "PYTHONPROFILEIMPORTTIME": "1"}) as daemon:
+        wait_for(lambda: len(daemon.samples("hangwatch_check_status")) > 10, "threads that have worked")
+        assert "hangwatch.checks.discovery" in daemon.log, "the list of modules"
+        for module in ("hangwatch.explain", "hangwatch.cli.stacks", "jinja2", "rich", "ClusterShell", "elftools"):
+            assert module not in daemon.log
+
+
+def unused_heap_kib(pid: int) -> int:
+    """How much of its main heap a process has given back, as smaps of proc_pid_smaps(5) tells it."""
+    _, _, heap = Path(f"/proc/{pid}/smaps").read_text().partition("[heap]\n")
+    size, rss = (int(re.search(rf"^{name}: +(\d+) kB", heap, re.MULTILINE)[1]) for name in ("Size", "Rss"))
+    return size - rss
+
+
+def test_what_its_start_used_goes_back(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:
+        wait_for(lambda: daemon.samples("hangwatch_gpu_power_watts"), "the driver's answer")
+        children = Path(f"/proc/{daemon.process.pid}/task").glob("*/children")
+        pids = [int(pid) for path in children for pid in path.read_text().split()]
+        (child,) = [pid for pid in pids if b"nvml.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        for pid in (daemon.process.pid, child):
+            wait_for(lambda pid=pid: unused_heap_kib(pid) > 64, "freed memory to be given back")
 
 
 def test_without_a_driver_it_says_so_once_and_the_rest_works(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import jsonschema
 import pytest
 
@@ -53,10 +54,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_page_names_every_command_that_prints_json() -> None:
+    context = click.Context(cli.hangwatch)
+    commands = {name: cli.hangwatch.get_command(context, name) for name in cli.hangwatch.list_commands(context)}
     printing = {
-        name
-        for name, command in cli.hangwatch.commands.items()
-        if any("--json" in parameter.opts for parameter in command.params)
+        name for name, command in commands.items() if any("--json" in parameter.opts for parameter in command.params)
     }
     assert set(SCHEMA_OF) == printing
 

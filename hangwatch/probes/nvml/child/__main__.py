@@ -19,6 +19,7 @@ import msgspec
 import pynvml
 
 from hangwatch.model import Fault, GpuSweep, Value
+from hangwatch.probes import heap
 from hangwatch.probes.nvml.child.driver import Driver
 from hangwatch.probes.nvml.child.gpu import driver_fault
 from hangwatch.probes.nvml.details import XidDetails
@@ -121,6 +122,7 @@ def main() -> None:
     driver = Driver(begin, lambda gpu, purpose: send(parent, Asking(gpu=gpu, purpose=purpose)))
     try:
         driver.open_gpus()  # seconds for each GPU that nobody holds open: the parent is more patient before Hello
+        heap.give_back()  # what reading the modules used
         send(parent, Hello())
         serve(driver, parent, begin.sample_seconds)
     except pynvml.NVMLError as error:

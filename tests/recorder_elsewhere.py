@@ -68,7 +68,7 @@ def running(folder: Path, job: Job) -> Iterator[list[ProcessId]]:
             command = job.command(str(inside / PROGRAM.name), str(inside))
             children.append(subprocess.Popen(command, env=environ))
         paths = [folder / f"pid-{rank}" for rank in range(job.ranks)]
-        wait_for(lambda: have_met(paths, children), "the ranks to meet", 120)
+        wait_for(lambda: have_met(paths, children), "the ranks to meet", 300)
         yield [identity(int(path.read_text())) for path in paths]
     finally:
         for child in children:

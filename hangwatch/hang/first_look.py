@@ -129,9 +129,19 @@ def _awaits_answer(scene: Scene, group: Group) -> bool:
     Beside a collective an engine may wait so for its next request, in health; nobody begins a step without one.
     """
     others = [other for other in scene.stacked if other is not group]
-    asks = group.waits and activity.known(group.activity).work_is_in is not None
     moves = any(member.motion is Motion.MOVING for member in group.members)
-    return asks and not moves and all(other.waits_for == "gpu" for other in others)
+    return (_asks(group) or _idles(group)) and not moves and all(other.waits_for == "gpu" for other in others)
+
+
+def _asks(group: Group) -> bool:
+    """Whether it waits for an answer of another process, which may be none of the job."""
+    known = activity.known(group.activity)
+    return group.waits and known.work_is_in is not None and not known.idles
+
+
+def _asking_side(scene: Scene) -> Sequence[Group]:
+    """Ranks that wait for an answer, while others have gone on into a collective."""
+    return _beside_collectives(scene, _asks)
 
 
 def _beside_collectives(scene: Scene, wanted: Callable[[Group], bool]) -> Sequence[Group]:
@@ -255,6 +265,13 @@ FIRST_LOOKS: tuple[Rule, ...] = (
         wording.has_not_joined,
         lambda _: wording.LOOP,
         few=False,
+    ),
+    _first_look(
+        "wait for an answer of another process, while the others have gone on into a collective",
+        _asking_side,
+        ("ranks",),
+        wording.has_not_joined,
+        _settled_by_what_it_is_in,
     ),
     _first_look(
         "wait for another process or for events, while the others stand behind their GPUs",

@@ -271,7 +271,10 @@ def cannot_tell(groups: Sequence[Group], answered: int, waiting: int, existing: 
 
 SEQUENCE_NUMBERS = "sequence numbers (flight recorder, NCCL RAS): who is a call behind, or took another branch or group"
 ORDERS = "what it was told last: it has not joined, so no sequence number shows it"
-LOOP = "what was to end that loop: it has not joined, so no sequence number shows it"
+LOOP = (
+    "what was to come to that loop, or to end it (a service without requests is idle): it has not joined, so no "
+    "sequence number shows it"
+)
 SLOW_CALL = "whether that call returns: its file system or service, state D and wchan of these ranks"
 
 

@@ -184,7 +184,7 @@ def test_an_activity_is_called_after_a_function_with_a_name(lines: list[str], ex
         ("get_batch (m/trainer.py)", "unknown", "data_loading", "data_loading"),
         ("read_shard (m/data.py)", "data_loading", "data_loading", "data_loading"),
         ("all_reduce (m/trainer.py)", "collective_wait", "collective_wait", "collective_wait"),
-        ("recv_requests (m/scheduler.py)", "unknown", "rpc_wait", "rpc_wait"),
+        ("recv_requests (m/scheduler.py)", "unknown", "serving", "serving"),
         ("fetch (datasets/mine.py)", "unknown", "data_loading", "data_loading"),
     ],
 )

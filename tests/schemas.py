@@ -12,7 +12,7 @@ from hangwatch.cli.selftest import Answer as SelfTest
 from hangwatch.cli.stacks import Incidents
 from hangwatch.fleet.sighting import GroupedDump
 from hangwatch.model import Incident
-from hangwatch.report.as_json import Answer, Dump
+from hangwatch.report.as_json import Answer, Dump, NodesDump
 from hangwatch.status import Status
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -23,6 +23,7 @@ FORMS: dict[str, type] = {
     "incident": Incident,
     "incidents": Incidents,
     "selftest": SelfTest,
+    "nodes": NodesDump,
     "status": Status,
 }
 READ_BACK = {"incident", "grouped"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hangwatch.checks.discovery import ContractError, UnknownCheckError
 from hangwatch.config import ConfigError
 from hangwatch.demo.node import NodeError
+from hangwatch.fleet.nodeset import NodesError
 from hangwatch.http import PortTakenError, ServeError
 from hangwatch.incident_file import StoreError
 from hangwatch.store import StoreTakenError
@@ -18,5 +19,5 @@ class MachineError(Exception):
     """What the machine refuses now and may grant later: after exit 2 systemd would not start the daemon again."""
 
 
-USER_ERRORS = (InputError, ConfigError, StoreError, ServeError, UnknownCheckError, ContractError, NodeError)
+USER_ERRORS = (InputError, ConfigError, StoreError, ServeError, UnknownCheckError, ContractError, NodeError, NodesError)
 TEMPORARY_ERRORS = (MachineError, PortTakenError, StoreTakenError)

@@ -1,25 +1,39 @@
-"""Commands about many nodes as one: merge."""
+"""Many nodes as one: `hangwatch merge`, and what `hangwatch dump --nodes` asks and says."""
 
 from __future__ import annotations
 
 import errno
 import gc
+import hashlib
+import shlex
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from hangwatch import incident_file, inputs, words
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.explain import html_option, json_option, print_answer
-from hangwatch.cli.files import files_below
-from hangwatch.fleet import across, sighting
+from hangwatch.cli.files import files_below, write_text
+from hangwatch.fleet import across, nodeset, sighting, transports
 from hangwatch.fleet.merge import Gathering
-from hangwatch.model import Job
+from hangwatch.fleet.transports import Via
+from hangwatch.model import Grouping, Job, Verdict
+from hangwatch.report import as_json, html, text
+
+if TYPE_CHECKING:
+    from hangwatch.fleet import collect
+    from hangwatch.fleet.replies import Replies
 
 MOST_TOLD = 10
+MOST_NAME_CHARACTERS = 200
 INCOMPLETE = 1
+BAD = 2
+LOOKUP_SECONDS = 20.0
+POD_SELECTOR = "app.kubernetes.io/name=hangwatch"  # deploy/helm/hangwatch
 
 _File = tuple[Path, Path | None]  # and the folder in which it was found, None where it was named
 
@@ -123,6 +137,226 @@ def _chosen(wanted: str | None, jobs: Mapping[str, Job]) -> str:
         f"these incidents are of several jobs: {told}\n"
         "  choose one with --job KEY; or, where they are one all the same, --as-one-job"
     )
+
+
+# --- asking nodes now ------------------------------------------------------------------------------------------------
+
+
+class Question(NamedTuple):
+    """What `hangwatch dump --nodes` was told."""
+
+    nodes: str | None
+    via: Via
+    jobid: str | None
+    wanted: str | None
+    rounds: int
+    deadline_seconds: float
+    remote_command: str
+    via_options: str
+    as_json_form: bool
+    directory: Path | None
+
+
+def dump_nodes(question: Question) -> int:
+    """Dump on many nodes at the same time, and give one verdict for each job. Exits 1 where no job was found."""
+    from hangwatch.fleet import collect
+    from hangwatch.fleet.replies import Replies
+
+    gc.disable()
+    nodes = nodeset.expand(question.nodes) if question.nodes else _nodes_of_slurm_job(question.jobid)
+    transport = _transport(question, nodes)
+    replies, kept = Replies(), _Kept(question.directory)
+
+    def take(reply: collect.Reply) -> None:
+        dump = replies.take(reply)
+        if dump is not None:
+            kept.keep(dump)
+
+    progress = _Progress()
+    try:
+        complaints = collect.ask(
+            nodes,
+            transport,
+            deadline_seconds=question.deadline_seconds,
+            on_reply=take,
+            on_progress=lambda now: progress.show(now, len(replies.answered)),
+        )
+    except OSError as error:
+        raise InputError(f"--via {question.via}: {error.filename or 'its command'}: {error.strerror}") from None
+    finally:
+        progress.end()
+    replies.complain(complaints)
+    _tell(replies, question.deadline_seconds)
+    return _conclude(question, replies, kept, len(nodes))
+
+
+def _conclude(question: Question, replies: Replies, kept: _Kept, asked: int) -> int:
+    """Print the verdict on each job."""
+    jobs = replies.gathering.jobs
+    keys = [_chosen(question.wanted, jobs)] if question.wanted and jobs else list(jobs)
+    answers = []
+    for key in keys:
+        grouping = replies.gathering.merged([key])
+        ranks_here = replies.gathering.ranks_here(key) if asked == 1 else None
+        silent = replies.silent if grouping.absent or grouping.world_size is None else ()
+        verdict = across.judge(grouping, ranks_here, silent, replies.clocks)
+        answers.append(as_json.answer(grouping, verdict, jobs[key]))
+        if not question.as_json_form:
+            if len(keys) > 1:
+                click.echo(_head(jobs[key], replies.gathering.nodes(key)))
+            click.echo(text.render_verdict(grouping, verdict, color=sys.stdout.isatty()))
+        kept.report(key, grouping, verdict)
+    if question.as_json_form:
+        form = as_json.NodesDump(
+            schema_version=as_json.SCHEMA_VERSION,
+            answered=tuple(sorted(replies.answered)),
+            without_job=tuple(sorted(replies.without_job)),
+            unanswered=tuple(sorted(replies.silent)),
+            failed=tuple(as_json.FailedNodes(nodes=tuple(sorted(nodes)), reason=why) for why, nodes in replies.failed),
+            jobs=tuple(answers),
+        )
+        click.echo(as_json.render(form), nl=False)
+    if not answers:
+        click.echo(_nothing(replies), err=True)
+    return 0 if answers else BAD if replies.failed and not replies.answered else INCOMPLETE
+
+
+def _nothing(replies: Replies) -> str:
+    if replies.answered:
+        return f"no training job runs on {words.fold_nodes(replies.without_job)}, as far as this user may see there"
+    return "no node answered"
+
+
+def _head(job: Job, nodes: Collection[str]) -> str:
+    owner = f"{words.printable(job.owner) or 'owner unknown'}, key {job.key}"
+    return f"Job {words.printable(job.job_id)} ({owner}) on {words.fold_nodes(nodes)}\n"
+
+
+def _tell(replies: Replies, deadline_seconds: float) -> None:
+    """Who did not answer, and what nodes said beside it, each once."""
+    if replies.silent:
+        silent = words.fold_nodes(replies.silent)
+        click.echo(f"unanswered after {words.duration(deadline_seconds)} or not reached: {silent}", err=True)
+    for told in (replies.failed, replies.complaints):
+        for said, nodes in told[:MOST_TOLD]:
+            name = words.elided(words.fold_nodes(nodes), MOST_NAME_CHARACTERS)
+            for line in said.splitlines():
+                click.echo(f"{name}: {line}", err=True)
+        if len(told) > MOST_TOLD:
+            click.echo(f"and {len(told) - MOST_TOLD} more of other nodes", err=True)
+
+
+class _Progress:
+    """How many have answered: a line that is written over on a terminal, else one line at the end."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._line = ""
+
+    def show(self, now: collect.Progress, answered: int) -> None:
+        self._line = (
+            f"answered {answered} of {words.count(now.asked, 'node')}, silent {now.asked - now.ended}, "
+            f"{now.seconds:.0f} s"
+        )
+        if self._is_terminal:
+            click.echo(f"\r\x1b[K{self._line}", nl=False, err=True)
+
+    def end(self) -> None:
+        if self._line:
+            click.echo("" if self._is_terminal else self._line, err=True)
+
+
+class _Kept:
+    """The folder that -o names: what each node answered, which `hangwatch merge` reads, and a report of each job."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        if directory is not None:
+            _make_folder(directory / "nodes")
+
+    def keep(self, dump: sighting.GroupedDump) -> None:
+        if self._directory is not None:
+            write_text(self._directory / "nodes" / f"{dump.node}.json", as_json.render(dump))
+
+    def report(self, key: str, grouping: Grouping, verdict: Verdict) -> None:
+        if self._directory is None:
+            return
+        name = f"report-{hashlib.sha256(key.encode()).hexdigest()[:16] if not key.isalnum() else key[:64]}"
+        write_text(self._directory / f"{name}.txt", text.render_verdict(grouping, verdict))
+        write_text(self._directory / f"{name}.html", html.render_grouping(grouping, verdict))
+        click.echo(f"report: {self._directory / name}.html", err=True)
+
+
+def _make_folder(folder: Path) -> None:
+    """For us alone: stacks name code and paths of other people's jobs."""
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made: {error.strerror}") from None
+
+
+def _transport(question: Question, nodes: Sequence[str]) -> transports.Transport:
+    """Raises InputError."""
+    only = f" --job {shlex.quote(question.wanted)}" if question.wanted else ""
+    command = f"{question.remote_command} dump --json --grouped --rounds {question.rounds}{only}"
+    seconds = question.deadline_seconds
+    try:
+        options = shlex.split(question.via_options)
+    except ValueError as error:
+        raise InputError(f"--via-options: {error}") from None
+    folded = words.fold_nodes(nodes)
+    match question.via:
+        case "ssh":
+            return transports.ssh(command, seconds, options)
+        case "pdsh":
+            from hangwatch.fleet.collect import FANOUT
+
+            return transports.pdsh(command, seconds, folded, FANOUT, options)
+        case "srun":
+            if question.jobid is None:
+                raise click.UsageError("--via srun needs --jobid: the step runs beside those of the job")
+            return transports.srun(command, seconds, nodes, question.jobid, options)
+        case "kubectl":
+            pods = _pods(options)
+            without = [node for node in nodes if node not in pods]
+            if without:
+                raise InputError(f"--via kubectl: no pod of hangwatch runs on {words.fold_nodes(without)}")
+            return transports.kubectl(command, seconds, pods, options)
+    return transports.local(command, seconds)
+
+
+def _nodes_of_slurm_job(job: str | None) -> list[str]:
+    assert job is not None
+    listed = _printed_by(["squeue", "--noheader", f"--jobs={job}", "--format=%N"]).decode("utf-8", "replace").split()
+    if len(listed) != 1:
+        raise InputError(f"--jobid {job}: squeue names no nodes of such a job: give --nodes")
+    return nodeset.expand(listed[0])
+
+
+def _pods(options: Sequence[str]) -> dict[str, transports.Pod]:
+    """The pods of hangwatch by node. Raises InputError."""
+    command = ["kubectl", *options, "get", "pods", "--all-namespaces", "--selector", POD_SELECTOR, "--output", "json"]
+    try:
+        return transports.pods_by_node(_printed_by(command))
+    except ValueError as error:
+        raise InputError(f"--via kubectl: its list of pods cannot be read: {error}") from None
+
+
+def _printed_by(command: Sequence[str]) -> bytes:
+    """What a command prints, within bounds. Raises InputError."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LOOKUP_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise InputError(f"{command[0]}: gave no answer in {LOOKUP_SECONDS:g} s") from None
+    except OSError as error:
+        raise InputError(f"{command[0]}: {error.strerror}") from None
+    if done.returncode:
+        said = words.elided(done.stderr.decode("utf-8", "replace").strip(), MOST_NAME_CHARACTERS)
+        raise InputError(f"{command[0]}: ended with exit code {done.returncode}: {said}")
+    return done.stdout
 
 
 COMMANDS = (merge,)

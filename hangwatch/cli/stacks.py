@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import click
 import msgspec
@@ -16,9 +17,11 @@ import msgspec
 from hangwatch import config, incident_file, store
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import write_text
+from hangwatch.cli.nodes import Question, dump_nodes
 from hangwatch.cli.tables import print_table
 from hangwatch.cli.watch import config_option, settings_from
 from hangwatch.fleet import sighting
+from hangwatch.fleet.transports import Via
 from hangwatch.hang import activity, capture
 from hangwatch.launcher_table import TABLE
 from hangwatch.look import JobScan, look_at
@@ -30,6 +33,7 @@ from hangwatch.report import as_json, html, text
 from hangwatch.report.folder import folder_files
 
 GPU_SECONDS = 3.0
+NODE_DEADLINE_SECONDS = 30.0
 NO_JOB = (
     "no training job runs on this node: no process that a launcher started\n"
     f"({', '.join(dict.fromkeys(launcher.name for launcher in TABLE.launchers))}),\n"
@@ -55,29 +59,67 @@ class Incidents(Value, frozen=True):
     multiple=True,
     help="These processes instead of jobs; a launcher means its ranks. May be repeated.",
 )
-@click.option("--rounds", type=click.IntRange(1, 10), default=1, show_default=True, help="More than one tells motion.")
+@click.option("--rounds", type=click.IntRange(1, 10), help="More than one tells motion.  [default: 1; 2 with --nodes]")
 @click.option("--native", is_flag=True, help="Native frames, too. Slow: 340 MB and a pause of 0.7 s for each process.")
 @click.option("--locals", "include_locals", is_flag=True, help="Local variables, too. They can hold secrets.")
 @click.option("--json", "as_json_form", is_flag=True, help="Verdicts, groups and all stacks as JSON, see docs/json.md.")
 @click.option("--grouped", is_flag=True, help="With --json: what `hangwatch merge` needs, one stack of each group.")
 @click.option("-o", "directory", type=click.Path(path_type=Path, file_okay=False), help="Also leave a report here.")
+@click.option("--nodes", "nodeset", help="On these nodes, in ClusterShell's syntax: node[1-40], @group.")
+@click.option("--via", type=click.Choice(get_args(Via)), help="How to reach them.  [default: ssh]")
+@click.option("--jobid", help="The Slurm job for --via srun; without --nodes, on the nodes that squeue lists for it.")
+@click.option(
+    "--deadline", "deadline_seconds", type=click.FloatRange(1, 3600), help="For each node, in seconds.  [default: 30]"
+)
+@click.option("--remote-command", help="How hangwatch is called there, as a shell reads it.  [default: hangwatch]")
+@click.option("--via-options", help="Options for ssh, pdsh, srun or kubectl, as a shell reads them.")
 @config_option
 def dump(
     *,
     wanted: str | None,
     pids: tuple[int, ...],
-    rounds: int,
+    rounds: int | None,
     native: bool,
     include_locals: bool,
     as_json_form: bool,
     grouped: bool,
     directory: Path | None,
+    nodeset: str | None,
+    via: Via | None,
+    jobid: str | None,
+    deadline_seconds: float | None,
+    remote_command: str | None,
+    via_options: str | None,
     config_path: Path | None,
 ) -> int:
     """Stacks of all ranks on this node, now: of every launcher at once, grouped, with the odd one named.
 
+    With --nodes or --jobid on many nodes at the same time, with one verdict for each job over them; a node that does
+    not answer by the deadline is evidence and no error. See docs/many-nodes.md.
+
     Reads, and changes nothing: no process is stopped (but see --native). Exits 1 when there is nothing to dump.
     """
+    if nodeset is not None or jobid is not None:
+        if pids or native or include_locals or grouped or config_path:
+            raise click.UsageError(
+                "--nodes and --jobid do not go with --pid, --native, --locals, --grouped or --config"
+            )
+        question = Question(
+            nodes=nodeset,
+            via=via or "ssh",
+            jobid=jobid,
+            wanted=wanted,
+            rounds=rounds or 2,
+            deadline_seconds=deadline_seconds or NODE_DEADLINE_SECONDS,
+            remote_command=remote_command or "hangwatch",
+            via_options=via_options or "",
+            as_json_form=as_json_form,
+            directory=directory,
+        )
+        return dump_nodes(question)
+    if any(option is not None for option in (via, deadline_seconds, remote_command, via_options)):
+        raise click.UsageError("--via, --via-options, --deadline and --remote-command go with --nodes or --jobid")
+    rounds = rounds or 1
     if pids and wanted:
         raise click.UsageError("give either --job or --pid")
     if grouped and not as_json_form:
@@ -86,7 +128,9 @@ def dump(
     node, activities = host.node_name(), activity.load(settings.activities.rules)
     with _sampled(settings) as gpus:
         sweep = gpus.wait_for_sweep(GPU_SECONDS)
-        found = [_job_of_pids(pids, sweep, settings.jobs)] if pids else _jobs(wanted, sweep, settings.jobs)
+        found = (
+            [_job_of_pids(pids, sweep, settings.jobs)] if pids else _jobs(wanted, sweep, settings.jobs, every=grouped)
+        )
         looks = [
             look_at(
                 job,
@@ -139,11 +183,17 @@ def _sampled(settings: config.Settings) -> Iterator[NvmlSampler]:
         gpus.stop()
 
 
-def _jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs) -> list[Job]:
+def _jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs, *, every: bool) -> list[Job]:
+    """The jobs on this node, or the wanted one; with `every` all of that name, and none is an answer, too.
+
+    Who asks many nodes knows only from all of them which job is meant.
+    """
     found = JobScan(limits=limits).find(sweep, host.node_name())
     for left_out in found.left_out:
         click.echo(f"left out {left_out}: see [jobs] in `hangwatch config --sample`", err=True)
-    return list(found.jobs) if wanted is None else [choose(wanted, found.jobs)]
+    if every or wanted is None:
+        return [job for job in found.jobs if wanted in (None, job.key, job.job_id)]
+    return [choose(wanted, found.jobs)]
 
 
 def choose(wanted: str, found: Sequence[Job]) -> Job:

@@ -53,6 +53,7 @@ class _WithJobs(msgspec.Struct):
     """What `hangwatch dump --json` prints without --grouped."""
 
     jobs: tuple[msgspec.Raw, ...]
+    schema_version: int = 0
 
 
 _DECODER = msgspec.json.Decoder(_Found)
@@ -134,7 +135,7 @@ def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
     try:
         incident = incident_file.parse(path, content)
     except incident_file.StoreError:
-        if not _has_jobs(content):
+        if not _is_dump(content):
             raise
         raise incident_file.StoreError(
             f"{path}: is a dump without what merging needs\n  `hangwatch dump --json --grouped` prints that"
@@ -142,9 +143,8 @@ def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
     return grouped(incident.node, [incident], incident.opened_unix_seconds)
 
 
-def _has_jobs(content: bytes) -> bool:
+def _is_dump(content: bytes) -> bool:
     try:
-        msgspec.json.decode(content, type=_WithJobs)
+        return msgspec.json.decode(content, type=_WithJobs).schema_version <= INCIDENT_VERSION
     except (msgspec.DecodeError, ValueError, RecursionError):
         return False
-    return True

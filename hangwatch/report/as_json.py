@@ -91,6 +91,28 @@ class Dump(Value, frozen=True):
     jobs: tuple[Answer, ...]
 
 
+class FailedNodes(Value, frozen=True):
+    """Nodes that could be reached and gave no answer, and why."""
+
+    nodes: tuple[str, ...]
+    reason: str
+
+
+class NodesDump(Value, frozen=True):
+    """`hangwatch dump --nodes ... --json`: an answer for each job of the nodes that were asked.
+
+    `without_job` are those of the `answered` on which no job runs; `unanswered` did not by the deadline, or could not
+    be reached.
+    """
+
+    schema_version: int
+    answered: tuple[str, ...]
+    without_job: tuple[str, ...]
+    unanswered: tuple[str, ...]
+    failed: tuple[FailedNodes, ...]
+    jobs: tuple[Answer, ...]
+
+
 def answer(grouping: Grouping, verdict: Verdict, job: Job | None = None, capture: Capture | None = None) -> Answer:
     """The answer on one job."""
     return Answer(

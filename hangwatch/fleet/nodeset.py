@@ -1,0 +1,43 @@
+"""Sets of nodes as people and Slurm write them: `node[1-40]`, `@group`."""
+
+from __future__ import annotations
+
+import re
+
+MOST_NODES = 1 << 16
+_RANGE = re.compile(r"([0-9]+)-([0-9]+)")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class NodesError(Exception):
+    """A set of nodes that cannot be meant; the message says why."""
+
+
+def expand(text: str) -> list[str]:
+    """The names in a set of nodes, in ClusterShell's syntax, each once. Raises NodesError.
+
+    A name is that of a host: what begins with "-" would be an option of ssh.
+    """
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
+    from ClusterShell.NodeUtils import GroupResolverError
+
+    sizes = [_size(*ends) for ends in _RANGE.findall(text)]
+    if any(size > MOST_NODES for size in sizes):
+        raise NodesError(f"--nodes {text[:80]}: are more than {MOST_NODES:,} nodes")
+    try:
+        nodes = NodeSet(text)
+        if len(nodes) > MOST_NODES:
+            raise NodesError(f"--nodes {text[:80]}: are more than {MOST_NODES:,} nodes")
+        names = [str(name) for name in nodes]
+    except (NodeSetException, GroupResolverError) as error:
+        raise NodesError(f"--nodes {text[:80]}: {error}") from None
+    strange = next((name for name in names if not _NAME.fullmatch(name)), None)
+    if strange is not None:
+        raise NodesError(f"--nodes: {strange!r} is no name of a host")
+    if not names:
+        raise NodesError(f"--nodes {text[:80]!r}: holds no node")
+    return names
+
+
+def _size(first: str, last: str) -> int:
+    return MOST_NODES + 1 if max(len(first), len(last)) > 18 else int(last) - int(first)

@@ -1,0 +1,129 @@
+"""Pure: what nodes replied -> who answered, who did not and why, and what they saw. A node speaks of itself alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hangwatch import words
+from hangwatch.fleet import sighting
+from hangwatch.fleet.across import ClockOffset
+from hangwatch.fleet.collect import MOST_ANSWER_BYTES, Reply
+from hangwatch.fleet.merge import Gathering
+from hangwatch.fleet.sighting import GroupedDump, Sighting
+from hangwatch.incident_file import StoreError
+from hangwatch.model import Grouping, Member
+
+LEAST_OFFSET_SECONDS = 1.0
+_NOT_FOUND = 127  # sh(1), timeout(1): no such command
+_NOT_EXECUTABLE = 126
+_UNREACHED = 255  # ssh(1)
+_TIMED_OUT = frozenset({124, 137})  # timeout(1): its time was over, and SIGKILL was needed
+_ANSWERED = frozenset({0, 1, None})  # 1: no job runs there
+_REASON_CHARACTERS = 300
+_COMPLAINT_LINES = 8
+
+
+class Replies:
+    """All replies to one question, taken in as they come."""
+
+    def __init__(self) -> None:
+        self.gathering = Gathering()
+        self.answered: list[str] = []
+        self.without_job: list[str] = []
+        self.silent: list[str] = []
+        self.clocks: list[ClockOffset] = []
+        self._failed: dict[str, list[str]] = defaultdict(list)
+        self._complaints: dict[str, list[str]] = defaultdict(list)
+
+    @property
+    def failed(self) -> list[tuple[str, list[str]]]:
+        """Why nodes that could be reached gave no answer, each reason with its nodes; the most frequent first."""
+        return _folded(self._failed)
+
+    @property
+    def complaints(self) -> list[tuple[str, list[str]]]:
+        """What nodes said beside their answers, each text with its nodes; the most frequent first."""
+        return _folded(self._complaints)
+
+    def take(self, reply: Reply) -> GroupedDump | None:
+        """Take a reply in. What the node said of its jobs, under the name by which it was asked; None without that."""
+        if reply.is_late or reply.status in _TIMED_OUT or reply.status == _UNREACHED:
+            self.silent.append(reply.node)
+            return None
+        try:
+            dump = _answer(reply)
+        except StoreError as error:
+            self._failed[words.elided(str(error).partition("\n")[0], _REASON_CHARACTERS)].append(reply.node)
+            return None
+        self.answered.append(reply.node)
+        if not dump.jobs:
+            self.without_job.append(reply.node)
+        for one in dump.jobs:
+            self.gathering.add(one)
+        self.clocks += _offset(reply, dump)
+        return dump
+
+    def complain(self, complaints: Mapping[str, bytes]) -> None:
+        """Take in what nodes printed on standard error."""
+        for node, complaint in complaints.items():
+            if said := _text(complaint):
+                self._complaints[said].append(node)
+
+
+def _folded(nodes_of: dict[str, list[str]]) -> list[tuple[str, list[str]]]:
+    return sorted(nodes_of.items(), key=lambda item: (-len(item[1]), item[0]))
+
+
+def _text(complaint: bytes) -> str:
+    lines = [line.strip() for line in complaint.decode("utf-8", "replace").splitlines()]
+    shown = [words.printable(line) for line in lines if line][:_COMPLAINT_LINES]
+    return "\n".join(shown)
+
+
+def _answer(reply: Reply) -> GroupedDump:
+    """Raises StoreError, which says why there is none."""
+    if reply.is_too_large:
+        raise StoreError(f"sent more than {MOST_ANSWER_BYTES >> 20} MiB")
+    if reply.status in (_NOT_FOUND, _NOT_EXECUTABLE):
+        raise StoreError("has no hangwatch on its PATH: --remote-command /path/to/hangwatch")
+    if reply.status not in _ANSWERED:
+        raise StoreError(f"hangwatch ended with exit code {reply.status}")
+    start = _start(reply.output)
+    if start is None:
+        raise StoreError("gave no answer that can be read")
+    return _of_node(sighting.parse(Path("its answer"), reply.output[start:]), reply.node)
+
+
+def _start(output: bytes) -> int | None:
+    """Where the form begins: behind what a login prints. None without one."""
+    if output.startswith(b"{"):
+        return 0
+    at = output.find(b"\n{")
+    return None if at < 0 else at + 1
+
+
+def _of_node(dump: GroupedDump, node: str) -> GroupedDump:
+    """The same, of the node that was asked, whatever it calls itself and others."""
+    return replace(dump, node=node, jobs=tuple(_sighting_of(one, node) for one in dump.jobs))
+
+
+def _sighting_of(one: Sighting, node: str) -> Sighting:
+    groups = (replace(group, members=tuple(_members_of(group.members, node))) for group in one.grouping.groups)
+    grouping = Grouping(groups=tuple(groups), world_size=one.grouping.world_size, notes=one.grouping.notes)
+    return replace(one, node=node, grouping=grouping)
+
+
+def _members_of(members: Iterable[Member], node: str) -> Iterable[Member]:
+    return (replace(member, id=replace(member.id, node=node)) for member in members)
+
+
+def _offset(reply: Reply, dump: GroupedDump) -> list[ClockOffset]:
+    """By how much the clocks differ at least: the node printed between our question and our end of its answer."""
+    ahead = dump.printed_unix_seconds - reply.ended_unix_seconds
+    behind = dump.printed_unix_seconds - reply.asked_unix_seconds
+    least = ahead if ahead > 0 else min(behind, 0.0)
+    return [ClockOffset(node=reply.node, seconds=least)] if abs(least) >= LEAST_OFFSET_SECONDS else []

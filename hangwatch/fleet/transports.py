@@ -1,0 +1,133 @@
+"""Pure: the commands that carry a question to a node and its answer back, by ssh, pdsh, srun, kubectl, or here."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+Via: TypeAlias = Literal["ssh", "pdsh", "srun", "kubectl", "local"]
+
+# Ends the command when our end of its standard input closes, which happens whatever we die of, and after the deadline.
+# One line, without a quotation mark: it passes through the shell of a user, which may be csh.
+_WATCHED = (
+    "exec 3<&0; timeout -k 2 {seconds:.0f} {command} </dev/null & p=$!; "
+    "(read x <&3; kill $p) >/dev/null 2>&1 & w=$!; "
+    "wait $p; s=$?; kill $w 2>/dev/null; exit $s"
+)
+_PDSH_LINE = re.compile(rb"([^:\s]+): ?(.*)", re.DOTALL)
+_PDSH_STATUS = re.compile(rb"pdsh@[^:]+: ([^:\s]+): .* exited with exit code ([0-9]+)\s*")
+_SRUN_LINE = re.compile(rb"\s*([0-9]+): ?(.*)", re.DOTALL)
+
+
+class Pod(NamedTuple):
+    """The pod of hangwatch on one node."""
+
+    namespace: str
+    name: str
+
+
+class _Metadata(msgspec.Struct):
+    name: str
+    namespace: str = "default"
+
+
+class _Spec(msgspec.Struct):
+    node: str = msgspec.field(name="nodeName", default="")
+
+
+class _Item(msgspec.Struct):
+    metadata: _Metadata
+    spec: _Spec
+
+
+class _List(msgspec.Struct):
+    items: tuple[_Item, ...] = ()
+
+
+class OnePerNode(NamedTuple):
+    """A command of its own for each node."""
+
+    command: Callable[[str], Sequence[str]]
+
+
+class OneForAll(NamedTuple):
+    """One command that asks all nodes and puts a label before each line of theirs.
+
+    `label` splits a line into the label and the rest, `status` finds a node and how its command ended. With
+    `names_itself` labels are no nodes, and the first line of each is the name of its node.
+    """
+
+    command: Sequence[str]
+    label: Callable[[bytes], tuple[str, bytes] | None]
+    status: Callable[[bytes], tuple[str, int] | None]
+    names_itself: bool = False
+
+
+Transport: TypeAlias = OnePerNode | OneForAll
+
+
+def script(command: str, seconds: float) -> str:
+    """What a shell on the node runs: the command, for so long at most, and no longer than somebody asks."""
+    return _WATCHED.format(seconds=max(1.0, seconds), command=command)
+
+
+def ssh(command: str, seconds: float, options: Sequence[str] = ()) -> OnePerNode:
+    """A connection for each node; nobody is asked for a password."""
+    asked = f"sh -c {shlex.quote(script(command, seconds))}"
+    usual = ("-x", "-a", "-oBatchMode=yes", f"-oConnectTimeout={max(1, round(seconds))}")
+    return OnePerNode(lambda node: ["ssh", *options, *usual, "--", node, asked])
+
+
+def local(command: str, seconds: float) -> OnePerNode:
+    """Here, once for each name, for which %h stands in the command: `ip netns exec %h hangwatch`."""
+    return OnePerNode(lambda node: ["sh", "-c", script(command.replace("%h", shlex.quote(node)), seconds)])
+
+
+def kubectl(command: str, seconds: float, pods: Mapping[str, Pod], options: Sequence[str] = ()) -> OnePerNode:
+    """In the pod of hangwatch on each node."""
+
+    def of(node: str) -> Sequence[str]:
+        pod = pods[node]
+        where = ["--namespace", pod.namespace, pod.name, "--container", "hangwatch"]
+        return ["kubectl", *options, "exec", "-i", *where, "--", "sh", "-c", script(command, seconds)]
+
+    return OnePerNode(of)
+
+
+def pods_by_node(listed: bytes) -> dict[str, Pod]:
+    """What `kubectl get pods --output json` printed, by node. Raises ValueError."""
+    found = msgspec.json.decode(listed, type=_List)
+    return {item.spec.node: Pod(item.metadata.namespace, item.metadata.name) for item in found.items if item.spec.node}
+
+
+def pdsh(command: str, seconds: float, nodes: str, fanout: int, options: Sequence[str] = ()) -> OneForAll:
+    """One pdsh for all nodes; its own clocks are not relied on."""
+    asked = f"sh -c {shlex.quote(script(command, seconds))}"
+    return OneForAll(["pdsh", "-f", str(fanout), *options, "-w", nodes, asked], _labelled(_PDSH_LINE), _pdsh_status)
+
+
+def srun(command: str, seconds: float, nodes: Sequence[str], job: str, options: Sequence[str] = ()) -> OneForAll:
+    """One step beside those of the job, a task on each node, without a GPU; slurmd says on which node a task is."""
+    step = ["--overlap", f"--jobid={job}", "--gres=gpu:0", "--label", "--unbuffered", "--kill-on-bad-exit=0"]
+    where = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"]
+    named = f"echo $SLURMD_NODENAME; {script(command, seconds)}"
+    return OneForAll(
+        ["srun", *step, *where, *options, "sh", "-c", named], _labelled(_SRUN_LINE), lambda _: None, names_itself=True
+    )
+
+
+def _labelled(pattern: re.Pattern[bytes]) -> Callable[[bytes], tuple[str, bytes] | None]:
+    def split(line: bytes) -> tuple[str, bytes] | None:
+        found = pattern.fullmatch(line)
+        return None if found is None else (found[1].decode("utf-8", "replace"), found[2])
+
+    return split
+
+
+def _pdsh_status(line: bytes) -> tuple[str, int] | None:
+    found = _PDSH_STATUS.fullmatch(line)
+    return None if found is None or len(found[2]) > 3 else (found[1].decode("utf-8", "replace"), int(found[2]))

@@ -1,0 +1,326 @@
+"""`hangwatch dump --nodes`: real processes that answer as nodes do, or do not. Each "node" is a name here, `--via local`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from msgspec.structs import replace
+
+from hangwatch.fleet import sighting
+from hangwatch.model import Grouping, Incident
+from hangwatch.report import as_json
+from tests import samples
+from tests.conftest import wait_for
+from tests.integration.test_hostile_input import hangwatch, refused
+
+WORLD = 32
+PRINTED = 1234567890.5
+
+
+def incident_of(ranks: range, key: str = "") -> Incident:
+    """One rank of n2 is in its data loader, all others wait."""
+    incident = samples.all_waiting()
+    groups = [samples.waiting([rank for rank in ranks if rank != 19], node="liar")]
+    groups += [samples.loading([19])] if 19 in ranks else []
+    job = replace(incident.job, world_size=WORLD, job_key=key or incident.job.job_key)
+    return replace(incident, node="liar", job=job, grouping=Grouping(groups=tuple(groups), world_size=WORLD))
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Path:
+    """A folder in which `answer NODE` is what hangwatch prints on it: n0 to n3 are well, and each calls itself "liar"."""
+    for number in range(4):
+        keep(tmp_path / f"n{number}", [incident_of(range(8 * number, 8 * number + 8))])
+    remote(tmp_path, "print")
+    return tmp_path
+
+
+def keep(path: Path, incidents: list[Incident], ahead_seconds: int = 0) -> None:
+    """What a node is going to print, by a clock that is ahead."""
+    dump = as_json.render(sighting.grouped("liar", incidents, PRINTED))
+    path.write_text(dump)
+    path.with_suffix(".ahead").write_text(str(ahead_seconds))
+
+
+def remote(folder: Path, script: str) -> None:
+    printing = f'sed "s/{PRINTED}/$(($(date +%s) + $(cat $folder/$node.ahead)))$(date +.%N)/" $folder/$node'
+    (folder / "answer").write_text(f"node=$1\nfolder={folder}\nprint() {{ {printing}; }}\n{script}\n")
+
+
+def ask(
+    folder: Path, *arguments: str, nodeset: str = "n[0-3]", deadline: float = 30
+) -> subprocess.CompletedProcess[str]:
+    return hangwatch(
+        "dump", "--nodes", nodeset, "--via", "local", "--deadline", str(deadline),
+        "--remote-command", f"sh {folder}/answer %h", *arguments,
+    )  # fmt: skip
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def test_one_verdict_over_nodes_each_under_the_name_that_was_asked(nodes: Path) -> None:
+    told = answer(ask(nodes, "--json"))
+    assert (told["answered"], told["unanswered"], told["failed"]) == (["n0", "n1", "n2", "n3"], [], [])
+    (job,) = told["jobs"]  # type: ignore[misc]
+    assert [(rank["rank"], rank["node"]) for rank in job["verdict"]["named"]] == [(19, "n2")]
+    assert (job["absent"], job["world_size"]) == ([], WORLD)
+    shown = ask(nodes)
+    assert "ank 19 on n2" in shown.stdout
+    assert "answered 4 of 4 nodes, silent 0" in shown.stderr
+    assert len(shown.stderr.splitlines()) == 1
+
+
+def test_what_is_left_in_a_folder_is_merged_to_the_same(nodes: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = answer(ask(nodes, "--json", "-o", str(out)))
+    again = json.loads(hangwatch("merge", "--json", str(out)).stdout)
+    assert [again["verdict"], again["groups"]] == [first["jobs"][0][name] for name in ("verdict", "groups")]  # type: ignore[index]
+    assert (out.stat().st_mode & 0o777, (out / "nodes").stat().st_mode & 0o777) == (0o700, 0o700)
+    assert len(list(out.glob("report-*.html"))) == 1
+
+
+def test_a_node_that_hangs_is_unanswered_and_evidence(nodes: Path) -> None:
+    remote(nodes, 'if [ "$node" = n1 ]; then exec sleep 600; fi; print')
+    began = time.monotonic()
+    done = ask(nodes, "--json", deadline=10)
+    assert time.monotonic() - began < 60
+    told = answer(done)
+    assert (told["answered"], told["unanswered"]) == (["n0", "n2", "n3"], ["n1"])
+    (job,) = told["jobs"]  # type: ignore[misc]
+    assert job["absent"] == [[8, 15]]
+    votes = {vote["kind"]: vote["message"] for vote in job["verdict"]["evidence"]}
+    assert "no answer from 1 node (n1)" in votes["unanswered_nodes"]
+    assert "rank 19 on n2" in job["verdict"]["message"]
+    assert "8-15" in votes["unanswered"]
+    assert job["verdict"]["named"] == [], "whom the others wait for may be the node that did not answer"
+    assert "unanswered after 10 s or not reached: n1" in done.stderr
+
+
+def test_garbage_a_gigabyte_and_a_missing_command_cost_their_node_alone(nodes: Path) -> None:
+    remote(
+        nodes,
+        """case $node in
+n4) echo '{"node": [1'; exit 0;;
+n5) head -c 1000000000 /dev/zero;;
+n6) yes '{' | head -c 100000000;;
+n7) exec /nonexistent/hangwatch;;
+n8) echo '{"node":"n8","schema_version":99,"hangwatch_version":"9.0","jobs":[]}';;
+n9) echo >&2 cannot open the driver; exit 70;;
+*) echo Welcome to $node; echo >&2 module load failed; print;;
+esac""",
+    )
+    done = ask(nodes, "--json", nodeset="n[0-9]")
+    told = answer(done)
+    assert told["answered"] == ["n0", "n1", "n2", "n3"]
+    reasons = {node: failed["reason"] for failed in told["failed"] for node in failed["nodes"]}  # type: ignore[attr-defined]
+    assert set(reasons) == {f"n{number}" for number in range(4, 10)}
+    for node, said in {
+        "n4": "truncated",
+        "n5": "more than 32 MiB",
+        "n6": "more than 32 MiB",
+        "n7": "--remote-command",
+        "n8": "newer hangwatch 9.0",
+        "n9": "exit code 70",
+    }.items():
+        assert said in reasons[node]
+    assert done.stderr.count("module load failed") == 1
+    assert "n[0-3]: module load failed" in done.stderr
+    assert "n9: cannot open the driver" in done.stderr
+
+
+def test_where_only_errors_come_back_it_is_an_error(nodes: Path) -> None:
+    done = hangwatch("dump", "--nodes", "n[0-1]", "--via", "local", "--remote-command", "/nonexistent/hangwatch")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "n[0-1]: has no hangwatch on its PATH: --remote-command" in done.stderr
+
+
+def test_nodes_without_a_job(nodes: Path) -> None:
+    keep(nodes / "n1", [])
+    assert answer(ask(nodes, "--json"))["without_job"] == ["n1"]
+    remote(nodes, "node=n1; print; exit 1")
+    done = ask(nodes)
+    assert done.returncode == 1
+    assert "no training job runs on n[0-3]" in done.stderr
+
+
+def test_several_jobs_have_a_verdict_each(nodes: Path) -> None:
+    keep(nodes / "n1", [incident_of(range(8), key="0123456789abcdef")])
+    told = answer(ask(nodes, "--json"))
+    assert len(told["jobs"]) == 2  # type: ignore[arg-type]
+    (job,) = answer(ask(nodes, "--json", "--job", "0123456789abcdef"))["jobs"]  # type: ignore[misc]
+    assert job["job"]["job_key"] == "0123456789abcdef"
+    assert "key 0123456789abcdef) on n1" in ask(nodes).stdout
+
+
+def test_a_clock_that_is_ahead_is_said(nodes: Path) -> None:
+    keep(nodes / "n1", [incident_of(range(8, 16))], ahead_seconds=3600)
+    (job,) = answer(ask(nodes, "--json"))["jobs"]  # type: ignore[misc]
+    (vote,) = [vote for vote in job["verdict"]["evidence"] if vote["kind"] == "clocks"]
+    assert re.search(r"n1 is at least (59 min \d\d s|1 h 00 min) ahead of it", vote["message"])
+
+
+def test_names_that_are_no_hosts_are_refused(nodes: Path) -> None:
+    for nodeset, says in {
+        "-oProxyCommand=x": "no name of a host",
+        "n[0-99999999999]": "more than 65,536 nodes",
+        "n[0-70000]": "more than 65,536 nodes",
+        "n[": "--nodes n[",
+        "a/b": "no name of a host",
+    }.items():
+        refused("dump", f"--nodes={nodeset}", "--via", "local", says=says)
+
+
+def test_options_that_do_not_go_together() -> None:
+    for arguments in (("--nodes", "a", "--pid", "1"), ("--via", "ssh"), ("--nodes", "a", "--via", "srun")):
+        done = hangwatch("dump", *arguments)
+        assert (done.returncode, "Usage" in done.stderr) == (2, True)
+
+
+def running(folder: Path) -> list[psutil.Process]:
+    """The processes of our questions."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(str(folder) in word for word in process.cmdline()) and process.pid != os.getpid():
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_when_we_are_ended_so_is_what_runs_on_the_nodes(nodes: Path, ending: signal.Signals) -> None:
+    remote(nodes, 'echo up >"$folder/up-$node"; exec sh -c "sleep 600; true" "$folder"')
+    command = [sys.executable, "-m", "hangwatch", "dump", "--nodes", "n[0-3]", "--via", "local", "--deadline", "600"]
+    with subprocess.Popen([*command, "--remote-command", f"sh {nodes}/answer %h"], stderr=subprocess.PIPE) as asking:
+        wait_for(lambda: len(list(nodes.glob("up-*"))) == 4, "four nodes that run")
+        assert len(running(nodes)) > 4
+        asking.send_signal(ending)
+        asking.wait(30)
+    wait_for(lambda: not running(nodes), "an end of what was started")
+    assert asking.returncode == {signal.SIGINT: 130}.get(ending, -ending)
+
+
+@contextlib.contextmanager
+def job_of_four() -> Iterator[set[int]]:
+    """Four ranks of one job, asleep."""
+    environ = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "nodes"}
+    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512"}
+    program = "import time; print('up', flush=True); time.sleep(600)"
+    with contextlib.ExitStack() as stack:
+        pids = set()
+        for rank in range(4):
+            mine = {**os.environ, **environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            started = stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=mine)
+            )
+            stack.callback(started.kill)
+            assert started.stdout is not None
+            started.stdout.readline()
+            pids.add(started.pid)
+        yield pids
+
+
+def test_the_real_command_is_what_answers() -> None:
+    with job_of_four() as pids:
+        done = hangwatch(
+            "dump", "--nodes", "one", "--via", "local", "--rounds", "1", "--job", "nodes", "--json",
+            "--remote-command", f"{sys.executable} -m hangwatch", "--deadline", "150",
+        )  # fmt: skip
+    told = answer(done)
+    (job,) = told["jobs"]  # type: ignore[misc]
+    members = [member for group in job["groups"] for member in group["members"]]
+    assert {(member["pid"], member["node"]) for member in members} == {(pid, "one") for pid in pids}
+
+
+# --- by stand-ins of srun, squeue and kubectl ------------------------------------------------------------------------
+
+SRUN = """#!/bin/sh
+# a task for each node, its lines labelled with its number; all read our standard input
+for word; do case $word in --nodelist=*) nodes=$(echo "${word#*=}" | tr , ' ');; esac; done
+echo "$*" >FOLDER/srun-arguments
+while [ "$1" != sh ]; do shift; done
+exec 4<&0
+number=0
+for node in $nodes; do
+  { SLURMD_NODENAME=$node "$@" <&4 | sed -u "s/^/$number: /"; } &
+  number=$((number + 1))
+done
+wait
+"""
+KUBECTL = """#!/bin/sh
+echo "$*" >>FOLDER/kubectl-arguments
+while [ "$1" != get ] && [ "$1" != exec ]; do shift; done
+if [ "$1" = get ]; then cat FOLDER/pods.json; exit; fi
+pod=$5
+while [ "$1" != -- ]; do shift; done
+shift
+POD=$pod exec "$@"
+"""
+
+
+@pytest.fixture
+def stand_ins(nodes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In front of PATH: srun, squeue and kubectl, as far as they are asked here."""
+    (nodes / "bin").mkdir()
+    squeue = '#!/bin/sh\n[ "$*" = "--noheader --jobs=4711 --format=%N" ] && echo "n[0-3]"\n'
+    for name, script in {"srun": SRUN, "kubectl": KUBECTL, "squeue": squeue}.items():
+        (nodes / "bin" / name).write_text(script.replace("FOLDER", str(nodes)))
+        (nodes / "bin" / name).chmod(0o755)
+    pods = [
+        {"metadata": {"name": f"hw-n{number}", "namespace": "gpu"}, "spec": {"nodeName": f"n{number}"}}
+        for number in range(4)
+    ]
+    (nodes / "pods.json").write_text(json.dumps({"kind": "List", "items": pods}))
+    monkeypatch.setenv("PATH", f"{nodes}/bin:{os.environ['PATH']}")
+    return nodes
+
+
+def names_rank_19(done: subprocess.CompletedProcess[str]) -> bool:
+    (job,) = answer(done)["jobs"]  # type: ignore[misc]
+    return [(rank["rank"], rank["node"]) for rank in job["verdict"]["named"]] == [(19, "n2")]
+
+
+def test_one_step_of_slurm_asks_all_nodes_of_a_job(stand_ins: Path) -> None:
+    remote(stand_ins, 'node=$SLURMD_NODENAME; test -z "$SLURM_LIAR" && print')
+    command = ("--remote-command", f"sh {stand_ins}/answer", "--json")
+    assert names_rank_19(hangwatch("dump", "--jobid", "4711", "--via", "srun", *command))
+    told = (stand_ins / "srun-arguments").read_text().split()
+    for option in ("--overlap", "--jobid=4711", "--gres=gpu:0", "--ntasks-per-node=1", "--nodelist=n0,n1,n2,n3"):
+        assert option in told
+    refused("dump", "--jobid", "4712", "--via", "srun", says="squeue")
+
+
+def test_two_tasks_that_give_one_name_have_one_voice(stand_ins: Path) -> None:
+    srun = stand_ins / "bin" / "srun"
+    srun.write_text(srun.read_text().replace("SLURMD_NODENAME=$node ", "SLURMD_NODENAME=$(echo $node | tr 3 1) "))
+    remote(stand_ins, "node=$SLURMD_NODENAME; print")
+    done = hangwatch("dump", "--jobid", "4711", "--via", "srun", "--remote-command", f"sh {stand_ins}/answer", "--json")
+    told = answer(done)
+    assert told["answered"] == ["n0", "n1", "n2"]
+    assert [failed["nodes"] for failed in told["failed"]] == [["n3"]]  # type: ignore[attr-defined]
+
+
+def test_kubectl_runs_it_in_the_pod_of_each_node(stand_ins: Path) -> None:
+    remote(stand_ins, "node=${POD#hw-}; print")
+    command = ("--via", "kubectl", "--via-options", "--context=big", "--remote-command", f"sh {stand_ins}/answer")
+    assert names_rank_19(hangwatch("dump", "--nodes", "n[0-3]", *command, "--json"))
+    told = (stand_ins / "kubectl-arguments").read_text()
+    assert "--context=big get pods --all-namespaces --selector app.kubernetes.io/name=hangwatch" in told
+    assert "--context=big exec -i --namespace gpu hw-n2 --container hangwatch -- sh -c" in told
+    refused("dump", "--nodes", "n[0-9]", *command, says="no pod of hangwatch runs on n[4-9]")
+    (stand_ins / "pods.json").write_text("{")
+    refused("dump", "--nodes", "n0", *command, says="its list of pods cannot be read")

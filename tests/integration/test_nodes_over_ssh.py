@@ -1,0 +1,86 @@
+"""`hangwatch dump --nodes --via ssh` and `--via pdsh` through a real sshd on loopback."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.integration.test_dump_nodes import answer, incident_of, keep, remote, running
+from tests.integration.test_hostile_input import hangwatch
+from tests.ssh_nodes import needs_pdsh, needs_sshd, sshd
+
+pytestmark = needs_sshd
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with sshd(tmp_path_factory.mktemp("ssh") / "d", [f"n{number}" for number in range(5)]) as found:
+        yield found
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What each node prints; n4 has no hangwatch, n3 hangs."""
+    monkeypatch.setenv("PDSH_SSH_ARGS", f"-2 -a -x -F {config} %h")
+    for number in range(3):
+        keep(tmp_path / f"n{number}", [incident_of(range(8 * number, 8 * number + 8))])
+    remote(
+        tmp_path,
+        f"""port=${{SSH_CONNECTION##* }}
+node=$(cat {config.parent}/$port)
+case $node in n3) exec sleep 600;; n4) exec /nonexistent/hangwatch;; esac
+echo up >"$folder/up-$node"
+echo >&2 "it's $node's own"' shell: $HOME'
+print""",
+    )
+    return tmp_path
+
+
+VIA = {
+    "ssh": lambda config: ("--via", "ssh", "--via-options", f"-F {config}"),
+    "pdsh": lambda config: ("--via", "pdsh", "--via-options", "-R ssh"),
+}
+
+
+@pytest.mark.parametrize("via", ["ssh", pytest.param("pdsh", marks=needs_pdsh)])
+def test_nodes_behind_a_real_sshd(via: str, nodes: Path, config: Path) -> None:
+    command = ("--deadline", "15", "--remote-command", f"sh {nodes}/answer", "--json")
+    done = hangwatch("dump", "--nodes", "n[0-4],unreached", *VIA[via](config), *command)
+    told = answer(done)
+    assert told["answered"] == ["n0", "n1", "n2"], done.stderr
+    assert told["unanswered"] == ["n3", "unreached"]
+    (failed,) = told["failed"]  # type: ignore[misc]
+    assert (failed["nodes"], "--remote-command" in failed["reason"]) == (["n4"], True)
+    (job,) = told["jobs"]  # type: ignore[misc]
+    assert "rank 19 on n2" in job["verdict"]["message"]
+    assert "n0: it's n0's own shell: $HOME" in done.stderr
+    assert "unreached: ssh: connect to host 127.0.0.1" in done.stderr
+    wait_for(lambda: not running(nodes), "an end of the node that hung")
+
+
+@pytest.mark.parametrize(
+    ("via", "ending"),
+    [
+        ("ssh", signal.SIGINT),
+        ("ssh", signal.SIGKILL),
+        pytest.param("pdsh", signal.SIGINT, marks=needs_pdsh),  # killed, we leave a pdsh behind, until the deadline
+    ],
+)
+def test_when_we_are_ended_so_is_what_runs_behind_sshd(
+    via: str, ending: signal.Signals, nodes: Path, config: Path
+) -> None:
+    remote(nodes, 'echo up >"$folder/up-$$"; exec sh -c "sleep 600; true" "$folder"')
+    command = [sys.executable, "-m", "hangwatch", "dump", "--nodes", "n[0-1]", *VIA[via](config)]
+    with subprocess.Popen(
+        [*command, "--deadline", "600", "--remote-command", f"sh {nodes}/answer"], stderr=subprocess.PIPE
+    ) as asking:
+        wait_for(lambda: len(list(nodes.glob("up-*"))) == 2, "two nodes that run")
+        asking.send_signal(ending)
+        asking.wait(30)
+    wait_for(lambda: not running(nodes), "an end of what was started")

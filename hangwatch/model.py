@@ -536,7 +536,8 @@ class ProcessDump(Value, frozen=True):
     process above it to which all lead from which its own main thread receives. `file_lock` is the lock of a file for
     which its main thread waits, `store` what its sockets show of the store of its job. `stuck_on` is the file or pipe
     that its main thread reads or writes, where nobody of its job has it open. `recorders` are PyTorch's flight
-    recorders in its memory, one for each library, shortened (`hang.recorded.shortened`); none: not there, or not read.
+    recorders in its memory, one for each library, shortened (`hang.recorded.shortened`); `recorder_faults` say why one
+    could not be read. None of both: it is a worker, or was not asked any more in this round.
     """
 
     taken_monotonic_seconds: float
@@ -567,6 +568,7 @@ class ProcessDump(Value, frozen=True):
     stuck_on: str | None = None
     store: Store | None = None
     recorders: tuple[RankRecords, ...] = ()
+    recorder_faults: tuple[Fault, ...] = ()
 
 
 class RankId(Value, frozen=True):
@@ -733,6 +735,7 @@ class Member(Value, frozen=True):
     round. `user_frames` are the innermost ones of the user's own program in the stack that tells, without locals: where
     it stands, to the line. `recorded` is what its flight recorders showed in the first and in the last round,
     `receives` whether its main thread was in a call that receives, in the last one.
+    `recorder_faults` as in `ProcessDump`, of the last round.
     `is_held_outside`: in every round it stood in one call that no other thread of its process ends.
     `stay` is set where only other looks can tell whether it works.
     """
@@ -766,6 +769,7 @@ class Member(Value, frozen=True):
     store: Store | None = None
     user_frames: tuple[Frame, ...] = ()
     recorded: tuple[Recorded, ...] = ()
+    recorder_faults: tuple[Fault, ...] = ()
     receives: bool = False
     is_held_outside: bool = False
     stay: Stay | None = None

@@ -43,6 +43,8 @@ from hangwatch.probes import filesystems, freezer, main_thread, procs, pyspy, so
 ABSENT_LISTED = 64
 PEERS_LISTED = 8
 _DESCRIPTORS_KEPT = 16
+_MOST_FAULTS = 4  # of the recorders of one rank
+_FAULT_CHARACTERS = 256
 
 ObserveDump = Callable[[float, Fault | None], None]
 """Called after each dump with its duration in seconds and what went wrong, if anything."""
@@ -184,7 +186,7 @@ class _Taker(NamedTuple):
             call=call,
         )
         dump = self.around.exchanged(target.pid, dump)
-        recorders = self._recorders(target, end - time.monotonic())
+        recorders, recorder_faults = self._recorders(target, end - time.monotonic())
         with self._slot(end - now):
             before = main_thread.read_counters(target.pid, self.proc_root)
             threads, answer = self._stacks(target, counters.state, end - time.monotonic())
@@ -207,14 +209,22 @@ class _Taker(NamedTuple):
                 target.pid, counters.state, counters.wchan, self.proc_root, self.sys_root
             ),
             recorders=recorders,
+            recorder_faults=recorder_faults,
         )
 
-    def _recorders(self, target: ProcessId, left_seconds: float) -> tuple[RankRecords, ...]:
-        """What the flight recorders of a rank show; of its workers, and where the round is over, nothing."""
+    def _recorders(self, target: ProcessId, left_seconds: float) -> tuple[tuple[RankRecords, ...], tuple[Fault, ...]]:
+        """What the flight recorders of a rank show, and why one could not be read.
+
+        Of its workers, and where the round is over, nothing.
+        """
         if target not in self.ranks or self.stop.is_set() or left_seconds <= 0:
-            return ()
+            return (), ()
         read = torch_recorder.SHARED.read(target, self.share, recorded.NEWEST_KEPT)
-        return tuple(recorded.shortened(one) for one in read if not isinstance(one, Fault))
+        faults = (one for one in read if isinstance(one, Fault))
+        return (
+            tuple(recorded.shortened(one) for one in read if not isinstance(one, Fault)),
+            tuple(replace(one, detail=words.elided(one.detail, _FAULT_CHARACTERS)) for one in faults)[:_MOST_FAULTS],
+        )
 
     def _anothers(self, target: ProcessId) -> Fault | None:
         """Why the job's owner, who may read the incident, must not see this process: to the kernel it is not his."""

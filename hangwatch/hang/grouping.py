@@ -204,6 +204,7 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         stuck_on=motion.stuck_on(rank),
         store=answer.dump.store if answer.dump else None,
         recorded=_recorded(rank.rounds, main) if len(rank.rounds) > 1 else (),
+        recorder_faults=rank.rounds[-1].recorder_faults if rank.rounds else (),
         receives=_receives(rank.rounds),
         is_held_outside=motion.is_held_outside(rank, measured),
         stay=measured.stay,

@@ -8,7 +8,7 @@ import msgspec
 
 from hangwatch.hang.user_code import split_by_line
 from hangwatch.model import Capture, Fault, Group, Grouping, Incident, Job, Motion, RankId, Stack, Value, Verdict
-from hangwatch.report.phrases import group_ids
+from hangwatch.report.phrases import group_ids, notes
 
 SCHEMA_VERSION = 1
 """Of `Answer` and `Dump`: higher where a field changes its meaning or goes; new fields come without a new version."""
@@ -122,7 +122,7 @@ def answer(grouping: Grouping, verdict: Verdict, job: Job | None = None, capture
         groups=tuple(_group(group) for group in grouping.groups),
         absent=tuple((ranks.start, ranks.stop - 1) for ranks in grouping.absent),
         world_size=grouping.world_size,
-        notes=grouping.notes,
+        notes=notes(grouping),
         capture=capture,
     )
 

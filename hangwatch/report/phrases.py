@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch.hang import activity, clauses
-from hangwatch.model import Evidence, Group, Incident, JobState, Member, Motion, RankId, Stack, Verdict
+from hangwatch.model import Evidence, Fault, Group, Grouping, Incident, JobState, Member, Motion, RankId, Stack, Verdict
 from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, printable, utc, who
 
 _NAMED_LISTED = 4
+_REASONS_LISTED = 4
+_NO_RECORDER_EXPECTED = frozenset({"NoTorch", "ProcessGone"})
+_LIBRARIES = {"gloo": " in gloo", "nccl": " in NCCL"}
 _FOLDED = 200  # characters of a list of ranks or nodes
 _VOTES = {True: "for", False: "against", None: "context"}
 _STATES = {
@@ -39,6 +42,25 @@ def _listed(ids: Sequence[RankId]) -> list[str]:
         return [who([rank]) for rank in ids]
     where = nodes(ids)
     return [f"{count(len(ids))}: {elided(fold_ids(ids), _FOLDED)}{f' on {where}' if where else ''}"]
+
+
+def notes(grouping: Grouping) -> tuple[str, ...]:
+    """What the reader should know of the input, and why of which ranks there are no sequence numbers."""
+    return (*grouping.notes, *_unrecorded(grouping.members))
+
+
+def _unrecorded(members: Iterable[Member]) -> Iterator[str]:
+    """Why flight recorders could not be read, and what to set: each reason once; silent where there is no torch."""
+    found: dict[tuple[str, str], tuple[Fault, list[RankId]]] = {}
+    for member in members:
+        for fault in member.recorder_faults:
+            if fault.reason not in _NO_RECORDER_EXPECTED:
+                library = _LIBRARIES.get(fault.subject.rpartition(" ")[2], "")
+                found.setdefault((fault.reason, library), (fault, []))[1].append(member.id)
+    for (reason, library), (fault, ids) in sorted(found.items())[:_REASONS_LISTED]:
+        which = elided(who(sorted(ids, key=RankId.sort_key)), _FOLDED)
+        remedy = f"; {fault.remedy}" if fault.remedy else ""
+        yield f"no sequence numbers of {which}{library}: {fault.detail} ({reason}){remedy}"
 
 
 def nodes(ids: Iterable[RankId]) -> str:

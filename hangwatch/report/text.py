@@ -134,7 +134,7 @@ def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style) -> list
         "Who is where, outermost frame first", [*_tree_lines(merge_tree(shown), odd, style), *more], style
     )
     lines += _section("Evidence", _evidence_lines(verdict, style), style)
-    return lines + _section("Notes", [line for note in grouping.notes for line in style.wrapped(note)], style)
+    return lines + _section("Notes", [line for note in phrases.notes(grouping) for line in style.wrapped(note)], style)
 
 
 def _group_lines(group: Group, mark: str | None, style: _Style) -> Iterator[str]:

@@ -1,0 +1,81 @@
+"""Why a flight recorder could not be read: kept per rank, told once."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+from msgspec.structs import replace
+
+from hangwatch import config
+from hangwatch.flight_record import RankRecords
+from hangwatch.hang import activity
+from hangwatch.hang.grouping import group_ranks
+from hangwatch.model import Fault, Grouping, Incident, ProcessDump, RankDump, RankId, Verdict
+from hangwatch.report import as_json, html, text
+from tests import samples
+
+OFF = Fault(
+    subject="pid 7 nccl",
+    reason="RecorderOff",
+    detail="the flight recorder is off: its buffer has no room for a record",
+    remedy="set TORCH_FR_BUFFER_SIZE=2000 in the job",
+)
+NO_TORCH = Fault(subject="pid 7", reason="NoTorch", detail="it has not loaded torch")
+TOLD = "no sequence numbers of ranks 0-2 on a in NCCL: the flight recorder is off: its buffer has no room for a record"
+
+
+def grouped(*faults: tuple[Fault, ...], records: tuple[RankRecords, ...] = ()) -> Grouping:
+    ranks = [
+        RankDump(
+            id=RankId(node="a", rank=rank, pid=rank + 7),
+            rounds=(
+                ProcessDump(taken_monotonic_seconds=0.0, recorder_faults=(NO_TORCH,)),
+                ProcessDump(taken_monotonic_seconds=1.0, recorder_faults=of_rank, recorders=records),
+            ),
+        )
+        for rank, of_rank in enumerate(faults)
+    ]
+    return group_ranks(ranks, activity.load(), config.Capture())
+
+
+def told(grouping: Grouping) -> list[str]:
+    verdict = Verdict(kind="CannotTell", message="Nobody.")
+    notes = [note for note in as_json.answer(grouping, verdict).notes if "sequence numbers" in note]
+    said = " ".join(text.render_verdict(grouping, verdict).split())
+    page = html.render_grouping(grouping, verdict)
+    assert all(note in said and note in page for note in notes)
+    assert ("no sequence numbers" in said) == ("no sequence numbers" in page) == bool(notes)
+    return notes
+
+
+def test_the_reason_of_the_last_round_is_told_once_for_all_ranks_with_what_to_set() -> None:
+    grouping = grouped((OFF,), (replace(OFF, subject="pid 8 nccl"),), (OFF,), (NO_TORCH,))
+    assert grouping.members[0].recorder_faults == (OFF,)
+    assert told(grouping) == [f"{TOLD} (RecorderOff); set TORCH_FR_BUFFER_SIZE=2000 in the job"]
+
+
+def test_nothing_is_told_of_ranks_without_torch() -> None:
+    gone = replace(NO_TORCH, reason="ProcessGone")
+    assert told(grouped((NO_TORCH,), (gone,), ())) == []
+
+
+def test_two_libraries_and_many_reasons_are_told_apart_and_bounded() -> None:
+    gloo = replace(OFF, subject="pid 7 gloo", reason="UnknownLayout", detail="it fits in no known layout", remedy="")
+    assert told(grouped((OFF, gloo), (gloo,))) == [
+        "no sequence numbers of rank 0 on a (pid 7) in NCCL: the flight recorder is off: its buffer has no room for a record"
+        " (RecorderOff); set TORCH_FR_BUFFER_SIZE=2000 in the job",
+        "no sequence numbers of ranks 0-1 on a in gloo: it fits in no known layout (UnknownLayout)",
+    ]
+    many = grouped(*((replace(gloo, reason=f"Reason{number}"),) for number in range(9)))
+    assert len(told(many)) == 4
+
+
+def test_an_incident_keeps_the_reasons_and_one_of_before_is_read() -> None:
+    incident = replace(next(iter(samples.SAMPLES.values()))(), grouping=grouped((OFF,)))
+    raw = msgspec.json.encode(incident)
+    assert msgspec.json.decode(raw, type=Incident) == incident
+    before = json.loads(raw)
+    del before["grouping"]["groups"][0]["members"][0]["recorder_faults"]
+    old = msgspec.json.decode(json.dumps(before).encode(), type=Incident)
+    assert [member.recorder_faults for member in old.grouping.members] == [()]

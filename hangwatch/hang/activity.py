@@ -75,6 +75,7 @@ class _Marked(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class _Tables(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    packages: tuple[str, ...]
     activities: dict[str, Activity]
     rules: tuple[_Rule, ...]
     marks: tuple[_Marked, ...]
@@ -345,9 +346,10 @@ def names() -> tuple[str, ...]:
 
 @cache
 def packages() -> frozenset[str]:
-    """The packages that the rules of the built-in table name."""
+    """The packages that the built-in table names, in its rules or as no program of a user's."""
     paths = (path for rule in _built_in().rules for path in (*rule.files, rule.file) if "/" in path)
-    return frozenset(package for path in paths if (package := path.partition("/")[0]).isidentifier())
+    named = (path.partition("/")[0] for path in paths)
+    return frozenset(package for package in named if package.isidentifier()).union(_built_in().packages)
 
 
 @cache

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 from ClusterShell.NodeSet import NodeSet
 from ClusterShell.Task import task_self
 from ClusterShell.Worker.Exec import ExecClient, ExecWorker
@@ -17,6 +19,7 @@ MOST_ANSWER_BYTES = 32 << 20
 MOST_COMPLAINT_BYTES = 4 << 10
 MOST_LINE_BYTES = 1 << 20
 _TICK_SECONDS = 0.25
+_ENDING = re.compile(rb"=([0-9]{1,3})")
 
 
 class Reply(NamedTuple):
@@ -107,6 +110,17 @@ class _Collecting:
             self._output[node].clear()
             return False
         self._output[node] += text
+        return True
+
+    def has_begun(self, node: str) -> bool:
+        return bool(self._output.get(node))
+
+    def is_whole(self, node: str) -> bool:
+        """Whether a node has sent a whole JSON value."""
+        try:
+            msgspec.json.decode(self._output[node], type=msgspec.Raw)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            return False
         return True
 
     def ended(self, node: str, status: int | None, *, is_late: bool = False) -> None:
@@ -201,9 +215,15 @@ class _AllClient(_Client):
                 self._node_of[label] = name
             return
         node = self._node_of.get(label, "") if transport.names_itself else label
-        taken = collecting.take(node, text + b"\n", is_complaint=is_complaint)
-        if taken and not is_complaint and text == b"}":  # the last line of a form, see report.as_json.render
-            collecting.ended(node, None)
+        if transport.names_itself and not is_complaint and (ending := _ENDING.fullmatch(text)):
+            collecting.ended(node, int(ending[1]))
+        elif is_complaint:
+            collecting.take(node, text + b"\n", is_complaint=True)
+        elif text.startswith(b"{") or collecting.has_begun(node):
+            # Without line ends: srun(1) cuts lines of more than 1,024 bytes, and JSON needs none between its tokens.
+            taken = collecting.take(node, text, is_complaint=False)
+            if taken and text == b"}" and collecting.is_whole(node):
+                collecting.ended(node, None)
 
 
 class _Worker(ExecWorker):  # type: ignore[misc]

@@ -16,7 +16,7 @@ Via: TypeAlias = Literal["ssh", "pdsh", "srun", "kubectl", "local"]
 _WATCHED = (
     "exec 3<&0; timeout -k 2 {seconds:.0f} {command} </dev/null & p=$!; "
     "(read x <&3; kill $p) >/dev/null 2>&1 & w=$!; "
-    "wait $p; s=$?; kill $w 2>/dev/null; exit $s"
+    "wait $p; s=$?; kill $w 2>/dev/null; {ending}"
 )
 _PDSH_LINE = re.compile(rb"([^:\s]+): ?(.*)", re.DOTALL)
 _PDSH_STATUS = re.compile(rb"pdsh@[^:]+: ([^:\s]+): .* exited with exit code ([0-9]+)\s*")
@@ -57,8 +57,9 @@ class OnePerNode(NamedTuple):
 class OneForAll(NamedTuple):
     """One command that asks all nodes and puts a label before each line of theirs.
 
-    `label` splits a line into the label and the rest, `status` finds a node and how its command ended. With
-    `names_itself` labels are no nodes, and the first line of each is the name of its node.
+    `label` splits a line into the label and the rest, `status` finds in a line of its own a node and how its command
+    ended. With `names_itself` labels are no nodes: the first line of each is the name of its node, the last one "=" and
+    the exit code.
     """
 
     command: Sequence[str]
@@ -70,9 +71,12 @@ class OneForAll(NamedTuple):
 Transport: TypeAlias = OnePerNode | OneForAll
 
 
-def script(command: str, seconds: float) -> str:
-    """What a shell on the node runs: the command, for so long at most, and no longer than somebody asks."""
-    return _WATCHED.format(seconds=max(1.0, seconds), command=command)
+def script(command: str, seconds: float, ending: str = "exit $s") -> str:
+    """What a shell on the node runs: the command, for so long at most, and no longer than somebody asks.
+
+    `ending` is what it does with the exit code.
+    """
+    return _WATCHED.format(seconds=max(1.0, seconds), command=command, ending=ending)
 
 
 def ssh(command: str, seconds: float, options: Sequence[str] = ()) -> OnePerNode:
@@ -112,9 +116,9 @@ def pdsh(command: str, seconds: float, nodes: str, fanout: int, options: Sequenc
 
 def srun(command: str, seconds: float, nodes: Sequence[str], job: str, options: Sequence[str] = ()) -> OneForAll:
     """One step beside those of the job, a task on each node, without a GPU; slurmd says on which node a task is."""
-    step = ["--overlap", f"--jobid={job}", "--gres=gpu:0", "--label", "--unbuffered", "--kill-on-bad-exit=0"]
+    step = ["--overlap", f"--jobid={job}", "--gres=gpu:0", "--label", "--kill-on-bad-exit=0"]
     where = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"]
-    named = f"echo $SLURMD_NODENAME; {script(command, seconds)}"
+    named = f"echo $SLURMD_NODENAME; {script(command, seconds, 'echo; echo =$s')}"
     return OneForAll(
         ["srun", *step, *where, *options, "sh", "-c", named], _labelled(_SRUN_LINE), lambda _: None, names_itself=True
     )

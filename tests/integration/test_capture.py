@@ -105,6 +105,9 @@ def test_every_rank_and_its_workers_in_every_round(tmp_path: Path) -> None:
         first, second = rank.rounds
         assert second.taken_monotonic_seconds - first.taken_monotonic_seconds >= 0.2
         assert (first.state, first.state_after, first.fault) == ("S", "S", None)
+        counted = [first.main_before, first.main_after, second.main_before, second.main_after]
+        switches = [one.voluntary_switches for one in counted if one is not None]
+        assert len(switches) == 4 and switches == sorted(switches)
         assert first.cpu_seconds is not None and first.io_bytes is not None
         assert any(word in (first.wchan or "") for word in ("nanosleep", "nsleep", "poll", "select")), first.wchan
     assert seen == [None] * 18

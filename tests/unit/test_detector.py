@@ -44,6 +44,7 @@ def assert_times_mean_something(watch: JobWatch) -> None:
     assert watch.capturing or watch.state is not S.SUSPECTED
     assert all(gpu.stuck_watts is None or is_open or watch.state is S.SUSPECTED for gpu in watch.gpus.values())
     assert watch.over_since is None or watch.state is S.STARTING
+    assert watch.ended is None or watch.state is S.RECOVERED
 
 
 class Series:
@@ -404,6 +405,17 @@ def test_a_glance_that_ends_after_power_came_back_says_nothing() -> None:
     assert series.watch.glancing_since is not None
     series.feed(600, 10).glanced(8, 0)
     assert series.states == [S.TRAINING]
+
+
+def test_the_pause_to_the_next_glance_begins_where_the_last_one_ended() -> None:
+    series = Series().feed(600, 300).feed(84, 125).captured(0, 8)
+    while series.watch.glancing_since is None:
+        series.feed(84, 10)
+    ended = series.feed(84, 200).glanced(0, 0, unknown=8).now
+    asked = len(series.glances)
+    while len(series.glances) == asked:
+        series.feed(84, 1)
+    assert series.glances[-1] - ended >= DEFAULTS.hold_seconds
 
 
 def test_a_glance_that_never_comes_back_is_given_up() -> None:

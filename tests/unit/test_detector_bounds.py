@@ -10,7 +10,7 @@ from hangwatch.hang import detector, watched
 from hangwatch.hang.detector import Action, TakeCapture, Transition
 from hangwatch.hang.power import GpuPower
 from hangwatch.hang.watched import JobWatch, MotionCount
-from hangwatch.model import GpuSample, Job, JobState, ProcessId, Rank
+from hangwatch.model import GpuSample, Job, JobState, ProcessId, Rank, RankId
 from tests.unit.test_detector import assert_times_mean_something
 
 RULES = Detector(
@@ -443,3 +443,16 @@ def test_two_watches_of_one_job_are_the_first_with_what_the_second_knows() -> No
     assert ({process.pid for process in watch.generation}, watch.began, watch.since) == ({1, 2}, 20.0, 50.0)
     assert {uuid: gpu.limit_watts for uuid, gpu in watch.gpus.items()} == {"a": 1.0, "b": 3.0}
     assert watched.merged(second, first).began == 20.0
+
+
+def test_who_moved_in_an_earlier_hang_says_nothing_of_this_one() -> None:
+    """A job that was never at work, of four ranks: two move in one suspicion, a third one in the next."""
+
+    def movers(*ranks: int) -> dict[str, object]:
+        return {"movers": frozenset(RankId(rank=rank) for rank in ranks)}
+
+    job = Played().feed(520, 100.0).captured(frozen=2, moving=2, **movers(0, 1))
+    assert job.watch.state is JobState.STALLED
+    assert job.watch.moved
+    job.feed(300, WORK).feed(80, HANG)
+    assert (job.watch.state, job.watch.moved) == (JobState.SUSPECTED, frozenset())

@@ -24,6 +24,7 @@ from hangwatch.model import (
     Rank,
     RankId,
     SamplerStatus,
+    Signature,
     TimelineEntry,
     Verdict,
 )
@@ -226,6 +227,15 @@ def test_captures_are_counted_by_what_they_showed(seen: Grouping, result: str) -
     assert life.snapshot.captures == {result: 1}
 
 
+def test_a_capture_in_which_all_are_stopped_counts_as_a_rest() -> None:
+    stopped = tuple(
+        Member(id=RankId(node="n1", rank=rank), state="T", signature=Signature.STOPPED) for rank in range(2)
+    )
+    rests = Grouping(groups=(Group(key="k", activity="lock", members=stopped),))
+    assert progress.motion_count(rests).resting is JobState.SUSPENDED
+    assert progress.motion_count(count(frozen=2)).resting is None
+
+
 def test_a_glance_is_counted_opens_no_incident_and_begins_a_suspicion_where_all_stand_still() -> None:
     life = Life()
     life.discover(job())
@@ -353,6 +363,7 @@ def test_what_goes_on_is_saved_with_the_power_that_its_job_draws() -> None:
     assert saved.is_watched
     assert saved.incident.timeline[-1].unix_seconds == life.unix
     assert saved.incident == shown.jobs["42"].incident
+    assert shown.jobs["42"].watch.message == saved.incident.timeline[-1].message
     assert shown.jobs["42"].timeline == saved.incident.timeline
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -367,6 +368,13 @@ def test_who_is_told_to_stop_says_so_and_leaves_nobody_behind(target: Target) ->
     fault = fault_of(target.dump(target.pyspy("exec sleep 600"), stop=stop))
     assert said(fault) == ("Interrupted", "tool", "hangwatch was asked to stop", "")
     assert pyspy.left_behind() == 0
+
+
+def test_who_waits_for_an_answer_sleeps(target: Target) -> None:
+    program = target.pyspy(f"sleep 1; {STACKS}")
+    used = time.process_time()
+    assert target.dump(program).json == b"[]\n"
+    assert time.process_time() - used < 0.5
 
 
 def test_a_stop_that_nobody_asks_for_changes_nothing(target: Target) -> None:

@@ -100,6 +100,8 @@ def says(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = 
         # Half of the others must wait.
         ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(2, "unknown")), ("RankGone", 1, HIGH)),
         ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(3, "unknown")), ("CannotTell", 0, NONE)),
+        ((Ranks(1, "D"), Ranks(2, "ranks"), Ranks(2, "StackUnreadable")), ("RankBlocked", 1, HIGH)),
+        ((Ranks(1, "D"), Ranks(2, "ranks"), Ranks(3, "StackUnreadable")), ("CannotTell", 0, NONE)),
         # Most of them explicitly, or it is less sure.
         ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(2, "gpu")), ("RankGone", 1, HIGH)),
         ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(3, "gpu")), ("RankGone", 1, MEDIUM)),
@@ -118,6 +120,7 @@ def says(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = 
         ((Ranks(1, "nothing"), Ranks(5, "ranks"), Ranks(3, "gpu")), ("OutsideCollective", 1, MEDIUM)),
         # What is weak needs a clear majority, and those who wait explicitly.
         ((Ranks(1, "lock"), Ranks(4, "ranks"), Ranks(4, "gpu")), ("OutsideCollective", 1, MEDIUM)),
+        ((Ranks(1, "thread"), Ranks(4, "ranks"), Ranks(4, "gpu")), ("OutsideCollective", 1, MEDIUM)),
         ((Ranks(1, "lock"), Ranks(3, "ranks"), Ranks(4, "gpu")), ("OutsideCollective", 1, LOW)),
         ((Ranks(1, "unknown"), Ranks(3, "ranks")), ("OutsideCollective", 1, LOW)),
         ((Ranks(1, "unknown"), Ranks(2, "ranks")), ("CannotTell", 0, NONE)),
@@ -164,6 +167,13 @@ def test_a_rule_accuses_up_to_its_boundary(parts: tuple[Ranks, ...], expected: t
 )  # fmt: skip
 def test_what_was_measured_decides_who_is_suspect(parts: tuple[Ranks, ...], named: list[int]) -> None:
     assert [one.rank for one in verdict(*parts).named] == named
+
+
+def test_where_a_rule_finds_too_many_the_weaker_ones_behind_it_stay_silent() -> None:
+    """Five that hold the GIL cannot all be guilty; the one that is blocked elsewhere is not named in their place."""
+    held = Ranks(1, "unknown", signature=Signature.BLOCKED, utilization_ratio=0.0)
+    assert [one.rank for one in verdict(held, Ranks(5, "gpu"), Ranks(3, "ranks")).named] == [0]
+    assert verdict(held, Ranks(5, "gpu", owns_gil=True), Ranks(3, "ranks")).named == ()
 
 
 def test_a_rank_that_py_spy_found_gone_is_gone() -> None:

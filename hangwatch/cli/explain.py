@@ -62,7 +62,7 @@ def explain(
     them, with or without a prefix on each line: [host:rank], torchrun's [role3]:, srun --label's "3: ", mpirun
     --tag-output's [1,3]<stdout>:. Reads logs of ranks and torchelastic's error.json, too: who failed first, whose log
     ends before the others. Reads the dumps that torch makes of its flight recorder, as pickle (by the watchdog at a
-    time-out: nccl_trace_rank_3) or as JSON: who has not come to which collective. A folder is all such files in it
+    time-out: comm_lib_trace_rank_3) or as JSON: who has not come to which collective. A folder is all such files in it
     (torchrun's --log-dir), or the incident that it holds; links in it are not followed, and what begins with a dot is
     left out. "-" is standard input, for text.
     """
@@ -72,7 +72,8 @@ def explain(
     texts = [(path, folder) for path, folder in files if kinds[path] == "text"]
     with _progress(texts) as reading:
         collected = traces.collect(((str(path), _lines(path, folder)) for path, folder in reading), world_size)
-    recorders, notes = _flight_dumps([(path, folder) for path, folder in files if kinds[path] == "recorder"])
+    with _progress([(path, folder) for path, folder in files if kinds[path] == "recorder"]) as reading:
+        recorders, notes = _flight_dumps(reading)
     if left_out := sum(kind == "other" for kind in kinds.values()):
         notes.append(f"without text, left out: {words.count(left_out, 'file')}")
     collected = collected._replace(notes=(*recorders.notes, *collected.notes, *notes))
@@ -170,7 +171,7 @@ def _kind(path: Path, folder: Path | None) -> Literal["recorder", "text", "other
     return "text" if folder is None or b"\0" not in head else "other"
 
 
-def _flight_dumps(files: Sequence[_File]) -> tuple[flight_dumps.Joined, list[str]]:
+def _flight_dumps(files: Iterable[_File]) -> tuple[flight_dumps.Joined, list[str]]:
     """Dumps of flight recorders by rank, and notes on those in a folder that are refused.
 
     Raises InputError for one that was named.

@@ -46,7 +46,7 @@ _OPENS = re.compile(rb"^\s*\{\s*\"")
 _PICKLED = re.compile(rb"^\x80[\x02-\x05]")
 _VERSION = re.compile(r"^2\.\d{1,4}$")
 _PEERS = re.compile(r"^[a-z]+:(?:send|recv) (\d{1,7})(?:->|<-)\d{1,7}$")
-_RANKS = re.compile(r"^\[[\d, ]*\]$", re.ASCII)
+_RANKS = re.compile(r"^\[?[\d, ]*\]?$", re.ASCII)
 _DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
 
 
@@ -128,8 +128,8 @@ def _json(content: bytes) -> object:
         raise ValueError("holds more values than a flight recorder does")
     try:
         found: object = msgspec.json.decode(content)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"is no whole JSON: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"is no whole JSON: {words.elided(str(error), _MOST_NAME)}") from None
     return found
 
 
@@ -282,7 +282,7 @@ def _members(value: object) -> Iterator[GroupMembers]:
 
 
 def _ranks(value: object) -> list[int]:
-    """Ranks as torch's ranks_str writes them: `[0, 1, 2]`."""
+    """Ranks as torch's ranks_str writes them: `[0, 1, 2]`, or without the brackets."""
     if not isinstance(value, str) or len(value) > _LONGEST_RANKS or not _RANKS.match(value):
         raise ValueError("has a list of ranks that is none, or too long")
     numbers = sorted({int(number) for number in re.findall(r"\d{1,9}", value)})

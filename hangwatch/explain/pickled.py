@@ -14,6 +14,8 @@ import pickletools
 from collections.abc import Iterator
 from typing import NoReturn
 
+from hangwatch import words
+
 MOST_BYTES = 64 << 20
 MOST_OPCODES = 4_000_000
 _LONGEST_INTEGER_BYTES = 8
@@ -54,7 +56,7 @@ def plain_values(content: bytes) -> object:
     try:
         return _Unpickler(io.BytesIO(content)).load()
     except Exception as error:
-        raise ValueError(f"is no whole pickle: {error}") from None
+        raise ValueError(f"is no whole pickle: {words.elided(str(error), 128)}") from None
 
 
 def _refuse_all_else(content: bytes) -> None:

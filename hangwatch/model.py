@@ -388,6 +388,9 @@ STOPPED_STATES = frozenset("Tt")
 BLOCKED_STATES = frozenset("D")
 """The letter of a process inside a system call that no signal ends."""
 
+FUSE_WAITS = frozenset({"request_wait_answer"})
+"""Where in the kernel a process waits for the answer of a FUSE server, in state S at first (fs/fuse/dev.c)."""
+
 
 class Frame(Value, frozen=True):
     """One frame of a stack. `file` is the short path; `line` is None where it is not known."""

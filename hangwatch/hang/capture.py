@@ -22,6 +22,7 @@ from hangwatch.hang.traffic import link_rates
 from hangwatch.model import (
     BLOCKED_STATES,
     ENDED_STATES,
+    FUSE_WAITS,
     STOPPED_STATES,
     Capture,
     Fault,
@@ -279,7 +280,6 @@ class _Taker(NamedTuple):
 
 
 _MOUNT_DEADLINE_SECONDS = 3.0
-_FUSE_PLACES = frozenset({"request_wait_answer"})  # fs/fuse/dev.c: who waits for any FUSE; in state S at first
 _LATE = ("RoundDeadline", "the round was over before its turn came")
 
 
@@ -335,7 +335,7 @@ def _waits_for(rounds: Sequence[ProcessDump], mount: filesystems.Mount | None) -
     """Whether the kernel shows a process in a call on this file system in every round."""
     if mount is None:
         return False
-    places = _FUSE_PLACES if mount.type.startswith("fuse") else frozenset[str]()
+    places = FUSE_WAITS if mount.type.startswith("fuse") else frozenset[str]()
     return all(dump.state in BLOCKED_STATES or dump.called == mount.device or dump.wchan in places for dump in rounds)
 
 

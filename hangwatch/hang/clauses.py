@@ -10,6 +10,7 @@ from hangwatch.hang import frames as stack_frames
 from hangwatch.hang.user_code import caller, own_frame
 from hangwatch.model import (
     BLOCKED_STATES,
+    FUSE_WAITS,
     STOPPED_STATES,
     Behind,
     FileLock,
@@ -84,10 +85,14 @@ def tells_call(member: Member) -> bool:
 
 
 def _behind(one: Behind, member: Member, ranks: Mapping[int, RankId]) -> str:
-    """One file, pipe or peer. A file system that is served from elsewhere gives no answer where nothing flows."""
+    """One file, pipe or peer. A file system that is served from elsewhere gives no answer where nothing flows.
+
+    And where the kernel waits for it: a FIFO that lies there waits for its other end, in state S.
+    """
     match one.kind:
         case "file" if one.mount:
-            is_silent = one.is_remote and member.signature is Signature.BLOCKED
+            waits_for_it = member.state in BLOCKED_STATES or member.wchan in FUSE_WAITS
+            is_silent = one.is_remote and waits_for_it and member.signature is Signature.BLOCKED
             return f"{one.what}, on {one.mount}{', which gives no answer' if is_silent else ''}"
         case "pipe":
             return f"a pipe whose other end {_other(one, member, ranks)}"

@@ -105,8 +105,25 @@ PEER = Behind(kind="connection", what="10.0.0.7 port 29500")
 )  # fmt: skip
 def test_what_is_behind_a_call_is_said(call: KernelCall, signature: Signature, said: str) -> None:
     """A file system gives no answer only where nothing flows."""
-    member = Member(id=RankId(node="n1", rank=3, pid=13), signature=signature, kernel_call=call)
+    member = Member(id=RankId(node="n1", rank=3, pid=13), signature=signature, state="D", kernel_call=call)
     assert clauses.in_call(member, {13: member.id, 14: RankId(node="n1", rank=4, pid=14)}) == said
+
+
+@pytest.mark.parametrize(
+    ("state", "wchan", "is_silent"),
+    [
+        ("S", "request_wait_answer", True),
+        ("D", "rpc_wait_bit_killable", True),
+        ("S", "pipe_read", False),
+        ("S", None, False),
+    ],
+)
+def test_a_fifo_on_a_file_system_of_another_machine_does_not_make_that_silent(
+    state: str, wchan: str | None, *, is_silent: bool
+) -> None:
+    call = KernelCall(name="read", says="read from", rounds=2, descriptors=1, behind=(SHARD,))
+    member = Member(id=RankId(rank=3), signature=Signature.BLOCKED, state=state, wchan=wchan, kernel_call=call)
+    assert ("gives no answer" in (clauses.in_call(member, {}) or "")) is is_silent
 
 
 def test_the_call_of_the_one_rank_that_is_named_stands_in_the_sentence() -> None:

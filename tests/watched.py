@@ -39,10 +39,11 @@ class RealDaemon:
         environ: Mapping[str, str],
         *,
         prefix: Iterable[str] = (),
+        python: str = sys.executable,
         **sections: Mapping[str, object],
     ) -> None:
         self.folder = folder
-        self._prefix = list(prefix)
+        self._command = [*prefix, python, "-m", "hangwatch", "run", "--config"]
         self.state = folder / "state"
         self.state.mkdir(parents=True, exist_ok=True)
         merged = {name: {**QUICK.get(name, {}), **sections.get(name, {})} for name in {*QUICK, *sections}}
@@ -54,9 +55,10 @@ class RealDaemon:
         self.port = 0
 
     def __enter__(self) -> RealDaemon:
-        command = [*self._prefix, sys.executable, "-m", "hangwatch", "run", "--config", str(self.config)]
         with self.log_file.open("wb") as log:
-            self.process = subprocess.Popen(command, env=self._environ, stderr=log, stdout=log)
+            self.process = subprocess.Popen(
+                [*self._command, str(self.config)], env=self._environ, stderr=log, stdout=log
+            )
         try:
             line = wait_for(self._ready_line, "hangwatch to be ready", 60)
         except BaseException:

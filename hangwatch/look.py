@@ -187,7 +187,8 @@ def look_at(
     facts = host.facts(sweep.driver_version if sweep else None)
     here = job.ranks_here or None
     look = judged(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here)
-    if calls := _kernel_calls(taken, job, _pointed_at(look), proc_root):
+    is_ending = stop is not None and stop.is_set()
+    if calls := {} if is_ending else _kernel_calls(taken, job, _pointed_at(look), proc_root):
         ranks = tuple(replace(rank, kernel_call=calls.get(rank.id.pid)) for rank in taken.ranks)
         taken = replace(taken, ranks=ranks)
         look = judged(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here)
@@ -209,7 +210,7 @@ def _kernel_calls(taken: Capture, job: Job, pids: Collection[int], proc_root: Pa
     found: dict[int | None, KernelCall] = {}
     for rank in taken.ranks:
         target = ids.get(rank.id.pid or 0) if rank.id.pid in pids else None
-        if target is None:
+        if target is None or time.monotonic() > end:
             continue
         call = behind_call.read(target.pid, [dump.call for dump in rank.rounds], sorted(job.pids), end, proc_root)
         state, users = procs.read_state(target.pid, proc_root), set(procs.read_user_ids(target.pid, proc_root))

@@ -1,0 +1,41 @@
+"""The table of system calls: each number once, and those of this machine as its kernel headers have them."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+
+import pytest
+
+from hangwatch.probes import system_calls
+
+HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "/usr/include/asm-generic/unistd.h"}
+IN_HEADER = re.compile(r"#define __NR(?:3264)?_(\w+)\s+(\d+)")
+OTHER_NAMES = {"fstatat": "newfstatat"}  # asm-generic/unistd.h
+
+
+@pytest.mark.parametrize("machine", HEADERS)
+def test_each_number_is_one_call(machine: str) -> None:
+    known = [row.x86_64 if machine == "x86_64" else row.aarch64 for row in system_calls.rows().values()]
+    numbers = [number for number in known if number is not None]
+    assert len(set(numbers)) == len(numbers) == len(system_calls.names(machine)) > 60
+
+
+@pytest.mark.parametrize("machine", HEADERS)
+def test_the_numbers_are_those_of_the_kernel(machine: str) -> None:
+    """Where its headers are installed, as they are where C is compiled."""
+    header = Path(HEADERS[machine])
+    text = header.read_text() if header.exists() else ""
+    found = {OTHER_NAMES.get(name, name): int(number) for name, number in IN_HEADER.findall(text)}
+    named = {name: number for number, name in system_calls.names(machine).items()}
+    assert not found or named.items() <= found.items()
+
+
+def test_a_call_that_is_about_something_says_so() -> None:
+    assert all(row.says.startswith(name) for name, row in system_calls.rows().items() if row.on)
+
+
+def test_of_another_architecture_nothing_is_said() -> None:
+    assert system_calls.names("riscv64") == {}
+    assert system_calls.names(platform.machine()) == system_calls.names()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gzip
 import hmac
+import re
 import socket
 import ssl
 import time
@@ -81,6 +83,7 @@ class Server:
         self._reading = ThreadPoolExecutor(INCIDENT_THREADS, "http-incidents")
         self._status = _Page("application/json", lambda: msgspec.json.encode(status()), self._making)
         self._metrics = {wanted: _metrics(wanted, registry, self._making) for wanted in (OPENMETRICS, "")}
+        self._gzipped = {wanted: _Gzipped(page, self._making) for wanted, page in self._metrics.items()}
         self._main = Listener("http", self._answer, max_connections=settings.max_connections, tls=tls)
         self._health = Listener("health", self._answer_health, max_connections=HEALTH_CONNECTIONS)
         self.health_port = 0
@@ -114,7 +117,8 @@ class Server:
     async def _answer(self, request: Request) -> Answer:
         path = request.path
         if path == "/metrics":
-            return await self._metrics[OPENMETRICS if OPENMETRICS in request.headers.get("Accept", "") else ""].get()
+            pages = self._gzipped if _takes_gzip(request.headers.get("Accept-Encoding", "")) else self._metrics
+            return await pages[OPENMETRICS if OPENMETRICS in request.headers.get("Accept", "") else ""].get()
         if path == "/healthz":
             return await self._answer_health(request)
         if path == "/status":
@@ -167,6 +171,33 @@ class _Page:
         finally:
             now = time.monotonic()
             self._kept_until = now + max(LEAST_KEPT_SECONDS, now - began)
+
+
+class _Gzipped:
+    """A page for who takes it compressed, which happens once for each time that it was made."""
+
+    def __init__(self, page: _Page, pool: ThreadPoolExecutor) -> None:
+        self._page, self._pool = page, pool
+        self._plain: bytes | None = None
+        self._made: asyncio.Future[bytes] | None = None
+
+    async def get(self) -> Answer:
+        """The page; one request that is given up does not end the making of it for the others."""
+        answer = await self._page.get()
+        if self._made is None or answer.body is not self._plain:
+            self._plain = answer.body
+            self._made = asyncio.get_running_loop().run_in_executor(self._pool, gzip.compress, answer.body)
+        headers = {**answer.headers, "Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+        return answer._replace(body=await asyncio.shield(self._made), headers=headers)
+
+
+def _takes_gzip(accept_encoding: str) -> bool:
+    """Whether an Accept-Encoding names gzip and does not refuse it (RFC 9110, 12.5.3)."""
+    for one in accept_encoding.split(","):
+        coding, _, weight = one.partition(";")
+        if coding.strip().lower() in ("gzip", "x-gzip"):
+            return not re.fullmatch(r"\s*q\s*=\s*0(\.0*)?\s*", weight)
+    return False
 
 
 def _metrics(wanted: str, registry: CollectorRegistry, pool: ThreadPoolExecutor) -> _Page:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import os
@@ -381,6 +382,45 @@ def test_scrapes_at_the_same_time_are_one_and_delay_no_other_page() -> None:
         assert {scrape.result()[:2] for scrape in scrapes} == {scrapes[0].result()[:2]}
         assert b"slow 1.0" in scrapes[0].result()[1]
         assert slow.begun < 5
+
+
+@pytest.mark.parametrize(
+    ("accepted", "is_gzipped"),
+    [
+        ("gzip", True),
+        ("deflate, GZIP;q=0.5", True),
+        ("identity", False),
+        ("gzip;q=0", False),
+        ("br, gzip; q=0.000", False),
+        ("", False),
+    ],
+)
+def test_metrics_are_compressed_for_who_takes_them_so(accepted: str, is_gzipped: bool) -> None:
+    registry = CollectorRegistry()
+    watts = Gauge("watts", "power", ["gpu"], registry=registry)
+    for index in range(500):
+        watts.labels(f"GPU-{index}").set(index)
+    with server(registry=registry) as port:
+        _, plain, _ = get(port, "/metrics")
+        status, body, headers = get(port, "/metrics", **{"Accept-Encoding": accepted})
+    assert status == 200
+    assert (headers.get("Content-Encoding") == "gzip") == is_gzipped
+    assert (gzip.decompress(body) if is_gzipped else body) == plain
+    assert len(body) == int(headers["Content-Length"])
+    assert not is_gzipped or 4 * len(body) < len(plain)
+
+
+def test_what_is_compressed_is_what_was_made_last() -> None:
+    registry = CollectorRegistry()
+    step = Gauge("step", "of a job", registry=registry)
+
+    def shown(port: int) -> bytes:
+        return gzip.decompress(get(port, "/metrics", **{"Accept-Encoding": "gzip"})[1])
+
+    with server(registry=registry) as port:
+        for number in (1, 2):
+            step.set(number)
+            wait_for(lambda wanted=number: f"step {wanted}.0" in shown(port).decode(), f"step {number}")  # type: ignore[misc]
 
 
 def test_both_formats_of_metrics_whatever_else_is_asked_for() -> None:

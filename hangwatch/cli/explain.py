@@ -14,8 +14,9 @@ import click
 from msgspec.structs import replace
 
 from hangwatch import incident_file, inputs, words
+from hangwatch.cli.answers import html_option, json_option, print_answer
 from hangwatch.cli.errors import InputError
-from hangwatch.cli.files import MOST_FILES, files_below, write_text
+from hangwatch.cli.files import MOST_FILES, files_below
 from hangwatch.cli.watch import config_option, settings_from
 from hangwatch.explain import flight_dump, flight_dumps, log_evidence, traces
 from hangwatch.explain.pickled import MOST_BYTES as MOST_RECORDER_BYTES
@@ -23,8 +24,7 @@ from hangwatch.hang import culprit, dumped
 from hangwatch.hang.activity import load as load_activities
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.hang.recorded import shortened
-from hangwatch.model import MOST_RANKS, Grouping, Incident, Job, Verdict
-from hangwatch.report import as_json, html, text
+from hangwatch.model import MOST_RANKS, Incident
 
 LONGEST_LINE_BYTES = 16 << 20  # `py-spy dump --json` may print one line
 MOST_BYTES = 4 << 30  # of one file or of standard input
@@ -33,11 +33,6 @@ SNIFFED_BYTES = 8 << 10
 _REFUSED_TOLD = 8
 
 _File = tuple[Path, Path | None]  # and the folder in which it was found, None where it was named
-
-html_option = click.option(
-    "--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report as one page."
-)
-json_option = click.option("--json", "as_json_form", is_flag=True, help="Print JSON, as docs/json.md describes it.")
 
 
 @click.command()
@@ -114,18 +109,6 @@ def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
         told = sorted(f"{job.job_id} ({job.owner or 'owner unknown'}, key {job.key})" for job in jobs.values())
         raise InputError(f"these incidents are of several jobs: {', '.join(told)}\n  give those of one job at a time")
     return list(newest.values())
-
-
-def print_answer(
-    grouping: Grouping, verdict: Verdict, job: Job | None, as_json_form: bool, html_path: Path | None
-) -> None:
-    """Print the verdict on groups as text or JSON; as a page, too, where one is asked for."""
-    if html_path is not None:
-        write_text(html_path, html.render_grouping(grouping, verdict))
-    if as_json_form:
-        click.echo(as_json.render(as_json.answer(grouping, verdict, job)), nl=False)
-    else:
-        click.echo(text.render_verdict(grouping, verdict, color=sys.stdout.isatty()), nl=False)
 
 
 def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident]]:

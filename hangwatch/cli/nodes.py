@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from hangwatch import incident_file, inputs, words
+from hangwatch.cli.answers import html_option, json_option, print_answer
 from hangwatch.cli.errors import InputError
-from hangwatch.cli.explain import html_option, json_option, print_answer
 from hangwatch.cli.files import files_below, write_text
 from hangwatch.fleet import across, nodeset, sighting, transports
 from hangwatch.fleet.merge import Gathering

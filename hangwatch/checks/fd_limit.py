@@ -15,16 +15,18 @@ from msgspec import Meta
 
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Point, Value
+from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
 from hangwatch.probes import pidfiles, pseudofiles
 from hangwatch.probes.node import Node
 
 NODE_OPEN = Metric(name="fd_open_files", help="files open on the node (fs.file-nr)")
 NODE_MAX = Metric(name="fd_max_files", help="files that the node may open (fs.file-max)")
-LABELS = (*contract.RANK, "role")
-OPEN = Metric(name="fd_process_open_files", help="open files of the process of this role with most", labels=LABELS)
-SOFT = Metric(name="fd_process_soft_limit", help="lowest soft limit on open files", labels=LABELS)
-HARD = Metric(name="fd_process_hard_limit", help="lowest hard limit on open files", labels=LABELS)
+LABELS = (*contract.JOB, "role")
+OPEN = Metric(
+    name="fd_process_open_files", help="open files of the job's process of this role with most", labels=LABELS
+)
+SOFT = Metric(name="fd_process_soft_limit", help="the job's lowest soft limit on open files", labels=LABELS)
+HARD = Metric(name="fd_process_hard_limit", help="the job's lowest hard limit on open files", labels=LABELS)
 
 REMEDY_JOB = (
     "raise it where the job starts: LimitNOFILE=1048576 in slurmd's or containerd's unit, `ulimit -n`, "
@@ -127,15 +129,18 @@ def _launchers(proc_root: Path, comms: tuple[str, ...]) -> Iterator[Holder]:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Numbers of the node, and per rank and role the process that is nearest to its limit."""
+    """Numbers of the node, and of each job and role the worst; which rank that is, the verdict says.
+
+    A series for each rank would be half of what a node with eight ranks exports.
+    """
     yield NODE_OPEN.point(sample.node_open)
     yield NODE_MAX.point(sample.node_max)
-    groups: dict[tuple[contract.RankName, str], list[Holder]] = {}
+    groups: dict[tuple[JobName, str], list[Holder]] = {}
     for holder in sample.holders:
         if holder.rank is not None:
-            groups.setdefault((holder.rank, holder.role), []).append(holder)
-    for (rank, role), holders in groups.items():
-        labels = {**rank.labels, "role": role}
+            groups.setdefault((holder.rank.job, holder.role), []).append(holder)
+    for (job, role), holders in groups.items():
+        labels = {**job.labels, "role": role}
         yield OPEN.point(max(holder.open or 0 for holder in holders), **labels)
         yield SOFT.point(min(holder.soft for holder in holders), **labels)
         yield HARD.point(min(holder.hard for holder in holders), **labels)

@@ -37,8 +37,8 @@ def test_well_with_ranks_and_workers(tree: NodeTree) -> None:
         tree.process(pid, open_files=pid)
     result = run("fd_limit", tree.node(job(rank(10, 3, workers=[11, 12]))))
     assert told(result) == ("OK", "FilesLeft")
-    assert values(result, "fd_process_open_files") == {("77", "3", "rank"): 10, ("77", "3", "worker"): 12}
-    assert values(result, "fd_process_soft_limit") == {("77", "3", "rank"): 1048576, ("77", "3", "worker"): 1048576}
+    assert values(result, "fd_process_open_files") == {("77", "rank"): 10, ("77", "worker"): 12}
+    assert values(result, "fd_process_soft_limit") == {("77", "rank"): 1048576, ("77", "worker"): 1048576}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_unlimited_is_a_limit_too(tree: NodeTree) -> None:
     tree.process(10, soft="unlimited", hard="unlimited")
     result = run("fd_limit", tree.node(job(rank(10))))
     assert told(result) == ("OK", "FilesLeft")
-    assert values(result, "fd_process_hard_limit") == {("77", "0", "rank"): math.inf}
+    assert values(result, "fd_process_hard_limit") == {("77", "rank"): math.inf}
 
 
 def test_a_node_without_the_file(tmp_path: Path) -> None:
@@ -120,7 +120,15 @@ def test_a_pid_that_vanishes_between_two_reads_is_no_fault(tree: NodeTree) -> No
     result = run("fd_limit", tree.node(job(rank(10), rank(11, 1), rank(12, 2))))
     assert told(result) == ("OK", "FilesLeft")
     assert not result.faults
-    assert set(values(result, "fd_process_open_files")) == {("77", "0", "rank")}
+    assert set(values(result, "fd_process_open_files")) == {("77", "rank")}
+
+
+def test_of_many_ranks_the_worst_is_exported_and_named(tree: NodeTree) -> None:
+    for number in range(8):
+        tree.process(10 + number, open_files=90 if number == 5 else 3, soft="100", hard="100")
+    result = run("fd_limit", tree.node(job(*(rank(10 + number, number) for number in range(8)))))
+    assert values(result, "fd_process_open_files") == {("77", "rank"): 90}
+    assert result.verdict is not None and "rank 5 of job 77 (pid 15)" in result.verdict.message
 
 
 def test_a_real_process_near_its_limit() -> None:
@@ -136,7 +144,7 @@ def test_a_real_process_near_its_limit() -> None:
         assert child.stdout and child.stdout.readline() == "ready\n"
         result = run("fd_limit", Node(jobs=(job(real_rank(child.pid)),)))
         assert told(result) == ("CRITICAL", "FilesExhausted")
-        assert values(result, "fd_process_open_files")["77", "0", "rank"] == 19
+        assert values(result, "fd_process_open_files")["77", "rank"] == 19
         child.stdin.close()  # type: ignore[union-attr]
 
 

@@ -32,6 +32,7 @@ NODES = ("node-a", "node-b")
 WAITS_FOR: dict[Stance, str] = {"elsewhere": "nothing", "held": "lock", "waits": "ranks", "unclear": "thread"}
 SINCE_1970 = 1_790_000_000.0
 STEP = Frame(function="step", file="train.py", line=7)
+DONE_AND_AWAY: tuple[Stance, ...] = ("waits", "elsewhere", "elsewhere")
 JOBS = 160
 JOBS_AT_ONCE = 40  # promtool takes 10,000 samples in one query, by no setting more
 ASKED_FOR = ("hangwatch_rank_", "hangwatch_job_collective_", "hangwatch_job_info", "hangwatch_job_ranks")
@@ -235,6 +236,36 @@ def test_who_has_not_come_is_on_another_node(tmp_path: Path) -> None:
     assert [answer_of(case).named for case in cases] == [(3,), (3,), (3,), ()]
     assert complaints(cases, tmp_path) == ""
     assert odd_ranks(cases, {"k1": (3,), "k2": (3,), "k3": (3,)}, tmp_path) == ""
+
+
+def test_edges_that_are_seldom_drawn(tmp_path: Path) -> None:
+    waiting: tuple[Stance, ...] = ("waits", "waits", "waits")
+    three = tuple(standing(rank, waits(6)) for rank in range(3))
+    other = member(3, recorder(record(6, operation="gloo:all_gather", state="open")))
+    late = standing(3, done(5))
+    in_both = {WORLD: (6, 6), "1": (3, 3)}
+    pair = (standing(0, {WORLD: (10, 10), "1": (10, 11)}), standing(1, {WORLD: (9, 10), "1": (11, 11)}))
+    third = standing(2, {WORLD: (10, 11), "1": (11, 11)})
+    cases = [
+        Case("differs", (*three, other, standing(4, done(5))), (*waiting, "waits", "elsewhere"), 5),
+        Case("elsewhere", (*pair, standing(2, waits(10))), ("waits", "elsewhere", "waits"), 3),
+        Case(
+            "company", (*pair, third, *(standing(rank, waits(10)) for rank in (3, 4))), (*waiting, "waits", "waits"), 5
+        ),
+        Case("both", tuple(standing(rank, in_both) for rank in range(2)), ("waits", "waits"), 2),
+        Case("outnumbered", (standing(0, waits(6)), standing(1, done(5)), standing(2, done(5))), DONE_AND_AWAY, 3),
+        Case("twice", (*three[:2], late, three[2], late), ("waits", "waits", "elsewhere", "waits", "elsewhere"), 4),
+    ]
+    kinds = {case.key: kind_of(case, answer_of(case)) for case in cases}
+    assert kinds == {
+        "differs": "Mismatch",
+        "elsewhere": "FirstLook",
+        "company": "Circle",
+        "both": "",
+        "outnumbered": "",
+        "twice": "",
+    }
+    assert complaints(cases, tmp_path) == ""
 
 
 def test_what_has_been_overwritten_is_not_known_and_the_stacks_stand(tmp_path: Path) -> None:

@@ -23,8 +23,10 @@ from hangwatch.hang import by_number, waitfor, watched
 from hangwatch.hang.waitfor import Answer, Stance
 from hangwatch.model import Frame, Group, Grouping, GroupRecords, JobState, Member
 from tests import samples
+from tests.conftest import wait_for
 from tests.deploy import promql
 from tests.deploy.promql import RULES
+from tests.recorder_jobs.started import KEY, started
 from tests.servers import run
 from tests.unit.test_waitfor import WORLD, Numbers, done, member, record, recorder, standing, waits
 
@@ -418,3 +420,32 @@ def test_the_page_says_who_has_not_come(case: Case, summary: str, who: str, tmp_
     }
     page = {"eval_time": "10s", "alertname": "HangwatchTrainingHung", "exp_alerts": [alert]}
     assert promtool([{"interval": "5s", "input_series": series, "alert_rule_test": [page]}], tmp_path) == ""
+
+
+# --- real jobs ---------------------------------------------------------------------------------------------------------
+
+REAL = {
+    "own_code": "NotCome",
+    "open_and_stuck": "FirstLook",
+    "wrong_group": "Circle",
+    "wrapped_over_a_rare_one": "",
+}
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_job_over_two_nodes(name: str, tmp_path: Path) -> None:
+    """Jobs of the answer key, as if each half of their ranks were on a node of its own."""
+    with started(name, tmp_path) as job:
+
+        def settled() -> Case | None:
+            grouping = job.look().grouping
+            stance = by_number.stance_of(grouping)
+            members = tuple(sorted(grouping.members, key=lambda one: one.id.sort_key()))
+            case = Case(name, members, tuple(map(stance, members)), grouping.world_size)
+            return case if kind_of(case, answer_of(case)) == REAL[name] else None
+
+        case = wait_for(settled, f"{name} to be {REAL[name] or 'not known'}")
+    assert answer_of(case).named == tuple(KEY[name].get("named", ()))
+    assert complaints([case], tmp_path) == ""

@@ -6,7 +6,9 @@ Each node's incident.json holds three rounds of stacks as the daemon writes them
 two other threads and a flight recorder; one rank in 1024 is in its data loader, the others wait in one collective. The
 files are written first; then the real command reads their folder in a process of its own. "CPU" is all that this
 process took, the interpreter's start included, "peak" its largest resident set. "whole" is a process that decodes
-incidents as the model has them, and merges and judges those: what it costs to read more than merging uses.
+incidents as the model has them, and merges and judges those: what it costs to read more than merging uses. "slow" is by
+how much a loop of some milliseconds took longer right after the command, in the middle, than its quickest turn: what a
+machine shared with others adds to CPU time, too.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -196,6 +199,17 @@ def measured(command: list[str], nodes: int) -> tuple[float, float]:
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
+def slowness() -> float:
+    turns = sorted(_turn() for _ in range(1000))
+    return turns[len(turns) // 2] / turns[0]
+
+
+def _turn() -> float:
+    began = time.perf_counter()
+    sum(range(100_000))
+    return time.perf_counter() - began
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=list(SIZES))
@@ -207,17 +221,21 @@ def main() -> None:
     if options.whole:
         whole(options.whole)
         return
-    print("| nodes | ranks | files MB | CPU s | peak MB | whole CPU s | whole peak MB |")
-    print("|---:|---:|---:|---:|---:|---:|---:|")
+    print("| nodes | ranks | files MB | CPU s | peak MB | slow | whole CPU s | whole peak MB |")
+    print("|---:|---:|---:|---:|---:|---:|---:|---:|")
     for nodes in options.nodes:
         with tempfile.TemporaryDirectory() as folder:
             size = write_nodes(Path(folder), nodes) / 1e6
             cpu, peak = measured([sys.executable, "-m", "hangwatch", "merge", "--json", folder], nodes)
+            slow = slowness()
             of_model = "| - | - |"
             if nodes <= options.whole_at_most:
                 seconds, megabytes = measured([sys.executable, __file__, "--whole", folder], nodes)
                 of_model = f"| {seconds:.2f} | {megabytes:.0f} |"
-        print(f"| {nodes:,} | {nodes * RANKS_PER_NODE:,} | {size:.0f} | {cpu:.2f} | {peak:.0f} {of_model}", flush=True)
+        print(
+            f"| {nodes:,} | {nodes * RANKS_PER_NODE:,} | {size:.0f} | {cpu:.2f} | {peak:.0f} | {slow:.1f} {of_model}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ TOGETHER = (
     "deploy/test_container.py",
     "deploy/test_grafana.py",
     "integration/test_demo_node.py",
+    "integration/test_nodes_over_slurm.py",
+    "integration/test_nodes_over_ssh.py",
     "integration/test_torchrun.py",
     "test_contract.py",
 )

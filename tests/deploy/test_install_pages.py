@@ -21,6 +21,7 @@ from hangwatch.cli import hangwatch as hangwatch_command
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted((REPOSITORY / "docs").glob("install-*.md"))
 SYSTEMD, SLURM, KUBERNETES = (REPOSITORY / f"docs/install-{name}.md" for name in ("systemd", "slurm", "kubernetes"))
+MANY_NODES = REPOSITORY / "docs/many-nodes.md"
 SCHEMA = REPOSITORY / "deploy/helm/hangwatch/values.schema.json"
 
 
@@ -57,14 +58,14 @@ def test_there_is_a_page_for_each_way_to_install() -> None:
     assert sorted([SYSTEMD, SLURM, KUBERNETES]) == PAGES
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, MANY_NODES], ids=lambda page: page.stem)
 def test_commands_options_and_checks_exist(page: Path) -> None:
     calls = hangwatch_calls(page)
     assert len(calls) > 2
     for name, *arguments in calls:
         command = _commands()[name]
         options = {text for parameter in command.params for text in parameter.opts}
-        assert {word for word in arguments if word.startswith("-")} <= options, (name, arguments)
+        assert {word for word in arguments if word.startswith("-") and word != "-"} <= options, (name, arguments)
         if name == "check":
             values = {"critical", "warning"}
             assert {word for word in arguments if word[0] not in "-0123456789"} - values <= set(discovery.checks()), (

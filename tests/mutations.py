@@ -53,6 +53,7 @@ DETECTOR_TESTS = (
     "unit/test_detector_bounds.py",
     "unit/test_detector.py",
     "unit/test_progress.py",
+    "unit/test_progress_bounds.py",
     "unit/test_waiting_launchers.py",
     "unit/test_pauses.py",
 )

@@ -62,15 +62,16 @@ class LastEnqueued(NamedTuple):
 class FlightDump(NamedTuple):
     """What one file tells of one process; `version` is that of the format.
 
-    `possible_ranks` are the global ranks that it can be of by the groups whose operations it holds, None where these
-    have no list of members. `newest_unix_seconds` is the latest time that stands in it: it was written later.
+    `possible_ranks` are the global ranks that it can be of by the groups whose operations it holds, as [first, last] of
+    each range, None where these have no list of members. `newest_unix_seconds` is the latest time that stands in it: it
+    was written later.
     """
 
     recorders: tuple[RankRecords, ...]
     version: str
     newest_unix_seconds: float
     world_size: int | None = None
-    possible_ranks: frozenset[int] | None = None
+    possible_ranks: tuple[tuple[int, int], ...] | None = None
     last: LastEnqueued | None = None
 
     @property
@@ -353,7 +354,9 @@ def _has_lost(found: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) ->
     return _whole_from(found, statuses) > 0 or any(number > 1 for number in begins.values())
 
 
-def _possible_ranks(found: Sequence[FlightRecord], members: Sequence[GroupMembers]) -> frozenset[int] | None:
+def _possible_ranks(
+    found: Sequence[FlightRecord], members: Sequence[GroupMembers]
+) -> tuple[tuple[int, int], ...] | None:
     """The ranks that are in all groups of which there are operations; one, where a send or recv tells its place."""
     listed = {one.name: one.ranks for one in members}
     possible: set[int] | None = None
@@ -369,7 +372,7 @@ def _possible_ranks(found: Sequence[FlightRecord], members: Sequence[GroupMember
         if peers and int(peers.group(1)) < len(ranks):
             ranks = [ranks[int(peers.group(1))]]
         possible = set(ranks) if possible is None else possible & set(ranks)
-    return None if possible is None else frozenset(possible)
+    return None if possible is None else spans(range(rank, rank + 1) for rank in possible)
 
 
 def _last(rows: Sequence[Mapping[str, object]]) -> LastEnqueued | None:

@@ -96,11 +96,12 @@ def _numbered(files: Sequence[DumpFile], notes: list[str]) -> dict[int, list[Dum
     for one in files:
         number, sure = told.get(one.name, (None, False))
         possible = one.dump.possible_ranks
-        if number is None and possible is not None and len(possible) == 1:
-            found[min(possible)].append(one)
+        only = possible[0][0] if possible and possible[0][0] == possible[-1][1] else None
+        if number is None and only is not None:
+            found[only].append(one)
         elif number is None or (possible is None and not sure):
             unknown.append(one)
-        elif possible is not None and number not in possible:
+        elif possible is not None and not any(first <= number <= last for first, last in possible):
             contradicted.append(one)
         else:
             found[number].append(one)

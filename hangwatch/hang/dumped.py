@@ -60,11 +60,11 @@ def judge(verdict: Verdict, grouping: Grouping, records: Records) -> Verdict:
         said = f"{_ASYNCHRONOUS} {_ONE_MOMENT}" if unseen else _ONE_MOMENT
         return replace(verdict, message=f"{verdict.message} {said}", confidence=sure)
     evidence = verdict.evidence if has_sequence else (*verdict.evidence, *_open_then(grouping.world_size, records))
-    if any(group.fault is None for group in grouping.groups):
+    if any(group.fault != _NO_STACK for group in grouping.groups):
         return replace(verdict, evidence=evidence)
     told = [one.message for one in evidence if one.kind == "sequence"]
     evidence = tuple(one for one in evidence if one.kind == "sequence")
-    said = f"{'; '.join(told)}" if told else "no collective was open when they were written"
+    said = f"{'; '.join(told)}" if told else "they show no open collective that can be compared"
     message = f"By dumps of the flight recorders of {words.count(len(records))} nobody can be pointed at: {said}. "
     return Verdict(kind="RecordsOnly", message=f"{message}{_ONE_MOMENT} {_STACKS}.", evidence=evidence)
 

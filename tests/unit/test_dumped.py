@@ -17,7 +17,7 @@ from hangwatch.explain.flight_dumps import DumpFile
 from hangwatch.hang import activity, by_number, culprit, dumped, rules
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.hang.waitfor import Answer
-from hangwatch.model import Confidence, Grouping, Verdict
+from hangwatch.model import Confidence, Fault, Group, Grouping, Member, RankId, Verdict
 from tests.unit.test_flight_dump import CREATED_NS, entry, parse
 
 TABLE = activity.load()
@@ -142,6 +142,18 @@ def test_stacks_that_answer_let_a_rank_be_named_with_medium_confidence() -> None
     sure = dumped.judge(replace(named, evidence=by_number.evidence(answer)), Grouping(groups=()), {})
     assert (sure.confidence, verdict.confidence) == (Confidence.MEDIUM, Confidence.NONE)
     assert sure.message.endswith("the one at which torch's dumps were written.")
+
+
+def test_what_the_kernel_says_of_a_rank_is_not_hidden_by_dumps() -> None:
+    denied = Fault(subject="pid 7", reason="PermissionDenied", detail="no right")
+    group = Group(key="x", activity="unknown", fault=denied, members=(Member(id=RankId(rank=0)),))
+    blocked = Verdict(kind="RankBlocked", message="Rank 0 is blocked.", named=(RankId(rank=0),))
+    _, alone = judged({0: recorder(0, [WORLD], 0)}, 5.0)
+    records = flight_dumps.join([DumpFile("rank0", CREATED_NS / 1e9, parse(recorder(0, [WORLD], 0)))]).by_rank
+    found = dumped.judge(blocked, Grouping(groups=(group,)), records)
+    assert (found.named, found.message) == (blocked.named, blocked.message)
+    assert [one.kind for one in found.evidence] == ["sequence"]
+    assert alone.kind == "RecordsOnly"
 
 
 PROGRAMS = st.lists(st.sampled_from([WORLD, ("1", "all_reduce"), ("2", "barrier")]), min_size=1, max_size=8)

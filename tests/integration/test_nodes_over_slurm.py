@@ -55,7 +55,7 @@ case $node in n0) exec /nonexistent/hangwatch;; n1) exec sleep 600;; esac
 print""",
     )
     done = hangwatch(
-        "dump", "--jobid", job, "--via", "srun", "--remote-command", f"sh {nodes}/answer", "--deadline", "15", "--json"
+        "dump", "--jobid", job, "--via", "srun", "--remote-command", f"sh {nodes}/answer", "--deadline", "25", "--json"
     )
     told = answer(done)
     assert (told["answered"], told["unanswered"]) == (["n2"], ["n1"])

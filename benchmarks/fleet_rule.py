@@ -1,0 +1,174 @@
+"""What the rules on jobs cost a Prometheus when one large job hangs: before and after a change of them, in one run.
+
+    .venv/bin/python benchmarks/fleet_rule.py [--ranks 16384] [--nodes-of 8] RULES...
+
+The series are those that each node exports of an incident in which one rank has not come to a collective of the default
+group, and every rank has used two more groups. One server of loopback shows them, a real Prometheus scrapes it and
+evaluates one file of rules after the other. Counted is the CPU of that process between two evaluations of the group
+`hangwatch-jobs`, the scrape left out: on a machine that others use, wall time says little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import structs
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from hangwatch import metrics  # noqa: E402
+from hangwatch.board import JobEntry, Snapshot  # noqa: E402
+from hangwatch.config import Detector  # noqa: E402
+from hangwatch.hang import watched  # noqa: E402
+from hangwatch.model import Frame, Group, Grouping, JobState, Member  # noqa: E402
+from tests import samples  # noqa: E402
+from tests.servers import RealPrometheus  # noqa: E402
+from tests.unit.test_waitfor import WORLD, standing  # noqa: E402
+
+WAIT = Frame(function="all_reduce", file="torch/distributed/distributed_c10d.py", line=9)
+OWN = Frame(function="step", file="train.py", line=7)
+GROUP = "hangwatch-jobs"
+SCRAPE_SECONDS = 120.0
+MOST_SECONDS = 300.0
+
+
+def rank(number: int, odd: int) -> Member:
+    """One of all: it waits in number 6 of the default group, and has used two more."""
+    more = {f"tp{number // 8}": (900, 901), f"dp{number % 8}": (70, 71)}
+    return standing(number, {WORLD: (5, 6) if number == odd else (6, 6), **more})
+
+
+def lines(ranks: int, ranks_of_node: int) -> Iterator[str]:
+    """What all nodes export of the job, with the labels that Prometheus would add."""
+    odd = ranks * 3 // 5
+    for node, first in enumerate(range(0, ranks, ranks_of_node)):
+        here = [rank(number, odd) for number in range(first, min(first + ranks_of_node, ranks))]
+        waits = Group(
+            key="w",
+            activity="collective_wait",
+            waits_for="ranks",
+            frames=(WAIT,),
+            members=tuple(one for one in here if one.id.rank != odd),
+        )
+        apart = Group(
+            key="o",
+            activity="unknown",
+            waits_for="nothing",
+            frames=(OWN,),
+            members=tuple(one for one in here if one.id.rank == odd),
+        )
+        grouping = Grouping(groups=tuple(one for one in (waits, apart) if one.members), world_size=ranks)
+        job = structs.replace(samples.job(range(len(here)), ranks), job_key="k1")
+        incident = samples.replaced(samples.all_waiting(), job=job, grouping=grouping, state=JobState.HUNG)
+        watch = structs.replace(watched.begin(job, 0.0), state=JobState.HUNG)
+        entry = JobEntry(job=job, watch=watch, page=True, incident=incident)
+        for family in metrics.families(Snapshot(jobs={"k1": entry}), 0.0, Detector()):
+            for sample in family.samples:
+                if "job_key" in sample.labels:
+                    labels = {"job": "hangwatch", "instance": f"node-{node}", **sample.labels}
+                    text = ",".join(f'{name}="{value}"' for name, value in labels.items())
+                    yield f"{sample.name}{{{text}}} {sample.value}\n"
+
+
+def serve(body: bytes) -> ThreadingHTTPServer:
+    """A server of this text, on loopback."""
+
+    class Exporter(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Exporter)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+class Fleet(RealPrometheus):
+    """A Prometheus that takes job and instance from what it scrapes."""
+
+    def command(self) -> list[str]:
+        """As of the others."""
+        self._config["scrape_configs"][0]["honor_labels"] = True
+        return super().command()
+
+
+class Cost(NamedTuple):
+    """CPU seconds of one evaluation of the group, and how many ranks the last one named or set apart."""
+
+    cpu_seconds: float
+    evaluations: int
+    odd: float
+
+
+def measure(port: int, rules: Path, rounds: int) -> Cost:
+    """What so many evaluations cost, after the first that named somebody."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Fleet(Path(folder), {"all": f"127.0.0.1:{port}"}, rules=[rules], scrape_seconds=SCRAPE_SECONDS) as prometheus,
+    ):
+        end = time.monotonic() + MOST_SECONDS
+        while not prometheus.query("count(hangwatch:odd_rank:held)") and time.monotonic() < end:
+            time.sleep(0.5)
+        seen, before = _spent(prometheus)
+        while (began := _spent(prometheus))[0] == seen and time.monotonic() < end:
+            time.sleep(0.2)
+        (seen, before), count, spent = began, 0, began[1]
+        while count < rounds and time.monotonic() < end:
+            time.sleep(0.2)
+            now, spent = _spent(prometheus)
+            count = now - seen
+        odd = prometheus.query("count(hangwatch:odd_rank:held)")
+        return Cost((spent - before) / max(count, 1), count, float(odd[0]["value"][1]) if odd else 0.0)
+
+
+def _spent(prometheus: RealPrometheus) -> tuple[int, float]:
+    """How often the group has been evaluated, and the CPU seconds of the process, by its own counters."""
+    with urllib.request.urlopen(f"{prometheus.url}/metrics") as answer:
+        text = answer.read().decode()
+    iterations, missed = (
+        re.findall(rf'^prometheus_rule_group_{name}_total{{[^}}]*{GROUP}"}} (\S+)$', text, re.MULTILINE)[0]
+        for name in ("iterations", "iterations_missed")
+    )
+    (cpu,) = re.findall(r"^process_cpu_seconds_total (\S+)$", text, re.MULTILINE)
+    return int(float(iterations) - float(missed)), float(cpu)
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rules", type=Path, nargs="+")
+    parser.add_argument("--ranks", type=int, default=16384)
+    parser.add_argument("--nodes-of", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=8)
+    asked = parser.parse_args()
+    body = "".join(lines(asked.ranks, asked.nodes_of)).encode()
+    print(f"{body.count(10):,} series, {len(body) / 1e6:.1f} MB")
+    server = serve(body)
+    try:
+        for path in asked.rules:
+            found = measure(server.server_port, path.resolve(), asked.rounds)
+            print(f"{path}: {found.cpu_seconds:.2f} s of CPU ({found.evaluations} evaluations), {found.odd:.0f} odd")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+if __name__ == "__main__":
+    main()

@@ -540,7 +540,8 @@ class ProcessDump(Value, frozen=True):
     which its main thread waits, `store` what its sockets show of the store of its job. `stuck_on` is the file or pipe
     that its main thread reads or writes, where nobody of its job has it open. `recorders` are PyTorch's flight
     recorders in its memory, one for each library, shortened (`hang.recorded.shortened`); `recorder_faults` say why one
-    could not be read. None of both: it is a worker, or was not asked any more in this round.
+    could not be read. None of both: it is a worker, or was not asked any more in this round. `waits_in_torch`: its main
+    thread slept in code of torch, NCCL or CUDA, whatever line of Python called that.
     """
 
     taken_monotonic_seconds: float
@@ -572,6 +573,7 @@ class ProcessDump(Value, frozen=True):
     store: Store | None = None
     recorders: tuple[RankRecords, ...] = ()
     recorder_faults: tuple[Fault, ...] = ()
+    waits_in_torch: bool = False
 
 
 class RankId(Value, frozen=True):
@@ -740,6 +742,7 @@ class Member(Value, frozen=True):
     `receives` whether its main thread was in a call that receives, in the last one.
     `recorder_faults` as in `ProcessDump`, of the last round.
     `is_held_outside`: in every round it stood in one call that no other thread of its process ends.
+    `waits_in_torch` as in `ProcessDump`, in every round.
     `stay` is set where only other looks can tell whether it works.
     """
 
@@ -775,6 +778,7 @@ class Member(Value, frozen=True):
     recorder_faults: tuple[Fault, ...] = ()
     receives: bool = False
     is_held_outside: bool = False
+    waits_in_torch: bool = False
     stay: Stay | None = None
     kernel_call: KernelCall | None = None
 

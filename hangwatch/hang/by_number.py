@@ -19,6 +19,7 @@ from hangwatch.model import (
     Group,
     Grouping,
     Member,
+    Motion,
     RankId,
     Signature,
     Verdict,
@@ -45,7 +46,8 @@ def _stance(group: Group, member: Member, pids: set[tuple[str | None, int | None
     """Whether a rank waits for others, by its stack, its system call and its state.
 
     Who waits for a lock that a rank of the job holds waits for that rank; who receives from nobody that is known may
-    wait for any; and so may who waits for a lock or a thread while another thread of it waits for ranks.
+    wait for any; and so may who waits for a lock or a thread while another thread of it waits for ranks, and whoever
+    asks again and again in its own code. Who sleeps in torch's code waits, though no frame of Python shows it.
     """
     if member.state in STOPPED_STATES or member.frozen_cgroup is not None:
         return "elsewhere"
@@ -53,6 +55,10 @@ def _stance(group: Group, member: Member, pids: set[tuple[str | None, int | None
         return "unclear"
     if member.file_lock is not None and (member.id.node, member.file_lock.holder_pid) in pids:
         return "waits"
+    if member.waits_in_torch and waits_for(group) in {"nothing", "unknown"}:
+        return "waits"
+    if member.signature is Signature.POLLS and is_in_user_code(group):
+        return "unclear"
     match waits_for(group):
         case "ranks" | "gpu":
             return "waits"
@@ -142,7 +148,7 @@ def _accusing(found: Answer, scene: Scene) -> Verdict:
     sure = Confidence.MEDIUM if found.partly or _is_outside(members) else Confidence.HIGH
     return Verdict(
         kind="NotCome",
-        message=_not_come(found, found.named, scene),
+        message=f"{_not_come(found, found.named, scene)}{_may_come(members)}",
         named=_ids(members),
         confidence=sure,
         evidence=(
@@ -266,6 +272,16 @@ def _doing(group: Group) -> str:
         verb = "is" if group.size == 1 else "are"
         return f"{who} {verb} stopped (state T)"
     return f"{who} {clauses.does(group, several=group.size > 1)}{clauses.at(group)}"
+
+
+def _may_come(members: Sequence[Member]) -> str:
+    """What to think of first where those who have not come do not stand still."""
+    who = "It" if len(members) == 1 else "Of them some"
+    if any(member.motion is Motion.MOVING for member in members):
+        return f" {who} {'is' if who == 'It' else 'are'} at work there, and may come when that is done."
+    if any(member.signature is Signature.SPINS for member in members):
+        return f" {who} {'uses' if who == 'It' else 'use'} CPU there: work that will end, or a loop that will not."
+    return ""
 
 
 def _why_not_named(found: Answer, scene: Scene) -> str:

@@ -39,7 +39,7 @@ from hangwatch.model import (
     Worker,
     WorkerDump,
 )
-from hangwatch.probes import filesystems, freezer, main_thread, procs, pyspy, sockets, torch_recorder
+from hangwatch.probes import filesystems, freezer, main_thread, native_stack, procs, pyspy, sockets, torch_recorder
 
 ABSENT_LISTED = 64
 PEERS_LISTED = 8
@@ -211,6 +211,7 @@ class _Taker(NamedTuple):
             ),
             recorders=recorders,
             recorder_faults=recorder_faults,
+            waits_in_torch=target in self.ranks and native_stack.waits_in_torch(target.pid, self.proc_root),
         )
 
     def _recorders(self, target: ProcessId, left_seconds: float) -> tuple[tuple[RankRecords, ...], tuple[Fault, ...]]:

@@ -57,7 +57,7 @@ def _without_launchers(grouping: Grouping) -> Grouping:
 def _judged(grouping: Grouping, ranks_here: int | None) -> Verdict:
     """The verdict on ranks, with what the kernel says of those at whom it points."""
     scene = survey(grouping, ranks_here)
-    verdict = _moving(scene) or _resting(scene) or _by_number(scene) or _mount_silent(scene) or _open(scene)
+    verdict = _moving(scene) or _resting(scene) or _by_number(scene)
     pointed = {_key(rank) for rank in (*verdict.named, *verdict.first_look)}
     members = [member for member in grouping.members if _key(member.id) in pointed]
     calls = votes.in_kernel(members, grouping.members)
@@ -70,8 +70,8 @@ def _key(rank: RankId) -> tuple[object, ...]:
     return rank.node, rank.rank, rank.local_rank, rank.pid
 
 
-def _by_number(scene: Scene) -> Verdict | None:
-    """Who is accused by sequence numbers and stacks together.
+def _by_number(scene: Scene) -> Verdict:
+    """Who is accused by sequence numbers and stacks together, else how the ranks stand, with what the numbers show.
 
     Where numbers name somebody they decide, then what the kernel says of a rank, then what else the numbers tell; where
     they tell nothing the stacks stand, unless the numbers show that whom these accuse has come.
@@ -83,10 +83,11 @@ def _by_number(scene: Scene) -> Verdict | None:
     accused = _accused(scene)
     if by_numbers is not None and (accused is None or _is_by_stack(accused)):
         return _at_most_here(by_numbers, scene)
-    if accused is None:
-        return None
-    both = by_number.contradicts(found, accused) if _is_by_stack(accused) else None
-    return both or structs.replace(accused, evidence=(*accused.evidence, *by_number.evidence(found)))
+    both = by_number.contradicts(found, accused) if accused is not None and _is_by_stack(accused) else None
+    if both is not None:
+        return both
+    verdict = accused or _mount_silent(scene) or _open(scene)
+    return structs.replace(verdict, evidence=(*verdict.evidence, *by_number.evidence(found)))
 
 
 def _is_by_stack(accused: Verdict) -> bool:

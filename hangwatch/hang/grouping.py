@@ -207,6 +207,7 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         recorder_faults=rank.rounds[-1].recorder_faults if rank.rounds else (),
         receives=_receives(rank.rounds),
         is_held_outside=motion.is_held_outside(rank, measured),
+        waits_in_torch=bool(rank.rounds) and all(dump.waits_in_torch for dump in rank.rounds),
         stay=measured.stay,
         kernel_call=rank.kernel_call,
     )

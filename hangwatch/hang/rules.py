@@ -132,7 +132,9 @@ def _stacked_where(
         may_be = may_be_late(scene)
 
         def suspected(group: Group) -> Group | None:
-            return _part(group, lambda member: may_be(member) and also(group, member))
+            return _part(
+                group, lambda member: may_be(member) and also(group, member) and not _is_in_torch(group, member)
+            )
 
         return [part for group in scene.stacked if wanted(group) and (part := suspected(group))]
 
@@ -154,6 +156,11 @@ def may_be_late(scene: Scene) -> Callable[[Member], bool]:
 def _is_blocked_outside(group: Group) -> bool:
     stands = any(member.signature is Signature.BLOCKED for member in group.members)
     return stands and group.waits_for not in {"ranks", "gpu"}
+
+
+def _is_in_torch(group: Group, member: Member) -> bool:
+    """Whether it sleeps in torch's own code, called from a function that no rule knows: `work.wait()` has no frame."""
+    return member.waits_in_torch and group.waits_for == "unknown"
 
 
 def _is_held(group: Group, member: Member) -> bool:

@@ -115,6 +115,55 @@ def lock_in_own_code() -> None:
     reduce()
 
 
+def waits_for_skipped_send() -> None:
+    """1 has skipped its send to 2, which waits for it in `work.wait()`."""
+    steps(3)
+    if rank() == 2:
+        work = dist.irecv(torch.ones(1), src=1)
+        assert work is not None
+        here()
+        work.wait()
+    here()
+    reduce()
+
+
+def asks_for_skipped_send() -> None:
+    """The same, but 2 asks again and again: that may be work or a wait."""
+    steps(3)
+    if rank() == 2:
+        work = dist.irecv(torch.ones(1), src=1)
+        assert work is not None
+        here()
+        until(work.is_completed)
+    here()
+    reduce()
+
+
+def asleep_before_a_batch() -> None:
+    """Six ranks: 2 waits for what 1, which is stuck, does not send; a batch of point-to-point operations."""
+    steps(3)
+    if rank() == 1:
+        prepare_batch()
+    if rank() == 2:
+        batch = dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.ones(4), 1)])
+        here()
+        for work in batch:
+            work.wait()
+    here()
+    reduce()
+
+
+def asks_the_store() -> None:
+    """1 has skipped a key of the store for which 3 asks again and again."""
+    store = dist.distributed_c10d._get_default_store()
+    steps(3)
+    if rank() == 3:
+        here()
+        until(lambda: store.check(["of rank 1"]))
+    here()
+    reduce()
+
+
 def pipe_in_own_code() -> None:
     tp = pairs("tp")
     steps(3, tp)
@@ -365,6 +414,20 @@ def other_order() -> None:
     here()
     for group in (tp, None) if rank() == 0 else (None, tp):
         reduce(group)
+
+
+def other_order_later() -> None:
+    """The same of four, all but 0 by `work.wait()`, of which Python shows no frame."""
+    tp = pairs("tp")
+    steps(3, tp)
+    steps(3)
+    here()
+    if rank() == 0:
+        reduce(tp)
+        reduce()
+    else:
+        later().wait()
+        reduce(tp)
 
 
 def ring_of_three() -> None:

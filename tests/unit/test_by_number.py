@@ -7,7 +7,7 @@ from msgspec import structs
 
 from hangwatch.fleet.merge import merge
 from hangwatch.hang import culprit
-from hangwatch.model import Confidence, FileLock, Frame, Group, Grouping, Member, Signature, Verdict
+from hangwatch.model import Confidence, FileLock, Frame, Group, Grouping, Member, Motion, Signature, Verdict
 from tests.unit.test_waitfor import WORLD, done, standing, waits
 
 WAIT = Frame(function="all_reduce", file="torch/distributed/distributed_c10d.py", line=9)
@@ -43,6 +43,40 @@ def test_numbers_name_and_stacks_say_what_it_does() -> None:
     assert verdict.confidence is Confidence.HIGH
     assert "Rank 3 has not come to all_reduce 6 of the default group, where ranks 0-2 wait" in verdict.message
     assert "metrics.py:31" in verdict.message
+
+
+def test_who_sleeps_in_torch_behind_a_line_of_its_own_waits_too() -> None:
+    """`work.wait()` has no frame in Python; its lock or its sleep would have none either, and is not torch's."""
+    own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
+    unknown = {"activity": "unknown", "waits_for": "unknown"}
+    assert [one.rank for one in judged(waiting(*THREE), outside(own, **unknown)).named] == [3]
+    in_torch = structs.replace(own, waits_in_torch=True)
+    verdict = judged(waiting(*THREE), outside(in_torch, **unknown))
+    assert verdict.named == ()
+    assert "sequence" in {vote.kind for vote in verdict.evidence}, "what the numbers show stands beside it"
+
+
+def test_by_stacks_alone_who_sleeps_in_torch_is_not_accused_either() -> None:
+    members = [structs.replace(standing(rank, done(5)), signature=Signature.BLOCKED, recorded=()) for rank in range(4)]
+    unknown = {"activity": "unknown", "waits_for": "unknown"}
+    assert [one.rank for one in judged(waiting(*members[:3]), outside(members[3], **unknown)).named] == [3]
+    in_torch = structs.replace(members[3], waits_in_torch=True)
+    assert judged(waiting(*members[:3]), outside(in_torch, **unknown)).named == ()
+
+
+def test_who_asks_again_and_again_is_looked_at_first_and_not_named() -> None:
+    asks = structs.replace(standing(3, done(5)), signature=Signature.POLLS)
+    verdict = judged(waiting(*THREE), outside(asks, activity="unknown", waits_for="unknown"))
+    assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotCome", (), [3])
+
+
+def test_of_who_does_not_stand_still_it_is_said_that_it_may_come() -> None:
+    def said(**more: object) -> str:
+        return judged(waiting(*THREE), outside(structs.replace(standing(3, done(5)), **more))).message
+
+    assert "may come when that is done" in said(signature=Signature.COMPUTES, motion=Motion.MOVING)
+    assert "work that will end, or a loop that will not" in said(signature=Signature.SPINS)
+    assert "may come" not in said(signature=Signature.BLOCKED)
 
 
 def test_a_stack_against_the_numbers_accuses_nobody_and_both_are_shown() -> None:

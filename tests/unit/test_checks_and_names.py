@@ -18,7 +18,7 @@ from tests.recorder_memory import Memory, Operation, as_process, recorder
 ABOUT_JOBS = sorted(
     name for name, check in discovery.checks().items() if any("job_id" in metric.labels for metric in check.metrics)
 )
-ABOUT_RANKS = ["dump_rights", "fd_limit", "ranks"]
+ABOUT_RANKS = ["dump_rights", "ranks"]
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 TCP = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:D431 0100007F:733C 01 00000000:00000000 00:00000000 00000000 0 0 1
@@ -79,6 +79,7 @@ def test_every_check_about_jobs_was_tried() -> None:
         *ABOUT_RANKS,
         "collective_timeout",
         "environment",
+        "fd_limit",
         "flight_recorder",
         "network",
         "shared_memory",

@@ -1,0 +1,42 @@
+"""In whose code a real process sleeps; that torch's waits are seen, the answer key of the recorder's jobs shows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hangwatch.probes import native_stack
+from tests.conftest import wait_for
+from tests.integration import targets
+
+PROC = Path("/proc")
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()", "import sys; sys.stdin.read()"],
+)
+def test_a_lock_or_a_pipe_of_pythons_own_is_not_torchs(program: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
+        try:
+            wait_for(lambda: targets.state(process.pid) == "S", "it to sleep")
+            assert not native_stack.waits_in_torch(process.pid, PROC)
+        finally:
+            process.kill()
+
+
+def test_of_who_is_gone_nothing_is_known() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    assert not native_stack.waits_in_torch(process.pid, PROC)
+
+
+@pytest.mark.parametrize("text", ["", "running", "202 0x0", "202 x y z", "202 0x1 0x2 0x3 0x4 0x5 0x6 0x0 0x0"])
+def test_whatever_the_kernel_says_is_no_crash(text: str, tmp_path: Path) -> None:
+    folder = tmp_path / "7" / "task" / "7"
+    folder.mkdir(parents=True)
+    (folder / "syscall").write_text(text + "\n")
+    assert not native_stack.waits_in_torch(7, tmp_path)

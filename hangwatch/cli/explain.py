@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -30,8 +30,10 @@ LONGEST_LINE_BYTES = 16 << 20  # `py-spy dump --json` may print one line
 MOST_BYTES = 4 << 30  # of one file or of standard input
 MANY_FILES = 200
 SNIFFED_BYTES = 8 << 10
+_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh")  # gzip, zstd, xz, bzip2
 _REFUSED_TOLD = 8
 
+_Kind = Literal["recorder", "text", "empty", "compressed", "other"]
 _File = tuple[Path, Path | None]  # and the folder in which it was found, None where it was named
 
 
@@ -64,13 +66,12 @@ def explain(
     settings, _ = settings_from(config_path)
     files, incidents = _sort(paths)
     kinds = {path: _kind(path, folder) for path, folder in files}
-    texts = [(path, folder) for path, folder in files if kinds[path] == "text"]
+    texts = [(path, folder) for path, folder in files if kinds[path] in ("text", "empty")]
     with _progress(texts) as reading:
         collected = traces.collect(((str(path), _lines(path, folder)) for path, folder in reading), world_size)
     with _progress([(path, folder) for path, folder in files if kinds[path] == "recorder"]) as reading:
         recorders, notes = _flight_dumps(reading)
-    if left_out := sum(kind == "other" for kind in kinds.values()):
-        notes.append(f"without text, left out: {words.count(left_out, 'file')}")
+    notes += _left_out(kinds)
     collected = collected._replace(notes=(*recorders.notes, *collected.notes, *notes))
     dumps = [*collected.ranks, *(rank for incident in incidents for rank in incident.captures[-1].ranks)]
     dumps += dumped.without_stacks(recorders.by_rank, dumps)
@@ -140,7 +141,22 @@ def _is_own_file(path: Path) -> bool:
     return stat.S_ISREG(path.lstat().st_mode)
 
 
-def _kind(path: Path, folder: Path | None) -> Literal["recorder", "text", "other"]:
+def _left_out(kinds: Mapping[Path, _Kind]) -> Iterator[str]:
+    """Notes on files that nothing is read of, with what to do where that may be a loss."""
+    of_kind = {kind: [path for path, one in kinds.items() if one == kind] for kind in set(kinds.values())}
+    if others := of_kind.get("other"):
+        yield f"without text, left out: {words.count(len(others), 'file')}"
+    if packed := of_kind.get("compressed"):
+        name = words.printable(str(packed[0]))
+        many = f" and {words.count(len(packed) - 1, 'other file')}" if len(packed) > 1 else ""
+        yield f"compressed, left out: {name}{many}; unpack first (gunzip, unzstd, unxz, bunzip2)"
+    folders = {path.parent for path in of_kind.get("recorder", ())}
+    if empty := [path for path in of_kind.get("empty", ()) if path.parent in folders]:
+        who = words.listing([words.printable(path.name) for path in empty[:_REFUSED_TOLD]])
+        yield f"empty beside dumps of flight recorders: {who}: a full disk, or a process that ended while it wrote"
+
+
+def _kind(path: Path, folder: Path | None) -> _Kind:
     """What a file holds by its first bytes: a dump of a flight recorder, else text, as grep(1) tells it (no NUL).
 
     Standard input and a pipe are text, whatever they hold, and so is any other file that was named.
@@ -151,6 +167,10 @@ def _kind(path: Path, folder: Path | None) -> Literal["recorder", "text", "other
         head = file.read(SNIFFED_BYTES)
     if flight_dump.begins_so(head):
         return "recorder"
+    if head.startswith(_PACKED):
+        return "compressed"
+    if not head:
+        return "empty"
     return "text" if folder is None or b"\0" not in head else "other"
 
 

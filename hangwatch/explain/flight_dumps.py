@@ -23,6 +23,7 @@ LATE_SECONDS = 60.0
 _MOST_CLOCK_SECONDS = 60.0
 _AFTER_TIME_OUT_SECONDS = 600.0  # the watchdog writes its dump some seconds after
 _APART_SECONDS = 600.0
+_ONE_MOMENT_SECONDS = 5.0
 _SHOWN = 4
 _NAME_CHARACTERS = 40
 
@@ -70,7 +71,8 @@ def join(files: Iterable[DumpFile]) -> Joined:
     """The dumps by rank. What is left out, or what their times do not tell, is a note."""
     notes: list[str] = []
     numbered = _numbered(list(files), notes)
-    newest = {rank: _newest(rank, of_rank, notes) for rank, of_rank in sorted(numbered.items())}
+    newest = {rank: _newest(of_rank) for rank, of_rank in sorted(numbered.items())}
+    notes += _told_several({rank: numbered[rank] for rank, found in newest.items() if len(found) < len(numbered[rank])})
     timed = _timed(newest, notes)
     written = [one.written_unix_seconds for found in timed.values() for one in found]
     sizes = {one.dump.world_size for found in newest.values() for one in found} - {None}
@@ -118,15 +120,22 @@ def _example(files: Sequence[DumpFile]) -> str:
     return f"{words.printable(files[0].name)}{' and others' if len(files) > 1 else ''}: "
 
 
-def _newest(rank: int, files: Sequence[DumpFile], notes: list[str]) -> tuple[DumpFile, ...]:
+def _newest(files: Sequence[DumpFile]) -> tuple[DumpFile, ...]:
     """Of each library the dump of a rank that was made last."""
     found: dict[tuple[str, ...], DumpFile] = {}
     for one in sorted(files, key=lambda one: (one.dump.newest_unix_seconds, one.written_unix_seconds, one.name)):
         found[tuple(recorder.library for recorder in one.dump.recorders)] = one
-    if len(found) < len(files):
-        counts = words.listing([words.printable(one.name) for one in found.values()])
-        notes.append(f"rank {rank} has several dumps of its flight recorder: {counts} counts")
     return tuple(found.values())
+
+
+def _told_several(of_rank: Mapping[int, Sequence[DumpFile]]) -> Iterator[str]:
+    """That ranks have more dumps than one: of another form, or of another run."""
+    if of_rank:
+        who = words.who([RankId(rank=rank) for rank in of_rank])
+        have = "has" if len(of_rank) == 1 else "have"
+        counted = ", ".join(words.printable(one.name) for one in _newest(next(iter(of_rank.values()))))
+        many = ", ..." if len(of_rank) > 1 else ""
+        yield f"{who} {have} several dumps of a flight recorder; what was enqueued last counts: {counted}{many}"
 
 
 def _timed(newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]) -> dict[int, tuple[DumpFile, ...]]:
@@ -151,8 +160,8 @@ def _timed(newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]) -> dict
         )
     if fresh and not any(one.has_timed_out for files in fresh.values() for one in files):
         notes.append(
-            "flight recorders: no operation had passed its time-out when the files were written, so that nothing says"
-            " that one of them is late"
+            "flight recorders: by the files that count, no operation had passed its time-out when they were written, so"
+            " that nothing says that one of them is late"
         )
         return {}
     return fresh
@@ -160,10 +169,12 @@ def _timed(newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]) -> dict
 
 def _told_time(written: Sequence[float]) -> Iterator[str]:
     if written:
+        apart = max(written) - min(written)
+        when = "of one moment" if apart < _ONE_MOMENT_SECONDS else f"written within {words.duration(round(apart))}"
         yield (
-            f"flight recorders: {words.count(len(written), 'dump')} of one moment, {words.utc(min(written))} by their"
-            f" files, when an operation had timed out; one counts that was enqueued {words.duration(LATE_SECONDS)}"
-            " before"
+            f"flight recorders: {words.count(len(written), 'dump')} {when}, the first at {words.utc(min(written))} by"
+            " their files, when an operation had timed out; one counts that was enqueued"
+            f" {words.duration(LATE_SECONDS)} before that"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pickle
 import shutil
@@ -85,6 +86,31 @@ def test_a_project_folder_is_read_for_its_dumps_and_the_rest_is_counted(tmp_path
     assert "26 files hold no stack dump that hangwatch knows" in " ".join(done.stdout.split())
     assert "without text, left out: 1 file" in done.stdout
     assert "activate" not in done.stdout
+
+
+def test_what_is_compressed_is_said_with_what_to_do(tmp_path: Path) -> None:
+    packed = gzip.compress((DATA / "explain" / "pgrep.txt").read_bytes())
+    (tmp_path / "a.txt.gz").write_bytes(packed)
+    for path in (tmp_path, tmp_path / "a.txt.gz"):
+        done = explain(path)
+        assert done.returncode == 2
+        assert "compressed, left out" in done.stderr and "gunzip" in done.stderr
+    (tmp_path / "b.txt.gz").write_bytes(packed)
+    (tmp_path / "dump.txt").write_text((DATA / "explain" / "pgrep.txt").read_text())
+    done = explain(tmp_path)
+    assert done.returncode == 0
+    assert "a.txt.gz and 1 other file" in " ".join(done.stdout.split())
+
+
+def test_an_empty_dump_of_a_recorder_is_told_and_an_empty_log_is_not(tmp_path: Path) -> None:
+    for path in (DATA / "explain" / "recorder").iterdir():
+        shutil.copy2(path, tmp_path)
+    (tmp_path / "fr_rank_2.json").write_bytes(b"")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "stdout.log").write_bytes(b"")
+    told = " ".join(explain(tmp_path).stdout.split())
+    assert "empty beside dumps of flight recorders: fr_rank_2.json: a full disk" in told
+    assert "stdout.log: a full disk" not in told
 
 
 # --- dumps of flight recorders -----------------------------------------------------------------------------------------

@@ -384,7 +384,23 @@ def test_of_two_dumps_of_a_rank_the_later_counts() -> None:
     later = dumped(entry(0), entry(1, time_created_ns=CREATED_NS + 10**9))
     joined = flight_dumps.join(files(old_rank_0=None, new_rank_0=later))
     assert joined.by_rank[0][0].next_id == 2
-    assert [note for note in joined.notes if note.endswith("new_rank_0 counts")]
+    assert [note for note in joined.notes if note.endswith("counts: new_rank_0")]
+
+
+def test_several_dumps_of_many_ranks_are_one_note() -> None:
+    joined = flight_dumps.join(files(**{f"{run}_rank_{rank}": None for run in ("old", "new") for rank in range(4)}))
+    (note,) = (note for note in joined.notes if "several dumps" in note)
+    assert note.startswith("ranks 0-3 have several dumps")
+
+
+def test_dumps_that_lie_apart_are_not_said_to_be_of_one_moment() -> None:
+    def told(*written_after: float) -> str:
+        still = parse(dumped(entry(0, state="scheduled", retired=False, timeout_ms=600_000)))
+        given = [DumpFile(f"rank{rank}", CREATED_NS / 1e9 + after, still) for rank, after in enumerate(written_after)]
+        return next(note for note in flight_dumps.join(given).notes if note.startswith("flight recorders: 2 dumps"))
+
+    assert "2 dumps of one moment, the first at" in told(700, 701)
+    assert "2 dumps written within 1 min 10 s, the first at" in told(700, 770)
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,10 @@ def _settled_by_native_frames(suspicion: Suspicion) -> str:
     return wording.native_frames(suspicion.members)
 
 
+def _settled_by_numbers(suspicion: Suspicion) -> str:
+    return wording.NUMBERS_BELOW if suspicion.scene.has_numbers else wording.SEQUENCE_NUMBERS
+
+
 def _settled_by_what_it_is_in(suspicion: Suspicion) -> str:
     return wording.look_at(suspicion.suspects[0])
 
@@ -248,7 +252,7 @@ FIRST_LOOKS: tuple[Rule, ...] = (
         _apart(_is_at_another_line),
         ANYTHING,
         wording.other_line,
-        lambda _: wording.SEQUENCE_NUMBERS,
+        _settled_by_numbers,
     ),
     _first_look(
         "wait for their next order, while the others have gone on into a collective",
@@ -285,14 +289,14 @@ FIRST_LOOKS: tuple[Rule, ...] = (
         _apart(_is_alone_in_a_collective),
         ("ranks",),
         wording.other_call,
-        lambda _: wording.SEQUENCE_NUMBERS,
+        _settled_by_numbers,
     ),
     _first_look(
         "wait in a collective, while the others stand behind their GPUs",
         _apart(_is_few_in_a_collective),
         ("gpu",),
         wording.other_call,
-        lambda _: wording.SEQUENCE_NUMBERS,
+        _settled_by_numbers,
     ),
     _first_look(
         "are busy with one thing, half of the job, while the others stand at one call of a collective",
@@ -307,7 +311,7 @@ FIRST_LOOKS: tuple[Rule, ...] = (
         _apart(_is_behind_gpu),
         ("ranks",),
         wording.stands_apart,
-        lambda _: wording.SEQUENCE_NUMBERS,
+        _settled_by_numbers,
     ),
     _first_look(
         "draw less than every GPU that is at work",

@@ -42,6 +42,17 @@ class Scene(NamedTuple):
     is_part: bool
 
     @property
+    def has_numbers(self) -> bool:
+        """Whether a flight recorder shows an operation that stays open: then sequence numbers are evidence."""
+        return any(
+            one.stays_open
+            for member in self.grouping.members
+            for recorder in member.recorded
+            for group in recorder.groups
+            for one in group.operations
+        )
+
+    @property
     def answered(self) -> int:
         """How many ranks gave a stack or a telling fault."""
         return count_ranks((*self.stacked, *self.failed))

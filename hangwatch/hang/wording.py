@@ -270,6 +270,10 @@ def cannot_tell(groups: Sequence[Group], answered: int, waiting: int, existing: 
 
 
 SEQUENCE_NUMBERS = "sequence numbers (flight recorder, NCCL RAS): who is a call behind, or took another branch or group"
+NUMBERS_BELOW = (
+    "which call comes next on each side (a branch, a step or a group differs); the sequence numbers in the evidence "
+    "say who has come to which collective"
+)
 ORDERS = "what it was told last: it has not joined, so no sequence number shows it"
 LOOP = (
     "what was to come to that loop, or to end it (a service without requests is idle): it has not joined, so no "

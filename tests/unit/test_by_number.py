@@ -56,6 +56,20 @@ def test_who_sleeps_in_torch_behind_a_line_of_its_own_waits_too() -> None:
     assert "sequence" in {vote.kind for vote in verdict.evidence}, "what the numbers show stands beside it"
 
 
+def test_who_has_the_numbers_is_not_sent_for_them() -> None:
+    """Rank 3 alone is in a group of which nobody else is known: stacks say to look there first."""
+    pair = {"eval": (0, 1)}
+    others = [standing(rank, waits(6)) for rank in range(3)]
+    barrier = Frame(function="barrier", file="torch/distributed/distributed_c10d.py", line=7)
+    lone = structs.replace(
+        waiting(standing(3, {WORLD: (5, 5), **pair})), operation="barrier", frames=(barrier,), key="b"
+    )
+    verdict = judged(waiting(*others), lone)
+    assert [one.rank for one in verdict.first_look] == [3]
+    assert "in the evidence" in verdict.first_look[0].settle
+    assert any(vote.kind == "sequence" for vote in verdict.evidence)
+
+
 def test_by_stacks_alone_who_sleeps_in_torch_is_not_accused_either() -> None:
     members = [structs.replace(standing(rank, done(5)), signature=Signature.BLOCKED, recorded=()) for rank in range(4)]
     unknown = {"activity": "unknown", "waits_for": "unknown"}

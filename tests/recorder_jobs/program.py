@@ -1,7 +1,8 @@
-"""One rank of one of the jobs of tests/data/waitfor.toml: `program.py JOB FOLDER`, with RANK, WORLD_SIZE and MASTER_*.
+"""One of the jobs of tests/data/waitfor.toml: `program.py JOB FOLDER`, with WORLD_SIZE and MASTER_*.
 
-Each rank writes FOLDER/at-<rank> right before the call in which it stays. gloo on loopback; it ends by itself. With DUMPS
-in the environment it writes FOLDER/dumps/fr_rank_<rank> as often as FOLDER/ask changes: what torch's own dump gives, of even
+The ranks are forked from a process that has imported torch once for all, which is most of what a short job costs; their
+pids stand in FOLDER/pids. Each rank writes FOLDER/at-<rank> right before the call in which it stays. gloo on loopback; it
+ends by itself. With DUMPS in the environment it writes FOLDER/dumps/fr_rank_<rank> as often as FOLDER/ask changes: what torch's own dump gives, of even
 ranks the pickle, of odd ones the JSON.
 """
 
@@ -599,7 +600,27 @@ def init() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=600))
 
 
-if __name__ == "__main__":
+def forked() -> bool:
+    """Fork the ranks: True in each of them; False, once all have ended, in the process that has forked them."""
+    pids = []
+    for number in range(int(os.environ["WORLD_SIZE"])):
+        pid = os.fork()
+        if not pid:
+            os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(number)
+            os.setsid()
+            log = os.open(FOLDER / f"log-{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            return True
+        pids.append(str(pid))
+    (FOLDER / "pids.new").write_text(" ".join(pids))
+    (FOLDER / "pids.new").rename(FOLDER / "pids")
+    for pid in pids:
+        os.waitpid(int(pid), 0)
+    return False
+
+
+if __name__ == "__main__" and forked():
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LIFETIME_SECONDS)
     torch.set_num_threads(1)

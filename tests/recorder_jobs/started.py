@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,23 +88,21 @@ def started(name: str, folder: Path, **more: str) -> Iterator[Started]:
         "OMP_NUM_THREADS": "1",
     }
     ranks = range(row["ranks"])
-    processes = []
-    try:
-        for rank in ranks:
-            with (folder / f"log-{rank}").open("wb") as log:
-                processes.append(
-                    subprocess.Popen(
-                        [sys.executable, PROGRAM, name, folder],
-                        stdout=log,
-                        stderr=log,
-                        start_new_session=True,
-                        env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    )
-                )
-        wait_for(lambda: len(list(folder.glob("at-?"))) == len(ranks), f"the ranks of {name} to arrive", 120)
-        yield Started(folder, {rank: processes[rank].pid for rank in ranks}, tuple(row.get("read", ranks)))
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
-            process.wait()
+    pids: dict[int, int] = {}
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen(
+            [sys.executable, PROGRAM, name, folder], stdout=log, stderr=log, start_new_session=True, env=environ
+        ) as parent,
+    ):
+        try:
+            wait_for(lambda: (folder / "pids").exists(), f"the ranks of {name} to be forked", 120)
+            pids.update(enumerate(map(int, (folder / "pids").read_text().split())))
+            wait_for(lambda: len(list(folder.glob("at-?"))) == len(ranks), f"the ranks of {name} to arrive", 120)
+            yield Started(folder, pids, tuple(row.get("read", ranks)))
+        finally:
+            for pid in pids.values():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if not pids:
+                parent.kill()

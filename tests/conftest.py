@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -76,6 +77,11 @@ def wait_for(probe: Callable[[], T], what: str, deadline_seconds: float = 60.0) 
             pytest.fail(f"waited {deadline_seconds:g} s for {what}")
         time.sleep(pause_seconds)
         pause_seconds = min(1.3 * pause_seconds, 0.1)
+
+
+def obeys_ctrl_c() -> None:
+    """Before exec: what a shell started behind `&` ignores SIGINT, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture

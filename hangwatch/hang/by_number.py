@@ -57,7 +57,7 @@ def _stance(group: Group, member: Member, pids: set[tuple[str | None, int | None
         return "waits"
     if member.waits_in_torch and waits_for(group) in {"nothing", "unknown"}:
         return "waits"
-    if member.signature is Signature.POLLS and is_in_user_code(group):
+    if member.signature is Signature.POLLS and is_in_user_code(group) and not _has_a_busy_thread(member):
         return "unclear"
     match waits_for(group):
         case "ranks" | "gpu":
@@ -71,6 +71,16 @@ def _stance(group: Group, member: Member, pids: set[tuple[str | None, int | None
         case "unknown" if is_in_user_code(group) and not member.receives:
             return "elsewhere"
     return "elsewhere" if member.signature is Signature.AWAITS_OUTSIDE else "unclear"
+
+
+def _has_a_busy_thread(member: Member) -> bool:
+    """Whether a thread other than its main thread has an operation open."""
+    return any(
+        one.stays_open and not one.by_main
+        for recorder in member.recorded
+        for records in recorder.groups
+        for one in records.operations
+    )
 
 
 def timeout_seconds(grouping: Grouping) -> float | None:

@@ -177,11 +177,11 @@ def _is_in_torch(group: Group, member: Member) -> bool:
 def _is_held(group: Group, member: Member) -> bool:
     """Whether it was measured to wait for something, with a GPU that has nothing to do.
 
-    Where a name alone says what it does it may be blocked behind its GPU: then for whom it waits must be known.
+    Where its calls may read a tensor it may be blocked behind its GPU: then for whom it waits must be known.
     """
     idle = member.utilization_ratio is not None and member.utilization_ratio < _GPU_IN_KERNEL_RATIO
     is_known = member.awaited is not None or member.stuck_on is not None
-    may_be = is_known or not activity.known(group.activity).by_name_alone
+    may_be = is_known or not activity.known(group.activity).may_read_gpu
     return idle and may_be and member.signature in {Signature.BLOCKED, Signature.AWAITS_OUTSIDE}
 
 

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import platform
-import re
 import shutil
 import signal
 import socket
@@ -74,35 +73,6 @@ def test_it_carries_nothing_that_only_other_commands_need(tmp_path: Path) -> Non
         assert "hangwatch.checks.discovery" in daemon.log, "the list of modules"
         for module in ("hangwatch.explain", "hangwatch.cli.stacks", "jinja2", "rich", "ClusterShell", "elftools"):
             assert module not in daemon.log
-
-
-def unused_heap_kib(pid: int) -> int:
-    """How much of its main heap a process has given back, as smaps of proc_pid_smaps(5) tells it."""
-    _, _, heap = Path(f"/proc/{pid}/smaps").read_text().partition("[heap]\n")
-    size, rss = (int(re.search(rf"^{name}: +(\d+) kB", heap, re.MULTILINE)[1]) for name in ("Size", "Rss"))
-    return size - rss
-
-
-def test_what_its_start_used_goes_back(fake_driver: FakeDriver, tmp_path: Path) -> None:
-    """On a busy machine it may have been used again before anybody looks: one start of three is to show it."""
-
-    def gives_back(folder: Path) -> bool:
-        with RealDaemon(folder, fake_driver.environ) as daemon:
-            wait_for(lambda: daemon.samples("hangwatch_gpu_power_watts"), "the driver's answer")
-            children = Path(f"/proc/{daemon.process.pid}/task").glob("*/children")
-            pids = [int(pid) for path in children for pid in path.read_text().split()]
-            (child,) = [pid for pid in pids if b"nvml.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-            ends = time.monotonic() + 10
-            found: list[bool] = []
-
-            def shown_or_late() -> bool:
-                found.append(all(unused_heap_kib(pid) > 64 for pid in (daemon.process.pid, child)))
-                return found[-1] or time.monotonic() > ends
-
-            wait_for(shown_or_late, "freed memory to be given back")
-            return found[-1]
-
-    assert any(gives_back(tmp_path / str(number)) for number in range(3))
 
 
 def test_without_a_driver_it_says_so_once_and_the_rest_works(tmp_path: Path) -> None:

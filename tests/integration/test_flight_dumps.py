@@ -93,7 +93,7 @@ def test_with_their_stacks_the_rank_is_named(tmp_path: Path) -> None:
     found = verdict(folder)
     assert (found["kind"], ranks(found["named"]), found["confidence"]) == ("NotCome", [2], "medium")
     assert "prepare_batch" in found["message"] and "one moment" in found["message"]
-    told = [one["message"].partition(":4")[0] for one in found["evidence"] if one["kind"] == "last_enqueued"]
+    told = [one["message"].rpartition(":")[0] for one in found["evidence"] if one["kind"] == "last_enqueued"]
     assert "rank 2 enqueued last: all_reduce 5 of default_pg, in reduce (program.py" in told
 
 

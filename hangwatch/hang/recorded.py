@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch.flight_record import FlightRecord, RankRecords
+from hangwatch.flight_record import FlightRecord, GroupStatus, RankRecords
 from hangwatch.model import Enqueued, GroupRecords, Motion, Recorded
 
 MOST_GROUPS = 64
@@ -126,11 +126,19 @@ def _group(
             for record in records
             if not record.is_coalesced_part
         ),
-        has_lost_open=last.is_wrapped
-        and not any_open
-        and any(status.last_enqueued > status.last_completed for status in statuses),
+        has_lost_open=last.is_wrapped and not any_open and any(_is_one_gone(status, records) for status in statuses),
         ranks=next(members, ()),
     )
+
+
+def _is_one_gone(status: GroupStatus, completed: list[FlightRecord]) -> bool:
+    """Whether an operation that torch does not count as completed is no longer among the records of its group.
+
+    Gloo completes in several threads, so that the last to be counted may be an older one than the last to be enqueued.
+    """
+    not_counted = range(status.last_completed + 1, status.last_enqueued + 1)
+    shown = {record.collective_seq for record in completed if record.collective_seq in not_counted}
+    return status.last_enqueued - status.last_completed > len(shown)
 
 
 def _enqueued(

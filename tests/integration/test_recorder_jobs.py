@@ -50,6 +50,7 @@ def test_the_answer_to_a_real_hang(name: str, tmp_path: Path) -> None:
         def settled() -> bool:
             taken = job.look()
             answer = job.answer(taken)
+            print(answer, taken.verdict.message)
             accuses_nobody_else(name, taken, answer)
             return said(answer) == expected(name)
 

@@ -194,6 +194,15 @@ def test_an_operation_that_has_lost_its_record_is_open() -> None:
     assert (found.kind, found.named, found.first_look) == ("not_come", (), (3,))
 
 
+def test_what_torch_has_yet_to_count_is_not_open_where_its_record_shows_its_end() -> None:
+    counted_late = recorder(
+        *(record(number, "own", created_unix_ns=5 * 10**9) for number in (68, 69, 70)),
+        is_wrapped=True,
+        groups=(GroupStatus(group_id=1, last_enqueued=70, last_started=-1, last_completed=68),),
+    )
+    assert judge([*three_and({})[:3], member(3, counted_late)], r3="elsewhere").named == (3,)
+
+
 def test_the_same_name_again_is_another_group() -> None:
     again = recorder(record(70), record(71), record(1, group_id=4, id=80), record(2, group_id=4, id=81, state="open"))
     once = recorder(record(70), record(71), record(1, group_id=7, id=80))

@@ -277,7 +277,7 @@ def _standing(scene: Scene, fine: Scene) -> tuple[str, str]:
         if wait and only_roles(groups):
             return "AllWaiting", wording.roles(groups, scene.answered) + where_to_look
         if wait:
-            return "Mismatch", wording.mismatch(groups)
+            return "Mismatch", wording.mismatch(groups, has_numbers=scene.has_numbers)
     waiting = count_ranks(group for group in groups if group.waits)
     return "CannotTell", wording.cannot_tell(groups, scene.answered, waiting, scene.existing) + where_to_look
 

@@ -182,11 +182,16 @@ def serving(groups: Sequence[Group]) -> str:
     return f"all ranks wait for clients: a service without requests, and no job that trains; {'; '.join(each(groups))}."
 
 
-def mismatch(groups: Sequence[Group]) -> str:
+def mismatch(groups: Sequence[Group], *, has_numbers: bool) -> str:
     """The headline for ranks that wait in different places."""
+    tells = (
+        "what the sequence numbers tell of it is in the evidence"
+        if has_numbers
+        else "sequence numbers (flight recorder) can"
+    )
     return (
         f"the ranks wait in {len(groups)} different places: {'; '.join(each(groups))}. "
-        "Stacks alone cannot tell who is ahead and who is behind: sequence numbers (flight recorder, NCCL RAS) can."
+        f"Stacks alone cannot tell who is ahead and who is behind: {tells}."
     )
 
 

@@ -52,6 +52,15 @@ def test_of_two_groups_with_the_same_words_the_first_frame_that_differs_is_told(
     assert not wording.each([one])[0].endswith(told)
 
 
+@pytest.mark.parametrize(
+    ("has_numbers", "told"),
+    [(False, "sequence numbers (flight recorder) can."), (True, "the sequence numbers tell of it is in the evidence.")],
+)
+def test_sequence_numbers_that_are_there_are_not_asked_for(has_numbers: bool, told: str) -> None:
+    two = [group("collective_wait", range(2)), group("gpu_wait", range(2, 4))]
+    assert wording.mismatch(two, has_numbers=has_numbers).endswith(told)
+
+
 def test_that_nobody_waits_is_said_of_waits_that_are_known() -> None:
     message = judge(Grouping(groups=(group("unknown", range(2), "a"), group("unknown", range(2, 4), "b")))).message
     assert message.startswith("No rank is in a wait for others that is known")

@@ -6,7 +6,6 @@ import errno
 import gc
 import hashlib
 import shlex
-import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,11 +15,11 @@ import click
 
 from hangwatch import incident_file, inputs, words
 from hangwatch.cli.answers import html_option, json_option, print_answer
+from hangwatch.cli.asking import MOST_TOLD, Reach, ask, nodes_of
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import files_below, write_text
-from hangwatch.fleet import across, nodeset, sighting, transports
+from hangwatch.fleet import across, sighting
 from hangwatch.fleet.merge import Gathering
-from hangwatch.fleet.transports import Via
 from hangwatch.model import Grouping, Job, Verdict
 from hangwatch.report import as_json, html, text
 
@@ -28,12 +27,8 @@ if TYPE_CHECKING:
     from hangwatch.fleet import collect
     from hangwatch.fleet.replies import Replies
 
-MOST_TOLD = 10
-MOST_NAME_CHARACTERS = 200
 INCOMPLETE = 1
 BAD = 2
-LOOKUP_SECONDS = 20.0
-POD_SELECTOR = "app.kubernetes.io/name=hangwatch"  # deploy/helm/hangwatch
 
 _File = tuple[Path, Path | None]  # and the folder in which it was found, None where it was named
 
@@ -145,26 +140,19 @@ def _chosen(wanted: str | None, jobs: Mapping[str, Job]) -> str:
 class Question(NamedTuple):
     """What `hangwatch dump --nodes` was told."""
 
-    nodes: str | None
-    via: Via
-    jobid: str | None
+    reach: Reach
     wanted: str | None
     rounds: int
-    deadline_seconds: float
-    remote_command: str
-    via_options: str
     as_json_form: bool
     directory: Path | None
 
 
 def dump_nodes(question: Question) -> int:
     """Dump on many nodes at the same time, and give one verdict for each job. Exits 1 where no job was found."""
-    from hangwatch.fleet import collect
     from hangwatch.fleet.replies import Replies
 
     gc.disable()
-    nodes = nodeset.expand(question.nodes) if question.nodes else _nodes_of_slurm_job(question.jobid)
-    transport = _transport(question, nodes)
+    nodes = nodes_of(question.reach)
     replies, kept = Replies(), _Kept(question.directory)
 
     def take(reply: collect.Reply) -> None:
@@ -172,21 +160,8 @@ def dump_nodes(question: Question) -> int:
         if dump is not None:
             kept.keep(dump)
 
-    progress = _Progress()
-    try:
-        complaints = collect.ask(
-            nodes,
-            transport,
-            deadline_seconds=question.deadline_seconds,
-            on_reply=take,
-            on_progress=lambda now: progress.show(now, len(replies.answered)),
-        )
-    except OSError as error:
-        raise InputError(f"--via {question.via}: {error.filename or 'its command'}: {error.strerror}") from None
-    finally:
-        progress.end()
-    replies.complain(complaints)
-    _tell(replies, question.deadline_seconds)
+    only = f" --job {shlex.quote(question.wanted)}" if question.wanted else ""
+    ask(question.reach, nodes, f"dump --json --grouped --rounds {question.rounds}{only}", replies, take)
     return _conclude(question, replies, kept, len(nodes))
 
 
@@ -232,40 +207,6 @@ def _head(job: Job, nodes: Collection[str]) -> str:
     return f"Job {words.printable(job.job_id)} ({owner}) on {words.fold_nodes(nodes)}\n"
 
 
-def _tell(replies: Replies, deadline_seconds: float) -> None:
-    """Who did not answer, and what nodes said beside it, each once."""
-    if replies.silent:
-        silent = words.fold_nodes(replies.silent)
-        click.echo(f"unanswered after {words.duration(deadline_seconds)} or not reached: {silent}", err=True)
-    for told in (replies.failed, replies.complaints):
-        for said, nodes in told[:MOST_TOLD]:
-            name = words.elided(words.fold_nodes(nodes), MOST_NAME_CHARACTERS)
-            for line in said.splitlines():
-                click.echo(f"{name}: {line}", err=True)
-        if len(told) > MOST_TOLD:
-            click.echo(f"and {len(told) - MOST_TOLD} more of other nodes", err=True)
-
-
-class _Progress:
-    """How many have answered: a line that is written over on a terminal, else one line at the end."""
-
-    def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-        self._line = ""
-
-    def show(self, now: collect.Progress, answered: int) -> None:
-        self._line = (
-            f"answered {answered} of {words.count(now.asked, 'node')}, silent {now.asked - now.ended}, "
-            f"{now.seconds:.0f} s"
-        )
-        if self._is_terminal:
-            click.echo(f"\r\x1b[K{self._line}", nl=False, err=True)
-
-    def end(self) -> None:
-        if self._line:
-            click.echo("" if self._is_terminal else self._line, err=True)
-
-
 class _Kept:
     """The folder that -o names: what each node answered, which `hangwatch merge` reads, and a report of each job."""
 
@@ -294,69 +235,6 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise InputError(f"{folder}: cannot be made: {error.strerror}") from None
-
-
-def _transport(question: Question, nodes: Sequence[str]) -> transports.Transport:
-    """Raises InputError."""
-    only = f" --job {shlex.quote(question.wanted)}" if question.wanted else ""
-    command = f"{question.remote_command} dump --json --grouped --rounds {question.rounds}{only}"
-    seconds = question.deadline_seconds
-    try:
-        options = shlex.split(question.via_options)
-    except ValueError as error:
-        raise InputError(f"--via-options: {error}") from None
-    folded = words.fold_nodes(nodes)
-    match question.via:
-        case "ssh":
-            return transports.ssh(command, seconds, options)
-        case "pdsh":
-            from hangwatch.fleet.collect import FANOUT
-
-            return transports.pdsh(command, seconds, folded, FANOUT, options)
-        case "srun":
-            if question.jobid is None:
-                raise click.UsageError("--via srun needs --jobid: the step runs beside those of the job")
-            return transports.srun(command, seconds, nodes, question.jobid, options)
-        case "kubectl":
-            pods = _pods(options)
-            without = [node for node in nodes if node not in pods]
-            if without:
-                raise InputError(f"--via kubectl: no pod of hangwatch runs on {words.fold_nodes(without)}")
-            return transports.kubectl(command, seconds, pods, options)
-    return transports.local(command, seconds)
-
-
-def _nodes_of_slurm_job(job: str | None) -> list[str]:
-    assert job is not None
-    listed = _printed_by(["squeue", "--noheader", f"--jobs={job}", "--format=%N"]).decode("utf-8", "replace").split()
-    if len(listed) != 1:
-        raise InputError(f"--jobid {job}: squeue names no nodes of such a job: give --nodes")
-    return nodeset.expand(listed[0])
-
-
-def _pods(options: Sequence[str]) -> dict[str, transports.Pod]:
-    """The pods of hangwatch by node. Raises InputError."""
-    command = ["kubectl", *options, "get", "pods", "--all-namespaces", "--selector", POD_SELECTOR, "--output", "json"]
-    try:
-        return transports.pods_by_node(_printed_by(command))
-    except ValueError as error:
-        raise InputError(f"--via kubectl: its list of pods cannot be read: {error}") from None
-
-
-def _printed_by(command: Sequence[str]) -> bytes:
-    """What a command prints, within bounds. Raises InputError."""
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LOOKUP_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise InputError(f"{command[0]}: gave no answer in {LOOKUP_SECONDS:g} s") from None
-    except OSError as error:
-        raise InputError(f"{command[0]}: {error.strerror}") from None
-    if done.returncode:
-        said = words.elided(done.stderr.decode("utf-8", "replace").strip(), MOST_NAME_CHARACTERS)
-        raise InputError(f"{command[0]}: ended with exit code {done.returncode}: {said}")
-    return done.stdout
 
 
 COMMANDS = (merge,)

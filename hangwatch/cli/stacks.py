@@ -9,19 +9,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import click
 import msgspec
 
 from hangwatch import config, incident_file, store
+from hangwatch.cli.asking import nodes_options, reach_of
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import write_text
 from hangwatch.cli.nodes import Question, dump_nodes
 from hangwatch.cli.tables import print_table
 from hangwatch.cli.watch import config_option, settings_from
 from hangwatch.fleet import sighting
-from hangwatch.fleet.transports import Via
 from hangwatch.hang import activity, capture
 from hangwatch.launcher_table import TABLE
 from hangwatch.look import JobScan, look_at
@@ -33,7 +33,6 @@ from hangwatch.report import as_json, html, text
 from hangwatch.report.folder import folder_files
 
 GPU_SECONDS = 3.0
-NODE_DEADLINE_SECONDS = 30.0
 NO_JOB = (
     "no training job runs on this node: no process that a launcher started\n"
     f"({', '.join(dict.fromkeys(launcher.name for launcher in TABLE.launchers))}),\n"
@@ -65,14 +64,7 @@ class Incidents(Value, frozen=True):
 @click.option("--json", "as_json_form", is_flag=True, help="Verdicts, groups and all stacks as JSON, see docs/json.md.")
 @click.option("--grouped", is_flag=True, help="With --json: what `hangwatch merge` needs, one stack of each group.")
 @click.option("-o", "directory", type=click.Path(path_type=Path, file_okay=False), help="Also leave a report here.")
-@click.option("--nodes", "nodeset", help="On these nodes, in ClusterShell's syntax: node[1-40], @group.")
-@click.option("--via", type=click.Choice(get_args(Via)), help="How to reach them.  [default: ssh]")
-@click.option("--jobid", help="The Slurm job for --via srun; without --nodes, on the nodes that squeue lists for it.")
-@click.option(
-    "--deadline", "deadline_seconds", type=click.FloatRange(1, 3600), help="For each node, in seconds.  [default: 30]"
-)
-@click.option("--remote-command", help="How hangwatch is called there, as a shell reads it.  [default: hangwatch]")
-@click.option("--via-options", help="Options for ssh, pdsh, srun or kubectl, as a shell reads them.")
+@nodes_options
 @config_option
 def dump(
     *,
@@ -84,13 +76,8 @@ def dump(
     as_json_form: bool,
     grouped: bool,
     directory: Path | None,
-    nodeset: str | None,
-    via: Via | None,
-    jobid: str | None,
-    deadline_seconds: float | None,
-    remote_command: str | None,
-    via_options: str | None,
     config_path: Path | None,
+    **reaching: Any,
 ) -> int:
     """Stacks of all ranks on this node, now: of every launcher at once, grouped, with the odd one named.
 
@@ -99,26 +86,14 @@ def dump(
 
     Reads, and changes nothing: no process is stopped (but see --native). Exits 1 when there is nothing to dump.
     """
-    if nodeset is not None or jobid is not None:
+    if (reach := reach_of(**reaching)) is not None:
         if pids or native or include_locals or grouped or config_path:
             raise click.UsageError(
                 "--nodes and --jobid do not go with --pid, --native, --locals, --grouped or --config"
             )
-        question = Question(
-            nodes=nodeset,
-            via=via or "ssh",
-            jobid=jobid,
-            wanted=wanted,
-            rounds=rounds or 2,
-            deadline_seconds=deadline_seconds or NODE_DEADLINE_SECONDS,
-            remote_command=remote_command or "hangwatch",
-            via_options=via_options or "",
-            as_json_form=as_json_form,
-            directory=directory,
+        return dump_nodes(
+            Question(reach=reach, wanted=wanted, rounds=rounds or 2, as_json_form=as_json_form, directory=directory)
         )
-        return dump_nodes(question)
-    if any(option is not None for option in (via, deadline_seconds, remote_command, via_options)):
-        raise click.UsageError("--via, --via-options, --deadline and --remote-command go with --nodes or --jobid")
     rounds = rounds or 1
     if pids and wanted:
         raise click.UsageError("give either --job or --pid")

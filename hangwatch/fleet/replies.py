@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from msgspec.structs import replace
 
@@ -22,20 +24,39 @@ _NOT_FOUND = 127  # sh(1), timeout(1): no such command
 _NOT_EXECUTABLE = 126
 _UNREACHED = 255  # ssh(1)
 _TIMED_OUT = frozenset({124, 137})  # timeout(1): its time was over, and SIGKILL was needed
-_ANSWERED = frozenset({0, 1, None})  # 1: no job runs there
+_DUMPED = frozenset({0, 1})  # 1: no job runs there
 _REASON_CHARACTERS = 300
 _COMPLAINT_LINES = 8
 
+AnswerT = TypeVar("AnswerT")
 
-class Replies:
-    """All replies to one question, taken in as they come."""
 
-    def __init__(self) -> None:
-        self.gathering = Gathering()
+class AnswerError(Exception):
+    """What a node sent is no answer; the message says why."""
+
+
+class RollCall(Generic[AnswerT]):
+    """Who has answered one question and who has not; replies are taken in as they come.
+
+    `read` makes an answer of what a node printed, under the name by which it was asked; it raises AnswerError. With the
+    exit codes of `answered` a node says something. `moments` are the first and the last time in an answer, by the clock
+    of its node; clocks that differ by less than `least_offset_seconds` are not told.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[bytes, str], AnswerT],
+        answered: Collection[int],
+        moments: Callable[[AnswerT], tuple[float, float]],
+        least_offset_seconds: float = LEAST_OFFSET_SECONDS,
+    ) -> None:
         self.answered: list[str] = []
-        self.without_job: list[str] = []
         self.silent: list[str] = []
         self.clocks: list[ClockOffset] = []
+        self._read = read
+        self._answering = answered
+        self._moments = moments
+        self._least_offset_seconds = least_offset_seconds
         self._failed: dict[str, list[str]] = defaultdict(list)
         self._complaints: dict[str, list[str]] = defaultdict(list)
 
@@ -49,29 +70,60 @@ class Replies:
         """What nodes said beside their answers, each text with its nodes; the most frequent first."""
         return _folded(self._complaints)
 
-    def take(self, reply: Reply) -> GroupedDump | None:
-        """Take a reply in. What the node said of its jobs, under the name by which it was asked; None without that."""
+    def take(self, reply: Reply) -> AnswerT | None:
+        """Take a reply in. Returns its answer, None without one."""
         if reply.is_late or reply.status in _TIMED_OUT or reply.status == _UNREACHED:
             self.silent.append(reply.node)
             return None
         try:
-            dump = _answer(reply)
-        except StoreError as error:
+            answer = self._read(self._printed(reply), reply.node)
+        except AnswerError as error:
             self._failed[words.elided(str(error).partition("\n")[0], _REASON_CHARACTERS)].append(reply.node)
             return None
         self.answered.append(reply.node)
-        if not dump.jobs:
-            self.without_job.append(reply.node)
-        for one in dump.jobs:
-            self.gathering.add(one)
-        self.clocks += _offset(reply, dump)
-        return dump
+        offset = _offset(reply, *self._moments(answer))
+        if self._least_offset_seconds <= abs(offset) < math.inf:
+            self.clocks.append(ClockOffset(node=reply.node, seconds=offset))
+        return answer
 
     def complain(self, complaints: Mapping[str, bytes]) -> None:
         """Take in what nodes printed on standard error."""
         for node, complaint in complaints.items():
             if said := _text(complaint):
                 self._complaints[said].append(node)
+
+    def _printed(self, reply: Reply) -> bytes:
+        """The JSON in a reply. Raises AnswerError, which says why there is none."""
+        if reply.is_too_large:
+            raise AnswerError(f"sent more than {MOST_ANSWER_BYTES >> 20} MiB")
+        if reply.status in (_NOT_FOUND, _NOT_EXECUTABLE):
+            raise AnswerError("has no hangwatch on its PATH: --remote-command /path/to/hangwatch")
+        if reply.status is not None and reply.status not in self._answering:
+            raise AnswerError(f"hangwatch ended with exit code {reply.status}")
+        start = _start(reply.output)
+        if start is None:
+            raise AnswerError("gave no answer that can be read" + (f" (exit code {reply.status})" * bool(reply.status)))
+        return reply.output[start:]
+
+
+class Replies(RollCall[GroupedDump]):
+    """All replies to `hangwatch dump --json --grouped`."""
+
+    def __init__(self) -> None:
+        super().__init__(_dump, _DUMPED, lambda dump: (dump.printed_unix_seconds, dump.printed_unix_seconds))
+        self.gathering = Gathering()
+        self.without_job: list[str] = []
+
+    def take(self, reply: Reply) -> GroupedDump | None:
+        """Take a reply in. What the node said of its jobs, under the name by which it was asked; None without that."""
+        dump = super().take(reply)
+        if dump is None:
+            return None
+        if not dump.jobs:
+            self.without_job.append(reply.node)
+        for one in dump.jobs:
+            self.gathering.add(one)
+        return dump
 
 
 def _folded(nodes_of: dict[str, list[str]]) -> list[tuple[str, list[str]]]:
@@ -84,26 +136,19 @@ def _text(complaint: bytes) -> str:
     return "\n".join(shown)
 
 
-def _answer(reply: Reply) -> GroupedDump:
-    """Raises StoreError, which says why there is none."""
-    if reply.is_too_large:
-        raise StoreError(f"sent more than {MOST_ANSWER_BYTES >> 20} MiB")
-    if reply.status in (_NOT_FOUND, _NOT_EXECUTABLE):
-        raise StoreError("has no hangwatch on its PATH: --remote-command /path/to/hangwatch")
-    if reply.status not in _ANSWERED:
-        raise StoreError(f"hangwatch ended with exit code {reply.status}")
-    start = _start(reply.output)
-    if start is None:
-        raise StoreError("gave no answer that can be read")
-    return _of_node(sighting.parse(Path("its answer"), reply.output[start:]), reply.node)
-
-
 def _start(output: bytes) -> int | None:
     """Where the form begins: behind what a login prints. None without one."""
     if output.startswith(b"{"):
         return 0
     at = output.find(b"\n{")
     return None if at < 0 else at + 1
+
+
+def _dump(printed: bytes, node: str) -> GroupedDump:
+    try:
+        return _of_node(sighting.parse(Path("its answer"), printed), node)
+    except StoreError as error:
+        raise AnswerError(str(error)) from None
 
 
 def _of_node(dump: GroupedDump, node: str) -> GroupedDump:
@@ -121,9 +166,8 @@ def _members_of(members: Iterable[Member], node: str) -> Iterable[Member]:
     return (replace(member, id=replace(member.id, node=node)) for member in members)
 
 
-def _offset(reply: Reply, dump: GroupedDump) -> list[ClockOffset]:
-    """By how much the clocks differ at least: the node printed between our question and our end of its answer."""
-    ahead = dump.printed_unix_seconds - reply.ended_unix_seconds
-    behind = dump.printed_unix_seconds - reply.asked_unix_seconds
-    least = ahead if ahead > 0 else min(behind, 0.0)
-    return [ClockOffset(node=reply.node, seconds=least)] if abs(least) >= LEAST_OFFSET_SECONDS else []
+def _offset(reply: Reply, first_unix_seconds: float, last_unix_seconds: float) -> float:
+    """By how much the clocks differ at least: the node worked between our question and our end of its answer."""
+    ahead = last_unix_seconds - reply.ended_unix_seconds
+    behind = first_unix_seconds - reply.asked_unix_seconds
+    return ahead if ahead > 0 else min(behind, 0.0)

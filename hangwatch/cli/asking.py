@@ -93,7 +93,7 @@ def ask(
     nodes: Sequence[str],
     arguments: str,
     roll_call: RollCall[Any],
-    on_reply: Callable[[collect.Reply], object],
+    on_reply: Callable[[collect.Reply], None],
 ) -> None:
     """Run hangwatch with these arguments, as a shell reads them, on all nodes, and show how many have answered.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch import words
+from hangwatch import nccl_messages, words
 from hangwatch.explain.logs import Failure, Moment
 from hangwatch.explain.rank_logs import RankLog
 from hangwatch.model import Evidence, FirstLook, RankId, Verdict
@@ -22,6 +22,7 @@ _MOST_STEPS = 3  # at which ranks end, where no majority tells which is the usua
 _MOST_DIGITS = 18
 _APART_SECONDS = 60.0
 _NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_LEADS_NOWHERE = {"lo", "docker0", "virbr0", "No device"}
 _NOT_FLUSHED = "output to a file may lie unwritten in the process without PYTHONUNBUFFERED=1"
 
 
@@ -292,6 +293,34 @@ def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[_E
     if ends:
         yield _vote("log_end", _told_ends(ends), ())
     yield from _stopped(logs)
+    yield from _messages(logs)
+
+
+def _messages(logs: Sequence[RankLog]) -> Iterator[Evidence]:
+    """What NCCL says, in words; what it chose only where it is not the same everywhere, or leads to no other node."""
+    said: dict[str, dict[str, list[RankLog]]] = defaultdict(lambda: defaultdict(list))
+    for log in logs:
+        for name, message in log.messages.items():
+            said[name][message.value].append(log)
+    for name, row in nccl_messages.load().items():
+        by_value = said.get(name, {})
+        if row.about == "setup":
+            yield from _setup(row, by_value)
+        elif by_value:
+            ranks = sorted({log.id for found in by_value.values() for log in found}, key=RankId.sort_key)
+            first = next(log for found in by_value.values() for log in found if log.id == ranks[0])
+            line = words.elided(first.messages[name].text, _TEXT_CHARACTERS)
+            yield _vote("nccl_message", f"{words.who(ranks)}: {row.meaning} ({line}); {row.remedy}", ranks)
+
+
+def _setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]) -> Iterator[Evidence]:
+    if len(by_value) < 2 and not any(value in _LEADS_NOWHERE for value in by_value):
+        return
+    rarest = sorted(by_value.items(), key=lambda entry: (len(entry[1]), entry[0]))
+    told = [f"{words.printable(value)} on {words.who([log.id for log in found])}" for value, found in rarest[:_SHOWN]]
+    more = words.count(len(rarest) - _SHOWN, "other") if len(rarest) > _SHOWN else ""
+    listed = ", ".join([*told, more] if more else told)
+    yield _vote("nccl_message", f"{row.meaning}: {listed}; {row.remedy}", [log.id for log in rarest[0][1]])
 
 
 def _stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hangwatch import pyspy_output
+from hangwatch import nccl_messages, pyspy_output
 from hangwatch.explain.found import LONGEST_LINE
 from hangwatch.model import RankId
 
@@ -95,13 +95,25 @@ class Failure(NamedTuple):
     rank: RankId | None = None
 
 
+class Message(NamedTuple):
+    """The first line that a row of nccl_messages.toml is of, the value that it tells, and its number."""
+
+    value: str
+    text: str
+    number: int
+
+
 class Log:
-    """Reads the lines of one log; `told_rank` is the global rank that torch wrote before its lines."""
+    """Reads the lines of one log; `told_rank` is the global rank that torch wrote before its lines.
+
+    `messages` are what NCCL says, by the names of the table's rows.
+    """
 
     def __init__(self) -> None:
         self.lines = 0
         self.last: Line | None = None
         self.failures: list[Failure] = []
+        self.messages: dict[str, Message] = {}
         self.told_rank: int | None = None
         self._in_traceback = False
         self._indent = 0
@@ -118,6 +130,8 @@ class Log:
         if not text.strip():
             return
         self.lines += 1
+        if (said := nccl_messages.find(text)) and said.name not in self.messages:
+            self.messages[said.name] = Message(said.value, text.strip()[:LONGEST_TEXT], number)
         if not (self._of_summary(text, number) or self._of_traceback(text, number)):
             self._ordinary(text, number)
 

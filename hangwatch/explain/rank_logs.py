@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch.explain.logs import Failure, Line, Log, blames_another, latest
+from hangwatch.explain.logs import Failure, Line, Log, Message, blames_another, latest
 from hangwatch.model import RankId
 
 
 class RankLog(NamedTuple):
     """What is known of one rank by its logs; `source` is the name of the one that told most.
 
-    `failures` are in the order in which they were read, those that its launcher tells last.
+    `failures` are in the order in which they were read, those that its launcher tells last;
+    `messages` are what NCCL says.
     """
 
     id: RankId
     source: str
     last: Line | None
     failures: tuple[Failure, ...]
+    messages: Mapping[str, Message] = MappingProxyType({})
 
 
 class _Part(NamedTuple):
@@ -82,4 +85,5 @@ def _joined(parts: list[_Part]) -> RankLog:
     lines = [part.log.last for part in (most, *parts) if part.log.last is not None]
     own = (failure for part in parts for failure in part.log.failures if failure.rank is None)
     failures = tuple(one._replace(of_others=blames_another(one, most.id.rank)) for one in own)
-    return RankLog(most.id, most.source, latest(lines), failures)
+    messages = {name: said for part in reversed(parts) for name, said in part.log.messages.items()}
+    return RankLog(most.id, most.source, latest(lines), failures, messages)

@@ -1,0 +1,55 @@
+"""The table of what NCCL says (nccl_messages.toml): a line of a log -> what it means, and what to do.
+
+It stands on the ground since whoever reads what a rank wrote needs it: `explain` and the self-test. The comments of the
+table say what its columns are.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Literal, NamedTuple
+
+from hangwatch import tables
+from hangwatch.model import Value
+
+LONGEST_LINE = 4096
+About = Literal["self", "peer", "job", "setup"]
+
+
+class Message(Value, frozen=True, forbid_unknown_fields=True):
+    """A row: which lines it is of, what they are about, what they mean, what to do, and where they come from."""
+
+    holds: str
+    pattern: str
+    about: About
+    meaning: str
+    remedy: str
+    source: str
+
+
+class Said(NamedTuple):
+    """A line that a row is of: the name of the row, and what the group of its pattern holds, empty without one."""
+
+    name: str
+    value: str
+
+
+@cache
+def load() -> dict[str, Message]:
+    """The rows by name, in the order in which they count. Raises MsgspecError where one is not of the form."""
+    return tables.load("hangwatch", "nccl_messages.toml", dict[str, Message])
+
+
+@cache
+def _patterns() -> tuple[tuple[str, str, re.Pattern[str]], ...]:
+    return tuple((name, row.holds, re.compile(row.pattern)) for name, row in load().items())
+
+
+def find(line: str) -> Said | None:
+    """What a line says by the first row that it fits; None for all others. Its first `LONGEST_LINE` characters count."""
+    line = line[:LONGEST_LINE]
+    for name, holds, pattern in _patterns():
+        if holds in line and (found := pattern.search(line)):
+            return Said(name, next((value for value in found.groups() if value), ""))
+    return None

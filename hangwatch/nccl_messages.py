@@ -47,7 +47,7 @@ def _patterns() -> tuple[tuple[str, str, re.Pattern[str]], ...]:
 
 
 def find(line: str) -> Said | None:
-    """What a line says by the first row that it fits; None for all others. Its first `LONGEST_LINE` characters count."""
+    """What a line says by the first row that it fits, else None. Its first `LONGEST_LINE` characters count."""
     line = line[:LONGEST_LINE]
     for name, holds, pattern in _patterns():
         if holds in line and (found := pattern.search(line)):

@@ -14,11 +14,15 @@ INFO = "gpu-07:5776:5898 [1] NCCL INFO "
 LINES = {
     "ib_pair_unreachable": (
         WARN + "NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129",
-        WARN + "NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0, len 0, vendor err 129 (Recv)",
+        WARN
+        + "NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0, len 0, vendor err 129 (Recv)",
         WARN + "NET/IB: Got completion from peer 10.2.0.5<33092> with status=12 opcode=129 len=524288 vendor err 129",
-        WARN + "NET/IB: Got completion from peer 10.2.0.5<3> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0)",
+        WARN
+        + "NET/IB: Got completion from peer 10.2.0.5<3> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0)",
     ),
-    "ib_flushed": (WARN + "NET/IB: Got completion from peer 10.2.0.5<33092> with status=5 opcode=0 len=0 vendor err 249",),
+    "ib_flushed": (
+        WARN + "NET/IB: Got completion from peer 10.2.0.5<33092> with status=5 opcode=0 len=0 vendor err 249",
+    ),
     "ib_memory_refused": (WARN + "NET/IB: Got completion from peer 10.2.0.5<5> with status=4 opcode=0 vendor err 81",),
     "ib_other_completion": (WARN + "NET/IB : Got completion with error 9, opcode 1, len 32, vendor err 138",),
     "ib_queue_pair_refused": (
@@ -99,7 +103,11 @@ def test_other_lines_are_of_none(line: str) -> None:
 @pytest.mark.parametrize("holds", sorted({row.holds for row in nccl_messages.load().values()}))
 def test_no_line_takes_long(holds: str) -> None:
     began = time.process_time()
-    for line in (holds * 1_000_000, f"NCCL WARN {holds} with " * 100_000, f"NCCL INFO {holds}" + " with error " * 100_000):
+    for line in (
+        holds * 1_000_000,
+        f"NCCL WARN {holds} with " * 100_000,
+        f"NCCL INFO {holds}" + " with error " * 100_000,
+    ):
         nccl_messages.find(line)
     assert time.process_time() - began < 2.0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -57,12 +58,20 @@ def families(snapshot: Snapshot, now: float, settings: Detector) -> Iterator[Met
 class BoardCollector(Collector):
     """Gives prometheus_client the families of the present snapshot; an error costs the rest of one scrape, loudly."""
 
-    def __init__(self, board: Board, clock: Callable[[], float], settings: Detector) -> None:
-        self._board, self._clock, self._settings = board, clock, settings
+    def __init__(
+        self,
+        board: Board,
+        clock: Callable[[], float],
+        settings: Detector,
+        unix_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._board, self._clock, self._settings, self._unix_clock = board, clock, settings, unix_clock
         self.errors = 0
 
     def collect(self) -> Iterator[Metric]:
         """The families; prometheus_client itself would let one exception fail the whole scrape."""
+        # First of all: a rule over all nodes compares it with the time at which the scrape began.
+        yield _single("time_seconds", "The wall clock of this node, as unix time", self._unix_clock())
         try:
             yield from map(_shown, families(self._board.snapshot, self._clock(), self._settings))
         except Exception:

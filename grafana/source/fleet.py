@@ -200,6 +200,14 @@ def dashboard() -> builders.Dashboard:
             height=8,
         )
     )
+    built.with_panel(
+        lines(
+            "Clock of each node, against the median of all",
+            "s",
+            [(f"hangwatch:clock_offset:seconds{{{ON}}}", "{{instance}}")],
+            "Corrected by what a scrape took. A second or more for five minutes is a warning.",
+        )
+    )
     return built.with_panel(
         lines(
             "Power of each node",

@@ -333,7 +333,7 @@ By sequence numbers: NotCome
   rank 3 on node-b has come to 5 in gloo:default_pg"""
 CIRCLE = """\
 Who:
-  nobody stands out over all nodes
+  nobody is accused; look first at rank 1 on node-a
 By sequence numbers: Circle
   in all_reduce 11 of tp (gloo:1): 1
   in all_reduce 10 of the default group: 3
@@ -341,7 +341,7 @@ By sequence numbers: Circle
   rank 1 on node-a has come to 9 in gloo:default_pg"""
 ASYNCHRONOUS = """\
 Who:
-  nobody stands out over all nodes
+  nobody is accused; look first at rank 3 on node-b
 By sequence numbers: FirstLook
   in all_reduce 6 of the default group: 3
   rank 3 on node-b has come to 5 in gloo:default_pg"""

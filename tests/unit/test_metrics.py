@@ -34,6 +34,7 @@ from hangwatch.model import (
 from tests import samples
 
 NOW = 1000.0
+UNIX_NOW = samples.OPENED + 5.25
 
 
 def board(**changes: object) -> Board:
@@ -83,7 +84,7 @@ def board(**changes: object) -> Board:
 
 def scrape(one: Board) -> str:
     own = CollectorRegistry()
-    own.register(metrics.BoardCollector(one, lambda: NOW, Detector()))
+    own.register(metrics.BoardCollector(one, lambda: NOW, Detector(), lambda: UNIX_NOW))
     return generate_latest(own).decode()
 
 

@@ -40,6 +40,9 @@ def gpus(count: int, name: str, watts: float, limit_watts: float, memory_gib: in
         "gpu all sm_clock_hertz 1980e6",
         "gpu all temperature_celsius 55",
         "gpu all energy_joules 1000000",
+        "cuda_driver_version 12080",
+        "gpu all vbios 96.00.99.00.01",
+        "gpu all inforom G520.0200.00.05",
         "gpu all persistence_mode 1",
         "gpu all clocks_event_reasons 0x4",  # the power cap, as on any busy GPU
         "gpu all ecc_mode 1",

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from hangwatch.cli.nodes_fitness import NodesCheck
 from hangwatch.cli.selftest import Answer as SelfTest
 from hangwatch.cli.stacks import Incidents
 from hangwatch.fleet.sighting import GroupedDump
@@ -18,6 +19,7 @@ from hangwatch.status import Status
 DOCS = Path(__file__).parents[1] / "docs"
 FORMS: dict[str, type] = {
     "answer": Answer,
+    "check_nodes": NodesCheck,
     "dump": Dump,
     "grouped": GroupedDump,
     "incident": Incident,

@@ -7,6 +7,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from hangwatch import __version__
+from hangwatch.checks.facts import Facts
 from hangwatch.model import CheckResult, CheckStatus, Value
 
 Status: TypeAlias = Literal["OK", "WARNING", "CRITICAL", "UNKNOWN"]
@@ -52,13 +54,20 @@ class JsonResult(Value, frozen=True):
 
 
 class JsonReport(Value, frozen=True):
-    """`hangwatch check --json`. `status` is the worst of all checks, `exit_code` what the command ends with."""
+    """`hangwatch check --json`. `status` is the worst of all checks, `exit_code` what the command ends with.
+
+    `began_unix_seconds` and `printed_unix_seconds` are the wall clock of the node at the first and last moment.
+    """
 
     schema_version: int
+    hangwatch_version: str
     node: str
+    began_unix_seconds: float
+    printed_unix_seconds: float
     status: Status
     exit_code: int
     checks: tuple[JsonResult, ...]
+    facts: Facts
 
 
 def worst_status(results: Iterable[CheckResult]) -> CheckStatus:
@@ -71,7 +80,11 @@ def exit_code(results: Sequence[CheckResult], fail_on: FailOn | None = None) -> 
 
     With `fail_on`, whatever is less than that, UNKNOWN included, is 0: nobody drains a node for what is not known.
     """
-    status = worst_status(results)
+    return exit_code_of(worst_status(results), fail_on)
+
+
+def exit_code_of(status: CheckStatus, fail_on: FailOn | None = None) -> int:
+    """As `exit_code`, of the most severe status."""
     if fail_on is not None and status not in FAILING[fail_on]:
         return 0
     return EXIT_CODES[status]
@@ -100,14 +113,26 @@ def verbose_tables(results: Iterable[CheckResult]) -> list[tuple[str, tuple[tupl
     return [(result.check, result.table) for result in results if len(result.table) > 1]
 
 
-def to_json(results: Sequence[CheckResult], node: str, fail_on: FailOn | None = None) -> str:
+def to_json(
+    results: Sequence[CheckResult],
+    node: str,
+    fail_on: FailOn | None = None,
+    *,
+    facts: Facts = Facts(),  # noqa: B008 - frozen
+    began_unix_seconds: float = 0.0,
+    printed_unix_seconds: float = 0.0,
+) -> str:
     """The report as JSON text; docs/check.schema.json describes it."""
     report = JsonReport(
         schema_version=1,
+        hangwatch_version=__version__,
         node=node,
+        began_unix_seconds=began_unix_seconds,
+        printed_unix_seconds=printed_unix_seconds,
         status=_status(worst_status(results)),
         exit_code=exit_code(results, fail_on),
         checks=tuple(_json_result(result) for result in results),
+        facts=facts,
     )
     return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
 

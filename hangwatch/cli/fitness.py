@@ -6,13 +6,18 @@ import os
 import shutil
 import sys
 import textwrap
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from hangwatch import config
-from hangwatch.checks import discovery, listing, runner
+from hangwatch.checks import discovery, facts, listing, runner
 from hangwatch.checks.contract import Settings as CheckSettings
+from hangwatch.checks.facts import Facts
+from hangwatch.cli.asking import nodes_options, reach_of
 from hangwatch.cli.watch import config_option, settings_from
 from hangwatch.look import JobScan
 from hangwatch.model import CheckResult
@@ -22,6 +27,7 @@ from hangwatch.probes.nvml.sampler import NvmlSampler
 
 DEADLINE_SECONDS = 9.0  # with the start of Python, the whole command stays within 10 s
 FIRST_SWEEP_SECONDS = 3.0
+LEAST_FACTS_SECONDS = 0.2
 COLORS = {"OK": "green", "UNKNOWN": "magenta", "WARNING": "yellow", "CRITICAL": "red"}
 
 
@@ -31,19 +37,47 @@ COLORS = {"OK": "green", "UNKNOWN": "magenta", "WARNING": "yellow", "CRITICAL": 
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/json.md describes it.")
 @click.option("--verbose", "-v", is_flag=True, help="Also show the checks' own tables, such as the NVLink matrix.")
 @click.option("--fail-on", type=click.Choice(["warning", "critical"]), help="Exit 0 for anything less than this.")
+@nodes_options
 def check(
-    names: tuple[str, ...], config_path: Path | None, as_json: bool, verbose: bool, fail_on: listing.FailOn | None
-) -> None:
+    *,
+    names: tuple[str, ...],
+    config_path: Path | None,
+    as_json: bool,
+    verbose: bool,
+    fail_on: listing.FailOn | None,
+    **reaching: Any,
+) -> int:
     """Is this node fit to train? Runs all checks (or those named) side by side, within 10 seconds.
+
+    With --nodes or --jobid on many nodes at the same time: nodes with the same answer stand in one line, and what
+    should be the same on all of them and is not (versions, firmware, limits, clocks) is a finding of its own. See
+    docs/many-nodes.md.
 
     Exits 0, 1, 2, 3 for OK, WARNING, CRITICAL, UNKNOWN, as Nagios and Slurm's HealthCheckProgram expect.
     """
+    if (reach := reach_of(**reaching)) is not None:
+        if config_path:
+            raise click.UsageError("--nodes and --jobid do not go with --config: nodes have their own")
+        discovery.select(names)
+        from hangwatch.cli.nodes_fitness import check_nodes
+
+        return check_nodes(reach, names, fail_on, as_json_form=as_json, verbose=verbose)
+    began_unix_seconds = time.time()
     settings, source = settings_from(config_path)
     check_settings = discovery.settings_for(settings, source)
     discovery.select(names)
-    results = _run(names, settings, check_settings)
+    results, found = _run(names, settings, check_settings, with_facts=as_json)
     if as_json:
-        click.echo(listing.to_json(results, host.node_name(), fail_on))
+        click.echo(
+            listing.to_json(
+                results,
+                host.node_name(),
+                fail_on,
+                facts=found,
+                began_unix_seconds=began_unix_seconds,
+                printed_unix_seconds=time.time(),
+            )
+        )
     else:
         _print(results, verbose)
     sys.stdout.flush()
@@ -52,8 +86,12 @@ def check(
 
 
 def _run(
-    names: tuple[str, ...], settings: config.Settings, check_settings: dict[str, CheckSettings]
-) -> list[CheckResult]:
+    names: tuple[str, ...],
+    settings: config.Settings,
+    check_settings: dict[str, CheckSettings],
+    *,
+    with_facts: bool,
+) -> tuple[list[CheckResult], Facts]:
     gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=5.0)
     gpus.start()
     try:
@@ -64,16 +102,29 @@ def _run(
             state_directory=Path(settings.store.directory),
             dump_after_seconds=settings.dump_after_seconds,
         )
-        return runner.run_all(node, check_settings, names, deadline_seconds=DEADLINE_SECONDS - FIRST_SWEEP_SECONDS)
+        began, deadline_seconds = time.monotonic(), DEADLINE_SECONDS - FIRST_SWEEP_SECONDS
+        wait = facts.begin(node) if with_facts else None
+        results = runner.run_all(node, check_settings, names, deadline_seconds=deadline_seconds)
+        left = began + deadline_seconds - time.monotonic()
+        return results, wait(max(left, LEAST_FACTS_SECONDS)) if wait else Facts()
     finally:
         gpus.stop()
 
 
 def _print(results: list[CheckResult], verbose: bool) -> None:
+    _header, *rows = listing.report_table(results, verbose)
+    print_rows(rows)
+    for title, table in listing.verbose_tables(results) if verbose else ():
+        click.echo(f"\n{title}")
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for row in table:
+            click.echo("  " + "  ".join(f"{cell:{size}}" for cell, size in zip(row, widths, strict=True)).rstrip())
+
+
+def print_rows(rows: Sequence[Sequence[str]]) -> None:
     """One paragraph a check, the most severe first: status, name, what was seen, and under it what to type."""
     width = max(60, shutil.get_terminal_size((110, 24)).columns)
-    margin = 11 + max(len(result.check) for result in results)
-    _header, *rows = listing.report_table(results, verbose)
+    margin = 11 + max((len(name) for name, *_ in rows), default=0)
     for name, status, reason, seen, remedy in rows:
         colored = click.style(f"{status:10}", fg=COLORS.get(status), bold=status == "CRITICAL")
         text = seen if status == "OK" or not reason else f"{reason}: {seen}"
@@ -82,11 +133,6 @@ def _print(results: list[CheckResult], verbose: bool) -> None:
         click.echo(f"{colored}{name:{margin - 10}}{lines[0]}")
         for line in lines[1:]:
             click.echo(" " * margin + line)
-    for title, table in listing.verbose_tables(results) if verbose else ():
-        click.echo(f"\n{title}")
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        for row in table:
-            click.echo("  " + "  ".join(f"{cell:{size}}" for cell, size in zip(row, widths, strict=True)).rstrip())
 
 
 COMMANDS = (check,)

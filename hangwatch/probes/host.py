@@ -14,6 +14,11 @@ def node_name() -> str:
     return socket.gethostname().partition(".")[0] or "localhost"
 
 
+def kernel_release() -> str:
+    """The release of the running kernel, as `uname -r` says it."""
+    return platform.release()
+
+
 def facts(driver_version: str | None) -> tuple[tuple[str, str], ...]:
     """Name and value of what helps to compare two incidents; `driver_version` is the NVIDIA driver's, if any."""
     memory, gibibyte = psutil.virtual_memory(), 1 << 30

@@ -47,6 +47,14 @@ class Port(Value, frozen=True):
         return f"{self.device}/{self.port}"
 
 
+class Adapter(Value, frozen=True):
+    """One adapter: `kind` is its board and type, e.g. `MT4129 MT_0000000838`, empty where it does not say."""
+
+    device: str
+    firmware: str
+    kind: str
+
+
 class Ports(Value, frozen=True):
     """All ports of the node, by device and number, and what could not be read."""
 
@@ -71,6 +79,25 @@ def read(sys_root: Path) -> Ports | Fault | None:
         ports=tuple(port for port in read_ports if isinstance(port, Port)),
         faults=tuple(port for port in read_ports if isinstance(port, Fault)),
     )
+
+
+def adapters(sys_root: Path) -> tuple[Adapter, ...]:
+    """All adapters by name, with the firmware that they say; empty without any."""
+    root = sys_root / "class" / "infiniband"
+    devices = pseudofiles.names(root, "infiniband")
+    return tuple(
+        Adapter(
+            device=device,
+            firmware=_line(root / device / "fw_ver"),
+            kind=" ".join(filter(None, (_line(root / device / "hca_type"), _line(root / device / "board_id")))),
+        )
+        for device in (sorted(devices) if isinstance(devices, tuple) else ())
+    )
+
+
+def _line(path: Path) -> str:
+    text = pseudofiles.read(path, path.name)
+    return text.strip() if isinstance(text, str) else ""
 
 
 def _port_numbers(folder: Path) -> list[str]:

@@ -214,6 +214,16 @@ int nvmlSystemGetDriverVersion(char *out, uint size)
     return code ? code : find(out, size, "driver_version") ? SUCCESS : NOT_SUPPORTED;
 }
 
+int nvmlSystemGetCudaDriverVersion_v2(int *out)
+{
+    char value[20];
+    int code = system_fault("nvmlSystemGetCudaDriverVersion_v2");
+    if (!code && !find(value, sizeof value, "cuda_driver_version"))
+        return NOT_SUPPORTED;
+    *out = code ? 0 : atoi(value);
+    return code;
+}
+
 int nvmlDeviceGetCount_v2(uint *count)
 {
     char value[20];
@@ -236,6 +246,8 @@ int nvmlDeviceGetHandleByIndex_v2(uint index, Gpu **out)
 /* --- one GPU: what is sampled ------------------------------------------------------------------------------------ */
 
 int nvmlDeviceGetName(Gpu *gpu, char *out, uint size) { return text(gpu, __func__, out, size, "name"); }
+int nvmlDeviceGetVbiosVersion(Gpu *gpu, char *out, uint size) { return text(gpu, __func__, out, size, "vbios"); }
+int nvmlDeviceGetInforomImageVersion(Gpu *gpu, char *out, uint size) { return text(gpu, __func__, out, size, "inforom"); }
 int nvmlDeviceGetUUID(Gpu *gpu, char *out, uint size) { return text(gpu, __func__, out, size, "uuid"); }
 NUMBER(nvmlDeviceGetPowerUsage, uint, "power_watts", 1000)
 NUMBER(nvmlDeviceGetEnforcedPowerLimit, uint, "power_limit_watts", 1000)

@@ -157,6 +157,24 @@ class FabricDetails(Value, frozen=True):
     faults: tuple[Fault, ...] = ()
 
 
+class GpuFirmware(Value, frozen=True):
+    """What is burnt into one GPU. `inforom` is the version of its InfoROM image, `cuda_version` its driver's newest."""
+
+    index: int
+    uuid: str
+    name: str | None = None
+    vbios: str | None = None
+    inforom: str | None = None
+    cuda_version: str | None = None
+
+
+class FirmwareDetails(Value, frozen=True):
+    """The firmware of all GPUs."""
+
+    gpus: tuple[GpuFirmware, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
 class XidEvent(Value, frozen=True):
     """One XID as the driver itself told it; index and PCI address are None where it does not name the GPU."""
 

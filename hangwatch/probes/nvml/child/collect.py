@@ -14,8 +14,10 @@ from hangwatch.model import Fault, GpuTraffic, TrafficSweep, Value
 from hangwatch.probes.nvml.child.gpu import ABSENT, Gpu, gpu_fault, pci_address, scaled
 from hangwatch.probes.nvml.details import (
     FabricDetails,
+    FirmwareDetails,
     GpuBus,
     GpuFabric,
+    GpuFirmware,
     GpuHealth,
     GpuLinks,
     GpuPlace,
@@ -306,6 +308,25 @@ def _fabric_problems(mask: int) -> list[str]:
     return problems
 
 
+def firmware(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuFirmware:
+    """Versions that a flash tool changes, and that of CUDA."""
+    del gpus
+    cuda = gpu.ask(_cuda_driver_version)
+    return GpuFirmware(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        vbios=gpu.ask(pynvml.nvmlDeviceGetVbiosVersion),
+        inforom=gpu.ask(pynvml.nvmlDeviceGetInforomImageVersion),
+        cuda_version=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+    )
+
+
+def _cuda_driver_version(_: object) -> int:
+    """1000 times the major and 10 times the minor number (nvml.h); the same of all GPUs."""
+    return int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+
+
 KINDS: dict[str, tuple[type[Value], Callable[[Gpu, Sequence[Gpu]], Value]]] = {
     kind.__name__: (kind, read)
     for kind, read in (
@@ -314,6 +335,7 @@ KINDS: dict[str, tuple[type[Value], Callable[[Gpu, Sequence[Gpu]], Value]]] = {
         (HealthDetails, health),
         (PcieDetails, bus),
         (FabricDetails, fabric),
+        (FirmwareDetails, firmware),
         (TrafficSweep, traffic),
     )
 }

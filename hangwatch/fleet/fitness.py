@@ -1,0 +1,237 @@
+"""Pure: what many nodes say of their fitness -> findings, each with its nodes, and what differs between them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from hangwatch import words
+from hangwatch.checks.clock_skew import STEP_TIME
+from hangwatch.checks.clock_skew import Settings as ClockSettings
+from hangwatch.checks.facts import Facts, JobVersions
+from hangwatch.checks.listing import EXIT_CODES, Status
+from hangwatch.fleet.across import ClockOffset
+from hangwatch.fleet.replies import AnswerError, RollCall
+from hangwatch.model import Value
+
+CLOCKS = ClockSettings()
+MOST_CHECKS = 1000
+MOST_FACTS = 1000
+MOST_VALUES = 8
+_MOST_CHARACTERS = 600
+_NAME_CHARACTERS = 100
+_NODES_CHARACTERS = 200
+_SEVERITY = {status.name: int(status) for status in EXIT_CODES}
+
+
+class CheckSaid(msgspec.Struct, frozen=True):
+    """One check on one node, as far as nodes are compared by it."""
+
+    check: str
+    status: Status
+    reason: str
+    message: str
+    remedy: str
+
+
+class NodeReport(msgspec.Struct, frozen=True):
+    """What is read of `hangwatch check --json`, bounded."""
+
+    schema_version: int
+    checks: tuple[CheckSaid, ...]
+    began_unix_seconds: float = 0.0
+    printed_unix_seconds: float = 0.0
+    facts: Facts = Facts()
+
+
+class Finding(Value, frozen=True):
+    """What several nodes say in the same words, or what is said of them. `check` is a check, or what was compared."""
+
+    nodes: tuple[str, ...]
+    check: str
+    status: Status
+    reason: str
+    message: str
+    remedy: str
+
+
+class Held(Value, frozen=True):
+    """One value of a fact, and the nodes that have it."""
+
+    value: str
+    nodes: tuple[str, ...]
+
+
+class Difference(Value, frozen=True):
+    """A fact that is not the same on all nodes; the value of most nodes first. `job` is null for a fact of the node."""
+
+    fact: str
+    job: str | None
+    values: tuple[Held, ...]
+
+
+class Fitness(RollCall[NodeReport]):
+    """All replies to `hangwatch check --json`."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            _report,
+            frozenset(EXIT_CODES.values()),
+            lambda report: (report.began_unix_seconds, report.printed_unix_seconds),
+            CLOCKS.warning_seconds,
+        )
+
+
+def _report(printed: bytes, _node: str) -> NodeReport:
+    try:
+        report = msgspec.json.decode(printed, type=NodeReport)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise AnswerError(f"its answer is none of `hangwatch check --json`: {error}") from None
+    if report.schema_version != 1:
+        raise AnswerError("runs a newer hangwatch than this one: ask from there, or upgrade here")
+    if not report.printed_unix_seconds:
+        raise AnswerError("runs an older hangwatch, which does not say what nodes are compared by: upgrade it there")
+    facts = len(report.facts.node) + sum(len(job.versions) for job in report.facts.jobs)
+    if len(report.checks) > MOST_CHECKS or facts > MOST_FACTS or len(report.facts.jobs) > MOST_FACTS:
+        raise AnswerError("its answer holds more checks or facts than any node has: not believed")
+    return msgspec.structs.replace(
+        report, checks=tuple(map(_bounded, report.checks)), facts=_bounded_facts(report.facts)
+    )
+
+
+def _bounded(said: CheckSaid) -> CheckSaid:
+    return CheckSaid(
+        check=words.elided(said.check, _NAME_CHARACTERS),
+        status=said.status,
+        reason=words.elided(said.reason, _NAME_CHARACTERS),
+        message=words.elided(said.message, _MOST_CHARACTERS),
+        remedy=words.elided(said.remedy, _MOST_CHARACTERS),
+    )
+
+
+def _bounded_facts(facts: Facts) -> Facts:
+    def told(pairs: Mapping[str, str]) -> dict[str, str]:
+        return {
+            words.elided(name, _NAME_CHARACTERS): words.elided(value, _NAME_CHARACTERS) for name, value in pairs.items()
+        }
+
+    jobs = [
+        JobVersions(
+            job=words.elided(job.job, _NAME_CHARACTERS),
+            key=words.elided(job.key, _NAME_CHARACTERS),
+            versions=told(job.versions),
+        )
+        for job in facts.jobs
+    ]
+    return Facts(node=told(facts.node), jobs=tuple(jobs))
+
+
+def findings(reports: Mapping[str, NodeReport], *, every_wording: bool = False) -> list[Finding]:
+    """What checks on nodes have found, the same of several nodes once.
+
+    Numbers differ from node to node: one wording stands for all of a check and reason, unless all are asked for.
+    """
+    nodes_of: dict[tuple[CheckSaid | str, ...], list[tuple[str, CheckSaid]]] = defaultdict(list)
+    for node, report in reports.items():
+        for said in report.checks:
+            if said.status != "OK":
+                key = (said,) if every_wording else (said.check, said.status, said.reason)
+                nodes_of[key].append((node, said))
+    return [_folded(saying) for saying in nodes_of.values()]
+
+
+def _folded(saying: Sequence[tuple[str, CheckSaid]]) -> Finding:
+    wordings = Counter(said.message for _, said in saying)
+    message, _ = wordings.most_common(1)[0]
+    said = next(said for _, said in saying if said.message == message)
+    others = len(wordings) - 1
+    return Finding(
+        nodes=tuple(sorted(node for node, _ in saying)),
+        check=said.check,
+        status=said.status,
+        reason=said.reason,
+        message=message + (f" (and {words.count(others, 'other wording')}: --verbose)" if others else ""),
+        remedy=said.remedy,
+    )
+
+
+def differences(reports: Mapping[str, NodeReport]) -> list[Difference]:
+    """Facts that are not the same on all nodes that tell them; those of a job, on all nodes of the job."""
+    told: dict[tuple[str, str | None, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for node, report in reports.items():
+        for name, value in report.facts.node.items():
+            told[name, None, ""][value].append(node)
+        for job in report.facts.jobs:
+            for name, value in job.versions.items():
+                told[name, job.job, job.key][value].append(node)
+    return [
+        Difference(fact=name, job=job, values=tuple(_held(nodes_of)))
+        for (name, job, _), nodes_of in told.items()
+        if len(nodes_of) > 1
+    ]
+
+
+def _held(nodes_of: Mapping[str, Sequence[str]]) -> Iterable[Held]:
+    for value, nodes in sorted(nodes_of.items(), key=lambda item: (-len(item[1]), item[0])):
+        yield Held(value=value, nodes=tuple(sorted(set(nodes))))
+
+
+def of_difference(difference: Difference) -> Finding:
+    """A difference as a finding about those that are not as most are; about all where no value is that of most."""
+    most, *others = difference.values
+    asked = sum(len(held.nodes) for held in difference.values)
+    odd = sorted({node for held in others for node in held.nodes})
+    name = difference.fact.replace("_", " ") + ("" if difference.job is None else f" of job {difference.job}")
+    told = [f"{held.value} on {_nodes(held.nodes)}" for held in difference.values[:MOST_VALUES]]
+    more = len(difference.values) - MOST_VALUES
+    is_majority = 2 * len(most.nodes) > asked
+    return Finding(
+        nodes=tuple(odd if is_majority else sorted({*odd, *most.nodes})),
+        check="same_on_all_nodes",
+        status="WARNING",
+        reason="Differs",
+        message=f"{name} {', '.join(told)}" + (f" and {words.count(more, 'more value')}" if more > 0 else ""),
+        remedy=f"bring {_nodes(odd)} to {most.value}" if is_majority else "choose one, and bring all nodes to it",
+    )
+
+
+def of_clocks(clocks: Iterable[ClockOffset]) -> list[Finding]:
+    """Clocks that differ from that of the node that asks."""
+    return [
+        Finding(
+            nodes=(offset.node,),
+            check="clocks",
+            status="CRITICAL" if abs(offset.seconds) >= CLOCKS.critical_seconds else "WARNING",
+            reason="ClockDiffers",
+            message=f"the clock is at least {words.duration(abs(offset.seconds))} "
+            f"{'ahead of' if offset.seconds > 0 else 'behind'} that of the asking node",
+            remedy=STEP_TIME,
+        )
+        for offset in clocks
+    ]
+
+
+def of_absent(replies: Fitness) -> list[Finding]:
+    """Nodes of which nothing is known."""
+    found = [Finding(tuple(sorted(nodes)), "answer", "UNKNOWN", "NoAnswer", why, "") for why, nodes in replies.failed]
+    if replies.silent:
+        why = "did not answer by the deadline, or cannot be reached"
+        found.append(Finding(tuple(sorted(replies.silent)), "answer", "UNKNOWN", "Unanswered", why, ""))
+    return found
+
+
+def ranked(found: Iterable[Finding]) -> list[Finding]:
+    """The most severe first, then by check."""
+    return sorted(found, key=lambda one: (-_SEVERITY[one.status], one.check, one.reason, one.nodes))
+
+
+def worst(found: Iterable[Finding]) -> Status:
+    """The most severe status, OK without a finding."""
+    statuses: list[Status] = [one.status for one in found]
+    return max(statuses, key=_SEVERITY.__getitem__, default="OK")
+
+
+def _nodes(nodes: Iterable[str]) -> str:
+    return words.elided(words.fold_nodes(nodes), _NODES_CHARACTERS)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -100,14 +101,14 @@ def test_with_their_stacks_the_rank_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["healthy", "slow_rank"])
 def test_a_torn_cut_of_a_healthy_job_accuses_nobody(name: str, tmp_path: Path) -> None:
     """Each rank dumps at a moment of its own. The time of a file is that, or that of a copy, long after."""
-    open_then = 0
     with started(name, tmp_path, DUMPS="1") as job:
-        for number in range(40):
-            folder = job.dumps(str(number))
-            for seconds in (0.0, 100.0, 3000.0):
-                found = verdict(aged(folder, seconds))
-                assert (found["named"], found["first_look"]) == ([], []), found["message"]
-                assert found["kind"] == "RecordsOnly"
-                open_then += any(one["kind"] == "sequence" for one in found["evidence"])
+        cuts = [copytree(job.dumps(str(number)), tmp_path / f"cut-{number}") for number in range(40)]
+    open_then = 0
+    for folder in cuts:
+        for seconds in (0.0, 100.0, 3000.0):
+            found = verdict(aged(folder, seconds))
+            assert (found["named"], found["first_look"]) == ([], []), found["message"]
+            assert found["kind"] == "RecordsOnly"
+            open_then += any(one["kind"] == "sequence" for one in found["evidence"])
     print(f"{open_then} of 120 had something open")
     assert open_then > 0

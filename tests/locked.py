@@ -82,7 +82,7 @@ def _kept(program: str, folder: Path, uid: int, count: int) -> Iterator[list[sub
     environ = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     children: list[subprocess.Popen[bytes]] = []
     with contextlib.ExitStack() as stack:
-        stack.callback(lambda: [child.communicate(timeout=20) for child in children])
+        stack.callback(lambda: [child.communicate(timeout=60) for child in children])
         fall_silent = stack.enter_context(dying_mount(folder / "mnt", {"f": folder / "content"}))
         stack.callback(lambda: [child.kill() for child in children])
         for number in range(count):

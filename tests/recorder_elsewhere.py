@@ -73,7 +73,7 @@ def running(folder: Path, job: Job) -> Iterator[list[ProcessId]]:
     finally:
         for child in children:
             child.kill()
-            child.wait(timeout=20)
+            child.wait(timeout=60)
 
 
 def have_met(paths: Sequence[Path], ranks: Sequence[subprocess.Popen[bytes]]) -> bool:

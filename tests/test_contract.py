@@ -191,7 +191,7 @@ def daemon(tree: Tree, folder: Path) -> Iterator[str]:
 
 def fetch(url: str) -> str:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=30) as answer:
             return str(answer.read().decode())
     except urllib.error.URLError:
         return ""

@@ -64,7 +64,7 @@ def python(code: str, folder: Path, **environ: str) -> Iterator[int]:
             os.close(os.open(folder / "fifo", os.O_WRONLY | os.O_NONBLOCK))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-        child.wait(timeout=20)
+        child.wait(timeout=60)
 
 
 def state(pid: int) -> str:

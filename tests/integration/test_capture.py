@@ -71,7 +71,7 @@ def ranks(folder: Path, count: int, workers: int = 0) -> Iterator[Job]:
         for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            child.wait(timeout=20)
+            child.wait(timeout=60)
 
 
 def all_pids(job: Job) -> list[int]:

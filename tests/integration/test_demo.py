@@ -97,7 +97,7 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
         run_id = re.search(r"demo-[0-9a-f]+", demo.stdout.readline())[0]
         pids = wait_for(lambda: pids_of(run_id), "the ranks to start")
         demo.send_signal(signal.SIGINT)
-        _, errors = demo.communicate(timeout=30)
+        _, errors = demo.communicate(timeout=60)
     assert demo.returncode == 130
     assert "Traceback" not in errors
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the ranks to end")

@@ -19,7 +19,7 @@ from tests.fake_driver import FakeDriver, h100
 from tests.proc_tree import lay_out
 from tests.watched import RealDaemon
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 JOBS_WATCHED = 10
 
 

@@ -15,7 +15,7 @@ from tests.fake_driver import FakeDriver, h100
 from tests.memory_cgroup import memory_cgroup
 from tests.watched import RealDaemon
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 MEBIBYTE = 1 << 20
 
 

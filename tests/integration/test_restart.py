@@ -16,7 +16,7 @@ from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.watched import RealDaemon
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_killed_twice_in_a_hang_it_goes_on_with_the_one_incident(fake_driver: FakeDriver, tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ def test_who_stands_in_a_debugger_waits_for_the_person_at_his_terminal() -> None
         (group,) = group_ranks(taken, activity.load(), settings).groups
     finally:
         child.kill()
-        child.wait(timeout=20)
+        child.wait(timeout=60)
         os.close(ours)
     (member,) = group.members
     assert member.signature is Signature.AWAITS_OUTSIDE
@@ -333,7 +333,7 @@ def test_who_stands_in_the_debugger_of_an_editor_polls(comes: bool) -> None:
             taken = capture(job_of_pids([child.pid]), settings=SETTINGS, node="here")
     finally:
         child.kill()
-        child.communicate(timeout=20)
+        child.communicate(timeout=60)
     (nameless,) = group_ranks(taken, Table(()), SETTINGS).members
     assert (nameless.signature, nameless.motion) == (Signature.POLLS, Motion.UNKNOWN)
     (group,) = group_ranks(taken, activity.load(), SETTINGS).groups

@@ -80,7 +80,7 @@ def ranks(folder: Path, *bodies: str) -> Iterator[Ranks]:
                 child.kill()
             subprocess.run(["umount", "-l", folder / "mnt"], check=False)
     for child in children:
-        child.wait(timeout=20)
+        child.wait(timeout=60)
     wait_for(lambda: pyspy.left_behind() == 0, "the py-spys to end once the mount is gone")
 
 

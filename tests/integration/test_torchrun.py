@@ -111,7 +111,7 @@ def launched(folder: Path, *command: str) -> Iterator[RealJob]:
                 os.killpg(os.getpgid(pid), signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.wait(timeout=20)
+        launcher.wait(timeout=60)
 
 
 def beside_python(name: str) -> str:

@@ -163,8 +163,11 @@ class Rank(Value, frozen=True):
     workers: tuple[Worker, ...] = ()
 
 
-PortUse: TypeAlias = Literal["serving", "connected", "silent", "none"]
-"""What a process has to do with a port that somebody serves; "silent": its request to connect has no answer."""
+PortUse: TypeAlias = Literal["serving", "connected", "silent", "retries", "none"]
+"""What a process has to do with a port that somebody serves; "silent": its request to connect has no answer.
+
+"retries": it has no connection and its main thread sleeps, as one does between attempts that are refused.
+"""
 
 
 class Waiting(Value, frozen=True):
@@ -509,6 +512,11 @@ class Store(Value, frozen=True):
     endpoint: str
     socket: PortUse
 
+    @property
+    def has_connection(self) -> bool:
+        """Whether it serves the store, is connected to it, or its request to connect is on its way."""
+        return self.socket not in ("none", "retries")
+
 
 class Awaited(Value, frozen=True):
     """Somebody outside of the job for whom a process waits; `is_lost`: the kernel knows that nobody is there now."""
@@ -737,9 +745,10 @@ class Member(Value, frozen=True):
     `switches_per_second` (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so
     in every round; `peers` as there, the most of any round, workers included, and None where one was not seen;
     `server`, `file_lock` and `stuck_on` as there, where they were the same in every round; `store` as in the last
-    round. `user_frames` are the innermost ones of the user's own program in the stack that tells, without locals: where
-    it stands, to the line. `recorded` is what its flight recorders showed in the first and in the last round,
-    `receives` whether its main thread was in a call that receives, in the last one.
+    round, but "retries" only where no round showed a connection. `user_frames` are the innermost ones of the user's
+    own program in the stack that tells, without locals: where it stands, to the line. `recorded` is what its flight
+    recorders showed in the first and in the last round, `receives` whether its main thread was in a call that receives,
+    in the last one.
     `recorder_faults` as in `ProcessDump`, of the last round.
     `is_held_outside`: in every round it stood in one call that no other thread of its process ends.
     `waits_in_torch` as in `ProcessDump`, in every round.

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from hangwatch.hang import by_number, clauses, guidance, votes, wording
 from hangwatch.hang.first_look import FIRST_LOOKS, by_line, have_parted
-from hangwatch.hang.rest import is_serving, resting_state
+from hangwatch.hang.rest import is_refused, is_serving, resting_state
 from hangwatch.hang.rules import (
     RULES,
     Rule,
@@ -86,7 +86,7 @@ def _by_number(scene: Scene) -> Verdict:
     both = by_number.contradicts(found, accused) if accused is not None and _is_by_stack(accused) else None
     if both is not None:
         return both
-    verdict = accused or _mount_silent(scene) or _open(scene)
+    verdict = accused or _mount_silent(scene) or _refused(scene) or _open(scene)
     return structs.replace(verdict, evidence=(*verdict.evidence, *by_number.evidence(found)))
 
 
@@ -246,6 +246,16 @@ def _mount_silent(scene: Scene) -> Verdict | None:
         confidence=Confidence.MEDIUM if named else Confidence.NONE,
         evidence=votes.context(scene.grouping),
     )
+
+
+def _refused(scene: Scene) -> Verdict | None:
+    """All want to meet at the store and are refused there, but for a rank that serves it itself, at another address."""
+    members = [(group, member) for group in scene.stacked for member in group.members]
+    refused = [member for group, member in members if is_refused(group, member)]
+    serving = [member for _, member in members if member.store is not None and member.store.socket == "serving"]
+    if not refused or len(refused) + len(serving) < len(members):
+        return None
+    return _nobody("MasterRefused", wording.refused(refused, serving) + _view(scene), scene)
 
 
 def _look_first(lead: Suspicion, kind: str) -> Verdict:

@@ -202,7 +202,7 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         server=motion.server(rank),
         file_lock=motion.file_lock(rank),
         stuck_on=motion.stuck_on(rank),
-        store=answer.dump.store if answer.dump else None,
+        store=motion.store(rank),
         recorded=_recorded(rank.rounds, main) if len(rank.rounds) > 1 else (),
         recorder_faults=rank.rounds[-1].recorder_faults if rank.rounds else (),
         receives=_receives(rank.rounds),

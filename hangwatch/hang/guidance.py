@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hangwatch import words
 from hangwatch.hang import activity
-from hangwatch.model import Group, Grouping, Member, PortUse, Store
+from hangwatch.model import Group, Grouping, Member, PortUse
 
 _MOST_SENTENCES = 2
 _LINKS = "XIDs, NVLink and network errors"
@@ -55,13 +55,10 @@ def _store(members: Sequence[Member]) -> str | None:
     parts.append(f"{who('serving')} serves it" if "serving" in uses else "none of these ranks serves it")
     if "silent" in uses:
         parts.append(f"the requests of {who('silent')} to connect have no answer")
-    if "none" in uses:
-        parts.append(f"{who('none')} {_has(seen)} no connection to it")
+    apart = [member.id for member, store in seen if not store.has_connection]
+    if apart:
+        parts.append(f"{words.who(apart)} {'has' if len(apart) == 1 else 'have'} no connection to it")
     return f"{parts[0]}: {words.listing(parts[1:])}."
-
-
-def _has(seen: Sequence[tuple[Member, Store]]) -> str:
-    return "has" if sum(store.socket == "none" for _, store in seen) == 1 else "have"
 
 
 def _absent(grouping: Grouping) -> list[str]:

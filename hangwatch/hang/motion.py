@@ -11,6 +11,8 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import NamedTuple
 
+from msgspec import structs
+
 from hangwatch import config
 from hangwatch.hang import frames as stack_frames
 from hangwatch.hang.standing import Standing
@@ -25,6 +27,7 @@ from hangwatch.model import (
     RankDump,
     Signature,
     Stay,
+    Store,
     Thread,
 )
 
@@ -328,6 +331,19 @@ def stuck_on(rank: RankDump) -> str | None:
     """The file or pipe of nobody else in its job at which a rank stands: the same in each of several rounds."""
     found = {dump.stuck_on for dump in rank.rounds}
     return found.pop() if len(found) == 1 and len(rank.rounds) > 1 else None
+
+
+def store(rank: RankDump) -> Store | None:
+    """What the sockets of a rank showed of its store at last; that it retries only where no round showed a connection.
+
+    One round without a sleep does not speak against it: then it was about to try again.
+    """
+    found = [dump.store for dump in rank.rounds if dump.store is not None]
+    if not found or found[-1].has_connection:
+        return found[-1] if found else None
+    slept = any(one.socket == "retries" for one in found)
+    retries = slept and not any(one.has_connection for one in found)
+    return structs.replace(found[-1], socket="retries" if retries else "none")
 
 
 def is_held_outside(rank: RankDump, measured: Measured) -> bool:

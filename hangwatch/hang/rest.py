@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hangwatch.model import BLOCKED_STATES, Grouping, JobState, Member, Motion, Signature
+from hangwatch.hang import activity
+from hangwatch.model import BLOCKED_STATES, Group, Grouping, JobState, Member, Motion, Signature
 
 _IDLE_UTILIZATION_RATIO = 0.05
 _WAITS_FOR_NO_RANK = frozenset(
@@ -16,7 +17,7 @@ def resting_state(grouping: Grouping) -> JobState | None:
 
     Suspended: every rank was stopped or frozen in every round. Over: a job of several ranks in which nothing leads from
     one that lives to another one, all GPUs idle; so it is before training begins, which the grouping cannot tell. Of a
-    rank that gave no stack nobody knows what it waits for.
+    rank that gave no stack nobody knows what it waits for; who is refused at the store waits for who is to serve it.
     """
     members = grouping.members
     if members and all(member.signature is Signature.STOPPED for member in members):
@@ -24,6 +25,8 @@ def resting_state(grouping: Grouping) -> JobState | None:
     moving = sum(member.motion is Motion.MOVING for member in members)
     living = [member for member in members if member.signature is not Signature.GONE]
     if any(group.fault and not group.gone for group in grouping.groups):
+        return None
+    if any(is_refused(group, member) for group in grouping.groups for member in group.members):
         return None
     if living and (grouping.world_size or 0) > 1 and moving * 2 <= len(members) and all(map(_is_alone, living)):
         return JobState.OVER
@@ -40,6 +43,12 @@ def is_serving(grouping: Grouping) -> bool:
     waits = any(_awaits_clients(member) and member.server == member.id.pid for member in members)
     behind = waits and all(_awaits_clients(one) or one.signature is Signature.BEHIND_GPU for one in members)
     return behind or (bool(members) and all(map(_awaits_clients, members)))
+
+
+def is_refused(group: Group, member: Member) -> bool:
+    """Whether a rank wants to meet the others at the store, and each attempt to connect to it fails at once."""
+    wants = activity.known(group.activity).meets_at_store
+    return wants and member.store is not None and member.store.socket == "retries"
 
 
 def _awaits_clients(member: Member) -> bool:

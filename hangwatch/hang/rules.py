@@ -10,6 +10,7 @@ from msgspec import structs
 
 from hangwatch.hang import activity, wording
 from hangwatch.hang import frames as stack_frames
+from hangwatch.hang.rest import is_refused
 from hangwatch.hang.user_code import caller
 from hangwatch.model import (
     BLOCKED_STATES,
@@ -207,6 +208,18 @@ def _blocked(scene: Scene) -> Sequence[Group]:
     return [*blocked, *(group for group in groups if group)]
 
 
+def _deaf_master(scene: Scene) -> Sequence[Group]:
+    """Rank 0 where it does something else than to serve the store, of which others are refused."""
+    if not any(is_refused(group, member) for group in scene.stacked for member in group.members):
+        return []
+
+    def is_deaf(member: Member) -> bool:
+        return member.id.rank == 0 and member.store is not None and not member.store.has_connection
+
+    elsewhere = [group for group in scene.stacked if not activity.known(group.activity).meets_at_store]
+    return [part for group in elsewhere if (part := _part(group, is_deaf))]
+
+
 def _weigh_gone(suspicion: Suspicion) -> Confidence:
     """Less sure where most of the others show GPU waits only."""
     return Confidence.HIGH if suspicion.waiting("ranks") * 2 >= count_ranks(suspicion.others) else Confidence.MEDIUM
@@ -217,7 +230,7 @@ def _weigh_blocked(suspicion: Suspicion) -> Confidence:
     return Confidence.HIGH if min(member.rounds for member in suspicion.members) > 1 else Confidence.MEDIUM
 
 
-def _weigh_stopped(suspicion: Suspicion) -> Confidence:
+def _weigh_as_it_is(suspicion: Suspicion) -> Confidence:
     return suspicion.rule.confidence
 
 
@@ -303,7 +316,7 @@ RULES: tuple[Rule, ...] = (
         half_of="others",
         outnumber="as many",
         confidence=Confidence.HIGH,
-        weigh=_weigh_stopped,
+        weigh=_weigh_as_it_is,
         words=lambda suspicion: wording.stopped(suspicion.suspects, suspicion.others),
     ),
     Rule(
@@ -316,6 +329,17 @@ RULES: tuple[Rule, ...] = (
         confidence=Confidence.MEDIUM,
         weigh=_weigh_undumpable,
         words=_say_undumpable,
+    ),
+    Rule(
+        kind="MasterRefused",
+        who="are rank 0, not at the store and without a socket of it, while others are refused there",
+        suspects=_deaf_master,
+        waiting=("ranks",),
+        half_of="others",
+        outnumber="as many",
+        confidence=Confidence.HIGH,
+        weigh=_weigh_as_it_is,
+        words=lambda suspicion: wording.deaf_master(suspicion.suspects, suspicion.others),
     ),
     _outside(
         "are busy or stuck by themselves, or hold the GIL in a function that no rule knows",

@@ -142,7 +142,7 @@ class Surroundings:
             dirty_bytes=dirty_bytes,
             peers=peers,
             server=server,
-            store=self._store(pid),
+            store=self._store(pid, call),
             stuck_on=None if call is None else self._stuck_on(pid, call),
             file_lock=None
             if call is None or kind != "locks"
@@ -181,11 +181,13 @@ class Surroundings:
             self._open[pid] = frozenset(self._all_links(pid))
         return self._open[pid]
 
-    def _store(self, pid: int) -> Store | None:
-        held = self._held(pid)
-        if held is None or self._store_port is None:
+    def _store(self, pid: int, call: SystemCall | None) -> Store | None:
+        held, port = self._held(pid), self._store_port
+        if held is None or port is None:
             return None
-        return Store(endpoint=self._store_endpoint, socket=sockets.use_of(self._store_port, held.values()))
+        use = sockets.use_of(port, held.values())
+        sleeps = call is not None and call.kind == "sleeps"
+        return Store(endpoint=self._store_endpoint, socket="retries" if use == "none" and sleeps else use)
 
     def _peers(self, pid: int, call: SystemCall | None, *, is_apart: bool) -> int | None:
         """How many ways lead from a process to other ranks: connections, and what its main thread receives from.

@@ -134,6 +134,37 @@ def mount_silent(shut: Sequence[Member], held: Sequence[Member]) -> str:
     )
 
 
+def deaf_master(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+    """The headline for rank 0 where it does something else than to serve the store."""
+    members = [member for group in ranks for member in group.members]
+    return (
+        f"{words.who(_ids(ranks))} does not listen at {_endpoint(members)}, where the others look for it: "
+        f"it {'; '.join(busy(group) + clauses.at(group) for group in ranks)}; {others_wait(others)}, refused there."
+    )
+
+
+def refused(ranks: Sequence[Member], serving: Sequence[Member]) -> str:
+    """The headline for ranks of which each attempt to connect to their store fails at once."""
+    if serving:
+        who = words.who([member.id for member in serving])
+        where = f"{who} serves that port, so the address leads elsewhere: correct MASTER_ADDR."
+    elif any(member.id.rank == 0 for member in ranks):
+        where = "Rank 0 is among them: the launcher that was to serve it does not, or at another port."
+    else:
+        where = "Rank 0, which is to serve it, is not in view: look at its node first."
+    subject = words.who([ranks[0].id]) if len(ranks) == 1 else _all(len(ranks), "other rank" if serving else "rank")
+    them = "it has no connection, and sleeps" if len(ranks) == 1 else "they have no connection, and sleep"
+    verb = "is" if len(ranks) == 1 else "are"
+    return (
+        f"{subject} {verb} refused at {_endpoint(ranks)}, where the ranks of the job meet: {them} between attempts "
+        f"that fail at once. {where}"
+    )
+
+
+def _endpoint(members: Iterable[Member]) -> str:
+    return next((f"MASTER_ADDR:MASTER_PORT ({one.store.endpoint})" for one in members if one.store), "the store")
+
+
 def undumpable(ranks: Sequence[Group], others: Sequence[Group], neighbours: int) -> str:
     """The headline for ranks that gave no stack; so many `neighbours` on the same node gave theirs."""
     also = f", although {words.count(neighbours, 'other rank')} of its node could" if neighbours else ""

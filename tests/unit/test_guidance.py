@@ -42,6 +42,7 @@ MEASURED = {
     "a store on another node": at_store("connected", "connected"),
     "a store that does not answer": at_store("silent", "silent", "connected"),
     "a store that some have not reached": at_store("serving", "none", "none", "silent"),
+    "a store that refuses some": at_store("connected", "retries", "none"),
 }
 
 

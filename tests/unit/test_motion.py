@@ -14,10 +14,12 @@ from hangwatch.model import (
     Fault,
     Frame,
     Motion,
+    PortUse,
     ProcessDump,
     RankDump,
     RankId,
     Signature,
+    Store,
     SystemCall,
     Thread,
     ThreadCounters,
@@ -345,3 +347,24 @@ def test_where_it_stays_when_one_look_cannot_tell_whether_it_works(
 ) -> None:
     stay = measure(found).stay
     assert (None if stay is None else len(stay.places)) == places, name
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        (["retries", "retries", "retries"], "retries"),
+        (["retries", "none", "retries"], "retries"),
+        (["retries", "retries", "none"], "retries"),
+        (["none", "none", "none"], "none"),
+        (["connected", "retries", "retries"], "none"),
+        (["silent", "retries", "retries"], "none"),
+        (["retries", "retries", "connected"], "connected"),
+        ([], None),
+    ],
+)
+def test_refused_at_the_store_is_who_had_no_connection_in_any_round(
+    rounds: list[PortUse], expected: PortUse | None
+) -> None:
+    seen = tuple(ProcessDump(taken_monotonic_seconds=0.0, store=Store("master:1", use)) for use in rounds)
+    found = motion.store(RankDump(id=RankId(rank=1), rounds=seen))
+    assert (found.socket if found else None) == expected

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from hangwatch.hang.culprit import judge
 from hangwatch.hang.rest import is_serving, resting_state
-from hangwatch.model import Fault, Group, Grouping, JobState, Member, RankId, Signature
+from hangwatch.model import Fault, Group, Grouping, JobState, Member, RankId, Signature, Store
 
 LINGERS = Member(id=RankId(node="n1"), signature=Signature.BLOCKED, motion=Signature.BLOCKED.motion, state="S", peers=0)
 STOPPED = replace(LINGERS, signature=Signature.STOPPED, state="T")
@@ -109,3 +109,11 @@ def test_a_job_at_rest_accuses_nobody() -> None:
     verdict = judge(Grouping(groups=(Group(key="k", activity="unknown", members=members),), world_size=8))
     assert (verdict.kind, verdict.named) == ("Suspended", ())
     assert verdict.message.startswith("All 8 ranks are stopped: scontrol suspend")
+
+
+def test_ranks_that_are_refused_at_the_store_are_not_over() -> None:
+    """They have no connection either, but they ask for one."""
+    store = Store(endpoint="10.0.0.1:29500", socket="retries")
+    meet = seated(*[replace(LINGERS, store=store)] * 2)
+    assert resting_state(meet) is JobState.OVER, "they sleep anywhere"
+    assert resting_state(replace(meet, groups=(replace(meet.groups[0], activity="rendezvous"),))) is None

@@ -11,9 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hangwatch.hang import votes
+from hangwatch.hang import activity, votes
 from hangwatch.hang.culprit import judge
-from hangwatch.model import Awaited, Confidence, Fault, Group, Grouping, Member, Motion, RankId, Signature, Verdict
+from hangwatch.model import (
+    Awaited,
+    Confidence,
+    Fault,
+    Group,
+    Grouping,
+    Member,
+    Motion,
+    PortUse,
+    RankId,
+    Signature,
+    Store,
+    Verdict,
+)
 
 HIGH, MEDIUM, LOW, NONE = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE
 ORDER = (NONE, LOW, MEDIUM, HIGH)
@@ -167,6 +180,59 @@ def test_a_rule_accuses_up_to_its_boundary(parts: tuple[Ranks, ...], expected: t
 )  # fmt: skip
 def test_what_was_measured_decides_who_is_suspect(parts: tuple[Ranks, ...], named: list[int]) -> None:
     assert [one.rank for one in verdict(*parts).named] == named
+
+
+def meeting(*stands: tuple[str, PortUse | None]) -> Verdict:
+    """Ranks by what they are in and what their sockets show of the store; no name: not in view."""
+    groups = []
+    for name in dict(stands):
+        members = tuple(
+            Member(
+                id=RankId(node=f"n{rank // 4}", rank=rank, local_rank=rank % 4, pid=1000 + rank),
+                motion=Motion.FROZEN,
+                rounds=3,
+                store=None if use is None else Store("10.0.0.1:29500", use),
+            )
+            for rank, (stands_in, use) in enumerate(stands)
+            if stands_in == name
+        )
+        if name:
+            groups.append(Group(key=name, activity=name, waits_for=activity.known(name).waits_for, members=members))
+    return judge(Grouping(groups=tuple(groups), world_size=len(stands)))
+
+
+REFUSED: tuple[str, PortUse] = ("rendezvous", "retries")
+CONNECTED: tuple[str, PortUse] = ("rendezvous", "connected")
+
+
+def test_rank_0_that_does_not_listen_is_named_with_what_it_does_instead() -> None:
+    found = meeting(("data_loading", "none"), *[REFUSED] * 7)
+    assert (found.kind, [one.rank for one in found.named], found.confidence) == ("MasterRefused", [0], HIGH)
+    assert "does not listen at MASTER_ADDR:MASTER_PORT (10.0.0.1:29500)" in found.message
+    assert "it is loading data; all 7 other ranks wait in rendezvous, refused there" in found.message
+    # It has a connection, others have one, or another rank it is: then nothing is known of a refusal.
+    assert meeting(("data_loading", "connected"), *[REFUSED] * 7).kind == "OutsideCollective"
+    assert meeting(("data_loading", "none"), *[CONNECTED] * 7).kind == "OutsideCollective"
+    assert meeting(REFUSED, ("data_loading", "none"), *[REFUSED] * 6).kind == "OutsideCollective"
+
+
+@pytest.mark.parametrize(
+    ("stands", "kind", "said"),
+    [
+        ([("", None), *[REFUSED] * 7], "MasterRefused", "Rank 0, which is to serve it, is not in view"),
+        ([REFUSED] * 8, "MasterRefused", "Rank 0 is among them: the launcher"),
+        ([("rendezvous", "serving"), *[REFUSED] * 7], "MasterRefused", "the address leads elsewhere: correct MASTER_ADDR"),
+        ([("rendezvous", "serving"), CONNECTED, *[REFUSED] * 6], "AllWaiting", "Look at the store"),
+        ([("collective_wait", "retries")] * 8, "AllWaiting", "Look for XIDs"),
+        ([("rendezvous", "none")] * 8, "AllWaiting", "Look at the store"),
+    ],
+)  # fmt: skip
+def test_ranks_that_are_all_refused_at_the_store(
+    stands: list[tuple[str, PortUse | None]], kind: str, said: str
+) -> None:
+    found = meeting(*stands)
+    assert (found.kind, found.named) == (kind, ())
+    assert said in found.message
 
 
 def test_where_a_rule_finds_too_many_the_weaker_ones_behind_it_stay_silent() -> None:

@@ -13,7 +13,7 @@ from hangwatch import config
 from hangwatch.checks.contract import AnyCheck, Check, Settings, breaches
 
 PACKAGE = "hangwatch.checks"
-MACHINERY = frozenset({"contract", "discovery", "documentation", "facts", "listing", "runner"})
+MACHINERY = frozenset({"contract", "discovery", "documentation", "facts", "listing", "ports", "runner"})
 
 
 class ContractError(Exception):

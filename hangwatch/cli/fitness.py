@@ -13,17 +13,19 @@ from typing import Any
 
 import click
 
-from hangwatch import config
-from hangwatch.checks import discovery, facts, listing, runner
+from hangwatch import config, words
+from hangwatch.checks import discovery, facts, listing, ports, runner
 from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.checks.facts import Facts
 from hangwatch.cli.asking import nodes_options, reach_of
+from hangwatch.cli.errors import InputError
 from hangwatch.cli.watch import config_option, settings_from
 from hangwatch.look import JobScan
 from hangwatch.model import CheckResult
 from hangwatch.probes import host
-from hangwatch.probes.node import Node
+from hangwatch.probes.node import Clock, Node
 from hangwatch.probes.nvml.sampler import NvmlSampler
+from hangwatch.probes.ports import MOST_PORTS, Port, parse
 
 DEADLINE_SECONDS = 9.0  # with the start of Python, the whole command stays within 10 s
 FIRST_SWEEP_SECONDS = 3.0
@@ -37,6 +39,9 @@ COLORS = {"OK": "green", "UNKNOWN": "magenta", "WARNING": "yellow", "CRITICAL": 
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/json.md describes it.")
 @click.option("--verbose", "-v", is_flag=True, help="Also show the checks' own tables, such as the NVLink matrix.")
 @click.option("--fail-on", type=click.Choice(["warning", "critical"]), help="Exit 0 for anything less than this.")
+@click.option(
+    "--to", "places", multiple=True, metavar="HOST:PORT", help="With network: does this port answer? May be repeated."
+)
 @nodes_options
 def check(
     *,
@@ -45,9 +50,13 @@ def check(
     as_json: bool,
     verbose: bool,
     fail_on: listing.FailOn | None,
+    places: tuple[str, ...],
     **reaching: Any,
 ) -> int:
     """Is this node fit to train? Runs all checks (or those named) side by side, within 10 seconds.
+
+    `check network --to HOST:PORT...` tries TCP ports instead, and says what to type about each that does not answer;
+    with --nodes from each of them, and :PORT is that port of each of them.
 
     With --nodes or --jobid on many nodes at the same time: nodes with the same answer stand in one line, and what
     should be the same on all of them and is not (versions, firmware, limits, clocks) is a finding of its own. See
@@ -55,18 +64,24 @@ def check(
 
     Exits 0, 1, 2, 3 for OK, WARNING, CRITICAL, UNKNOWN, as Nagios and Slurm's HealthCheckProgram expect.
     """
+    names, wanted = _ports(names, places)
     if (reach := reach_of(**reaching)) is not None:
         if config_path:
             raise click.UsageError("--nodes and --jobid do not go with --config: nodes have their own")
         discovery.select(names)
         from hangwatch.cli.nodes_fitness import check_nodes
 
-        return check_nodes(reach, names, fail_on, as_json_form=as_json, verbose=verbose)
+        return check_nodes(reach, names, wanted, fail_on, as_json_form=as_json, verbose=verbose)
     began_unix_seconds = time.time()
     settings, source = settings_from(config_path)
     check_settings = discovery.settings_for(settings, source)
     discovery.select(names)
-    results, found = _run(names, settings, check_settings, with_facts=as_json)
+    if wanted:
+        if any(not port.host for port in wanted):
+            raise click.UsageError("--to :PORT goes with --nodes: it is that port of each of them")
+        results, found = [ports.run(wanted, Clock())], Facts()
+    else:
+        results, found = _run(names, settings, check_settings, with_facts=as_json)
     if as_json:
         click.echo(
             listing.to_json(
@@ -83,6 +98,25 @@ def check(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(listing.exit_code(results, fail_on))  # a check that blocks in the kernel must not keep the process
+
+
+def _ports(names: tuple[str, ...], places: tuple[str, ...]) -> tuple[tuple[str, ...], list[Port]]:
+    """The checks that are named, and the ports: those after the first may stand without --to. Raises UsageError."""
+    if not places:
+        return names, []
+    places = (*places, *(name for name in names if ":" in name))
+    names = tuple(name for name in names if ":" not in name)
+    if names != (ports.CHECK_NAME,):
+        raise click.UsageError(f"--to goes with {ports.CHECK_NAME}: hangwatch check network --to HOST:PORT")
+    if len(places) > MOST_PORTS:
+        raise InputError(f"--to: {len(places)} ports are more than {MOST_PORTS} at a time")
+    wanted = []
+    for place in places:
+        port = parse(place)
+        if port is None:
+            raise InputError(f"--to {words.elided(place, 80)}: is no HOST:PORT, such as gpu01:29500 or [fd00::1]:29500")
+        wanted.append(port)
+    return names, wanted
 
 
 def _run(

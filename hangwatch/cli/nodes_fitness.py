@@ -10,11 +10,13 @@ import click
 from hangwatch import words
 from hangwatch.checks import listing
 from hangwatch.cli.asking import MOST_NAME_CHARACTERS, Reach, ask, nodes_of
+from hangwatch.cli.errors import InputError
 from hangwatch.cli.fitness import print_rows
 from hangwatch.fleet import fitness
 from hangwatch.fleet.across import ClockOffset
 from hangwatch.fleet.collect import Reply
 from hangwatch.model import CheckStatus, Value
+from hangwatch.probes.ports import MOST_PORTS, Port
 from hangwatch.report import as_json
 
 
@@ -38,7 +40,13 @@ class NodesCheck(Value, frozen=True):
 
 
 def check_nodes(
-    reach: Reach, names: Sequence[str], fail_on: listing.FailOn | None, *, as_json_form: bool, verbose: bool
+    reach: Reach,
+    names: Sequence[str],
+    wanted: Sequence[Port],
+    fail_on: listing.FailOn | None,
+    *,
+    as_json_form: bool,
+    verbose: bool,
 ) -> int:
     """Check many nodes at the same time. Returns the exit code of the worst that was found."""
     replies = fitness.Fitness()
@@ -49,8 +57,9 @@ def check_nodes(
         if report is not None:
             reports[reply.node] = report
 
-    ask(reach, nodes_of(reach), shlex.join(("check", "--json", *names)), replies, take)
-    own = fitness.findings(reports, every_wording=verbose)
+    nodes = nodes_of(reach)
+    ask(reach, nodes, shlex.join(("check", "--json", *names, *_to(wanted, nodes))), replies, take)
+    own = fitness.unreached(reports) if wanted else fitness.findings(reports, every_wording=verbose)
     differences = fitness.differences(reports)
     beside = [*map(fitness.of_difference, differences), *fitness.of_clocks(replies.clocks)]
     found = fitness.ranked((*own, *beside, *fitness.of_absent(replies)))
@@ -80,6 +89,16 @@ def check_nodes(
         rows.append((words.count(checks, "check"), "OK", "", _told(well), ""))
     print_rows(rows)
     return exit_code
+
+
+def _to(wanted: Sequence[Port], nodes: Sequence[str]) -> list[str]:
+    """The options that say which ports a node tries; one without a host is that of each node. Raises InputError."""
+    hosts = [Port(host=host, port=port.port) for port in wanted for host in ([port.host] if port.host else nodes)]
+    if len(hosts) > MOST_PORTS:
+        raise InputError(
+            f"--to: are {len(hosts)} ports, more than {MOST_PORTS} for each node: give --to HOST:PORT, or fewer nodes"
+        )
+    return [f"--to={port}" for port in dict.fromkeys(hosts)]
 
 
 def _told(nodes: Sequence[str]) -> str:

@@ -8,13 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from hangwatch import words
+from hangwatch.checks import ports
 from hangwatch.checks.clock_skew import STEP_TIME
 from hangwatch.checks.clock_skew import Settings as ClockSettings
 from hangwatch.checks.facts import Facts, JobVersions
 from hangwatch.checks.listing import EXIT_CODES, Status
 from hangwatch.fleet.across import ClockOffset
 from hangwatch.fleet.replies import AnswerError, RollCall
-from hangwatch.model import Value
+from hangwatch.model import CheckStatus, Value
+from hangwatch.probes.ports import MOST_PORTS
 
 CLOCKS = ClockSettings()
 MOST_CHECKS = 1000
@@ -23,7 +25,20 @@ MOST_VALUES = 8
 _MOST_CHARACTERS = 600
 _NAME_CHARACTERS = 100
 _NODES_CHARACTERS = 200
+_STATUS: dict[CheckStatus, Status] = {
+    CheckStatus.WARNING: "WARNING",
+    CheckStatus.CRITICAL: "CRITICAL",
+}
 _SEVERITY = {status.name: int(status) for status in EXIT_CODES}
+
+
+class FaultSaid(msgspec.Struct, frozen=True):
+    """What did not answer: with --to a port."""
+
+    subject: str
+    reason: str
+    detail: str
+    remedy: str
 
 
 class CheckSaid(msgspec.Struct, frozen=True):
@@ -34,6 +49,7 @@ class CheckSaid(msgspec.Struct, frozen=True):
     reason: str
     message: str
     remedy: str
+    faults: tuple[FaultSaid, ...] = ()
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -108,6 +124,15 @@ def _bounded(said: CheckSaid) -> CheckSaid:
         reason=words.elided(said.reason, _NAME_CHARACTERS),
         message=words.elided(said.message, _MOST_CHARACTERS),
         remedy=words.elided(said.remedy, _MOST_CHARACTERS),
+        faults=tuple(
+            FaultSaid(
+                subject=words.elided(fault.subject, _NAME_CHARACTERS),
+                reason=words.elided(fault.reason, _NAME_CHARACTERS),
+                detail=words.elided(fault.detail, _MOST_CHARACTERS),
+                remedy=words.elided(fault.remedy, _MOST_CHARACTERS),
+            )
+            for fault in said.faults[:MOST_PORTS]
+        ),
     )
 
 
@@ -155,6 +180,29 @@ def _folded(saying: Sequence[tuple[str, CheckSaid]]) -> Finding:
         message=message + (f" (and {words.count(others, 'other wording')}: --verbose)" if others else ""),
         remedy=said.remedy,
     )
+
+
+def unreached(reports: Mapping[str, NodeReport]) -> list[Finding]:
+    """Which nodes do not reach which ports: those that fail the same way between the same nodes are one finding."""
+    told: dict[tuple[str, str], dict[str, FaultSaid]] = defaultdict(dict)
+    for node, report in reports.items():
+        for fault in (fault for said in report.checks for fault in said.faults):
+            told[fault.subject, fault.reason][node] = fault
+    alike: dict[tuple[str, str, tuple[str, ...]], list[FaultSaid]] = defaultdict(list)
+    for (subject, reason), by_node in told.items():
+        _, _, port = subject.rpartition(":")
+        alike[reason, port, tuple(sorted(by_node))].append(next(iter(by_node.values())))
+    return [
+        Finding(
+            nodes=nodes,
+            check=ports.CHECK_NAME,
+            status=_STATUS[ports.status_of(reason)],
+            reason=reason,
+            message=f"to {_nodes(fault.subject.rpartition(':')[0] for fault in faults)}:{port}: {faults[0].detail}",
+            remedy=faults[0].remedy,
+        )
+        for (reason, port, nodes), faults in alike.items()
+    ]
 
 
 def differences(reports: Mapping[str, NodeReport]) -> list[Difference]:

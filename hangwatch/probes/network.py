@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 import struct
@@ -163,13 +164,22 @@ def resolve(host: str) -> tuple[str, ...] | Fault:
     return tuple(sorted(addresses, key=lambda address: ":" in address))
 
 
+_REASONS = {
+    errno.ECONNREFUSED: "Refused",
+    errno.EHOSTUNREACH: "NoRoute",
+    errno.ENETUNREACH: "NoRoute",
+    errno.EACCES: "NotAllowed",
+    errno.EPERM: "NotAllowed",
+}
+
+
 def connect(address: str, port: int, deadline_seconds: float) -> Fault | None:
     """Open a TCP connection and close it at once, sending nothing; None when the other end answers."""
     try:
         socket.create_connection((address, port), timeout=deadline_seconds).close()
     except OSError as error:
         detail = f"no answer within {deadline_seconds:g} s" if isinstance(error, TimeoutError) else str(error)
-        reason = "Refused" if isinstance(error, ConnectionRefusedError) else "NoAnswer"
+        reason = _REASONS.get(error.errno or 0, "NoAnswer")
         return Fault(subject=f"{address} port {port}", reason=reason, detail=detail)
     return None
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,13 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from hangwatch import config
+from hangwatch.cli.explain import explain
 from hangwatch.hang import activity, culprit
 from hangwatch.hang.capture import capture
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.hang.jobs import find_jobs
 from hangwatch.model import Grouping, Job, RankId, Verdict
+from hangwatch.probes import pyspy
 from hangwatch.probes.procs import ProcessScan
 from tests.conftest import wait_for
 from tests.integration import targets
@@ -162,6 +167,20 @@ def test_a_rank_that_sleeps_in_user_code_is_named(job: RealJob) -> None:
     (others,) = (group for group in grouping.groups if group is not odd)
     assert (others.operation, others.waits, len(others.members)) == ("all_reduce", True, RANKS - 1)
     assert 0 not in [member.peers for member in grouping.members]
+    os.kill(job.pid(2), signal.SIGUSR1)
+    job.wait_until_it_trains()
+
+
+def test_the_line_of_the_page_of_questions_gives_stacks_that_explain_reads(job: RealJob, tmp_path: Path) -> None:
+    """Without hangwatch on the node, as people do it. In a file, since a shell's own arguments would be found, too."""
+    page = (Path(__file__).parents[2] / "docs/faq.md").read_text()
+    (line,) = re.findall(r"^pgrep .* > stacks.txt$", page, re.MULTILINE)
+    (tmp_path / "stacks.sh").write_text(line.replace("sudo py-spy", str(pyspy.find())))
+    job.order(2, "sleep")
+    subprocess.run(["bash", "stacks.sh"], cwd=tmp_path, check=False, timeout=120)  # what is no Python fails
+    told = CliRunner().invoke(explain, ["--json", str(tmp_path / "stacks.txt")])
+    verdict = json.loads(told.stdout)["verdict"]
+    assert [one["pid"] for one in (*verdict["named"], *verdict["first_look"])] == [job.pid(2)], verdict["message"]
     os.kill(job.pid(2), signal.SIGUSR1)
     job.wait_until_it_trains()
 

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from hangwatch import inputs
+from hangwatch.errors import UserError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,7 +27,7 @@ else:
 MOST_BYTES = 1 << 20  # of a configuration
 
 
-class ConfigError(Exception):
+class ConfigError(UserError):
     """A configuration that cannot be used; the message names the file, the section and the key, and what is allowed."""
 
 

@@ -26,6 +26,7 @@ from prometheus_client.exposition import choose_encoder
 
 from hangwatch import inputs
 from hangwatch.config import Http
+from hangwatch.errors import TemporaryError, UserError
 from hangwatch.listener import Answer, Listener, Request, resolved, text
 
 HEALTH_CONNECTIONS = 64
@@ -45,11 +46,11 @@ INDEX = (
 )
 
 
-class ServeError(Exception):
+class ServeError(UserError):
     """The server cannot start with these settings; the message says why and what to change."""
 
 
-class PortTakenError(Exception):
+class PortTakenError(TemporaryError):
     """The server cannot start now, and may later: the port is taken, or the address is not there yet."""
 
 

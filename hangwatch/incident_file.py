@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hangwatch import inputs, words
+from hangwatch.errors import UserError
 from hangwatch.model import INCIDENT_VERSION, MOST_RANKS, Grouping, Incident, Job, JobState, Value, spans
 
 INCIDENT_FILE = "incident.json"
@@ -26,7 +27,7 @@ _ENDING_BYTES = 256
 _PIECE_BYTES = 64 << 10
 
 
-class StoreError(Exception):
+class StoreError(UserError):
     """A store that cannot be used or read; the message names the path, what is wrong and what to do."""
 
 

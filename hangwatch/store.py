@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from hangwatch import config, durable, incident_file, readers, words
+from hangwatch.errors import TemporaryError
 from hangwatch.incident_file import INCIDENT_FILE, NO_LINK, StoreError, Summary, folder_size_bytes, read_bytes, remedy
 from hangwatch.model import OPEN_STATES, Incident
 from hangwatch.readers import Readers
@@ -43,7 +44,7 @@ _FILE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,127}/){0,3}[A-Za-z0-9_][A-Za-
 _SAME_NAME = 9
 
 
-class StoreTakenError(StoreError):
+class StoreTakenError(StoreError, TemporaryError):
     """Another daemon keeps its incidents here; the message names it, where that is known."""
 
 

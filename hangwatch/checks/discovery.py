@@ -11,16 +11,17 @@ from pathlib import Path
 
 from hangwatch import config
 from hangwatch.checks.contract import AnyCheck, Check, Settings, breaches
+from hangwatch.errors import UserError
 
 PACKAGE = "hangwatch.checks"
 MACHINERY = frozenset({"contract", "discovery", "documentation", "facts", "listing", "ports", "runner"})
 
 
-class ContractError(Exception):
+class ContractError(UserError):
     """A file in checks/ that is no check; the message names the file and what is wrong with it."""
 
 
-class UnknownCheckError(Exception):
+class UnknownCheckError(UserError):
     """A check that does not exist was asked for; the message names those that do."""
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from hangwatch import __version__
-from hangwatch.cli.errors import TEMPORARY_ERRORS, USER_ERRORS
+from hangwatch.errors import TemporaryError, UserError
 
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits(3)
 TRY_AGAIN = 75  # EX_TEMPFAIL
@@ -88,10 +88,10 @@ def _run(arguments: list[str] | None) -> int:
     except click.Abort:
         click.echo("stopped", err=True)
         return 130
-    except TEMPORARY_ERRORS as error:
+    except TemporaryError as error:
         click.echo(f"hangwatch: {error}", err=True)
         return TRY_AGAIN
-    except USER_ERRORS as error:
+    except UserError as error:
         click.echo(f"hangwatch: {error}", err=True)
         return 2
     except BrokenPipeError:  # `hangwatch explain ... | head`

@@ -18,13 +18,14 @@ from types import TracebackType
 import hangwatch
 from hangwatch.demo.phases import Phases
 from hangwatch.demo.process import PROCESSES
+from hangwatch.errors import UserError
 
 START_DEADLINE_SECONDS = 30.0
 END_DEADLINE_SECONDS = 10.0
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")  # none of a batch job in which the demo may itself run
 
 
-class NodeError(Exception):
+class NodeError(UserError):
     """The simulated node did not do what it should; the message says what, and holds the end of its log."""
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+from hangwatch.errors import UserError
+
 MOST_NODES = 1 << 16
 _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-class NodesError(Exception):
+class NodesError(UserError):
     """A set of nodes that cannot be meant; the message says why."""
 
 

@@ -112,8 +112,7 @@ def refuse_incredible(path: Path, numbers: Iterable[int | None]) -> None:
     if strange is not None:
         raise StoreError(
             f"{path}: speaks of rank or world size {strange:,}; more than {MOST_RANKS:,} ranks are not believed\n"
-            "  such a number comes from the environment of a rank; the stacks can still be read:\n"
-            f"  hangwatch explain {path.parent / 'dumps'}"
+            f"  such a number comes from the environment of a rank{_stacks_beside(path)}"
         )
 
 
@@ -230,9 +229,16 @@ def decode(path: Path, content: bytes, kind: type[_T]) -> _T:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         what = f"is truncated or no incident ({error})" if content else "is empty"
-        raise StoreError(
-            f"{path}: {what}\n  the stacks may still be there: hangwatch explain {path.parent / 'dumps'}"
-        ) from None
+        raise StoreError(f"{path}: {what}{_stacks_beside(path)}") from None
+
+
+def _stacks_beside(path: Path) -> str:
+    """What to type where the dumps of this incident lie beside it."""
+    dumps = path.parent / "dumps"
+    with contextlib.suppress(OSError):
+        if dumps.is_dir():
+            return f"\n  the stacks are still there: hangwatch explain {dumps}"
+    return ""
 
 
 def remedy(number: int | None, path: Path) -> str:

@@ -150,8 +150,11 @@ def test_of_a_broken_one_the_list_says_what_is_wrong_and_no_more(tmp_path: Path)
     (folder / "incident.json").write_text("")
     (listed,) = kept.summaries()
     assert listed == Summary(folder=folder.name, size_bytes=1, opened_unix_seconds=0.0, problem=listed.problem)
+    assert listed.problem == f"{folder}/incident.json: is empty"
+    (folder / "dumps").mkdir()
+    (listed,) = kept.summaries()
     assert listed.problem == (
-        f"{folder}/incident.json: is empty\n  the stacks may still be there: hangwatch explain {folder}/dumps"
+        f"{folder}/incident.json: is empty\n  the stacks are still there: hangwatch explain {folder}/dumps"
     )
 
 

@@ -37,6 +37,8 @@ _OPTIONS = (
         help="For each node, in seconds.  [default: 30]",
     ),
     click.option("--remote-command", help="How hangwatch is called there, as a shell reads it.  [default: hangwatch]"),
+    click.option("--selector", help="With --via kubectl: on the nodes of the pods with this label, job-name=J."),
+    click.option("-n", "--namespace", help="The namespace of these pods.  [default: that of kubectl]"),
     click.option("--via-options", help="Options for ssh, pdsh, srun or kubectl, as a shell reads them."),
 )
 
@@ -50,6 +52,8 @@ class Reach(NamedTuple):
     deadline_seconds: float
     remote_command: str
     via_options: str
+    selector: str | None = None
+    namespace: str | None = None
 
 
 def nodes_options(command: _Command) -> _Command:
@@ -67,12 +71,18 @@ def reach_of(
     deadline_seconds: float | None,
     remote_command: str | None,
     via_options: str | None,
+    selector: str | None,
+    namespace: str | None,
 ) -> Reach | None:
     """What the options of `nodes_options` mean; None where no other node is meant. Raises UsageError."""
-    if nodeset is None and jobid is None:
-        if any(option is not None for option in (via, deadline_seconds, remote_command, via_options)):
+    if nodeset is None and jobid is None and selector is None:
+        if any(option is not None for option in (via, deadline_seconds, remote_command, via_options, namespace)):
             raise click.UsageError("--via, --via-options, --deadline and --remote-command go with --nodes or --jobid")
         return None
+    if selector is None and namespace is not None:
+        raise click.UsageError("--namespace goes with --selector")
+    if selector is not None and (via != "kubectl" or nodeset is not None or jobid is not None):
+        raise click.UsageError("--selector goes with --via kubectl, and names the nodes in place of --nodes")
     return Reach(
         nodes=nodeset,
         via=via or "ssh",
@@ -80,11 +90,15 @@ def reach_of(
         deadline_seconds=deadline_seconds or NODE_DEADLINE_SECONDS,
         remote_command=remote_command or "hangwatch",
         via_options=via_options or "",
+        selector=selector,
+        namespace=namespace,
     )
 
 
 def nodes_of(reach: Reach) -> list[str]:
     """The nodes that are meant. Raises InputError and NodesError."""
+    if reach.selector is not None:
+        return _nodes_of_pods(reach)
     return nodeset.expand(reach.nodes) if reach.nodes else _nodes_of_slurm_job(reach.jobid)
 
 
@@ -155,11 +169,7 @@ class _Progress:
 
 def _transport(reach: Reach, command: str, nodes: Sequence[str]) -> transports.Transport:
     """Raises InputError."""
-    seconds = reach.deadline_seconds
-    try:
-        options = shlex.split(reach.via_options)
-    except ValueError as error:
-        raise InputError(f"--via-options: {error}") from None
+    seconds, options = reach.deadline_seconds, _options(reach)
     match reach.via:
         case "ssh":
             return transports.ssh(command, seconds, options)
@@ -180,9 +190,39 @@ def _transport(reach: Reach, command: str, nodes: Sequence[str]) -> transports.T
     return transports.local(command, seconds)
 
 
+def _options(reach: Reach) -> list[str]:
+    try:
+        return shlex.split(reach.via_options)
+    except ValueError as error:
+        raise InputError(f"--via-options: {error}") from None
+
+
+def _nodes_of_pods(reach: Reach) -> list[str]:
+    """The nodes of a job's pods. Raises InputError, and NodesError for a name of a node that is none."""
+    place = [] if reach.namespace is None else [f"--namespace={reach.namespace}"]
+    command = ["kubectl", *_options(reach), "get", "pods", *place, f"--selector={reach.selector}", "--output", "json"]
+    try:
+        nodes = transports.nodes_of_pods(_printed_by(command))
+    except ValueError as error:
+        raise InputError(f"--via kubectl: its list of pods cannot be read: {error}") from None
+    if not nodes:
+        raise InputError(
+            f"--selector {reach.selector}: no such pod has a node\n"
+            "  `kubectl get pods --all-namespaces --show-labels` shows labels and namespaces (-n)"
+        )
+    return nodeset.named(nodes)
+
+
 def _nodes_of_slurm_job(job: str | None) -> list[str]:
     assert job is not None
-    listed = _printed_by(["squeue", "--noheader", f"--jobs={job}", "--format=%N"]).decode("utf-8", "replace").split()
+    try:
+        printed = _printed_by(["squeue", "--noheader", f"--jobs={job}", "--format=%N"])
+    except InputError as error:
+        raise InputError(
+            f"--jobid {words.elided(job, 80)}: {error}\n"
+            "  `squeue --me` lists job ids; --nodes names the nodes without squeue"
+        ) from None
+    listed = printed.decode("utf-8", "replace").split()
     if len(listed) != 1:
         raise InputError(f"--jobid {job}: squeue names no nodes of such a job: give --nodes")
     return nodeset.expand(listed[0])

@@ -33,11 +33,16 @@ def expand(text: str) -> list[str]:
         names = [str(name) for name in nodes]
     except (NodeSetException, GroupResolverError) as error:
         raise NodesError(f"--nodes {text[:80]}: {error}") from None
+    if not names:
+        raise NodesError(f"--nodes {text[:80]!r}: holds no node")
+    return named(names)
+
+
+def named(names: list[str]) -> list[str]:
+    """These names. Raises NodesError for one that is none of a host."""
     strange = next((name for name in names if not _NAME.fullmatch(name)), None)
     if strange is not None:
         raise NodesError(f"--nodes: {strange!r} is no name of a host")
-    if not names:
-        raise NodesError(f"--nodes {text[:80]!r}: holds no node")
     return names
 
 

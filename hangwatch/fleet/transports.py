@@ -18,6 +18,7 @@ _WATCHED = (
     "(read x <&3; kill $p) >/dev/null 2>&1 & w=$!; "
     "wait $p; s=$?; kill $w 2>/dev/null; {ending}"
 )
+_ENDED = ("Succeeded", "Failed")
 _PDSH_LINE = re.compile(rb"([^:\s]+): ?(.*)", re.DOTALL)
 _PDSH_STATUS = re.compile(rb"pdsh@[^:]+: ([^:\s]+): .* exited with exit code ([0-9]+)\s*")
 _SRUN_LINE = re.compile(rb"\s*([0-9]+): ?(.*)", re.DOTALL)
@@ -39,9 +40,14 @@ class _Spec(msgspec.Struct):
     node: str = msgspec.field(name="nodeName", default="")
 
 
+class _Status(msgspec.Struct):
+    phase: str = ""
+
+
 class _Item(msgspec.Struct):
     metadata: _Metadata
     spec: _Spec
+    status: _Status = msgspec.field(default_factory=_Status)
 
 
 class _List(msgspec.Struct):
@@ -106,6 +112,15 @@ def pods_by_node(listed: bytes) -> dict[str, Pod]:
     """What `kubectl get pods --output json` printed, by node. Raises ValueError."""
     found = msgspec.json.decode(listed, type=_List)
     return {item.spec.node: Pod(item.metadata.namespace, item.metadata.name) for item in found.items if item.spec.node}
+
+
+def nodes_of_pods(listed: bytes) -> list[str]:
+    """The nodes of the pods that `kubectl get pods --output json` printed, save of those that have ended.
+
+    Raises ValueError.
+    """
+    found = msgspec.json.decode(listed, type=_List)
+    return sorted({item.spec.node for item in found.items if item.spec.node and item.status.phase not in _ENDED})
 
 
 def pdsh(command: str, seconds: float, nodes: str, fanout: int, options: Sequence[str] = ()) -> OneForAll:

@@ -186,7 +186,12 @@ def test_names_that_are_no_hosts_are_refused(nodes: Path) -> None:
 
 
 def test_options_that_do_not_go_together() -> None:
-    for arguments in (("--nodes", "a", "--pid", "1"), ("--via", "ssh"), ("--nodes", "a", "--via", "srun")):
+    for arguments in (
+        ("--nodes", "a", "--pid", "1"),
+        ("--via", "ssh"),
+        ("--nodes", "a", "--via", "srun"),
+        ("--selector", "a"),
+    ):
         done = hangwatch("dump", *arguments)
         assert (done.returncode, "Usage" in done.stderr) == (2, True)
 
@@ -266,7 +271,7 @@ wait
 KUBECTL = """#!/bin/sh
 echo "$*" >>FOLDER/kubectl-arguments
 while [ "$1" != get ] && [ "$1" != exec ]; do shift; done
-if [ "$1" = get ]; then cat FOLDER/pods.json; exit; fi
+if [ "$1" = get ]; then case "$*" in *job-name=*) cat FOLDER/job.json;; *) cat FOLDER/pods.json;; esac; exit; fi
 pod=$5
 while [ "$1" != -- ]; do shift; done
 shift
@@ -306,6 +311,11 @@ def test_one_step_of_slurm_asks_all_nodes_of_a_job(stand_ins: Path) -> None:
     refused("dump", "--jobid", "4712", "--via", "srun", says="squeue")
 
 
+def test_what_squeue_complains_of_is_told_with_what_to_type(stand_ins: Path) -> None:
+    (stand_ins / "bin" / "squeue").write_text("#!/bin/sh\necho 'error: Invalid job id: abc' >&2; exit 1\n")
+    refused("dump", "--jobid", "abc", "--via", "srun", says="squeue --me")
+
+
 def test_two_tasks_that_give_one_name_have_one_voice(stand_ins: Path) -> None:
     srun = stand_ins / "bin" / "srun"
     srun.write_text(srun.read_text().replace("SLURMD_NODENAME=$node ", "SLURMD_NODENAME=$(echo $node | tr 3 1) "))
@@ -324,5 +334,24 @@ def test_kubectl_runs_it_in_the_pod_of_each_node(stand_ins: Path) -> None:
     assert "--context=big get pods --all-namespaces --selector app.kubernetes.io/name=hangwatch" in told
     assert "--context=big exec -i --namespace gpu hw-n2 --container hangwatch -- sh -c" in told
     refused("dump", "--nodes", "n[0-9]", *command, says="no pod of hangwatch runs on n[4-9]")
+    pods = [
+        {
+            "metadata": {"name": f"train-{number}", "namespace": "team"},
+            "spec": {"nodeName": node},
+            "status": {"phase": phase},
+        }
+        for number, (node, phase) in enumerate(
+            [*((f"n{node}", "Running") for node in (0, 1, 2, 2, 3)), ("n9", "Failed"), ("", "Pending")]
+        )
+    ]
+    (stand_ins / "job.json").write_text(json.dumps({"kind": "List", "items": pods}))
+    of_job = ("--selector", "job-name=train", "-n", "team")
+    assert names_rank_19(hangwatch("dump", *of_job, *command, "--json"))
+    told = (stand_ins / "kubectl-arguments").read_text()
+    assert "--context=big get pods --namespace=team --selector=job-name=train --output json" in told
+    (stand_ins / "job.json").write_text('{"items": []}')
+    refused("dump", *of_job, *command, says="no such pod has a node")
+    (stand_ins / "job.json").write_text('{"items": [{"metadata": {"name": "a"}, "spec": {"nodeName": "-oX"}}]}')
+    refused("dump", *of_job, *command, says="no name of a host")
     (stand_ins / "pods.json").write_text("{")
     refused("dump", "--nodes", "n0", *command, says="its list of pods cannot be read")

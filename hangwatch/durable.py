@@ -13,7 +13,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 _TEMPORARY = ".tmp-"
 Allow: TypeAlias = Callable[[int], None]
@@ -95,11 +95,16 @@ def update(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = 
 
 def write(parent: int, name: str, content: bytes, allow: Allow = _only_us) -> None:
     """Write a new file (0600) and wait until it is on disk. Raises OSError, also when the name is taken."""
-    with os.fdopen(os.open(name, _OPEN_NEW, 0o600, dir_fd=parent), "wb") as file:
+    with new_file(parent, name) as file:
         allow(file.fileno())
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def new_file(parent: int, name: str) -> BinaryIO:
+    """A new file (0600), open for writing. Raises OSError, also when the name is taken."""
+    return os.fdopen(os.open(name, _OPEN_NEW, 0o600, dir_fd=parent), "wb")
 
 
 def prove_writable(parent: int) -> None:

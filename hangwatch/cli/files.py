@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+from hangwatch import durable
 from hangwatch.cli.errors import InputError
 
 MOST_FILES = 200_000
@@ -18,6 +20,43 @@ def write_text(path: Path, content: str) -> None:
         path.write_text(content, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+class NewFolder:
+    """A folder for us alone that did not exist or was empty; everything in it is new, and no link is followed.
+
+    Raises InputError, from any method.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.files = 0
+        self._path = path
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with durable.folder(path) as descriptor:
+                durable.refuse_unsafe(path, descriptor)
+                with os.scandir(descriptor) as entries:
+                    is_empty = next(entries, None) is None
+                if not is_empty:
+                    raise InputError(f"{path}: is not empty: name a new folder")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be made: {error.strerror}") from None
+        except durable.UnsafeFolderError as error:
+            raise InputError(str(error)) from None
+
+    def write(self, folder: str, name: str, content: str) -> None:
+        """Write a file into a folder of it."""
+        try:
+            with durable.folder(self._path) as own:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder, 0o700, dir_fd=own)
+                with durable.folder(folder, own) as inner, durable.new_file(inner, name) as file:
+                    file.write(content.encode("utf-8", "backslashreplace"))
+        except FileExistsError:
+            return  # a node that says a rank twice: the first counts
+        except OSError as error:
+            raise InputError(f"{self._path / folder / name}: cannot be written: {error.strerror}") from None
+        self.files += 1
 
 
 def files_below(folder: Path, is_wanted: Callable[[Path], bool]) -> list[Path]:

@@ -12,21 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
+from msgspec.structs import replace
 
 from hangwatch import incident_file, inputs, words
 from hangwatch.cli.answers import html_option, json_option, print_answer
 from hangwatch.cli.asking import MOST_TOLD, Reach, ask, nodes_of
 from hangwatch.cli.errors import InputError
-from hangwatch.cli.files import files_below, write_text
+from hangwatch.cli.files import NewFolder, files_below, write_text
 from hangwatch.fleet import across, sighting
 from hangwatch.fleet.merge import Gathering
 from hangwatch.model import Grouping, Job, Verdict
-from hangwatch.report import as_json, html, text
+from hangwatch.report import as_json, dumps, html, text
 
 if TYPE_CHECKING:
     from hangwatch.fleet import collect
     from hangwatch.fleet.replies import Replies
 
+MOST_JOBS = 256  # of one node, whose stacks are kept
+MOST_ROUNDS = 10
 INCOMPLETE = 1
 BAD = 2
 
@@ -145,6 +148,7 @@ class Question(NamedTuple):
     rounds: int
     as_json_form: bool
     directory: Path | None
+    raw: Path | None = None
 
 
 def dump_nodes(question: Question) -> int:
@@ -153,15 +157,21 @@ def dump_nodes(question: Question) -> int:
 
     gc.disable()
     nodes = nodes_of(question.reach)
-    replies, kept = Replies(), _Kept(question.directory)
+    replies, kept = Replies(with_stacks=question.raw is not None), _Kept(question.directory)
+    stacks = None if question.raw is None else NewFolder(question.raw)
 
     def take(reply: collect.Reply) -> None:
         dump = replies.take(reply)
         if dump is not None:
             kept.keep(dump)
+            if stacks is not None:
+                _keep_stacks(stacks, dump)
 
     only = f" --job {shlex.quote(question.wanted)}" if question.wanted else ""
-    ask(question.reach, nodes, f"dump --json --grouped --rounds {question.rounds}{only}", replies, take)
+    form = "--json --grouped" + (" --stacks" if stacks else "")
+    ask(question.reach, nodes, f"dump {form} --rounds {question.rounds}{only}", replies, take)
+    if stacks is not None:
+        click.echo(f"stacks: {words.count(stacks.files, 'file')} in {question.raw}", err=True)
     return _conclude(question, replies, kept, len(nodes))
 
 
@@ -207,6 +217,22 @@ def _head(job: Job, nodes: Collection[str]) -> str:
     return f"Job {words.printable(job.job_id)} ({owner}) on {words.fold_nodes(nodes)}\n"
 
 
+def _keep_stacks(stacks: NewFolder, dump: sighting.GroupedDump) -> None:
+    """A folder for each job, in it a file for each rank, which `hangwatch explain` reads."""
+    commands = {one.job.job_key: one.job.command for one in dump.jobs}
+    for capture in dump.captures[:MOST_JOBS]:
+        command = commands.get(capture.job_key, "")
+        for rank in capture.ranks:
+            rounds = (dumps.rank_lines(rank, command, number) for number in range(min(capture.rounds, MOST_ROUNDS)))
+            text = "".join(f"{line}\n" for lines in rounds for line in lines)
+            stacks.write(_folder_of(capture.job_key), f"{dump.node}.{dumps.file_name(rank.id)}", text)
+
+
+def _folder_of(key: str) -> str:
+    """A name for what belongs to the job of this key, which a node may have made up."""
+    return key[:64] if key.isascii() and key.isalnum() else hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
 class _Kept:
     """The folder that -o names: what each node answered, which `hangwatch merge` reads, and a report of each job."""
 
@@ -217,12 +243,12 @@ class _Kept:
 
     def keep(self, dump: sighting.GroupedDump) -> None:
         if self._directory is not None:
-            write_text(self._directory / "nodes" / f"{dump.node}.json", as_json.render(dump))
+            write_text(self._directory / "nodes" / f"{dump.node}.json", as_json.render(replace(dump, captures=())))
 
     def report(self, key: str, grouping: Grouping, verdict: Verdict) -> None:
         if self._directory is None:
             return
-        name = f"report-{hashlib.sha256(key.encode()).hexdigest()[:16] if not key.isalnum() else key[:64]}"
+        name = f"report-{_folder_of(key)}"
         write_text(self._directory / f"{name}.txt", text.render_verdict(grouping, verdict))
         write_text(self._directory / f"{name}.html", html.render_grouping(grouping, verdict))
         click.echo(f"report: {self._directory / name}.html", err=True)

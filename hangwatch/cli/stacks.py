@@ -63,6 +63,8 @@ class Incidents(Value, frozen=True):
 @click.option("--locals", "include_locals", is_flag=True, help="Local variables, too. They can hold secrets.")
 @click.option("--json", "as_json_form", is_flag=True, help="Verdicts, groups and all stacks as JSON, see docs/json.md.")
 @click.option("--grouped", is_flag=True, help="With --json: what `hangwatch merge` needs, one stack of each group.")
+@click.option("--stacks", "with_stacks", is_flag=True, help="With --grouped: all stacks, too.")
+@click.option("--raw", type=click.Path(path_type=Path, file_okay=False), help="With --nodes: all stacks, to DIR.")
 @click.option("-o", "directory", type=click.Path(path_type=Path, file_okay=False), help="Also leave a report here.")
 @nodes_options
 @config_option
@@ -75,6 +77,8 @@ def dump(
     include_locals: bool,
     as_json_form: bool,
     grouped: bool,
+    with_stacks: bool,
+    raw: Path | None,
     directory: Path | None,
     config_path: Path | None,
     **reaching: Any,
@@ -87,18 +91,29 @@ def dump(
     Reads, and changes nothing: no process is stopped (but see --native). Exits 1 when there is nothing to dump.
     """
     if (reach := reach_of(**reaching)) is not None:
-        if pids or native or include_locals or grouped or config_path:
+        if any((pids, native, include_locals, grouped, with_stacks, config_path)):
             raise click.UsageError(
                 "--nodes and --jobid do not go with --pid, --native, --locals, --grouped or --config"
             )
         return dump_nodes(
-            Question(reach=reach, wanted=wanted, rounds=rounds or 2, as_json_form=as_json_form, directory=directory)
+            Question(
+                reach=reach,
+                wanted=wanted,
+                rounds=rounds or 2,
+                as_json_form=as_json_form,
+                directory=directory,
+                raw=raw,
+            )
         )
     rounds = rounds or 1
+    if raw is not None:
+        raise click.UsageError("--raw goes with --nodes or --jobid; on one node -o leaves all stacks")
     if pids and wanted:
         raise click.UsageError("give either --job or --pid")
     if grouped and not as_json_form:
         raise click.UsageError("--grouped is a form of --json")
+    if with_stacks and not grouped:
+        raise click.UsageError("--stacks goes with --grouped; without it --json has all stacks")
     settings, _ = settings_from(config_path)
     node, activities = host.node_name(), activity.load(settings.activities.rules)
     with _sampled(settings) as gpus:
@@ -122,7 +137,11 @@ def dump(
         ]
     dumped = [look.incident(job, JobState.SUSPECTED) for job, look in zip(found, looks, strict=True)]
     if as_json_form:
-        form = sighting.grouped(node, dumped, time.time()) if grouped else as_json.dump(node, dumped)
+        form = (
+            sighting.grouped(node, dumped, time.time(), with_stacks=with_stacks)
+            if grouped
+            else as_json.dump(node, dumped)
+        )
         click.echo(as_json.render(form), nl=False)
     for incident in dumped:
         if not as_json_form:

@@ -17,7 +17,7 @@ from hangwatch.fleet.collect import MOST_ANSWER_BYTES, Reply
 from hangwatch.fleet.merge import Gathering
 from hangwatch.fleet.sighting import GroupedDump, Sighting
 from hangwatch.incident_file import StoreError
-from hangwatch.model import Grouping, Member
+from hangwatch.model import Capture, Grouping, Member
 
 LEAST_OFFSET_SECONDS = 1.0
 _NOT_FOUND = 127  # sh(1), timeout(1): no such command
@@ -107,10 +107,11 @@ class RollCall(Generic[AnswerT]):
 
 
 class Replies(RollCall[GroupedDump]):
-    """All replies to `hangwatch dump --json --grouped`."""
+    """All replies to `hangwatch dump --json --grouped`; `with_stacks`: they hold every stack, too."""
 
-    def __init__(self) -> None:
-        super().__init__(_dump, _DUMPED, lambda dump: (dump.printed_unix_seconds, dump.printed_unix_seconds))
+    def __init__(self, *, with_stacks: bool = False) -> None:
+        read = _dump_with_stacks if with_stacks else _dump
+        super().__init__(read, _DUMPED, lambda dump: (dump.printed_unix_seconds, dump.printed_unix_seconds))
         self.gathering = Gathering()
         self.without_job: list[str] = []
 
@@ -149,6 +150,20 @@ def _dump(printed: bytes, node: str) -> GroupedDump:
         return _of_node(sighting.parse(Path("its answer"), printed), node)
     except StoreError as error:
         raise AnswerError(str(error)) from None
+
+
+def _dump_with_stacks(printed: bytes, node: str) -> GroupedDump:
+    dump = _dump(printed, node)
+    try:
+        captures = sighting.captures(Path("its answer"), printed)
+    except StoreError as error:
+        raise AnswerError(str(error)) from None
+    return replace(dump, captures=tuple(_capture_of(capture, node) for capture in captures))
+
+
+def _capture_of(capture: Capture, node: str) -> Capture:
+    ranks = (replace(rank, id=replace(rank.id, node=node)) for rank in capture.ranks)
+    return replace(capture, node=node, ranks=tuple(ranks))
 
 
 def _of_node(dump: GroupedDump, node: str) -> GroupedDump:

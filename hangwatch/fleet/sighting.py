@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hangwatch import __version__, incident_file, inputs
-from hangwatch.model import INCIDENT_VERSION, Grouping, Incident, Job, Value
+from hangwatch.model import INCIDENT_VERSION, Capture, Grouping, Incident, Job, Value
 
 
 class Sighting(Value, frozen=True):
@@ -27,6 +27,7 @@ class GroupedDump(Value, frozen=True):
     """`hangwatch dump --json --grouped`: what merging needs of every job on a node, and no stack but one of each group.
 
     `printed_unix_seconds` is the wall clock of the node when it answered. `schema_version` is that of an incident.
+    `captures` hold every stack of these jobs where they were asked for; merging passes over them.
     """
 
     schema_version: int
@@ -34,6 +35,7 @@ class GroupedDump(Value, frozen=True):
     node: str
     printed_unix_seconds: float
     jobs: tuple[Sighting, ...]
+    captures: tuple[Capture, ...] = ()
 
 
 class _Found(msgspec.Struct):
@@ -47,6 +49,10 @@ class _Found(msgspec.Struct):
     jobs: tuple[Sighting, ...] | None = None
     schema_version: int = INCIDENT_VERSION
     hangwatch_version: str = ""
+
+
+class _Captures(msgspec.Struct):
+    captures: tuple[Capture, ...] = ()
 
 
 class _WithJobs(msgspec.Struct):
@@ -67,7 +73,9 @@ def of(incident: Incident) -> Sighting:
     )
 
 
-def grouped(node: str, incidents: Iterable[Incident], printed_unix_seconds: float) -> GroupedDump:
+def grouped(
+    node: str, incidents: Sequence[Incident], printed_unix_seconds: float, *, with_stacks: bool = False
+) -> GroupedDump:
     """The answer of a node that was asked now."""
     return GroupedDump(
         schema_version=INCIDENT_VERSION,
@@ -75,6 +83,7 @@ def grouped(node: str, incidents: Iterable[Incident], printed_unix_seconds: floa
         node=node,
         printed_unix_seconds=printed_unix_seconds,
         jobs=tuple(map(of, incidents)),
+        captures=tuple(found.captures[-1] for found in incidents) if with_stacks else (),
     )
 
 
@@ -124,6 +133,17 @@ def parse(path: Path, content: bytes) -> GroupedDump:
         printed_unix_seconds=found.printed_unix_seconds,
         jobs=jobs,
     )
+
+
+def captures(path: Path, content: bytes) -> tuple[Capture, ...]:
+    """Every stack that `hangwatch dump --json --grouped --stacks` printed. `path` is for the message.
+
+    Raises StoreError.
+    """
+    found = incident_file.decode(path, content, _Captures).captures
+    numbers = (number for one in found for rank in one.ranks for number in (rank.id.rank, rank.id.local_rank))
+    incident_file.refuse_incredible(path, numbers)
+    return found
 
 
 def _is_whole(found: _Found) -> bool:

@@ -53,7 +53,7 @@ def dump_files(incident: Incident) -> dict[str, str]:
         for number in range(capture.rounds):
             for dump in capture.ranks:
                 lines = rank_lines(dump, incident.job.command, number)
-                files[f"dumps/{moment}-round{number + 1}/{_file_name(dump.id)}"] = "\n".join(lines) + "\n"
+                files[f"dumps/{moment}-round{number + 1}/{file_name(dump.id)}"] = "\n".join(lines) + "\n"
     return files
 
 
@@ -113,7 +113,8 @@ def _local_lines(frame: Frame) -> Iterator[str]:
         yield from (f"            {printable(name)}: {printable(value)}" for name, value in frame.locals)
 
 
-def _file_name(rank: RankId) -> str:
+def file_name(rank: RankId) -> str:
+    """`rank7.txt`; by the local rank or the pid where that is all that is known."""
     if rank.rank is not None:
         return f"rank{rank.rank}.txt"
     return f"local-rank{rank.local_rank}.txt" if rank.local_rank is not None else f"pid{rank.pid}.txt"

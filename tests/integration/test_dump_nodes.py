@@ -46,9 +46,9 @@ def nodes(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def keep(path: Path, incidents: list[Incident], ahead_seconds: int = 0) -> None:
+def keep(path: Path, incidents: list[Incident], ahead_seconds: int = 0, *, with_stacks: bool = False) -> None:
     """What a node is going to print, by a clock that is ahead."""
-    dump = as_json.render(sighting.grouped("liar", incidents, PRINTED))
+    dump = as_json.render(sighting.grouped("liar", incidents, PRINTED, with_stacks=with_stacks))
     path.write_text(dump)
     path.with_suffix(".ahead").write_text(str(ahead_seconds))
 
@@ -92,6 +92,50 @@ def test_what_is_left_in_a_folder_is_merged_to_the_same(nodes: Path, tmp_path: P
     assert [again["verdict"], again["groups"]] == [first["jobs"][0][name] for name in ("verdict", "groups")]  # type: ignore[index]
     assert (out.stat().st_mode & 0o777, (out / "nodes").stat().st_mode & 0o777) == (0o700, 0o700)
     assert len(list(out.glob("report-*.html"))) == 1
+
+
+def captured(ranks: range) -> Incident:
+    """With the stack of each rank."""
+    incident = incident_of(ranks)
+    stack = incident.captures[-1].ranks[0]
+    dumps = tuple(replace(stack, id=replace(stack.id, rank=rank, node="liar", pid=1000 + rank)) for rank in ranks)
+    return replace(incident, captures=(replace(incident.captures[-1], ranks=dumps, job_key=incident.job.job_key),))
+
+
+def test_raw_brings_the_stacks_of_all_ranks(nodes: Path, tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    for number in range(4):
+        keep(nodes / f"n{number}", [captured(range(8 * number, 8 * number + 8))], with_stacks=True)
+    done = ask(nodes, "--json", "--raw", str(raw))
+    (job,) = answer(done)["jobs"]  # type: ignore[misc]
+    assert [rank["rank"] for rank in job["verdict"]["named"]] == [19]
+    assert f"stacks: 32 files in {raw}" in done.stderr
+    (folder,) = raw.iterdir()
+    assert folder.name == job["job"]["job_key"]
+    assert (raw.stat().st_mode & 0o777, folder.stat().st_mode & 0o777) == (0o700, 0o700)
+    assert {file.name for file in folder.iterdir()} == {f"n{rank // 8}.rank{rank}.txt" for rank in range(32)}
+    text = (folder / "n2.rank19.txt").read_text()
+    assert text.startswith("[n2:19]Process 1019:")
+    again = json.loads(hangwatch("explain", "--json", str(folder)).stdout)
+    members = [member for group in again["groups"] for member in group["members"]]
+    assert sorted(member["rank"] for member in members) == list(range(32))
+    refused("dump", "--nodes", "n0", "--via", "local", "--raw", str(raw), says="is not empty")
+
+
+def test_names_of_raw_stacks_are_ours(nodes: Path, tmp_path: Path) -> None:
+    raw, incident = tmp_path / "raw", captured(range(8))
+    strange = replace(incident, job=replace(incident.job, job_key="../../etc"))
+    capture = replace(strange.captures[-1], job_key="../../etc")
+    keep(nodes / "n0", [replace(strange, captures=(capture,))], with_stacks=True)
+    beyond = replace(capture.ranks[0], id=replace(capture.ranks[0].id, rank=1 << 40))
+    keep(nodes / "n1", [replace(incident, captures=(replace(capture, ranks=(beyond,)),))], with_stacks=True)
+    told = answer(ask(nodes, "--json", "--raw", str(raw), nodeset="n[0-1]"))
+    assert [failed["nodes"] for failed in told["failed"]] == [["n1"]]  # type: ignore[attr-defined]
+    (folder,) = raw.iterdir()
+    assert folder.name.isalnum()
+    link = tmp_path / "link"
+    link.symlink_to(raw)
+    refused("dump", "--nodes", "n0", "--via", "local", "--raw", str(link), says="cannot be made")
 
 
 def test_a_node_that_hangs_is_unanswered_and_evidence(nodes: Path) -> None:
@@ -191,6 +235,7 @@ def test_options_that_do_not_go_together() -> None:
         ("--via", "ssh"),
         ("--nodes", "a", "--via", "srun"),
         ("--selector", "a"),
+        ("--raw", "a"),
     ):
         done = hangwatch("dump", *arguments)
         assert (done.returncode, "Usage" in done.stderr) == (2, True)
@@ -241,16 +286,18 @@ def job_of_four() -> Iterator[set[int]]:
         yield pids
 
 
-def test_the_real_command_is_what_answers() -> None:
+def test_the_real_command_is_what_answers(tmp_path: Path) -> None:
     with job_of_four() as pids:
         done = hangwatch(
             "dump", "--nodes", "one", "--via", "local", "--rounds", "1", "--job", "nodes", "--json",
-            "--remote-command", f"{sys.executable} -m hangwatch", "--deadline", "150",
+            "--remote-command", f"{sys.executable} -m hangwatch", "--deadline", "150", "--raw", str(tmp_path / "raw"),
         )  # fmt: skip
     told = answer(done)
     (job,) = told["jobs"]  # type: ignore[misc]
     members = [member for group in job["groups"] for member in group["members"]]
     assert {(member["pid"], member["node"]) for member in members} == {(pid, "one") for pid in pids}
+    files = sorted(file.name for file in (tmp_path / "raw").glob("*/*"))
+    assert files == [f"one.rank{rank}.txt" for rank in range(4)]
 
 
 # --- by stand-ins of srun, squeue and kubectl ------------------------------------------------------------------------

@@ -205,6 +205,11 @@ def connections_to(addresses: Collection[str], port: int, net_root: Path) -> lis
     return [one for one in at_port if address_of(one.remote) in addresses]
 
 
+def is_listened_to(port: int, net_root: Path) -> bool:
+    """Whether anybody in a network namespace listens on a port, at whatever address."""
+    return any(one.listens and one.local[1] == port for one in listed(net_root, port))
+
+
 def held_at(port: int, pid: int, proc_root: Path) -> list[Connection] | None:
     """Of a process its own TCP sockets with `port` at one end; None where that may not be read, or is too much."""
     held = held_by(pid, proc_root)
@@ -224,6 +229,24 @@ def use_of(port: int, held: Iterable[Connection]) -> PortUse:
         return "serving"
     states = {one.state for one in held if one.remote[1] == port}
     return "connected" if ESTABLISHED in states else "silent" if SYN_SENT in states else "none"
+
+
+def only_at(addresses: Collection[str], store_port: int | None, held: Iterable[Connection]) -> str | None:
+    """Where a process waits for others, if that is at loopback or one of `addresses` alone; else None.
+
+    One that also listens elsewhere, or is connected to another address, has a way there. What it has to do with the
+    store is left out: that is reached by the address of the one who serves it.
+    """
+    own = [one for one in held if store_port not in (one.local[1], one.remote[1])]
+    listening = [one for one in own if one.listens]
+    ends = [one.local for one in listening] + [one.remote for one in own if one.is_open]
+    if not listening or not all(_is_within(end, addresses) for end in ends):
+        return None
+    return words_of(listening[0].local)
+
+
+def _is_within(end: End, addresses: Collection[str]) -> bool:
+    return ipaddress.ip_address(end[0]).is_loopback or address_of(end) in addresses
 
 
 class Established:

@@ -18,11 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch.checks.network import meant
-from hangwatch.model import Fault
-from hangwatch.probes import network, sockets
+from hangwatch.model import Fault, SystemCall
+from hangwatch.probes import main_thread, network, sockets
 from hangwatch.probes.network import Interface, Route
 from hangwatch.probes.node import Node
-from tests.node_tree import Checked, NodeTree, job, rank, run, told, values
+from tests.conftest import wait_for
+from tests.node_tree import Checked, FakeClock, NodeTree, job, rank, run, told, values
 
 DEV = """Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
@@ -49,6 +50,7 @@ FIB_TRIE = """Local:
         /32 host LOCAL
 """
 TCP = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+IDLE = SystemCall(number=-1)
 MASTER = {"MASTER_ADDR": "192.168.7.1", "MASTER_PORT": "29500"}
 TO_MASTER = "   0: 0907A8C0:D431 0107A8C0:733C {state} 00000000:00000000 00:00000000 {retransmits:08X} 0 0 1\n"
 
@@ -280,18 +282,85 @@ def test_tables_that_may_not_be_read(tree: NodeTree) -> None:
     assert told(run("network", tree.node())) == ("UNKNOWN", "CannotRead")
 
 
+# --- what leads to this node alone ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "reason"),
+    [
+        ({"NCCL_SOCKET_IFNAME": "lo"}, "WrongInterface"),
+        ({"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "lo"}, "WrongInterface"),
+        ({"GLOO_SOCKET_IFNAME": "lo,eth0"}, "NetworkUp"),
+        ({"MASTER_ADDR": "127.0.0.1"}, "WrongInterface"),
+        ({"MASTER_ADDR": "localhost"}, "WrongInterface"),
+        ({"MASTER_ADDR": "192.168.7.9"}, "NetworkUp"),
+    ],
+)
+def test_a_job_of_several_nodes_that_talks_over_loopback(tree: NodeTree, environ: dict[str, str], reason: str) -> None:
+    process(tree, **environ)
+    result = run("network", tree.node(job(rank(10), world_size=16, local_world_size=8)))
+    assert result.verdict.reason == reason
+    whole = run("network", tree.node(job(rank(10), world_size=8, local_world_size=8)))
+    assert told(whole) == ("OK", "NetworkUp"), "all of its ranks are here"
+
+
+def test_docker_s_bridge_leads_to_no_other_node(tree: NodeTree) -> None:
+    tree.write(
+        "proc/self/net/route", ROUTE.replace("docker0\t000011AC\t00000000\t0000", "docker0\t000011AC\t00000000\t0001")
+    )
+    tree.write("proc/self/net/fib_trie", FIB_TRIE + "     |-- 172.17.0.1\n        /32 host LOCAL\n")
+    tree.write("sys/class/net/docker0/operstate", "up\n")
+    process(tree, GLOO_SOCKET_IFNAME="docker0")
+    result = run("network", tree.node(job(rank(10), world_size=16, local_world_size=8)))
+    assert told(result) == ("WARNING", "WrongInterface")
+    assert "GLOO_SOCKET_IFNAME=docker0 of job 77 means docker0, which leads to no other node" in result.verdict.message
+
+
+SOCKET = "   {row}: {local} {remote} {state} 00000000:00000000 00:00000000 00000000 0 0 {inode}\n"
+EVERYWHERE = "00000000:0000"
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([("0101007F:A001", EVERYWHERE, "0A")], "WrongInterface"),  # 127.0.1.1, as Debian writes it into /etc/hosts
+        ([("0101007F:A001", EVERYWHERE, "0A"), ("0907A8C0:D431", "0107A8C0:733C", "01")], "WrongInterface"),
+        ([("0101007F:A001", EVERYWHERE, "0A"), ("0907A8C0:D431", "0107A8C0:1F90", "01")], "NetworkUp"),
+        ([("0101007F:A001", EVERYWHERE, "0A"), ("0907A8C0:A002", EVERYWHERE, "0A")], "NetworkUp"),
+        ([("0101007F:A001", EVERYWHERE, "0A"), ("00000000:A002", EVERYWHERE, "0A")], "NetworkUp"),
+        ([("0907A8C0:D431", "0107A8C0:733C", "01")], "NetworkUp"),
+    ],
+)
+def test_a_rank_that_listens_on_loopback_alone(tree: NodeTree, rows: list[tuple[str, str, str]], reason: str) -> None:
+    process(tree, **MASTER)
+    text = TCP
+    for row, (local, remote, state) in enumerate(rows):
+        text += SOCKET.format(row=row, local=local, remote=remote, state=state, inode=100 + row)
+        (tree.proc / "10" / "fd" / str(20 + row)).symlink_to(f"socket:[{100 + row}]")
+    tree.write("proc/10/net/tcp", text)
+    several = tree.node(job(rank(10), world_size=16, local_world_size=8))
+    check = Checked("network", connect=False)
+    assert check.run(several).verdict.reason == "NetworkUp", "it may have begun a moment ago"
+    second = check.run(several)
+    assert second.verdict.reason == reason
+    if reason == "WrongInterface":
+        assert "rank 0 of job 77 waits for the others at 127.0.1.1 port 40961 alone" in second.verdict.message
+    whole = tree.node(job(rank(10), world_size=8, local_world_size=8))
+    check = Checked("network", connect=False)
+    assert [check.run(whole).verdict.reason for _ in range(2)] == ["NetworkUp"] * 2
+
+
 # --- a real master -------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def sleeping_rank(**environ: str) -> Iterator[int]:
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, env={**os.environ, **environ}
-    )
+def sleeping_rank(program: str = "import sys; sys.stdin.read()", **environ: str) -> Iterator[int]:
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, env={**os.environ, **environ})
     try:
         yield child.pid
     finally:
         child.stdin.close()  # type: ignore[union-attr]
+        child.kill()
         child.wait(10)
 
 
@@ -312,6 +381,32 @@ def test_a_real_master_that_nobody_is_connected_to() -> None:
             assert (told(first), told(second)) == (("WARNING", "MasterSilent"), ("CRITICAL", "MasterSilent"))
             assert "refused" in second.verdict.message
             assert values(second, "network_master_answers") == {("77",): 0}
+
+
+def test_a_master_that_has_refused_since_the_job_began() -> None:
+    """Nobody listens at a port that is bound and kept; of a job that does not try nothing is said."""
+    tries = "import time\nwhile True: time.sleep(60)"
+    with socket.socket() as kept:
+        kept.bind(("127.0.0.1", 0))
+        at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kept.getsockname()[1])}
+        time = FakeClock()
+        with sleeping_rank(**at) as idle, sleeping_rank(tries, **at) as trying:
+            wait_for(lambda: (main_thread.read_call(trying, Path("/proc")) or IDLE).kind == "sleeps", "it to sleep")
+            told_of = {}
+            for name, pid in (("idle", idle), ("trying", trying)):
+                node = Node(jobs=(job(rank(pid), job_id=name),), clock=time.clock())
+                check, said = Checked("network", connect=False), []
+                for _ in range(7):
+                    said.append(check.run(node))
+                    time.pass_seconds(60)
+                told_of[name] = said
+    assert {told(one) for one in told_of["idle"]} == {("OK", "NetworkUp")}
+    reasons = [one.verdict.reason for one in told_of["trying"]]
+    assert reasons == ["NetworkUp"] * 5 + ["MasterRefused"] * 2
+    assert (
+        "has refused for 300 s and never answered: no connection to it from 1 rank here"
+        in told_of["trying"][5].verdict.message
+    )
 
 
 def test_a_real_connection_is_enough_and_none_is_opened() -> None:

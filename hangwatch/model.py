@@ -546,7 +546,8 @@ class ProcessDump(Value, frozen=True):
     `server` is the process that waits for clients, its main thread on a socket that listens: itself, or a rank or a
     process above it to which all lead from which its own main thread receives. `file_lock` is the lock of a file for
     which its main thread waits, `store` what its sockets show of the store of its job. `stuck_on` is the file or pipe
-    that its main thread reads or writes, where nobody of its job has it open. `recorders` are PyTorch's flight
+    that its main thread reads or writes, where nobody of its job has it open. `enclosed_at` is where it waits for
+    others of its job, if no other node reaches that while the job has ranks there. `recorders` are PyTorch's flight
     recorders in its memory, one for each library, shortened (`hang.recorded.shortened`); `recorder_faults` say why one
     could not be read. None of both: it is a worker, or was not asked any more in this round. `waits_in_torch`: its main
     thread slept in code of torch, NCCL or CUDA, whatever line of Python called that.
@@ -579,6 +580,7 @@ class ProcessDump(Value, frozen=True):
     file_lock: FileLock | None = None
     stuck_on: str | None = None
     store: Store | None = None
+    enclosed_at: str | None = None
     recorders: tuple[RankRecords, ...] = ()
     recorder_faults: tuple[Fault, ...] = ()
     waits_in_torch: bool = False
@@ -749,7 +751,7 @@ class Member(Value, frozen=True):
     own program in the stack that tells, without locals: where it stands, to the line. `recorded` is what its flight
     recorders showed in the first and in the last round, `receives` whether its main thread was in a call that receives,
     in the last one.
-    `recorder_faults` as in `ProcessDump`, of the last round.
+    `recorder_faults` and `enclosed_at` as in `ProcessDump`, of the last round.
     `is_held_outside`: in every round it stood in one call that no other thread of its process ends.
     `waits_in_torch` as in `ProcessDump`, in every round.
     `stay` is set where only other looks can tell whether it works.
@@ -782,6 +784,7 @@ class Member(Value, frozen=True):
     file_lock: FileLock | None = None
     stuck_on: str | None = None
     store: Store | None = None
+    enclosed_at: str | None = None
     user_frames: tuple[Frame, ...] = ()
     recorded: tuple[Recorded, ...] = ()
     recorder_faults: tuple[Fault, ...] = ()

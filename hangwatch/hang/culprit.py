@@ -86,8 +86,9 @@ def _by_number(scene: Scene) -> Verdict:
     both = by_number.contradicts(found, accused) if accused is not None and _is_by_stack(accused) else None
     if both is not None:
         return both
-    verdict = accused or _mount_silent(scene) or _refused(scene) or _open(scene)
-    return structs.replace(verdict, evidence=(*verdict.evidence, *by_number.evidence(found)))
+    verdict = accused or _mount_silent(scene) or _enclosed(scene) or _refused(scene) or _open(scene)
+    beside = votes.enclosed(scene.grouping) if verdict.kind != "WrongInterface" else ()
+    return structs.replace(verdict, evidence=(*verdict.evidence, *by_number.evidence(found), *beside))
 
 
 def _is_by_stack(accused: Verdict) -> bool:
@@ -246,6 +247,16 @@ def _mount_silent(scene: Scene) -> Verdict | None:
         confidence=Confidence.MEDIUM if named else Confidence.NONE,
         evidence=votes.context(scene.grouping),
     )
+
+
+def _enclosed(scene: Scene) -> Verdict | None:
+    """All wait for ranks, and most where no other node can reach them, while the job has ranks there."""
+    members = [member for group in scene.stacked for member in group.members]
+    enclosed = [member for member in members if member.enclosed_at is not None]
+    all_wait = all(group.waits_for == "ranks" for group in scene.stacked)
+    if not enclosed or not all_wait or len(enclosed) * 2 <= len(members):
+        return None
+    return _nobody("WrongInterface", wording.enclosed(enclosed, len(members)) + _view(scene), scene)
 
 
 def _refused(scene: Scene) -> Verdict | None:

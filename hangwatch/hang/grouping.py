@@ -203,6 +203,7 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         file_lock=motion.file_lock(rank),
         stuck_on=motion.stuck_on(rank),
         store=motion.store(rank),
+        enclosed_at=rank.rounds[-1].enclosed_at if rank.rounds else None,
         recorded=_recorded(rank.rounds, main) if len(rank.rounds) > 1 else (),
         recorder_faults=rank.rounds[-1].recorder_faults if rank.rounds else (),
         receives=_receives(rank.rounds),

@@ -27,7 +27,7 @@ from hangwatch.model import (
     Store,
     SystemCall,
 )
-from hangwatch.probes import file_locks, filesystems, main_thread, pidfiles, procs, sockets
+from hangwatch.probes import file_locks, filesystems, main_thread, network, pidfiles, procs, sockets
 from hangwatch.probes.sockets import Connection, Connections, End
 
 _DEADLINE_SECONDS = 2.0  # for what one round reads of connections
@@ -64,6 +64,7 @@ class Surroundings:
         self._launchers = tuple(launcher.pid for launcher in job.launcher_ids)
         address, port = launchers.rendezvous(job.environ)
         self._store_port = int(port) if port.isdecimal() else None
+        self._is_store_on_loopback = network.is_loopback(address)
         self._store_endpoint = words.elided(f"{address}:{port}", _MOST_ENDPOINT_CHARACTERS)
         self._is_elsewhere_too = job.is_elsewhere_too
         self._rank_of = {
@@ -77,6 +78,7 @@ class Surroundings:
         self._unix: dict[int, sockets.UnixSocket] = {}
         self._servers: dict[int, frozenset[str]] = {}
         self._open: dict[int, frozenset[str]] = {}
+        self._of_one_node: frozenset[str] = frozenset()
 
     def begin_round(self) -> None:
         """Read the connections of every namespace of the job, and who holds which."""
@@ -94,6 +96,7 @@ class Surroundings:
                 ends = {table[inode].local for inode in held.values() if inode in table and not table[inode].listens}
                 self._inside |= ends
                 self._ends.setdefault(self._rank_of.get(pid, pid), set()).update(ends)
+        self._of_one_node = self._addresses_of_one_node() if self._is_elsewhere_too else frozenset()
         self._servers = {} if self._is_elsewhere_too else self._find_servers(spaces)
 
     def _find_servers(self, spaces: Mapping[str | None, Connections | None]) -> dict[int, frozenset[str]]:
@@ -143,6 +146,7 @@ class Surroundings:
             peers=peers,
             server=server,
             store=self._store(pid, call),
+            enclosed_at=self._enclosed_at(pid),
             stuck_on=None if call is None else self._stuck_on(pid, call),
             file_lock=None
             if call is None or kind != "locks"
@@ -188,6 +192,20 @@ class Surroundings:
         use = sockets.use_of(port, held.values())
         sleeps = call is not None and call.kind == "sleeps"
         return Store(endpoint=self._store_endpoint, socket="retries" if use == "none" and sleeps else use)
+
+    def _enclosed_at(self, pid: int) -> str | None:
+        """Where a rank waits for others that no other node reaches; None too where all ranks are here."""
+        held = self._held(pid)
+        if held is None or not self._is_elsewhere_too or pid not in self._rank_of:
+            return None
+        if self._is_store_on_loopback and self._store_port is not None:
+            return f"the store at {self._store_endpoint}"
+        return sockets.only_at(self._of_one_node, self._store_port, held.values())
+
+    def _addresses_of_one_node(self) -> frozenset[str]:
+        found = network.interfaces(self._root / str(self._pids[0]) / "net", None) if self._pids else ()
+        known = found if isinstance(found, tuple) else ()
+        return frozenset(address for one in known if one.is_of_one_node for address in one.addresses)
 
     def _peers(self, pid: int, call: SystemCall | None, *, is_apart: bool) -> int | None:
         """How many ways lead from a process to other ranks: connections, and what its main thread receives from.

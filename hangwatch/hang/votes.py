@@ -150,6 +150,17 @@ def launchers(members: Sequence[Member]) -> Evidence:
     )
 
 
+def enclosed(grouping: Grouping) -> tuple[Evidence, ...]:
+    """Ranks that wait for others where no other node can reach them."""
+    found = [member for member in grouping.members if member.enclosed_at is not None]
+    if not found:
+        return ()
+    ids = tuple(member.id for member in found)
+    places = words.listing(sorted({str(member.enclosed_at) for member in found})[:2])
+    message = f"{words.who(ids)} can be met at {places} only, which no other node reaches; the job has ranks on others"
+    return (Evidence(kind="wrong_interface", message=message, ranks=ids[:_MOST_IDS]),)
+
+
 def absence(grouping: Grouping) -> tuple[Evidence, ...]:
     """Ranks without an answer: those among the ones that answered, apart from those of nodes that were not asked."""
     votes = []

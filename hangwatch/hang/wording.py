@@ -143,6 +143,19 @@ def deaf_master(ranks: Sequence[Group], others: Sequence[Group]) -> str:
     )
 
 
+def enclosed(ranks: Sequence[Member], of: int) -> str:
+    """The headline for ranks that wait for others where no other node can reach them."""
+    places = sorted({str(member.enclosed_at) for member in ranks})
+    more = f" and {len(places) - 2} more places" if len(places) > 2 else ""
+    subject = _all(of) if len(ranks) == of > 1 else words.who([member.id for member in ranks])
+    verb = "waits" if len(ranks) == 1 else "wait"
+    return (
+        f"{subject} {verb} for the others at {words.listing(places[:2])}{more}, which no other node can reach, and the "
+        "job has ranks on others: correct MASTER_ADDR, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, or this node's name in "
+        "/etc/hosts."
+    )
+
+
 def refused(ranks: Sequence[Member], serving: Sequence[Member]) -> str:
     """The headline for ranks of which each attempt to connect to their store fails at once."""
     if serving:

@@ -1,4 +1,4 @@
-"""Real ranks of torch.distributed whose store nobody serves: the kernel shows that each attempt is refused."""
+"""Real ranks that do not meet: nobody serves their store, or no other node reaches them. The kernel shows it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from hangwatch.hang import activity, culprit
 from hangwatch.hang.capture import capture
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.hang.jobs import find_jobs
-from hangwatch.model import Verdict
+from hangwatch.model import Grouping, Verdict
+from hangwatch.probes import procs, sockets
 from hangwatch.probes.procs import ProcessScan
 from tests.conftest import wait_for
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 QUICK = config.Capture(rounds=3, pause_seconds=0.2)
 JOINS = """
@@ -35,14 +36,21 @@ read_manifest()
 """
 
 
+LISTENS = """
+import socket, sys
+listening = socket.create_server(({address!r}, 0))
+sys.stdin.read()
+"""
+
+
 @contextlib.contextmanager
-def ranks(*programs: str, world_size: int) -> Iterator[set[int]]:
-    """Ranks from the last on, each with its program, at a port of this machine where nobody listens."""
+def ranks(*programs: str, world_size: int, master: str = "127.0.0.1") -> Iterator[set[int]]:
+    """The last ranks of a job, each with its program, at a port of this machine where nobody listens."""
     with socket.socket() as kept:  # bound and not listening: nobody else gets the port
-        kept.bind(("127.0.0.1", 0))
+        kept.bind(("", 0))
         environ = {
             **os.environ,
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": master,
             "MASTER_PORT": str(kept.getsockname()[1]),
             "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(len(programs)),
@@ -62,16 +70,23 @@ def ranks(*programs: str, world_size: int) -> Iterator[set[int]]:
                 child.stdin.close()  # type: ignore[union-attr]
 
 
-def judged(pids: set[int]) -> Verdict | None:
-    """The verdict, once it is of a refusal."""
+def looked_at(pids: set[int]) -> tuple[Grouping, int] | None:
+    """The ranks of the job, grouped, and how many they are; None before they are seen."""
     jobs = [job for job in find_jobs(ProcessScan().processes(pids)) if pids <= {rank.id.pid for rank in job.ranks}]
     if not jobs:
         return None
     taken = capture(jobs[0], settings=QUICK, node="here")
-    verdict = culprit.judge(group_ranks(taken, activity.load(), QUICK), jobs[0].ranks_here)
-    return verdict if verdict.kind == "MasterRefused" else None
+    return group_ranks(taken, activity.load(), QUICK), jobs[0].ranks_here
 
 
+def judged(pids: set[int]) -> Verdict | None:
+    """The verdict, once it is of a refusal."""
+    found = looked_at(pids)
+    verdict = culprit.judge(*found) if found else None
+    return verdict if verdict is not None and verdict.kind == "MasterRefused" else None
+
+
+@pytest.mark.torch
 def test_rank_0_that_reads_while_the_others_are_refused() -> None:
     with ranks(READS, JOINS, world_size=2) as pids:
         verdict = wait_for(lambda: judged(pids), "the other rank to be refused", 200)
@@ -80,8 +95,42 @@ def test_rank_0_that_reads_while_the_others_are_refused() -> None:
     assert "read_manifest" in verdict.message
 
 
+@pytest.mark.torch
 def test_ranks_that_are_refused_by_another_node() -> None:
-    with ranks(JOINS, world_size=2) as pids:
+    with ranks(JOINS, world_size=2, master=socket.gethostname()) as pids:  # a name, that leads here
         verdict = wait_for(lambda: judged(pids), "the rank to be refused", 200)
     assert verdict.named == ()
     assert "Rank 0, which is to serve it, is not in view: look at its node first." in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("address", "world_size", "expected"),
+    [
+        ("127.0.1.1", 3, "127.0.1.1 port "),
+        ("127.0.1.1", 2, None),  # all of its ranks are here
+        ("0.0.0.0", 3, None),
+    ],
+)
+def test_ranks_that_wait_at_an_address_of_this_node_alone(address: str, world_size: int, expected: str | None) -> None:
+    program = LISTENS.format(address=address)
+    with ranks(program, program, world_size=world_size, master="192.0.2.1") as pids:
+
+        def places() -> list[str | None] | None:
+            found = looked_at(pids)
+            members = found[0].members if found else ()
+            return [member.enclosed_at for member in members] or None
+
+        wait_for(lambda: all(map(_listens, pids)), "both to listen")
+        found = wait_for(places, "both to be seen")
+    assert [place and place.rstrip("0123456789") for place in found] == [expected] * 2
+
+
+def test_a_store_at_loopback_of_a_job_with_ranks_elsewhere() -> None:
+    with ranks(READS, world_size=2) as pids:
+        found = wait_for(lambda: looked_at(pids), "the rank to be seen")
+    assert [member.enclosed_at and member.enclosed_at[:22] for member in found[0].members] == ["the store at 127.0.0.1"]
+
+
+def _listens(pid: int) -> bool:
+    table, held = sockets.read(pid, procs.PROC) or {}, sockets.held_by(pid, procs.PROC) or {}
+    return any(table[inode].listens for inode in held.values() if inode in table)

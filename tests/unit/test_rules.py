@@ -235,6 +235,32 @@ def test_ranks_that_are_all_refused_at_the_store(
     assert said in found.message
 
 
+@pytest.mark.parametrize(
+    ("places", "activity_name", "kind"),
+    [
+        (["127.0.1.1 port 40961"] * 4, "rendezvous", "WrongInterface"),
+        (["127.0.1.1 port 40961"] * 4, "collective_wait", "WrongInterface"),
+        (["127.0.1.1 port 40961"] * 3 + [None], "rendezvous", "WrongInterface"),
+        (["127.0.1.1 port 40961"] * 2 + [None] * 2, "rendezvous", "AllWaiting"),
+        (["127.0.1.1 port 40961"] * 4, "data_loading", "AllAlike"),
+        ([None] * 4, "rendezvous", "AllWaiting"),
+    ],
+)
+def test_ranks_that_no_other_node_can_reach(places: list[str | None], activity_name: str, kind: str) -> None:
+    members = tuple(
+        Member(id=RankId(node="n1", rank=rank), rounds=3, enclosed_at=place) for rank, place in enumerate(places)
+    )
+    known = activity.known(activity_name)
+    group = Group(key="k", activity=activity_name, waits_for=known.waits_for, members=members)
+    found = judge(Grouping(groups=(group,), world_size=8), 4)
+    assert (found.kind, found.named) == (kind, ())
+    said = [one.message for one in found.evidence if one.kind == "wrong_interface"]
+    if kind == "WrongInterface":
+        assert "at 127.0.1.1 port 40961, which no other node can reach" in found.message and not said
+    else:
+        assert len(said) == (1 if places[0] else 0), "evidence beside another verdict"
+
+
 def test_where_a_rule_finds_too_many_the_weaker_ones_behind_it_stay_silent() -> None:
     """Five that hold the GIL cannot all be guilty; the one that is blocked elsewhere is not named in their place."""
     held = Ranks(1, "unknown", signature=Signature.BLOCKED, utilization_ratio=0.0)

@@ -2,7 +2,7 @@
 
 A loader that passes tensors by file descriptor, a checkpoint of many shards and each NCCL socket take files. A rank
 that runs out raises EMFILE in one thread and leaves the others waiting. The hard limit matters as much as the soft one:
-a job can raise itself to it and no further.
+a job can raise itself to it and no further. Before any job runs files tell what a login or a unit would get.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from msgspec import Meta
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
-from hangwatch.probes import pidfiles, pseudofiles
+from hangwatch.probes import file_limits, pidfiles, pseudofiles
+from hangwatch.probes.file_limits import NewProcess
 from hangwatch.probes.node import Node
 
 NODE_OPEN = Metric(name="fd_open_files", help="files open on the node (fs.file-nr)")
@@ -72,11 +73,12 @@ class Holder(Value, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The node's table of files, and every process that was looked at."""
+    """The node's table of files, every process that was looked at, and what one that is started now would get."""
 
     node_open: int
     node_max: int
     holders: tuple[Holder, ...] = ()
+    new: tuple[NewProcess, ...] = ()
 
 
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
@@ -92,6 +94,7 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
         node_open=int(words[0]),
         node_max=int(words[2]),
         holders=tuple(answer for answer in answers if isinstance(answer, Holder)),
+        new=file_limits.read(node.file_root, node.proc_root),
         faults=tuple(answer for answer in answers if isinstance(answer, Fault)),
     )
 
@@ -153,7 +156,14 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     ranks = sum(holder.role == "rank" for holder in sample.holders)
     most = max((holder.open / holder.soft for holder in sample.holders if holder.open is not None), default=None)
     used = f"{ranks} ranks use at most {most:.0%} of their limit" if most is not None else "no training job runs"
-    return worst(findings, ok("FilesLeft", f"{sample.node_open} of {sample.node_max} files open on the node; {used}"))
+    new = "".join(f"; {one.who} that starts now may open {_limits(one)}" for one in sample.new)
+    message = f"{sample.node_open} of {sample.node_max} files open on the node; {used}{new}"
+    return worst(findings, ok("FilesLeft", message))
+
+
+def _limits(new: NewProcess) -> str:
+    others = f", {new.others} lines for others" if new.others else ""
+    return f"{new.soft:.0f}, at most {new.hard:.0f} ({new.source}{others})"
 
 
 def _node(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
@@ -185,11 +195,12 @@ def _low(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
 
 
 def table(sample: Sample) -> contract.Rows:
-    """Every process with its files and limits."""
+    """Every process with its files and limits, and what a new one would get."""
     rows = [("process", "open", "soft limit", "hard limit")]
     for holder in sample.holders:
         count = "" if holder.open is None else str(holder.open)
         rows.append((str(holder), count, f"{holder.soft:.0f}", f"{holder.hard:.0f}"))
+    rows += [(f"{one.who} ({one.source})", "", f"{one.soft:.0f}", f"{one.hard:.0f}") for one in sample.new]
     return rows
 
 

@@ -30,15 +30,16 @@ class Clock:
 class Node:
     """Everything a check may look at. `gpus` is None where there is no driver; `jobs` are those known right now.
 
-    `state_directory` is where incidents are kept. `dump_after_seconds` is how long after a job went quiet its stacks
-    have been taken: hold plus one capture; None where nobody watches jobs. `kernel_log` and `filesystems` remember
-    between two looks (how far the log was read, who was left behind at a dead mount), and so do `recorders` (where a
-    flight recorder lies): all nodes made here share them.
+    `file_root` is the folder of /etc, /run and /usr, `state_directory` where incidents are kept. `dump_after_seconds`
+    is how long after a job went quiet its stacks have been taken: hold plus one capture; None where nobody watches.
+    `kernel_log` and `filesystems` remember between two looks (how far the log was read, who was left behind at a dead
+    mount), and so do `recorders` (where a flight recorder lies): all nodes made here share them.
     """
 
     proc_root: Path = Path("/proc")
     sys_root: Path = Path("/sys")
     dev_root: Path = Path("/dev")
+    file_root: Path = Path("/")
     gpus: GpuSource | None = None
     jobs: tuple[Job, ...] = ()
     clock: Clock = Clock()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch.model import Fault
-from hangwatch.probes import pidfiles
+from hangwatch.probes import file_limits, pidfiles
 from hangwatch.probes.node import Node
 from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values
 
@@ -173,3 +173,114 @@ def test_a_process_that_may_not_be_asked_is_a_fault_with_a_remedy() -> None:
 @given(st.text(max_size=400))
 def test_any_text_gives_a_limit_or_a_fault(text: str) -> None:
     assert isinstance(pidfiles.parse_file_limit(text, "pid 1"), pidfiles.FileLimit | Fault)
+
+
+# --- what is started now ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(tree: NodeTree) -> NodeTree:
+    """A node of systemd whose logins ask pam_limits."""
+    tree.process(1, comm="systemd")
+    tree.write("proc/sys/fs/nr_open", "1048576\n")
+    tree.write("etc/pam.d/common-session", "# comment\nsession required pam_limits.so\n")
+    tree.write("etc/security/limits.conf", "#* hard nofile 1\n@admins - nofile 9000\n")
+    return tree
+
+
+def new(tree: NodeTree) -> dict[str, tuple[float, float, str]]:
+    return {one.who: (one.soft, one.hard, one.source) for one in file_limits.read(tree.root, tree.proc)}
+
+
+def test_what_a_login_and_a_unit_would_get_is_said_without_a_job(started: NodeTree) -> None:
+    started.write(
+        "etc/security/limits.d/90-nofile.conf", "* soft nofile 4096\n*  hard  nofile 8192 # low\nbob - nofile 1\n"
+    )
+    result = run("fd_limit", started.node())
+    assert told(result) == ("OK", "FilesLeft")
+    assert (
+        "a unit of systemd that starts now may open 1024, at most 524288 (systemd's own default)"
+        in result.verdict.message
+    )
+    login = "a login that starts now may open 4096, at most 8192 (/etc/security/limits.d/90-nofile.conf, 2 lines for others)"
+    assert login in result.verdict.message
+    assert ("a login (/etc/security/limits.d/90-nofile.conf)", "", "4096", "8192") in result.table
+
+
+@pytest.mark.parametrize(
+    ("files", "unit", "login"),
+    [
+        ({}, (1024, 524288, "systemd's own default"), (1024, 524288, "systemd's own default")),
+        (
+            {"usr/lib/systemd/system.conf": "[Manager]\nDefaultLimitNOFILE=2048:4K\n"},
+            (2048, 4096, "/usr/lib/systemd/system.conf"),
+            (2048, 4096, "/usr/lib/systemd/system.conf"),
+        ),
+        (
+            {
+                "usr/lib/systemd/system.conf": "DefaultLimitNOFILE=1\n",
+                "etc/systemd/system.conf": "#DefaultLimitNOFILE=1024:524288\n",
+                "usr/lib/systemd/system.conf.d/50-a.conf": "DefaultLimitNOFILE=7\n",
+                "etc/systemd/system.conf.d/50-a.conf": "DefaultLimitNOFILE = infinity\n",
+                "etc/systemd/system.conf.d/40-b.conf": "DefaultLimitNOFILE=9\n",
+                "etc/systemd/system.conf.d/90-c.txt": "DefaultLimitNOFILE=9\n",
+            },
+            (1048576, 1048576, "/etc/systemd/system.conf.d/50-a.conf"),
+            (1048576, 1048576, "/etc/systemd/system.conf.d/50-a.conf"),
+        ),
+        (
+            {"etc/security/limits.conf": "* - nofile unlimited\n* soft nofile 100\n* soft core 0\n"},
+            (1024, 524288, "systemd's own default"),
+            (100, 1048576, "/etc/security/limits.conf"),
+        ),
+        (
+            {"etc/security/limits.conf": "* hard nofile many\n* hard nofile\n* hard nofile 512\n"},
+            (1024, 524288, "systemd's own default"),
+            (512, 512, "/etc/security/limits.conf"),
+        ),
+    ],
+)
+def test_which_file_counts(
+    started: NodeTree, files: dict[str, str], unit: tuple[float, float, str], login: tuple[float, float, str]
+) -> None:
+    for path, text in files.items():
+        started.write(path, text)
+    assert new(started) == {"a unit of systemd": unit, "a login": login}
+
+
+def test_without_pam_limits_or_systemd_nothing_is_promised(started: NodeTree) -> None:
+    started.write("etc/pam.d/common-session", "#session required pam_limits.so\n")
+    assert set(new(started)) == {"a unit of systemd"}
+    started.write("proc/1/comm", "tini\n")
+    assert new(started) == {}
+    started.write("etc/pam.d/sshd", "session required pam_limits.so\n")
+    assert new(started) == {}, "nobody knows what a login begins with"
+    started.write("etc/security/limits.conf", "* - nofile 10\n")
+    assert new(started) == {"a login": (10, 10, "/etc/security/limits.conf")}
+
+
+def test_in_a_container_of_our_own_files_say_nothing_of_the_node(started: NodeTree) -> None:
+    etc = started.root / "proc" / "1" / "root" / "etc"
+    etc.parent.mkdir()
+    etc.symlink_to(started.root / "etc")
+    assert set(new(started)) == {"a unit of systemd", "a login"}
+    etc.unlink()
+    etc.mkdir()
+    assert new(started) == {}
+
+
+def test_what_is_no_plain_file_of_some_size_says_nothing(started: NodeTree) -> None:
+    folder = started.root / "etc" / "security" / "limits.d"
+    folder.mkdir()
+    os.mkfifo(folder / "10-pipe.conf")
+    (folder / "20-nowhere.conf").symlink_to(folder / "gone")
+    (folder / "30-folder.conf").mkdir()
+    (folder / "40-large.conf").write_text("* - nofile 1\n" * 10_000)
+    (folder / "50-bytes.conf").write_bytes(b"\xff\xfe* - nofile 1\n")
+    assert new(started)["a login"] == (1024, 524288, "systemd's own default")
+
+
+@given(st.text(max_size=40))
+def test_any_value_of_a_default_limit(text: str) -> None:
+    limit = file_limits.parse_default(text)
+    assert limit is None or limit.soft >= 0

@@ -30,7 +30,8 @@ _MODULES = {
     "nodes": ("merge",),
     "selftest": ("selftest",),
     "stacks": ("dump", "incidents", "report"),
-    "watch": ("config", "demo", "run", "status"),
+    "status": ("status",),
+    "watch": ("config", "demo", "run"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

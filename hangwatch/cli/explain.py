@@ -17,7 +17,7 @@ from hangwatch import incident_file, inputs, words
 from hangwatch.cli.answers import html_option, json_option, print_answer
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import MOST_FILES, files_below
-from hangwatch.cli.watch import config_option, settings_from
+from hangwatch.cli.settings import config_option, settings_from
 from hangwatch.explain import flight_dump, flight_dumps, log_evidence, traces
 from hangwatch.explain.pickled import MOST_BYTES as MOST_RECORDER_BYTES
 from hangwatch.hang import culprit, dumped

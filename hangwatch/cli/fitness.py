@@ -19,7 +19,7 @@ from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.checks.facts import Facts
 from hangwatch.cli.asking import nodes_options, reach_of
 from hangwatch.cli.errors import InputError
-from hangwatch.cli.watch import config_option, settings_from
+from hangwatch.cli.settings import config_option, settings_from
 from hangwatch.look import JobScan
 from hangwatch.model import CheckResult
 from hangwatch.probes import host

@@ -19,8 +19,8 @@ from hangwatch.cli.asking import nodes_options, reach_of
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import write_text
 from hangwatch.cli.nodes import Question, dump_nodes
+from hangwatch.cli.settings import config_option, settings_from
 from hangwatch.cli.tables import print_table
-from hangwatch.cli.watch import config_option, settings_from
 from hangwatch.fleet import sighting
 from hangwatch.hang import activity, capture
 from hangwatch.launcher_table import TABLE

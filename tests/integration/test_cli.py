@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from hangwatch import cli, store
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.cli.stacks import NO_JOB
+from hangwatch.cli.status import print_status
 from hangwatch.cli.tables import print_table
-from hangwatch.cli.watch import print_status
 from hangwatch.hang import watched
 from hangwatch.launcher_table import TABLE
 from hangwatch.model import GpuSample, GpuSweep

@@ -114,8 +114,23 @@ def test_durations_have_two_units_at_most(seconds: float) -> None:
     assert re.fullmatch(r"[\d.e-]+ s|\d+ (min \d\d s|h \d\d min|d \d\d h)", words.duration(seconds))
 
 
-def test_the_daemon_starts_without_what_only_reports_need() -> None:
-    loaded = "import sys, hangwatch.daemon; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+DAEMON_ONLY = {"tornado", "prometheus_client", "apscheduler"}
+
+
+@pytest.mark.parametrize(
+    ("module", "without"),
+    [
+        ("daemon", {"ClusterShell", "rich", "jinja2"}),
+        ("cli", {"msgspec", "psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("cli.explain", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("cli.nodes", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("cli.stacks", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("cli.fitness", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("cli.status", {"psutil", "ClusterShell", "jinja2", *DAEMON_ONLY}),
+    ],
+)
+def test_what_starts_loads_no_more_than_it_needs(module: str, without: set[str]) -> None:
+    loaded = f"import sys, hangwatch.{module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     names = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout.split()
     assert "hangwatch" in names
-    assert not {"ClusterShell", "rich", "jinja2"} & set(names)
+    assert not without & set(names)

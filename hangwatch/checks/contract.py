@@ -93,7 +93,7 @@ class RankName(Value, frozen=True):
         return {**self.job.labels, "rank": self.rank, "local_rank": self.local_rank}
 
     def __str__(self) -> str:
-        return f"rank {self.local_rank} of job {self.job}"
+        return f"local rank {self.local_rank} of job {self.job}"
 
 
 SampleT = TypeVar("SampleT", bound=Sample)

@@ -135,7 +135,7 @@ def table(sample: Sample) -> contract.Rows:
         ("py-spy", f"{own.pyspy_version} at {own.pyspy_path}"),
     ]
     for rank in sample.ranks:
-        name = f"local {rank.rank} (pid {rank.pid})"
+        name = f"{rank.rank} (pid {rank.pid})"
         rows.append((name, "may be dumped" if rank.permitted else "refused"))
     return rows
 

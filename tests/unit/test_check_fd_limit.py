@@ -61,7 +61,7 @@ def test_a_worker_near_its_limit_is_named_as_a_worker(tree: NodeTree) -> None:
     tree.process(11, open_files=99, soft="100", hard="1048576")
     result = run("fd_limit", tree.node(job(rank(10, workers=[11]))))
     assert told(result) == ("CRITICAL", "FilesExhausted")
-    assert "a worker of rank 0" in result.verdict.message
+    assert "a worker of local rank 0" in result.verdict.message
 
 
 def test_a_low_hard_limit_is_a_warning_that_says_how_many(tree: NodeTree) -> None:
@@ -128,7 +128,7 @@ def test_of_many_ranks_the_worst_is_exported_and_named(tree: NodeTree) -> None:
         tree.process(10 + number, open_files=90 if number == 5 else 3, soft="100", hard="100")
     result = run("fd_limit", tree.node(job(*(rank(10 + number, number) for number in range(8)))))
     assert values(result, "fd_process_open_files") == {("77", "rank"): 90}
-    assert result.verdict is not None and "rank 5 of job 77 (pid 15)" in result.verdict.message
+    assert result.verdict is not None and "local rank 5 of job 77 (pid 15)" in result.verdict.message
 
 
 def test_a_real_process_near_its_limit() -> None:

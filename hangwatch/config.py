@@ -159,8 +159,16 @@ class Http(Section, frozen=True):
     tls_certificate: Annotated[str, Meta(description="PEM file; with tls_key, serves HTTPS")] = ""
     tls_key: Annotated[str, Meta(description="PEM file")] = ""
     incidents_token_file: Annotated[
-        str, Meta(description="file with a bearer token; without it, incident pages (stacks!) are not served")
+        str, Meta(description="file with a bearer token, for whose holder incidents (stacks!) are served")
     ] = ""
+    web_config_file: Annotated[
+        str,
+        Meta(description="YAML of Prometheus' exporters: TLS, client certificates, users, who then see incidents"),
+    ] = ""
+    incidents_on_loopback: Annotated[
+        bool,
+        Meta(description="where listen is 127.0.0.1 or ::1: incidents for every user and pod that reaches it"),
+    ] = False
 
 
 class ActivityRule(Section, frozen=True):

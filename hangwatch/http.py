@@ -1,44 +1,42 @@
-"""Answers /metrics, /healthz, /status and, to those who hold the token, incident pages; health has a port of its own.
+"""Answers /metrics, /healthz, /status and, to those who may see them, incidents; health has a port of its own.
 
-How connections are kept is the part of `listener`. What takes time is made in threads beside the event loop, once for
-all who ask meanwhile. Stacks name code and paths of other people's jobs: without a token file no incident is served.
+How connections are kept is the part of `listener`, who may ask for what that of `admission`. What takes time is made in
+threads beside the event loop, once for all who ask meanwhile.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
-import gzip
-import hmac
+import ipaddress
 import re
 import socket
 import ssl
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from hangwatch import inputs
+from hangwatch.admission import Admission, Rules
 from hangwatch.config import Http
 from hangwatch.errors import TemporaryError, UserError
+from hangwatch.incident_pages import IncidentPages, Incidents
 from hangwatch.listener import Answer, Listener, Request, resolved, text
+from hangwatch.pages import Gzipped, Page
 
 HEALTH_CONNECTIONS = 64
 MAX_PORT = 65535
 MAX_PEM_BYTES = 1 << 20
 MAX_TOKEN_BYTES = 64 << 10
-LEAST_KEPT_SECONDS = 0.25  # a page that was just made is given to whoever asks within this time
 INCIDENT_THREADS = 2  # a store on a dead mount blocks these, nothing else
 OPENMETRICS = "application/openmetrics-text"
 TEMPORARY = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, socket.EAI_AGAIN)
-
-PAGES = {"report.html": "text/html; charset=utf-8", "report.txt": "text/plain; charset=utf-8"}
 
 INDEX = (
     b"<!doctype html><title>hangwatch</title><h1>hangwatch</h1>"
@@ -52,13 +50,6 @@ class ServeError(UserError):
 
 class PortTakenError(TemporaryError):
     """The server cannot start now, and may later: the port is taken, or the address is not there yet."""
-
-
-class Incidents(Protocol):
-    """What the server needs of the store."""
-
-    def read_file(self, incident_id: str, name: str) -> bytes | None:
-        """One file of one incident, None where there is no such file."""
 
 
 class Server:
@@ -78,14 +69,23 @@ class Server:
         incidents: Incidents | None = None,
     ) -> None:
         self._settings = settings
-        self._unhealthy, self._incidents = unhealthy, incidents
-        self._token, tls, self._wanted_health_port = prepared(settings)
+        self._unhealthy = unhealthy
+        ready = prepared(settings)
+        self._wanted_health_port = ready.health_port
         self._making = ThreadPoolExecutor(1, "http-pages")
         self._reading = ThreadPoolExecutor(INCIDENT_THREADS, "http-incidents")
-        self._status = _Page("application/json", lambda: msgspec.json.encode(status()), self._making)
+        self._status = Page("application/json", lambda: msgspec.json.encode(status()), self._making)
         self._metrics = {wanted: _metrics(wanted, registry, self._making) for wanted in (OPENMETRICS, "")}
-        self._gzipped = {wanted: _Gzipped(page, self._making) for wanted, page in self._metrics.items()}
-        self._main = Listener("http", self._answer, max_connections=settings.max_connections, tls=tls)
+        self._gzipped = {wanted: Gzipped(page, self._making) for wanted, page in self._metrics.items()}
+        self._incidents = IncidentPages(incidents, self._reading) if incidents is not None else None
+        self._main = Listener("http", self._answer, max_connections=settings.max_connections, tls=ready.rules.tls)
+        self._admission = Admission(
+            ready.rules,
+            lambda: rules(settings),
+            token=ready.token,
+            everybody_sees_incidents=settings.incidents_on_loopback,
+            use_tls=self._main.replace_tls,
+        )
         self._health = Listener("health", self._answer_health, max_connections=HEALTH_CONNECTIONS)
         self.health_port = 0
 
@@ -100,10 +100,12 @@ class Server:
             raise
         self._health.start()
         self._main.start()
+        self._admission.start()
         return port
 
     def stop(self) -> None:
         """Stop serving; what is being made is left behind."""
+        self._admission.stop()
         for listener in (self._main, self._health):
             listener.stop()
         for pool in (self._making, self._reading):
@@ -116,80 +118,22 @@ class Server:
         return text(HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK, problem or "ok")
 
     async def _answer(self, request: Request) -> Answer:
-        path = request.path
-        if path == "/metrics":
+        is_of_incidents = request.path == "/incidents" or request.path.startswith("/incidents/")
+        refused = await self._admission.refusal(request, is_of_incidents=is_of_incidents)
+        if refused is not None:
+            return refused
+        if is_of_incidents and self._incidents is not None:
+            return await self._incidents.answer(request.path)
+        if request.path == "/metrics":
             pages = self._gzipped if _takes_gzip(request.headers.get("Accept-Encoding", "")) else self._metrics
             return await pages[OPENMETRICS if OPENMETRICS in request.headers.get("Accept", "") else ""].get()
-        if path == "/healthz":
+        if request.path == "/healthz":
             return await self._answer_health(request)
-        if path == "/status":
+        if request.path == "/status":
             return await self._status.get()
-        if path == "/":
+        if request.path == "/":
             return Answer(HTTPStatus.OK, "text/html; charset=utf-8", INDEX)
-        if path.startswith("/incidents/"):
-            return await self._incident(path, request.headers.get("Authorization", ""))
         return text(HTTPStatus.NOT_FOUND, "not found")
-
-    async def _incident(self, path: str, authorization: str) -> Answer:
-        if self._token is None or self._incidents is None:
-            return text(HTTPStatus.NOT_FOUND, "incident pages are off: set [http] incidents_token_file")
-        scheme, _, given = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token):
-            asked = {"WWW-Authenticate": 'Bearer realm="hangwatch incidents"'}
-            return text(HTTPStatus.UNAUTHORIZED, "a bearer token is needed")._replace(headers=asked)
-        _, _, incident_id, name = (*path.split("/"), "", "")[:4]
-        name = name or "report.html"
-        body = None
-        if name in PAGES:
-            loop = asyncio.get_running_loop()
-            body = await loop.run_in_executor(self._reading, self._incidents.read_file, incident_id, name)
-        if body is None:
-            return text(HTTPStatus.NOT_FOUND, "no such incident")
-        return Answer(HTTPStatus.OK, PAGES[name], body)
-
-
-class _Page:
-    """What is made on demand, for all who ask meanwhile, and kept for as long as making it took.
-
-    So a flood of requests costs half of one core at most, and clients that read slowly hold few versions in memory.
-    """
-
-    def __init__(self, content_type: str, make: Callable[[], bytes], pool: ThreadPoolExecutor) -> None:
-        self._content_type, self._make, self._pool = content_type, make, pool
-        self._making: asyncio.Future[bytes] | None = None
-        self._kept_until = 0.0
-
-    async def get(self) -> Answer:
-        """The page; one request that is given up does not end the making of it for the others."""
-        if self._making is None or (self._making.done() and time.monotonic() >= self._kept_until):
-            self._making = asyncio.get_running_loop().run_in_executor(self._pool, self._timed)
-        return Answer(HTTPStatus.OK, self._content_type, await asyncio.shield(self._making))
-
-    def _timed(self) -> bytes:
-        began = time.monotonic()
-        try:
-            return self._make()
-        finally:
-            now = time.monotonic()
-            self._kept_until = now + max(LEAST_KEPT_SECONDS, now - began)
-
-
-class _Gzipped:
-    """A page for who takes it compressed, which happens once for each time that it was made."""
-
-    def __init__(self, page: _Page, pool: ThreadPoolExecutor) -> None:
-        self._page, self._pool = page, pool
-        self._plain: bytes | None = None
-        self._made: asyncio.Future[bytes] | None = None
-
-    async def get(self) -> Answer:
-        """The page; one request that is given up does not end the making of it for the others."""
-        answer = await self._page.get()
-        if self._made is None or answer.body is not self._plain:
-            self._plain = answer.body
-            self._made = asyncio.get_running_loop().run_in_executor(self._pool, gzip.compress, answer.body)
-        headers = {**answer.headers, "Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-        return answer._replace(body=await asyncio.shield(self._made), headers=headers)
 
 
 def _takes_gzip(accept_encoding: str) -> bool:
@@ -201,17 +145,17 @@ def _takes_gzip(accept_encoding: str) -> bool:
     return False
 
 
-def _metrics(wanted: str, registry: CollectorRegistry, pool: ThreadPoolExecutor) -> _Page:
+def _metrics(wanted: str, registry: CollectorRegistry, pool: ThreadPoolExecutor) -> Page:
     """The metrics in one of two formats, whatever parameters a client adds: each variant would be made anew."""
     encoder, kind = choose_encoder(f"{wanted}; version=1.0.0" if wanted else "")
-    return _Page(kind, lambda: encoder(registry), pool)
+    return Page(kind, lambda: encoder(registry), pool)
 
 
 class Prepared(NamedTuple):
     """What a server needs of files, read and found to be usable."""
 
     token: bytes | None
-    tls: ssl.SSLContext | None
+    rules: Rules
     health_port: int
 
 
@@ -225,7 +169,36 @@ def prepared(settings: Http) -> Prepared:
             resolved(settings.listen, port)
     if health_port and health_port == settings.port:
         raise ServeError(f"[http]: port and health_port are both {health_port}\n  health has a port of its own")
-    return Prepared(_read_token(settings.incidents_token_file), _tls(settings), health_port)
+    if settings.incidents_on_loopback and not _is_loopback(settings.listen):
+        raise ServeError(
+            f"[http] incidents_on_loopback: listen = {settings.listen!r} is reached from elsewhere\n"
+            "  set web_config_file or incidents_token_file, or listen on 127.0.0.1"
+        )
+    return Prepared(_read_token(settings.incidents_token_file), rules(settings), health_port)
+
+
+def rules(settings: Http) -> Rules:
+    """Who may ask over the network, read from the files that say so. Raises ServeError."""
+    if not settings.web_config_file:
+        files = tuple(Path(path) for path in (settings.tls_certificate, settings.tls_key) if path)
+        return Rules(tls=_tls(settings), files=files)
+    if settings.tls_certificate or settings.tls_key:
+        raise ServeError("[http]: tls_certificate and tls_key are set in web_config_file, where there is one")
+    from hangwatch import web_config, yaml_file
+
+    try:
+        return web_config.load(Path(settings.web_config_file))
+    except yaml_file.YamlError as error:
+        raise ServeError(f"[http] web_config_file: {error}") from None
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether nobody but this node reaches it."""
+    try:
+        _, address = resolved(host, 0)
+        return ipaddress.ip_address(address[0]).is_loopback
+    except (UnicodeError, OverflowError, OSError, ValueError):
+        return False
 
 
 def _bind(listener: Listener, host: str, port: int, key: str) -> int:

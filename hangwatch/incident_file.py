@@ -48,6 +48,13 @@ class Summary(Value, frozen=True):
     problem: str = ""
 
 
+class Incidents(Value, frozen=True):
+    """`hangwatch incidents --json`, and /incidents of the daemon: newest first."""
+
+    schema_version: int
+    incidents: tuple[Summary, ...]
+
+
 class _JobHead(msgspec.Struct):
     job_id: str
     job_key: str = ""

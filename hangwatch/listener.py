@@ -8,14 +8,15 @@ the next one takes the place of the oldest that has not asked anything yet, else
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import resource
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters, HTTP1ServerConnection
 from tornado.httputil import (
@@ -26,7 +27,7 @@ from tornado.httputil import (
     RequestStartLine,
     ResponseStartLine,
 )
-from tornado.iostream import IOStream, SSLIOStream
+from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 
 REQUEST_SECONDS = 5.0  # from accept to the end of the header
 ANSWER_SECONDS = 10.0  # from there to the last byte of the answer: Prometheus' default deadline
@@ -44,19 +45,39 @@ logging.getLogger("tornado.general").setLevel(logging.ERROR)
 
 
 class Request(NamedTuple):
-    """What a client asks for: the path as it was sent, without the query."""
+    """What a client asks for: the path as it was sent, without the query, and who it is by the connection.
+
+    `certificate` is that of the client as ssl tells it, None where it has shown none that was verified.
+    """
 
     path: str
     headers: Mapping[str, str]
+    address: str = ""
+    certificate: Mapping[str, Any] | None = None
+
+
+class Pieces(Protocol):
+    """A body that is read while it is sent; closed in any case, also where nothing was sent of it."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """The bytes, in order. Raises OSError."""
+
+    async def aclose(self) -> None:
+        """Give back what it holds."""
 
 
 class Answer(NamedTuple):
-    """What it gets; `body` is not copied, so that many connections can be sent the same one."""
+    """What it gets; `body` is not copied, so that many connections can be sent the same one.
+
+    Where there are `pieces` they are the body, sent as the client takes them: `size_bytes` in all.
+    """
 
     status: HTTPStatus
     content_type: str
     body: bytes
     headers: Mapping[str, str] = {}
+    pieces: Pieces | None = None
+    size_bytes: int = 0
 
 
 def text(status: HTTPStatus, words: str) -> Answer:
@@ -120,6 +141,10 @@ class Listener(HTTPServerConnectionDelegate):
             self._thread.join(STOP_SECONDS)
         elif self._socket is not None:
             self._socket.close()
+
+    def replace_tls(self, tls: ssl.SSLContext) -> None:
+        """Use another certificate for the connections that come from now on."""
+        self._tls = tls
 
     # --- in the thread of the loop -------------------------------------------------------------------------------
 
@@ -217,35 +242,59 @@ class Listener(HTTPServerConnectionDelegate):
         task.add_done_callback(self._tasks.discard)
 
     async def _respond(self, connection: HTTP1Connection, start_line: RequestStartLine, headers: HTTPHeaders) -> None:
-        answer = await self._answer_to(start_line, headers)
-        if connection.stream.closed():
-            return
+        answer = await self._answer_to(connection.stream, start_line, headers)
+        try:
+            if not connection.stream.closed():
+                await self._send(connection, start_line, answer)
+        finally:
+            if answer.pieces is not None:
+                await answer.pieces.aclose()
+
+    async def _send(self, connection: HTTP1Connection, start_line: RequestStartLine, answer: Answer) -> None:
         status = answer.status
+        size_bytes = len(answer.body) if answer.pieces is None else answer.size_bytes
         sent = HTTPHeaders(
             {
                 "Server": "hangwatch",
                 "Content-Type": answer.content_type,
-                "Content-Length": str(len(answer.body)),
+                "Content-Length": str(size_bytes),
                 "X-Content-Type-Options": "nosniff",
                 "Cache-Control": "no-store",
                 **answer.headers,
             }
         )
         connection.write_headers(ResponseStartLine("HTTP/1.1", status, status.phrase), sent)
-        if start_line.method != "HEAD":
+        if start_line.method != "HEAD" and answer.pieces is None:
             connection.write(answer.body)  # apart from the headers: together they would be copied
+        elif start_line.method != "HEAD" and answer.pieces is not None:
+            try:
+                async for piece in answer.pieces:
+                    await connection.write(piece)
+            except (StreamClosedError, OSError):
+                connection.stream.close()  # who waits for the rest learns that there is none
+                return
         connection.finish()
 
-    async def _answer_to(self, start_line: RequestStartLine, headers: HTTPHeaders) -> Answer:
+    async def _answer_to(self, stream: IOStream, start_line: RequestStartLine, headers: HTTPHeaders) -> Answer:
         if start_line.method not in ("GET", "HEAD"):
             return text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET")._replace(headers={"Allow": "GET, HEAD"})
         if sum(len(name) + len(value) + 4 for name, value in headers.get_all()) > MAX_HEADER_BYTES:
             return text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"at most {MAX_HEADER_BYTES} bytes of headers")
         try:
-            return await self._answer(Request(start_line.path.partition("?")[0], headers))
+            return await self._answer(Request(start_line.path.partition("?")[0], headers, *_client_of(stream)))
         except Exception:
             log.exception("%s could not be answered; please report this", start_line.path[:100])
             return text(HTTPStatus.INTERNAL_SERVER_ERROR, "an error inside hangwatch; its log says more")
+
+
+def _client_of(stream: IOStream) -> tuple[str, Mapping[str, Any] | None]:
+    """The address at the other end, and its certificate where it has shown one that was verified."""
+    address, certificate = "", None
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # it is gone already
+        address = str(stream.socket.getpeername()[0])
+        if isinstance(stream, SSLIOStream):
+            certificate = stream.socket.getpeercert() or None
+    return address, certificate
 
 
 class _Exchange(HTTPMessageDelegate):

@@ -25,8 +25,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
-from hangwatch import config, durable, incident_file, readers, words
+from hangwatch import config, durable, incident_file, inputs, readers, words
 from hangwatch.errors import TemporaryError
 from hangwatch.incident_file import INCIDENT_FILE, NO_LINK, StoreError, Summary, folder_size_bytes, read_bytes, remedy
 from hangwatch.model import OPEN_STATES, Incident
@@ -199,13 +200,16 @@ class Store:
         what = f"fits {len(found)} incidents" if found else "is no incident"
         raise StoreError(f"{name!r} {what} in {self.incidents}\n  `hangwatch incidents` lists them")
 
-    def read_file(self, incident_id: str, name: str) -> bytes | None:
-        """One file of one incident, by the name of its folder; None where there is no such file."""
+    def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
+        """One file of one incident, by the name of its folder, to read; None where there is no such file.
+
+        No link below the store is followed.
+        """
         if not (_FOLDER.fullmatch(incident_id) and _FILE.fullmatch(name)):
             return None
         try:
-            return read_bytes(self.incidents / incident_id / name)
-        except StoreError:
+            return inputs.opened_below(self.root, self.incidents / incident_id / name)
+        except inputs.FileError:
             return None
 
     def prune(self, open_folders: frozenset[str] = frozenset(), *, by_age: int = 0) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ import msgspec
 
 from hangwatch.cli.nodes_fitness import NodesCheck
 from hangwatch.cli.selftest import Answer as SelfTest
-from hangwatch.cli.stacks import Incidents
 from hangwatch.fleet.sighting import GroupedDump
+from hangwatch.incident_file import Incidents
 from hangwatch.model import Incident
 from hangwatch.report.as_json import Answer, Dump, NodesDump
 from hangwatch.status import Status

@@ -25,7 +25,7 @@ from hangwatch.fleet import sighting
 from hangwatch.hang import activity, capture
 from hangwatch.launcher_table import TABLE
 from hangwatch.look import JobScan, look_at
-from hangwatch.model import GpuSweep, Incident, Job, JobState, Value
+from hangwatch.model import GpuSweep, Incident, Job, JobState
 from hangwatch.probes import host, procs
 from hangwatch.probes.nvml import query
 from hangwatch.probes.nvml.sampler import NvmlSampler
@@ -40,13 +40,6 @@ NO_JOB = (
 )
 
 NO_OWN_INCIDENTS = "no incidents that you may read: those of your own jobs, all for root and the group [store] names"
-
-
-class Incidents(Value, frozen=True):
-    """`hangwatch incidents --json`, newest first."""
-
-    schema_version: int
-    incidents: tuple[incident_file.Summary, ...]
 
 
 @click.command()
@@ -245,7 +238,9 @@ def incidents(as_json: bool, config_path: Path | None) -> None:
     """List the incidents that this node keeps, newest first."""
     summaries = _store(config_path).summaries()
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(Incidents(schema_version=1, incidents=summaries)) + b"\n")
+        sys.stdout.buffer.write(
+            msgspec.json.encode(incident_file.Incidents(schema_version=1, incidents=summaries)) + b"\n"
+        )
         return
     rows = [
         (

@@ -10,13 +10,15 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import bcrypt
 import click
 import pytest
 import yaml
 
-from hangwatch import config
+from hangwatch import config, web_config
 from hangwatch.checks import discovery
 from hangwatch.cli import hangwatch as hangwatch_command
+from tests.certificates import authority, issued
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted((REPOSITORY / "docs").glob("install-*.md"))
@@ -117,9 +119,21 @@ def test_the_helm_values_are_a_configuration() -> None:
     assert discovery.settings_for(settings, "values.yaml")
 
 
+def test_the_web_configuration_is_one_but_for_its_files_and_hashes(tmp_path: Path) -> None:
+    snippet, _ = blocks(SYSTEMD, "yaml")
+    issued(authority(tmp_path, "cluster-ca"), tmp_path, "node", "DNS:node")
+    for name in ("node", "cluster-ca"):
+        (tmp_path / f"{name}.pem").rename(tmp_path / f"{name}.crt")
+    (tmp_path / "node-key.pem").rename(tmp_path / "node.key")
+    hashed = bcrypt.hashpw(b"x", bcrypt.gensalt(4)).decode()
+    (tmp_path / "web.yml").write_text(snippet.replace("$2y$10$...", hashed))
+    rules = web_config.load(tmp_path / "web.yml")
+    assert (rules.users, rules.verifies_clients) == ({"prometheus": hashed}, True)
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
 def test_prometheus_takes_the_snippet_with_the_rules(tmp_path: Path) -> None:
-    (snippet,) = blocks(SYSTEMD, "yaml")
+    _, snippet = blocks(SYSTEMD, "yaml")
     (tmp_path / "prometheus.yml").write_text(snippet)
     shutil.copy(REPOSITORY / "deploy/prometheus/hangwatch.rules.yaml", tmp_path)
     done = subprocess.run(

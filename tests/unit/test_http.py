@@ -11,12 +11,14 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
@@ -25,6 +27,7 @@ from prometheus_client.registry import Collector
 
 from hangwatch.config import Http
 from hangwatch.http import PortTakenError, ServeError, Server
+from hangwatch.incident_file import Summary
 from hangwatch.listener import MAX_HEADER_BYTES, REQUEST_SECONDS, Answer, Listener
 from hangwatch.model import Value
 from tests.conftest import wait_for
@@ -35,8 +38,18 @@ class Status(Value, frozen=True):
 
 
 class Incidents:
-    def read_file(self, incident_id: str, name: str) -> bytes | None:
-        return b"<h1>stacks</h1>" if (incident_id, name) == ("20260101T000000Z-42", "report.html") else None
+    """A store of one incident that has one page."""
+
+    def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
+        if (incident_id, name) != ("20260101T000000Z-42", "report.html"):
+            return None
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - the server closes it
+        file.write(b"<h1>stacks</h1>")
+        file.seek(0)
+        return file
+
+    def summaries(self) -> tuple[Summary, ...]:
+        return ()
 
 
 @contextmanager
@@ -157,7 +170,7 @@ def test_with_a_token_only_its_holder_sees_stacks(tmp_path: Path) -> None:
         status, body, headers = get(port, page, Authorization="Bearer 0123456789abcdef")
         assert (status, body) == (200, b"<h1>stacks</h1>")
         assert headers["Cache-Control"] == "no-store"
-        for other in ("/incidents/../etc/passwd", "/incidents/x/incident.json", "/incidents/"):
+        for other in ("/incidents/../etc/passwd", "/incidents/x/incident.json", f"{page}report.html/"):
             assert get(port, other, Authorization="Bearer 0123456789abcdef")[0] == 404
 
 

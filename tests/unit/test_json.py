@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from hangwatch import incident_file, status, store
 from hangwatch.board import JobEntry, Snapshot
-from hangwatch.cli.stacks import Incidents
 from hangwatch.fleet.merge import merge_all
 from hangwatch.hang import culprit, watched
+from hangwatch.incident_file import Incidents
 from hangwatch.model import INCIDENT_VERSION, Fault, FirstLook, GpuSample, GpuSweep, Incident
 from hangwatch.report import as_json, text
 from tests import samples, schemas

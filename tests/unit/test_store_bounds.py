@@ -194,8 +194,11 @@ def test_one_file_of_one_incident_and_nothing_else_is_read(tmp_path: Path) -> No
     (tmp_path / "state/incidents/secret").write_text("x")
     (tmp_path / "state/incidents/notes").mkdir()
     (tmp_path / "state/incidents/notes/report.html").write_text("x")
-    assert kept.read_file(folder.name, "report.html") == b"<p>"
-    assert kept.read_file(folder.name, "dumps/r1/rank0.txt") == b"Process 1: x"
+    for name, content in (("report.html", b"<p>"), ("dumps/r1/rank0.txt", b"Process 1: x")):
+        file = kept.open_file(folder.name, name)
+        assert file is not None
+        with file:
+            assert file.read() == content
     for incident, name in (
         (folder.name, "nothing"),
         (folder.name, "../secret"),
@@ -205,7 +208,7 @@ def test_one_file_of_one_incident_and_nothing_else_is_read(tmp_path: Path) -> No
         (f"{folder.name}/../notes", "report.html"),
         (f"{folder.name}-7", "report.html"),
     ):
-        assert kept.read_file(incident, name) is None, (incident, name)
+        assert kept.open_file(incident, name) is None, (incident, name)
 
 
 # --- which incidents it believes -------------------------------------------------------------------------------------

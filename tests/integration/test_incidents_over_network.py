@@ -1,0 +1,408 @@
+"""Incidents over the network for those who may see them, and nobody else: a real server over a store, real clients."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import bcrypt
+import pytest
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
+
+from hangwatch import admission
+from hangwatch.config import Http
+from hangwatch.http import ServeError, Server, prepared
+from hangwatch.incident_file import INCIDENT_FILE
+from hangwatch.report.folder import folder_files
+from hangwatch.store import Store, open_writable
+from tests import samples
+from tests.certificates import authority, issued
+from tests.conftest import wait_for
+from tests.integration.test_hostile_input import refused
+
+SECRET = "s3cret-of-alice"
+HASH = bcrypt.hashpw(SECRET.encode(), bcrypt.gensalt(4)).decode()
+USERS = f"basic_auth_users:\n  alice: {HASH}\n"
+TLS = "tls_server_config:\n  cert_file: node.pem\n  key_file: node-key.pem\n"
+CLIENTS = f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`ca` vouches for `node` and `admin`, `other` for `stranger`."""
+    folder = tmp_path_factory.mktemp("pki")
+    ca, other = authority(folder, "ca"), authority(folder, "other")
+    issued(ca, folder, "node", "DNS:localhost,IP:127.0.0.1")
+    issued(ca, folder, "renewed", "DNS:localhost,IP:127.0.0.1")
+    issued(ca, folder, "admin", "DNS:admin.example,IP:10.0.0.1")
+    issued(other, folder, "stranger", "DNS:admin.example")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    kept = open_writable(tmp_path_factory.mktemp("state"))
+    for at in (0.0, 60.0):
+        hang = samples.loader_hang()
+        incident = replace(hang, opened_unix_seconds=hang.opened_unix_seconds + at, incident_id=f"i{at:.0f}")
+        kept.save(incident, folder_files(incident))
+    return kept
+
+
+@contextmanager
+def served(kept: Store, text: str | None = None, folder: Path | None = None, **settings: object) -> Iterator[int]:
+    """The port of a server with this web configuration, which stands in `folder` as web.yml."""
+    if text is not None and folder is not None:
+        (folder / "web.yml").write_text(text)
+        settings["web_config_file"] = str(folder / "web.yml")
+    one = Server(
+        Http(**{"listen": "127.0.0.1", "port": 0, **settings}),  # type: ignore[arg-type]
+        CollectorRegistry(),
+        status=lambda: None,
+        unhealthy=lambda: None,
+        incidents=kept,
+    )
+    port = one.start()
+    try:
+        yield port
+    finally:
+        one.stop()
+
+
+def basic(user: str = "alice", password: str = SECRET) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+def client(pki: Path, authority: str = "ca", shown: str | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(pki / f"{authority}.pem"))
+    if shown is not None:
+        context.load_cert_chain(pki / f"{shown}.pem", pki / f"{shown}-key.pem")
+    return context
+
+
+def get(port: int, path: str, context: ssl.SSLContext | None = None, **headers: str) -> tuple[int, bytes]:
+    connection = (
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=context)
+        if context is not None
+        else http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    )
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def folders(kept: Store) -> list[str]:
+    return [summary.folder for summary in kept.summaries()]
+
+
+def test_where_nothing_says_who_may_nobody_sees_incidents(kept: Store, pki: Path) -> None:
+    newest = folders(kept)[0]
+    paths = ("/incidents", f"/incidents/{newest}/", f"/incidents/{newest}/incident.json")
+    with served(kept) as plain, served(kept, TLS, pki) as tls:
+        for path in paths:
+            assert get(plain, path)[0] == 404
+            assert get(plain, path, **basic())[0] == 404
+            assert get(plain, path, Authorization=f"Bearer {TOKEN}")[0] == 404
+            assert get(tls, path, client(pki))[0] == 404
+        assert get(plain, "/metrics")[0] == get(tls, "/metrics", client(pki))[0] == 200
+
+
+def test_who_has_the_password_sees_the_list_and_each_file(kept: Store, pki: Path) -> None:
+    newest, oldest = folders(kept)
+    with served(kept, USERS, pki) as port:
+        status, body = get(port, "/incidents", **basic())
+        listed = json.loads(body)
+        assert status == 200
+        assert [one["folder"] for one in listed["incidents"]] == [newest, oldest]
+        for name in ("incident.json", "report.txt", "report.html"):
+            status, body = get(port, f"/incidents/{oldest}/{name}", **basic())
+            assert (status, body) == (200, (kept.incidents / oldest / name).read_bytes())
+        status, body = get(port, f"/incidents/{newest}/grouped.json", **basic())
+        grouped = json.loads(body)
+        whole = json.loads((kept.incidents / newest / INCIDENT_FILE).read_bytes())
+        assert grouped["jobs"][0]["grouping"] == whole["grouping"]
+        assert "captures" not in grouped["jobs"][0]
+        assert grouped["printed_unix_seconds"] > 0
+        assert get(port, "/metrics", **basic())[0] == 200
+        assert get(port, "/metrics")[0] == get(port, "/status")[0] == get(port, "/")[0] == 401
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        basic("alice", "wrong"),
+        basic("alice", ""),
+        basic("eve", SECRET),
+        basic("", SECRET),
+        basic("alice", f"{SECRET}\0"),
+        {"Authorization": f"Bearer {SECRET}"},
+        {"Authorization": "Basic"},
+        {"Authorization": "Basic !!!!"},
+        {"Authorization": "Basic " + base64.b64encode(b"alice").decode()},
+        {"Authorization": "Basic " + base64.b64encode(b"\xff\xfe:x").decode()},
+        {"Authorization": f"Basic {HASH}"},
+    ],
+)
+def test_who_has_not_is_refused(headers: dict[str, str], kept: Store, pki: Path) -> None:
+    with served(kept, USERS, pki) as port:
+        for path in ("/incidents", f"/incidents/{folders(kept)[0]}/incident.json", "/metrics"):
+            assert get(port, path, **headers)[0] == 401, path
+
+
+def test_a_token_is_enough_for_incidents_beside_users(kept: Store, pki: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    with served(kept, USERS, pki, incidents_token_file=str(tmp_path / "token")) as port:
+        assert get(port, "/incidents", Authorization=f"Bearer {TOKEN}")[0] == 200
+        assert get(port, "/incidents", Authorization=f"Bearer {TOKEN}0")[0] == 401
+        assert get(port, "/metrics", Authorization=f"Bearer {TOKEN}")[0] == 401
+        assert get(port, "/incidents", **basic())[0] == 200
+
+
+def test_loopback_serves_incidents_where_it_is_said_and_is_one(kept: Store) -> None:
+    with served(kept, incidents_on_loopback=True) as port:
+        assert get(port, "/incidents")[0] == 200
+    with (
+        pytest.raises(ServeError, match="is reached from elsewhere"),
+        served(kept, listen="0.0.0.0", incidents_on_loopback=True),
+    ):
+        pass
+
+
+def test_a_client_shows_its_certificate_or_is_nobody(kept: Store, pki: Path) -> None:
+    with served(kept, CLIENTS, pki) as port:
+        for path in ("/incidents", f"/incidents/{folders(kept)[0]}/incident.json", "/metrics"):
+            assert get(port, path, client(pki, shown="admin"))[0] == 200
+            for stranger in (client(pki), client(pki, shown="stranger")):
+                with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
+                    get(port, path, stranger)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            get(port, "/incidents", client(pki, "other", shown="admin"))
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            get(port, "/incidents")
+
+
+def test_of_certificates_only_those_with_an_allowed_name(kept: Store, pki: Path) -> None:
+    for allowed, status in (("admin.example", 200), ("10.0.0.1", 200), ("prometheus.example", 403)):
+        with served(kept, f"{CLIENTS}  client_allowed_sans: [{allowed}]\n", pki) as port:
+            for path in ("/incidents", "/metrics"):
+                assert get(port, path, client(pki, shown="admin"))[0] == status, allowed
+
+
+def test_where_a_certificate_is_optional_incidents_need_it_or_a_password(kept: Store, pki: Path) -> None:
+    optional = CLIENTS.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven")
+    with served(kept, optional, pki) as port:
+        assert get(port, "/incidents", client(pki, shown="admin"))[0] == 200
+        assert get(port, "/incidents", client(pki))[0] == 403
+        assert get(port, "/metrics", client(pki))[0] == 200
+    with served(kept, optional + USERS, pki) as port:
+        assert get(port, "/incidents", client(pki, shown="admin"))[0] == 401
+        assert get(port, "/incidents", client(pki), **basic())[0] == 200
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_no_path_leads_out_of_the_store(tls: bool, kept: Store, pki: Path, tmp_path: Path) -> None:
+    newest = folders(kept)[0]
+    (kept.incidents / newest / "order-link.txt").unlink(missing_ok=True)
+    strange = kept.incidents / "20260101T000000Z-link"
+    strange.unlink(missing_ok=True)
+    strange.symlink_to(tmp_path)
+    (tmp_path / "report.txt").write_text("outside")
+    inner = kept.incidents / "20260101T000000Z-inner"
+    inner.mkdir(exist_ok=True)
+    (inner / "report.txt").unlink(missing_ok=True)
+    (inner / "report.txt").symlink_to(tmp_path / "report.txt")
+    context = client(pki) if tls else None
+    try:
+        with served(kept, (TLS if tls else "") + USERS, pki) as port:
+            for path in (
+                f"/incidents/{strange.name}/report.txt",
+                f"/incidents/{inner.name}/report.txt",
+                f"/incidents/{newest}/order",
+                f"/incidents/{newest}/dumps/1-1/rank0.txt",
+                f"/incidents/{newest}/../{newest}/report.txt",
+                f"/incidents/{newest}/..%2f{newest}%2freport.txt",
+                f"/incidents/{newest}%2freport.txt",
+                f"/incidents/{newest}%2Freport.txt",
+                f"/incidents/%2e%2e/{newest}/report.txt",
+                f"/incidents/{newest}//report.txt",
+                f"/incidents/{newest}/report.txt/",
+                f"/incidents/{newest}/report.txt%00",
+                f"/incidents/{newest}\\report.txt",
+                "/incidents/../lock",
+                "/incidents//etc/passwd",
+                "/incidents/../../../../../../etc/passwd",
+                "//incidents/",
+                "/incidentsx",
+            ):
+                status, body = get(port, path, context, **basic())
+                assert (status, b"outside" in body, b"root:" in body) == (404, False, False), path
+            assert get(port, "/incidents?folder=/etc", context, **basic())[0] == 200
+    finally:
+        strange.unlink()
+        (inner / "report.txt").unlink()
+        inner.rmdir()
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_what_is_too_large_or_no_question_is_refused(tls: bool, kept: Store, pki: Path) -> None:
+    context = client(pki) if tls else None
+
+    def sent(request: bytes) -> bytes:
+        found = b""
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as raw:
+            one = context.wrap_socket(raw, server_hostname="127.0.0.1") if context else raw
+            try:
+                one.sendall(request)
+                while part := one.recv(65536):
+                    found += part
+            except OSError:
+                pass
+        return found.split(b"\r\n")[0]
+
+    with served(kept, (TLS if tls else "") + USERS, pki) as port:
+        head = b"GET /incidents HTTP/1.1\r\nHost: a\r\nAuthorization: Basic "
+        assert sent(head + b"A" * 200_000 + b"\r\n\r\n") == b""
+        assert b"431" in sent(head + b"A" * 20_000 + b"\r\n\r\n")
+        assert b"401" in sent(head + b"A" * 10_000 + b"\r\n\r\n")
+        assert sent(b"GET /incidents/" + b"x" * 200_000 + b" HTTP/1.1\r\n\r\n") == b""
+        assert b"405" in sent(b"DELETE /incidents HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b"400" in sent(b"POST /incidents HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
+        assert get(port, "/incidents", context, **basic())[0] == 200
+
+
+def test_a_client_that_does_not_read_holds_no_file_in_memory_and_no_other_up(kept: Store, pki: Path) -> None:
+    """Of an incident of 64 MB a crowd takes the first bytes only."""
+    big = kept.incidents / folders(kept)[1] / "report.txt"
+    before = big.read_bytes()
+    os.truncate(big, 64 << 20)
+    authorization = basic()["Authorization"].encode()
+    request = b"GET /incidents/%b/report.txt HTTP/1.1\r\nHost: a\r\nAuthorization: %b\r\n\r\n"
+    try:
+        with served(kept, USERS, pki) as port:
+            crowd = []
+            rss = _rss_bytes()
+            for _ in range(20):
+                one = socket.create_connection(("127.0.0.1", port), timeout=60)
+                one.sendall(request % (big.parent.name.encode(), authorization))
+                assert one.recv(12) == b"HTTP/1.1 200"
+                crowd.append(one)
+            assert get(port, "/incidents", **basic())[0] == 200
+            assert _rss_bytes() - rss < 200 << 20  # 20 whole files are 1,280 MiB
+            for one in crowd:
+                one.close()
+            status, body = get(port, f"/incidents/{big.parent.name}/report.txt", **basic())
+            assert (status, len(body)) == (200, 64 << 20)
+    finally:
+        big.write_bytes(before)
+
+
+def _rss_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_certificate_and_users_that_change_are_taken_and_what_is_broken_is_not(
+    kept: Store, pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(admission, "RELOAD_SECONDS", 0.05)
+    for name in ("node", "ca"):
+        for ending in (".pem", "-key.pem"):
+            shutil.copy(pki / f"{name}{ending}", tmp_path)
+    web = tmp_path / "web.yml"
+
+    def shown(port: int) -> str:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=60) as raw,
+            client(pki).wrap_socket(raw, server_hostname="127.0.0.1") as one,
+        ):
+            (name,) = [value for ((key, value),) in one.getpeercert()["subject"] if key == "commonName"]  # type: ignore[index,misc,union-attr]
+            return str(name)
+
+    with served(kept, TLS + USERS, tmp_path) as port:
+        assert shown(port) == "node"
+        (tmp_path / "node-key.pem").write_bytes(b"")
+        wait_for(lambda: "cannot be used, what it said before holds" in caplog.text, "the broken key to be told")
+        assert shown(port) == "node"
+        shutil.copy(pki / "renewed.pem", tmp_path / "node.pem")
+        shutil.copy(pki / "renewed-key.pem", tmp_path / "node-key.pem")
+        wait_for(lambda: shown(port) == "renewed", "the new certificate")
+        assert get(port, "/incidents", client(pki), **basic())[0] == 200
+        web.write_text(TLS + USERS.replace("alice", "bob"))
+        wait_for(lambda: get(port, "/incidents", client(pki), **basic("bob"))[0] == 200, "the new user")
+        assert get(port, "/incidents", client(pki), **basic())[0] == 401
+        web.write_text("")
+        wait_for(lambda: "asks for less than before" in caplog.text, "the empty file to be told")
+        assert get(port, "/incidents", client(pki), **basic("bob"))[0] == 200
+        assert get(port, "/metrics", client(pki))[0] == 401
+
+
+def curl(*arguments: str) -> tuple[int, str]:
+    """Exit code of curl(1), and the HTTP status that it saw."""
+    if shutil.which("curl") is None:
+        pytest.skip("needs curl: apt-get install curl")
+    command = [
+        "curl",
+        "--silent",
+        "--max-time",
+        "60",
+        "--output",
+        "/dev/null",
+        "--write-out",
+        "%{http_code}",
+        *arguments,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout
+
+
+def test_curl_is_let_in_and_refused(kept: Store, pki: Path, tmp_path: Path) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text(f"machine 127.0.0.1 login alice password {SECRET}\n")
+    admin = ("--cert", str(pki / "admin.pem"), "--key", str(pki / "admin-key.pem"))
+    stranger = ("--cert", str(pki / "stranger.pem"), "--key", str(pki / "stranger-key.pem"))
+    trusted = ("--cacert", str(pki / "ca.pem"))
+    with served(kept, USERS, pki) as plain, served(kept, CLIENTS + USERS, pki) as tls:
+        assert curl(f"http://127.0.0.1:{plain}/incidents", "--netrc-file", str(netrc)) == (0, "200")
+        assert curl(f"http://127.0.0.1:{plain}/incidents", "--user", "alice:wrong") == (0, "401")
+        url = f"https://127.0.0.1:{tls}/incidents"
+        assert curl(url, *trusted, *admin, "--netrc-file", str(netrc)) == (0, "200")
+        assert curl(url, *trusted, *admin) == (0, "401")
+        assert curl(url, *trusted, "--netrc-file", str(netrc))[0] != 0
+        assert curl(url, *trusted, *stranger, "--netrc-file", str(netrc))[0] != 0
+        assert curl(url, "--cacert", str(pki / "other.pem"), *admin)[0] == 60
+
+
+def test_a_bad_web_configuration_ends_config_check_and_run_with_2(tmp_path: Path) -> None:
+    (tmp_path / "web.yml").write_text("basic_auth_users:\n  alice: secret\n")
+    path = tmp_path / "hangwatch.toml"
+    path.write_text(f'[store]\ndirectory = "{tmp_path}/state"\n[http]\nweb_config_file = "{tmp_path}/web.yml"\n')
+    says = f"[http] web_config_file: {tmp_path}/web.yml:2: basic_auth_users.alice: is no hash of bcrypt"
+    refused("config", "--check", str(path), says=says)
+    refused("run", "--config", str(path), says=says)
+
+
+def test_a_certificate_is_named_in_one_place(tmp_path: Path) -> None:
+    with pytest.raises(ServeError, match="are set in web_config_file"):
+        prepared(Http(web_config_file=str(tmp_path / "web.yml"), tls_certificate="x"))
+
+
+def test_the_list_of_a_store_that_cannot_be_read_is_empty(tmp_path: Path, pki: Path) -> None:
+    (tmp_path / "incidents").write_text("no folder")
+    with served(Store(tmp_path), USERS, pki) as port:
+        status, body = get(port, "/incidents", **basic())
+        assert (status, json.loads(body)["incidents"]) == (200, [])

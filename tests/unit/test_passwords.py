@@ -1,0 +1,153 @@
+"""Passwords over the network: who is right, what it costs, and that nobody keeps others out or the node busy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+
+import bcrypt
+import pytest
+
+from hangwatch import passwords
+from hangwatch.passwords import Answer, Passwords
+
+CHEAP, DEAR = 4, 10
+
+
+def hashed(password: bytes, cost: int = CHEAP) -> str:
+    return bcrypt.hashpw(password, bcrypt.gensalt(cost)).decode()
+
+
+def asked(known: Passwords, user: str, password: bytes, address: str = "10.0.0.1") -> Answer:
+    return asyncio.run(known.check(user, password, address))
+
+
+def cpu_seconds() -> float:
+    return time.process_time()
+
+
+def test_who_is_right() -> None:
+    known = Passwords({"alice": hashed(b"secret"), "bob": hashed("pässword".encode())})
+    assert asked(known, "alice", b"secret") is Answer.RIGHT
+    assert asked(known, "alice", b"secret") is Answer.RIGHT
+    assert asked(known, "bob", "pässword".encode()) is Answer.RIGHT
+    for user, password in (("alice", b""), ("alice", b"secret "), ("bob", b"secret"), ("", b"secret"), ("eve", b"")):
+        assert asked(known, user, password) is Answer.WRONG
+        assert asked(known, user, password) is Answer.WRONG
+    assert asked(known, "alic", b"e:secret") is Answer.WRONG
+    assert asked(known, "alice", b"sec\0ret") is Answer.WRONG
+
+
+def test_of_a_long_password_72_bytes_count_as_for_exporters() -> None:
+    known = Passwords({"alice": hashed(b"x" * 72)})
+    assert asked(known, "alice", b"x" * 200) is Answer.RIGHT
+    assert asked(known, "alice", b"x" * 71) is Answer.WRONG
+
+
+def test_a_pair_that_is_known_costs_no_hash() -> None:
+    known = Passwords({"alice": hashed(b"secret", DEAR)})
+    began = cpu_seconds()
+    assert asked(known, "alice", b"secret") is Answer.RIGHT
+    one_hash = cpu_seconds() - began
+
+    async def many() -> None:
+        for _ in range(200):
+            assert await known.check("alice", b"secret", "10.0.0.1") is Answer.RIGHT
+            assert await known.check("alice", b"old", "10.0.0.1") is Answer.WRONG
+
+    assert asked(known, "alice", b"old") is Answer.WRONG
+    began = cpu_seconds()
+    asyncio.run(many())
+    assert cpu_seconds() - began < 20 * one_hash  # 400 of them without
+
+
+def test_an_unknown_user_costs_as_much_as_a_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passwords, "SHARE_OF_A_CORE", 1.0)
+    known = Passwords({"alice": hashed(b"secret", DEAR), "bob": hashed(b"secret", CHEAP)})
+    took: dict[str, list[float]] = {"alice": [], "eve": []}
+    for number in range(5):
+        for user, times in took.items():
+            began = cpu_seconds()
+            assert asked(known, user, b"guess %d" % number) is Answer.WRONG
+            times.append(cpu_seconds() - began)
+    alice, eve = (statistics.median(times) for times in took.values())
+    assert 0.5 < eve / alice < 2.0, took
+
+
+def test_a_flood_of_tries_costs_a_part_of_a_core_and_keeps_nobody_out() -> None:
+    """An attacker at one address, who asks as fast as he can; beside him somebody whose pair is not known yet."""
+    known = Passwords({"alice": hashed(b"secret", DEAR)})
+    answers: list[Answer] = []
+
+    async def attack() -> None:
+        while True:
+            answers.append(await known.check("alice", os.urandom(8), "10.6.6.6"))
+            await asyncio.sleep(0.01)
+
+    async def attacked() -> tuple[float, float]:
+        crowd = [asyncio.create_task(attack()) for _ in range(50)]
+        began, wall = cpu_seconds(), time.monotonic()
+        await asyncio.sleep(0)
+        assert await known.check("alice", b"secret", "10.0.0.1") is Answer.RIGHT
+        while len(answers) < 1000:
+            await asyncio.sleep(0.05)
+        assert await known.check("alice", b"secret", "10.0.0.1") is Answer.RIGHT
+        spent = cpu_seconds() - began, time.monotonic() - wall
+        for one in crowd:
+            one.cancel()
+        await asyncio.gather(*crowd, return_exceptions=True)
+        return spent
+
+    cpu, wall = asyncio.run(attacked())
+    tried = sum(one is Answer.WRONG for one in answers)
+    print(f"{len(answers)} asked, {tried} hashed, {cpu:.2f} s of CPU in {wall:.1f} s")
+    assert answers.count(Answer.BUSY) > 10 * tried
+    assert cpu < 0.5 * wall
+
+
+def test_many_addresses_wait_in_a_queue_that_is_short() -> None:
+    known = Passwords({"alice": hashed(b"secret", 6)})
+
+    async def crowd() -> list[Answer]:
+        asks = [known.check("alice", os.urandom(8), f"10.0.0.{number}") for number in range(100)]
+        return list(await asyncio.gather(*asks))
+
+    answers = asyncio.run(crowd())
+    assert answers.count(Answer.WRONG) == passwords.MOST_WAITING
+    assert answers.count(Answer.BUSY) == 100 - passwords.MOST_WAITING
+
+
+def test_a_network_of_ipv6_is_one_address() -> None:
+    known = Passwords({"alice": hashed(b"secret")})
+
+    async def crowd() -> list[Answer]:
+        asks = [known.check("alice", os.urandom(8), f"2001:db8::{number}") for number in range(5)]
+        asks += [known.check("alice", os.urandom(8), address) for address in ("::ffff:10.0.0.1", "10.0.0.1")]
+        return list(await asyncio.gather(*asks))
+
+    answers = asyncio.run(crowd())
+    assert answers.count(Answer.WRONG) == 2
+
+
+def test_the_same_pair_at_the_same_time_is_hashed_once() -> None:
+    known = Passwords({"alice": hashed(b"secret", DEAR)})
+
+    async def both() -> list[Answer]:
+        return list(await asyncio.gather(*(known.check("alice", b"secret", "10.0.0.1") for _ in range(50))))
+
+    began = cpu_seconds()
+    assert set(asyncio.run(both())) == {Answer.RIGHT}
+    several = cpu_seconds() - began
+    began = cpu_seconds()
+    bcrypt.checkpw(b"secret", hashed(b"secret", DEAR).encode())
+    assert several < 10 * (cpu_seconds() - began)
+
+
+def test_what_is_kept_of_wrong_ones_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passwords, "WRONG_KEPT", 3)
+    known = Passwords({"alice": hashed(b"secret")})
+    for number in range(10):
+        assert asked(known, "alice", b"%d" % number) is Answer.WRONG
+    assert len(known._wrong) == 3

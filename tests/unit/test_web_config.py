@@ -1,0 +1,168 @@
+"""The web configuration of Prometheus' exporters: what is taken, and what is refused with file, line and key."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import bcrypt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch import admission, passwords, web_config, yaml_file
+from tests.certificates import authority, issued
+
+HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pki")
+    ca = authority(folder, "ca")
+    issued(ca, folder, "node", "IP:127.0.0.1")
+    return folder
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "web.yml"
+    path.write_text(text)
+    return path
+
+
+TLS = "tls_server_config:\n  cert_file: node.pem\n  key_file: node-key.pem\n"
+CLIENTS = f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
+
+
+def test_what_exporters_have_is_taken(folder: Path) -> None:
+    path = written(
+        folder,
+        f"{CLIENTS}  client_allowed_sans: [prometheus.example, 10.0.0.1]\n"
+        "  min_version: TLS12\n  max_version: TLS12\n  prefer_server_cipher_suites: false\n"
+        "  cipher_suites:\n  - TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384\n  - TLS_AES_128_GCM_SHA256\n"
+        f"http_server_config:\n  http2: false\nbasic_auth_users:\n  alice: {HASH}\n  123: {HASH}\n",
+    )
+    rules = web_config.load(path)
+    assert rules.users == {"alice": HASH, "123": HASH}
+    assert rules.allowed_sans == {"prometheus.example", "10.0.0.1"}
+    assert rules.files == (path, folder / "node.pem", folder / "node-key.pem", folder / "ca.pem")
+    assert rules.tls is not None
+    assert rules.tls.verify_mode is ssl.CERT_REQUIRED
+    assert rules.tls.maximum_version is ssl.TLSVersion.TLSv1_2
+    of_tls12 = [one["name"] for one in rules.tls.get_ciphers() if one["protocol"] == "TLSv1.2"]
+    assert of_tls12 == ["ECDHE-ECDSA-AES256-GCM-SHA384"]
+
+
+def test_every_cipher_of_the_list_is_one_of_openssl() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    known = {one["name"] for one in context.get_ciphers()}
+    assert set(web_config._CIPHERS.values()) - known == set()
+
+
+def test_an_empty_file_asks_for_nothing(folder: Path) -> None:
+    rules = web_config.load(written(folder, "# nothing yet\n"))
+    assert (rules.tls, rules.users, rules.verifies_clients) == (None, {}, False)
+
+
+REFUSED = {
+    "a key of nobody": ("tls_server_config:\n  cert_fille: x\n", ":2: tls_server_config.cert_fille: is no key"),
+    "an unknown section": ("a: 1\n", ":1: a: is no key of this format"),
+    "a certificate in the file": (f"{TLS}  cert: PEM\n", ":4: tls_server_config.cert: is not supported"),
+    "curves": (f"{TLS}  curve_preferences: [X25519]\n", ":4: tls_server_config.curve_preferences: is not supported"),
+    "headers": ("http_server_config:\n  headers: {X-Frame-Options: deny}\n", ":2: http_server_config.headers: is not"),
+    "http2": ("http_server_config:\n  http2: true\n", ":2: http_server_config.http2: hangwatch speaks HTTP/1.1"),
+    "a rate": ("rate_limit:\n  burst: 3\n", ":1: rate_limit: is not supported"),
+    "who verifies nobody": (f"{TLS}  client_auth_type: RequireAnyClientCert\n", ":4: tls_server_config.client_auth_type"),
+    "an unknown policy": (f"{TLS}  client_auth_type: Yes please\n", "is none of NoClientCert"),
+    "clients of nobody": (f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n", "needs a client_ca_file"),
+    "an authority for nothing": (f"{TLS}  client_ca_file: ca.pem\n", ":4: tls_server_config.client_ca_file: needs"),
+    "names of nobody": (f"{TLS}  client_allowed_sans: [a]\n", ":4: tls_server_config.client_allowed_sans: needs"),
+    "an old version": (f"{TLS}  min_version: TLS10\n", ":4: tls_server_config.min_version: Invalid enum"),
+    "no version": (f"{TLS}  min_version: TLS13\n  max_version: TLS12\n", ":5: tls_server_config.max_version: is below"),
+    "no cipher": (f"{TLS}  cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]\n", ":4: tls_server_config.cipher_suites: 'TLS_RSA"),
+    "no certificate": ("tls_server_config:\n  key_file: node-key.pem\n", ":1: tls_server_config.cert_file: is needed"),
+    "no such file": ("tls_server_config:\n  cert_file: none\n  key_file: none\n", "none: cannot be read: No such file"),
+    "an endless file": ("tls_server_config:\n  cert_file: /dev/zero\n  key_file: none\n", "/dev/zero: is no file"),
+    "no key": ("tls_server_config:\n  cert_file: node.pem\n  key_file: node.pem\n", ":2: tls_server_config.cert_file: this"),
+    "another's key": (TLS.replace("node-key", "ca-key"), "KEY_VALUES_MISMATCH"),
+    "no authority": (CLIENTS.replace("ca.pem", "ca-key.pem"), ":5: tls_server_config.client_ca_file"),
+    "a password": ("basic_auth_users:\n  alice: secret\n", ":2: basic_auth_users.alice: is no hash of bcrypt"),
+    "a hash cut off": (f"basic_auth_users:\n  alice: {HASH[:-1]}\n", "is no hash of bcrypt"),
+    "a hash of hours": (f"basic_auth_users:\n  alice: {HASH.replace('$10$', '$20$')}\n", "has a cost of 20"),
+    "a colon": (f'basic_auth_users:\n  "a:b": {HASH}\n', "holds a colon"),
+    "a user twice": (f"basic_auth_users:\n  a: {HASH}\n  a: {HASH}\n", ":3: basic_auth_users.a: comes twice"),
+    "users as a list": ("basic_auth_users: [a]\n", ":1: basic_auth_users: Expected `object | null`"),
+    "no mapping": ("- a\n", ":1: must be a mapping"),
+    "no YAML": ("a: [\n", "is not valid YAML"),
+    "a tab": ("a:\n\tb: 1\n", ":2: is not valid YAML"),
+    "two documents": ("a: 1\n---\nb: 1\n", "is not valid YAML"),
+    "a tag": ("basic_auth_users: !!python/object/apply:os.system [x]\n", "Expected `object | null`"),
+    "too deep": ("a: " + "[" * 100 + "]" * 100, "holds more than is read"),
+    "aliases": (
+        "a: &a [x,x,x,x,x,x,x,x,x]\n"
+        + "".join(f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefg", "bcdefgh", strict=True)),
+        "holds more than is read",
+    ),
+    "itself": ("a: &a [*a]\n", "holds more than is read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_carried_is_named_with_its_line(case: str, folder: Path) -> None:
+    text, says = REFUSED[case]
+    path = written(folder, text)
+    with pytest.raises(yaml_file.YamlError) as refused:
+        web_config.load(path)
+    assert str(refused.value).startswith(f"{path}:")
+    assert says in str(refused.value)
+    assert HASH not in str(refused.value)
+
+
+def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
+    for path, says in ((tmp_path / "none", "No such file"), (Path("/dev/zero"), "larger than 1 MiB")):
+        with pytest.raises(yaml_file.YamlError, match=says):
+            web_config.load(path)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_rules_or_an_error_with_a_line(folder: Path, text: str) -> None:
+    path = folder / "any.yml"
+    path.write_text(text, errors="ignore")
+    try:
+        web_config.load(path)
+    except yaml_file.YamlError as error:
+        assert str(error).startswith(f"{path}:")
+
+
+def test_rules_that_ask_for_less_are_weaker(folder: Path) -> None:
+    users = f"basic_auth_users:\n  a: {HASH}\n"
+    given_up = [
+        (CLIENTS + users, CLIENTS),
+        (CLIENTS + users, users),
+        (users, TLS + users),
+        (CLIENTS, TLS),
+        (f"{CLIENTS}  client_allowed_sans: [a]\n", CLIENTS),
+        (CLIENTS, CLIENTS.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven")),
+        (users, ""),
+    ]
+    for before, after in given_up:
+        old, new = (web_config.load(written(folder, text)) for text in (before, after))
+        assert new.is_weaker_than(old), after
+        assert not old.is_weaker_than(old)
+
+
+def test_names_of_a_certificate() -> None:
+    certificate = {"subjectAltName": (("DNS", "a"), ("IP Address", "FE80:0:0:0:0:0:0:1"), ("URI", "spiffe://x"))}
+    assert admission.names_of(certificate) == {"a", "fe80::1", "spiffe://x"}
+    assert admission.names_of({}) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("hashed", "cost"),
+    [(HASH, 10), (bcrypt.hashpw(b"x", bcrypt.gensalt(4)).decode(), 4), ("", None), ("$2y$1a$x", None)]
+    + [(HASH.replace("$10$", f"${wrong}$"), None) for wrong in ("03", "32", "4", "²²")]
+    + [(HASH.replace("$2y$", "$2x$"), None), (HASH[:-1] + "é", None), (HASH + "\n", None)],
+)
+def test_what_is_a_hash(hashed: str, cost: int | None) -> None:
+    assert passwords.cost_of(hashed) == cost

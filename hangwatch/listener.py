@@ -31,6 +31,7 @@ from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 
 REQUEST_SECONDS = 5.0  # from accept to the end of the header
 ANSWER_SECONDS = 10.0  # from there to the last byte of the answer: Prometheus' default deadline
+RENEWED_BYTES = 1 << 20  # an answer in pieces has that time again after so many: 100 kB/s at least
 STOP_SECONDS = 2.0
 MAX_HEADER_BYTES = 16 * 1024  # more is answered with 431, twice as much with the end of the connection
 READ_BYTES = 4 * 1024
@@ -219,6 +220,13 @@ class Listener(HTTPServerConnectionDelegate):
             if timer is not None:
                 timer.cancel()
 
+    def _renew(self, stream: IOStream) -> None:
+        """Give an answer its time again: it moves on."""
+        assert self._loop is not None
+        if stream in self._answering:
+            self._answering[stream].cancel()
+            self._answering[stream] = self._loop.call_later(ANSWER_SECONDS, stream.close)
+
     def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:  # noqa: ARG002 - tornado's
         """A connection sends its request."""
         assert isinstance(request_conn, HTTP1Connection)
@@ -268,8 +276,13 @@ class Listener(HTTPServerConnectionDelegate):
             connection.write(answer.body)  # apart from the headers: together they would be copied
         elif start_line.method != "HEAD" and answer.pieces is not None:
             try:
+                sent_bytes = 0
                 async for piece in answer.pieces:
                     await connection.write(piece)
+                    sent_bytes += len(piece)
+                    if sent_bytes >= RENEWED_BYTES:
+                        sent_bytes = 0
+                        self._renew(connection.stream)
             except (StreamClosedError, OSError):
                 connection.stream.close()  # who waits for the rest learns that there is none
                 return

@@ -11,6 +11,7 @@ import msgspec
 import yaml
 
 from hangwatch import inputs
+from hangwatch.errors import UserError
 
 MOST_BYTES = 1 << 20
 MOST_NODES = 10_000  # aliases make few bytes many values
@@ -23,7 +24,7 @@ _LOADER = yaml.SafeLoader
 T = TypeVar("T")
 
 
-class YamlError(Exception):
+class YamlError(UserError):
     """A file that cannot be used; the message names the file, the line and the key."""
 
 

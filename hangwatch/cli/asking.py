@@ -116,7 +116,7 @@ def ask(
     from hangwatch.fleet import collect
 
     transport = _transport(reach, f"{reach.remote_command} {arguments}", nodes)
-    progress = _Progress()
+    progress = Progress()
     try:
         complaints = collect.ask(
             nodes,
@@ -130,10 +130,10 @@ def ask(
     finally:
         progress.end()
     roll_call.complain(complaints)
-    _tell(roll_call, reach.deadline_seconds)
+    tell(roll_call, reach.deadline_seconds)
 
 
-def _tell(roll_call: RollCall[Any], deadline_seconds: float) -> None:
+def tell(roll_call: RollCall[Any], deadline_seconds: float) -> None:
     """Who did not answer, and what nodes said beside it, each once."""
     if roll_call.silent:
         silent = words.fold_nodes(roll_call.silent)
@@ -147,7 +147,7 @@ def _tell(roll_call: RollCall[Any], deadline_seconds: float) -> None:
             click.echo(f"and {len(told) - MOST_TOLD} more of other nodes", err=True)
 
 
-class _Progress:
+class Progress:
     """How many have answered: a line that is written over on a terminal, else one line at the end."""
 
     def __init__(self) -> None:
@@ -155,6 +155,7 @@ class _Progress:
         self._line = ""
 
     def show(self, now: collect.Progress, answered: int) -> None:
+        """Say so, where somebody looks."""
         self._line = (
             f"answered {answered} of {words.count(now.asked, 'node')}, silent {now.asked - now.ended}, "
             f"{now.seconds:.0f} s"
@@ -163,6 +164,7 @@ class _Progress:
             click.echo(f"\r\x1b[K{self._line}", nl=False, err=True)
 
     def end(self) -> None:
+        """Say it for the last time."""
         if self._line:
             click.echo("" if self._is_terminal else self._line, err=True)
 

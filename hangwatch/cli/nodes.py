@@ -15,8 +15,9 @@ import click
 from msgspec.structs import replace
 
 from hangwatch import incident_file, inputs, words
+from hangwatch.cli import pages
 from hangwatch.cli.answers import html_option, json_option, print_answer
-from hangwatch.cli.asking import MOST_TOLD, Reach, ask, nodes_of
+from hangwatch.cli.asking import MOST_TOLD, NODE_DEADLINE_SECONDS, Reach, ask, nodes_of
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import NewFolder, files_below, write_text
 from hangwatch.fleet import across, sighting
@@ -39,39 +40,81 @@ job_option = click.option("--job", "wanted", help="Only this job of several, by 
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...", type=click.Path(path_type=Path))
+@click.argument("sources", nargs=-1, metavar="FILE|DIR|URL...")
+@click.option("--prometheus", help="Also from the nodes on which this Prometheus has seen the --job.")
 @job_option
 @click.option("--as-one-job", is_flag=True, help="Take incidents of several jobs for those of one.")
+@click.option(
+    "--http-config",
+    type=click.Path(path_type=Path),
+    help="For URLs: certificates and password, in the form of Prometheus' http_config.",
+)
+@click.option("--prometheus-http-config", type=click.Path(path_type=Path), help="The same for --prometheus.")
+@click.option(
+    "--deadline",
+    "deadline_seconds",
+    type=click.FloatRange(1, 3600),
+    default=NODE_DEADLINE_SECONDS,
+    show_default=True,
+    help="For each URL, in seconds.",
+)
 @json_option
 @html_option
 def merge(
-    *, paths: tuple[Path, ...], wanted: str | None, as_one_job: bool, as_json_form: bool, html_path: Path | None
+    *,
+    sources: tuple[str, ...],
+    prometheus: str | None,
+    wanted: str | None,
+    as_one_job: bool,
+    http_config: Path | None,
+    prometheus_http_config: Path | None,
+    deadline_seconds: float,
+    as_json_form: bool,
+    html_path: Path | None,
 ) -> int:
     """One answer from the incidents of many nodes: the odd rank is usually on another one.
 
     A FILE is an incident.json, or what `hangwatch dump --json --grouped` printed on a node; a DIR all such files below
-    it, called *.json: brought here by any means (shared file system, kubectl cp, scp). "-" is standard input. Of one
-    node only the newest incident of a job counts. Files that cannot be read are named and left out.
+    it, called *.json: brought here by any means (shared file system, kubectl cp, scp). "-" is standard input. A URL is
+    a daemon (https://NODE:9836) or one of its incidents; a node that does not answer is evidence. Of one node only the
+    newest incident of a job counts. What cannot be read is named and left out.
 
     Exits 1 where something was left out, 2 where nothing is left.
     """
+    from hangwatch.fleet.replies import Replies
+
     gc.disable()  # values refer to no later ones, so there is nothing to collect; to look for it doubles the time
-    gathering, problems = _gathered(paths)
-    jobs = gathering.jobs
+    if not sources and prometheus is None:
+        raise click.UsageError("give what is to be merged: FILE, DIR, URL or --prometheus")
+    urls = [source for source in sources if source.startswith(("http://", "https://"))]
+    replies = Replies()
+    problems = _gather([Path(source) for source in sources if source not in urls], replies.gathering)
+    if urls or prometheus is not None:
+        asked = pages.Asked(urls, prometheus, wanted, http_config, prometheus_http_config, deadline_seconds)
+        wanted = pages.fetch(asked, replies)
+    jobs = replies.gathering.jobs
+    if not jobs:
+        raise InputError(_nothing_merged(problems, replies, sources))
     keys = list(jobs) if as_one_job else [_chosen(wanted, jobs)]
     for problem in problems[:MOST_TOLD]:
         click.echo(f"hangwatch: left out: {problem}", err=True)
     if len(problems) > MOST_TOLD:
         click.echo(f"hangwatch: left out: {words.count(len(problems) - MOST_TOLD, 'more file')}", err=True)
-    grouping = gathering.merged(keys)
-    ranks_here = gathering.ranks_here(keys[0]) if len(keys) == 1 else None
-    print_answer(grouping, across.judge(grouping, ranks_here), jobs[keys[0]], as_json_form, html_path)
-    return INCOMPLETE if problems else 0
+    grouping = replies.gathering.merged(keys)
+    ranks_here = replies.gathering.ranks_here(keys[0]) if len(keys) == 1 and not replies.silent else None
+    verdict = across.judge(grouping, ranks_here, _missed(replies, grouping), replies.clocks)
+    print_answer(grouping, verdict, jobs[keys[0]], as_json_form, html_path)
+    return INCOMPLETE if problems or replies.failed or replies.silent else 0
 
 
-def _gathered(paths: Sequence[Path]) -> tuple[Gathering, list[str]]:
-    """What the files hold, and why some of them were left out. Raises InputError where all were, or there are none."""
-    gathering, problems, is_empty = Gathering(), [], True
+def _missed(replies: Replies, grouping: Grouping) -> Sequence[str]:
+    """The silent nodes, where they may have ranks that nobody else has shown."""
+    return replies.silent if grouping.absent or grouping.world_size is None else ()
+
+
+def _gather(paths: Sequence[Path], gathering: Gathering) -> list[str]:
+    """Take in what the files hold. Returns why some of them were left out."""
+    problems = []
     for file in (file for path in paths for file in _files(path)):
         try:
             found = _read(*file).jobs
@@ -80,10 +123,15 @@ def _gathered(paths: Sequence[Path]) -> tuple[Gathering, list[str]]:
             continue
         for one in found:
             gathering.add(one)
-            is_empty = False
-    if is_empty:
-        raise InputError("\n".join(problems[:MOST_TOLD]) or f"no job in {', '.join(map(str, paths))}")
-    return gathering, problems
+    return problems
+
+
+def _nothing_merged(problems: Sequence[str], replies: Replies, sources: Sequence[str]) -> str:
+    if problems:
+        return "\n".join(problems[:MOST_TOLD])
+    if replies.failed or replies.silent:
+        return "no node gave an incident"
+    return f"no job in {', '.join(sources) or 'what Prometheus has seen'}"
 
 
 def _files(path: Path) -> Iterator[_File]:
@@ -183,8 +231,7 @@ def _conclude(question: Question, replies: Replies, kept: _Kept, asked: int) -> 
     for key in keys:
         grouping = replies.gathering.merged([key])
         ranks_here = replies.gathering.ranks_here(key) if asked == 1 else None
-        silent = replies.silent if grouping.absent or grouping.world_size is None else ()
-        verdict = across.judge(grouping, ranks_here, silent, replies.clocks)
+        verdict = across.judge(grouping, ranks_here, _missed(replies, grouping), replies.clocks)
         answers.append(as_json.answer(grouping, verdict, jobs[key]))
         if not question.as_json_form:
             if len(keys) > 1:

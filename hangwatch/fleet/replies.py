@@ -86,6 +86,10 @@ class RollCall(Generic[AnswerT]):
             self.clocks.append(ClockOffset(node=reply.node, seconds=offset))
         return answer
 
+    def fail(self, node: str, why: str) -> None:
+        """Take in that a node was reached, and what kept it from an answer."""
+        self._failed[words.elided(words.printable(why), _REASON_CHARACTERS)].append(node)
+
     def complain(self, complaints: Mapping[str, bytes]) -> None:
         """Take in what nodes printed on standard error."""
         for node, complaint in complaints.items():

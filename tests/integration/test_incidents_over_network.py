@@ -286,10 +286,10 @@ def test_what_is_too_large_or_no_question_is_refused(tls: bool, kept: Store, pki
 
 
 def test_a_client_that_does_not_read_holds_no_file_in_memory_and_no_other_up(kept: Store, pki: Path) -> None:
-    """Of an incident of 64 MB a crowd takes the first bytes only."""
+    """Of an incident of 16 MB a crowd takes the first bytes only."""
     big = kept.incidents / folders(kept)[1] / "report.txt"
     before = big.read_bytes()
-    os.truncate(big, 64 << 20)
+    os.truncate(big, 16 << 20)
     authorization = basic()["Authorization"].encode()
     request = b"GET /incidents/%b/report.txt HTTP/1.1\r\nHost: a\r\nAuthorization: %b\r\n\r\n"
     try:
@@ -302,11 +302,11 @@ def test_a_client_that_does_not_read_holds_no_file_in_memory_and_no_other_up(kep
                 assert one.recv(12) == b"HTTP/1.1 200"
                 crowd.append(one)
             assert get(port, "/incidents", **basic())[0] == 200
-            assert _rss_bytes() - rss < 200 << 20  # 20 whole files are 1,280 MiB
+            assert _rss_bytes() - rss < 160 << 20  # 20 whole files are 320 MiB
             for one in crowd:
                 one.close()
             status, body = get(port, f"/incidents/{big.parent.name}/report.txt", **basic())
-            assert (status, len(body)) == (200, 64 << 20)
+            assert (status, len(body)) == (200, 16 << 20)
     finally:
         big.write_bytes(before)
 

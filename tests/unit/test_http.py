@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import http.client
 import json
@@ -14,9 +15,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +27,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from hangwatch import listener
 from hangwatch.config import Http
 from hangwatch.http import PortTakenError, ServeError, Server
 from hangwatch.incident_file import Summary
@@ -456,6 +459,51 @@ def test_a_listener_leaves_most_descriptors_to_the_others() -> None:
         assert Listener("one", nothing, max_connections=30).max_connections == 25
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Drip:
+    """A body whose parts come slowly; remembers that it was closed."""
+
+    def __init__(self, parts: int, pause_seconds: float) -> None:
+        self.left, self.pause_seconds, self.closed = parts, pause_seconds, threading.Event()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self.left:
+            raise StopAsyncIteration
+        self.left -= 1
+        await asyncio.sleep(self.pause_seconds)
+        return b"x" * 1000
+
+    async def aclose(self) -> None:
+        self.closed.set()
+
+
+@pytest.mark.parametrize(("parts", "pause_seconds", "whole"), [(10, 0.4, True), (2, 60.0, False)])
+def test_an_answer_in_pieces_has_its_time_again_with_each(
+    parts: int, pause_seconds: float, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "ANSWER_SECONDS", 3.0)
+    monkeypatch.setattr(listener, "RENEWED_BYTES", 1000)
+    drip = Drip(parts, pause_seconds)
+
+    async def answer(_: object) -> Answer:
+        return Answer(HTTPStatus.OK, "text/plain", b"", pieces=drip, size_bytes=1000 * parts)
+
+    one = Listener("one", answer, max_connections=30)
+    port = one.bind("127.0.0.1", 0)
+    one.start()
+    try:
+        came = sent(port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert came.startswith(b"HTTP/1.1 200")
+        assert came.endswith(b"x" * 1000 * parts) == whole
+        head = sent(port, b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b"Content-Length: %d" % (1000 * parts) in head
+        assert drip.closed.wait(30)
+    finally:
+        one.stop()
 
 
 WITHOUT_DESCRIPTORS = """

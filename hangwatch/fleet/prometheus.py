@@ -1,0 +1,95 @@
+"""Finds the nodes of a job by what Prometheus has scraped of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TypeVar
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from hangwatch.fleet.fetch import AddressError, Site, site
+
+MOST_BYTES = 64 << 20
+LOOKS_BACK = "1h"  # so long a node that is gone still belongs to its job
+
+
+T = TypeVar("T")
+
+
+class PrometheusError(Exception):
+    """What cannot be learnt from a Prometheus; the message says why, and what to do."""
+
+
+class _Labels(msgspec.Struct):
+    instance: str = ""
+    job: str = ""
+    job_id: str = ""
+    job_key: str = ""
+
+
+class _Series(msgspec.Struct):
+    metric: _Labels
+
+
+class _Vector(msgspec.Struct):
+    result: tuple[_Series, ...]
+
+
+class _Vectors(msgspec.Struct):
+    data: _Vector
+
+
+class _Target(msgspec.Struct, rename={"scrape_url": "scrapeUrl"}):
+    labels: _Labels
+    scrape_url: str
+
+
+class _Targets(msgspec.Struct, rename={"active_targets": "activeTargets"}):
+    active_targets: tuple[_Target, ...]
+
+
+class _Active(msgspec.Struct):
+    data: _Targets
+
+
+def nodes_of(job: str, get: Callable[[str], bytes]) -> tuple[str, list[Site], list[str]]:
+    """The key of a job by its name or key, where its nodes serve, and the nodes that are scraped no more.
+
+    `get` takes a path of Prometheus' HTTP API and gives the answer. Raises PrometheusError.
+    """
+    text = json.dumps(job, ensure_ascii=False)
+    state = "last_over_time(hangwatch_job_state{%s=%s}[%s])"
+    either = " or ".join(state % (label, text, LOOKS_BACK) for label in ("job_id", "job_key"))
+    query = f"group by (instance, job, job_id, job_key) ({either})"
+    found = _decoded(get(f"/api/v1/query?query={quote(query, safe='')}"), _Vectors).data.result
+    keys = {series.metric.job_key: series.metric.job_id for series in found}
+    if not keys:
+        raise PrometheusError(f"knows no job {job!r} in the last {LOOKS_BACK}, by its name or key")
+    if len(keys) > 1 and job not in keys:
+        raise PrometheusError(f"knows several jobs {job!r}: choose one by its key: --job {' or '.join(sorted(keys))}")
+    key = job if job in keys else next(iter(keys))
+    wanted = {(one.metric.instance, one.metric.job) for one in found if one.metric.job_key == key}
+    targets = _decoded(get("/api/v1/targets?state=active"), _Active).data.active_targets
+    urls = {(one.labels.instance, one.labels.job): one.scrape_url for one in targets}
+    sites = [_site(instance, urls[instance, job]) for instance, job in sorted(wanted) if (instance, job) in urls]
+    gone = sorted({instance for instance, job in wanted if (instance, job) not in urls})
+    return key, sites, gone
+
+
+def _site(instance: str, scrape_url: str) -> Site:
+    """Beside the metrics, named as Prometheus names it. Raises PrometheusError."""
+    parts = urlsplit(scrape_url)
+    folder = parts.path.rpartition("/")[0]
+    try:
+        return site(f"{parts.scheme}://{parts.netloc}{folder}")._replace(node=instance)
+    except AddressError as error:
+        raise PrometheusError(f"scrapes {instance!r} at what is no address: {error}") from None
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise PrometheusError(f"gives no answer as Prometheus does: {error}") from None

@@ -1,0 +1,240 @@
+"""`hangwatch merge URL...`: real daemons' servers over their stores, some of them silent, strange or hostile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry, Gauge
+
+from hangwatch.config import Http
+from hangwatch.http import Server
+from hangwatch.model import Incident
+from hangwatch.store import Store, open_writable
+from tests.certificates import authority, issued
+from tests.conftest import wait_for
+from tests.integration.test_hostile_input import hangwatch, refused
+from tests.integration.test_incidents_over_network import CLIENTS, SECRET, USERS
+from tests.integration.test_merge import NODES, own_code, waiting
+from tests.servers import RealPrometheus, free_port
+
+TOKEN = "0123456789abcdef"
+
+
+def nodes() -> list[Incident]:
+    """On no node alone is there anything to see: rank 19 of the third has not come."""
+    found = [waiting(node, late=node == 2) for node in range(NODES)]
+    (group,) = found[2].grouping.groups
+    found[2] = replace(found[2], grouping=replace(found[2].grouping, groups=own_code(group, 19)))
+    return found
+
+
+@contextlib.contextmanager
+def daemons(folder: Path, incidents: list[Incident], **settings: object) -> Iterator[list[Server]]:
+    """A server for each incident, over a store of its own; `port` of each is in its list of metrics."""
+    with contextlib.ExitStack() as running:
+        servers = []
+        for number, incident in enumerate(incidents):
+            open_writable(folder / str(number)).save(incident, {})
+            registry = CollectorRegistry()
+            state = Gauge("hangwatch_job_state", "state", ["job_id", "job_key", "state"], registry=registry)
+            state.labels(incident.job.job_id, incident.job.key, "hung").set(1)
+            one = Server(
+                Http(**{"listen": "127.0.0.1", "port": 0, **settings}),  # type: ignore[arg-type]
+                registry,
+                status=lambda: None,
+                unhealthy=lambda: None,
+                incidents=Store(folder / str(number)),
+            )
+            one.bound = one.start()  # type: ignore[attr-defined]
+            running.callback(one.stop)
+            servers.append(one)
+        yield servers
+
+
+def port(one: Server) -> int:
+    return int(one.bound)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[socket.socket], None]) -> Iterator[tuple[int, list[bytes]]]:
+    """A port where each connection is answered so, and what came to it."""
+    came: list[bytes] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                one, _ = listening.accept()
+            except OSError:
+                return
+            with one, contextlib.suppress(OSError):
+                one.settimeout(60)
+                came.append(one.recv(65536))
+                answer(one)
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield listening.getsockname()[1], came
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join(90)
+
+
+def said(body: bytes, status: str = "200 OK", headers: str = "") -> Callable[[socket.socket], None]:
+    return lambda one: one.sendall(f"HTTP/1.1 {status}\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pki")
+    ca, other = authority(folder, "ca"), authority(folder, "other")
+    issued(ca, folder, "node", "IP:127.0.0.1")
+    issued(ca, folder, "admin", "DNS:admin.example")
+    issued(other, folder, "stranger", "DNS:admin.example")
+    (folder / "web.yml").write_text(CLIENTS + USERS)
+    (folder / "password").write_text(f"{SECRET}\n")
+    (folder / "wrong").write_text("wrong\n")
+    return folder
+
+
+def who(pki: Path, authority: str = "ca", shown: str = "admin", password: str = "password") -> str:
+    """A file that says who asks."""
+    path = pki / f"{authority}-{shown}-{password}.yml"
+    path.write_text(
+        f"basic_auth:\n  username: alice\n  password_file: {password}\ntls_config:\n  ca_file: {authority}.pem\n"
+        + (f"  cert_file: {shown}.pem\n  key_file: {shown}-key.pem\n" if shown else "")
+    )
+    return str(path)
+
+
+def test_daemons_over_tls_give_one_verdict_and_who_may_not_gets_none(tmp_path: Path, pki: Path) -> None:
+    with daemons(tmp_path, nodes(), web_config_file=str(pki / "web.yml")) as servers:
+        urls = [f"https://127.0.0.1:{port(one)}" for one in servers]
+        done = hangwatch("merge", "--json", "--http-config", who(pki), *urls)
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        assert (answer["verdict"]["kind"], answer["absent"]) == ("NotCome", [])
+        (named,) = answer["verdict"]["named"]
+        assert (named["rank"], named["node"]) == (19, f"127.0.0.1:{port(servers[2])}")
+        assert SECRET not in done.stderr + done.stdout
+        for case, says in (
+            (who(pki, password="wrong"), "asks who you are: --http-config"),
+            (who(pki, authority="other"), "its certificate is not trusted"),
+            (who(pki, shown="stranger"), "closed the connection"),
+            (who(pki, shown=""), "closed the connection"),
+        ):
+            told = hangwatch("merge", "--http-config", case, urls[0])
+            assert told.returncode == 2, (case, told.stderr)
+            assert says in told.stderr or "TLS fails" in told.stderr, (case, told.stderr)
+            assert "no node gave an incident" in told.stderr
+
+
+def test_nodes_that_are_silent_strange_or_hostile_cost_themselves_alone(tmp_path: Path) -> None:
+    endless = threading.Event()
+
+    def drip(one: socket.socket) -> None:
+        one.sendall(b"HTTP/1.1 200 OK\r\n")
+        while not endless.wait(0.2):
+            one.sendall(b"X: y\r\n")
+
+    lines = [
+        b'{"schema_version":1,"incidents":[',
+        b'{"folder":"i","size_bytes":1,"state":"hung","opened_unix_seconds":1},',
+    ]
+    with contextlib.ExitStack() as running:
+        token = tmp_path / "token"
+        token.write_text(TOKEN)
+        (tmp_path / "http.yml").write_text("authorization:\n  credentials_file: token\n")
+        servers = running.enter_context(daemons(tmp_path, nodes()[:3], incidents_token_file=str(token)))
+        elsewhere, came_elsewhere = running.enter_context(answering(said(b"{}")))
+        hostile = {
+            "leads elsewhere": said(b"", "302 Found", f"Location: http://127.0.0.1:{elsewhere}/incidents\r\n"),
+            "gave no list of incidents": said(b"<html>"),
+            "or sent more than 4 MiB": said(b"[" * (5 << 20)),
+            "gave an error (HTTP 500)": said(b"", "500 Oops"),
+            "serves no such incident": said(b"", "404 Not Found"),
+            "closed the connection": lambda one: one.sendall(b"HTTP/9.9 garbage\r\n\r\n"),
+            "truncated or no incident": said(lines[0] + lines[1][:-1] + b"]}"),
+        }
+        ports = {says: running.enter_context(answering(answer))[0] for says, answer in hostile.items()}
+        slow, _ = running.enter_context(answering(drip))
+        running.callback(endless.set)
+        closed = free_port()
+        urls = [f"http://127.0.0.1:{number}" for number in (*map(port, servers), *ports.values(), slow, closed)]
+        done = hangwatch("merge", "--json", "--http-config", str(tmp_path / "http.yml"), "--deadline", "12", *urls)
+    assert done.returncode == 1, done.stderr
+    answer = json.loads(done.stdout)
+    assert [rank["rank"] for rank in answer["verdict"]["named"]] == [19]
+    assert answer["absent"] == [[24, 31]]
+    told = {one["kind"]: one["message"] for one in answer["verdict"]["evidence"]}
+    assert "no answer from 2 nodes" in told["unanswered_nodes"]
+    for silent in (slow, closed):
+        assert f"{silent}" in told["unanswered_nodes"]
+    for says, number in ports.items():
+        assert any(says in line and str(number) in line for line in done.stderr.splitlines()), (says, done.stderr)
+    assert came_elsewhere == []
+    assert TOKEN not in done.stderr
+
+
+def test_one_incident_of_a_node_and_one_job_of_several(tmp_path: Path) -> None:
+    old, new = waiting(0), waiting(1)
+    old = replace(old, opened_unix_seconds=new.opened_unix_seconds - 60, incident_id="old", node="gpu-1")
+    theirs = replace(waiting(2), job=replace(new.job, job_key="theirs", job_id="other"), node="gpu-1", incident_id="i9")
+    with daemons(tmp_path, [old], incidents_on_loopback=True) as (one,):
+        kept = open_writable(tmp_path / "0")
+        url = f"http://127.0.0.1:{port(one)}"
+        named = kept.summaries()[0].folder
+        for incident in (new, theirs):
+            kept.save(incident, {})
+        done = hangwatch("merge", "--json", f"{url}/incidents/{named}")
+        assert json.loads(done.stdout)["groups"][0]["members"][0]["rank"] == 0
+        refused("merge", url, says="these incidents are of several jobs")
+        chosen = json.loads(hangwatch("merge", "--json", "--job", "other", url).stdout)
+        assert chosen["groups"][0]["members"][0]["rank"] == 16
+        refused("merge", "--job", "nobody", url, says="no job in")
+        refused("merge", f"{url}/incidents/{named}", str(tmp_path / "0"), says="these incidents are of several jobs")
+
+
+def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "http.yml").write_text("a: 1\n")
+    refused("merge", "https://alice:secret@127.0.0.1:1", says="a URL holds a password")
+    refused("merge", "--http-config", str(tmp_path / "http.yml"), "http://127.0.0.1:1", says="http.yml:1: a: is no key")
+
+
+def test_prometheus_knows_the_nodes_of_a_job_also_one_that_is_gone(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    (tmp_path / "http.yml").write_text("authorization:\n  credentials_file: token\n")
+    incidents = nodes()
+    theirs = replace(waiting(3), job=replace(incidents[0].job, job_id="other", job_key="theirs"))
+    with daemons(tmp_path, [*incidents, theirs], incidents_token_file=str(token)) as servers:
+        targets = {f"gpu-{number}": f"127.0.0.1:{port(one)}" for number, one in enumerate(servers)}
+        with RealPrometheus(tmp_path / "prom", targets) as prometheus:
+            wait_for(lambda: len(prometheus.query("hangwatch_job_state")) == len(servers), "all to be scraped")
+            servers[0].stop()
+            asked = ["merge", "--json", "--prometheus", prometheus.url, "--http-config", str(tmp_path / "http.yml")]
+            done = hangwatch(*asked, "--job", incidents[0].job.job_id)
+            unknown = hangwatch(*asked, "--job", "nobody")
+    assert done.returncode == 1, done.stderr
+    answer = json.loads(done.stdout)
+    assert [(rank["rank"], rank["node"]) for rank in answer["verdict"]["named"]] == [(19, "gpu-2")]
+    assert answer["absent"] == [[0, 7]]
+    (silent,) = [one["message"] for one in answer["verdict"]["evidence"] if one["kind"] == "unanswered_nodes"]
+    assert "no answer from 1 node (gpu-0)" in silent
+    assert unknown.returncode == 2
+    assert "knows no job 'nobody' in the last 1h" in unknown.stderr
+
+
+def test_a_prometheus_that_is_none_or_away_is_told() -> None:
+    refused("merge", "--prometheus", f"http://127.0.0.1:{free_port()}", "--job", "x", says="does not answer")
+    with answering(said(b"<html>")) as (number, _):
+        refused("merge", "--prometheus", f"http://127.0.0.1:{number}", "--job", "x", says="as Prometheus does")

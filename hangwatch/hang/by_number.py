@@ -8,6 +8,7 @@ from msgspec import structs
 
 from hangwatch import words
 from hangwatch.hang import activity, clauses, votes
+from hangwatch.hang.motion import asks_again
 from hangwatch.hang.rules import Scene, waits_for, without
 from hangwatch.hang.user_code import is_in_user_code
 from hangwatch.hang.waitfor import Answer, Meeting, Stance, judge
@@ -57,7 +58,7 @@ def _stance(group: Group, member: Member, pids: set[tuple[str | None, int | None
         return "waits"
     if member.waits_in_torch and waits_for(group) in {"nothing", "unknown"}:
         return "waits"
-    if member.signature is Signature.POLLS and is_in_user_code(group) and not _has_a_busy_thread(member):
+    if asks_again(member) and is_in_user_code(group) and not _has_a_busy_thread(member):
         return "unclear"
     match waits_for(group):
         case "ranks" | "gpu":

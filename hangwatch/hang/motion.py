@@ -22,6 +22,7 @@ from hangwatch.model import (
     STOPPED_STATES,
     Awaited,
     FileLock,
+    Member,
     Motion,
     ProcessDump,
     RankDump,
@@ -100,6 +101,13 @@ def measure(
     seen = _Seen(rank, stood, own, others, total, main, awaited, settings)
     signature = _signature(seen, mount_holds_job=mount_holds_job)
     return Measured(signature, total.cpu_ratio, total.io_bytes, main, awaited, _stay(seen, signature))
+
+
+def asks_again(member: Member) -> bool:
+    """Whether it polls; or only its lines changed, as those of a loop do, while it mostly slept, again and again."""
+    if member.signature is not Signature.COMPUTES:
+        return member.signature is Signature.POLLS
+    return _over(member.switches_per_second, POLLS_PER_SECOND) and not _over(member.main_cpu_ratio, SPINNING_RATIO)
 
 
 class _Stood(NamedTuple):

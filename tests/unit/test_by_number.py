@@ -84,6 +84,21 @@ def test_who_asks_again_and_again_is_looked_at_first_and_not_named() -> None:
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotCome", (), [3])
 
 
+@pytest.mark.parametrize(
+    ("switches_per_second", "main_cpu_ratio", "named"),
+    [(80.0, 0.02, []), (80.0, 0.9, [3]), (0.0, 0.1, [3])],
+    ids=["a loop that sleeps", "it computes", "it computes on a busy machine"],
+)
+def test_lines_of_a_loop_that_sleeps_are_no_work(
+    switches_per_second: float, main_cpu_ratio: float, named: list[int]
+) -> None:
+    seen = {"switches_per_second": switches_per_second, "main_cpu_ratio": main_cpu_ratio}
+    goes_on = structs.replace(standing(3, done(5)), signature=Signature.COMPUTES, motion=Motion.MOVING, **seen)
+    verdict = judged(waiting(*THREE), outside(goes_on, activity="unknown", waits_for="unknown"))
+    assert [one.rank for one in verdict.named] == named
+    assert [one.rank for one in (*verdict.named, *verdict.first_look)] == [3]
+
+
 def test_of_who_does_not_stand_still_it_is_said_that_it_may_come() -> None:
     def said(**more: object) -> str:
         return judged(waiting(*THREE), outside(structs.replace(standing(3, done(5)), **more))).message

@@ -73,8 +73,12 @@ def reach_of(
     via_options: str | None,
     selector: str | None,
     namespace: str | None,
+    tool: str = "hangwatch",
 ) -> Reach | None:
-    """What the options of `nodes_options` mean; None where no other node is meant. Raises UsageError."""
+    """What the options of `nodes_options` mean; None where no other node is meant. `tool` is what runs there.
+
+    Raises UsageError.
+    """
     if nodeset is None and jobid is None and selector is None:
         if any(option is not None for option in (via, deadline_seconds, remote_command, via_options, namespace)):
             raise click.UsageError("--via, --via-options, --deadline and --remote-command go with --nodes or --jobid")
@@ -88,7 +92,7 @@ def reach_of(
         via=via or "ssh",
         jobid=jobid,
         deadline_seconds=deadline_seconds or NODE_DEADLINE_SECONDS,
-        remote_command=remote_command or "hangwatch",
+        remote_command=remote_command or tool,
         via_options=via_options or "",
         selector=selector,
         namespace=namespace,
@@ -113,9 +117,20 @@ def ask(
 
     Then tell who has not, and what nodes printed beside it. Raises InputError.
     """
+    ask_shell(reach, nodes, f"{reach.remote_command} {arguments}", roll_call, on_reply)
+
+
+def ask_shell(
+    reach: Reach,
+    nodes: Sequence[str],
+    command: str,
+    roll_call: RollCall[Any],
+    on_reply: Callable[[collect.Reply], None],
+) -> None:
+    """As `ask`, with a whole command as a shell reads it."""
     from hangwatch.fleet import collect
 
-    transport = _transport(reach, f"{reach.remote_command} {arguments}", nodes)
+    transport = _transport(reach, command, nodes)
     progress = Progress()
     try:
         complaints = collect.ask(

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from hangwatch import config, incident_file, store
-from hangwatch.cli.asking import nodes_options, reach_of
+from hangwatch.cli.asking import Reach, nodes_options, reach_of
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import write_text
 from hangwatch.cli.nodes import Question, dump_nodes
@@ -58,10 +58,11 @@ NO_OWN_INCIDENTS = "no incidents that you may read: those of your own jobs, all 
 @click.option("--grouped", is_flag=True, help="With --json: what `hangwatch merge` needs, one stack of each group.")
 @click.option("--stacks", "with_stacks", is_flag=True, help="With --grouped: all stacks, too.")
 @click.option("--raw", type=click.Path(path_type=Path, file_okay=False), help="With --nodes: all stacks, to DIR.")
+@click.option("--agentless", is_flag=True, help="With --nodes: they have py-spy (--remote-command), not hangwatch.")
 @click.option("-o", "directory", type=click.Path(path_type=Path, file_okay=False), help="Also leave a report here.")
 @nodes_options
 @config_option
-def dump(
+def dump(  # noqa: PLR0912 - an option is a branch
     *,
     wanted: str | None,
     pids: tuple[int, ...],
@@ -72,6 +73,7 @@ def dump(
     grouped: bool,
     with_stacks: bool,
     raw: Path | None,
+    agentless: bool,
     directory: Path | None,
     config_path: Path | None,
     **reaching: Any,
@@ -83,11 +85,15 @@ def dump(
 
     Reads, and changes nothing: no process is stopped (but see --native). Exits 1 when there is nothing to dump.
     """
-    if (reach := reach_of(**reaching)) is not None:
+    if (reach := reach_of(**reaching, tool="py-spy" if agentless else "hangwatch")) is not None:
         if any((pids, native, include_locals, grouped, with_stacks, config_path)):
             raise click.UsageError(
                 "--nodes and --jobid do not go with --pid, --native, --locals, --grouped or --config"
             )
+        if agentless:
+            if directory is not None or reach.via == "kubectl":
+                raise click.UsageError("--agentless does not go with -o (--raw keeps the text) or --via kubectl")
+            return _dump_agentless(reach, wanted, rounds or 2, raw, as_json_form=as_json_form)
         return dump_nodes(
             Question(
                 reach=reach,
@@ -99,8 +105,8 @@ def dump(
             )
         )
     rounds = rounds or 1
-    if raw is not None:
-        raise click.UsageError("--raw goes with --nodes or --jobid; on one node -o leaves all stacks")
+    if raw is not None or agentless:
+        raise click.UsageError("--raw and --agentless go with --nodes or --jobid; on one node -o leaves all stacks")
     if pids and wanted:
         raise click.UsageError("give either --job or --pid")
     if grouped and not as_json_form:
@@ -144,6 +150,12 @@ def dump(
     if not dumped:
         click.echo(NO_JOB, err=True)
     return 0 if dumped else 1
+
+
+def _dump_agentless(reach: Reach, wanted: str | None, rounds: int, raw: Path | None, *, as_json_form: bool) -> int:
+    from hangwatch.cli.agentless import AgentlessQuestion, dump_agentless
+
+    return dump_agentless(AgentlessQuestion(reach, wanted, rounds, as_json_form, raw), settings_from(None)[0])
 
 
 def _job_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.Jobs) -> Job:

@@ -40,7 +40,7 @@ class RollCall(Generic[AnswerT]):
 
     `read` makes an answer of what a node printed, under the name by which it was asked; it raises AnswerError. With the
     exit codes of `answered` a node says something. `moments` are the first and the last time in an answer, by the clock
-    of its node; clocks that differ by less than `least_offset_seconds` are not told.
+    of its node; clocks that differ by less than `least_offset_seconds` are not told. `tool` is what runs there.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class RollCall(Generic[AnswerT]):
         answered: Collection[int],
         moments: Callable[[AnswerT], tuple[float, float]],
         least_offset_seconds: float = LEAST_OFFSET_SECONDS,
+        tool: str = "hangwatch",
     ) -> None:
         self.answered: list[str] = []
         self.silent: list[str] = []
@@ -56,6 +57,7 @@ class RollCall(Generic[AnswerT]):
         self._read = read
         self._answering = answered
         self._moments = moments
+        self._tool = tool
         self._least_offset_seconds = least_offset_seconds
         self._failed: dict[str, list[str]] = defaultdict(list)
         self._complaints: dict[str, list[str]] = defaultdict(list)
@@ -101,9 +103,9 @@ class RollCall(Generic[AnswerT]):
         if reply.is_too_large:
             raise AnswerError(f"sent more than {MOST_ANSWER_BYTES >> 20} MiB")
         if reply.status in (_NOT_FOUND, _NOT_EXECUTABLE):
-            raise AnswerError("has no hangwatch on its PATH: --remote-command /path/to/hangwatch")
+            raise AnswerError(f"has no {self._tool} on its PATH: --remote-command /path/to/{self._tool}")
         if reply.status is not None and reply.status not in self._answering:
-            raise AnswerError(f"hangwatch ended with exit code {reply.status}")
+            raise AnswerError(f"{self._tool} ended with exit code {reply.status}")
         start = _start(reply.output)
         if start is None:
             raise AnswerError("gave no answer that can be read" + (f" (exit code {reply.status})" * bool(reply.status)))

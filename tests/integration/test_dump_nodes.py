@@ -26,6 +26,7 @@ from tests.integration.test_hostile_input import hangwatch, refused
 
 WORLD = 32
 PRINTED = 1234567890.5
+VIA_HERE = ("--nodes", "one", "--via", "local")
 
 
 def incident_of(ranks: range, key: str = "") -> Incident:

@@ -1,0 +1,160 @@
+"""Pure: nodes with nothing but py-spy: a line of shell that finds ranks and calls it, and what that prints, read.
+
+Processes with RANK in their environment are ranks, without those whose parent is a Python of the same rank (loader
+workers); where an environment may not be read, the children of torchrun are, and their numbers are not known.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from hangwatch.fleet.replies import AnswerError, RollCall
+from hangwatch.model import MOST_RANKS
+
+MOST_PROCESSES = 512  # of one node
+MOST_TEXT_BYTES = 400_000  # of one process and round
+
+# sh of any node, without what csh would change in single quotes (!), and without %h, %n and %u, which pdsh replaces.
+# What a job's owner has written comes back as base64, or of a few letters only. Every 32 processes are waited for.
+_SCRIPT = r"""
+spy() { timeout -k 1 @EACH@ @PYSPY@ "$@"; };
+spy --version >/dev/null 2>&1 </dev/null || exit 127;
+var() { { tr "\000" "\n" </proc/$1/environ | sed -n "s/^$2=//p" | head -n 1 | tr -cd "[:alnum:]._:-" | cut -c 1-80; }
+ 2>/dev/null; };
+of() { sed -n "s/^$2:[^0-9]*\([0-9]*\).*/\1/p" /proc/$1/status 2>/dev/null; };
+is_python() { case $(readlink /proc/$1/exe 2>/dev/null) in *python*|*pypy*) return 0;; "") return $2;; esac;
+ return 1; };
+one() { p=$1; is_python $p 0 || return; r=$(var $p RANK);
+ if [ -z "$r" ] && [ -r /proc/$p/environ ]; then return; fi;
+ parent=$(of $p PPid); u=$(of $p Uid); [ -n "$u" ] || return;
+ if [ -n "$r" ] && [ "$(var $parent RANK)" = "$r" ] && is_python $parent 1; then return; fi;
+ run=$(var $p TORCHELASTIC_RUN_ID)@$(var $p MASTER_ADDR):$(var $p MASTER_PORT);
+ echo "\"=$p $u ${r:--} $(var $p WORLD_SIZE) $run\",";
+ ( i=0; while [ $i -lt @ROUNDS@ ]; do [ $i -eq 0 ] || sleep 1;
+ o=$(spy dump --nonblocking --pid $p 2>&1) || o=$(spy dump --nonblocking --pid $p 2>&1);
+ printf "%s\n" "$o" | head -c @BYTES@ | base64 | sed -u "s/.*/\"$p.$i &\",/"; i=$((i + 1)); done ) </dev/null &
+ started=$((started + 1)); [ $((started % 32)) -ne 0 ] || wait; };
+echo "{"; echo "\"began\":$(date +%s),\"lines\":["; started=0;
+{ timeout 10 find /proc -maxdepth 2 -path "/proc/[0-9]*/environ" -exec grep -lsF RANK= {} + 2>/dev/null | cut -d/ -f3;
+ for l in $(timeout 10 pgrep -f "torchrun|torch[./]distributed[./](run|launch)"); do pgrep -P $l; done; } |
+ sort -un | head -n @MOST@ | { while read q; do one $q; done; wait; };
+echo "\"\"],"; echo "\"printed\":$(date +%s)"; echo "}"
+"""
+_PROCESS = re.compile(r"=([0-9]{1,10}) ([0-9]{1,10}) ([0-9]{1,7}|-|[^ ]*) ([^ ]*) ([^ ]*)")
+_TEXT = re.compile(r"([0-9]{1,10})\.([0-9]{1,2}) ([A-Za-z0-9+/=]*)")
+
+
+class Process(NamedTuple):
+    """One process that py-spy was called for, with what it printed in each round.
+
+    `run` is torchrun's run id and the place where the job meets, as the process was told; `uid` is the kernel's word.
+    `rank` is None where the environment may not be read.
+    """
+
+    node: str
+    pid: int
+    uid: int
+    rank: int | None
+    world_size: int | None
+    run: str
+    rounds: tuple[str, ...]
+
+    @property
+    def job(self) -> tuple[int, str]:
+        """What ranks of one job have in common."""
+        return self.uid, self.run
+
+
+class Found(NamedTuple):
+    """What one node printed, and when it began and ended, by its clock."""
+
+    began_unix_seconds: float
+    printed_unix_seconds: float
+    processes: tuple[Process, ...]
+
+
+class _Form(msgspec.Struct):
+    began: float
+    lines: tuple[str, ...]
+    printed: float
+
+
+def command(py_spy: str, seconds: float, rounds: int) -> str:
+    """What runs on a node, as a shell reads it; `py_spy` is how py-spy is called there."""
+    values = {
+        "EACH": f"{max(2.0, seconds / (rounds + 2)):.0f}",
+        "PYSPY": py_spy,
+        "ROUNDS": str(rounds),
+        "BYTES": str(MOST_TEXT_BYTES),
+        "MOST": str(MOST_PROCESSES),
+    }
+    script = " ".join(_SCRIPT.split("\n")).strip()
+    for name, value in values.items():
+        script = script.replace(f"@{name}@", value)
+    return f"sh -c {shlex.quote(script)}"
+
+
+class Replies(RollCall[Found]):
+    """All replies to `command`."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            _found, frozenset({0}), lambda found: (found.began_unix_seconds, found.printed_unix_seconds), tool="py-spy"
+        )
+        self.processes: list[Process] = []
+
+    @property
+    def jobs(self) -> Mapping[tuple[int, str], list[Process]]:
+        """The processes of each job, by owner and run; those of which nothing else is known are one of their owner."""
+        found: dict[tuple[int, str], list[Process]] = defaultdict(list)
+        for process in self.processes:
+            found[process.job].append(process)
+        return found
+
+
+def _found(printed: bytes, node: str) -> Found:
+    try:
+        form = msgspec.json.decode(printed, type=_Form)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise AnswerError(f"its answer cannot be read: {error}") from None
+    told: dict[int, tuple[str, ...]] = {}
+    pieces: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for line in form.lines:
+        if found := _PROCESS.fullmatch(line):
+            told[int(found[1])] = found.groups()
+        elif found := _TEXT.fullmatch(line):
+            pieces[int(found[1])][int(found[2])].append(found[3])
+    if len(told) > MOST_PROCESSES:
+        raise AnswerError(f"its answer holds more than {MOST_PROCESSES} processes: not believed")
+    processes = [
+        Process(
+            node=node,
+            pid=pid,
+            uid=int(uid),
+            rank=_number(rank),
+            world_size=_number(world_size),
+            run=run,
+            rounds=tuple(_text(texts) for _, texts in sorted(pieces[pid].items())),
+        )
+        for pid, (_, uid, rank, world_size, run) in told.items()
+    ]
+    return Found(form.began, form.printed, tuple(processes))
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 8 and int(text) <= MOST_RANKS else None
+
+
+def _text(pieces: list[str]) -> str:
+    try:
+        return base64.b64decode("".join(pieces), validate=True).decode("utf-8", "replace")
+    except binascii.Error:
+        return "Error: what py-spy printed did not arrive whole\n"

@@ -1,0 +1,202 @@
+"""`hangwatch dump --nodes --agentless`: nodes on which only py-spy is, here one shell, `--via local` and a real sshd."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hangwatch.fleet import agentless
+from hangwatch.fleet.collect import Reply
+from tests.conftest import wait_for
+from tests.integration.test_dump_nodes import VIA_HERE, job_of_four
+from tests.integration.test_hostile_input import hangwatch
+from tests.other_users import as_user, needs_root
+from tests.ssh_nodes import needs_pdsh, needs_sshd, sshd
+
+PY_SPY = str(Path(sys.executable).with_name("py-spy"))
+PROGRAM = """
+import time
+import torch.distributed as dist
+
+def load_batch():
+    time.sleep(600)
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    load_batch()
+dist.barrier()
+"""
+
+
+def ask(*arguments: str, py_spy: str = PY_SPY) -> subprocess.CompletedProcess[str]:
+    how = ("--agentless", "--deadline", "50", "--remote-command", py_spy)
+    return hangwatch("dump", *how, *arguments)
+
+
+def jobs(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.returncode in (0, 1), done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)["jobs"]
+    return found
+
+
+def members(job: dict[str, Any]) -> list[dict[str, Any]]:
+    return [member for group in job["groups"] for member in group["members"]]
+
+
+def test_ranks_are_found_and_dumped_and_their_stacks_kept(tmp_path: Path) -> None:
+    with job_of_four() as pids:
+        done = ask(*VIA_HERE, "--json", "--job", "nodes", "--raw", str(tmp_path / "raw"))
+        (job,) = jobs(done)
+    assert {member["pid"] for member in members(job)} == pids
+    assert sorted((member["node"], member["rank"]) for member in members(job)) == [("one", rank) for rank in range(4)]
+    assert (job["world_size"], job["groups"][0]["motion"]) == (4, "frozen")
+    kept = sorted((tmp_path / "raw").glob("*/one.rank*.txt"))
+    assert len(kept) >= 4
+    for rank, path in enumerate(kept[:4]):
+        assert all(line.startswith(f"[one:{rank}]") for line in path.read_text().splitlines())
+
+
+@pytest.mark.torch
+def test_the_odd_rank_of_a_job_that_torchrun_started(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "--rdzv-id=agentless-odd"]
+    with started([sys.executable, *command, str(tmp_path / "train.py")]):
+
+        def named() -> list[tuple[int, str]]:
+            found = jobs(ask(*VIA_HERE, "--json", "--rounds", "1"))
+            odd = [job for job in found if {member["rank"] for member in members(job)} == {0, 1, 2}]
+            return [(rank["rank"], rank["node"]) for job in odd for rank in job["verdict"]["named"]]
+
+        assert wait_for(named, "the odd rank", 150) == [(1, "one")]
+
+
+@contextlib.contextmanager
+def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A job in a session of its own, which is ended as a whole."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def test_what_py_spy_complains_of_is_that_ranks_fault(tmp_path: Path) -> None:
+    refusing = tmp_path / "py-spy"
+    refusing.write_text("#!/bin/sh\n[ $1 = --version ] || { echo 'Error: Failed to open process' >&2; exit 1; }\n")
+    refusing.chmod(0o755)
+    with job_of_four() as pids:
+        (job,) = jobs(ask(*VIA_HERE, "--json", "--job", "nodes", py_spy=str(refusing)))
+    (group,) = job["groups"]
+    assert ({member["pid"] for member in group["members"]}, group["ranks"]) == (pids, [0, 1, 2, 3])
+    assert "Failed to open process" in group["fault"]["detail"]
+
+
+def test_what_an_owner_writes_into_his_environment_is_no_more_than_a_name(tmp_path: Path) -> None:
+    environ = {
+        **os.environ,
+        "RANK": '../..\n"],"printed":0}',
+        "WORLD_SIZE": "99999999999",
+        "TORCHELASTIC_RUN_ID": '$(touch x)"\n=1 0 3 4 other',
+    }
+    program = 'import sys\nprint("up", flush=True)\nsys.stdin.read()'
+    forged = ["[other:5]Process 1: python\n}\n=1 0 5 8 other", "\x1b[2J"]
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *forged], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ
+    ) as owner:
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        raw = tmp_path / "raw"
+        found = jobs(ask(*VIA_HERE, "--json", "--rounds", "1", "--raw", str(raw)))
+        owner.kill()
+    (job,) = [job for job in found if owner.pid in {member["pid"] for member in members(job)}]
+    assert [(member["rank"], member["node"]) for member in members(job)] == [(None, "one")]
+    assert job["world_size"] is None
+    (text,) = [path.read_text() for path in raw.glob(f"*/one.pid{owner.pid}.txt")]
+    assert all(line.startswith("one: ") for line in text.splitlines())
+    assert "\x1b" not in text
+
+
+ALLOWED = """#!/bin/sh
+[ "$1" = --version ] && exit
+printf 'Process %s: python train.py\nPython v3.11.7 (/usr/bin/python)\n\nThread 1 (idle): "MainThread"\n    f (a.py:1)\n' $4
+"""
+
+
+@pytest.fixture
+def folder_for_all() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@needs_root
+def test_ranks_whose_environment_may_not_be_read_are_told_by_their_launcher(folder_for_all: Path) -> None:
+    allowed = folder_for_all / "py-spy"  # in the place of `sudo -n py-spy`
+    allowed.write_text(ALLOWED)
+    allowed.chmod(0o755)
+    # A shell that is called torchrun, and waits for its rank.
+    shell = f'"{sys.executable}" -c "import time; time.sleep(600)" & echo $!; wait'
+    with subprocess.Popen(
+        ["torchrun", "-c", shell], executable="/bin/sh", stdout=subprocess.PIPE, env={**os.environ, "RANK": "3"}
+    ) as launcher:
+        assert launcher.stdout is not None
+        rank = int(launcher.stdout.readline())
+        command = [sys.executable, "-m", "hangwatch", "dump", "--agentless", "--remote-command", str(allowed), "--json"]
+        try:
+            done = subprocess.run(
+                [*as_user(4001), *command, *VIA_HERE, "--rounds", "1", "--deadline", "50"],
+                capture_output=True, text=True, timeout=100, cwd="/", check=False,
+            )  # fmt: skip
+        finally:
+            os.kill(rank, 9)
+            launcher.kill()
+    found = jobs(done)
+    (job,) = [job for job in found if rank in {member["pid"] for member in members(job)}]
+    assert {member["rank"] for member in members(job)} == {None}
+    assert any("environments may not be read" in note for note in job["notes"])
+
+
+def test_a_node_without_py_spy_and_what_does_not_go_together() -> None:
+    done = ask(*VIA_HERE, py_spy="/nonexistent/py-spy")
+    assert done.returncode == 2
+    assert "one: has no py-spy on its PATH: --remote-command /path/to/py-spy" in done.stderr
+    for arguments in ((), ("--nodes", "a", "-o", "b"), ("--nodes", "a", "--via", "kubectl")):
+        refused = hangwatch("dump", "--agentless", *arguments)
+        assert (refused.returncode, "Usage" in refused.stderr) == (2, True)
+
+
+def read(printed: bytes) -> list[tuple[str, list[str]]]:
+    replies = agentless.Replies()
+    replies.take(Reply("n1", printed, 0, 1.0, 3.0))
+    return replies.failed
+
+
+def test_what_no_node_would_print_costs_its_node_alone() -> None:
+    many = json.dumps({"began": 1, "printed": 2, "lines": [f"={pid} 0 1 1 x" for pid in range(600)]})
+    assert "not believed" in read(many.encode())[0][0]
+    assert "cannot be read" in read(b'{"began": "x"}')[0][0]
+    assert read(b'{"began": 1, "printed": 2, "lines": ["=1 0 1 1 x", "1.0 ###", "junk", ""]}') == []
+
+
+VIAS = {"ssh": "-F {config}", "pdsh": "-R ssh"}
+
+
+@needs_sshd
+@pytest.mark.parametrize("via", ["ssh", pytest.param("pdsh", marks=needs_pdsh)])
+def test_over_a_real_sshd(via: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sshd(tmp_path / "d", ["n0", "n1"]) as config, job_of_four() as pids:
+        monkeypatch.setenv("PDSH_SSH_ARGS", f"-2 -a -x -F {config} %h")
+        how = ("--via", via, "--via-options", VIAS[via].format(config=config))
+        (job,) = jobs(ask("--nodes", "n[0-1],unreached", *how, "--json", "--job", "nodes", "--rounds", "1"))
+    assert {member["pid"] for member in members(job)} <= pids
+    assert {member["rank"] for member in members(job)} == {0, 1, 2, 3}
+    assert {member["node"] for member in members(job)} == {"n0", "n1"}

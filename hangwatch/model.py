@@ -327,13 +327,14 @@ class JobState(str, Enum):
     SUSPECTED = "suspected"
     HUNG = "hung"
     STALLED = "stalled"
+    WAITS_ELSEWHERE = "waits_elsewhere"
     SUSPENDED = "suspended"
     OVER = "over"
     RECOVERED = "recovered"
     ENDED = "ended"
 
 
-OPEN_STATES = frozenset({JobState.HUNG, JobState.STALLED, JobState.SUSPENDED, JobState.OVER})
+OPEN_STATES = frozenset({JobState.HUNG, JobState.STALLED, JobState.WAITS_ELSEWHERE, JobState.SUSPENDED, JobState.OVER})
 """The states in which an incident is open."""
 
 RESTING_STATES = frozenset({JobState.SUSPENDED, JobState.OVER})

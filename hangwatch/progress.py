@@ -18,6 +18,7 @@ from hangwatch.board import JobEntry, Snapshot
 from hangwatch.checks import nvlink_status, xid
 from hangwatch.config import Detector
 from hangwatch.hang import by_number, detector, stays, watched
+from hangwatch.hang.elsewhere import waits_elsewhere
 from hangwatch.hang.jobs import told_apart
 from hangwatch.hang.pauses import places_of
 from hangwatch.hang.power import idle_levels
@@ -257,7 +258,12 @@ def captured(snapshot: Snapshot, look: Look, *, now: float, settings: Detector) 
     looked_at = {dump.id.pid for dump in look.capture.ranks}
     came = sum(rank.id.pid not in looked_at for rank in entry.job.ranks)
     look = look.without_motion_of(detector.settled(entry.watch, stays.of(look.grouping), now, settings))
-    seen = replace(motion_count(look.grouping), came=came, places=places_of(look.grouping, look.verdict.named))
+    seen = replace(
+        motion_count(look.grouping),
+        came=came,
+        places=places_of(look.grouping, look.verdict.named),
+        waits_elsewhere=waits_elsewhere(look.grouping, look.verdict, is_elsewhere_too=entry.job.is_elsewhere_too),
+    )
     watch, wanted = detector.captured(_with_timeout(entry.watch, look), seen, now, settings)
     entry = replace(entry, watch=watch, page=watched.pages(watch, now, settings))
     if watch.is_open:
@@ -486,7 +492,7 @@ def _result(seen: MotionCount) -> str:
     if seen.resting is not None:
         return seen.resting.value
     if seen.frozen == seen.total:
-        return "frozen"
+        return "waits_elsewhere" if seen.waits_elsewhere else "frozen"
     if seen.moving:
         return "moving"
     return "unjudged"

@@ -43,13 +43,16 @@ def dashboard() -> builders.Dashboard:
         big_number(
             "Hung jobs",
             f'count(count by (job_key) (hangwatch_job_state{{{OF},state="hung"}} == 1)) or vector(0)',
-            "Jobs that some node calls hung. A page goes out once no rank of the job moves on any node.",
+            "Jobs that some node calls hung. A page goes out once no rank of the job moves on any node, also where "
+            "each node only waits for the others.",
             steps=BAD_IF_ANY,
         ),
         big_number(
             "Stalled jobs",
-            f'count(count by (job_key) (hangwatch_job_state{{{OF},state="stalled"}} == 1)) or vector(0)',
-            "Quiet, while some rank still moves: checkpoint, evaluation, compilation, slow loader.",
+            f'count(count by (job_key) (hangwatch_job_state{{{OF},state=~"stalled|waits_elsewhere"}} == 1))'
+            " or vector(0)",
+            "Quiet, while some rank still moves (checkpoint, evaluation, compilation, slow loader) or other nodes "
+            "are waited for.",
             steps=WARN_IF_ANY,
         ),
         big_number(

@@ -37,8 +37,9 @@ STATES: Colours = {
     "6": ("suspected", "yellow"),
     "7": ("over", "blue"),
     "8": ("suspended", "purple"),
-    "9": ("stalled", "orange"),
-    "10": ("hung", "red"),
+    "9": ("waits elsewhere", "light-orange"),
+    "10": ("stalled", "orange"),
+    "11": ("hung", "red"),
 }
 STATUSES: Colours = {
     "0": ("OK", "green"),

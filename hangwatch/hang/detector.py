@@ -1,7 +1,8 @@
 """Is a job making progress? A pure step function: (watch, what was seen, now) -> (watch, actions).
 
-    starting -> training -> quiet -> suspected -> hung | stalled | suspended | over -> recovered -> training
-                                                                                    -> ended
+    starting -> training -> quiet -> suspected -> hung | stalled | waits_elsewhere | suspended | over
+        -> recovered -> training
+        -> ended
 
 `step` is fed once per power sample, `captured` once per finished capture, `end` when the ranks are gone. All times
 are CLOCK_MONOTONIC seconds, so a clock that steps changes nothing. Power raises a suspicion; only stacks decide it.
@@ -138,6 +139,9 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
     if seen.frozen == seen.total > 0:
         needed = 2 if watch.state is JobState.STALLED else 1
         if watch.frozen_captures >= needed:
+            if _only_waits(watch, seen):
+                message = f"all {seen.total} ranks wait for ranks of other nodes: no hang of this node by itself"
+                return _confirm(watch, JobState.WAITS_ELSEWHERE, message, now, settings)
             message = f"all {seen.total} ranks are frozen{_paused_before(watch, now, settings)}"
             return _confirm(watch, JobState.HUNG, message, now, settings)
         return _look_again(watch, now, settings), ()
@@ -148,6 +152,14 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
     if seen.who:
         moving = f"{moving}: {seen.who}"
     return _confirm(watch, JobState.STALLED, moving, now, settings)
+
+
+def _only_waits(watch: JobWatch, seen: MotionCount) -> bool:
+    """Whether a frozen job is no hang of this node: its ranks wait for others, and no GPU here has shown an error.
+
+    Once hung it stays so: a page must not come and go.
+    """
+    return seen.waits_elsewhere and watch.state is not JobState.HUNG and not _had_gpu_errors(watch, watch.quiet_since)
 
 
 def settled(watch: JobWatch, found: Mapping[RankId, Stay], now: float, settings: Detector) -> frozenset[RankId]:
@@ -449,10 +461,15 @@ def _taught_by_pause(watch: JobWatch, now: float) -> JobWatch:
     ended = watch.ended
     if ended is None:
         return watch
-    errors = watch.gpu_errors_at
-    if errors is not None and errors >= ended.began - ERRORS_BEFORE_SECONDS:
+    if _had_gpu_errors(watch, ended.began):
         return replace(watch, ended=None)
     return replace(watch, ended=None, pauses=pauses.learn(watch.pauses, ended, now))
+
+
+def _had_gpu_errors(watch: JobWatch, silent_since: float | None) -> bool:
+    """Whether XIDs or link errors came on this node since shortly before the job fell silent."""
+    errors = watch.gpu_errors_at
+    return errors is not None and silent_since is not None and errors >= silent_since - ERRORS_BEFORE_SECONDS
 
 
 def _without_readings(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
@@ -478,6 +495,7 @@ _RULES = {
     JobState.SUSPECTED: _suspected,
     JobState.HUNG: _open,
     JobState.STALLED: _open,
+    JobState.WAITS_ELSEWHERE: _open,
     JobState.SUSPENDED: _open,
     JobState.OVER: _open,
     JobState.RECOVERED: _recovered,

@@ -20,7 +20,7 @@ from hangwatch.model import OPEN_STATES, RESTING_STATES, Incident, Job, JobState
 from hangwatch.patience import patience
 
 GLANCE_SECONDS = 300.0  # least time between two glances at power that fell and is flat
-STALLED_STATES = frozenset({JobState.STALLED}) | RESTING_STATES
+STALLED_STATES = frozenset({JobState.STALLED, JobState.WAITS_ELSEWHERE}) | RESTING_STATES
 
 
 class MotionCount(Value, frozen=True):
@@ -30,6 +30,7 @@ class MotionCount(Value, frozen=True):
     began. `resting` is the state of a job that stands still and is not hung; one that `serves` waits for clients.
     `places` are where those stand for whom the others wait, see `pauses`. `movers` are those that move; of those in
     `stays` only several looks tell whether they do; `settled` of these have stood so in the looks before, too.
+    `waits_elsewhere`: all wait for ranks of other nodes, see `hang.elsewhere`.
     """
 
     frozen: int
@@ -45,6 +46,7 @@ class MotionCount(Value, frozen=True):
     movers: frozenset[RankId] = frozenset()
     stays: Mapping[RankId, Stay] = field(default_factory=dict)
     settled: int = 0
+    waits_elsewhere: bool = False
 
     @property
     def total(self) -> int:
@@ -71,8 +73,9 @@ class JobWatch(Value, frozen=True):
     * `began`: the job; `since`: its state; `sampled_at`: the last power sample; `captured_at`: the last capture.
     * `quiet_since` is set in quiet, suspected and the open states, and in no other; in quiet, `quiet_gpus` are those
       that have been quiet since then.
-    * `stalled_since` is set in stalled, suspended and over, and nowhere else; `back_since` at most in the open states,
-      while power is back and not yet for long enough; `capture_wanted_at` at most there, while no capture is under way.
+    * `stalled_since` is set in stalled, waits_elsewhere, suspended and over, and nowhere else; `back_since` at most in
+      the open states, while power is back and not yet for long enough; `capture_wanted_at` at most there, while no
+      capture is under way.
     * `capturing` is set in suspected, and while a capture of an open incident is under way. `capture_pause` seconds lie
       before the next one; `frozen_captures` in a row found everybody frozen; `saw_stacks`: one of them found any stack.
     * `over_since`: set at most in starting, since when the job draws more than the plain line of the settings.
@@ -234,7 +237,7 @@ def pages(watch: JobWatch, now: float, settings: Detector) -> bool:
     """Whether the on-call should be paged now: hung, or stalled for longer than its hold. Never without any stack.
 
     Hung where the job has paused before it pages later, see `pauses`. A job that rests is paged for as a stalled one
-    where ranks on other nodes may wait for it.
+    where ranks on other nodes may wait for it; one that waits for other nodes as well, and before its collective ends.
     """
     if watch.state is JobState.HUNG:
         return quiet_seconds(watch, now) >= pause_hold_seconds(watch, now, settings)
@@ -243,7 +246,14 @@ def pages(watch: JobWatch, now: float, settings: Detector) -> bool:
     if watch.state in RESTING_STATES and not watch.is_elsewhere_too:
         return False
     hold = settings.stalled_hold_seconds if watch.was_busy else settings.startup_stalled_hold_seconds
-    return now - watch.stalled_since >= hold
+    return now - watch.stalled_since >= hold or _ends_itself_soon(watch, now)
+
+
+def _ends_itself_soon(watch: JobWatch, now: float) -> bool:
+    """Whether what a job at work waits in on other nodes times out before long: then nobody is left to be paged for."""
+    if watch.state is not JobState.WAITS_ELSEWHERE or watch.collective_seconds is None or not watch.was_busy:
+        return False
+    return quiet_seconds(watch, now) >= watch.collective_seconds - pauses.END_MARGIN_SECONDS
 
 
 def pause_hold_seconds(watch: JobWatch, now: float, settings: Detector) -> float:

@@ -34,7 +34,8 @@ Glances are looks before a suspicion and pause nothing. Rows that [scenarios.md]
 LATE = f"""
 A hang in which nobody moves is to page within {SOON_SECONDS:g} s: the hold of {SETTINGS.detector.hold_seconds:g} s and a capture.
 Later are, by their nature: who is stalled (a rank moves, spins with its GPU at 0 %, or waits for something outside of the
-job, which may answer yet: {SETTINGS.detector.stalled_hold_seconds:g} s); who never was at work (the hold of a start,
+job, which may answer yet: {SETTINGS.detector.stalled_hold_seconds:g} s); a node that waits for others, of which none is
+left to say so (two minutes before its collective ends); who never was at work (the hold of a start,
 {SETTINGS.detector.startup_hold_seconds:g} s); who goes to and fro between two lines, or hangs at the power of light work (several
 looks, then the stalled hold); who has paused at this place before (twice the longest pause); and whom
 only a glance can tell.

@@ -1,7 +1,8 @@
 """What a program calls its functions decides neither state nor page, nor who is named.
 
 Of all names the daemon's detector gets to know one number alone, how many ranks of a look are frozen, moving or unjudged: if
-each look finds as many under other names, the job has the same states and pages.
+each look finds as many under other names, the job has the same states and pages. Only that a node waits for others is told by
+the names of libraries' collectives, never the program's own; without them it pages sooner.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from hangwatch.config import Settings
 from hangwatch.hang import activity
 from hangwatch.hang.activity import Table
+from hangwatch.hang.elsewhere import waits_elsewhere
 from hangwatch.hang.watched import MotionCount
 from hangwatch.look import Look, judged
 from hangwatch.model import Capture, Frame, ProcessDump, RankDump
@@ -43,6 +45,7 @@ def assert_names_do_not_matter(look: Look, settings: Settings) -> None:
         assert capture != look.capture, "nothing is renamed: it proves nothing"
         renamed = judged(capture, settings.capture, table, unix_now=0.0)
         assert counted(renamed) == seen, names
+        assert _waits(renamed) == _waits(look), names
         named, said = renamed.verdict.named, (names, look.verdict.message, renamed.verdict.message)
         assert named == look.verdict.named or (is_small and () in {named, look.verdict.named}), said
 
@@ -50,6 +53,10 @@ def assert_names_do_not_matter(look: Look, settings: Settings) -> None:
 def counted(look: Look) -> MotionCount:
     """All that the detector is told, but for the words, and for hashes of places: a renamed one is renamed in all looks."""
     return replace(motion_count(look.grouping), who="", stays={})
+
+
+def _waits(look: Look) -> bool:
+    return waits_elsewhere(look.grouping, look.verdict, is_elsewhere_too=True)
 
 
 def with_names(capture: Capture, names: Sequence[str]) -> Capture:

@@ -310,6 +310,7 @@ def _plain(watts: float, how: str, states: str) -> PowerScenario:
 
 TRAINS_ON = "starting → training"
 HANGS = "starting → training → quiet → suspected → hung"
+WAITS_FOR_NODES = "starting → training → quiet → suspected → waits_elsewhere"
 LOOKED_AT = "starting → training → quiet → suspected → stalled → recovered → training"
 TAUGHT = "starting → training → quiet → suspected → training"
 
@@ -353,10 +354,26 @@ HANG_SCENARIOS = (
     ),
     PowerScenario(
         "culprit elsewhere",
-        "all ranks of this node wait for another node",
+        "all ranks of this node wait for another node, and nothing says that there is one",
         "hang",
         _after(HOUR, None, None),
         (Expected(HANGS, True),),
+        HOUR + 300,
+    ),
+    PowerScenario(
+        "culprit on a node that is gone",
+        "all ranks wait for other nodes, of which none is left to say so: two minutes before the collective times out",
+        "hang",
+        replace(_after(HOUR, None, None), elsewhere=8),
+        (Expected(WAITS_FOR_NODES, True, within_seconds=495.0),),
+        HOUR + 600,
+    ),
+    PowerScenario(
+        "a rank of this node hangs, of a job on two nodes",
+        "rank 3 waits for a lock, the others for it: that is a hang of this node",
+        "hang",
+        replace(_after(HOUR, 3, LOCKED), elsewhere=8),
+        (Expected(HANGS, True, (3,)),),
         HOUR + 300,
     ),
     PowerScenario(
@@ -650,6 +667,19 @@ HEALTHY_SCENARIOS = (
         _after(HOUR, None, None, replace(TRAINS, watts=350.0)),
         (Expected(TRAINS_ON),),
         4 * HOUR,
+    ),
+    PowerScenario(
+        "checkpoints on another node, again and again",
+        "once an hour all ranks of this node wait 5 minutes for a rank of another node that saves",
+        "healthy",
+        Node(lambda gpu, t: TRAINS if t % HOUR < HOUR - 300 else WAITS_AT_BARRIER, elsewhere=8),
+        (
+            Expected(
+                "starting → (training → quiet → suspected → waits_elsewhere → recovered) x2"
+                " → training → quiet → suspected → waits_elsewhere"
+            ),
+        ),
+        3 * HOUR,
     ),
     PowerScenario(
         "long checkpoint",

@@ -89,7 +89,7 @@ def _frame(text: str) -> Frame:
 class Node:
     """A node under simulation. `doing(gpu, t)` is None where that GPU's process does not exist.
 
-    `jobs` are job ids and the GPUs that they hold. `limit_watts(t)` is the power limit, `lost(gpu, t)` whether the
+    `jobs` are job ids and the GPUs that they hold; each has so many ranks `elsewhere`, on nodes that nobody watches. `limit_watts(t)` is the power limit, `lost(gpu, t)` whether the
     driver cannot read a GPU, `silent(t)` whether no sample comes at all, `generation(t)` grows when a launcher starts
     its ranks anew, `daemon(t)` when hangwatch is started again. `noise_ratio` of the power is noise.
 
@@ -105,6 +105,7 @@ class Node:
     generation: Callable[[float], int] = lambda _t: 0
     daemon: Callable[[float], int] = lambda _t: 0
     waiting: Waiting | None = None
+    elsewhere: int = 0
     noise_ratio: float = 0.03
 
     @property
@@ -161,7 +162,7 @@ class Node:
                     )
                     for gpu in present
                 ),
-                world_size=len(gpus),
+                world_size=len(gpus) + self.elsewhere,
                 local_world_size=len(gpus),
                 absent_local_ranks=spans(
                     range(gpu - gpus.start, gpu - gpus.start + 1) for gpu in gpus if gpu not in present
@@ -356,7 +357,7 @@ class _Daemon:
             rounds=len(taking.rounds),
             ranks=tuple(self._rank_dump(gpu, gpu - gpus.start, taking, t) for gpu in gpus)
             or (self._launcher_dump(taking),),
-            world_size=len(gpus) or None,
+            world_size=len(gpus) + self.node.elsewhere or None,
         )
         return judged(taken, self.settings.capture, self.activities, unix_now=UNIX_START + t)
 

@@ -39,7 +39,7 @@ def answer_of(
 
 
 def keep(folder: Path, node: str, answer: dict[str, Any], ahead_seconds: int = 0) -> None:
-    (folder / node).write_text(json.dumps(answer))
+    (folder / node).write_text(json.dumps(answer, indent=2) + "\n")
     (folder / f"{node}.ahead").write_text(str(ahead_seconds))
 
 

@@ -12,7 +12,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.conftest import obeys_ctrl_c, wait_for
-from tests.integration.test_dump_nodes import answer, incident_of, keep, remote, running
+from tests.integration.test_agentless import PY_SPY
+from tests.integration.test_check_nodes import answer_of
+from tests.integration.test_check_nodes import keep as keep_check
+from tests.integration.test_check_nodes import remote as remote_check
+from tests.integration.test_dump_nodes import answer, incident_of, job_of_four, keep, remote, running
 from tests.integration.test_hostile_input import hangwatch, refused
 from tests.slurm_nodes import needs_slurm, slurm, steps
 
@@ -61,6 +65,24 @@ print""",
     assert (told["answered"], told["unanswered"]) == (["n2"], ["n1"])
     assert [failed["nodes"] for failed in told["failed"]] == [["n0"]]  # type: ignore[attr-defined]
     wait_for(lambda: not running(nodes), "an end of the task that hung")
+
+
+def test_checks_and_py_spy_beside_the_job(tmp_path: Path, job: str) -> None:
+    keep_check(tmp_path, "n0", answer_of())
+    keep_check(tmp_path, "n1", answer_of())
+    keep_check(tmp_path, "n2", answer_of(driver="535.1"))
+    remote_check(tmp_path, "node=$SLURMD_NODENAME; print")
+    how = ("--jobid", job, "--via", "srun", "--deadline", "60")
+    done = hangwatch("check", *how, "--remote-command", f"sh {tmp_path}/answer")
+    assert "n2: Differs: driver 550.54 on n[0-1], 535.1 on n2" in done.stdout, done.stderr
+    with job_of_four():
+        dumped = hangwatch("dump", "--agentless", *how, "--remote-command", PY_SPY, "--json", "--job", "nodes")
+    (found,) = answer(dumped)["jobs"]  # type: ignore[misc]
+    members = [member for group in found["groups"] for member in group["members"]]
+    assert ({member["rank"] for member in members}, {member["node"] for member in members}) == (
+        {0, 1, 2, 3},
+        {"n0", "n1", "n2"},
+    )
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])

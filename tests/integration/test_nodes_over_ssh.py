@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import obeys_ctrl_c, wait_for
+from tests.integration.test_check_nodes import answer_of
+from tests.integration.test_check_nodes import keep as keep_check
+from tests.integration.test_check_nodes import remote as remote_check
 from tests.integration.test_dump_nodes import answer, incident_of, keep, remote, running
 from tests.integration.test_hostile_input import hangwatch
 from tests.ssh_nodes import needs_pdsh, needs_sshd, sshd
@@ -62,6 +65,15 @@ def test_nodes_behind_a_real_sshd(via: str, nodes: Path, config: Path) -> None:
     assert "n0: it's n0's own shell: $HOME" in done.stderr
     assert "unreached: ssh: connect to host 127.0.0.1" in done.stderr
     wait_for(lambda: not running(nodes), "an end of the node that hung")
+
+
+@pytest.mark.parametrize("via", ["ssh", pytest.param("pdsh", marks=needs_pdsh)])
+def test_checks_behind_a_real_sshd(via: str, nodes: Path, config: Path) -> None:
+    for node in ("n0", "n1", "n2"):
+        keep_check(nodes, node, answer_of(driver="535.1" if node == "n2" else "550.54"))
+    remote_check(nodes, f"port=${{SSH_CONNECTION##* }}; node=$(cat {config.parent}/$port); echo Welcome; print")
+    done = hangwatch("check", "--nodes", "n[0-2]", *VIA[via](config), "--remote-command", f"sh {nodes}/answer")
+    assert "n2: Differs: driver 550.54 on n[0-1], 535.1 on n2" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ from hangwatch.cli.asking import MOST_TOLD, NODE_DEADLINE_SECONDS, Reach, ask, n
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import NewFolder, files_below, write_text
 from hangwatch.fleet import across, sighting
+from hangwatch.fleet import topology as topology_file
 from hangwatch.fleet.merge import Gathering
+from hangwatch.fleet.topology import Leaf
 from hangwatch.model import Grouping, Job, Verdict
 from hangwatch.report import as_json, dumps, html, text
 
@@ -39,10 +41,18 @@ _File = tuple[Path, Path | None]  # and the folder in which it was found, None w
 job_option = click.option("--job", "wanted", help="Only this job of several, by its name or key.")
 
 
+topology_option = click.option(
+    "--topology",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The leaf switches of nodes: a topology.conf of Slurm, or lines NODES: SWITCH. Default: SLURM_TOPOLOGY_ADDR.",
+)
+
+
 @click.command()
 @click.argument("sources", nargs=-1, metavar="FILE|DIR|URL...")
 @click.option("--prometheus", help="Also from the nodes on which this Prometheus has seen the --job.")
 @job_option
+@topology_option
 @click.option("--as-one-job", is_flag=True, help="Take incidents of several jobs for those of one.")
 @click.option(
     "--http-config",
@@ -69,6 +79,7 @@ def merge(
     http_config: Path | None,
     prometheus_http_config: Path | None,
     deadline_seconds: float,
+    topology: Path | None,
     as_json_form: bool,
     html_path: Path | None,
 ) -> int:
@@ -84,6 +95,7 @@ def merge(
     from hangwatch.fleet.replies import Replies
 
     gc.disable()  # values refer to no later ones, so there is nothing to collect; to look for it doubles the time
+    by_file = _by_file(topology)
     if not sources and prometheus is None:
         raise click.UsageError("give what is to be merged: FILE, DIR, URL or --prometheus")
     urls = [source for source in sources if source.startswith(("http://", "https://"))]
@@ -102,9 +114,14 @@ def merge(
         click.echo(f"hangwatch: left out: {words.count(len(problems) - MOST_TOLD, 'more file')}", err=True)
     grouping = replies.gathering.merged(keys)
     ranks_here = replies.gathering.ranks_here(keys[0]) if len(keys) == 1 and not replies.silent else None
-    verdict = across.judge(grouping, ranks_here, _missed(replies, grouping), replies.clocks)
+    leaves = by_file or replies.gathering.leaves(keys)
+    verdict = across.judge(grouping, ranks_here, _missed(replies, grouping), replies.clocks, leaves)
     print_answer(grouping, verdict, jobs[keys[0]], as_json_form, html_path)
     return INCOMPLETE if problems or replies.failed or replies.silent else 0
+
+
+def _by_file(path: Path | None) -> dict[str, Leaf]:
+    return {} if path is None else topology_file.read(path)
 
 
 def _missed(replies: Replies, grouping: Grouping) -> Sequence[str]:
@@ -197,6 +214,7 @@ class Question(NamedTuple):
     as_json_form: bool
     directory: Path | None
     raw: Path | None = None
+    topology: Path | None = None
 
 
 def dump_nodes(question: Question) -> int:
@@ -204,6 +222,7 @@ def dump_nodes(question: Question) -> int:
     from hangwatch.fleet.replies import Replies
 
     gc.disable()
+    by_file = _by_file(question.topology)
     nodes = nodes_of(question.reach)
     replies, kept = Replies(with_stacks=question.raw is not None), _Kept(question.directory)
     stacks = None if question.raw is None else NewFolder(question.raw)
@@ -220,10 +239,10 @@ def dump_nodes(question: Question) -> int:
     ask(question.reach, nodes, f"dump {form} --rounds {question.rounds}{only}", replies, take)
     if stacks is not None:
         click.echo(f"stacks: {words.count(stacks.files, 'file')} in {question.raw}", err=True)
-    return _conclude(question, replies, kept, len(nodes))
+    return _conclude(question, replies, kept, len(nodes), by_file)
 
 
-def _conclude(question: Question, replies: Replies, kept: _Kept, asked: int) -> int:
+def _conclude(question: Question, replies: Replies, kept: _Kept, asked: int, by_file: Mapping[str, Leaf]) -> int:
     """Print the verdict on each job."""
     jobs = replies.gathering.jobs
     keys = [_chosen(question.wanted, jobs)] if question.wanted and jobs else list(jobs)
@@ -231,7 +250,8 @@ def _conclude(question: Question, replies: Replies, kept: _Kept, asked: int) -> 
     for key in keys:
         grouping = replies.gathering.merged([key])
         ranks_here = replies.gathering.ranks_here(key) if asked == 1 else None
-        verdict = across.judge(grouping, ranks_here, _missed(replies, grouping), replies.clocks)
+        leaves = by_file or replies.gathering.leaves([key])
+        verdict = across.judge(grouping, ranks_here, _missed(replies, grouping), replies.clocks, leaves)
         answers.append(as_json.answer(grouping, verdict, jobs[key]))
         if not question.as_json_form:
             if len(keys) > 1:

@@ -18,7 +18,7 @@ from hangwatch import config, incident_file, store
 from hangwatch.cli.asking import Reach, nodes_options, reach_of
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import write_text
-from hangwatch.cli.nodes import Question, dump_nodes
+from hangwatch.cli.nodes import Question, dump_nodes, topology_option
 from hangwatch.cli.settings import config_option, settings_from
 from hangwatch.cli.tables import print_table
 from hangwatch.fleet import sighting
@@ -57,6 +57,7 @@ NO_OWN_INCIDENTS = "no incidents that you may read: those of your own jobs, all 
 @click.option("--json", "as_json_form", is_flag=True, help="Verdicts, groups and all stacks as JSON, see docs/json.md.")
 @click.option("--grouped", is_flag=True, help="With --json: what `hangwatch merge` needs, one stack of each group.")
 @click.option("--stacks", "with_stacks", is_flag=True, help="With --grouped: all stacks, too.")
+@topology_option
 @click.option("--raw", type=click.Path(path_type=Path, file_okay=False), help="With --nodes: all stacks, to DIR.")
 @click.option("--agentless", is_flag=True, help="With --nodes: they have py-spy (--remote-command), not hangwatch.")
 @click.option("-o", "directory", type=click.Path(path_type=Path, file_okay=False), help="Also leave a report here.")
@@ -74,6 +75,7 @@ def dump(  # noqa: PLR0912 - an option is a branch
     with_stacks: bool,
     raw: Path | None,
     agentless: bool,
+    topology: Path | None,
     directory: Path | None,
     config_path: Path | None,
     **reaching: Any,
@@ -91,8 +93,10 @@ def dump(  # noqa: PLR0912 - an option is a branch
                 "--nodes and --jobid do not go with --pid, --native, --locals, --grouped or --config"
             )
         if agentless:
-            if directory is not None or reach.via == "kubectl":
-                raise click.UsageError("--agentless does not go with -o (--raw keeps the text) or --via kubectl")
+            if directory is not None or topology is not None or reach.via == "kubectl":
+                raise click.UsageError(
+                    "--agentless does not go with -o (--raw keeps the text), --topology or --via kubectl"
+                )
             return _dump_agentless(reach, wanted, rounds or 2, raw, as_json_form=as_json_form)
         return dump_nodes(
             Question(
@@ -102,11 +106,14 @@ def dump(  # noqa: PLR0912 - an option is a branch
                 as_json_form=as_json_form,
                 directory=directory,
                 raw=raw,
+                topology=topology,
             )
         )
     rounds = rounds or 1
-    if raw is not None or agentless:
-        raise click.UsageError("--raw and --agentless go with --nodes or --jobid; on one node -o leaves all stacks")
+    if raw is not None or topology is not None or agentless:
+        raise click.UsageError(
+            "--raw, --topology and --agentless go with --nodes or --jobid; on one node -o leaves all stacks"
+        )
     if pids and wanted:
         raise click.UsageError("give either --job or --pid")
     if grouped and not as_json_form:

@@ -9,7 +9,9 @@ from msgspec.json import encode
 from msgspec.structs import force_setattr, replace
 
 from hangwatch import words
+from hangwatch.fleet import topology
 from hangwatch.fleet.sighting import Sighting
+from hangwatch.fleet.topology import Leaf
 from hangwatch.hang.grouping import merge_groups
 from hangwatch.model import Group, Grouping, Job
 
@@ -67,6 +69,12 @@ class Gathering:
         """How many ranks a job has on the one node where it was seen; None where that is several nodes."""
         sightings = list(self._newest[key].values())
         return sightings[0].job.ranks_here or None if len(sightings) == 1 else None
+
+    def leaves(self, keys: Iterable[str]) -> dict[str, Leaf]:
+        """The leaf switch of each node where Slurm told the ranks of these jobs."""
+        said = ((node, one) for key in keys for node, one in self._newest[key].items())
+        found = ((node, topology.leaf_by_slurm(one.job.environ.get(topology.ADDRESS, ""))) for node, one in said)
+        return {node: leaf for node, leaf in found if leaf is not None}
 
     def merged(self, keys: Iterable[str]) -> Grouping:
         """The groups of these jobs as one job, with notes on what does not fit together."""

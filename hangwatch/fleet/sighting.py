@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hangwatch import __version__, incident_file, inputs
+from hangwatch.fleet import topology
 from hangwatch.model import INCIDENT_VERSION, Capture, Grouping, Incident, Job, Value
 
 
@@ -66,8 +67,9 @@ _DECODER = msgspec.json.Decoder(_Found)
 
 
 def of(incident: Incident) -> Sighting:
-    """What merging needs of an incident."""
-    job = replace(incident.job, environ={}, waiting=None)
+    """What merging needs of an incident; of the environment that is on which switch the node is."""
+    environ = {name: value for name, value in incident.job.environ.items() if name == topology.ADDRESS}
+    job = replace(incident.job, environ=environ, waiting=None)
     return Sighting(
         node=incident.node, job=job, opened_unix_seconds=incident.opened_unix_seconds, grouping=incident.grouping
     )

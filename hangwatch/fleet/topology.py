@@ -1,0 +1,72 @@
+"""Which leaf switch a node is on: as Slurm tells its tasks, or as a file of topology.conf says. For words only."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from hangwatch import inputs, words
+from hangwatch.errors import UserError
+from hangwatch.fleet import nodeset
+from hangwatch.model import Value
+
+ADDRESS = "SLURM_TOPOLOGY_ADDR"
+_MOST_BYTES = 4 << 20
+_MOST_CHARACTERS = 64
+_SWITCH = re.compile(r"switchname\s*=\s*(\S+)", re.IGNORECASE)
+_NODES = re.compile(r"\bnodes\s*=\s*(\S+)", re.IGNORECASE)
+_PAIR = re.compile(r"(\S+)\s*:\s*(\S+)")
+
+
+class TopologyError(UserError):
+    """A file that says of no node which switch it is on; the message says where."""
+
+
+class Leaf(Value, frozen=True):
+    """The leaf switch of a node, bounded and printable, and who says so."""
+
+    switch: str
+    source: str
+
+
+def leaf_by_slurm(address: str) -> Leaf | None:
+    """Of `SLURM_TOPOLOGY_ADDR`, the switches from the root down to the node by dots, the one above the node.
+
+    None where it has no switch. See srun(1).
+    """
+    *_, switch, node = ["", "", *address.split(".")]
+    return Leaf(_printable(switch), ADDRESS) if switch and node else None
+
+
+def read(path: Path) -> dict[str, Leaf]:
+    """The leaf switch of each node, of lines `SwitchName=s1 Nodes=node[1-8]` or `node[1-8]: s1`.
+
+    The first are those of Slurm's topology.conf(5); switches of switches say nothing of nodes. Raises TopologyError,
+    and NodesError for what is no set of nodes.
+    """
+    try:
+        text = inputs.read(path, _MOST_BYTES, flags=os.O_NONBLOCK).decode("utf-8", "replace")
+    except inputs.FileError as error:
+        raise TopologyError(f"--topology {error}") from None
+    found: dict[str, Leaf] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        said = line.partition("#")[0].strip()
+        if not said:
+            continue
+        switch, nodes = _SWITCH.search(said), _NODES.search(said)
+        pair = _PAIR.fullmatch(said)
+        if switch is None and pair is None:
+            raise TopologyError(f"--topology {path}, line {number}: neither SwitchName=... Nodes=... nor NODES: SWITCH")
+        name, of = (pair[2], pair[1]) if switch is None and pair else (switch[1] if switch else "", nodes and nodes[1])
+        for node in nodeset.expand(of) if of else ():
+            found[node] = Leaf(_printable(name), path.name)
+        if len(found) > nodeset.MOST_NODES:
+            raise TopologyError(f"--topology {path}: more than {nodeset.MOST_NODES:,} nodes")
+    if not found:
+        raise TopologyError(f"--topology {path}: says of no node which switch it is on")
+    return found
+
+
+def _printable(name: str) -> str:
+    return words.elided(words.printable(name), _MOST_CHARACTERS)

@@ -1,0 +1,187 @@
+"""What odd ranks share over nodes, said only where chance would hardly do it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from math import comb
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from hangwatch.fleet import across, sighting, topology
+from hangwatch.fleet.merge import Gathering
+from hangwatch.fleet.nodeset import NodesError
+from hangwatch.fleet.sighting import Sighting
+from hangwatch.fleet.topology import Leaf, TopologyError
+from hangwatch.model import Group, Grouping, GroupRecords, Member, RankId, Recorded
+from tests import samples
+
+NODES, LOCAL = 16, 8
+BY_SLURM = {f"n{node}": Leaf(f"s{node // 4}", topology.ADDRESS) for node in range(NODES)}
+
+
+def member(rank: int, groups: Mapping[str, frozenset[int]], nodes: int = NODES) -> Member:
+    own = tuple(
+        GroupRecords(library="torch", name=name, description="TENSOR", number=3)
+        for name, ranks in groups.items()
+        if rank in ranks
+    )
+    return Member(
+        id=RankId(node=f"n{rank // LOCAL}", rank=rank, local_rank=rank % LOCAL, pid=100 + rank),
+        rounds=3,
+        recorded=(Recorded(library="torch", groups=own),) if own else (),
+    )
+
+
+def told(
+    odd: set[int],
+    leaves: Mapping[str, Leaf] = BY_SLURM,
+    groups: Mapping[str, frozenset[int]] | None = None,
+    nodes: int = NODES,
+) -> dict[str, str]:
+    """What is said of ranks that load data while all others wait."""
+    ranks = range(nodes * LOCAL)
+    loads = tuple(member(rank, groups or {}) for rank in ranks if rank in odd)
+    waits = tuple(member(rank, groups or {}) for rank in ranks if rank not in odd)
+    grouping = Grouping(
+        groups=(
+            Group(key="w", activity="collective_wait", waits_for="ranks", members=waits),
+            Group(key="l", activity="data_loading", waits_for="nothing", members=loads),
+        ),
+        world_size=len(ranks),
+    )
+    verdict = across.judge(grouping, leaves=leaves)
+    assert {rank.rank for rank in verdict.named} == odd
+    return {one.kind: one.message for one in verdict.evidence if one.kind.startswith("shared_")}
+
+
+RAIL = {3, 3 + LOCAL * 5, 3 + LOCAL * 9, 3 + LOCAL * 14}
+LEAF = {1, 2 + LOCAL, 7 + LOCAL * 2, 4 + LOCAL * 3}
+TENSOR = {"7": frozenset({0, 9, 18, 27, 36, 45, 54, 63}), "8": frozenset({1, 10, 19}), "0": frozenset(range(128))}
+
+
+def test_a_rail() -> None:
+    assert told(RAIL) == {
+        "shared_rail": "all 4 odd ranks are on one rail, local rank 3, which has 16 of the 128 ranks; "
+        "12 other ranks of it are not among them"
+    }
+
+
+def test_a_leaf_switch_and_who_says_so() -> None:
+    assert told(LEAF, nodes=64)["shared_leaf_switch"] == (
+        "all 4 odd ranks are on leaf switch s0 (by SLURM_TOPOLOGY_ADDR), which has 32 of the 512 ranks; "
+        "28 other ranks of it are not among them"
+    )
+    assert told(LEAF, {}, nodes=64) == {}
+
+
+def test_a_process_group_of_the_recorders() -> None:
+    assert told({9, 27, 45}, groups=TENSOR) == {
+        "shared_process_group": "all 3 odd ranks are in process group TENSOR 7, which has 8 of the 128 ranks; "
+        "5 other ranks of it are not among them"
+    }
+
+
+def test_of_one_node_neither_its_switch_nor_a_group_around_it_is_said() -> None:
+    around = {"1": frozenset(range(16)), "2": frozenset(range(8))}
+    assert set(told({0, 3, 5, 6}, groups=around)) == {"shared_node"}
+    assert set(told({0, 3}, groups={"2": frozenset({0, 3})})) == {"shared_node", "shared_process_group"}
+
+
+@pytest.mark.parametrize(
+    ("odd", "nodes"),
+    [
+        ({3, 3 + LOCAL * 5}, NODES),  # two of a rail: one of some eight pairs
+        ({1, 2 + LOCAL, 7 + LOCAL * 2, 4 + LOCAL * 3}, 8),  # on one switch of two
+        ({0, 9, 18 + LOCAL, 100}, NODES),
+    ],
+)
+def test_what_chance_does_is_not_said(odd: set[int], nodes: int) -> None:
+    assert told(odd, nodes=nodes) == {}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sets(st.integers(0, 31), min_size=2, max_size=6), st.frozensets(st.integers(0, 31), min_size=1))
+def test_a_group_is_said_exactly_where_few_draws_would_fall_into_it(odd: set[int], group: frozenset[int]) -> None:
+    """By counting: of all ways to draw as many ranks, those that lie in the group."""
+    said = told(odd, {}, {"g": group}, nodes=4)
+    blind = sum(1 for drawn in combinations(sorted(group), len(odd)))
+    rare = blind <= 0.01 * comb(32, len(odd))
+    one_node = len({rank // LOCAL for rank in odd}) == 1
+    if not odd <= group or not rare:
+        assert "shared_process_group" not in said
+    elif not one_node and len({rank % LOCAL for rank in odd}) > 1:
+        assert "shared_process_group" in said
+
+
+# --- where the switches come from ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("address", "switch"),
+    [
+        ("s0.s2.node12", "s2"),
+        ("leaf.node1", "leaf"),
+        ("node1", None),
+        ("", None),
+        ("...", None),
+        (".node1", None),
+        ("s" * 200 + ".node", None),
+        ("s\x1b[31m.node", "s\\x1b[31m"),
+    ],
+)
+def test_what_slurm_says(address: str, switch: str | None) -> None:
+    leaf = topology.leaf_by_slurm(address)
+    if address.startswith("sss"):
+        assert leaf is not None and len(leaf.switch) <= 64
+    else:
+        assert (leaf.switch if leaf else None) == switch
+
+
+def test_the_variable_travels_with_what_a_node_saw() -> None:
+    job = replace(samples.job(range(4), None), job_key="k", environ={topology.ADDRESS: "s0.s2.n1", "NCCL_ALGO": "Ring"})
+    gathering = Gathering()
+    gathering.add(Sighting(node="n1", job=job, opened_unix_seconds=0.0, grouping=Grouping(groups=())))
+    assert gathering.leaves(["k"]) == {"n1": Leaf("s2", topology.ADDRESS)}
+    incident = samples.loader_hang()
+    sent = sighting.of(replace(incident, job=replace(incident.job, environ=job.environ)))
+    assert sent.job.environ == {topology.ADDRESS: "s0.s2.n1"}, "and nothing else of the environment"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SwitchName=s0 Nodes=n[0-1]\nSwitchName=s1 Nodes=n2,n3 LinkSpeed=900\nSwitchName=top Switches=s[0-1]\n",
+        "# by hand\nn[0-1]: s0\nn[2-3] : s1  # the second\n",
+        "switchname=s0 nodes=n0\nn1: s0\nSwitchName=s1 Nodes=n[2-3]\n",
+    ],
+)
+def test_a_file_of_switches(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "topology.conf"
+    path.write_text(text)
+    found = topology.read(path)
+    assert {node: leaf.switch for node, leaf in found.items()} == {"n0": "s0", "n1": "s0", "n2": "s1", "n3": "s1"}
+    assert {leaf.source for leaf in found.values()} == {"topology.conf"}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "says of no node which switch it is on"),
+        ("SwitchName=top Switches=s[0-1]\n", "says of no node"),
+        ("n0: s0\nwhat is this\n", "line 2: neither"),
+        ("n[0-99999999]: s0\n", "more than 65,536 nodes"),
+        ("-oProxyCommand: s0\n", "no name of a host"),
+    ],
+)
+def test_a_file_that_says_nothing(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "topology.conf"
+    path.write_text(text)
+    with pytest.raises((TopologyError, NodesError), match=why):
+        topology.read(path)
+    with pytest.raises(TopologyError, match="cannot be read"):
+        topology.read(tmp_path / "gone")

@@ -69,14 +69,16 @@ def files_below(folder: Path, is_wanted: Callable[[Path], bool]) -> list[Path]:
         raise InputError(f"{error.filename}: cannot be read: {error.strerror}")
 
     found: list[Path] = []
+    deep = len(folder.parts)
     for base, folders, names in os.walk(folder, onerror=refuse):
         here = Path(base)
-        if len(here.relative_to(folder).parts) > MOST_FOLDERS_DEEP:
+        if len(here.parts) - deep > MOST_FOLDERS_DEEP:
             raise InputError(
                 f"{folder}: folders lie deeper in each other than {MOST_FOLDERS_DEEP}; name those you mean"
             )
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [here / name for name in names if not name.startswith(".") and is_wanted(here / name)]
+        shown = (here / name for name in names if not name.startswith("."))
+        found += filter(is_wanted, shown)
         if len(found) > MOST_FILES:
             raise InputError(f"{folder}: holds more than {MOST_FILES} files; name the ones you mean")
     return sorted(found)

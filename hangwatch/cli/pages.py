@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from hangwatch import web_client, words, yaml_file
+from hangwatch import words
 from hangwatch.cli.asking import Progress, tell
 from hangwatch.cli.errors import InputError
 
@@ -31,6 +31,8 @@ class Asked(NamedTuple):
 
 def client_of(path: Path | None, option: str = "--http-config") -> WebClient:
     """Who asks. Raises InputError."""
+    from hangwatch import web_client, yaml_file
+
     try:
         return web_client.load(path) if path is not None else web_client.anonymous()
     except yaml_file.YamlError as error:

@@ -16,7 +16,7 @@ import itertools
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hangwatch.flight_record import Library
 from hangwatch.model import STOPPED_STATES, Enqueued, GroupRecords, Member, Recorded
@@ -82,8 +82,11 @@ class Answer(NamedTuple):
 
 def waits_in(records: GroupRecords) -> Enqueued | None:
     """What a rank waits in in one group: its oldest collective that stays open, for the later ones stand behind it."""
-    still_open = (one for one in records.operations if one.stays_open and not one.is_p2p)
-    return min(still_open, key=lambda one: one.number, default=None)
+    oldest: Enqueued | None = None
+    for one in records.operations:
+        if one.stays_open and not one.is_p2p and (oldest is None or one.number < oldest.number):
+            oldest = one
+    return oldest
 
 
 def is_busy(member: Member) -> bool:
@@ -418,26 +421,28 @@ def _other_operation(groups: Iterable[_Group]) -> dict[str, list[int]] | None:
                 if one.number in numbers and not one.is_p2p and one.operation != "coalesced":
                     done[one.number][rank] = one
         for number in sorted(done):
-            for differs in (_operation, _types, _sizes):
-                sides: dict[str, list[int]] = defaultdict(list)
+            for key_of, say in _DIFFERENCES:
+                sides: dict[Any, list[int]] = defaultdict(list)
                 for rank, one in done[number].items():
-                    if what := differs(one):
+                    if any(what := key_of(one)):
                         sides[what].append(rank)
                 if len(sides) > 1:
-                    return dict(sides)
+                    return {say(*what): ranks for what, ranks in sides.items()}
     return None
 
 
-def _operation(one: Enqueued) -> str:
-    return one.operation
-
-
-def _types(one: Enqueued) -> str:
-    return f"{one.operation} of {', '.join(one.dtypes)}" if one.dtypes else ""
-
-
-def _sizes(one: Enqueued) -> str:
-    return f"{one.operation} of {' '.join(map(str, one.sizes))}" if one.sizes else ""
+# What members may do otherwise under one number, and how that is said.
+_DIFFERENCES: tuple[tuple[Callable[[Enqueued], tuple[Any, ...]], Callable[..., str]], ...] = (
+    (lambda one: (one.operation,), lambda operation: operation),
+    (
+        lambda one: (one.operation, one.dtypes) if one.dtypes else (),
+        lambda operation, dtypes: f"{operation} of {', '.join(dtypes)}",
+    ),
+    (
+        lambda one: (one.operation, one.sizes) if one.sizes else (),
+        lambda operation, sizes: f"{operation} of {' '.join(map(str, sizes))}",
+    ),
+)
 
 
 def _other_order(groups: Sequence[_Group]) -> dict[str, list[int]] | None:

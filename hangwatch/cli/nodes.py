@@ -54,11 +54,7 @@ topology_option = click.option(
 @job_option
 @topology_option
 @click.option("--as-one-job", is_flag=True, help="Take incidents of several jobs for those of one.")
-@click.option(
-    "--http-config",
-    type=click.Path(path_type=Path),
-    help="For URLs: certificates and password, in the form of Prometheus' http_config.",
-)
+@pages.http_config_option("For URLs")
 @click.option("--prometheus-http-config", type=click.Path(path_type=Path), help="The same for --prometheus.")
 @click.option(
     "--deadline",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from hangwatch.web_client import WebClient
 
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
 class Asked(NamedTuple):
     """What is to be fetched, of which job, as whom, and how long each may take."""
 
@@ -27,6 +30,12 @@ class Asked(NamedTuple):
     http_config: Path | None
     prometheus_http_config: Path | None
     deadline_seconds: float
+
+
+def http_config_option(when: str) -> Callable[[_Command], _Command]:
+    """The option by which a command is told who asks."""
+    told = f"{when}: certificates and password, in the form of Prometheus' http_config."
+    return click.option("--http-config", type=click.Path(path_type=Path), help=told)
 
 
 def client_of(path: Path | None, option: str = "--http-config") -> WebClient:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
 from http.client import HTTPException
@@ -13,12 +14,14 @@ from typing import Any
 import click
 import msgspec
 
-from hangwatch import config
+from hangwatch import config, yaml_file
 from hangwatch.cli.errors import InputError
+from hangwatch.cli.pages import client_of, http_config_option
 from hangwatch.cli.settings import config_option, settings_from
 from hangwatch.cli.tables import print_table
 from hangwatch.model import JobName
 from hangwatch.status import JobStatus, Status
+from hangwatch.web_client import WebClient
 
 STATUS_DEADLINE_SECONDS = 5.0
 STATUS_MOST_BYTES = 64 << 20
@@ -27,12 +30,13 @@ STATUS_MOST_BYTES = 64 << 20
 @click.command()
 @config_option
 @click.option("--url", help="Where the daemon serves; by default the port of the configuration on this host.")
+@http_config_option("Where the daemon asks who you are")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the answer of /status as it is, see docs/json.md.")
-def status(config_path: Path | None, url: str | None, as_json: bool) -> None:
+def status(config_path: Path | None, url: str | None, http_config: Path | None, as_json: bool) -> None:
     """What the daemon on this node sees: GPUs, jobs and their states, checks."""
     settings, _ = settings_from(config_path)
     base = url or _local_url(settings.http)
-    answer = _fetch(f"{base.rstrip('/')}/status")
+    answer = _fetch(f"{base.rstrip('/')}/status", client_of(http_config))
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return
@@ -45,14 +49,23 @@ def status(config_path: Path | None, url: str | None, as_json: bool) -> None:
 
 def _local_url(wanted: config.Http) -> str:
     host = "127.0.0.1" if wanted.listen in ("0.0.0.0", "::", "") else wanted.listen  # noqa: S104 - compared, not bound
-    return f"{'https' if wanted.tls_certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{wanted.port}"
+    scheme = "https" if wanted.tls_certificate or _has_tls(wanted.web_config_file) else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{wanted.port}"
 
 
-def _fetch(url: str) -> Any:
+def _has_tls(web_config_file: str) -> bool:
+    """Whether it speaks of TLS; its certificates are not ours to read."""
+    return bool(web_config_file) and ("tls_server_config",) in yaml_file.read(Path(web_config_file)).lines
+
+
+def _fetch(url: str, client: WebClient) -> Any:
     if not url.startswith(("http://", "https://")):
         raise InputError(f"--url {url}: must start with http:// or https://")
     try:
-        content = _content(url)
+        content = _content(url, client)
+    except urllib.error.HTTPError as error:
+        asks = "\n  it asks who you are: --http-config FILE" if error.code in (401, 403) else ""
+        raise InputError(f"what answers at {url} refuses: HTTP {error.code}{asks}") from None
     except (OSError, HTTPException, OverflowError) as error:
         raise InputError(
             f"no hangwatch answers at {url}: {getattr(error, 'reason', error)}\n"
@@ -66,11 +79,21 @@ def _fetch(url: str) -> Any:
         raise InputError(f"what answers at {url} is no hangwatch\n  give its address with --url") from None
 
 
-def _content(url: str) -> bytes:
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: we say who we are to this host alone."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """None makes it an error as any other."""
+
+
+def _content(url: str, client: WebClient) -> bytes:
     """What stands at a URL, up to a bound in bytes and in time, however slowly it comes. Raises OSError."""
     end = time.monotonic() + STATUS_DEADLINE_SECONDS
     content = b""
-    with urllib.request.urlopen(url, timeout=STATUS_DEADLINE_SECONDS) as answer:  # noqa: S310 - scheme checked by `_fetch`
+    headers = {"Authorization": client.authorization} if client.authorization is not None else {}
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - scheme checked by `_fetch`
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=client.tls), _Stay)
+    with opener.open(request, timeout=STATUS_DEADLINE_SECONDS) as answer:
         while part := answer.read1(1 << 16):
             content += part
             if len(content) > STATUS_MOST_BYTES:

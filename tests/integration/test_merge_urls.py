@@ -204,6 +204,22 @@ def test_one_incident_of_a_node_and_one_job_of_several(tmp_path: Path) -> None:
         refused("merge", f"{url}/incidents/{named}", str(tmp_path / "0"), says="these incidents are of several jobs")
 
 
+def test_status_says_who_asks_and_follows_nobody(tmp_path: Path, pki: Path) -> None:
+    told = tmp_path / "hangwatch.toml"
+    with daemons(tmp_path, nodes()[:1], web_config_file=str(pki / "web.yml")) as (one,):
+        told.write_text(f'[http]\nlisten = "127.0.0.1"\nport = {port(one)}\nweb_config_file = "{pki}/web.yml"\n')
+        asked = ("status", "--json", "--config", str(told))
+        assert hangwatch(*asked, "--http-config", who(pki)).stdout == "null\n"
+        refused(*asked, "--http-config", who(pki, password="wrong"), says="it asks who you are")
+        refused(*asked, "--http-config", who(pki, authority="other"), says="certificate verify failed")
+    with (
+        answering(said(b"null")) as (elsewhere, came),
+        answering(said(b"", "302 Found", f"Location: http://127.0.0.1:{elsewhere}/status\r\n")) as (number, _),
+    ):
+        refused("status", "--url", f"http://127.0.0.1:{number}", says="refuses: HTTP 302")
+    assert came == []
+
+
 def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
     (tmp_path / "http.yml").write_text("a: 1\n")
     refused("merge", "https://alice:secret@127.0.0.1:1", says="a URL holds a password")

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from hangwatch import inputs
+from hangwatch import decoding, inputs
 from hangwatch.errors import UserError
 
 if sys.version_info >= (3, 11):
@@ -272,7 +272,7 @@ def decode(table: object, section: type[Any], source: str, path: tuple[str, ...]
     Raises ConfigError.
     """
     try:
-        return msgspec.convert(table, section, strict=True)
+        return decoding.convert(table, section)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), section, source, path)) from None
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from hangwatch import inputs, words
+from hangwatch import decoding, inputs, words
 from hangwatch.errors import UserError
 from hangwatch.model import INCIDENT_VERSION, MOST_RANKS, Grouping, Incident, Job, JobState, Value, spans
 
@@ -233,7 +233,7 @@ _T = TypeVar("_T")
 def decode(path: Path, content: bytes, kind: type[_T]) -> _T:
     """The JSON of an incident as a value of this type. Raises StoreError."""
     try:
-        return msgspec.json.decode(content, type=kind)
+        return decoding.json(content, kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         what = f"is truncated or no incident ({error})" if content else "is empty"
         raise StoreError(f"{path}: {what}{_stacks_beside(path)}") from None

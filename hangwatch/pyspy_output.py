@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from hangwatch import decoding
 from hangwatch.model import Fault, Frame, Thread
 
 MAY_DUMP = (
@@ -102,7 +103,7 @@ class _PySpyThread(msgspec.Struct):
     owns_gil: bool | None = None
 
 
-_JSON = msgspec.json.Decoder(list[_PySpyThread])
+_JSON = decoding.decoder(list[_PySpyThread])
 MOST_THREADS = 256  # of one process: one job's stacks must not fill the daemon's memory
 INNERMOST_FRAMES = 192
 OUTERMOST_FRAMES = 64

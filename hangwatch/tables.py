@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib import resources
 from typing import TypeVar
 
-import msgspec
+from hangwatch import decoding
 
 T = TypeVar("T")
 
 
 def load(package: str, name: str, kind: type[T]) -> T:
     """The table `name` that lies in `package`, as values of `kind`. Raises MsgspecError where a row is not of it."""
-    return msgspec.toml.decode(resources.files(package).joinpath(name).read_text(encoding="utf-8"), type=kind)
+    return decoding.toml(resources.files(package).joinpath(name).read_text(encoding="utf-8"), kind)

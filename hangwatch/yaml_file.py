@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import yaml
 
-from hangwatch import inputs
+from hangwatch import decoding, inputs
 from hangwatch.errors import UserError
 
 MOST_BYTES = 1 << 20
@@ -68,7 +68,7 @@ def read(path: Path) -> Document:
 def decode(document: Document, kind: type[T]) -> T:
     """The document as a value of this type, of which every key is known. Raises YamlError."""
     try:
-        return msgspec.convert(document.value, kind, strict=True)
+        return decoding.convert(document.value, kind)
     except msgspec.ValidationError as error:
         message = str(error)
         found = _AT.search(message)

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import msgspec
 
-from hangwatch import config, yaml_file
+from hangwatch import config, decoding, yaml_file
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.pages import client_of, http_config_option
 from hangwatch.cli.settings import config_option, settings_from
@@ -41,7 +41,7 @@ def status(config_path: Path | None, url: str | None, http_config: Path | None, 
         click.echo(json.dumps(answer, indent=2))
         return
     try:
-        seen = msgspec.convert(answer, Status)
+        seen = decoding.convert(answer, Status)
     except msgspec.ValidationError as error:
         raise InputError(f"{base} answers, but not as a hangwatch of this version does: {error}") from None
     print_status(seen)
@@ -74,7 +74,7 @@ def _fetch(url: str, client: WebClient) -> Any:
     except ValueError as error:  # no address
         raise InputError(f"--url {url}: {error}") from None
     try:
-        return msgspec.json.decode(content)
+        return decoding.plain(content)
     except (ValueError, RecursionError):
         raise InputError(f"what answers at {url} is no hangwatch\n  give its address with --url") from None
 

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from hangwatch import pyspy_output, words
+from hangwatch import decoding, pyspy_output, words
 from hangwatch.explain.pickled import MOST_BYTES, plain_values
 from hangwatch.flight_record import (
     EARLIEST_UNIX_NS,
@@ -128,7 +128,7 @@ def _json(content: bytes) -> object:
     if content.count(b"[") + content.count(b"{") > _MOST_CONTAINERS or content.count(b",") > _MOST_COMMAS:
         raise ValueError("holds more values than a flight recorder does")
     try:
-        found: object = msgspec.json.decode(content)
+        found = decoding.plain(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"is no whole JSON: {words.elided(str(error), _MOST_NAME)}") from None
     return found

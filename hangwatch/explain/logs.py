@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hangwatch import nccl_messages, pyspy_output
+from hangwatch import decoding, nccl_messages, pyspy_output
 from hangwatch.explain.found import LONGEST_LINE
 from hangwatch.model import RankId
 
@@ -291,7 +291,7 @@ class _ErrorFile(msgspec.Struct):
     message: _Message | str
 
 
-_ERROR_FILE = msgspec.json.Decoder(_ErrorFile)
+_ERROR_FILE = decoding.decoder(_ErrorFile)
 
 
 def is_error_file(first_line: str) -> bool:

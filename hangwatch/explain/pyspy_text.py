@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import structs
 
-from hangwatch import pyspy_output
+from hangwatch import decoding, pyspy_output
 from hangwatch.explain.found import LONGEST_LINE, FoundProcess, Interned, with_main
 from hangwatch.model import Fault, Frame, Thread
 
@@ -210,7 +210,7 @@ class Reader:
     def _end_json(self) -> None:
         text, self._text, self._size = "\n".join(self._text), [], 0
         try:
-            processes = msgspec.json.decode(text, type=list[_Pid])
+            processes = decoding.json(text, list[_Pid])
             pid = next((process.pid for process in processes if process.pid is not None), None)
             threads = pyspy_output.parse_json(text, pid)
         except (pyspy_output.DumpError, msgspec.DecodeError, RecursionError):

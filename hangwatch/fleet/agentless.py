@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hangwatch import decoding
 from hangwatch.fleet.replies import AnswerError, RollCall
 from hangwatch.model import MOST_RANKS
 
@@ -122,7 +123,7 @@ class Replies(RollCall[Found]):
 
 def _found(printed: bytes, node: str) -> Found:
     try:
-        form = msgspec.json.decode(printed, type=_Form)
+        form = decoding.json(printed, _Form)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise AnswerError(f"its answer cannot be read: {error}") from None
     told: dict[int, tuple[str, ...]] = {}

@@ -12,6 +12,7 @@ from ClusterShell.NodeSet import NodeSet
 from ClusterShell.Task import task_self
 from ClusterShell.Worker.Exec import ExecClient, ExecWorker
 
+from hangwatch import decoding
 from hangwatch.fleet.transports import OneForAll, OnePerNode, Transport
 
 FANOUT = 256  # nodes that are asked at once; each takes a process and three descriptors here
@@ -118,7 +119,7 @@ class _Collecting:
     def is_whole(self, node: str) -> bool:
         """Whether a node has sent a whole JSON value."""
         try:
-            msgspec.json.decode(self._output[node], type=msgspec.Raw)
+            decoding.json(self._output[node], msgspec.Raw)
         except (msgspec.DecodeError, ValueError, RecursionError):
             return False
         return True

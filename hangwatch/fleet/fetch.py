@@ -20,6 +20,7 @@ import msgspec
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.simple_httpclient import HTTPStreamClosedError, SimpleAsyncHTTPClient
 
+from hangwatch import decoding
 from hangwatch.errors import UserError
 from hangwatch.fleet.collect import FANOUT, MOST_ANSWER_BYTES, Progress, Reply
 from hangwatch.incident_file import Incidents, Summary
@@ -163,7 +164,7 @@ class _Fetching:
         """Raises FetchError."""
         body = await _page(f"{one.base}/incidents", self._client, MOST_LIST_BYTES, self._deadline_seconds)
         try:
-            listed = msgspec.json.decode(body, type=Incidents).incidents
+            listed = decoding.json(body, Incidents).incidents
         except (msgspec.DecodeError, ValueError, RecursionError):
             raise FetchError("gave no list of incidents: is it a hangwatch?") from None
         return chosen(listed, self._wanted)

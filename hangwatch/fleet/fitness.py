@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from hangwatch import words
+from hangwatch import decoding, words
 from hangwatch.checks import ports
 from hangwatch.checks.clock_skew import STEP_TIME
 from hangwatch.checks.clock_skew import Settings as ClockSettings
@@ -102,7 +102,7 @@ class Fitness(RollCall[NodeReport]):
 
 def _report(printed: bytes, _node: str) -> NodeReport:
     try:
-        report = msgspec.json.decode(printed, type=NodeReport)
+        report = decoding.json(printed, NodeReport)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise AnswerError(f"its answer is none of `hangwatch check --json`: {error}") from None
     if report.schema_version != 1:

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from hangwatch import decoding
 from hangwatch.fleet.fetch import AddressError, Site, site
 
 MOST_BYTES = 64 << 20
@@ -90,6 +91,6 @@ def _site(instance: str, scrape_url: str) -> Site:
 
 def _decoded(body: bytes, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decoding.json(body, kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise PrometheusError(f"gives no answer as Prometheus does: {error}") from None

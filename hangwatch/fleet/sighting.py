@@ -10,7 +10,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec.structs import replace
 
-from hangwatch import __version__, incident_file, inputs
+from hangwatch import __version__, decoding, incident_file, inputs
 from hangwatch.fleet import topology
 from hangwatch.model import INCIDENT_VERSION, Capture, Grouping, Incident, Job, Value
 
@@ -63,7 +63,7 @@ class _WithJobs(msgspec.Struct):
     schema_version: int = 0
 
 
-_DECODER = msgspec.json.Decoder(_Found)
+_DECODER = decoding.decoder(_Found)
 
 
 def of(incident: Incident) -> Sighting:
@@ -167,6 +167,6 @@ def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
 
 def _is_dump(content: bytes) -> bool:
     try:
-        return msgspec.json.decode(content, type=_WithJobs).schema_version <= INCIDENT_VERSION
+        return decoding.json(content, _WithJobs).schema_version <= INCIDENT_VERSION
     except (msgspec.DecodeError, ValueError, RecursionError):
         return False

@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from hangwatch import decoding
+
 Via: TypeAlias = Literal["ssh", "pdsh", "srun", "kubectl", "local"]
 
 # Ends the command when our end of its standard input closes, which happens whatever we die of, and after the deadline.
@@ -110,7 +112,7 @@ def kubectl(command: str, seconds: float, pods: Mapping[str, Pod], options: Sequ
 
 def pods_by_node(listed: bytes) -> dict[str, Pod]:
     """What `kubectl get pods --output json` printed, by node. Raises ValueError."""
-    found = msgspec.json.decode(listed, type=_List)
+    found = decoding.json(listed, _List)
     return {item.spec.node: Pod(item.metadata.namespace, item.metadata.name) for item in found.items if item.spec.node}
 
 
@@ -119,7 +121,7 @@ def nodes_of_pods(listed: bytes) -> list[str]:
 
     Raises ValueError.
     """
-    found = msgspec.json.decode(listed, type=_List)
+    found = decoding.json(listed, _List)
     return sorted({item.spec.node for item in found.items if item.spec.node and item.status.phase not in _ENDED})
 
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from hangwatch import config
+from hangwatch import config, decoding
 from hangwatch.hang import frames as stack_frames
 from hangwatch.model import Frame, Thread
 
@@ -305,7 +305,7 @@ def importing(stack: Sequence[stack_frames.Place], python: Sequence[int]) -> boo
 @cache
 def _built_in() -> _Tables:
     text = resources.files("hangwatch.hang").joinpath("activities.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), _Tables)
+    return decoding.convert(tomllib.loads(text), _Tables)
 
 
 def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:

@@ -16,7 +16,7 @@ from typing import IO
 
 import msgspec
 
-from hangwatch import words
+from hangwatch import decoding, words
 from hangwatch.model import Value
 from hangwatch.selftest.verdict import Event
 
@@ -175,7 +175,7 @@ def _drain(readers: Sequence[threading.Thread], lines: queue.Queue[tuple[int, st
 def _event(rank: int, line: str) -> Event | None:
     """The event of a line; None for what a library printed, and for what speaks of another rank."""
     try:
-        event = msgspec.json.decode(line, type=Event)
+        event = decoding.json(line, Event)
     except (msgspec.DecodeError, ValueError):
         return None
     return event if event.rank == rank else None

@@ -16,6 +16,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import msgspec
 
+from hangwatch import decoding
 from hangwatch.model import Fault, GpuSweep, SamplerStatus
 from hangwatch.probes.nvml import wedged
 from hangwatch.probes.nvml.messages import Admit, Answer, Asking, Begin, Failed, Hello, Message, Order, Question, Swept
@@ -141,7 +142,7 @@ class NvmlSampler:
             return _stalled(name, f"the driver did not answer within {deadline_seconds:g} s")
         finally:
             self._pending.pop(number, None)
-        return answer.fault or msgspec.json.decode(answer.details, type=kind)
+        return answer.fault or decoding.json(answer.details, kind)
 
     # --- the reading thread ----------------------------------------------------------------------------------------
 
@@ -361,7 +362,7 @@ class _Child:
         self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._stdin, False)
         self._partial = b""
-        self._decoder = msgspec.json.Decoder(Message)
+        self._decoder = decoding.decoder(Message)
         self.pid = self._process.pid
         self.asking = Asking(gpu=None)
         self.got_answer = False

@@ -18,6 +18,7 @@ from typing import BinaryIO
 import msgspec
 import pynvml
 
+from hangwatch import decoding
 from hangwatch.model import Fault, GpuSweep, Value
 from hangwatch.probes import heap
 from hangwatch.probes.nvml.child.driver import Driver
@@ -95,7 +96,7 @@ def serve(driver: Driver, parent: BinaryIO, sample_seconds: float) -> None:
             return
         *lines, pending = (pending + received).split(b"\n")
         for line in lines:
-            order = msgspec.json.decode(line, type=Order)
+            order = decoding.json(line, Order)
             if isinstance(order, Admit):
                 driver.admit(order.gpu)
             else:
@@ -111,7 +112,7 @@ def die_with(parent_pid: int) -> None:
 
 def main() -> None:
     """Own the driver until the parent goes; every way in which the driver fails becomes a `Failed` message."""
-    begin = msgspec.json.decode(sys.argv[1], type=Begin)
+    begin = decoding.json(sys.argv[1], Begin)
     die_with(begin.parent_pid)
     parent = private_stdout()
     try:

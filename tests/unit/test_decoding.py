@@ -1,0 +1,43 @@
+"""Types are prepared under one lock: without it the process dies of a segmentation fault, most often in the first tries."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+RACE = """
+import sys, threading
+import msgspec
+from hangwatch import decoding
+
+way = sys.argv[1]
+sys.setswitchinterval(1e-6)
+for number in range(100):
+    inner = msgspec.defstruct(f"Inner{number}", [(f"f{k}", dict[str, tuple[int, ...]], {}) for k in range(20)])
+    kind = msgspec.defstruct(f"Outer{number}", [(f"g{k}", dict[str, inner], {}) for k in range(20)])
+    gate, found = threading.Barrier(8), []
+
+    def decode():
+        gate.wait()
+        if way == "json":
+            found.append(decoding.json(b'{"g3": {"a": {"f3": {"x": [1]}}}}', kind))
+        elif way == "toml":
+            found.append(decoding.toml('g3 = {a = {f3 = {x = [1]}}}', kind))
+        else:
+            found.append(decoding.convert({"g3": {"a": {"f3": {"x": [1]}}}}, kind))
+
+    threads = [threading.Thread(target=decode) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [one.g3["a"].f3 for one in found] == [{"x": (1,)}] * 8
+"""
+
+
+@pytest.mark.parametrize("way", ["json", "toml", "convert"])
+def test_a_type_that_several_threads_see_first_at_the_same_time(way: str) -> None:
+    done = subprocess.run([sys.executable, "-c", RACE, way], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])

@@ -222,6 +222,13 @@ def test_a_library_below_a_link_is_not_opened(tmp_path: Path) -> None:
             symbols_child.opened(str(tmp_path), path)
 
 
+def test_a_child_that_has_had_no_core_yet_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Python reads a library within a hundredth of a second: this one is at work when its time is over."""
+    monkeypatch.setattr(symbols, "SHARED", symbols.SymbolTables(deadline_seconds=0.01))
+    with targets.python(ALONE.format(more=""), tmp_path) as pid:
+        assert read(identity(pid)).found_by == "symbol"
+
+
 @needs_root
 def test_a_library_that_gives_no_answer_costs_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(symbols, "SHARED", tables := symbols.SymbolTables(deadline_seconds=1.0))

@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch.model import ProcessId
+from hangwatch.probes import procs
 from hangwatch.probes.left_behind import LeftBehind
 from hangwatch.probes.torch_recorder.libraries import Mapped
 
 CHILD = Path(__file__).with_name("symbols_child.py")
 DEADLINE_SECONDS = 10.0
+STARVED_SECONDS = 20.0  # a child that waits for a core does not wait for a file
+STARVED_CPU_SECONDS = 2.0  # one that has used more has had its core: libtorch_cpu.so takes 0.2
 SILENCE_SECONDS = 600.0  # after which a file that gave no answer is asked again
 PAGE_BYTES = 4096
 MOST_KNOWN = 256
@@ -98,7 +101,7 @@ class SymbolTables:
                 env={},
             )
             try:
-                raw, _ = child.communicate(timeout=self._deadline_seconds)
+                raw = _answer(child, self._deadline_seconds)
             except subprocess.TimeoutExpired:
                 child.kill()
                 try:
@@ -111,6 +114,22 @@ class SymbolTables:
             return None
         finally:
             self._left_behind.end(share, process, left)
+
+
+def _answer(child: subprocess.Popen[bytes], seconds: float) -> bytes:
+    """What it prints. Raises subprocess.TimeoutExpired after so long, later where it has had no core yet."""
+    end = time.monotonic() + seconds + STARVED_SECONDS
+    blocked = 0
+    while True:
+        try:
+            return child.communicate(timeout=seconds)[0]
+        except subprocess.TimeoutExpired:
+            seen = procs.read_counters(child.pid)
+            blocked = 0 if seen.state == "R" else blocked + 1
+            has_had_core = seen.cpu_seconds is None or seen.cpu_seconds > STARVED_CPU_SECONDS
+            if blocked > 2 or has_had_core or time.monotonic() > end:
+                raise
+            seconds = 0.1
 
 
 def _symbols(raw: bytes, page: str) -> Symbols:

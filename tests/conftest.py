@@ -28,6 +28,7 @@ TOGETHER = (
     "deploy/test_container.py",
     "deploy/test_grafana.py",
     "integration/test_demo_node.py",
+    "integration/test_nodes_in_namespaces.py",
     "integration/test_nodes_over_slurm.py",
     "integration/test_nodes_over_ssh.py",
     "integration/test_torchrun.py",

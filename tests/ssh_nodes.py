@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -29,34 +29,50 @@ def sshd(folder: Path, names: list[str]) -> Iterator[Path]:
     A program that it starts finds its port in the last word of SSH_CONNECTION; `folder`/PORT holds the name.
     """
     assert SSHD is not None
-    folder.mkdir(mode=0o700)
-    for key in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
+    make_keys(folder)
     ports = {name: free_port() for name in names}
     for name, port in ports.items():
         (folder / str(port)).write_text(name)
-    listening = "".join(f"ListenAddress 127.0.0.1:{port}\n" for port in ports.values())
-    (folder / "sshd_config").write_text(
-        f"{listening}HostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\nPidFile none\nUsePAM no\n"
-        "PermitRootLogin prohibit-password\nPasswordAuthentication no\nStrictModes no\nMaxStartups 100\n"
-    )
-    (folder / "ssh_config").write_text(_client(folder, ports))
-    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # of its own privilege separation
-    with subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=subprocess.DEVNULL) as server:
+    config = server_config(folder, [f"127.0.0.1:{port}" for port in ports.values()])
+    addresses = {name: ("127.0.0.1", port) for name, port in ports.items()}
+    nobody = {"unreached": ("127.0.0.1", free_port())}
+    with subprocess.Popen([SSHD, "-D", "-e", "-f", config], stderr=subprocess.DEVNULL) as server:
         try:
-            wait_for(lambda: all(map(_listens, ports.values())), "sshd")
-            yield folder / "ssh_config"
+            wait_for(lambda: all(listens(*address) for address in addresses.values()), "sshd")
+            yield client_config(folder, {**addresses, **nobody})
         finally:
             server.terminate()
 
 
-def _client(folder: Path, ports: Mapping[str, int]) -> str:
-    hosts = "".join(f"Host {name}\n  HostName 127.0.0.1\n  Port {port}\n" for name, port in ports.items())
+def make_keys(folder: Path) -> None:
+    """The folder, with a key of the host and one of the user, and what sshd itself needs."""
+    folder.mkdir(mode=0o700)
+    for key in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # of its own privilege separation
+
+
+def server_config(folder: Path, listening: Iterable[str]) -> Path:
+    """The configuration of an sshd that listens on these addresses and lets the user's key in as root."""
+    (folder / "sshd_config").write_text(
+        "".join(f"ListenAddress {address}\n" for address in listening)
+        + f"HostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\nPidFile none\nUsePAM no\n"
+        "PermitRootLogin prohibit-password\nPasswordAuthentication no\nStrictModes no\nMaxStartups 100\n"
+    )
+    return folder / "sshd_config"
+
+
+def client_config(folder: Path, addresses: Mapping[str, tuple[str, int]]) -> Path:
+    """A file of ssh's options that leads to these hosts by name."""
+    hosts = (f"Host {name}\n  HostName {host}\n  Port {port}\n" for name, (host, port) in addresses.items())
     usual = f"User root\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n"
     known = f"  UserKnownHostsFile {folder}/known\n  StrictHostKeyChecking accept-new\n  LogLevel ERROR\n"
-    return f"{hosts}Host unreached\n  HostName 127.0.0.1\n  Port {free_port()}\nHost *\n  {usual}{known}"
+    (folder / "ssh_config").write_text(f"{''.join(hosts)}Host *\n  {usual}{known}")
+    return folder / "ssh_config"
 
 
-def _listens(port: int) -> bool:
+def listens(host: str, port: int) -> bool:
+    """Whether somebody takes connections there."""
     with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
+        client.settimeout(1.0)
+        return client.connect_ex((host, port)) == 0

@@ -53,6 +53,7 @@ class RealDaemon:
         self._environ = {**environ, "PYTHONUNBUFFERED": "1"}
         self.log_file = folder / "daemon.log"
         self.port = 0
+        self._host = merged["http"]["listen"]
 
     def __enter__(self) -> RealDaemon:
         with self.log_file.open("wb") as log:
@@ -90,8 +91,13 @@ class RealDaemon:
             pytest.fail(f"hangwatch ended with {self.process.returncode}:\n{self.log}")
         return next((line for line in self.log.splitlines() if "metrics on" in line), None)
 
+    @property
+    def address(self) -> str:
+        """host:port, as Prometheus' configuration wants it."""
+        return f"{self._host}:{self.port}"
+
     def get(self, path: str) -> str:
-        with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+        with urlopen(f"http://{self.address}{path}", timeout=10) as answer:
             return answer.read().decode()
 
     def status(self) -> dict[str, object]:
@@ -130,21 +136,27 @@ class TorchJob:
         *,
         endpoint: str = "127.0.0.1:0",
         nodes: int = 1,
+        node_rank: int | None = None,
         run_id: str = "",
+        prefix: Iterable[str] = (),
+        environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`ranks` on this one of `nodes` nodes."""
+        """`ranks` on this one of `nodes` nodes, which know their places where they have a `node_rank`."""
         self.folder = folder
         self.run_id = run_id or f"test-{uuid.uuid4().hex[:8]}"
         self.ranks = ranks
+        self._log_file = folder / ("job.log" if node_rank is None else f"job-{node_rank}.log")
+        self._environ = environ or {}
+        place = ["--rdzv-backend=c10d"] if node_rank is None else ["--rdzv-backend=static", f"--node-rank={node_rank}"]
         self._command = [
-            sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--rdzv-backend=c10d",
+            *prefix, sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *place,
             f"--nnodes={nodes}", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={self.run_id}", str(JOBS / program), str(folder), *arguments,
         ]  # fmt: skip
 
     def __enter__(self) -> TorchJob:
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **self._environ}
         environ.pop("RANK", None)
-        with (self.folder / "job.log").open("wb") as log:
+        with self._log_file.open("wb") as log:
             self.process = subprocess.Popen(self._command, env=environ, stdout=log, stderr=log, start_new_session=True)
         return self
 
@@ -163,7 +175,7 @@ class TorchJob:
 
         def finished() -> bool:
             if self.process.poll() is not None:
-                pytest.fail(f"torchrun ended with {self.process.returncode}:\n{(self.folder / 'job.log').read_text()}")
+                pytest.fail(f"torchrun ended with {self.process.returncode}:\n{self._log_file.read_text()}")
             return self.steps(0) >= step
 
         wait_for(finished, f"step {step}", deadline_seconds)

@@ -1,0 +1,230 @@
+"""Four nodes, two torchrun jobs of two users over all of them: real daemons, real Prometheus, real sshd; one cluster for all tests.
+
+The jobs have one run id and meet at one address. Of the first, rank 2 on n2 is stuck in its own code; of the second, rank 1
+on n1 reduces in another group than the others; at last n2 dies. The tests follow each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, h100
+from tests.integration.test_dump_nodes import answer
+from tests.integration.test_page import DEPLOY, alertmanager_config
+from tests.namespace_nodes import JobOverNodes, Node, cluster, needs_namespaces, sshd_on
+from tests.servers import RealAlertmanager, RealPrometheus, WebhookReceiver
+from tests.ssh_nodes import needs_sshd
+from tests.watched import QUICK, RealDaemon
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600), needs_namespaces, needs_sshd]
+
+NAMES = ("n0", "n1", "n2", "n3")
+RUN_ID = "pretrain"
+ADA, BOB = 4001, 4002
+ADAS_GPU, BOBS_GPU = 0, 1
+BUSY_WATTS, HUNG_WATTS = 600, 118
+
+
+class Fleet:
+    """The nodes with their daemons, what watches over all of them, and the two jobs."""
+
+    def __init__(self, folder: Path, library: Path, stack: contextlib.ExitStack) -> None:
+        self.nodes: dict[str, Node] = stack.enter_context(cluster(folder, NAMES))
+        self.drivers = {name: FakeDriver(library, folder / f"{name}.scenario", h100(2)) for name in NAMES}
+        self.ssh_config = stack.enter_context(sshd_on(self.nodes, folder / "ssh"))
+        self.jobs = {
+            uid: stack.enter_context(
+                JobOverNodes(
+                    folder / str(uid),
+                    program,
+                    self.nodes.values(),
+                    uid=uid,
+                    gpu=gpu,
+                    run_id=RUN_ID,
+                    port=29500 + gpu,
+                )
+            )
+            for uid, program, gpu in ((ADA, "stuck_on_a_fifo.py", ADAS_GPU), (BOB, "wrong_group.py", BOBS_GPU))
+        }
+        self.daemons = {
+            name: stack.enter_context(
+                RealDaemon(
+                    folder / f"hw-{name}",
+                    self.drivers[name].environ,
+                    prefix=node.inside,
+                    http={**QUICK["http"], "listen": node.address},
+                )
+            )
+            for name, node in self.nodes.items()
+        }
+        self._keys: dict[int, str] = {}
+        self.webhook = stack.enter_context(WebhookReceiver())
+        alertmanager = stack.enter_context(
+            RealAlertmanager(folder / "am", _quick(alertmanager_config(self.webhook.url)))
+        )
+        self.prometheus = stack.enter_context(
+            RealPrometheus(
+                folder / "prom",
+                {name: daemon.address for name, daemon in self.daemons.items()},
+                rules=[DEPLOY / "hangwatch.rules.yaml"],
+                alertmanager=alertmanager.address,
+                scrape_seconds=4.0,  # also its time-out: a node that has no core for a second does answer
+            )
+        )
+
+    def key(self, uid: int) -> str:
+        """The key of a user's job, which all nodes give it."""
+        if uid not in self._keys:
+            trains = (
+                f'hangwatch_job_state{{state="training"}} == 1 and on (job_key) hangwatch_job_info{{owner="uid {uid}"}}'
+            )
+            (self._keys[uid],) = {row["metric"]["job_key"] for row in self.prometheus.query(trains)}
+        return self._keys[uid]
+
+    def states(self, uid: int) -> dict[str, str]:
+        """The state of a user's job by node."""
+        asked = f'hangwatch_job_state == 1 and on (job_key) hangwatch_job_info{{owner="uid {uid}"}}'
+        return {row["metric"]["instance"]: row["metric"]["state"] for row in self.prometheus.query(asked)}
+
+    def pages(self, uid: int) -> list[dict[str, Any]]:
+        """What the on-call received about this user's job."""
+        return [one for one in self.webhook.received("/on-call") if one["groupLabels"]["job_key"] == self.key(uid)]
+
+    def wait_for_state(self, uid: int, state: str) -> None:
+        wait_for(lambda: self.states(uid) == dict.fromkeys(NAMES, state), f"the job of {uid} to be {state}", 180)
+
+    def set_power(self, gpu: int, watts: float) -> None:
+        """What a GPU of each node draws."""
+        for driver in self.drivers.values():
+            driver.add(f"gpu {gpu} power_watts {watts}")
+
+    def dump(self, uid: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What all nodes answer over ssh now, and what comes of it for a user's job."""
+        where = ["--nodes", "n[0-3]", "--via", "ssh", "--via-options", f"-F {self.ssh_config}", "--deadline", "60"]
+        hangwatch = [sys.executable, "-m", "hangwatch"]
+        command = [*hangwatch, "dump", *where, "--remote-command", " ".join(hangwatch), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        told = answer(done)
+        (job,) = [one for one in told["jobs"] if one["job"]["job_key"] == self.key(uid)]
+        return told, job
+
+
+def _quick(config: dict[str, Any]) -> dict[str, Any]:
+    """A page that resolves is said at once."""
+    for route in config["route"]["routes"]:
+        route["group_interval"] = "1s"
+    return config
+
+
+@pytest.fixture(scope="module")
+def fleet(request: pytest.FixtureRequest, fake_nvml_library: Path) -> Iterator[Fleet]:
+    with contextlib.ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="fleet-"))  # pytest's own folders are root's alone
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder.chmod(0o755)
+        made = Fleet(folder, fake_nvml_library, stack)
+        failed = request.session.testsfailed
+        yield made
+        if request.session.testsfailed > failed:
+            for daemon in made.daemons.values():
+                print(daemon.log, *(report.read_text() for report in daemon.state.glob("incidents/*/report.txt")))
+
+
+def test_of_two_jobs_of_one_name_the_hung_one_pages_by_owner_and_rank(fleet: Fleet) -> None:
+    for uid, job in fleet.jobs.items():
+        job.wait_for_step(3)
+        fleet.wait_for_state(uid, "training")
+    assert fleet.key(ADA) != fleet.key(BOB)
+
+    folder = fleet.jobs[ADA].folder
+    os.mkfifo(folder / "shard")
+    (folder / "stop-at-shard").touch()
+    wait_for(lambda: not (folder / "stop-at-shard").exists(), "rank 2 to reach the shard")
+    fleet.set_power(ADAS_GPU, HUNG_WATTS)
+    fleet.drivers["n2"].add(f"gpu {ADAS_GPU} power_watts 86", f"gpu {ADAS_GPU} utilization_ratio 0")
+    (page,) = wait_for(lambda: fleet.pages(ADA), "the page", 120)
+    (alert,) = page["alerts"]
+    assert alert["labels"]["alertname"] == "HangwatchTrainingHung"
+    summary = alert["annotations"]["summary"]
+    assert summary.startswith(f"Job {RUN_ID} (uid {ADA}) is hung: rank 2 on n2 ")
+    fleet.wait_for_state(BOB, "training")
+    assert fleet.pages(BOB) == []
+
+
+def test_a_dump_over_ssh_names_the_same_rank(fleet: Fleet) -> None:
+    told, job = fleet.dump(ADA)
+    assert (told["answered"], told["unanswered"], told["failed"]) == (list(NAMES), [], [])
+    assert who(job["verdict"]["named"]) == [(2, "n2")]
+
+
+def test_a_node_that_is_cut_off_is_unanswered_and_the_rank_is_named(fleet: Fleet) -> None:
+    with fleet.nodes["n1"].cut_off():
+        told, job = fleet.dump(ADA)
+    assert (told["answered"], told["unanswered"], told["failed"]) == (["n0", "n2", "n3"], ["n1"], [])
+    assert job["absent"] == [[1, 1]]
+    assert who(job["verdict"]["named"]) == [(2, "n2")]
+
+
+def test_where_the_culprits_node_is_cut_off_it_is_said_with_its_ranks(fleet: Fleet) -> None:
+    with fleet.nodes["n2"].cut_off():
+        told, job = fleet.dump(ADA)
+    assert (told["answered"], told["unanswered"], told["failed"]) == (["n0", "n1", "n3"], ["n2"], [])
+    assert job["absent"] == [[2, 2]]
+    assert job["verdict"]["named"] == []
+    votes = {vote["kind"]: vote["message"] for vote in job["verdict"]["evidence"]}
+    assert "no answer from 1 node (n2)" in votes["unanswered_nodes"]
+    assert len(fleet.pages(ADA)) == 1, "one page, whichever node answers meanwhile"
+
+    (fleet.jobs[ADA].folder / "shard").write_bytes(b"shard")
+    fleet.set_power(ADAS_GPU, BUSY_WATTS)
+
+
+def test_where_all_stacks_are_equal_the_numbers_say_at_whom_to_look(fleet: Fleet) -> None:
+    job = fleet.jobs[BOB]
+    job.wait_for_step(job.steps + 3)
+    (job.folder / "part").touch()
+    fleet.set_power(BOBS_GPU, HUNG_WATTS)
+    (page,) = wait_for(lambda: fleet.pages(BOB), "the page", 120)
+    (alert,) = page["alerts"]
+    summary = alert["annotations"]["summary"]
+    assert summary.startswith(f"Job {RUN_ID} (uid {BOB}) is hung: no rank can be named: ")
+    assert summary.endswith("look first at rank 1 on n1")
+    _, dumped = fleet.dump(BOB)
+    assert (dumped["verdict"]["kind"], who(dumped["verdict"]["first_look"])) == ("Circle", [(1, "n1")])
+    assert len(dumped["groups"]) == 1, "all stacks are equal"
+
+
+def test_a_node_that_dies_with_its_daemon_is_one_page_that_names_it_and_its_ranks(fleet: Fleet) -> None:
+    wait_for(lambda: fleet.pages(ADA)[1:], "the page to resolve", 120)
+    fleet.wait_for_state(ADA, "training")
+
+    fleet.nodes["n2"].delete()
+    fleet.set_power(ADAS_GPU, HUNG_WATTS)
+    told, job = fleet.dump(ADA)
+    assert (told["answered"], told["unanswered"], told["failed"]) == (["n0", "n1", "n3"], ["n2"], [])
+    assert (job["absent"], job["verdict"]["named"]) == ([[2, 2]], [])
+    wait_for(lambda: fleet.pages(ADA)[2:], "the page", 240)
+    hung, resolved, died = fleet.pages(ADA)
+    assert [hung["status"], resolved["status"], died["status"]] == ["firing", "resolved", "firing"]
+    (alert,) = died["alerts"]
+    said = alert["annotations"]
+    assert said["summary"].startswith(f"Job {RUN_ID} (uid {ADA}) is hung: ")
+    assert "hangwatch on n2 does not answer, with 1 of its 4 ranks" in said["summary"]
+    assert "n2 does not answer; ranks of the job on it: 1 (numbers 2)" in said["description"]
+    assert len(fleet.pages(BOB)) == 1, "the other one was told of before"
+
+
+def who(ranks: list[dict[str, Any]]) -> list[tuple[int, str]]:
+    """The ranks of a verdict, each with its node."""
+    return [(rank["rank"], rank["node"]) for rank in ranks]

@@ -5,21 +5,27 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import click
 import msgspec
 
 from hangwatch import words
+from hangwatch.cli.asking import nodes_options, reach_of
 from hangwatch.cli.errors import InputError
+from hangwatch.cli.nodes_selftest import Nodes, Question
 from hangwatch.model import GpuSample, Value
 from hangwatch.probes import host
 from hangwatch.probes.nvml.sampler import NvmlSampler
-from hangwatch.selftest import halving, launch, verdict
+from hangwatch.selftest import halving, launch, parts, verdict
 
 FIRST_SWEEP_SECONDS = 3.0
 RANKS_WITHOUT_GPUS = 4
 SLOWEST_SHOWN = 8
+
+_Run = Callable[[Sequence[str], launch.Say], launch.Course]
 
 
 class Answer(Value, frozen=True):
@@ -40,7 +46,7 @@ class Answer(Value, frozen=True):
 @click.command()
 @click.option("--devices", metavar="LIST", help="These GPUs alone, such as 0-3,6; by default all of this node.")
 @click.option(
-    "--ranks", type=click.IntRange(2, 256), help=f"Without GPUs: so many ranks ({RANKS_WITHOUT_GPUS} by default)."
+    "--ranks", type=click.IntRange(1, 256), help=f"Without GPUs: so many ranks ({RANKS_WITHOUT_GPUS} by default)."
 )
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", help="auto: nccl with GPUs.")
 @click.option(
@@ -57,6 +63,11 @@ class Answer(Value, frozen=True):
 @click.option("--bisect", is_flag=True, help="Where it fails: try halves, until the one device is found.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/json.md describes it.")
 @click.option("--script", is_flag=True, help="Print the path of the script of a rank, for torchrun or srun, and end.")
+@click.option("--offer", is_flag=True, hidden=True)
+@click.option("--part", hidden=True)
+@click.option("--node-name", default="", hidden=True)
+@click.option("--port", type=click.IntRange(1, 65535), hidden=True)
+@nodes_options
 def selftest(
     *,
     devices: str | None,
@@ -68,6 +79,11 @@ def selftest(
     bisect: bool,
     as_json: bool,
     script: bool,
+    offer: bool,
+    part: str | None,
+    node_name: str,
+    port: int | None,
+    **reaching: Any,
 ) -> int:
     """Can the GPUs of this node compute, and can ranks on them talk? For before a job, or to find the bad one.
 
@@ -75,61 +91,108 @@ def selftest(
     add up numbers whose sums are known, each step with a time-out of its own. Names who does not come, comes late,
     computes slowly or wrongly. Exits 1 when something is wrong. It needs idle GPUs, and the torch of the job.
 
+    With --nodes or --jobid over the devices of many nodes, each started by hangwatch there; --bisect halves the nodes,
+    then the devices of one. A launcher may start the ranks, too:
+
     \b
-    Over many nodes:  torchrun --nnodes 2 --nproc-per-node 8 ... $(hangwatch selftest --script)
+    torchrun --nnodes 2 --nproc-per-node 8 ... $(hangwatch selftest --script)
     """
     if script:
         click.echo(launch.SCRIPT)
         return 0
+    trial = _Trial(backend=backend, late_seconds=late_seconds, bisect=bisect, as_json=as_json)
+    if (reach := reach_of(**reaching)) is not None:
+        nodes = Nodes(reach, Question(backend, timeout_seconds, python, devices, ranks))
+        return trial.conclude(nodes.units, _Test(lambda half, _: nodes.run(half), python or "python3", trial))
     gpus = () if ranks is not None else _gpus()
-    tested = _devices(devices, ranks, gpus)
     plan = launch.Plan(
         python=_interpreter(python), backend=backend, timeout_seconds=timeout_seconds, sees_gpus=bool(gpus)
     )
-    test = _Test(plan, late_seconds, quiet=as_json)
-    findings = test.findings(tested)
-    events = test.events
-    halved = None
-    if findings and bisect and len(tested) > 1:
-        halved = halving.halve(tested, lambda half: not test.findings(half))
-    answer = Answer(
-        schema_version=1,
-        node=host.node_name(),
-        devices=tested,
-        backend=next((one.backend for one in events if one.backend), backend),
-        passed=not findings,
-        findings=findings,
-        suspects=halved.suspects if halved else (),
-        is_sure=halved is not None and halved.is_sure,
-        tries=1 + (halved.tries if halved else 0),
-        bandwidths=verdict.bandwidths(events),
-    )
-    if as_json:
-        click.echo(msgspec.json.encode(answer))
-    else:
-        _print(answer)
-    return 0 if answer.passed else 1
+    if part is not None:
+        return _take_part(part, node_name, port or 0, gpus, plan)
+    tested = _devices(devices, ranks, gpus)
+    if offer:
+        here = parts.Offer(devices=tested, port=launch.free_port(), printed_unix_seconds=time.time())
+        click.echo(msgspec.json.encode(here))
+        return 0
+    return trial.conclude(tested, _Test(lambda half, say: launch.run(half, plan, say), plan.python, trial))
+
+
+def _take_part(part: str, node: str, port: int, gpus: Sequence[GpuSample], plan: launch.Plan) -> int:
+    """Run the ranks of this node in a test over several, and print what they said."""
+    try:
+        layout = parts.read(part)
+        place = parts.place_of(layout, node, port)
+    except ValueError as error:
+        raise InputError(f"--part: {error}") from None
+    devices = layout[node]
+    if gpus:
+        devices = _devices(words.fold(map(int, devices)), None, gpus)
+    try:
+        course = launch.run(devices, plan, lambda _: None, place)
+    except OSError as error:
+        raise _no_interpreter(plan.python, error) from None
+    click.echo(msgspec.json.encode(parts.Part(course=course, printed_unix_seconds=time.time())))
+    return 0
+
+
+def _no_interpreter(python: str, error: OSError) -> InputError:
+    return InputError(f"--python {python}: {error.strerror or error}")
+
+
+class _Trial(NamedTuple):
+    """What is asked of a test beside its devices."""
+
+    backend: str
+    late_seconds: float
+    bisect: bool
+    as_json: bool
+
+    def conclude(self, tested: tuple[str, ...], test: _Test) -> int:
+        """Test these devices, then halves of them where that is wanted and it fails; print what was found."""
+        findings = test.findings(tested)
+        events = test.events
+        halved = None
+        if findings and self.bisect and len(tested) > 1:
+            halved = halving.halve(tested, lambda half: not test.findings(half))
+        answer = Answer(
+            schema_version=1,
+            node=host.node_name(),
+            devices=tested,
+            backend=next((one.backend for one in events if one.backend), self.backend),
+            passed=not findings,
+            findings=findings,
+            suspects=halved.suspects if halved else (),
+            is_sure=halved is not None and halved.is_sure,
+            tries=1 + (halved.tries if halved else 0),
+            bandwidths=verdict.bandwidths(events),
+        )
+        if self.as_json:
+            click.echo(msgspec.json.encode(answer))
+        else:
+            _print(answer)
+        return 0 if answer.passed else 1
 
 
 class _Test:
     """Tests devices, and keeps what the ranks of the last test said."""
 
-    def __init__(self, plan: launch.Plan, late_seconds: float, *, quiet: bool) -> None:
-        self._plan, self._late_seconds, self._quiet = plan, late_seconds, quiet
+    def __init__(self, run: _Run, python: str, trial: _Trial) -> None:
+        self._run, self._python, self._late_seconds, self._quiet = run, python, trial.late_seconds, trial.as_json
         self.events: tuple[verdict.Event, ...] = ()
 
     def findings(self, devices: Sequence[str]) -> tuple[verdict.Finding, ...]:
         """What is wrong with these devices. Raises InputError where the interpreter cannot run a rank."""
         self._say(f"testing {words.count(len(devices), 'device')}: {','.join(devices)}")
         try:
-            course = launch.run(devices, self._plan, self._say)
+            course = self._run(devices, self._say)
         except OSError as error:
-            raise InputError(f"--python {self._plan.python}: {error.strerror or error}") from None
+            raise _no_interpreter(self._python, error) from None
         self.events = course.events
         found = verdict.judge(course.events, course.exits, len(devices), self._late_seconds, course.last_words)
         if any(one.kind == "no_torch" for one in found):
             raise InputError(
-                f"{self._plan.python} has no torch, which the ranks of the self-test need\n"
+                f"{self._python} has no torch, which the ranks of the self-test need\n"
                 "  give the interpreter of the job: hangwatch selftest --python /path/of/its/bin/python"
             )
         return found

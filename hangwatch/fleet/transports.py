@@ -88,24 +88,32 @@ def script(command: str, seconds: float, ending: str = "exit $s") -> str:
 
 
 def ssh(command: str, seconds: float, options: Sequence[str] = ()) -> OnePerNode:
-    """A connection for each node; nobody is asked for a password."""
-    asked = f"sh -c {shlex.quote(script(command, seconds))}"
+    """A connection for each node, for whose name %h stands in the command; nobody is asked for a password."""
     usual = ("-x", "-a", "-oBatchMode=yes", f"-oConnectTimeout={max(1, round(seconds))}")
-    return OnePerNode(lambda node: ["ssh", *options, *usual, "--", node, asked])
+
+    def of(node: str) -> Sequence[str]:
+        asked = script(_named(command, node), seconds)
+        return ["ssh", *options, *usual, "--", node, f"sh -c {shlex.quote(asked)}"]
+
+    return OnePerNode(of)
 
 
 def local(command: str, seconds: float) -> OnePerNode:
     """Here, once for each name, for which %h stands in the command: `ip netns exec %h hangwatch`."""
-    return OnePerNode(lambda node: ["sh", "-c", script(command.replace("%h", shlex.quote(node)), seconds)])
+    return OnePerNode(lambda node: ["sh", "-c", script(_named(command, node), seconds)])
+
+
+def _named(command: str, node: str) -> str:
+    return command.replace("%h", shlex.quote(node))
 
 
 def kubectl(command: str, seconds: float, pods: Mapping[str, Pod], options: Sequence[str] = ()) -> OnePerNode:
-    """In the pod of hangwatch on each node."""
+    """In the pod of hangwatch on each node, for whose name %h stands in the command."""
 
     def of(node: str) -> Sequence[str]:
         pod = pods[node]
         where = ["--namespace", pod.namespace, pod.name, "--container", "hangwatch"]
-        return ["kubectl", *options, "exec", "-i", *where, "--", "sh", "-c", script(command, seconds)]
+        return ["kubectl", *options, "exec", "-i", *where, "--", "sh", "-c", script(_named(command, node), seconds)]
 
     return OnePerNode(of)
 
@@ -135,7 +143,8 @@ def srun(command: str, seconds: float, nodes: Sequence[str], job: str, options: 
     """One step beside those of the job, a task on each node, without a GPU; slurmd says on which node a task is."""
     step = ["--overlap", f"--jobid={job}", "--gres=gpu:0", "--label", "--kill-on-bad-exit=0"]
     where = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"]
-    named = f"echo $SLURMD_NODENAME; {script(command, seconds, 'echo; echo =$s')}"
+    asked = command.replace("%h", "$SLURMD_NODENAME")
+    named = f"echo $SLURMD_NODENAME; {script(asked, seconds, 'echo; echo =$s')}"
     return OneForAll(
         ["srun", *step, *where, *options, "sh", "-c", named], _labelled(_SRUN_LINE), lambda _: None, names_itself=True
     )

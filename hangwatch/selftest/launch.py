@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -40,6 +40,21 @@ class Plan(Value, frozen=True):
     sees_gpus: bool = False
 
 
+class Place(Value, frozen=True):
+    """Of the ranks of a test over nodes those of this one: the first of them, of how many, and where all meet.
+
+    By default all ranks are here, and meet at a port that is free.
+    """
+
+    first_rank: int = 0
+    world_size: int | None = None
+    master: str = "127.0.0.1"
+    port: int | None = None
+
+
+_HERE = Place()
+
+
 class Course(Value, frozen=True):
     """What the ranks said, in the order in which it came, and how each ended: None where it was ended by us.
 
@@ -51,29 +66,29 @@ class Course(Value, frozen=True):
     last_words: dict[int, str]
 
 
-def run(devices: Sequence[str], plan: Plan, say: Say) -> Course:
+def run(devices: Sequence[str], plan: Plan, say: Say, place: Place = _HERE) -> Course:
     """Run one rank for each device until all have ended, one has failed, or nobody says anything; `say` hears them.
 
     Raises OSError where the interpreter cannot be started.
     """
     lines: queue.Queue[tuple[int, str]] = queue.Queue(maxsize=1024)
-    with _started(devices, plan) as ranks:
+    with _started(devices, plan, place) as ranks:
         readers = [
             threading.Thread(target=_read, args=(rank, stream, lines), daemon=True)
-            for rank, process in enumerate(ranks)
+            for rank, process in ranks.items()
             for stream in (process.stdout, process.stderr)
             if stream is not None
         ]
         for reader in readers:
             reader.start()
         events, last_words = _listen(ranks, readers, lines, plan.timeout_seconds, say)
-        exits = {rank: process.poll() for rank, process in enumerate(ranks)}
+        exits = {rank: process.poll() for rank, process in ranks.items()}
     _drain(readers, lines)
     return Course(events=tuple(events), exits=exits, last_words=last_words)
 
 
 def _listen(
-    ranks: Sequence[subprocess.Popen[str]],
+    ranks: Mapping[int, subprocess.Popen[str]],
     readers: Sequence[threading.Thread],
     lines: queue.Queue[tuple[int, str]],
     timeout_seconds: float,
@@ -103,36 +118,35 @@ def _listen(
             if not failed:
                 patience = timeout_seconds if len(introduced) == len(ranks) else START_SECONDS
                 ends = time.monotonic() + patience + _GRACE_SECONDS
-        if failed or any(process.poll() not in (None, 0) for process in ranks):
+        if failed or any(process.poll() not in (None, 0) for process in ranks.values()):
             ends = min(ends, time.monotonic() + _GRACE_SECONDS)
             failed = True
     return events, last_words
 
 
 @contextlib.contextmanager
-def _started(devices: Sequence[str], plan: Plan) -> Iterator[list[subprocess.Popen[str]]]:
-    ranks: list[subprocess.Popen[str]] = []
-    port = _free_port()
+def _started(devices: Sequence[str], plan: Plan, place: Place) -> Iterator[dict[int, subprocess.Popen[str]]]:
+    ranks: dict[int, subprocess.Popen[str]] = {}
+    meet = {
+        "WORLD_SIZE": str(place.world_size or len(devices)),
+        "MASTER_ADDR": place.master,
+        "MASTER_PORT": str(place.port or free_port()),
+    }
     try:
-        for rank, device in enumerate(devices):
-            ranks.append(_start(rank, device, len(devices), port, plan))
+        for local_rank, device in enumerate(devices):
+            rank = place.first_rank + local_rank
+            seat = {"RANK": str(rank), "LOCAL_RANK": "0" if plan.sees_gpus else str(local_rank)}
+            ranks[rank] = _start(device, plan, {**meet, **seat})
         yield ranks
     finally:
-        for process in ranks:
+        for process in ranks.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # a session of its own: see _start
             process.wait()
 
 
-def _start(rank: int, device: str, world_size: int, port: int, plan: Plan) -> subprocess.Popen[str]:
-    place = {
-        "RANK": str(rank),
-        "LOCAL_RANK": "0" if plan.sees_gpus else str(rank),
-        "WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        **({"CUDA_VISIBLE_DEVICES": device} if plan.sees_gpus else {}),
-    }
+def _start(device: str, plan: Plan, seat: Mapping[str, str]) -> subprocess.Popen[str]:
+    place = {**seat, **({"CUDA_VISIBLE_DEVICES": device} if plan.sees_gpus else {})}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     return subprocess.Popen(
         [
@@ -153,9 +167,10 @@ def _start(rank: int, device: str, world_size: int, port: int, plan: Plan) -> su
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port at which nobody listened just now."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 

@@ -90,7 +90,7 @@ def judge(
     found = [*_wrong(events), *_died(courses, exits), *_ended_early(courses, exits, last_words or {})]
     if not found:
         silent = tuple(sorted(set(courses) - {one.rank for one in events}))
-        found += [_not_started(silent)] if silent else [*_stuck(courses), *_errors(courses)][:1]
+        found += [_not_started(silent, exits)] if silent else [*_stuck(courses), *_errors(courses)][:1]
     if not found and not all(course.is_done for course in courses.values()):
         unfinished = tuple(rank for rank, course in courses.items() if not course.is_done)
         found.append(Finding(kind="error", ranks=unfinished, message=f"{_who(unfinished)} ended before the test did"))
@@ -186,8 +186,14 @@ def _step(doing: _Doing) -> str:
     return f"{doing.what} of {words.count(len(doing.group))}" if doing.group else doing.what
 
 
-def _not_started(silent: Sequence[int]) -> Finding:
-    return _sentence("not_started", silent, f"the process of {_who(silent)} was started, and said nothing")
+def _not_started(silent: Sequence[int], exits: Mapping[int, int | None]) -> Finding:
+    """Who said nothing, and how each ended, where it did; of one of another node only that node could tell."""
+    codes = [exits.get(rank) for rank in silent]
+    known = sorted({code for code in codes if code is not None})
+    ended = (
+        f"ended with status {words.listing(list(map(str, known)))}" if known and None not in codes else "was started"
+    )
+    return _sentence("not_started", silent, f"the process of {_who(silent)} {ended}, and said nothing")
 
 
 def _stuck(courses: Mapping[int, _Course]) -> list[Finding]:

@@ -136,6 +136,50 @@ def test_a_rank_under_a_launcher_says_who_is_missing(tmp_path: Path) -> None:
     assert "missing=[1]" in done.stdout, done.stdout + done.stderr
 
 
+def over_nodes(*options: str, remote: str = f"{sys.executable} -m hangwatch") -> list[str]:
+    """A test over two nodes: this machine by two addresses of its own, each asked by its name here."""
+    nodes = ["--nodes", "127.0.0.2,127.0.0.3", "--via", "local", "--remote-command", remote]
+    return [*COMMAND, *nodes, *options]
+
+
+def test_ranks_of_two_nodes_meet_and_pass() -> None:
+    done = subprocess.run(over_nodes("--ranks", "1", "--json"), capture_output=True, text=True, timeout=380)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["passed"], answer["findings"]) == (0, True, []), done.stderr
+    assert answer["devices"] == ["127.0.0.2:0", "127.0.0.3:0"]
+    assert {one["rank"] for one in answer["bandwidths"]} == {0, 1}
+
+
+def test_over_nodes_the_one_that_hangs_is_found_by_halves(tmp_path: Path) -> None:
+    """Both nodes come and nobody comes out; the first passes alone, so it is the other one, beside the first."""
+    where = 'os.environ.get("HANGWATCH_TESTED") == "127.0.0.3" and "--events" in sys.orig_argv'
+    remote = f"env HANGWATCH_TESTED=%h {sys.executable} -m hangwatch"
+    done = subprocess.run(
+        over_nodes("--ranks", "1", "--timeout-seconds", "10", "--bisect", "--json", remote=remote),
+        env=planted(tmp_path, where, "torch.distributed", "all_reduce", "time.sleep(1e6)"),
+        capture_output=True,
+        text=True,
+        timeout=390,
+    )
+    answer = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert [(one["kind"], one["ranks"]) for one in answer["findings"]] == [("cannot_talk", [0, 1])], done.stderr
+    assert (answer["suspects"], answer["is_sure"], answer["tries"]) == (["127.0.0.3:0"], True, 3)
+
+
+def test_a_node_that_offers_nothing_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    remote = f"test %h = 127.0.0.3 || {sys.executable} -m hangwatch"  # there: no answer
+    done = subprocess.run(over_nodes("--deadline", "60", remote=remote), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "no self-test on 127.0.0.3: mend that, or leave it out of --nodes" in done.stderr, done.stderr
+
+
+def test_an_interpreter_that_is_none_is_told_with_its_exit_status() -> None:
+    done = subprocess.run([*COMMAND[:-1], "/bin/true", "--ranks", "2"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "ranks 0-1 ended with status 0, and said nothing" in done.stdout, done.stdout
+
+
 def test_without_torch_it_is_said_what_to_type() -> None:
     bare = subprocess.run(
         [*COMMAND[:-1], "/usr/bin/python3", "--ranks", "2"], capture_output=True, text=True, timeout=300

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from math import comb
+from math import exp, lgamma
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -118,7 +118,13 @@ def _key(rank: RankId) -> tuple[object, ...]:
 
 def _chance(part: _Part, odd: frozenset[int], everybody: int, parts: int) -> float:
     """How likely so many ranks drawn blindly are all in one of so many parts of this size: hypergeometric, at most."""
-    return min(1.0, parts * comb(len(part.ranks), len(odd)) / comb(everybody, len(odd)))
+    logarithm = _ways_logarithm(len(part.ranks), len(odd)) - _ways_logarithm(everybody, len(odd))
+    return min(1.0, parts * exp(min(0.0, logarithm)))
+
+
+def _ways_logarithm(size: int, drawn: int) -> float:
+    """The logarithm of how many ways there are to draw so many: of half of 100,000 the number has 30,000 digits."""
+    return lgamma(size + 1) - lgamma(drawn + 1) - lgamma(size - drawn + 1)
 
 
 def _evidence(part: _Part, odd: frozenset[int], everybody: int) -> Evidence:

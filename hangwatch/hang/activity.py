@@ -26,7 +26,7 @@ else:
 Order = Literal["entered", "certain", "sync", "top", "leaf", "base", "native", "context", "loop"]
 WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
 Whose = Literal["anybody", "library", "installed"]
-Mark = Literal["wrapper", "collective", "service", "work", "rooted", "orders"]
+Mark = Literal["wrapper", "collective", "service", "work", "rooted", "orders", "at_master"]
 
 SERVING = "serving"
 """The activity of who was measured to wait for clients, whatever its functions are called."""

@@ -46,9 +46,10 @@ def is_serving(grouping: Grouping) -> bool:
 
 
 def is_refused(group: Group, member: Member) -> bool:
-    """Whether a rank wants to meet the others at the store, and each attempt to connect to it fails at once."""
-    wants = activity.known(group.activity).meets_at_store
-    return wants and member.store is not None and member.store.socket == "retries"
+    """Whether a rank wants to meet the others at MASTER_ADDR, and each attempt to connect there fails at once."""
+    if member.store is None or member.store.socket != "retries":
+        return False
+    return any(activity.is_marked("at_master", frame.function, frame.file) for frame in group.frames)
 
 
 def _awaits_clients(member: Member) -> bool:

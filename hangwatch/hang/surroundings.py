@@ -198,7 +198,8 @@ class Surroundings:
         held = self._held(pid)
         if held is None or not self._is_elsewhere_too or pid not in self._rank_of:
             return None
-        if self._is_store_on_loopback and self._store_port is not None:
+        has_store = self._store_port is not None and sockets.use_of(self._store_port, held.values()) != "none"
+        if self._is_store_on_loopback and has_store:
             return f"the store at {self._store_endpoint}"
         return sockets.only_at(self._of_one_node, self._store_port, held.values())
 

@@ -41,13 +41,20 @@ import socket, sys
 listening = socket.create_server(({address!r}, 0))
 sys.stdin.read()
 """
+CONNECTS = """
+import os, socket, sys
+ours = socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+sys.stdin.read()
+"""
 
 
 @contextlib.contextmanager
-def ranks(*programs: str, world_size: int, master: str = "127.0.0.1") -> Iterator[set[int]]:
-    """The last ranks of a job, each with its program, at a port of this machine where nobody listens."""
+def ranks(*programs: str, world_size: int, master: str = "127.0.0.1", is_served: bool = False) -> Iterator[set[int]]:
+    """The last ranks of a job, each with its program, at a port of this machine where nobody listens, or we do."""
     with socket.socket() as kept:  # bound and not listening: nobody else gets the port
         kept.bind(("", 0))
+        if is_served:
+            kept.listen()
         environ = {
             **os.environ,
             "MASTER_ADDR": master,
@@ -125,12 +132,27 @@ def test_ranks_that_wait_at_an_address_of_this_node_alone(address: str, world_si
     assert [place and place.rstrip("0123456789") for place in found] == [expected] * 2
 
 
-def test_a_store_at_loopback_of_a_job_with_ranks_elsewhere() -> None:
-    with ranks(READS, world_size=2) as pids:
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [(CONNECTS, "the store at 127.0.0.1"), (READS, None)],  # a variable alone says nothing
+)
+def test_a_store_at_loopback_of_a_job_with_ranks_elsewhere(program: str, expected: str | None) -> None:
+    with ranks(program, world_size=2, is_served=True) as pids:
+        if expected:
+            wait_for(lambda: all(map(_is_connected, pids)), "it to connect")
         found = wait_for(lambda: looked_at(pids), "the rank to be seen")
-    assert [member.enclosed_at and member.enclosed_at[:22] for member in found[0].members] == ["the store at 127.0.0.1"]
+    (member,) = found[0].members
+    assert (member.enclosed_at and member.enclosed_at[:22]) == expected
+
+
+def _sockets(pid: int) -> list[sockets.Connection]:
+    table, held = sockets.read(pid, procs.PROC) or {}, sockets.held_by(pid, procs.PROC) or {}
+    return [table[inode] for inode in held.values() if inode in table]
 
 
 def _listens(pid: int) -> bool:
-    table, held = sockets.read(pid, procs.PROC) or {}, sockets.held_by(pid, procs.PROC) or {}
-    return any(table[inode].listens for inode in held.values() if inode in table)
+    return any(one.listens for one in _sockets(pid))
+
+
+def _is_connected(pid: int) -> bool:
+    return any(one.is_open for one in _sockets(pid))

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from hangwatch.hang.culprit import judge
 from hangwatch.hang.rest import is_serving, resting_state
-from hangwatch.model import Fault, Group, Grouping, JobState, Member, RankId, Signature, Store
+from hangwatch.model import Fault, Frame, Group, Grouping, JobState, Member, RankId, Signature, Store
 
 LINGERS = Member(id=RankId(node="n1"), signature=Signature.BLOCKED, motion=Signature.BLOCKED.motion, state="S", peers=0)
 STOPPED = replace(LINGERS, signature=Signature.STOPPED, state="T")
@@ -116,4 +116,7 @@ def test_ranks_that_are_refused_at_the_store_are_not_over() -> None:
     store = Store(endpoint="10.0.0.1:29500", socket="retries")
     meet = seated(*[replace(LINGERS, store=store)] * 2)
     assert resting_state(meet) is JobState.OVER, "they sleep anywhere"
-    assert resting_state(replace(meet, groups=(replace(meet.groups[0], activity="rendezvous"),))) is None
+    for function, expected in (("_env_rendezvous_handler", None), ("_tcp_rendezvous_handler", JobState.OVER)):
+        frame = Frame(function=function, file="/opt/torch/distributed/rendezvous.py", line=280)
+        group = replace(meet.groups[0], activity="rendezvous", frames=(frame,))
+        assert resting_state(replace(meet, groups=(group,))) is expected, "at another address than MASTER_ADDR"

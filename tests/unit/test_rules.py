@@ -17,6 +17,7 @@ from hangwatch.model import (
     Awaited,
     Confidence,
     Fault,
+    Frame,
     Group,
     Grouping,
     Member,
@@ -182,7 +183,7 @@ def test_what_was_measured_decides_who_is_suspect(parts: tuple[Ranks, ...], name
     assert [one.rank for one in verdict(*parts).named] == named
 
 
-def meeting(*stands: tuple[str, PortUse | None]) -> Verdict:
+def meeting(*stands: tuple[str, PortUse | None], endpoint: str = "10.0.0.1:29500") -> Verdict:
     """Ranks by what they are in and what their sockets show of the store; no name: not in view."""
     groups = []
     for name in dict(stands):
@@ -191,16 +192,22 @@ def meeting(*stands: tuple[str, PortUse | None]) -> Verdict:
                 id=RankId(node=f"n{rank // 4}", rank=rank, local_rank=rank % 4, pid=1000 + rank),
                 motion=Motion.FROZEN,
                 rounds=3,
-                store=None if use is None else Store("10.0.0.1:29500", use),
+                store=None if use is None else Store(endpoint, use),
             )
             for rank, (stands_in, use) in enumerate(stands)
             if stands_in == name
         )
         if name:
-            groups.append(Group(key=name, activity=name, waits_for=activity.known(name).waits_for, members=members))
+            frames = AT_MASTER if name == "rendezvous" else ()
+            waits_for = activity.known(name).waits_for
+            groups.append(Group(key=name, activity=name, waits_for=waits_for, members=members, frames=frames))
     return judge(Grouping(groups=tuple(groups), world_size=len(stands)))
 
 
+AT_MASTER = (
+    Frame(function="_create_c10d_store", file="torch/distributed/rendezvous.py", line=199),
+    Frame(function="_env_rendezvous_handler", file="torch/distributed/rendezvous.py", line=280),
+)
 REFUSED: tuple[str, PortUse] = ("rendezvous", "retries")
 CONNECTED: tuple[str, PortUse] = ("rendezvous", "connected")
 
@@ -259,6 +266,13 @@ def test_ranks_that_no_other_node_can_reach(places: list[str | None], activity_n
         assert "at 127.0.1.1 port 40961, which no other node can reach" in found.message and not said
     else:
         assert len(said) == (1 if places[0] else 0), "evidence beside another verdict"
+
+
+def test_a_master_that_is_each_node_s_own_address() -> None:
+    for endpoint in ("127.0.0.1:29500", "localhost:29500", "[::1]:29500"):
+        found = meeting(("", None), *[REFUSED] * 7, endpoint=endpoint)
+        assert (found.kind, found.named) == ("MasterRefused", ())
+        assert "set MASTER_ADDR to that of its node" in found.message
 
 
 def test_where_a_rule_finds_too_many_the_weaker_ones_behind_it_stay_silent() -> None:

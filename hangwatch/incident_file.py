@@ -163,12 +163,12 @@ def read_head(file: BinaryIO) -> bytes | None:
     ending = _ENDING.search(os.pread(file.fileno(), _ENDING_BYTES, max(0, size - _ENDING_BYTES)))
     if size > MAX_INCIDENT_BYTES or ending is None or int(ending[1]) != INCIDENT_VERSION:
         return None
-    head = bytearray()
+    head = b""
     while piece := file.read(_PIECE_BYTES):
         searched = max(0, len(head) - len(_CAPTURES))
-        head += piece
+        head = head + piece if head else piece
         if (end := head.find(_CAPTURES, searched)) >= 0:
-            return bytes(head[:end]) + b"}"
+            return b"".join((memoryview(head)[:end], b"}"))
     return None
 
 

@@ -50,7 +50,7 @@ def dump_agentless(question: AgentlessQuestion, settings: config.Settings) -> in
                 stacks.write(_folder_of(process.job), f"{process.node}.{dumps.file_name(id_)}", lines)
 
     reach = question.reach
-    command = agentless.command(reach.remote_command, reach.deadline_seconds, question.rounds)
+    command = agentless.command(reach.remote_command, reach.deadline_seconds, question.rounds, question.wanted or "")
     ask_shell(reach, nodes, command, replies, take)
     if stacks is not None:
         click.echo(f"stacks: {words.count(stacks.files, 'file')} in {question.raw}", err=True)

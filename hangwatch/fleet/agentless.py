@@ -38,12 +38,13 @@ one() { p=$1; is_python $p 0 || return; r=$(var $p RANK);
  parent=$(of $p PPid); u=$(of $p Uid); [ -n "$u" ] || return;
  if [ -n "$r" ] && [ "$(var $parent RANK)" = "$r" ] && is_python $parent 1; then return; fi;
  run=$(var $p TORCHELASTIC_RUN_ID)@$(var $p MASTER_ADDR):$(var $p MASTER_PORT);
+ [ -z "$want" ] || case $run in "$want"|"$want"@*) ;; *) return;; esac;
  echo "\"=$p $u ${r:--} $(var $p WORLD_SIZE) $run\",";
  ( i=0; while [ $i -lt @ROUNDS@ ]; do [ $i -eq 0 ] || sleep 1;
  o=$(spy dump --nonblocking --pid $p 2>&1) || o=$(spy dump --nonblocking --pid $p 2>&1);
  printf "%s\n" "$o" | head -c @BYTES@ | base64 | sed -u "s/.*/\"$p.$i &\",/"; i=$((i + 1)); done ) </dev/null &
  started=$((started + 1)); [ $((started % 32)) -ne 0 ] || wait; };
-echo "{"; echo "\"began\":$(date +%s),\"lines\":["; started=0;
+want=@WANTED@; echo "{"; echo "\"began\":$(date +%s),\"lines\":["; started=0;
 { timeout 10 find /proc -maxdepth 2 -path "/proc/[0-9]*/environ" -exec grep -lsF RANK= {} + 2>/dev/null | cut -d/ -f3;
  for l in $(timeout 10 pgrep -f "torchrun|torch[./]distributed[./](run|launch)"); do pgrep -P $l; done; } |
  sort -un | head -n @MOST@ | { while read q; do one $q; done; wait; };
@@ -88,14 +89,15 @@ class _Form(msgspec.Struct):
     printed: float
 
 
-def command(py_spy: str, seconds: float, rounds: int) -> str:
-    """What runs on a node, as a shell reads it; `py_spy` is how py-spy is called there."""
+def command(py_spy: str, seconds: float, rounds: int, wanted: str = "") -> str:
+    """What runs on a node, as a shell reads it; `py_spy` is how py-spy is called there, `wanted` one run of several."""
     values = {
         "EACH": f"{max(2.0, seconds / (rounds + 2)):.0f}",
         "PYSPY": py_spy,
         "ROUNDS": str(rounds),
         "BYTES": str(MOST_TEXT_BYTES),
         "MOST": str(MOST_PROCESSES),
+        "WANTED": shlex.quote(wanted),
     }
     script = " ".join(_SCRIPT.split("\n")).strip()
     for name, value in values.items():

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,13 @@ dist.barrier()
 """
 
 
-def ask(*arguments: str, py_spy: str = PY_SPY) -> subprocess.CompletedProcess[str]:
-    how = ("--agentless", "--deadline", "50", "--remote-command", py_spy)
-    return hangwatch("dump", *how, *arguments)
+def ask(*arguments: str, py_spy: str = PY_SPY, run_as: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """On a loaded machine py-spy takes seconds for each rank: half of what pytest leaves a test."""
+    how = ("--agentless", "--deadline", "90", "--remote-command", py_spy)
+    return subprocess.run(
+        [*run_as, sys.executable, "-m", "hangwatch", "dump", *how, *arguments],
+        capture_output=True, text=True, timeout=150, cwd="/" if run_as else None, check=False,
+    )  # fmt: skip
 
 
 def jobs(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
@@ -65,14 +69,46 @@ def test_ranks_are_found_and_dumped_and_their_stacks_kept(tmp_path: Path) -> Non
         assert all(line.startswith(f"[one:{rank}]") for line in path.read_text().splitlines())
 
 
+FORKING = """
+import os, sys
+ends, kept = os.pipe()
+if os.fork() == 0:
+    os.close(kept)
+    os.read(ends, 1)  # until its parent is gone
+    os._exit(0)
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_loader_worker_is_no_rank() -> None:
+    environ = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "loaders"}
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ
+    ) as rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        (job,) = jobs(ask(*VIA_HERE, "--json", "--rounds", "1", "--job", "loaders"))
+        rank.kill()
+    assert [member["pid"] for member in members(job)] == [rank.pid]
+    assert not any("appears as pid" in note for note in job["notes"])
+
+
 @pytest.mark.torch
 def test_the_odd_rank_of_a_job_that_torchrun_started(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "--rdzv-id=agentless-odd"]
+    command = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=3",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+    ]
+    command += ["--rdzv-id=agentless-odd"]  # --standalone would make one up
     with started([sys.executable, *command, str(tmp_path / "train.py")]):
 
         def named() -> list[tuple[int, str]]:
-            found = jobs(ask(*VIA_HERE, "--json", "--rounds", "1"))
+            found = jobs(ask(*VIA_HERE, "--json", "--rounds", "1", "--job", "agentless-odd"))
             odd = [job for job in found if {member["rank"] for member in members(job)} == {0, 1, 2}]
             return [(rank["rank"], rank["node"]) for job in odd for rank in job["verdict"]["named"]]
 
@@ -105,7 +141,7 @@ def test_what_an_owner_writes_into_his_environment_is_no_more_than_a_name(tmp_pa
         **os.environ,
         "RANK": '../..\n"],"printed":0}',
         "WORLD_SIZE": "99999999999",
-        "TORCHELASTIC_RUN_ID": '$(touch x)"\n=1 0 3 4 other',
+        "TORCHELASTIC_RUN_ID": 'own$(touch x)"\n=1 0 3 4 other',
     }
     program = 'import sys\nprint("up", flush=True)\nsys.stdin.read()'
     forged = ["[other:5]Process 1: python\n}\n=1 0 5 8 other", "\x1b[2J"]
@@ -115,7 +151,7 @@ def test_what_an_owner_writes_into_his_environment_is_no_more_than_a_name(tmp_pa
         assert owner.stdout is not None
         owner.stdout.readline()
         raw = tmp_path / "raw"
-        found = jobs(ask(*VIA_HERE, "--json", "--rounds", "1", "--raw", str(raw)))
+        found = jobs(ask(*VIA_HERE, "--json", "--rounds", "1", "--raw", str(raw), "--job", "owntouchx"))
         owner.kill()
     (job,) = [job for job in found if owner.pid in {member["pid"] for member in members(job)}]
     assert [(member["rank"], member["node"]) for member in members(job)] == [(None, "one")]
@@ -150,12 +186,8 @@ def test_ranks_whose_environment_may_not_be_read_are_told_by_their_launcher(fold
     ) as launcher:
         assert launcher.stdout is not None
         rank = int(launcher.stdout.readline())
-        command = [sys.executable, "-m", "hangwatch", "dump", "--agentless", "--remote-command", str(allowed), "--json"]
         try:
-            done = subprocess.run(
-                [*as_user(4001), *command, *VIA_HERE, "--rounds", "1", "--deadline", "50"],
-                capture_output=True, text=True, timeout=100, cwd="/", check=False,
-            )  # fmt: skip
+            done = ask(*VIA_HERE, "--json", "--rounds", "1", py_spy=str(allowed), run_as=as_user(4001))
         finally:
             os.kill(rank, 9)
             launcher.kill()

@@ -73,6 +73,7 @@ def lines(ranks: int, ranks_of_node: int) -> Iterator[str]:
         incident = samples.replaced(samples.all_waiting(), job=job, grouping=grouping, state=JobState.HUNG)
         watch = structs.replace(watched.begin(job, 0.0), state=JobState.HUNG)
         entry = JobEntry(job=job, watch=watch, page=True, incident=incident)
+        yield f'up{{job="hangwatch",instance="node-{node}"}} 1\n'
         for family in metrics.families(Snapshot(jobs={"k1": entry}), 0.0, Detector()):
             for sample in family.samples:
                 if "job_key" in sample.labels:

@@ -91,7 +91,7 @@ def test_a_job_is_told_by_its_key_and_never_by_its_name_alone() -> None:
 def test_the_fleet_rule_knows_what_every_activity_waits_for() -> None:
     """Each series says what its rank waits for: a new activity is a row in activities.toml and nothing here."""
     recorded = {rule["record"]: rule["expr"] for rule in promql.rules(RULES.read_text()) if "record" in rule}
-    fleet = recorded["hangwatch:waiting_rank:held"] + recorded["hangwatch:apart_rank:held"]
+    fleet = recorded["hangwatch:waiting_ranks:count"] + recorded["hangwatch:apart_rank:held"]
     kinds = {kind for found in re.findall(r'waits_for=~?"([^"]*)"', fleet) for kind in found.split("|")}
     assert kinds | {"unknown"} == {activity.known(name).waits_for for name in activity.names()}
     assert "activity=" not in fleet

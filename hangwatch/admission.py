@@ -134,10 +134,12 @@ class Admission:
             log.error("%s has changed and cannot be used, what it said before holds: %s", named, error)
             return
         if rules.is_weaker_than(self._rules):
-            log.error("%s asks for less than before, which takes a restart; what it said before holds", named)
+            log.error(
+                "%s asks for less than before, or turns TLS on: that takes a restart; what it said before holds", named
+            )
             return
         if rules.users != self._rules.users:
-            self._passwords = _passwords(rules)
+            self._passwords = _passwords(rules, self._passwords)
         if rules.tls is not None:
             self._use_tls(rules.tls)
         self._rules, self._seen = rules, _state(rules.files)
@@ -159,12 +161,12 @@ def _address(shown: str) -> str:
         return shown
 
 
-def _passwords(rules: Rules) -> Passwords | None:
+def _passwords(rules: Rules, before: Passwords | None = None) -> Passwords | None:
     if not rules.users:
         return None
     from hangwatch.passwords import Passwords
 
-    return Passwords(rules.users)
+    return Passwords(rules.users, before)
 
 
 def _user_and_password(given: str) -> tuple[str | None, bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import os
 import re
 import socket
 import ssl
@@ -231,7 +232,7 @@ def _tls(settings: Http) -> ssl.SSLContext | None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         for path in (settings.tls_certificate, settings.tls_key):
-            inputs.read(path, MAX_PEM_BYTES)  # OpenSSL reads on for as long as something comes
+            inputs.read(path, MAX_PEM_BYTES, flags=os.O_NONBLOCK)  # OpenSSL reads on for as long as something comes
         # Without a password here, OpenSSL would ask the terminal for that of an encrypted key.
         context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")
     except (OSError, ValueError, inputs.FileError) as error:
@@ -243,7 +244,7 @@ def _read_token(path: str) -> bytes | None:
     if not path:
         return None
     try:
-        token = inputs.read(path, MAX_TOKEN_BYTES).strip()
+        token = inputs.read(path, MAX_TOKEN_BYTES, flags=os.O_NONBLOCK).strip()
     except inputs.FileError as error:
         raise ServeError(f"[http] incidents_token_file: {error}") from None
     if len(token) < 16:

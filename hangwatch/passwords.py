@@ -1,9 +1,9 @@
 """Passwords against hashes of bcrypt, which are slow on purpose: who asks may not slow the node.
 
 A pair that was found right is known by a keyed digest from then on, so that a scrape costs no hash. All others wait in
-one queue and are hashed by one thread, which rests nine times as long as it has worked: a stranger costs a tenth
-of a core, however many tries he sends. An address has one try in the queue at a time, so that one alone does not
-keep others out.
+one queue and are hashed by one thread, which rests nine times as long as it has used a core: a stranger costs a tenth
+of a core, however many tries he sends; who would have to wait for long is told so. An address has one try in the queue
+at a time, so that one alone does not keep others out.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from enum import Enum
 import bcrypt
 
 MOST_WAITING = 8
+LONGEST_WAIT_SECONDS = 4.0  # then 429: an answer has ten seconds in all
 SHARE_OF_A_CORE = 0.1
 WRONG_KEPT = 256  # so that a scraper with an old password costs one hash, not one each scrape
 MOST_COST = 14  # a second of CPU, by bcrypt's doubling
@@ -39,12 +40,13 @@ class Answer(Enum):
 class Passwords:
     """The users of one configuration: the bcrypt hash of each. `check` is for one event loop."""
 
-    def __init__(self, hashes: Mapping[str, str]) -> None:
+    def __init__(self, hashes: Mapping[str, str], before: Passwords | None = None) -> None:
+        """Who was known `before` stays so, where the hash is the same."""
         self._hashes = {user: hashed.encode() for user, hashed in hashes.items()}
         cost = max((cost_of(hashed) or 0 for hashed in hashes.values()), default=0)
         self._nobody = f"$2b${max(cost, 4):02d}${_NOBODY}".encode()
-        self._key = secrets.token_bytes(32)
-        self._right: dict[str, bytes] = {}
+        self._key: bytes = secrets.token_bytes(32) if before is None else before._key
+        self._right: dict[str, bytes] = {} if before is None else before._still_right(self._hashes)
         self._wrong: dict[bytes, None] = {}  # the oldest first
         self._trying: dict[bytes, asyncio.Task[bool]] = {}
         self._addresses: set[str] = set()
@@ -62,7 +64,8 @@ class Passwords:
         trying = self._trying.get(digest)
         if trying is None:
             place = _place(address)
-            if place in self._addresses or len(self._addresses) >= MOST_WAITING:
+            rests_for = self._rested_at - time.monotonic()
+            if place in self._addresses or len(self._addresses) >= MOST_WAITING or rests_for > LONGEST_WAIT_SECONDS:
                 return Answer.BUSY
             self._addresses.add(place)
             trying = asyncio.get_running_loop().create_task(self._try(user, password, digest, place))
@@ -77,11 +80,9 @@ class Passwords:
         try:
             async with self._turn:
                 await asyncio.sleep(max(0.0, self._rested_at - time.monotonic()))
-                began = time.monotonic()
                 loop = asyncio.get_running_loop()
-                is_right = await loop.run_in_executor(self._hashing, self._is_right, user, password)
-                now = time.monotonic()
-                self._rested_at = now + (now - began) * (1 / SHARE_OF_A_CORE - 1)
+                is_right, cpu_seconds = await loop.run_in_executor(self._hashing, self._timed, user, password)
+                self._rested_at = time.monotonic() + cpu_seconds * (1 / SHARE_OF_A_CORE - 1)
         finally:
             self._addresses.discard(place)
             self._trying.pop(digest, None)
@@ -92,6 +93,14 @@ class Passwords:
             if len(self._wrong) > WRONG_KEPT:
                 del self._wrong[next(iter(self._wrong))]
         return is_right
+
+    def _still_right(self, hashes: Mapping[str, bytes]) -> dict[str, bytes]:
+        return {user: known for user, known in self._right.items() if hashes.get(user) == self._hashes[user]}
+
+    def _timed(self, user: str, password: bytes) -> tuple[bool, float]:
+        """With the CPU seconds that it took: on a node that is busy, time alone is far longer."""
+        began = time.thread_time()
+        return self._is_right(user, password), time.thread_time() - began
 
     def _is_right(self, user: str, password: bytes) -> bool:
         """Hash in any case."""
@@ -115,11 +124,13 @@ def cost_of(hashed: str) -> int | None:
 
 
 def _place(address: str) -> str:
-    """An address of IPv4, or the network of one of IPv6: who has one of these has 2^64."""
+    """An address of IPv4, or the network of one of IPv6: who has one of these has 2^64. This node is one place."""
     try:
         known = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if known.version == 4:
-        return str(known)
-    return str(known.ipv4_mapped or ipaddress.ip_network((known, 64), strict=False))
+    if known.version == 6 and known.ipv4_mapped is not None:
+        known = known.ipv4_mapped
+    if known.is_loopback:
+        return "loopback"
+    return str(known if known.version == 4 else ipaddress.ip_network((known, 64), strict=False))

@@ -130,7 +130,7 @@ def _secret(document: Document, section: str, key: str, value: str, file: str) -
     if value:
         return value
     try:
-        return inputs.read(document.path.parent / file, MAX_SECRET_BYTES).decode().strip()
+        return inputs.read(document.path.parent / file, MAX_SECRET_BYTES, flags=os.O_NONBLOCK).decode().strip()
     except (inputs.FileError, UnicodeDecodeError) as error:
         raise document.wrong((section, f"{key}_file"), str(error)) from None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -77,6 +78,7 @@ def load(path: Path) -> Rules:
     Raises YamlError, which names file, line and key.
     """
     document = yaml_file.read(path)
+    _refuse_writers(path)
     for keys, instead in NOT_CARRIED.items():
         if keys in document.lines:
             raise document.wrong(keys, f"is not supported by hangwatch\n  {instead}")
@@ -89,6 +91,16 @@ def load(path: Path) -> Rules:
         return Rules(users=users, files=(path,))
     tls, files = _tls(document, found.tls_server_config)
     return Rules(tls, users, frozenset(found.tls_server_config.client_allowed_sans), (path, *files))
+
+
+def _refuse_writers(path: Path) -> None:
+    """Who may write it may name himself a user, and read the stacks of all."""
+    try:
+        everybody = path.stat().st_mode & stat.S_IWOTH
+    except OSError as error:
+        raise yaml_file.YamlError(f"{path}: {error.strerror}") from None
+    if everybody:
+        raise yaml_file.YamlError(f"{path}: everybody may write it, and so see all incidents: chmod o-w {path}")
 
 
 def _refuse_users(document: Document, users: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -48,7 +49,7 @@ def read(path: Path) -> Document:
     It is composed, not constructed: no tag makes anything else, and a key that comes twice is an error.
     """
     try:
-        content = inputs.read(path, MOST_BYTES).decode("utf-8")
+        content = inputs.read(path, MOST_BYTES, flags=os.O_NONBLOCK).decode("utf-8")
         root = yaml.compose(content, Loader=_LOADER)
     except inputs.FileError as error:
         raise YamlError(str(error)) from None

@@ -79,6 +79,7 @@ def _run(arguments: list[str] | None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
+        _refuse_empty(sys.argv[1:] if arguments is None else arguments)
         answer: Any = hangwatch.main(args=arguments, prog_name="hangwatch", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.Exit as done:
@@ -116,6 +117,13 @@ def _run(arguments: list[str] | None) -> int:
         )
         return INTERNAL_ERROR
     return answer if isinstance(answer, int) else 0
+
+
+def _refuse_empty(arguments: list[str]) -> None:
+    """An argument that is "" would be the current folder as a path. Raises UserError; options of others may be none."""
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        if not word and before != "--via-options":
+            raise UserError("an argument is empty: is a variable of the shell not set?")
 
 
 def _drop_output() -> None:

@@ -79,6 +79,10 @@ def reach_of(
 
     Raises UsageError.
     """
+    given = {"--nodes": nodeset, "--jobid": jobid, "--selector": selector, "--remote-command": remote_command}
+    for name, value in given.items():
+        if value is not None and not value.strip():
+            raise click.UsageError(f"{name} is empty: is a variable of the shell not set?")
     if nodeset is None and jobid is None and selector is None:
         if any(option is not None for option in (via, deadline_seconds, remote_command, via_options, namespace)):
             raise click.UsageError("--via, --via-options, --deadline and --remote-command go with --nodes or --jobid")

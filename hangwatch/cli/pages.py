@@ -101,7 +101,9 @@ def _of_prometheus(asked: Asked) -> tuple[str, list[Site], list[str]]:
             )
 
         return prometheus.nodes_of(asked.wanted, get)
-    except (fetching.AddressError, fetching.FetchError, prometheus.PrometheusError) as error:
+    except fetching.AddressError as error:
+        raise InputError(f"--prometheus: {error}") from None
+    except (fetching.FetchError, prometheus.PrometheusError) as error:
         raise InputError(f"{where}: {error}") from None
     except TimeoutError as error:
         raise InputError(f"{where}: does not answer: {error}") from None

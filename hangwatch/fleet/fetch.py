@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.iostream import UnsatisfiableReadError
 from tornado.simple_httpclient import HTTPStreamClosedError, SimpleAsyncHTTPClient
 
 from hangwatch import decoding
@@ -30,6 +31,7 @@ MOST_LIST_BYTES = 4 << 20  # 4,096 incidents take a third of it
 MOST_OF_A_NODE = 16  # incidents that are open at the same time
 MAX_HEADER_BYTES = 64 << 10
 MOST_URL_CHARACTERS = 2000
+_SHOWN_CHARACTERS = 200
 _INCIDENT = re.compile(r"(?P<base>.*?)/incidents(?:/(?P<incident>[A-Za-z0-9._-]{1,200})(?:/[A-Za-z0-9._-]*)?)?/?")
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _REFUSED: dict[int, str] = {
@@ -58,7 +60,7 @@ class Site(NamedTuple):
 
 def is_url(text: str) -> bool:
     """Whether somebody means a page and no file."""
-    return text.startswith(("http://", "https://"))
+    return text.lower().startswith(("http://", "https://"))
 
 
 def site(url: str) -> Site:
@@ -70,7 +72,9 @@ def site(url: str) -> Site:
     except ValueError as error:
         raise AddressError(f"{url[:80]!r}: {error}") from None
     if parts.username is not None or parts.password is not None:
-        raise AddressError("a URL holds a password, which everybody on this machine can read: --http-config FILE")
+        raise AddressError(
+            "a URL holds a password, which everybody on this machine can read: put it into a file, see --help"
+        )
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
         raise AddressError(f"{url[:80]!r}: is no http://HOST:PORT of a hangwatch, nor one of its incidents")
     if len(url) > MOST_URL_CHARACTERS or not (url.isascii() and url.isprintable()) or " " in url:
@@ -206,7 +210,7 @@ async def _page(url: str, client: WebClient, most_bytes: int, deadline_seconds: 
     try:
         answer = await connection.fetch(request, raise_error=False)
         error = answer.error if answer.code == 599 else None
-    except (HTTPClientError, OSError, ValueError) as raised:
+    except Exception as raised:  # tornado has errors of its own for each way to answer wrongly
         answer, error = None, raised
     finally:
         connection.close()
@@ -225,9 +229,11 @@ def _explained(error: BaseException, url: str, most_bytes: int) -> Exception:
         return FetchError(f"its certificate is not trusted: {error.verify_message}: --http-config FILE with tls_config")
     if isinstance(error, ssl.SSLError):
         return FetchError(f"TLS fails: {error.reason or error}: http:// instead, or another certificate?")
+    if isinstance(error, UnsatisfiableReadError):
+        return FetchError("sends headers without end: is it a hangwatch?")
     if isinstance(error, HTTPStreamClosedError):
         why = "closed the connection" + (" (is a client certificate asked for?)" if url.startswith("https") else "")
-        return FetchError(f"{why}, or sent more than {most_bytes >> 20} MiB")
+        return FetchError(f"{why}, sends no HTTP, or sent more than {most_bytes >> 20} MiB")
     if isinstance(error, socket.gaierror | OSError | HTTPClientError):
         return TimeoutError(str(error))
-    return FetchError(f"cannot be asked: {error}")
+    return FetchError(f"sends no HTTP that can be read: {str(error)[:_SHOWN_CHARACTERS]}")

@@ -56,7 +56,7 @@ class _Active(msgspec.Struct):
 
 
 def nodes_of(job: str, get: Callable[[str], bytes]) -> tuple[str, list[Site], list[str]]:
-    """The key of a job by its name or key, where its nodes serve, and the nodes that are scraped no more.
+    """The key of a job by its name or key, where its nodes serve, and the nodes of which that is not known.
 
     `get` takes a path of Prometheus' HTTP API and gives the answer. Raises PrometheusError.
     """
@@ -74,19 +74,18 @@ def nodes_of(job: str, get: Callable[[str], bytes]) -> tuple[str, list[Site], li
     wanted = {(one.metric.instance, one.metric.job) for one in found if one.metric.job_key == key}
     targets = _decoded(get("/api/v1/targets?state=active"), _Active).data.active_targets
     urls = {(one.labels.instance, one.labels.job): one.scrape_url for one in targets}
-    sites = [_site(instance, urls[instance, job]) for instance, job in sorted(wanted) if (instance, job) in urls]
-    gone = sorted({instance for instance, job in wanted if (instance, job) not in urls})
-    return key, sites, gone
+    found_sites = {instance: _site(instance, urls.get((instance, job), "")) for instance, job in sorted(wanted)}
+    sites = [one for one in found_sites.values() if one is not None]
+    return key, sites, sorted(instance for instance, one in found_sites.items() if one is None)
 
 
-def _site(instance: str, scrape_url: str) -> Site:
-    """Beside the metrics, named as Prometheus names it. Raises PrometheusError."""
-    parts = urlsplit(scrape_url)
-    folder = parts.path.rpartition("/")[0]
+def _site(instance: str, scrape_url: str) -> Site | None:
+    """Beside the metrics, named as Prometheus names it; None of who is scraped no more, or at what is no address."""
     try:
-        return site(f"{parts.scheme}://{parts.netloc}{folder}")._replace(node=instance)
-    except AddressError as error:
-        raise PrometheusError(f"scrapes {instance!r} at what is no address: {error}") from None
+        parts = urlsplit(scrape_url)
+        return site(f"{parts.scheme}://{parts.netloc}{parts.path.rpartition('/')[0]}")._replace(node=instance)
+    except (AddressError, ValueError):
+        return None
 
 
 def _decoded(body: bytes, kind: type[T]) -> T:

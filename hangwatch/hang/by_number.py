@@ -20,7 +20,6 @@ from hangwatch.model import (
     Group,
     Grouping,
     Member,
-    Motion,
     RankId,
     Signature,
     Verdict,
@@ -159,7 +158,7 @@ def _accusing(found: Answer, scene: Scene) -> Verdict:
     sure = Confidence.MEDIUM if found.partly or _is_outside(members) else Confidence.HIGH
     return Verdict(
         kind="NotCome",
-        message=f"{_not_come(found, found.named, scene)}{_may_come(members)}",
+        message=f"{_not_come(found, found.named, scene)}{clauses.may_come(members)}",
         named=_ids(members),
         confidence=sure,
         evidence=(
@@ -283,16 +282,6 @@ def _doing(group: Group) -> str:
         verb = "is" if group.size == 1 else "are"
         return f"{who} {verb} stopped (state T)"
     return f"{who} {clauses.does(group, several=group.size > 1)}{clauses.at(group)}"
-
-
-def _may_come(members: Sequence[Member]) -> str:
-    """What to think of first where those who have not come do not stand still."""
-    who = "It" if len(members) == 1 else "Of them some"
-    if any(member.motion is Motion.MOVING for member in members):
-        return f" {who} {'is' if who == 'It' else 'are'} at work there, and may come when that is done."
-    if any(member.signature is Signature.SPINS for member in members):
-        return f" {who} {'uses' if who == 'It' else 'use'} CPU there: work that will end, or a loop that will not."
-    return ""
 
 
 def _why_not_named(found: Answer, scene: Scene) -> str:

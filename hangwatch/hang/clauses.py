@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from hangwatch import words
 from hangwatch.hang import activity
@@ -17,6 +17,7 @@ from hangwatch.model import (
     Frame,
     Group,
     Member,
+    Motion,
     RankId,
     Signature,
     Stack,
@@ -167,3 +168,13 @@ def operations(groups: Iterable[Group]) -> str:
 def top(group: Group, depth: int = 4) -> str:
     """The innermost frames of a group in one line."""
     return " < ".join(str(frame) for frame in group.frames[:depth])
+
+
+def may_come(members: Sequence[Member]) -> str:
+    """What to think of first where those who have not come do not stand still."""
+    who = "It" if len(members) == 1 else "Of them some"
+    if any(member.motion is Motion.MOVING for member in members):
+        return f" {who} {'is' if who == 'It' else 'are'} at work there, and may come when that is done."
+    if any(member.signature is Signature.SPINS for member in members):
+        return f" {who} {'uses' if who == 'It' else 'use'} CPU there: work that will end, or a loop that will not."
+    return ""

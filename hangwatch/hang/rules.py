@@ -220,6 +220,12 @@ def _deaf_master(scene: Scene) -> Sequence[Group]:
     return [part for group in elsewhere if (part := _part(group, is_deaf))]
 
 
+def _weigh_deaf_master(suspicion: Suspicion) -> Confidence:
+    """Less sure where it works: it may be at its start, and come."""
+    works = any(member.signature in {Signature.SPINS, Signature.COMPUTES} for member in suspicion.members)
+    return Confidence.MEDIUM if works else Confidence.HIGH
+
+
 def _weigh_gone(suspicion: Suspicion) -> Confidence:
     """Less sure where most of the others show GPU waits only."""
     return Confidence.HIGH if suspicion.waiting("ranks") * 2 >= count_ranks(suspicion.others) else Confidence.MEDIUM
@@ -338,7 +344,7 @@ RULES: tuple[Rule, ...] = (
         half_of="others",
         outnumber="as many",
         confidence=Confidence.HIGH,
-        weigh=_weigh_as_it_is,
+        weigh=_weigh_deaf_master,
         words=lambda suspicion: wording.deaf_master(suspicion.suspects, suspicion.others),
     ),
     _outside(

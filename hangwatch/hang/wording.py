@@ -140,6 +140,7 @@ def deaf_master(ranks: Sequence[Group], others: Sequence[Group]) -> str:
     return (
         f"{words.who(_ids(ranks))} does not listen at {_endpoint(members)}, where the others look for it: "
         f"it {'; '.join(busy(group) + clauses.at(group) for group in ranks)}; {others_wait(others)}, refused there."
+        f"{clauses.may_come(members)}"
     )
 
 

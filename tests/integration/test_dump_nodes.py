@@ -237,9 +237,18 @@ def test_options_that_do_not_go_together() -> None:
         ("--nodes", "a", "--via", "srun"),
         ("--selector", "a"),
         ("--raw", "a"),
+        ("--nodes=",),
+        ("--jobid= ",),
     ):
         done = hangwatch("dump", *arguments)
         assert (done.returncode, "Usage" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("arguments", [("dump", "--nodes", ""), ("merge", ""), ("dump", "--nodes", "a", "--raw", "")])
+def test_a_variable_that_is_not_set_is_no_current_folder(arguments: tuple[str, ...]) -> None:
+    done = hangwatch(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "an argument is empty: is a variable of the shell not set?" in done.stderr
 
 
 def running(folder: Path) -> list[psutil.Process]:

@@ -152,10 +152,11 @@ def test_what_is_no_prometheus_is_told(body: bytes) -> None:
         prometheus.nodes_of("train", lambda _: body)
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "https://alice:x@n1/metrics", "gopher://x", ""])
-def test_a_target_at_a_strange_place_is_refused(url: str) -> None:
-    with pytest.raises(prometheus.PrometheusError, match="at what is no address"):
-        prometheus.nodes_of("train", Api([series("n1")], [target("n1", url)]).get)
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "https://alice:x@n1/metrics", "gopher://x", "", "http://[::1"])
+def test_a_target_at_a_strange_place_costs_itself_alone(url: str) -> None:
+    api = Api([series("n1"), series("n2")], [target("n1", url), target("n2", "http://n2:9836/metrics")])
+    _, sites, gone = prometheus.nodes_of("train", api.get)
+    assert ([one.base for one in sites], gone) == (["http://n2:9836"], ["n1"])
 
 
 # --- who asks --------------------------------------------------------------------------------------------------------

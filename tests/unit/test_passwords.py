@@ -151,3 +151,33 @@ def test_what_is_kept_of_wrong_ones_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     for number in range(10):
         assert asked(known, "alice", b"%d" % number) is Answer.WRONG
     assert len(known._wrong) == 3
+
+
+def test_who_was_known_stays_so_when_another_user_comes() -> None:
+    alice, bob = hashed(b"secret", DEAR), hashed(b"old", DEAR)
+    before = Passwords({"alice": alice, "bob": bob})
+    assert asked(before, "alice", b"secret") is Answer.RIGHT
+    after = Passwords({"alice": alice, "bob": hashed(b"new", CHEAP), "eve": hashed(b"eve")}, before)
+    began = cpu_seconds()
+    assert asked(after, "alice", b"secret") is Answer.RIGHT
+    known = cpu_seconds() - began
+    began = cpu_seconds()
+    assert asked(after, "bob", b"old") is Answer.WRONG
+    assert asked(Passwords({"alice": alice}), "alice", b"secret") is Answer.RIGHT
+    assert known * 10 < cpu_seconds() - began, "no hash"
+
+
+def test_who_would_wait_for_long_is_told_so() -> None:
+    known = Passwords({"alice": hashed(b"secret")})
+    known._rested_at = time.monotonic() + passwords.LONGEST_WAIT_SECONDS + 60
+    assert asked(known, "alice", b"secret") is Answer.BUSY
+
+
+def test_the_addresses_of_this_node_are_one_place() -> None:
+    known = Passwords({"alice": hashed(b"secret")})
+
+    async def crowd() -> list[Answer]:
+        places = ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.2")
+        return list(await asyncio.gather(*(known.check("alice", os.urandom(8), address) for address in places)))
+
+    assert asyncio.run(crowd()).count(Answer.WRONG) == 1

@@ -183,7 +183,9 @@ def test_what_was_measured_decides_who_is_suspect(parts: tuple[Ranks, ...], name
     assert [one.rank for one in verdict(*parts).named] == named
 
 
-def meeting(*stands: tuple[str, PortUse | None], endpoint: str = "10.0.0.1:29500") -> Verdict:
+def meeting(
+    *stands: tuple[str, PortUse | None], endpoint: str = "10.0.0.1:29500", signature: Signature = Signature.UNKNOWN
+) -> Verdict:
     """Ranks by what they are in and what their sockets show of the store; no name: not in view."""
     groups = []
     for name in dict(stands):
@@ -191,6 +193,7 @@ def meeting(*stands: tuple[str, PortUse | None], endpoint: str = "10.0.0.1:29500
             Member(
                 id=RankId(node=f"n{rank // 4}", rank=rank, local_rank=rank % 4, pid=1000 + rank),
                 motion=Motion.FROZEN,
+                signature=signature if rank == 0 else Signature.UNKNOWN,
                 rounds=3,
                 store=None if use is None else Store(endpoint, use),
             )
@@ -217,6 +220,8 @@ def test_rank_0_that_does_not_listen_is_named_with_what_it_does_instead() -> Non
     assert (found.kind, [one.rank for one in found.named], found.confidence) == ("MasterRefused", [0], HIGH)
     assert "does not listen at MASTER_ADDR:MASTER_PORT (10.0.0.1:29500)" in found.message
     assert "it is loading data; all 7 other ranks wait in rendezvous, refused there" in found.message
+    works = meeting(("data_loading", "none"), *[REFUSED] * 7, signature=Signature.SPINS)
+    assert (works.confidence, "work that will end, or a loop that will not" in works.message) == (MEDIUM, True)
     # It has a connection, others have one, or another rank it is: then nothing is known of a refusal.
     assert meeting(("data_loading", "connected"), *[REFUSED] * 7).kind == "OutsideCollective"
     assert meeting(("data_loading", "none"), *[CONNECTED] * 7).kind == "OutsideCollective"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from pathlib import Path
 
@@ -120,9 +121,19 @@ def test_what_cannot_be_carried_is_named_with_its_line(case: str, folder: Path) 
 
 
 def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
-    for path, says in ((tmp_path / "none", "No such file"), (Path("/dev/zero"), "larger than 1 MiB")):
+    for path, says in ((tmp_path / "none", "No such file"), (Path("/dev/zero"), "is no file")):
         with pytest.raises(yaml_file.YamlError, match=says):
             web_config.load(path)
+
+
+def test_a_fifo_is_not_waited_for_and_what_everybody_may_write_is_not_believed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(yaml_file.YamlError, match="is no file"):
+        web_config.load(tmp_path / "fifo")
+    (tmp_path / "web.yml").write_text("")
+    (tmp_path / "web.yml").chmod(0o666)
+    with pytest.raises(yaml_file.YamlError, match=r"everybody may write it.*chmod o-w"):
+        web_config.load(tmp_path / "web.yml")
 
 
 @given(st.text(max_size=200))

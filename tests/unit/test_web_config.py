@@ -6,7 +6,6 @@ import os
 import ssl
 from pathlib import Path
 
-import bcrypt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,7 +170,7 @@ def test_names_of_a_certificate() -> None:
 
 @pytest.mark.parametrize(
     ("hashed", "cost"),
-    [(HASH, 10), (bcrypt.hashpw(b"x", bcrypt.gensalt(4)).decode(), 4), ("", None), ("$2y$1a$x", None)]
+    [(HASH, 10), (HASH.replace("$2y$10$", "$2b$04$"), 4), ("", None), ("$2y$1a$x", None)]
     + [(HASH.replace("$10$", f"${wrong}$"), None) for wrong in ("03", "32", "4", "²²")]
     + [(HASH.replace("$2y$", "$2x$"), None), (HASH[:-1] + "é", None), (HASH + "\n", None)],
 )

@@ -575,7 +575,7 @@ def healthy() -> None:
             dist.recv(torch.ones(1), src=0)
         dist.broadcast_object_list([step], src=step % world())
         dist.barrier(dp)
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def dump_when_asked() -> None:

@@ -60,6 +60,10 @@ def test_there_is_a_page_for_each_way_to_install() -> None:
     assert sorted([SYSTEMD, SLURM, KUBERNETES]) == PAGES
 
 
+def takes_value(parameter: click.Parameter) -> bool:
+    return isinstance(parameter, click.Option) and not parameter.is_flag
+
+
 @pytest.mark.parametrize("page", [*PAGES, MANY_NODES], ids=lambda page: page.stem)
 def test_commands_options_and_checks_exist(page: Path) -> None:
     calls = hangwatch_calls(page)
@@ -69,10 +73,10 @@ def test_commands_options_and_checks_exist(page: Path) -> None:
         options = {text for parameter in command.params for text in parameter.opts}
         assert {word for word in arguments if word.startswith("-") and word != "-"} <= options, (name, arguments)
         if name == "check":
-            values = {"critical", "warning"}
-            assert {word for word in arguments if word[0] not in "-0123456789"} - values <= set(discovery.checks()), (
-                arguments
-            )
+            values = {text for parameter in command.params for text in parameter.opts if takes_value(parameter)}
+            pairs = zip(["", *arguments], arguments, strict=False)
+            named = {word for before, word in pairs if word[0] not in "-0123456789" and before not in values}
+            assert named <= set(discovery.checks()), arguments
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

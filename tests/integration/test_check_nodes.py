@@ -71,7 +71,10 @@ def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return form
 
 
-def test_nodes_with_equal_answers_stand_in_one_line_the_worst_first(nodes: Path) -> None:
+def test_nodes_with_equal_answers_stand_in_one_line_the_worst_first(
+    nodes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
     for node in ("n3", "n4"):
         keep(nodes, node, answer_of(("fd_limit", LIMIT)))
     keep(nodes, "n8", answer_of(("nvlink_status", LINKS)))
@@ -90,16 +93,22 @@ def test_nodes_with_equal_answers_stand_in_one_line_the_worst_first(nodes: Path)
     assert ask(nodes, "--fail-on", "critical", nodeset="n[1-4]").returncode == 0
 
 
+def in_one_line(printed: str) -> str:
+    """Whatever width the terminal has."""
+    return " ".join(printed.split())
+
+
 def test_what_should_be_the_same_and_is_not_is_a_finding(nodes: Path) -> None:
     keep(nodes, "n8", answer_of(driver="535.1"))
     keep(nodes, "n7", answer_of(torch="2.4.0"))
     keep(nodes, "n6", answer_of(torch="1.0", key="of another job"))
     done = ask(nodes)
     assert done.returncode == 1
-    assert "driver 550.54 on n[1-7], 535.1 on n8" in done.stdout
-    assert "bring n8 to 550.54" in done.stdout
-    assert "torch of job train 2.5.1 on n[1-5,8], 2.4.0 on n7" in done.stdout
-    assert "kernel" not in done.stdout
+    shown = in_one_line(done.stdout)
+    assert "driver 550.54 on n[1-7], 535.1 on n8" in shown
+    assert "bring n8 to 550.54" in shown
+    assert "torch of job train 2.5.1 on n[1-5,8], 2.4.0 on n7" in shown
+    assert "kernel" not in shown
     form = told(ask(nodes, "--json"))
     (driver, torch) = form["differences"]
     assert [held["nodes"] for held in driver["values"]] == [[f"n{number}" for number in range(1, 8)], ["n8"]]
@@ -132,7 +141,7 @@ def test_clocks_are_compared_with_that_of_who_asks(nodes: Path) -> None:
     assert 3000 < clocks["n2"] <= 3600
     assert -3600 <= clocks["n3"] < -3000
     assert form["status"] == "CRITICAL"
-    assert "ahead of that of the asking node" in ask(nodes).stdout
+    assert "ahead of that of the asking node" in in_one_line(ask(nodes).stdout)
 
 
 def test_what_no_node_would_say_costs_its_node_alone(nodes: Path) -> None:
@@ -168,8 +177,8 @@ def test_nodes_of_which_nothing_is_known_are_unknown(nodes: Path) -> None:
     remote(nodes, 'if [ "$node" = n1 ]; then exit 124; fi; exit 70')
     done = ask(nodes, nodeset="n[1-3]")
     assert done.returncode == 3
-    assert "n1: Unanswered" in done.stdout
-    assert "n[2-3]: NoAnswer: hangwatch ended with exit code 70" in done.stdout
+    assert "n1: Unanswered" in in_one_line(done.stdout)
+    assert "n[2-3]: NoAnswer: hangwatch ended with exit code 70" in in_one_line(done.stdout)
 
 
 def test_options_that_do_not_go_together(nodes: Path) -> None:

@@ -102,10 +102,10 @@ REFUSED_BY_RUN = {
     "no address": ('[http]\nlisten = "no such host"\n', "is no address"),
     "no token": ('[http]\nincidents_token_file = "FOLDER/none"\n', "No such file"),
     "a short token": ('[http]\nincidents_token_file = "FOLDER/short"\n', "shorter than 16"),
-    "an endless token": ('[http]\nincidents_token_file = "/dev/zero"\n', "larger than"),
+    "an endless token": ('[http]\nincidents_token_file = "/dev/zero"\n', "is no file"),
     "a certificate without a key": ('[http]\ntls_certificate = "FOLDER/short"\n', "go together"),
     "no PEM": ('[http]\ntls_certificate = "FOLDER/short"\ntls_key = "FOLDER/short"\n', "cannot be used"),
-    "an endless PEM": ('[http]\ntls_certificate = "/dev/zero"\ntls_key = "/dev/zero"\n', "larger than"),
+    "an endless PEM": ('[http]\ntls_certificate = "/dev/zero"\ntls_key = "/dev/zero"\n', "is no file"),
     "one port for two": ("[http]\nport = 9836\nhealth_port = 9836\n", "are both 9836"),
     "no port for health": ("[http]\nport = 65535\n", "is for health"),
     "an activity without a name": (

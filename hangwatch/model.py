@@ -9,6 +9,7 @@ nothing is exported); `Fault`, it should have answered and did not. Never 0, -1 
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable
 from enum import Enum
 from typing import Literal, TypeAlias
@@ -162,6 +163,9 @@ class Rank(Value, frozen=True):
     gpu_uuids: tuple[str, ...] = ()
     workers: tuple[Worker, ...] = ()
 
+
+INTERFACES_OF_ONE_NODE = frozenset({"lo", "docker0"})
+"""Over which no other node is reached: the loopback, and docker's bridge with the same network on each."""
 
 PortUse: TypeAlias = Literal["serving", "connected", "silent", "retries", "none"]
 """What a process has to do with a port that somebody serves; "silent": its request to connect has no answer.
@@ -504,6 +508,15 @@ class KernelCall(Value, frozen=True):
     file_lock: FileLock | None = None
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host, as somebody wrote it, is loopback by itself: `localhost` or an address, no node's name."""
+    name = host.strip("[]")
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name.lower() == "localhost"
+
+
 class Store(Value, frozen=True):
     """The store at which the ranks of a job meet, and what the sockets of one process show of it.
 
@@ -512,6 +525,11 @@ class Store(Value, frozen=True):
 
     endpoint: str
     socket: PortUse
+
+    @property
+    def is_on_loopback(self) -> bool:
+        """Whether its address is each node's own, as somebody wrote it."""
+        return is_loopback(self.endpoint.rpartition(":")[0])
 
     @property
     def has_connection(self) -> bool:

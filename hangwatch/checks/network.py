@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from hangwatch import words
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, critical, growth, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value
+from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value, is_loopback
 from hangwatch.probes import main_thread, network, pidfiles, sockets
 from hangwatch.probes.network import Interface
 from hangwatch.probes.node import Node
@@ -210,7 +210,7 @@ def _uses(
     host = environ.get("MASTER_ADDR", "")
     found = tuple(interface for interface in seen if interface.name in (local or towards))
     # A name of this node may be loopback here and its address on others: only what is written so is so everywhere.
-    return [Use(who, f"the route to {host}", found, elsewhere and network.is_loopback(host))] if found else []
+    return [Use(who, f"the route to {host}", found, elsewhere and is_loopback(host))] if found else []
 
 
 def meant(names: str, seen: tuple[Interface, ...]) -> tuple[Interface, ...]:

@@ -24,11 +24,12 @@ def run(wanted: Sequence[Port], clock: Clock) -> CheckResult:
     ran_unix_seconds, began = clock.unix(), clock.monotonic()
     answers = ports.try_all(wanted, DEADLINE_SECONDS)
     faults = [fault for fault in answers.values() if fault is not None]
+    verb = "answers" if len(answers) == 1 else "answer"
     return CheckResult(
         check=CHECK_NAME,
         verdict=worst(
             map(_verdict, faults),
-            ok("PortsAnswer", f"{words.count(len(answers), 'port')} answer: {', '.join(map(str, answers))}"),
+            ok("PortsAnswer", f"{words.count(len(answers), 'port')} {verb}: {', '.join(map(str, answers))}"),
         ),
         success=True,
         duration_seconds=clock.monotonic() - began,

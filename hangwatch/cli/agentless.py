@@ -12,6 +12,7 @@ import click
 from msgspec.structs import replace
 
 from hangwatch import config, words
+from hangwatch.cli.answers import nodes_dump
 from hangwatch.cli.asking import Reach, ask_shell, nodes_of
 from hangwatch.cli.files import NewFolder
 from hangwatch.explain import traces
@@ -67,14 +68,8 @@ def dump_agentless(question: AgentlessQuestion, settings: config.Settings) -> in
             click.echo(f"Job {words.printable(run).strip('@:') or 'unknown'} (user {uid}) on {on_nodes}\n")
             click.echo(text.render_verdict(grouping, verdict, color=sys.stdout.isatty()))
     if question.as_json_form:
-        form = as_json.NodesDump(
-            schema_version=as_json.SCHEMA_VERSION,
-            answered=tuple(sorted(replies.answered)),
-            without_job=tuple(sorted(set(replies.answered) - {process.node for process in replies.processes})),
-            unanswered=tuple(sorted(replies.silent)),
-            failed=tuple(as_json.FailedNodes(nodes=tuple(sorted(of)), reason=why) for why, of in replies.failed),
-            jobs=tuple(answers),
-        )
+        without_job = set(replies.answered) - {process.node for process in replies.processes}
+        form = nodes_dump(replies, without_job, answers)
         click.echo(as_json.render(form), nl=False)
     if not answers:
         click.echo("no rank was found: no Python with RANK in an environment that may be read, no torchrun", err=True)

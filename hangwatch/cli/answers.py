@@ -1,15 +1,20 @@
-"""How `explain` and `merge` say what they found: as text, JSON or a page."""
+"""How commands say what they found: as text, JSON or a page."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hangwatch.cli.files import write_text
 from hangwatch.model import Grouping, Job, Verdict
 from hangwatch.report import as_json, html, text
+
+if TYPE_CHECKING:
+    from hangwatch.fleet.replies import RollCall
 
 html_option = click.option(
     "--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report as one page."
@@ -27,3 +32,15 @@ def print_answer(
         click.echo(as_json.render(as_json.answer(grouping, verdict, job)), nl=False)
     else:
         click.echo(text.render_verdict(grouping, verdict, color=sys.stdout.isatty()), nl=False)
+
+
+def nodes_dump(replies: RollCall[Any], without_job: Iterable[str], jobs: Iterable[as_json.Answer]) -> as_json.NodesDump:
+    """The answers on the jobs of many nodes, and who gave none."""
+    return as_json.NodesDump(
+        schema_version=as_json.SCHEMA_VERSION,
+        answered=tuple(sorted(replies.answered)),
+        without_job=tuple(sorted(without_job)),
+        unanswered=tuple(sorted(replies.silent)),
+        failed=as_json.failed_nodes(replies.failed),
+        jobs=tuple(jobs),
+    )

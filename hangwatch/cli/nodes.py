@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from hangwatch import incident_file, inputs, words
 from hangwatch.cli import pages
-from hangwatch.cli.answers import html_option, json_option, print_answer
+from hangwatch.cli.answers import html_option, json_option, nodes_dump, print_answer
 from hangwatch.cli.asking import MOST_TOLD, NODE_DEADLINE_SECONDS, Reach, ask, nodes_of
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import NewFolder, files_below, write_text
@@ -94,7 +94,7 @@ def merge(
     by_file = _by_file(topology)
     if not sources and prometheus is None:
         raise click.UsageError("give what is to be merged: FILE, DIR, URL or --prometheus")
-    urls = [source for source in sources if source.startswith(("http://", "https://"))]
+    urls = [source for source in sources if source.lower().startswith(("http://", "https://"))]
     replies = Replies()
     problems = _gather([Path(source) for source in sources if source not in urls], replies.gathering)
     if urls or prometheus is not None:
@@ -255,14 +255,7 @@ def _conclude(question: Question, replies: Replies, kept: _Kept, asked: int, by_
             click.echo(text.render_verdict(grouping, verdict, color=sys.stdout.isatty()))
         kept.report(key, grouping, verdict)
     if question.as_json_form:
-        form = as_json.NodesDump(
-            schema_version=as_json.SCHEMA_VERSION,
-            answered=tuple(sorted(replies.answered)),
-            without_job=tuple(sorted(replies.without_job)),
-            unanswered=tuple(sorted(replies.silent)),
-            failed=tuple(as_json.FailedNodes(nodes=tuple(sorted(nodes)), reason=why) for why, nodes in replies.failed),
-            jobs=tuple(answers),
-        )
+        form = nodes_dump(replies, replies.without_job, answers)
         click.echo(as_json.render(form), nl=False)
     if not answers:
         click.echo(_nothing(replies), err=True)

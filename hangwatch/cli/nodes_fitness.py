@@ -74,7 +74,7 @@ def check_nodes(
             answered=tuple(sorted(replies.answered)),
             well=tuple(well),
             unanswered=tuple(sorted(replies.silent)),
-            failed=tuple(as_json.FailedNodes(nodes=tuple(sorted(nodes)), reason=why) for why, nodes in replies.failed),
+            failed=as_json.failed_nodes(replies.failed),
             findings=tuple(found),
             differences=tuple(differences),
             clocks=tuple(replies.clocks),

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from hangwatch import nccl_messages, words
 from hangwatch.explain.logs import Failure, Moment
 from hangwatch.explain.rank_logs import RankLog
-from hangwatch.model import Evidence, FirstLook, RankId, Verdict
+from hangwatch.model import INTERFACES_OF_ONE_NODE, Evidence, FirstLook, RankId, Verdict
 
 _SHOWN = 3
 _TEXT_CHARACTERS = 160
@@ -22,7 +22,7 @@ _MOST_STEPS = 3  # at which ranks end, where no majority tells which is the usua
 _MOST_DIGITS = 18
 _APART_SECONDS = 60.0
 _NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
-_LEADS_NOWHERE = {"lo", "docker0", "virbr0", "No device"}
+_NO_DEVICE = "No device"  # nccl_messages.toml, no_ib_device
 _NOT_FLUSHED = "output to a file may lie unwritten in the process without PYTHONUNBUFFERED=1"
 
 
@@ -314,7 +314,7 @@ def _messages(logs: Sequence[RankLog]) -> Iterator[Evidence]:
 
 
 def _setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]) -> Iterator[Evidence]:
-    if len(by_value) < 2 and not any(value in _LEADS_NOWHERE for value in by_value):
+    if len(by_value) < 2 and not by_value.keys() & (INTERFACES_OF_ONE_NODE | {_NO_DEVICE}):
         return
     rarest = sorted(by_value.items(), key=lambda entry: (len(entry[1]), entry[0]))
     told = [f"{words.printable(value)} on {words.who([log.id for log in found])}" for value, found in rarest[:_SHOWN]]

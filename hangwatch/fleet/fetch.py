@@ -58,11 +58,6 @@ class Site(NamedTuple):
     incident: str | None = None
 
 
-def is_url(text: str) -> bool:
-    """Whether somebody means a page and no file."""
-    return text.lower().startswith(("http://", "https://"))
-
-
 def site(url: str) -> Site:
     """What a URL means: a daemon, or one of its incidents; named after its host. Raises AddressError."""
     try:

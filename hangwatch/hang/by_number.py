@@ -83,6 +83,11 @@ def _has_a_busy_thread(member: Member) -> bool:
     )
 
 
+def have_met(found: Answer) -> bool:
+    """Whether the ranks that wait have met before: what they wait in is nowhere the first operation of its group."""
+    return bool(found.meetings) and all(one.number > 1 for one in found.meetings)
+
+
 def timeout_seconds(grouping: Grouping) -> float | None:
     """How long what the ranks wait in waits, as they recorded it: the shortest; None where nothing stays open."""
     found = (

@@ -86,8 +86,9 @@ def _by_number(scene: Scene) -> Verdict:
     both = by_number.contradicts(found, accused) if accused is not None and _is_by_stack(accused) else None
     if both is not None:
         return both
-    verdict = accused or _mount_silent(scene) or _enclosed(scene) or _refused(scene) or _open(scene)
-    beside = votes.enclosed(scene.grouping) if verdict.kind != "WrongInterface" else ()
+    enclosed = None if by_number.have_met(found) else _enclosed(scene)
+    verdict = accused or _mount_silent(scene) or enclosed or _refused(scene) or _open(scene)
+    beside = () if verdict is enclosed or by_number.have_met(found) else votes.enclosed(scene.grouping)
     return structs.replace(verdict, evidence=(*verdict.evidence, *by_number.evidence(found), *beside))
 
 

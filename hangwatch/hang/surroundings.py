@@ -26,6 +26,7 @@ from hangwatch.model import (
     ProcessId,
     Store,
     SystemCall,
+    is_loopback,
 )
 from hangwatch.probes import file_locks, filesystems, main_thread, network, pidfiles, procs, sockets
 from hangwatch.probes.sockets import Connection, Connections, End
@@ -64,7 +65,7 @@ class Surroundings:
         self._launchers = tuple(launcher.pid for launcher in job.launcher_ids)
         address, port = launchers.rendezvous(job.environ)
         self._store_port = int(port) if port.isdecimal() else None
-        self._is_store_on_loopback = network.is_loopback(address)
+        self._is_store_on_loopback = is_loopback(address)
         self._store_endpoint = words.elided(f"{address}:{port}", _MOST_ENDPOINT_CHARACTERS)
         self._is_elsewhere_too = job.is_elsewhere_too
         self._rank_of = {

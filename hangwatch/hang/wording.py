@@ -164,7 +164,7 @@ def refused(ranks: Sequence[Member], serving: Sequence[Member]) -> str:
         where = f"{who} serves that port, so the address leads elsewhere: correct MASTER_ADDR."
     elif any(member.id.rank == 0 for member in ranks):
         where = "Rank 0 is among them: the launcher that was to serve it does not, or at another port."
-    elif any(member.store is not None and _is_loopback(member.store.endpoint) for member in ranks):
+    elif any(member.store is not None and member.store.is_on_loopback for member in ranks):
         where = "That address is each node's own, and rank 0 is on another one: set MASTER_ADDR to that of its node."
     else:
         where = "Rank 0, which is to serve it, is not in view: look at its node first."
@@ -175,11 +175,6 @@ def refused(ranks: Sequence[Member], serving: Sequence[Member]) -> str:
         f"{subject} {verb} refused at {_endpoint(ranks)}, where the ranks of the job meet: {them} between attempts "
         f"that fail at once. {where}"
     )
-
-
-def _is_loopback(endpoint: str) -> bool:
-    host = endpoint.rpartition(":")[0].strip("[]")
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _endpoint(members: Iterable[Member]) -> str:

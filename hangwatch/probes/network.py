@@ -8,16 +8,12 @@ import socket
 import struct
 from pathlib import Path
 
-from hangwatch.model import Fault, Value
+from hangwatch.model import INTERFACES_OF_ONE_NODE, Fault, Value
 from hangwatch.probes import pseudofiles
 
 TABLE_LIMIT_BYTES = 32 << 20
 _RTF_UP = 0x1
 _RTF_REJECT = 0x200
-
-
-_OF_ONE_NODE = ("lo", "docker0")
-"""Interfaces over which no other node is reached: the loopback, and docker's bridge with the same network on each."""
 
 
 class Interface(Value, frozen=True):
@@ -35,7 +31,7 @@ class Interface(Value, frozen=True):
     @property
     def is_of_one_node(self) -> bool:
         """Whether no other node is reached over it."""
-        return self.name in _OF_ONE_NODE
+        return self.name in INTERFACES_OF_ONE_NODE
 
 
 class Route(Value, frozen=True):
@@ -156,15 +152,6 @@ def parse_default_v6(text: str) -> str | None:
         if len(words) == 10 and words[1] == "00" and int(words[8], 16) & (_RTF_UP | _RTF_REJECT) == _RTF_UP:
             found.append((int(words[5], 16), words[9]))
     return min(found)[1] if found else None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host, as somebody wrote it, is loopback by itself: `localhost` or an address, no node's name."""
-    name = host.strip("[]")
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name.lower() == "localhost"
 
 
 def resolve(host: str) -> tuple[str, ...] | Fault:

@@ -113,6 +113,11 @@ class NodesDump(Value, frozen=True):
     jobs: tuple[Answer, ...]
 
 
+def failed_nodes(failed: Iterable[tuple[str, Iterable[str]]]) -> tuple[FailedNodes, ...]:
+    """Why nodes gave no answer, each reason with its nodes."""
+    return tuple(FailedNodes(nodes=tuple(sorted(nodes)), reason=why) for why, nodes in failed)
+
+
 def answer(grouping: Grouping, verdict: Verdict, job: Job | None = None, capture: Capture | None = None) -> Answer:
     """The answer on one job."""
     return Answer(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hangwatch.hang import activity, votes
 from hangwatch.hang.culprit import judge
@@ -28,6 +29,7 @@ from hangwatch.model import (
     Store,
     Verdict,
 )
+from tests.unit.test_waitfor import member, record, recorder
 
 HIGH, MEDIUM, LOW, NONE = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE
 ORDER = (NONE, LOW, MEDIUM, HIGH)
@@ -271,6 +273,17 @@ def test_ranks_that_no_other_node_can_reach(places: list[str | None], activity_n
         assert "at 127.0.1.1 port 40961, which no other node can reach" in found.message and not said
     else:
         assert len(said) == (1 if places[0] else 0), "evidence beside another verdict"
+
+
+@pytest.mark.parametrize(("number", "kind"), [(1, "WrongInterface"), (465, "AllWaiting")])
+def test_ranks_that_have_met_before_have_a_way_to_each_other(number: int, kind: str) -> None:
+    """Four of eight ranks wait in an operation of all, listening on loopback: as where a job is played on one node."""
+    mine = recorder(record(number, created_unix_ns=10**9, state="open"))
+    found = [replace(member(rank, mine), enclosed_at="127.0.0.1 port 40961", rounds=3) for rank in range(4)]
+    group = Group(key="k", activity="collective_wait", waits_for="ranks", members=tuple(found))
+    verdict = judge(Grouping(groups=(group,), world_size=8), 4)
+    assert (verdict.kind, verdict.named) == (kind, ())
+    assert not [one for one in verdict.evidence if one.kind == "wrong_interface"]
 
 
 def test_a_master_that_is_each_node_s_own_address() -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from hangwatch.probes import system_calls
 from tests.conftest import wait_for
 
 SLEEPING = "import time\ndef asleep():\n    ready()\n    time.sleep(600)\nasleep()"
@@ -76,6 +77,13 @@ def scheduled(pid: int) -> tuple[float, float]:
     """For how many seconds the main thread has run, and for how many it was ready to run and had no core."""
     ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     return int(ran) / 1e9, int(waited) / 1e9
+
+
+def futex_call(pid: int) -> tuple[int, int] | None:
+    """The stack and the instruction pointer of a main thread that sleeps in futex(2); None: it does not."""
+    fields = Path(f"/proc/{pid}/syscall").read_text().split()
+    is_futex = len(fields) == 9 and system_calls.names().get(int(fields[0])) == "futex"
+    return (int(fields[7], 16), int(fields[8], 16)) if is_futex else None
 
 
 def wait_for_state(pid: int, letter: str) -> None:

@@ -13,6 +13,36 @@ from tests.conftest import wait_for
 from tests.integration import targets
 
 PROC = Path("/proc")
+# Python that calls a library called libtorch: what its frames leave on the stack is not cleared.
+STIRS = "import ctypes, sys, threading; library = ctypes.CDLL(sys.argv[1]); library.stir(); "
+DEEPER = "sorted([0], key=lambda _: sorted([0], key=lambda _: lock.acquire()))"  # where those frames were
+LIBRARY = """
+#include <semaphore.h>
+void stir(void) { void *volatile left[4096]; for (int at = 0; at < 4096; at++) left[at] = (char *)stir + 4; }
+int in_torch(void) { static sem_t never; sem_init(&never, 0, 0); return sem_wait(&never) + 1; }
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "library.c").write_text(LIBRARY)
+    made = folder / "libtorch_stirring.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-pthread", "-O0", "-o", made, folder / "library.c"], check=True)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("then", "is_torch"),
+    [(f"lock = threading.Lock(); lock.acquire(); {DEEPER}", False), ("library.in_torch()", True)],
+)
+def test_who_asked_for_the_wait_counts_and_not_what_ran_before(library: Path, then: str, is_torch: bool) -> None:
+    with subprocess.Popen([sys.executable, "-c", STIRS + then, library]) as process:
+        try:
+            wait_for(lambda: targets.futex_call(process.pid), "it to sleep")
+            assert native_stack.waits_in_torch(process.pid, PROC) is is_torch
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,8 @@ def test_any_url_is_a_site_or_an_error(text: str) -> None:
         except AddressError:
             continue
         assert found.base.isascii()
-        assert not set(found.base) & set("\r\n @?#")
+        assert not set(found.base) & set("\r\n ?#")
+        assert "@" not in found.base.split("/")[2]
 
 
 def test_names_are_without_ports_where_hosts_are_enough() -> None:

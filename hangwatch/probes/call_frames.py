@@ -125,7 +125,7 @@ def _entry(place: int, base: int, read: Read) -> int:
         middle = (low + high) // 2
         is_before = header + struct.unpack("<i", _bytes(read, header + 12 + 8 * middle, 4))[0] <= place
         low, high = (middle, high) if is_before else (low, middle)
-    return header + int(struct.unpack("<i", _bytes(read, header + 16 + 8 * low, 4))[0])
+    return int(header + struct.unpack("<i", _bytes(read, header + 16 + 8 * low, 4))[0])
 
 
 def _cut(raw: bytes, size: int) -> Iterator[bytes]:

@@ -186,6 +186,7 @@ class _AllClient(_Client):
     def __init__(self, *arguments: object, **options: object) -> None:
         super().__init__(*arguments, **options)
         self._node_of: dict[str, str] = {}
+        self._complaints: dict[str, bytes] = {}  # by labels of whom no name has come: two streams have no order
 
     def _arguments(self) -> Sequence[str]:
         assert isinstance(self.worker.transport, OneForAll)
@@ -211,9 +212,10 @@ class _AllClient(_Client):
             return
         label, text = labelled
         if transport.names_itself and label not in self._node_of:
-            name = text.decode("utf-8", "replace").strip()
-            if not is_complaint and collecting.is_waited_for(name) and name not in self._node_of.values():
-                self._node_of[label] = name
+            if is_complaint:
+                self._keep(label, text + b"\n")
+            else:
+                self._name(label, text.decode("utf-8", "replace").strip())
             return
         node = self._node_of.get(label, "") if transport.names_itself else label
         if transport.names_itself and not is_complaint and (ending := _ENDING.fullmatch(text)):
@@ -225,6 +227,16 @@ class _AllClient(_Client):
             taken = collecting.take(node, text, is_complaint=False)
             if taken and text == b"}" and collecting.is_whole(node):
                 collecting.ended(node, None)
+
+    def _keep(self, label: str, text: bytes) -> None:
+        if label in self._complaints or len(self._complaints) < len(self.key):
+            before = self._complaints.get(label, b"")
+            self._complaints[label] = (before + text)[:MOST_COMPLAINT_BYTES]
+
+    def _name(self, label: str, name: str) -> None:
+        if self.worker.collecting.is_waited_for(name) and name not in self._node_of.values():
+            self._node_of[label] = name
+            self.worker.collecting.take(name, self._complaints.pop(label, b""), is_complaint=True)
 
 
 class _Worker(ExecWorker):  # type: ignore[misc]

@@ -1,0 +1,28 @@
+"""What comes from many nodes through one command, whatever the order in which its two streams arrive."""
+
+from __future__ import annotations
+
+import re
+
+from hangwatch.fleet import collect
+from hangwatch.fleet.collect import Reply
+from hangwatch.fleet.transports import OneForAll
+
+LINE = re.compile(rb"([01]): (.*)")
+
+
+def labelled(line: bytes) -> tuple[str, bytes] | None:
+    found = LINE.fullmatch(line)
+    return (found[1].decode(), found[2]) if found else None
+
+
+def test_a_complaint_that_comes_before_its_node_has_a_name_is_kept() -> None:
+    """As srun sends both streams over connections of their own."""
+    late = (
+        "echo '1: early' >&2; echo '7: nobody' >&2; sleep 0.3; printf '0: a\\n1: b\\n0: {}\\n1: {}\\n0: =0\\n1: =0\\n'"
+    )
+    transport = OneForAll(["sh", "-c", late], labelled, lambda _: None, names_itself=True)
+    replies: list[Reply] = []
+    complaints = collect.ask(["a", "b"], transport, deadline_seconds=60, on_reply=replies.append)
+    assert sorted((one.node, one.output, one.is_late) for one in replies) == [("a", b"{}", False), ("b", b"{}", False)]
+    assert complaints == {"a": b"", "b": b"early\n"}

@@ -15,6 +15,7 @@ from hangwatch.hang import crews, culprit, jobs, owners, shares
 from hangwatch.hang.activity import Table
 from hangwatch.hang.capture import ObserveDump, capture
 from hangwatch.hang.grouping import group_ranks
+from hangwatch.hang.kernel_log import lines_of as kernel_lines_of
 from hangwatch.hang.power import GpuLevels
 from hangwatch.model import (
     Capture,
@@ -37,8 +38,9 @@ from hangwatch.model import (
     Value,
     Verdict,
 )
-from hangwatch.probes import behind_call, host, procs, sockets
+from hangwatch.probes import behind_call, host, kmsg, procs, sockets
 
+KERNEL_LOG = Path("/dev/kmsg")
 ENDPOINTS_PER_SCAN = 64
 _DEFAULT_LIMITS = config.Jobs()
 _MOST_CALLS = 8
@@ -165,6 +167,7 @@ def look_at(
     stop: threading.Event | None = None,
     slots: threading.Semaphore | None = None,
     observe_dump: ObserveDump | None = None,
+    kernel_log: Path = KERNEL_LOG,
 ) -> Look:
     """Take the stacks of every rank of a job on this node (see `capture`), group them and judge the groups."""
     taken = capture(
@@ -184,6 +187,7 @@ def look_at(
         slots=slots,
         observe_dump=observe_dump,
     )
+    taken = _with_kernel_lines(taken, job, proc_root, kernel_log)
     facts = host.facts(sweep.driver_version if sweep else None)
     here = job.ranks_here or None
     look = judged(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here)
@@ -193,6 +197,18 @@ def look_at(
         taken = replace(taken, ranks=ranks)
         look = judged(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here)
     return replace(look, uid=job.uid)
+
+
+def _with_kernel_lines(taken: Capture, job: Job, proc_root: Path, kernel_log: Path) -> Capture:
+    """The ranks with what the kernel's log says of them; where it cannot be read, `check xid` says so."""
+    log = kmsg.SHARED.read(kernel_log)
+    if not isinstance(log, kmsg.KernelEvents):
+        return taken
+    found = kernel_lines_of(job, log.lines, now=time.monotonic(), unix_now=time.time(), proc_root=proc_root)
+    if not found:
+        return taken
+    ranks = (replace(rank, kernel_lines=found.get(rank.id.pid or 0, ())) for rank in taken.ranks)
+    return replace(taken, ranks=tuple(ranks))
 
 
 def _pointed_at(look: Look) -> list[int]:

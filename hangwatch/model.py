@@ -219,6 +219,16 @@ class JobName(Value, frozen=True):
         return self.job_id
 
 
+class EndedProcess(Value, frozen=True):
+    """A rank of a job, or a worker of it, whose process is gone: a scan that ended at `gone_unix_seconds` missed it."""
+
+    id: ProcessId
+    rank: int | None
+    local_rank: int | None
+    gone_unix_seconds: float
+    is_worker: bool = False
+
+
 class Job(Value, frozen=True):
     """All ranks of one job on this node; or its launcher, `launcher_id`, while it has none (`waiting`).
 
@@ -230,8 +240,8 @@ class Job(Value, frozen=True):
     of its other pods or containers on this node. `share` says who is given a share of
     what one node bears: the owner, and the pod or container where the owner alone tells too little. `holds_gpu`: the
     driver lists one of its ranks. `absent_local_ranks` are those that should be on this node and have no process:
-    [first, last] of each range, since an environment says how many there should be. `notes` are sentences about what
-    was found.
+    [first, last] of each range, since an environment says how many there should be. `ended` are processes of it that
+    were seen and are gone, so many at most. `notes` are sentences about what was found.
     """
 
     job_id: str
@@ -252,6 +262,7 @@ class Job(Value, frozen=True):
     notes: tuple[str, ...] = ()
     waiting: Waiting | None = None
     more_launcher_ids: tuple[ProcessId, ...] = ()
+    ended: tuple[EndedProcess, ...] = ()
 
     @property
     def launcher_ids(self) -> tuple[ProcessId, ...]:
@@ -605,6 +616,20 @@ class ProcessDump(Value, frozen=True):
     waits_in_torch: bool = False
 
 
+class KernelLine(Value, frozen=True):
+    """A line of the kernel's log about a rank, a file system that it has mounted, or a device of its node.
+
+    `name` is its row of kernel_lines.toml, `subject` what it names, `where` the library in which it happened; a process
+    chooses the names of both. `text` is the line, bounded and printable.
+    """
+
+    name: str
+    text: str
+    unix_seconds: float
+    subject: str = ""
+    where: str = ""
+
+
 class RankId(Value, frozen=True):
     """Who a rank is, for people and across nodes. Fields are None where the source does not say."""
 
@@ -643,7 +668,7 @@ class RankDump(Value, frozen=True):
     lies between the floor (0) and the busy level (1) of its own GPU, None without a history; `works_lightly`: that busy
     level is one that cards draw in a hang, too. What its NVLinks and its PCIe carried per second is the sum of both
     directions, of the busiest of its GPUs, over the rounds. `kernel_call` is read once the ranks are judged, of those
-    that are named or to be looked at first.
+    that are named or to be looked at first. `kernel_lines` are those of the kernel's log since the job began.
     """
 
     id: RankId
@@ -660,6 +685,7 @@ class RankDump(Value, frozen=True):
     waits_for_mount: bool = False
     waiting: Waiting | None = None
     kernel_call: KernelCall | None = None
+    kernel_lines: tuple[KernelLine, ...] = ()
 
 
 class Capture(Value, frozen=True):
@@ -761,7 +787,8 @@ class Member(Value, frozen=True):
 
     `state` is the letter that /proc/PID/stat showed in every round; where the rounds differ, the last one outside `D`.
     `waited_before`: in an earlier round it stood in a wait for other ranks, so it does come to meet them.
-    `silent_mount`, `waits_for_mount`, `waiting`, `kernel_call` and the numbers of its GPU as in `RankDump`. `signature`
+    `silent_mount`, `waits_for_mount`, `waiting`, `kernel_call`, `kernel_lines` and the numbers of its GPU as in
+    `RankDump`. `signature`
     is what was measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and
     `switches_per_second` (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so
     in every round; `peers` as there, the most of any round, workers included, and None where one was not seen;
@@ -812,6 +839,7 @@ class Member(Value, frozen=True):
     waits_in_torch: bool = False
     stay: Stay | None = None
     kernel_call: KernelCall | None = None
+    kernel_lines: tuple[KernelLine, ...] = ()
 
 
 class Group(Value, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
@@ -28,6 +28,7 @@ from hangwatch.look import Look
 from hangwatch.model import (
     CheckResult,
     CheckStatus,
+    EndedProcess,
     GpuSweep,
     Grouping,
     Incident,
@@ -48,6 +49,7 @@ TIMELINE_LENGTH = 60
 STARTED_AGAIN = "hangwatch was started again: the processes are the same, the incident goes on"
 WAITS_NO_MORE = "its launcher has ended, or has started what is no rank"
 RANKS_CAME = "its ranks have come"
+ENDED_KEPT = 64  # processes of a job that are gone, ranks and workers each
 CAPTURES_KEPT = 4  # the first, which shows how it began, and the last ones
 
 
@@ -132,7 +134,8 @@ def discovered(
         else:
             held_gpu = entry.held_gpu or job.holds_gpu
             watch = watched.joined(entry.watch, job)
-            entry = replace(entry, job=_with_known_absent(entry, job), watch=watch, held_gpu=held_gpu)
+            known = _with_ended(entry.job, _with_known_absent(entry, job), unix_now)
+            entry = replace(entry, job=known, watch=watch, held_gpu=held_gpu)
         snapshot = snapshot.with_job(entry)
     led = {launcher for match in found.values() if match.job.ranks for launcher in match.job.launcher_ids}
     for missing in [entry for key, entry in snapshot.jobs.items() if key not in found]:
@@ -440,6 +443,25 @@ def _with_known_absent(entry: JobEntry, job: Job) -> Job:
     known = (*before, *entry.job.absent, *job.absent)
     absent = spans(gap for first, last in spans(known) for gap in gaps(here, last + 1, first))
     return job if absent == job.absent_local_ranks else replace(job, absent_local_ranks=absent)
+
+
+def _with_ended(before: Job, job: Job, unix_now: float) -> Job:
+    """The job with those of its processes that were there before and are gone: by them the kernel's log is read."""
+    present = {process for process, *_ in _processes(job)}
+    gone = [
+        EndedProcess(id=process, rank=rank, local_rank=local, gone_unix_seconds=unix_now, is_worker=is_worker)
+        for process, rank, local, is_worker in _processes(before)
+        if process not in present
+    ]
+    ranks, workers = ([one for one in (*before.ended, *gone) if one.is_worker is kind] for kind in (False, True))
+    ended = (*ranks[-ENDED_KEPT:], *workers[-ENDED_KEPT:])
+    return job if ended == job.ended else replace(job, ended=ended)
+
+
+def _processes(job: Job) -> Iterator[tuple[ProcessId, int | None, int | None, bool]]:
+    for rank in job.ranks:
+        yield rank.id, rank.rank, rank.local_rank, False
+        yield from ((worker.id, rank.rank, rank.local_rank, True) for worker in rank.workers)
 
 
 def _settle(

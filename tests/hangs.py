@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from hangwatch import config
+from hangwatch import config, kernel_lines
 from hangwatch.hang import activity, culprit
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import (
     Fault,
     Frame,
     Grouping,
+    KernelLine,
     ProcessDump,
     RankDump,
     RankId,
@@ -80,6 +81,12 @@ def dump(stand: dict[str, Any], number: int, pid: int) -> ProcessDump:
     )
 
 
+def kernel_line(text: str) -> KernelLine:
+    said = kernel_lines.find(text)
+    assert said is not None, f"no row of kernel_lines.toml is of this line: {text}"
+    return KernelLine(name=said.name, text=text, unix_seconds=0.0, subject=said.subject, where=said.where)
+
+
 def fault(pid: int, reason: str, detail: str, about: Literal["target", "tool"] = "tool") -> Fault:
     return Fault(subject=f"pid {pid}", reason=reason, detail=detail, about=about)
 
@@ -103,6 +110,7 @@ def rank_dumps(case: dict[str, Any]) -> list[RankDump]:
                     gone=stand.get("gone", False),
                     power_watts=stand.get("power"),
                     utilization_ratio=stand.get("utilization"),
+                    kernel_lines=tuple(map(kernel_line, stand.get("kernel", ()))),
                 )
             )
     return found

@@ -403,7 +403,7 @@ def _is_gone(dump: ProcessDump) -> bool:
 
 
 def _absent_ranks(job: Job, node: str) -> tuple[RankDump, ...]:
-    """The ranks that should be on this node and have no process, with their number where the others tell it.
+    """The ranks that should be on this node and have no process, with their number where it was seen or others tell it.
 
     As many as a node has ranks, at most: how many should be there is a number in an environment.
     """
@@ -411,10 +411,15 @@ def _absent_ranks(job: Job, node: str) -> tuple[RankDump, ...]:
         rank.rank - rank.local_rank for rank in job.ranks if rank.rank is not None and rank.local_rank is not None
     }
     offset = offsets.pop() if len(offsets) == 1 else None
-    return tuple(
-        RankDump(id=RankId(node=node, rank=None if offset is None else offset + place, local_rank=place), gone=True)
-        for place in itertools.islice(itertools.chain.from_iterable(job.absent), ABSENT_LISTED)
-    )
+    seen = {one.local_rank: one for one in job.ended if not one.is_worker}
+
+    def absent(place: int) -> RankDump:
+        known = seen.get(place)
+        rank = known.rank if known is not None else None if offset is None else offset + place
+        pid = None if known is None else known.id.pid
+        return RankDump(id=RankId(node=node, rank=rank, local_rank=place, pid=pid), gone=True)
+
+    return tuple(map(absent, itertools.islice(itertools.chain.from_iterable(job.absent), ABSENT_LISTED)))
 
 
 def _notes(

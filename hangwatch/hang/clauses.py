@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from hangwatch import words
+from hangwatch import kernel_lines, words
 from hangwatch.hang import activity
 from hangwatch.hang import frames as stack_frames
 from hangwatch.hang.user_code import caller, own_frame
@@ -41,6 +41,18 @@ def does(group: Group, *, several: bool = False) -> str:
             if clause.startswith(singular):
                 return plural + clause[len(singular) :].replace("its GPU", "their GPUs")
     return clause
+
+
+def ended_by(member: Member) -> str | None:
+    """How its process or a worker of it ended by the kernel's log: "segfault in libc.so.6"; None where that is silent.
+
+    The library's name is what a file is called, so it is told only.
+    """
+    rows = kernel_lines.load()
+    line = next((one for one in member.kernel_lines if one.name in rows and rows[one.name].deadly), None)
+    if line is None:
+        return None
+    return line.name.replace("_", " ") + (f" in {line.where}" if line.where else "")
 
 
 def _waits_for_file_lock(group: Group) -> str | None:

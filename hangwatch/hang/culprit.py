@@ -63,7 +63,8 @@ def _judged(grouping: Grouping, ranks_here: int | None) -> Verdict:
     calls = votes.in_kernel(members, grouping.members)
     is_one = len(calls) == len(pointed) == 1 and clauses.tells_call(members[0])
     said = f" In the kernel, {calls[0].message}." if is_one else ""
-    return structs.replace(verdict, message=verdict.message + said, evidence=(*verdict.evidence, *calls))
+    evidence = (*verdict.evidence, *calls, *votes.kernel_log(grouping.members, verdict.named))
+    return structs.replace(verdict, message=verdict.message + said, evidence=evidence)
 
 
 def _key(rank: RankId) -> tuple[object, ...]:

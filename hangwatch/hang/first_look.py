@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hangwatch import kernel_lines
 from hangwatch.hang import activity, user_code, wording
 from hangwatch.hang.rules import (
     Rule,
@@ -15,11 +16,13 @@ from hangwatch.hang.rules import (
     is_rooted,
     may_be_late,
     only_roles,
+    part_of,
     waits_for,
 )
 from hangwatch.hang.user_code import caller, is_in_user_code, python_frames
 from hangwatch.model import Confidence, Group, Motion, Signature
 
+DEADLY = tuple(name for name, row in kernel_lines.load().items() if row.deadly)
 ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
 
 
@@ -151,6 +154,19 @@ def _beside_collectives(scene: Scene, wanted: Callable[[Group], bool]) -> Sequen
     return idle if inside and all(map(_is_collective, inside)) else []
 
 
+def _told_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
+    """Ranks of which the kernel's log has such a line, however their stacks look."""
+
+    def suspects(scene: Scene) -> Sequence[Group]:
+        told = (
+            part_of(group, lambda member: any(line.name in names for line in member.kernel_lines))
+            for group in scene.stacked
+        )
+        return [part for part in told if part]
+
+    return suspects
+
+
 def _other_of_two(scene: Scene) -> Sequence[Group]:
     if scene.grouping.ranks_known != 2 or len(scene.stacked) != 2:
         return []
@@ -212,6 +228,7 @@ def _first_look(
     *,
     few: bool = True,
     may_name: bool = False,
+    by_stack: bool = True,
 ) -> Rule:
     return Rule(
         kind="OutsideCollective",
@@ -223,13 +240,31 @@ def _first_look(
         confidence=Confidence.NONE,
         weigh=lambda suspicion: suspicion.rule.confidence,
         words=_why(why),
-        by_stack=True,
+        by_stack=by_stack,
         settle=settle,
         may_name=may_name,
     )
 
 
 FIRST_LOOKS: tuple[Rule, ...] = (
+    _first_look(
+        "have a thread that is blocked in state `D`, of which the kernel's log says that it has been for minutes",
+        _told_by_kernel("hung_task"),
+        ("ranks", "gpu"),
+        wording.hung_task,
+        lambda _: wording.HUNG_TASK,
+        few=False,
+        by_stack=False,
+    ),
+    _first_look(
+        "have lost a worker process to a fault or the OOM killer, by the kernel's log",
+        _told_by_kernel(*DEADLY),
+        ("ranks", "gpu"),
+        wording.lost_worker,
+        lambda _: wording.LOST_WORKER,
+        few=False,
+        by_stack=False,
+    ),
     _first_look(
         "is the other one of two ranks, in no wait that is known",
         _other_of_two,

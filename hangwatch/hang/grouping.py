@@ -211,6 +211,7 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         waits_in_torch=bool(rank.rounds) and all(dump.waits_in_torch for dump in rank.rounds),
         stay=measured.stay,
         kernel_call=rank.kernel_call,
+        kernel_lines=rank.kernel_lines,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import structs
 
-from hangwatch.hang import activity, wording
+from hangwatch.hang import activity, clauses, wording
 from hangwatch.hang import frames as stack_frames
 from hangwatch.hang.rest import is_refused
 from hangwatch.hang.user_code import caller
@@ -115,7 +115,7 @@ def survey(grouping: Grouping, ranks_here: int | None) -> Scene:
     stacked = tuple(g for g in grouping.groups if g.fault is None and not g.gone)
     failed = tuple(g for g in grouping.groups if g.fault and g not in gone and _tells(g, stacked))
     groups = (g for g in grouping.groups if g.fault and g not in gone and g not in failed)
-    shut = (_part(g, lambda member: member.silent_mount is not None) for g in groups)
+    shut = (part_of(g, lambda member: member.silent_mount is not None) for g in groups)
     is_part = ranks_here is not None and ranks_here < grouping.ranks_known
     existing = max(ranks_here or 0, len(grouping.members)) if is_part else grouping.ranks_known
     return Scene(grouping, stacked, failed, gone, tuple(g for g in shut if g), existing, is_part)
@@ -144,7 +144,7 @@ def _stacked_where(
         may_be = may_be_late(scene)
 
         def suspected(group: Group) -> Group | None:
-            return _part(
+            return part_of(
                 group, lambda member: may_be(member) and also(group, member) and not _is_in_torch(group, member)
             )
 
@@ -189,7 +189,17 @@ def _is_held(group: Group, member: Member) -> bool:
 def _where(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Group]:
     """Ranks of which the kernel says so in every round: its word counts however their dump failed."""
     groups = (group for group in scene.grouping.groups if group not in scene.gone)
-    return [part for group in groups if (part := _part(group, wanted))]
+    return [part for group in groups if (part := part_of(group, wanted))]
+
+
+def _gone_for_a_reason(scene: Scene) -> Sequence[Group]:
+    """Of the ranks without a process those of which is known that they did not end in order."""
+    return [part for group in scene.gone if (part := part_of(group, has_crashed))]
+
+
+def has_crashed(member: Member) -> bool:
+    """Whether the kernel's log says that its process, or a worker of it, ended by a fault or was killed for memory."""
+    return clauses.ended_by(member) is not None
 
 
 def _stopped(scene: Scene) -> Sequence[Group]:
@@ -202,7 +212,7 @@ def _blocked(scene: Scene) -> Sequence[Group]:
 
     Not one that was seen so once, in a wait for ranks: that passes, and it is where the others are.
     """
-    groups = (_part(group, lambda member: member.waits_for_mount) for group in scene.shut)
+    groups = (part_of(group, lambda member: member.waits_for_mount) for group in scene.shut)
     blocked = _where(scene, lambda member: member.state in BLOCKED_STATES and member.frozen_cgroup is None)
     blocked = [group for group in blocked if not (group.waits and max(member.rounds for member in group.members) < 2)]
     return [*blocked, *(group for group in groups if group)]
@@ -217,7 +227,7 @@ def _deaf_master(scene: Scene) -> Sequence[Group]:
         return member.id.rank == 0 and member.store is not None and not member.store.has_connection
 
     elsewhere = [group for group in scene.stacked if not activity.known(group.activity).meets_at_store]
-    return [part for group in elsewhere if (part := _part(group, is_deaf))]
+    return [part for group in elsewhere if (part := part_of(group, is_deaf))]
 
 
 def _weigh_deaf_master(suspicion: Suspicion) -> Confidence:
@@ -292,6 +302,17 @@ def _outside(
 
 
 RULES: tuple[Rule, ...] = (
+    Rule(
+        kind="RankGone",
+        who="have no process any more, and ended by a fault or the OOM killer, by the kernel's log",
+        suspects=_gone_for_a_reason,
+        waiting=("ranks", "gpu"),
+        half_of="dumped",
+        outnumber="as many",
+        confidence=Confidence.HIGH,
+        weigh=_weigh_gone,
+        words=lambda suspicion: wording.gone(suspicion.suspects, suspicion.others, suspicion.scene.gone),
+    ),
     Rule(
         kind="RankGone",
         who="have no process any more (or a zombie) on a node that answers",
@@ -433,7 +454,7 @@ def is_rooted(group: Group) -> bool:
     return group.waits and activity.is_marked("rooted", group.operation or "")
 
 
-def _part(group: Group, wanted: Callable[[Member], bool]) -> Group | None:
+def part_of(group: Group, wanted: Callable[[Member], bool]) -> Group | None:
     """The group with only these members, None without any."""
     members = tuple(member for member in group.members if wanted(member))
     return structs.replace(group, members=members) if members else None
@@ -442,7 +463,7 @@ def _part(group: Group, wanted: Callable[[Member], bool]) -> Group | None:
 def without(suspects: Sequence[Group], groups: Sequence[Group]) -> tuple[Group, ...]:
     """The groups without the suspected members."""
     suspected = {member.id for group in suspects for member in group.members}
-    parts = (_part(group, lambda member: member.id not in suspected) for group in groups)
+    parts = (part_of(group, lambda member: member.id not in suspected) for group in groups)
     return tuple(part for part in parts if part)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, islice
 from statistics import median
 
-from hangwatch import words
+from hangwatch import kernel_lines, words
 from hangwatch.hang import clauses, wording
-from hangwatch.model import Evidence, Group, Grouping, Member, Motion, RankId, Signature
+from hangwatch.model import Evidence, Group, Grouping, KernelLine, Member, Motion, RankId, Signature
 
 _POWER_RATIO = 0.9
 _UTILIZATION_GAP = 0.5
@@ -16,6 +16,8 @@ _CPU_GAP = 0.5
 _CONTEXT_THREADS = 3
 _MOST_IDS = 64
 _MOST_CALLS = 8
+_MOST_KERNEL_LINES = 8
+_OF_PROCESSES = frozenset({"process", "task"})
 _FEWEST_TO_STAND_OUT = 3
 MACHINE = frozenset({"gpu_power", "gpu_utilization", "cpu"})
 """Kinds of evidence that do not come from stacks; one that supports raises the confidence."""
@@ -107,6 +109,27 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> tuple[E
         )
         for member, call in calls
         if call is not None
+    )
+
+
+def kernel_log(members: Iterable[Member], accused: Collection[RankId]) -> tuple[Evidence, ...]:
+    """Lines of the kernel's log about these ranks, those of a process first, each once for all its ranks."""
+    found: dict[tuple[str | None, KernelLine], list[RankId]] = {}
+    for member in members:
+        for line in member.kernel_lines:
+            found.setdefault((member.id.node, line), []).append(member.id)
+    rows = kernel_lines.load()
+    told = [(rows[line.name], line, ranks) for (_, line), ranks in found.items() if line.name in rows]
+    told.sort(key=lambda entry: (entry[0].names not in _OF_PROCESSES, -entry[1].unix_seconds))
+    return tuple(
+        Evidence(
+            kind="kernel_log",
+            message=f"the kernel's log, {words.utc(line.unix_seconds)}, of {words.who(ranks)}: {line.text}: "
+            f"{row.meaning}; {row.remedy}",
+            ranks=tuple(ranks)[:_MOST_IDS],
+            supports=True if row.names in _OF_PROCESSES and set(ranks) <= set(accused) else None,
+        )
+        for row, line, ranks in told[:_MOST_KERNEL_LINES]
     )
 
 

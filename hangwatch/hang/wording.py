@@ -89,11 +89,29 @@ def _during(groups: Sequence[Group]) -> str:
     return f" {around}" if around else ""
 
 
-def gone(ranks: Sequence[Group], others: Sequence[Group]) -> str:
-    """The headline for ranks without a process."""
+def gone(ranks: Sequence[Group], others: Sequence[Group], all_gone: Sequence[Group] = ()) -> str:
+    """The headline for ranks without a process; `all_gone` are these, and those of which nothing says why."""
     ids = _ids(ranks)
     verb = "has no process any more" if len(ids) == 1 else "have no process any more"
-    return f"{words.who(ids)} {verb}, while {others_wait(others)}."
+    ends = sorted({end for group in ranks for member in group.members if (end := clauses.ended_by(member))})
+    why = f" (by the kernel's log: {words.listing(ends[:_SHOWN])})" if ends else ""
+    silent = [rank for rank in _ids(all_gone) if rank not in ids]
+    too = f"; {words.who(silent)} {'has' if len(silent) == 1 else 'have'} none either, and nothing says why"
+    return f"{words.who(ids)} {verb}{why}, while {others_wait(others)}{too if silent else ''}."
+
+
+def hung_task(_: Sequence[Group], others: Sequence[Group]) -> str:
+    """Why one is looked at first of whom the kernel says that a thread is blocked."""
+    return (
+        "by the kernel's log a thread of it has been blocked in the kernel (state D) for minutes, and still is, "
+        f"while {others_wait(others)}"
+    )
+
+
+def lost_worker(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+    """Why one is looked at first a worker of which has crashed or was killed."""
+    ends = sorted({end for group in ranks for member in group.members if (end := clauses.ended_by(member))})
+    return f"by the kernel's log a worker process of it has ended ({words.listing(ends)}), while {others_wait(others)}"
 
 
 def blocked(ranks: Sequence[Group], others: Sequence[Group]) -> str:
@@ -322,6 +340,8 @@ def cannot_tell(groups: Sequence[Group], answered: int, waiting: int, existing: 
 
 
 SEQUENCE_NUMBERS = "sequence numbers (flight recorder, NCCL RAS): who is a call behind, or took another branch or group"
+HUNG_TASK = "`dmesg -T | grep -A20 'blocked for more'`: where in the kernel it stands; `hangwatch check storage`"
+LOST_WORKER = "whether it still waits for that worker: `hangwatch dump --native`, and its log"
 NUMBERS_BELOW = (
     "which call comes next on each side (a branch, a step or a group differs); the sequence numbers in the evidence "
     "say who has come to which collective"

@@ -1,4 +1,6 @@
-"""The kernel's log through /dev/kmsg: XIDs, SXIDs, hung tasks and OOM kills. See dev-kmsg in the kernel's ABI docs.
+"""The kernel's log through /dev/kmsg: XIDs, SXIDs, hung tasks, OOM kills, and lines of kernel_lines.toml.
+
+See dev-kmsg in the kernel's ABI docs.
 
 A record is `priority,sequence,microseconds since boot,flags;text`, followed by lines that begin with a blank.
 """
@@ -13,6 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
+from hangwatch import kernel_lines
 from hangwatch.model import Fault, Value
 
 # The kernel wants room for a whole record, and answers EINVAL otherwise: 8 KiB since 3.5, CONSOLE_EXT_LOG_MAX.
@@ -20,6 +23,7 @@ RECORD_BYTES = 8192
 MAX_RECORDS_PER_READ = 200_000
 EVENTS_KEPT = 128  # of each kind: a flood of one hides no other
 KEYS_KEPT = 512
+LINES_KEPT = 512  # of each row of kernel_lines.toml, by what they name
 MAY_READ = "run as root, or grant CAP_SYSLOG; in a container, mount /dev/kmsg and allow the device"
 
 _RECORD = re.compile(r"(\d+),(\d+),(\d+),[^;]*;(.*)", re.DOTALL)
@@ -53,14 +57,25 @@ class KernelEvent(Value, frozen=True):
     text: str
 
 
+class SaidLine(Value, frozen=True):
+    """A line of which kernel_lines.toml has a row, see `kernel_lines.Said`; one whose trouble is over is none."""
+
+    name: str
+    subject: str
+    where: str
+    boot_seconds: float
+    text: str
+
+
 class KernelEvents(Value, frozen=True):
     """What the log holds: the newest event of each kind, subject and code, oldest first, and how many were seen in all.
 
-    `counts` is by kind, subject and code; pids are not told apart, their code is 0. `missed` counts records that
-    the kernel overwrote before they were read.
+    `lines` are the newest of each row and subject, oldest first. `counts` is by kind, subject and code; pids are not
+    told apart, their code is 0. `missed` counts records that the kernel overwrote before they were read.
     """
 
     events: tuple[KernelEvent, ...] = ()
+    lines: tuple[SaidLine, ...] = ()
     counts: tuple[tuple[str, str, int, int], ...] = ()
     missed: int = 0
 
@@ -126,6 +141,7 @@ class _Follower:
             kind: OrderedDict() for kind, _ in _PATTERNS
         }
         self._counts: Counter[tuple[str, str, int]] = Counter()
+        self._said: dict[str, OrderedDict[str, SaidLine]] = {name: OrderedDict() for name in kernel_lines.load()}
 
     def __del__(self) -> None:
         os.close(self._descriptor)
@@ -141,6 +157,19 @@ class _Follower:
             event = parse_event(record)
             if event is not None:
                 self._keep(event)
+            self._hear(record)
+
+    def _hear(self, record: KernelRecord) -> None:
+        for name, subject in kernel_lines.ended(record.text):
+            self._said[name].pop(subject, None)
+        said = kernel_lines.find(record.text)
+        if said is None:
+            return
+        kept = self._said[said.name]
+        kept[said.subject] = SaidLine(**said._asdict(), boot_seconds=record.boot_seconds, text=record.text[:512])
+        kept.move_to_end(said.subject)
+        if len(kept) > LINES_KEPT:
+            kept.popitem(last=False)
 
     def _keep(self, event: KernelEvent) -> None:
         kept = self._events[event.kind]
@@ -170,8 +199,13 @@ class _Follower:
 
     def events(self) -> KernelEvents:
         events = [event for kept in self._events.values() for event in kept.values()]
+        lines = [line for kept in self._said.values() for line in kept.values()]
         return KernelEvents(
             events=tuple(sorted(events, key=lambda event: event.boot_seconds)),
+            lines=tuple(sorted(lines, key=lambda line: line.boot_seconds)),
             counts=tuple((*key, count) for key, count in sorted(self._counts.items())),
             missed=self._missed,
         )
+
+
+SHARED = KernelLog()

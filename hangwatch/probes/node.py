@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangwatch.model import Job
-from hangwatch.probes import filesystems, torch_recorder
-from hangwatch.probes.kmsg import KernelLog
+from hangwatch.probes import filesystems, kmsg, torch_recorder
 from hangwatch.probes.nvml.source import GpuSource
-
-_KERNEL_LOG = KernelLog()
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,6 @@ class Node:
     clock: Clock = Clock()
     state_directory: Path | None = None
     dump_after_seconds: float | None = None
-    kernel_log: KernelLog = _KERNEL_LOG
+    kernel_log: kmsg.KernelLog = kmsg.SHARED
     filesystems: filesystems.Onlookers = filesystems.SHARED
     recorders: torch_recorder.Recorders = torch_recorder.SHARED

@@ -42,6 +42,7 @@ from hangwatch.model import (
     Signature,
     Value,
     Verdict,
+    Worker,
 )
 from hangwatch.progress import Action, SaveIncident
 
@@ -767,3 +768,19 @@ def test_a_pause_in_which_links_were_sick_taught_nothing() -> None:
     life = life_with_a_pause(checks=(result("nvlink_status", CheckStatus.WARNING),))
     assert life.snapshot.jobs["42"].watch.pauses == ()
     assert life.snapshot.jobs["42"].page
+
+
+def test_processes_that_are_gone_are_remembered_and_bounded() -> None:
+    """By their pids the kernel's log is read: a rank, and its workers, of which an epoch starts new ones."""
+    life, all_here = Life(), job(ranks=2)
+    life.discover(all_here)
+    first, second = all_here.ranks
+    for number in range(100):
+        worker = Worker(id=ProcessId(pid=5000 + number, start_ticks=1), comm="pt_data_worker")
+        life.discover(replace(all_here, ranks=(replace(first, workers=(worker,)), second)))
+    life.discover(replace(all_here, ranks=(first,)))
+    ended = life.snapshot.jobs["42"].job.ended
+    assert [one.id.pid for one in ended if not one.is_worker] == [second.id.pid]
+    assert [one.id.pid for one in ended if one.is_worker] == list(range(5036, 5100))
+    assert {one.rank for one in ended if one.is_worker} == {0}
+    assert all(one.gone_unix_seconds == life.unix for one in ended)

@@ -1,0 +1,274 @@
+"""What the kernel's log says of a job: each row has lines as kernels print them, and what must not pass for one."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch import kernel_lines
+from hangwatch.hang.kernel_log import LINES_OF_A_RANK, lines_of
+from hangwatch.model import EndedProcess, Job, KernelLine, ProcessId, Rank
+from hangwatch.probes import filesystems, kmsg, procs
+
+LINES = {
+    "segfault": (
+        (
+            "python3[14654]: segfault at 0 ip 00007fc219382a15 sp 00007ffd3d5b1468 error 6 in "
+            "libc.so.6[164a15,7fc219244000+156000] likely on CPU 0 (core 0, socket 0)",
+            "14654",
+        ),
+        ("pt_elastic[7]: segfault at 7f00 ip 00007fc2 sp 00007ffd error 4", "7"),
+        ("x[1]: segfault [777]: segfault at 0 ip 0 sp 0 error 4 in a b.so[1+2]", "777"),
+    ),
+    "trap": (
+        ("traps: python3[4711] general protection fault ip:7f01 sp:7ffd error:0 in libcuda.so.1[7f0000+100]", "4711"),
+        ("traps: python3[4711] trap invalid opcode ip:55d sp:7ffc error:0 in flash_attn.so[55d+1000]", "4711"),
+        ("traps: python3[4711] trap divide error ip:55d sp:7ffc error:0", "4711"),
+    ),
+    "unhandled_exception": (
+        (
+            "python3[4711]: unhandled exception: DABT (lower EL), ESR 0x92000046, level 2 translation fault in "
+            "libc.so.6[ffff8000+16d000]",
+            "4711",
+        ),
+    ),
+    "oom_kill": (
+        ("Out of memory: Killed process 4712 (pt_data_worker) total-vm:123kB, anon-rss:99kB", "4712"),
+        ("Memory cgroup out of memory: Killed process 4713 (python) total-vm:1kB", "4713"),
+        ("Out of memory: Kill process 4714 (python) score 901 or sacrifice child", "4714"),
+        ("Out of memory (oom_kill_allocating_task): Killed process 4715 (python) total-vm:1kB", "4715"),
+    ),
+    "hung_task": (
+        ("INFO: task python:4711 blocked for more than 120 seconds.", "4711"),
+        ("INFO: task x:1 blocked for:777 blocked for more than 122 seconds.", "777"),
+    ),
+    "nfs_server_silent": (("nfs: server filer-03 not responding, still trying", "filer-03"),),
+    "lustre_evicted": (
+        (
+            "LustreError: 167-0: scratch-OST0003-osc-ffff8881: This client was evicted by scratch-OST0003; in progress "
+            "operations using this service will fail.",
+            "scratch",
+        ),
+    ),
+    "lustre_lost": (
+        (
+            "Lustre: scratch-OST0001-osc-ffff8881: Connection to scratch-OST0001 (at 10.0.0.1@o2ib) was lost; in "
+            "progress operations using this service will wait for recovery to complete",
+            "scratch",
+        ),
+    ),
+    "ceph_silent": (
+        ("ceph: mds0 hung", "mds0"),
+        ("ceph: [5e1c 4242]: mds0 caps stale", "mds0"),
+        ("libceph: osd3 down", "osd3"),
+        ("libceph: mon1 (1)10.0.0.2:6789 session lost, hunting for new mon", "mon1"),
+    ),
+    "pcie_fatal": (
+        ("pcieport 0000:00:1c.0: AER: Uncorrected (Fatal) error received: 0000:00:1c.0", "0000:00:1c.0"),
+        ("nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer", "0000:3b:00.0"),
+    ),
+    "mlx5_fatal": (
+        ("mlx5_core 0000:5e:00.0: poll_health:1013:(pid 0): Fatal error 1 detected", "0000:5e:00.0"),
+        ("mlx5_core 0000:5e:00.0 ib0: device's health compromised - reached miss count", "0000:5e:00.0"),
+        (
+            "mlx5_core 0000:5e:00.0: wait_func:1155:(pid 77): MODIFY_SQ(0x905) timeout. Will cause a leak of a command",
+            "0000:5e:00.0",
+        ),
+    ),
+    "mlx5_cable": (("mlx5_core 0000:5e:00.0: Port module event: module 0, Cable unplugged", "0000:5e:00.0"),),
+}
+SEGFAULT = LINES["segfault"][0][0].replace("14654", "{}")
+
+
+@pytest.mark.parametrize("name", kernel_lines.load())
+def test_a_row_is_of_its_lines(name: str) -> None:
+    for line, subject in LINES[name]:
+        said = kernel_lines.find(line)
+        assert said is not None, line
+        assert (said.name, said.subject) == (name, subject), line
+
+
+def test_the_library_is_told() -> None:
+    said = kernel_lines.find(LINES["segfault"][0][0])
+    assert said is not None and said.where == "libc.so.6"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "audit: comm=python3[4711]: segfault at 0 ip 0 sp 0 error 4",  # more than 15 characters before the pid
+        "python3[4711]: segfault at the barrier",
+        "systemd[1]: INFO: task python:4711 blocked for more than 120 seconds.",
+        "x nfs: server filer not responding",
+        "python3[4711]: loaded nfs: server filer not responding",
+        "INFO: task python-with-a-long-name:4711 blocked for more than 120 seconds.",
+        "my program: Out of memory: Killed process 1 (x)",
+    ],
+)
+def test_what_is_no_line_of_the_kernel(line: str) -> None:
+    assert kernel_lines.find(line) is None
+
+
+@given(comm=st.text(min_size=1, max_size=15).filter(lambda text: "\n" not in text))
+def test_no_comm_makes_a_pid_of_its_own(comm: str) -> None:
+    """A process writes 15 bytes in front of its pid, and the kernel the rest."""
+    said = kernel_lines.find(f"{comm}[4242]: segfault at 0 ip 0 sp 0 error 4 in x[0+1]")
+    assert said is None or said.subject == "4242"
+
+
+def test_no_pattern_takes_long() -> None:
+    rows = kernel_lines.load().values()
+    began = time.process_time()
+    for row in rows:
+        for text in (row.holds * 2000, "[1" * 4000 + row.holds, f"a: {row.holds} " + "b " * 4000):
+            kernel_lines.find(text)
+    assert time.process_time() - began < 5
+
+
+# --- which ranks they speak of ---------------------------------------------------------------------------------------
+
+
+def log(folder: Path, *lines: str, boot_seconds: float | None = None) -> tuple[kmsg.SaidLine, ...]:
+    at = time.monotonic() if boot_seconds is None else boot_seconds
+    path = folder / "kmsg"
+    path.write_text("".join(f"4,{number},{int(at * 1e6)},-;{line}\n" for number, line in enumerate(lines)))
+    events = kmsg.KernelLog().read(path)
+    assert isinstance(events, kmsg.KernelEvents)
+    return events.lines
+
+
+def said_of(job: Job, lines: tuple[kmsg.SaidLine, ...]) -> dict[int, tuple[KernelLine, ...]]:
+    return lines_of(job, lines, now=time.monotonic(), unix_now=time.time(), proc_root=Path("/proc"))
+
+
+def own_job(*, ended: tuple[EndedProcess, ...] = ()) -> Job:
+    """This process as the only rank of a job."""
+    state = procs.read_state(os.getpid())
+    assert state is not None
+    rank = Rank(id=state[0], rank=0, local_rank=0)
+    return Job(job_id="j", launcher="", launcher_id=None, ranks=(rank,), ended=ended)
+
+
+def gone(pid: int, *, began_seconds: float, gone_seconds_ago: float = 1.0, is_worker: bool = False) -> EndedProcess:
+    ticks = int(began_seconds * procs.TICKS_PER_SECOND)
+    return EndedProcess(
+        id=ProcessId(pid=pid, start_ticks=ticks),
+        rank=0 if is_worker else 1,
+        local_rank=0 if is_worker else 1,
+        gone_unix_seconds=time.time() - gone_seconds_ago,
+        is_worker=is_worker,
+    )
+
+
+def needs_initial_pid_namespace() -> None:
+    if Path("/proc/self/ns/pid").readlink() != Path("pid:[4026531836]"):
+        pytest.skip("the kernel's log counts pids in the initial pid namespace, which this is not")
+
+
+def test_a_line_speaks_of_a_rank_that_ended(tmp_path: Path) -> None:
+    needs_initial_pid_namespace()
+    now = time.monotonic()
+    job = own_job(ended=(gone(999_999_001, began_seconds=now - 5),))
+    found = said_of(job, log(tmp_path, SEGFAULT.format(999_999_001), SEGFAULT.format(999_999_002)))
+    assert [(pid, [one.name for one in lines]) for pid, lines in found.items()] == [(999_999_001, ["segfault"])]
+    line = found[999_999_001][0]
+    assert line.where == "libc.so.6" and abs(line.unix_seconds - time.time()) < 60
+
+
+def test_a_worker_that_was_killed_is_told_of_its_rank(tmp_path: Path) -> None:
+    needs_initial_pid_namespace()
+    job = own_job(ended=(gone(999_999_003, began_seconds=time.monotonic() - 5, is_worker=True),))
+    line = "Memory cgroup out of memory: Killed process 999999003 (pt_data_worker) total-vm:1kB"
+    assert list(said_of(job, log(tmp_path, line))) == [os.getpid()]
+
+
+def test_a_pid_that_was_another_process_is_none_of_the_job(tmp_path: Path) -> None:
+    """Its line is from before the process began, or from long after its end."""
+    needs_initial_pid_namespace()
+    now = time.monotonic()
+    before = gone(999_999_004, began_seconds=now - 5)
+    old = log(tmp_path, SEGFAULT.format(999_999_004), boot_seconds=max(1.0, now - 5000))
+    assert said_of(own_job(ended=(before,)), old) == {}
+    long_gone = gone(999_999_005, began_seconds=now - 5000, gone_seconds_ago=4000)
+    assert said_of(own_job(ended=(long_gone,)), log(tmp_path, SEGFAULT.format(999_999_005))) == {}
+
+
+def test_a_thread_that_is_blocked_no_more_is_not_told(tmp_path: Path) -> None:
+    needs_initial_pid_namespace()
+    line = f"INFO: task python:{os.getpid()} blocked for more than 120 seconds."
+    assert said_of(own_job(), log(tmp_path, line)) == {}
+
+
+def test_pids_of_another_namespace_are_not_believed(tmp_path: Path) -> None:
+    """A /proc of which nobody can say that it numbers processes as the kernel's log does."""
+    ended = gone(4711, began_seconds=time.monotonic() - 5)
+    lines = log(tmp_path, SEGFAULT.format(4711))
+    job = own_job(ended=(ended,))
+    assert lines_of(job, lines, now=time.monotonic(), unix_now=time.time(), proc_root=tmp_path) == {}
+
+
+def test_a_file_system_that_a_rank_has_mounted(tmp_path: Path) -> None:
+    """Of a server whose file systems nobody of the job has mounted nothing is said."""
+    pid = 4711
+    folder = tmp_path / "proc" / str(pid)
+    folder.mkdir(parents=True)
+    (folder / "mountinfo").write_text(
+        "30 1 0:40 / /data rw - nfs4 filer-03:/export rw\n31 1 0:41 / /scratch rw - lustre 10.0.0.1@o2ib:/scratch rw\n"
+    )
+    mounts = filesystems.mounts(tmp_path / "proc", pid)
+    assert isinstance(mounts, tuple) and len(mounts) == 2
+    rank = Rank(id=ProcessId(pid=pid, start_ticks=0), rank=0, local_rank=0)
+    job = Job(job_id="j", launcher="", launcher_id=None, ranks=(rank,))
+    told = [
+        "nfs: server filer-03 not responding, still trying",
+        "nfs: server filer-04 not responding, still trying",
+        LINES["lustre_evicted"][0][0],
+        LINES["lustre_evicted"][0][0].replace("scratch", "home"),
+        "ceph: mds0 hung",
+        LINES["mlx5_cable"][0][0],
+    ]
+    lines = log(tmp_path, *told)
+    found = lines_of(job, lines, now=time.monotonic(), unix_now=time.time(), proc_root=tmp_path / "proc")
+    assert [(one.name, one.subject) for one in found[pid]] == [
+        ("nfs_server_silent", "filer-03"),
+        ("lustre_evicted", "scratch"),
+        ("mlx5_cable", "0000:5e:00.0"),
+    ]
+
+
+def test_what_is_over_is_told_no_more(tmp_path: Path) -> None:
+    lines = log(
+        tmp_path,
+        "nfs: server filer-03 not responding, still trying",
+        "nfs: server filer-04 not responding, still trying",
+        "nfs: server filer-03 OK",
+        LINES["mlx5_cable"][0][0],
+        "mlx5_core 0000:5e:00.0: Port module event: module 0, Cable plugged",
+    )
+    assert [line.subject for line in lines] == ["filer-04"]
+
+
+def test_lines_are_bounded(tmp_path: Path) -> None:
+    needs_initial_pid_namespace()
+    now = time.monotonic()
+    ended = tuple(gone(900_000_000 + n, began_seconds=now - 5, is_worker=True) for n in range(64))
+    lines = log(tmp_path, *(SEGFAULT.format(900_000_000 + n) for n in range(2000)))
+    assert len(lines) == kmsg.LINES_KEPT
+    lines = log(tmp_path, *(SEGFAULT.format(900_000_000 + n) for n in range(64)))
+    assert len(said_of(own_job(ended=ended), lines)[os.getpid()]) == LINES_OF_A_RANK
+
+
+def test_a_hostile_line_is_printable(tmp_path: Path) -> None:
+    needs_initial_pid_namespace()
+    job = own_job(ended=(gone(999_999_006, began_seconds=time.monotonic() - 5),))
+    hostile = "\x1b[31mx\u202e[999999006]: segfault at 0 ip 0 sp 0 error 4 in \u202eevil" + "e" * 300 + "[0+1]"
+    for lines in said_of(job, log(tmp_path, hostile)).values():
+        for line in lines:
+            assert line.text.isprintable() and line.where.isprintable()
+            assert len(line.text) <= 300 and not re.search(r"[\x00-\x1f]", line.text)

@@ -120,6 +120,9 @@ class Capture(Section, frozen=True):
     dump_deadline_seconds: Annotated[float, Meta(ge=0.5, le=60.0, description="one dump of one process")] = 5.0
     round_deadline_seconds: Annotated[float, Meta(ge=1.0, le=600.0, description="one round over all processes")] = 30.0
     parallel: Annotated[int, Meta(ge=1, le=64, description="dumps at the same time")] = 8
+    pystack: Annotated[
+        bool, Meta(description="what py-spy cannot read is read by pystack, without a pause, where that is installed")
+    ] = True
     max_workers_per_rank: Annotated[
         int, Meta(ge=0, le=1024, description="loader workers dumped per rank; the rest is counted only")
     ] = 16

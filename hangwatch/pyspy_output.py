@@ -124,7 +124,8 @@ def parse_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
             f"not the JSON of `py-spy dump --json` (a list of threads): {error}; it starts {start!r}"
         ) from None
     main = _main_index(found, pid)
-    threads = [_thread(thread, is_main=index == main) for index, thread in enumerate(found)]
+    folder = "" if main is None else _program_folder(found[main].frames)
+    threads = [_thread(thread, folder, is_main=index == main) for index, thread in enumerate(found)]
     if len(threads) <= MOST_THREADS:
         return tuple(threads)
     threads.sort(key=lambda thread: not thread.is_main)
@@ -151,6 +152,15 @@ _INSTALLED = re.compile(
 )  # python3.13t: a free-threaded build; what torch generates is not what the user wrote
 
 
+_TO_PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/|^.*?/lib(?:64)?/python\d+(?:\.\d+)?t?/")
+
+
+def from_package(path: str, folder: str = "") -> str:
+    """A whole path cut as py-spy cuts it: it begins at its package, one of the program below its `folder`."""
+    cut = _TO_PACKAGE.sub("", path)
+    return cut.removeprefix(f"{folder}/") if folder else cut
+
+
 def _installed(frames: Sequence[_PySpyFrame]) -> int:
     """How many of the innermost frames lie in the standard library, in installed packages or in compiled code."""
     own = (number for number, frame in enumerate(frames) if not frame.module and not is_installed(frame.filename))
@@ -162,13 +172,22 @@ def is_installed(file: str | None) -> bool:
     return file is not None and _INSTALLED.search(file) is not None
 
 
-def _thread(thread: _PySpyThread, *, is_main: bool) -> Thread:
+def _program_folder(frames: Sequence[_PySpyFrame]) -> str:
+    """Where the program of a main thread lies, empty where nothing tells."""
+    files = (
+        frame.filename for frame in reversed(frames) if frame.name == "<module>" and not is_installed(frame.filename)
+    )
+    program = next(filter(None, files), "")
+    return program.rpartition("/")[0] if program.startswith("/") else ""
+
+
+def _thread(thread: _PySpyThread, folder: str, *, is_main: bool) -> Thread:
     number = thread.thread_id if thread.os_thread_id is None else thread.os_thread_id
     frames = [frame for frame in thread.frames if frame.name != "<shim>"]
     return Thread(
         name=thread.thread_name or None,
         thread_id="" if number is None else str(number),
-        frames=_bounded(frames),
+        frames=_bounded([_frame(frame, folder) for frame in frames]),
         active=thread.active,
         owns_gil=thread.owns_gil,
         is_main=is_main,
@@ -177,18 +196,18 @@ def _thread(thread: _PySpyThread, *, is_main: bool) -> Thread:
     )
 
 
-def _bounded(frames: Sequence[_PySpyFrame]) -> tuple[Frame, ...]:
+def _bounded(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     """All frames; of a runaway recursion the innermost and the outermost ones."""
     if len(frames) <= INNERMOST_FRAMES + OUTERMOST_FRAMES:
-        return tuple(map(_frame, frames))
+        return tuple(frames)
     left_out = Frame(function="<frames left out>", file="<hangwatch>")
-    return (*map(_frame, frames[:INNERMOST_FRAMES]), left_out, *map(_frame, frames[-OUTERMOST_FRAMES:]))
+    return (*frames[:INNERMOST_FRAMES], left_out, *frames[-OUTERMOST_FRAMES:])
 
 
-def _frame(frame: _PySpyFrame) -> Frame:
+def _frame(frame: _PySpyFrame, folder: str) -> Frame:
     return Frame(
         function=frame.name,
-        file=frame.short_filename or frame.filename or "?",
+        file=frame.short_filename or (from_package(frame.filename, folder) if frame.filename else "?"),
         line=frame.line or None,
         module=frame.module,
         locals=tuple((local.name, local.repr or "") for local in frame.locals or ()),

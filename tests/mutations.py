@@ -71,6 +71,7 @@ TESTS = {
         "integration/test_silent_mount.py",
     ),
     "probes/pyspy.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py"),
+    "probes/dump_child.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py", "integration/test_pystack.py"),
     "progress.py": (
         "unit/test_progress_bounds.py",
         "unit/test_progress.py",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -101,7 +100,7 @@ def process_of(
     A path begins at its package, one of the program at the folder of the program.
     """
     program = next((place.file for place in reversed(main.places) if _is_program(place)), "") if main else ""
-    folder = f"{posixpath.dirname(program)}/"
+    folder = posixpath.dirname(program).rstrip("/")
     found = tuple(_thread(thread, folder, thread is main, interned) for thread in threads)
     return FoundProcess(pid, "", None, found, None)
 
@@ -109,8 +108,7 @@ def process_of(
 def _thread(thread: FoundThread, folder: str, is_main: bool, interned: Interned) -> Thread:
     frames = []
     for place in thread.places:
-        file = _TO_PACKAGE.sub("", place.file)
-        file = file.removeprefix(folder) if len(folder) > 1 else file
+        file = pyspy_output.from_package(place.file, folder)
         frames.append(interned.frame(place.function, file if place.line is None else f"{file}:{place.line}"))
     own = (number for number, place in enumerate(thread.places) if not _is_installed(place))
     return Thread(
@@ -126,9 +124,6 @@ def _thread(thread: FoundThread, folder: str, is_main: bool, interned: Interned)
 def is_outermost(place: Place) -> bool:
     """Whether the main thread of a process ends in this frame; other threads end in `_bootstrap`."""
     return place.function in {"<module>", "_run_module_as_main"}
-
-
-_TO_PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/|^.*?/lib(?:64)?/python\d+(?:\.\d+)?/")
 
 
 def _is_installed(place: Place) -> bool:

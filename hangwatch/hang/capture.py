@@ -39,7 +39,17 @@ from hangwatch.model import (
     Worker,
     WorkerDump,
 )
-from hangwatch.probes import filesystems, freezer, main_thread, native_stack, procs, pyspy, sockets, torch_recorder
+from hangwatch.probes import (
+    filesystems,
+    freezer,
+    main_thread,
+    native_stack,
+    procs,
+    pyspy,
+    pystack,
+    sockets,
+    torch_recorder,
+)
 
 ABSENT_LISTED = 64
 PEERS_LISTED = 8
@@ -103,6 +113,7 @@ def capture(
         may_pause=may_pause,
         reader_uid=job.uid,
         ranks=frozenset(rank.id for rank in job.ranks),
+        unreadable=set(),
     )
     sweeps: list[GpuSweep] = []
     traffic: list[TrafficSweep | None] = []
@@ -163,6 +174,7 @@ class _Taker(NamedTuple):
     may_pause: bool
     reader_uid: int | None
     ranks: frozenset[ProcessId]
+    unreadable: set[ProcessId]
 
     def take(self, target: ProcessId, end: float) -> ProcessDump:
         """One process in one round; `end` is the round's deadline on CLOCK_MONOTONIC."""
@@ -272,12 +284,29 @@ class _Taker(NamedTuple):
             proc_root=self.proc_root,
             share=self.share,
         )
+        answer = self._second(target, answer, left_seconds - answer.duration_seconds)
         if answer.json is None:
             return (), answer
         try:
             return pyspy_output.parse_json(answer.json, procs.read_inner_pid(target.pid, self.proc_root)), answer
         except pyspy_output.DumpError as error:
             return (), replace(answer, json=None, fault=Fault(subject=subject, reason="BadDump", detail=str(error)))
+
+    def _second(self, target: ProcessId, answer: pyspy.PyspyAnswer, left_seconds: float) -> pyspy.PyspyAnswer:
+        """What pystack reads where py-spy could not; a process that neither can read is asked for once."""
+        if answer.fault is None or not self.settings.pystack or target in self.unreadable or left_seconds <= 0:
+            return answer
+        second = pystack.dump(
+            target.pid,
+            answer,
+            deadline_seconds=min(self.settings.dump_deadline_seconds, left_seconds),
+            stop=self.stop,
+            proc_root=self.proc_root,
+            share=self.share,
+        )
+        if second.fault is not None and second.fault.reason in pystack.REASONS:
+            self.unreadable.add(target)
+        return second
 
 
 _MOUNT_DEADLINE_SECONDS = 3.0

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -24,26 +23,19 @@ from typing import NamedTuple
 
 from hangwatch import pyspy_output
 from hangwatch.model import BLOCKED_STATES, ENDED_STATES, STOPPED_STATES, Fault, ProcessId, Value
-from hangwatch.probes import procs
-from hangwatch.probes.left_behind import LeftBehind
+from hangwatch.probes import dump_child, procs
 
 BLOCKING_DEADLINE_SECONDS = 5.0
 OLDEST_VERSION = (0, 4)  # older ones leave a rank that waits in the kernel stopped for ever
-MAX_DUMP_BYTES = 16 << 20
 MOST_THREADS = 4096  # of py-spy 0.4: of a process with more Python threads, or frames in one, it says "no interpreter"
 
 _VERSION_DEADLINE_SECONDS = 10.0
-_STOP_POLL_SECONDS = 0.2
 _SETTLE_SECONDS = 0.01  # a target whose tracer died runs for a moment before the stop that was meant for it holds it
-_KILL_SECONDS = 1.0
 _MORE_TRIES = 4
 _NEVER_PAUSE = BLOCKED_STATES | STOPPED_STATES | ENDED_STATES | {"I"}
 
 
-STUCK_REASONS = frozenset({"DumperStuck", "TooManyDumpersStuck"})
-"""Of faults that say: py-spy cannot be ended. It waits for the file system under the program that it was to read."""
-
-_LEFT_BEHIND = LeftBehind()
+STUCK_REASONS = dump_child.STUCK_REASONS
 
 
 class PyspyAnswer(Value, frozen=True):
@@ -116,8 +108,8 @@ def find() -> Path | None:
 
 
 def left_behind() -> int:
-    """How many py-spys hang in the kernel now and could not be ended."""
-    return _LEFT_BEHIND.count()
+    """How many dumpers hang in the kernel now and could not be ended."""
+    return dump_child.left_behind()
 
 
 def version(program: Path) -> tuple[int, ...] | None:
@@ -169,17 +161,7 @@ def _refusal(pid: int, before: tuple[ProcessId, str] | None, program: Path | Non
         words = ".".join(str(part) for part in found) if found else "unknown"
         detail = f"{program} has version {words}; before 0.4 it can leave a rank stopped for ever"
         return Fault(subject=subject, reason="PyspyTooOld", detail=detail, remedy=install)
-    stuck = _LEFT_BEHIND.of(before[0])
-    return None if stuck is None else _stuck(subject, stuck)
-
-
-def _stuck(subject: str, pid: int) -> Fault:
-    return Fault(
-        subject=subject,
-        reason="DumperStuck",
-        detail=f"py-spy (pid {pid}) hangs in the kernel while it reads this process, and cannot be ended",
-        remedy="mend the file system that its Python lies on: what serves it, its network; `dmesg`",
-    )
+    return dump_child.refusal("py-spy", before[0])
 
 
 def _may_pause(pid: int, proc_root: Path) -> bool:
@@ -231,79 +213,15 @@ def _attempt(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> byt
 
 
 def _run(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes | Fault:
-    """Run py-spy once. The child is ended by its own pid at the deadline, and waited for briefly, never for ever."""
-    if not _LEFT_BEHIND.begin(call.share, deadline_seconds):
-        detail = "too many py-spys hang in the kernel and cannot be ended: no further one is started until some end"
-        return Fault(subject=call.subject, reason="TooManyDumpersStuck", detail=detail)
-    left: subprocess.Popen[bytes] | None = None
-    try:
-        child = _start(call, mode)
-        if isinstance(child, Fault):
-            return child
-        try:
-            answer = _answer(child, call, time.monotonic() + deadline_seconds, deadline_seconds)
-        finally:
-            left = None if _end(child) else child
-        return answer if left is None or isinstance(answer, bytes) else _stuck(call.subject, left.pid)
-    finally:
-        _LEFT_BEHIND.end(call.share, call.target, left)
-
-
-def _start(call: _Call, mode: tuple[str, ...]) -> subprocess.Popen[bytes] | Fault:
+    """Run py-spy once."""
     command = [str(call.program), "dump", "--json", *mode, *call.options, "--pid", str(call.target.pid)]
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={"PATH": os.environ.get("PATH", ""), "RUST_BACKTRACE": "0"},
-        )
-    except OSError as error:
-        return Fault(subject=call.subject, reason="CannotStart", detail=f"{call.program}: {error.strerror}")
-
-
-def _answer(child: subprocess.Popen[bytes], call: _Call, end: float, deadline_seconds: float) -> bytes | Fault:
-    subject = call.subject
-    assert child.stdout is not None and child.stderr is not None
-    texts: dict[int, bytearray] = {child.stdout.fileno(): bytearray(), child.stderr.fileno(): bytearray()}
-    poll = select.poll()
-    for descriptor in texts:
-        poll.register(descriptor, select.POLLIN)
-    still_open = set(texts)
-    while still_open:
-        left = end - time.monotonic()
-        if left <= 0:
-            detail = f"no stacks within {deadline_seconds:g} s"
-            return Fault(subject=subject, reason="Timeout", detail=detail, about="target")
-        if call.stop is not None and call.stop.is_set():
-            return Fault(subject=subject, reason="Interrupted", detail="hangwatch was asked to stop")
-        for descriptor, _ in poll.poll(min(left, _STOP_POLL_SECONDS) * 1000):
-            part = os.read(descriptor, 1 << 16)
-            if not part:
-                poll.unregister(descriptor)
-                still_open.discard(descriptor)
-            texts[descriptor] += part
-        if sum(map(len, texts.values())) > MAX_DUMP_BYTES:
-            return Fault(subject=subject, reason="TooLarge", detail=f"more than {MAX_DUMP_BYTES >> 20} MB of stacks")
-    try:
-        code = child.wait(timeout=max(0.0, end - time.monotonic()) + _KILL_SECONDS)
-    except subprocess.TimeoutExpired:
-        return Fault(subject=subject, reason="Timeout", detail="py-spy printed its answer and did not end")
-    out, err = (bytes(text) for text in texts.values())
-    return out if code == 0 and out.strip() else explain(call.target.pid, code, err.decode("utf-8", "replace"))
-
-
-def _end(child: subprocess.Popen[bytes]) -> bool:
-    """End a py-spy that still runs; false when the kernel does not let it go."""
-    if child.poll() is None:
-        child.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=_KILL_SECONDS)
-    for pipe in (child.stdout, child.stderr):
-        if pipe is not None:
-            pipe.close()
-    return child.returncode is not None
+    printed = dump_child.run(
+        "py-spy", command, call.target, share=call.share, deadline_seconds=deadline_seconds, stop=call.stop
+    )
+    if isinstance(printed, Fault):
+        return printed
+    is_whole = printed.code == 0 and printed.out.strip()
+    return printed.out if is_whole else explain(call.target.pid, printed.code, printed.err.decode("utf-8", "replace"))
 
 
 def explain(pid: int, code: int, stderr: str) -> Fault:

@@ -20,7 +20,7 @@ from msgspec import structs
 from hangwatch import config
 from hangwatch.hang.capture import capture
 from hangwatch.model import Job, ProcessId, Rank
-from hangwatch.probes import procs, pyspy
+from hangwatch.probes import dump_child, procs, pyspy
 from hangwatch.probes.left_behind import MOST_OF_ONE_SHARE, LeftBehind
 from hangwatch.pyspy_output import parse_json
 from tests.conftest import wait_for
@@ -52,7 +52,7 @@ def test_a_sleeping_process(tmp_path: Path) -> None:
 def test_a_pod_whose_py_spys_hang_uses_up_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The users of both pods are uid 0."""
     left = LeftBehind()
-    monkeypatch.setattr(pyspy, "_LEFT_BEHIND", left)
+    monkeypatch.setattr(dump_child, "_LEFT_BEHIND", left)
     with targets.python(targets.SLEEPING, tmp_path) as pid, subprocess.Popen(["sleep", "600"]) as stuck:
         try:
             for number in range(MOST_OF_ONE_SHARE):
@@ -325,7 +325,7 @@ def test_a_py_spy_that_may_leave_a_rank_stopped_is_refused(tmp_path: Path, print
 
 
 def test_endless_output_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pyspy, "MAX_DUMP_BYTES", 1 << 20)
+    monkeypatch.setattr(dump_child, "MAX_DUMP_BYTES", 1 << 20)
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         answer = dump(pid, pyspy_path=fake_pyspy(tmp_path, "exec yes"))
     assert answer.fault is not None and answer.fault.reason == "TooLarge"

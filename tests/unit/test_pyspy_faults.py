@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch.model import Fault
-from hangwatch.probes import left_behind, pyspy
+from hangwatch.probes import dump_child, left_behind, pyspy
 from tests.conftest import wait_for
 from tests.fake_pyspy import fake_pyspy
 from tests.proc_tree import lay_out
@@ -351,7 +351,7 @@ def test_what_is_no_dump_is_told_in_its_words(target: Target, body: str, detail:
 
 
 def test_who_answers_and_does_not_end_is_ended(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pyspy, "_KILL_SECONDS", 0.1)
+    monkeypatch.setattr(dump_child, "_KILL_SECONDS", 0.1)
     body = f"echo $$ > {target.folder}/pid; {STACKS}; exec sleep 600 >&- 2>&-"
     fault = fault_of(target.dump(target.pyspy(body), deadline_seconds=0.5))
     assert said(fault) == ("Timeout", "tool", "py-spy printed its answer and did not end", "")
@@ -389,7 +389,7 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Pope
     """The kernel keeps whom it holds in a call: SIGKILL does nothing, until the test is over."""
     kept: list[subprocess.Popen[bytes]] = []
     monkeypatch.setattr(subprocess.Popen, "kill", lambda child: kept.append(child))
-    monkeypatch.setattr(pyspy, "_KILL_SECONDS", 0.05)
+    monkeypatch.setattr(dump_child, "_KILL_SECONDS", 0.05)
     yield kept
     for child in kept:
         os.kill(child.pid, signal.SIGKILL)

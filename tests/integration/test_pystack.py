@@ -1,0 +1,137 @@
+"""What py-spy cannot read is read by pystack's engine: of real processes, without a pause."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hangwatch import config
+from hangwatch.hang.capture import capture
+from hangwatch.model import Fault, Job, ProcessDump, Rank
+from hangwatch.probes import dump_child, procs, pystack
+from hangwatch.probes.pyspy import PyspyAnswer
+from hangwatch.pyspy_output import parse_json
+from tests.fake_pyspy import fake_pyspy
+from tests.integration import targets
+
+FOREIGN = "echo 'Error: Failed to find a python interpreter in the .data section' >&2; exit 1"
+UNREAD = PyspyAnswer(
+    json=None, fault=Fault(subject="pid", reason="NoInterpreter", detail="none"), duration_seconds=0.0, state_after="S"
+)
+THREADED = """
+import threading, time
+def beside():
+    ready()
+    time.sleep(600)
+threading.Thread(target=beside, daemon=True).start()
+def asleep():
+    time.sleep(600)
+asleep()
+"""
+DEEP = "import time\ndef down(n):\n    down(n - 1) if n else (ready(), time.sleep(600))\nimport sys\nsys.setrecursionlimit(9999)\ndown(4200)"
+NAMED = "import time\nexec(compile('def named():\\n ready()\\n time.sleep(600)\\nnamed()', folder + '/fifo', 'exec'))"
+
+
+def one_look(pid: int, tmp_path: Path, **settings: object) -> ProcessDump:
+    found = procs.read_state(pid)
+    assert found is not None
+    job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(Rank(id=found[0], rank=0, local_rank=0),))
+    limits = config.Capture(rounds=1, dump_deadline_seconds=60.0, round_deadline_seconds=120.0, **settings)  # type: ignore[arg-type]
+    seen = capture(job, settings=limits, node="n", pyspy_path=fake_pyspy(tmp_path / "bin", FOREIGN))
+    return seen.ranks[0].rounds[0]
+
+
+def test_a_process_that_py_spy_does_not_understand_has_its_stacks_all_the_same(tmp_path: Path) -> None:
+    with targets.python(THREADED, tmp_path) as pid:
+        targets.wait_for_state(pid, "S")
+        dump = one_look(pid, tmp_path)
+        assert (dump.fault, dump.state_after, targets.state(pid)) == (None, "S", "S")
+    (main,) = (thread for thread in dump.threads if thread.is_main)
+    assert [frame.function for frame in main.frames] == ["asleep", "<module>"]
+    (other,) = (thread for thread in dump.threads if not thread.is_main)
+    assert [(frame.function, frame.file) for frame in other.frames][:2] == [
+        ("beside", "<string>"),
+        ("run", "threading.py"),
+    ]
+
+
+def test_who_switches_it_off_has_py_spys_word_alone(tmp_path: Path) -> None:
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        dump = one_look(pid, tmp_path, pystack=False)
+    assert dump.fault is not None
+    assert (dump.threads, dump.fault.reason, "pystack:" in dump.fault.detail) == ((), "NoInterpreter", False)
+
+
+def test_a_stack_deeper_than_py_spy_reads(tmp_path: Path) -> None:
+    with targets.python(DEEP, tmp_path) as pid:
+        answer = pystack.dump(pid, UNREAD, deadline_seconds=60.0)
+    assert answer.json is not None, answer.fault
+    frames = parse_json(answer.json, pid)[0].frames
+    assert (frames[0].function, frames[-1].function) == ("down", "<module>")
+    assert [frame.function for frame in frames].count("<frames left out>") == 1
+
+
+@pytest.mark.parametrize("letter", ["T", "D"])
+def test_it_reads_what_is_stopped_or_in_the_kernel_and_leaves_it_so(tmp_path: Path, letter: str) -> None:
+    with targets.python(targets.SLEEPING if letter == "T" else targets.IN_KERNEL, tmp_path) as pid:
+        targets.stop(pid) if letter == "T" else targets.wait_for_state(pid, "D")
+        answer = pystack.dump(pid, UNREAD, deadline_seconds=60.0)
+        assert (answer.fault, answer.state_after, targets.state(pid)) == (None, letter, letter)
+
+
+def test_no_source_file_is_opened_by_the_name_that_the_target_gives(tmp_path: Path) -> None:
+    """Its code says that it stands in a FIFO; who opens that waits for somebody who writes."""
+    with targets.python(NAMED, tmp_path) as pid:
+        answer = pystack.dump(pid, UNREAD, deadline_seconds=60.0)
+    assert answer.json is not None, answer.fault
+    assert parse_json(answer.json, pid)[0].frames[0].file == str(tmp_path / "fifo")
+
+
+def test_a_mapped_file_that_is_a_link_by_now_is_not_followed(tmp_path: Path) -> None:
+    mapped = tmp_path / "lib.so"
+    mapped.write_bytes(b"\x7fELF" + bytes(8192))
+    code = "import mmap, os, time\nkept = mmap.mmap(os.open(folder + '/lib.so', 0), 4096, prot=mmap.PROT_READ)\n"
+    with targets.python(code + "ready()\ntime.sleep(600)", tmp_path) as pid:
+        mapped.unlink()
+        (tmp_path / "lib.so (deleted)").symlink_to("/dev/zero")
+        answer = pystack.dump(pid, UNREAD, deadline_seconds=60.0)
+    assert answer.fault is not None
+    assert "lib.so (deleted) is another file here" in answer.fault.detail
+
+
+def test_a_process_that_is_no_python_keeps_py_spys_fault_with_both_complaints(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            answer = pystack.dump(child.pid, UNREAD, deadline_seconds=60.0)
+        finally:
+            child.kill()
+    assert answer.fault is not None
+    assert answer.fault.reason == "NoInterpreter"
+    assert answer.fault.detail.startswith("none; pystack: Engine error: Could not determine python version")
+
+
+def test_what_does_not_answer_is_ended_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "child.py"
+    script.write_text(f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    monkeypatch.setattr(pystack, "CHILD", script)
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        answer = pystack.dump(pid, UNREAD, deadline_seconds=3.0)
+    assert answer.fault is not None
+    assert answer.fault.detail == "none; pystack: no stacks within 3 s"
+    started = tmp_path / "pid"  # on a loaded machine it may not have come so far
+    assert not started.exists() or not Path(f"/proc/{started.read_text()}").exists()
+    assert dump_child.left_behind() == 0
+
+
+def test_without_it_the_fault_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pystack", None)
+    monkeypatch.delitem(sys.modules, "pystack")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    answer = pystack.dump(os.getpid(), UNREAD, deadline_seconds=5.0)
+    assert answer.fault is not None
+    assert "pip install 'hangwatch[pystack]'" in answer.fault.remedy
+    assert (answer.fault.reason, answer.fault.detail) == ("NoInterpreter", "none")

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.model import Fault, GpuSweep, SamplerStatus
+from hangwatch.model import CheckStatus, Fault, GpuSweep, SamplerStatus
+from hangwatch.probes.node import Clock
 from hangwatch.probes.nvml.details import FabricDetails, XidDetails
 from hangwatch.probes.nvml.sampler import NvmlSampler
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100, uuid_of
+from tests.node_tree import Checked, NodeTree, values
 
 Start = Callable[..., NvmlSampler]
 
@@ -567,6 +569,33 @@ def test_xids_that_the_driver_tells_are_kept_for_who_asks(fake_driver: FakeDrive
     again = sampler.query(XidDetails, 10.0)
     assert isinstance(again, XidDetails)
     assert len(again.events) == 2
+
+
+def test_xids_of_the_driver_join_those_of_the_log(fake_driver: FakeDriver, start: Start, tmp_path: Path) -> None:
+    """What both tell is one event, with both as its sources; what NVML alone tells counts, too."""
+    tree = NodeTree(tmp_path / "node")
+    node = tree.node(gpus=start(), clock=Clock())
+    now = int(time.monotonic() * 1e6)
+    (tree.dev / "kmsg").write_text(f"4,1,{now},-;NVRM: Xid (PCI:0000:61:00): 79, GPU has fallen off the bus.\n")
+    fake_driver.add("xid 1 3 79", "xid 2 6 48")
+    check = Checked("xid")
+    wait_for(lambda: values(check.run(node), "xid_nvml_only_events"), "the XID that NVML alone tells")
+    result = check.run(node)
+    assert values(result, "xid_errors_total") == {("0000:61:00", "79"): 1}
+    assert list(values(result, "xid_nvml_only_events").values()) == [1]
+    assert result.verdict.status is CheckStatus.CRITICAL
+    assert result.verdict.message.count("XID 79") == 1
+    assert "(told by the kernel's log and by NVML)" in result.verdict.message
+    assert "XID 48" in result.verdict.message and "told by NVML alone" in result.verdict.message
+
+
+def test_xids_of_the_driver_count_where_there_is_no_log(fake_driver: FakeDriver, start: Start, tmp_path: Path) -> None:
+    node = NodeTree(tmp_path / "node").node(gpus=start(), clock=Clock())
+    check = Checked("xid")
+    assert check.run(node).verdict.reason == "NotPresent"
+    fake_driver.add("xid 1 3 79", "xid 2 4 154")
+    result = wait_for(lambda: (found := check.run(node)).points and found, "the XID")
+    assert result.verdict.status is CheckStatus.CRITICAL and "XID 79" in result.verdict.message
 
 
 def test_a_driver_that_tells_no_xids_is_sampled_all_the_same(fake_driver: FakeDriver, start: Start) -> None:

@@ -126,6 +126,9 @@ class Capture(Section, frozen=True):
     max_workers_per_rank: Annotated[
         int, Meta(ge=0, le=1024, description="loader workers dumped per rank; the rest is counted only")
     ] = 16
+    counters: Annotated[
+        bool, Meta(description="in a look, read what GPUs and InfiniBand ports count: NVLink, PCIe, GPM, errors")
+    ] = True
     motion_cpu_ratio: Annotated[
         float, Meta(ge=0.0, le=1.0, description="a rank outside a wait that used more CPU than this moves")
     ] = 0.02

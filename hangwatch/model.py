@@ -77,13 +77,25 @@ class GpuSweep(Value, frozen=True):
         return {int(subject[4:]): fault for subject, fault in silent.items() if subject[4:].isdecimal()}
 
 
+class GpuUse(Value, frozen=True):
+    """What a GPU did over some seconds by its own counters (GPM of NVML, from Hopper on), as ratios of what it could.
+
+    `sm_ratio`: of its multiprocessors (SM) so many had a kernel. `tensor_ratio`: the time in tensor operations.
+    `dram_ratio`: of the bandwidth of its memory.
+    """
+
+    sm_ratio: float
+    tensor_ratio: float
+    dram_ratio: float
+
+
 class GpuTraffic(Value, frozen=True):
-    """What the links of one GPU have carried, as (sent, received).
+    """What the links of one GPU have carried, as (sent, received), and what it did.
 
     Bytes since some moment that nobody knows, counted by the GPU: they wrap. `nvlink_bytes` is data without protocol,
     over all NVLinks. Each pair is None where this GPU or driver counts nothing, counts in 32 bits, or answers an error;
     all are with MIG, where they are those of other instances as well. `pcie_bytes_per_second`, only without such a
-    counter, is what NVML saw in 20 ms.
+    counter, is what NVML saw in 20 ms. `use` is that since the reading before, None in the first and after a minute.
     """
 
     index: int
@@ -92,6 +104,26 @@ class GpuTraffic(Value, frozen=True):
     nvlink_bytes: tuple[int, int] | None = None
     pcie_bytes: tuple[int, int] | None = None
     pcie_bytes_per_second: tuple[float, float] | None = None
+    use: GpuUse | None = None
+
+
+class PortCounters(Value, frozen=True):
+    """One port at one time: what it has carried in both directions, and its counters of errors."""
+
+    name: str
+    carried_bytes: int
+    errors: tuple[tuple[str, int], ...] = ()
+
+
+class PortTraffic(Value, frozen=True):
+    """What the InfiniBand and RoCE ports of a node did during a look.
+
+    `bytes_per_second` is the sum over all ports and both directions. `worse` are the counters of errors that grew, as
+    `mlx5_3/1 link_downed +1`.
+    """
+
+    bytes_per_second: float
+    worse: tuple[str, ...] = ()
 
 
 class TrafficSweep(Value, frozen=True):
@@ -667,8 +699,9 @@ class RankDump(Value, frozen=True):
     `waits_for_mount`: in every round the kernel showed it in a call on that one. `busy_power_ratio`: where its power
     lies between the floor (0) and the busy level (1) of its own GPU, None without a history; `works_lightly`: that busy
     level is one that cards draw in a hang, too. What its NVLinks and its PCIe carried per second is the sum of both
-    directions, of the busiest of its GPUs, over the rounds. `kernel_call` is read once the ranks are judged, of those
-    that are named or to be looked at first. `kernel_lines` are those of the kernel's log since the job began.
+    directions, of the busiest of its GPUs, over the rounds; `gpu_use` is that of the GPU whose SM had most to do, and
+    `ports` are those of its node. `kernel_call` is read once the ranks are judged, of those that are named or to be
+    looked at first. `kernel_lines` are those of the kernel's log since the job began.
     """
 
     id: RankId
@@ -681,6 +714,8 @@ class RankDump(Value, frozen=True):
     works_lightly: bool = False
     nvlink_bytes_per_second: float | None = None
     pcie_bytes_per_second: float | None = None
+    gpu_use: GpuUse | None = None
+    ports: PortTraffic | None = None
     silent_mount: str | None = None
     waits_for_mount: bool = False
     waiting: Waiting | None = None
@@ -821,6 +856,8 @@ class Member(Value, frozen=True):
     busy_power_ratio: float | None = None
     nvlink_bytes_per_second: float | None = None
     pcie_bytes_per_second: float | None = None
+    gpu_use: GpuUse | None = None
+    ports: PortTraffic | None = None
     silent_mount: str | None = None
     waits_for_mount: bool = False
     frozen_cgroup: str | None = None

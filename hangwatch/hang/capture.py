@@ -18,7 +18,7 @@ from hangwatch.flight_record import RankRecords
 from hangwatch.hang import jobs, recorded
 from hangwatch.hang.power import GpuLevels
 from hangwatch.hang.surroundings import Surroundings
-from hangwatch.hang.traffic import link_rates
+from hangwatch.hang.traffic import gpu_use, link_rates, port_traffic
 from hangwatch.model import (
     BLOCKED_STATES,
     ENDED_STATES,
@@ -27,7 +27,9 @@ from hangwatch.model import (
     Capture,
     Fault,
     GpuSweep,
+    GpuUse,
     Job,
+    PortCounters,
     ProcessDump,
     ProcessId,
     Rank,
@@ -42,6 +44,7 @@ from hangwatch.model import (
 from hangwatch.probes import (
     filesystems,
     freezer,
+    infiniband,
     main_thread,
     native_stack,
     procs,
@@ -115,27 +118,34 @@ def capture(
         ranks=frozenset(rank.id for rank in job.ranks),
         unreadable=set(),
     )
+    wanted = settings.rounds if rounds is None else rounds
+    may_count = settings.counters and wanted > 1
+    ports: tuple[PortCounters, ...] = ()
     sweeps: list[GpuSweep] = []
     traffic: list[TrafficSweep | None] = []
     taken: list[dict[ProcessId, ProcessDump]] = []
     # Native dumps need 340 MB each: one at a time.
     with ThreadPoolExecutor(1 if native else settings.parallel, thread_name_prefix="dump") as pool:
-        for number in range(settings.rounds if rounds is None else rounds):
+        for number in range(wanted):
             if number > 0 and stop.wait(settings.pause_seconds):
                 break
             around.begin_round()
             end = time.monotonic() + settings.round_deadline_seconds
-            read = pool.submit(read_traffic) if read_traffic and None not in traffic else None
+            read = pool.submit(read_traffic) if may_count and read_traffic and None not in traffic else None
+            read_ports = pool.submit(infiniband.TRAFFIC.read, sys_root) if may_count and number == 0 else None
             dumps = pool.map(taker.take, targets, [end] * len(targets))
             taken.append(dict(zip(targets, dumps, strict=True)))
             sweep = latest_gpus() if latest_gpus else gpus
             sweeps += [sweep] if sweep else []
             traffic += [read.result()] if read else []
+            ports = read_ports.result() if read_ports else ports
+    by_ports = port_traffic(ports, infiniband.TRAFFIC.read(sys_root), time.monotonic() - began) if ports else None
     silent = _silent_mounts(targets, taken, proc_root)
     waiting = _measured(job, proc_root)
     carried = [one for one in traffic if one is not None]
     numbers = {rank.id: _gpu_numbers(rank, sweeps, gpu_levels or {}, carried) for rank in ranks}
-    present = [replace(_rank_dump(rank, taken, node, numbers[rank.id], silent), waiting=waiting) for rank in ranks]
+    beside = {"waiting": waiting, "ports": by_ports}
+    present = [replace(_rank_dump(rank, taken, node, numbers[rank.id], silent), **beside) for rank in ranks]
     return Capture(
         job_id=job.job_id,
         job_key=job.key,
@@ -376,6 +386,7 @@ class _GpuNumbers(NamedTuple):
     works_lightly: bool
     nvlink_bytes_per_second: float | None
     pcie_bytes_per_second: float | None
+    gpu_use: GpuUse | None
 
 
 def _gpu_numbers(
@@ -390,6 +401,7 @@ def _gpu_numbers(
         _mean([level.ratio(watts) for level, watts in known]),
         bool(known) and all(level.is_light for level, _ in known),
         *link_rates(rank.gpu_uuids, carried),
+        gpu_use(rank.gpu_uuids, carried),
     )
 
 

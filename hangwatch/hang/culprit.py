@@ -63,7 +63,8 @@ def _judged(grouping: Grouping, ranks_here: int | None) -> Verdict:
     calls = votes.in_kernel(members, grouping.members)
     is_one = len(calls) == len(pointed) == 1 and clauses.tells_call(members[0])
     said = f" In the kernel, {calls[0].message}." if is_one else ""
-    evidence = (*verdict.evidence, *calls, *votes.kernel_log(grouping.members, verdict.named))
+    machine = (*votes.kernel_log(grouping.members, verdict.named), *votes.machine(grouping.members))
+    evidence = (*verdict.evidence, *calls, *machine)
     return structs.replace(verdict, message=verdict.message + said, evidence=evidence)
 
 

@@ -194,6 +194,8 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         busy_power_ratio=rank.busy_power_ratio,
         nvlink_bytes_per_second=rank.nvlink_bytes_per_second,
         pcie_bytes_per_second=rank.pcie_bytes_per_second,
+        gpu_use=rank.gpu_use,
+        ports=rank.ports,
         silent_mount=rank.silent_mount,
         waits_for_mount=rank.waits_for_mount,
         frozen_cgroup=motion.frozen_cgroup(rank.rounds),

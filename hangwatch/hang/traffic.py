@@ -1,4 +1,6 @@
-"""Pure: how much the links of a rank's GPUs carried during a look, from counters that were read with its rounds.
+"""Pure: how much the links of a rank's GPUs, and the ports of its node, carried during a look, and what the GPUs did.
+
+From counters that were read with its rounds.
 
 A counter that fell has wrapped or was set back, and what flowed meanwhile is not known. One that wrapped unseen shows
 less than flowed: a rate is never too high.
@@ -7,12 +9,14 @@ less than flowed: a rate is never too high.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
+from statistics import fmean
 from typing import NamedTuple
 
-from hangwatch.model import GpuTraffic, TrafficSweep
+from hangwatch.model import GpuTraffic, GpuUse, PortCounters, PortTraffic, TrafficSweep
 
 _Pair = tuple[float, float] | tuple[int, int]
+_MOST_WORSE = 8
 
 
 class LinkRates(NamedTuple):
@@ -24,14 +28,52 @@ class LinkRates(NamedTuple):
 
 def link_rates(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> LinkRates:
     """What the links of these GPUs carried between the first and the last of `sweeps`."""
+    read = _readings(uuids, sweeps)
+    return LinkRates(
+        nvlink=_most(_counted(readings, lambda one: one.nvlink_bytes) for readings in read),
+        pcie=_most(_pcie(readings) for readings in read),
+    )
+
+
+def gpu_use(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> GpuUse | None:
+    """What the one of these GPUs did whose SM had most to do, on average; None where none told it."""
+    told = ([one.use for one in readings[1:] if one.use is not None] for readings in _readings(uuids, sweeps))
+    return max(map(_mean_use, filter(None, told)), key=lambda use: use.sm_ratio, default=None)
+
+
+def port_traffic(first: Sequence[PortCounters], last: Sequence[PortCounters], seconds: float) -> PortTraffic | None:
+    """What the ports of a node did between two readings; None where no port was read twice.
+
+    A counter that fell was reset, or is full: of it nothing follows.
+    """
+    before = {port.name: port for port in first}
+    pairs = [(before[port.name], port) for port in last if port.name in before]
+    if not pairs or seconds <= 0:
+        return None
+    carried = sum(max(0, after.carried_bytes - once.carried_bytes) for once, after in pairs)
+    worse = (
+        f"{after.name} {counter} +{count - dict(once.errors)[counter]}"
+        for once, after in pairs
+        for counter, count in after.errors
+        if count > dict(once.errors).get(counter, count)
+    )
+    return PortTraffic(bytes_per_second=carried / seconds, worse=tuple(islice(worse, _MOST_WORSE)))
+
+
+def _readings(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> list[list[GpuTraffic]]:
     read: dict[str, list[GpuTraffic]] = {uuid: [] for uuid in uuids}
     for sweep in sweeps:
         for gpu in sweep.gpus:
             if gpu.uuid in read:
                 read[gpu.uuid].append(gpu)
-    return LinkRates(
-        nvlink=_most(_counted(readings, lambda one: one.nvlink_bytes) for readings in read.values()),
-        pcie=_most(_pcie(readings) for readings in read.values()),
+    return list(read.values())
+
+
+def _mean_use(uses: Sequence[GpuUse]) -> GpuUse:
+    return GpuUse(
+        sm_ratio=fmean(use.sm_ratio for use in uses),
+        tensor_ratio=fmean(use.tensor_ratio for use in uses),
+        dram_ratio=fmean(use.dram_ratio for use in uses),
     )
 
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from hangwatch import kernel_lines, words
 from hangwatch.hang import clauses, wording
-from hangwatch.model import Evidence, Group, Grouping, KernelLine, Member, Motion, RankId, Signature
+from hangwatch.model import Evidence, GpuUse, Group, Grouping, KernelLine, Member, Motion, RankId, Signature
 
 _POWER_RATIO = 0.9
 _UTILIZATION_GAP = 0.5
@@ -19,6 +19,12 @@ _MOST_CALLS = 8
 _MOST_KERNEL_LINES = 8
 _OF_PROCESSES = frozenset({"process", "task"})
 _FEWEST_TO_STAND_OUT = 3
+_MOST_NODES = 8
+# Calculated: one block of a kernel keeps one SM, of 132 on H100 and 148 on B200; NCCL's work reads and writes memory.
+_SM_OF_NO_KERNEL = 0.001
+_SM_OF_A_KERNEL = 0.005
+_TENSOR_OF_WORK = 0.01
+_DRAM_OF_WORK = 0.02
 MACHINE = frozenset({"gpu_power", "gpu_utilization", "cpu"})
 """Kinds of evidence that do not come from stacks; one that supports raises the confidence."""
 
@@ -136,8 +142,8 @@ def kernel_log(members: Iterable[Member], accused: Collection[RankId]) -> tuple[
 def odd_gpu(members: Sequence[Member]) -> tuple[Member, str] | None:
     """The one rank whose GPU stands out from all others, and by what; None where none does, or two do.
 
-    It draws less than nine tenths of what any other draws, or is idle where all others are busy; of three ranks at
-    least, all of which have such a number.
+    It draws less than nine tenths of what any other draws, or is idle where all others are busy, or has no kernel where
+    all others have one; of three ranks at least, all of which have such a number.
     """
     found = {}
     if (lowest := _lowest(members, lambda one: one.power_watts)) is not None:
@@ -149,6 +155,10 @@ def odd_gpu(members: Sequence[Member]) -> tuple[Member, str] | None:
         member, own, others = lowest
         if own <= min(others) - _UTILIZATION_GAP:
             found[member.id] = member, f"its GPU is at {own:.0%}, those of the others at {median(others):.0%}"
+    if (lowest := _lowest(members, lambda one: one.gpu_use.sm_ratio if one.gpu_use else None)) is not None:
+        member, own, others = lowest
+        if own < _SM_OF_NO_KERNEL and min(others) >= _SM_OF_A_KERNEL:
+            found[member.id] = member, f"its GPU runs no kernel, those of the others on {_ratios(others)} of their SMs"
     return next(iter(found.values())) if len(found) == 1 else None
 
 
@@ -182,6 +192,43 @@ def enclosed(grouping: Grouping) -> tuple[Evidence, ...]:
     places = words.listing(sorted({str(member.enclosed_at) for member in found})[:2])
     message = f"{words.who(ids)} can be met at {places} only, which no other node reaches; the job has ranks on others"
     return (Evidence(kind="wrong_interface", message=message, ranks=ids[:_MOST_IDS]),)
+
+
+def machine(members: Sequence[Member]) -> tuple[Evidence, ...]:
+    """What counters of the nodes tell beside any verdict: GPUs whose kernels only wait, ports that got worse."""
+    found = []
+    uses = [member.gpu_use for member in members if member.gpu_use is not None]
+    if uses and len(uses) == len(members) and all(map(_only_waits, uses)):
+        found.append(
+            Evidence(
+                kind="gpu_use",
+                message=f"kernels run on the GPUs of {words.count(len(uses))} and only wait: they are on "
+                f"{_ratios([use.sm_ratio for use in uses])} of the SMs, and use "
+                f"{_ratios([use.tensor_ratio for use in uses])} of the tensor cores and "
+                f"{_ratios([use.dram_ratio for use in uses])} of the memory's bandwidth",
+            )
+        )
+    by_node = {member.id.node: member.ports for member in members if member.ports is not None and member.ports.worse}
+    for node, ports in list(by_node.items())[:_MOST_NODES]:
+        ids = tuple(member.id for member in members if member.id.node == node)
+        found.append(
+            Evidence(
+                kind="ports",
+                message=f"errors of InfiniBand or RoCE ports on {node or 'this node'} during the look: "
+                f"{', '.join(ports.worse)}",
+                ranks=ids[:_MOST_IDS],
+            )
+        )
+    return tuple(found)
+
+
+def _only_waits(use: GpuUse) -> bool:
+    return use.sm_ratio >= _SM_OF_A_KERNEL and use.tensor_ratio < _TENSOR_OF_WORK and use.dram_ratio < _DRAM_OF_WORK
+
+
+def _ratios(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.1%}", f"{max(values):.1%}"
+    return low if low == high else f"{low} to {high}"
 
 
 def absence(grouping: Grouping) -> tuple[Evidence, ...]:
@@ -298,6 +345,10 @@ def _numbers(member: Member) -> list[str]:
     for link, carried in (("NVLink", member.nvlink_bytes_per_second), ("PCIe", member.pcie_bytes_per_second)):
         if carried is not None:
             parts.append(f"{link} {carried / 1e6:.1f} MB/s")
+    if (use := member.gpu_use) is not None:
+        parts.append(
+            f"SM {use.sm_ratio:.1%}, tensor cores {use.tensor_ratio:.1%}, memory's bandwidth {use.dram_ratio:.1%}"
+        )
     return parts
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from hangwatch.model import Fault, Value
+from hangwatch.model import Fault, PortCounters, Value
 from hangwatch.probes import pseudofiles
 
 # Those that tell of a bad link or a fabric that loses packets; the others count traffic.
@@ -20,6 +21,10 @@ COUNTERS = (
     "port_xmit_discards",
 )
 HARDWARE_COUNTERS = ("local_ack_timeout_err", "packet_seq_err", "out_of_sequence", "roce_adp_retrans_to")
+
+# In units of 4 bytes (Documentation/ABI/stable/sysfs-class-infiniband).
+TRAFFIC_COUNTERS = ("port_xmit_data", "port_rcv_data")
+TRAFFIC_DEADLINE_SECONDS = 2.0
 
 _RATE = re.compile(r"([\d.]+)\s*Gb/sec\s*(?:\((\d+)X)?")
 
@@ -60,6 +65,54 @@ class Ports(Value, frozen=True):
 
     ports: tuple[Port, ...] = ()
     faults: tuple[Fault, ...] = ()
+
+
+class Traffic:
+    """What the ports have carried, read in a thread: the driver of an adapter that hangs may not answer.
+
+    While one reading is not done no other is begun.
+    """
+
+    def __init__(self, deadline_seconds: float = TRAFFIC_DEADLINE_SECONDS) -> None:
+        self._deadline_seconds = deadline_seconds
+        self._one = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def read(self, sys_root: Path) -> tuple[PortCounters, ...]:
+        """All ports that count; none where there are none, or no answer came by the deadline."""
+        if not self._one.acquire(timeout=self._deadline_seconds):
+            return ()
+        try:
+            if self._thread is not None and self._thread.is_alive():
+                return ()
+            found: list[PortCounters] = []
+            self._thread = threading.Thread(
+                target=lambda: found.extend(_port_counters(sys_root)), name="infiniband", daemon=True
+            )
+            self._thread.start()
+            self._thread.join(self._deadline_seconds)
+            return () if self._thread.is_alive() else tuple(found)
+        except RuntimeError:  # as many threads as TasksMax or ulimit -u allow
+            self._thread = None
+            return ()
+        finally:
+            self._one.release()
+
+
+def _port_counters(sys_root: Path) -> Iterator[PortCounters]:
+    root = sys_root / "class" / "infiniband"
+    devices = pseudofiles.names(root, "infiniband")
+    for device in devices if isinstance(devices, tuple) else ():
+        for number in _port_numbers(root / device / "ports"):
+            folder = root / device / "ports" / number
+            files = (pseudofiles.read(folder / "counters" / name, name) for name in TRAFFIC_COUNTERS)
+            counts = [count for count in map(pseudofiles.number, files) if count is not None]
+            if len(counts) == len(TRAFFIC_COUNTERS):
+                errors = tuple(_counters(folder))
+                yield PortCounters(name=f"{device}/{number}", carried_bytes=4 * sum(counts), errors=errors)
+
+
+TRAFFIC = Traffic()
 
 
 def read(sys_root: Path) -> Ports | Fault | None:

@@ -144,6 +144,7 @@ def motion(group: Group) -> str:
 def numbers(members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
     """The second votes of some ranks, as name and range: state, CPU and I/O of the process, its GPU."""
     states = Counter(_STATES.get(member.state, member.state) for member in members if member.state)
+    uses = [member.gpu_use for member in members if member.gpu_use is not None]
     wchans = Counter(printable(member.wchan) for member in members if member.wchan and member.wchan != "0")
     rows = (
         ("state", _tally(states, len(members))),
@@ -155,6 +156,10 @@ def numbers(members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
         ("GPU utilisation", _range([_percent(member.utilization_ratio) for member in members], "%")),
         ("NVLink", _range([_megabytes(member.nvlink_bytes_per_second) for member in members], "MB/s")),
         ("PCIe", _range([_megabytes(member.pcie_bytes_per_second) for member in members], "MB/s")),
+        ("SM with a kernel", _range([_percent(use.sm_ratio) for use in uses], "%")),
+        ("tensor cores", _range([_percent(use.tensor_ratio) for use in uses], "%")),
+        ("GPU memory's bandwidth", _range([_percent(use.dram_ratio) for use in uses], "%")),
+        ("ports of the node", _range([_megabytes(one.ports.bytes_per_second) for one in members if one.ports], "MB/s")),
     )
     return tuple((name, text) for name, text in rows if text)
 

@@ -18,6 +18,7 @@
  *     gpu 0 field 197 5e6/s                   a counter that grows by so much a second
  *     gpu 0 field_type 197 1                  its nvmlValueType_t, where it is not 3 (64 bits)
  *     gpu 0 field_error 197 999               the NVML error of this field alone
+ *     gpu 0 gpm 2 12.5                        NVML_GPM_METRIC_SM_UTIL, in percent; a GPU without any has no GPM
  *     gpu 0 link 4 field 214 2                NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS of that link
  *
  * "all" stands for any word of a key, and the last line that fits wins. What no line gives is NOT_SUPPORTED, as it is
@@ -565,4 +566,51 @@ int nvmlDeviceGetFieldValues(Gpu *gpu, int count, FieldValue *values)
         values[i].value.ull = (u64)value;
     }
     return code;
+}
+
+/* --- GPM: a sample remembers its GPU, and that it was taken ------------------------------------------------------ */
+
+typedef struct { Gpu *gpu; int taken; } GpmSample;
+typedef struct {
+    uint id, code;
+    double value;
+    char *names[3];
+} GpmMetric;
+typedef struct {
+    uint version, count;
+    GpmSample *first, *last;
+    GpmMetric metrics[];
+} GpmQuestion;
+
+int nvmlGpmQueryDeviceSupport(Gpu *gpu, uint *version_and_answer)
+{
+    double value;
+    int code = fault(gpu, __func__);
+    if (version_and_answer[0] != 1)
+        return INVALID_ARGUMENT;
+    version_and_answer[1] = number(gpu, __func__, &value, "gpm 2") == SUCCESS;
+    return code;
+}
+
+int nvmlGpmSampleAlloc(GpmSample **out)
+{
+    *out = calloc(1, sizeof **out);
+    return SUCCESS;
+}
+
+int nvmlGpmSampleGet(Gpu *gpu, GpmSample *sample)
+{
+    *sample = (GpmSample){ gpu, 1 };
+    return fault(gpu, __func__);
+}
+
+int nvmlGpmMetricsGet(GpmQuestion *asked)
+{
+    if (asked->version != 1 || asked->first == asked->last || !asked->first->taken || !asked->last->taken
+        || asked->first->gpu != asked->last->gpu)
+        return INVALID_ARGUMENT;
+    for (uint i = 0; i < asked->count; i++)
+        asked->metrics[i].code =
+            (uint)number(asked->last->gpu, __func__, &asked->metrics[i].value, "gpm %u", asked->metrics[i].id);
+    return SUCCESS;
 }

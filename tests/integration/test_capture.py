@@ -148,6 +148,30 @@ def test_a_rank_that_ends_between_two_rounds_is_gone_and_keeps_its_first_stack(t
     assert gone.rounds[1].state is None
 
 
+def test_what_ports_of_the_node_count_during_a_look(tmp_path: Path) -> None:
+    counters = tmp_path / "class" / "infiniband" / "mlx5_3" / "ports" / "1" / "counters"
+    counters.mkdir(parents=True)
+    counts = {"port_xmit_data": 100, "port_rcv_data": 50, "link_downed": 4}
+
+    def grow(*_: object) -> None:
+        for name, count in counts.items():
+            counts[name] = count + (1_000_000 if "data" in name else 1)
+            (counters / name).write_text(f"{counts[name]}\n")
+
+    grow()
+    (tmp_path / "ranks").mkdir()
+    with ranks(tmp_path / "ranks", 2) as job:
+        settings = replace(QUICK, rounds=3)
+        taken = capture(job, settings=settings, node="here", observe_dump=_once_after(3, grow), sys_root=tmp_path)
+        off = replace(settings, counters=False)
+        unread = capture(job, settings=off, node="here", sys_root=tmp_path)
+    for rank in taken.ranks[:2]:
+        assert rank.ports is not None
+        assert rank.ports.worse == ("mlx5_3/1 link_downed +1",)
+        assert rank.ports.bytes_per_second == pytest.approx(8e6 / taken.duration_seconds, rel=0.5)
+    assert [rank.ports for rank in unread.ranks[:2]] == [None, None]
+
+
 def _once_after(count: int, call: object) -> object:
     """An observer that calls `call` at the `count`th dump only."""
     lock, left = threading.Lock(), [count]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hangwatch.model import Fault, GpuSweep, GpuTraffic, TrafficSweep
+from hangwatch.model import Fault, GpuSweep, GpuTraffic, GpuUse, TrafficSweep
 from hangwatch.probes.nvml import query
 from hangwatch.probes.nvml.sampler import NvmlSampler
 from tests.conftest import wait_for
@@ -112,6 +112,32 @@ def test_errors_of_one_gpu_are_its_faults_and_cost_only_its_numbers(fake_driver:
         ("gpu 3", "Unknown"),
         ("gpu 4", "GpuIsLost"),
     }
+
+
+def test_what_a_gpu_did_between_two_readings(fake_driver: FakeDriver, ask: Ask) -> None:
+    """By GPM, where it has that: 12.5 % of its SMs, no tensor cores, 0.4 % of its memory's bandwidth."""
+    fake_driver.add("gpu all gpm 2 12.5", "gpu all gpm 5 0", "gpu all gpm 10 0.4")
+    assert [gpu.use for gpu in ask().gpus] == [None] * 8
+    for _ in range(3):
+        details = ask()
+        assert [gpu.use for gpu in details.gpus] == [GpuUse(sm_ratio=0.125, tensor_ratio=0.0, dram_ratio=0.004)] * 8
+        assert details.faults == ()
+
+
+@pytest.mark.parametrize("tensor", ["nan", "-3", "250"])
+def test_what_cannot_be_is_no_answer(tensor: str, fake_driver: FakeDriver, ask: Ask) -> None:
+    fake_driver.add("gpu all gpm 2 12.5", f"gpu all gpm 5 {tensor}", "gpu all gpm 10 0.4", "gpu 3 gpm 5 1")
+    ask()
+    assert [gpu.index for gpu in ask().gpus if gpu.use is not None] == [3]
+
+
+def test_without_one_of_its_numbers_or_with_mig_gpm_tells_nothing(fake_driver: FakeDriver, ask: Ask) -> None:
+    fake_driver.add("gpu all gpm 2 12.5", "gpu 1 gpm 5 0", "gpu 1 gpm 10 1", "gpu 2 fault nvmlGpmSampleGet 999")
+    fake_driver.add("gpu 0 gpm 5 0", "gpu 0 gpm 10 1", "gpu 0 mig_mode 1")
+    ask()
+    details = ask()
+    assert [gpu.index for gpu in details.gpus if gpu.use is not None] == [1]
+    assert {(fault.subject, fault.reason) for fault in details.faults} == {("gpu 2", "Unknown")}
 
 
 def test_a_driver_that_never_answers_costs_a_look_its_deadline_and_no_sample(fake_driver: FakeDriver) -> None:

@@ -7,7 +7,19 @@ from msgspec import structs
 
 from hangwatch.fleet.merge import merge
 from hangwatch.hang import culprit
-from hangwatch.model import Confidence, FileLock, Frame, Group, Grouping, Member, Motion, Signature, Verdict
+from hangwatch.model import (
+    Confidence,
+    FileLock,
+    Frame,
+    GpuUse,
+    Group,
+    Grouping,
+    Member,
+    Motion,
+    PortTraffic,
+    Signature,
+    Verdict,
+)
 from tests.unit.test_waitfor import WORLD, done, standing, waits
 
 WAIT = Frame(function="all_reduce", file="torch/distributed/distributed_c10d.py", line=9)
@@ -159,6 +171,50 @@ def with_gpus(*numbers: tuple[float | None, float | None]) -> Verdict:
 
 
 SPINS, IDLE, LOWER = (118.0, 1.0), (117.0, 0.0), (90.0, 1.0)
+
+
+def with_kernels(*sm_ratios: float | None, tensor_ratio: float = 0.0, dram_ratio: float = 0.0) -> Verdict:
+    """Everybody has come; of each rank the share of its GPU's SM that have a kernel, by its own counters."""
+    members = [
+        structs.replace(
+            standing(rank, waits(6)),
+            gpu_use=None if ratio is None else GpuUse(sm_ratio=ratio, tensor_ratio=tensor_ratio, dram_ratio=dram_ratio),
+        )
+        for rank, ratio in enumerate(sm_ratios)
+    ]
+    verdict = judged(waiting(*members), world_size=len(members))
+    assert (verdict.kind, verdict.named) == ("EverybodyCame", ())
+    return verdict
+
+
+def only_waits(verdict: Verdict) -> list[str]:
+    return [one.message for one in verdict.evidence if one.kind == "gpu_use"]
+
+
+def test_a_gpu_without_a_kernel_is_looked_at_first_where_all_others_have_one() -> None:
+    odd = with_kernels(0.12, 0.12, 0.0, 0.13)
+    assert [one.rank for one in odd.first_look] == [2]
+    assert "its GPU runs no kernel, those of the others on 12.0% to 13.0% of their SMs" in odd.message
+    for all_alike in (with_kernels(0.12, 0.12, 0.0, 0.0), with_kernels(*[0.12] * 4), with_kernels(0.1, None, 0.0, 0.1)):
+        assert all_alike.first_look == ()
+
+
+def test_kernels_that_run_and_neither_compute_nor_move_data_only_wait() -> None:
+    (said,) = only_waits(with_kernels(0.12, 0.12, 0.13, 0.12, dram_ratio=0.004))
+    assert said.startswith("kernels run on the GPUs of 4 ranks and only wait: they are on 12.0% to 13.0% of the SMs")
+    for works in ({"tensor_ratio": 0.2}, {"dram_ratio": 0.3}):
+        assert only_waits(with_kernels(*[0.12] * 4, **works)) == []
+    assert only_waits(with_kernels(0.12, 0.12, None, 0.12)) == []
+    assert only_waits(with_kernels(0.12, 0.12, 0.0, 0.12)) == []
+
+
+def test_ports_that_got_worse_are_said_of_their_node() -> None:
+    worse = PortTraffic(bytes_per_second=0.0, worse=("mlx5_3/1 link_downed +1",))
+    calm = PortTraffic(bytes_per_second=0.0)
+    members = [structs.replace(standing(rank, waits(6)), ports=calm if rank else worse) for rank in range(4)]
+    (said,) = (one for one in judged(waiting(*members)).evidence if one.kind == "ports")
+    assert "during the look: mlx5_3/1 link_downed +1" in said.message
+    assert judged(waiting(*(structs.replace(one, ports=calm) for one in members))).evidence != ()
 
 
 @pytest.mark.parametrize(

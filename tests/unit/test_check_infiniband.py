@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch.probes import infiniband
+from tests.conftest import wait_for
 from tests.node_tree import Checked, NodeTree, run, told, values
 
 
@@ -206,3 +209,23 @@ def test_any_rate_is_understood_or_unknown(text: str) -> None:
 )
 def test_rates_as_the_kernel_prints_them(text: str, expected: tuple[float | None, int | None]) -> None:
     assert infiniband.parse_rate(text) == expected
+
+
+def test_ports_that_do_not_answer_cost_a_look_its_deadline_once(tree: NodeTree) -> None:
+    """As where the firmware of an adapter hangs; stands a FIFO for it."""
+    port(tree, port_xmit_data=3, port_rcv_data=4, link_downed=5)
+    port(tree, "mlx5_1", port_xmit_data=9)
+    ports = infiniband.Traffic(deadline_seconds=20.0)
+    (only,) = ports.read(tree.sys)
+    assert (only.name, only.carried_bytes, dict(only.errors)["link_downed"]) == ("mlx5_0/1", 28, 5)
+    silent = tree.sys / "class/infiniband/mlx5_1/ports/1/counters/port_xmit_data"
+    silent.unlink()
+    os.mkfifo(silent)
+    hasty = infiniband.Traffic(deadline_seconds=0.1)
+    before = threading.active_count()
+    assert [hasty.read(tree.sys) for _ in range(3)] == [(), (), ()]
+    assert threading.active_count() == before + 1
+    end_of_file = os.open(silent, os.O_RDWR | os.O_NONBLOCK)
+    silent.unlink()
+    os.close(end_of_file)  # which lets the thread go
+    wait_for(lambda: len(hasty.read(tree.sys)) == 1, "an answer again")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.hang.traffic import LinkRates, link_rates
-from hangwatch.model import GpuTraffic, TrafficSweep
+from hangwatch.hang.traffic import LinkRates, gpu_use, link_rates, port_traffic
+from hangwatch.model import GpuTraffic, GpuUse, PortCounters, PortTraffic, TrafficSweep
 
 Pair = tuple[int, int] | None
 
@@ -113,3 +113,47 @@ def test_a_counter_that_does_not_wrap_shows_what_flowed(flowed: list[tuple[int, 
         shown.append((shown[-1][0] + sent, shown[-1][1] + received))
     total = sum(map(sum, flowed))
     assert link_rates(["GPU-0"], sweeps(*shown)).nvlink == pytest.approx(total / (5.0 * len(flowed)))
+
+
+def used(uuid: str, *uses: GpuUse | None) -> list[GpuTraffic]:
+    return [
+        GpuTraffic(index=0, uuid=uuid, taken_monotonic_seconds=5.0 * number, use=use) for number, use in enumerate(uses)
+    ]
+
+
+def test_what_gpus_did_is_that_of_the_look_and_of_the_one_with_most_to_do() -> None:
+    before, spins, works = (
+        GpuUse(sm_ratio=sm, tensor_ratio=tensor, dram_ratio=dram)
+        for sm, tensor, dram in ((1.0, 0.9, 0.8), (0.1, 0.0, 0.01), (0.5, 0.3, 0.2))
+    )
+    of_three = zip(used("a", before, spins, spins), used("b", None, None, works), used("c", *[before] * 3), strict=True)
+    read = [TrafficSweep(gpus=at) for at in of_three]
+    assert gpu_use(["a"], read) == spins  # what the first reading tells was before the look
+    assert gpu_use(["a", "b"], read) == works
+    assert gpu_use(["d"], read) is None
+    assert gpu_use(["a"], read[:1]) is None
+
+
+def test_ports_are_compared_by_name_and_what_was_reset_tells_nothing() -> None:
+    first = [
+        PortCounters(name="mlx5_0/1", carried_bytes=1000, errors=(("link_downed", 4), ("symbol_error", 7))),
+        PortCounters(name="mlx5_1/1", carried_bytes=9000, errors=(("link_downed", 9),)),
+        PortCounters(name="mlx5_2/1", carried_bytes=0),
+    ]
+    last = [
+        PortCounters(name="mlx5_1/1", carried_bytes=10, errors=(("link_downed", 0), ("new", 5))),
+        PortCounters(name="mlx5_0/1", carried_bytes=6000, errors=(("link_downed", 5), ("symbol_error", 7))),
+        PortCounters(name="mlx5_3/1", carried_bytes=500),
+    ]
+    assert port_traffic(first, last, 5.0) == PortTraffic(bytes_per_second=1000.0, worse=("mlx5_0/1 link_downed +1",))
+    assert port_traffic(first[2:], last, 5.0) is None
+    assert port_traffic([], [], 5.0) is None
+
+
+COUNTS = st.lists(st.builds(PortCounters, name=st.sampled_from("abc"), carried_bytes=st.integers(0, 2**64)), max_size=4)
+
+
+@given(COUNTS, COUNTS, st.floats(0, 1e9))
+def test_no_rate_of_a_port_is_negative(first: list[PortCounters], last: list[PortCounters], seconds: float) -> None:
+    found = port_traffic(first, last, seconds)
+    assert found is None or found.bytes_per_second >= 0

@@ -11,6 +11,7 @@ import pynvml
 from msgspec.structs import replace
 
 from hangwatch.model import Fault, GpuTraffic, TrafficSweep, Value
+from hangwatch.probes.nvml.child import gpm
 from hangwatch.probes.nvml.child.gpu import ABSENT, Gpu, gpu_fault, pci_address, scaled
 from hangwatch.probes.nvml.details import (
     FabricDetails,
@@ -252,7 +253,7 @@ def bus(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuBus:
 
 
 def traffic(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuTraffic:
-    """What NVLink and PCIe have carried."""
+    """What NVLink and PCIe have carried, and what it did."""
     del gpus
     began = GpuTraffic(index=gpu.index, uuid=gpu.uuid, taken_monotonic_seconds=time.monotonic())
     mig = gpu.ask(pynvml.nvmlDeviceGetMigMode)
@@ -264,6 +265,7 @@ def traffic(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuTraffic:
         nvlink_bytes=_nvlink_bytes(gpu),
         pcie_bytes=pcie,
         pcie_bytes_per_second=None if pcie else _pcie_rates(gpu),
+        use=gpm.use(gpu),
     )
 
 

@@ -68,6 +68,8 @@ class Gpu:
         self.power_limit_watts = scaled(self.ask(pynvml.nvmlDeviceGetEnforcedPowerLimit), 1e-3)
         self.static_faults = tuple(self.faults)
         self.pids: tuple[int, ...] = ()
+        self.gpm: Any = None
+        """The last reading of `gpm`, which see."""
 
     def ask(self, call: Callable[..., T], *arguments: Any) -> T | None:
         """The answer of one NVML call; None where there is none, and a fault beside it where there should be one."""

@@ -123,6 +123,12 @@ class Capture(Section, frozen=True):
     pystack: Annotated[
         bool, Meta(description="what py-spy cannot read is read by pystack, without a pause, where that is installed")
     ] = True
+    logs: Annotated[
+        bool, Meta(description="the ends of the files to which ranks write (standard output and error) are evidence")
+    ] = True
+    environment: Annotated[
+        bool, Meta(description="variables of a list, none of them secret, are compared between ranks")
+    ] = True
     max_workers_per_rank: Annotated[
         int, Meta(ge=0, le=1024, description="loader workers dumped per rank; the rest is counted only")
     ] = 16

@@ -11,7 +11,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch import __version__, config, words
-from hangwatch.hang import crews, culprit, jobs, owners, shares
+from hangwatch.explain import log_evidence, outputs
+from hangwatch.explain.rank_logs import RankLog
+from hangwatch.hang import crews, culprit, environment, jobs, owners, shares
 from hangwatch.hang.activity import Table
 from hangwatch.hang.capture import ObserveDump, capture
 from hangwatch.hang.grouping import group_ranks
@@ -29,6 +31,7 @@ from hangwatch.model import (
     KernelCall,
     LeftOut,
     Motion,
+    OutputEnd,
     Process,
     ProcessId,
     RankId,
@@ -38,13 +41,15 @@ from hangwatch.model import (
     Value,
     Verdict,
 )
-from hangwatch.probes import behind_call, host, kmsg, procs, sockets
+from hangwatch.probes import behind_call, environments, host, kmsg, locked_memory, procs, rank_output, sockets
 
 KERNEL_LOG = Path("/dev/kmsg")
 ENDPOINTS_PER_SCAN = 64
 _DEFAULT_LIMITS = config.Jobs()
 _MOST_CALLS = 8
 _CALLS_DEADLINE_SECONDS = 2.0
+_OUTPUT_DEADLINE_SECONDS = 3.0
+_ENVIRONMENT_SECONDS = 2.0
 
 
 class Look(Value, frozen=True):
@@ -57,6 +62,7 @@ class Look(Value, frozen=True):
     host_facts: tuple[tuple[str, str], ...] = ()
     uid: int | None = None
     ranks_here: int | None = None
+    logs: tuple[RankLog, ...] = ()
 
     def without_motion_of(self, ranks: Collection[RankId]) -> Look:
         """The same, judged anew, where other looks tell of these ranks that their lines show no work."""
@@ -64,7 +70,7 @@ class Look(Value, frozen=True):
             return self
         groups = tuple(_without_motion_of(group, ranks) for group in self.grouping.groups)
         grouping = replace(self.grouping, groups=groups)
-        return replace(self, grouping=grouping, verdict=_verdict(grouping, self.capture, self.ranks_here))
+        return replace(self, grouping=grouping, verdict=_verdict(grouping, self.capture, self.ranks_here, self.logs))
 
     def read_by_owner(self, job: Job) -> Job:
         """This job, with a uid only where that user may read all that is in this look: a process can become another."""
@@ -190,12 +196,24 @@ def look_at(
     taken = _with_kernel_lines(taken, job, proc_root, kernel_log)
     facts = host.facts(sweep.driver_version if sweep else None)
     here = job.ranks_here or None
-    look = judged(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here)
+    own = {} if stop is not None and stop.is_set() else _own_ranks(taken, job, proc_root)
+    ends, notes = _outputs(own, job, stop, proc_root) if settings.logs else ({}, ())
+    compared = environment.compare(_environs(own, job, proc_root)) if settings.environment else None
+    taken = replace(taken, notes=(*taken.notes, *notes), environment=compared)
+    inner_pids = {rank: procs.read_inner_pid(rank.pid, proc_root) for rank in ends if rank.pid is not None}
+    logs = outputs.logs_of(ends, inner_pids)
+    look = judged(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here, logs=logs)
     is_ending = stop is not None and stop.is_set()
-    if calls := {} if is_ending else _kernel_calls(taken, job, _pointed_at(look), proc_root):
-        ranks = tuple(replace(rank, kernel_call=calls.get(rank.id.pid)) for rank in taken.ranks)
+    if pointed := [] if is_ending else _pointed_at(look):
+        calls = _kernel_calls(taken, job, pointed, proc_root)
+        ranks = tuple(
+            replace(rank, kernel_call=calls.get(rank.id.pid), last_lines=outputs.last_lines(ends.get(rank.id, ())))
+            if rank.id.pid in pointed
+            else rank
+            for rank in taken.ranks
+        )
         taken = replace(taken, ranks=ranks)
-        look = judged(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here)
+        look = judged(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here, logs=logs)
     return replace(look, uid=job.uid)
 
 
@@ -209,6 +227,46 @@ def _with_kernel_lines(taken: Capture, job: Job, proc_root: Path, kernel_log: Pa
         return taken
     ranks = (replace(rank, kernel_lines=found.get(rank.id.pid or 0, ())) for rank in taken.ranks)
     return replace(taken, ranks=tuple(ranks))
+
+
+def _own_ranks(taken: Capture, job: Job, proc_root: Path) -> dict[RankId, tuple[ProcessId, int]]:
+    """The processes of the ranks that are the job owner's in each regard, with their user id: he reads the incident."""
+    ids = {process.pid: process for process in job.processes}
+    found = {}
+    for rank in taken.ranks:
+        target = ids.get(rank.id.pid or 0)
+        users = set(procs.read_user_ids(target.pid, proc_root)) if target is not None else set()
+        if target is not None and len(users) == 1 and (not job.uid or users == {job.uid}):
+            found[rank.id] = target, users.pop()
+    return found
+
+
+def _environs(
+    own: Mapping[RankId, tuple[ProcessId, int]], job: Job, proc_root: Path
+) -> dict[RankId, Mapping[str, str]]:
+    targets = [locked_memory.Target(target, job.share or job.owner) for target, _ in own.values()]
+    answers = locked_memory.SHARED.read(
+        targets, lambda target: environments.allowed(target.pid, proc_root), _ENVIRONMENT_SECONDS
+    )
+    read = ((rank, answers.get(target)) for rank, (target, _) in own.items())
+    return {rank: answer for rank, answer in read if isinstance(answer, dict) and answer}
+
+
+def _outputs(
+    own: Mapping[RankId, tuple[ProcessId, int]], job: Job, stop: threading.Event | None, proc_root: Path
+) -> tuple[dict[RankId, tuple[OutputEnd, ...]], tuple[str, ...]]:
+    """The ends of what the ranks write to files of the job's owner, and what could not be read."""
+    if not own:
+        return {}, ()
+    found, faults = rank_output.read(
+        dict(own.values()),
+        share=job.share or job.owner,
+        deadline_seconds=_OUTPUT_DEADLINE_SECONDS,
+        stop=stop,
+        proc_root=proc_root,
+    )
+    ends = {rank: found[target] for rank, (target, _) in own.items() if target in found}
+    return ends, tuple(sorted({f"the logs of some ranks were not read: {fault.reason}" for fault in faults}))
 
 
 def _pointed_at(look: Look) -> list[int]:
@@ -244,21 +302,30 @@ def judged(
     unix_now: float,
     host_facts: tuple[tuple[str, str], ...] = (),
     ranks_here: int | None = None,
+    logs: tuple[RankLog, ...] = (),
 ) -> Look:
     """Pure: what a capture shows; of so many ranks that the job should have on this node, else of those captured."""
     grouping = group_ranks(taken, activities, settings)
     return Look(
         capture=taken,
         grouping=grouping,
-        verdict=_verdict(grouping, taken, ranks_here),
+        verdict=_verdict(grouping, taken, ranks_here, logs),
         judged_unix_seconds=unix_now,
         host_facts=host_facts,
         ranks_here=ranks_here,
+        logs=logs,
     )
 
 
-def _verdict(grouping: Grouping, taken: Capture, ranks_here: int | None) -> Verdict:
-    return culprit.judge(grouping, ranks_here or len(taken.ranks))
+def _verdict(grouping: Grouping, taken: Capture, ranks_here: int | None, logs: Sequence[RankLog]) -> Verdict:
+    here = ranks_here or len(taken.ranks)
+    verdict = culprit.judge(grouping, here)
+    if logs:
+        verdict = log_evidence.beside(verdict, logs, here)
+    if taken.environment is None:
+        return verdict
+    beside = environment.votes(taken.environment, (*verdict.named, *verdict.first_look))
+    return replace(verdict, evidence=(*verdict.evidence, *beside))
 
 
 def _without_motion_of(group: Group, ranks: Collection[RankId]) -> Group:

@@ -662,6 +662,26 @@ class KernelLine(Value, frozen=True):
     where: str = ""
 
 
+class OutputEnd(Value, frozen=True):
+    """The end of a regular file to which a rank writes: its bytes, as they are, and which file of which size it is.
+
+    `file` is equal for ranks that share it; `path` is printable, and the job's word.
+    """
+
+    file: str
+    path: str
+    size_bytes: int
+    text: bytes
+    is_deleted: bool = False
+
+
+class LastLines(Value, frozen=True):
+    """The last lines of a file to which a rank writes, bounded and printable: the job's words."""
+
+    path: str
+    lines: tuple[str, ...]
+
+
 class RankId(Value, frozen=True):
     """Who a rank is, for people and across nodes. Fields are None where the source does not say."""
 
@@ -701,7 +721,7 @@ class RankDump(Value, frozen=True):
     level is one that cards draw in a hang, too. What its NVLinks and its PCIe carried per second is the sum of both
     directions, of the busiest of its GPUs, over the rounds; `gpu_use` is that of the GPU whose SM had most to do, and
     `ports` are those of its node. `kernel_call` is read once the ranks are judged, of those that are named or to be
-    looked at first. `kernel_lines` are those of the kernel's log since the job began.
+    looked at first, and so are `last_lines`. `kernel_lines` are those of the kernel's log since the job began.
     """
 
     id: RankId
@@ -721,6 +741,35 @@ class RankDump(Value, frozen=True):
     waiting: Waiting | None = None
     kernel_call: KernelCall | None = None
     kernel_lines: tuple[KernelLine, ...] = ()
+    last_lines: tuple[LastLines, ...] = ()
+
+
+class Setting(Value, frozen=True):
+    """A value of a variable, None where it is not set, and the ranks that have it: the first 64 of so many."""
+
+    value: str | None
+    ranks: tuple[RankId, ...]
+    count: int
+
+
+class Difference(Value, frozen=True):
+    """A variable that not all ranks have alike: its values, the rarest first, and what it explains."""
+
+    name: str
+    why: str
+    settings: tuple[Setting, ...]
+
+    @property
+    def odd(self) -> tuple[RankId, ...]:
+        """The ranks that have another value than most."""
+        return tuple(rank for setting in self.settings[:-1] for rank in setting.ranks)
+
+
+class Environment(Value, frozen=True):
+    """What the ranks were started with, of the variables that `environment_table` allows: bounded, printable."""
+
+    differences: tuple[Difference, ...] = ()
+    common: tuple[tuple[str, str], ...] = ()
 
 
 class Capture(Value, frozen=True):
@@ -735,6 +784,7 @@ class Capture(Value, frozen=True):
     world_size: int | None = None
     notes: tuple[str, ...] = ()
     job_key: str = ""
+    environment: Environment | None = None
 
 
 # --- 5. Groups and verdict: hang.grouping, hang.activity, hang.culprit -----------------------------------------------

@@ -23,6 +23,7 @@ _MOST_DIGITS = 18
 _APART_SECONDS = 60.0
 _NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _NO_DEVICE = "No device"  # nccl_messages.toml, no_ib_device
+_MOVES_OR_RESTS = frozenset({"Moving", "Serving", "Suspended", "Over", "NoRanks"})
 _NOT_FLUSHED = "output to a file may lie unwritten in the process without PYTHONUNBUFFERED=1"
 
 
@@ -77,6 +78,41 @@ def judge(verdict: Verdict | None, logs: Sequence[RankLog]) -> Verdict:
     if first is not None:
         verdict = replace(verdict, message=f"{verdict.message.rstrip('.')}. By the logs, {_told(first)}{caveat}")
     return verdict if verdict.first_look else replace(verdict, first_look=looks)
+
+
+def beside(verdict: Verdict, logs: Sequence[RankLog], ranks_here: int) -> Verdict:
+    """A verdict on a live job of so many ranks here, with what their logs say: evidence, and a first look at most.
+
+    First to look at, where nobody is yet and the job stands still, is who alone fails or complains, of the logs of at
+    least half of the ranks. No line of a log stands in the sentence, which metrics and pages carry.
+    """
+    kinds = _kinds(logs)
+    verdict = replace(verdict, evidence=(*verdict.evidence, *_evidence(logs, kinds, _ends(logs))))
+    if verdict.named or verdict.first_look or verdict.kind in _MOVES_OR_RESTS or len(logs) * 2 < max(ranks_here, 3):
+        return verdict
+    looks = tuple(_first_to_complain(kinds, logs))
+    if not looks:
+        return verdict
+    verb = "are" if len(looks) > 1 else "is"
+    said = f" By the logs {words.who(looks)} {verb} the first to complain, see the evidence: look there first."
+    return replace(verdict, message=f"{verdict.message}{said}", first_look=looks)
+
+
+def _first_to_complain(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterator[FirstLook]:
+    """Who failed first, else the one rank to which NCCL said what is a trouble; of at least three times as many."""
+    first = _first_failure(kinds, logs)
+    if first is not None:
+        if len(first.kind.ids) * (_TIMES_AS_MANY + 1) <= len(logs) or len(first.kind.ids) == 1:
+            why = f"the first to fail by its own log: {_what(first.kind.failure)}"
+            yield from (_look(rank, why, f"read the end of {first.kind.logs[0].source}") for rank in first.kind.ids)
+        return
+    rows = nccl_messages.load()
+    said = [(rows[name], log, told) for log in logs for name, told in log.messages.items()]
+    troubles = [(row, log, told) for row, log, told in said if row.about in ("self", "peer")]
+    if len({log.id for _, log, _ in troubles}) == 1 and len(logs) > _TIMES_AS_MANY:
+        row, log, told = min(troubles, key=lambda trouble: trouble[2].number)
+        why = f"it alone complains in its log: {row.meaning} ({words.elided(told.text, _TEXT_CHARACTERS)})"
+        yield _look(log.id, why, row.remedy)
 
 
 def _headline(

@@ -55,13 +55,15 @@ def run(
     share: str,
     deadline_seconds: float,
     stop: threading.Event | None = None,
+    places: LeftBehind = _LEFT_BEHIND,
 ) -> Printed | Fault:
     """Run `command` once for a process of this share. It is told nothing of our environment but PATH.
 
-    It is ended by its own pid at the deadline, or once `stop` is set, and waited for briefly, never for ever.
+    It is ended by its own pid at the deadline, or once `stop` is set, and waited for briefly, never for ever. Children
+    that read something else than stacks have `places` of their own.
     """
     subject = f"pid {target.pid}"
-    if not _LEFT_BEHIND.begin(share, deadline_seconds):
+    if not places.begin(share, deadline_seconds):
         detail = f"too many {tool}s hang in the kernel and cannot be ended: no further one is started until some end"
         return Fault(subject=subject, reason="TooManyDumpersStuck", detail=detail)
     left: subprocess.Popen[bytes] | None = None
@@ -70,12 +72,14 @@ def run(
         if isinstance(child, Fault):
             return child
         try:
-            answer = _answer(tool, child, subject, deadline_seconds, stop)
+            answer = _answer(
+                tool, child, subject, deadline_seconds, stop, "stacks" if places is _LEFT_BEHIND else "answer"
+            )
         finally:
             left = None if _end(child) else child
         return answer if left is None or isinstance(answer, Printed) else _stuck(tool, subject, left.pid)
     finally:
-        _LEFT_BEHIND.end(share, target, left)
+        places.end(share, target, left)
 
 
 def _stuck(tool: str, subject: str, pid: int) -> Fault:
@@ -100,8 +104,13 @@ def _start(command: Sequence[str], subject: str) -> subprocess.Popen[bytes] | Fa
         return Fault(subject=subject, reason="CannotStart", detail=f"{command[0]}: {error.strerror}")
 
 
-def _answer(
-    tool: str, child: subprocess.Popen[bytes], subject: str, deadline_seconds: float, stop: threading.Event | None
+def _answer(  # noqa: PLR0917 - said once, by `run`
+    tool: str,
+    child: subprocess.Popen[bytes],
+    subject: str,
+    deadline_seconds: float,
+    stop: threading.Event | None,
+    what: str,
 ) -> Printed | Fault:
     assert child.stdout is not None and child.stderr is not None
     end = time.monotonic() + deadline_seconds
@@ -113,7 +122,7 @@ def _answer(
     while still_open:
         left = end - time.monotonic()
         if left <= 0:
-            detail = f"no stacks within {deadline_seconds:g} s"
+            detail = f"no {what} within {deadline_seconds:g} s"
             return Fault(subject=subject, reason="Timeout", detail=detail, about="target")
         if stop is not None and stop.is_set():
             return Fault(subject=subject, reason="Interrupted", detail="hangwatch was asked to stop")

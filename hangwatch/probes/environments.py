@@ -8,11 +8,11 @@ what they were given at the beginning.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
-from hangwatch import words
+from hangwatch import environment_table, words
 
 READ_BYTES = 256 << 10
 VALUE_CHARACTERS = 1024  # the UUIDs of 16 GPUs are 656
@@ -27,7 +27,7 @@ class Environment(NamedTuple):
     complete: bool
 
 
-def read(descriptor: int, folder: str, wanted: Collection[str], shown: Collection[str] = ()) -> Environment:
+def read(descriptor: int, folder: str, wanted: Container[str], shown: Container[str] = ()) -> Environment:
     """The variables in `wanted` and `shown` of an open `environ` in this folder of /proc; those in `wanted` first.
 
     At most 256 KiB are read and about 4 KiB kept, of each value 1,024 characters. Raises OSError: gone, or denied.
@@ -38,6 +38,23 @@ def read(descriptor: int, folder: str, wanted: Collection[str], shown: Collectio
     end = max(os.fstat(descriptor).st_size, _length(folder))  # a file of /proc has no size
     half = READ_BYTES // 2
     return _kept([head[:half], _read_at(descriptor, max(end - half, half), half)], wanted, shown, whole=False)
+
+
+def allowed(pid: int, proc_root: Path) -> dict[str, str]:
+    """The variables of a process that the table allows to keep; none where they may not be read, or it is gone.
+
+    The lock of its memory may never be free: see `locked_memory`.
+    """
+    try:
+        descriptor = os.open(f"{proc_root}/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return {}
+    try:
+        return read(descriptor, f"{proc_root}/{pid}", environment_table.ALLOWED).variables
+    except OSError:
+        return {}
+    finally:
+        os.close(descriptor)
 
 
 def _read_at(descriptor: int, offset: int, limit_bytes: int) -> bytes:
@@ -55,7 +72,7 @@ def _length(folder: str) -> int:
     return int(fields[48]) - int(fields[47]) if len(fields) > 48 else 0
 
 
-def _kept(parts: list[bytes], wanted: Collection[str], shown: Collection[str], *, whole: bool) -> Environment:
+def _kept(parts: list[bytes], wanted: Container[str], shown: Container[str], *, whole: bool) -> Environment:
     found = {}
     for place, part in enumerate(parts):
         entries = part.split(b"\0")

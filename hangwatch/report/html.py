@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hangwatch import words
+from hangwatch.hang import environment as variables
 from hangwatch.hang.user_code import by_line
 from hangwatch.model import Group, Grouping, Incident, RankDump, Value, Verdict
 from hangwatch.report import phrases, power
@@ -171,5 +172,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(words=words, phrases=phrases, power=power, bar=_bar, max_rows=MAX_ROWS)
+    environment.globals.update(
+        environment=variables, words=words, phrases=phrases, power=power, bar=_bar, max_rows=MAX_ROWS
+    )
     return environment

@@ -211,3 +211,8 @@ def _megabytes(bytes_per_second: float | None) -> float | None:
 
 def _kilobytes(bytes_per_second: float | None) -> float | None:
     return None if bytes_per_second is None else bytes_per_second / 1000
+
+
+def variables(common: Iterable[tuple[str, str]]) -> str:
+    """Variables that all ranks have alike, as a shell would set them."""
+    return " ".join(f"{name}={value or repr(value)}" for name, value in common)

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch import words
+from hangwatch.hang import environment
 from hangwatch.hang.user_code import by_line
 from hangwatch.model import Capture, Confidence, Frame, Group, Grouping, Incident, PowerSeries, Value, Verdict
 from hangwatch.report import phrases
@@ -52,6 +53,8 @@ def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
     lines = _verdict_lines(incident.verdict, style)
     lines += _table(_heading(incident), style)
     lines += _grouping_lines(incident.grouping, incident.verdict, style)
+    lines += _section("Environment, what differs first", _environment_lines(incident, style), style)
+    lines += _section("Last lines of their logs", _log_lines(incident), style)
     lines += _section("Power", _power_lines(incident), style)
     lines += _section("Timeline", _timeline_lines(incident, style), style)
     lines += _section("Host", _table(incident.host_facts, style), style)
@@ -189,6 +192,21 @@ def _evidence_lines(verdict: Verdict, style: _Style) -> Iterator[str]:
     for evidence in verdict.evidence:
         ranks = f" [{words.elided(words.fold_ids(evidence.ranks), _FOLD_CHARACTERS)}]" if evidence.ranks else ""
         yield from style.wrapped(f"{phrases.vote(evidence):<8} {evidence.kind}: {evidence.message}{ranks}", " " * 9)
+
+
+def _environment_lines(incident: Incident, style: _Style) -> Iterator[str]:
+    found = incident.captures[-1].environment if incident.captures else None
+    for one in found.differences if found else ():
+        yield from style.wrapped(environment.said(one), "    ")
+    if found and found.common:
+        yield from style.wrapped(f"alike: {phrases.variables(found.common)}", "    ")
+
+
+def _log_lines(incident: Incident) -> Iterator[str]:
+    for rank in incident.captures[-1].ranks if incident.captures else ():
+        for found in rank.last_lines:
+            yield f"{words.who([rank.id])}: {printable(found.path)}"
+            yield from (f"    | {printable(line)}" for line in found.lines)
 
 
 # --- power, time, host -----------------------------------------------------------------------------------------------

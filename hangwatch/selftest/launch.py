@@ -16,7 +16,7 @@ from typing import IO
 
 import msgspec
 
-from hangwatch import decoding, words
+from hangwatch import decoding, nccl_messages, words
 from hangwatch.model import Value
 from hangwatch.selftest.verdict import Event
 
@@ -98,6 +98,7 @@ def _listen(
     events: list[Event] = []
     last_words: dict[int, str] = {}
     introduced: set[int] = set()
+    explained: set[tuple[int, str]] = set()
     ends = time.monotonic() + START_SECONDS
     failed = False
     while time.monotonic() < ends and len(events) < _MOST_EVENTS:
@@ -111,6 +112,8 @@ def _listen(
             say(_words(rank, line) if event is None else _told(event))
             if event is None:
                 last_words[rank] = line if line.strip() else last_words.get(rank, "")
+                for told in _meaning(rank, line, explained):
+                    say(told)
             else:
                 events.append(event)
                 introduced |= {event.rank} if event.event == "here" else set()
@@ -122,6 +125,15 @@ def _listen(
             ends = min(ends, time.monotonic() + _GRACE_SECONDS)
             failed = True
     return events, last_words
+
+
+def _meaning(rank: int, line: str, explained: set[tuple[int, str]]) -> Iterator[str]:
+    """What a line of NCCL means and what to do, once for each rank and kind; nothing of what it merely chose."""
+    said = nccl_messages.find(line)
+    row = None if said is None else nccl_messages.load()[said.name]
+    if said is not None and row is not None and row.about != "setup" and (rank, said.name) not in explained:
+        explained.add((rank, said.name))
+        yield f"rank {rank}: that is: {row.meaning}; {row.remedy}"
 
 
 @contextlib.contextmanager

@@ -52,7 +52,7 @@ def test_a_sleeping_process(tmp_path: Path) -> None:
 def test_a_pod_whose_py_spys_hang_uses_up_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The users of both pods are uid 0."""
     left = LeftBehind()
-    monkeypatch.setattr(dump_child, "_LEFT_BEHIND", left)
+    monkeypatch.setitem(dump_child.run.__kwdefaults__, "places", left)
     with targets.python(targets.SLEEPING, tmp_path) as pid, subprocess.Popen(["sleep", "600"]) as stuck:
         try:
             for number in range(MOST_OF_ONE_SHARE):

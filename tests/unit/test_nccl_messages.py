@@ -12,6 +12,13 @@ from tests.unit.test_explain_logs import judged, told
 WARN = "gpu-07:5776:5898 [1] transport/net_ib.cc:1296 NCCL WARN "
 INFO = "gpu-07:5776:5898 [1] NCCL INFO "
 LINES = {
+    "xid": ("[Sun Nov 22 03:12:09 2026] NVRM: Xid (PCI:0000:4e:00): 79, pid=4711, GPU has fallen off the bus.",),
+    "gpu_memory_error": (
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
+    ),
+    "stale_file": ("OSError: [Errno 116] Stale file handle: '/data/shard-3'",),
+    "input_output_error": ("OSError: [Errno 5] Input/output error",),
     "ib_pair_unreachable": (
         WARN + "NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129",
         WARN

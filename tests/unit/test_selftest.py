@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch import words
-from hangwatch.selftest import parts
+from hangwatch.selftest import launch, parts
 from hangwatch.selftest.halving import halve
 from hangwatch.selftest.launch import Course
 from hangwatch.selftest.parts import Offer
@@ -257,3 +258,17 @@ def test_halves_are_nodes_before_they_are_devices_of_one() -> None:
     assert (found.suspects, found.is_sure) == (("n2:5",), True)
     assert tried[:2] == [{"n0", "n1"}, {"n2"}]
     assert found.tries <= 1 + math.log2(len(units))
+
+
+def test_what_nccl_complains_of_is_said_in_words_once_and_what_it_chose_is_not(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    warns = "node:1:2 [0] NCCL WARN Error: failed to extend /dev/shm/nccl-UbzKZ9 to 9637892 bytes"
+    chose = "node:1:2 [0] NCCL INFO Bootstrap : Using eth0:10.2.0.1<0>"
+    python.write_text(f"#!/bin/sh\necho '{chose}'\necho '{warns}' >&2\necho '{warns}' >&2\n")
+    python.chmod(0o755)
+    said: list[str] = []
+    launch.run(["cpu"], launch.Plan(python=str(python), timeout_seconds=60.0), said.append)
+    assert [line for line in said if "that is:" in line] == [
+        "rank 0: that is: /dev/shm is full or too small; `hangwatch check shared_memory`; docker --shm-size, an emptyDir of "
+        "medium Memory at /dev/shm"
+    ]

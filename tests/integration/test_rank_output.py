@@ -1,0 +1,220 @@
+"""The ends of the files to which real processes write, and what is not read: pipes, terminals, the files of others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hangwatch import config
+from hangwatch.hang import activity
+from hangwatch.look import Look, look_at
+from hangwatch.model import Job, JobState, OutputEnd, ProcessId, Rank
+from hangwatch.probes import procs, rank_output
+from hangwatch.report import html, text
+from tests.conftest import wait_for
+from tests.other_users import needs_root
+
+SLEEPS = "import sys, time; sys.stdout.write(sys.argv[1]); sys.stdout.flush(); time.sleep(600)"
+EQUAL = """
+import os, socket, sys, threading
+kept = socket.create_connection(("127.0.0.1", int(os.environ["STORE"])))
+def step(own):
+    print("step 812 loss 2.1")
+    if own:
+        print(own)
+    sys.stdout.flush()
+    threading.Lock().acquire() and meet()
+def meet():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+step(sys.argv[1])
+"""
+MEETS = (config.ActivityRule(activity="collective_wait", function="meet"),)
+NCCL = "gpu-07:5776:5898 [1] NCCL WARN NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129"
+
+
+@contextlib.contextmanager
+def writing(code: str, *told: str, to: list[int], **environ: str) -> Iterator[list[ProcessId]]:
+    """Processes of this code, each told something, with its output to one of these descriptors; all asleep."""
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, text],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env={**os.environ, **environ},
+        )
+        for text, out in zip(told, to, strict=True)
+    ]
+    try:
+        for child in children:
+            wait_for(lambda pid=child.pid: (found := procs.read_state(pid)) and found[1] == "S", "a rank to sleep")  # type: ignore[misc]
+        yield [procs.read_state(child.pid)[0] for child in children]  # type: ignore[index]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait(timeout=60)
+
+
+def read(*targets: ProcessId, user_id: int | None = None) -> dict[ProcessId, tuple[OutputEnd, ...]]:
+    user_id = os.getuid() if user_id is None else user_id
+    found, faults = rank_output.read(dict.fromkeys(targets, user_id), share="test", deadline_seconds=60.0)
+    assert faults == ()
+    return found
+
+
+def opened(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def test_a_file_to_which_both_streams_go_is_read_once(tmp_path: Path) -> None:
+    with writing(SLEEPS, "hello\n", to=[opened(tmp_path / "log")]) as (rank,):
+        wait_for(lambda: (tmp_path / "log").read_text() == "hello\n", "its word")
+        (end,) = read(rank)[rank]
+    assert (end.text, end.path, end.size_bytes, end.is_deleted) == (b"hello\n", str(tmp_path / "log"), 6, False)
+
+
+def test_of_a_sparse_gigabyte_the_end_is_read(tmp_path: Path) -> None:
+    log = opened(tmp_path / "log")
+    os.ftruncate(log, 1 << 30)
+    with writing(SLEEPS, "the end\n", to=[log]) as (rank,):
+        wait_for(lambda: (tmp_path / "log").stat().st_size > 1 << 30, "its word")
+        (end,) = read(rank)[rank]
+    assert (len(end.text), end.size_bytes) == (rank_output.MOST_BYTES, (1 << 30) + 8)
+    assert end.text.endswith(b"\0the end\n")
+
+
+def test_a_deleted_file_is_read_by_its_descriptor(tmp_path: Path) -> None:
+    log = opened(tmp_path / "log")
+    with writing(SLEEPS, "still there\n", to=[log]) as (rank,):
+        wait_for(lambda: os.fstat(log).st_size == 12, "its word")
+        (tmp_path / "log").unlink()
+        (tmp_path / "log").write_text("another file of that name")
+        (end,) = read(rank)[rank]
+    assert (end.text, end.is_deleted, end.path) == (b"still there\n", True, str(tmp_path / "log"))
+
+
+def test_a_fifo_is_not_opened(tmp_path: Path) -> None:
+    """Who opened it would be a reader: a writer that waits for one would go on, and be killed by SIGPIPE."""
+    os.mkfifo(tmp_path / "log")
+    fifo = os.open(tmp_path / "log", os.O_RDWR)
+    with writing(SLEEPS, "", to=[fifo]) as (rank,):
+        waiting = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                f"import os; os.mkfifo({str(tmp_path / 'other')!r}); open({str(tmp_path / 'other')!r}, 'w')",
+            ]
+        )
+        try:
+            wait_for((tmp_path / "other").exists, "the other FIFO")
+            assert read(rank) == {}
+            assert waiting.poll() is None
+        finally:
+            waiting.kill()
+            waiting.wait(timeout=60)
+    os.close(fifo)
+
+
+@pytest.mark.parametrize("kind", ["terminal", "pipe", "null"])
+def test_what_is_no_regular_file_is_not_read(kind: str) -> None:
+    ends = {"terminal": os.openpty, "pipe": os.pipe, "null": lambda: (os.open(os.devnull, 0), os.open(os.devnull, 1))}[
+        kind
+    ]()
+    try:
+        with writing(SLEEPS, "", to=[ends[1]]) as (rank,):
+            assert read(rank) == {}
+            assert kind == "null" or select.select([ends[0]], [], [], 0)[0] == []
+    finally:
+        for descriptor in ends:
+            os.close(descriptor)
+
+
+@needs_root
+def test_the_file_of_another_user_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("not for you\n")
+    os.chown(tmp_path / "log", 12345, 12345)
+    with writing(SLEEPS, "", to=[opened(tmp_path / "log")]) as (rank,):
+        assert read(rank) == {}
+        assert read(rank, user_id=12345)[rank][0].text == b"not for you\n"
+
+
+def job_of(ranks: list[ProcessId]) -> Job:
+    return Job(
+        job_id="x",
+        launcher="plain",
+        launcher_id=None,
+        ranks=tuple(Rank(id=one, rank=number, local_rank=number) for number, one in enumerate(ranks)),
+        world_size=8,
+        share="test",
+    )
+
+
+def look(ranks: list[ProcessId], **settings: object) -> Look:
+    limits = config.Capture(rounds=2, pause_seconds=0.1, dump_deadline_seconds=60.0, **settings)  # type: ignore[arg-type]
+    return look_at(job_of(ranks), settings=limits, activities=activity.load(MEETS), node="n")
+
+
+def test_among_equal_stacks_the_rank_whose_log_alone_complains_is_the_first_to_look_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All wait for one another in the same lines, and are connected to a store."""
+    logs = [opened(tmp_path / f"rank{number}.log") for number in range(4)]
+    store = socket.create_server(("127.0.0.1", 0))
+    monkeypatch.setenv("STORE", str(store.getsockname()[1]))
+    with store, writing(EQUAL, "", "", f"\x1b[31m{NCCL}\x1b[0m", "", to=logs) as ranks:
+        wait_for(lambda: all("step" in path.read_text() for path in tmp_path.glob("*.log")), "their words")
+        found = look(ranks)
+        without = look(ranks, logs=False)
+    (first,) = found.verdict.first_look
+    assert (first.rank, found.verdict.named) == (2, ())
+    assert NCCL in first.why and "an InfiniBand or RoCE peer gave no answer" in first.why
+    (vote,) = (vote for vote in found.verdict.evidence if vote.kind == "nccl_message")
+    assert (vote.supports, NCCL in vote.message) == (None, True)
+    assert "NCCL" not in found.verdict.message and "By the logs rank 2" in found.verdict.message
+    (lines,) = found.capture.ranks[2].last_lines
+    assert lines.lines == ("step 812 loss 2.1", NCCL)
+    assert all(rank.last_lines == () for rank in found.capture.ranks if rank.id.rank != 2)
+    incident = found.incident(job_of(ranks), JobState.STALLED)
+    assert f"    | {NCCL}\n" in text.render(incident) and NCCL in html.render(incident)
+    assert without.verdict.first_look == () and without.verdict.kind == found.verdict.kind
+
+
+def test_a_variable_of_one_rank_alone_is_evidence_and_in_the_report(tmp_path: Path) -> None:
+    told = [{}, {"NCCL_SOCKET_IFNAME": "eth1", "NCCL_TOKEN": "secret"}, {}]
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for number, own in enumerate(told):
+            log = opened(tmp_path / f"rank{number}.log")
+            ranks += stack.enter_context(writing(SLEEPS, "", to=[log], **{"NCCL_SOCKET_IFNAME": "eth0", **own}))
+        found = look(ranks)
+        without = look(ranks, environment=False)
+    (vote,) = (vote for vote in found.verdict.evidence if vote.kind == "environment")
+    assert (
+        vote.message.startswith("NCCL_SOCKET_IFNAME differs: eth1 on rank 1 on n")
+        and "eth0 on 2 others" in vote.message
+    )
+    assert (vote.supports, without.capture.environment) == (None, None)
+    report = text.render(found.incident(job_of(ranks), JobState.STALLED), width=500)
+    assert "NCCL_SOCKET_IFNAME differs" in report and "secret" not in report
+
+
+def test_a_reader_that_gives_no_answer_costs_its_deadline_and_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = tmp_path / "child.py"
+    silent.write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(rank_output, "CHILD", silent)
+    with writing(SLEEPS, "hello\n", to=[opened(tmp_path / "log")]) as (rank,):
+        found = look([rank])
+    assert [note for note in found.capture.notes if "logs" in note] == ["the logs of some ranks were not read: Timeout"]
+    assert rank_output.left_behind() == 0

@@ -1,0 +1,109 @@
+"""Which variables of a rank's environment are kept, and what differs between ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch import environment_table
+from hangwatch.hang import environment
+from hangwatch.model import Difference, RankId
+from hangwatch.probes import environments, procs
+from tests.conftest import wait_for
+
+RANKS = [RankId(node="n", rank=number, local_rank=number, pid=100 + number) for number in range(8)]
+
+
+def compared(*environs: dict[str, str]) -> tuple[Difference, ...]:
+    found = environment.compare(dict(zip(RANKS, environs, strict=False)))
+    assert found is not None
+    return found.differences
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NCCL_SOCKET_IFNAME", "TORCH_NCCL_BLOCKING_WAIT", "MASTER_ADDR", "OMP_NUM_THREADS", "PYTHONHASHSEED", "RANK"],
+)
+def test_what_explains_a_hang_is_kept(name: str) -> None:
+    assert name in environment_table.ALLOWED
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NCCL_AUTH", "TORCH_HUB_TOKEN", "TORCH_api_key", "CUDA_SECRET", "NCCL_my_Password", "PYTORCH_CREDENTIALS", "HOME",
+     "WANDB_API_KEY", "HF_TOKEN", "PYTHONPATH", "nccl_debug", "SLURM_JOB_COMMENT", "", "\0"],
+)  # fmt: skip
+def test_what_may_be_a_secret_or_says_nothing_is_not(name: str) -> None:
+    assert name not in environment_table.ALLOWED
+
+
+@given(st.text(max_size=30), st.sampled_from(environment_table.TABLE.never), st.text(max_size=30))
+def test_no_name_around_a_secret_word_is_ever_kept(before: str, pattern: str, after: str) -> None:
+    assert f"NCCL_{before}{pattern.strip('*').lower()}{after}" not in environment_table.ALLOWED
+
+
+def test_every_row_says_why() -> None:
+    assert all(row.why and row.names for row in environment_table.TABLE.rows)
+
+
+def test_the_rank_with_another_interface_is_told_with_what_the_others_have() -> None:
+    ifname = "NCCL_SOCKET_IFNAME"
+    (found,) = compared(*[{ifname: "eth0"}] * 3, {ifname: "eth1"}, *[{ifname: "eth0"}] * 4)
+    assert environment.said(found) == (
+        "NCCL_SOCKET_IFNAME differs: eth1 on rank 3 on n (local rank 3, pid 103), eth0 on 7 others"
+    )
+    (vote,) = environment.votes(environment.Environment(differences=(found,)), [RANKS[3]])
+    assert (vote.supports, vote.ranks, vote.kind) == (None, (RANKS[3],), "environment")
+
+
+def test_what_should_differ_and_what_each_has_of_its_own_is_left_out() -> None:
+    assert compared(*({"RANK": str(n), "NCCL_HOSTID": f"h{n}", "CUDA_VISIBLE_DEVICES": str(n)} for n in range(8))) == ()
+
+
+def test_a_variable_that_one_rank_lacks_differs() -> None:
+    (found,) = compared({"NCCL_DEBUG": "INFO"}, {"RANK": "1"}, {"NCCL_DEBUG": "INFO"})
+    assert environment.said(found).startswith("NCCL_DEBUG differs: not set on rank 1")
+
+
+def test_those_of_who_is_pointed_at_come_first() -> None:
+    both = [{"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "8"} for _ in range(8)]
+    both[2]["NCCL_ALGO"], both[5]["OMP_NUM_THREADS"] = "Tree", "1"
+    found = environment.compare(dict(zip(RANKS, both, strict=True)))
+    assert found is not None
+    assert [vote.ranks for vote in environment.votes(found, [RANKS[5]])] == [(RANKS[5],), (RANKS[2],)]
+    assert [vote.ranks for vote in environment.votes(found, [])] == [(RANKS[2],), (RANKS[5],)]
+
+
+def test_a_thousand_names_and_long_values_of_a_hostile_owner_are_bounded() -> None:
+    many = [{f"NCCL_X{n}": "x" * 1000 for n in range(1000)}, {"RANK": "1"}, {"RANK": "2"}]
+    found = compared(*many)
+    assert len(found) == 32
+    assert all(len(setting.value or "") <= 200 for one in found for setting in one.settings)
+
+
+def test_of_a_real_process_no_secret_is_read(tmp_path: Path) -> None:
+    told = {
+        "NCCL_DEBUG": "INFO",
+        "HF_TOKEN": "hf_secret",
+        "NCCL_API_KEY": "secret",
+        "RANK": "3",
+        "TORCH_X": "a\x1b[2Jb",
+    }
+    child = subprocess.Popen([sys.executable, "-c", "input()"], env=told, stdin=subprocess.PIPE)
+    try:
+        wait_for(lambda: environments.allowed(child.pid, procs.PROC), "its environment")
+        found = environments.allowed(child.pid, procs.PROC)
+    finally:
+        child.kill()
+        child.communicate()
+    assert found == {"NCCL_DEBUG": "INFO", "RANK": "3", "TORCH_X": "a\\x1b[2Jb"}
+
+
+def test_of_a_process_that_is_gone_nothing_is_read() -> None:
+    assert environments.allowed(os.getpid(), Path("/nowhere")) == {}

@@ -1,0 +1,87 @@
+"""What the ends of files say of the ranks that write to them, and what follows: a first look at most."""
+
+from __future__ import annotations
+
+from hangwatch.explain import outputs
+from hangwatch.explain.log_evidence import beside
+from hangwatch.explain.rank_logs import RankLog
+from hangwatch.model import OutputEnd, RankId, Verdict
+
+RANKS = [RankId(node="n", rank=number, local_rank=number, pid=100 + number) for number in range(8)]
+FAILS = 'Traceback (most recent call last):\n  File "/job/train.py", line 38, in step\nValueError: bad shard 7\n'
+WAITS = Verdict(kind="AllWaiting", message="All wait.")
+PEER = "NCCL WARN NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129"
+
+
+def end(text: str, file: str = "1:1", size_bytes: int | None = None) -> OutputEnd:
+    raw = text.encode()
+    return OutputEnd(file=file, path="/job/log", size_bytes=len(raw) if size_bytes is None else size_bytes, text=raw)
+
+
+def logs(*texts: str) -> tuple[RankLog, ...]:
+    """Of each rank one of its own."""
+    ends = {rank: (end(text, f"1:{rank.rank}"),) for rank, text in zip(RANKS, texts, strict=False)}
+    return outputs.logs_of(ends, {})
+
+
+def shared(text: str) -> dict[int | None, RankLog]:
+    found = outputs.logs_of(
+        {rank: (end(text),) for rank in RANKS}, {rank: 7 + index for index, rank in enumerate(RANKS)}
+    )
+    return {log.id.rank: log for log in found}
+
+
+def test_who_fails_alone_is_looked_at_first_and_no_line_is_in_the_sentence() -> None:
+    verdict = beside(WAITS, logs("step 3\n", FAILS, "step 3\n", "step 3\n"), 4)
+    assert [look.rank for look in verdict.first_look] == [1]
+    assert "ValueError: bad shard 7" in verdict.first_look[0].why
+    assert "shard" not in verdict.message and verdict.message.startswith("All wait. By the logs rank 1")
+    assert not verdict.named and all(vote.supports is None for vote in verdict.evidence)
+
+
+def test_who_is_named_stays_named_and_alone() -> None:
+    named = Verdict(kind="RankGone", message="Gone.", named=(RANKS[3],))
+    verdict = beside(named, logs("step\n", FAILS, "step\n", "step\n"), 4)
+    assert (verdict.named, verdict.first_look, verdict.message) == ((RANKS[3],), (), "Gone.")
+    assert any("ValueError" in vote.message for vote in verdict.evidence)
+
+
+def test_where_ranks_move_or_most_logs_are_not_there_nobody_is_pointed_at() -> None:
+    four = logs("step\n", FAILS, "step\n", "step\n")
+    assert beside(Verdict(kind="Moving", message="x"), four, 4).first_look == ()
+    assert beside(WAITS, four, 9).first_look == ()
+    assert [look.rank for look in beside(WAITS, four, 8).first_look] == [1]
+
+
+def test_a_trouble_that_two_of_eight_tell_points_at_nobody() -> None:
+    assert beside(WAITS, logs(PEER, PEER, *["step\n"] * 6), 8).first_look == ()
+    assert [look.rank for look in beside(WAITS, logs(PEER, *["step\n"] * 7), 8).first_look] == [0]
+
+
+def test_what_nccl_merely_chose_is_no_trouble() -> None:
+    chose = "NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>"
+    assert beside(WAITS, logs(chose, *["step\n"] * 7), 8).first_look == ()
+
+
+def test_in_a_shared_file_a_line_is_whose_it_says() -> None:
+    found = shared(
+        f"[rank3]: ValueError\nnode-1:9:31 [2] {PEER}\nnobody's line\n[rank99]: ValueError\nnode-1:99:1 [0] {PEER}\n"
+    )
+    assert set(found) == {2, 3}
+    assert list(found[2].messages) == ["ib_pair_unreachable"]
+
+
+def test_the_first_line_of_an_end_is_cut_and_left_out() -> None:
+    assert outputs.last_lines([end("alueError: x\nstep 2\n", size_bytes=99)])[0].lines == ("step 2",)
+
+
+def test_escapes_holes_progress_bars_and_bytes_that_are_no_text_are_shown_safely() -> None:
+    raw = b"\0\0\0\x1b[2J\x1b]0;title\x07step 1\r 10%\r 20%\n\xff\xfe\xe2\x80\xaex\n"
+    (shown,) = outputs.last_lines([OutputEnd(file="1:1", path="/l", size_bytes=len(raw), text=raw)])
+    assert all(line.isprintable() and "\x1b" not in line for line in shown.lines)
+    assert shown.lines[0] == "20%"
+
+
+def test_lines_are_few_and_short() -> None:
+    (shown,) = outputs.last_lines([end("\n".join("x" * 60_000 for _ in range(50)))])
+    assert len(shown.lines) == 10 and {len(line) for line in shown.lines} == {200}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.hang import activity, clauses, votes
+from hangwatch.hang import activity, clauses, guidance, votes
 from hangwatch.hang.motion import asks_again
 from hangwatch.hang.rules import Scene, waits_for, without
 from hangwatch.hang.user_code import is_in_user_code
@@ -121,7 +121,7 @@ def verdict(found: Answer, scene: Scene) -> Verdict | None:
             if odd is None or odd[0].id.rank is None:
                 return _looking(found, scene, "EverybodyCame", f"{_everybody(found)} {_ALL_GPUS}", "")
             why = f"{_everybody(found)} Of {_ranks([odd[0].id.rank])} {odd[1]}."
-            return _looking(found._replace(first_look=(odd[0].id.rank,)), scene, "EverybodyCame", why, _ITS_GPU)
+            return _looking(found._replace(first_look=(odd[0].id.rank,)), scene, "EverybodyCame", why, guidance.ITS_GPU)
     return None
 
 
@@ -207,10 +207,6 @@ def _ids(members: Iterable[Member]) -> tuple[RankId, ...]:
 
 _OWN_CODE = "what it does there, and whether that ends by itself"
 _BRANCH = "which call comes next on each side, and with which group: a branch, a step or a group differs"
-_ITS_GPU = (
-    "XIDs of that GPU in the kernel log, the errors of its links (`nvidia-smi nvlink -e`) and of the network adapter "
-    "beside it, and which kernel its stream is in"
-)
 _ALL_GPUS = "Look at XIDs, NVLink, the fabric and NCCL, or for a kernel before it in the stream of one GPU."
 
 

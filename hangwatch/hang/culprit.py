@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import structs
 
+from hangwatch import words
 from hangwatch.hang import by_number, clauses, guidance, votes, wording
 from hangwatch.hang.first_look import FIRST_LOOKS, by_line, have_parted
 from hangwatch.hang.rest import is_refused, is_serving, resting_state
@@ -111,7 +112,7 @@ def _open(scene: Scene) -> Verdict:
     kind, message = _standing(scene, fine)
     lead = next(_passing(FIRST_LOOKS, fine), None)
     if lead is None or not _covers(lead):
-        return _nobody(kind, message, scene)
+        return _odd_gpu(kind, message, scene) or _nobody(kind, message, scene)
     silent_rule = next(_passing(RULES, scene, decides=True), None)  # one that would speak if more had answered
     if silent_rule is None and lead.rule.may_name and votes.machine_says_the_same(lead.members, lead.others):
         return _accuse(lead)
@@ -270,6 +271,18 @@ def _refused(scene: Scene) -> Verdict | None:
     if not refused or len(refused) + len(serving) < len(members):
         return None
     return _nobody("MasterRefused", wording.refused(refused, serving) + _view(scene), scene)
+
+
+def _odd_gpu(kind: str, message: str, scene: Scene) -> Verdict | None:
+    """All ranks of the job wait alike, and of one the GPU stands out: only that one's kernel may never have begun."""
+    members = scene.grouping.members
+    odd = votes.odd_gpu(members)
+    if kind != "AllWaiting" or odd is None or len(members) < scene.grouping.ranks_known:
+        return None
+    rank, why = odd[0].id, odd[1]
+    where = f" Look first at {words.who([rank])}: {why}. What would settle it: {guidance.ITS_GPU}. Nobody is accused."
+    first = FirstLook(**structs.asdict(rank), why=why, settle=guidance.ITS_GPU)
+    return structs.replace(_nobody(kind, message + where, scene), first_look=(first,))
 
 
 def _look_first(lead: Suspicion, kind: str) -> Verdict:

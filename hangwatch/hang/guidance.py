@@ -13,6 +13,12 @@ _MOST_SENTENCES = 2
 _LINKS = "XIDs, NVLink and network errors"
 _BRANCH = "or a rank took another branch or another process group: compare sequence numbers"
 
+ITS_GPU = (
+    "XIDs of that GPU in the kernel log, the errors of its links (`nvidia-smi nvlink -e`) and of the network adapter "
+    "beside it, and which kernel its stream is in"
+)
+"""What would settle whether a rank is held up by its GPU."""
+
 
 def where_to_look(grouping: Grouping) -> str:
     """Sentences to put after a headline that names nobody, with a space before them.

@@ -271,9 +271,12 @@ def _at_one_line(seen: _Seen) -> Signature:
 
 
 def _sleeps_again(seen: _Seen) -> bool:
-    """Whether it sleeps, has woken in between and sleeps again: however long, that ends by itself."""
-    calls = [dump.call for dump in seen.rank.rounds]
-    return all(call is not None and call.kind == "sleeps" for call in calls) and _over(seen.main.switches, 0.0)
+    """Whether it sleeps, has woken in between and sleeps again: however long, that ends by itself.
+
+    A round may have met it awake, between two sleeps; two must have met it asleep.
+    """
+    calls = [dump.call.kind for dump in seen.rank.rounds if dump.call is not None]
+    return len(calls) > 1 and set(calls) == {"sleeps"} and _over(seen.main.switches, 0.0)
 
 
 def _is_behind_gpu(seen: _Seen) -> bool:

@@ -173,6 +173,19 @@ def with_gpus(*numbers: tuple[float | None, float | None]) -> Verdict:
 SPINS, IDLE, LOWER = (118.0, 1.0), (117.0, 0.0), (90.0, 1.0)
 
 
+def test_without_numbers_too_the_one_whose_gpu_stands_out_is_looked_at_first_where_all_wait_alike() -> None:
+    """Only where all ranks of the job are in view: else the odd one may be on another node."""
+    members = [structs.replace(standing(rank, waits(6)), recorded=(), utilization_ratio=1.0) for rank in range(4)]
+    members[2] = structs.replace(members[2], utilization_ratio=0.0)
+    alike = structs.replace(waiting(*members), activity="gpu_sync", waits_for="gpu")
+    verdict = judged(alike, world_size=4)
+    assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("AllWaiting", (), [2])
+    assert "its GPU is at 0%, those of the others at 100%" in verdict.message
+    assert "Nobody is accused." in verdict.message
+    assert judged(alike, world_size=8).first_look == ()
+    assert judged(waiting(*members[:2], *members[3:]), world_size=3).first_look == ()
+
+
 def with_kernels(*sm_ratios: float | None, tensor_ratio: float = 0.0, dram_ratio: float = 0.0) -> Verdict:
     """Everybody has come; of each rank the share of its GPU's SM that have a kernel, by its own counters."""
     members = [

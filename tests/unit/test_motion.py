@@ -54,6 +54,12 @@ def measure(found: RankDump, settings: config.Capture = SETTINGS) -> motion.Meas
     return motion.measure(found, standings, settings)
 
 
+def in_calls(*calls: SystemCall | None) -> tuple[ProcessDump, ...]:
+    """Rounds at one line with few switches, in each of which the main thread is in that call; None: it runs."""
+    found = dumps([STILL[0]] * len(calls), switches=0.1)
+    return tuple(structs.replace(dump, call=call) for dump, call in zip(found, calls, strict=True))
+
+
 def dumps(
     stacks: list[list[str]],
     cpu: float = 0.0,
@@ -215,6 +221,11 @@ SPINNING = dumps(STILL, cpu=1.0)
         ("wakes every five seconds, as a DataLoader does", rank(dumps(STILL, switches=0.2)), Signature.BLOCKED),
         ("sleeps for ten seconds again and again",
          rank(dumps(STILL, switches=0.1, call=ASLEEP)), Signature.POLLS),
+        ("sleeps again and again, and was met awake once",
+         rank(in_calls(ASLEEP, None, ASLEEP)), Signature.POLLS),
+        ("was met asleep once", rank(in_calls(ASLEEP, None, None)), Signature.BLOCKED),
+        ("sleeps between waits of another kind",
+         rank(in_calls(ASLEEP, SystemCall(number=202, kind="other"), ASLEEP)), Signature.BLOCKED),
         ("sleeps, and never wakes", rank(dumps(STILL, call=ASLEEP)), Signature.BLOCKED),
         ("sleeps behind its GPU, again and again",
          rank(dumps(STILL, switches=0.2, call=ASLEEP), use=1.0, power=0.1), Signature.BEHIND_GPU),

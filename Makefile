@@ -15,7 +15,9 @@ WORKERS ?= 4
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
 
+# Compiled once: where PYTHONDONTWRITEBYTECODE is set, each of a thousand starts of hangwatch would do it again.
 test: $(VENV)/.test
+	$(BIN)/python -m compileall -q hangwatch
 	$(BIN)/python -m pytest --dist load --tx '$(WORKERS)*popen//python=tests/worker $(BIN)/python' $(PYTEST_ARGS)
 
 mutations: $(VENV)/.test

@@ -129,6 +129,10 @@ class Capture(Section, frozen=True):
     environment: Annotated[
         bool, Meta(description="variables of a list, none of them secret, are compared between ranks")
     ] = True
+    details: Annotated[
+        bool,
+        Meta(description="open files, connections, children, memory of ranks that are named or to be looked at first"),
+    ] = True
     max_workers_per_rank: Annotated[
         int, Meta(ge=0, le=1024, description="loader workers dumped per rank; the rest is counted only")
     ] = 16

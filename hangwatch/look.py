@@ -33,6 +33,7 @@ from hangwatch.model import (
     Motion,
     OutputEnd,
     Process,
+    ProcessDetails,
     ProcessId,
     RankId,
     Signature,
@@ -41,7 +42,17 @@ from hangwatch.model import (
     Value,
     Verdict,
 )
-from hangwatch.probes import behind_call, environments, host, kmsg, locked_memory, procs, rank_output, sockets
+from hangwatch.probes import (
+    behind_call,
+    environments,
+    host,
+    kmsg,
+    locked_memory,
+    process_details,
+    procs,
+    rank_output,
+    sockets,
+)
 
 KERNEL_LOG = Path("/dev/kmsg")
 ENDPOINTS_PER_SCAN = 64
@@ -50,6 +61,7 @@ _MOST_CALLS = 8
 _CALLS_DEADLINE_SECONDS = 2.0
 _OUTPUT_DEADLINE_SECONDS = 3.0
 _ENVIRONMENT_SECONDS = 2.0
+_DETAILS_DEADLINE_SECONDS = 3.0
 
 
 class Look(Value, frozen=True):
@@ -206,8 +218,14 @@ def look_at(
     is_ending = stop is not None and stop.is_set()
     if pointed := [] if is_ending else _pointed_at(look):
         calls = _kernel_calls(taken, job, pointed, proc_root)
+        details = _details(own, job, pointed, stop) if settings.details else {}
         ranks = tuple(
-            replace(rank, kernel_call=calls.get(rank.id.pid), last_lines=outputs.last_lines(ends.get(rank.id, ())))
+            replace(
+                rank,
+                kernel_call=calls.get(rank.id.pid),
+                last_lines=outputs.last_lines(ends.get(rank.id, ())),
+                details=details.get(rank.id),
+            )
             if rank.id.pid in pointed
             else rank
             for rank in taken.ranks
@@ -267,6 +285,21 @@ def _outputs(
     )
     ends = {rank: found[target] for rank, (target, _) in own.items() if target in found}
     return ends, tuple(sorted({f"the logs of some ranks were not read: {fault.reason}" for fault in faults}))
+
+
+def _details(
+    own: Mapping[RankId, tuple[ProcessId, int]], job: Job, pids: Collection[int], stop: threading.Event | None
+) -> dict[RankId, ProcessDetails]:
+    """What psutil tells of these ranks, where they still are their owner's afterwards."""
+    targets = {rank: target for rank, (target, _) in own.items() if target.pid in pids}
+    found = process_details.read(
+        list(targets.values()), share=job.share or job.owner, deadline_seconds=_DETAILS_DEADLINE_SECONDS, stop=stop
+    )
+    return {
+        rank: found[target]
+        for rank, target in targets.items()
+        if target in found and set(procs.read_user_ids(target.pid)) == {own[rank][1]}
+    }
 
 
 def _pointed_at(look: Look) -> list[int]:

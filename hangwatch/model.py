@@ -682,6 +682,24 @@ class LastLines(Value, frozen=True):
     lines: tuple[str, ...]
 
 
+class ProcessDetails(Value, frozen=True):
+    """What psutil tells of a process; None, or nothing listed, where it could not be read. Texts are the job's words.
+
+    `cpus` are those on which it may run, folded; of the lists the first 32, bounded and printable.
+    """
+
+    resident_bytes: int | None = None
+    shared_bytes: int | None = None
+    swap_bytes: int | None = None
+    niceness: int | None = None
+    cpus: str = ""
+    threads: int | None = None
+    descriptors: int | None = None
+    connections: tuple[str, ...] = ()
+    children: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+
 class RankId(Value, frozen=True):
     """Who a rank is, for people and across nodes. Fields are None where the source does not say."""
 
@@ -721,7 +739,8 @@ class RankDump(Value, frozen=True):
     level is one that cards draw in a hang, too. What its NVLinks and its PCIe carried per second is the sum of both
     directions, of the busiest of its GPUs, over the rounds; `gpu_use` is that of the GPU whose SM had most to do, and
     `ports` are those of its node. `kernel_call` is read once the ranks are judged, of those that are named or to be
-    looked at first, and so are `last_lines`. `kernel_lines` are those of the kernel's log since the job began.
+    looked at first, and so are `last_lines` and `details`. `kernel_lines` are those of the kernel's log since the job
+    began.
     """
 
     id: RankId
@@ -742,6 +761,7 @@ class RankDump(Value, frozen=True):
     kernel_call: KernelCall | None = None
     kernel_lines: tuple[KernelLine, ...] = ()
     last_lines: tuple[LastLines, ...] = ()
+    details: ProcessDetails | None = None
 
 
 class Setting(Value, frozen=True):

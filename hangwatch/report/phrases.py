@@ -6,7 +6,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch.hang import activity, clauses
-from hangwatch.model import Evidence, Fault, Group, Grouping, Incident, JobState, Member, Motion, RankId, Stack, Verdict
+from hangwatch.model import (
+    Evidence,
+    Fault,
+    Group,
+    Grouping,
+    Incident,
+    JobState,
+    Member,
+    Motion,
+    ProcessDetails,
+    RankId,
+    Stack,
+    Verdict,
+)
 from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, printable, utc, who
 
 _NAMED_LISTED = 4
@@ -211,6 +224,21 @@ def _megabytes(bytes_per_second: float | None) -> float | None:
 
 def _kilobytes(bytes_per_second: float | None) -> float | None:
     return None if bytes_per_second is None else bytes_per_second / 1000
+
+
+def details(found: ProcessDetails) -> Iterator[str]:
+    """What psutil told of a process, a line for each kind."""
+    sizes = (("resident", found.resident_bytes), ("shared", found.shared_bytes), ("swapped", found.swap_bytes))
+    parts = [f"{size / (1 << 20):,.0f} MiB {name}" for name, size in sizes if size is not None]
+    counts = (("thread", found.threads), ("descriptor", found.descriptors))
+    parts += [count(number, noun) for noun, number in counts if number is not None]
+    parts += [] if found.niceness is None else [f"niceness {found.niceness}"]
+    parts += [f"on CPUs {found.cpus}"] if found.cpus else []
+    if parts:
+        yield ", ".join(parts)
+    for name, listed in (("files", found.files), ("connections", found.connections), ("children", found.children)):
+        if listed:
+            yield f"{name}: {'; '.join(listed)}"
 
 
 def variables(common: Iterable[tuple[str, str]]) -> str:

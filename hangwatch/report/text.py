@@ -53,6 +53,7 @@ def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
     lines = _verdict_lines(incident.verdict, style)
     lines += _table(_heading(incident), style)
     lines += _grouping_lines(incident.grouping, incident.verdict, style)
+    lines += _section("Details of their processes", _detail_lines(incident, style), style)
     lines += _section("Environment, what differs first", _environment_lines(incident, style), style)
     lines += _section("Last lines of their logs", _log_lines(incident), style)
     lines += _section("Power", _power_lines(incident), style)
@@ -192,6 +193,14 @@ def _evidence_lines(verdict: Verdict, style: _Style) -> Iterator[str]:
     for evidence in verdict.evidence:
         ranks = f" [{words.elided(words.fold_ids(evidence.ranks), _FOLD_CHARACTERS)}]" if evidence.ranks else ""
         yield from style.wrapped(f"{phrases.vote(evidence):<8} {evidence.kind}: {evidence.message}{ranks}", " " * 9)
+
+
+def _detail_lines(incident: Incident, style: _Style) -> Iterator[str]:
+    for rank in incident.captures[-1].ranks if incident.captures else ():
+        if rank.details is not None:
+            yield f"{words.who([rank.id])}:"
+            for line in phrases.details(rank.details):
+                yield from style.wrapped(f"    {line}", "      ")
 
 
 def _environment_lines(incident: Incident, style: _Style) -> Iterator[str]:

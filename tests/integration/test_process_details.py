@@ -1,0 +1,117 @@
+"""What psutil tells of real processes, and that one who lets it wait costs a deadline and nobody's stacks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from hangwatch import config
+from hangwatch.hang import activity
+from hangwatch.look import look_at
+from hangwatch.model import Job, JobState, ProcessId, Rank
+from hangwatch.probes import process_details, procs
+from hangwatch.report import html, text
+from tests.conftest import wait_for
+from tests.dead_mount import dying_mount
+from tests.integration import targets
+
+BUSY = """
+import os, socket, subprocess, threading, time
+kept = socket.create_connection(("127.0.0.1", int(os.environ["PORT"])))
+file = open(folder + "/shard\\x1b[2J-7", "w+")
+file.write("x" * 1000), file.flush()
+child = subprocess.Popen(["sleep", "600"])
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+os.nice(3)
+def own_code():
+    ready()
+    time.sleep(600)
+own_code()
+"""
+
+
+def identity(pid: int) -> ProcessId:
+    found = procs.read_state(pid)
+    assert found is not None
+    return found[0]
+
+
+def read(*pids: int, deadline_seconds: float = 60.0) -> list[object]:
+    targets_ = [identity(pid) for pid in pids]
+    found = process_details.read(targets_, share="test", deadline_seconds=deadline_seconds)
+    return [found.get(target) for target in targets_]
+
+
+def test_files_connections_children_memory_and_cpus_of_a_process(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with targets.python(BUSY, tmp_path, PORT=str(port)) as pid:
+            (found,) = process_details.read([identity(pid)], share="test", deadline_seconds=60.0).values()
+    assert found.files == (f"{tmp_path}/shard\\x1b[2J-7 (r+, at 1,000)",)
+    (connection,) = found.connections
+    assert connection.endswith(f"-> 127.0.0.1:{port} ESTABLISHED")
+    (child,) = found.children
+    assert "(sleep), sleeping" in child
+    assert (
+        found.resident_bytes and found.resident_bytes > 1 << 20 and found.shared_bytes and found.swap_bytes is not None
+    )
+    assert (found.threads, found.niceness, bool(found.cpus)) == (2, os.nice(0) + 3, True)
+
+
+def test_of_nine_processes_eight_are_asked(tmp_path: Path) -> None:
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        target = identity(pid)
+        made_up = [ProcessId(pid=4_000_000 + number, start_ticks=1) for number in range(8)]
+        assert target not in process_details.read([*made_up, target], share="test", deadline_seconds=60.0)
+
+
+def test_another_process_of_that_pid_has_no_details(tmp_path: Path) -> None:
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        assert process_details.read([ProcessId(pid=pid, start_ticks=1)], share="test", deadline_seconds=60.0) == {}
+
+
+def test_a_file_system_that_gives_no_answer_costs_the_deadline_of_one_process(tmp_path: Path) -> None:
+    (tmp_path / "content").write_text("x")
+    code = "import time\nfile = open(folder + '/mnt/data')\nready()\ntime.sleep(600)"
+    other = tmp_path / "other"
+    other.mkdir()
+    with contextlib.ExitStack() as mounted:
+        die = mounted.enter_context(dying_mount(tmp_path / "mnt", {"data": tmp_path / "content"}))
+        with targets.python(code, tmp_path) as pid, targets.python(targets.SLEEPING, other) as well:
+            die()
+            held, fine = read(pid, well, deadline_seconds=8.0)
+            mounted.close()  # before its end, which waits for the file system
+    assert fine is not None
+    assert held is None
+    wait_for(lambda: process_details.left_behind() == 0, "the reader to be let go")
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_incident_has_the_details_of_who_is_pointed_at_and_of_nobody_else(tmp_path: Path, asked: bool) -> None:
+    rules = (config.ActivityRule(activity="collective_wait", function="asleep"),)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        folders = [tmp_path / str(number) for number in range(4)]
+        for folder in folders:
+            folder.mkdir()
+        port = str(server.getsockname()[1])
+        with (
+            targets.python(BUSY, folders[0], PORT=port) as odd,
+            targets.python(targets.SLEEPING, folders[1]) as one,
+            targets.python(targets.SLEEPING, folders[2]) as two,
+            targets.python(targets.SLEEPING, folders[3]) as three,
+        ):
+            ranks = tuple(Rank(id=identity(pid), rank=n, local_rank=n) for n, pid in enumerate((odd, one, two, three)))
+            job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=ranks, world_size=4, share="test")
+            limits = config.Capture(rounds=2, pause_seconds=0.1, dump_deadline_seconds=60.0, details=asked)
+            look = look_at(job, settings=limits, activities=activity.load(rules), node="n")
+    told = {rank.id.rank: rank.details is not None for rank in look.capture.ranks}
+    pointed = {rank.rank for rank in (*look.verdict.named, *look.verdict.first_look)}
+    assert pointed == {0}
+    assert told == {0: asked, 1: False, 2: False, 3: False}
+    incident = look.incident(job, JobState.HUNG)
+    for report in (text.render(incident, width=1000), html.render(incident)):
+        assert ("shard\\x1b[2J-7" in report) is asked

@@ -7,12 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from hangwatch import __version__, config, words
-from hangwatch.explain import log_evidence, outputs
-from hangwatch.explain.rank_logs import RankLog
 from hangwatch.hang import crews, culprit, environment, jobs, owners, shares
 from hangwatch.hang.activity import Table
 from hangwatch.hang.capture import ObserveDump, capture
@@ -29,6 +28,7 @@ from hangwatch.model import (
     Job,
     JobState,
     KernelCall,
+    LastLines,
     LeftOut,
     Motion,
     OutputEnd,
@@ -55,6 +55,9 @@ from hangwatch.probes import (
 )
 
 KERNEL_LOG = Path("/dev/kmsg")
+if TYPE_CHECKING:
+    from hangwatch.explain.rank_logs import RankLog
+
 ENDPOINTS_PER_SCAN = 64
 _DEFAULT_LIMITS = config.Jobs()
 _MOST_CALLS = 8
@@ -213,7 +216,7 @@ def look_at(
     compared = environment.compare(_environs(own, job, proc_root)) if settings.environment else None
     taken = replace(taken, notes=(*taken.notes, *notes), environment=compared)
     inner_pids = {rank: procs.read_inner_pid(rank.pid, proc_root) for rank in ends if rank.pid is not None}
-    logs = outputs.logs_of(ends, inner_pids)
+    logs, last_lines = _logs(ends, inner_pids)
     look = judged(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here, logs=logs)
     is_ending = stop is not None and stop.is_set()
     if pointed := [] if is_ending else _pointed_at(look):
@@ -223,7 +226,7 @@ def look_at(
             replace(
                 rank,
                 kernel_call=calls.get(rank.id.pid),
-                last_lines=outputs.last_lines(ends.get(rank.id, ())),
+                last_lines=last_lines.get(rank.id, ()),
                 details=details.get(rank.id),
             )
             if rank.id.pid in pointed
@@ -285,6 +288,17 @@ def _outputs(
     )
     ends = {rank: found[target] for rank, (target, _) in own.items() if target in found}
     return ends, tuple(sorted({f"the logs of some ranks were not read: {fault.reason}" for fault in faults}))
+
+
+def _logs(
+    ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId, int]
+) -> tuple[tuple[RankLog, ...], dict[RankId, tuple[LastLines, ...]]]:
+    """What each rank says, and its last lines."""
+    if not ends:
+        return (), {}
+    from hangwatch.explain import outputs  # only a look needs it
+
+    return outputs.logs_of(ends, inner_pids), {rank: outputs.last_lines(found) for rank, found in ends.items()}
 
 
 def _details(
@@ -354,6 +368,8 @@ def _verdict(grouping: Grouping, taken: Capture, ranks_here: int | None, logs: S
     here = ranks_here or len(taken.ranks)
     verdict = culprit.judge(grouping, here)
     if logs:
+        from hangwatch.explain import log_evidence
+
         verdict = log_evidence.beside(verdict, logs, here)
     if taken.environment is None:
         return verdict

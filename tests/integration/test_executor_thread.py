@@ -1,0 +1,53 @@
+"""Main threads of all ranks stand alike; a worker of one rank's ThreadPoolExecutor is stuck in the program's own code."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+
+from hangwatch import config
+from hangwatch.hang import activity
+from hangwatch.look import look_at
+from hangwatch.model import Job, Rank
+from hangwatch.probes import procs
+from tests.integration import targets
+
+PROGRAM = """
+import concurrent.futures, os, socket, sys, threading
+kept = socket.create_connection(("127.0.0.1", int(os.environ["STORE"])))
+pool = concurrent.futures.ThreadPoolExecutor(1)
+def write_shard(folder):
+    if os.environ["ODD"]:
+        ready()
+        os.open(folder + "/fifo", os.O_RDONLY)
+def meet():
+    if not os.environ["ODD"]:
+        ready()
+    threading.Event().wait()
+def step():
+    written = pool.submit(write_shard, folder)
+    meet()
+step()
+"""
+MEETS = (config.ActivityRule(activity="collective_wait", function="meet"),)
+
+
+def test_the_rank_whose_executor_is_stuck_in_its_own_code_is_the_first_to_look_at(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        ranks = []
+        for number in range(4):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            told = {"STORE": str(store.getsockname()[1]), "ODD": "1" if number == 2 else ""}
+            pid = stack.enter_context(targets.python(PROGRAM, folder, **told))
+            found = procs.read_state(pid)
+            assert found is not None
+            ranks.append(Rank(id=found[0], rank=number, local_rank=number))
+        job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=tuple(ranks), world_size=8, share="test")
+        limits = config.Capture(rounds=2, pause_seconds=0.3, dump_deadline_seconds=60.0)
+        verdict = look_at(job, settings=limits, activities=activity.load(MEETS), node="n").verdict
+    assert verdict.named == ()
+    assert [look.rank for look in verdict.first_look] == [2]
+    assert "write_shard" in verdict.first_look[0].why

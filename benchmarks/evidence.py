@@ -1,0 +1,129 @@
+"""What each source of evidence costs: a whole look with everything, with nothing beside the stacks, and with one alone.
+
+    .venv/bin/python benchmarks/evidence.py [--ranks 8] [--turns 5]
+
+A real job over gloo stands in a collective that one rank does not join. Each look is a process of its own, so that its
+memory is its own: three rounds, 0.2 s apart. Times are medians of wall clock and of the CPU of the look and its
+children; the ratio is to the look with nothing. That the target is not paused is shown by its own clock: one rank asks
+the time without end, and its longest gap is told beside that while nobody looks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+import msgspec  # noqa: E402
+
+from benchmarks.recorder import JOB, cpu_seconds, gap_seconds, wait_for  # noqa: E402
+from hangwatch import config, look  # noqa: E402
+from hangwatch.hang import activity  # noqa: E402
+from hangwatch.hang.capture import job_of_pids  # noqa: E402
+
+SOURCES = tuple(one.name for one in msgspec.structs.fields(config.Capture) if isinstance(one.default, bool))
+"""The switches of [capture]: a source that can be turned off has one."""
+ALL, NOTHING = "all of them", "none of them"
+
+
+class Cost(NamedTuple):
+    """Of one look: seconds, CPU seconds of it and its children, and the most memory of any process of it, in bytes."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    most_bytes: int
+
+
+def settings(chosen: str) -> config.Capture:
+    are_on = {source: chosen in (ALL, source) for source in SOURCES}
+    return msgspec.structs.replace(config.Capture(pause_seconds=0.2), **are_on)
+
+
+def look_once(chosen: str, pids: Sequence[int]) -> Cost:
+    """In this process."""
+    job = job_of_pids(pids)
+    ranks = tuple(msgspec.structs.replace(rank, rank=number) for number, rank in enumerate(job.ranks))
+    job = msgspec.structs.replace(job, ranks=ranks, world_size=len(pids))
+    wall, cpu = time.monotonic(), cpu_seconds()
+    look.look_at(job, settings=settings(chosen), activities=activity.load(), node="here")
+    wall, cpu = time.monotonic() - wall, cpu_seconds() - cpu
+    most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return Cost(wall, cpu, most * 1024)
+
+
+def cost(chosen: str, pids: Sequence[int], turns: int) -> Cost:
+    command = [sys.executable, __file__, "--look", chosen, *map(str, pids)]
+    told = [json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(turns)]
+    return Cost(*(statistics.median(column) for column in zip(*told, strict=True)))
+
+
+def measure(folder: Path, pids: Sequence[int], turns: int) -> None:
+    still = gap_seconds(folder, lambda: time.sleep(2.0))
+    print(f"{len(pids)} ranks; nobody looks: the longest gap of a rank's own clock is {still * 1e3:.1f} ms")
+    print(f"{'beside the stacks':22} {'wall':>9} {'CPU':>9} {'ratio':>6} {'memory':>9} {'longest gap':>12}")
+    least = 0.0
+    for chosen in (NOTHING, *SOURCES, ALL):
+        gaps = []
+
+        def play(chosen: str = chosen, gaps: list[Cost] = gaps) -> None:
+            gaps.append(cost(chosen, pids, turns))
+
+        gap = gap_seconds(folder, play)
+        (one,) = gaps
+        least = least or one.cpu_seconds
+        print(
+            f"{chosen:22} {one.wall_seconds:7.2f} s {one.cpu_seconds * 1e3:6.0f} ms {one.cpu_seconds / least:6.2f} "
+            f"{one.most_bytes / 2**20:5.0f} MiB {gap * 1e3:9.1f} ms"
+        )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--ranks", type=int, default=8)
+    options.add_argument("--turns", type=int, default=5)
+    options.add_argument("--look", help=argparse.SUPPRESS)
+    options.add_argument("pids", type=int, nargs="*", help=argparse.SUPPRESS)
+    chosen = options.parse_args()
+    if chosen.look:
+        print(json.dumps(look_once(chosen.look, chosen.pids)))
+        return
+    with tempfile.TemporaryDirectory() as name, socket.socket() as free:
+        folder = Path(name)
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+        free.close()
+        place = {"WORLD_SIZE": str(chosen.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        with (folder / "log").open("wb") as log:
+            children = [
+                subprocess.Popen(
+                    [sys.executable, "-c", JOB, name],
+                    env={**os.environ, **place, "RANK": str(rank)},
+                    stdout=log,
+                    stderr=log,
+                )
+                for rank in range(chosen.ranks)
+            ]
+        try:
+            wait_for(lambda: all((folder / f"pid-{rank}").exists() for rank in range(chosen.ranks)))
+            measure(folder, [child.pid for child in children], chosen.turns)
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -145,6 +145,17 @@ class Capture(Section, frozen=True):
     motion_io_bytes_per_second: Annotated[
         float, Meta(ge=0.0, description="a rank that read and wrote more than this between rounds moves")
     ] = 65536.0
+    nccl_ras: Annotated[
+        bool, Meta(description="ask NCCL itself how far its ranks are, where no flight recorder of NCCL tells")
+    ] = True
+    nccl_ras_answers: Annotated[int, Meta(ge=2, le=10, description="how often; a count that changes tells nothing")] = 3
+    nccl_ras_pause_seconds: Annotated[float, Meta(ge=0.1, le=300.0, description="from one question to the next")] = 10.0
+    nccl_ras_deadline_seconds: Annotated[
+        float, Meta(ge=1.0, le=600.0, description="all answers; a capture waits no longer for them")
+    ] = 30.0
+    nccl_ras_min_age_seconds: Annotated[
+        float, Meta(ge=0.0, le=86400.0, description="ranks younger than this are not asked: NCCL 2.26.2 may crash then")
+    ] = 900.0
 
 
 class Store(Section, frozen=True):
@@ -223,9 +234,13 @@ class Settings(Section, frozen=True):
 
     @property
     def capture_seconds(self) -> float:
-        """The longest that one capture takes: rounds that end at their deadlines, and the pauses between them."""
-        rounds = self.capture.rounds
-        return rounds * self.capture.round_deadline_seconds + (rounds - 1) * self.capture.pause_seconds
+        """The longest that one capture takes: rounds that end at their deadlines, and the pauses between them.
+
+        NCCL is asked beside them, from the end of the first round on.
+        """
+        rounds, one = self.capture.rounds, self.capture.round_deadline_seconds
+        beside = self.capture.nccl_ras_deadline_seconds if self.capture.nccl_ras else 0.0
+        return one + max(beside, (rounds - 1) * (one + self.capture.pause_seconds))
 
     @property
     def dump_after_seconds(self) -> float:

@@ -257,6 +257,7 @@ class Daemon:
             stop=self._stop,
             slots=self._slots,
             observe_dump=self._count_dump,
+            ask_nccl=may_pause,
         )
         return None if self._stop.is_set() else look
 

@@ -189,6 +189,7 @@ def look_at(
     slots: threading.Semaphore | None = None,
     observe_dump: ObserveDump | None = None,
     kernel_log: Path = KERNEL_LOG,
+    ask_nccl: bool = True,
 ) -> Look:
     """Take the stacks of every rank of a job on this node (see `capture`), group them and judge the groups."""
     taken = capture(
@@ -207,6 +208,7 @@ def look_at(
         stop=stop,
         slots=slots,
         observe_dump=observe_dump,
+        ask_nccl=ask_nccl,
     )
     taken = _with_kernel_lines(taken, job, proc_root, kernel_log)
     facts = host.facts(sweep.driver_version if sweep else None)

@@ -728,6 +728,40 @@ class WorkerDump(Value, frozen=True):
     waits_for_mount: bool = False
 
 
+class Launched(Value, frozen=True):
+    """How many collectives of one operation a rank has launched in one communicator whose ranks are not alike.
+
+    By NCCL's own word, the same in every answer. `communicator` is its hash, `size` how many ranks it has. `count` is
+    None where NCCL does not reach the rank; `lowest` and `highest` are those of all its ranks that answered, on
+    whatever node. `is_whole`: all of them did. `elsewhere` says which of its processes that are no ranks of this node
+    have launched the least, or are not reached.
+    """
+
+    communicator: str
+    size: int
+    operation: str
+    count: int | None
+    lowest: int
+    highest: int
+    is_whole: bool = True
+    elsewhere: tuple[str, ...] = ()
+
+
+class NcclRas(Value, frozen=True):
+    """What NCCL's RAS said of one rank in so many answers, the last so many seconds after the first.
+
+    It is in so many `communicators`; in `even` of them all ranks have launched as much of everything, and launched
+    nothing more between the answers. `launched` are those that stand still and are not even.
+    """
+
+    version: str
+    answers: int
+    seconds: float
+    communicators: int
+    even: int
+    launched: tuple[Launched, ...] = ()
+
+
 class RankDump(Value, frozen=True):
     """Everything a capture holds of one rank: one `ProcessDump` per round, its workers, its GPU numbers at that time.
 
@@ -740,7 +774,7 @@ class RankDump(Value, frozen=True):
     directions, of the busiest of its GPUs, over the rounds; `gpu_use` is that of the GPU whose SM had most to do, and
     `ports` are those of its node. `kernel_call` is read once the ranks are judged, of those that are named or to be
     looked at first, and so are `last_lines` and `details`. `kernel_lines` are those of the kernel's log since the job
-    began.
+    began. `nccl_ras` is None where NCCL was not asked, and `nccl_ras_fault` says why, or why it said nothing.
     """
 
     id: RankId
@@ -762,6 +796,8 @@ class RankDump(Value, frozen=True):
     kernel_lines: tuple[KernelLine, ...] = ()
     last_lines: tuple[LastLines, ...] = ()
     details: ProcessDetails | None = None
+    nccl_ras: NcclRas | None = None
+    nccl_ras_fault: Fault | None = None
 
 
 class Setting(Value, frozen=True):
@@ -892,8 +928,8 @@ class Member(Value, frozen=True):
 
     `state` is the letter that /proc/PID/stat showed in every round; where the rounds differ, the last one outside `D`.
     `waited_before`: in an earlier round it stood in a wait for other ranks, so it does come to meet them.
-    `silent_mount`, `waits_for_mount`, `waiting`, `kernel_call`, `kernel_lines` and the numbers of its GPU as in
-    `RankDump`. `signature`
+    `silent_mount`, `waits_for_mount`, `waiting`, `kernel_call`, `kernel_lines`, `nccl_ras` with its fault, and the
+    numbers of its GPU as in `RankDump`. `signature`
     is what was measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and
     `switches_per_second` (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so
     in every round; `peers` as there, the most of any round, workers included, and None where one was not seen;
@@ -947,6 +983,8 @@ class Member(Value, frozen=True):
     stay: Stay | None = None
     kernel_call: KernelCall | None = None
     kernel_lines: tuple[KernelLine, ...] = ()
+    nccl_ras: NcclRas | None = None
+    nccl_ras_fault: Fault | None = None
 
 
 class Group(Value, frozen=True):

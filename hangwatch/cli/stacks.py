@@ -138,6 +138,7 @@ def dump(  # noqa: PLR0912 - an option is a branch
                 rounds=rounds,
                 native=native,
                 include_locals=include_locals,
+                ask_nccl=not grouped,  # who asks many nodes waits for the slowest, and not for long
             )
             for job in found
         ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.hang import activity, clauses, guidance, votes
+from hangwatch.hang import activity, clauses, guidance, launched, votes
 from hangwatch.hang.motion import asks_again
 from hangwatch.hang.rules import Scene, waits_for, without
 from hangwatch.hang.user_code import is_in_user_code
@@ -31,8 +31,10 @@ _MOST_IDS = 64
 
 
 def answer(scene: Scene) -> Answer:
-    """Who waits for whom among the ranks of a scene."""
-    return judge(scene.grouping.members, stance_of(scene.grouping), scene.grouping.world_size)
+    """Who waits for whom among the ranks of a scene; by NCCL's own counts where no flight recorder tells."""
+    members, stance, world_size = scene.grouping.members, stance_of(scene.grouping), scene.grouping.world_size
+    found = judge(members, stance, world_size)
+    return found if found.meetings else launched.answer(members, stance, world_size)
 
 
 def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
@@ -114,6 +116,8 @@ def verdict(found: Answer, scene: Scene) -> Verdict | None:
             return _looking(found, scene, "NotCome", f"{say} {_why_not_named(found, scene)}", _OWN_CODE)
         case "circle":
             return _looking(found, scene, "Circle", _circle(found), _BRANCH)
+        case "not_reached":
+            return _looking(found, scene, "NotReached", _not_reached(found), _ITS_NETWORK)
         case "mismatch":
             return _looking(found, scene, "Mismatch", _mismatch(found), _BRANCH)
         case "everybody":
@@ -207,6 +211,10 @@ def _ids(members: Iterable[Member]) -> tuple[RankId, ...]:
 
 _OWN_CODE = "what it does there, and whether that ends by itself"
 _BRANCH = "which call comes next on each side, and with which group: a branch, a step or a group differs"
+_ITS_NETWORK = (
+    "whether that process runs at all, and whether its node is reached at the interface that NCCL uses "
+    "(NCCL_SOCKET_IFNAME, link, XIDs)"
+)
 _ALL_GPUS = "Look at XIDs, NVLink, the fabric and NCCL, or for a kernel before it in the stream of one GPU."
 
 
@@ -286,7 +294,12 @@ def _doing(group: Group) -> str:
 
 
 def _why_not_named(found: Answer, scene: Scene) -> str:
-    members = [m for group in _parts(scene.grouping.groups, found.first_look) for m in group.members]
+    groups = _parts(scene.grouping.groups, found.first_look)
+    members = [m for group in groups for m in group.members]
+    if found.by_counts and any(map(launched.is_ahead, members)):
+        return "In another communicator others are behind it, for whom it may wait."
+    if found.by_counts and any(waits_for(group) in {"ranks", "gpu"} for group in groups):
+        return "Its stack shows a wait, too: for whom, NCCL's counts do not tell."
     still_open = [
         one
         for m in members
@@ -319,7 +332,17 @@ def _mismatch(found: Answer) -> str:
     return f"The ranks of one group do not do the same ({_listed(found.meetings[:1])}). {sides}."
 
 
+def _not_reached(found: Answer) -> str:
+    said = f"{_ranks(found.first_look)} {'does' if len(found.first_look) == 1 else 'do'} not answer NCCL itself"
+    return f"{said[:1].upper()}{said[1:]}, whose threads reach the others of their communicators."
+
+
 def _everybody(found: Answer) -> str:
+    if found.by_counts:
+        return (
+            "By NCCL's own counts every rank has launched as much in each communicator, and nothing more since it was "
+            "asked first: no rank's CPU is behind."
+        )
     return (
         f"Everybody has come to {_listed(found.meetings)}, open {_since(found.meetings[0])}: no rank's CPU is behind."
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from hangwatch import config, pyspy_output, words
 from hangwatch.flight_record import RankRecords
-from hangwatch.hang import jobs, recorded
+from hangwatch.hang import jobs, launched, recorded
 from hangwatch.hang.power import GpuLevels
 from hangwatch.hang.surroundings import Surroundings
 from hangwatch.hang.traffic import gpu_use, link_rates, port_traffic
@@ -29,6 +29,7 @@ from hangwatch.model import (
     GpuSweep,
     GpuUse,
     Job,
+    NcclRas,
     PortCounters,
     ProcessDump,
     ProcessId,
@@ -47,6 +48,7 @@ from hangwatch.probes import (
     infiniband,
     main_thread,
     native_stack,
+    nccl_ras,
     procs,
     pyspy,
     pystack,
@@ -83,6 +85,7 @@ def capture(
     slots: threading.Semaphore | None = None,
     observe_dump: ObserveDump | None = None,
     pyspy_path: Path | None = None,
+    ask_nccl: bool = False,
 ) -> Capture:
     """Take the stacks of every rank of `job` and of its workers, `rounds` times (default: the settings').
 
@@ -93,8 +96,9 @@ def capture(
     second. Without `may_pause` no process is paused or signalled: what could only be read so is not. `slots` bounds the
     dumps at the same time over all captures that share it. GPU numbers are the mean of the sweeps that `latest_gpus`
     gives after each round, else those of `gpus`; `gpu_levels` are the levels of the job's GPUs by uuid. `read_traffic`
-    is asked in each round, in a thread beside the dumps, until it has no answer. Never raises for what it finds:
-    processes come and go.
+    is asked in each round, in a thread beside the dumps, until it has no answer. With `ask_nccl`, and more than one
+    round, NCCL itself is asked beside the later rounds, where no flight recorder of NCCL was read in the first. Never
+    raises for what it finds: processes come and go.
     """
     stop = stop or threading.Event()
     began, began_unix = time.monotonic(), time.time()
@@ -124,28 +128,41 @@ def capture(
     sweeps: list[GpuSweep] = []
     traffic: list[TrafficSweep | None] = []
     taken: list[dict[ProcessId, ProcessDump]] = []
-    # Native dumps need 340 MB each: one at a time.
-    with ThreadPoolExecutor(1 if native else settings.parallel, thread_name_prefix="dump") as pool:
-        for number in range(wanted):
-            if number > 0 and stop.wait(settings.pause_seconds):
-                break
-            around.begin_round()
-            end = time.monotonic() + settings.round_deadline_seconds
-            read = pool.submit(read_traffic) if may_count and read_traffic and None not in traffic else None
-            read_ports = pool.submit(infiniband.TRAFFIC.read, sys_root) if may_count and number == 0 else None
-            dumps = pool.map(taker.take, targets, [end] * len(targets))
-            taken.append(dict(zip(targets, dumps, strict=True)))
-            sweep = latest_gpus() if latest_gpus else gpus
-            sweeps += [sweep] if sweep else []
-            traffic += [read.result()] if read else []
-            ports = read_ports.result() if read_ports else ports
-    by_ports = port_traffic(ports, infiniband.TRAFFIC.read(sys_root), time.monotonic() - began) if ports else None
+    asked: Future[_Said] | None = None
+    with ThreadPoolExecutor(1, thread_name_prefix="nccl-ras") as beside:
+        # Native dumps need 340 MB each: one at a time.
+        with ThreadPoolExecutor(1 if native else settings.parallel, thread_name_prefix="dump") as pool:
+            for number in range(wanted):
+                if number > 0 and stop.wait(settings.pause_seconds):
+                    break
+                around.begin_round()
+                end = time.monotonic() + settings.round_deadline_seconds
+                read = pool.submit(read_traffic) if may_count and read_traffic and None not in traffic else None
+                read_ports = pool.submit(infiniband.TRAFFIC.read, sys_root) if may_count and number == 0 else None
+                dumps = pool.map(taker.take, targets, [end] * len(targets))
+                taken.append(dict(zip(targets, dumps, strict=True)))
+                sweep = latest_gpus() if latest_gpus else gpus
+                sweeps += [sweep] if sweep else []
+                traffic += [read.result()] if read else []
+                ports = read_ports.result() if read_ports else ports
+                if number == 0 and wanted > 1 and ask_nccl and not _tells_of_nccl(taken[0].values()):
+                    asked = beside.submit(_asked_nccl, job, settings, stop, proc_root)
+        by_ports = port_traffic(ports, infiniband.TRAFFIC.read(sys_root), time.monotonic() - began) if ports else None
+    said = asked.result() if asked is not None else _Said({}, None)
     silent = _silent_mounts(targets, taken, proc_root)
     waiting = _measured(job, proc_root)
     carried = [one for one in traffic if one is not None]
     numbers = {rank.id: _gpu_numbers(rank, sweeps, gpu_levels or {}, carried) for rank in ranks}
-    beside = {"waiting": waiting, "ports": by_ports}
-    present = [replace(_rank_dump(rank, taken, node, numbers[rank.id], silent), **beside) for rank in ranks]
+    present = [
+        replace(
+            _rank_dump(rank, taken, node, numbers[rank.id], silent),
+            waiting=waiting,
+            ports=by_ports,
+            nccl_ras=said.of_ranks.get(rank.id),
+            nccl_ras_fault=said.fault,
+        )
+        for rank in ranks
+    ]
     return Capture(
         job_id=job.job_id,
         job_key=job.key,
@@ -157,6 +174,37 @@ def capture(
         world_size=job.world_size,
         notes=_notes(job, settings, taken, interrupted=stop.is_set()),
     )
+
+
+class _Said(NamedTuple):
+    """What NCCL said of the ranks of a job, or why it said nothing."""
+
+    of_ranks: dict[ProcessId, NcclRas]
+    fault: Fault | None
+
+
+def _tells_of_nccl(dumps: Iterable[ProcessDump]) -> bool:
+    return any(recorder.library == "nccl" and recorder.records for dump in dumps for recorder in dump.recorders)
+
+
+def _asked_nccl(job: Job, settings: config.Capture, stop: threading.Event, proc_root: Path) -> _Said:
+    """What NCCL says of itself, until its deadline; of a job without NCCL nothing, and no fault."""
+    ranks = [rank.id for rank in job.ranks]
+    if not settings.nccl_ras:
+        return _Said({}, nccl_ras.OFF if nccl_ras.has_nccl(ranks, proc_root) else None)
+    found = nccl_ras.answers(
+        ranks,
+        job.share,
+        wanted=settings.nccl_ras_answers,
+        pause_seconds=settings.nccl_ras_pause_seconds,
+        min_age_seconds=settings.nccl_ras_min_age_seconds,
+        end=time.monotonic() + settings.nccl_ras_deadline_seconds,
+        stop=stop,
+        proc_root=proc_root,
+    )
+    if found is None or isinstance(found, Fault):
+        return _Said({}, found)
+    return _Said(launched.of_ranks(found, nccl_ras.names(ranks, proc_root), ranks, job.world_size), None)
 
 
 def job_of_pids(pids: Sequence[int], proc_root: Path = procs.PROC) -> Job:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.hang import by_number, clauses, guidance, votes, wording
+from hangwatch.hang import by_number, clauses, guidance, launched, votes, wording
 from hangwatch.hang.first_look import FIRST_LOOKS, by_line, have_parted
 from hangwatch.hang.rest import is_refused, is_serving, resting_state
 from hangwatch.hang.rules import (
@@ -65,7 +65,7 @@ def _judged(grouping: Grouping, ranks_here: int | None) -> Verdict:
     is_one = len(calls) == len(pointed) == 1 and clauses.tells_call(members[0])
     said = f" In the kernel, {calls[0].message}." if is_one else ""
     machine = (*votes.kernel_log(grouping.members, verdict.named), *votes.machine(grouping.members))
-    evidence = (*verdict.evidence, *calls, *machine)
+    evidence = (*verdict.evidence, *calls, *launched.evidence(grouping.members), *machine)
     return structs.replace(verdict, message=verdict.message + said, evidence=evidence)
 
 
@@ -77,14 +77,15 @@ def _by_number(scene: Scene) -> Verdict:
     """Who is accused by sequence numbers and stacks together, else how the ranks stand, with what the numbers show.
 
     Where numbers name somebody they decide, then what the kernel says of a rank, then what else the numbers tell; where
-    they tell nothing the stacks stand, unless the numbers show that whom these accuse has come.
+    they tell nothing the stacks stand, unless the numbers show that whom these accuse has come. NCCL's own counts are
+    weaker: who is not named by them is told only where stacks accuse nobody.
     """
     found = by_number.answer(scene)
     by_numbers = by_number.verdict(found, scene)
     if by_numbers is not None and by_numbers.named:
         return _at_most_here(by_numbers, scene)
     accused = _accused(scene)
-    if by_numbers is not None and (accused is None or _is_by_stack(accused)):
+    if by_numbers is not None and (accused is None or (_is_by_stack(accused) and not found.by_counts)):
         return _at_most_here(by_numbers, scene)
     both = by_number.contradicts(found, accused) if accused is not None and _is_by_stack(accused) else None
     if both is not None:

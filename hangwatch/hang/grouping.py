@@ -214,6 +214,8 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         stay=measured.stay,
         kernel_call=rank.kernel_call,
         kernel_lines=rank.kernel_lines,
+        nccl_ras=rank.nccl_ras,
+        nccl_ras_fault=rank.nccl_ras_fault,
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from hangwatch.flight_record import Library
 from hangwatch.model import STOPPED_STATES, Enqueued, GroupRecords, Member, Recorded
 
-Kind = Literal["not_come", "circle", "mismatch", "everybody", "unknown"]
+Kind = Literal["not_come", "circle", "mismatch", "everybody", "not_reached", "unknown"]
 Stance = Literal["elsewhere", "held", "waits", "unclear"]
 """What stack and kernel say of a rank: in no wait at all; in one for a lock, a file or a time, which nobody is known to
 end; in one for other ranks; or none of that is sure."""
@@ -66,7 +66,8 @@ class Answer(NamedTuple):
 
     `meetings` are what is waited for, what concerns the ranks that are said first. `also_waiting` are awaited, and in a
     wait that no record shows. `came` are the ranks that are known to have come to all that others wait for, `partly`:
-    ranks of the job were not read. `differs` is what the ranks did in place of the same, with the ranks.
+    ranks of the job were not read. `differs` is what the ranks did in place of the same, with the ranks. `by_counts`:
+    NCCL's own counts say so (`launched`), and no record of a flight recorder.
     """
 
     kind: Kind
@@ -78,6 +79,7 @@ class Answer(NamedTuple):
     came: frozenset[int] = frozenset()
     partly: bool = False
     differs: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    by_counts: bool = False
 
 
 def waits_in(records: GroupRecords) -> Enqueued | None:

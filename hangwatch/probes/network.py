@@ -194,6 +194,13 @@ def _v4(word: str) -> ipaddress.IPv4Address:
     return ipaddress.IPv4Address(struct.pack("=I", int(word, 16)))
 
 
+def addresses(net_root: Path) -> frozenset[str]:
+    """The own addresses of the network namespace whose /proc/PID/net is `net_root`, without link-local ones of IPv6."""
+    v6 = pseudofiles.read(net_root / "if_inet6", "IPv6 addresses")
+    by_interface = _parse_inet6(v6 if isinstance(v6, str) else "")
+    return frozenset([*map(str, _local_addresses(net_root)), *(one for own in by_interface.values() for one in own)])
+
+
 def _local_addresses(net_root: Path) -> tuple[ipaddress.IPv4Address, ...]:
     """This namespace's own IPv4 addresses: the leaves marked `host LOCAL` of /proc/net/fib_trie."""
     text = pseudofiles.read(net_root / "fib_trie", "addresses")

@@ -59,7 +59,7 @@ def _listed(ids: Sequence[RankId]) -> list[str]:
 
 def notes(grouping: Grouping) -> tuple[str, ...]:
     """What the reader should know of the input, and why of which ranks there are no sequence numbers."""
-    return (*grouping.notes, *_unrecorded(grouping.members))
+    return (*grouping.notes, *_unrecorded(grouping.members), *_uncounted(grouping.members))
 
 
 def _unrecorded(members: Iterable[Member]) -> Iterator[str]:
@@ -74,6 +74,18 @@ def _unrecorded(members: Iterable[Member]) -> Iterator[str]:
         which = elided(who(sorted(ids, key=RankId.sort_key)), _FOLDED)
         remedy = f"; {fault.remedy}" if fault.remedy else ""
         yield f"no sequence numbers of {which}{library}: {fault.detail} ({reason}){remedy}"
+
+
+def _uncounted(members: Iterable[Member]) -> Iterator[str]:
+    """Why NCCL itself said nothing of its ranks: each reason once."""
+    found: dict[str, tuple[Fault, list[RankId]]] = {}
+    for member in members:
+        if (fault := member.nccl_ras_fault) is not None:
+            found.setdefault(fault.reason, (fault, []))[1].append(member.id)
+    for reason, (fault, ids) in sorted(found.items())[:_REASONS_LISTED]:
+        which = elided(who(sorted(ids, key=RankId.sort_key)), _FOLDED)
+        remedy = f"; {fault.remedy}" if fault.remedy else ""
+        yield f"no counts of NCCL's own of {which}: {fault.detail} ({reason}){remedy}"
 
 
 def nodes(ids: Iterable[RankId]) -> str:

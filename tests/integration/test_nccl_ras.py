@@ -1,0 +1,219 @@
+"""NCCL's RAS of real processes, by a server of ours: who is asked and who is not, what is bounded, what follows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hangwatch import config
+from hangwatch.hang import activity
+from hangwatch.hang.capture import job_of_pids
+from hangwatch.look import Look, look_at
+from hangwatch.model import Fault, ProcessId
+from hangwatch.probes import nccl_ras, procs
+from hangwatch.report import phrases
+from tests.nccl_ras import as_json, communicator, needs_networks, process, rank
+
+SETTINGS = config.Capture(
+    rounds=2,
+    pause_seconds=0.1,
+    nccl_ras_pause_seconds=0.1,
+    nccl_ras_deadline_seconds=120.0,
+    nccl_ras_min_age_seconds=0.0,
+)
+FOUR = as_json(communicator([rank(number, 100 + number, AllReduce=7) for number in range(4)]))
+
+
+def identity(pid: int) -> ProcessId:
+    now = procs.read_state(pid)
+    assert now is not None
+    return now[0]
+
+
+def door(*pids: int) -> nccl_ras.Door | Fault:
+    return nccl_ras.door([identity(pid) for pid in pids], procs.PROC)
+
+
+def asked(folder: Path) -> list[str]:
+    return (folder / "asked").read_text().split("\n")[:-1] if (folder / "asked").exists() else []
+
+
+@needs_networks
+def test_a_rank_is_asked_in_its_own_network(tmp_path: Path) -> None:
+    """Here nobody listens on the port; there it does, and is asked for no more than STATUS."""
+    (tmp_path / "answer").write_text(FOUR)
+    with process(tmp_path) as pid:
+        found = door(pid)
+        assert isinstance(found, nccl_ras.Door)
+        status = nccl_ras.ask(found, "us", 60.0, threading.Event(), procs.PROC)
+    assert not isinstance(status, Fault)
+    assert status.communicators[0].size == 4
+    assert asked(tmp_path) == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json", "STATUS"]
+
+
+@needs_networks
+def test_an_older_nccl_answers_in_text(tmp_path: Path) -> None:
+    (tmp_path / "answer").write_text("NCCL version 2.26.2 compiled with CUDA 12.6\n")
+    with process(tmp_path, "text") as pid:
+        found = door(pid)
+        assert isinstance(found, nccl_ras.Door)
+        status = nccl_ras.ask(found, "us", 60.0, threading.Event(), procs.PROC)
+    assert not isinstance(status, Fault)
+    assert status.version == "2.26.2"
+    assert "VERBOSE STATUS" not in asked(tmp_path)
+
+
+@needs_networks
+@pytest.mark.parametrize(
+    ("how", "reasons"),
+    [
+        ("silent", {"NoAnswer"}),
+        ("endless", {"NoAnswer"}),
+        ("gigabyte", {"TooLarge", "NoAnswer"}),
+        ("garbage", {"BadAnswer"}),
+        ("answer", {"BadAnswer"}),
+    ],
+)
+def test_whatever_it_answers_is_bounded(how: str, reasons: set[str], tmp_path: Path) -> None:
+    """The last: no status at all. A gigabyte is cut short where it is too much, or where the time is over."""
+    (tmp_path / "answer").write_text('{"nccl_version": NaN' + "[" * 100_000)
+    with process(tmp_path, how) as pid:
+        found = door(pid)
+        assert isinstance(found, nccl_ras.Door)
+        fault = nccl_ras.ask(found, "us", 2.0, threading.Event(), procs.PROC)
+    assert isinstance(fault, Fault)
+    assert fault.reason in reasons
+
+
+@needs_networks
+def test_a_stranger_who_listens_there_is_not_asked(tmp_path: Path) -> None:
+    """Anybody can listen on that port: whose socket it is counts, and beside a stranger's the rank's own is not asked."""
+    with process(tmp_path / "rank", "mute") as pid:
+        assert door(pid) == Fault(subject="NCCL RAS", reason="NoListener", detail=nccl_ras.NOBODY)
+        with process(tmp_path / "stranger", beside=pid):
+            fault = door(pid)
+            assert isinstance(fault, Fault)
+            assert fault.reason == "AnothersListener"
+            with process(tmp_path / "own", beside=pid) as own:
+                both = door(own)
+                assert isinstance(both, Fault)
+                assert both.reason == "AnothersListener"
+    assert asked(tmp_path / "stranger") == []
+
+
+@needs_networks
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ("metadata.internal:80", "NoListener"),
+        ("localhost:99999", "NoListener"),
+        ("localhost:28028\u0660", "NoListener"),
+        ("", "NoListener"),
+    ],
+)
+def test_an_address_in_the_environment_is_a_port_at_most(told: str, reason: str, tmp_path: Path) -> None:
+    with process(tmp_path, "answer", NCCL_RAS_ADDR=told) as pid:
+        fault = door(pid)
+        assert isinstance(fault, Fault)
+        assert fault.reason == reason
+
+
+@needs_networks
+def test_the_host_of_that_address_does_not_count(tmp_path: Path) -> None:
+    with process(tmp_path, "answer", NCCL_RAS_ADDR="192.0.2.1:28028") as pid:
+        found = door(pid)
+    assert isinstance(found, nccl_ras.Door)
+    assert (found.address, found.port) == ("127.0.0.1", 28028)
+
+
+def test_a_socket_at_an_address_that_is_not_its_own_is_not_asked() -> None:
+    """Any user may bind to an address of somebody else, see IP_FREEBIND in ip(7): to connect would lead there."""
+    with socket.socket() as listening:
+        listening.setsockopt(socket.IPPROTO_IP, 15, 1)  # IP_FREEBIND
+        listening.bind(("192.0.2.1", 0))
+        listening.listen()
+        me = identity(os.getpid())
+        spaces = nccl_ras.Spaces(procs.PROC)
+        fault = nccl_ras.listening(me, listening.getsockname()[1], spaces.held([me]), spaces)
+    assert isinstance(fault, Fault)
+    assert fault.reason == "NotOwnAddress"
+
+
+@needs_networks
+def test_who_switched_it_off_or_is_young_is_not_asked(tmp_path: Path) -> None:
+    with process(tmp_path, "answer", NCCL_RAS_ENABLE="0") as pid:
+        fault = door(pid)
+    assert isinstance(fault, Fault)
+    assert fault.reason == "RasDisabled"
+    (tmp_path / "answer").write_text(FOUR)
+    with process(tmp_path) as pid:
+        young = nccl_ras.answers(
+            [identity(pid)],
+            "us",
+            wanted=2,
+            pause_seconds=0.1,
+            min_age_seconds=1e6,
+            end=time.monotonic() + 60,
+            stop=threading.Event(),
+            proc_root=procs.PROC,
+        )
+    assert isinstance(young, Fault)
+    assert young.reason == "TooYoung"
+    assert asked(tmp_path) == []
+
+
+# --- the whole way ---------------------------------------------------------------------------------------------------
+
+
+def looked(stack: contextlib.ExitStack, folder: Path, *answers: list[int], ask_nccl: bool = True) -> Look:
+    """Four ranks in one stack, the first of which answers so many times what each has launched."""
+    told = [{"RANK": str(number), "WORLD_SIZE": "4", "LOCAL_RANK": str(number)} for number in range(4)]
+    hows = ["answer", "mute", "mute", "mute"]
+    pids = [
+        stack.enter_context(process(folder / str(number), how, **environ))
+        for number, (how, environ) in enumerate(zip(hows, told, strict=True))
+    ]
+    for number, counts in enumerate(answers):
+        ranks = [rank(place, pid, AllReduce=count) for place, (pid, count) in enumerate(zip(pids, counts, strict=True))]
+        (folder / "0" / f"answer{number}").write_text(as_json(communicator(ranks)))
+    job = job_of_pids(pids)
+    return look_at(job, settings=SETTINGS, activities=activity.load(), node="here", ask_nccl=ask_nccl)
+
+
+@needs_networks
+def test_of_ranks_in_one_stack_the_counts_tell_whom_to_look_at(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        look = looked(stack, tmp_path, [6650, 6650, 6649, 6650])
+    assert len(look.grouping.groups) == 1, "by their stacks they are alike"
+    verdict = look.verdict
+    assert [one.rank for one in verdict.first_look] == [2]
+    assert "Rank 2 has not come to AllReduce 6,650" in verdict.message
+    quoted = [vote.message for vote in verdict.evidence if vote.kind == "nccl_ras"]
+    assert len(quoted) == 1
+    assert "NCCL 2.28.9 says of itself, the same 3 times" in quoted[0]
+    assert "rank 2 has launched 6,649 AllReduce; ranks 0-1,3 have launched 6,650 AllReduce" in quoted[0]
+
+
+@needs_networks
+@pytest.mark.parametrize("ask_nccl", [True, False])
+def test_counts_that_rise_point_at_nobody(ask_nccl: bool, tmp_path: Path) -> None:
+    """As between two steps of any healthy job; and in a glance nobody asks."""
+    with contextlib.ExitStack() as stack:
+        look = looked(stack, tmp_path, [9, 9, 8, 9], [9, 9, 9, 9], [10, 10, 9, 10], ask_nccl=ask_nccl)
+    assert look.verdict.first_look == look.verdict.named == ()
+    assert "nccl_ras" not in {vote.kind for vote in look.verdict.evidence}
+    assert ("STATUS" in asked(tmp_path / "0")) is ask_nccl
+
+
+@needs_networks
+def test_why_nccl_said_nothing_stands_in_the_notes(tmp_path: Path) -> None:
+    with process(tmp_path, "garbage") as pid:
+        look = look_at(job_of_pids([pid]), settings=SETTINGS, activities=activity.load(), node="here")
+    notes = phrases.notes(look.grouping)
+    assert any("no counts of NCCL's own of pid" in note and "(BadAnswer)" in note for note in notes), notes

@@ -1,0 +1,163 @@
+"""What NCCL counted of its ranks: who is behind, who is only slower, and what the verdict makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec import structs
+
+from hangwatch.fleet.merge import merge
+from hangwatch.hang import culprit, launched
+from hangwatch.model import Confidence, Frame, Group, Grouping, Member, Motion, ProcessId, RankId, Verdict
+from hangwatch.nccl_ras_answer import RasStatus, parse
+from tests import nccl_ras
+from tests.nccl_ras import as_json, communicator, missing, rank
+
+WAIT = Frame(function="all_reduce", file="torch/distributed/distributed_c10d.py", line=9)
+OWN = Frame(function="write_metrics", file="metrics.py", line=31)
+HERE = [ProcessId(pid=100 + number, start_ticks=1) for number in range(4)]
+NAMES = {("10.0.0.1", process.pid): process for process in HERE}
+
+
+def status(counts: Sequence[int], *, operation: str = "AllReduce", lost: Sequence[int] = ()) -> RasStatus:
+    ranks = [
+        rank(number, 100 + number, "10.0.0.1", **{operation: count})
+        for number, count in enumerate(counts)
+        if number not in lost
+    ]
+    return parse(as_json(communicator(ranks, [missing(number, 100 + number, "10.0.0.1") for number in lost])).encode())
+
+
+def members(*statuses: RasStatus, world_size: int | None = 4) -> list[Member]:
+    said = launched.of_ranks([(10.0 * at, one) for at, one in enumerate(statuses)], NAMES, HERE, world_size)
+    return [
+        Member(
+            id=RankId(node="gpu01", rank=number, local_rank=number, pid=process.pid),
+            motion=Motion.FROZEN,
+            rounds=3,
+            nccl_ras=said.get(process),
+        )
+        for number, process in enumerate(HERE)
+    ]
+
+
+def waiting(*of: Member, key: str = "w") -> Group:
+    frames = (WAIT, Frame(function="main", file="train.py", line=3))
+    return Group(
+        key=key, activity="collective_wait", operation="all_reduce", waits_for="ranks", frames=frames, members=of
+    )
+
+
+def outside(*of: Member) -> Group:
+    own = tuple(structs.replace(member, user_frames=(OWN,)) for member in of)
+    return Group(key="o", activity="unknown", waits_for="unknown", frames=(OWN,), members=own)
+
+
+def judged(*groups: Group, world_size: int = 4) -> Verdict:
+    return culprit.judge(Grouping(groups=groups, world_size=world_size))
+
+
+def quoted(verdict: Verdict) -> list[str]:
+    return [vote.message for vote in verdict.evidence if vote.kind == "nccl_ras"]
+
+
+def test_who_is_behind_and_by_its_stack_waits_for_nobody_is_named() -> None:
+    first, *rest, last = members(*[status([7, 7, 7, 6])] * 3)
+    verdict = judged(waiting(first, *rest), outside(last))
+    assert (verdict.kind, [one.rank for one in verdict.named]) == ("NotCome", [3])
+    assert verdict.confidence is Confidence.HIGH
+    assert "Rank 3 has not come to AllReduce 7 of communicator 0x27a079b828ff1a75 of ranks 0-3" in verdict.message
+    assert "metrics.py:31" in verdict.message
+    assert quoted(verdict) == [
+        "NCCL 2.28.9 says of itself, the same 3 times in 20 s: of communicator 0x27a079b828ff1a75 with 4 ranks, "
+        "rank 3 has launched 6 AllReduce; ranks 0-2 have launched 7 AllReduce"
+    ]
+    assert judged(waiting(first, *rest), outside(structs.replace(last, nccl_ras=None))).kind != "NotCome"
+
+
+def test_who_is_behind_in_one_stack_with_the_others_is_a_first_look() -> None:
+    verdict = judged(waiting(*members(*[status([7, 6, 7, 7])] * 3)))
+    assert (verdict.named, [one.rank for one in verdict.first_look]) == ((), [1])
+    assert "Its stack shows a wait, too" in verdict.message
+
+
+@pytest.mark.parametrize(
+    "statuses",
+    [
+        [status([7, 6, 7, 7]), status([7, 7, 7, 7]), status([8, 7, 8, 8])],
+        [status([7, 6, 7, 7]), status([7, 6, 7, 7]), status([8, 7, 8, 8])],
+        [status([7, 6, 7, 7], operation="Send")] * 3,
+        [status([6, 6, 6, 7])] * 3,
+    ],
+    ids=["rise", "rise at last", "stages of a pipeline", "more are behind than ahead"],
+)
+def test_what_points_at_nobody(statuses: list[RasStatus]) -> None:
+    verdict = judged(waiting(*members(*statuses)))
+    assert (verdict.named, verdict.first_look) == ((), ())
+
+
+def test_all_alike_is_everybody_came() -> None:
+    verdict = judged(waiting(*members(*[status([7, 7, 7, 7])] * 3)))
+    assert (verdict.kind, verdict.named, verdict.first_look) == ("EverybodyCame", (), ())
+    assert "By NCCL's own counts every rank has launched as much in each communicator" in verdict.message
+    assert "all ranks of each communicator have launched as much" in quoted(verdict)[0]
+
+
+def test_all_alike_acquits_nobody() -> None:
+    """What others wait for may be no operation of NCCL's: a barrier of the store, another library."""
+    first, *rest, last = members(*[status([7, 7, 7, 7])] * 3)
+    loads = structs.replace(outside(last), activity="data_loading", waits_for="nothing")
+    verdict = judged(waiting(first, *rest), loads)
+    assert (verdict.kind, [one.rank for one in verdict.named]) == ("OutsideCollective", [3])
+
+
+def test_whom_nccl_does_not_reach_is_a_first_look() -> None:
+    verdict = judged(waiting(*members(*[status([7, 7, 7, 7], lost=[2])] * 3)))
+    assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotReached", (), [2])
+    assert "rank 2 does not answer it" in quoted(verdict)[0]
+
+
+def test_counts_name_nobody_where_a_rank_gave_no_answer() -> None:
+    """Who is last of all is not known: it may be the one that NCCL does not reach."""
+    first, second, third, last = members(*[status([7, 7, 7, 6], lost=[2])] * 3)
+    verdict = judged(waiting(first, second, third), outside(last))
+    assert verdict.kind == "OutsideCollective", "so its stack alone, which is low"
+    assert verdict.confidence is Confidence.LOW
+    assert "rank 2 does not answer it" in quoted(verdict)[0]
+
+
+def test_who_is_behind_on_another_node_is_said() -> None:
+    ranks = [rank(number, 100 + number, "10.0.0.1", AllReduce=7) for number in range(4)]
+    far = rank(4, 4711, "10.0.0.2", AllReduce=6)
+    answer = parse(as_json(communicator([*ranks, far])).encode())
+    verdict = judged(waiting(*members(answer, answer, world_size=5)), world_size=5)
+    assert (verdict.named, verdict.first_look) == ((), ())
+    assert "others 6: its rank 4 (process 4711 at 10.0.0.2)" in quoted(verdict)[0]
+
+
+def test_over_nodes_the_counts_name_who_is_behind() -> None:
+    """Each node was asked by itself, and both were told the same."""
+    halves = members(*[status([7, 7, 7, 6])] * 3)
+    apart = [
+        structs.replace(member, id=structs.replace(member.id, node=f"gpu0{number // 2}"))
+        for number, member in enumerate(halves)
+    ]
+    nodes = [
+        Grouping(groups=(waiting(*apart[:2]),), world_size=4),
+        Grouping(groups=(waiting(apart[2]), outside(apart[3])), world_size=4),
+    ]
+    verdict = culprit.judge(merge(*nodes))
+    assert [one.rank for one in verdict.named] == [3]
+
+
+def test_text_lists_who_differs_and_the_others_are_the_rest() -> None:
+    text = parse(nccl_ras.TEXT.format(pid=103, host="10.0.0.1").encode())
+    first, *rest, last = members(text, text)
+    assert [one.rank for one in judged(waiting(first, *rest), outside(last)).named] == [3]
+    assert all(member.nccl_ras is None for member in members(text, text, world_size=8)[:3]), "it may be of others"
+
+
+def test_two_that_are_called_alike_are_nobody() -> None:
+    said = launched.of_ranks([(0.0, status([7, 7, 7, 6])), (1.0, status([7, 7, 7, 6]))], {}, HERE, 4)
+    assert said == {}

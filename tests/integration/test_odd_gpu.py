@@ -1,0 +1,75 @@
+"""All ranks stand alike and wait; only the counters of one rank's GPU differ: no kernel runs on it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from functools import partial
+from pathlib import Path
+
+from hangwatch import config
+from hangwatch.hang import activity
+from hangwatch.look import Look, look_at
+from hangwatch.model import Job, Rank
+from hangwatch.probes import procs
+from hangwatch.probes.nvml import query
+from hangwatch.probes.nvml.sampler import NvmlSampler
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, uuid_of
+from tests.integration import targets
+
+PROGRAM = """
+import os, socket, threading
+kept = socket.create_connection(("127.0.0.1", int(os.environ["STORE"])))
+def meet():
+    ready()
+    threading.Event().wait()
+meet()
+"""
+MEETS = (config.ActivityRule(activity="collective_wait", function="meet"),)
+HANGS = ("gpu all power_watts 118", "gpu all utilization_ratio 1.0")
+WAITS = ("gpu all gpm 2 12.5", "gpu all gpm 5 0", "gpu all gpm 10 0.3")
+
+
+def test_the_rank_whose_gpu_has_no_kernel_is_looked_at_first(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    fake_driver.add(*HANGS, *WAITS)
+    sampler = NvmlSampler(sample_seconds=0.2, deadline_seconds=10.0, environ=fake_driver.environ)
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        ranks = []
+        for number in range(4):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            pid = stack.enter_context(targets.python(PROGRAM, folder, STORE=str(store.getsockname()[1])))
+            found = procs.read_state(pid)
+            assert found is not None
+            ranks.append(Rank(id=found[0], rank=number, local_rank=number, gpu_uuids=(uuid_of(number),)))
+        job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=tuple(ranks), world_size=4, share="test")
+
+        def look(**settings: bool) -> Look:
+            return look_at(
+                job,
+                settings=config.Capture(rounds=3, pause_seconds=0.3, dump_deadline_seconds=60.0, **settings),
+                activities=activity.load(MEETS),
+                node="n",
+                latest_sweep=sampler.latest,
+                read_traffic=partial(query.traffic, sampler),
+            )
+
+        sampler.start()
+        stack.callback(sampler.stop)
+        wait_for(sampler.latest, "a sample")
+
+        def counted() -> Look | None:
+            found = look()  # the driver has a second for an answer
+            return found if all(member.gpu_use for member in found.grouping.members) else None
+
+        alike = wait_for(counted, "what the GPUs do")
+        fake_driver.add("gpu 2 gpm 2 0")
+        odd, unread = wait_for(counted, "what the GPUs do"), look(counters=False)
+    for one in (alike, odd, unread):
+        assert (one.verdict.kind, one.verdict.named) == ("AllWaiting", ()), one.verdict.message
+    assert [one.kind for one in alike.verdict.evidence if one.kind == "gpu_use"] == ["gpu_use"]
+    assert alike.verdict.first_look == unread.verdict.first_look == ()
+    assert [one.rank for one in odd.verdict.first_look] == [2]
+    assert "its GPU runs no kernel, those of the others on 12.5% of their SMs" in odd.verdict.message

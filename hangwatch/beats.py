@@ -24,11 +24,12 @@ _SERVED_KEPT = 256
 
 log = logging.getLogger(__name__)
 
-Pool = Literal["sample", "slow", "capture", "store", "checks"]
+Pool = Literal["sample", "slow", "capture", "remains", "store", "checks"]
 _THREADS: dict[Pool, int] = {
     "sample": 1,
     "slow": 3,
     "capture": 8,  # they sleep most of the time; how many py-spys run at once is bounded for all of them together
+    "remains": 2,  # a core takes gdb a minute at most
     "store": 1,  # a disk that does not answer must not hold up a capture
     "checks": 8,
 }

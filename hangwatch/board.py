@@ -58,6 +58,13 @@ class JobEntry(Value, frozen=True):
         return self.incident if self.incident is not None and self.incident.closed_unix_seconds is None else None
 
 
+class Crash(Value, frozen=True):
+    """A job whose ranks crashed: its incident, and when it was found, in CLOCK_MONOTONIC seconds."""
+
+    incident: Incident
+    found_monotonic_seconds: float
+
+
 class DumpHistogram(Value, frozen=True):
     """Durations of single dumps in seconds: cumulative only when exported."""
 
@@ -87,6 +94,8 @@ class Snapshot(Value, frozen=True):
     scan_seconds: float | None = None
     dumpers_stuck: int = 0
     gpu_errors_at: float | None = None  # when XIDs or link errors last came, monotonic seconds
+    crashes: tuple[Crash, ...] = ()  # the last ones, each job once
+    crash_count: int = 0
     left_open: tuple[Incident, ...] = ()  # by an earlier daemon; of jobs that live and no scan has found yet
     store_problem: str | None = "the store is not open yet"
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from hangwatch import metrics, progress, status, words
+from hangwatch import crash, metrics, progress, status, words
 from hangwatch.beats import CAPTURES_PER_OWNER, Beats, Turns
 from hangwatch.board import Board, Snapshot, extend
 from hangwatch.checks import discovery, runner
@@ -37,7 +37,7 @@ from hangwatch.probes.node import Node
 from hangwatch.probes.nvml import query
 from hangwatch.probes.nvml.source import GpuSource
 from hangwatch.probes.sdnotify import Notifier
-from hangwatch.progress import Action, SaveIncident
+from hangwatch.progress import Action, ReadRemains, SaveIncident
 from hangwatch.report.folder import folder_files
 from hangwatch.status import Status
 from hangwatch.store import Store, StoreTakenError
@@ -196,6 +196,18 @@ class Daemon:
                 self.board.change(progress.unjudged, wanted.job_key, now=now, unix_now=unix_now, settings=settings)
             )
 
+    def _read_remains(self, job: Job) -> None:
+        """What ranks left that are gone; a crash makes an incident, an end in order none."""
+        if self._stop.is_set():
+            return
+        found = crash.read(job, self.node, self._scan.last_seen, proc_root=self._proc_root)
+        verdict = crash.judge(job, found)
+        if verdict is None:
+            return
+        incident = crash.incident(job, self.node, found, verdict, self._activities, unix_now=time.time())
+        log.warning("job %s: %s", job.job_id, verdict.message)
+        self._do(self.board.change(progress.crashed, incident, now=self._clock()))
+
     def _glanced(self, job_key: str, seen: MotionCount) -> None:
         now, unix_now, settings = self._clock(), time.time(), self.settings.detector
         self._do(self.board.change(progress.glanced, job_key, seen, now=now, unix_now=unix_now, settings=settings))
@@ -214,6 +226,8 @@ class Daemon:
                 entry = self.board.snapshot.jobs.get(action.job_key)
                 self._turns.add(entry.job.share if entry else "", action)
                 self._beats.once("capture", self._look_in_turn)
+            elif isinstance(action, ReadRemains):
+                self._beats.once("remains", self._read_remains, action.job)
             elif isinstance(action, SaveIncident):
                 self._beats.once("store", self._save if action.is_watched else self._keep, action.incident)
             elif isinstance(action, Transition):

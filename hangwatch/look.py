@@ -51,6 +51,7 @@ from hangwatch.probes import (
     process_details,
     procs,
     rank_output,
+    remains,
     sockets,
 )
 
@@ -109,7 +110,7 @@ class Look(Value, frozen=True):
 
 
 class JobScan:
-    """Finds the jobs of this node, again and again: keeps what a process never changes."""
+    """Finds the jobs of this node, again and again: keeps what never changes, and how ranks were seen last."""
 
     def __init__(self, proc_root: Path = procs.PROC, limits: config.Jobs = _DEFAULT_LIMITS) -> None:
         self._proc_root = proc_root
@@ -118,6 +119,7 @@ class JobScan:
         self._endpoints: dict[ProcessId, str] = {}
         self._asked: dict[ProcessId, int] = {}  # in the how-manieth scan last, of those without an endpoint
         self._scans = 0
+        self.last_seen = remains.LastSeen(proc_root)
 
     def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
         """The jobs on the node of this name; what holds a GPU by `sweep` is read whoever started it."""
@@ -137,6 +139,8 @@ class JobScan:
             ticks_per_second=procs.TICKS_PER_SECOND,
             endpoints=self._endpoints,
         )
+        by_id = {process.id: process for process in processes}
+        self.last_seen.note((by_id[rank.id], job.share) for job in found.jobs for rank in job.ranks if rank.id in by_id)
         unread = [LeftOut(owner=owner, processes=count) for owner, count in self._processes.unread.items()]
         return replace(found, left_out=shares.folded([*found.left_out, *unread])) if unread else found
 

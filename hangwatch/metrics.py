@@ -29,6 +29,7 @@ from hangwatch.hang import power, reached
 from hangwatch.hang.power import GpuPower
 from hangwatch.hang.watched import quiet_seconds
 from hangwatch.model import CheckStatus, Group, Incident, JobName, JobState, Member, Point, RankId, Signature
+from hangwatch.progress import CRASH_SHOWN_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ def families(snapshot: Snapshot, now: float, settings: Detector) -> Iterator[Met
     yield from _gpus(snapshot, settings)
     yield from _jobs(snapshot, now)
     yield from _incidents(snapshot)
+    yield from _crashes(snapshot, now)
     yield from _collectives(snapshot)
     yield from _captures(snapshot)
     yield from _beats(snapshot, now)
@@ -285,6 +287,20 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
                     1,
                 )
     yield from (info, opened, activity)
+
+
+def _crashes(snapshot: Snapshot, now: float) -> Iterator[Metric]:
+    labels = (*JOB, "incident", "confidence", "named", "summary")
+    info = _gauge("job_crash_info", "Jobs whose ranks crashed in the last 15 minutes: who died first, and why", labels)
+    for one in snapshot.crashes:
+        if now - one.found_monotonic_seconds <= CRASH_SHOWN_SECONDS:
+            incident, verdict = one.incident, one.incident.verdict
+            named = _folded(verdict.named, incident.node)
+            name = incident.job.name.labels.values()
+            summary = verdict.message[:LABEL_LENGTH]
+            info.add_metric([*name, incident.incident_id, verdict.confidence.value, named, summary], 1)
+    yield info
+    yield _counter("job_crashes", "Jobs on this node whose ranks crashed, restarts included", snapshot.crash_count)
 
 
 def _collectives(snapshot: Snapshot) -> Iterator[Metric]:

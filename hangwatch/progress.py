@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from msgspec.structs import replace
 
 from hangwatch import words
-from hangwatch.board import JobEntry, Snapshot
+from hangwatch.board import Crash, JobEntry, Snapshot
 from hangwatch.checks import nvlink_status, xid
 from hangwatch.config import Detector
 from hangwatch.hang import by_number, detector, stays, watched
@@ -49,6 +49,9 @@ TIMELINE_LENGTH = 60
 STARTED_AGAIN = "hangwatch was started again: the processes are the same, the incident goes on"
 WAITS_NO_MORE = "its launcher has ended, or has started what is no rank"
 RANKS_CAME = "its ranks have come"
+CRASH_SHOWN_SECONDS = 900.0
+CRASHES_SHOWN = 64
+CRASHES_SHOWN_PER_SHARE = 8
 ENDED_KEPT = 64  # processes of a job that are gone, ranks and workers each
 CAPTURES_KEPT = 4  # the first, which shows how it began, and the last ones
 
@@ -60,8 +63,14 @@ class SaveIncident(Value, frozen=True):
     is_watched: bool = True
 
 
-Action: TypeAlias = detector.Action | SaveIncident
-"""What is to be done about it: what the detector asks for, and incidents to keep."""
+class ReadRemains(Value, frozen=True):
+    """Read what the ranks in `job.ended` left, some of which have just been found gone."""
+
+    job: Job
+
+
+Action: TypeAlias = detector.Action | SaveIncident | ReadRemains
+"""What is to be done about it: what the detector asks for, incidents to keep, and dead ranks to look after."""
 
 
 def sampled(
@@ -121,6 +130,7 @@ def discovered(
         entry = _as_one(entries) if entries else free.get(key)
         if entry is not None and watched.is_restart(entry.watch, job):
             reason = RANKS_CAME if entry.job.waiting else "its ranks were replaced by new ones"
+            actions += _remains(entry.job, _with_ended(entry.job, replace(entry.job, ranks=()), unix_now))
             entry, more = _end(entry, reason, now, unix_now)
             actions += more
         if entry is None or entry.watch.state is JobState.ENDED:
@@ -135,6 +145,7 @@ def discovered(
             held_gpu = entry.held_gpu or job.holds_gpu
             watch = watched.joined(entry.watch, job)
             known = _with_ended(entry.job, _with_known_absent(entry, job), unix_now)
+            actions += _remains(entry.job, known)
             entry = replace(entry, job=known, watch=watch, held_gpu=held_gpu)
         snapshot = snapshot.with_job(entry)
     led = {launcher for match in found.values() if match.job.ranks for launcher in match.job.launcher_ids}
@@ -142,6 +153,8 @@ def discovered(
         if missing.watch.state is not JobState.ENDED:
             has_come = missing.job.waiting is not None and missing.job.launcher_id in led
             reason = WAITS_NO_MORE if missing.job.waiting else "all its ranks on this node have ended"
+            without = _with_ended(missing.job, replace(missing.job, ranks=()), unix_now)
+            actions += _remains(missing.job, without)
             ended, more = _end(missing, RANKS_CAME if has_come else reason, now, unix_now)
             actions += more
             # The job goes on with its ranks, which may know it by another name: it is not shown twice.
@@ -456,6 +469,42 @@ def _with_ended(before: Job, job: Job, unix_now: float) -> Job:
     ranks, workers = ([one for one in (*before.ended, *gone) if one.is_worker is kind] for kind in (False, True))
     ended = (*ranks[-ENDED_KEPT:], *workers[-ENDED_KEPT:])
     return job if ended == job.ended else replace(job, ended=ended)
+
+
+def _remains(before: Job, after: Job) -> tuple[ReadRemains, ...]:
+    """What is to be read where a rank is gone that was there before."""
+    known = {one.id for one in before.ended}
+    new = any(not one.is_worker and one.id not in known for one in after.ended)
+    return (ReadRemains(job=after),) if new else ()
+
+
+def crashed(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple[Snapshot, tuple[Action, ...]]:
+    """Take it that ranks of a job have crashed; of the same processes the incident that is there is told anew."""
+    processes = _gone_ranks(incident)
+    kept = [one for one in snapshot.crashes if now - one.found_monotonic_seconds <= CRASH_SHOWN_SECONDS]
+    same = [one for one in kept if one.incident.job.key == incident.job.key]
+    before = next((one for one in same if _gone_ranks(one.incident) & processes), None)
+    if before is not None:
+        incident = replace(
+            incident,
+            incident_id=before.incident.incident_id,
+            opened_unix_seconds=before.incident.opened_unix_seconds,
+        )
+    crash = Crash(incident=incident, found_monotonic_seconds=before.found_monotonic_seconds if before else now)
+    others = [one for one in kept if one not in same]
+    of_share = [one for one in others if one.incident.job.share == incident.job.share]
+    for one in of_share[: max(0, len(of_share) + 1 - CRASHES_SHOWN_PER_SHARE)]:
+        others.remove(one)
+    snapshot = replace(
+        snapshot,
+        crashes=(*others, crash)[-CRASHES_SHOWN:],
+        crash_count=snapshot.crash_count + (before is None),
+    )
+    return snapshot, (SaveIncident(incident=incident, is_watched=False),)
+
+
+def _gone_ranks(incident: Incident) -> set[ProcessId]:
+    return {one.id for one in incident.job.ended if not one.is_worker}
 
 
 def _processes(job: Job) -> Iterator[tuple[ProcessId, int | None, int | None, bool]]:

@@ -7,6 +7,7 @@ interpreter's own frames (until 3.10), or as the traceback of py-bt. Without it 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import dropwhile
 
 from hangwatch.explain.found import MOST_FRAMES, FoundProcess, FoundThread, Interned, Place, process_of
@@ -30,6 +31,20 @@ _SAID = re.compile(
 def begins(line: str) -> bool:
     """Whether such a text begins here."""
     return line.startswith(("Thread ", "[New ")) and (_THREAD.match(line) is not None or line.startswith("[New LWP "))
+
+
+def died_in(lines: Iterable[str]) -> tuple[str, ...]:
+    """The compiled frames of thread 1 of a core, the one that died, innermost first; with those of the C library."""
+    found: list[str] = []
+    is_it = False
+    for line in lines:
+        if thread := _THREAD.match(line):
+            is_it = thread.group(1) == "1"
+        elif is_it and len(found) < MOST_FRAMES and (frame := _FRAME.match(line)):
+            where = _WHERE.search(frame.group(2))
+            file = (where.group(2) or where.group(4)).rpartition("/")[2] if where else "?"
+            found.append(f"{_name(frame.group(2))} ({file})")
+    return tuple(found)
 
 
 class Reader:

@@ -19,6 +19,7 @@ from hangwatch.model import (
     CheckResult,
     CheckStatus,
     CheckVerdict,
+    EndedProcess,
     Enqueued,
     Frame,
     GpuSample,
@@ -44,7 +45,7 @@ from hangwatch.model import (
     Verdict,
     Worker,
 )
-from hangwatch.progress import Action, SaveIncident
+from hangwatch.progress import Action, ReadRemains, SaveIncident
 
 RULES = Detector(hold_seconds=20, recover_seconds=2)
 
@@ -784,3 +785,68 @@ def test_processes_that_are_gone_are_remembered_and_bounded() -> None:
     assert [one.id.pid for one in ended if one.is_worker] == list(range(5036, 5100))
     assert {one.rank for one in ended if one.is_worker} == {0}
     assert all(one.gone_unix_seconds == life.unix for one in ended)
+
+
+# --- ranks that are gone ---------------------------------------------------------------------------------------------
+
+
+def remains(life: Life, *found: Job) -> list[tuple[list[int], int]]:
+    """What is to be read after a scan that finds these jobs: the pids of the dead ranks, and how many live."""
+    life.snapshot, actions = progress.discovered(life.snapshot, found, life.now, life.unix)
+    reads = [action.job for action in actions if isinstance(action, ReadRemains)]
+    return [([one.id.pid for one in read.ended], len(read.ranks)) for read in reads]
+
+
+def test_what_a_rank_left_is_read_once_it_is_gone() -> None:
+    life, whole = Life(), job(ranks=3)
+    first, second, third = whole.ranks
+    assert remains(life, whole) == []
+    assert remains(life, whole) == []
+    assert remains(life, replace(whole, ranks=(first, third))) == [([second.id.pid], 2)]
+    assert remains(life, replace(whole, ranks=(first, third))) == []
+    assert remains(life) == [([second.id.pid, first.id.pid, third.id.pid], 0)]
+    assert remains(life) == []
+
+
+def test_what_ranks_left_is_read_when_others_take_their_place() -> None:
+    life, whole = Life(), job()
+    remains(life, whole)
+    assert remains(life, job(pid=900)) == [([rank.id.pid for rank in whole.ranks], 0)]
+
+
+def crash(number: int, *gone: int, share: str = "uid 1000") -> Incident:
+    ended = tuple(
+        EndedProcess(id=ProcessId(pid=pid, start_ticks=1), rank=0, local_rank=0, gone_unix_seconds=0.0) for pid in gone
+    )
+    return Incident(
+        incident_id=f"i{number}-{len(gone)}",
+        node="n1",
+        job=replace(job(job_id=str(number)), ended=ended, share=share),
+        opened_unix_seconds=float(number),
+        state=JobState.ENDED,
+        verdict=Verdict(kind="Crashed", message=f"{len(gone)}"),
+        grouping=Grouping(groups=()),
+    )
+
+
+def test_a_crash_of_the_same_processes_is_one_incident_told_anew() -> None:
+    snapshot, _ = progress.crashed(Snapshot(), crash(1, 100), now=0.0)
+    snapshot, actions = progress.crashed(snapshot, crash(1, 100, 101), now=5.0)
+    (one,) = snapshot.crashes
+    assert (one.incident.incident_id, one.incident.verdict.message, one.found_monotonic_seconds) == ("i1-1", "2", 0.0)
+    assert snapshot.crash_count == 1
+    assert [action.incident.incident_id for action in actions if isinstance(action, SaveIncident)] == ["i1-1"]
+    snapshot, _ = progress.crashed(snapshot, crash(1, 200), now=9.0)
+    assert [one.incident.job.ended[0].id.pid for one in snapshot.crashes] == [200]
+    assert snapshot.crash_count == 2
+
+
+def test_crashes_are_bounded_and_one_owner_hides_no_other() -> None:
+    snapshot, _ = progress.crashed(Snapshot(), crash(0, 1, share="uid 2000"), now=0.0)
+    for number in range(1, 200):
+        snapshot, _ = progress.crashed(snapshot, crash(number, number + 1), now=1.0)
+    shares = [one.incident.job.share for one in snapshot.crashes]
+    assert (shares.count("uid 2000"), shares.count("uid 1000")) == (1, progress.CRASHES_SHOWN_PER_SHARE)
+    assert snapshot.crash_count == 200
+    snapshot, _ = progress.crashed(snapshot, crash(300, 5), now=1e6)
+    assert len(snapshot.crashes) == 1

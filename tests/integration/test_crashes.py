@@ -1,0 +1,295 @@
+"""Real ranks that die: torchrun jobs that raise, segfault and end in order; cores; what hostile owners leave."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hangwatch import crash, progress
+from hangwatch.board import Snapshot
+from hangwatch.look import JobScan
+from hangwatch.model import ENDED_STATES, Job, Process, Verdict
+from hangwatch.probes import kmsg, procs, remains
+from tests.conftest import wait_for
+from tests.other_users import needs_root
+from tests.watched import RealDaemon, TorchJob
+
+RANKS = 3
+OWNER = 61234
+
+
+# --- real jobs -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def crashing(folder: Path, how: str) -> Iterator[tuple[TorchJob, list[int]]]:
+    """A job and the pids of its ranks, once all wait for the word to go on."""
+    folder.mkdir()
+    files = [folder / f"pid-{rank}" for rank in range(RANKS)]
+    with TorchJob(folder, "crashes.py", RANKS, [how]) as job:
+        try:
+            wait_for(lambda: all(file.exists() for file in files) or job.process.poll(), "the ranks to start", 150)
+            assert job.process.poll() is None, (folder / "job.log").read_text()
+            yield job, [int(file.read_text()) for file in files]
+        finally:
+            for path in folder.glob("pid-?"):  # torchrun gives each rank a session of its own
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+class Watch:
+    """What the daemon's scans make of one job, step by step."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._pids, self._scan, self._snapshot = set(pids), JobScan(), Snapshot()
+        self.dead: list[Job] = []
+
+    def discover(self) -> list[Job]:
+        found = self._scan.find(None, "here").jobs
+        jobs = [job for job in found if self._pids & {rank.id.pid for rank in job.ranks}]
+        self._snapshot, actions = progress.discovered(self._snapshot, jobs, time.monotonic(), time.time())
+        self.dead += [action.job for action in actions if isinstance(action, progress.ReadRemains)]
+        return jobs
+
+    def verdict(self, kernel_log: Path = Path("/dev/kmsg")) -> Verdict | None:
+        """By what is left once all are gone."""
+        wait_for(lambda: not self.discover(), "the job to end", 120)
+        job = self.dead[-1]
+        assert len(job.ended) == RANKS
+        return crash.judge(job, crash.read(job, "here", self._scan.last_seen, kernel_log_path=kernel_log))
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(400)
+def test_a_rank_that_raises_is_the_root_cause(tmp_path: Path) -> None:
+    """By the daemon: an incident, a metric, and no page; the complaints of the others are evidence."""
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    with crashing(tmp_path / "job", "raises") as (job, _), RealDaemon(tmp_path / "hw", environ) as daemon:
+        here = {"job_id": job.run_id}
+        wait_for(lambda: [n for _, n in daemon.samples("hangwatch_job_ranks", **here)] == [RANKS], "its ranks")
+        (tmp_path / "job" / "go").touch()
+        ((labels, _),) = wait_for(
+            lambda: [one for one in daemon.samples("hangwatch_job_crash_info", **here) if one[0]["named"]], "the crash"
+        )
+        assert "ValueError: the shard of rank 1 is empty" in labels["summary"]
+        assert daemon.samples("hangwatch_job_page", **here)[0][1] == 0
+        assert daemon.samples("hangwatch_job_crashes_total")[0][1] >= 1
+        wait_for(lambda: daemon.job_state(job.run_id) == "ended", "the end of the job")
+        file = daemon.state / "incidents" / labels["incident"] / "incident.json"
+        wait_for(file.exists, "its incident")
+        incident = json.loads(file.read_text())
+    verdict = incident["verdict"]
+    assert verdict["kind"] == "Crashed"
+    assert [rank["rank"] for rank in verdict["named"]] == [1]
+    assert "ValueError: the shard of rank 1 is empty, in main (crashes.py:" in verdict["message"]
+    assert incident["closed_unix_seconds"] is not None
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(400)
+def test_a_rank_that_segfaults_is_named_by_the_kernel(tmp_path: Path) -> None:
+    """The others leave error files; the one that died leaves nothing but the kernel's line."""
+    folder = tmp_path / "job"
+    with crashing(folder, "segfaults") as (_, pids):
+        watch = Watch(pids)
+        watch.discover()
+        (folder / "go").touch()
+        wait_for(lambda: (procs.read_state(pids[1]) or (None, "X"))[1] in ENDED_STATES, "rank 1 to die")
+        verdict = watch.verdict(kernel_log_with_segfault_of(pids[1], tmp_path))
+    assert verdict is not None
+    assert [rank.rank for rank in verdict.named] == [1], verdict.message
+    assert "segfault in libc" in verdict.message and verdict.confidence.value == "high"
+    assert any(vote.kind == "kernel_log" and f"[{pids[1]}]: segfault at 0" in vote.message for vote in verdict.evidence)
+
+
+def kernel_log_with_segfault_of(pid: int, folder: Path) -> Path:
+    """The kernel's own log; one that says the same where the kernel tells no segfaults here, or may not be read."""
+    events = kmsg.KernelLog().read(Path("/dev/kmsg"))
+    if isinstance(events, kmsg.KernelEvents) and any(line.subject == str(pid) for line in events.lines):
+        return Path("/dev/kmsg")
+    line = f"python[{pid}]: segfault at 0 ip 00007fc2 sp 00007ffd error 6 in libc.so.6[164a15,7fc2+156000]"
+    (folder / "kmsg").write_text(f"6,1,{int(time.monotonic() * 1e6)},-;{line}\n")
+    return folder / "kmsg"
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(400)
+def test_a_job_that_ends_in_order_is_no_crash(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    with crashing(folder, "ends") as (_, pids):
+        watch = Watch(pids)
+        watch.discover()
+        (folder / "go").touch()
+        assert watch.verdict() is None
+
+
+# --- a core ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder_of_owner() -> Iterator[Path]:
+    """A folder that belongs to somebody who is not root, where he can be reached."""
+    folder = Path(tempfile.mkdtemp(prefix="hangwatch-crash-"))
+    os.chown(folder, OWNER, OWNER)
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def seen(process: subprocess.Popen[bytes], *, uid: int, error_file: str = "") -> remains.Seen:
+    """A process as a scan notes it."""
+    state = procs.read_state(process.pid)
+    assert state is not None
+    known = remains.LastSeen()
+    environ = {remains.ERROR_FILE: error_file}
+    known.note([(Process(id=state[0], parent_pid=1, comm="sh", state="S", uid=uid, environ=environ), "share")])
+    found = known.of(state[0])
+    assert found is not None
+    return found
+
+
+@needs_root
+def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
+    """As its owner, by gdb; where cores go to a program that is said."""
+    script = "ulimit -c unlimited; read word; kill -SEGV $$"
+    command = ["setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups", "sh", "-c", script]
+    process = subprocess.Popen(command, cwd=folder_of_owner, stdin=subprocess.PIPE)
+    try:
+        wait_for(lambda: procs.read_counters(process.pid).comm == "sh", "the shell")
+        known = seen(process, uid=OWNER)
+        assert process.stdin is not None
+        process.stdin.write(b"now\n")
+        process.stdin.close()
+        assert process.wait(60) == -signal.SIGSEGV
+    finally:
+        process.kill()
+        process.wait()
+    (core,) = remains.cores([(known, Path("/"))])
+    assert core is not None
+    if Path("/proc/sys/kernel/core_pattern").read_text().startswith("|"):
+        assert core.refused.startswith("cores go to")
+        return
+    assert (core.refused, core.signal) == ("", "SIGSEGV")
+    stack = remains.native_stack(known, core, Path("/"))
+    assert "Thread 1 " in stack and "kill" in stack, stack
+    as_root = remains.native_stack(known._replace(uid=0), core, Path("/"))
+    assert "belongs to user 61234, not to the job's" in as_root
+
+
+@needs_root
+def test_no_debugger_is_run_as_root(tmp_path: Path) -> None:
+    (tmp_path / "core").write_bytes(b"\x7fELF")
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        known = seen(process, uid=0)
+    finally:
+        process.kill()
+        process.wait()
+    told = remains.native_stack(known, remains.Core(path=str(tmp_path / "core")), Path("/"))
+    assert "a debugger is run as an unprivileged user only" in told
+
+
+# --- hostile owners --------------------------------------------------------------------------------------------------
+
+
+def hostile(kind: str, folder: Path) -> Path:
+    """Something that its owner put in the place of an error file."""
+    path = folder / "error.json"
+    match kind:
+        case "a FIFO nobody writes to":
+            os.mkfifo(path)
+        case "a link":
+            (folder / "secret").write_text("secret")
+            path.symlink_to(folder / "secret")
+        case "a folder that is a link":
+            (folder / "real").mkdir()
+            (folder / "real" / "error.json").write_text("{}")
+            (folder / "linked").symlink_to(folder / "real")
+            return folder / "linked" / "error.json"
+        case "1 GB":
+            with path.open("wb") as file:
+                file.truncate(1 << 30)
+        case "a folder":
+            path.mkdir()
+        case "a way up":
+            return folder / ".." / folder.name / "error.json"
+        case "a device":
+            return Path("/dev/zero")
+        case "another user's":
+            return Path("/proc/version") if os.geteuid() else Path("/etc/hostname")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("a FIFO nobody writes to", "is no file"),
+        ("a link", "Too many levels of symbolic links"),
+        ("a folder that is a link", "Not a directory"),
+        ("1 GB", "is larger than 256 KiB"),
+        ("a folder", "Is a directory"),
+        ("a way up", "is no whole path"),
+        ("a device", "is no file"),
+        ("another user's", "not to the job's"),
+        ("nothing", ""),
+    ],
+)
+def test_what_is_no_error_file_of_the_owner_is_refused(tmp_path: Path, kind: str, why: str) -> None:
+    path = hostile(kind, tmp_path)
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        known = seen(process, uid=OWNER if kind == "another user's" else os.geteuid(), error_file=str(path))
+    finally:
+        process.kill()
+        process.wait()
+    (file,) = remains.error_files([(known, Path("/"))])
+    assert file.text == ""
+    assert why in file.refused and bool(why) == bool(file.refused)
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "text", "notes"])
+def test_what_is_no_core_of_the_process_is_none(tmp_path: Path, place: str) -> None:
+    """A device, a text, and a file that claims notes beyond its end."""
+    process = subprocess.Popen(["sleep", "60"], cwd=tmp_path)
+    try:
+        known = seen(process, uid=os.geteuid())
+    finally:
+        process.kill()
+        process.wait()
+    path = Path("/dev/zero") if place == "/dev/zero" else tmp_path / "core"
+    if place == "text":
+        path.write_text("no core " * 1000)
+    elif place == "notes":
+        head = bytearray(b"\x7fELF\x02\x01\x01".ljust(64, b"\0"))
+        head[16:18], head[32:40], head[54:58] = b"\x04\0", (64).to_bytes(8, "little"), b"\x38\0\xff\xff"
+        segment = (4).to_bytes(8, "little") + b"\xff" * 48
+        path.write_bytes(bytes(head) + segment * 50)
+    question = {"kind": "core", "root": "/", "path": str(path), "uid": os.geteuid()}
+    (answer,) = remains._ask([question], [(known, Path("/"))])
+    assert answer.get("pid") is None
+    assert answer["refused"]
+
+
+def test_where_a_core_can_lie(tmp_path: Path) -> None:
+    process = subprocess.Popen(["sleep", "60"], cwd=tmp_path)
+    try:
+        known = seen(process, uid=1000)
+    finally:
+        process.kill()
+        process.wait()
+    pid = process.pid
+    assert remains.core_paths("core", known, uses_pid=False) == (f"{tmp_path}/core",)
+    assert remains.core_paths("core", known, uses_pid=True) == (f"{tmp_path}/core.{pid}",)
+    assert remains.core_paths("/cores/%u-%P-%%", known, uses_pid=True) == (f"/cores/1000-{pid}-%",)
+    assert len(remains.core_paths("/cores/core.%s", known, uses_pid=False)) == 5
+    assert remains.core_paths("/cores/core.%t", known, uses_pid=False) == ()

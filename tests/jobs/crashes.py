@@ -1,0 +1,39 @@
+"""A job that crashes when it is told to, started by torchrun: `crashes.py FOLDER HOW`.
+
+Each rank writes its pid to FOLDER/pid-<rank>; once FOLDER/go is there, rank 1 crashes while the others reduce.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+FOLDER, HOW = Path(sys.argv[1]), sys.argv[2]
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    path = FOLDER / f"pid-{rank}.new"
+    path.write_text(str(os.getpid()))
+    path.rename(FOLDER / f"pid-{rank}")
+    while not (FOLDER / "go").exists():
+        time.sleep(0.05)
+    if rank == 1 and HOW == "raises":
+        raise ValueError(f"the shard of rank {rank} is empty")
+    if rank == 1 and HOW in ("segfaults", "caught"):
+        ctypes.memset(0, 0, 1)
+    if HOW != "ends":
+        dist.all_reduce(torch.ones(2))
+
+
+# torchelastic's decorator catches SIGSEGV by faulthandler, and the kernel tells no segfault that is caught.
+main = main if HOW == "segfaults" else record(main)
+main()

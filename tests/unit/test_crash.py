@@ -1,0 +1,178 @@
+"""Who died first, by what dead ranks left."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangwatch import crash, kernel_lines
+from hangwatch.crash import Left
+from hangwatch.explain import gdb_text, logs
+from hangwatch.hang import activity
+from hangwatch.model import Confidence, EndedProcess, Job, KernelLine, ProcessId, RankId
+from hangwatch.probes import remains
+from hangwatch.report import html, text
+
+NOW = 1.8e9
+RESET = "RuntimeError: Connection closed by peer [127.0.0.1]:34688"
+
+
+def left(
+    rank: int, *, error: str = "", at: float = 0.0, segfault: float | None = None, core: str = "", text: str = ""
+) -> Left:
+    pid = 1000 + rank
+    failure = None
+    if error:
+        moment = logs.Moment("unix", float(int(NOW + at)), "")
+        said = logs.parse_error_file(f'{{"message": {{"message": "{error}"}}}}')
+        failure = said._replace(moment=moment)
+    lines: tuple[KernelLine, ...] = ()
+    if segfault is not None:
+        line = text or f"python[{pid}]: segfault at 0 ip 0 sp 0 error 4 in libnccl.so.2[0+1]"
+        told = kernel_lines.find(line)
+        assert told is not None
+        lines = (
+            KernelLine(name=told.name, text=line, unix_seconds=NOW + segfault, subject=told.subject, where=told.where),
+        )
+    return Left(
+        RankId(node="n1", rank=rank, local_rank=rank, pid=pid),
+        gone_unix_seconds=NOW + 10,
+        lines=lines,
+        failure=failure,
+        core=remains.Core(path="/core", unix_seconds=NOW + at, signal=core) if core else None,
+    )
+
+
+def job(*found: Left, world_size: int | None = None) -> Job:
+    ended = tuple(
+        EndedProcess(
+            id=ProcessId(pid=one.id.pid or 0, start_ticks=1),
+            rank=one.id.rank,
+            local_rank=one.id.local_rank,
+            gone_unix_seconds=one.gone_unix_seconds,
+        )
+        for one in found
+    )
+    return Job(
+        job_id="42",
+        launcher="torchrun",
+        launcher_id=None,
+        ranks=(),
+        world_size=world_size or len(found),
+        local_world_size=len(found),
+        ended=ended,
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "named", "confidence", "words"),
+    [
+        pytest.param(
+            [left(0, error=RESET, at=1), left(1, error="ValueError: empty shard", at=2), left(2, error=RESET, at=1)],
+            [1], Confidence.MEDIUM, "ValueError: empty shard, by its error file",
+            id="who complains of others followed somebody, even by an earlier second",
+        ),
+        pytest.param(
+            [left(0, error="ValueError: late", at=9), left(1, error="KeyError: early", at=2), left(2)],
+            [1], Confidence.MEDIUM, "KeyError: early",
+            id="the earliest error file",
+        ),
+        pytest.param(
+            [left(0, error="ValueError: a", at=3), left(1, segfault=3.4), left(2, error=RESET, at=3)],
+            [1], Confidence.HIGH, "segfault in libnccl.so.2, by the kernel's log",
+            id="in the same second the kernel's word comes first",
+        ),
+        pytest.param(
+            [left(0, error="ValueError: a", at=3), left(1, segfault=3000.0)],
+            [0], Confidence.MEDIUM, "ValueError: a",
+            id="a crash long after an error came of it",
+        ),
+        pytest.param(
+            [left(0, error="ValueError: a", at=3), left(1, core="SIGABRT", at=1)],
+            [0], Confidence.MEDIUM, "ValueError: a",
+            id="NCCL's watchdog aborts victims",
+        ),
+        pytest.param(
+            [left(0), left(1, core="SIGABRT", at=1)], [1], Confidence.LOW, "SIGABRT, by its core", id="an abort alone"
+        ),
+        pytest.param(
+            [left(0), left(1, core="SIGBUS", at=1)], [1], Confidence.HIGH, "SIGBUS, by its core", id="a fault by its core"
+        ),
+        pytest.param(
+            [left(0, error="ImportError: no flash", at=1), left(1, error="ImportError: no flash", at=1)],
+            [0, 1], Confidence.LOW, "ImportError: no flash",
+            id="all alike in one second",
+        ),
+        pytest.param(
+            [left(0, error=RESET, at=1), left(1), left(2, error=RESET, at=1)],
+            [], Confidence.NONE, "all that left word complain of others",
+            id="who left no word is looked at first",
+        ),
+    ],
+)  # fmt: skip
+def test_who_died_first(found: list[Left], named: list[int], confidence: Confidence, words: str) -> None:
+    verdict = crash.judge(job(*found), found)
+    assert verdict is not None and verdict.kind == "Crashed"
+    assert [rank.rank for rank in verdict.named] == named, verdict.message
+    assert verdict.confidence is confidence
+    assert words in verdict.message
+    assert [rank.rank for rank in verdict.first_look] == ([] if named else [1])
+
+
+def test_an_end_in_order_is_no_crash() -> None:
+    found = [left(0), left(1)]
+    assert crash.judge(job(*found), found) is None
+
+
+def test_who_left_no_word_is_not_pointed_at_where_another_node_may_be_at_fault() -> None:
+    found = [left(0, error=RESET), left(1), left(2, error=RESET)]
+    verdict = crash.judge(job(*found, world_size=8), found)
+    assert verdict is not None and not verdict.named and not verdict.first_look
+
+
+def test_a_worker_that_was_killed_is_told_and_is_not_the_end_of_its_rank() -> None:
+    line = "Memory cgroup out of memory: Killed process 9001 (pt_data_worker) total-vm:1kB"
+    found = [left(0, error="RuntimeError: DataLoader worker is killed", at=5), left(1, segfault=1, text=line)]
+    verdict = crash.judge(job(*found), found)
+    assert verdict is not None and [rank.rank for rank in verdict.named] == [0]
+    assert any("Killed process 9001" in vote.message for vote in verdict.evidence)
+
+
+def test_what_was_not_read_is_said_once_something_tells_of_a_crash() -> None:
+    found = [left(0, error="ValueError: a"), left(1)._replace(refused=("its core /dev/zero: is no file",))]
+    verdict = crash.judge(job(*found), found)
+    assert verdict is not None
+    assert any(vote.kind == "not_read" and "is no file" in vote.message for vote in verdict.evidence)
+
+
+def test_words_of_the_owner_are_printable_and_bounded() -> None:
+    found = [left(0, error="ValueError: \\u001b[31m\\u202e" + "x" * 5000)]
+    verdict = crash.judge(job(*found), found)
+    assert verdict is not None
+    assert verdict.message.isprintable() and len(verdict.message) < 1000
+
+
+def test_the_incident_is_closed_and_can_be_shown() -> None:
+    found = [left(0, error=RESET), left(1, segfault=1.0), left(2)]
+    whole = job(*found)
+    verdict = crash.judge(whole, found)
+    assert verdict is not None
+    incident = crash.incident(whole, "n1", found, verdict, activity.load(), unix_now=NOW)
+    assert incident.closed_unix_seconds == incident.opened_unix_seconds == NOW
+    assert "segfault in libnccl.so.2" in text.render(incident)
+    assert "segfault in libnccl.so.2" in html.render(incident)
+
+
+def test_the_thread_that_died_is_gdbs_first() -> None:
+    printed = """
+[New LWP 14654]
+Core was generated by `python3'.
+
+Thread 2 (Thread 0x7f01 (LWP 14655)):
+#0  0x00007f02 in futex_wait () from /lib/x86_64-linux-gnu/libc.so.6
+
+Thread 1 (Thread 0x7f00 (LWP 14654)):
+#0  0x00007fc219382a15 in ?? () from /lib/x86_64-linux-gnu/libc.so.6
+#1  0x00007fc2 in memset (s=0x0) at ../sysdeps/memset.S:42
+#2  0x00007fc3 in ffi_call () from /lib/x86_64-linux-gnu/libffi.so.8
+"""
+    assert gdb_text.died_in(printed.splitlines()) == ("?? (libc.so.6)", "memset (memset.S)", "ffi_call (libffi.so.8)")

@@ -941,7 +941,8 @@ class Member(Value, frozen=True):
     `recorder_faults` and `enclosed_at` as in `ProcessDump`, of the last round.
     `is_held_outside`: in every round it stood in one call that no other thread of its process ends.
     `waits_in_torch` as in `ProcessDump`, in every round.
-    `stay` is set where only other looks can tell whether it works.
+    `stay` is set where only other looks can tell whether it works. `task` is where a task of a ThreadPoolExecutor of it
+    stood in the user's own program in every round, in no wait for another thread.
     """
 
     id: RankId
@@ -985,6 +986,7 @@ class Member(Value, frozen=True):
     kernel_lines: tuple[KernelLine, ...] = ()
     nccl_ras: NcclRas | None = None
     nccl_ras_fault: Fault | None = None
+    task: Frame | None = None
 
 
 class Group(Value, frozen=True):

@@ -113,7 +113,7 @@ def _open(scene: Scene) -> Verdict:
     kind, message = _standing(scene, fine)
     lead = next(_passing(FIRST_LOOKS, fine), None)
     if lead is None or not _covers(lead):
-        return _odd_gpu(kind, message, scene) or _nobody(kind, message, scene)
+        return _odd_gpu(kind, message, scene) or _stuck_task(kind, message, scene) or _nobody(kind, message, scene)
     silent_rule = next(_passing(RULES, scene, decides=True), None)  # one that would speak if more had answered
     if silent_rule is None and lead.rule.may_name and votes.machine_says_the_same(lead.members, lead.others):
         return _accuse(lead)
@@ -284,6 +284,20 @@ def _odd_gpu(kind: str, message: str, scene: Scene) -> Verdict | None:
     where = f" Look first at {words.who([rank])}: {why}. What would settle it: {guidance.ITS_GPU}. Nobody is accused."
     first = FirstLook(**structs.asdict(rank), why=why, settle=guidance.ITS_GPU)
     return structs.replace(_nobody(kind, message + where, scene), first_look=(first,))
+
+
+def _stuck_task(kind: str, message: str, scene: Scene) -> Verdict | None:
+    """All ranks stand alike, still, but for a task of an executor that few have, stuck in the program's own code."""
+    members = scene.stacked[0].members if len(scene.stacked) == 1 and not scene.failed else ()
+    odd = [member for member in members if member.task is not None]
+    if not odd or 4 * len(odd) > len(members) or any(member.motion is Motion.MOVING for member in members):
+        return None
+    settle = wording.native_frames(odd)
+    looks = tuple(
+        FirstLook(**structs.asdict(member.id), why=wording.stuck_task(member), settle=settle) for member in odd
+    )
+    found = f"{message} {_sentence(wording.look_at_tasks(odd, settle))}"
+    return structs.replace(_nobody(kind, found, scene), first_look=looks)
 
 
 def _look_first(lead: Suspicion, kind: str) -> Verdict:

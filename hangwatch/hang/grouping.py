@@ -65,7 +65,7 @@ def group_ranks(
         standings = [_standing(dump, table, memory) for dump in rank.rounds]
         measured = motion.measure(rank, standings, settings, mount_holds_job=mount_holds_job)
         answer = _answer(rank, standings, measured)
-        members.setdefault(answer.key, []).append(_member(rank, answer, standings, measured))
+        members.setdefault(answer.key, []).append(_member(rank, answer, standings, measured, table))
         if answer.key not in shown or rank.id.sort_key() < shown[answer.key][0].id.sort_key():
             shown[answer.key] = (rank, answer)
     groups = (_group(key, tuple(found), *shown[key], table) for key, found in members.items())
@@ -171,7 +171,13 @@ def _by_measurement(standing: Standing, measured: motion.Measured, rank: RankDum
     return standing._replace(key=f"{standing.key}-gpu", waits_for="gpu")
 
 
-def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None], measured: motion.Measured) -> Member:
+def _member(
+    rank: RankDump,
+    answer: _Answer,
+    standings: Sequence[Standing | None],
+    measured: motion.Measured,
+    table: activity.Table,
+) -> Member:
     told = answer.standing.telling if answer.standing else None
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     return Member(
@@ -216,6 +222,7 @@ def _member(rank: RankDump, answer: _Answer, standings: Sequence[Standing | None
         kernel_lines=rank.kernel_lines,
         nccl_ras=rank.nccl_ras,
         nccl_ras_fault=rank.nccl_ras_fault,
+        task=_task(rank.rounds, table),
     )
 
 
@@ -238,6 +245,29 @@ def _motion(rounds: Sequence[ProcessDump], standings: Sequence[Standing | None],
         [recorded.progress(dump.recorders, main) for dump, main in zip(rounds, ids, strict=True)]
     )
     return behaves if by_records is Motion.UNKNOWN else by_records
+
+
+def _task(rounds: Sequence[ProcessDump], table: activity.Table) -> Frame | None:
+    """Where a task of an executor's thread stood in the user's own program in every round, of two at least."""
+    found = [{frame: None for thread in dump.threads for frame in _tasks(thread, table)} for dump in rounds]
+    if len(found) < 2:
+        return None
+    return next((frame for frame in found[-1] if all(frame in one for one in found)), None)
+
+
+def _tasks(thread: Thread, table: activity.Table) -> tuple[Frame, ...]:
+    """The innermost frame of the user's program in the task of an executor's thread; who awaits orders has none."""
+    if thread.is_main or not any(_is_executor(frame) for frame in thread.frames):
+        return ()
+    frames = tuple(itertools.takewhile(lambda frame: not _is_executor(frame), thread.frames))
+    task = structs.replace(thread, frames=frames)
+    if activity.known(table.classify_thread(task).activity).waits_for not in ("unknown", "nothing", "lock"):
+        return ()
+    return user_frames(task)[:1]
+
+
+def _is_executor(frame: Frame) -> bool:
+    return frame.file.endswith("concurrent/futures/thread.py")
 
 
 def _recorded(rounds: Sequence[ProcessDump], main: Thread | None) -> tuple[Recorded, ...]:

@@ -372,6 +372,18 @@ def look_first(ranks: Sequence[Group], why: str, settle: str) -> str:
     return f"look first at {words.who(_ids(ranks))}: {why}. What would settle it: {settle}{stop} Nobody is accused."
 
 
+def stuck_task(member: Member) -> str:
+    """Why to look at a rank whose main thread stands as those of all others do."""
+    rounds = words.count(member.rounds, "round")
+    return f"a task of its ThreadPoolExecutor stands in {member.task}, code of the program itself, in each of {rounds}"
+
+
+def look_at_tasks(odd: Sequence[Member], settle: str) -> str:
+    """The headline for ranks that only such a task tells from the others."""
+    who = words.who([member.id for member in odd])
+    return f"look first at {who}: {stuck_task(odd[0])}. What would settle it: {settle}. Nobody is accused."
+
+
 def stands_apart(ranks: Sequence[Group], others: Sequence[Group]) -> str:
     """Ranks that do something of their own, and what the others wait for."""
     return f"{'; '.join(map(_alone, ranks))}, while {others_wait(others)}{_call(others)}"

@@ -35,19 +35,24 @@ MEETS = (config.ActivityRule(activity="collective_wait", function="meet"),)
 
 def test_the_rank_whose_executor_is_stuck_in_its_own_code_is_the_first_to_look_at(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
+        train = tmp_path / "train.py"
+        train.write_text(PROGRAM)
+        run = f"exec(compile(open({str(train)!r}).read(), {str(train)!r}, 'exec'))"
         store = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         ranks = []
         for number in range(4):
             folder = tmp_path / str(number)
             folder.mkdir()
             told = {"STORE": str(store.getsockname()[1]), "ODD": "1" if number == 2 else ""}
-            pid = stack.enter_context(targets.python(PROGRAM, folder, **told))
+            pid = stack.enter_context(targets.python(run, folder, **told))
             found = procs.read_state(pid)
             assert found is not None
             ranks.append(Rank(id=found[0], rank=number, local_rank=number))
         job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=tuple(ranks), world_size=8, share="test")
         limits = config.Capture(rounds=2, pause_seconds=0.3, dump_deadline_seconds=60.0)
-        verdict = look_at(job, settings=limits, activities=activity.load(MEETS), node="n").verdict
+        look = look_at(job, settings=limits, activities=activity.load(MEETS), node="n")
+    verdict = look.verdict
     assert verdict.named == ()
     assert [look.rank for look in verdict.first_look] == [2]
     assert "write_shard" in verdict.first_look[0].why
+    assert "All 4 ranks" in verdict.message and "look first at rank 2" in verdict.message.lower()

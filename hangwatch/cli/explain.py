@@ -18,7 +18,7 @@ from hangwatch.cli.answers import html_option, json_option, print_answer
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import MOST_FILES, files_below
 from hangwatch.cli.settings import config_option, settings_from
-from hangwatch.explain import flight_dump, flight_dumps, log_evidence, traces
+from hangwatch.explain import flight_dump, flight_dumps, kernel_text, log_evidence, traces
 from hangwatch.explain.pickled import MOST_BYTES as MOST_RECORDER_BYTES
 from hangwatch.hang import culprit, dumped
 from hangwatch.hang.activity import load as load_activities
@@ -75,7 +75,7 @@ def explain(
     collected = collected._replace(notes=(*recorders.notes, *collected.notes, *notes))
     dumps = [*collected.ranks, *(rank for incident in incidents for rank in incident.captures[-1].ranks)]
     dumps += dumped.without_stacks(recorders.by_rank, dumps)
-    if not dumps and not collected.logs:
+    if not dumps and not collected.logs and not collected.kernel:
         told = "".join(f"\n  {note}" for note in collected.notes[:5])
         raise InputError(
             f"no stack dump and no log of a known rank in {', '.join(map(str, paths))}{told}\n"
@@ -91,8 +91,10 @@ def explain(
     if verdict is not None and recorders.by_rank:
         verdict = dumped.judge(verdict, grouping, recorders.by_rank)
         verdict = replace(verdict, evidence=(*verdict.evidence, *recorders.evidence))
-    if verdict is None or collected.logs:
+    if collected.logs:
         verdict = log_evidence.judge(verdict, collected.logs)
+    if verdict is None or collected.kernel:
+        verdict = kernel_text.judge(verdict, collected.kernel, [member.id for member in grouping.members])
     print_answer(grouping, verdict, job, as_json_form, html_path)
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from hangwatch import decoding, nccl_messages, pyspy_output
+from hangwatch.explain import kernel_text
 from hangwatch.explain.found import LONGEST_LINE
 from hangwatch.model import RankId
 
@@ -106,11 +107,13 @@ class Message(NamedTuple):
 class Log:
     """Reads the lines of one log; `told_rank` is the global rank that torch wrote before its lines.
 
-    `messages` are what NCCL says, by the names of the table's rows.
+    `messages` are what NCCL says, by the names of the table's rows; `kernel` the first lines of the kernel's log, one
+    for each row and subject, without those that are over.
     """
 
     def __init__(self) -> None:
         self.lines = 0
+        self.kernel: dict[tuple[str, str], kernel_text.Heard] = {}
         self.last: Line | None = None
         self.failures: list[Failure] = []
         self.messages: dict[str, Message] = {}
@@ -132,8 +135,17 @@ class Log:
         self.lines += 1
         if (said := nccl_messages.find(text)) and said.name not in self.messages:
             self.messages[said.name] = Message(said.value, text.strip()[:LONGEST_TEXT], number)
+        self._hear_kernel(text)
         if not (self._of_summary(text, number) or self._of_traceback(text, number)):
             self._ordinary(text, number)
+
+    def _hear_kernel(self, text: str) -> None:
+        heard = kernel_text.find(text)
+        if heard is not None and len(self.kernel) < kernel_text.MOST_KEPT:
+            self.kernel.setdefault(heard.said[:2], heard)
+        elif self.kernel:
+            for over in kernel_text.ended(text):
+                self.kernel.pop(over, None)
 
     def end(self) -> None:
         """Close what is still open; `last` is known from here on: to read the time of every line takes too long."""

@@ -16,6 +16,7 @@ from msgspec import structs
 from hangwatch import words
 from hangwatch.explain import faulthandler_text, logs, names, rank_logs, stream
 from hangwatch.explain.found import FoundProcess, Interned
+from hangwatch.explain.kernel_text import MOST_KEPT, Heard
 from hangwatch.explain.rank_logs import RankLog
 from hangwatch.model import Frame, ProcessDump, RankDump, RankId, WorkerDump
 
@@ -59,12 +60,16 @@ _TAKES_PART = re.compile(r"(^|/)(torch/distributed/distributed_c10d|torch/autogr
 
 
 class Collected(NamedTuple):
-    """What was read: ranks for `grouping.group`, notes for people, the world size that was given, and logs of ranks."""
+    """What was read: ranks for `grouping.group`, notes for people, the world size that was given, and logs of ranks.
+
+    `kernel` are lines of the kernel's log, wherever they stood.
+    """
 
     ranks: tuple[RankDump, ...]
     notes: tuple[str, ...]
     world_size: int | None
     logs: tuple[RankLog, ...] = ()
+    kernel: tuple[Heard, ...] = ()
 
 
 class _Source(NamedTuple):
@@ -98,7 +103,8 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
                 _add(found, rank, notes)
         hearsay.add(name, streams)
     told = hearsay.logs()
-    return Collected(tuple(rank.dump() for rank in found.values()), tuple(notes), world_size, told)
+    kernel = tuple(hearsay.kernel.values())
+    return Collected(tuple(rank.dump() for rank in found.values()), tuple(notes), world_size, told, kernel)
 
 
 class _Hearsay:
@@ -106,6 +112,7 @@ class _Hearsay:
 
     def __init__(self, notes: list[str]) -> None:
         self.old = 0
+        self.kernel: dict[tuple[str, str], Heard] = {}
         self._notes = notes
         self._parts: list[tuple[str, RankId, logs.Log]] = []
         self._told: list[tuple[str, logs.Failure]] = []
@@ -129,6 +136,9 @@ class _Hearsay:
         tells = not streams or any(source.reader.processes for source in streams)  # an error.json has no streams
         for source in streams:
             reader, rank = source.reader, source.id
+            for place, heard in reader.log.kernel.items():
+                if len(self.kernel) < MOST_KEPT:
+                    self.kernel.setdefault(place, heard)
             of_ranks = [(name, failure) for failure in reader.log.failures if failure.rank is not None]
             self._told += of_ranks
             of_ranks_here = of_ranks_here or bool(of_ranks)

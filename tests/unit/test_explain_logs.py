@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hangwatch.explain import log_evidence, logs, traces
+from hangwatch.explain import kernel_text, log_evidence, logs, traces
 from hangwatch.model import Confidence, Evidence, RankId, Verdict
 from tests.unit.test_explain_stacks import EXAMPLES, STUCK, WAITS, collect, explained, process, read
 
@@ -453,3 +453,54 @@ def test_a_gigantic_line_and_a_million_lines_are_bounded() -> None:
 def test_prefixes_without_end_make_no_readers_without_end() -> None:
     found = traces.collect([("x", (f"[n:{number}]" for number in range(200_000)))])
     assert len(found.ranks) + len(found.logs) <= 1 << 17
+
+
+# --- the kernel's log ------------------------------------------------------------------------------------------------
+
+FAULT = "python3[4711]: segfault at 0 ip 00007fc2 sp 00007ffd error 6 in libnccl.so.2[164a15,7fc2+156000]"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "when"),
+    [
+        ("", ""),
+        ("[72852.469973] ", "72852.469973"),
+        ("[    9.469973] ", "9.469973"),
+        ("[Sun Nov 22 16:12:00 2026] ", "Sun Nov 22 16:12:00 2026"),
+        ("Nov 22 16:12:00 gpu-a12 kernel: ", "Nov 22 16:12:00"),
+        ("Nov 22 16:12:00 gpu-a12 kernel: [72852.469973] ", "Nov 22 16:12:00"),
+        ("2026-11-22T16:12:00.123456+00:00 gpu-a12 kernel: ", "2026-11-22T16:12:00.123456+00:00"),
+        ("<6>[72852.469973] ", "72852.469973"),
+    ],
+)
+def test_lines_of_dmesg_are_evidence(prefix: str, when: str) -> None:
+    found = collect("[1.0] eth0: link up", prefix + FAULT, name="dmesg.txt")
+    (heard,) = found.kernel
+    assert (heard.said.name, heard.said.subject, heard.when) == ("segfault", "4711", when)
+    verdict = kernel_text.judge(None, found.kernel, [])
+    assert verdict.kind == "LogsOnly" and not verdict.named and not verdict.first_look
+    assert "segfault at 0" in verdict.message and "touched memory that is not its own" in verdict.message
+
+
+def test_a_line_of_the_kernel_about_a_rank_whose_stack_is_there_tells_it() -> None:
+    verdict = kernel_text.judge(
+        Verdict(kind="AllWaiting", message="all wait"), collect(FAULT).kernel, [RankId(rank=3, pid=4711)]
+    )
+    assert (verdict.kind, verdict.named, verdict.message) == ("AllWaiting", (), "all wait")
+    (vote,) = verdict.evidence
+    assert vote.ranks == (RankId(rank=3, pid=4711),) and "of rank 3" in vote.message and vote.supports is None
+
+
+def test_a_trouble_that_is_over_is_none_and_many_are_bounded() -> None:
+    silent, back = "nfs: server filer-03 not responding, still trying", "[9.0] nfs: server filer-03 OK"
+    assert collect(silent, back, FAULT).kernel == collect(FAULT).kernel
+    lines = [FAULT.replace("4711", str(pid)) for pid in range(1, 1000)]
+    kernel = collect(*lines).kernel
+    assert len(kernel) == kernel_text.MOST_KEPT
+    assert len(kernel_text.judge(None, kernel, []).evidence) == 9
+
+
+def test_a_program_that_prints_such_words_writes_no_line_of_the_kernel() -> None:
+    assert (
+        collect("INFO loaded python3[1]: segfault at the barrier", "step 3: nfs: server x not responding").kernel == ()
+    )

@@ -161,8 +161,9 @@ def _rank(one: _Rank) -> RasRank:
 
 
 def _host(text: str) -> str:
+    """An address, without a scope: that of IPv6 may hold any character."""
     try:
-        return str(ipaddress.ip_address(text))
+        return "" if "%" in text else str(ipaddress.ip_address(text))
     except ValueError:
         return ""
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from hangwatch import config
 from hangwatch.hang import activity
@@ -212,8 +213,20 @@ def test_counts_that_rise_point_at_nobody(ask_nccl: bool, tmp_path: Path) -> Non
 
 
 @needs_networks
-def test_why_nccl_said_nothing_stands_in_the_notes(tmp_path: Path) -> None:
-    with process(tmp_path, "garbage") as pid:
-        look = look_at(job_of_pids([pid]), settings=SETTINGS, activities=activity.load(), node="here")
+@pytest.mark.parametrize(("how", "reason"), [("garbage", "BadAnswer"), ("silent", "NoAnswer")])
+def test_why_nccl_said_nothing_stands_in_the_notes(how: str, reason: str, tmp_path: Path) -> None:
+    """And the look ends: who never answers is waited for until the deadline, and no longer."""
+    settings = structs.replace(SETTINGS, nccl_ras_deadline_seconds=1.0)
+    with process(tmp_path, how) as pid:
+        look = look_at(job_of_pids([pid]), settings=settings, activities=activity.load(), node="here")
     notes = phrases.notes(look.grouping)
-    assert any("no counts of NCCL's own of pid" in note and "(BadAnswer)" in note for note in notes), notes
+    assert any("no counts of NCCL's own of pid" in note and f"({reason})" in note for note in notes), notes
+
+
+@needs_networks
+def test_nccl_is_not_asked_where_that_is_switched_off(tmp_path: Path) -> None:
+    settings = structs.replace(SETTINGS, nccl_ras=False)
+    with process(tmp_path, "silent") as pid:
+        look = look_at(job_of_pids([pid]), settings=settings, activities=activity.load(), node="here")
+    assert look.grouping.members[0].nccl_ras is None
+    assert asked(tmp_path) == []

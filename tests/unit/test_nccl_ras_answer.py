@@ -134,8 +134,9 @@ def test_what_is_no_status_is_none(answer: str) -> None:
         parse(answer.encode())
 
 
-def test_a_billion_is_a_count_and_a_host_that_is_no_address_is_none() -> None:
-    one = read(as_json(communicator([rank(0, -5, host="\x1b[31mroot", AllReduce=10**9)])))
+@pytest.mark.parametrize("host", ["\x1b[31mroot", "fe80::1%\x1b[31mroot", "10.0.0.256", "10.0.0.1\n"])
+def test_a_billion_is_a_count_and_a_host_that_is_no_address_is_none(host: str) -> None:
+    one = read(as_json(communicator([rank(0, -5, host=host, AllReduce=10**9)])))
     assert (dict(one.ranks[0].counts)["AllReduce"], one.ranks[0].host) == (10**9, "")
 
 

@@ -135,8 +135,10 @@ def serve(listening: socket.socket, folder: Path, how: str) -> None:
 
 def _answer(client: socket.socket, folder: Path, how: str) -> None:
     answers = sorted(folder.glob("answer*"))
+    is_json = False
     for line in client.makefile():
         command = line.strip()
+        is_json |= command == "SET FORMAT json"
         with (folder / "asked").open("a") as asked:
             asked.write(f"{command}\n")
         if how == "silent":
@@ -151,7 +153,7 @@ def _answer(client: socket.socket, folder: Path, how: str) -> None:
             while True:
                 client.sendall(b" ")
                 threading.Event().wait(0.05)
-        elif command == "STATUS" and how == "gigabyte":
+        elif command == "STATUS" and how == "gigabyte" and is_json:
             for _ in range(MOST_SENT >> 20):
                 client.sendall(bytes(1 << 20))
         elif command == "STATUS":

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from hangwatch.model import Fault, ProcessId
 from hangwatch.nccl_ras_answer import MOST_BYTES, BadAnswerError, RasStatus, parse
@@ -28,6 +28,7 @@ from hangwatch.probes.left_behind import LeftBehind
 
 CHILD = Path(__file__).with_name("nccl_ras_child.py")
 PORT = 28028
+Form: TypeAlias = Literal["json", "text"]
 ASK_SECONDS = 8.0  # RAS itself waits 5 s for a rank
 STARVED_SECONDS = 6.0  # a child that waits for a core does not wait for NCCL
 _LIBRARY = re.compile(r"/libnccl\.so")
@@ -173,12 +174,16 @@ def answers(
     if (youngest := youngest_seconds(ranks)) < min_age_seconds:
         return _fault("TooYoung", f"a rank of it began {youngest:.0f} s ago: NCCL is not asked while a job starts")
     found: list[tuple[float, RasStatus]] = []
+    form: Form = "json"
     why = _fault("TooFewAnswers", "there was time for one answer, and one tells nothing")
     for number in range(wanted):
         began = time.monotonic()
         if began >= end or stop.is_set():
             break
-        status = ask(asked, share, min(ASK_SECONDS, end - began), stop, proc_root)
+        status = ask(asked, share, min(ASK_SECONDS, end - began), stop, proc_root, form=form)
+        if isinstance(status, Fault) and status.reason == "TooLarge" and form == "json" and time.monotonic() < end:
+            form = "text"  # which lists only ranks that differ: a few lines of thousands of ranks
+            status = ask(asked, share, min(ASK_SECONDS, end - time.monotonic()), stop, proc_root, form=form)
         if isinstance(status, Fault):
             why = status
             break
@@ -189,8 +194,13 @@ def answers(
     return found if len(found) > 1 else why
 
 
-def ask(asked: Door, share: str, seconds: float, stop: threading.Event, proc_root: Path) -> RasStatus | Fault:
-    """One answer, of the process that was found before, and listens there before and after."""
+def ask(
+    asked: Door, share: str, seconds: float, stop: threading.Event, proc_root: Path, *, form: Form = "json"
+) -> RasStatus | Fault:
+    """One answer, of the process that was found before, and listens there before and after.
+
+    It is JSON where NCCL has that, and `form` is no other.
+    """
     with contextlib.ExitStack() as stack:
         try:
             space = os.open(f"{proc_root}/{asked.process.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -200,7 +210,7 @@ def ask(asked: Door, share: str, seconds: float, stop: threading.Event, proc_roo
             return _fault("ProcessGone", str(error.strerror or error))
         if not _is_there(asked, proc_root):
             return _fault("NotReached", "it has ended, or does not listen there any more")
-        raw = _answered(asked, -1 if is_ours else space, share, seconds, stop)
+        raw = _answered(asked, -1 if is_ours else space, share, seconds, stop, form=form)
         if isinstance(raw, Fault):
             return raw
         if not _is_there(asked, proc_root):
@@ -217,11 +227,14 @@ def _is_there(asked: Door, proc_root: Path) -> bool:
     return now is not None and now[0] == asked.process and any(one.inode == asked.inode for one in at_port)
 
 
-def _answered(asked: Door, space: int, share: str, seconds: float, stop: threading.Event) -> bytes | Fault:
+def _answered(
+    asked: Door, space: int, share: str, seconds: float, stop: threading.Event, *, form: Form
+) -> bytes | Fault:
     """What the child brings; it is ended where it takes longer than it should, or `stop` is set."""
     if not _LEFT_BEHIND.begin(share, 0.0):
         return _fault("NoAnswer", "too many children that ask are left behind")
-    question = json.dumps([space, asked.address, asked.port, seconds, MOST_BYTES])
+    where = {"space": space, "address": asked.address, "port": asked.port}
+    question = json.dumps({**where, "seconds": seconds, "most_bytes": MOST_BYTES, "form": form})
     left: subprocess.Popen[bytes] | None = None
     try:
         child = subprocess.Popen(

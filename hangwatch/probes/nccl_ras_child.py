@@ -1,8 +1,8 @@
 """Asks NCCL's RAS once, for a parent that stays in its own network namespace. Runs by itself, and ends by itself.
 
-Started as `python -I -S nccl_ras_child.py QUESTION`, JSON: [descriptor of a network namespace or -1, address, port,
-seconds in all, most bytes]. Prints one word (`answer`, else what went wrong) and a new line, then the answer. Sent are
-CLIENT PROTOCOL, TIMEOUT, SET FORMAT and STATUS; never VERBOSE STATUS, which corrupts the memory of NCCL 2.27.3.
+Started as `python -I -S nccl_ras_child.py QUESTION`, JSON: the arguments of `asked`. Prints one word
+(`answer`, else what went wrong) and a new line, then the answer. Sent are CLIENT PROTOCOL, TIMEOUT, SET FORMAT and
+STATUS; never VERBOSE STATUS, which corrupts the memory of NCCL 2.27.3.
 """
 
 import ctypes
@@ -61,8 +61,11 @@ class Connection:
         return self._socket.recv(1 << 16)
 
 
-def asked(space: int, address: str, port: int, seconds: float, most_bytes: int) -> tuple[str, bytes]:
-    """What RAS answers, and in which way that went."""
+def asked(*, space: int, address: str, port: int, seconds: float, most_bytes: int, form: str) -> tuple[str, bytes]:
+    """What RAS answers, and in which way that went.
+
+    `space` is the descriptor of a network namespace, -1: this one; `form` is "text", or "json", where NCCL has that.
+    """
     end = time.monotonic() + seconds
     if space >= 0 and ctypes.CDLL(None, use_errno=True).setns(space, _CLONE_NEWNET) != 0:
         return "not_permitted", os.strerror(ctypes.get_errno()).encode()
@@ -74,8 +77,9 @@ def asked(space: int, address: str, port: int, seconds: float, most_bytes: int) 
         ras.say(f"TIMEOUT {_TIMEOUT_SECONDS}")
         if ras.line() != "OK":
             return "garbage", b""
-        ras.say("SET FORMAT json")
-        ras.line()  # before 2.28.7 an error, and the answer is text
+        if form == "json":
+            ras.say("SET FORMAT json")
+            ras.line()  # before 2.28.7 an error, and the answer is text
         ras.say("STATUS")
         answer = ras.to_the_end(most_bytes)
     except TimeoutError:
@@ -88,5 +92,5 @@ def asked(space: int, address: str, port: int, seconds: float, most_bytes: int) 
 
 
 if __name__ == "__main__":
-    how, what = asked(*json.loads(sys.argv[1]))
+    how, what = asked(**json.loads(sys.argv[1]))
     sys.stdout.buffer.write(f"{how}\n".encode() + what)

@@ -19,7 +19,7 @@ from hangwatch.look import Look, look_at
 from hangwatch.model import Fault, ProcessId
 from hangwatch.probes import nccl_ras, procs
 from hangwatch.report import phrases
-from tests.nccl_ras import as_json, communicator, needs_networks, process, rank
+from tests.nccl_ras import TEXT, as_json, communicator, needs_networks, process, rank
 
 SETTINGS = config.Capture(
     rounds=2,
@@ -167,6 +167,26 @@ def test_who_switched_it_off_or_is_young_is_not_asked(tmp_path: Path) -> None:
     assert isinstance(young, Fault)
     assert young.reason == "TooYoung"
     assert asked(tmp_path) == []
+
+
+@needs_networks
+def test_what_is_too_large_as_json_is_asked_as_text(tmp_path: Path) -> None:
+    """Of thousands of ranks text lists those that differ, JSON all."""
+    (tmp_path / "answer").write_text(TEXT.format(pid=7, host="10.0.0.7"))
+    with process(tmp_path, "gigabyte") as pid:
+        found = nccl_ras.answers(
+            [identity(pid)],
+            "us",
+            wanted=2,
+            pause_seconds=0.1,
+            min_age_seconds=0.0,
+            end=time.monotonic() + 120,
+            stop=threading.Event(),
+            proc_root=procs.PROC,
+        )
+    assert isinstance(found, list)
+    assert [one.version for _, one in found] == ["2.26.2", "2.26.2"]
+    assert asked(tmp_path).count("SET FORMAT json") == 1
 
 
 # --- the whole way ---------------------------------------------------------------------------------------------------

@@ -55,10 +55,13 @@ class Turns(Generic[T]):
         self._under_way = Counter[str]()
         self._served: dict[str, None] = {}  # by when, the latest last
 
-    def add(self, owner: str, wanted: T) -> None:
-        """Let it wait; of one owner in order."""
+    def add(self, owner: str, wanted: T, most_waiting: int | None = None) -> bool:
+        """Let it wait; of one owner in order. False, and it does not, where so many of this owner wait already."""
         with self._lock:
+            if most_waiting is not None and sum(turn.owner == owner for turn in self._waiting) >= most_waiting:
+                return False
             self._waiting.append(Turn(owner, wanted))
+            return True
 
     def take(self) -> Turn[T] | None:
         """The next, which is under way until `end`; None where nobody waits who may have another one."""

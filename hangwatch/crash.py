@@ -9,12 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import structs
 
 from hangwatch import __version__, config, kernel_lines, words
-from hangwatch.explain import gdb_text, logs
 from hangwatch.hang import kernel_log, votes
 from hangwatch.hang.activity import Table
 from hangwatch.hang.grouping import group_ranks
@@ -35,6 +34,9 @@ from hangwatch.model import (
     Verdict,
 )
 from hangwatch.probes import kmsg, procs, remains
+
+if TYPE_CHECKING:
+    from hangwatch.explain import logs
 
 KIND = "Crashed"
 _SHOWN = 3
@@ -121,6 +123,8 @@ def _with_error_file(left: Left, known: remains.Seen, file: remains.ErrorFile) -
         return left._replace(refused=(*left.refused, f"its error file {file.refused}"))
     if not file.text:
         return left
+    from hangwatch.explain import logs  # only a crash needs it
+
     try:
         failure = logs.parse_error_file(file.text)
     except ValueError as error:
@@ -139,6 +143,8 @@ def _with_core(left: Left, core: remains.Core) -> Left:
 
 def _frames(text: str) -> tuple[str, ...]:
     """The innermost frames of the thread that died, which gdb calls thread 1; else what it says in place of them."""
+    from hangwatch.explain import gdb_text  # only a core needs it
+
     lines = [line[:_LINE_CHARACTERS] for line in text.splitlines() if line.strip()]
     if frames := gdb_text.died_in(lines):
         return tuple(words.elided(frame, _TEXT_CHARACTERS) for frame in frames[:_FRAMES_SHOWN])

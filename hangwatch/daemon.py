@@ -45,6 +45,7 @@ from hangwatch.store import Store, StoreTakenError
 log = logging.getLogger(__name__)
 
 PRUNE_SECONDS = 3600.0
+MOST_DEAD_JOBS = 16  # of one owner, that wait for being read
 PRUNED_BY_AGE = 3
 STORE_SECONDS = 60.0
 LOCK_SECONDS = 3.0  # so long the start waits for a file system that may never answer
@@ -104,6 +105,7 @@ class Daemon:
         self._has_read_back = False
         self._left_out_owners: frozenset[str] = frozenset()
         self._turns: Turns[TakeCapture] = Turns(CAPTURES_PER_OWNER)
+        self._dead: Turns[Job] = Turns(1)
         self._slots = threading.BoundedSemaphore(settings.capture.parallel) if settings.capture.parallel else None
         self._beats = Beats(self._on_missed)
 
@@ -196,10 +198,19 @@ class Daemon:
                 self.board.change(progress.unjudged, wanted.job_key, now=now, unix_now=unix_now, settings=settings)
             )
 
+    def _read_remains_in_turn(self) -> None:
+        """The dead ranks whose owner's turn it is: his file system may give no answer, and keeps one thread at most."""
+        turn = self._dead.take()
+        if turn is None or self._stop.is_set():
+            return
+        try:
+            self._read_remains(turn.wanted)
+        finally:
+            if self._dead.end(turn):
+                self._beats.once("remains", self._read_remains_in_turn)
+
     def _read_remains(self, job: Job) -> None:
         """What ranks left that are gone; a crash makes an incident, an end in order none."""
-        if self._stop.is_set():
-            return
         found = crash.read(job, self.node, self._scan.last_seen, proc_root=self._proc_root)
         verdict = crash.judge(job, found)
         if verdict is None:
@@ -227,7 +238,8 @@ class Daemon:
                 self._turns.add(entry.job.share if entry else "", action)
                 self._beats.once("capture", self._look_in_turn)
             elif isinstance(action, ReadRemains):
-                self._beats.once("remains", self._read_remains, action.job)
+                if self._dead.add(action.job.share, action.job, MOST_DEAD_JOBS):
+                    self._beats.once("remains", self._read_remains_in_turn)
             elif isinstance(action, SaveIncident):
                 self._beats.once("store", self._save if action.is_watched else self._keep, action.incident)
             elif isinstance(action, Transition):

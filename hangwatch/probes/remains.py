@@ -86,9 +86,11 @@ class LastSeen:
         self._living = living
         counts = Counter(seen.share for seen in self._dead.values())
         for known, seen in list(self._dead.items()):
-            if counts[seen.share] > DEAD_KEPT_OF_A_SHARE or len(self._dead) > DEAD_KEPT:
+            if counts[seen.share] > DEAD_KEPT_OF_A_SHARE:
                 counts[seen.share] -= 1
                 del self._dead[known]
+        while len(self._dead) > DEAD_KEPT:
+            del self._dead[next(iter(self._dead))]
 
     def of(self, process: ProcessId) -> Seen | None:
         """How a rank was seen last."""

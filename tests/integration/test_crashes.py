@@ -18,7 +18,7 @@ import pytest
 from hangwatch import crash, progress
 from hangwatch.board import Snapshot
 from hangwatch.look import JobScan
-from hangwatch.model import ENDED_STATES, Job, Process, Verdict
+from hangwatch.model import ENDED_STATES, Job, Process, ProcessId, Verdict
 from hangwatch.probes import kmsg, procs, remains
 from tests.conftest import wait_for
 from tests.other_users import needs_root
@@ -131,6 +131,55 @@ def test_a_job_that_ends_in_order_is_no_crash(tmp_path: Path) -> None:
         watch.discover()
         (folder / "go").touch()
         assert watch.verdict() is None
+
+
+@needs_root
+def test_the_error_file_of_a_container_is_read_through_who_still_lives_there(tmp_path: Path) -> None:
+    """In a mount namespace of its own, where the path leads elsewhere; once nobody is left there it is not read."""
+    folder = tmp_path / "log"
+    folder.mkdir()
+    file = folder / "error.json"
+    told = '{"message": {"message": "ValueError: inside", "extraInfo": {}}}'
+    script = 'mount -t tmpfs tmpfs "$1" && printf %s "$2" > "$1/error.json" && echo ready && exec sleep 600'
+    launcher = subprocess.Popen(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", str(folder), told],
+        stdout=subprocess.PIPE,
+    )
+    rank = None
+    try:
+        assert launcher.stdout is not None and launcher.stdout.readline() == b"ready\n"
+        rank = subprocess.Popen(["nsenter", f"--mount=/proc/{launcher.pid}/ns/mnt", "sleep", "600"])
+        wait_for(lambda: procs.read_counters(rank.pid).comm == "sleep", "the rank")
+        known = seen(rank, uid=0, error_file=str(file))
+        rank.kill()
+        rank.wait()
+        assert not file.exists()
+        root = remains.root_of(known.mounts, [launcher.pid])
+        assert root == Path(f"/proc/{launcher.pid}/root")
+        (found,) = remains.error_files([(known, root)])
+        assert found == remains.ErrorFile(text=told)
+    finally:
+        for process in (launcher, rank):
+            if process is not None:
+                process.kill()
+                process.wait()
+    assert remains.root_of(known.mounts, [launcher.pid]) is None
+
+
+def test_of_dead_ranks_so_many_are_remembered_and_one_owner_crowds_out_no_other() -> None:
+    known = remains.LastSeen()
+
+    def ranks(first: int, count: int, share: str) -> list[tuple[Process, str]]:
+        ids = (ProcessId(pid=999_000_000 + first + n, start_ticks=1) for n in range(count))
+        return [(Process(id=one, parent_pid=1, comm="python", state="S"), share) for one in ids]
+
+    few, many = ranks(0, 3, "uid 1"), ranks(10, 3000, "uid 2")
+    known.note(few)
+    known.note(many)
+    known.note([])
+    assert all(known.of(process.id) for process, _ in few)
+    assert sum(known.of(process.id) is not None for process, _ in many) == remains.DEAD_KEPT_OF_A_SHARE
+    assert known.of(many[-1][0].id) is not None
 
 
 # --- a core ----------------------------------------------------------------------------------------------------------

@@ -290,3 +290,12 @@ def test_a_pod_is_not_paged_late_by_the_pauses_that_another_pod_was_taught() -> 
         after, _ = discovered(before, (job(2, pod),), 2.0, 2.0)
         assert after.jobs["k"].watch.state is JobState.STARTING
         assert after.jobs["k"].watch.pauses == pauses, pod
+
+
+def test_of_one_owner_so_many_wait_for_their_turn() -> None:
+    turns: Turns[int] = Turns(1)
+    assert [turns.add("uid 1000", number, 2) for number in range(4)] == [True, True, False, False]
+    assert turns.add("uid 2000", 9, 2)
+    first = turns.take()
+    assert first is not None and first.wanted == 0
+    assert turns.add("uid 1000", 4, 2)

@@ -119,3 +119,16 @@ def test_runaway_recursion_and_floods_of_threads_are_bounded() -> None:
     assert threads[0].is_main
     assert len(threads[0].frames) == pyspy_output.INNERMOST_FRAMES + pyspy_output.OUTERMOST_FRAMES + 1
     assert threads[0].frames[-1].function == "<module>"
+
+
+def test_where_whole_paths_are_given_a_file_begins_at_its_package_or_at_the_program() -> None:
+    """As the reader for free-threaded builds gives them, which knows no short names."""
+    frames = [
+        {"name": "wait", "filename": "/opt/py/lib/python3.13t/threading.py", "line": 7},
+        {"name": "all_reduce", "filename": "/opt/py/lib/python3.13t/site-packages/torch/x.py", "line": 8},
+        {"name": "load", "filename": "/job/data/load.py", "line": 9},
+        {"name": "<module>", "filename": "/job/train.py", "line": 1},
+    ]
+    (thread,) = pyspy_output.parse_json(json.dumps([{"os_thread_id": 7, "owns_gil": False, "frames": frames}]), 7)
+    assert [frame.file for frame in thread.frames] == ["threading.py", "torch/x.py", "data/load.py", "train.py"]
+    assert (thread.is_main, thread.installed_frames) == (True, 2)

@@ -1,0 +1,52 @@
+"""Is a free-threaded Python, which py-spy does not read, read by pystack's engine?
+
+usage: python -m tests.free_threaded PYTHON
+
+No package of the distributions that CI installs from has such an interpreter, so it is no test of the suite. Starts one
+with a second thread, captures it as a rank, and prints both stacks; ends with 1 where one is missing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from hangwatch import config
+from hangwatch.hang.capture import capture, job_of_pids
+from tests.conftest import wait_for
+
+PROGRAM = """
+import sys, threading, time
+def beside():
+    time.sleep(600)
+threading.Thread(target=beside, daemon=True).start()
+def asleep():
+    print(sys.version, "GIL" if sys._is_gil_enabled() else "no GIL", flush=True)
+    open(sys.argv[1], "w").close()
+    time.sleep(600)
+asleep()
+"""
+
+
+def main(python: str) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        program, ready = Path(folder, "train.py"), Path(folder, "ready")
+        program.write_text(PROGRAM)
+        child = subprocess.Popen([python, program, ready])
+        try:
+            wait_for(ready.exists, "the interpreter")
+            (dump,) = capture(job_of_pids([child.pid]), settings=config.Capture(rounds=1), node="here").ranks[0].rounds
+        finally:
+            child.kill()
+            child.wait()
+    for thread in dump.threads:
+        print(" < ".join(map(str, thread.frames)))
+    print(f"{dump.duration_seconds:.2f} s, state {dump.state_after} afterwards, {dump.fault}")
+    found = {thread.frames[0].function for thread in dump.threads if thread.frames}
+    return 0 if found == {"asleep", "beside"} else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

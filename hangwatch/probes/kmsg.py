@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import threading
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,6 +135,7 @@ class _Follower:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
         self._rest = b""
         self._last_sequence: int | None = None
         self._missed = 0
@@ -142,9 +144,6 @@ class _Follower:
         }
         self._counts: Counter[tuple[str, str, int]] = Counter()
         self._said: dict[str, OrderedDict[str, SaidLine]] = {name: OrderedDict() for name in kernel_lines.load()}
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
 
     def catch_up(self) -> None:
         for raw in self._lines():

@@ -210,8 +210,18 @@ def seen(process: subprocess.Popen[bytes], *, uid: int, error_file: str = "") ->
 @needs_root
 def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
     """As its owner, by gdb; where cores go to a program that is said."""
-    script = "ulimit -c unlimited; read word; kill -SEGV $$"
-    command = ["setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups", "sh", "-c", script]
+    script = "read word; kill -SEGV $$"
+    command = [
+        "prlimit",
+        "--core=unlimited",
+        "setpriv",
+        f"--reuid={OWNER}",
+        f"--regid={OWNER}",
+        "--clear-groups",
+        "sh",
+        "-c",
+        script,
+    ]
     process = subprocess.Popen(command, cwd=folder_of_owner, stdin=subprocess.PIPE)
     try:
         wait_for(lambda: procs.read_counters(process.pid).comm == "sh", "the shell")

@@ -30,7 +30,8 @@ from hangwatch.hang.power import GpuLevels, gpu_levels
 from hangwatch.hang.watched import MotionCount
 from hangwatch.http import Server
 from hangwatch.incident_file import StoreError
-from hangwatch.look import JobScan, Look, look_at
+from hangwatch.job_scan import JobScan
+from hangwatch.look import Look, look_at
 from hangwatch.model import ENDED_STATES, OPEN_STATES, Fault, Incident, Job, JobState, LeftOut, ProcessId
 from hangwatch.probes import heap, host, procs, pyspy
 from hangwatch.probes.node import Node

@@ -1,10 +1,9 @@
-"""One look: which jobs run on this node, and what the ranks of one of them do: captured, grouped, judged."""
+"""One look: what the ranks of a job do: captured, grouped, judged."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from hangwatch import __version__, config, words
-from hangwatch.hang import crews, culprit, environment, jobs, owners, shares
+from hangwatch.hang import culprit, environment
 from hangwatch.hang.activity import Table
 from hangwatch.hang.capture import ObserveDump, capture
 from hangwatch.hang.grouping import group_ranks
@@ -20,7 +19,6 @@ from hangwatch.hang.kernel_log import lines_of as kernel_lines_of
 from hangwatch.hang.power import GpuLevels
 from hangwatch.model import (
     Capture,
-    FoundJobs,
     GpuSweep,
     Group,
     Grouping,
@@ -29,10 +27,8 @@ from hangwatch.model import (
     JobState,
     KernelCall,
     LastLines,
-    LeftOut,
     Motion,
     OutputEnd,
-    Process,
     ProcessDetails,
     ProcessId,
     RankId,
@@ -51,16 +47,12 @@ from hangwatch.probes import (
     process_details,
     procs,
     rank_output,
-    remains,
-    sockets,
 )
 
 KERNEL_LOG = Path("/dev/kmsg")
 if TYPE_CHECKING:
     from hangwatch.explain.rank_logs import RankLog
 
-ENDPOINTS_PER_SCAN = 64
-_DEFAULT_LIMITS = config.Jobs()
 _MOST_CALLS = 8
 _CALLS_DEADLINE_SECONDS = 2.0
 _OUTPUT_DEADLINE_SECONDS = 3.0
@@ -107,71 +99,6 @@ class Look(Value, frozen=True):
             host_facts=self.host_facts,
             hangwatch_version=__version__,
         )
-
-
-class JobScan:
-    """Finds the jobs of this node, again and again: keeps what never changes, and how ranks were seen last."""
-
-    def __init__(self, proc_root: Path = procs.PROC, limits: config.Jobs = _DEFAULT_LIMITS) -> None:
-        self._proc_root = proc_root
-        self._limits = limits
-        self._processes = procs.ProcessScan(proc_root)
-        self._endpoints: dict[ProcessId, str] = {}
-        self._asked: dict[ProcessId, int] = {}  # in the how-manieth scan last, of those without an endpoint
-        self._scans = 0
-        self.last_seen = remains.LastSeen(proc_root)
-
-    def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
-        """The jobs on the node of this name; what holds a GPU by `sweep` is read whoever started it."""
-        holders = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
-        processes = self._processes.processes(
-            holders,
-            share_of=lambda process: owners.owner_of(process).share,
-            max_per_owner=self._limits.max_processes_per_owner,
-            budget_seconds=self._limits.scan_budget_seconds,
-        )
-        self._endpoints = self._connected(processes)
-        found = jobs.find(
-            processes,
-            sweep,
-            limits=self._limits,
-            node=node,
-            ticks_per_second=procs.TICKS_PER_SECOND,
-            endpoints=self._endpoints,
-        )
-        by_id = {process.id: process for process in processes}
-        self.last_seen.note((by_id[rank.id], job.share) for job in found.jobs for rank in job.ranks if rank.id in by_id)
-        unread = [LeftOut(owner=owner, processes=count) for owner, count in self._processes.unread.items()]
-        return replace(found, left_out=shares.folded([*found.left_out, *unread])) if unread else found
-
-    def _connected(self, processes: Sequence[Process]) -> dict[ProcessId, str]:
-        """The stores of the processes that need one; asked of so many new ones in each scan, and for so long.
-
-        The owners in turn, and who was asked longest ago: who is never connected must not keep others from being asked.
-        """
-        ends = time.monotonic() + self._limits.scan_budget_seconds
-        self._scans += 1
-        ports = {process.id: port for process in processes if (port := crews.needs_endpoint(process)) is not None}
-        found = {process: self._endpoints[process] for process in ports if process in self._endpoints}
-        self._asked = {process: scan for process, scan in self._asked.items() if process in ports}
-        new = [process for process in processes if process.id in ports and process.id not in found]
-        established = sockets.Established(self._proc_root)
-        for process in self._in_turn(new)[:ENDPOINTS_PER_SCAN]:
-            self._asked[process] = self._scans
-            endpoint = sockets.store_endpoint(process.pid, ports[process], self._proc_root, established)
-            if endpoint is not None:
-                found[process] = endpoint
-            if time.monotonic() > ends:
-                break
-        return found
-
-    def _in_turn(self, processes: Sequence[Process]) -> list[ProcessId]:
-        turns, seen = [], Counter[str]()
-        for process in sorted(processes, key=lambda process: self._asked.get(process.id, 0)):
-            share = owners.owner_of(process).share
-            turns.append((seen[share], self._asked.get(process.id, 0), process.id))
-            seen[share] += 1
-        return [process for *_, process in sorted(turns, key=lambda turn: turn[:2])]
 
 
 def look_at(

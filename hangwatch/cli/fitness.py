@@ -20,7 +20,7 @@ from hangwatch.checks.facts import Facts
 from hangwatch.cli.asking import nodes_options, reach_of
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.settings import config_option, settings_from
-from hangwatch.look import JobScan
+from hangwatch.job_scan import JobScan
 from hangwatch.model import CheckResult
 from hangwatch.probes import host
 from hangwatch.probes.node import Clock, Node

@@ -23,8 +23,9 @@ from hangwatch.cli.settings import config_option, settings_from
 from hangwatch.cli.tables import print_table
 from hangwatch.fleet import sighting
 from hangwatch.hang import activity, capture
+from hangwatch.job_scan import JobScan
 from hangwatch.launcher_table import TABLE
-from hangwatch.look import JobScan, look_at
+from hangwatch.look import look_at
 from hangwatch.model import GpuSweep, Incident, Job, JobState
 from hangwatch.probes import host, procs
 from hangwatch.probes.nvml import query

@@ -17,7 +17,7 @@ import pytest
 
 from hangwatch import crash, progress
 from hangwatch.board import Snapshot
-from hangwatch.look import JobScan
+from hangwatch.job_scan import JobScan
 from hangwatch.model import ENDED_STATES, Job, Process, ProcessId, Verdict
 from hangwatch.probes import kmsg, procs, remains
 from tests.conftest import wait_for

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from hangwatch import launcher_table
 from hangwatch.hang import crews, devices, jobs, launchers, owners
-from hangwatch.look import JobScan
+from hangwatch.job_scan import JobScan
 from hangwatch.model import GpuSample, Job, Process, ProcessId, Rank
 from hangwatch.probes.procs import ProcessScan
 from tests.proc_tree import FOLDER, described, jobs_in, lay_out, stated, sweep

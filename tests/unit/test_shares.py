@@ -19,7 +19,7 @@ from hangwatch.hang import jobs, owners, watched
 from hangwatch.hang.detector import TakeCapture
 from hangwatch.hang.jobs import find
 from hangwatch.hang.pauses import Pause
-from hangwatch.look import ENDPOINTS_PER_SCAN, JobScan
+from hangwatch.job_scan import ENDPOINTS_PER_SCAN, JobScan
 from hangwatch.model import FoundJobs, GpuSweep, Job, JobState, LeftOut, Process, ProcessId, Rank
 from hangwatch.probes import procs, sockets
 from hangwatch.probes.nvml.sampler import NvmlSampler

@@ -196,7 +196,7 @@ def native_stack(seen: Seen, core: Core, root: Path) -> str:
     gdb = shutil.which("gdb", path="/usr/local/bin:/usr/bin:/bin")
     if gdb is None:
         return "gdb is not installed"
-    program = [seen.program] if seen.program.startswith("/") and root == Path("/") else []
+    program = [f"{'' if root == Path('/') else root}{seen.program}"] if seen.program.startswith("/") else []
     settings = ["auto-load off", "auto-load safe-path /nonexistent", "debuginfod enabled off", "pagination off"]
     if root != Path("/"):
         settings.append(f"sysroot {root}")

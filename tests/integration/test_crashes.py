@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,22 +21,25 @@ from hangwatch.job_scan import JobScan
 from hangwatch.model import ENDED_STATES, Job, Process, ProcessId, Verdict
 from hangwatch.probes import kmsg, procs, remains
 from tests.conftest import wait_for
-from tests.other_users import needs_root
+from tests.other_users import as_user, needs_root
 from tests.watched import RealDaemon, TorchJob
 
 RANKS = 3
 OWNER = 61234
+NOBODY = 65534  # the group of the debugger: it may look at files of a process of this group only
+INITIAL = Path("pid:[4026531836]")  # the initial pid namespace, include/linux/proc_ns.h
 
 
 # --- real jobs -------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def crashing(folder: Path, how: str) -> Iterator[tuple[TorchJob, list[int]]]:
+def crashing(folder: Path, how: str, prefix: Sequence[str] = ()) -> Iterator[tuple[TorchJob, list[int]]]:
     """A job and the pids of its ranks, once all wait for the word to go on."""
     folder.mkdir()
+    os.chown(folder, folder.parent.stat().st_uid, folder.parent.stat().st_gid)
     files = [folder / f"pid-{rank}" for rank in range(RANKS)]
-    with TorchJob(folder, "crashes.py", RANKS, [how]) as job:
+    with TorchJob(folder, "crashes.py", RANKS, [how], prefix=prefix) as job:
         try:
             wait_for(lambda: all(file.exists() for file in files) or job.process.poll(), "the ranks to start", 150)
             assert job.process.poll() is None, (folder / "job.log").read_text()
@@ -54,6 +57,10 @@ class Watch:
         self._pids, self._scan, self._snapshot = set(pids), JobScan(), Snapshot()
         self.dead: list[Job] = []
 
+    @property
+    def last_seen(self) -> remains.LastSeen:
+        return self._scan.last_seen
+
     def discover(self) -> list[Job]:
         found = self._scan.find(None, "here").jobs
         jobs = [job for job in found if self._pids & {rank.id.pid for rank in job.ranks}]
@@ -61,12 +68,14 @@ class Watch:
         self.dead += [action.job for action in actions if isinstance(action, progress.ReadRemains)]
         return jobs
 
-    def verdict(self, kernel_log: Path = Path("/dev/kmsg")) -> Verdict | None:
+    def verdict(self, kernel_log: Path = Path("/dev/kmsg"), proc_root: Path = procs.PROC) -> Verdict | None:
         """By what is left once all are gone."""
         wait_for(lambda: not self.discover(), "the job to end", 120)
         job = self.dead[-1]
         assert len(job.ended) == RANKS
-        return crash.judge(job, crash.read(job, "here", self._scan.last_seen, kernel_log_path=kernel_log))
+        return crash.judge(
+            job, crash.read(job, "here", self.last_seen, proc_root=proc_root, kernel_log_path=kernel_log)
+        )
 
 
 @pytest.mark.torch
@@ -105,17 +114,58 @@ def test_a_rank_that_segfaults_is_named_by_the_kernel(tmp_path: Path) -> None:
         watch.discover()
         (folder / "go").touch()
         wait_for(lambda: (procs.read_state(pids[1]) or (None, "X"))[1] in ENDED_STATES, "rank 1 to die")
-        verdict = watch.verdict(kernel_log_with_segfault_of(pids[1], tmp_path))
+        log = kernel_log_with_segfault_of(pids[1], tmp_path)
+        verdict = watch.verdict(log, counted_as_the_kernel_does(tmp_path))
     assert verdict is not None
     assert [rank.rank for rank in verdict.named] == [1], verdict.message
     assert "segfault in libc" in verdict.message and verdict.confidence.value == "high"
     assert any(vote.kind == "kernel_log" and f"[{pids[1]}]: segfault at 0" in vote.message for vote in verdict.evidence)
 
 
+@needs_root
+@pytest.mark.torch
+@pytest.mark.timeout(400)
+def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_of_owner: Path, tmp_path: Path) -> None:
+    """While others linger; by the kernel's line, with the native stack in its core, where the kernel writes it here."""
+    folder = folder_of_owner / "job"
+    prefix = ["prlimit", "--core=unlimited", "env", f"--chdir={folder}", *as_user(OWNER, NOBODY)]
+    with crashing(folder, "lingers", prefix) as (_, pids):
+        watch = Watch(pids)
+        watch.discover()
+        (folder / "go").touch()
+        wait_for(lambda: watch.discover() and watch.dead, "rank 1 to be found dead", 120)
+        job = watch.dead[0]
+        assert [one.rank for one in job.ended] == [1]
+        log, root = kernel_log_with_segfault_of(pids[1], tmp_path), counted_as_the_kernel_does(folder_of_owner)
+        verdict = crash.judge(job, crash.read(job, "here", watch.last_seen, proc_root=root, kernel_log_path=log))
+    assert verdict is not None
+    assert ([rank.rank for rank in verdict.named], verdict.confidence.value) == ([1], "high"), verdict.message
+    assert "segfault in libc" in verdict.message and "2 ranks still here" in verdict.message
+    told = {vote.kind: vote.message for vote in verdict.evidence}
+    if Path("/proc/sys/kernel/core_pattern").read_text().startswith("|"):
+        assert "cores go to" in told["not_read"]
+    else:
+        assert "memset" in told["core"], told
+
+
+def counted_as_the_kernel_does(folder: Path) -> Path:
+    """A /proc whose pids the kernel's log may speak of; that of a test's worker is of a namespace of its own."""
+    if Path("/proc/self/ns/pid").readlink() == INITIAL:
+        return Path("/proc")
+    (folder / "proc" / "self" / "ns").mkdir(parents=True)
+    for place in Path("/proc").iterdir():
+        if place.name != "self":
+            (folder / "proc" / place.name).symlink_to(place)
+    (folder / "proc" / "self" / "ns" / "pid").symlink_to(INITIAL)
+    (folder / "proc" / "self" / "ns" / "mnt").symlink_to(Path("/proc/self/ns/mnt").readlink())
+    return folder / "proc"
+
+
 def kernel_log_with_segfault_of(pid: int, folder: Path) -> Path:
     """The kernel's own log; one that says the same where the kernel tells no segfaults here, or may not be read."""
     events = kmsg.KernelLog().read(Path("/dev/kmsg"))
-    if isinstance(events, kmsg.KernelEvents) and any(line.subject == str(pid) for line in events.lines):
+    is_ours = Path("/proc/self/ns/pid").readlink() == INITIAL
+    if is_ours and isinstance(events, kmsg.KernelEvents) and any(line.subject == str(pid) for line in events.lines):
         return Path("/dev/kmsg")
     line = f"python[{pid}]: segfault at 0 ip 00007fc2 sp 00007ffd error 6 in libc.so.6[164a15,7fc2+156000]"
     (folder / "kmsg").write_text(f"6,1,{int(time.monotonic() * 1e6)},-;{line}\n")

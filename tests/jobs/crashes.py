@@ -1,12 +1,14 @@
 """A job that crashes when it is told to, started by torchrun: `crashes.py FOLDER HOW`.
 
-Each rank writes its pid to FOLDER/pid-<rank>; once FOLDER/go is there, rank 1 crashes while the others reduce.
+Each rank writes its pid to FOLDER/pid-<rank>; once FOLDER/go is there, rank 1 crashes while the others reduce, or linger
+whatever torchrun tells them.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -28,12 +30,16 @@ def main() -> None:
         time.sleep(0.05)
     if rank == 1 and HOW == "raises":
         raise ValueError(f"the shard of rank {rank} is empty")
-    if rank == 1 and HOW in ("segfaults", "caught"):
+    if rank != 1 and HOW == "lingers":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if rank == 1 and HOW in ("segfaults", "caught", "lingers"):
         ctypes.memset(0, 0, 1)
-    if HOW != "ends":
+    if HOW == "lingers":
+        time.sleep(120)
+    elif HOW != "ends":
         dist.all_reduce(torch.ones(2))
 
 
 # torchelastic's decorator catches SIGSEGV by faulthandler, and the kernel tells no segfault that is caught.
-main = main if HOW == "segfaults" else record(main)
+main = main if HOW in ("segfaults", "lingers") else record(main)
 main()

@@ -133,6 +133,9 @@ class Capture(Section, frozen=True):
         bool,
         Meta(description="open files, connections, children, memory of ranks that are named or to be looked at first"),
     ] = True
+    kernel_log: Annotated[
+        bool, Meta(description="lines of the kernel's log about ranks, their mounts and devices are evidence")
+    ] = True
     max_workers_per_rank: Annotated[
         int, Meta(ge=0, le=1024, description="loader workers dumped per rank; the rest is counted only")
     ] = 16
@@ -156,6 +159,17 @@ class Capture(Section, frozen=True):
     nccl_ras_min_age_seconds: Annotated[
         float, Meta(ge=0.0, le=86400.0, description="ranks younger than this are not asked: NCCL 2.26.2 may crash then")
     ] = 900.0
+
+
+class Crashes(Section, frozen=True):
+    """What ranks leave that die."""
+
+    read: Annotated[
+        bool, Meta(description="error files, cores and the kernel's log: a crash is an incident and a warning")
+    ] = True
+    cores: Annotated[
+        bool, Meta(description="with gdb, where that is installed, the native stack in a core, as the job's owner")
+    ] = True
 
 
 class Store(Section, frozen=True):
@@ -226,6 +240,7 @@ class Settings(Section, frozen=True):
     jobs: Jobs = Jobs()
     detector: Detector = Detector()
     capture: Capture = Capture()
+    crashes: Crashes = Crashes()
     store: Store = Store()
     http: Http = Http()
     activities: Activities = Activities()

@@ -6,7 +6,9 @@ can lie about his own job, and about no other. Whoever complains of others in it
 
 from __future__ import annotations
 
+import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -44,8 +46,14 @@ _FRAMES_SHOWN = 8
 _TEXT_CHARACTERS = 240
 _LINE_CHARACTERS = 4096
 _TIE_SECONDS = 2.0  # an error file tells whole seconds
+_NEAR_SECONDS = 120.0  # between what a rank left and its end: a scan, and its destructors; a core is written by then
 _DRIFT = 20e-6  # of the clock of the kernel's log against the wall clock, in which it counts since boot
 _ABORTED = "SIGABRT"
+_FAULTS = frozenset({"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS", _ABORTED})
+"""What a program dies of by itself; others are sent, and gcore writes the core of a process that lives on."""
+_SECRETS = re.compile(
+    r"(?i)(//)[^/@\s]+@|\b(bearer\s+|(?:token|password|passwd|secret|api[_-]?key)\s*[=:]\s*)[^\s,;'\"]+"
+)
 
 
 class Left(NamedTuple):
@@ -83,10 +91,14 @@ def read(
     node: str,
     seen: remains.LastSeen,
     *,
+    cores: bool = True,
     proc_root: Path = procs.PROC,
     kernel_log_path: Path = Path("/dev/kmsg"),
 ) -> list[Left]:
-    """What the ranks of a job left whose processes are gone; takes a child, some seconds, and for a core a minute."""
+    """What the ranks of a job left whose processes are gone; takes a child, some seconds, and for a core three minutes.
+
+    Without `cores` a core is not given to gdb; which signal it tells is read.
+    """
     log = kmsg.SHARED.read(kernel_log_path)
     said = log.lines if isinstance(log, kmsg.KernelEvents) else ()
     lines = kernel_log.lines_of(job, said, now=time.monotonic(), unix_now=time.time(), proc_root=proc_root)
@@ -99,16 +111,17 @@ def read(
         root = None if known is None or known.uid is None else remains.root_of(known.mounts, living, proc_root)
         if known is not None and root is not None:
             readable.append((known, root))
-    with_file = [(known, root) for known, root in readable if known.error_file]
+    shared = Counter(known.error_file for known, _ in readable)  # who of them wrote it nobody can tell
+    with_file = [(known, root) for known, root in readable if known.error_file and shared[known.error_file] == 1]
     for (known, _), file in zip(with_file, remains.error_files(with_file), strict=True):
-        found[known.id] = _with_error_file(found[known.id], known, file)
+        found[known.id] = _with_error_file(found[known.id], file)
     for (known, _), core in zip(readable, remains.cores(readable, proc_root), strict=True):
-        if core is not None and core.path:
+        if core is not None and core.path and (core.refused or _is_of_its_end(core, found[known.id])):
             found[known.id] = _with_core(found[known.id], core)
     first = next(iter(_causes(list(found.values()))), None)
     for known, root in readable:
         left = found[known.id]
-        if first is not None and left.id == first.left.id and left.core is not None:
+        if cores and first is not None and left.id == first.left.id and left.core is not None:
             found[known.id] = left._replace(stack=_frames(remains.native_stack(known, left.core, root)))
     return list(found.values())
 
@@ -118,7 +131,7 @@ def _left(one: EndedProcess, node: str, lines: tuple[KernelLine, ...]) -> Left:
     return Left(rank, one.gone_unix_seconds, lines)
 
 
-def _with_error_file(left: Left, known: remains.Seen, file: remains.ErrorFile) -> Left:
+def _with_error_file(left: Left, file: remains.ErrorFile) -> Left:
     if file.refused:
         return left._replace(refused=(*left.refused, f"its error file {file.refused}"))
     if not file.text:
@@ -129,10 +142,16 @@ def _with_error_file(left: Left, known: remains.Seen, file: remains.ErrorFile) -
         failure = logs.parse_error_file(file.text)
     except ValueError as error:
         return left._replace(refused=(*left.refused, f"its error file {error}"))
-    failure = failure._replace(of_others=logs.blames_another(failure, left.id.rank))
-    began = left.gone_unix_seconds - (time.monotonic() - known.id.start_ticks / procs.TICKS_PER_SECOND)
-    is_old = failure.moment is not None and failure.moment.seconds < began - kernel_log.SLACK_SECONDS
-    return left if is_old else left._replace(failure=failure)
+    failure = failure._replace(
+        of_others=logs.blames_another(failure, left.id.rank), text=_SECRETS.sub(r"\1\2***", failure.text)
+    )
+    is_of_its_end = failure.moment is not None and abs(failure.moment.seconds - left.gone_unix_seconds) < _NEAR_SECONDS
+    return left._replace(failure=failure) if is_of_its_end else left
+
+
+def _is_of_its_end(core: remains.Core, left: Left) -> bool:
+    """Not one of another process that had its pid, long ago or in another pid namespace, nor of who was told to end."""
+    return core.signal in _FAULTS and abs(core.unix_seconds - left.gone_unix_seconds) < _NEAR_SECONDS
 
 
 def _with_core(left: Left, core: remains.Core) -> Left:
@@ -147,6 +166,8 @@ def _frames(text: str) -> tuple[str, ...]:
 
     lines = [line[:_LINE_CHARACTERS] for line in text.splitlines() if line.strip()]
     if frames := gdb_text.died_in(lines):
+        if all(frame.startswith("?? ") for frame in frames):
+            return ("no native stack: gdb could not read the program and its libraries",)
         return tuple(words.elided(frame, _TEXT_CHARACTERS) for frame in frames[:_FRAMES_SHOWN])
     return (f"no native stack: {words.elided(lines[-1], _TEXT_CHARACTERS)}",) if lines else ()
 
@@ -195,6 +216,8 @@ def judge(job: Job, found: Sequence[Left]) -> Verdict | None:
     first = causes[0]
     alike = [one for one in causes if one.order == first.order and abs(one.unix_seconds - first.unix_seconds) < 1.0]
     named = [one.left.id for one in (alike if first.order == 1 else [first])] if first.order < 3 else []
+    if len(named) == len(found) > 1:
+        return _all_alike(first, named)
     rest = len(found) - max(1, len(named))
     others = f"; {words.count(rest, 'other rank')} of this node ended as well" if rest else ""
     still = f"; {words.count(len(job.ranks), 'rank')} still here" if job.ranks else ""
@@ -204,7 +227,7 @@ def judge(job: Job, found: Sequence[Left]) -> Verdict | None:
     else:
         message = (
             f"ranks crashed, and all that left word complain of others: {words.who([first.left.id])} first, at {when}: "
-            f"{first.text}{others}{still}. Who died before is on another node, or left no word."
+            f"{first.text}{others}{still}. Who died before is not known: it left no word, or is on another node."
         )
     sure = (Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE)[first.order]
     looks = tuple(_silent(job, found, causes)) if first.order == 3 else ()
@@ -218,6 +241,15 @@ def judge(job: Job, found: Sequence[Left]) -> Verdict | None:
         confidence=Confidence.LOW if len(named) > 1 else sure,
         evidence=(*(_evidence(one, named) for one in causes[: 2 * _SHOWN]), *_more(found, named)),
     )
+
+
+def _all_alike(first: Cause, ended: Sequence[RankId]) -> Verdict:
+    """All ended in one second with errors of their own: they were told to, or have one reason."""
+    message = (
+        f"all {words.count(len(ended))} that ended did so in the second of {words.utc(first.unix_seconds)}, "
+        f"each with an error of its own: {words.who([first.left.id])} with {first.text}. Nobody stands out."
+    )
+    return Verdict(kind=KIND, message=message[:1].upper() + message[1:], evidence=(_evidence(first, ()),))
 
 
 def _silent(job: Job, found: Sequence[Left], causes: Sequence[Cause]) -> Iterable[FirstLook]:

@@ -212,7 +212,8 @@ class Daemon:
 
     def _read_remains(self, job: Job) -> None:
         """What ranks left that are gone; a crash makes an incident, an end in order none."""
-        found = crash.read(job, self.node, self._scan.last_seen, proc_root=self._proc_root)
+        cores = self.settings.crashes.cores
+        found = crash.read(job, self.node, self._scan.last_seen, cores=cores, proc_root=self._proc_root)
         verdict = crash.judge(job, found)
         if verdict is None:
             return
@@ -239,7 +240,7 @@ class Daemon:
                 self._turns.add(entry.job.share if entry else "", action)
                 self._beats.once("capture", self._look_in_turn)
             elif isinstance(action, ReadRemains):
-                if self._dead.add(action.job.share, action.job, MOST_DEAD_JOBS):
+                if self.settings.crashes.read and self._dead.add(action.job.share, action.job, MOST_DEAD_JOBS):
                     self._beats.once("remains", self._read_remains_in_turn)
             elif isinstance(action, SaveIncident):
                 self._beats.once("store", self._save if action.is_watched else self._keep, action.incident)

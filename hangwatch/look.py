@@ -141,7 +141,7 @@ def look_at(
         observe_dump=observe_dump,
         ask_nccl=ask_nccl,
     )
-    taken = _with_kernel_lines(taken, job, proc_root, kernel_log)
+    taken = _with_kernel_lines(taken, job, proc_root, kernel_log) if settings.kernel_log else taken
     facts = host.facts(sweep.driver_version if sweep else None)
     here = job.ranks_here or None
     own = {} if stop is not None and stop.is_set() else _own_ranks(taken, job, proc_root)

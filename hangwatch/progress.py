@@ -490,6 +490,8 @@ def crashed(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple[Snap
             incident_id=before.incident.incident_id,
             opened_unix_seconds=before.incident.opened_unix_seconds,
         )
+    if before is None and not incident.verdict.named and any(one.incident.verdict.named for one in same):
+        return replace(snapshot, crash_count=snapshot.crash_count + 1), ()  # those who followed, or the next attempt's
     crash = Crash(incident=incident, found_monotonic_seconds=before.found_monotonic_seconds if before else now)
     others = [one for one in kept if one not in same]
     of_share = [one for one in others if one.incident.job.share == incident.job.share]
@@ -500,6 +502,8 @@ def crashed(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple[Snap
         crashes=(*others, crash)[-CRASHES_SHOWN:],
         crash_count=snapshot.crash_count + (before is None),
     )
+    if before is None and len(of_share) >= CRASHES_SHOWN_PER_SHARE:
+        return snapshot, ()  # any user can make ranks that die, and the store is everybody's
     return snapshot, (SaveIncident(incident=incident, is_watched=False),)
 
 

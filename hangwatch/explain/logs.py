@@ -47,6 +47,8 @@ _OF_OTHERS = re.compile(
     r"|Dist(?:Backend|Network|Store)Error|(?:closed|reset|refused) by (?:remote )?peer"
     r"|Connection (?:reset|refused|aborted)|Broken pipe|SignalException|ChildFailedError|KeyboardInterrupt|SIGTERM"
     r"|failed to (?:recv|connect)|(?:timed? ?out|timeout).*\b(?:wait|store|barrier|rendezvous|connect|socket)"
+    r"|pair closure|closed connection|Rendezvous\w*ClosedError|NCCL error in: .*unhandled system error"
+    r"|mismatch between collectives|killed by signal: Terminated"
     r"|Wait timeout|Socket Timeout|reached monitoredBarrier, but|failed to pass monitoredBarrier",
     re.IGNORECASE,
 )

@@ -32,7 +32,7 @@ MOST_ERROR_BYTES = 1 << 18
 MOST_ANSWER_BYTES = 8 << 20
 MOST_STACK_BYTES = 1 << 20
 FILES_DEADLINE_SECONDS = 10.0
-CORE_DEADLINE_SECONDS = 60.0
+CORE_DEADLINE_SECONDS = 180.0
 DEAD_KEPT = 1024
 DEAD_KEPT_OF_A_SHARE = 128
 _CORE_PATTERN = Path("sys/kernel/core_pattern")
@@ -192,7 +192,7 @@ def core_paths(pattern: str, seen: Seen, *, uses_pid: bool) -> tuple[str, ...]:
 
 
 def native_stack(seen: Seen, core: Core, root: Path) -> str:
-    """What gdb prints of all threads of a core, at most 1 MiB and a minute; else a line that says why there is none."""
+    """What gdb prints of all threads of a core, at most 1 MiB and three minutes; else a line that says why not."""
     gdb = shutil.which("gdb", path="/usr/local/bin:/usr/bin:/bin")
     if gdb is None:
         return "gdb is not installed"

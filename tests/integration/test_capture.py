@@ -18,8 +18,9 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.hang import jobs
+from hangwatch.hang import activity, jobs
 from hangwatch.hang.capture import ABSENT_LISTED, capture, job_of_pids
+from hangwatch.look import look_at
 from hangwatch.model import Capture, Fault, GpuSample, GpuSweep, Job, ProcessDump, ProcessId, Rank, RankDump, Worker
 from hangwatch.probes import procs
 from tests.conftest import wait_for
@@ -170,6 +171,25 @@ def test_what_ports_of_the_node_count_during_a_look(tmp_path: Path) -> None:
         assert rank.ports.worse == ("mlx5_3/1 link_downed +1",)
         assert rank.ports.bytes_per_second == pytest.approx(8e6 / taken.duration_seconds, rel=0.5)
     assert [rank.ports for rank in unread.ranks[:2]] == [None, None]
+
+
+def test_the_kernels_log_is_evidence_unless_it_is_turned_off(tmp_path: Path) -> None:
+    line = "mlx5_core 0000:5e:00.0: Port module event: module 0, Cable unplugged"
+    (tmp_path / "kmsg").write_text(f"3,1,{int(time.monotonic() * 1e6)},-;{line}\n")
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+
+        def said(**more: bool) -> list[str]:
+            taken = look_at(
+                job_of_pids([pid]),
+                settings=config.Capture(rounds=1, **more),
+                activities=activity.load(),
+                node="here",
+                kernel_log=tmp_path / "kmsg",
+            )
+            return [line.text for rank in taken.capture.ranks for line in rank.kernel_lines]
+
+        assert said() == [line]
+        assert said(kernel_log=False) == []
 
 
 def _once_after(count: int, call: object) -> object:

@@ -21,6 +21,7 @@ from hangwatch.job_scan import JobScan
 from hangwatch.model import ENDED_STATES, Job, Process, ProcessId, Verdict
 from hangwatch.probes import kmsg, procs, remains
 from tests.conftest import wait_for
+from tests.integration import targets
 from tests.other_users import as_user, needs_root
 from tests.watched import RealDaemon, TorchJob
 
@@ -126,18 +127,24 @@ def test_a_rank_that_segfaults_is_named_by_the_kernel(tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.timeout(400)
 def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_of_owner: Path, tmp_path: Path) -> None:
-    """While others linger; by the kernel's line, with the native stack in its core, where the kernel writes it here."""
+    """While others linger; by the kernel's line, with the native stack in its core, where the kernel writes it here.
+
+    torchrun is stopped, which would end the others after half a minute.
+    """
     folder = folder_of_owner / "job"
     prefix = ["prlimit", "--core=unlimited", "env", f"--chdir={folder}", *as_user(OWNER, NOBODY)]
-    with crashing(folder, "lingers", prefix) as (_, pids):
+    with crashing(folder, "lingers", prefix) as (torchrun, pids):
         watch = Watch(pids)
         watch.discover()
+        targets.stop(torchrun.process.pid)
         (folder / "go").touch()
         wait_for(lambda: watch.discover() and watch.dead, "rank 1 to be found dead", 120)
         job = watch.dead[0]
         assert [one.rank for one in job.ended] == [1]
         log, root = kernel_log_with_segfault_of(pids[1], tmp_path), counted_as_the_kernel_does(folder_of_owner)
         verdict = crash.judge(job, crash.read(job, "here", watch.last_seen, proc_root=root, kernel_log_path=log))
+        without = crash.judge(job, crash.read(job, "here", watch.last_seen, cores=False, proc_root=root))
+    assert without is not None and "core" not in {vote.kind for vote in without.evidence}
     assert verdict is not None
     assert ([rank.rank for rank in verdict.named], verdict.confidence.value) == ([1], "high"), verdict.message
     assert "segfault in libc" in verdict.message and "2 ranks still here" in verdict.message

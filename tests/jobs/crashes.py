@@ -1,14 +1,12 @@
 """A job that crashes when it is told to, started by torchrun: `crashes.py FOLDER HOW`.
 
-Each rank writes its pid to FOLDER/pid-<rank>; once FOLDER/go is there, rank 1 crashes while the others reduce, or linger
-whatever torchrun tells them.
+Each rank writes its pid to FOLDER/pid-<rank>; once FOLDER/go is there, rank 1 crashes while the others reduce, or linger.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -30,12 +28,10 @@ def main() -> None:
         time.sleep(0.05)
     if rank == 1 and HOW == "raises":
         raise ValueError(f"the shard of rank {rank} is empty")
-    if rank != 1 and HOW == "lingers":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if rank == 1 and HOW in ("segfaults", "caught", "lingers"):
         ctypes.memset(0, 0, 1)
     if HOW == "lingers":
-        time.sleep(120)
+        time.sleep(600)
     elif HOW != "ends":
         dist.all_reduce(torch.ones(2))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from hangwatch import crash, kernel_lines
@@ -98,9 +100,9 @@ def job(*found: Left, world_size: int | None = None) -> Job:
             [left(0), left(1, core="SIGBUS", at=1)], [1], Confidence.HIGH, "SIGBUS, by its core", id="a fault by its core"
         ),
         pytest.param(
-            [left(0, error="ImportError: no flash", at=1), left(1, error="ImportError: no flash", at=1)],
+            [left(0, error="ImportError: no flash", at=1), left(1, error="ImportError: no flash", at=1), left(2)],
             [0, 1], Confidence.LOW, "ImportError: no flash",
-            id="all alike in one second",
+            id="some alike in one second",
         ),
         pytest.param(
             [left(0, error=RESET, at=1), left(1), left(2, error=RESET, at=1)],
@@ -176,3 +178,59 @@ Thread 1 (Thread 0x7f00 (LWP 14654)):
 #2  0x00007fc3 in ffi_call () from /lib/x86_64-linux-gnu/libffi.so.8
 """
     assert gdb_text.died_in(printed.splitlines()) == ("?? (libc.so.6)", "memset (memset.S)", "ffi_call (libffi.so.8)")
+
+
+@pytest.mark.parametrize("error", ["Preempted: checkpoint written", "ImportError: no flash"])
+def test_where_all_end_alike_in_one_second_nobody_stands_out(error: str) -> None:
+    found = [left(rank, error=error, at=1) for rank in range(3)]
+    verdict = crash.judge(job(*found), found)
+    assert verdict is not None
+    assert (verdict.named, verdict.first_look, verdict.confidence) == ((), (), Confidence.NONE)
+    assert "All 3 ranks that ended did so in the second of" in verdict.message and error in verdict.message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: DataLoader worker (pid 77) is killed by signal: Terminated.",
+        "RuntimeError: Application timeout caused pair closure",
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+        "RuntimeError: Detected mismatch between collectives on ranks",
+    ],
+)
+def test_who_was_told_to_end_or_lost_another_is_not_named(error: str) -> None:
+    found = [left(0, error=error, at=1), left(1)]
+    verdict = crash.judge(job(*found), found)
+    assert verdict is not None
+    assert (verdict.named, verdict.confidence) == ((), Confidence.NONE)
+
+
+def crashed_by(error: str, at: float) -> crash.Left:
+    """A rank that was gone at NOW, with an error file of that time beside its end."""
+    told = json.dumps({"message": {"message": error, "extraInfo": {"timestamp": str(int(NOW + at))}}})
+    return crash._with_error_file(left(0)._replace(gone_unix_seconds=NOW), remains.ErrorFile(text=told))
+
+
+def test_an_error_from_long_before_its_end_or_after_it_is_not_what_it_died_of() -> None:
+    """`@record` writes the file for an exception that the program may catch, and train on for hours."""
+    assert [crashed_by("OSError: busy", at).failure is None for at in (-3600, -10, 0, 3600)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_what_an_exception_says_of_secrets_is_not_told() -> None:
+    found = crashed_by("curl -H 'Authorization: Bearer hf_1' https://u:hunter2@host/?token=t3", -1).failure
+    assert found is not None
+    assert not any(secret in found.text for secret in ("hf_1", "hunter2", "t3"))
+
+
+@pytest.mark.parametrize(
+    ("signal", "at", "counts"),
+    [("SIGSEGV", -5, True), ("SIGSEGV", -3600, False), ("SIGQUIT", -5, False), ("", -5, False), ("SIGABRT", -1, True)],
+)
+def test_a_core_counts_where_it_is_of_this_end_and_of_a_fault(signal: str, at: float, counts: bool) -> None:
+    core = remains.Core(path="/core", unix_seconds=NOW + at, signal=signal)
+    assert crash._is_of_its_end(core, left(0)._replace(gone_unix_seconds=NOW)) is counts

@@ -841,6 +841,28 @@ def test_a_crash_of_the_same_processes_is_one_incident_told_anew() -> None:
     assert snapshot.crash_count == 2
 
 
+def test_who_followed_does_not_take_the_place_of_the_rank_that_is_named() -> None:
+    """The next attempt of the job, whose ranks complain of each other; its warning would end after seconds."""
+    named = crash(1, 100)
+    named = replace(named, verdict=replace(named.verdict, named=(RankId(rank=0),)))
+    snapshot, _ = progress.crashed(Snapshot(), named, now=0.0)
+    after, actions = progress.crashed(snapshot, crash(1, 200), now=5.0)
+    assert (after.crashes, after.crash_count, actions) == (snapshot.crashes, 2, ())
+    after, actions = progress.crashed(after, replace(named, job=crash(1, 300).job), now=9.0)
+    assert [one.incident.job.ended[0].id.pid for one in after.crashes] == [300]
+    assert len(actions) == 1
+
+
+def test_of_one_owner_so_many_crashes_are_kept_in_a_quarter_of_an_hour() -> None:
+    snapshot, saved = Snapshot(), 0
+    for number in range(50):
+        snapshot, actions = progress.crashed(snapshot, crash(number, number + 1), now=1.0)
+        saved += len(actions)
+    assert saved == progress.CRASHES_SHOWN_PER_SHARE
+    _, actions = progress.crashed(snapshot, crash(99, 999, share="uid 2000"), now=1.0)
+    assert len(actions) == 1
+
+
 def test_crashes_are_bounded_and_one_owner_hides_no_other() -> None:
     snapshot, _ = progress.crashed(Snapshot(), crash(0, 1, share="uid 2000"), now=0.0)
     for number in range(1, 200):

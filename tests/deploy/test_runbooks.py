@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -84,12 +85,12 @@ def test_the_reasons_that_a_runbook_explains_are_those_of_the_check() -> None:
 def test_the_keys_of_the_tuning_page_exist_with_these_defaults() -> None:
     text = (ROOT / "docs/tuning.md").read_text()
     seen = set()
-    for heading, section in (("[detector]", config.Detector()), ("[capture]", config.Capture())):
+    sections = {"[detector]": config.Detector(), "[capture]": config.Capture(), "[crashes]": config.Crashes()}
+    for heading, section in sections.items():
         part = text.split(f"### `{heading}`")[1].split("\n###")[0]
-        for names, values in re.findall(r"^\| (`[^|]+`) \| ([\d., ]+) \|", part, re.MULTILINE):
+        for names, values in re.findall(r"^\| (`[^|]+`) \| ([\d., ]+|true|false) \|", part, re.MULTILINE):
             keys = re.findall(r"`(\w+)`", names)
-            defaults = [float(value) for value in values.split(",")]
-            assert [float(getattr(section, key)) for key in keys] == defaults, names
+            assert [getattr(section, key) for key in keys] == json.loads(f"[{values}]"), names
             seen.update(keys)
         assert {field.name for field in msgspec.structs.fields(section)} <= seen, f"{heading}: a key is not explained"
 

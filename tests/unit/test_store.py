@@ -539,7 +539,12 @@ def test_kill_9_in_the_middle_of_saving_leaves_a_loadable_store(tmp_path: Path, 
         for _ in range(saves):
             assert writer.stdout.readline()
         incidents = tmp_path / "incidents"
-        wait_for(lambda: list(incidents.rglob(".tmp-*")), "a save under way", 20)
+
+        def under_way() -> bool:
+            found = (name for _, folders, files in os.walk(incidents) for name in (*folders, *files))
+            return any(name.startswith(".tmp-") for name in found)
+
+        wait_for(under_way, "a save under way", 20)
         writer.send_signal(signal.SIGKILL)
         writer.wait()
     finished = (saves + 3) // 4

@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 import msgspec  # noqa: E402
 
-from benchmarks.recorder import JOB, cpu_seconds, gap_seconds, wait_for  # noqa: E402
+from benchmarks.recorder import cpu_seconds, gap_seconds, hung_job  # noqa: E402
 from hangwatch import config, look  # noqa: E402
 from hangwatch.hang import activity  # noqa: E402
 from hangwatch.hang.capture import job_of_pids  # noqa: E402
@@ -100,29 +97,8 @@ def main() -> None:
     if chosen.look:
         print(json.dumps(look_once(chosen.look, chosen.pids)))
         return
-    with tempfile.TemporaryDirectory() as name, socket.socket() as free:
-        folder = Path(name)
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-        free.close()
-        place = {"WORLD_SIZE": str(chosen.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        with (folder / "log").open("wb") as log:
-            children = [
-                subprocess.Popen(
-                    [sys.executable, "-c", JOB, name],
-                    env={**os.environ, **place, "RANK": str(rank)},
-                    stdout=log,
-                    stderr=log,
-                )
-                for rank in range(chosen.ranks)
-            ]
-        try:
-            wait_for(lambda: all((folder / f"pid-{rank}").exists() for rank in range(chosen.ranks)))
-            measure(folder, [child.pid for child in children], chosen.turns)
-        finally:
-            for child in children:
-                child.kill()
-                child.wait()
+    with hung_job(chosen.ranks) as (folder, pids):
+        measure(folder, pids, chosen.turns)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ recorder is read, and while py-spy dumps with a pause.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import socket
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -109,28 +110,41 @@ def row(what: str, wall: float, cpu: float, beside: float) -> None:
     print(f"{what:52} {wall * 1e3:9.2f} ms {cpu * 1e3:9.2f} ms CPU {wall / beside:8.2f}")
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--ranks", type=int, default=8)
-    options.add_argument("--rounds", type=int, default=10)
-    chosen = options.parse_args()
+@contextlib.contextmanager
+def hung_job(ranks: int) -> Iterator[tuple[Path, list[int]]]:
+    """A job that stands in a collective which rank 0 does not join: its folder, and its pids by rank."""
     with tempfile.TemporaryDirectory() as name, socket.socket() as free:
         folder = Path(name)
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
         free.close()
-        place = {"WORLD_SIZE": str(chosen.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        children = [
-            subprocess.Popen([sys.executable, "-c", JOB, name], env={**os.environ, **place, "RANK": str(rank)})
-            for rank in range(chosen.ranks)
-        ]
+        place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        with (folder / "log").open("wb") as log:
+            children = [
+                subprocess.Popen(
+                    [sys.executable, "-c", JOB, name],
+                    env={**os.environ, **place, "RANK": str(rank)},
+                    stdout=log,
+                    stderr=log,
+                )
+                for rank in range(ranks)
+            ]
         try:
-            wait_for(lambda: all((folder / f"pid-{rank}").exists() for rank in range(chosen.ranks)))
-            measure(folder, [child.pid for child in children], chosen.rounds)
+            wait_for(lambda: all((folder / f"pid-{rank}").exists() for rank in range(ranks)))
+            yield folder, [child.pid for child in children]
         finally:
             for child in children:
                 child.kill()
                 child.wait()
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--ranks", type=int, default=8)
+    options.add_argument("--rounds", type=int, default=10)
+    chosen = options.parse_args()
+    with hung_job(chosen.ranks) as (folder, pids):
+        measure(folder, pids, chosen.rounds)
 
 
 def measure(folder: Path, pids: list[int], rounds: int) -> None:

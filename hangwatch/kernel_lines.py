@@ -6,22 +6,18 @@ of the table say what its columns are.
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Literal, NamedTuple
 
 from hangwatch import tables
-from hangwatch.model import Value
 
 LONGEST_LINE = 1024
 Names = Literal["process", "task", "nfs", "lustre", "ceph", "device"]
 
 
-class Row(Value, frozen=True, forbid_unknown_fields=True):
+class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
     """A row: which lines it is of, what they name, what they mean, what to do, and where they come from."""
 
-    holds: str
-    pattern: str
     names: Names
     meaning: str
     remedy: str
@@ -45,18 +41,17 @@ def load() -> dict[str, Row]:
 
 
 @cache
-def _patterns() -> tuple[tuple[str, str, re.Pattern[str]], ...]:
-    return tuple((name, row.holds, re.compile(row.pattern)) for name, row in load().items())
+def _rows() -> tables.LineRows:
+    return tables.LineRows(load(), whole=True)
 
 
 def find(line: str) -> Said | None:
     """What a line of the kernel's log, without its time, says by the first row that it fits, else None."""
-    line = line[:LONGEST_LINE]
-    for name, holds, pattern in _patterns():
-        if holds in line and (found := pattern.match(line)):
-            groups = found.groupdict()
-            return Said(name, groups.get("subject") or "", groups.get("where") or "")
-    return None
+    fitting = _rows().first(line[:LONGEST_LINE])
+    if fitting is None:
+        return None
+    groups = fitting[1].groupdict()
+    return Said(fitting[0], groups.get("subject") or "", groups.get("where") or "")
 
 
 @cache

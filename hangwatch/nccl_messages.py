@@ -6,22 +6,18 @@ table say what its columns are.
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Literal, NamedTuple
 
 from hangwatch import tables
-from hangwatch.model import Value
 
 LONGEST_LINE = 4096
 About = Literal["self", "peer", "job", "setup"]
 
 
-class Message(Value, frozen=True, forbid_unknown_fields=True):
+class Message(tables.LineRow, frozen=True, forbid_unknown_fields=True):
     """A row: which lines it is of, what they are about, what they mean, what to do, and where they come from."""
 
-    holds: str
-    pattern: str
     about: About
     meaning: str
     remedy: str
@@ -42,14 +38,13 @@ def load() -> dict[str, Message]:
 
 
 @cache
-def _patterns() -> tuple[tuple[str, str, re.Pattern[str]], ...]:
-    return tuple((name, row.holds, re.compile(row.pattern)) for name, row in load().items())
+def _rows() -> tables.LineRows:
+    return tables.LineRows(load(), whole=False)
 
 
 def find(line: str) -> Said | None:
     """What a line says by the first row that it fits, else None. Its first `LONGEST_LINE` characters count."""
-    line = line[:LONGEST_LINE]
-    for name, holds, pattern in _patterns():
-        if holds in line and (found := pattern.search(line)):
-            return Said(name, next((value for value in found.groups() if value), ""))
-    return None
+    fitting = _rows().first(line[:LONGEST_LINE])
+    if fitting is None:
+        return None
+    return Said(fitting[0], next((value for value in fitting[1].groups() if value), ""))

@@ -146,6 +146,19 @@ def test_a_socket_at_an_address_that_is_not_its_own_is_not_asked() -> None:
     assert fault.reason == "NotOwnAddress"
 
 
+def answers(pid: int, *, min_age_seconds: float) -> object:
+    return nccl_ras.answers(
+        [identity(pid)],
+        "us",
+        wanted=2,
+        pause_seconds=0.1,
+        min_age_seconds=min_age_seconds,
+        end=time.monotonic() + 120,
+        stop=threading.Event(),
+        proc_root=procs.PROC,
+    )
+
+
 @needs_networks
 def test_who_switched_it_off_or_is_young_is_not_asked(tmp_path: Path) -> None:
     with process(tmp_path, "answer", NCCL_RAS_ENABLE="0") as pid:
@@ -154,16 +167,7 @@ def test_who_switched_it_off_or_is_young_is_not_asked(tmp_path: Path) -> None:
     assert fault.reason == "RasDisabled"
     (tmp_path / "answer").write_text(FOUR)
     with process(tmp_path) as pid:
-        young = nccl_ras.answers(
-            [identity(pid)],
-            "us",
-            wanted=2,
-            pause_seconds=0.1,
-            min_age_seconds=1e6,
-            end=time.monotonic() + 60,
-            stop=threading.Event(),
-            proc_root=procs.PROC,
-        )
+        young = answers(pid, min_age_seconds=1e6)
     assert isinstance(young, Fault)
     assert young.reason == "TooYoung"
     assert asked(tmp_path) == []
@@ -174,16 +178,7 @@ def test_what_is_too_large_as_json_is_asked_as_text(tmp_path: Path) -> None:
     """Of thousands of ranks text lists those that differ, JSON all."""
     (tmp_path / "answer").write_text(TEXT.format(pid=7, host="10.0.0.7"))
     with process(tmp_path, "gigabyte") as pid:
-        found = nccl_ras.answers(
-            [identity(pid)],
-            "us",
-            wanted=2,
-            pause_seconds=0.1,
-            min_age_seconds=0.0,
-            end=time.monotonic() + 120,
-            stop=threading.Event(),
-            proc_root=procs.PROC,
-        )
+        found = answers(pid, min_age_seconds=0.0)
     assert isinstance(found, list)
     assert [one.version for _, one in found] == ["2.26.2", "2.26.2"]
     assert asked(tmp_path).count("SET FORMAT json") == 1

@@ -1,8 +1,6 @@
 """Renews what the chart says twice: README.md from values.yaml, and the configuration's part of values.schema.json.
 
-    python deploy/helm/generate.py
-
-`make golden` does the same; a test fails while either file is stale.
+`make golden` writes both; a test fails while either file is stale.
 """
 
 from __future__ import annotations
@@ -120,8 +118,3 @@ def _at(values: dict[str, Any], path: list[str]) -> Any:
     for key in path:
         values = values[key]
     return values
-
-
-if __name__ == "__main__":
-    SCHEMA.write_text(schema())
-    README.write_text(readme())

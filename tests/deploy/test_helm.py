@@ -39,7 +39,7 @@ MONITORED: dict[str, Any] = {
 EVERYTHING: dict[str, Any] = {
     **MONITORED,
     "fullnameOverride": "watcher",
-    "image": {"tag": "2.0.0"},
+    "image": {"tag": "2.0.0", "digest": f"sha256:{'0a' * 32}", "pullPolicy": "Always"},
     "imagePullSecrets": [{"name": "registry"}],
     "hostNetwork": False,
     "kernelLog": True,
@@ -59,6 +59,8 @@ EVERYTHING: dict[str, Any] = {
     "priorityClassName": "system-node-critical",
     "podLabels": {"team": "infra"},
     "podAnnotations": {"prometheus.io/scrape": "true"},
+    "initContainers": [{"name": "wait", "image": "registry.example.com/wait:1", "command": ["wait-for-driver"]}],
+    "extraArgs": ["--config", "/etc/tls/hangwatch.toml"],
     "extraEnv": [{"name": "TZ", "value": "UTC"}],
     "extraVolumes": [{"name": "tls", "secret": {"secretName": "hangwatch-tls"}}],
     "extraVolumeMounts": [{"name": "tls", "mountPath": "/etc/tls", "readOnly": True}],
@@ -72,7 +74,13 @@ WITHOUT: dict[str, Any] = {
     "serviceAccount": {"create": False},
     "extraCapabilities": ["SYS_ADMIN"],
 }
+# Has no default: whoever installs says where the image lies.
+IMAGE = "registry.example.com/hangwatch"
 VALUES = {"default": {}, "monitored": MONITORED, "everything": EVERYTHING, "without": WITHOUT}
+
+
+def with_image(values: dict[str, Any]) -> dict[str, Any]:
+    return {**values, "image": {"repository": IMAGE, **values.get("image", {})}}
 
 
 @cache
@@ -83,7 +91,9 @@ def loaded(path: Path = CHART) -> chart.Chart:
 def manifests(values: dict[str, Any], kubernetes: str = "1.32", path: Path = CHART) -> dict[str, str]:
     """Rendered files by name. The engine takes a Kubernetes version, its Python door does not pass one on."""
     options = {"name": "release", "namespace": "gpu", "kube_version": f"v{kubernetes.removesuffix('.0')}.0"}
-    rendered = _native.call_string("helm_render", loaded(path)._raw(), json.dumps(values), json.dumps(options))
+    rendered = _native.call_string(
+        "helm_render", loaded(path)._raw(), json.dumps(with_image(values)), json.dumps(options)
+    )
     files: dict[str, str] = json.loads(rendered)
     return files
 
@@ -114,7 +124,7 @@ def rendered_settings(values: dict[str, Any]) -> config.Settings:
 @pytest.mark.parametrize("kubernetes", KUBERNETES)
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
 def test_lint_has_nothing_to_say(values: dict[str, Any], kubernetes: str) -> None:
-    report = chart.lint(CHART, values, strict=True, kube_version=f"v{kubernetes.removesuffix('.0')}.0")
+    report = chart.lint(CHART, with_image(values), strict=True, kube_version=f"v{kubernetes.removesuffix('.0')}.0")
     assert report["errors"] == []
     assert [message for message in report["messages"] if message["severity"] > 1] == []
 
@@ -193,6 +203,41 @@ def test_apparmor_is_a_field_from_1_30_and_an_annotation_before() -> None:
     assert annotations("1.28", {"type": "Unconfined"})[key] == "unconfined"
     assert annotations("1.28", {"type": "RuntimeDefault"})[key] == "runtime/default"
     assert annotations("1.28", {"type": "Localhost", "localhostProfile": "hw"})[key] == "localhost/hw"
+
+
+# --- which image, started how ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("image", "pulled"),
+    [
+        ({}, f"{IMAGE}:{hangwatch.__version__}"),
+        ({"tag": "9"}, f"{IMAGE}:9"),
+        ({"tag": "9", "digest": f"sha256:{'0a' * 32}"}, f"{IMAGE}@sha256:{'0a' * 32}"),
+        ({"repository": "hangwatch", "pullPolicy": "Never"}, f"hangwatch:{hangwatch.__version__}"),
+    ],
+)
+def test_the_image_is_the_one_that_was_named(image: dict[str, str], pulled: str) -> None:
+    assert container({"image": image})["image"] == pulled
+
+
+@pytest.mark.parametrize(
+    ("image", "told"),
+    [
+        ({"repository": ""}, "image.repository is empty, and no image of hangwatch is published"),
+        ({"repository": "hangwatch"}, "image.repository=hangwatch names no registry"),
+    ],
+)
+def test_no_image_of_a_stranger_is_pulled_from_docker_hub(image: dict[str, str], told: str) -> None:
+    with pytest.raises(helm_python.HelmRenderError, match=re.escape(told)):
+        manifests({"image": image})
+
+
+def test_what_is_added_comes_beside_what_the_chart_has() -> None:
+    box, pod = container(EVERYTHING), only(EVERYTHING, "DaemonSet")["spec"]["template"]["spec"]
+    assert box["args"] == ["run", "--config", "/etc/hangwatch/hangwatch.toml", *EVERYTHING["extraArgs"]]
+    assert pod["initContainers"] == EVERYTHING["initContainers"]
+    assert "initContainers" not in only({}, "DaemonSet")["spec"]["template"]["spec"]
 
 
 # --- configuration -------------------------------------------------------------------------------------------------
@@ -292,6 +337,9 @@ def test_any_value_arrives_in_the_daemon_as_it_was_written(
         ({"tolerations": {"operator": "Exists"}}, "/tolerations"),
         ({"extraCapabilities": ["CAP_SYS_ADMIN"]}, "/extraCapabilities/0"),
         ({"hostNetwrk": True}, "'hostNetwrk' not allowed"),
+        ({"image": {"digest": "0a0a"}}, "/image/digest"),
+        ({"extraArgs": "--config"}, "/extraArgs"),
+        ({"initContainers": [{"name": "no-image"}]}, "/initContainers/0"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name_before_anything_is_installed(values: dict[str, Any], told: str) -> None:
@@ -369,7 +417,7 @@ def test_scrapes_carry_the_job_and_instance_that_the_rules_ask_for() -> None:
 # Of the functions that Helm 3.0 has (its own and sprig 3). Helm 4 has all of them.
 HELM_3 = {
     "add1", "and", "base", "contains", "default", "define", "else", "empty", "end", "eq", "fail", "get", "if",
-    "include", "int", "keys", "kindIs", "nindent", "not", "printf", "quote", "range", "replace", "required",
+    "include", "int", "keys", "kindIs", "nindent", "not", "or", "printf", "quote", "range", "replace", "required",
     "semverCompare", "sha256sum", "sortAlpha", "ternary", "toJson", "toString", "toYaml", "trim", "trimSuffix",
     "trunc", "with",
 }  # fmt: skip

@@ -45,3 +45,17 @@ localhost/{{ $profile.localhostProfile }}
 {{- define "hangwatch.healthPort" -}}
 {{- int (default (add1 .Values.config.http.port) .Values.config.http.health_port) }}
 {{- end }}
+
+{{- /* A name without a registry would be asked of Docker Hub, where it belongs to somebody else. */}}
+{{- define "hangwatch.image" -}}
+{{- $image := .Values.image -}}
+{{- if not $image.repository -}}
+{{ fail "image.repository is empty, and no image of hangwatch is published: build one with `make image`, push it, and --set image.repository=REGISTRY/hangwatch" }}
+{{- else if not (or (contains "/" $image.repository) (eq $image.pullPolicy "Never")) -}}
+{{ fail (printf "image.repository=%s names no registry: REGISTRY/%s, or image.pullPolicy=Never where the nodes have it" $image.repository $image.repository) }}
+{{- else if $image.digest -}}
+{{ printf "%s@%s" $image.repository $image.digest }}
+{{- else -}}
+{{ printf "%s:%s" $image.repository (default .Chart.AppVersion $image.tag) }}
+{{- end }}
+{{- end }}

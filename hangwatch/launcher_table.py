@@ -66,11 +66,21 @@ class Rendezvous(Value, frozen=True, forbid_unknown_fields=True):
     port: str
 
 
+class NameVariable(Value, frozen=True, forbid_unknown_fields=True):
+    """Where the name of a job may stand: all of a variable's value, or the group of the first pattern that fits."""
+
+    variable: str
+    patterns: tuple[str, ...] = ()
+    only_in_pod: bool = False
+    is_host_name: bool = False
+
+
 class Table(Value, frozen=True, forbid_unknown_fields=True):
     """The whole table."""
 
     launchers: tuple[Launcher, ...] = msgspec.field(name="launcher")
     schedulers: tuple[Scheduler, ...] = msgspec.field(name="scheduler")
+    names: tuple[NameVariable, ...] = msgspec.field(name="name")
     rendezvous: Rendezvous
     users: tuple[str, ...]
     python_comms: tuple[str, ...]
@@ -84,6 +94,7 @@ TABLE = tables.load("hangwatch", "launchers.toml", Table)
 
 def _variables(table: Table) -> frozenset[str]:
     found = {*table.users, *table.also_read, table.rendezvous.address, table.rendezvous.port}
+    found |= {row.variable for row in table.names}
     for scheduler in table.schedulers:
         found |= {scheduler.job_id, scheduler.step, *scheduler.gpus}
     for ranks in (launcher.ranks for launcher in table.launchers if launcher.ranks is not None):

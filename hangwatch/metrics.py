@@ -25,7 +25,7 @@ from prometheus_client.samples import Sample
 from hangwatch import __version__, words
 from hangwatch.board import DUMP_BUCKETS_SECONDS, Board, JobEntry, Snapshot
 from hangwatch.config import Detector
-from hangwatch.hang import power, reached
+from hangwatch.hang import power, reached, wording
 from hangwatch.hang.power import GpuPower
 from hangwatch.hang.watched import quiet_seconds
 from hangwatch.model import CheckStatus, Group, Incident, JobName, JobState, Member, Point, RankId, Signature
@@ -219,7 +219,8 @@ def _hardest_working(snapshot: Snapshot) -> dict[str, GpuPower]:
 
 
 def _jobs(snapshot: Snapshot, now: float) -> Iterator[Metric]:
-    info = _gauge("job_info", "The jobs on this node", (*JOB, "launcher", "user", "owner", "world_size"))
+    told = ("launcher", "user", "owner", "world_size", "name", "program", "title")
+    info = _gauge("job_info", "The jobs on this node; `title` is what a page calls one", (*JOB, *told))
     state = _gauge("job_state", "1 for the state that the job is in", (*JOB, "state"))
     ranks = _gauge("job_ranks", "Ranks of the job that run on this node", JOB)
     absent = _gauge("job_absent_ranks", "Ranks of the job that should run on this node and do not", JOB)
@@ -230,7 +231,8 @@ def _jobs(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     for entry in snapshot.jobs.values():
         job = entry.job
         name = tuple(job.name.labels.values())
-        info.add_metric([*name, job.launcher, job.user or "", job.owner, _text(job.world_size)], 1)
+        labels = [job.launcher, job.user or "", job.owner, _text(job.world_size), job.job_name, job.program]
+        info.add_metric([*name, *labels, words.which_job(job)], 1)
         for known in JobState:
             state.add_metric([*name, known.value], float(known is entry.watch.state))
         alive = 0 if entry.watch.state is JobState.ENDED else len(job.ranks)
@@ -252,7 +254,7 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
     activity = _gauge(
         "rank_activity",
         "What each rank of a job with an open incident is doing",
-        (*JOB, "rank", "local_rank", "activity", "waits_for", "motion", "frame", "stack"),
+        (*JOB, "rank", "local_rank", "activity", "waits_for", "motion", "frame", "stack", "does"),
     )
     for entry in snapshot.jobs.values():
         incident = entry.open_incident
@@ -273,6 +275,7 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
         )
         opened.add_metric([*name, incident.incident_id], incident.opened_unix_seconds)
         for group in incident.grouping.groups:
+            does = words.elided(wording.one(group), LABEL_LENGTH) if group.frames else ""
             for member in (one for one in group.members if not one.waiting):
                 activity.add_metric(
                     [
@@ -283,6 +286,7 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
                         member.motion.value,
                         _frame(group),
                         group.key,
+                        does,
                     ],
                     1,
                 )

@@ -274,6 +274,9 @@ class Job(Value, frozen=True):
     driver lists one of its ranks. `absent_local_ranks` are those that should be on this node and have no process:
     [first, last] of each range, since an environment says how many there should be. `ended` are processes of it that
     were seen and are gone, so many at most. `notes` are sentences about what was found.
+
+    `job_name` is what the user calls it where a scheduler or an operator tells (Slurm's job name, the PyTorchJob),
+    `program` the script that its ranks run: both bounded, of plain characters, and believed for words only.
     """
 
     job_id: str
@@ -295,6 +298,8 @@ class Job(Value, frozen=True):
     waiting: Waiting | None = None
     more_launcher_ids: tuple[ProcessId, ...] = ()
     ended: tuple[EndedProcess, ...] = ()
+    job_name: str = ""
+    program: str = ""
 
     @property
     def launcher_ids(self) -> tuple[ProcessId, ...]:

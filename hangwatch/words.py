@@ -14,6 +14,8 @@ _NODES_LISTED = 3
 _JOB_CHARACTERS = 64
 _KEY_CHARACTERS = 8
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
+_NAME_CHARACTERS = 48
 
 
 def printable(text: str) -> str:
@@ -27,6 +29,25 @@ def elided(text: str, characters: int) -> str:
     """Printable text of at most so many characters."""
     text = printable(text)
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
+def plain(text: str) -> str:
+    """A foreign name as one word that means nothing to Markdown, HTML, a shell or PromQL, of 48 characters at most."""
+    return _NOT_PLAIN.sub("_", text[: 4 * _NAME_CHARACTERS]).strip("._-")[:_NAME_CHARACTERS]
+
+
+def which_job(job: Job) -> str:
+    """Which job is meant, for who is woken: `llama-70b of user ada (Slurm job 4711, train.py)`.
+
+    What its user wrote stands beside the owner that the kernel names; the job id is left out where that says it.
+    """
+    name, user = plain(job.job_name), plain(job.user or "")
+    number = job.owner.removeprefix("Slurm job ")
+    owner = f"Slurm job {job.job_id}" if job.job_id.partition(".")[0] == number else job.owner
+    is_told = not name or owner.endswith(job.job_id)
+    of = f" of user {user}" if user and job.user != job.owner else ""
+    places = ", ".join(filter(None, ("" if is_told else job.job_id, owner, plain(job.program))))
+    return f"{name or job.job_id}{of}" + (f" ({places})" if places else "")
 
 
 def utc(unix_seconds: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:

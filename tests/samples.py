@@ -135,6 +135,8 @@ def job(ranks: Sequence[int], world_size: int | None, job_id: str = "2180718", c
         local_world_size=len(ranks),
         command=command,
         user="mira",
+        job_name="llama-70b",
+        program="train.py",
     )
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch import config
-from hangwatch.hang import devices, launchers, shares
+from hangwatch import config, words
+from hangwatch.hang import devices, launchers, owners, shares
 from hangwatch.hang.crews import INIT_PID, Crew, Tree, by_start, claim, find_crews, holds_gpu
 from hangwatch.hang.launchers import Seat
 from hangwatch.model import FoundJobs, GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker, gaps, spans
@@ -87,6 +87,8 @@ def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
 
 def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> Job:
     first, first_seat = _first(crew)
+    # Arguments stay where they are: they hold keys of trackers and hubs.
+    program = launchers.program((crew.head or first).cmdline if first_seat is None else first.cmdline)
     local_world_size = first_seat.local_world_size if first_seat else None
     found = [
         _rank(process, seat, place=place, tree=tree, samples=samples, ranks=ranks)
@@ -102,8 +104,7 @@ def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], rank
         world_size=first_seat.world_size if first_seat else None,
         local_world_size=local_world_size,
         absent_local_ranks=spans(gaps(present, local_world_size or 0)),
-        # Arguments stay where they are: they hold keys of trackers and hubs.
-        command=launchers.program((crew.head or first).cmdline if first_seat is None else first.cmdline),
+        command=program,
         user=first.user or (None if first.uid is None else f"uid {first.uid}"),
         environ=first.environ,
         job_key=name.job_key,
@@ -114,6 +115,8 @@ def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], rank
         notes=(*crew.notes, *(first_seat.doubts if first_seat else ()), *notes),
         waiting=crew.waiting,
         more_launcher_ids=tuple(head.id for head in crew.more_heads),
+        job_name=name.job_name,
+        program="" if program == "-c" else words.plain(program),
     )
 
 
@@ -183,10 +186,11 @@ def _samples(gpus: GpuSweep | None, tree: Tree, ticks_per_second: int) -> list[G
 
 
 class _Name(NamedTuple):
-    """The name of a job for people, and its key."""
+    """The name of a job for people, its key, and what its user calls it."""
 
     job_id: str
     job_key: str
+    job_name: str = ""
 
 
 def _names(crews: list[Crew], tree: Tree, node: str, order: Callable[[Crew], tuple[int, ...]]) -> list[_Name]:
@@ -206,7 +210,7 @@ def _names(crews: list[Crew], tree: Tree, node: str, order: Callable[[Crew], tup
 
 
 def _told_apart_by(name: _Name, pid: int) -> _Name:
-    return _Name(f"{name.job_id}-p{pid}", _key(name.job_key, str(pid)))
+    return _Name(f"{name.job_id}-p{pid}", _key(name.job_key, str(pid)), name.job_name)
 
 
 def _name(crew: Crew, tree: Tree, node: str) -> _Name:
@@ -227,7 +231,17 @@ def _name(crew: Crew, tree: Tree, node: str) -> _Name:
         # One shell may have started several jobs that have no launcher; their ports differ.
         is_told_by_port = port and crew.head is None
         name = f"pid{origin.pid}-{origin.start_ticks}" + (f"-{port}" if is_told_by_port else "")
-    return _Name(_safe(name), _key(name, crew.owner.name, address, port, node if is_here else ""))
+    key = _key(name, crew.owner.name, address, port, node if is_here else "")
+    return _Name(_safe(name), key, _job_name(crew, node))
+
+
+def _job_name(crew: Crew, node: str) -> str:
+    """What people call it, by its first rank, else by its launcher."""
+    told = (
+        launchers.job_name(one.environ, in_pod=owners.is_in_pod(one), node=node)
+        for one in filter(None, (_first(crew)[0], crew.head))
+    )
+    return next(filter(None, told), "")
 
 
 def _meeting_place(crew: Crew) -> tuple[str, str]:

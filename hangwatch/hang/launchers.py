@@ -21,6 +21,7 @@ MAX_RANKS = 1 << 20  # the largest clusters have some 200,000 GPUs
 _BY_PROGRAM = {name: row for row in TABLE.launchers for name in row.programs}
 _BY_COMM = {comm: row for row in TABLE.launchers for comm in row.comms}
 _MAX_TOLD = 64  # characters of each thing that a launcher was told
+_MAX_NAME_READ = 253  # a host name with its domain
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -139,6 +140,19 @@ def scheduled_id(environ: Mapping[str, str]) -> str:
             step = environ.get(scheduler.step, "")
             is_later = step.isdecimal() and 0 < int(step) < 1 << 31  # batch and extern count down from 2^32
             return job_id + (f".{step}" if is_later else "")
+    return ""
+
+
+def job_name(environ: Mapping[str, str], *, in_pod: bool, node: str) -> str:
+    """What people call the job, by the first variable of the table that tells; empty where none does."""
+    for row in TABLE.names:
+        value = environ.get(row.variable, "")[:_MAX_NAME_READ]
+        is_of_node = row.is_host_name and value.partition(".")[0] == node.partition(".")[0]
+        if not value or is_of_node or (row.only_in_pod and not in_pod):
+            continue
+        found = (re.fullmatch(pattern, value) for pattern in row.patterns)
+        if name := words.plain(value if not row.patterns else next((one[1] for one in found if one), "")):
+            return name
     return ""
 
 

@@ -63,3 +63,8 @@ def owner_of(process: Process) -> Owner:
         if found := _POD.match(path):
             return Owner(user, found["name"].replace("_", "-"))
     return Owner(user, " ".join(process.cgroups) if process.uid == 0 else "")
+
+
+def is_in_pod(process: Process) -> bool:
+    """Whether the kernel says that it runs in a pod of Kubernetes."""
+    return any(_POD.match(path) for path in process.cgroups)

@@ -45,6 +45,12 @@ def each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
     return parts
 
 
+def one(group: Group) -> str:
+    """What one rank of a group does, with the line of the user's code: "is loading data at train.py:38"."""
+    doing = busy(group, several=False)
+    return f"{doing}{_at(group, doing)}"
+
+
 def _at(group: Group, doing: str) -> str:
     """The line of the user's code, unless it is said already."""
     at = clauses.at(group)

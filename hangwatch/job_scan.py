@@ -28,7 +28,7 @@ class JobScan:
         self._endpoints: dict[ProcessId, str] = {}
         self._asked: dict[ProcessId, int] = {}  # in the how-manieth scan last, of those without an endpoint
         self._scans = 0
-        self.last_seen = remains.LastSeen(proc_root)
+        self.last_seen = remains.LastSeen(proc_root, limits.max_ranks_per_owner)
 
     def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
         """The jobs on the node of this name; what holds a GPU by `sweep` is read whoever started it."""

@@ -52,7 +52,8 @@ RANKS_CAME = "its ranks have come"
 CRASH_SHOWN_SECONDS = 900.0
 CRASHES_SHOWN = 64
 CRASHES_SHOWN_PER_SHARE = 8
-ENDED_KEPT = 64  # processes of a job that are gone, ranks and workers each
+ENDED_RANKS_KEPT = 1024  # of a job, the newest: as many as can live at once, so who died first is among them
+ENDED_WORKERS_KEPT = 64
 CAPTURES_KEPT = 4  # the first, which shows how it began, and the last ones
 
 
@@ -467,7 +468,7 @@ def _with_ended(before: Job, job: Job, unix_now: float) -> Job:
         if process not in present
     ]
     ranks, workers = ([one for one in (*before.ended, *gone) if one.is_worker is kind] for kind in (False, True))
-    ended = (*ranks[-ENDED_KEPT:], *workers[-ENDED_KEPT:])
+    ended = (*ranks[-ENDED_RANKS_KEPT:], *workers[-ENDED_WORKERS_KEPT:])
     return job if ended == job.ended else replace(job, ended=ended)
 
 

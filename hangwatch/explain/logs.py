@@ -44,14 +44,28 @@ _FATAL = re.compile(
 )
 _OF_OTHERS = re.compile(
     r"collective operation timeout|\bNCCL\b.*\b(?:time[d -]?out|abort)|communicator was aborted|remote process exited"
-    r"|Dist(?:Backend|Network|Store)Error|(?:closed|reset|refused) by (?:remote )?peer"
-    r"|Connection (?:reset|refused|aborted)|Broken pipe|SignalException|ChildFailedError|KeyboardInterrupt|SIGTERM"
-    r"|failed to (?:recv|connect)|(?:timed? ?out|timeout).*\b(?:wait|store|barrier|rendezvous|connect|socket)"
-    r"|pair closure|closed connection|Rendezvous\w*ClosedError|NCCL error in: .*unhandled system error"
+    r"|Dist(?:Backend|Network|Store)Error|Connection closed by (?:remote )?peer"
+    r"|SignalException|ChildFailedError|KeyboardInterrupt|SIGTERM"
+    r"|(?:timed? ?out|timeout).*\b(?:store|barrier|rendezvous)"
+    r"|pair closure|Rendezvous\w*ClosedError|NCCL error in: .*unhandled system error"
     r"|mismatch between collectives|killed by signal: Terminated"
-    r"|Wait timeout|Socket Timeout|reached monitoredBarrier, but|failed to pass monitoredBarrier",
+    r"|\bWait timeout|\bSocket Timeout|reached monitoredBarrier, but|failed to pass monitoredBarrier",
     re.IGNORECASE,
 )
+_LOST = (
+    r"(?:closed|reset|refused) by (?:remote )?peer|Connection (?:reset|refused|aborted)|Broken pipe|closed connection"
+    r"|failed to (?:recv|connect)|(?:timed? ?out|timeout).*\b(?:wait(?:ing)?|connect|socket)"
+)
+_LOST_IN_THE_JOB = re.compile(
+    r"(?:\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|torch[./]distributed|client socket|(?<![/:])\[[\d.:a-f]+\]:\d)"
+    rf".*(?:{_LOST})|(?:{_LOST}).*(?:\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|(?<![/:])\[[\d.:a-f]+\]:\d)"
+    rf"|^RuntimeError: (?:{_LOST})",
+    re.IGNORECASE,
+)
+"""Words that any connection has, to a database as well: of the job where they name what it is connected by.
+
+"[address]:port" is gloo's way to write an address; torch before 2.1 says nothing but RuntimeError of its store.
+"""
 _ANOTHER = r"(?:rank|worker|peer)s?[ :#=]{0,2}\[?(\d{1,7})\b"
 _OF_ANOTHER = re.compile(
     rf"\b{_ANOTHER}\]?,? (?:(?:(?:did|does|has|is|was|could|will)(?: not|n't)"
@@ -210,14 +224,18 @@ class Log:
             return
         rank = RankId(rank=int(found.group(1)), local_rank=int(found.group(2)))
         text = told.get("exception") or " ".join(filter(None, ("exit code", told.get("exitcode"))))
-        of_others = _OF_OTHERS.search(f"{text} {told.get('exitcode', '')}") is not None
+        of_others = _is_of_others(f"{text} {told.get('exitcode', '')}")
         moment = read_moment(told.get("time", ""))
         self.failures.append(Failure(text, told.get("where", ""), moment, number, of_others, rank))
 
     def _fail(self, text: str, where: str, moment: Moment | None, number: int) -> None:
         if sum(failure.rank is None for failure in self.failures) < MOST_FAILURES:
             text = _without(text, moment)[:LONGEST_TEXT]
-            self.failures.append(Failure(text, where, moment, number, _OF_OTHERS.search(text) is not None))
+            self.failures.append(Failure(text, where, moment, number, _is_of_others(text)))
+
+
+def _is_of_others(text: str) -> bool:
+    return (_OF_OTHERS.search(text) or _LOST_IN_THE_JOB.search(text)) is not None
 
 
 def blames_another(failure: Failure, rank: int | None) -> bool:
@@ -329,7 +347,7 @@ def parse_error_file(text: str) -> Failure:
     for line in told.extraInfo.py_callstack[-(LONGEST_LINE * 8) :].split("\n"):
         where = _where(line) or where
     text = clean(told.message.partition("\n")[0])[:LONGEST_TEXT]
-    return Failure(text, where, _unix(told.extraInfo.timestamp), 1, _OF_OTHERS.search(text) is not None)
+    return Failure(text, where, _unix(told.extraInfo.timestamp), 1, _is_of_others(text))
 
 
 def _where(line: str) -> str:

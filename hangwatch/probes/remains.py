@@ -33,8 +33,8 @@ MOST_ANSWER_BYTES = 8 << 20
 MOST_STACK_BYTES = 1 << 20
 FILES_DEADLINE_SECONDS = 10.0
 CORE_DEADLINE_SECONDS = 180.0
-DEAD_KEPT = 1024
-DEAD_KEPT_OF_A_SHARE = 128
+DEAD_KEPT_OF_A_SHARE = 1024
+_SHARES_KEPT = 4  # that have so many dead each
 _CORE_PATTERN = Path("sys/kernel/core_pattern")
 _CORE_USES_PID = Path("sys/kernel/core_uses_pid")
 _SPECIFIER = re.compile(r"%(.?)")
@@ -72,10 +72,14 @@ class Core(Value, frozen=True):
 
 
 class LastSeen:
-    """The ranks as they were seen last; of the dead so many at most, the newest, and of one user or pod fewer."""
+    """The ranks as they were seen last; of the dead so many at most, the newest, and of one user or pod fewer.
 
-    def __init__(self, proc_root: Path = procs.PROC) -> None:
+    `most_of_a_share` is how many ranks of one are watched at once: where all die together, who was first is kept.
+    """
+
+    def __init__(self, proc_root: Path = procs.PROC, most_of_a_share: int = DEAD_KEPT_OF_A_SHARE) -> None:
         self._proc_root = proc_root
+        self._most_of_a_share = most_of_a_share
         self._living: dict[ProcessId, Seen] = {}
         self._dead: dict[ProcessId, Seen] = {}
 
@@ -86,10 +90,10 @@ class LastSeen:
         self._living = living
         counts = Counter(seen.share for seen in self._dead.values())
         for known, seen in list(self._dead.items()):
-            if counts[seen.share] > DEAD_KEPT_OF_A_SHARE:
+            if counts[seen.share] > self._most_of_a_share:
                 counts[seen.share] -= 1
                 del self._dead[known]
-        while len(self._dead) > DEAD_KEPT:
+        while len(self._dead) > _SHARES_KEPT * self._most_of_a_share:
             del self._dead[next(iter(self._dead))]
 
     def of(self, process: ProcessId) -> Seen | None:

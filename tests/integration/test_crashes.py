@@ -18,7 +18,7 @@ import pytest
 from hangwatch import crash, progress
 from hangwatch.board import Snapshot
 from hangwatch.job_scan import JobScan
-from hangwatch.model import ENDED_STATES, Job, Process, ProcessId, Verdict
+from hangwatch.model import ENDED_STATES, Job, Process, ProcessId, Rank, Verdict
 from hangwatch.probes import kmsg, procs, remains
 from tests.conftest import wait_for
 from tests.integration import targets
@@ -237,6 +237,42 @@ def test_of_dead_ranks_so_many_are_remembered_and_one_owner_crowds_out_no_other(
     assert all(known.of(process.id) for process, _ in few)
     assert sum(known.of(process.id) is not None for process, _ in many) == remains.DEAD_KEPT_OF_A_SHARE
     assert known.of(many[-1][0].id) is not None
+
+
+def test_of_many_ranks_that_die_together_the_first_is_read_wherever_it_stands(tmp_path: Path) -> None:
+    """Two hundred, each with an error file; the scan that finds them gone knows no order."""
+    ranks = [Rank(id=ProcessId(pid=999_000_000 + n, start_ticks=1), rank=n, local_rank=n) for n in range(200)]
+    job = Job(job_id="many", launcher="torchrun", launcher_id=None, ranks=tuple(ranks), share="uid 1")
+    known, now = remains.LastSeen(tree_of_ranks(tmp_path, ranks)), time.time()
+    known.note([(left_by(rank, tmp_path, "ValueError: late", now), job.share) for rank in ranks])
+    left_by(ranks[3], tmp_path, "KeyError: early", now - 30)
+    known.note([])
+    snapshot, _ = progress.discovered(Snapshot(), [job], 1.0, now)
+    _, actions = progress.discovered(snapshot, [], 2.0, now)
+    (dead,) = (action.job for action in actions if isinstance(action, progress.ReadRemains))
+    found = crash.read(dead, "here", known, proc_root=tmp_path / "proc", kernel_log_path=tmp_path / "kmsg")
+    verdict = crash.judge(dead, found)
+    assert verdict is not None and [rank.rank for rank in verdict.named] == [3], verdict
+    assert "KeyError: early" in verdict.message and "199 other ranks of this node ended as well" in verdict.message
+
+
+def tree_of_ranks(folder: Path, ranks: Sequence[Rank]) -> Path:
+    """A /proc in which these ranks lie as a scan finds them, in the mount namespace of who looks."""
+    for name in ("self", *(str(rank.id.pid) for rank in ranks)):
+        place = folder / "proc" / name
+        (place / "ns").mkdir(parents=True)
+        (place / "ns" / "mnt").symlink_to("mnt:[1]")
+        (place / "cwd").symlink_to(folder)
+    return folder / "proc"
+
+
+def left_by(rank: Rank, folder: Path, error: str, unix_seconds: float) -> Process:
+    """A rank as a scan finds it, with an error file of that time."""
+    path = folder / f"error-{rank.rank}.json"
+    extra = {"timestamp": str(int(unix_seconds)), "py_callstack": "Traceback\n" * 300}
+    path.write_text(json.dumps({"message": {"message": error, "extraInfo": extra}}))
+    environ = {remains.ERROR_FILE: str(path)}
+    return Process(id=rank.id, parent_pid=1, comm="python", state="S", uid=os.geteuid(), environ=environ)
 
 
 # --- a core ----------------------------------------------------------------------------------------------------------

@@ -205,6 +205,45 @@ def test_who_was_told_to_end_or_lost_another_is_not_named(error: str) -> None:
     assert (verdict.named, verdict.confidence) == ((), Confidence.NONE)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+        "redis.exceptions.ConnectionError: Error 111 connecting to 10.0.0.9:6379. Connection refused.",
+        "requests.exceptions.ConnectTimeout: HTTPSConnectionPool(host='hf.co', port=443): timed out. (connect timeout=10)",
+        "urllib3.exceptions.ProtocolError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))",
+        "http.client.RemoteDisconnected: Remote end closed connection without response",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "filelock.Timeout: timed out waiting for /data/cache.lock",
+    ],
+)
+def test_whose_connection_to_something_outside_was_lost_has_an_error_of_its_own(error: str) -> None:
+    found = [left(0, error=RESET, at=1), left(1, error=error, at=2), left(2, error=RESET, at=3)]
+    verdict = crash.judge(job(*found), found)
+    assert verdict is not None
+    assert ([rank.rank for rank in verdict.named], verdict.confidence) == ([1], Confidence.MEDIUM)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:34688",
+        "RuntimeError: [pair.cc:598] writev [10.0.0.1]:4444: Connection reset by peer",
+        "RuntimeError: [unbound_buffer.cc:81] gloo: Timed out waiting 1800000ms for recv operation to complete",
+        "TimeoutError: The client socket has timed out after 900000ms while trying to connect to (10.0.0.1, 29500).",
+        "RuntimeError: Connection reset by peer",
+        "RuntimeError: Broken pipe",
+        "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+        "RuntimeError: connection refused (this error originated at tensorpipe/transport/uv/connection_impl.cc:141)",
+    ],
+)
+def test_who_lost_a_rank_or_the_store_of_the_job_followed_somebody(error: str) -> None:
+    found = [left(0, error=error, at=1), left(1)]
+    verdict = crash.judge(job(*found), found)
+    assert verdict is not None
+    assert (verdict.named, verdict.confidence) == ((), Confidence.NONE), verdict.message
+
+
 def crashed_by(error: str, at: float) -> crash.Left:
     """A rank that was gone at NOW, with an error file of that time beside its end."""
     told = json.dumps({"message": {"message": error, "extraInfo": {"timestamp": str(int(NOW + at))}}})

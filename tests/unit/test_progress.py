@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from hangwatch import progress
 from hangwatch.board import JobEntry, Snapshot
-from hangwatch.config import Detector
+from hangwatch.config import Detector, Jobs
 from hangwatch.hang import jobs
 from hangwatch.hang.detector import TakeCapture
 from hangwatch.hang.watched import quiet_seconds
@@ -812,6 +812,17 @@ def test_what_ranks_left_is_read_when_others_take_their_place() -> None:
     life, whole = Life(), job()
     remains(life, whole)
     assert remains(life, job(pid=900)) == [([rank.id.pid for rank in whole.ranks], 0)]
+
+
+def test_of_ranks_that_die_together_none_is_lost() -> None:
+    """Who died first is known once what all of them left is read; those that died later stay, too."""
+    life, whole = Life(), job(ranks=Jobs().max_ranks_per_owner)
+    remains(life, whole)
+    survivor = whole.ranks[0]
+    (first,) = remains(life, replace(whole, ranks=(survivor,)))
+    assert first == ([rank.id.pid for rank in whole.ranks[1:]], 1)
+    (second,) = remains(life)
+    assert second == ([*first[0], survivor.id.pid], 0)
 
 
 def crash(number: int, *gone: int, share: str = "uid 1000") -> Incident:

@@ -87,6 +87,14 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours < 24 else f"{hours // 24} d {hours % 24:02} h"
 
 
+def ago(seconds: float) -> str:
+    """`12 s ago`, `3 min ago`, `5 h ago`: one unit, for the moment of an event."""
+    for unit, length in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{max(0.0, seconds):.0f} s ago"
+
+
 def count(number: int, noun: str = "rank") -> str:
     """`1 rank`, `16,384 ranks`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

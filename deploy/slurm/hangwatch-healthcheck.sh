@@ -2,8 +2,8 @@
 # HealthCheckProgram= of slurm.conf: drains this node on a critical finding and takes back its own drain once it is well.
 # Slurm leaves all action to this script, and kills it after 60 s. A drain that somebody else ordered is not touched.
 # Only a finding counts: a broken configuration or a missing program neither drains nor resumes.
-# The checks that speak of the node: xid, ranks and network also speak of its jobs, and a node need not be drained because
-# a job ran out of memory.
+# The checks that speak of the node: oom, xid, ranks and network also speak of its jobs, and a node need not be drained
+# because a job ran out of memory.
 HANGWATCH_CHECK="${HANGWATCH_CHECK:-/opt/hangwatch/bin/hangwatch check --fail-on critical \
     gpu_health nvlink_status fabric pcie infiniband storage shared_memory fd_limit}"
 SCONTROL="${SCONTROL:-scontrol}"

@@ -170,7 +170,7 @@ def _finding(job: JobName, who: str, problem: tuple[str, str], *, settled: bool)
     level = critical if settled else warning
     who = f"{who} of job {job}"
     once = "" if settled else " (seen once: look again)"
-    log = "`hangwatch check xid` for OOM kills; the job's own log; the other ranks wait until their time-out"
+    log = "`hangwatch check oom`; the job's own log; the other ranks wait until their time-out"
     if what == GONE:
         # One that has finished is gone as well: whether the others wait for it is for the verdict on a hang to say.
         return warning("RankGone", f"{who} does not exist any more{once}", log)

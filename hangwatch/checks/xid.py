@@ -1,10 +1,10 @@
-"""What the kernel's log and the driver say of GPUs, NVSwitches, hung tasks and killed processes.
+"""What the kernel's log and the driver say of GPUs, NVSwitches and hung tasks.
 
 XIDs are the NVIDIA driver's own error numbers; their meaning and what to do stand in `xids.toml`, after NVIDIA's
 catalogue. SXIDs are those of NVSwitches. `hung_task` is the kernel's word that a process sat in an uninterruptible
-sleep for two minutes: often the very rank that the others wait for. An OOM kill takes a rank or a loader worker away,
-and the others wait for it. NVML tells XIDs, too, since the daemon began: one that both tell is one event; one that the
-log does not hold (it was overwritten, or may not be read) counts as well, without its line.
+sleep for two minutes: often the very rank that the others wait for. NVML tells XIDs, too, since the daemon began: one
+that both tell is one event; one that the log does not hold (it was overwritten, or may not be read) counts as well,
+without its line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hangwatch import tables
+from hangwatch import tables, words
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
@@ -31,20 +31,19 @@ NVML_ONLY = Metric(
 )
 SXIDS = Metric(name="sxid_errors_total", help="SXIDs in the kernel's log", labels=("pci", "sxid"), kind="counter")
 HUNG = Metric(name="hung_tasks_total", help="tasks that the kernel reported as hung", labels=("comm",), kind="counter")
-KILLS = Metric(name="oom_kills_total", help="processes killed for lack of memory", labels=("comm",), kind="counter")
 MISSED = Metric(name="kernel_log_missed_total", help="records overwritten before they were read", kind="counter")
 NVML_TELLS = ", told by NVML"
 RECOVERY_ACTION_CHANGED = 154
 SAME_EVENT_SECONDS = 60.0
 """NVML is asked at each sample, so it tells an XID later than the log, whose clock drifts against CLOCK_MONOTONIC."""
-METRIC_OF_KIND = {"xid": XIDS, "sxid": SXIDS, "hung_task": HUNG, "oom_kill": KILLS}
+METRIC_OF_KIND = {"xid": XIDS, "sxid": SXIDS, "hung_task": HUNG}
 
 
 class Settings(contract.Settings, frozen=True):
     """For how long an event counts, and which XIDs do not."""
 
     recent_seconds: Annotated[
-        float, Meta(ge=1.0, le=604800.0, description="XIDs that are no more than a warning, hung tasks, OOM kills")
+        float, Meta(ge=1.0, le=604800.0, description="XIDs that are no more than a warning, hung tasks")
     ] = 3600.0
     critical_recent_seconds: Annotated[
         float, Meta(ge=1.0, le=2592000.0, description="XIDs after which a GPU needs care, and SXIDs")
@@ -179,7 +178,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
         if finding is not None:
             findings.setdefault((event.kind, event.subject, event.code), finding)
     hours = settings.critical_recent_seconds / 3600
-    healthy = ok("KernelLogQuiet", f"no XID, SXID, hung task or OOM kill that matters in the last {hours:.0f} h")
+    healthy = ok("KernelLogQuiet", f"no XID, SXID or hung task that matters in the last {hours:.0f} h")
     return worst(findings.values(), healthy)
 
 
@@ -191,12 +190,8 @@ def _judge_event(event: KernelEvent, sample: Sample, settings: Settings) -> Chec
         return _judge_sxid(event, age_seconds, settings)
     if age_seconds > settings.recent_seconds:
         return None
-    who = f"{event.subject} (pid {event.code})"
-    if event.kind == "hung_task":
-        remedy = "`hangwatch check storage`; `dmesg -T | grep -A20 'blocked for more'`"
-        return warning("HungTask", f"{who} hung in the kernel {_ago(age_seconds)}", remedy)
-    remedy = "give the job more memory or fewer loader workers; `hangwatch check ranks --verbose`"
-    return warning("OutOfMemory", f"{who} was killed for lack of memory {_ago(age_seconds)}", remedy)
+    message = f"{event.subject} (pid {event.code}) hung in the kernel {words.ago(age_seconds)}"
+    return warning("HungTask", message, "`hangwatch check storage`; `dmesg -T | grep -A20 'blocked for more'`")
 
 
 def _sources(event: KernelEvent, sample: Sample) -> str:
@@ -211,7 +206,7 @@ def _judge_xid(event: KernelEvent, age_seconds: float, settings: Settings, told:
     limit = settings.critical_recent_seconds if level == "critical" else settings.recent_seconds
     if level == "notice" or event.code in settings.ignored_xids or age_seconds > limit:
         return None
-    message = f"GPU {event.subject}: XID {event.code} {_ago(age_seconds)}: {row.meaning}{told}"
+    message = f"GPU {event.subject}: XID {event.code} {words.ago(age_seconds)}: {row.meaning}{told}"
     if level == "critical":
         return critical("GpuError", message, row.action)
     return warning("GpuWarning", message, row.action)
@@ -222,18 +217,11 @@ def _judge_sxid(event: KernelEvent, age_seconds: float, settings: Settings) -> C
     if age_seconds > settings.critical_recent_seconds:
         return None
     line = event.text.partition(f"{event.code},")[2].strip()
-    message = f"NVSwitch {event.subject}: SXID {event.code} {_ago(age_seconds)}: {line}"
+    message = f"NVSwitch {event.subject}: SXID {event.code} {words.ago(age_seconds)}: {line}"
     if re.match(r"fatal", line, re.IGNORECASE):
         remedy = "drain the node, reset all GPUs and switches; `hangwatch check fabric`"
         return critical("SwitchError", message, remedy)
     return warning("SwitchWarning", message, "`hangwatch check fabric`, `hangwatch check nvlink_status`")
-
-
-def _ago(seconds: float) -> str:
-    for unit, length in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{max(0.0, seconds):.0f} s ago"
 
 
 def table(sample: Sample) -> contract.Rows:
@@ -243,7 +231,7 @@ def table(sample: Sample) -> contract.Rows:
 
 def _rows(sample: Sample) -> Iterator[tuple[str, str]]:
     for event in reversed(sample.events):
-        yield _ago(sample.boot_seconds - event.boot_seconds), event.text
+        yield words.ago(sample.boot_seconds - event.boot_seconds), event.text
 
 
 CHECK = Check(
@@ -253,7 +241,7 @@ CHECK = Check(
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(XIDS, NVML_ONLY, SXIDS, HUNG, KILLS, MISSED),
+    metrics=(XIDS, NVML_ONLY, SXIDS, HUNG, MISSED),
     table=table,
     absent="this node shows no /dev/kmsg, and NVML tells no XID",
 )

@@ -1,35 +1,16 @@
 """Pure: whose process is it, as the kernel says? An environment is written by its user, a control group is not.
 
 The owner of a process is its Slurm job, else its Kubernetes pod, each by the path of its control group, else the real
-user id as the host sees it. Paths are read from their root on: whoever may make control groups below his own can give
-them any name, but not in the place where slurmd or the kubelet make theirs.
+user id as the host sees it. How paths are read: `cgroup_paths`.
 """
 
 from __future__ import annotations
 
-import re
 from hashlib import blake2b
 from typing import NamedTuple
 
+from hangwatch import cgroup_paths
 from hangwatch.model import Process
-
-_ABOVE = r"(?:/\.\.)*"  # a daemon in a control group namespace of its own sees the others' paths from there
-
-# slurm.conf's ProctrackType=proctrack/cgroup. v2: /system.slice/slurmstepd.scope/job_4711/step_0/user/task_0, with the
-# name of the node in front where several slurmd run on one; v1: /slurm/uid_1004/job_4711/step_0/task_0.
-_SLURM = re.compile(
-    rf"{_ABOVE}(?:(?:/system\.slice)?/(?:[\w.-]+_)?slurmstepd\.scope|/slurm(?:_[\w.-]+)?/uid_\d+)/job_(?P<name>\d+)(?:/|$)"
-)
-
-# The kubelet's cgroupfs driver: /kubepods/burstable/pod<uid>/<container>; its systemd driver:
-# /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/cri-containerd-<id>.scope. Each may lie
-# below a slice of the kubelet's own (--cgroup-root).
-_POD = re.compile(
-    rf"{_ABOVE}(?:/kubelet[\w.-]*|/kubepods(?:-besteffort|-burstable)?(?:\.slice)?|/besteffort|/burstable|/guaranteed"
-    r"|/kubelet-kubepods(?:-besteffort|-burstable)?\.slice)*"
-    r"/(?:(?:kubelet-)?kubepods(?:-besteffort|-burstable)?-)?pod(?P<name>[0-9a-f][0-9a-f_-]{7,63})(?:\.slice)?(?:/|$)"
-)
-
 
 _PLACE_CHARACTERS = 64
 
@@ -56,12 +37,12 @@ class Owner(NamedTuple):
 def owner_of(process: Process) -> Owner:
     """The owner of a process; "an unknown user" where the kernel did not say."""
     for path in process.cgroups:
-        if found := _SLURM.match(path):
-            return Owner(f"Slurm job {found['name']}")
+        if job := cgroup_paths.slurm_job(path):
+            return Owner(f"Slurm job {job}")
     user = "an unknown user" if process.uid is None else f"uid {process.uid}"
     for path in process.cgroups:
-        if found := _POD.match(path):
-            return Owner(user, found["name"].replace("_", "-"))
+        if pod := cgroup_paths.pod(path):
+            return Owner(user, pod)
     return Owner(user, " ".join(process.cgroups) if process.uid == 0 else "")
 
 

@@ -1,4 +1,4 @@
-"""The kernel's log through /dev/kmsg: XIDs, SXIDs, hung tasks, OOM kills, and lines of kernel_lines.toml.
+"""The kernel's log through /dev/kmsg: XIDs, SXIDs, hung tasks, OOM kills (`oom_kills`), and lines of kernel_lines.toml.
 
 See dev-kmsg in the kernel's ABI docs.
 
@@ -18,6 +18,8 @@ from pathlib import Path
 
 from hangwatch import kernel_lines
 from hangwatch.model import Fault, Value
+from hangwatch.probes import oom_kills
+from hangwatch.probes.oom_kills import OomKills
 
 # The kernel wants room for a whole record, and answers EINVAL otherwise: 8 KiB since 3.5, CONSOLE_EXT_LOG_MAX.
 RECORD_BYTES = 8192
@@ -33,7 +35,6 @@ _PATTERNS = (
     ("xid", re.compile(r"^NVRM: Xid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]+)\): (?P<code>\d+)")),
     ("sxid", re.compile(r"^nvidia-nvswitch\d*: SXid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]+)\): (?P<code>\d+)")),
     ("hung_task", re.compile(r"task (?P<subject>.{1,64}?):(?P<code>\d+) blocked for more than \d+ seconds")),
-    ("oom_kill", re.compile(r"[Oo]ut of memory.*?: Kill(?:ed)? process (?P<code>\d+) \((?P<subject>.{1,64}?)\)")),
 )
 
 
@@ -46,7 +47,7 @@ class KernelRecord(Value, frozen=True):
 
 
 class KernelEvent(Value, frozen=True):
-    """A record that matters. `kind` is xid, sxid, hung_task or oom_kill.
+    """A record that matters. `kind` is xid, sxid or hung_task.
 
     `subject` is the PCI address of the GPU or switch, or the comm of the process; `code` the XID, or the pid.
     """
@@ -72,13 +73,15 @@ class KernelEvents(Value, frozen=True):
     """What the log holds: the newest event of each kind, subject and code, oldest first, and how many were seen in all.
 
     `lines` are the newest of each row and subject, oldest first. `counts` is by kind, subject and code; pids are not
-    told apart, their code is 0. `missed` counts records that the kernel overwrote before they were read.
+    told apart, their code is 0. `missed` counts records that the kernel overwrote before they were read. `oom` are the
+    processes that were killed for lack of memory.
     """
 
     events: tuple[KernelEvent, ...] = ()
     lines: tuple[SaidLine, ...] = ()
     counts: tuple[tuple[str, str, int, int], ...] = ()
     missed: int = 0
+    oom: OomKills = OomKills()
 
 
 def parse_record(raw: str) -> KernelRecord | None:
@@ -143,6 +146,7 @@ class _Follower:
             kind: OrderedDict() for kind, _ in _PATTERNS
         }
         self._counts: Counter[tuple[str, str, int]] = Counter()
+        self._oom = oom_kills.Listener()
         self._said: dict[str, OrderedDict[str, SaidLine]] = {name: OrderedDict() for name in kernel_lines.load()}
 
     def catch_up(self) -> None:
@@ -157,6 +161,7 @@ class _Follower:
             if event is not None:
                 self._keep(event)
             self._hear(record)
+            self._oom.hear(record.text, record.boot_seconds)
 
     def _hear(self, record: KernelRecord) -> None:
         for name, subject in kernel_lines.ended(record.text):
@@ -204,6 +209,7 @@ class _Follower:
             lines=tuple(sorted(lines, key=lambda line: line.boot_seconds)),
             counts=tuple((*key, count) for key, count in sorted(self._counts.items())),
             missed=self._missed,
+            oom=self._oom.kills(),
         )
 
 

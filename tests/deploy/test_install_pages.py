@@ -159,4 +159,4 @@ def test_slurm_is_pointed_at_the_scripts_that_are_installed_and_they_ask_checks_
         _, named = default.split(" --fail-on critical ")
         checks = set(named.replace("\\\n", " ").split())
         assert checks
-        assert checks <= set(discovery.checks()) - {"xid", "ranks", "network"}
+        assert checks <= set(discovery.checks()) - {"oom", "xid", "ranks", "network"}

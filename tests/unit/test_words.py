@@ -134,3 +134,10 @@ def test_what_starts_loads_no_more_than_it_needs(module: str, without: set[str])
     names = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout.split()
     assert "hangwatch" in names
     assert not without & set(names)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(-1.0, "0 s ago"), (59.4, "59 s ago"), (60.0, "1 min ago"), (7200.0, "2 h ago")]
+)
+def test_how_long_ago(seconds: float, said: str) -> None:
+    assert words.ago(seconds) == said

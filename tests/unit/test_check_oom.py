@@ -1,0 +1,220 @@
+"""oom: who was killed for lack of memory and at whose limit, by lines of the kernel and by its counter."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch.probes import kmsg, oom_kills
+from hangwatch.probes.node import Node
+from tests.node_tree import Checked, NodeTree, run, told, values
+
+SLURM = "/system.slice/slurmstepd.scope/job_4711"
+POD = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6f1c2d3e_0a1b_4c5d_8e9f_001122334455.slice"
+VMSTAT = "nr_free_pages 100\noom_kill {kills}\nnuma_hit 1\n"
+
+
+def summary(
+    pid: int, *, limit: str | None = SLURM, cgroup: str = f"{SLURM}/step_0", comm: str = "python", uid: int = 1004
+) -> str:
+    """As Linux 6.18 wrote it on a node of ours, with other paths."""
+    constraint = "CONSTRAINT_NONE" if limit is None else "CONSTRAINT_MEMCG"
+    where = "global_oom" if limit is None else f"oom_memcg={limit}"
+    return (
+        f"oom-kill:constraint={constraint},nodemask=(null),cpuset=/,mems_allowed=0,{where},"
+        f"task_memcg={cgroup},task={comm},pid={pid},uid={uid}"
+    )
+
+
+def killed(pid: int, *, comm: str = "python", uid: int = 1004, by: str = "Memory cgroup out of memory") -> str:
+    return (
+        f"{by}: Killed process {pid} ({comm}) total-vm:267216kB, anon-rss:28064kB, file-rss:12408kB, shmem-rss:0kB, "
+        f"UID:{uid} pgtables:144kB oom_score_adj:0"
+    )
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> NodeTree:
+    return NodeTree(tmp_path)
+
+
+def log(tree: NodeTree, *lines: str, boot_seconds: float = 990.0) -> None:
+    """Write records as /dev/kmsg gives them; the clock of the tree stands at 1000 s after boot."""
+    with (tree.dev / "kmsg").open("a") as file:
+        file.writelines(f"4,{at},{int(boot_seconds * 1e6)},-;{line}\n" for at, line in enumerate(lines, 1))
+
+
+def test_nobody_was_killed(tree: NodeTree) -> None:
+    log(tree, "eth0: link up")
+    result = run("oom", tree.node())
+    assert told(result) == ("OK", "NobodyKilled")
+    assert result.verdict.message == "no process was killed for lack of memory in the last 1 h"
+
+
+def test_a_job_at_its_own_limit_is_a_warning_that_says_whose(tree: NodeTree) -> None:
+    log(tree, summary(4713), killed(4713))
+    result = run("oom", tree.node())
+    assert told(result) == ("WARNING", "OutOfMemory")
+    assert result.verdict.message == (
+        "Slurm job 4711: python (pid 4713, uid 1004) was killed for lack of memory 10 s ago, "
+        f"at the limit of the control group {SLURM}"
+    )
+    assert values(result, "oom_kills_total") == {("python", "cgroup"): 1}
+    assert told(run("xid", tree.node())) == ("OK", "KernelLogQuiet"), "nothing of it is the GPUs'"
+
+
+def test_all_processes_of_a_pod_are_one_finding(tree: NodeTree) -> None:
+    """memory.oom.group, as the kubelet sets it: one summary, then a line for each process of the container."""
+    container = f"{POD}/cri-containerd-12.scope"
+    group = f"Tasks in {container} are going to be killed due to memory.oom.group set"
+    log(tree, summary(10, limit=container, cgroup=container), killed(10), group, *map(killed, range(11, 14)))
+    result = run("oom", tree.node())
+    assert told(result) == ("WARNING", "OutOfMemory")
+    assert "pod 6f1c2d3e-0a1b-4c5d-8e9f-001122334455: 4 processes were killed" in result.verdict.message
+    assert "the last python (pid 13, uid 1004)" in result.verdict.message
+
+
+@pytest.mark.parametrize(("age_seconds", "status"), [(10.0, "CRITICAL"), (599.0, "CRITICAL"), (601.0, "WARNING")])
+def test_a_node_without_memory_is_worse(tree: NodeTree, age_seconds: float, status: str) -> None:
+    lines = summary(4712, limit=None, cgroup="/user.slice"), killed(4712, by="Out of memory")
+    log(tree, *lines, boot_seconds=1000.0 - age_seconds)
+    result = run("oom", tree.node())
+    assert told(result) == (status, "NodeOutOfMemory")
+    assert "the node had no memory left, and of uid 1004: python (pid 4712" in result.verdict.message
+
+
+def test_the_numa_nodes_of_a_process_are_a_limit_of_its_own(tree: NodeTree) -> None:
+    line = summary(5, limit=None).replace("CONSTRAINT_NONE", "CONSTRAINT_MEMORY_POLICY")
+    log(tree, line, killed(5, by="Out of memory"))
+    assert told(run("oom", tree.node())) == ("WARNING", "OutOfMemory")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("Out of memory: Kill process 4714 (python) score 901 or sacrifice child", ("CRITICAL", "NodeOutOfMemory")),
+        ("Memory cgroup out of memory: Killed process 4713 (a b) total-vm:1kB", ("WARNING", "OutOfMemory")),
+        ("Out of memory (oom_kill_allocating_task): Killed process 1 (python)", ("CRITICAL", "NodeOutOfMemory")),
+    ],
+)
+def test_lines_of_older_kernels(tree: NodeTree, line: str, expected: tuple[str, str]) -> None:
+    log(tree, line)
+    result = run("oom", tree.node())
+    assert told(result) == expected
+    assert "an unknown user" in result.verdict.message
+
+
+def test_what_is_long_past_counts_no_more(tree: NodeTree) -> None:
+    log(tree, summary(4713), killed(4713))
+    tree.time.now_monotonic = 990.0 + 3601
+    result = run("oom", tree.node())
+    assert told(result) == ("OK", "NobodyKilled")
+    assert values(result, "oom_kills_total") == {("python", "cgroup"): 1}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a,mems_allowed=0,oom_memcg=/system.slice/slurmstepd.scope/job_1,task_memcg=/x,task=python,pid=4713,uid=0",
+        "a,task_memcg=/system.slice/slurmstepd.scope/job_1",
+        "a,global_oom",
+    ],
+)
+def test_the_name_of_a_control_group_blames_nobody_else(tree: NodeTree, name: str) -> None:
+    mine = f"/user.slice/user-1004.slice/{name}"
+    log(tree, summary(4713, limit=mine, cgroup=mine), killed(4713))
+    message = run("oom", tree.node()).verdict.message
+    assert message.startswith("uid 1004: python (pid 4713, uid 1004) was killed") and "job" not in message
+
+
+def test_the_name_of_a_process_blames_nobody_else(tree: NodeTree) -> None:
+    log(tree, summary(4713, comm="x,pid=1,uid=0"), killed(4713, comm="x) UID:0 y"))
+    result = run("oom", tree.node())
+    assert result.verdict.message.startswith("Slurm job 4711: x) UID:0 y (pid 4713, uid 1004) was killed")
+
+
+def test_a_line_of_another_kill_is_not_joined(tree: NodeTree) -> None:
+    """The kernel leaves the summary out where many are killed."""
+    log(tree, summary(4713), killed(4713), killed(9, uid=1005))
+    assert "uid 1005: python (pid 9, uid 1005) was killed" in run("oom", tree.node()).verdict.message
+
+
+def test_a_process_cannot_write_itself_into_the_log(tree: NodeTree) -> None:
+    log(tree, f"audit: comm={killed(1)}", f"x {summary(1)}")
+    assert told(run("oom", tree.node())) == ("OK", "NobodyKilled")
+
+
+def test_a_flood_of_one_owner_hides_no_other(tree: NodeTree) -> None:
+    log(tree, summary(7), killed(7), *(killed(pid, uid=1005) for pid in range(1000, 2000)))
+    result = run("oom", tree.node())
+    assert "Slurm job 4711: python (pid 7, uid 1004)" in result.verdict.message
+    assert "uid 1005: 16 or more processes were killed" in result.verdict.message
+    assert values(result, "oom_kills_total") == {("python", "cgroup"): 1001}
+
+
+def test_owners_and_names_are_bounded(tree: NodeTree) -> None:
+    log(tree, *(killed(pid, uid=pid, comm=f"n{pid}") for pid in range(1000)))
+    events = kmsg.KernelLog().read(tree.dev / "kmsg")
+    assert isinstance(events, kmsg.KernelEvents)
+    assert len(events.oom.kills) == oom_kills.OWNERS_KEPT
+    assert len(events.oom.counts) == oom_kills.KEYS_KEPT
+
+
+def test_without_a_log_the_counter_tells_that_somebody_was_killed(
+    tree: NodeTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*arguments: Any) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    tree.write("proc/vmstat", VMSTAT.format(kills=3))
+    check, node = Checked("oom"), tree.node()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", denied)
+        first = check.run(node)
+    assert told(first) == ("OK", "NobodyKilled")
+    assert first.verdict.message.startswith("3 OOM kills since the node started, none while it is watched")
+    assert "Operation not permitted" in first.verdict.message
+    tree.write("proc/vmstat", VMSTAT.format(kills=5))
+    tree.time.pass_seconds(15)
+    second = check.run(node)
+    assert told(second) == ("WARNING", "OutOfMemory")
+    assert second.verdict.message == (
+        "2 OOM kills in the last 1 min; whose they were is not known: there is no /dev/kmsg"
+    )
+    assert values(second, "oom_kills_counted_total") == {(): 5}
+
+
+def test_a_node_with_neither(tree: NodeTree) -> None:
+    assert told(run("oom", tree.node())) == ("OK", "NotPresent")
+
+
+def test_lines_as_a_kernel_wrote_them(tree: NodeTree) -> None:
+    """Linux 6.18, a process of root in a group of cgroup v1; making them anew would leave the machine looking sick."""
+    group = "/process_api/7c1c5d5f3435a0820cbd2a16758518ea/hangwatch-test-y9kkxntx"
+    log(
+        tree,
+        f"oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg={group},"
+        f"task_memcg={group},task=python,pid=8650,uid=0",
+        "Memory cgroup out of memory: Killed process 8650 (python) total-vm:267216kB, anon-rss:28064kB, "
+        "file-rss:12408kB, shmem-rss:0kB, UID:0 pgtables:144kB oom_score_adj:0",
+    )
+    result = run("oom", tree.node())
+    assert result.verdict.message.startswith("uid 0: python (pid 8650, uid 0) was killed")
+    assert result.table[1] == ("10 s ago", "uid 0", "8650", "0", "python", "cgroup", group)
+
+
+def test_this_machine() -> None:
+    assert values(run("oom", Node()), "oom_kills_counted_total")[()] >= 0
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_heard(text: str) -> None:
+    listener = oom_kills.Listener()
+    for line in (text, f"oom-kill:{text}", f"Tasks in {text}", f"Out of memory: {text}"):
+        listener.hear(line, 1.0)
+    assert len(listener.kills().kills) <= 4

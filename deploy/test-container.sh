@@ -8,10 +8,7 @@
 # FOLDER (default: a temporary one) keeps the Debian tree for the next run; test-in-nspawn.sh can share it.
 set -eu
 
-fail() {
-  echo "test-container.sh: $*" >&2
-  exit 1
-}
+. "$(dirname "$0")/debian-machine.sh"
 
 # What is to be seen, and the command that sees it.
 see() {
@@ -26,7 +23,6 @@ for program in buildah runc debootstrap python3; do
   command -v "$program" >/dev/null || fail "$program: not found; apt-get install buildah runc debootstrap python3-venv"
 done
 
-checkout=$(cd "$(dirname "$0")/.." && pwd)
 victim=
 work=${1:-$(mktemp -d /var/tmp/hangwatch-image.XXXXXX)}
 mkdir -p "$work"
@@ -44,15 +40,7 @@ podless() {
 rm -rf "$work/wheels" "$work/source"
 mkdir -p "$work/wheels" "$work/source"
 
-tree=$work/debian
-if [ ! -e "$tree/.complete" ]; then
-  suite=$(. /etc/os-release && echo "${VERSION_CODENAME:?this is no Debian}")
-  echo "==> a Debian tree ($suite) in $tree"
-  rm -rf "$tree"
-  debootstrap --variant=minbase --include=systemd,systemd-sysv,python3,python3-venv,procps "$suite" "$tree" >"$work/debootstrap.log" ||
-    fail "debootstrap failed, see $work/debootstrap.log"
-  touch "$tree/.complete"
-fi
+make_tree debian
 
 echo "==> wheels"
 for part in hangwatch pyproject.toml README.md LICENSE; do cp -R "$checkout/$part" "$work/source"; done

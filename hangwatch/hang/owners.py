@@ -48,4 +48,4 @@ def owner_of(process: Process) -> Owner:
 
 def is_in_pod(process: Process) -> bool:
     """Whether the kernel says that it runs in a pod of Kubernetes."""
-    return any(_POD.match(path) for path in process.cgroups)
+    return any(cgroup_paths.pod(path) is not None for path in process.cgroups)

@@ -22,6 +22,7 @@ from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import (
     Capture,
     Confidence,
+    Died,
     EndedProcess,
     Evidence,
     FirstLook,
@@ -285,10 +286,27 @@ def _more(found: Sequence[Left], named: Sequence[RankId]) -> Iterable[Evidence]:
             yield Evidence(kind="not_read", message=message, ranks=(left.id,))
 
 
+def with_died(job: Job, found: Sequence[Left]) -> Job:
+    """The job with what is known of the end of its dead ranks: the others may wait for them, and hang."""
+    causes = _causes(found)
+    told = {
+        one.left.id.pid: Died(
+            text=one.text,
+            unix_seconds=one.unix_seconds,
+            of_others=one.order == 3,
+            is_first=place == 0,
+        )
+        for place, one in enumerate(causes)
+    }
+    ended = (one if one.is_worker else structs.replace(one, died=told.get(one.id.pid)) for one in job.ended)
+    return structs.replace(job, ended=tuple(ended))
+
+
 def incident(
     job: Job, node: str, found: Sequence[Left], verdict: Verdict, activities: Table, *, unix_now: float
 ) -> Incident:
     """The incident of a crash: closed as it is opened, for nothing of it goes on."""
+    job = with_died(job, found)
     ranks = tuple(RankDump(id=left.id, gone=True, kernel_lines=left.lines) for left in found)
     taken = Capture(
         job_id=job.job_id,

@@ -251,14 +251,31 @@ class JobName(Value, frozen=True):
         return self.job_id
 
 
+class Died(Value, frozen=True):
+    """What the files that a dead rank left say of its end: `text` is the owner's word, bounded and printable.
+
+    `of_others`: it complains of a lost or silent rank, so it followed somebody. `is_first`: of all that died on its
+    node none has died before it, as far as something tells.
+    """
+
+    text: str
+    unix_seconds: float
+    of_others: bool = False
+    is_first: bool = False
+
+
 class EndedProcess(Value, frozen=True):
-    """A rank of a job, or a worker of it, whose process is gone: a scan that ended at `gone_unix_seconds` missed it."""
+    """A rank of a job, or a worker of it, whose process is gone: a scan that ended at `gone_unix_seconds` missed it.
+
+    `died` is known once what it left has been read, see `crash`.
+    """
 
     id: ProcessId
     rank: int | None
     local_rank: int | None
     gone_unix_seconds: float
     is_worker: bool = False
+    died: Died | None = None
 
 
 class Job(Value, frozen=True):
@@ -779,7 +796,8 @@ class RankDump(Value, frozen=True):
     directions, of the busiest of its GPUs, over the rounds; `gpu_use` is that of the GPU whose SM had most to do, and
     `ports` are those of its node. `kernel_call` is read once the ranks are judged, of those that are named or to be
     looked at first, and so are `last_lines` and `details`. `kernel_lines` are those of the kernel's log since the job
-    began. `nccl_ras` is None where NCCL was not asked, and `nccl_ras_fault` says why, or why it said nothing.
+    began. `nccl_ras` is None where NCCL was not asked, and `nccl_ras_fault` says why, or why it said nothing. `died` as
+    in `EndedProcess`.
     """
 
     id: RankId
@@ -803,6 +821,7 @@ class RankDump(Value, frozen=True):
     details: ProcessDetails | None = None
     nccl_ras: NcclRas | None = None
     nccl_ras_fault: Fault | None = None
+    died: Died | None = None
 
 
 class Setting(Value, frozen=True):
@@ -933,8 +952,8 @@ class Member(Value, frozen=True):
 
     `state` is the letter that /proc/PID/stat showed in every round; where the rounds differ, the last one outside `D`.
     `waited_before`: in an earlier round it stood in a wait for other ranks, so it does come to meet them.
-    `silent_mount`, `waits_for_mount`, `waiting`, `kernel_call`, `kernel_lines`, `nccl_ras` with its fault, and the
-    numbers of its GPU as in `RankDump`. `signature`
+    `silent_mount`, `waits_for_mount`, `waiting`, `kernel_call`, `kernel_lines`, `died`, `nccl_ras` with its fault, and
+    the numbers of its GPU as in `RankDump`. `signature`
     is what was measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and
     `switches_per_second` (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so
     in every round; `peers` as there, the most of any round, workers included, and None where one was not seen;
@@ -989,6 +1008,7 @@ class Member(Value, frozen=True):
     stay: Stay | None = None
     kernel_call: KernelCall | None = None
     kernel_lines: tuple[KernelLine, ...] = ()
+    died: Died | None = None
     nccl_ras: NcclRas | None = None
     nccl_ras_fault: Fault | None = None
     task: Frame | None = None

@@ -480,7 +480,11 @@ def _remains(before: Job, after: Job) -> tuple[ReadRemains, ...]:
 
 
 def crashed(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Take it that ranks of a job have crashed; of the same processes the incident that is there is told anew."""
+    """Take it that ranks of a job have crashed; of the same processes the incident that is there is told anew.
+
+    Of a job that goes on without them it is known from now on why they died.
+    """
+    snapshot = _with_died(snapshot, incident.job)
     processes = _gone_ranks(incident)
     kept = [one for one in snapshot.crashes if now - one.found_monotonic_seconds <= CRASH_SHOWN_SECONDS]
     same = [one for one in kept if one.incident.job.key == incident.job.key]
@@ -506,6 +510,14 @@ def crashed(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple[Snap
     if before is None and len(of_share) >= CRASHES_SHOWN_PER_SHARE:
         return snapshot, ()  # any user can make ranks that die, and the store is everybody's
     return snapshot, (SaveIncident(incident=incident, is_watched=False),)
+
+
+def _with_died(snapshot: Snapshot, dead: Job) -> Snapshot:
+    entry, died = snapshot.jobs.get(dead.key), {one.id: one.died for one in dead.ended}
+    if entry is None:
+        return snapshot
+    ended = tuple(replace(one, died=died.get(one.id, one.died)) for one in entry.job.ended)
+    return snapshot.with_job(replace(entry, job=replace(entry.job, ended=ended)))
 
 
 def _gone_ranks(incident: Incident) -> set[ProcessId]:

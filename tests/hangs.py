@@ -10,6 +10,7 @@ from hangwatch import config, kernel_lines
 from hangwatch.hang import activity, culprit
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import (
+    Died,
     Fault,
     Frame,
     Grouping,
@@ -111,6 +112,7 @@ def rank_dumps(case: dict[str, Any]) -> list[RankDump]:
                     power_watts=stand.get("power"),
                     utilization_ratio=stand.get("utilization"),
                     kernel_lines=tuple(map(kernel_line, stand.get("kernel", ()))),
+                    died=Died(**stand["died"]) if "died" in stand else None,
                 )
             )
     return found

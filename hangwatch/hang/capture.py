@@ -506,7 +506,8 @@ def _absent_ranks(job: Job, node: str) -> tuple[RankDump, ...]:
         known = seen.get(place)
         rank = known.rank if known is not None else None if offset is None else offset + place
         pid = None if known is None else known.id.pid
-        return RankDump(id=RankId(node=node, rank=rank, local_rank=place, pid=pid), gone=True)
+        died = None if known is None else known.died
+        return RankDump(id=RankId(node=node, rank=rank, local_rank=place, pid=pid), gone=True, died=died)
 
     return tuple(map(absent, itertools.islice(itertools.chain.from_iterable(job.absent), ABSENT_LISTED)))
 

@@ -64,7 +64,8 @@ def _judged(grouping: Grouping, ranks_here: int | None) -> Verdict:
     calls = votes.in_kernel(members, grouping.members)
     is_one = len(calls) == len(pointed) == 1 and clauses.tells_call(members[0])
     said = f" In the kernel, {calls[0].message}." if is_one else ""
-    machine = (*votes.kernel_log(grouping.members, verdict.named), *votes.machine(grouping.members))
+    dead = (*votes.died(grouping.members, verdict.named), *votes.kernel_log(grouping.members, verdict.named))
+    machine = (*dead, *votes.machine(grouping.members))
     evidence = (*verdict.evidence, *calls, *launched.evidence(grouping.members), *machine)
     return structs.replace(verdict, message=verdict.message + said, evidence=evidence)
 

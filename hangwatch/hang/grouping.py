@@ -220,6 +220,7 @@ def _member(
         stay=measured.stay,
         kernel_call=rank.kernel_call,
         kernel_lines=rank.kernel_lines,
+        died=rank.died,
         nccl_ras=rank.nccl_ras,
         nccl_ras_fault=rank.nccl_ras_fault,
         task=_task(rank.rounds, table),

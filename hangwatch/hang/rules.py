@@ -193,8 +193,13 @@ def _where(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Group]:
 
 
 def _gone_for_a_reason(scene: Scene) -> Sequence[Group]:
-    """Of the ranks without a process those of which is known that they did not end in order."""
-    return [part for group in scene.gone if (part := part_of(group, has_crashed))]
+    """Of the ranks without a process those that are known to have crashed: who died first, else all."""
+    first = [part for group in scene.gone if (part := part_of(group, _died_first))]
+    return first or [part for group in scene.gone if (part := part_of(group, has_crashed))]
+
+
+def _died_first(member: Member) -> bool:
+    return member.died is not None and member.died.is_first and not member.died.of_others
 
 
 def has_crashed(member: Member) -> bool:
@@ -304,7 +309,7 @@ def _outside(
 RULES: tuple[Rule, ...] = (
     Rule(
         kind="RankGone",
-        who="have no process any more, and ended by a fault or the OOM killer, by the kernel's log",
+        who="have no process any more, and died first by what they left, or ended by a fault by the kernel's log",
         suspects=_gone_for_a_reason,
         waiting=("ranks", "gpu"),
         half_of="dumped",

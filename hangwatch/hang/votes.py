@@ -17,6 +17,7 @@ _CONTEXT_THREADS = 3
 _MOST_IDS = 64
 _MOST_CALLS = 8
 _MOST_KERNEL_LINES = 8
+_MOST_DIED = 8
 _OF_PROCESSES = frozenset({"process", "task"})
 _FEWEST_TO_STAND_OUT = 3
 _MOST_NODES = 8
@@ -115,6 +116,22 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> tuple[E
         )
         for member, call in calls
         if call is not None
+    )
+
+
+def died(members: Iterable[Member], accused: Collection[RankId]) -> tuple[Evidence, ...]:
+    """What ranks that are gone left, the earliest first."""
+    told = [(member.died, member.id) for member in members if member.died is not None]
+    told.sort(key=lambda entry: entry[0].unix_seconds)
+    return tuple(
+        Evidence(
+            kind="crash",
+            message=f"{words.who([rank])} at {words.utc(one.unix_seconds)}: {one.text}"
+            f"{', which complains of others' if one.of_others else ''}",
+            ranks=(rank,),
+            supports=True if rank in accused else None,
+        )
+        for one, rank in told[:_MOST_DIED]
     )
 
 

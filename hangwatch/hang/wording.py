@@ -96,14 +96,25 @@ def _during(groups: Sequence[Group]) -> str:
 
 
 def gone(ranks: Sequence[Group], others: Sequence[Group], all_gone: Sequence[Group] = ()) -> str:
-    """The headline for ranks without a process; `all_gone` are these, and those of which nothing says why."""
+    """The headline for ranks without a process; `all_gone` are these and all others that are gone."""
     ids = _ids(ranks)
     verb = "has no process any more" if len(ids) == 1 else "have no process any more"
-    ends = sorted({end for group in ranks for member in group.members if (end := clauses.ended_by(member))})
-    why = f" (by the kernel's log: {words.listing(ends[:_SHOWN])})" if ends else ""
-    silent = [rank for rank in _ids(all_gone) if rank not in ids]
+    why = _why_gone([member for group in ranks for member in group.members])
+    told = {member.id for group in all_gone for member in group.members if member.died is not None}
+    silent = [rank for rank in _ids(all_gone) if rank not in ids and rank not in told]
     too = f"; {words.who(silent)} {'has' if len(silent) == 1 else 'have'} none either, and nothing says why"
     return f"{words.who(ids)} {verb}{why}, while {others_wait(others)}{too if silent else ''}."
+
+
+def _why_gone(members: Sequence[Member]) -> str:
+    """In parentheses: by what they left, else by the kernel's log; empty where nothing says why."""
+    died = [member for member in members if member.died is not None and not member.died.of_others]
+    first = min(died, key=lambda member: member.died.unix_seconds if member.died else 0.0, default=None)
+    if first is not None and first.died is not None:
+        which = f"{words.who([first.id])} " if len(members) > 1 else ""
+        return f" ({which}died first, at {words.utc(first.died.unix_seconds)}: {first.died.text})"
+    ends = sorted({end for member in members if (end := clauses.ended_by(member))})
+    return f" (by the kernel's log: {words.listing(ends[:_SHOWN])})" if ends else ""
 
 
 def hung_task(_: Sequence[Group], others: Sequence[Group]) -> str:

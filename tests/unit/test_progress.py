@@ -11,6 +11,7 @@ from hangwatch import progress
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector, Jobs
 from hangwatch.hang import jobs
+from hangwatch.hang.capture import _absent_ranks
 from hangwatch.hang.detector import TakeCapture
 from hangwatch.hang.watched import quiet_seconds
 from hangwatch.look import Look
@@ -19,6 +20,7 @@ from hangwatch.model import (
     CheckResult,
     CheckStatus,
     CheckVerdict,
+    Died,
     EndedProcess,
     Enqueued,
     Frame,
@@ -806,6 +808,22 @@ def test_what_a_rank_left_is_read_once_it_is_gone() -> None:
     assert remains(life, replace(whole, ranks=(first, third))) == []
     assert remains(life) == [([second.id.pid, first.id.pid, third.id.pid], 0)]
     assert remains(life) == []
+
+
+def test_why_a_rank_died_is_known_of_the_job_that_goes_on_without_it() -> None:
+    """Where the others wait for it and hang, the look at them says so; a scan does not forget it."""
+    life, whole = Life(), job(ranks=3)
+    remains(life, whole)
+    without = replace(whole, ranks=whole.ranks[:2])
+    life.snapshot, actions = progress.discovered(life.snapshot, [without], life.now, life.unix)
+    (dead,) = (action.job for action in actions if isinstance(action, ReadRemains))
+    died = Died(text="ValueError: empty shard, by its error file", unix_seconds=1.0, is_first=True)
+    told = replace(dead, ended=(replace(dead.ended[0], died=died),))
+    life.snapshot, _ = progress.crashed(life.snapshot, replace(crash(1), job=told), now=life.now)
+    life.discover(without)
+    entry = life.snapshot.jobs["42"]
+    assert [one.died for one in entry.job.ended] == [died]
+    assert [dump.died for dump in _absent_ranks(entry.job, "n1")] == [died]
 
 
 def test_what_ranks_left_is_read_when_others_take_their_place() -> None:

@@ -18,7 +18,6 @@ LINES_OF_A_RANK = 8
 SLACK_SECONDS = 60.0
 """The clock of the log is its own and drifts against that of processes; no pid comes round again so soon."""
 
-_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _TEXT_CHARACTERS = 300
 
 
@@ -56,7 +55,7 @@ def _by_pid(
     job: Job, said: Sequence[SaidLine], now: float, unix_now: float, proc_root: Path
 ) -> Iterator[tuple[int, SaidLine]]:
     """Lines that name a process of the job while that lived, or a thread of it that is still blocked in the kernel."""
-    if pidfiles.namespace(proc_root, "self", "pid") != _INITIAL_PID_NAMESPACE:
+    if not pidfiles.sees_all_pids(proc_root):
         return
     known = _processes(job, now, unix_now)
     rows = kernel_lines.load()

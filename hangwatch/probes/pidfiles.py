@@ -15,6 +15,8 @@ from hangwatch.model import Fault, ProcessId, Value
 from hangwatch.probes import environments, locked_memory, procs, pseudofiles
 from hangwatch.probes.locked_memory import Target
 
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
+
 
 class FileLimit(Value, frozen=True):
     """`Max open files` of a process; infinity where it is unlimited."""
@@ -102,3 +104,8 @@ def namespace(proc_root: Path, pid: int | str, kind: str) -> str | None:
         return str((proc_root / str(pid) / "ns" / kind).readlink())
     except OSError:
         return None
+
+
+def sees_all_pids(proc_root: Path) -> bool:
+    """Whether pids mean here what the kernel and its drivers mean by them: in the initial pid namespace only."""
+    return namespace(proc_root, "self", "pid") == _INITIAL_PID_NAMESPACE

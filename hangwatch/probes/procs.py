@@ -267,6 +267,14 @@ def read_user_ids(pid: int, proc_root: Path | str = PROC) -> tuple[int, ...]:
     return tuple(map(int, words)) if all(word.isdigit() for word in words) else ()
 
 
+def read_cgroups(proc_root: Path = PROC) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Every process by pid, with the different paths of its control groups; nothing of those that vanish meanwhile."""
+    for pid in map(int, _numbers(str(proc_root))):
+        raw = _read(f"{proc_root}/{pid}/cgroup", _PAGE_BYTES)
+        if isinstance(raw, bytes):
+            yield pid, _cgroups(raw)
+
+
 def read_inner_pid(pid: int, proc_root: Path = PROC) -> int:
     """The pid by which a process knows itself: the last number of NSpid in /proc/PID/status, else `pid`."""
     numbers = _read_status(pid, proc_root, b"NSpid:")

@@ -299,13 +299,29 @@ int nvmlDeviceGetMemoryInfo(Gpu *gpu, Memory *out)
     return code;
 }
 
+typedef struct { uint version; u64 total, reserved, free, used; } MemoryV2;
+
+int nvmlDeviceGetMemoryInfo_v2(Gpu *gpu, MemoryV2 *out)
+{
+    Memory whole;
+    int code = fault(gpu, __func__);
+    code = code ? code : nvmlDeviceGetMemoryInfo(gpu, &whole);
+    if (code == SUCCESS) {
+        out->total = whole.total;
+        out->reserved = (u64)number_or_zero(gpu, "memory_reserved_bytes");
+        out->free = whole.free;
+        out->used = whole.used - out->reserved;
+    }
+    return code;
+}
+
 typedef struct { uint pid; u64 memory; uint gpu_instance, compute_instance; } Process;
 
-int nvmlDeviceGetComputeRunningProcesses_v3(Gpu *gpu, uint *count, Process *out)
+static int processes(Gpu *gpu, const char *call, const char *key, uint *count, Process *out)
 {
     char value[2000] = "";
     uint room = *count, used = 0;
-    int code = text(gpu, __func__, value, sizeof value, "pids");
+    int code = text(gpu, call, value, sizeof value, key);
     if (code && code != NOT_SUPPORTED)
         return code;
     for (char *word = strtok(value, " "); word; word = strtok(NULL, " "), used++)
@@ -313,6 +329,16 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Gpu *gpu, uint *count, Process *out)
             out[used] = (Process){(uint)atoi(word), 1ULL << 30, 0, 0};
     *count = used;
     return used > room || (used && !out) ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(Gpu *gpu, uint *count, Process *out)
+{
+    return processes(gpu, __func__, "pids", count, out);
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses_v3(Gpu *gpu, uint *count, Process *out)
+{
+    return processes(gpu, __func__, "graphics_pids", count, out);
 }
 
 /* --- one GPU: links, bus, health --------------------------------------------------------------------------------- */

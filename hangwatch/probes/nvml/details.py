@@ -113,6 +113,27 @@ class HealthDetails(Value, frozen=True):
     faults: tuple[Fault, ...] = ()
 
 
+class GpuOccupancy(Value, frozen=True):
+    """Who computes on one GPU, and how much of its memory is taken.
+
+    `pids` are the processes with a context, for compute or graphics, as the initial pid namespace numbers them; None
+    where the driver does not list them (MIG, vGPU). `memory_used_bytes` is without what the driver reserves for itself;
+    None before driver 510, which does not tell them apart.
+    """
+
+    index: int
+    uuid: str
+    pids: tuple[int, ...] | None = None
+    memory_used_bytes: int | None = None
+
+
+class OccupancyDetails(Value, frozen=True):
+    """Who computes on which GPU."""
+
+    gpus: tuple[GpuOccupancy, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
 class GpuBus(Value, frozen=True):
     """The PCIe link of one GPU: generation and lanes now and at most, replays since the driver was loaded."""
 

@@ -21,10 +21,12 @@ from hangwatch.probes.nvml.details import (
     GpuFirmware,
     GpuHealth,
     GpuLinks,
+    GpuOccupancy,
     GpuPlace,
     HealthDetails,
     NvLink,
     NvLinkDetails,
+    OccupancyDetails,
     PcieDetails,
     PeerAccess,
     TopologyDetails,
@@ -252,12 +254,33 @@ def bus(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuBus:
     )
 
 
+def occupancy(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuOccupancy:
+    """The processes with a context, and the memory that is taken; of a GPU that is split by MIG neither."""
+    del gpus
+    ask = gpu.ask
+    if _is_split(gpu):
+        return GpuOccupancy(index=gpu.index, uuid=gpu.uuid)
+    compute = ask(pynvml.nvmlDeviceGetComputeRunningProcesses_v3)
+    graphics = ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3) or ()
+    memory = ask(pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
+    return GpuOccupancy(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        pids=None if compute is None else tuple(sorted({process.pid for process in (*compute, *graphics)})),
+        memory_used_bytes=None if memory is None else memory.used,
+    )
+
+
+def _is_split(gpu: Gpu) -> bool:
+    mig = gpu.ask(pynvml.nvmlDeviceGetMigMode)
+    return mig is not None and bool(mig[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
 def traffic(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuTraffic:
     """What NVLink and PCIe have carried, and what it did."""
     del gpus
     began = GpuTraffic(index=gpu.index, uuid=gpu.uuid, taken_monotonic_seconds=time.monotonic())
-    mig = gpu.ask(pynvml.nvmlDeviceGetMigMode)
-    if mig is not None and mig[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
+    if _is_split(gpu):
         return began
     pcie = _counters(gpu, (pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES))
     return replace(
@@ -335,6 +358,7 @@ KINDS: dict[str, tuple[type[Value], Callable[[Gpu, Sequence[Gpu]], Value]]] = {
         (NvLinkDetails, links),
         (TopologyDetails, place),
         (HealthDetails, health),
+        (OccupancyDetails, occupancy),
         (PcieDetails, bus),
         (FabricDetails, fabric),
         (FirmwareDetails, firmware),

@@ -1,0 +1,241 @@
+"""gpu_allocation: GPUs without a process that somebody has been given, and memory that nobody holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch.model import CheckVerdict
+from hangwatch.probes import gpu_holders
+from hangwatch.probes.node import Node
+from hangwatch.probes.nvml.sampler import NvmlSampler
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, h100, uuid_of
+from tests.node_tree import Checked, NodeTree, run, told, values
+
+UUIDS = [uuid_of(index) for index in range(4)]
+POD_UID = "6f1c2d3e-0a1b-4c5d-8e9f-001122334455"
+POD = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD_UID.replace('-', '_')}.slice"
+SLURM = "/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0"
+TAKEN, RESERVED = 3 << 30, 600 << 20
+
+
+class Gpus:
+    """A node of four GPUs behind the real pynvml; `set` says of each, in order, what the driver tells of it."""
+
+    def __init__(self, driver: FakeDriver, sampler: NvmlSampler) -> None:
+        self.driver, self.sampler = driver, sampler
+
+    def set(self, *used: bool | None, memory_bytes: int = 0) -> Gpus:
+        """It has a process, has none, or is split so that none are listed; those not told of have one."""
+        lines = [f"gpu all memory_used_bytes {memory_bytes + RESERVED}", f"gpu all memory_reserved_bytes {RESERVED}"]
+        for index in range(len(UUIDS)):
+            told = used[index] if index < len(used) else True
+            lines.append(f"gpu {index} mig_mode {int(told is None)}")
+            lines += [f"gpu {index} pids {4000 + index}"] if told else []
+        self.driver.write([*h100(len(UUIDS)), *lines])
+        return self
+
+
+@pytest.fixture(scope="module")
+def gpus(fake_nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpus]:
+    scenario = tmp_path_factory.mktemp("gpus") / "gpus.scenario"
+    driver = FakeDriver(fake_nvml_library, scenario, h100(len(UUIDS)))
+    sampler = NvmlSampler(environ=driver.environ, sample_seconds=1.0, deadline_seconds=10.0)
+    sampler.start()
+    wait_for(sampler.latest, "a first sweep")
+    yield Gpus(driver, sampler)
+    sampler.stop()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> NodeTree:
+    tree = NodeTree(tmp_path)
+    namespaces = tree.proc / "self" / "ns"
+    namespaces.mkdir(parents=True)
+    (namespaces / "pid").symlink_to("pid:[4026531836]")
+    tree.time.now_monotonic = 20_000.0
+    return tree
+
+
+def member(tree: NodeTree, pid: int, cgroup: str, *, uid: int = 1004, began: int = 1_000_000, gpus: str = "") -> None:
+    """A process that began after so many ticks (10,000 s) in this control group."""
+    tree.process(pid, uid=uid, start_ticks=began, environ={"SLURM_JOB_GPUS": gpus} if gpus else {})
+    tree.write(f"proc/{pid}/cgroup", f"0::{cgroup}\n")
+
+
+def checkpoint(tree: NodeTree, *entries: dict[str, object]) -> None:
+    form = {"Data": {"PodDeviceEntries": list(entries), "RegisteredDevices": {"nvidia.com/gpu": UUIDS}}, "Checksum": 1}
+    tree.write(f"proc/1/root/{gpu_holders.CHECKPOINT}", json.dumps(form))
+
+
+def entry(devices: object, pod: str = POD_UID, resource: str = "nvidia.com/gpu") -> dict[str, object]:
+    return {
+        "PodUID": pod,
+        "ContainerName": "train",
+        "ResourceName": resource,
+        "DeviceIDs": devices,
+        "AllocResp": "CkA=",
+    }
+
+
+def looks(tree: NodeTree, gpus: Gpus, check: Checked, minutes: int) -> tuple[tuple[str, str], CheckVerdict]:
+    """Run it each minute."""
+    result = check.run(tree.node(gpus=gpus.sampler))
+    for _ in range(minutes):
+        tree.time.pass_seconds(60)
+        result = check.run(tree.node(gpus=gpus.sampler))
+    return told(result), result.verdict
+
+
+def test_gpus_that_are_used(tree: NodeTree, gpus: Gpus) -> None:
+    result = run("gpu_allocation", tree.node(gpus=gpus.set(True, True, memory_bytes=TAKEN).sampler))
+    assert told(result) == ("OK", "GpusAccountedFor")
+    assert result.verdict.message == "4 of 4 GPUs have a process"
+    assert set(values(result, "gpu_memory_without_process_bytes").values()) == {0}
+
+
+def test_gpus_of_an_idle_slurm_job_are_a_warning_after_half_an_hour(tree: NodeTree, gpus: Gpus) -> None:
+    member(tree, 500, SLURM, uid=0, began=900_000)
+    member(tree, 511, SLURM, gpus="1,2")
+    gpus.set(True, False, False, False)
+    check = Checked("gpu_allocation")
+    first = check.run(tree.node(gpus=gpus.sampler))
+    assert told(first) == ("OK", "GpusAccountedFor")
+    assert first.verdict.message.startswith(
+        "1 of 4 GPUs have a process; GPU 1 is given to Slurm job 4711 of uid 1004 for 3 h 03 min"
+    )
+    assert list(values(first, "gpu_held_without_process").values()) == [0, 1, 1, 0]
+    assert looks(tree, gpus, check, 29)[0] == ("OK", "GpusAccountedFor")
+    status, verdict = looks(tree, gpus, check, 1)
+    assert status == ("WARNING", "GpuHeldIdle")
+    assert verdict.message == (
+        "GPUs 1-2: no process in any look of the last 30 min 00 s; given to Slurm job 4711 of uid 1004 for 3 h 33 min"
+    )
+    assert "scancel 4711" in verdict.remedy
+
+
+def test_one_look_with_a_process_begins_the_time_anew(tree: NodeTree, gpus: Gpus) -> None:
+    member(tree, 511, SLURM, gpus="0")
+    check = Checked("gpu_allocation")
+    looks(tree, gpus.set(False), check, 29)
+    looks(tree, gpus.set(True), check, 0)
+    assert looks(tree, gpus.set(False), check, 29)[0] == ("OK", "GpusAccountedFor")
+    assert looks(tree, gpus.set(False), check, 1)[0] == ("WARNING", "GpuHeldIdle")
+
+
+def test_the_next_job_has_a_time_of_its_own(tree: NodeTree, gpus: Gpus) -> None:
+    member(tree, 511, SLURM, gpus="0")
+    check = Checked("gpu_allocation")
+    looks(tree, gpus.set(False), check, 29)
+    member(tree, 511, SLURM.replace("4711", "4712"), gpus="0")
+    assert looks(tree, gpus.set(False), check, 5)[0] == ("OK", "GpusAccountedFor")
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [{"0": [UUIDS[1]]}, {"-1": [f"{UUIDS[1]}::3"]}, [UUIDS[1]], {"0": ["1"]}, {"0": ["nvidia1"]}],
+    ids=["by NUMA node", "shared", "before 1.20", "by index", "of GKE"],
+)
+def test_a_gpu_that_the_kubelet_gave_to_a_pod(tree: NodeTree, gpus: Gpus, devices: object) -> None:
+    member(tree, 600, f"{POD}/cri-containerd-1.scope", uid=65535)
+    checkpoint(tree, entry(devices))
+    status, verdict = looks(tree, gpus.set(True, False), Checked("gpu_allocation", held_seconds=60.0), 1)
+    assert status == ("WARNING", "GpuHeldIdle")
+    assert f"GPU 1: no process in any look of the last 1 min 00 s; given to pod {POD_UID} (container train)" in (
+        verdict.message
+    )
+    assert POD_UID in verdict.remedy and "kubectl get pods" in verdict.remedy
+
+
+@pytest.mark.parametrize(
+    "given_to",
+    [entry({"0": [UUIDS[0]]}, pod="00000000-aaaa-bbbb-cccc-000000000000"), entry({"0": ["a"]}, resource="a.com/nic")],
+    ids=["a pod that has ended", "another device"],
+)
+def test_what_the_kubelet_has_not_tidied_up_is_held_by_nobody(
+    tree: NodeTree, gpus: Gpus, given_to: dict[str, object]
+) -> None:
+    member(tree, 600, f"{POD}/cri-containerd-1.scope")
+    checkpoint(tree, given_to)
+    assert looks(tree, gpus.set(False), Checked("gpu_allocation"), 60)[0] == ("OK", "GpusAccountedFor")
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"Data": 1}', '{"Data": {"PodDeviceEntries": [7]}}', "[" * 100_000])
+def test_a_checkpoint_of_another_form_is_said(tree: NodeTree, gpus: Gpus, text: str) -> None:
+    member(tree, 600, POD)
+    tree.write(f"proc/1/root/{gpu_holders.CHECKPOINT}", text)
+    result = run("gpu_allocation", tree.node(gpus=gpus.set(False).sampler))
+    assert told(result) == ("UNKNOWN", "UnreadableCheckpoint")
+    assert "kubelet_internal_checkpoint" in result.verdict.message
+
+
+def test_memory_that_nobody_holds_is_a_warning_after_ten_minutes(tree: NodeTree, gpus: Gpus) -> None:
+    gpus.set(False, memory_bytes=TAKEN)
+    check = Checked("gpu_allocation")
+    assert looks(tree, gpus, check, 9)[0] == ("OK", "GpusAccountedFor")
+    status, verdict = looks(tree, gpus, check, 1)
+    assert status == ("WARNING", "GpuMemoryLeft")
+    assert verdict.message == "GPU 0: 3.0 GiB are taken, and no process in any look of the last 10 min 00 s"
+    assert "fuser" in verdict.remedy
+
+
+def test_little_memory_is_nothing(tree: NodeTree, gpus: Gpus) -> None:
+    assert looks(tree, gpus.set(False, memory_bytes=5 << 20), Checked("gpu_allocation"), 60)[0][0] == "OK"
+
+
+def test_a_gpu_of_which_the_driver_lists_nobody_is_not_judged(tree: NodeTree, gpus: Gpus) -> None:
+    member(tree, 511, SLURM, gpus="0,1")
+    status, verdict = looks(tree, gpus.set(None, memory_bytes=TAKEN), Checked("gpu_allocation"), 60)
+    assert status == ("OK", "GpusAccountedFor")
+    assert verdict.message == "3 of 3 GPUs have a process; of 1 other the driver lists no processes (MIG, vGPU)"
+
+
+def test_in_a_pid_namespace_of_its_own_it_does_not_guess(tree: NodeTree, gpus: Gpus) -> None:
+    link = tree.proc / "self" / "ns" / "pid"
+    link.unlink()
+    link.symlink_to("pid:[4026532301]")
+    result = run("gpu_allocation", tree.node(gpus=gpus.set(False, memory_bytes=TAKEN).sampler))
+    assert told(result) == ("UNKNOWN", "OtherPidNamespace")
+    assert "hostPID" in result.verdict.remedy
+
+
+def test_without_gpus(tree: NodeTree) -> None:
+    assert told(run("gpu_allocation", tree.node())) == ("OK", "NotPresent")
+
+
+@pytest.mark.parametrize("value", ["9", "0,x", "99999", "-1", "1" * 5000, "0-9999"])
+def test_a_user_can_blame_only_himself_and_gpus_that_are_there(tree: NodeTree, value: str) -> None:
+    member(tree, 511, SLURM, gpus=value)
+    held = [uuid for holder in gpu_holders.read(tree.proc, UUIDS).holders for uuid in holder.gpu_uuids]
+    assert set(held) <= set(UUIDS)
+
+
+def test_the_processes_of_this_machine() -> None:
+    assert all(holder.name for holder in gpu_holders.read(Node().proc_root, UUIDS).holders)
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(max_size=9),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=9,
+)
+
+
+def test_a_checkpoint_that_may_not_be_read_is_said(tree: NodeTree, gpus: Gpus) -> None:
+    member(tree, 600, POD)
+    (tree.proc / "1" / "root" / gpu_holders.CHECKPOINT).mkdir(parents=True)
+    assert told(run("gpu_allocation", tree.node(gpus=gpus.set(False).sampler))) == ("UNKNOWN", "CannotRead")
+
+
+@given(JSON)
+def test_any_checkpoint_is_holders_or_a_fault(tmp_path_factory: pytest.TempPathFactory, form: object) -> None:
+    tree = NodeTree(tmp_path_factory.mktemp("node"))
+    member(tree, 600, POD)
+    tree.write(f"proc/1/root/{gpu_holders.CHECKPOINT}", json.dumps({"Data": {"PodDeviceEntries": form}}))
+    assert gpu_holders.read(tree.proc, UUIDS).holders == ()

@@ -117,7 +117,7 @@ def _given(proc_root: Path, pid: int, uuids: Sequence[str]) -> tuple[str, ...]:
 def _pods(
     proc_root: Path, members: Mapping[str, Sequence[_Member]], uuids: Sequence[str]
 ) -> tuple[Holder, ...] | Fault:
-    """By the kubelet's file as process 1 sees it: the daemon may sit in a container. Not asked where there is no pod."""
+    """By the kubelet's file as process 1 sees it, not our container. Nobody is asked without a pod."""
     if not any(name.startswith("pod ") for name in members):
         return ()
     path = proc_root / "1" / "root" / CHECKPOINT

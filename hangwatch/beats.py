@@ -24,7 +24,7 @@ _SERVED_KEPT = 256
 
 log = logging.getLogger(__name__)
 
-Pool = Literal["sample", "slow", "capture", "remains", "store", "checks"]
+Pool = Literal["sample", "slow", "capture", "remains", "store", "checks", "hooks"]
 _THREADS: dict[Pool, int] = {
     "sample": 1,
     "slow": 3,
@@ -32,6 +32,7 @@ _THREADS: dict[Pool, int] = {
     "remains": 2,  # a core takes gdb a minute at most
     "store": 1,  # a disk that does not answer must not hold up a capture
     "checks": 8,
+    "hooks": 4,  # programs of the site, which may take their time
 }
 
 

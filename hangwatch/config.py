@@ -212,6 +212,23 @@ class Http(Section, frozen=True):
     ] = False
 
 
+class Hooks(Section, frozen=True):
+    """Programs that are called as a job's state changes, see docs/hooks.md: the path and its arguments."""
+
+    on_hung: Annotated[tuple[str, ...], Meta(description="a job of this node has hung; [] calls nothing")] = ()
+    on_stalled: Annotated[tuple[str, ...], Meta(description="it is stalled")] = ()
+    on_recovered: Annotated[tuple[str, ...], Meta(description="it had hung or stalled, and works again")] = ()
+    on_ended: Annotated[tuple[str, ...], Meta(description="it had hung or stalled, and has ended")] = ()
+    on_crashed: Annotated[tuple[str, ...], Meta(description="ranks of a job have died")] = ()
+    deadline_seconds: Annotated[
+        float, Meta(ge=1.0, le=3600.0, description="a hook that takes longer is ended, with all that it has started")
+    ] = 60.0
+    per_minute: Annotated[int, Meta(ge=1, le=600, description="hooks begun in a minute; the others are not called")] = (
+        30
+    )
+    per_minute_of_owner: Annotated[int, Meta(ge=1, le=600, description="the same for the jobs of one owner")] = 6
+
+
 class ActivityRule(Section, frozen=True):
     """One more row of the activity table: frames whose function and file match are doing `activity`."""
 
@@ -243,6 +260,7 @@ class Settings(Section, frozen=True):
     crashes: Crashes = Crashes()
     store: Store = Store()
     http: Http = Http()
+    hooks: Hooks = Hooks()
     activities: Activities = Activities()
     log: Log = Log()
     checks: dict[str, dict[str, Any]] = {}

@@ -28,6 +28,7 @@ from hangwatch.hang import activity
 from hangwatch.hang.detector import SAMPLE_GAP_SECONDS, TakeCapture, Transition
 from hangwatch.hang.power import GpuLevels, gpu_levels
 from hangwatch.hang.watched import MotionCount
+from hangwatch.hooks import Ended, Hooks
 from hangwatch.http import Server
 from hangwatch.incident_file import StoreError
 from hangwatch.job_scan import JobScan
@@ -109,6 +110,7 @@ class Daemon:
         self._dead: Turns[Job] = Turns(1)
         self._slots = threading.BoundedSemaphore(settings.capture.parallel) if settings.capture.parallel else None
         self._beats = Beats(self._on_missed)
+        self._hooks = Hooks(settings.hooks, partial(self._beats.once, "hooks"), self._hook_ended)
 
     def _is_on(self, name: str) -> bool:
         settings = self._check_settings.get(name)
@@ -243,7 +245,8 @@ class Daemon:
                 if self.settings.crashes.read and self._dead.add(action.job.share, action.job, MOST_DEAD_JOBS):
                     self._beats.once("remains", self._read_remains_in_turn)
             elif isinstance(action, SaveIncident):
-                self._beats.once("store", self._save if action.is_watched else self._keep, action.incident)
+                save = self._save if action.is_watched else self._keep
+                self._beats.once("store", save, action.incident, action.moved_to)
             elif isinstance(action, Transition):
                 loud = action.state in OPEN_STATES
                 level = logging.WARNING if loud else logging.INFO
@@ -294,25 +297,42 @@ class Daemon:
         if fault is not None and fault.reason in pyspy.STUCK_REASONS:
             self.board.set(dumpers_stuck=pyspy.left_behind())
 
-    def _save(self, incident: Incident) -> None:
+    def _save(self, incident: Incident, moved_to: JobState | None = None) -> None:
         """Write the incident with the power that led to it; a full disk costs this incident's folder, nothing else."""
         entry = self.board.snapshot.jobs.get(incident.job.key)
         if entry is not None:
             series = self.board.power_series(entry, self.settings.detector)
             incident = replace(incident, power=extend(incident.power, series))
             self.board.put(Snapshot.with_power, incident)
-        self._keep(incident)
+        self._keep(incident, moved_to)
 
-    def _keep(self, incident: Incident) -> None:
-        if self.board.snapshot.store_problem is not None:
-            return  # it is saved when the store is back, see `_tend_store`
-        try:
-            folder = self.store.save(incident, folder_files(incident))
-        except StoreError as error:
-            self._say_store(str(error))
-        else:
-            log.info("incident %s: %s", incident.incident_id, folder)
+    def _keep(self, incident: Incident, moved_to: JobState | None = None) -> None:
+        """Write it, and then call the hook for which it is there to be read."""
+        folder = None
+        if self.board.snapshot.store_problem is None:  # else it is saved when the store is back, see `_tend_store`
+            try:
+                folder = self.store.save(incident, folder_files(incident))
+            except StoreError as error:
+                self._say_store(str(error))
+            else:
+                log.info("incident %s: %s", incident.incident_id, folder)
+        self._hooks.call(incident, moved_to, folder)
+        if folder is not None:
             self._prune()
+
+    def _hook_ended(self, ended: Ended) -> None:
+        """Tell what came of a hook, in the log and in the incident; what it printed is kept beside that."""
+        call = ended.call
+        log.log(logging.INFO if ended.is_ok else logging.WARNING, "job %s: %s", call.incident.job.job_id, ended.message)
+        if ended.output and call.folder is not None:
+            self._beats.once("store", self._keep_output, call.folder, f"{call.key}.txt", ended.output)
+        self._do(self.board.change(progress.noted, call.incident, ended.message, unix_now=time.time()))
+
+    def _keep_output(self, folder: Path, name: str, output: bytes) -> None:
+        try:
+            self.store.add_output(folder.name, name, output)
+        except StoreError as error:
+            log.warning("what a hook printed cannot be kept: %s", error)
 
     def _tend_store(self) -> None:
         """Open the store, and again once a minute after it failed. A full disk must not end the watch."""

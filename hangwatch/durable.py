@@ -93,6 +93,12 @@ def update(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = 
         _each(old, content, _replace, allow)
 
 
+def add(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = _only_us) -> None:
+    """The same in a folder that is made where it is missing. Raises OSError."""
+    with made_folder(name, parent):
+        update(parent, name, content, allow)
+
+
 def write(parent: int, name: str, content: bytes, allow: Allow = _only_us) -> None:
     """Write a new file (0600) and wait until it is on disk. Raises OSError, also when the name is taken."""
     with new_file(parent, name) as file:

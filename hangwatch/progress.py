@@ -58,10 +58,14 @@ CAPTURES_KEPT = 4  # the first, which shows how it began, and the last ones
 
 
 class SaveIncident(Value, frozen=True):
-    """Write this incident to disk; `is_watched`: with the power that its job has drawn meanwhile."""
+    """Write this incident to disk; `is_watched`: with the power that its job has drawn meanwhile.
+
+    `moved_to` is the state to which it has just moved, None where it is only told anew.
+    """
 
     incident: Incident
     is_watched: bool = True
+    moved_to: JobState | None = None
 
 
 class ReadRemains(Value, frozen=True):
@@ -208,7 +212,7 @@ def resumed(
                 closed_unix_seconds=unix_now,
                 timeline=(*incident.timeline, line),
             )
-            actions.append(SaveIncident(incident=closed, is_watched=False))
+            actions.append(SaveIncident(incident=closed, is_watched=False, moved_to=JobState.ENDED))
         elif entry is None:
             waiting.append(incident)
         else:
@@ -320,6 +324,18 @@ def unjudged(
     watch, wanted = detector.captured(entry.watch, seen, now, settings)
     entry, actions = _settle(replace(entry, watch=watch, page=watched.pages(watch, now, settings)), wanted, unix_now)
     return snapshot.count("captures", "failed").with_job(entry), actions
+
+
+def noted(
+    snapshot: Snapshot, incident: Incident, message: str, *, unix_now: float
+) -> tuple[Snapshot, tuple[Action, ...]]:
+    """Put a line into the timeline of an incident, where it still is its job's: what a hook came to."""
+    entry = snapshot.jobs.get(incident.job.key)
+    if entry is None or entry.incident is None or entry.incident.incident_id != incident.incident_id:
+        return snapshot, ()
+    line = TimelineEntry(unix_seconds=unix_now, state=entry.incident.state, message=message)
+    told = replace(entry.incident, timeline=(*entry.incident.timeline, line))
+    return snapshot.with_job(replace(entry, incident=told)), (SaveIncident(incident=told),)
 
 
 def motion_count(grouping: Grouping) -> MotionCount:
@@ -509,7 +525,8 @@ def crashed(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple[Snap
     )
     if before is None and len(of_share) >= CRASHES_SHOWN_PER_SHARE:
         return snapshot, ()  # any user can make ranks that die, and the store is everybody's
-    return snapshot, (SaveIncident(incident=incident, is_watched=False),)
+    moved_to = JobState.ENDED if before is None else None
+    return snapshot, (SaveIncident(incident=incident, is_watched=False, moved_to=moved_to),)
 
 
 def _with_died(snapshot: Snapshot, dead: Job) -> Snapshot:
@@ -549,7 +566,7 @@ def _settle(
         closed = unix_now if move.state in (JobState.RECOVERED, JobState.ENDED, JobState.TRAINING) else None
         incident = replace(incident, state=move.state, timeline=(*incident.timeline, line), closed_unix_seconds=closed)
         entry = replace(entry, incident=incident)
-        actions.append(SaveIncident(incident=incident))
+        actions.append(SaveIncident(incident=incident, moved_to=move.state))
     return entry, tuple(actions)
 
 

@@ -3,6 +3,7 @@
     <root>/incidents/20260314T031500Z-2180718/incident.json  the value, from which everything else can be made again
                                               order          the how-manieth it was: what prunes does not ask a clock
                                               report.txt, report.html, dumps/...   what the caller passes to `save`
+                                              hooks/on_hung.txt                    what a hook printed last
 
            owners/1004/20260314T031500Z-2180718 -> ../../incidents/...  what that user may read, for him to list
            lock                                  held by the daemon that writes here, with its pid in it
@@ -186,6 +187,16 @@ class Store:
                 durable.create(incidents, name, content, allow)
             self._list(name, _reader_uid(incident.job.uid))
         return folder
+
+    def add_output(self, name: str, file_name: str, content: bytes) -> None:
+        """Keep what a hook printed in the incident of this name, for root, us and the group; its owner reads it not.
+
+        Raises StoreError.
+        """
+        allow = self._allow(Readers(gid=self._gid))
+        with _explained(self.incidents), self.opened() as incidents, durable.folder(name, incidents) as folder:
+            durable.refuse_unsafe(self.incidents / name, folder)
+            durable.add(folder, "hooks", {file_name: content}, allow)
 
     def summaries(self) -> tuple[Summary, ...]:
         """All incidents that we may read, newest first. Broken ones are among them. Raises StoreError."""

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import click
 
-from hangwatch import config, http
+from hangwatch import config, hooks, http
 from hangwatch.checks import discovery
 from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.cli.errors import InputError, MachineError
@@ -39,6 +39,7 @@ def _proven(settings: config.Settings, source: str) -> dict[str, CheckSettings]:
     """
     activity.load(settings.activities.rules)
     http.prepared(settings.http)
+    hooks.refuse_unusable(settings.hooks, source)
     return discovery.settings_for(settings, source)
 
 

@@ -85,12 +85,18 @@ def test_the_reasons_that_a_runbook_explains_are_those_of_the_check() -> None:
 def test_the_keys_of_the_tuning_page_exist_with_these_defaults() -> None:
     text = (ROOT / "docs/tuning.md").read_text()
     seen = set()
-    sections = {"[detector]": config.Detector(), "[capture]": config.Capture(), "[crashes]": config.Crashes()}
+    sections = {
+        "[detector]": config.Detector(),
+        "[capture]": config.Capture(),
+        "[crashes]": config.Crashes(),
+        "[hooks]": config.Hooks(),
+    }
     for heading, section in sections.items():
         part = text.split(f"### `{heading}`")[1].split("\n###")[0]
-        for names, values in re.findall(r"^\| (`[^|]+`) \| ([\d., ]+|true|false) \|", part, re.MULTILINE):
+        for names, values in re.findall(r"^\| (`[^|]+`) \| ([\d., \[\]]+|true|false) \|", part, re.MULTILINE):
             keys = re.findall(r"`(\w+)`", names)
-            assert [getattr(section, key) for key in keys] == json.loads(f"[{values}]"), names
+            defaults = json.loads(msgspec.json.encode([getattr(section, key) for key in keys]))
+            assert defaults == json.loads(f"[{values}]"), names
             seen.update(keys)
         assert {field.name for field in msgspec.structs.fields(section)} <= seen, f"{heading}: a key is not explained"
 

@@ -1,0 +1,30 @@
+#!/bin/sh
+# Requeues the Slurm job that has hung, once, though each of its nodes calls this:
+#     on_hung = ["/etc/hangwatch/hooks/requeue-slurm.sh", "/shared/hangwatch/requeued"]
+# Needs the user hangwatch as an operator of Slurm, jobs submitted with --requeue, and a folder on a file system that all
+# nodes share and in which nobody but hangwatch may write.
+set -eu
+claims=$1
+# By the control group. What the job's environment says may be the number of somebody else's job.
+job=${HANGWATCH_SLURM_JOB:-}
+if [ -z "$job" ]; then
+  echo "not a job of Slurm by the kernel's word: nothing to requeue"
+  exit 0
+fi
+if [ ! -w "$claims" ]; then
+  echo "$claims: is no folder that this user may write"
+  exit 1
+fi
+# Only these two columns: the name and the comment of a job are its owner's text.
+# shellcheck disable=SC2046
+set -- $(squeue --noheader --jobs="$job" --Format=State:20,RestartCnt:20)
+if [ "${1:-}" != RUNNING ]; then
+  echo "job $job is ${1:-gone}: nothing to requeue"
+  exit 0
+fi
+# mkdir is one step, over NFS as well: the first node goes on, the others have nothing to do.
+if ! mkdir "$claims/$job.${2:-0}"; then
+  echo "another node has requeued job $job"
+  exit 0
+fi
+exec scontrol requeue "$job"

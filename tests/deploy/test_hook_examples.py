@@ -1,0 +1,142 @@
+"""The hooks of docs/hooks.md, run as the daemon would run them, beside programs that write down how they were called."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from hangwatch import config, hooks, incident_file
+from hangwatch.hooks import call_of
+from hangwatch.model import JobState
+from tests import samples
+
+ROOT = Path(__file__).parents[2]
+HOOKS = ROOT / "deploy" / "hooks"
+PAGE = ROOT / "docs" / "hooks.md"
+LINE = re.compile(r"^#?\s+(on_\w+)\s*= \[(.*)\]$", re.MULTILINE)
+
+
+class Site:
+    """A folder with programs in the place of the site's own; `calls` are the lines that they have written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._bin, self._log = folder, folder / "bin", folder / "calls"
+        self._bin.mkdir()
+
+    def program(self, name: str, prints: str = "") -> None:
+        path = self._bin / name
+        path.write_text(f'#!/bin/sh\necho "{name} $*" >> {self._log}\nprintf %s "{prints}"\n')
+        path.chmod(0o755)
+
+    @property
+    def calls(self) -> list[str]:
+        return self._log.read_text().splitlines() if self._log.exists() else []
+
+    def call(self, name: str, *arguments: str, moved_to: JobState = JobState.HUNG, **job: object) -> str:
+        """What the example printed, called for an incident of a job like this; it must end well."""
+        found = samples.mismatch()
+        found = replace(found, job=replace(found.job, **job))
+        incident = self.folder / "incidents" / "20260314T031500Z-42"
+        incident.mkdir(parents=True, exist_ok=True)
+        (incident / "incident.json").write_bytes(incident_file.encode(found))
+        every = (str(HOOKS / name), *arguments)
+        called = call_of(config.Hooks(on_hung=every, on_recovered=every), found, moved_to, incident)
+        assert called is not None
+        environ = {**called.environ, "PATH": f"{self._bin}:{called.environ['PATH']}"}
+        done = subprocess.run(called.command, env=environ, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_of_many_nodes_one_requeues(site: Site) -> None:
+    claims = site.folder / "requeued"
+    claims.mkdir()
+    site.program("scontrol")
+    site.program("squeue", "RUNNING             0")
+    printed = [site.call("requeue-slurm.sh", str(claims), owner="Slurm job 4711") for _ in range(3)]
+    assert [call for call in site.calls if call.startswith("scontrol")] == ["scontrol requeue 4711"]
+    assert printed[1:] == ["another node has requeued job 4711\n"] * 2
+    site.program("squeue", "RUNNING             1")
+    site.call("requeue-slurm.sh", str(claims), owner="Slurm job 4711")
+    assert site.calls[-1] == "scontrol requeue 4711", "it hangs again after it was requeued"
+
+
+@pytest.mark.parametrize(
+    ("owner", "state", "says"),
+    [("Slurm job 4711", "COMPLETING 0", "job 4711 is COMPLETING"), ("uid 1004", "RUNNING 0", "not a job of Slurm")],
+)
+def test_nothing_else_is_requeued(site: Site, owner: str, state: str, says: str) -> None:
+    site.program("scontrol")
+    site.program("squeue", state)
+    assert says in site.call("requeue-slurm.sh", str(site.folder), owner=owner, job_id="4711")
+    assert not any(call.startswith("scontrol") for call in site.calls)
+
+
+def test_the_label_of_a_node_comes_and_goes_with_its_job(site: Site) -> None:
+    arguments = ("{node}", "{job_key}", "{state}")
+    site.program("kubectl", "k1")
+    site.call("label-node.sh", *arguments, job_key="k1")
+    site.call("label-node.sh", *arguments, job_key="k2", moved_to=JobState.RECOVERED)
+    assert site.calls[0] == f"kubectl label node {samples.NODE} --overwrite hangwatch/hung=k1"
+    assert not any("hung-" in call for call in site.calls), "the label of another job stays"
+    site.call("label-node.sh", *arguments, job_key="k1", moved_to=JobState.RECOVERED)
+    assert site.calls[-1] == f"kubectl label node {samples.NODE} hangwatch/hung-"
+
+
+def test_an_incident_is_copied_to_a_folder_and_to_an_object_store(site: Site) -> None:
+    site.program("aws")
+    site.call("copy-incident.sh", "{incident}", str(site.folder / "shared"))
+    (copied,) = (site.folder / "shared").glob("*/*/incident.json")
+    assert incident_file.load(copied.parent).node == copied.parts[-3] == samples.NODE
+    assert copied.parent.stat().st_mode & 0o777 == 0o700
+    site.call("copy-incident.sh", "{incident}", "s3://bucket/hangwatch")
+    (call,) = site.calls
+    assert call.startswith("aws s3 cp --recursive")
+    assert call.endswith(f" s3://bucket/hangwatch/{samples.NODE}/20260314T031500Z-42")
+
+
+def test_slack_hears_the_verdict_and_calls_nobody(site: Site) -> None:
+    posted: list[dict[str, str]] = []
+
+    class Webhook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Webhook) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        url = site.folder / "slack-url"
+        url.write_text(f"http://127.0.0.1:{server.server_port}/services/T0/B0\n")
+        site.call("post-to-slack.py", "{incident}", str(url), job_id="<!channel>", owner="uid <!here>")
+    (message,) = posted
+    assert "uid &lt;!here&gt;) is hung on" in message["text"] and "<" not in message["text"]
+    assert samples.mismatch().verdict.message.split(":")[0] in message["text"]
+
+
+def test_the_lines_of_examples_and_page_are_such_as_the_daemon_takes() -> None:
+    examples = {path.name: path.read_text() for path in HOOKS.iterdir()}
+    lines = [match.groups() for text in (*examples.values(), PAGE.read_text()) for match in LINE.finditer(text)]
+    assert len(lines) >= 2 * len(examples)
+    for key, items in lines:
+        program, *arguments = json.loads(f"[{items}]")
+        assert os.access(HOOKS / Path(program).name, os.X_OK), program
+        settings = config.decode({"hooks": {key: ["/usr/bin/env", *arguments]}}, config.Settings, "page", ())
+        hooks.refuse_unusable(settings.hooks, "page")
+    assert {Path(json.loads(f"[{items}]")[0]).name for _, items in lines} == examples.keys()

@@ -1,0 +1,40 @@
+"""Hooks of a real daemon: called as a job hangs, told in its report, and refused at the start where they cannot be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hangwatch import config, incident_file
+from hangwatch.demo.node import SimulatedNode
+from tests.conftest import wait_for
+from tests.integration.test_daemon import quick_daemon
+
+
+def test_a_job_that_hangs_calls_its_hook_and_the_report_tells_it(tmp_path: Path) -> None:
+    hook = tmp_path / "hook.sh"
+    hook.write_text('#!/bin/sh\necho "$HANGWATCH_STATE $1"; test -s "$1/incident.json"\n')
+    hook.chmod(0o755)
+    wanted = config.Hooks(on_hung=(str(hook), "{incident}"))
+    with SimulatedNode(2) as node, quick_daemon(node, tmp_path / "state", hooks=wanted):
+        node.order(1, "lock")
+        printed = "incidents/*/hooks/on_hung.txt"
+        (kept,) = wait_for(lambda: list((tmp_path / "state").glob(printed)), "what the hook printed")
+        folder = kept.parent.parent
+        assert kept.read_text() == f"hung {folder}\n"
+        told = "hook on_hung (hook.sh) ended with status 0 after"
+        wait_for(lambda: told in (folder / "report.txt").read_text(), "the report to tell of the hook")
+        assert any(told in line.message for line in incident_file.load(folder).timeline)
+
+
+def test_a_hook_that_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "h.toml"
+    path.write_text('[hooks]\non_hung = ["/usr/bin/env", "{jobid}"]\n')
+    for command in (["run", "--config"], ["config", "--check"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "hangwatch", *command, str(path)], capture_output=True, text=True, env=os.environ
+        )
+        assert done.returncode == 2
+        assert f"{path}: [hooks]: on_hung[1]: '{{jobid}}'" in done.stderr

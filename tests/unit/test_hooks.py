@@ -1,0 +1,300 @@
+"""Hooks: which is called when and with what, without any right of the daemon, and ended with all that it leaves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from hangwatch import config, hooks
+from hangwatch.config import ConfigError
+from hangwatch.crash import KIND as CRASHED
+from hangwatch.hook_child import MOST_OUTPUT_BYTES
+from hangwatch.hooks import Ended, Hooks, Pace, call_of
+from hangwatch.incident_file import StoreError
+from hangwatch.model import Incident, JobState
+from hangwatch.store import Store
+from tests import samples
+from tests.conftest import wait_for
+from tests.other_users import as_user, needs_root
+
+Script = Callable[[str], str]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    def write(lines: str) -> str:
+        path = tmp_path / "hook.sh"
+        path.write_text(f"#!/bin/sh\n{lines}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return write
+
+
+def incident(**job: object) -> Incident:
+    found = samples.mismatch()
+    return replace(found, job=replace(found.job, **job))
+
+
+def ran(program: str, *arguments: str, deadline_seconds: float = 60.0) -> Ended:
+    call = call_of(config.Hooks(on_hung=(program, *arguments)), incident(), JobState.HUNG, Path("/state/incidents/one"))
+    assert call is not None
+    return hooks.run(call, deadline_seconds)
+
+
+# --- what is refused at the start -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["notify.sh"], "on_hung[0]: 'notify.sh': is no whole path"),
+        (["/usr/bin/env", "--to={job}"], "on_hung[1]: '--to={job}': a placeholder is an argument of its own"),
+        (["/usr/bin/env", "{job_id}"], "allowed, after the program: {incident}, {name}, {job}, {job_key}, {state}"),
+        (["{incident}"], "on_hung[0]: '{incident}': a placeholder"),
+        (["/no/such/program"], "cannot be looked at: No such file or directory"),
+        (["/usr/bin"], "is no file"),
+    ],
+)
+def test_what_is_no_hook_is_refused_with_its_key(command: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        hooks.refuse_unusable(config.Hooks(on_hung=tuple(command)), "h.toml")
+    assert str(error.value).startswith("h.toml: [hooks]: on_hung")
+    assert says in str(error.value)
+
+
+def test_braces_that_are_no_placeholder_are_plain_text(script: Script) -> None:
+    text = '{"text": "a job has hung"}'
+    program = script('printf %s "$1"')
+    hooks.refuse_unusable(config.Hooks(on_hung=(program, text)), "h.toml")
+    assert ran(program, text).output == text.encode()
+
+
+def test_a_program_that_others_could_change_is_refused(tmp_path: Path, script: Script) -> None:
+    path = Path(script("true"))
+
+    def problem() -> str:
+        try:
+            hooks.refuse_unusable(config.Hooks(on_ended=(str(path),)), "h.toml")
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    assert problem() == ""
+    path.chmod(0o775)
+    assert f"{path}: others can write there" in problem()
+    path.chmod(0o644)
+    assert "may not be executed" in problem()
+    path.chmod(0o755)
+    tmp_path.chmod(0o777)
+    assert f"{tmp_path}: others can write there" in problem()
+    tmp_path.chmod(0o700)
+    path.rename(tmp_path / "real.sh")
+    path.symlink_to("real.sh")
+    assert "leads over a link" in problem() and f"name it as '{tmp_path}/real.sh'" in problem()
+
+
+@needs_root
+def test_a_program_of_another_user_is_refused(script: Script) -> None:
+    path = script("true")
+    os.chown(path, 12345, 12345)
+    with pytest.raises(ConfigError, match="belongs to user 12345"):
+        hooks.refuse_unusable(config.Hooks(on_hung=(path,)), "h.toml")
+
+
+# --- which, and with what -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("moved_to", "kind", "key"),
+    [
+        (JobState.HUNG, "OddRank", "on_hung"),
+        (JobState.STALLED, "OddRank", "on_stalled"),
+        (JobState.RECOVERED, "OddRank", "on_recovered"),
+        (JobState.TRAINING, "OddRank", "on_recovered"),
+        (JobState.ENDED, "OddRank", "on_ended"),
+        (JobState.ENDED, CRASHED, "on_crashed"),
+        (JobState.WAITS_ELSEWHERE, "OddRank", None),
+        (None, "OddRank", None),
+        (None, CRASHED, None),
+    ],
+)
+def test_each_move_has_its_hook(moved_to: JobState | None, kind: str, key: str | None) -> None:
+    all_of_them = config.Hooks(
+        **dict.fromkeys(("on_hung", "on_stalled", "on_recovered", "on_ended", "on_crashed"), ("/usr/bin/true",))
+    )
+    found = incident()
+    call = call_of(all_of_them, replace(found, verdict=replace(found.verdict, kind=kind)), moved_to, None)
+    assert (call and call.key) == key
+    assert call_of(config.Hooks(), found, moved_to, None) is None
+
+
+def test_what_a_jobs_owner_wrote_is_no_option_and_no_shell(script: Script) -> None:
+    names = ("incident", "name", "job", "job_key", "state", "owner", "owner_uid", "slurm_job", "node")
+    command = ("/usr/bin/true", *(f"{{{name}}}" for name in names))
+    hostile = incident(job_id="--rm; $(x)\n`y`", job_key="k1", owner="Slurm job 4711", uid=1004)
+    call = call_of(config.Hooks(on_hung=command), hostile, JobState.HUNG, Path("/state/incidents/one"))
+    assert call is not None
+    assert call.command[1:] == (
+        "/state/incidents/one", "one", "_-rm____x___y_", "k1", "hung", "Slurm job 4711", "1004", "4711", samples.NODE,
+    )  # fmt: skip
+    assert call.environ["HANGWATCH_JOB"] == "_-rm____x___y_"
+    assert {f"HANGWATCH_{name.upper()}" for name in names} <= call.environ.keys()
+    claims = call_of(config.Hooks(on_hung=command), incident(owner="uid 4711", job_id="4711"), JobState.HUNG, None)
+    assert claims is not None and "HANGWATCH_SLURM_JOB" not in claims.environ, "a name is not the kernel's word"
+
+
+# --- how it runs ----------------------------------------------------------------------------------------------------
+
+
+def test_it_has_no_right_no_secret_and_no_open_file_of_the_daemon(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "xyzzy")
+    with (tmp_path / "secret").open("w") as secret:
+        os.set_inheritable(secret.fileno(), True)
+        ended = ran(script("grep -E '^(Cap|NoNew)' /proc/self/status; env; ls -l /proc/self/fd; pwd"))
+    assert ended.is_ok and ended.output is not None
+    text = ended.output.decode()
+    rights = dict(line.split(":\t") for line in text.splitlines()[:6])
+    bounding = rights.pop("CapBnd")
+    assert rights.pop("NoNewPrivs") == "1"
+    assert set(map(int, rights.values())) == {0}, rights
+    if os.geteuid() == 0:
+        assert int(bounding, 16) == 0
+    assert "xyzzy" not in text and "secret" not in text.split("HANGWATCH_STATE")[1]
+    assert "HANGWATCH_INCIDENT=/state/incidents/one" in text and "HANGWATCH_STATE=hung" in text
+    assert "PATH=/usr/local/sbin:" in text and text.endswith("/\n")
+
+
+@needs_root
+def test_under_the_unit_without_the_right_to_give_up_bounds_nothing_is_left_either() -> None:
+    """As deploy/systemd/hangwatch.service starts the daemon: a user of its own, ambient capabilities, no CAP_SETPCAP."""
+    rights = "-all,+sys_ptrace,+kill"
+    caps = [f"--{kind}={rights}" for kind in ("inh-caps", "ambient-caps", "bounding-set")]
+    child = [sys.executable, "-I", "-S", hooks.__file__.replace("hooks.py", "hook_child.py"), "60"]
+    status = ["/usr/bin/grep", "-E", "^(Cap|NoNew)", "/proc/self/status"]
+    user = [*as_user(12345)[:-1], *caps]
+    before, after = (
+        dict(line.split(":\t") for line in subprocess.check_output([*user, *command], text=True).splitlines())
+        for command in (status, [*child, *status])
+    )
+    assert int(before["CapEff"], 16) != 0
+    assert after["NoNewPrivs"] == "1"
+    assert {int(after[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {0}
+
+
+def test_what_it_forks_and_leaves_is_ended_with_it(script: Script) -> None:
+    ended = ran(script("setsid sh -c 'sleep 1000 & echo $!; wait' & sleep 0.5; echo done"))
+    assert ended.is_ok and ended.output is not None
+    pid, word = ended.output.split()
+    assert word == b"done"
+    wait_for(lambda: not Path(f"/proc/{int(pid)}").exists(), "the process that was left to be gone")
+
+
+def test_at_its_deadline_it_is_ended_with_all_that_it_started(script: Script) -> None:
+    ended = ran(script("trap '' TERM; sleep 1000 & echo $! $$; wait; sleep 1000"), deadline_seconds=1.0)
+    assert not ended.is_ok and "was ended at its deadline of 1 s" in ended.message and ended.output is not None
+    for pid in map(int, ended.output.split()):
+        wait_for(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"{pid} to be gone")
+
+
+def test_of_a_flood_of_output_the_beginning_is_kept(script: Script) -> None:
+    ended = ran(script("head -c 200000000 /dev/zero; echo ended >&2"))
+    assert ended.is_ok and ended.output is not None
+    assert MOST_OUTPUT_BYTES < len(ended.output) < MOST_OUTPUT_BYTES + 100
+    assert ended.output.endswith(b"... and more, which is not kept\n")
+
+
+@pytest.mark.parametrize(("lines", "says"), [("exit 3", "ended with status 3"), ("kill -9 $$", "was killed")])
+def test_how_it_ended_is_told(script: Script, lines: str, says: str) -> None:
+    ended = ran(script(lines))
+    assert not ended.is_ok and f"hook on_hung (hook.sh) {says} after" in ended.message
+
+
+def test_what_cannot_be_run_is_told(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/no/such/shell\n")
+    broken.chmod(0o755)
+    ended = ran(str(broken))
+    assert "could not be run" in ended.message and ended.output is not None and b"No such file" in ended.output
+
+
+# --- how many -------------------------------------------------------------------------------------------------------
+
+
+def test_one_owners_jobs_use_up_nobody_elses_hooks() -> None:
+    now = [100.0]
+    pace = Pace(5, 2, lambda: now[0])
+    assert [pace.begin("a") is None for _ in range(4)] == [True, True, False, False]
+    assert "per_minute_of_owner" in (pace.begin("a") or "")
+    assert [pace.begin(owner) is None for owner in "bcde"] == [True, True, True, False]
+    now[0] += 60.0
+    assert pace.begin("a") is None
+
+
+def test_of_one_owner_one_runs_at_a_time_and_others_do_not_wait_for_it(tmp_path: Path, script: Script) -> None:
+    door = tmp_path / "door"
+    os.mkfifo(door)
+    program = script(f'[ "$HANGWATCH_OWNER" != slow ] || cat {door}')
+    ended: list[Ended] = []
+    threads: list[threading.Thread] = []
+
+    def begin(call: Callable[[], None]) -> None:
+        threads.append(threading.Thread(target=call))
+        threads[-1].start()
+
+    called = Hooks(config.Hooks(on_hung=(program,)), begin, ended.append)
+    for _ in range(2):
+        called.call(incident(owner="slow", share="slow"), JobState.HUNG, None)
+    called.call(incident(owner="quick", share="quick"), JobState.HUNG, None)
+    wait_for(lambda: ended, "the hook of the other owner")
+    assert ended[0].call.incident.job.owner == "quick"
+    for number in (2, 3):
+        door.write_text("go")
+        wait_for(lambda number=number: len(ended) == number, f"hook {number}")
+    assert all(one.is_ok for one in ended)
+    for thread in threads:
+        thread.join()
+
+
+def test_without_a_folder_what_wants_one_is_not_called() -> None:
+    ended: list[Ended] = []
+    called = Hooks(config.Hooks(on_hung=("/usr/bin/true", "{incident}")), lambda call: call(), ended.append)
+    called.call(incident(), JobState.HUNG, None)
+    assert "was not called: the incident could not be kept" in ended[0].message and ended[0].output is None
+
+
+# --- what is kept ---------------------------------------------------------------------------------------------------
+
+
+def test_what_it_printed_is_kept_beside_the_incident_and_not_for_its_owner(tmp_path: Path) -> None:
+    kept = Store(tmp_path, shared=True)
+    kept.make_writable()
+    found = replace(incident(uid=12345), incident_id="20260314T031500Z-42")
+    folder = kept.save(found, {"report.txt": "report"})
+    for content in (b"first", b"second"):
+        kept.add_output(folder.name, "on_hung.txt", content)
+    file = folder / "hooks" / "on_hung.txt"
+    assert file.read_bytes() == b"second"
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert os.listxattr(file) == os.listxattr(file.parent) == []
+    assert os.listxattr(folder / "report.txt") == os.listxattr(folder) == ["system.posix_acl_access"]
+
+
+def test_a_link_in_the_place_of_its_folder_is_not_followed(tmp_path: Path) -> None:
+    kept = Store(tmp_path / "state")
+    kept.make_writable()
+    folder = kept.save(incident(), {})
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "hooks").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError):
+        kept.add_output(folder.name, "on_hung.txt", b"x")
+    assert list((tmp_path / "elsewhere").iterdir()) == []

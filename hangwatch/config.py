@@ -206,6 +206,13 @@ class Http(Section, frozen=True):
         str,
         Meta(description="YAML of Prometheus' exporters: TLS, client certificates, users, who then see incidents"),
     ] = ""
+    external_url: Annotated[
+        str,
+        Meta(
+            pattern=r"^(https?://[^\s\"'<>`\\]{1,200})?$",
+            description="where browsers reach this port, {node} stands for its node: pages link to incidents there",
+        ),
+    ] = ""
     incidents_on_loopback: Annotated[
         bool,
         Meta(description="where listen is 127.0.0.1 or ::1: incidents for every user and pod that reaches it"),

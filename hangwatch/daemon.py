@@ -422,7 +422,7 @@ class Daemon:
         self._refuse_second_daemon()
         self._server = Server(
             self.settings.http,
-            metrics.registry(self.board, self._clock, self.settings.detector),
+            metrics.registry(self.board, self._clock, self.settings.detector, self.settings.http.external_url),
             status=self.status,
             unhealthy=self.unhealthy,
             incidents=self.store,

@@ -41,14 +41,14 @@ COLLECTIVES_OF_AN_OWNER = 4096
 COLLECTIVES_OF_A_NODE = 16384
 
 
-def families(snapshot: Snapshot, now: float, settings: Detector) -> Iterator[Metric]:
-    """All families of one snapshot; `now` is CLOCK_MONOTONIC in seconds."""
+def families(snapshot: Snapshot, now: float, settings: Detector, external_url: str = "") -> Iterator[Metric]:
+    """All families of one snapshot; `now` is CLOCK_MONOTONIC in seconds, `external_url` that of [http]."""
     yield _info()
     yield from _sampler(snapshot, now)
     yield from _gpus(snapshot, settings)
     yield from _jobs(snapshot, now)
-    yield from _incidents(snapshot)
-    yield from _crashes(snapshot, now)
+    yield from _incidents(snapshot, external_url)
+    yield from _crashes(snapshot, now, external_url)
     yield from _collectives(snapshot)
     yield from _captures(snapshot)
     yield from _beats(snapshot, now)
@@ -66,8 +66,10 @@ class BoardCollector(Collector):
         clock: Callable[[], float],
         settings: Detector,
         unix_clock: Callable[[], float] = time.time,
+        external_url: str = "",
     ) -> None:
         self._board, self._clock, self._settings, self._unix_clock = board, clock, settings, unix_clock
+        self._external_url = external_url
         self.errors = 0
 
     def collect(self) -> Iterator[Metric]:
@@ -75,7 +77,8 @@ class BoardCollector(Collector):
         # First of all: a rule over all nodes compares it with the time at which the scrape began.
         yield _single("time_seconds", "The wall clock of this node, as unix time", self._unix_clock())
         try:
-            yield from map(_shown, families(self._board.snapshot, self._clock(), self._settings))
+            found = families(self._board.snapshot, self._clock(), self._settings, self._external_url)
+            yield from map(_shown, found)
         except Exception:
             self.errors += 1
             log.exception("a metric could not be exported; please report this")
@@ -115,10 +118,10 @@ class GuardedProcessCollector(Collector):
             return []
 
 
-def registry(board: Board, clock: Callable[[], float], settings: Detector) -> CollectorRegistry:
+def registry(board: Board, clock: Callable[[], float], settings: Detector, external_url: str = "") -> CollectorRegistry:
     """A registry of its own, so that two daemons in one process (tests, demo) do not meet."""
     own = CollectorRegistry()
-    own.register(BoardCollector(board, clock, settings))
+    own.register(BoardCollector(board, clock, settings, external_url=external_url))
     own.register(GuardedProcessCollector())
     return own
 
@@ -246,8 +249,8 @@ def _jobs(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     yield from (info, state, ranks, absent, quiet, page, gpus)
 
 
-def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
-    labels = (*JOB, "incident", "verdict", "confidence", "named", "first_look", "summary")
+def _incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
+    labels = (*JOB, "incident", "verdict", "confidence", "named", "first_look", "summary", "url")
     told = "Open incidents: the verdict in one sentence, who is named, or at whom to look first"
     info = _gauge("incident_info", told, labels)
     opened = _gauge("incident_opened_timestamp_seconds", "When the incident was opened", (*JOB, "incident"))
@@ -270,6 +273,7 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
                 _folded(verdict.named, incident.node),
                 _folded(verdict.first_look, incident.node),
                 verdict.message[:LABEL_LENGTH],
+                _page(incident, external_url),
             ],
             1,
         )
@@ -293,8 +297,14 @@ def _incidents(snapshot: Snapshot) -> Iterator[Metric]:
     yield from (info, opened, activity)
 
 
-def _crashes(snapshot: Snapshot, now: float) -> Iterator[Metric]:
-    labels = (*JOB, "incident", "confidence", "named", "summary")
+def _page(incident: Incident, external_url: str) -> str:
+    """Where a browser finds the report, empty where nobody said how it reaches this daemon."""
+    where = external_url.replace("{node}", incident.node).rstrip("/")
+    return f"{where}/incidents/{incident.incident_id}" if where else ""
+
+
+def _crashes(snapshot: Snapshot, now: float, external_url: str) -> Iterator[Metric]:
+    labels = (*JOB, "incident", "confidence", "named", "summary", "url")
     info = _gauge("job_crash_info", "Jobs whose ranks crashed in the last 15 minutes: who died first, and why", labels)
     for one in snapshot.crashes:
         if now - one.found_monotonic_seconds <= CRASH_SHOWN_SECONDS:
@@ -302,7 +312,8 @@ def _crashes(snapshot: Snapshot, now: float) -> Iterator[Metric]:
             named = _folded(verdict.named, incident.node)
             name = incident.job.name.labels.values()
             summary = verdict.message[:LABEL_LENGTH]
-            info.add_metric([*name, incident.incident_id, verdict.confidence.value, named, summary], 1)
+            page = _page(incident, external_url)
+            info.add_metric([*name, incident.incident_id, verdict.confidence.value, named, summary, page], 1)
     yield info
     yield _counter("job_crashes", "Jobs on this node whose ranks crashed, restarts included", snapshot.crash_count)
 

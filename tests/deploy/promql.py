@@ -12,11 +12,14 @@ import yaml
 
 ROOT = Path(__file__).parent.parent.parent
 RULES = ROOT / "deploy/prometheus/hangwatch.rules.yaml"
+SITE_RULES = ROOT / "deploy/prometheus/hangwatch-site.rules.yaml"
 GRAFANA = ROOT / "grafana"
 DASHBOARDS = ("fleet", "node", "job")
 
 # What Prometheus itself adds to each target, and the alerts that it keeps.
 FROM_PROMETHEUS = frozenset({"up", "scrape_duration_seconds", "ALERTS"})
+
+FROM_THE_SITE = frozenset({"hangwatch:site:info"})
 
 _TEXT = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'")
 _LABELS = re.compile(r"\{[^{}]*\}|\b(?:by|on|without|ignoring|group_left|group_right)\s*\([^()]*\)")
@@ -107,7 +110,12 @@ def filled(expr: str, variables: dict[str, str]) -> str:
 
 def unknown_names(exported: Iterable[str], rules_text: str, boards: Iterable[dict[str, Any]]) -> list[str]:
     """What rules and dashboards ask for and nobody exports or records, each with its place."""
-    known = {*exported, *FROM_PROMETHEUS, *(rule["record"] for rule in rules(rules_text) if "record" in rule)}
+    known = {
+        *exported,
+        *FROM_PROMETHEUS,
+        *FROM_THE_SITE,
+        *(rule["record"] for rule in rules(rules_text) if "record" in rule),
+    }
     asked = [(query.where, query.expr) for query in rule_queries(rules_text)]
     for board in boards:
         asked += [(query.where, query.expr) for query in dashboard_queries(board)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ from tests.deploy.promql import ROOT, RULES
 from tests.servers import RealAlertmanager, WebhookReceiver, run
 
 EXAMPLE = ROOT / "deploy/prometheus/alertmanager.example.yaml"
+TEMPLATES = EXAMPLE.parent / "hangwatch.tmpl"
 CONFIG: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+RUNBOOKS = "https://git.example.com/hangwatch/blob/main/docs/runbooks"
 ALERTS = {rule["alert"]: rule["labels"]["severity"] for rule in promql.rules(RULES.read_text()) if "alert" in rule}
 
 
 def test_amtool_takes_the_example() -> None:
     done = run("amtool", "check-config", EXAMPLE)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 templates" in done.stdout and CONFIG["templates"] == [TEMPLATES.name]
 
 
 def test_the_example_holds_no_secret() -> None:
@@ -48,7 +52,7 @@ def test_every_alert_reaches_who_it_should(alert: str) -> None:
 
 def on_loopback(receiver: WebhookReceiver, quicker: bool = True) -> dict[str, Any]:
     """The example with its routes and inhibition as they are, and a webhook on loopback in place of each receiver."""
-    config = copy.deepcopy(CONFIG)
+    config = {**copy.deepcopy(CONFIG), "templates": [str(TEMPLATES)]}
     config["receivers"] = [
         {"name": one["name"], "webhook_configs": [{"url": f"{receiver.url}/{one['name']}", "send_resolved": True}]}
         if one["name"] != "nobody"
@@ -71,7 +75,7 @@ def _hurry(config: dict[str, Any]) -> None:
 
 def with_its_own_templates(inbox: WebhookReceiver, folder: Path) -> dict[str, Any]:
     """The example with its receivers as they are: only their addresses and secrets lead to loopback."""
-    config = copy.deepcopy(CONFIG)
+    config = {**copy.deepcopy(CONFIG), "templates": [str(TEMPLATES)]}
     _hurry(config)
     secrets = {"routing_key_file": "key", "api_url_file": f"{inbox.url}/slack"}
     for kind in ("pagerduty_configs", "slack_configs", "webhook_configs"):
@@ -102,7 +106,7 @@ def alert(name: str, ended: bool = False, **labels: str) -> dict[str, Any]:
         "annotations": {
             "summary": f"{name} {labels}",
             "description": f"what {name} means",
-            "runbook_url": f"docs/runbooks/{name}.md",
+            "runbook_url": f"{RUNBOOKS}/{name}.md",
         },
         "startsAt": (now - datetime.timedelta(seconds=60 if ended else 0)).isoformat(),
         "endsAt": (now + datetime.timedelta(seconds=-1 if ended else 600)).isoformat(),
@@ -202,7 +206,6 @@ def test_one_message_per_kind_of_trouble_however_many_nodes_have_it(
 
 def test_pages_have_words_also_while_one_alert_of_a_job_takes_the_place_of_another(tmp_path: Path) -> None:
     """Through the templates of the example itself, as PagerDuty and Slack receive them."""
-    page = "https://git.example.com/hangwatch/blob/main/docs/runbooks"
 
     def said() -> list[tuple[str, str, str]]:
         return [
@@ -219,8 +222,8 @@ def test_pages_have_words_also_while_one_alert_of_a_job_takes_the_place_of_anoth
         )
         alertmanager.post([alert("HangwatchTrainingHung", job_id="J1")])
         wait_for(lambda: said() and shown(), "the page")
-        assert said() == [("trigger", hung, f"{page}/HangwatchTrainingHung.md")]
-        assert shown() == [(hung, f"{page}/HangwatchTrainingHung.md")]
+        assert said() == [("trigger", hung, f"{RUNBOOKS}/HangwatchTrainingHung.md")]
+        assert shown() == [(hung, f"{RUNBOOKS}/HangwatchTrainingHung.md")]
 
         alertmanager.post(
             [
@@ -229,13 +232,38 @@ def test_pages_have_words_also_while_one_alert_of_a_job_takes_the_place_of_anoth
             ]
         )
         wait_for(lambda: len(said()) > 1 and len(shown()) > 1, "the page that takes its place")
-        assert said()[1:] == [("trigger", stalled, f"{page}/HangwatchTrainingStalledLong.md")]
-        assert shown()[1:] == [(stalled, f"{page}/HangwatchTrainingStalledLong.md")]
+        assert said()[1:] == [("trigger", stalled, f"{RUNBOOKS}/HangwatchTrainingStalledLong.md")]
+        assert shown()[1:] == [(stalled, f"{RUNBOOKS}/HangwatchTrainingStalledLong.md")]
 
         alertmanager.post([alert("HangwatchTrainingStalledLong", ended=True, job_id="J1")])
         wait_for(lambda: len(said()) > 2 and len(shown()) > 2, "the resolution")
         assert said()[2][0] == "resolve"
-        assert shown()[2:] == [(f"Resolved: {stalled}", f"{page}/HangwatchTrainingStalledLong.md")]
+        assert shown()[2:] == [(f"Resolved: {stalled}", f"{RUNBOOKS}/HangwatchTrainingStalledLong.md")]
+
+
+def test_a_page_leads_to_report_dashboard_runbook_and_silence_and_names_call_nobody(tmp_path: Path) -> None:
+    """What a frame is called is what a job's user wrote: to Slack it is text, wherever it stands."""
+    hostile = "rank 3 is in <!channel> & `x` (train.py)"
+    report, dashboard = "https://gpu-07:9836/incidents/I7", "https://grafana.example.com/d/x?var-job_key=k1"
+    page = alert("HangwatchTrainingHung", job_id="J1", job_key="k1")
+    page["annotations"] |= {"summary": hostile, "description": f"```\n{hostile}"}
+    page["annotations"] |= {"incident_url": report, "dashboard_url": dashboard}
+    with Inbox() as inbox, RealAlertmanager(tmp_path, with_its_own_templates(inbox, tmp_path)) as alertmanager:
+        alertmanager.post([page])
+        wait_for(lambda: inbox.received("/pagerduty") and inbox.received("/slack"), "the page")
+        event, message = inbox.received("/pagerduty")[0], inbox.received("/slack")[0]
+    (shown,) = message["attachments"]
+    told = hostile.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    runbook = f"{RUNBOOKS}/HangwatchTrainingHung.md"
+    found = re.search(r"<(http[^|>]*)\|Silence this job>", shown["text"])
+    assert found and found[1].endswith("/#/silences/new?filter=%7Bjob_key%3D%22k1%22%7D")
+    silence = found[1]
+    assert (shown["title"], shown["title_link"]) == (told, report)
+    links = f"<{report}|Report> · <{dashboard}|Dashboard> · <{runbook}|Runbook> · <{silence}|Silence this job>"
+    assert shown["text"].strip() == f"```'''\n{told}```\n{links}"
+    assert (event["payload"]["summary"], event["client_url"]) == (hostile, report)
+    assert {one["text"]: one["href"] for one in event["links"]} == {"Runbook": runbook, "Silence this job": silence}
+    assert event["payload"]["custom_details"]["dashboard"] == dashboard
 
 
 def _runbook(event: dict[str, Any]) -> str:

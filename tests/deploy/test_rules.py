@@ -14,7 +14,7 @@ from hangwatch.checks import discovery
 from hangwatch.hang import activity
 from hangwatch.model import CheckStatus
 from tests.deploy import promql
-from tests.deploy.promql import ROOT, RULES
+from tests.deploy.promql import FROM_THE_SITE, ROOT, RULES, SITE_RULES
 from tests.servers import run
 
 CASES = Path(__file__).parent / "promtool"
@@ -29,8 +29,17 @@ def _cases() -> list[dict[str, Any]]:
 
 
 def test_promtool_takes_the_rules() -> None:
-    done = run("promtool", "check", "rules", "--lint=all", "--lint-fatal", RULES)
+    done = run("promtool", "check", "rules", "--lint=all", "--lint-fatal", RULES, SITE_RULES)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_file_of_a_site_records_what_the_rules_ask_of_it() -> None:
+    """And each of its labels is asked for; what a site leaves out stays out of the pages."""
+    (rule,) = promql.rules(SITE_RULES.read_text())
+    asked = set(re.findall(r"hangwatch:site:info\{(\w+)!=''\}", RULES.read_text()))
+    assert {rule["record"]} == FROM_THE_SITE
+    assert set(rule["labels"]) | {"namespace"} == asked == {"runbooks", "grafana", "namespace"}
+    assert all(f"#   {name} " in SITE_RULES.read_text() for name in asked)
 
 
 def test_promtool_takes_the_example_configuration() -> None:
@@ -61,9 +70,12 @@ def test_every_alert_has_its_three_cases(alert: str) -> None:
 @pytest.mark.parametrize("rule", ALERTS, ids=ALERT_NAMES)
 def test_every_alert_says_what_where_and_what_to_do(rule: dict[str, Any]) -> None:
     annotations = rule["annotations"]
-    assert set(annotations) == {"summary", "description", "runbook_url"}
+    links = {"dashboard_url", "incident_url"} if rule["alert"].startswith("HangwatchTraining") else set()
+    assert set(annotations) == {"summary", "description", "runbook_url", *links}
     assert rule["labels"]["severity"] in {"critical", "warning", "none"}
-    page = ROOT / annotations["runbook_url"].partition("#")[0]
+    base, path = annotations["runbook_url"].split("{{ end }}")[:2]
+    assert base == '{{ with "hangwatch:site:info{runbooks!=\'\'}" | query }}{{ . | first | label "runbooks" }}/'
+    page = ROOT / path.partition("#")[0]
     assert page == ROOT / f"docs/runbooks/{rule['alert']}.md"
     text = page.read_text()
     for heading in ("## What it means", "## First three commands", "## What to do", "## How it resolves"):

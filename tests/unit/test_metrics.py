@@ -24,6 +24,7 @@ from hangwatch.model import (
     CheckStatus,
     CheckVerdict,
     Fault,
+    Frame,
     GpuSample,
     GpuSweep,
     JobState,
@@ -97,6 +98,31 @@ def test_an_incident_that_is_closed_is_exported_no_more() -> None:
     after = scrape(board(jobs={job_id: closed}))
     assert [name in after for name in names] == [False] * 3
     assert "hangwatch_job_state{" in after, "the job itself is still there"
+
+
+def test_an_incident_says_where_its_report_is_served() -> None:
+    """Where the site said how browsers reach the daemon; the address is one for all nodes."""
+    assert 'url=""' in scrape(board())
+    own = CollectorRegistry()
+    own.register(
+        metrics.BoardCollector(board(), lambda: NOW, Detector(), external_url="https://{node}.example.com:9836/")
+    )
+    found = re.search(r'hangwatch_incident_info\{.*url="([^"]*)"', generate_latest(own).decode())
+    incident = samples.loader_hang()
+    assert found and found[1] == f"https://{incident.node}.example.com:9836/incidents/{incident.incident_id}"
+
+
+def test_what_a_rank_does_is_told_with_the_line_of_the_users_code() -> None:
+    incident = samples.loader_hang()
+    stuck = next(group for group in incident.grouping.groups if group.workers)
+    worker = replace(stuck.workers[0], pid=52001, own=Frame(function="read_shard", file="train.py", line=18))
+    groups = tuple(replace(group, workers=(worker,)) if group is stuck else group for group in incident.grouping.groups)
+    one = board()
+    ((job_id, entry),) = one.snapshot.jobs.items()
+    changed = replace(incident, grouping=replace(incident.grouping, groups=groups))
+    rows = scrape(board(jobs={job_id: replace(entry, incident=changed)})).splitlines()
+    (row,) = (line for line in rows if line.startswith("hangwatch_rank_activity{") and 'rank="7"' in line)
+    assert 'does="waits for its loader worker (pid 52001) in read_shard (train.py:18)"' in row
 
 
 @pytest.mark.golden

@@ -7,6 +7,7 @@ can lie about his own job, and about no other. Whoever complains of others in it
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 KIND = "Crashed"
 _SHOWN = 3
+_MOST_IDS = 64
 _FRAMES_SHOWN = 8
 _TEXT_CHARACTERS = 240
 _LINE_CHARACTERS = 4096
@@ -52,15 +54,45 @@ _DRIFT = 20e-6  # of the clock of the kernel's log against the wall clock, in wh
 _ABORTED = "SIGABRT"
 _FAULTS = frozenset({"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS", _ABORTED})
 """What a program dies of by itself; others are sent, and gcore writes the core of a process that lives on."""
+_TOLD_TO_END = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
+_CONTAINER_GONE = (
+    "its container has gone, and with it what it may have left there (error file, core): on a volume of the host "
+    "(torchrun --log-dir, TORCHELASTIC_ERROR_FILE) people can read it afterwards"
+)
 _SECRETS = re.compile(
     r"(?i)(//)[^/@\s]+@|\b(bearer\s+|(?:token|password|passwd|secret|api[_-]?key)\s*[=:]\s*)[^\s,;'\"]+"
 )
 
 
+class Exit(NamedTuple):
+    """How a rank ended: its exit code, negative for a signal, by the kernel or by what its launcher printed.
+
+    `is_first`: its launcher tells it as the first failure. Of exit codes in one second that is any of them.
+    """
+
+    code: int
+    by_kernel: bool
+    is_first: bool = False
+
+    @property
+    def signal(self) -> str:
+        """The name of the signal that ended it; empty where none did."""
+        try:
+            return signal.Signals(-self.code).name
+        except ValueError:
+            return ""
+
+    @property
+    def text(self) -> str:
+        """For people: `SIGSEGV` or `exit code 1`, and where that stands."""
+        where = "its exit status" if self.by_kernel else "its launcher's log"
+        return f"{self.signal or f'exit code {self.code}'}, by {where}"
+
+
 class Left(NamedTuple):
     """What one dead rank left: lines of the kernel's log, its failure by the error file, its core with the stack in it.
 
-    `refused` says what was there and was not read.
+    `exit` is None where nothing tells how it ended. `refused` says what was there and was not read.
     """
 
     id: RankId
@@ -70,6 +102,7 @@ class Left(NamedTuple):
     core: remains.Core | None = None
     stack: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+    exit: Exit | None = None
 
     @property
     def end(self) -> KernelLine | None:
@@ -79,7 +112,10 @@ class Left(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """Why a rank died, and when; `order`: 0 by the kernel or a core, 1 by its own error, 2 an abort, 3 of others."""
+    """Why a rank died, and when.
+
+    `order`: 0 by the kernel or a core, 1 by its own word, 2 an abort or another signal, 3 of others.
+    """
 
     left: Left
     order: int
@@ -109,8 +145,14 @@ def read(
     readable = []
     for one in dead:
         known = seen.of(one.id)
-        root = None if known is None or known.uid is None else remains.root_of(known.mounts, living, proc_root)
-        if known is not None and root is not None:
+        if (code := remains.exit_code(one.id, proc_root)) is not None:
+            found[one.id] = found[one.id]._replace(exit=Exit(code, by_kernel=True))
+        if known is None or known.uid is None or known.mounts is None:
+            continue
+        root = remains.root_of(known.mounts, living, proc_root)
+        if root is None:
+            found[one.id] = found[one.id]._replace(refused=(_CONTAINER_GONE,))
+        else:
             readable.append((known, root))
     shared = Counter(known.error_file for known, _ in readable)  # who of them wrote it nobody can tell
     with_file = [(known, root) for known, root in readable if known.error_file and shared[known.error_file] == 1]
@@ -119,12 +161,27 @@ def read(
     for (known, _), core in zip(readable, remains.cores(readable, proc_root), strict=True):
         if core is not None and core.path and (core.refused or _is_of_its_end(core, found[known.id])):
             found[known.id] = _with_core(found[known.id], core)
+    for known, exited in _exits(readable):
+        if found[known.id].exit is None:
+            found[known.id] = found[known.id]._replace(exit=exited)
     first = next(iter(_causes(list(found.values()))), None)
     for known, root in readable:
         left = found[known.id]
         if cores and first is not None and left.id == first.left.id and left.core is not None:
             found[known.id] = left._replace(stack=_frames(remains.native_stack(known, left.core, root)))
     return list(found.values())
+
+
+def _exits(readable: Sequence[tuple[remains.Seen, Path]]) -> Iterable[tuple[remains.Seen, Exit]]:
+    """How ranks ended by the logs of their launchers."""
+    from hangwatch.explain import launcher_text  # only a crash needs it
+
+    told = {path: launcher_text.exits(text) for path, text in remains.log_ends(readable).items()}
+    for known, _ in readable:
+        found = (told.get(path, {}).get(known.inner_pid) for path in known.logs)
+        one = next((one for one in found if one is not None), None)
+        if one is not None:
+            yield known, Exit(one.code, by_kernel=False, is_first=one.is_first)
 
 
 def _left(one: EndedProcess, node: str, lines: tuple[KernelLine, ...]) -> Left:
@@ -196,9 +253,12 @@ def _cause(left: Left) -> Cause | None:
     if (line := left.end) is not None:
         where = f" in {line.where}" if line.where else ""
         return Cause(left, 0, line.unix_seconds, f"{line.name.replace('_', ' ')}{where}, by the kernel's log")
-    failure, core = left.failure, left.core
+    failure, core, end = left.failure, left.core, left.exit
     if core is not None and core.signal and core.signal != _ABORTED:
         return Cause(left, 0, core.unix_seconds, f"{core.signal}, by its core")
+    is_fault = end is not None and end.signal in _FAULTS - {_ABORTED}
+    if end is not None and is_fault and end.by_kernel:
+        return Cause(left, 0, left.gone_unix_seconds, end.text)
     if failure is not None:
         at = failure.moment.seconds if failure.moment is not None else left.gone_unix_seconds
         where = f", in {failure.where}" if failure.where else ""
@@ -206,6 +266,10 @@ def _cause(left: Left) -> Cause | None:
         return Cause(left, 3 if failure.of_others else 1, at, f"{text}, by its error file")
     if core is not None:
         return Cause(left, 2, core.unix_seconds, f"{core.signal or 'a signal'}, by its core")
+    if end is not None and is_fault:
+        return Cause(left, 1, left.gone_unix_seconds, end.text)
+    if end is not None and end.signal and end.signal not in _TOLD_TO_END and (end.by_kernel or end.is_first):
+        return Cause(left, 2, left.gone_unix_seconds, end.text)
     return None
 
 
@@ -278,12 +342,20 @@ def _more(found: Sequence[Left], named: Sequence[RankId]) -> Iterable[Evidence]:
         if left.stack:
             stack = " < ".join(left.stack)
             yield Evidence(kind="core", message=f"native stack of {words.who([left.id])}: {stack}", ranks=(left.id,))
-    told = 0
-    for left in found:
-        for why in left.refused if told < _SHOWN else ():
-            told += 1
-            message = f"{words.who([left.id])}: {words.elided(why, _TEXT_CHARACTERS)}"
-            yield Evidence(kind="not_read", message=message, ranks=(left.id,))
+    yield from _folded(
+        "exit", ((left.id, left.exit.text) for left in found if left.exit is not None and left.exit.code)
+    )
+    yield from _folded("not_read", ((left.id, why) for left in found for why in left.refused))
+
+
+def _folded(kind: str, told: Iterable[tuple[RankId, str]]) -> Iterable[Evidence]:
+    """A few things that are said of ranks, each once."""
+    ranks: dict[str, list[RankId]] = {}
+    for rank, text in told:
+        ranks.setdefault(text, []).append(rank)
+    for text, ids in list(ranks.items())[:_SHOWN]:
+        message = f"{words.who(ids)}: {words.elided(text, _TEXT_CHARACTERS)}"
+        yield Evidence(kind=kind, message=message, ranks=tuple(ids[:_MOST_IDS]))
 
 
 def with_died(job: Job, found: Sequence[Left]) -> Job:

@@ -218,6 +218,8 @@ class Daemon:
         found = crash.read(job, self.node, self._scan.last_seen, cores=cores, proc_root=self._proc_root)
         verdict = crash.judge(job, found)
         if verdict is None:
+            for why in dict.fromkeys(why for left in found for why in left.refused):
+                log.info("job %s: its ranks ended, and nothing tells of a crash: %s", job.job_id, why)
             return
         incident = crash.incident(job, self.node, found, verdict, self._activities, unix_now=time.time())
         log.warning("job %s: %s", job.job_id, verdict.message)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 from pathlib import Path
 from typing import BinaryIO
+
+_MOST_LINKS = 40  # path_resolution(7)
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class FileError(Exception):
@@ -55,30 +59,76 @@ def opened(path: Path | str, *, flags: int = 0) -> BinaryIO:
     return file
 
 
-def opened_below(folder: Path, path: Path) -> BinaryIO:
+def opened_below(folder: Path, path: Path, *, roots_links: bool = False) -> BinaryIO:
     """A file somewhere in a folder where others may write, to read: no link between the two is followed (O_NOFOLLOW).
 
-    Raises FileError.
+    With `roots_links` one is that root made in a folder where only root writes, as if the path named its target: below
+    `folder`, whatever root it has. Raises FileError.
     """
-    *folders, name = path.relative_to(folder).parts
+    steps, trail, followed = list(path.relative_to(folder).parts[::-1]), [_opened_folder(folder, path)], 0
     try:
-        here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            for step in folders:
-                inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
-                os.close(here)
-                here = inner
-            file = os.fdopen(
-                os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here), "rb"
-            )
-        finally:
+        while True:
+            step = steps.pop() if steps else "."
+            target = _link(trail[-1], step, path) if roots_links and followed < _MOST_LINKS else None
+            if target is not None:
+                followed += 1
+                steps += [part for part in reversed(target.split("/")) if part not in ("", ".")]
+            if step == ".." or (target or "").startswith("/"):
+                _leave(trail, 1 if step == ".." else len(trail))
+            elif target is None and steps:
+                trail.append(_opened_folder(step, path, trail[-1]))
+            elif target is None:
+                return _opened_file(step, path, trail[-1])
+    finally:
+        for here in trail:
             os.close(here)
+
+
+def _leave(trail: list[int], count: int) -> None:
+    """Go up so many folders, not above the first one."""
+    for here in trail[max(1, len(trail) - count) :]:
+        os.close(here)
+        trail.remove(here)
+
+
+def _opened_folder(name: Path | str, path: Path, here: int | None = None) -> int:
+    try:
+        return os.open(
+            name, os.O_RDONLY | os.O_DIRECTORY | (0 if here is None else os.O_NOFOLLOW) | os.O_CLOEXEC, dir_fd=here
+        )
     except OSError as error:
-        raise _refused(path, error) from None
+        raise _refused_below(name, path, here, error) from None
+
+
+def _opened_file(name: str, path: Path, here: int) -> BinaryIO:
+    try:
+        file = os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here), "rb")
+    except OSError as error:
+        raise _refused_below(name, path, here, error) from None
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise FileError(path, "is no file", errno.EINVAL)
     return file
+
+
+def _link(here: int, name: str, path: Path) -> str | None:
+    """Where a link of root's leads that nobody else can have made; None where it is none."""
+    try:
+        found, around = os.stat(name, dir_fd=here, follow_symlinks=False), os.fstat(here)
+        if not stat.S_ISLNK(found.st_mode) or found.st_uid or around.st_uid or around.st_mode & _OTHERS_WRITE:
+            return None
+        return os.readlink(name, dir_fd=here)
+    except OSError as error:
+        raise _refused(path, error) from None
+
+
+def _refused_below(name: Path | str, path: Path, here: int | None, error: OSError) -> FileError:
+    """Says that a link is the reason, where it is."""
+    if error.errno in (errno.ELOOP, errno.ENOTDIR) and here is not None:
+        with contextlib.suppress(OSError):
+            if stat.S_ISLNK(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
+                return FileError(path, f"is not read: {os.fspath(name)} on its way is a link", error.errno)
+    return _refused(path, error)
 
 
 def _refused(path: Path | str, error: OSError) -> FileError:

@@ -1,8 +1,8 @@
 """What a rank leaves when it dies: torchelastic's error file, and a core. See core(5) and proc_sys_kernel(5).
 
 Where these lie is told by a living process only, so it is noted while it lives. The paths are the owner's word: a child
-opens them (`remains_child`), as regular files of that owner and through no link, and may be left behind where a file
-system gives no answer. A core is read by gdb as its owner, without scripts; a living rank never is.
+opens them (`remains_child`), as regular files of that owner and through no link of his, and may be left behind where a
+file system gives no answer. A core is read by gdb as its owner, without scripts; a living rank never is.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from hangwatch.probes.left_behind import LeftBehind
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 MOST_ERROR_BYTES = 1 << 18
+MOST_LOG_BYTES = 1 << 16
+MOST_LOGS = 16
 MOST_ANSWER_BYTES = 8 << 20
 MOST_STACK_BYTES = 1 << 20
 FILES_DEADLINE_SECONDS = 10.0
@@ -38,11 +40,15 @@ _SHARES_KEPT = 4  # that have so many dead each
 _CORE_PATTERN = Path("sys/kernel/core_pattern")
 _CORE_USES_PID = Path("sys/kernel/core_uses_pid")
 _SPECIFIER = re.compile(r"%(.?)")
+_EXIT_CODE = 49  # the field behind the name and its parenthesis, counted from 0
 _SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
 class Seen(NamedTuple):
-    """A rank as it was when it lived: `mounts` is its mount namespace, `inner_pid` its pid in its own pid namespace."""
+    """A rank as it was when it lived: `mounts` is its mount namespace, `inner_pid` its pid in its own pid namespace.
+
+    `logs` are the files to which it and its parent, which may be its launcher, write.
+    """
 
     id: ProcessId
     share: str
@@ -53,6 +59,7 @@ class Seen(NamedTuple):
     folder: str
     mounts: str | None
     inner_pid: int
+    logs: tuple[str, ...] = ()
 
 
 class ErrorFile(Value, frozen=True):
@@ -112,9 +119,15 @@ class LastSeen:
             folder=_link(folder / "cwd"),
             mounts=pidfiles.namespace(self._proc_root, process.id.pid, "mnt"),
             inner_pid=procs.read_inner_pid(process.id.pid, self._proc_root),
+            logs=self._logs(process),
         )
         is_whole = now.mounts is not None and now.folder  # one that ends just now shows no more of it
         return now if before is None or is_whole else before
+
+    def _logs(self, process: Process) -> tuple[str, ...]:
+        folders = (self._proc_root / str(pid) / "fd" for pid in (process.parent_pid, process.id.pid))
+        links = (_link(folder / name) for folder in folders for name in ("2", "1"))
+        return tuple(dict.fromkeys(link for link in links if link.startswith("/") and not link.startswith("/dev/")))
 
 
 def _link(path: Path) -> str:
@@ -143,6 +156,32 @@ def error_files(ranks: Sequence[tuple[Seen, Path]]) -> list[ErrorFile]:
         for seen, root in ranks
     ]
     return [ErrorFile(text=one.get("content", ""), refused=one.get("refused", "")) for one in _ask(questions, ranks)]
+
+
+def log_ends(ranks: Sequence[tuple[Seen, Path]]) -> dict[str, str]:
+    """By path, the ends of the logs of these ranks and of their launchers, of what is a file of their user."""
+    wanted = dict.fromkeys((path, root, seen.uid) for seen, root in ranks for path in seen.logs)
+    asked = [
+        {"kind": "end", "root": str(root), "path": path, "uid": uid, "most_bytes": MOST_LOG_BYTES}
+        for path, root, uid in list(wanted)[:MOST_LOGS]
+    ]
+    answers = _ask(asked, ranks)
+    return {str(one["path"]): told["content"] for one, told in zip(asked, answers, strict=True) if "content" in told}
+
+
+def exit_code(process: ProcessId, proc_root: Path = procs.PROC) -> int | None:
+    """How a process ended that its parent has not asked for yet, negative for a signal; None where it is no zombie.
+
+    `exit_code` of proc_pid_stat(5), in the form of waitpid(2).
+    """
+    state = procs.read_state(process.pid, proc_root)
+    if state is None or state[0] != process or state[1] != "Z":
+        return None
+    try:
+        fields = (proc_root / str(process.pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]))
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def cores(ranks: Sequence[tuple[Seen, Path]], proc_root: Path = procs.PROC) -> list[Core | None]:
@@ -200,13 +239,11 @@ def native_stack(seen: Seen, core: Core, root: Path) -> str:
     gdb = shutil.which("gdb", path="/usr/local/bin:/usr/bin:/bin")
     if gdb is None:
         return "gdb is not installed"
-    program = [f"{'' if root == Path('/') else root}{seen.program}"] if seen.program.startswith("/") else []
-    settings = ["auto-load off", "auto-load safe-path /nonexistent", "debuginfod enabled off", "pagination off"]
-    if root != Path("/"):
-        settings.append(f"sysroot {root}")
+    settings = ("auto-load off", "auto-load safe-path /nonexistent", "debuginfod enabled off", "pagination off")
     command = [gdb, "-nx", "-nh", "-batch", *(word for one in settings for word in ("-iex", f"set {one}"))]
     question = {"kind": "core", "root": str(root), "path": core.path, "uid": seen.uid}
-    asked = {"core": question, "debugger": [*command, "-ex", "thread apply all bt 64", *program]}
+    program = seen.program if seen.program.startswith("/") else ""
+    asked = {"core": question, "debugger": [*command, "-ex", "thread apply all bt 64"], "program": program}
     return _run(asked, seen, MOST_STACK_BYTES, CORE_DEADLINE_SECONDS).decode("utf-8", "replace")
 
 

@@ -1,8 +1,9 @@
 """Reads what a dead rank left, for a parent that must never wait for it: files whose paths the job's owner chose.
 
 Started as `python -I -m hangwatch.probes.remains_child`, with one JSON question on its standard input. `{"files": []}`:
-each is opened below its root without following a link, is a regular file of that user, and is bounded; the answers are
-lines of JSON. `{"core": ..., "debugger": ...}`: this becomes that user, within limits, and then gdb on that core alone.
+each is opened below its root, through no link but such as root made where only root writes, is a regular file of that
+user, and is bounded; the answers are lines of JSON. `{"core": ..., "debugger": ...}`: this becomes that user, within
+limits, and then gdb on that core alone.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ _LIMITS = (
 
 
 def opened(question: dict[str, Any]) -> BinaryIO:
-    """A regular file of this user below this root; no link on its way is followed. Raises FileError."""
+    """A regular file of this user below this root; of links on its way only root's are followed. Raises FileError."""
     root, path = Path(question["root"]), Path(question["path"])
     if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
         raise inputs.FileError(path, "is no whole path")
-    file = inputs.opened_below(root, root.joinpath(*path.parts[1:]))
+    file = inputs.opened_below(root, root.joinpath(*path.parts[1:]), roots_links=True)
     owner = os.fstat(file.fileno()).st_uid
     if owner != question["uid"]:
         file.close()
@@ -54,6 +55,9 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
             told = {"unix_seconds": found.st_mtime, "bytes": found.st_size}
             if question["kind"] == "core":
                 return told | _core(file)
+            if question["kind"] == "end":
+                file.seek(max(0, found.st_size - question["most_bytes"]))
+                return told | {"content": file.read(question["most_bytes"]).decode("utf-8", "replace")}
             content = inputs.content_of(file, question["path"], question["most_bytes"])
             return told | {"content": content.decode("utf-8", "replace")}
     except inputs.FileError as error:
@@ -91,9 +95,13 @@ def _prstatus(notes: bytes) -> dict[str, Any]:
     return {"refused": "is a core that names no process"}
 
 
-def debug(question: dict[str, Any], command: list[str]) -> None:
-    """Become the owner of the core, who is not root, and then the debugger. Raises FileError."""
-    core = opened(question)
+def debug(question: dict[str, Any], command: list[str], program: str) -> None:
+    """Become the owner of the core, who is not root, and then the debugger. Raises FileError.
+
+    The root of another mount namespace is opened before: the kernel shows /proc/PID/root to who has the user and all
+    groups of that process, see ptrace(2), "access mode checking"; a descriptor of one's own it shows to anybody.
+    """
+    core, root = opened(question), _root(question["root"])
     if os.fstat(core.fileno()).st_size > MOST_CORE_BYTES:
         raise inputs.FileError(question["path"], f"is larger than {MOST_CORE_BYTES >> 30} GiB")
     _become(question["uid"])
@@ -107,7 +115,21 @@ def debug(question: dict[str, Any], command: list[str]) -> None:
     os.nice(19)
     os.chdir("/")
     os.set_inheritable(core.fileno(), True)
-    os.execve(command[0], [*command, f"--core=/proc/self/fd/{core.fileno()}"], {"LC_ALL": "C", "PATH": "/usr/bin:/bin"})  # noqa: S606 - no shell
+    words = [*command, *(["-iex", f"set sysroot {root}"] if root else []), f"--core=/proc/self/fd/{core.fileno()}"]
+    words += [f"{root}{program}"] if program else []
+    os.execve(words[0], words, {"LC_ALL": "C", "PATH": "/usr/bin:/bin"})  # noqa: S606 - no shell
+
+
+def _root(path: str) -> str:
+    """Another root as a descriptor that the debugger inherits; empty for our own. Raises FileError."""
+    if path == "/":
+        return ""
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY)
+    except OSError as error:
+        raise inputs.FileError(path, f"cannot be opened: {error.strerror}") from None
+    os.set_inheritable(descriptor, True)
+    return f"/proc/self/fd/{descriptor}"
 
 
 def _become(uid: int) -> None:
@@ -130,7 +152,7 @@ def main() -> None:
     asked = json.load(sys.stdin)
     if "core" in asked:
         try:
-            debug(asked["core"], asked["debugger"])
+            debug(asked["core"], asked["debugger"], asked["program"])
         except inputs.FileError as error:
             sys.exit(f"hangwatch: {error}")
     for question in asked["files"]:

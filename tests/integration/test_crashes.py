@@ -18,8 +18,8 @@ import pytest
 from hangwatch import crash, progress
 from hangwatch.board import Snapshot
 from hangwatch.job_scan import JobScan
-from hangwatch.model import ENDED_STATES, Job, Process, ProcessId, Rank, Verdict
-from hangwatch.probes import kmsg, procs, remains
+from hangwatch.model import ENDED_STATES, EndedProcess, Job, Process, ProcessId, Rank, Verdict
+from hangwatch.probes import kmsg, procs, remains, remains_child
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.other_users import as_user, needs_root
@@ -27,7 +27,6 @@ from tests.watched import RealDaemon, TorchJob
 
 RANKS = 3
 OWNER = 61234
-NOBODY = 65534  # the group of the debugger: it may look at files of a process of this group only
 INITIAL = Path("pid:[4026531836]")  # the initial pid namespace, include/linux/proc_ns.h
 
 
@@ -116,11 +115,13 @@ def test_a_rank_that_segfaults_is_named_by_the_kernel(tmp_path: Path) -> None:
         (folder / "go").touch()
         wait_for(lambda: (procs.read_state(pids[1]) or (None, "X"))[1] in ENDED_STATES, "rank 1 to die")
         log = kernel_log_with_segfault_of(pids[1], tmp_path)
+        wait_for(lambda: "Root Cause" in (folder / "job.log").read_text(), "the last words of torchrun", 120)
         verdict = watch.verdict(log, counted_as_the_kernel_does(tmp_path))
     assert verdict is not None
     assert [rank.rank for rank in verdict.named] == [1], verdict.message
     assert "segfault in libc" in verdict.message and verdict.confidence.value == "high"
     assert any(vote.kind == "kernel_log" and f"[{pids[1]}]: segfault at 0" in vote.message for vote in verdict.evidence)
+    assert any(vote.kind == "exit" and "SIGSEGV, by its launcher's log" in vote.message for vote in verdict.evidence)
 
 
 @needs_root
@@ -132,7 +133,7 @@ def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_o
     torchrun is stopped, which would end the others after half a minute.
     """
     folder = folder_of_owner / "job"
-    prefix = ["prlimit", "--core=unlimited", "env", f"--chdir={folder}", *as_user(OWNER, NOBODY)]
+    prefix = ["prlimit", "--core=unlimited", "env", f"--chdir={folder}", *as_user(OWNER)]
     with crashing(folder, "lingers", prefix) as (torchrun, pids):
         watch = Watch(pids)
         watch.discover()
@@ -190,6 +191,37 @@ def test_a_job_that_ends_in_order_is_no_crash(tmp_path: Path) -> None:
         assert watch.verdict() is None
 
 
+def test_how_a_rank_ended_stands_with_the_kernel_and_in_the_log_of_its_launcher(tmp_path: Path) -> None:
+    """One that its parent has not asked for yet, and one that a log tells which both write to."""
+    log = tmp_path / "job.log"
+    with log.open("wb") as file:
+        ranks = [subprocess.Popen(["sleep", "600"], stdout=file, stderr=file) for _ in range(2)]
+        zombie, asked = ranks
+        try:
+            known = remains.LastSeen()
+            found = [state[0] for one in ranks if (state := procs.read_state(one.pid)) is not None]
+            known.note(
+                [(Process(id=one, parent_pid=1, comm="sleep", state="S", uid=os.geteuid()), "") for one in found]
+            )
+            for one in ranks:
+                one.send_signal(signal.SIGSEGV)
+            asked.wait()
+            wait_for(lambda: (procs.read_state(zombie.pid) or (None, ""))[1] == "Z", "a zombie")
+            known.note([])
+            file.write(b"x" * (1 << 20) + f"\nfailed (exitcode: -7) local_rank: 1 (pid: {asked.pid}) of x\n".encode())
+            file.flush()
+            ended = [EndedProcess(id=one, rank=n, local_rank=n, gone_unix_seconds=0.0) for n, one in enumerate(found)]
+            job = Job(job_id="42", launcher="torchrun", launcher_id=None, ranks=(), ended=tuple(ended))
+            left = crash.read(job, "here", known, kernel_log_path=tmp_path / "none")
+        finally:
+            for one in ranks:
+                one.kill()
+                one.wait()
+    first, second = (one.exit for one in left)
+    assert first == crash.Exit(-signal.SIGSEGV, by_kernel=True)
+    assert second == crash.Exit(-signal.SIGBUS, by_kernel=False, is_first=True)
+
+
 @needs_root
 def test_the_error_file_of_a_container_is_read_through_who_still_lives_there(tmp_path: Path) -> None:
     """In a mount namespace of its own, where the path leads elsewhere; once nobody is left there it is not read."""
@@ -207,7 +239,8 @@ def test_the_error_file_of_a_container_is_read_through_who_still_lives_there(tmp
         assert launcher.stdout is not None and launcher.stdout.readline() == b"ready\n"
         rank = subprocess.Popen(["nsenter", f"--mount=/proc/{launcher.pid}/ns/mnt", "sleep", "600"])
         wait_for(lambda: procs.read_counters(rank.pid).comm == "sleep", "the rank")
-        known = seen(rank, uid=0, error_file=str(file))
+        memory = remains.LastSeen()
+        known = seen(rank, uid=0, error_file=str(file), memory=memory)
         rank.kill()
         rank.wait()
         assert not file.exists()
@@ -221,6 +254,10 @@ def test_the_error_file_of_a_container_is_read_through_who_still_lives_there(tmp
                 process.kill()
                 process.wait()
     assert remains.root_of(known.mounts, [launcher.pid]) is None
+    ended = (EndedProcess(id=known.id, rank=0, local_rank=0, gone_unix_seconds=0.0),)
+    job = Job(job_id="42", launcher="torchrun", launcher_id=None, ranks=(), ended=ended)
+    (left,) = crash.read(job, "here", memory, kernel_log_path=tmp_path / "none")
+    assert left.refused == (crash._CONTAINER_GONE,)
 
 
 def test_of_dead_ranks_so_many_are_remembered_and_one_owner_crowds_out_no_other() -> None:
@@ -288,11 +325,13 @@ def folder_of_owner() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def seen(process: subprocess.Popen[bytes], *, uid: int, error_file: str = "") -> remains.Seen:
+def seen(
+    process: subprocess.Popen[bytes], *, uid: int, error_file: str = "", memory: remains.LastSeen | None = None
+) -> remains.Seen:
     """A process as a scan notes it."""
     state = procs.read_state(process.pid)
     assert state is not None
-    known = remains.LastSeen()
+    known = memory or remains.LastSeen()
     environ = {remains.ERROR_FILE: error_file}
     known.note([(Process(id=state[0], parent_pid=1, comm="sh", state="S", uid=uid, environ=environ), "share")])
     found = known.of(state[0])
@@ -300,22 +339,13 @@ def seen(process: subprocess.Popen[bytes], *, uid: int, error_file: str = "") ->
     return found
 
 
-@needs_root
-def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
-    """As its owner, by gdb; where cores go to a program that is said."""
-    script = "read word; kill -SEGV $$"
-    command = [
-        "prlimit",
-        "--core=unlimited",
-        "setpriv",
-        f"--reuid={OWNER}",
-        f"--regid={OWNER}",
-        "--clear-groups",
-        "sh",
-        "-c",
-        script,
-    ]
-    process = subprocess.Popen(command, cwd=folder_of_owner, stdin=subprocess.PIPE)
+AS_OWNER = ["setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups"]
+
+
+def shell_that_segfaults(folder: Path, prefix: Sequence[str] = ()) -> remains.Seen:
+    """A shell of the owner as it was seen before it segfaulted."""
+    command = [*prefix, "prlimit", "--core=unlimited", *AS_OWNER, "sh", "-c", "read word; kill -SEGV $$"]
+    process = subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE)
     try:
         wait_for(lambda: procs.read_counters(process.pid).comm == "sh", "the shell")
         known = seen(process, uid=OWNER)
@@ -326,6 +356,34 @@ def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
     finally:
         process.kill()
         process.wait()
+    return known
+
+
+@needs_root
+def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> None:
+    """Whatever the group of its processes is: the kernel shows /proc/PID/root to who has the same one only."""
+    launcher = subprocess.Popen(["unshare", "--mount", "--propagation", "private", *AS_OWNER, "sleep", "600"])
+    try:
+        wait_for(lambda: procs.read_counters(launcher.pid).comm == "sleep", "the container")
+        inside = ["nsenter", f"--mount=/proc/{launcher.pid}/ns/mnt", "env", f"--chdir={folder_of_owner}"]
+        known = shell_that_segfaults(folder_of_owner, inside)
+        root = remains.root_of(known.mounts, [launcher.pid])
+        assert root == Path(f"/proc/{launcher.pid}/root")
+        (core,) = remains.cores([(known, root)])
+        assert core is not None
+        if core.refused.startswith("cores go to"):
+            return
+        stack = remains.native_stack(known, core, root)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert crash._frames(stack)[0].startswith(("kill ", "__GI_kill ")), stack
+
+
+@needs_root
+def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
+    """As its owner, by gdb; where cores go to a program that is said."""
+    known = shell_that_segfaults(folder_of_owner)
     (core,) = remains.cores([(known, Path("/"))])
     assert core is not None
     if Path("/proc/sys/kernel/core_pattern").read_text().startswith("|"):
@@ -333,7 +391,7 @@ def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
         return
     assert (core.refused, core.signal) == ("", "SIGSEGV")
     stack = remains.native_stack(known, core, Path("/"))
-    assert "Thread 1 " in stack and "kill" in stack, stack
+    assert crash._frames(stack)[0].startswith(("kill ", "__GI_kill ")), stack
     as_root = remains.native_stack(known._replace(uid=0), core, Path("/"))
     assert "belongs to user 61234, not to the job's" in as_root
 
@@ -357,16 +415,19 @@ def test_no_debugger_is_run_as_root(tmp_path: Path) -> None:
 def hostile(kind: str, folder: Path) -> Path:
     """Something that its owner put in the place of an error file."""
     path = folder / "error.json"
+    somebody = (os.geteuid() or OWNER, os.getegid() or OWNER)
     match kind:
         case "a FIFO nobody writes to":
             os.mkfifo(path)
         case "a link":
             (folder / "secret").write_text("secret")
             path.symlink_to(folder / "secret")
+            os.lchown(path, *somebody)
         case "a folder that is a link":
             (folder / "real").mkdir()
             (folder / "real" / "error.json").write_text("{}")
             (folder / "linked").symlink_to(folder / "real")
+            os.lchown(folder / "linked", *somebody)
             return folder / "linked" / "error.json"
         case "1 GB":
             with path.open("wb") as file:
@@ -386,8 +447,8 @@ def hostile(kind: str, folder: Path) -> Path:
     ("kind", "why"),
     [
         ("a FIFO nobody writes to", "is no file"),
-        ("a link", "Too many levels of symbolic links"),
-        ("a folder that is a link", "Not a directory"),
+        ("a link", "error.json on its way is a link"),
+        ("a folder that is a link", "linked on its way is a link"),
         ("1 GB", "is larger than 256 KiB"),
         ("a folder", "Is a directory"),
         ("a way up", "is no whole path"),
@@ -407,6 +468,33 @@ def test_what_is_no_error_file_of_the_owner_is_refused(tmp_path: Path, kind: str
     (file,) = remains.error_files([(known, Path("/"))])
     assert file.text == ""
     assert why in file.refused and bool(why) == bool(file.refused)
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("target", "mode", "is_read"),
+    [
+        ("real", 0o755, True),
+        ("/real", 0o755, True),
+        ("../../real", 0o755, True),
+        ("/linked", 0o755, False),
+        ("real", 0o775, False),
+        ("real", 0o1777, False),
+    ],
+)
+def test_a_link_that_root_made_where_only_root_writes_is_followed(
+    tmp_path: Path, target: str, mode: int, is_read: bool
+) -> None:
+    """A site has its folder of scratch space so; it leads to nowhere above the root that the rank had."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "error.json").write_text("{}")
+    (tmp_path / "linked").symlink_to(target)
+    tmp_path.chmod(mode)
+    question = {"kind": "error", "root": str(tmp_path), "path": "/linked/error.json", "uid": 0, "most_bytes": 99}
+    answer = remains_child.answer(question)
+    assert (answer.get("content"), "is a link" in answer.get("refused", "")) == (
+        ("{}", False) if is_read else (None, True)
+    )
 
 
 @pytest.mark.parametrize("place", ["/dev/zero", "text", "notes"])

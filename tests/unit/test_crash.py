@@ -8,7 +8,7 @@ import pytest
 
 from hangwatch import crash, kernel_lines
 from hangwatch.crash import Left
-from hangwatch.explain import gdb_text, logs
+from hangwatch.explain import gdb_text, launcher_text, logs
 from hangwatch.hang import activity
 from hangwatch.model import Confidence, EndedProcess, Job, KernelLine, ProcessId, RankId
 from hangwatch.probes import remains
@@ -118,6 +118,57 @@ def test_who_died_first(found: list[Left], named: list[int], confidence: Confide
     assert verdict.confidence is confidence
     assert words in verdict.message
     assert [rank.rank for rank in verdict.first_look] == ([] if named else [1])
+
+
+@pytest.mark.parametrize(
+    ("exits", "named", "confidence"),
+    [
+        ([None, crash.Exit(-11, by_kernel=True), None], [1], Confidence.HIGH),
+        ([None, crash.Exit(-11, by_kernel=False), None], [1], Confidence.MEDIUM),
+        ([crash.Exit(-15, by_kernel=False), crash.Exit(-9, by_kernel=False, is_first=True)], [1], Confidence.LOW),
+        ([crash.Exit(1, by_kernel=False), crash.Exit(-9, by_kernel=False)], [], Confidence.NONE),
+        ([crash.Exit(1, by_kernel=False), crash.Exit(1, by_kernel=False, is_first=True)], [], Confidence.NONE),
+        ([crash.Exit(0, by_kernel=True), crash.Exit(-15, by_kernel=True)], [], Confidence.NONE),
+    ],
+)
+def test_how_a_rank_ended_is_said_and_a_signal_is_a_reason(
+    exits: list[crash.Exit | None], named: list[int], confidence: Confidence
+) -> None:
+    """An exit code is not: others fail in the same second, and their launcher takes any of them for the first."""
+    found = [left(rank)._replace(exit=one) for rank, one in enumerate(exits)] + [left(7, error=RESET)]
+    verdict = crash.judge(job(*found), found)
+    assert verdict is not None
+    assert ([rank.rank for rank in verdict.named], verdict.confidence) == (named, confidence)
+    told = [rank for vote in verdict.evidence if vote.kind == "exit" for rank in vote.ranks]
+    assert len(told) == sum(one is not None and one.code != 0 for one in exits)
+
+
+def test_torchrun_tells_how_its_ranks_ended() -> None:
+    printed = """
+E1122 19:36:08.192000 4894 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -11) local_rank: 1 (pid: 4924) of binary: /usr/bin/python
+Failures:
+[1]:
+  time      : 2026-11-22_19:36:08
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 4923)  (SIGTERM)
+  error_file: <N/A>
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-22_19:36:08
+  rank      : 1 (local_rank: 1)
+  exitcode  : -11 (pid: 4924)  (SIGSEGV)
+"""
+    whole = {4923: launcher_text.Exited(-15, False), 4924: launcher_text.Exited(-11, True)}
+    assert launcher_text.exits(printed) == whole
+    assert launcher_text.exits(printed.partition("Failures:")[0]) == {4924: whole[4924]}
+
+
+def test_that_a_container_took_its_files_with_it_is_said_once_for_all_its_ranks() -> None:
+    found = [left(0, segfault=1), *(left(rank)._replace(refused=(crash._CONTAINER_GONE,)) for rank in (1, 2, 3))]
+    verdict = crash.judge(job(*found), found)
+    assert verdict is not None
+    (told,) = (vote for vote in verdict.evidence if vote.kind == "not_read")
+    assert told.message.startswith("ranks 1-3 on n1: its container has gone") and told.message.endswith("afterwards")
 
 
 def test_an_end_in_order_is_no_crash() -> None:

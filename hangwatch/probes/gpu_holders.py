@@ -100,9 +100,10 @@ def _slurm_holder(proc_root: Path, job: str, members: Sequence[_Member], uuids: 
     users = {member.pid: procs.read_user_id(member.pid, proc_root) for member in members}
     uid = next((user for user in users.values() if user), 0)
     asked = [member.pid for member in members if users[member.pid] == uid][:PROCESSES_ASKED]
-    gpus = next(filter(None, (_given(proc_root, pid, uuids) for pid in asked)), ())
-    if not gpus:
+    given = {uuid for pid in asked for uuid in _given(proc_root, pid, uuids)}  # srun gives each step some of them
+    if not given:
         return None
+    gpus = tuple(uuid for uuid in uuids if uuid in given)
     return Holder(name=job, gpu_uuids=gpus, began_boot_seconds=_seconds(members), uid=uid)
 
 

@@ -120,6 +120,16 @@ def test_gpus_of_an_idle_slurm_job_are_a_warning_after_half_an_hour(tree: NodeTr
     assert "scancel 4711" in verdict.remedy
 
 
+def test_the_steps_of_a_job_hold_what_each_was_given(tree: NodeTree, gpus: Gpus) -> None:
+    """As Slurm 22.05 gives it: SLURM_STEP_GPUS to what srun starts, nothing to slurmstepd and the extern step."""
+    member(tree, 500, SLURM, uid=0)
+    for pid, number in ((511, "3"), (512, "1")):
+        member(tree, pid, SLURM)
+        tree.write(f"proc/{pid}/environ", f"SLURM_STEP_GPUS={number}\0")
+    result = run("gpu_allocation", tree.node(gpus=gpus.set(False, False, False, False).sampler))
+    assert list(values(result, "gpu_held_without_process").values()) == [0, 1, 0, 1]
+
+
 def test_one_look_with_a_process_begins_the_time_anew(tree: NodeTree, gpus: Gpus) -> None:
     member(tree, 511, SLURM, gpus="0")
     check = Checked("gpu_allocation")

@@ -29,7 +29,7 @@ ESTIMATED = Metric(name="clock_estimated_error_seconds", help="the kernel's esti
 MAXIMUM = Metric(name="clock_maximum_error_seconds", help="the kernel's maximum error (adjtimex maxerror)")
 
 KEEP_TIME = (
-    "systemctl enable --now chronyd; then `chronyc -n sources` must mark one with *; "
+    "systemctl enable --now chronyd (for a container, on its host); then `chronyc -n sources` must mark one with *; "
     "or `timedatectl set-ntp true`, where systemd-timesyncd is to keep it"
 )
 STEP_TIME = "chronyc -n tracking; `chronyc makestep` sets it at once (a jump: best between jobs)"

@@ -33,6 +33,9 @@ JOB = JobName.__struct_fields__
 RANK = (*JOB, "rank", "local_rank")
 """The labels of a number about a rank: `METRIC.point(value, **RankName.of(job, rank).labels)`."""
 
+ABSENT = "NotPresent"
+"""The reason of the verdict where a check has nothing to look at."""
+
 OWNED_ELSEWHERE = (
     "job_",
     "check_",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from hangwatch import __version__
+from hangwatch.checks.contract import ABSENT
 from hangwatch.checks.facts import Facts
-from hangwatch.model import CheckResult, CheckStatus, Value
+from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Value
 
 Status: TypeAlias = Literal["OK", "WARNING", "CRITICAL", "UNKNOWN"]
 FailOn: TypeAlias = Literal["warning", "critical"]
@@ -93,19 +94,44 @@ def exit_code_of(status: CheckStatus, fail_on: FailOn | None = None) -> int:
 def report_table(results: Sequence[CheckResult], verbose: bool = False) -> list[tuple[str, ...]]:
     """Rows for people, header first, the most severe check first.
 
-    The last column holds what to type. `verbose` adds the seconds that each check took and every fault.
+    The last column holds what to type. Checks that have nothing to look at here are one row, the last; one that has
+    found just what another has says no more than that, in a row of its own, which scripts look for. `verbose` shows
+    everything, the seconds that each check took, and every fault.
     """
     rows: list[tuple[str, ...]] = [("check", "status", "reason", "what was seen", "what to do")]
     ranked = sorted(results, key=lambda result: (-result.verdict.status, result.check))
+    if verbose:
+        return [*rows, *(row for result in ranked for row in _verbose_rows(result))]
+    absent = [result for result in ranked if result.verdict.reason == ABSENT]
+    if len(absent) > 1:
+        ranked = [result for result in ranked if result not in absent]
+    first: dict[CheckVerdict, str] = {}
     for result in ranked:
         verdict = result.verdict
-        message = f"{verdict.message} ({result.duration_seconds:.2f} s)" if verbose else verdict.message
-        rows.append((result.check, verdict.status.name, verdict.reason, message, verdict.remedy))
-        if verbose:
-            rows += [
-                ("", "", fault.reason, f"{fault.subject}: {fault.detail}", fault.remedy) for fault in result.faults
-            ]
-    return rows
+        name = first.setdefault(verdict, result.check)
+        if name == result.check or verdict.status is CheckStatus.OK:
+            rows.append((result.check, verdict.status.name, verdict.reason, verdict.message, verdict.remedy))
+        else:
+            rows.append((result.check, verdict.status.name, verdict.reason, f"as {name}", ""))
+    return [*rows, _absent_row(absent)] if len(absent) > 1 else rows
+
+
+def _verbose_rows(result: CheckResult) -> Iterator[tuple[str, ...]]:
+    verdict = result.verdict
+    message = f"{verdict.message} ({result.duration_seconds:.2f} s)"
+    yield result.check, verdict.status.name, verdict.reason, message, verdict.remedy
+    for fault in result.faults:
+        yield "", "", fault.reason, f"{fault.subject}: {fault.detail}", fault.remedy
+
+
+def _absent_row(results: Sequence[CheckResult]) -> tuple[str, ...]:
+    """Those that have nothing to look at, together by why."""
+    reasons: dict[str, list[str]] = {}
+    for result in results:
+        reasons.setdefault(result.verdict.message, []).append(result.check)
+    most_first = sorted(reasons.items(), key=lambda reason: -len(reason[1]))
+    seen = "; ".join(f"{message} ({', '.join(names)})" for message, names in most_first)
+    return f"{len(results)} others", CheckStatus.OK.name, ABSENT, f"do not apply: {seen}", ""
 
 
 def verbose_tables(results: Iterable[CheckResult]) -> list[tuple[str, tuple[tuple[str, ...], ...]]]:

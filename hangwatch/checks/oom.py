@@ -73,7 +73,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
         log=read.oom if isinstance(read, KernelEvents) else None,
         counted=counted if isinstance(counted, int) else None,
         boot_seconds=node.clock.monotonic(),
-        why_no_log=read.detail if isinstance(read, Fault) else "" if read else "there is no /dev/kmsg",
+        why_no_log=f"{read.subject}: {read.detail}" if isinstance(read, Fault) else "there is no /dev/kmsg",
     )
 
 
@@ -130,14 +130,14 @@ def _limit(kill: OomKill) -> str:
 def _judge_counted(window: Sequence[Sample]) -> CheckVerdict:
     """By the counter alone, which says neither who it was nor when, only that it grew."""
     counts = [sample.counted for sample in window if sample.counted is not None]
-    why = f"whose they were is not known: {window[-1].why_no_log}"
+    why = f"whose is not known ({window[-1].why_no_log})"
     grown = contract.growth([{"": count} for count in counts]).get("", 0)
     minutes = (window[-1].boot_seconds - window[0].boot_seconds) / 60
     if grown:
         message = f"{words.count(grown, 'OOM kill')} in the last {max(1.0, minutes):.0f} min; {why}"
         return warning("OutOfMemory", message, WHOSE)
-    since = f"{words.count(counts[-1], 'OOM kill')} since the node started" if counts else "no counter"
-    return ok("NobodyKilled", f"{since}, none while it is watched; {why}" if counts and counts[-1] else f"{since}")
+    since = words.count(counts[-1] if counts else 0, "OOM kill")
+    return ok("NobodyKilled", f"{since} since the node started, none seen to happen; {why}")
 
 
 def table(sample: Sample) -> contract.Rows:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from hangwatch.checks.contract import AnyCheck, Sample, Settings, ok, unknown
+from hangwatch.checks.contract import ABSENT, AnyCheck, Sample, Settings, ok, unknown
 from hangwatch.checks.discovery import select
 from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault
 from hangwatch.probes.node import Node
@@ -62,7 +62,7 @@ class _Parts(msgspec.Struct, frozen=True, kw_only=True):
 def _ask(check: AnyCheck, node: Node, settings: Settings, window: Window) -> _Parts:
     sample = check.observe(node, settings)
     if sample is None:
-        return _Parts(verdict=ok("NotPresent", check.absent))
+        return _Parts(verdict=ok(ABSENT, check.absent))
     if isinstance(sample, Fault):
         return _Parts(verdict=_not_answered((sample,)), faults=(sample,))
     window.append(sample)

@@ -361,6 +361,33 @@ def test_the_table_shows_the_worst_first_and_faults_when_asked() -> None:
     assert "0.25 s" in verbose[1][3]
 
 
+def verdict_of(status: CheckStatus, reason: str, message: str) -> CheckVerdict:
+    return CheckVerdict(status=status, reason=reason, message=message, remedy="" if status is CheckStatus.OK else "go")
+
+
+def test_checks_with_nothing_to_look_at_are_one_row_and_what_many_say_is_said_once() -> None:
+    no_gpu = verdict_of(CheckStatus.OK, "NotPresent", "this node has no NVIDIA GPU")
+    no_job = verdict_of(CheckStatus.OK, "NotPresent", "no training job runs on this node")
+    wedged = verdict_of(CheckStatus.UNKNOWN, "NoAnswer", "driver: silent")
+    verdicts = {"a": no_job, "b": no_gpu, "c": wedged, "d": wedged, "e": no_gpu}
+    results = [
+        msgspec.structs.replace(result_of(name, CheckStatus.OK), verdict=verdict) for name, verdict in verdicts.items()
+    ]
+    assert listing.report_table(results)[1:] == [
+        ("c", "UNKNOWN", "NoAnswer", "driver: silent", "go"),
+        ("d", "UNKNOWN", "NoAnswer", "as c", ""),
+        (
+            "3 others",
+            "OK",
+            "NotPresent",
+            "do not apply: this node has no NVIDIA GPU (b, e); no training job runs on this node (a)",
+            "",
+        ),
+    ]
+    assert [row[0] for row in listing.report_table(results, verbose=True)[1:]] == ["c", "d", "a", "b", "e"]
+    assert listing.report_table(results[:1])[1:] == [("a", "OK", "NotPresent", no_job.message, "")]
+
+
 def test_only_checks_with_rows_have_a_verbose_table() -> None:
     results = [
         result_of("a", CheckStatus.OK, table=(("head",), ("row",))),

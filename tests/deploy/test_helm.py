@@ -23,6 +23,8 @@ from hypothesis import strategies as st
 
 import hangwatch
 from hangwatch import config
+from tests.deploy import promql
+from tests.deploy.promql import SITE_RULES
 
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "deploy/helm/hangwatch"
@@ -363,8 +365,37 @@ def test_a_network_policy_that_would_do_nothing_is_refused() -> None:
 # --- one source for rules and dashboards ---------------------------------------------------------------------------
 
 
-def test_the_prometheus_rule_is_the_rules_file() -> None:
-    assert only(MONITORED, "PrometheusRule")["spec"] == yaml.safe_load(RULES.read_text())
+def test_the_prometheus_rule_is_the_rules_file_and_what_the_site_says_of_itself() -> None:
+    *groups, site = only(MONITORED, "PrometheusRule")["spec"]["groups"]
+    assert {"groups": groups} == yaml.safe_load(RULES.read_text())
+    (rule,) = site["rules"]
+    assert rule == {"record": "hangwatch:site:info", "expr": "vector(1)", "labels": {"namespace": "gpu"}}
+
+
+def test_alerts_take_the_addresses_and_labels_of_the_site() -> None:
+    runbooks, grafana = "https://wiki.example.com/hangwatch", "https://grafana.example.com"
+    wanted = {
+        "enabled": True,
+        "runbookBaseUrl": f"{runbooks}/",
+        "grafanaUrl": grafana,
+        "alertLabels": {"team": "ml", "severity": "none"},
+    }
+    *groups, site = only({"prometheusRule": wanted}, "PrometheusRule")["spec"]["groups"]
+    (known,) = promql.rules(SITE_RULES.read_text())
+    assert site["rules"][0]["labels"] == {"namespace": "gpu", "runbooks": runbooks, "grafana": grafana}
+    assert known["record"] == site["rules"][0]["record"] and set(known["labels"]) < set(site["rules"][0]["labels"])
+    file = [rule for rule in promql.rules(RULES.read_text()) if "alert" in rule]
+    alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    assert alerts == [{**rule, "labels": {"team": "ml", **rule["labels"]}} for rule in file], (
+        "severity stays the rule's"
+    )
+
+
+@pytest.mark.parametrize("url", ["grafana.example.com", "javascript:alert(1)", "https://a b"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    for key in ("runbookBaseUrl", "grafanaUrl"):
+        with pytest.raises(helm_python.HelmValuesError, match=key):
+            manifests({"prometheusRule": {"enabled": True, key: url}})
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
@@ -416,9 +447,9 @@ def test_scrapes_carry_the_job_and_instance_that_the_rules_ask_for() -> None:
 
 # Of the functions that Helm 3.0 has (its own and sprig 3). Helm 4 has all of them.
 HELM_3 = {
-    "add1", "and", "base", "contains", "default", "define", "else", "empty", "end", "eq", "fail", "get", "if",
-    "include", "int", "keys", "kindIs", "nindent", "not", "or", "printf", "quote", "range", "replace", "required",
-    "semverCompare", "sha256sum", "sortAlpha", "ternary", "toJson", "toString", "toYaml", "trim", "trimSuffix",
+    "add1", "and", "base", "contains", "default", "define", "else", "empty", "end", "eq", "fail", "fromYaml", "get",
+    "if", "include", "int", "keys", "kindIs", "merge", "nindent", "not", "or", "printf", "quote", "range", "replace", "required",
+    "semverCompare", "set", "sha256sum", "sortAlpha", "ternary", "toJson", "toString", "toYaml", "trim", "trimSuffix",
     "trunc", "with",
 }  # fmt: skip
 

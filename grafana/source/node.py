@@ -246,7 +246,7 @@ def _checks(built: builders.Dashboard) -> None:
 
 
 def _own_health(built: builders.Dashboard) -> None:
-    built.with_row(builders.Row("hangwatch itself"))
+    row = builders.Row("hangwatch itself")  # folded, since it holds panels
     for panel in (
         lines(
             "CPU of the daemon",
@@ -356,4 +356,5 @@ def _own_health(built: builders.Dashboard) -> None:
             units={"Last run, ago": "s", "Took": "s"},
         ),
     ):
-        built.with_panel(panel)
+        row.with_panel(panel)
+    built.with_row(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -239,13 +240,12 @@ def variable(name: str, label: str, values: str, *, many: bool = False) -> build
 
 
 def job_variable(where: str = "", *, many: bool = False) -> builders.QueryVariable:
-    """A variable that lists jobs by name and owner, and whose value is the key; `where` are label matchers."""
-    shown = f'label_join(hangwatch_job_info{{{where}}}, "shown", ", ", "job_id", "owner")'
-    values = f"query_result(max by (job_key, shown) ({shown}))"
+    """A variable that lists jobs as pages call them, and whose value is the key; `where` are label matchers."""
+    values = f"query_result(max by (job_key, title) (hangwatch_job_info{{{where}}}))"
     return (
         variable("job_key", "Job", values, many=many)
         .query({"query": values, "refId": "job_key", "qryType": 3})
-        .regex('/job_key="(?<value>[^"]+)|shown="(?<text>[^"]+)/g')
+        .regex('/job_key="(?<value>[^"]+)|title="(?<text>[^"]+)/g')
     )
 
 
@@ -281,7 +281,8 @@ def page(
 def as_json(built: builders.Dashboard) -> str:
     """The file that Grafana imports."""
     done = built.build()
-    for number, panel in enumerate(done.panels or (), start=1):
+    within = ((panel, *getattr(panel, "panels", ())) for panel in done.panels or ())
+    for number, panel in enumerate(itertools.chain.from_iterable(within), start=1):
         panel.id_val = number
     return json.dumps(done, cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
 

@@ -72,6 +72,20 @@ def test_uids_differ_and_links_lead_to_dashboards_and_variables_that_exist() -> 
         assert variable in {one["name"] for one in boards[uid]["templating"]["list"]}, link
 
 
+def test_the_link_of_an_alert_opens_the_dashboard_of_its_job() -> None:
+    found = set(re.findall(r"/d/([\w-]+)\?var-(\w+)=\{\{ \$labels\.(\w+) \}\}", RULES.read_text()))
+    ((uid, variable, label),) = found
+    boards = {one["uid"]: one for one in map(promql.dashboard, DASHBOARDS)}
+    assert label == variable and variable in {one["name"] for one in boards[uid]["templating"]["list"]}
+
+
+def test_on_a_node_hangwatch_itself_comes_last_and_is_folded() -> None:
+    """Who is woken looks for the job: what the daemon costs, and the runs of checks, are a click away."""
+    last = promql.dashboard("node")["panels"][-1]
+    assert (last["type"], last["title"], last["collapsed"]) == ("row", "hangwatch itself", True)
+    assert last["panels"][-1]["title"] == "Runs of the checks"
+
+
 def test_ids_are_unique_and_panels_do_not_overlap(board: dict[str, Any]) -> None:
     panels = promql.panels(board)
     ids = [panel["id"] for panel in panels]
@@ -162,11 +176,11 @@ def test_a_job_is_asked_for_by_its_key_and_shown_with_its_owner(board: dict[str,
             assert "{{job_id}}" not in target["legendFormat"] or "{{owner}}" in target["legendFormat"], panel["title"]
     (variable,) = [one for one in board["templating"]["list"] if one["name"] == "job_key"]
     # As Grafana reads what query_result() gives: all matches, the first of each group counts.
-    text = '{job_key="6d1c0f5a9e27b384",shown="100, uid 1001"} 1 1700000000000'
+    text = '{job_key="6d1c0f5a9e27b384",title="llama of user ada (100, uid 1001)"} 1 1700000000000'
     regex = variable["regex"].removeprefix("/").removesuffix("/g").replace("(?<", "(?P<")
     found = [match.groupdict() for match in re.finditer(regex, text)]
     assert next(one["value"] for one in found if one["value"]) == "6d1c0f5a9e27b384"
-    assert next(one["text"] for one in found if one["text"]) == "100, uid 1001"
+    assert next(one["text"] for one in found if one["text"]) == "llama of user ada (100, uid 1001)"
 
 
 def test_the_provisioning_example_points_at_the_dashboards() -> None:
@@ -288,7 +302,7 @@ def test_the_page_names_the_rank_that_was_planted(hung: Watched) -> None:
     assert {name: alert["labels"][name] for name in ("job_id", "job_key")} == {
         name: hung.job[name] for name in ("job_id", "job_key")
     }
-    assert f"({hung.job['owner']})" in alert["annotations"]["summary"]
+    assert f"({hung.job['owner']}, hangwatch.demo.worker)" in alert["annotations"]["summary"]
     named = wait_for(
         lambda: (found := page()) and re.search(r"rank (\d+) on (\S+)", found["annotations"]["summary"]),
         "a name in the page",

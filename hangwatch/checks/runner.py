@@ -18,6 +18,12 @@ from hangwatch.probes.node import Node
 
 log = logging.getLogger(__name__)
 
+LOOK_YOURSELF = (
+    "`hangwatch check {name} --verbose` lists all that did not answer; `dmesg -T | tail` for what the kernel complains "
+    "of; report it where the file or device is well"
+)
+"""What to type where nobody knows better: a file that cannot be read or understood has no remedy of its own."""
+
 Window: TypeAlias = "deque[Any]"
 
 
@@ -64,11 +70,11 @@ def _ask(check: AnyCheck, node: Node, settings: Settings, window: Window) -> _Pa
     if sample is None:
         return _Parts(verdict=ok(ABSENT, check.absent))
     if isinstance(sample, Fault):
-        return _Parts(verdict=_not_answered((sample,)), faults=(sample,))
+        return _Parts(verdict=_not_answered(check, (sample,)), faults=(sample,))
     window.append(sample)
     verdict = check.judge(tuple(window), settings)
     if sample.faults and verdict.status is CheckStatus.OK:
-        verdict = _not_answered(sample.faults)
+        verdict = _not_answered(check, sample.faults)
     return _Parts(
         verdict=verdict,
         faults=sample.faults,
@@ -81,11 +87,12 @@ def _rows(check: AnyCheck, sample: Sample) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(row) for row in check.table(sample)) if check.table else ()
 
 
-def _not_answered(faults: tuple[Fault, ...]) -> CheckVerdict:
+def _not_answered(check: AnyCheck, faults: tuple[Fault, ...]) -> CheckVerdict:
     """What did not answer is not known to be well, whatever the rest says."""
     first = faults[0]
     rest = f", and {len(faults) - 1} more did not answer" if len(faults) > 1 else ""
-    return unknown(first.reason, f"{first.subject}: {first.detail}{rest}", first.remedy)
+    remedy = first.remedy or LOOK_YOURSELF.format(name=check.name)
+    return unknown(first.reason, f"{first.subject}: {first.detail}{rest}", remedy)
 
 
 def stalled(check: AnyCheck, since_unix_seconds: float, now_unix_seconds: float) -> CheckResult:

@@ -96,7 +96,8 @@ def _findings(gpu: GpuFabric) -> Iterator[CheckVerdict]:
             "FabricInProgress", f"{name}: the fabric is still being set up; no CUDA program starts before", MANAGER_LOG
         )
     elif gpu.state != "Completed":
-        yield unknown("FabricStateUnknown", f"{name}: the driver calls the fabric {gpu.state}, which is not known here")
+        message = f"{name}: the driver calls the fabric {gpu.state}, which is not known here"
+        yield unknown("FabricStateUnknown", message, "`nvidia-smi -q | grep -A 4 Fabric`; a newer hangwatch may know it")
     elif gpu.error:
         yield critical("FabricError", f"{name}: the fabric gave it up with NVML error {gpu.error}", MANAGER_LOG)
     if gpu.health_problems:

@@ -56,6 +56,7 @@ def test_a_fabric_state_newer_than_this_program_is_unknown() -> None:
     sample = fabric.Sample(gpus=(GpuFabric(index=0, uuid="GPU-0", state="State9"),))
     verdict = fabric.judge([sample], fabric.Settings())
     assert (verdict.status, verdict.reason) == (CheckStatus.UNKNOWN, "FabricStateUnknown")
+    assert "nvidia-smi" in verdict.remedy
 
 
 def linked(index: int, up: int, of: int = 4, peer: str = "gpu") -> GpuLinks:

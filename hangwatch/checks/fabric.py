@@ -97,7 +97,8 @@ def _findings(gpu: GpuFabric) -> Iterator[CheckVerdict]:
         )
     elif gpu.state != "Completed":
         message = f"{name}: the driver calls the fabric {gpu.state}, which is not known here"
-        yield unknown("FabricStateUnknown", message, "`nvidia-smi -q | grep -A 4 Fabric`; a newer hangwatch may know it")
+        remedy = "`nvidia-smi -q | grep -A 4 Fabric`; a newer hangwatch may know it"
+        yield unknown("FabricStateUnknown", message, remedy)
     elif gpu.error:
         yield critical("FabricError", f"{name}: the fabric gave it up with NVML error {gpu.error}", MANAGER_LOG)
     if gpu.health_problems:

@@ -125,7 +125,8 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
 def _driver_verdict(fault: Fault) -> CheckVerdict:
     reason = DRIVER_TROUBLE.get(fault.reason)
     if reason is None:
-        return critical("DriverStalled", f"the driver does not answer: {fault.detail}", fault.remedy)
+        about = "" if fault.subject == "driver" else f"{fault.subject.replace('gpu', 'GPU')}: "
+        return critical("DriverStalled", f"the driver does not answer: {about}{fault.detail}", fault.remedy)
     return critical(reason, f"no CUDA program can start: {fault.detail}", fault.remedy)
 
 

@@ -37,6 +37,15 @@ def test_a_power_cap_and_idle_clocks_are_no_fault() -> None:
     assert gpu_health.judge([gpu_health.Sample(gpus=(gpu,))], gpu_health.Settings()).status is CheckStatus.OK
 
 
+def test_a_driver_that_blocks_says_at_which_gpu() -> None:
+    fault = Fault(subject="gpu 2", reason="NoAnswer", detail="silent about this GPU", remedy="reboot")
+    verdict = gpu_health.judge([gpu_health.Sample(driver_fault=fault)], gpu_health.Settings())
+    assert (verdict.reason, verdict.message) == (
+        "DriverStalled",
+        "the driver does not answer: GPU 2: silent about this GPU",
+    )
+
+
 def test_persistence_mode_can_be_left_to_the_site() -> None:
     sample = gpu_health.Sample(gpus=(GpuHealth(index=0, uuid="GPU-0", persistence_mode=False),))
     assert gpu_health.judge([sample], gpu_health.Settings()).reason == "PersistenceModeOff"

@@ -1,7 +1,7 @@
 """The stacks of one process by pystack's engine, for what py-spy cannot read: free-threaded builds, unknown versions.
 
 The only place that starts it, always without a pause: it reads memory while the target runs on. pystack is an optional
-dependency (`pip install 'hangwatch[pystack]'`), looked for beside this interpreter.
+dependency (`pip install 'pystack>=1.7,<2'`), looked for beside this interpreter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REASONS = frozenset({"DumpFailed", "NoInterpreter", "NotPython", "TooManyThreads
 """Of py-spy's faults: where it did not understand the process, not where it may not or could not look."""
 
 _NEEDED = frozenset({"NoInterpreter", "TooManyThreads"})
-_INSTALL = "pystack reads free-threaded builds and what py-spy does not know: pip install 'hangwatch[pystack]'"
+_INSTALL = "pystack reads free-threaded builds and what py-spy does not know: pip install 'pystack>=1.7,<2'"
 _LONGEST_DETAIL = 200
 
 

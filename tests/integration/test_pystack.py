@@ -133,5 +133,5 @@ def test_without_it_the_fault_says_what_to_install(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     answer = pystack.dump(os.getpid(), UNREAD, deadline_seconds=5.0)
     assert answer.fault is not None
-    assert "pip install 'hangwatch[pystack]'" in answer.fault.remedy
+    assert "pip install 'pystack>=1.7,<2'" in answer.fault.remedy
     assert (answer.fault.reason, answer.fault.detail) == ("NoInterpreter", "none")

@@ -1,4 +1,4 @@
-# The image of the Helm chart, and of `docker run`. Build it in a checkout: docs/install-kubernetes.md.
+# The image of the Helm chart, and of `docker run`. `make image` builds it: docs/install-kubernetes.md.
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build

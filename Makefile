@@ -10,7 +10,17 @@ CASES ?=
 # The suite waits more than it works: twice as many workers as a small machine has cores.
 WORKERS ?= 4
 
-.PHONY: demo test mutations robustness check golden scenarios screenshots fmt clean
+# What is built lands in dist/, but for the image, which the builder keeps.
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' hangwatch/__init__.py)
+REVISION = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+# Archives carry the time of the commit, not of the build.
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || stat -c %Y pyproject.toml)
+# Where the image is going to be pushed: make image IMAGE=REGISTRY/hangwatch
+IMAGE ?= localhost/hangwatch
+IMAGE_ARGS ?=
+BUILDER ?= $(firstword $(foreach name,podman buildah docker,$(shell command -v $(name))))
+
+.PHONY: demo test mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
@@ -47,8 +57,26 @@ fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+dist: $(VENV)/.release
+	rm -rf build dist/hangwatch-$(VERSION)*
+	$(BIN)/python -m build --outdir dist
+	rm -rf build *.egg-info
+
+# OCI's own format has no health check; docker knows its own format alone, and no option for it.
+image:
+	$(if $(BUILDER),,$(error no podman, buildah or docker on PATH: apt-get install podman))
+	$(BUILDER) build $(if $(findstring docker,$(BUILDER)),,--format docker) $(IMAGE_ARGS) \
+	  --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) --tag $(IMAGE):$(VERSION) .
+
+chart: $(VENV)/.release
+	$(BIN)/python -c 'from helm_python import chart; print(chart.package("deploy/helm/hangwatch", destination="dist"))'
+
+# For the release of Debian or Ubuntu that this is typed on.
+deb: dist
+	deploy/deb/build.sh --output dist dist/hangwatch-$(VERSION)-py3-none-any.whl
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -63,4 +91,8 @@ $(VENV)/.test: $(VENV)/.installed
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(PIP) install --editable '.[dev,test]'
+	touch $@
+
+$(VENV)/.release: $(VENV)/.installed
+	$(PIP) install --editable '.[release]'
 	touch $@

@@ -48,7 +48,7 @@ def readme() -> str:
             "```",
             "",
             "Rules and dashboards are links into the repository. Where only the chart can be taken along, package it:",
-            "`helm package deploy/helm/hangwatch` puts the files themselves into the archive.",
+            "`make chart`, or `helm package deploy/helm/hangwatch`, puts the files themselves into the archive.",
             "",
             "## Values",
             "",

@@ -19,7 +19,7 @@ usage: install.sh [--wheels DIR] [--python PYTHON] [--no-start]
 Installs this checkout of hangwatch into a virtual environment under $PREFIX, with a unit, a user and a
 configuration ($CONFIG/hangwatch.toml, never overwritten). Run again, it upgrades what is there.
 
-  --wheels DIR     install without a network, from a folder made by: pip wheel --wheel-dir DIR /path/to/checkout
+  --wheels DIR     install without a network, from a folder made by: python3 -m pip wheel --wheel-dir DIR /path/to/checkout
   --python PYTHON  the interpreter to build on, 3.10 or later (default: python3)
   --no-start       do not enable or start the service
   --uninstall      stop the service and remove everything but $CONFIG and $STATE
@@ -64,7 +64,8 @@ install_package() {
   if [ -n "$wheels" ]; then
     step "installing hangwatch from $wheels, without a network"
     # In two steps: the same version built again is installed again, and what it needs is left alone where it fits.
-    $pip install --no-index --find-links "$wheels" --upgrade hangwatch
+    $pip install --no-index --find-links "$wheels" --upgrade hangwatch || fail "$wheels does not hold all that is needed for" \
+      "$("$PREFIX/bin/python" --version) on $(uname -m). Make it where both are the same: python3 -m pip wheel --wheel-dir $wheels $checkout"
     $pip install --no-index --find-links "$wheels" --force-reinstall --no-deps hangwatch
   else
     step "installing hangwatch from $checkout"
@@ -72,7 +73,9 @@ install_package() {
     copy=$(mktemp -d)
     trap 'rm -rf "$copy"' EXIT
     for part in hangwatch pyproject.toml README.md LICENSE; do cp -R "$checkout/$part" "$copy"; done
-    $pip install --upgrade "$copy"
+    $pip install --retries 2 --upgrade "$copy" || fail "pip could not get what hangwatch needs, see above. Without a network: on a" \
+      "machine that has one, with the same Python and architecture, type: python3 -m pip wheel --wheel-dir wheels $checkout" \
+      "- then here: $0 --wheels wheels"
   fi
 }
 
@@ -149,7 +152,11 @@ if [ "$action" = uninstall ]; then
   exit 0
 fi
 [ "$purge" = no ] || fail "--purge goes with --uninstall"
-[ -z "$wheels" ] || [ -d "$wheels" ] || fail "$wheels: no such folder. Make one with: pip wheel --wheel-dir $wheels $checkout"
+[ -z "$wheels" ] || [ -d "$wheels" ] || fail "$wheels: no such folder. Make one with: python3 -m pip wheel --wheel-dir $wheels $checkout"
+# Two installations in one folder: dpkg's next upgrade would write over half of this one.
+if [ ! -e "$UNIT" ] && dpkg-query --search "$PREFIX/bin/hangwatch" >/dev/null 2>&1; then
+  fail "$PREFIX belongs to the Debian package hangwatch. To install this checkout in its place: apt remove hangwatch"
+fi
 command -v systemd-sysusers >/dev/null || fail "systemd-sysusers: not found; this installs a systemd service. Without systemd: pip install $checkout"
 check_python
 make_venv

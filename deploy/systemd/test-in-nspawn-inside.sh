@@ -1,45 +1,10 @@
 #!/bin/bash
-# Runs as a service of the machine that test-in-nspawn.sh boots. Each step says what was seen; the first that was not
-# ends the machine with status 1.
-set -uo pipefail
-
+# Runs as a service of the machine that test-in-nspawn.sh boots: install.sh, and what the service must live through.
 systemd=/given/checkout/deploy/systemd
+. /given/checkout/deploy/machine-steps.sh
 config=/etc/hangwatch/hangwatch.toml
 fake=/var/lib/fake-driver
 
-finish() {
-  systemctl exit "$1"
-  sleep infinity
-}
-
-fail() {
-  echo "FAILED: $*"
-  systemctl status hangwatch --no-pager --lines=0
-  journalctl --unit=hangwatch --no-pager --lines=60 --output=short-precise
-  finish 1
-}
-
-# A step: what is to be seen, and the command that sees it.
-see() {
-  local what=$1
-  shift
-  "$@" || fail "$what"
-  printf '%4d s  ok: %s\n' "$SECONDS" "$what"
-}
-
-within() {
-  local deadline=$((SECONDS + $1))
-  shift
-  until "$@"; do
-    [ "$SECONDS" -lt "$deadline" ] || return 1
-    sleep 0.2
-  done
-}
-
-property() { systemctl show hangwatch --value --property="$1"; }
-is() { [ "$(property "$1")" = "$2" ]; }
-logged() { journalctl --unit=hangwatch --no-pager --output=cat | grep -q -- "$1"; }
-metric() { python3 -c 'import urllib.request as u; print(u.urlopen("http://127.0.0.1:9836/metrics", timeout=2).read().decode())' 2>/dev/null | grep -Eq "$1"; }
 capability() { local all; all=$(awk '/^CapEff/ {print $2}' "/proc/$(property MainPID)/status"); (((16#$all >> $1) & 1)); }
 job_runs() { [ "$(pgrep --count --full --uid trainer 'rank\.py')" = 2 ] && ! ps -o stat= --user trainer | grep -q '^T'; }
 # Runs a line of shell as the unit would: the same user, rights and restrictions.
@@ -52,7 +17,6 @@ sandboxed() {
 sandboxed_says() { journalctl --unit=sandboxed --no-pager --output=cat | grep -q -- "$1"; }
 report() { cat /var/lib/hangwatch/incidents/*/report.txt 2>/dev/null; }
 reported() { report | grep -q "$1"; }
-gone() { local path; for path in "$@"; do [ ! -e "$path" ] || return 1; done; }
 
 # A job of two ranks: rank 0 waits in a collective, rank 1 is stuck reading. Both run an interpreter that only they
 # may reach.

@@ -8,14 +8,18 @@ import shutil
 import stat
 import subprocess
 import sys
+import tarfile
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 REPOSITORY = Path(__file__).parents[2]
 SYSTEMD = REPOSITORY / "deploy/systemd"
+DEB = REPOSITORY / "deploy/deb"
 UNIT = SYSTEMD / "hangwatch.service"
 INSTALL = SYSTEMD / "install.sh"
 
@@ -231,10 +235,21 @@ umask 077
 "$INSTALL" --wheels "$WHEELS" --python "$PYTHON"
 show installed
 /usr/local/bin/hangwatch --version
+/sbin/ip link set lo up
+/usr/local/bin/hangwatch demo --scenario loader --keep "$LAYERS/demo" >"$LAYERS/demo.txt" 2>&1 & demo=$!
+for i in $(seq 600); do grep -q training "$LAYERS/demo.txt" && break; sleep 0.1; done
+kill $demo; wait $demo || true
+cat "$LAYERS/demo.txt"
 setpriv --reuid=hangwatch --regid=hangwatch --clear-groups /opt/hangwatch/bin/hangwatch config --check /etc/hangwatch/hangwatch.toml
 /opt/hangwatch/bin/py-spy --version
 echo '# mine' >/etc/hangwatch/hangwatch.toml
 touch /opt/hangwatch/kept
+# No network here, and none of the folders of wheels that this machine may have.
+nothing="env PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= PIP_NO_INDEX=1"
+echo "=== refused"
+$nothing "$INSTALL" --python "$PYTHON" 2>&1 | grep -v '^WARNING' || true
+mkdir "$LAYERS/few"; cp "$WHEELS"/hangwatch-*.whl "$LAYERS/few"; rm -r /opt/hangwatch/lib/python3*/site-packages/psutil*
+$nothing "$INSTALL" --wheels "$LAYERS/few" --python "$PYTHON" 2>&1 || true
 "$INSTALL" --wheels "$WHEELS" --python "$PYTHON" --no-start
 show again
 cat /etc/hangwatch/hangwatch.toml
@@ -256,16 +271,45 @@ PROGRAM = {
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, as `make dist` makes it, of a copy: setuptools leaves folders where it builds."""
+    source = tmp_path_factory.mktemp("source")
+    for name in tracked():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, source / name, follow_symlinks=False)
+    subprocess.run([sys.executable, "-m", "build", "--sdist", "--outdir", source / "dist", source], check=True)
+    (archive,) = (source / "dist").glob("*.tar.gz")
+    return archive
+
+
+@pytest.fixture(scope="module")
+def wheels(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """hangwatch and all it needs, as a site without a network would carry them over."""
     folder = tmp_path_factory.mktemp("wheels")
-    source = tmp_path_factory.mktemp("source")
-    shutil.copytree(REPOSITORY / "hangwatch", source / "hangwatch", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(REPOSITORY / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
-    subprocess.run([*pip, "wheel", "--wheel-dir", folder, source], check=True)
+    subprocess.run([*pip, "wheel", "--wheel-dir", folder, sdist], check=True)
     return folder
+
+
+def tracked(*under: str) -> set[str]:
+    """The files of the repository, those that are not yet committed with them."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", *under],
+        cwd=REPOSITORY, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return {name for name in listed.stdout.splitlines() if os.path.lexists(REPOSITORY / name)}
+
+
+def _hold_what_they_are_to_hold(sdist: Path, wheels: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        packed = {member.name.partition("/")[2] for member in archive.getmembers()}
+    linked = tracked("deploy/helm/hangwatch/files")
+    assert tracked("hangwatch", "deploy", "docs", "grafana") - linked <= packed
+    assert not [name for name in packed if name.startswith(("tests", "benchmarks")) or "__pycache__" in name]
+    (wheel,) = wheels.glob("hangwatch-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert files == tracked("hangwatch")
 
 
 @needs_root
@@ -273,7 +317,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(
     shutil.which("systemd-sysusers") is None, reason="systemd-sysusers (Debian: systemd) is not installed"
 )
-def test_install_upgrade_uninstall_purge_without_a_network(wheels: Path, tmp_path: Path) -> None:
+def test_install_upgrade_uninstall_purge_without_a_network(sdist: Path, wheels: Path, tmp_path: Path) -> None:
+    _hold_what_they_are_to_hold(sdist, wheels)
     environ = {
         **os.environ, "INSTALL": str(INSTALL), "WHEELS": str(wheels), "LAYERS": str(tmp_path), "PYTHON": sys.executable,
     }  # fmt: skip
@@ -291,9 +336,12 @@ def test_install_upgrade_uninstall_purge_without_a_network(wheels: Path, tmp_pat
     assert paths("installed") == CONFIG | PROGRAM
     assert "user" in stages["installed"]
     assert any(line.startswith("hangwatch, version") for line in stages["installed"])
+    assert any("training: the GPUs are at work" in line for line in stages["installed"]), "the demo starts"
     assert "/etc/hangwatch/hangwatch.toml: ok" in stages["installed"]
     assert "-rw-r--r-- root /etc/systemd/system/hangwatch.service" in stages["installed"]
     assert "drwxr-xr-x root /opt/hangwatch" in stages["installed"]
+    assert any(f"{INSTALL} --wheels wheels" in line for line in stages["refused"])
+    assert any(line.startswith(f"install.sh: {tmp_path}/few does not hold") for line in stages["refused"])
     assert paths("again") == CONFIG | PROGRAM
     assert "# mine" in stages["again"]
     assert paths("uninstalled") == CONFIG | {"/var/lib/hangwatch"}
@@ -302,9 +350,30 @@ def test_install_upgrade_uninstall_purge_without_a_network(wheels: Path, tmp_pat
     assert not Path("/opt/hangwatch").exists(), "the test must not change this machine"
 
 
-def test_scripts_can_be_executed() -> None:
-    for path in SYSTEMD.glob("*.sh"):
-        assert path.read_text().startswith("#!")
-        if path.name != "test-in-nspawn-inside.sh":
-            assert path.stat().st_mode & stat.S_IXUSR
-        subprocess.run(["bash", "-n", path], check=True)
+@pytest.mark.parametrize("path", [*sorted(SYSTEMD.glob("*.sh")), *sorted(DEB.glob("*.sh")), *sorted(DEB.glob("p*"))])
+def test_scripts_can_be_executed(path: Path) -> None:
+    assert path.read_text().startswith("#!")
+    assert path.stat().st_mode & stat.S_IXUSR
+    subprocess.run(["bash", "-n", path], check=True)
+
+
+def test_the_debian_package_puts_things_where_the_unit_looks_for_them() -> None:
+    script, (command,) = (DEB / "build.sh").read_text(), settings(UNIT.read_text())["ExecStart"]
+    program, _, option, configuration = command.split()
+    assert (option, Path(program).parents[1]) == ("--config", Path("/opt/hangwatch"))
+    assert "venv=$root/opt/hangwatch\n" in script
+    assert f"$root{configuration}" in script
+    installer = INSTALL.read_text()
+    assert (DEB / "hangwatch.toml").read_text() in installer.replace("\\n", "\n"), "one sentence, whoever installs"
+
+
+# --- releases --------------------------------------------------------------------------------------------------------
+
+
+def test_a_release_is_made_by_commands_that_anybody_can_type() -> None:
+    workflow = yaml.safe_load((REPOSITORY / ".github/workflows/release.yml").read_text())
+    steps = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
+    typed = {target for step in steps for target in re.findall(r"\bmake (\w+)", step)}
+    targets = set(re.findall(r"^(\w+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    assert {"check", "dist", "image", "chart", "deb"} <= typed <= targets
+    assert not re.search(r"\b(push|publish|upload)\b(?!-artifact)", " ".join(steps)), "nothing is published yet"

@@ -117,10 +117,14 @@ def _knows(schema: dict[str, Any], part: dict[str, Any], path: list[str]) -> boo
     return bool(inner) and _knows(schema, inner if isinstance(inner, dict) else {}, path[1:])
 
 
-def test_the_helm_values_are_a_configuration() -> None:
-    (snippet,) = blocks(KUBERNETES, "yaml")
-    settings = config.decode(yaml.safe_load(snippet)["config"], config.Settings, "values.yaml", ())
+@pytest.mark.parametrize("snippet", blocks(KUBERNETES, "yaml"))
+def test_the_helm_values_are_a_configuration(snippet: str) -> None:
+    values = yaml.safe_load(snippet)
+    settings = config.decode(values["config"], config.Settings, "values.yaml", ())
     assert discovery.settings_for(settings, "values.yaml")
+    schema = json.loads(SCHEMA.read_text())
+    for part, keys in values.items():
+        assert all(_knows(schema, schema, [part, key]) for key in keys), part
 
 
 def test_the_web_configuration_is_one_but_for_its_files_and_hashes(tmp_path: Path) -> None:
@@ -139,7 +143,8 @@ def test_the_web_configuration_is_one_but_for_its_files_and_hashes(tmp_path: Pat
 def test_prometheus_takes_the_snippet_with_the_rules(tmp_path: Path) -> None:
     _, snippet = blocks(SYSTEMD, "yaml")
     (tmp_path / "prometheus.yml").write_text(snippet)
-    shutil.copy(REPOSITORY / "deploy/prometheus/hangwatch.rules.yaml", tmp_path)
+    for name in yaml.safe_load(snippet)["rule_files"]:
+        shutil.copy(REPOSITORY / "deploy/prometheus" / name, tmp_path)
     done = subprocess.run(
         ["promtool", "check", "config", "prometheus.yml"], cwd=tmp_path, capture_output=True, text=True
     )

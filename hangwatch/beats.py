@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -20,6 +20,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 T = TypeVar("T")
 CAPTURES_PER_OWNER = 4
+MINUTE_SECONDS = 60.0
 _SERVED_KEPT = 256
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,27 @@ class Turns(Generic[T]):
 
     def _is_free(self, owner: str) -> bool:
         return self._under_way[owner] < self._most_per_owner
+
+
+class Pace:
+    """How many may begin within a minute, over all owners and of one, which is what any user can ask for at will."""
+
+    def __init__(self, per_minute: int, per_minute_of_owner: int, clock: Callable[[], float]) -> None:
+        self._per_minute, self._per_minute_of_owner = per_minute, per_minute_of_owner
+        self._clock = clock
+        self._begun: deque[tuple[float, str]] = deque()
+
+    def begin(self, owner: str) -> Literal["per_minute", "per_minute_of_owner"] | None:
+        """Count one of this owner; where there were too many it does not count, and is told of which."""
+        now = self._clock()
+        while self._begun and now - self._begun[0][0] >= MINUTE_SECONDS:
+            self._begun.popleft()
+        if sum(one == owner for _, one in self._begun) >= self._per_minute_of_owner:
+            return "per_minute_of_owner"
+        if len(self._begun) >= self._per_minute:
+            return "per_minute"
+        self._begun.append((now, owner))
+        return None
 
 
 class _Scheduler(BackgroundScheduler):  # type: ignore[misc]  # APScheduler has no types

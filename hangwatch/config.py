@@ -219,6 +219,16 @@ class Http(Section, frozen=True):
     ] = False
 
 
+class Socket(Section, frozen=True):
+    """Where a user asks the daemon about his own jobs, see docs/install-systemd.md."""
+
+    path: Annotated[str, Meta(description='unix socket, in a folder that is there and ours alone; "": none')] = (
+        "/run/hangwatch/socket"
+    )
+    per_minute: Annotated[int, Meta(ge=1, le=600, description="dumps begun in a minute")] = 30
+    per_minute_of_owner: Annotated[int, Meta(ge=1, le=600, description="the same for one user")] = 6
+
+
 class Hooks(Section, frozen=True):
     """Programs that are called as a job's state changes, see docs/hooks.md: the path and its arguments."""
 
@@ -267,6 +277,7 @@ class Settings(Section, frozen=True):
     crashes: Crashes = Crashes()
     store: Store = Store()
     http: Http = Http()
+    socket: Socket = Socket()
     hooks: Hooks = Hooks()
     activities: Activities = Activities()
     log: Log = Log()

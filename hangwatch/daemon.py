@@ -34,6 +34,7 @@ from hangwatch.incident_file import StoreError
 from hangwatch.job_scan import JobScan
 from hangwatch.look import Look, look_at
 from hangwatch.model import ENDED_STATES, OPEN_STATES, Fault, Incident, Job, JobState, LeftOut, ProcessId
+from hangwatch.own_jobs import OwnJobs
 from hangwatch.probes import heap, host, procs, pyspy
 from hangwatch.probes.node import Node
 from hangwatch.probes.nvml import query
@@ -110,6 +111,9 @@ class Daemon:
         self._dead: Turns[Job] = Turns(1)
         self._slots = threading.BoundedSemaphore(settings.capture.parallel) if settings.capture.parallel else None
         self._beats = Beats(self._on_missed)
+        self._own_jobs = OwnJobs(
+            settings, self.node, self.board, self.store, scan=self._discover, look=self._look_asked_for, clock=clock
+        )
         self._hooks = Hooks(settings.hooks, partial(self._beats.once, "hooks"), self._hook_ended)
 
     def _is_on(self, name: str) -> bool:
@@ -273,7 +277,13 @@ class Daemon:
         self._left_out_owners = owners
 
     def look_at(
-        self, job: Job, levels: Mapping[str, GpuLevels] | None = None, *, may_pause: bool = True
+        self,
+        job: Job,
+        levels: Mapping[str, GpuLevels] | None = None,
+        *,
+        may_pause: bool = True,
+        rounds: int | None = None,
+        ask_nccl: bool = True,
     ) -> Look | None:
         """Capture and judge one job whose GPUs have these levels; None when the daemon was asked to stop meanwhile."""
         look = look_at(
@@ -290,9 +300,15 @@ class Daemon:
             stop=self._stop,
             slots=self._slots,
             observe_dump=self._count_dump,
-            ask_nccl=may_pause,
+            rounds=rounds,
+            ask_nccl=may_pause and ask_nccl,
         )
         return None if self._stop.is_set() else look
+
+    def _look_asked_for(self, job: Job, rounds: int) -> Look | None:
+        """A look that the owner of a job has asked for, and waits for."""
+        with self._running("capture"):
+            return self.look_at(job, rounds=rounds, ask_nccl=False)
 
     def _count_dump(self, seconds: float, fault: Fault | None) -> None:
         self.board.put(Snapshot.with_dump, seconds, fault)
@@ -430,6 +446,7 @@ class Daemon:
             incidents=self.store,
         )
         self.port = self._server.start()
+        self._own_jobs.start()
         self._gpus.start()
         beats = self._beats
         beats.every(self.settings.gpu.sample_seconds, "sample", "sample", self._sample)
@@ -484,6 +501,7 @@ class Daemon:
         self._stop.set()
         self._notifier.stopping()
         self._beats.stop()
+        self._own_jobs.stop()
         if self._server is not None:
             self._server.stop()
         self._gpus.stop()

@@ -13,14 +13,13 @@ import stat
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.beats import Turns
+from hangwatch.beats import Pace, Turns
 from hangwatch.config import ConfigError
 from hangwatch.config import Hooks as Settings
 from hangwatch.crash import KIND as CRASHED
@@ -171,28 +170,6 @@ def _name(call: Call) -> str:
     return f"hook {call.key} ({Path(call.command[0]).name})"
 
 
-class Pace:
-    """How many begin within a minute, over all and of one owner: jobs that hang are as many as their owners want."""
-
-    def __init__(self, per_minute: int, per_minute_of_owner: int, clock: Callable[[], float]) -> None:
-        self._limits = (per_minute, per_minute_of_owner)
-        self._clock = clock
-        self._begun: deque[tuple[float, str]] = deque()
-
-    def begin(self, owner: str) -> str | None:
-        """Count one of this owner; why it may not begin where there were too many."""
-        now = self._clock()
-        while self._begun and now - self._begun[0][0] >= 60.0:
-            self._begun.popleft()
-        most, most_of_owner = self._limits
-        if sum(one == owner for _, one in self._begun) >= most_of_owner:
-            return f"more than {most_of_owner} in a minute for the jobs of one owner ([hooks] per_minute_of_owner)"
-        if len(self._begun) >= most:
-            return f"more than {most} in a minute ([hooks] per_minute)"
-        self._begun.append((now, owner))
-        return None
-
-
 class Hooks:
     """Calls hooks, the owners of jobs in turn and of each one at a time.
 
@@ -219,7 +196,8 @@ class Hooks:
         if folder is None and "{incident}" in getattr(self._settings, call.key):
             refused = "the incident could not be kept, and it wants its folder"
         else:
-            refused = self._pace.begin(owner) or ""
+            too_many = self._pace.begin(owner)
+            refused = f"more than [hooks] {too_many} allows" if too_many else ""
         if not refused and not self._turns.add(owner, call, MOST_WAITING_OF_OWNER):
             refused = f"{MOST_WAITING_OF_OWNER} of the same owner wait already"
         if refused:

@@ -13,9 +13,11 @@ import logging
 import resource
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters, HTTP1ServerConnection
@@ -45,16 +47,27 @@ log = logging.getLogger(__name__)
 logging.getLogger("tornado.general").setLevel(logging.ERROR)
 
 
+class Peer(NamedTuple):
+    """The process at the other end of a unix socket as it connected, by the kernel: SO_PEERCRED of unix(7)."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
 class Request(NamedTuple):
     """What a client asks for: the path as it was sent, without the query, and who it is by the connection.
 
-    `certificate` is that of the client as ssl tells it, None where it has shown none that was verified.
+    `certificate` is that of the client as ssl tells it, None where it has shown none that was verified; `peer` is who
+    asks over a unix socket.
     """
 
     path: str
     headers: Mapping[str, str]
     address: str = ""
     certificate: Mapping[str, Any] | None = None
+    peer: Peer | None = None
+    query: str = ""
 
 
 class Pieces(Protocol):
@@ -92,10 +105,22 @@ def resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...
     return family, address
 
 
-class Listener(HTTPServerConnectionDelegate):
-    """Serves `answer` on one socket, which `bind` opens; `max_connections` is lowered where descriptors are few.
+def peer_of(connection: socket.socket) -> Peer | None:
+    """Who is at the other end of a unix socket; None for every other one, and where it is gone."""
+    if connection.family != socket.AF_UNIX:
+        return None
+    try:
+        return Peer(*struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)))
+    except OSError:
+        return None
 
-    `answer` runs in the event loop: what takes longer than a millisecond belongs into a thread of its own.
+
+class Listener(HTTPServerConnectionDelegate):
+    """Serves `answer` on one socket, which `bind` or `bind_unix` opens.
+
+    `max_connections` is lowered where descriptors are few; `max_of_user` are those of one user of a unix socket. Where
+    there are `making_seconds`, an answer must be there within them, and has its own time to be sent. `answer` runs in
+    the event loop: what takes longer than a millisecond belongs into a thread of its own.
     """
 
     def __init__(
@@ -105,12 +130,16 @@ class Listener(HTTPServerConnectionDelegate):
         *,
         max_connections: int,
         tls: ssl.SSLContext | None = None,
+        max_of_user: int | None = None,
+        making_seconds: float | None = None,
     ) -> None:
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.max_connections = min(max_connections, max(1, allowed // SHARE_OF_FDS))
+        self._max_of_user, self._making_seconds = max_of_user, making_seconds
         self._answer, self._tls = answer, tls
         self._waiting: dict[IOStream, asyncio.TimerHandle] = {}  # both by age: a dict keeps the order
         self._answering: dict[IOStream, asyncio.TimerHandle] = {}
+        self._users: dict[IOStream, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,8 +159,20 @@ class Listener(HTTPServerConnectionDelegate):
         self._socket.setblocking(False)
         return int(self._socket.getsockname()[1])
 
+    def bind_unix(self, path: str) -> None:
+        """Open a unix socket to which every user of this node may connect. Raises OSError, also where it is there."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.bind(path)
+            Path(path).chmod(0o666)
+            self._socket.listen(BACKLOG)
+        except OSError:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+
     def start(self) -> None:
-        """Serve what `bind` opened."""
+        """Serve what was opened."""
         self._thread.start()
         self._started.wait()
 
@@ -189,6 +230,9 @@ class Listener(HTTPServerConnectionDelegate):
 
     def _open(self, connection: socket.socket) -> None:
         assert self._loop is not None
+        peer = peer_of(connection)
+        while self._max_of_user and list(self._users.values()).count(peer.uid if peer else -1) >= self._max_of_user:
+            self._close_oldest(peer.uid if peer else -1)
         while len(self._waiting) + len(self._answering) >= self.max_connections:
             self._close_oldest()
         connection.setblocking(False)
@@ -203,18 +247,23 @@ class Listener(HTTPServerConnectionDelegate):
             connection.close()
             return
         self._waiting[stream] = self._loop.call_later(REQUEST_SECONDS, stream.close)
+        if self._max_of_user:
+            self._users[stream] = peer.uid if peer else -1
         params = HTTP1ConnectionParameters(
             no_keep_alive=True, chunk_size=READ_BYTES, max_header_size=2 * MAX_HEADER_BYTES, max_body_size=0
         )
         HTTP1ServerConnection(stream, params).start_serving(self)
 
-    def _close_oldest(self) -> None:
-        oldest = next(iter(self._waiting or self._answering), None)
+    def _close_oldest(self, uid: int | None = None) -> None:
+        """Of this user, where one is given."""
+        candidates = (one for one in (*self._waiting, *self._answering) if uid is None or self._users.get(one) == uid)
+        oldest = next(candidates, None)
         if oldest is not None:
             self._forget(oldest)
             oldest.close()
 
     def _forget(self, stream: IOStream) -> None:
+        self._users.pop(stream, None)
         for known in (self._waiting, self._answering):
             timer = known.pop(stream, None)
             if timer is not None:
@@ -243,14 +292,16 @@ class Listener(HTTPServerConnectionDelegate):
         assert self._loop is not None
         stream = connection.stream
         if stream in self._waiting:
-            self._forget(stream)
-            self._answering[stream] = self._loop.call_later(ANSWER_SECONDS, stream.close)
+            self._waiting.pop(stream).cancel()
+            self._answering[stream] = self._loop.call_later(self._making_seconds or ANSWER_SECONDS, stream.close)
         task = self._loop.create_task(self._respond(connection, start_line, headers))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _respond(self, connection: HTTP1Connection, start_line: RequestStartLine, headers: HTTPHeaders) -> None:
         answer = await self._answer_to(connection.stream, start_line, headers)
+        if self._making_seconds:
+            self._renew(connection.stream)
         try:
             if not connection.stream.closed():
                 await self._send(connection, start_line, answer)
@@ -294,20 +345,22 @@ class Listener(HTTPServerConnectionDelegate):
         if sum(len(name) + len(value) + 4 for name, value in headers.get_all()) > MAX_HEADER_BYTES:
             return text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"at most {MAX_HEADER_BYTES} bytes of headers")
         try:
-            return await self._answer(Request(start_line.path.partition("?")[0], headers, *_client_of(stream)))
+            path, _, query = start_line.path.partition("?")
+            return await self._answer(Request(path, headers, *_client_of(stream), query))
         except Exception:
             log.exception("%s could not be answered; please report this", start_line.path[:100])
             return text(HTTPStatus.INTERNAL_SERVER_ERROR, "an error inside hangwatch; its log says more")
 
 
-def _client_of(stream: IOStream) -> tuple[str, Mapping[str, Any] | None]:
-    """The address at the other end, and its certificate where it has shown one that was verified."""
-    address, certificate = "", None
+def _client_of(stream: IOStream) -> tuple[str, Mapping[str, Any] | None, Peer | None]:
+    """The address at the other end, its certificate where it has shown one that was verified, and who is at it."""
+    address, certificate, peer = "", None, None
     with contextlib.suppress(OSError, ValueError, AttributeError):  # it is gone already
-        address = str(stream.socket.getpeername()[0])
+        peer = peer_of(stream.socket)
+        address = str(stream.socket.getpeername()[0]) if peer is None else ""
         if isinstance(stream, SSLIOStream):
             certificate = stream.socket.getpeercert() or None
-    return address, certificate
+    return address, certificate, peer
 
 
 class _Exchange(HTTPMessageDelegate):

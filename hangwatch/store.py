@@ -198,9 +198,14 @@ class Store:
             durable.refuse_unsafe(self.incidents / name, folder)
             durable.add(folder, "hooks", {file_name: content}, allow)
 
-    def summaries(self) -> tuple[Summary, ...]:
-        """All incidents that we may read, newest first. Broken ones are among them. Raises StoreError."""
-        return tuple(incident_file.summary(self.incidents / name) for name in self._readable())
+    def is_listed(self, name: str, uid: int) -> bool:
+        """Whether the incident of this name is one that this user may read, being the owner of its job."""
+        return bool(_FOLDER.fullmatch(name)) and (self.owners / str(uid) / name).is_symlink()
+
+    def summaries(self, of_user: int | None = None) -> tuple[Summary, ...]:
+        """All incidents that we may read, or of these one user's, newest first; broken ones too. Raises StoreError."""
+        names = (name for name in self._readable() if of_user is None or self.is_listed(name, of_user))
+        return tuple(incident_file.summary(self.incidents / name) for name in names)
 
     def find(self, name: str) -> Path:
         """The folder of an incident, by its name or a part of it that fits only one. Raises StoreError."""
@@ -381,11 +386,11 @@ def _gid(group: str, say: Callable[[str], None]) -> int | None:
 
 def _reader_uid(uid: int | None) -> int | None:
     """The owner whom a list should name: not root, who reads all, nor the number that stands for unknown users."""
-    return uid if uid not in (0, _overflow_uid()) else None
+    return uid if uid not in (0, overflow_uid()) else None
 
 
 @functools.cache
-def _overflow_uid() -> int:
+def overflow_uid() -> int:
     """The uid that user_namespaces(7) shows for everybody without a number here; usually that of `nobody`, too."""
     try:
         return int(Path("/proc/sys/kernel/overflowuid").read_text())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 import click
 import msgspec
 
-from hangwatch import config, incident_file, store
+from hangwatch import config, incident_file, store, words
+from hangwatch.cli import own_daemon
 from hangwatch.cli.asking import Reach, nodes_options, reach_of
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import write_text
@@ -40,6 +41,7 @@ NO_JOB = (
     "and none that says its rank in an environment that this user may read (as root, or --pid)"
 )
 
+SEE_ALL = "`sudo hangwatch dump`, or install the daemon (docs/install-systemd.md)"
 NO_OWN_INCIDENTS = "no incidents that you may read: those of your own jobs, all for root and the group [store] names"
 
 
@@ -125,11 +127,19 @@ def dump(  # noqa: PLR0912 - an option is a branch
     node, activities = host.node_name(), activity.load(settings.activities.rules)
     with _sampled(settings) as gpus:
         sweep = gpus.wait_for_sweep(GPU_SECONDS)
-        found = (
-            [_job_of_pids(pids, sweep, settings.jobs)] if pids else _jobs(wanted, sweep, settings.jobs, every=grouped)
-        )
-        looks = [
-            look_at(
+        missing: InputError | None = None
+        try:
+            found = [_job_of_pids(pids, sweep, settings.jobs)] if pids else []
+            found = found or _jobs(wanted, sweep, settings.jobs, every=grouped)
+        except InputError as error:
+            found, missing = [], error
+        dumped = []
+        for job in found:
+            by_daemon = None if pids or native or include_locals else _asked_of_the_daemon(job, settings, rounds)
+            if by_daemon is not None:
+                dumped.append(by_daemon)
+                continue
+            look = look_at(
                 job,
                 settings=settings.capture,
                 activities=activities,
@@ -141,9 +151,11 @@ def dump(  # noqa: PLR0912 - an option is a branch
                 include_locals=include_locals,
                 ask_nccl=not grouped,  # who asks many nodes waits for the slowest, and not for long
             )
-            for job in found
-        ]
-    dumped = [look.incident(job, JobState.SUSPECTED) for job, look in zip(found, looks, strict=True)]
+            dumped.append(look.incident(job, JobState.SUSPECTED))
+    if not (pids or native or include_locals):
+        dumped += _only_by_the_daemon(wanted, {job.key for job in found}, settings, rounds)
+    if missing is not None and not dumped:
+        raise missing
     if as_json_form:
         form = (
             sighting.grouped(node, dumped, time.time(), with_stacks=with_stacks)
@@ -159,6 +171,34 @@ def dump(  # noqa: PLR0912 - an option is a branch
     if not dumped:
         click.echo(NO_JOB, err=True)
     return 0 if dumped else 1
+
+
+def _asked_of_the_daemon(job: Job, settings: config.Settings, rounds: int) -> Incident | None:
+    """The own job as the daemon of this node sees it, where the kernel keeps us from its stacks; else None."""
+    ranks = [rank.id.pid for rank in job.ranks]
+    if not own_daemon.may_not_read(ranks):
+        return None
+    if job.uid == os.geteuid():
+        try:
+            return own_daemon.dump(settings, f"pid={ranks[0]}", rounds)
+        except own_daemon.SocketError as error:
+            why = f"its socket does it for your own jobs, but {error}"
+    else:
+        why = f"they are not yours: {job.owner}"
+    click.echo(f"job {words.printable(job.job_id)}: this user may not read all stacks; {why}\n  {SEE_ALL}", err=True)
+    return None
+
+
+def _only_by_the_daemon(
+    wanted: str | None, known: Collection[str], settings: config.Settings, rounds: int
+) -> list[Incident]:
+    """The own jobs that only the daemon finds: this user may not even read the environment of their ranks."""
+    if os.geteuid() == 0:
+        return []
+    with suppress(own_daemon.SocketError):
+        named = [job for job in own_daemon.jobs(settings) if wanted in (None, job.job_id, job.job_key)]
+        return [own_daemon.dump(settings, f"job={job.job_key}", rounds) for job in named if job.job_key not in known]
+    return []
 
 
 def _dump_agentless(reach: Reach, wanted: str | None, rounds: int, raw: Path | None, *, as_json_form: bool) -> int:
@@ -229,7 +269,7 @@ def _leave(directory: Path, incident: Incident) -> Path:
 @config_option
 def report(folder: Path, html_path: Path | None, as_json: bool, config_path: Path | None) -> None:
     """Render an incident again, from its incident.json alone. FOLDER is its folder, or its name in the store."""
-    incident = incident_file.load(folder if _is_folder(folder) else _store(config_path).find(str(folder)))
+    incident = _incident(folder, config_path)
     if html_path is not None:
         write_text(html_path, html.render(incident))
         click.echo(f"wrote {html_path}", err=True)
@@ -237,6 +277,26 @@ def report(folder: Path, html_path: Path | None, as_json: bool, config_path: Pat
         sys.stdout.buffer.write(incident_file.encode(incident) + b"\n")
     else:
         click.echo(text.render(incident, color=sys.stdout.isatty()), nl=False)
+
+
+def _incident(folder: Path, config_path: Path | None) -> Incident:
+    """By its folder or its name; of an own job from the daemon, where we may not read its folder. Raises StoreError."""
+    try:
+        return incident_file.load(folder if _is_folder(folder) else _store(config_path).find(str(folder)))
+    except incident_file.StoreError:
+        if os.geteuid() != 0:
+            with suppress(own_daemon.SocketError):
+                return own_daemon.incident(settings_from(config_path)[0].socket.path, str(folder))
+        raise
+
+
+def _summaries_of_the_daemon(config_path: Path | None) -> tuple[incident_file.Summary, ...]:
+    """What it lists of the own jobs, where we can list nothing ourselves: the file system has no access lists."""
+    if os.geteuid() == 0:
+        return ()
+    with suppress(own_daemon.SocketError):
+        return own_daemon.incidents(settings_from(config_path)[0].socket.path)
+    return ()
 
 
 def _is_folder(path: Path) -> bool:
@@ -257,7 +317,7 @@ def _store(config_path: Path | None) -> store.Store:
 @config_option
 def incidents(as_json: bool, config_path: Path | None) -> None:
     """List the incidents that this node keeps, newest first."""
-    summaries = _store(config_path).summaries()
+    summaries = _store(config_path).summaries() or _summaries_of_the_daemon(config_path)
     if as_json:
         sys.stdout.buffer.write(
             msgspec.json.encode(incident_file.Incidents(schema_version=1, incidents=summaries)) + b"\n"

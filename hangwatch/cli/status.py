@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from hangwatch import config, decoding, yaml_file
+from hangwatch.cli import own_daemon
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.pages import client_of, http_config_option
 from hangwatch.cli.settings import config_option, settings_from
@@ -35,16 +36,37 @@ STATUS_MOST_BYTES = 64 << 20
 def status(config_path: Path | None, url: str | None, http_config: Path | None, as_json: bool) -> None:
     """What the daemon on this node sees: GPUs, jobs and their states, checks."""
     settings, _ = settings_from(config_path)
-    base = url or _local_url(settings.http)
-    answer = _fetch(f"{base.rstrip('/')}/status", client_of(http_config))
+    answer = _answer(settings, url, http_config)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return
+    print_status(_status_of(answer))
+
+
+def _answer(settings: config.Settings, url: str | None, http_config: Path | None) -> Any:
+    """The answer of /status; over the daemon's socket, with the own jobs, where the port refuses us. Raises InputError.
+
+    Who says where to ask, or who he is, is taken at his word.
+    """
+    base = url or _local_url(settings.http)
     try:
-        seen = decoding.convert(answer, Status)
+        return _fetch(f"{base.rstrip('/')}/status", client_of(http_config))
+    except InputError:
+        if url is not None or http_config is not None:
+            raise
+        try:
+            return decoding.plain(own_daemon.ask(settings.socket.path, "/status"))
+        except (own_daemon.SocketError, ValueError, RecursionError):
+            pass
+        raise
+
+
+def _status_of(answer: Any) -> Status:
+    """Raises InputError."""
+    try:
+        return decoding.convert(answer, Status)
     except msgspec.ValidationError as error:
-        raise InputError(f"{base} answers, but not as a hangwatch of this version does: {error}") from None
-    print_status(seen)
+        raise InputError(f"the daemon answers, but not as a hangwatch of this version does: {error}") from None
 
 
 def _local_url(wanted: config.Http) -> str:

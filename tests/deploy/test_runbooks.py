@@ -90,10 +90,13 @@ def test_the_keys_of_the_tuning_page_exist_with_these_defaults() -> None:
         "[capture]": config.Capture(),
         "[crashes]": config.Crashes(),
         "[hooks]": config.Hooks(),
+        "[socket]": config.Socket(),
     }
     for heading, section in sections.items():
         part = text.split(f"### `{heading}`")[1].split("\n###")[0]
-        for names, values in re.findall(r"^\| (`[^|]+`) \| ([\d., \[\]]+|true|false) \|", part, re.MULTILINE):
+        for names, values in re.findall(
+            r"^\| (`[^|]+`) \| ([\d., \[\]]+|true|false|\"[^\"]+\") \|", part, re.MULTILINE
+        ):
             keys = re.findall(r"`(\w+)`", names)
             defaults = json.loads(msgspec.json.encode([getattr(section, key) for key in keys]))
             assert defaults == json.loads(f"[{values}]"), names

@@ -1,0 +1,217 @@
+"""A user asks the daemon about his own jobs over its socket, and gets nothing of anybody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from hangwatch.cli import own_daemon
+from hangwatch.cli.own_daemon import SocketError
+from hangwatch.probes import procs
+from hangwatch.store import Store
+from tests import samples
+from tests.conftest import wait_for
+from tests.integration import targets
+from tests.other_users import as_user, needs_root
+from tests.watched import RealDaemon
+
+pytestmark = needs_root
+
+OWNER, OTHER, STRANGER = 4001, 4002, 4003
+# Who becomes another user is not to be looked at by that one, see PR_SET_DUMPABLE in prctl(2): as with ptrace_scope=1.
+RANK = """
+import os, time
+ready()
+os.setgroups([])
+os.setresgid({uid}, {uid}, {uid})
+os.setresuid({uid}, {uid}, {uid})
+def train_of_{uid}():
+    time.sleep(600)
+train_of_{uid}()
+"""
+# /proc/PID/mem is what yama keeps from a user whose /proc/PID/environ it lets him read.
+CLOSED = 'file=$1 pid=$2; shift 2; mount --bind "$file" "/proc/$pid/mem"; exec "$@"'
+
+
+class Node(NamedTuple):
+    daemon: RealDaemon
+    socket: Path
+    pids: dict[int, int]
+
+    def hangwatch(self, uid: int, *arguments: str, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        """A command of this user, who knows of the socket by the configuration."""
+        config = self.daemon.folder / "user.toml"
+        config.write_text(
+            f'[store]\ndirectory = "{self.daemon.state}"\n[http]\nport = 1\n[socket]\npath = "{self.socket}"\n'
+        )
+        command = [*prefix, *as_user(uid), sys.executable, "-m", "hangwatch", *arguments, "--config", str(config)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+
+    def asked(self, uid: int, what: str) -> tuple[int, str]:
+        """Status and text of the answer that this user gets, whatever he asks."""
+        code = f"""
+import http.client, socket
+http.client.HTTPConnection.connect = lambda self: self.sock.connect({str(self.socket)!r})
+connection = http.client.HTTPConnection("localhost")
+connection.sock = socket.socket(socket.AF_UNIX)
+connection.connect()
+connection.request("GET", {what!r})
+answer = connection.getresponse()
+print(answer.status, answer.read().decode())
+"""
+        done = subprocess.run([*as_user(uid), sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        status, _, words = done.stdout.partition(" ")
+        return int(status), words
+
+
+def names_of(status: Any) -> set[str]:
+    """The jobs; a machine that is shared has others as well."""
+    return {job["job_id"] for job in status["jobs"]}
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    folder = Path(tempfile.mkdtemp(prefix="own-jobs-"))
+    folder.chmod(0o755)
+    path = folder / "run" / "socket"
+    path.parent.mkdir()
+    pids = {}
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder)
+        for uid in (OWNER, OTHER):
+            own = folder / str(uid)
+            own.mkdir()
+            seat = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+            rank = targets.python(RANK.format(uid=uid), own, **seat, TORCHELASTIC_RUN_ID=f"job-of-{uid}")
+            pids[uid] = stack.enter_context(rank)
+        wait_for(lambda: all(procs.read_user_ids(pid) == (uid,) * 3 for uid, pid in pids.items()), "the users")
+        environ = {**os.environ, "LD_LIBRARY_PATH": ""}
+        wide = {"path": str(path), "per_minute": 600, "per_minute_of_owner": 600}
+        daemon = stack.enter_context(RealDaemon(folder / "hw", environ, socket=wide))
+        (folder / "hw").chmod(0o755)
+        wait_for(lambda: {f"job-of-{uid}" for uid in pids} <= names_of(daemon.status()), "both jobs")
+        yield Node(daemon, path, pids)
+
+
+def test_the_owner_has_the_stacks_that_the_kernel_keeps_from_him(node: Node) -> None:
+    done = node.hangwatch(OWNER, "dump")
+    assert done.returncode == 0, done.stderr
+    assert f"train_of_{OWNER}" in done.stdout
+    assert f"job-of-{OTHER}" not in done.stdout and f"train_of_{OTHER}" not in done.stdout
+    assert f"job job-of-{OWNER}: its stacks were given to user {OWNER}" in node.daemon.log
+    named = node.hangwatch(OWNER, "dump", "--job", f"job-of-{OWNER}", "--json", "--rounds", "2")
+    (job,) = json.loads(named.stdout)["jobs"]
+    assert len(job["capture"]["ranks"][0]["rounds"]) == 2
+
+
+def test_nobody_has_anything_of_a_strangers_job(node: Node) -> None:
+    other = node.hangwatch(OWNER, "dump", "--job", f"job-of-{OTHER}")
+    assert other.returncode == 2 and "no such job" in other.stderr
+    assert "train_of_" not in node.hangwatch(STRANGER, "dump").stdout
+    for uid in (OWNER, STRANGER):
+        assert node.asked(uid, f"/dump?pid={node.pids[OTHER]}") == (404, "no such job of yours runs on this node\n\n")
+    (key,) = [job["job_key"] for job in node.daemon.status()["jobs"] if job["job_id"] == f"job-of-{OTHER}"]
+    assert node.asked(OWNER, f"/dump?job={key}")[0] == 404
+    assert node.asked(OTHER, f"/dump?job={key}")[0] == 200
+    assert node.asked(0, f"/dump?job={key}")[0] == 200
+    seen = json.loads(node.asked(OWNER, "/status")[1])
+    assert names_of(seen) == {f"job-of-{OWNER}"}
+    assert not any(check["message"] for check in seen["checks"]) and f"job-of-{OTHER}" not in json.dumps(seen)
+    assert names_of(json.loads(node.asked(STRANGER, "/status")[1])) == set()
+    assert {f"job-of-{uid}" for uid in node.pids} <= names_of(json.loads(node.asked(0, "/status")[1]))
+
+
+def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> None:
+    """As with kernel.yama.ptrace_scope=1: the job is found, and its memory is closed."""
+    closed = node.daemon.folder / "closed"
+    closed.touch(mode=0o600)
+    code = "ready()\nimport time\ndef train_in_the_open(): time.sleep(600)\ntrain_in_the_open()"
+    folder = node.daemon.folder / "open"
+    folder.mkdir()
+    os.chown(folder, OWNER, OWNER)
+    os.mkfifo(folder / "fifo")
+    seat = ["RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", "TORCHELASTIC_RUN_ID=open"]
+    program = targets._READY.format(folder=str(folder)) + code
+    rank = subprocess.Popen([*as_user(OWNER), "env", *seat, sys.executable, "-c", program])
+    try:
+        wait_for(lambda: (folder / "ready").exists(), "the rank")
+        prefix = (
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-euc",
+            CLOSED,
+            "sh",
+            str(closed),
+            str(rank.pid),
+        )
+        done = node.hangwatch(OWNER, "dump", "--job", "open", prefix=prefix)
+        assert done.returncode == 0, done.stderr
+        assert "train_in_the_open" in done.stdout and "this user may not read" not in done.stderr
+        assert f"job open: its stacks were given to user {OWNER}" in node.daemon.log
+        alone = node._replace(socket=node.socket.with_name("none")).hangwatch(
+            OWNER, "dump", "--job", "open", prefix=prefix
+        )
+        assert "this user may not read all stacks; its socket does it for your own jobs, but" in alone.stderr
+        assert "No such file or directory" in alone.stderr and "`sudo hangwatch dump`" in alone.stderr
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+def test_a_user_reads_his_incidents_and_status_also_where_files_and_port_refuse_him(node: Node) -> None:
+    kept = Store(node.daemon.state, shared=True)
+    found = samples.mismatch()
+    names = {}
+    for uid in (OWNER, OTHER):
+        owned = replace(found, incident_id=f"i-{uid}", job=replace(found.job, uid=uid, job_id=f"of-{uid}"))
+        names[uid] = kept.save(owned, {}).name
+        for path in (node.daemon.state / "incidents" / names[uid], node.daemon.state / "incidents"):
+            os.removexattr(path, "system.posix_acl_access")  # as on a file system without lists
+            path.chmod(0o700)
+    listed = json.loads(node.hangwatch(OWNER, "incidents", "--json").stdout)["incidents"]
+    assert [one["folder"] for one in listed] == [names[OWNER]]
+    assert f"of-{OWNER}" in node.hangwatch(OWNER, "report", f"of-{OWNER}").stdout
+    assert node.hangwatch(OWNER, "report", names[OTHER]).returncode == 2
+    status = node.hangwatch(OWNER, "status")  # by this configuration's port nobody serves
+    assert status.returncode == 0 and f"job-of-{OWNER}" in status.stdout and f"job-of-{OTHER}" not in status.stdout
+
+
+def test_the_client_tells_nothing_to_a_socket_of_somebody_else(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as ours:
+        ours.bind(str(path))
+        ours.listen()
+        os.chown(path, OTHER, OTHER)
+        with pytest.raises(SocketError, match="is no socket of root"):
+            own_daemon.ask(str(path), "/status")
+    tmp_path.chmod(0o755)
+    listens = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); print(flush=True); input()"
+    folder = Path(tempfile.mkdtemp(prefix="own-jobs-"))
+    os.chown(folder, OTHER, OTHER)
+    his = folder / "socket"
+    with subprocess.Popen(
+        [*as_user(OTHER), sys.executable, "-c", listens, str(his)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as listening:
+        try:
+            assert listening.stdout is not None and listening.stdout.readline()
+            os.chown(his, 0, 0)
+            with pytest.raises(SocketError, match="neither root nor the user hangwatch listens there"):
+                own_daemon.ask(str(his), "/status")
+        finally:
+            listening.kill()
+            shutil.rmtree(folder)

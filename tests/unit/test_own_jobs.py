@@ -1,0 +1,245 @@
+"""The socket for users: who asks and how often, what changed meanwhile, and where the socket may be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from hangwatch import config, listener
+from hangwatch.board import Board, JobEntry
+from hangwatch.hang import watched
+from hangwatch.incident_pages import JSON
+from hangwatch.listener import Answer, Peer, Request, peer_of
+from hangwatch.look import Look
+from hangwatch.model import Job, ProcessId, Rank
+from hangwatch.own_jobs import MAX_CONNECTIONS_OF_USER, OwnJobs
+from hangwatch.store import Store
+from tests import samples
+from tests.conftest import wait_for
+
+UID = 1004
+
+
+def job(uid: int | None = UID, pid: int = 100) -> Job:
+    rank = Rank(id=ProcessId(pid=pid, start_ticks=1), rank=0, local_rank=0)
+    return Job(job_id="42", job_key=f"key-{pid}", launcher="torchrun", launcher_id=None, ranks=(rank,), uid=uid)
+
+
+def look_at(found: Job, _rounds: int) -> Look:
+    sample = samples.mismatch()
+    taken = replace(sample.captures[0], job_key=found.key)
+    return Look(
+        capture=taken,
+        grouping=sample.grouping,
+        verdict=sample.verdict,
+        judged_unix_seconds=samples.OPENED,
+        uid=found.uid,
+    )
+
+
+class Desk:
+    """An `OwnJobs` over a board with these jobs, asked without a socket; the clock stands."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *jobs: Job,
+        scan: Callable[[], None] = lambda: None,
+        look: Callable[[Job, int], Look | None] = look_at,
+        **settings: object,
+    ) -> None:
+        self.board = Board()
+        self.put(*jobs)
+        self.now = 100.0
+        self.own_jobs = OwnJobs(
+            config.Settings(socket=config.Socket(**settings)),  # type: ignore[arg-type]
+            "n1",
+            self.board,
+            Store(folder, shared=True),
+            scan=scan,
+            look=look,
+            clock=lambda: self.now,
+        )
+
+    def put(self, *jobs: Job) -> None:
+        self.board.set(jobs={one.key: JobEntry(job=one, watch=watched.begin(one, 5.0, 0.0)) for one in jobs})
+
+    def request(self, what: str, uid: int | None = UID) -> Request:
+        path, _, query = what.partition("?")
+        return Request(path, {}, peer=None if uid is None else Peer(7, uid, uid), query=query)
+
+    def asked(self, what: str, uid: int | None = UID) -> Answer:
+        return asyncio.run(self.own_jobs.answer(self.request(what, uid)))
+
+
+def test_who_is_not_known_gets_a_clear_word(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, job(65534))
+    for uid in (65534, None):
+        refused = desk.asked("/dump?pid=100", uid)
+        assert refused.status == 403 and b"user namespace" in refused.body
+
+
+def test_a_job_whose_users_differ_or_are_a_pods_is_nobodys_but_roots(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, job(None))
+    assert desk.asked("/dump?pid=100").status == 404
+    assert desk.asked("/dump?pid=100", 0).status == 200
+
+
+@pytest.mark.parametrize(
+    "query", ["", "pid=", "job=", "pid=x", "pid=-1", "pid=1e2", "pid=%00", "job=42", f"pid={'1' * 300}"]
+)
+def test_what_names_no_job_finds_none(tmp_path: Path, query: str) -> None:
+    assert Desk(tmp_path, job()).asked(f"/dump?{query}").status == 404
+
+
+@pytest.mark.parametrize("rounds", ["0", "4", "x", "-1", "1000000"])
+def test_rounds_are_few(tmp_path: Path, rounds: str) -> None:
+    assert Desk(tmp_path, job()).asked(f"/dump?pid=100&rounds={rounds}").status == 400
+
+
+@pytest.mark.parametrize(
+    "after", [(), (job(None),), (job(4711),), (replace(job(), ranks=(*job().ranks, *job(pid=101).ranks)),)]
+)
+def test_what_has_become_somebody_elses_meanwhile_is_not_told(tmp_path: Path, after: tuple[Job, ...]) -> None:
+    desk: Desk
+    scans: list[int] = []
+
+    def scan() -> None:
+        scans.append(1)
+        if len(scans) == 2:
+            desk.put(*after)
+
+    desk = Desk(tmp_path, job(), scan=scan)
+    refused = desk.asked("/dump?pid=100")
+    assert (refused.status, refused.content_type == JSON) == (409, False)
+
+
+def test_one_dump_of_a_user_at_a_time_and_so_many_in_a_minute(tmp_path: Path) -> None:
+    go_on = threading.Event()
+
+    def look(_job: Job, _rounds: int) -> Look | None:
+        go_on.wait(60)
+        return None
+
+    desk = Desk(tmp_path, job(), job(1005, 200), look=look, per_minute=4, per_minute_of_owner=3)
+
+    async def at_once() -> list[int]:
+        answers = [asyncio.create_task(desk.own_jobs.answer(desk.request("/dump?pid=100"))) for _ in range(2)]
+        answers.append(asyncio.create_task(desk.own_jobs.answer(desk.request("/dump?pid=200", 1005))))
+        second = await answers[1]
+        go_on.set()
+        return [(await answers[0]).status, second.status, (await answers[2]).status]
+
+    assert asyncio.run(at_once()) == [503, 429, 503], "the daemon is ending, and he has one under way"
+    assert [desk.asked("/dump?pid=100").status for _ in range(3)] == [503, 503, 429]
+    refused = desk.asked("/dump?pid=200", 1005)
+    assert refused.status == 429 and b"[socket] per_minute allows" in refused.body
+    desk.now += 60.0
+    assert desk.asked("/dump?pid=100").status == 503
+
+
+def test_questions_are_bounded_for_each_user(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    answers = [desk.asked("/status").status for _ in range(130)]
+    assert answers == [200] * 120 + [429] * 10
+    assert desk.asked("/status", 1005).status == 200
+
+
+def test_a_user_sees_the_incidents_of_his_own_jobs(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    kept = Store(tmp_path, shared=True)
+    kept.make_writable()
+    names = {}
+    for uid in (UID, 1005):
+        found = samples.mismatch()
+        names[uid] = kept.save(
+            replace(found, incident_id=f"i-{uid}", job=replace(found.job, uid=uid, job_id=f"of-{uid}")), {}
+        ).name
+    assert names[UID].encode() in desk.asked("/incidents").body
+    assert names[1005].encode() not in desk.asked("/incidents").body
+    assert desk.asked(f"/incidents/{names[UID]}/incident.json").status == 200
+    for name in (names[1005], "..", f"../../{names[1005]}", "%2e%2e"):
+        assert desk.asked(f"/incidents/{name}/incident.json").status == 404
+    assert names[1005].encode() in desk.asked("/incidents", 0).body
+
+
+# --- the socket itself ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[tuple[Desk, Path]]:
+    path = folder / "socket"
+    desk = Desk(folder, job(os.geteuid()), path=str(path))
+    desk.own_jobs.start()
+    try:
+        yield desk, path
+    finally:
+        desk.own_jobs.stop()
+
+
+def connected(path: Path) -> socket.socket:
+    one = socket.socket(socket.AF_UNIX)
+    one.settimeout(60)
+    one.connect(str(path))
+    return one
+
+
+def test_everybody_may_connect_and_it_goes_with_the_daemon(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, path):
+        assert path.stat().st_mode & 0o777 == 0o666
+        with connected(path) as one:
+            peer = peer_of(one)
+            assert peer is not None and (peer.pid, peer.uid) == (os.getpid(), os.geteuid())
+            one.sendall(b"GET /dump?pid=100 HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert one.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+    assert not path.exists()
+
+
+def test_who_never_asks_gives_his_own_place_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "REQUEST_SECONDS", 600.0)
+    with served(tmp_path) as (_, path), contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connected(path)) for _ in range(MAX_CONNECTIONS_OF_USER)]
+        for _ in range(3):
+            one = stack.enter_context(connected(path))
+            one.sendall(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert one.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+        assert silent[0].recv(1) == b"", "his oldest was closed"
+
+
+def test_a_socket_that_a_killed_daemon_left_is_replaced_and_a_living_ones_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "socket"))
+    with served(tmp_path) as (_, path):
+        with connected(path):
+            pass
+        second = Desk(tmp_path, path=str(path))
+        with caplog.at_level(logging.WARNING):
+            second.own_jobs.start()
+        second.own_jobs.stop()
+        assert "another hangwatch answers there" in caplog.text
+        with connected(path):
+            pass
+
+
+def test_a_folder_where_others_write_or_none_gets_no_socket(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tmp_path.chmod(0o1777)
+    with caplog.at_level(logging.INFO), served(tmp_path) as (_, path):
+        assert not path.exists() and "others can write in its folder" in caplog.text
+    with caplog.at_level(logging.INFO), served(tmp_path / "none"):
+        assert "is not there" in caplog.text
+    tmp_path.chmod(0o700)
+    (tmp_path / "socket").write_text("a file")
+    with caplog.at_level(logging.INFO), served(tmp_path):
+        assert "is there, and no socket" in caplog.text
+    wait_for(lambda: (tmp_path / "socket").read_text() == "a file", "the file to be left alone", 1)

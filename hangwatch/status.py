@@ -11,7 +11,7 @@ SCHEMA_VERSION = 2  # 2: JobStatus.absent_local_ranks are [first, last] of each 
 
 
 class JobStatus(Value, frozen=True):
-    """One job as /status shows it; no command line, no stack."""
+    """One job as /status shows it; no command line, no stack. `job_name` is what its user calls it."""
 
     job_id: str
     job_key: str
@@ -27,6 +27,8 @@ class JobStatus(Value, frozen=True):
     page: bool
     verdict: str | None = None
     incident: str | None = None
+    job_name: str = ""
+    program: str = ""
 
 
 class GpuStatus(Value, frozen=True):
@@ -141,6 +143,8 @@ def _jobs(snapshot: Snapshot, now: float) -> tuple[JobStatus, ...]:
             page=entry.page,
             verdict=incident.verdict.message if incident else None,
             incident=incident.incident_id if incident else None,
+            job_name=entry.job.job_name,
+            program=entry.job.program,
         )
         for entry in snapshot.jobs.values()
         for incident in [_present_incident(entry)]

@@ -83,6 +83,26 @@ def test_a_slurm_job_in_one_line() -> None:
     assert words.which_job(own) == "run-7 (uid 1004, train.py)"
 
 
+def test_a_name_is_read_of_real_environments_and_cleaned(tmp_path: Path) -> None:
+    text = (
+        (FOLDER / "slurm.proc").read_text().replace("SLURM_JOB_ID=1 ", "SLURM_JOB_ID=1 SLURM_JOB_NAME='llama 70b <!>' ")
+    )
+    step, elastic = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    assert (step.job_id, step.job_name) == ("1", "llama_70b")
+    assert (elastic.job_id, elastic.job_name) == ("1.2", "llama_70b"), "as all steps of it"
+
+
+def test_a_pod_is_called_by_its_own_name_but_never_by_its_nodes(tmp_path: Path) -> None:
+    text = (
+        (FOLDER / "torchrun_pods.proc")
+        .read_text()
+        .replace("MASTER_ADDR=llama-worker-0", "MASTER_ADDR=10.0.0.6 HOSTNAME=n-7")
+    )
+    found = ProcessScan(lay_out(text, tmp_path)).processes()
+    assert {job.job_name for job in jobs.find_jobs(found, node="elsewhere")} == {"n"}
+    assert {job.job_name for job in jobs.find_jobs(found, node="n-7.cluster.local")} == {""}
+
+
 @settings(max_examples=40, deadline=None)
 @example(text=HOSTILE)
 @given(text=st.text())

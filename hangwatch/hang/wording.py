@@ -46,7 +46,12 @@ def each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
 
 
 def one(group: Group) -> str:
-    """What one rank of a group does, with the line of the user's code: "is loading data at train.py:38"."""
+    """What one rank of a group does, with the line of the user's code: "is loading data at train.py:38".
+
+    Where no rule knows it, the frame in which it stands.
+    """
+    if group.activity == "unknown" and not (group.operation or group.runs_python) and group.frames:
+        return f"is in {own_frame(group) or group.frames[0]}"
     doing = busy(group, several=False)
     return f"{doing}{_at(group, doing)}"
 

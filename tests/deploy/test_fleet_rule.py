@@ -327,7 +327,7 @@ def wrong_group() -> Case:
 
 NOT_COME = """\
 Who:
-  rank 3 on node-b: unknown, unknown, in step (train.py)
+  rank 3 on node-b: is in step (train.py:7); unknown, unknown, in step (train.py)
 By sequence numbers: NotCome
   in all_reduce 6 of the default group: 3
   rank 3 on node-b has come to 5 in gloo:default_pg"""
@@ -369,7 +369,7 @@ def other_operation() -> Case:
     [
         (
             four(done(5)),
-            "rank 3 on node-b has not come to all_reduce 6 of the default group; it is in step (train.py); "
+            "rank 3 on node-b has not come to all_reduce 6 of the default group; it is in step (train.py:7); "
             "3 of 4 ranks wait",
             NOT_COME,
         ),
@@ -413,8 +413,10 @@ def test_the_page_says_who_has_not_come(case: Case, summary: str, who: str, tmp_
     alert = {
         "exp_labels": {"severity": "critical", "job_id": "k1", "job_key": "k1"},
         "exp_annotations": {
-            "summary": f"Job k1 (Slurm job 2180718) is hung: {summary}",
+            "summary": f"llama-70b of user mira (k1, Slurm job 2180718, train.py) is hung: {summary}",
             "description": description,
+            "dashboard_url": "",
+            "incident_url": "",
             "runbook_url": "docs/runbooks/HangwatchTrainingHung.md",
         },
     }

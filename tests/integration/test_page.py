@@ -81,7 +81,7 @@ def test_one_page_names_the_job_and_the_rank_and_resolves(
         assert alert["labels"]["alertname"] == "HangwatchTrainingHung"
         said = alert["annotations"]["summary"] + alert["annotations"]["description"]
         assert job.run_id in said
-        assert f"(uid {os.getuid()})" in said
+        assert f"(uid {os.getuid()}, " in said and "stuck_on_a_fifo.py)" in said
         assert "rank 2" in said.lower()
         assert "gpu-node-1" in said
         assert "hangwatch report" in said

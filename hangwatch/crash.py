@@ -21,6 +21,7 @@ from hangwatch.hang import kernel_log, votes
 from hangwatch.hang.activity import Table
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import (
+    CRASHED,
     Capture,
     Confidence,
     Died,
@@ -42,7 +43,6 @@ from hangwatch.probes import kmsg, procs, remains
 if TYPE_CHECKING:
     from hangwatch.explain import logs
 
-KIND = "Crashed"
 _SHOWN = 3
 _MOST_IDS = 64
 _FRAMES_SHOWN = 8
@@ -273,14 +273,22 @@ def _cause(left: Left) -> Cause | None:
     return None
 
 
+def _firsts(causes: Sequence[Cause]) -> list[RankId]:
+    """Who died first; by their own words several may in one second, and where all complain of others nobody."""
+    first = causes[0]
+    if first.order == 3:
+        return []
+    if first.order != 1:
+        return [first.left.id]
+    return [one.left.id for one in causes if one.order == 1 and abs(one.unix_seconds - first.unix_seconds) < 1.0]
+
+
 def judge(job: Job, found: Sequence[Left]) -> Verdict | None:
     """Who died first, and why, with the evidence; None where nothing tells that anybody crashed."""
     causes = _causes(found)
     if not causes:
         return None
-    first = causes[0]
-    alike = [one for one in causes if one.order == first.order and abs(one.unix_seconds - first.unix_seconds) < 1.0]
-    named = [one.left.id for one in (alike if first.order == 1 else [first])] if first.order < 3 else []
+    first, named = causes[0], _firsts(causes)
     if len(named) == len(found) > 1:
         return _all_alike(first, named)
     rest = len(found) - max(1, len(named))
@@ -299,7 +307,7 @@ def judge(job: Job, found: Sequence[Left]) -> Verdict | None:
     if looks:
         message += f" Look first at {words.who(looks)}: {looks[0].why}."
     return Verdict(
-        kind=KIND,
+        kind=CRASHED,
         message=message[:1].upper() + message[1:],
         first_look=looks,
         named=tuple(named),
@@ -314,7 +322,7 @@ def _all_alike(first: Cause, ended: Sequence[RankId]) -> Verdict:
         f"all {words.count(len(ended))} that ended did so in the second of {words.utc(first.unix_seconds)}, "
         f"each with an error of its own: {words.who([first.left.id])} with {first.text}. Nobody stands out."
     )
-    return Verdict(kind=KIND, message=message[:1].upper() + message[1:], evidence=(_evidence(first, ()),))
+    return Verdict(kind=CRASHED, message=message[:1].upper() + message[1:], evidence=(_evidence(first, ()),))
 
 
 def _silent(job: Job, found: Sequence[Left], causes: Sequence[Cause]) -> Iterable[FirstLook]:
@@ -361,14 +369,15 @@ def _folded(kind: str, told: Iterable[tuple[RankId, str]]) -> Iterable[Evidence]
 def with_died(job: Job, found: Sequence[Left]) -> Job:
     """The job with what is known of the end of its dead ranks: the others may wait for them, and hang."""
     causes = _causes(found)
+    firsts = _firsts(causes) if causes else []
     told = {
         one.left.id.pid: Died(
             text=one.text,
             unix_seconds=one.unix_seconds,
             of_others=one.order == 3,
-            is_first=place == 0,
+            is_first=one.left.id in firsts,
         )
-        for place, one in enumerate(causes)
+        for one in causes
     }
     ended = (one if one.is_worker else structs.replace(one, died=told.get(one.id.pid)) for one in job.ended)
     return structs.replace(job, ended=tuple(ended))
@@ -379,7 +388,10 @@ def incident(
 ) -> Incident:
     """The incident of a crash: closed as it is opened, for nothing of it goes on."""
     job = with_died(job, found)
-    ranks = tuple(RankDump(id=left.id, gone=True, kernel_lines=left.lines) for left in found)
+    died = {one.id.pid: one.died for one in job.ended}
+    ranks = tuple(
+        RankDump(id=left.id, gone=True, kernel_lines=left.lines, died=died.get(left.id.pid or 0)) for left in found
+    )
     taken = Capture(
         job_id=job.job_id,
         job_key=job.key,

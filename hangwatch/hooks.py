@@ -22,9 +22,8 @@ from hangwatch import words
 from hangwatch.beats import Pace, Turns
 from hangwatch.config import ConfigError
 from hangwatch.config import Hooks as Settings
-from hangwatch.crash import KIND as CRASHED
 from hangwatch.hook_child import CANNOT_RUN, SIGNALLED, TIMED_OUT
-from hangwatch.model import Incident, JobState
+from hangwatch.model import CRASHED, Incident, JobState
 
 MOST_WAITING_OF_OWNER = 8
 _CHILD = Path(__file__).with_name("hook_child.py")

@@ -1183,6 +1183,9 @@ class Verdict(Value, frozen=True):
 
 # --- 6. Incidents: daemon -> store, report, metrics ----------------------------------------------------------------
 
+CRASHED = "Crashed"
+"""The kind of verdict on ranks that died; any user can have such incidents in numbers."""
+
 INCIDENT_VERSION = 2  # 2: Job.absent_local_ranks are ranges
 
 MOST_RANKS = 1 << 24

@@ -2,6 +2,7 @@
 
     <root>/incidents/20260314T031500Z-2180718/incident.json  the value, from which everything else can be made again
                                               order          the how-manieth it was: what prunes does not ask a clock
+                                              crash    of a crash: whose; of one owner so many are kept, and of all
                                               report.txt, report.html, dumps/...   what the caller passes to `save`
                                               hooks/on_hung.txt                    what a hook printed last
 
@@ -24,6 +25,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -31,12 +33,13 @@ from typing import BinaryIO
 from hangwatch import config, durable, incident_file, inputs, readers, words
 from hangwatch.errors import TemporaryError
 from hangwatch.incident_file import INCIDENT_FILE, NO_LINK, StoreError, Summary, folder_size_bytes, read_bytes, remedy
-from hangwatch.model import OPEN_STATES, Incident
+from hangwatch.model import CRASHED, OPEN_STATES, Incident
 from hangwatch.readers import Readers
 
 log = logging.getLogger(__name__)
 
 ORDER_FILE = "order"
+CRASH_FILE = "crash"
 LOCK_FILE = "lock"
 MOST_LEFT_OPEN = 256
 MOST_LEFT_OPEN_BYTES = 16 << 20  # eight ranks take half of one MiB
@@ -44,6 +47,9 @@ _USUAL = config.Store()
 _FOLDER = re.compile(r"\d{8}T\d{6}Z-[A-Za-z0-9._-]+")
 _FILE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,127}/){0,3}[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _SAME_NAME = 9
+_LONGEST_OWNER = 512
+_CRASHES_OF_ALL = 2  # what crashes may take of the store: one part of so many
+_CRASHES_OF_ONE = 8  # and those of one owner
 
 
 class StoreTakenError(StoreError, TemporaryError):
@@ -175,6 +181,8 @@ class Store:
         for name in content:
             if not _FILE.fullmatch(name):
                 raise StoreError(f"{name!r} is no name for a file of an incident")
+        if incident.verdict.kind == CRASHED:
+            content[CRASH_FILE] = _bytes(incident.job.share or incident.job.owner)
         allow = self._allow(Readers(_reader_uid(incident.job.uid), self._gid))
         with _explained(self.incidents), self.opened() as incidents:
             name = self._name_of(incident)
@@ -231,23 +239,26 @@ class Store:
     def prune(self, open_folders: frozenset[str] = frozenset(), *, by_age: int = 0) -> tuple[str, ...]:
         """Remove what is too many or too big, oldest first, and return the names; never `open_folders`.
 
-        A single incident stays even when it is too big. At most `by_age` more go because a later one began so long
+        Crashes go before that which are more than an eighth of either bound for one owner, or than half for all: ranks
+        that die cost nothing, and must not push out the hangs of others. A single incident stays even when it is too
+        big. At most `by_age` more go because a later one began so long
         after them: a clock that steps by a month must not cost all of them. Raises StoreError where a folder cannot be
         removed.
         """
         newest_first = self._in_order()
         sizes = {name: folder_size_bytes(self.incidents / name) for name in newest_first}
+        crowding = self._crowding([name for name in newest_first if name not in open_folders], sizes)
         kept = sum(name in open_folders for name in sizes)
         kept_bytes = sum(size for name, size in sizes.items() if name in open_folders)
         surplus: list[str] = []
-        for name in (name for name in newest_first if name not in open_folders):
+        for name in (name for name in newest_first if name not in {*open_folders, *crowding}):
             full = kept >= self._max_incidents or (kept > 0 and kept_bytes + sizes[name] > self._max_bytes)
             if surplus or full:
                 surplus.append(name)
             else:
                 kept, kept_bytes = kept + 1, kept_bytes + sizes[name]
-        old = [name for name in self._outlived(newest_first) if name not in {*open_folders, *surplus}]
-        removed = (*surplus, *old[:by_age])
+        old = [name for name in self._outlived(newest_first) if name not in {*open_folders, *crowding, *surplus}]
+        removed = (*crowding, *surplus, *old[:by_age])
         for name in removed:
             with _explained(self.incidents):
                 durable.remove(self.incidents / name)
@@ -255,6 +266,33 @@ class Store:
             with _explained(self.owners):
                 self._unlist(lambda name: name in removed)
         return removed
+
+    def _crowding(self, newest_first: list[str], sizes: Mapping[str, int]) -> list[str]:
+        """The crashes that are too many or too big, of one owner or of all."""
+        crowding: list[str] = []
+        kept, kept_bytes = Counter[str](), Counter[str]()
+        for name in newest_first:
+            owner = self._crash_of(name)
+            if owner is None:
+                continue
+            bounds = ((f"of {owner}", _CRASHES_OF_ONE), ("all", _CRASHES_OF_ALL))
+            for whose, part in bounds:
+                is_full = kept[whose] >= max(1, self._max_incidents // part)
+                if is_full or (kept[whose] and kept_bytes[whose] + sizes[name] > self._max_bytes // part):
+                    crowding.append(name)
+                    break
+            else:
+                for whose, _ in bounds:
+                    kept[whose] += 1
+                    kept_bytes[whose] += sizes[name]
+        return crowding
+
+    def _crash_of(self, name: str) -> str | None:
+        """Whose crash an incident is; None where it is none."""
+        try:
+            return read_bytes(self.incidents / name / CRASH_FILE)[:_LONGEST_OWNER].decode("utf-8", "replace")
+        except StoreError:
+            return None
 
     def _outlived(self, newest_first: list[str]) -> list[str]:
         """Those that began longer ago than the age allows, counted from a later beginning after them; oldest first."""

@@ -46,7 +46,8 @@ def group_ranks(
     """Group ranks whose processes stand at the same place, by the last round that has stacks.
 
     `world_size` is the number of ranks of the job, None where nothing says it (a capture says it itself). Ranks that
-    could not be dumped are grouped by the kind of their fault, ranks whose process is gone by themselves.
+    could not be dumped are grouped by the kind of their fault, ranks whose process is gone by themselves, and of these
+    those that died first.
     """
     notes: tuple[str, ...] = ()
     if isinstance(capture, Capture):
@@ -146,7 +147,8 @@ def _standing(dump: ProcessDump, table: activity.Table, memory: dict[_Places, St
 def _answer(rank: RankDump, standings: Sequence[Standing | None], measured: motion.Measured) -> _Answer:
     last = rank.rounds[-1] if rank.rounds else None
     if rank.gone or (last is not None and last.state in ENDED_STATES):
-        return _Answer("gone", None, last, None, gone=True)
+        is_first = rank.died is not None and rank.died.is_first
+        return _Answer("gone-first" if is_first else "gone", None, last, None, gone=True)
     for dump, standing in zip(reversed(rank.rounds), reversed(standings), strict=True):
         if standing is not None:
             judged = _by_measurement(standing, measured, rank)

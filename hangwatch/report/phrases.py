@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch.hang import activity, clauses
 from hangwatch.model import (
+    CRASHED,
     Evidence,
     Fault,
     Group,
     Grouping,
     Incident,
+    Job,
     JobState,
     Member,
     Motion,
@@ -141,7 +143,10 @@ def doing(group: Group) -> str:
     """What a group does, as a clause after its ranks: `wait in all_reduce`, `is loading data during evaluation`."""
     several = len(group.members) > 1
     if group.gone:
-        return "are gone: no such processes" if several else "is gone: no such process"
+        died = {member.died.text if member.died is not None else "" for member in group.members}
+        why = died.pop() if len(died) == 1 else ""
+        missing = "no such processes" if several else "no such process"
+        return printable(f"{'are' if several else 'is'} gone: {why or missing}")
     if group.fault is not None:
         return printable(f"no stack: {group.fault.reason}")
     unknown = group.activity == "unknown" and not group.operation
@@ -194,9 +199,19 @@ def vote(evidence: Evidence) -> str:
     return _VOTES[evidence.supports]
 
 
+def ranks_row(job: Job) -> str:
+    """How many ranks a job has here: `8 ranks`, `7 ranks, 1 ended`, `3 ranks, all ended`, or `none yet`."""
+    ended = sum(not one.is_worker for one in job.ended)
+    if not job.ranks:
+        return f"{count(ended, 'rank')}, all ended" if ended else "none yet"
+    return count(len(job.ranks), "rank") + (f", {ended:,} ended" if ended else "")
+
+
 def state_row(incident: Incident) -> tuple[str, str]:
     """How the job stands, with a word for it: `State`, `hung; opened ...`; a dump by hand was only `Taken`."""
     opened = utc(incident.opened_unix_seconds)
+    if incident.verdict.kind == CRASHED:
+        return "State", f"crashed; found {opened}"
     if incident.closed_unix_seconds is not None:
         after = duration(incident.closed_unix_seconds - incident.opened_unix_seconds)
         return "State", f"{incident.state.value} after {after}; opened {opened}"

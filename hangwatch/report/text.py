@@ -59,10 +59,11 @@ def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
     lines += _section("Power", _power_lines(incident), style)
     lines += _section("Timeline", _timeline_lines(incident, style), style)
     lines += _section("Host", _table(incident.host_facts, style), style)
-    lines += _section("Captures", _capture_lines(incident.captures, style), style)
-    if incident.captures:
-        title = f"Stacks of the capture of {words.utc(incident.captures[-1].started_unix_seconds)}, every rank"
-        lines += _section(title, raw_lines(incident.captures[-1], incident.job.command), style)
+    taken = [capture for capture in incident.captures if capture.rounds]
+    lines += _section("Captures", _capture_lines(taken, style), style)
+    if taken:
+        title = f"Stacks of the capture of {words.utc(taken[-1].started_unix_seconds)}, every rank"
+        lines += _section(title, raw_lines(taken[-1], incident.job.command), style)
     return "\n".join(lines) + "\n"
 
 
@@ -84,7 +85,6 @@ def _verdict_lines(verdict: Verdict, style: _Style) -> list[str]:
 
 def _heading(incident: Incident) -> list[tuple[str, str]]:
     job = incident.job
-    ranks = words.count(len(job.ranks), "rank") if job.ranks else "none yet"
     size = f", world size {job.world_size:,}" if job.world_size is not None else ""
     return [
         ("Verdict", _judgement(incident.verdict)),
@@ -92,7 +92,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
         phrases.state_row(incident),
         ("Job", f"{job.job_id} ({job.launcher}{f', user {job.user}' if job.user else ''})"),
         ("Owner", job.owner),
-        ("Ranks", f"{ranks} on {incident.node}{size}"),
+        ("Ranks", f"{phrases.ranks_row(job)} on {incident.node}{size}"),
         ("No process", f"local rank {words.fold_ranges(job.absent)}" if job.absent else ""),
         *_ranks_rows(incident.grouping)[1:],
         ("Command", job.command),

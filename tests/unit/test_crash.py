@@ -215,6 +215,23 @@ def test_the_incident_is_closed_and_can_be_shown() -> None:
     assert "segfault in libnccl.so.2" in html.render(incident)
 
 
+def test_a_report_of_a_crash_says_who_died_and_how_in_all_forms() -> None:
+    """Not that there are no ranks yet, nor that all are odd, and no stacks of a capture that never was."""
+    found = [left(0, error=RESET), left(1, segfault=1.0), left(2)]
+    whole = job(*found, world_size=8)
+    verdict = crash.judge(whole, found)
+    assert verdict is not None
+    incident = crash.incident(whole, "n1", found, verdict, activity.load(), unix_now=NOW)
+    report, page = text.render(incident), html.render(incident)
+    assert "  3 ranks, all ended on n1, world size 8" in report
+    assert "<dt>Ranks</dt><dd>3 ranks, all ended, world size 8</dd>" in page
+    for form in (report, page):
+        assert "none yet" not in form and "Captures" not in form and "Stacks of" not in form
+        assert "crashed; found 2027-01-15 08:00:00 UTC" in form
+        assert "is gone: segfault in libnccl.so.2" in form
+    assert "> 1 rank: 1  is gone: segfault" in report and "2 ranks: 0,2  are gone: no such processes" in report
+
+
 def test_the_thread_that_died_is_gdbs_first() -> None:
     printed = """
 [New LWP 14654]

@@ -15,11 +15,10 @@ from msgspec.structs import replace
 from hangwatch import config, hooks
 from hangwatch.beats import Pace
 from hangwatch.config import ConfigError
-from hangwatch.crash import KIND as CRASHED
 from hangwatch.hook_child import MOST_OUTPUT_BYTES
 from hangwatch.hooks import Ended, Hooks, call_of
 from hangwatch.incident_file import StoreError
-from hangwatch.model import Incident, JobState
+from hangwatch.model import CRASHED, Incident, JobState
 from hangwatch.store import Store
 from tests import samples
 from tests.conftest import wait_for

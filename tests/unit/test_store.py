@@ -18,10 +18,11 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hangwatch import incident_file, store
 from hangwatch.incident_file import StoreError
-from hangwatch.model import Frame, Incident, JobState
+from hangwatch.model import CRASHED, Frame, Incident, JobState
 from hangwatch.store import Store
 from hangwatch.words import incident_name
 from tests import samples
@@ -401,6 +402,26 @@ def test_prune_by_count_oldest_first_and_never_the_open(tmp_path: Path) -> None:
     assert set(removed) == set(folders[1:4])
     assert names(kept) == {folders[0], *folders[4:]}
     assert kept.prune(open_folders=frozenset({folders[0]})) == ()
+
+
+def test_the_crashes_of_one_owner_push_out_no_hang_of_others(tmp_path: Path) -> None:
+    """Ranks that die every few minutes for days: of one owner an eighth of the bound is kept, of all owners half."""
+    kept = open_writable(tmp_path, max_incidents=16, max_age_days=1000)
+
+    def crash(number: int, share: str) -> str:
+        hang = at(1e9 + number)
+        verdict = replace(hang.verdict, kind=CRASHED)
+        return kept.save(replace(hang, verdict=verdict, job=replace(hang.job, share=share)), {}).name
+
+    hang = kept.save(at(1e9), FILES).name
+    crashes = []
+    for number in range(1, 20):
+        crashes.append(crash(number, "uid 1"))
+        kept.prune()
+    assert names(kept) == {hang, *crashes[-2:]}
+    others = [crash(100 + number, f"uid {number}") for number in range(20)]
+    kept.prune()
+    assert names(kept) == {hang, *others[-8:]}
 
 
 def test_prune_by_age_counts_against_other_incidents_only(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ class Listener:
         self._place: _Place | None = None
         self._kept: OrderedDict[tuple[Limit, str], deque[OomKill]] = OrderedDict()
         self._counts: Counter[tuple[str, Limit]] = Counter()
+        self._told: OomKills | None = None  # made once: a check keeps ten minutes of them
 
     def hear(self, text: str, boot_seconds: float) -> None:
         """Take a line of the log, without its time."""
@@ -127,6 +128,7 @@ class Listener:
         )
 
     def _keep(self, kill: OomKill) -> None:
+        self._told = None
         key = (kill.limit, kill.owner)
         self._kept.setdefault(key, deque(maxlen=KILLS_KEPT)).append(kill)
         self._kept.move_to_end(key)
@@ -137,8 +139,11 @@ class Listener:
 
     def kills(self) -> OomKills:
         """What is kept."""
-        kills = sorted((kill for kept in self._kept.values() for kill in kept), key=lambda kill: kill.boot_seconds)
-        return OomKills(kills=tuple(kills), counts=tuple((*key, count) for key, count in sorted(self._counts.items())))
+        if self._told is None:
+            kills = sorted((kill for kept in self._kept.values() for kill in kept), key=lambda kill: kill.boot_seconds)
+            counts = tuple((*key, count) for key, count in sorted(self._counts.items()))
+            self._told = OomKills(kills=tuple(kills), counts=counts)
+        return self._told
 
 
 def _parse_summary(text: str, boot_seconds: float) -> _Place | None:

@@ -165,6 +165,18 @@ def test_owners_and_names_are_bounded(tree: NodeTree) -> None:
     assert len(events.oom.counts) == oom_kills.KEYS_KEPT
 
 
+def test_looks_at_a_quiet_log_share_what_they_hold(tree: NodeTree) -> None:
+    """A daemon keeps ten minutes of looks, of two thousand kills at most."""
+    follower = kmsg.KernelLog()
+    log(tree, killed(1))
+    first, second = (follower.read(tree.dev / "kmsg") for _ in range(2))
+    log(tree, killed(2))
+    third = follower.read(tree.dev / "kmsg")
+    assert isinstance(first, kmsg.KernelEvents) and isinstance(second, kmsg.KernelEvents)
+    assert first.oom is second.oom
+    assert isinstance(third, kmsg.KernelEvents) and [kill.pid for kill in third.oom.kills] == [1, 2]
+
+
 def test_without_a_log_the_counter_tells_that_somebody_was_killed(
     tree: NodeTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:

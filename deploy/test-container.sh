@@ -1,8 +1,8 @@
 #!/bin/sh
-# Builds the image of the Dockerfile with buildah, starts it with the rights that the chart gives it, and lets it dump a
+# Builds the image with `make image` as a user without rights, starts it with the rights that the chart gives it, and lets it dump a
 # process of another user. Needs no registry of images: a Debian tree with Python stands in for the base image.
 #
-#   apt-get install buildah runc debootstrap python3-venv
+#   apt-get install buildah runc debootstrap python3-venv uidmap
 #   deploy/test-container.sh [FOLDER]
 #
 # FOLDER (default: a temporary one) keeps the Debian tree for the next run; test-in-nspawn.sh can share it.
@@ -19,8 +19,8 @@ see() {
 }
 
 [ "$(id -u)" = 0 ] || fail "must run as root"
-for program in buildah runc debootstrap python3; do
-  command -v "$program" >/dev/null || fail "$program: not found; apt-get install buildah runc debootstrap python3-venv"
+for needed in buildah runc debootstrap python3 newuidmap; do
+  command -v "$needed" >/dev/null || fail "$needed: not found; apt-get install buildah runc debootstrap python3-venv uidmap"
 done
 
 victim=
@@ -31,13 +31,15 @@ keep=$#
 finish() {
   [ -z "$victim" ] || kill "$victim" 2>/dev/null || true
   podless rm --all >/dev/null 2>&1 || true
+  # Its files belong to ids that only its own namespace may touch; root may.
+  rm -rf "$work/home"
   [ "$keep" = 1 ] || rm -rf "$work"
 }
 trap finish EXIT
 podless() {
   buildah --root "$work/storage" --runroot "$work/run" "$@"
 }
-rm -rf "$work/wheels" "$work/source"
+rm -rf "$work/wheels" "$work/source" "$work/copy" "$work/names"
 mkdir -p "$work/wheels" "$work/source"
 
 make_tree debian
@@ -47,16 +49,42 @@ for part in hangwatch pyproject.toml README.md LICENSE; do cp -R "$checkout/$par
 python3 -m pip --disable-pip-version-check --quiet --quiet wheel --wheel-dir "$work/wheels" "$work/source" 'setuptools>=77'
 printf '[global]\nno-index = true\nfind-links = /wheels\n' >"$work/pip.conf"
 
-echo "==> a base image"
-base=$(podless from scratch)
-podless copy --quiet "$base" "$tree" / >/dev/null
-podless run --isolation chroot "$base" -- ln -sf python3 /usr/bin/python
-podless commit --quiet "$base" hangwatch-python >/dev/null
+echo "==> a user who may build: names and ranges of ids in a mount namespace of its own, this machine has none of it"
+builder=54321
+mkdir -p "$work/names" "$work/home"
+for file in passwd group subuid subgid; do
+  cp "/etc/$file" "$work/names/$file" 2>/dev/null || : >"$work/names/$file"
+done
+echo "builder:x:$builder:$builder::$work/home:/bin/sh" >>"$work/names/passwd"
+echo "builder:x:$builder:" >>"$work/names/group"
+echo "builder:200000:65536" | tee -a "$work/names/subuid" >>"$work/names/subgid"
+chown -R "$builder:$builder" "$work/home"
+# A line of shell without any right of root.
+as_builder() {
+  WORK=$work LINE=$1 BUILDER_ID=$builder PATH=/usr/sbin:/usr/bin:/sbin:/bin unshare --mount sh -eu -c '
+    for file in passwd group subuid subgid; do [ ! -e "/etc/$file" ] || mount --bind "$WORK/names/$file" "/etc/$file"; done
+    exec setpriv --reuid "$BUILDER_ID" --regid "$BUILDER_ID" --clear-groups \
+      env -i "HOME=$WORK/home" "PATH=$PATH" sh -eu -c "$LINE"'
+}
+rootless="buildah --storage-driver vfs"
 
-echo "==> the image"
-podless build --quiet --isolation chroot --format docker --build-arg PYTHON_IMAGE=localhost/hangwatch-python \
-  --volume "$work/wheels:/wheels:ro" --volume "$work/pip.conf:/etc/pip.conf:ro" \
-  --tag hangwatch "$checkout" >"$work/build.log" 2>&1 || { cat "$work/build.log"; fail "the image cannot be built"; }
+echo "==> a base image"
+(cd "$tree" && tar --exclude='./proc/*' --exclude='./sys/*' --exclude='./dev/*' -cf "$work/base.tar" .)
+as_builder "cd; base=\$($rootless from scratch)
+  $rootless add --quiet \$base $work/base.tar /
+  $rootless run --isolation chroot \$base -- ln -sf python3 /usr/bin/python
+  $rootless commit --quiet \$base localhost/hangwatch-python" >/dev/null
+rm "$work/base.tar"
+
+echo "==> make image, without root"
+mkdir "$work/copy" && cp -R "$checkout/Makefile" "$checkout/Dockerfile" "$checkout/.dockerignore" "$work/source/." "$work/copy"
+chmod -R a+rX "$work/copy"
+arguments="--isolation chroot --build-arg PYTHON_IMAGE=localhost/hangwatch-python"
+arguments="$arguments --volume $work/wheels:/wheels:ro --volume $work/pip.conf:/etc/pip.conf:ro"
+as_builder "cd $work/copy; make image BUILDER='$rootless' IMAGE_ARGS='$arguments'" >"$work/build.log" 2>&1 || { cat "$work/build.log"; fail "the image cannot be built"; }
+version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' "$checkout/hangwatch/__init__.py")
+as_builder "cd; $rootless push --quiet localhost/hangwatch:$version docker-archive:$work/home/image.tar:localhost/hangwatch:latest"
+podless pull --quiet "docker-archive:$work/home/image.tar" >/dev/null
 image_has() { podless inspect --type image --format "{{$1}}" hangwatch | grep -q -- "$2"; }
 see "its user is a number, not 0" image_has .Docker.Config.User '^65532:65532$'
 see "it has a health check" image_has .Docker.Config.Healthcheck /healthz

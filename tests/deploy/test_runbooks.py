@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from hangwatch import config
 from hangwatch.cli import hangwatch as hangwatch_command
+from hangwatch.cli.explain import explain
+from tests.conftest import wait_for
 from tests.deploy.promql import ROOT
+from tests.integration import targets
 
 PAGES = [*sorted((ROOT / "docs/runbooks").glob("*.md")), ROOT / "docs/tuning.md"]
 AUTHOR = ROOT / "docs/runbooks/when-the-verdict-is-not-enough.md"
@@ -105,18 +114,25 @@ def test_the_keys_of_the_tuning_page_exist_with_these_defaults() -> None:
 
 
 @pytest.mark.torch
-def test_logs_say_who_speaks_and_pytorch_compares_the_collectives(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(MISMATCH.replace("MISMATCH", "True", 1))
+def test_logs_say_who_speaks_pytorch_compares_the_collectives_and_errors_are_recorded(tmp_path: Path) -> None:
+    """Sections 1, 2 and 7, and the loop-back device of 12, in one job."""
+    recorded = snippet("import faulthandler\n")
+    body = textwrap.indent(MISMATCH.replace("MISMATCH", "True", 1), "    ")
+    (tmp_path / "train.py").write_text(recorded.replace("    ...", body) + "\nmain()\n")
     done = _torchrun(
         tmp_path,
         ["--log-dir", "logs", "--tee", "3", "train.py"],
         TORCH_DISTRIBUTED_DEBUG="DETAIL",
         TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="[node-1:${rank}] ",
+        **variables("NCCL_SOCKET_IFNAME=lo"),
     )
     assert done.returncode != 0
     assert {"[node-1:0] step 2", "[node-1:1] step 2"} <= set(done.stdout.splitlines())
     assert "Detected mismatch between collectives on ranks" in done.stderr
     assert len(list(tmp_path.glob("logs/*/attempt_0/[01]/stdout.log"))) == 2
+    errors = [json.loads(path.read_text()) for path in tmp_path.glob("logs/*/attempt_0/[01]/error.json")]
+    assert errors
+    assert all("Detected mismatch" in error["message"]["message"] for error in errors), errors
 
 
 @pytest.mark.torch
@@ -124,11 +140,120 @@ def test_the_line_tracer_of_the_page_follows_one_file(tmp_path: Path) -> None:
     (source,) = re.findall(r"```python\n(\"\"\"Print every line.*?)```", AUTHOR.read_text(), re.DOTALL)
     (tmp_path / "follow.py").write_text(source)
     (tmp_path / "train.py").write_text(MISMATCH.replace("MISMATCH", "False", 1))
-    done = _torchrun(tmp_path, ["-m", "follow", "train.py"], FOLLOW="train.py")
+    hidden = variables('CUDA_VISIBLE_DEVICES=""')  # of section 10: the same program without GPUs
+    done = _torchrun(tmp_path, ["-m", "follow", "train.py"], FOLLOW="train.py", **hidden)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = re.findall(r"\[\S+:([01])\] [\d.]+ <module> \S*train\.py:(\d+) line", done.stderr)
     assert {rank for rank, _ in lines} == {"0", "1"}
     assert "distributed_c10d.py" not in done.stderr
+
+
+def test_lines_that_are_printed_under_the_lock_of_the_page_come_whole(tmp_path: Path) -> None:
+    long = "x" * 100_000  # more than a pipe takes at once
+    program = f"{snippet('import fcntl')}\nfor step in range(5): say(step, '{long}')\n"
+    (tmp_path / "train.py").write_text(program)
+    read, write = os.pipe()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "train.py"], cwd=tmp_path, stdout=write, env={**os.environ, "RANK": str(rank)}
+        )
+        for rank in range(4)
+    ]
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        lines = pipe.read().splitlines()
+    assert [rank.wait(60) for rank in ranks] == [0] * 4
+    said = sorted(re.fullmatch(rf"\[{os.uname().nodename}:(\d)\] (\d) {long}", line).groups() for line in lines)  # type: ignore[union-attr]
+    assert said == [(str(rank), str(step)) for rank in range(4) for step in range(5)]
+
+
+READER = """
+import faulthandler, os, signal, sys
+REGISTER
+def read_shard():
+    print("ready", flush=True)
+    os.read(0, 1)
+read_shard()
+"""
+
+
+@contextlib.contextmanager
+def reader(folder: Path, *before: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that waits in read(0, ...), started by lines of shell of the page; ended by its pid."""
+    (line,) = re.findall(r"`(faulthandler\.register\(.*?\))`", AUTHOR.read_text())
+    (folder / "train.py").write_text(READER.replace("REGISTER", line))
+    shell = "\n".join([*before, f"exec {sys.executable} train.py"])
+    with subprocess.Popen(
+        ["bash", "-c", shell], cwd=folder, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(folder / "stderr.log").open("w"),
+    ) as process:  # fmt: skip
+        assert process.stdout
+        while process.stdout.readline() != "ready\n":
+            assert process.poll() is None
+        wait_for(lambda: targets.state(process.pid) == "S", "it to wait in read()")
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_signal_makes_the_program_print_its_stacks_and_explain_reads_them(tmp_path: Path) -> None:
+    with reader(tmp_path) as process:
+        subprocess.run(["bash", "-c", shell_line("kill -USR1 PID").replace("PID", str(process.pid))], check=True)
+        log = tmp_path / "stderr.log"
+        wait_for(lambda: "<module>" in log.read_text(), "the stack")
+    told = CliRunner().invoke(explain, [str(log)])
+    assert "read_shard" in told.output, told.output
+
+
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed")
+def test_gdb_shows_where_a_core_died(tmp_path: Path) -> None:
+    if Path("/proc/sys/kernel/core_pattern").read_text().startswith(("|", "/")):
+        pytest.skip("cores go to a program or a folder of the machine here")
+    with reader(tmp_path, shell_line("ulimit -c unlimited")) as process:
+        process.send_signal(signal.SIGABRT)
+        process.wait(60)
+    (core,) = [path for path in tmp_path.iterdir() if path.name.startswith("core")]
+    line = shell_line("gdb -batch").replace("python core", f"{sys.executable} {core}")
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=200, check=True)
+    assert "Program terminated with signal SIGABRT" in done.stdout
+    assert re.search(r"^#\d+ .*\bread\b", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_strace_leaves_the_line_open_in_which_a_thread_stands(tmp_path: Path) -> None:
+    with reader(tmp_path) as process:
+        line = shell_line("strace -f -tt -p PID").replace("PID", str(process.pid))
+        log = tmp_path / "strace.log"
+        with log.open("w") as written, subprocess.Popen(["bash", "-c", f"exec {line}"], stderr=written) as tracer:
+            wait_for(lambda: "read(0" in log.read_text() or tracer.poll() is not None, "the open line")
+            tracer.terminate()
+        assert re.search(r"read\(0, ", log.read_text()), log.read_text()
+        assert process.poll() is None
+
+
+def snippet(beginning: str) -> str:
+    """The program of the page that begins so."""
+    (found,) = [
+        text for text in re.findall(r"```python\n(.*?)```", AUTHOR.read_text(), re.DOTALL) if text.startswith(beginning)
+    ]
+    return str(found)
+
+
+def shell_line(beginning: str) -> str:
+    """The command of the page that begins so, in a block or in the text."""
+    text = AUTHOR.read_text()
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    blocks = [line for language, block in fenced if not language for line in block.splitlines()]
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    (found,) = {line for line in (*blocks, *inline) if line.startswith(beginning)}
+    return str(found)
+
+
+def variables(beginning: str) -> dict[str, str]:
+    """What the command that begins so puts into the environment."""
+    words = shlex.split(shell_line(beginning))
+    return dict(word.split("=", 1) for word in words[: words.index("torchrun")])
 
 
 def _torchrun(folder: Path, arguments: list[str], **environ: str) -> subprocess.CompletedProcess[str]:

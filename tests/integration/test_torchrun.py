@@ -185,6 +185,17 @@ def test_the_line_of_the_page_of_questions_gives_stacks_that_explain_reads(job: 
     job.wait_until_it_trains()
 
 
+def test_the_lines_of_the_page_find_the_launcher_and_its_ranks(job: RealJob) -> None:
+    page = (Path(__file__).parents[2] / "docs/runbooks/when-the-verdict-is-not-enough.md").read_text()
+    lines = [*re.findall(r"^(pgrep .*?) +#", page, re.MULTILINE), *re.findall(r"`(pgrep -af .*?)`", page)]
+    assert len(lines) == 3
+    launchers, ranks, older = (
+        {int(found.split()[0]) for found in subprocess.getoutput(line).splitlines()} for line in lines
+    )
+    assert job.launcher.pid in launchers & older
+    assert {job.pid(rank) for rank in range(RANKS)} <= ranks
+
+
 def test_a_rank_that_waits_for_a_stuck_loader_is_named_with_what_the_loader_does(job: RealJob) -> None:
     job.order(1, "loader")
     _, grouping, verdict = job.judge()

@@ -534,4 +534,4 @@ class Daemon:
 
     def status(self) -> Status:
         """What this daemon sees, without stacks and command lines."""
-        return status.view(self.board.snapshot, self.node, self._clock())
+        return status.view(self.board.snapshot, self.node, self._clock(), self.settings.detector)

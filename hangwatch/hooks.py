@@ -37,7 +37,7 @@ _KEY_OF = {
     JobState.ENDED: "on_ended",
 }
 _PLACEHOLDER = re.compile(r"\{\w*\}")
-_NAMES = ("incident", "name", "job", "job_key", "state", "owner", "owner_uid", "slurm_job", "node")
+_NAMES = ("incident", "name", "job", "job_name", "job_key", "state", "owner", "owner_uid", "slurm_job", "node")
 _ENVIRON = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/"}
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,8 @@ def _values(incident: Incident, state: str, folder: Path | None) -> dict[str, st
     return {
         "incident": "" if folder is None else str(folder),
         "name": incident.incident_id if folder is None else folder.name,
-        "job": re.sub(r"^[-.]|[^A-Za-z0-9._-]", "_", job.job_id[:64]),
+        "job": _plain(job.job_id),
+        "job_name": _plain(job.job_name),
         "job_key": job.key if job.job_key else "",
         "state": state,
         "owner": job.owner,
@@ -131,6 +132,11 @@ def _values(incident: Incident, state: str, folder: Path | None) -> dict[str, st
         "slurm_job": slurm[1] if slurm else "",
         "node": incident.node,
     }
+
+
+def _plain(text: str) -> str:
+    """What a job's owner wrote, in characters that neither a shell nor a program takes for anything else."""
+    return re.sub(r"^[-.]|[^A-Za-z0-9._-]", "_", text[:64])
 
 
 def run(call: Call, deadline_seconds: float) -> Ended:

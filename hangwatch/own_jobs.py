@@ -139,9 +139,9 @@ class OwnJobs:
     def _status(self, uid: int) -> status.Status:
         seen = self._board.snapshot
         if uid == 0:
-            return status.view(seen, self._node, self._clock())
+            return status.view(seen, self._node, self._clock(), self._detector)
         own = {key: entry for key, entry in seen.jobs.items() if entry.job.uid == uid}
-        view = status.view(replace(seen, jobs=own, left_out=()), self._node, self._clock())
+        view = status.view(replace(seen, jobs=own, left_out=()), self._node, self._clock(), self._detector)
         # What a check says may name the jobs of others.
         return replace(view, checks=tuple(replace(check, message="") for check in view.checks))
 

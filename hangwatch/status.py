@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hangwatch.board import JobEntry, Snapshot
+from hangwatch.config import Detector
+from hangwatch.hang.power import quiet_line_watts
 from hangwatch.model import GpuSample, Incident, Job, JobName, JobState, LeftOut, Value
 
+_USUAL = Detector()
 SCHEMA_VERSION = 2  # 2: JobStatus.absent_local_ranks are [first, last] of each range; GpuStatus.jobs for job_id
 
 
 class JobStatus(Value, frozen=True):
-    """One job as /status shows it; no command line, no stack. `job_name` is what its user calls it."""
+    """One job as /status shows it; no command line, no stack. `job_name` is what its user calls it.
+
+    `power_watts` is what its GPUs draw together, `line_watts` at or under what all of them would be quiet; null where
+    one of them has no reading, or no line yet.
+    """
 
     job_id: str
     job_key: str
@@ -29,6 +36,8 @@ class JobStatus(Value, frozen=True):
     incident: str | None = None
     job_name: str = ""
     program: str = ""
+    power_watts: float | None = None
+    line_watts: float | None = None
 
 
 class GpuStatus(Value, frozen=True):
@@ -68,7 +77,7 @@ class Status(Value, frozen=True, kw_only=True):
     store: str = "ok"
 
 
-def view(snapshot: Snapshot, node: str, now: float) -> Status:
+def view(snapshot: Snapshot, node: str, now: float, settings: Detector = _USUAL) -> Status:
     """The status of a snapshot; `now` is CLOCK_MONOTONIC in seconds. It holds no stack and no command line."""
     sampler = snapshot.sampler
     silent = sampler.fault.detail if sampler.fault else "no answer from the driver yet"
@@ -77,7 +86,7 @@ def view(snapshot: Snapshot, node: str, now: float) -> Status:
         sampler="ok" if sampler.alive else silent,
         store=snapshot.store_problem or "ok",
         gpus=_gpus(snapshot),
-        jobs=_jobs(snapshot, now),
+        jobs=_jobs(snapshot, now, settings),
         left_out=snapshot.left_out,
         checks=tuple(
             CheckLine(
@@ -126,7 +135,8 @@ def _holders(gpu: GpuSample, jobs: Iterable[Job]) -> list[Job]:
     return [job for job in claims if not job.pids.isdisjoint(gpu.pids)] or claims
 
 
-def _jobs(snapshot: Snapshot, now: float) -> tuple[JobStatus, ...]:
+def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus, ...]:
+    readings = {gpu.uuid: gpu.power_watts for gpu in (snapshot.sweep.gpus if snapshot.sweep else ())}
     return tuple(
         JobStatus(
             job_id=entry.job.job_id,
@@ -145,10 +155,21 @@ def _jobs(snapshot: Snapshot, now: float) -> tuple[JobStatus, ...]:
             incident=incident.incident_id if incident else None,
             job_name=entry.job.job_name,
             program=entry.job.program,
+            power_watts=_total(readings.get(uuid) for uuid in entry.job.gpu_uuids),
+            line_watts=_total(
+                quiet_line_watts(gpu, settings) if (gpu := entry.watch.gpus.get(uuid)) else None
+                for uuid in entry.job.gpu_uuids
+            ),
         )
         for entry in snapshot.jobs.values()
         for incident in [_present_incident(entry)]
     )
+
+
+def _total(watts: Iterable[float | None]) -> float | None:
+    """The sum; None where there is nothing to sum, or one of them is not known."""
+    known = list(watts)
+    return sum(one for one in known if one is not None) if known and None not in known else None
 
 
 def _present_incident(entry: JobEntry) -> Incident | None:

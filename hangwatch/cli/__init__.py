@@ -31,6 +31,7 @@ _MODULES = {
     "selftest": ("selftest",),
     "stacks": ("dump", "incidents", "report"),
     "status": ("status",),
+    "top": ("top",),
     "watch": ("config", "demo", "run"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -33,17 +33,27 @@ STATUS_MOST_BYTES = 64 << 20
 @click.option("--url", help="Where the daemon serves; by default the port of the configuration on this host.")
 @http_config_option("Where the daemon asks who you are")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the answer of /status as it is, see docs/json.md.")
-def status(config_path: Path | None, url: str | None, http_config: Path | None, as_json: bool) -> None:
+@click.option("--watch", "is_watched", is_flag=True, help="As `hangwatch top`: every second, until q or Ctrl-C.")
+def status(
+    config_path: Path | None, url: str | None, http_config: Path | None, as_json: bool, is_watched: bool
+) -> int | None:
     """What the daemon on this node sees: GPUs, jobs and their states, checks."""
     settings, _ = settings_from(config_path)
-    answer = _answer(settings, url, http_config)
+    if is_watched:
+        if as_json:
+            raise click.UsageError("give either --watch or --json")
+        from hangwatch.cli import top
+
+        return top.watch(lambda: status_of(answer_of(settings, url, http_config)))
+    answer = answer_of(settings, url, http_config)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
-        return
-    print_status(_status_of(answer))
+    else:
+        print_status(status_of(answer))
+    return None
 
 
-def _answer(settings: config.Settings, url: str | None, http_config: Path | None) -> Any:
+def answer_of(settings: config.Settings, url: str | None, http_config: Path | None) -> Any:
     """The answer of /status; over the daemon's socket, with the own jobs, where the port refuses us. Raises InputError.
 
     Who says where to ask, or who he is, is taken at his word.
@@ -61,8 +71,8 @@ def _answer(settings: config.Settings, url: str | None, http_config: Path | None
         raise
 
 
-def _status_of(answer: Any) -> Status:
-    """Raises InputError."""
+def status_of(answer: Any) -> Status:
+    """The same as a value. Raises InputError."""
     try:
         return decoding.convert(answer, Status)
     except msgspec.ValidationError as error:

@@ -57,7 +57,10 @@ def ran(program: str, *arguments: str, deadline_seconds: float = 60.0) -> Ended:
     [
         (["notify.sh"], "on_hung[0]: 'notify.sh': is no whole path"),
         (["/usr/bin/env", "--to={job}"], "on_hung[1]: '--to={job}': a placeholder is an argument of its own"),
-        (["/usr/bin/env", "{job_id}"], "allowed, after the program: {incident}, {name}, {job}, {job_key}, {state}"),
+        (
+            ["/usr/bin/env", "{job_id}"],
+            "allowed, after the program: {incident}, {name}, {job}, {job_name}, {job_key}, {state}",
+        ),
         (["{incident}"], "on_hung[0]: '{incident}': a placeholder"),
         (["/no/such/program"], "cannot be looked at: No such file or directory"),
         (["/usr/bin"], "is no file"),
@@ -137,13 +140,13 @@ def test_each_move_has_its_hook(moved_to: JobState | None, kind: str, key: str |
 
 
 def test_what_a_jobs_owner_wrote_is_no_option_and_no_shell(script: Script) -> None:
-    names = ("incident", "name", "job", "job_key", "state", "owner", "owner_uid", "slurm_job", "node")
+    names = ("incident", "name", "job", "job_name", "job_key", "state", "owner", "owner_uid", "slurm_job", "node")
     command = ("/usr/bin/true", *(f"{{{name}}}" for name in names))
-    hostile = incident(job_id="--rm; $(x)\n`y`", job_key="k1", owner="Slurm job 4711", uid=1004)
+    hostile = incident(job_id="--rm; $(x)\n`y`", job_name="../-a b", job_key="k1", owner="Slurm job 4711", uid=1004)
     call = call_of(config.Hooks(on_hung=command), hostile, JobState.HUNG, Path("/state/incidents/one"))
     assert call is not None
     assert call.command[1:] == (
-        "/state/incidents/one", "one", "_-rm____x___y_", "k1", "hung", "Slurm job 4711", "1004", "4711", samples.NODE,
+        "/state/incidents/one", "one", "_-rm____x___y_", "_._-a_b", "k1", "hung", "Slurm job 4711", "1004", "4711", samples.NODE,
     )  # fmt: skip
     assert call.environ["HANGWATCH_JOB"] == "_-rm____x___y_"
     assert {f"HANGWATCH_{name.upper()}" for name in names} <= call.environ.keys()

@@ -1,0 +1,245 @@
+"""`hangwatch top`: the jobs of this node as they change, on a terminal that is left as it was found."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from hangwatch import words
+from hangwatch.cli.errors import InputError
+from hangwatch.cli.pages import http_config_option
+from hangwatch.cli.settings import config_option, settings_from
+from hangwatch.cli.status import answer_of, status_of
+from hangwatch.model import JobState
+from hangwatch.status import JobStatus, Status
+
+REFRESH_SECONDS = 1.0
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WAKING = (*_ENDING, signal.SIGWINCH, signal.SIGTSTP)
+_SIGNALLED = 128
+_LOUD = {
+    JobState.HUNG: "bold red",
+    JobState.STALLED: "yellow",
+    JobState.SUSPECTED: "yellow",
+    JobState.WAITS_ELSEWHERE: "yellow",
+    JobState.SUSPENDED: "yellow",
+    JobState.OVER: "yellow",
+    JobState.ENDED: "dim",
+}
+_ORDER = (JobState.HUNG, JobState.STALLED, JobState.WAITS_ELSEWHERE, JobState.SUSPENDED, JobState.OVER)
+_CHECK_STYLES = {"CRITICAL": "bold red", "WARNING": "yellow", "UNKNOWN": "magenta"}
+
+
+class Seen(NamedTuple):
+    """What the daemon said last and when, by CLOCK_MONOTONIC; and why it says nothing now."""
+
+    status: Status | None = None
+    at: float = 0.0
+    problem: str | None = None
+
+
+@click.command()
+@config_option
+@click.option("--url", help="Where the daemon serves; by default the port of the configuration on this host.")
+@http_config_option("Where the daemon asks who you are")
+def top(config_path: Path | None, url: str | None, http_config: Path | None) -> int:
+    """The jobs of this node as they change: state, watts against the line, who moves, checks. q or Ctrl-C ends it."""
+    settings, _ = settings_from(config_path)
+    return watch(lambda: status_of(answer_of(settings, url, http_config)))
+
+
+def watch(ask: Callable[[], Status]) -> int:
+    """Show what `ask` gives every second; the status to exit with. `ask` may raise InputError, and is asked again."""
+    kind = os.environ.get("TERM", "")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or kind in ("", "dumb", "unknown"):
+        raise InputError(
+            f"there is no terminal to draw on (TERM={kind or 'not set'!s})\n"
+            "  `hangwatch status` prints the same once; `hangwatch status --json` is for programs"
+        )
+    answers = _Answers(ask)
+    threading.Thread(target=answers.keep_asking, name="status", daemon=True).start()
+    console = Console()
+    with _own_keys(), _woken_by_signals() as wake:
+        live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        with live:
+            while True:
+                live.update(frame(answers.seen, time.monotonic()), refresh=True)
+                number = _next(wake)
+                if number == signal.SIGTSTP:
+                    live.stop()
+                    _stop_until_continued()
+                    live.start()
+                elif number is not None and number != signal.SIGWINCH:
+                    return 0 if number == signal.SIGINT else _SIGNALLED + number
+
+
+class _Answers:
+    """The latest answer, asked for in a thread of its own: keys are obeyed while the daemon is silent."""
+
+    def __init__(self, ask: Callable[[], Status]) -> None:
+        self._ask = ask
+        self.seen = Seen()
+
+    def keep_asking(self) -> None:
+        while True:
+            try:
+                self.seen = Seen(self._ask(), time.monotonic())
+            except InputError as error:
+                self.seen = self.seen._replace(problem=str(error).splitlines()[0])
+            time.sleep(REFRESH_SECONDS)
+
+
+# --- the terminal ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _own_keys() -> Iterator[None]:
+    """Each key is read as it is pressed, and not shown; afterwards the terminal is as it was."""
+    keys = sys.stdin.fileno()
+    before = termios.tcgetattr(keys)
+    try:
+        tty.setcbreak(keys)
+        yield
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def _woken_by_signals() -> Iterator[int]:
+    """A descriptor on which each signal is a byte: none interrupts what is being drawn, or what puts things back."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, lambda *_: None) for number in _WAKING}
+    try:
+        yield reader
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(woken)
+        os.close(reader)
+        os.close(writer)
+
+
+def _next(wake: int) -> int | None:
+    """The signal that comes within the time of one refresh; q and the end of the keyboard are Ctrl-C's."""
+    keys = sys.stdin.fileno()
+    ready, _, _ = select.select([keys, wake], [], [], REFRESH_SECONDS)
+    if wake in ready:
+        return os.read(wake, 1)[0]
+    if keys in ready:
+        typed = os.read(keys, 64)
+        return signal.SIGINT if not typed or b"q" in typed.lower() else None
+    return None
+
+
+def _stop_until_continued() -> None:
+    """Ctrl-Z: the shell has its terminal as it was, until it continues us."""
+    keys = sys.stdin.fileno()
+    ours = termios.tcgetattr(keys)
+    ours[3] |= termios.ICANON | termios.ECHO
+    termios.tcsetattr(keys, termios.TCSADRAIN, ours)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    tty.setcbreak(keys)
+
+
+# --- the picture ----------------------------------------------------------------------------------------------------
+
+
+def frame(seen: Seen, now: float) -> RenderableType:
+    """What is shown of it; the jobs that need somebody come first."""
+    head = Text("hangwatch top   q ends", style="dim")
+    if seen.problem is not None:
+        told = f"asked again every second: {words.printable(seen.problem)}"
+        head = Text(told, style="bold red", no_wrap=True, overflow="ellipsis")
+    if seen.status is None:
+        return Group(head, Text("" if seen.problem else "asking the daemon"))
+    status = seen.status
+    age = f"   as of {words.duration(round(now - seen.at))} ago" if seen.problem else ""
+    line = Text(words.printable(f"{status.node}   GPU sampler: {status.sampler}   incidents: {status.store}{age}"))
+    return Group(head, line, _jobs(status), _gpus(status), _checks(status))
+
+
+def _jobs(status: Status) -> RenderableType:
+    if not status.jobs:
+        return Text("no jobs", style="dim")
+    order = {state: place for place, state in enumerate(_ORDER)}
+    jobs = sorted(status.jobs, key=lambda job: (order.get(job.state, len(order)), job.state is JobState.ENDED))
+    rows = [
+        (
+            f"{job.job_name} ({job.job_id})" if job.job_name not in ("", job.job_id) else job.job_id,
+            job.owner,
+            Text(job.state.value + (" (page)" if job.page else ""), style=_LOUD.get(job.state, "green")),
+            words.duration(round(job.seconds_in_state)),
+            str(job.ranks),
+            _watts(job),
+            job.verdict or job.message,
+        )
+        for job in jobs
+    ]
+    return _table(("job", "owner", "state", "for", "ranks", "watts / line", "what"), rows)
+
+
+def _watts(job: JobStatus) -> Text:
+    """What the job draws against the line at or under which it is quiet."""
+    if job.power_watts is None:
+        return Text("")
+    if job.line_watts is None:
+        return Text(f"{job.power_watts:.0f} W")
+    style = "yellow" if job.power_watts <= job.line_watts else ""
+    return Text(f"{job.power_watts:.0f} / {job.line_watts:.0f} W", style=style)
+
+
+def _gpus(status: Status) -> RenderableType:
+    rows = [
+        (
+            str(gpu.index),
+            "" if gpu.power_watts is None else f"{gpu.power_watts:.0f} W",
+            "" if gpu.utilization_ratio is None else f"{gpu.utilization_ratio:.0%}",
+            ", ".join(job.job_id for job in gpu.jobs),
+            gpu.fault or "",
+        )
+        for gpu in status.gpus
+    ]
+    return _table(("GPU", "power", "utilisation", "job", "fault"), rows) if rows else Text("no GPUs", style="dim")
+
+
+def _checks(status: Status) -> RenderableType:
+    """Those that are not well, and how many are."""
+    rows = [
+        (check.check, Text(check.status, style=_CHECK_STYLES.get(check.status, "")), check.message or check.reason)
+        for check in status.checks
+        if check.status != "OK"
+    ]
+    well = Text(f"{words.count(len(status.checks) - len(rows), 'check')} OK", style="dim")
+    return Group(_table(("check", "status", "what"), rows), well) if rows else well
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
+    """One line for each row, cut where the terminal ends; what a job's owner wrote is spelt out."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in header:
+        table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "what" else None)
+    for row in rows:
+        cells = (Text(words.printable(" ".join(cell.split()))) if isinstance(cell, str) else cell for cell in row)
+        table.add_row(*cells)
+    return table
+
+
+COMMANDS = (top,)

@@ -1,0 +1,224 @@
+"""`hangwatch top` on a real terminal: what it shows, and that the terminal is as it was, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+
+from hangwatch.cli.top import Seen, frame
+from hangwatch.config import Http
+from hangwatch.http import Server
+from hangwatch.model import JobName, JobState
+from hangwatch.status import CheckLine, GpuStatus, JobStatus, Status
+from tests.conftest import wait_for
+
+SHOWN, HIDDEN, NEW_SCREEN, OLD_SCREEN = b"\x1b[?25h", b"\x1b[?25l", b"\x1b[?1049h", b"\x1b[?1049l"
+
+
+def job(name: str, state: JobState, **more: object) -> JobStatus:
+    fields = {
+        "job_id": name, "job_key": name, "owner": "uid 1004", "launcher": "torchrun", "user": None, "state": state,
+        "message": "quiet for 2 min", "seconds_in_state": 125.0, "ranks": 8, "world_size": 8,
+        "absent_local_ranks": (), "page": state is JobState.HUNG, **more,
+    }  # fmt: skip
+    return JobStatus(**fields)  # type: ignore[arg-type]
+
+
+SEEN = Status(
+    node="gpu-07",
+    sampler="ok",
+    gpus=(GpuStatus(0, "H100", 115.0, 700.0, 1.0, (JobName("stuck", "k"),)),),
+    jobs=(
+        job("well", JobState.TRAINING, power_watts=5200.0, line_watts=2100.0),
+        job("stuck", JobState.HUNG, power_watts=920.0, line_watts=2100.0, verdict="rank 3 waits for its loader"),
+    ),
+    checks=(CheckLine("xid", "CRITICAL", "Xid", "GPU 3: XID 79"), CheckLine("clock_skew", "OK", "InSync", "fine")),
+)
+
+
+class Terminal:
+    """A terminal of 100 x 30 with `hangwatch top` on it; `output` is all that was drawn."""
+
+    def __init__(self, port: int, *, kind: str = "xterm-256color", command: tuple[str, ...] = ("top",)) -> None:
+        self.ours, theirs = pty.openpty()
+        self.resize(100, 30)
+        self.before = termios.tcgetattr(self.ours)
+        url = f"http://127.0.0.1:{port}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "hangwatch", *command, "--url", url],
+            stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": kind}, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(theirs)
+        self.output = b""
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.ours, keys)
+
+    def read(self) -> bytes:
+        """What has been drawn by now."""
+        while select.select([self.ours], [], [], 0)[0]:
+            try:
+                part = os.read(self.ours, 1 << 16)
+            except OSError:  # EIO: it has ended
+                break
+            self.output += part
+        return self.output
+
+    def wait_for(self, text: str) -> None:
+        seen = len(self.output)
+        wait_for(lambda: text.encode() in self.read()[seen:], f"{text!r} on the terminal")
+
+    def end(self) -> int:
+        """The exit status; what is drawn must be taken, or it does not end."""
+        wait_for(lambda: self.read() and self.process.poll() is not None, "the end of top")
+        self.read()
+        return self.process.returncode
+
+
+@contextmanager
+def terminal(port: int, **options: object) -> Iterator[Terminal]:
+    found = Terminal(port, **options)  # type: ignore[arg-type]
+    try:
+        yield found
+    finally:
+        found.process.kill()
+        found.process.wait()
+        os.close(found.ours)
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port at which nobody answers, and which nobody but a server of this test can have: bound, and not listening."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+@contextmanager
+def served(port: int = 0, health_port: int = 0) -> Iterator[int]:
+    settings = Http(listen="127.0.0.1", port=port, health_port=health_port)
+    server = Server(settings, CollectorRegistry(), status=lambda: SEEN, unhealthy=lambda: None)
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (lambda shown: shown.type(b"q"), 0),
+        (lambda shown: shown.type(b"\x03"), 0),
+        (lambda shown: shown.process.send_signal(signal.SIGTERM), 128 + signal.SIGTERM),
+    ],
+    ids=["q", "Ctrl-C", "SIGTERM"],
+)
+def test_however_it_ends_the_terminal_is_as_it_was(end: Callable[[Terminal], None], code: int) -> None:
+    with served() as port, terminal(port) as shown:
+        shown.wait_for("rank 3 waits for its loader")
+        assert NEW_SCREEN in shown.output and HIDDEN in shown.output
+        assert termios.tcgetattr(shown.ours)[3] & (termios.ICANON | termios.ECHO) == 0, "it reads keys"
+        end(shown)
+        assert shown.end() == code
+        assert termios.tcgetattr(shown.ours) == shown.before
+        assert shown.output.rindex(OLD_SCREEN) > shown.output.rindex(NEW_SCREEN)
+        assert shown.output.rindex(SHOWN) > shown.output.rindex(HIDDEN)
+        assert b"Traceback" not in shown.output
+
+
+def test_a_terminal_that_changes_its_size_is_drawn_anew_and_one_that_stops_is_given_back() -> None:
+    with served() as port, terminal(port, command=("status", "--watch")) as shown:
+        shown.wait_for("stuck")
+        shown.resize(50, 12)
+        os.killpg(shown.process.pid, signal.SIGWINCH)
+        shown.wait_for("…")
+        shown.process.send_signal(signal.SIGTSTP)
+        wait_for(lambda: _state(shown.process.pid) == "T", "top to stop")
+        assert OLD_SCREEN in shown.read()
+        assert termios.tcgetattr(shown.ours)[3] & termios.ECHO
+        shown.process.send_signal(signal.SIGCONT)
+        shown.wait_for("stuck")
+        shown.type(b"q")
+        assert shown.end() == 0
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+
+
+def test_a_daemon_that_is_not_there_is_asked_again() -> None:
+    with reserved_port() as port, reserved_port() as health_port, terminal(port) as shown:
+        shown.wait_for("asked again every second")
+        with served(port, health_port):
+            shown.wait_for("gpu-07")
+        shown.wait_for("as of")
+        shown.type(b"q")
+        assert shown.end() == 0
+
+
+@pytest.mark.parametrize("kind", ["dumb", ""])
+def test_where_there_is_nothing_to_draw_on_it_says_what_to_type(kind: str) -> None:
+    with terminal(1, kind=kind) as shown:
+        assert shown.end() == 2
+        assert b"there is no terminal to draw on" in shown.output and b"`hangwatch status`" in shown.output
+        assert b"\x1b" not in shown.output
+
+
+def test_without_a_terminal_it_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hangwatch", "top"], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "there is no terminal" in done.stderr and done.stdout == ""
+
+
+def drawn(seen: Seen, now: float, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(frame(seen, now))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_what_needs_somebody_comes_first() -> None:
+    text = drawn(Seen(SEEN, 100.0), 100.0)
+    assert re.search(r"stuck +uid 1004 +hung \(page\) +2 min 05 s +8 +920 / 2100 W +rank 3", text)
+    assert text.index("stuck") < text.index("well") and "5200 / 2100 W" in text
+    assert "xid" in text and "GPU 3: XID 79" in text and "1 check OK" in text and "clock_skew" not in text
+    assert "as of" not in text
+
+
+def test_old_news_say_how_old_they_are() -> None:
+    text = drawn(Seen(SEEN, 100.0, "no hangwatch answers"), 130.0)
+    assert "asked again every second: no hangwatch answers" in text and "as of 30 s ago" in text
+    assert "asking the daemon" in drawn(Seen(), time.monotonic())
+
+
+def test_names_are_shown_as_they_are_in_one_line() -> None:
+    width = 60
+    hostile = job("a\x1b]0;x\x07[red]b\nc" * 30, JobState.HUNG, verdict="[bold]x\u202e\x1b[2J" * 50)
+    text = drawn(
+        Seen(SEEN.__class__(node="n\x1b[2J", sampler="ok", gpus=(), jobs=(hostile,), checks=()), 1.0), 1.0, width
+    )
+    assert "\x1b" not in text and "\u202e" not in text and "\\x1b" in text
+    assert all(len(line) <= width for line in text.splitlines()) and len(text.splitlines()) < 10

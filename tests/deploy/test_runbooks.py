@@ -118,7 +118,7 @@ def test_logs_say_who_speaks_pytorch_compares_the_collectives_and_errors_are_rec
     """Sections 1, 2 and 7, and the loop-back device of 12, in one job."""
     recorded = snippet("import faulthandler\n")
     body = textwrap.indent(MISMATCH.replace("MISMATCH", "True", 1), "    ")
-    (tmp_path / "train.py").write_text(recorded.replace("    ...", body) + "\nmain()\n")
+    (tmp_path / "train.py").write_text(recorded.replace(" ...", body) + "\nmain()\n")
     done = _torchrun(
         tmp_path,
         ["--log-dir", "logs", "--tee", "3", "train.py"],

@@ -288,7 +288,7 @@ def loader_hang() -> Incident:
     """Rank 7 of 8 waits for a loader worker that reads and never returns; the others wait for it in all_reduce."""
     odd = rank_id(7)
     verdict = Verdict(
-        kind="OddRank",
+        kind="OutsideCollective",
         message="Rank 7 on gpu-a12 waits for its loader worker, which is stuck in read_shard (ourdata/shards.py), "
         "while 7 of 8 ranks wait for it in all_reduce.",
         named=(odd,),
@@ -348,7 +348,7 @@ def blocked_in_kernel() -> Incident:
         fault=D_STATE,
     )
     verdict = Verdict(
-        kind="Blocked",
+        kind="RankBlocked",
         message="Rank 3 on gpu-a12 is blocked in the kernel (state D in nfs_wait_bit_killable) while 7 of 8 ranks wait in all_reduce.",
         named=(odd,),
         confidence=Confidence.HIGH,
@@ -478,7 +478,7 @@ def parallel_groups() -> Incident:
     odd = rank_id(31, "gpu-a15")
     named = alone(loading([31]), odd)
     verdict = Verdict(
-        kind="OddRank",
+        kind="OutsideCollective",
         message="Rank 31 on gpu-a15 is in data loading while 31 of 32 ranks wait for others in 4 different calls.",
         named=(odd,),
         confidence=Confidence.MEDIUM,
@@ -526,7 +526,7 @@ def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77)
     odd = rank_id(odd_rank, names[odd_rank // 8])
     groups.append(alone(loading([odd_rank]), odd))
     verdict = Verdict(
-        kind="OddRank",
+        kind="OutsideCollective",
         message=f"Rank {odd_rank} on {odd.node} waits for its loader worker, stuck in read_shard (ourdata/shards.py), "
         f"while {len(ranks):,} of {nodes * 8:,} ranks wait in all_reduce.",
         named=(odd,),

@@ -8,7 +8,7 @@ import msgspec
 
 from hangwatch.hang.user_code import split_by_line
 from hangwatch.model import Capture, Fault, Group, Grouping, Incident, Job, Motion, RankId, Stack, Value, Verdict
-from hangwatch.report.phrases import group_ids, notes
+from hangwatch.report.phrases import group_ids, next_step, notes
 
 SCHEMA_VERSION = 1
 """Of `Answer` and `Dump`: higher where a field changes its meaning or goes; new fields come without a new version."""
@@ -70,7 +70,8 @@ class Answer(Value, frozen=True):
     """Who is the odd rank of one job, and who stands where.
 
     `absent` are the ranks that should exist and gave no answer: [first, last] of each range. `job` is null where only
-    dumps were given. `capture` holds every stack of every round, as incident.json does; null but in `dump`.
+    dumps were given. `capture` holds every stack of every round, as incident.json does; null but in `dump`. `next_step`
+    is what to do first about this kind of verdict, for people.
     """
 
     schema_version: int
@@ -81,6 +82,7 @@ class Answer(Value, frozen=True):
     world_size: int | None
     notes: tuple[str, ...]
     capture: Capture | None
+    next_step: str
 
 
 class Dump(Value, frozen=True):
@@ -129,6 +131,7 @@ def answer(grouping: Grouping, verdict: Verdict, job: Job | None = None, capture
         world_size=grouping.world_size,
         notes=notes(grouping),
         capture=capture,
+        next_step=next_step(verdict),
     )
 
 

@@ -88,6 +88,7 @@ def _bounded_page(grouping: Grouping, verdict: Verdict, incident: Incident | Non
         grouping=grouping,
         verdict=verdict,
         odd=odd,
+        own=phrases.own_places(shown),
         seen=sum(len(group.members) for group in grouping.groups),
         trees=merge_tree(shown),
         sections=_sections(shown, odd, incident, bounds),

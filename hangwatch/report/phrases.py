@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from hangwatch import tables
 from hangwatch.hang import activity, clauses
+from hangwatch.hang.user_code import user_frames
 from hangwatch.model import (
     CRASHED,
     Evidence,
@@ -20,6 +23,8 @@ from hangwatch.model import (
     ProcessDetails,
     RankId,
     Stack,
+    Thread,
+    Value,
     Verdict,
 )
 from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, printable, utc, who
@@ -40,6 +45,28 @@ _STATES = {
     "I": "idle kernel",
     "X": "dead (X)",
 }
+
+
+class NextStep(Value, frozen=True, forbid_unknown_fields=True):
+    """What a kind of verdict means, and what to do first; a line each."""
+
+    means: str
+    first: str
+
+
+@functools.cache
+def next_steps() -> dict[str, NextStep]:
+    """What to do first, by kind of verdict, in the order of the runbook."""
+    return tables.load("hangwatch.report", "next_steps.toml", dict[str, NextStep])
+
+
+def next_step(verdict: Verdict) -> str:
+    """What to do first: what would settle a first look, else by the kind; empty for a kind that no table knows."""
+    if not verdict.named and verdict.first_look:
+        return verdict.first_look[0].settle
+    step = next_steps().get(verdict.kind)
+    pid = next((rank.pid for rank in _pointed_at(verdict) if rank.pid is not None), None)
+    return step.first.replace("{pid}", "PID" if pid is None else str(pid)) if step else ""
 
 
 def named(verdict: Verdict) -> list[str]:
@@ -132,6 +159,17 @@ def more_groups(rest: Sequence[Group]) -> str:
     """The sentence that stands for the groups that are not shown."""
     ranks = sum(len(group.members) for group in rest)
     return f"and {count(len(rest), 'smaller group')} with {count(ranks, 'rank')}: see incident.json"
+
+
+def own_places(groups: Iterable[Group]) -> frozenset[tuple[str, str]]:
+    """Function and file of the frames of the user's own program, in what is shown of these groups."""
+    found: set[tuple[str, str]] = set()
+    for group in groups:
+        own = [group.members[0].user_frames] if group.members else []
+        for stack in (*group.threads, *group.workers):
+            own.append(user_frames(Thread(name=stack.name, thread_id="", frames=stack.frames)))
+        found.update((frame.function, frame.file) for frames in own for frame in frames)
+    return frozenset(found)
 
 
 def noun(members: Sequence[Member]) -> str:

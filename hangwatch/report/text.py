@@ -28,6 +28,7 @@ class _Style(Value, frozen=True):
 
     color: bool
     width: int
+    own: frozenset[tuple[str, str]] = frozenset()
 
     def strong(self, text: str) -> str:
         return f"\x1b[1m{text}\x1b[0m" if self.color else text
@@ -37,6 +38,13 @@ class _Style(Value, frozen=True):
 
     def faint(self, text: str) -> str:
         return f"\x1b[2m{text}\x1b[0m" if self.color else text
+
+    def frame(self, frame: Frame) -> str:
+        """The user's own frames stand out from those of libraries, where it is known which are which."""
+        text = printable(str(frame))
+        if not self.own:
+            return text
+        return self.strong(text) if (frame.function, frame.file) in self.own else self.faint(text)
 
     def wrapped(self, text: str, indent: str = "") -> list[str]:
         room = max(self.width, len(indent) + 20)
@@ -49,30 +57,52 @@ def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
     `color` adds ANSI escapes; `width` is where sentences wrap, stacks never do. The stacks at the end are py-spy's text
     form and nothing before them is, so `hangwatch explain report.txt` reads them back.
     """
-    style = _Style(color=color, width=width)
-    lines = _verdict_lines(incident.verdict, style)
-    lines += _table(_heading(incident), style)
+    style = _style(incident.grouping, color, width)
+    lines = _head_lines(incident, style)
     lines += _grouping_lines(incident.grouping, incident.verdict, style)
-    lines += _section("Details of their processes", _detail_lines(incident, style), style)
-    lines += _section("Environment, what differs first", _environment_lines(incident, style), style)
-    lines += _section("Last lines of their logs", _log_lines(incident), style)
+    lines += _rank_sections(incident, style)
     lines += _section("Power", _power_lines(incident), style)
     lines += _section("Timeline", _timeline_lines(incident, style), style)
     lines += _section("Host", _table(incident.host_facts, style), style)
     taken = [capture for capture in incident.captures if capture.rounds]
     lines += _section("Captures", _capture_lines(taken, style), style)
-    if taken:
-        title = f"Stacks of the capture of {words.utc(taken[-1].started_unix_seconds)}, every rank"
-        lines += _section(title, raw_lines(taken[-1], incident.job.command), style)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_stack_section(incident, style)]) + "\n"
+
+
+def render_answer(incident: Incident, *, color: bool = False, width: int = 110, stacks: bool = False) -> str:
+    """What fits a screen: the verdict, the groups, the evidence and what ranks wrote; with `stacks` all raw stacks."""
+    style = _style(incident.grouping, color, width)
+    lines = _head_lines(incident, style)
+    lines += _grouping_lines(incident.grouping, incident.verdict, style, tree=False)
+    lines += _rank_sections(incident, style)
+    return "\n".join([*lines, *(_stack_section(incident, style) if stacks else ())]) + "\n"
 
 
 def render_verdict(grouping: Grouping, verdict: Verdict, *, color: bool = False, width: int = 110) -> str:
     """The verdict, the groups, who is where and the evidence: what `explain` and `dump` print."""
-    style = _Style(color=color, width=width)
+    style = _style(grouping, color, width)
     rows = [("Verdict", _judgement(verdict)), *_whom(verdict), *_ranks_rows(grouping)]
     lines = _verdict_lines(verdict, style) + _table(rows, style) + _grouping_lines(grouping, verdict, style)
     return "\n".join(lines) + "\n"
+
+
+def _style(grouping: Grouping, color: bool, width: int) -> _Style:
+    return _Style(color=color, width=width, own=phrases.own_places(grouping.groups) if color else frozenset())
+
+
+def _rank_sections(incident: Incident, style: _Style) -> list[str]:
+    """What single ranks told of themselves."""
+    lines = _section("Details of their processes", _detail_lines(incident, style), style)
+    lines += _section("Environment, what differs first", _environment_lines(incident, style), style)
+    return lines + _section("Last lines of their logs", _log_lines(incident), style)
+
+
+def _stack_section(incident: Incident, style: _Style) -> list[str]:
+    taken = [capture for capture in incident.captures if capture.rounds]
+    if not taken:
+        return []
+    title = f"Stacks of the capture of {words.utc(taken[-1].started_unix_seconds)}, every rank"
+    return _section(title, raw_lines(taken[-1], incident.job.command), style)
 
 
 # --- the head --------------------------------------------------------------------------------------------------------
@@ -81,6 +111,10 @@ def render_verdict(grouping: Grouping, verdict: Verdict, *, color: bool = False,
 def _verdict_lines(verdict: Verdict, style: _Style) -> list[str]:
     lines = style.wrapped(verdict.message, "  ")
     return [*map(style.strong, lines), "=" * min(max(map(len, lines)), style.width), ""]
+
+
+def _head_lines(incident: Incident, style: _Style) -> list[str]:
+    return _verdict_lines(incident.verdict, style) + _table(_heading(incident), style)
 
 
 def _heading(incident: Incident) -> list[tuple[str, str]]:
@@ -101,8 +135,8 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
 
 
 def _whom(verdict: Verdict) -> list[tuple[str, str]]:
-    rows = [("Named", "; ".join(phrases.named(verdict)))]
-    return [*rows, ("Look first", "; ".join(phrases.first_look(verdict)))] if verdict.first_look else rows
+    rows = [("Named", "; ".join(phrases.named(verdict))), ("Look first", "; ".join(phrases.first_look(verdict)))]
+    return [*rows, ("Do first", phrases.next_step(verdict))]
 
 
 def _judgement(verdict: Verdict) -> str:
@@ -126,7 +160,7 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
 # --- groups, tree, evidence ------------------------------------------------------------------------------------------
 
 
-def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style) -> list[str]:
+def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style, *, tree: bool = True) -> list[str]:
     parts = by_line(grouping).groups
     odd = phrases.odd_groups(parts, verdict)
     shown, rest = phrases.shown_groups(parts, odd, _MAX_GROUPS)
@@ -134,9 +168,9 @@ def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style) -> list
     marks = dict.fromkeys(odd, "odd" if verdict.named else phrases.mark(verdict))
     groups = [line for group in shown for line in _group_lines(group, marks.get(group.key), style)] + more
     lines = _section("Groups, largest first", groups, style)
-    lines += _section(
-        "Who is where, outermost frame first", [*_tree_lines(merge_tree(shown), odd, style), *more], style
-    )
+    if tree:
+        where = [*_tree_lines(merge_tree(shown), odd, style), *more]
+        lines += _section("Who is where, outermost frame first", where, style)
     lines += _section("Evidence", _evidence_lines(verdict, style), style)
     return lines + _section("Notes", [line for note in phrases.notes(grouping) for line in style.wrapped(note)], style)
 
@@ -157,15 +191,15 @@ def _group_lines(group: Group, mark: str | None, style: _Style) -> Iterator[str]
         yield from style.wrapped(f"    {group.fault.remedy}", "      ") if group.fault.remedy else ()
     if group.frames:
         yield style.faint(f"    {words.who(ids[:1])}:" if len(ids) == 1 else f"    as {words.who(ids[:1])}:")
-        yield from _frame_lines(group.frames)
+        yield from _frame_lines(group.frames, style)
     for stack in (*group.threads, *group.workers):
         yield style.faint(f"    {phrases.aside(stack, group)}:")
-        yield from _frame_lines(stack.frames)
+        yield from _frame_lines(stack.frames, style)
     yield ""
 
 
-def _frame_lines(frames: Sequence[Frame]) -> Iterator[str]:
-    return (f"      | {printable(str(frame))}" for frame in frames)
+def _frame_lines(frames: Sequence[Frame], style: _Style) -> Iterator[str]:
+    return (f"      | {style.frame(frame)}" for frame in frames)
 
 
 def _tree_lines(trees: Sequence[Node], odd: frozenset[str], style: _Style) -> Iterator[str]:
@@ -174,11 +208,12 @@ def _tree_lines(trees: Sequence[Node], odd: frozenset[str], style: _Style) -> It
         marked = [group.key in odd for group in node.below()]
         ranks = words.elided(words.fold_ids(node.ids), _TREE_FOLD_CHARACTERS)
         left = f"{'>' if any(marked) else ' '} {len(node.ids):>6,}  {ranks:<{_TREE_FOLD_CHARACTERS}} "
-        rows = [printable(str(frame)) for frame in node.frames]
+        is_odd = all(marked)
+        rows = [printable(str(frame)) if is_odd else style.frame(frame) for frame in node.frames]
         rows += ["= " + ", ".join(filter(None, (phrases.doing(end), phrases.motion(end)))) for end in node.ends]
         for number, row in enumerate(rows):
             text = f"{left}{lead}{row}" if number == 0 else f"{' ' * len(left)}{rail}{row}"
-            yield style.odd(text) if all(marked) else text
+            yield style.odd(text) if is_odd else text
 
 
 def _laid_out(node: Node, lead: str, rail: str) -> Iterator[tuple[Node, str, str]]:

@@ -87,7 +87,7 @@ def test_a_verdict_without_an_incident() -> None:
     incident = samples.loader_hang()
     said = text.render_verdict(incident.grouping, incident.verdict)
     assert said.startswith("Rank 7 on gpu-a12")
-    assert "Named    rank 7 on gpu-a12 (local rank 7, pid 41207)" in said
+    assert "Named     rank 7 on gpu-a12 (local rank 7, pid 41207)" in said
     assert "Power" not in said
 
 
@@ -241,3 +241,31 @@ def _hostile(function: str, file: str, command: str, message: str, node: str) ->
     verdict = Verdict(kind=function, message=message, named=(who,))
     incident = samples.incident(groups=(group,), verdict=verdict, dumps=(dump,), notes=(message,))
     return samples.replaced(incident, job=samples.job([0], 1, job_id=message, command=command))
+
+
+def test_what_to_do_first_stands_before_the_details_with_the_pid_of_the_rank() -> None:
+    incident = samples.loader_hang()
+    report = text.render(incident, width=1000)
+    assert "Do first" in report.split("Groups, largest first")[0]
+    stopped = msgspec.structs.replace(incident, verdict=msgspec.structs.replace(incident.verdict, kind="RankStopped"))
+    assert f"/proc/{incident.verdict.named[0].pid}/status" in text.render(stopped, width=1000)
+    unknown = msgspec.structs.replace(
+        incident, verdict=msgspec.structs.replace(incident.verdict, kind="OfALaterVersion")
+    )
+    assert "Do first" not in text.render(unknown)
+
+
+def test_frames_of_the_user_stand_out_from_those_of_libraries() -> None:
+    incident = samples.loader_hang()
+    lines = text.render(incident, color=True).splitlines()
+    assert any("\x1b[1mread_shard (ourdata/shards.py:58)" in line for line in lines)
+    assert any("\x1b[2m" in line and "torch/" in line for line in lines)
+    assert not [line for line in text.render(incident).splitlines() if "\x1b" in line]
+
+
+def test_the_answer_of_a_dump_has_no_raw_stacks_unless_they_are_asked_for() -> None:
+    incident = samples.loader_hang()
+    answer = text.render_answer(incident)
+    assert "[gpu-a12:7]" not in answer
+    assert all(part in answer for part in (incident.verdict.kind, "Groups, largest first", "Evidence"))
+    assert raw_part(text.render_answer(incident, stacks=True)) == raw_part(text.render(incident))

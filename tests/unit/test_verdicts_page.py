@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from hangwatch.hang import activity, first_look, rules
+from hangwatch.report import phrases
 
-PAGE = Path(__file__).parents[2] / "docs" / "verdicts.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "verdicts.md"
+RUNBOOK = DOCS / "runbooks/HangwatchTrainingHung.md"
 KINDS = {"ranks": "ranks", "gpu": "GPU", "lock": "lock", "thread": "thread"}
 HALF_OF = {
     "dumped": "half of the other ranks that gave a stack",
@@ -64,3 +68,32 @@ def test_the_page_prints_what_the_rules_are(
     table: Callable[[], Iterable[str]], golden_part: Callable[[Path, str, Iterable[str]], None]
 ) -> None:
     golden_part(PAGE, table.__name__, table())
+
+
+def next_steps() -> Iterable[str]:
+    yield "| verdict | it means | do first |"
+    yield "|---|---|---|"
+    for kind, step in phrases.next_steps().items():
+        means, first = (
+            re.sub(r"\{pid\}", "PID", text).replace("|", "\\|").replace("docs/runbooks/", "")
+            for text in (step.means, step.first)
+        )
+        yield f"| `{kind}` | {means} | {first} |"
+
+
+@pytest.mark.golden
+def test_the_runbook_prints_what_the_report_says(
+    golden_part: Callable[[Path, str, Iterable[str]], None],
+) -> None:
+    golden_part(RUNBOOK, "next_steps", next_steps())
+
+
+def test_every_kind_of_verdict_has_a_next_step_of_one_line() -> None:
+    kinds = {rule.kind for rule in rules.RULES}
+    kinds |= set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.MULTILINE))
+    kinds |= set(re.findall(r"`([A-Z][a-z]+[A-Z]\w+|Moving|Suspended|Over|Serving|Crashed|Circle)`", PAGE.read_text()))
+    kinds -= {"ThreadPoolExecutor", "Rank"}
+    assert kinds - set(phrases.next_steps()) == set()
+    for kind, step in phrases.next_steps().items():
+        assert "\n" not in step.first, kind
+        assert len(step.first) < 160, kind

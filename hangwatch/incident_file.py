@@ -25,6 +25,7 @@ _CAPTURES = b',"captures":['
 _ENDING = re.compile(rb'"schema_version":([0-9]{1,4})\}\s*\Z')
 _ENDING_BYTES = 256
 _PIECE_BYTES = 64 << 10
+_LISTED = 8  # jobs in a message
 
 
 class StoreError(UserError):
@@ -40,6 +41,7 @@ class Summary(Value, frozen=True):
     node: str = ""
     job_id: str = ""
     job_key: str = ""
+    job_name: str = ""
     opened_unix_seconds: float = 0.0
     closed_unix_seconds: float | None = None
     state: JobState | None = None
@@ -58,6 +60,7 @@ class Incidents(Value, frozen=True):
 class _JobHead(msgspec.Struct):
     job_id: str
     job_key: str = ""
+    job_name: str = ""
 
 
 class _VerdictHead(msgspec.Struct):
@@ -186,12 +189,31 @@ def summary(folder: Path) -> Summary:
         node=head.node,
         job_id=head.job.job_id,
         job_key=head.job.job_key,
+        job_name=head.job.job_name,
         opened_unix_seconds=head.opened_unix_seconds,
         closed_unix_seconds=head.closed_unix_seconds,
         state=head.state,
         verdict=head.verdict.kind,
         message=head.verdict.message,
     )
+
+
+def newest(summaries: Iterable[Summary], job: str | None, where: str) -> Summary | None:
+    """The newest of these, which stand newest first; of a job by its key, id or name. None where there is none at all.
+
+    Raises StoreError where there is none of that job, and where several jobs go by that name: users choose names.
+    """
+    known = [one for one in summaries if not one.problem]
+    if job is None:
+        return next(iter(known), None)
+    found = [one for one in known if one.job_key == job] or [one for one in known if job in (one.job_id, one.job_name)]
+    keys = {one.job_key: one.job_id for one in found or known}
+    listed = ", ".join(f"{words.printable(name)} (key {key})" for key, name in list(keys.items())[:_LISTED])
+    if known and not found:
+        raise StoreError(f"--job {job}: no incident of such a job in {where}\n  jobs: {listed}")
+    if found and len(keys) > 1:
+        raise StoreError(f"--job {job}: {len(keys)} jobs go by this name\n  give the key of one: {listed}")
+    return next(iter(found), None)
 
 
 def of_some_day(incident: Incident, folder: Path) -> Incident:

@@ -50,6 +50,7 @@ _SAME_NAME = 9
 _LONGEST_OWNER = 512
 _CRASHES_OF_ALL = 2  # what crashes may take of the store: one part of so many
 _CRASHES_OF_ONE = 8  # and those of one owner
+_LISTED = 8  # names in a message
 
 
 class StoreTakenError(StoreError, TemporaryError):
@@ -222,7 +223,21 @@ class Store:
         if len(found) == 1:
             return self.incidents / found[0]
         what = f"fits {len(found)} incidents" if found else "is no incident"
-        raise StoreError(f"{name!r} {what} in {self.incidents}\n  `hangwatch incidents` lists them")
+        listed = ", ".join((found or names)[:_LISTED]) or "none that you may read"
+        raise StoreError(
+            f"{name!r} {what} in {self.incidents}\n  newest first: {listed}; `hangwatch incidents` lists all"
+        )
+
+    def newest(self, job: str | None = None) -> Path | None:
+        """The folder of the newest incident that we may read, or of the newest of a job, by its key, id or name.
+
+        None where there is no incident at all. Raises StoreError where there is none of that job, and where several
+        jobs go by that name.
+        """
+        if job is None:
+            return next((self.incidents / name for name in self._readable()), None)
+        found = incident_file.newest(self.summaries(), job, str(self.incidents))
+        return self.incidents / found.folder if found is not None else None
 
     def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
         """One file of one incident, by the name of its folder, to read; None where there is no such file.

@@ -27,9 +27,10 @@ TRY_AGAIN = 75  # EX_TEMPFAIL
 _MODULES = {
     "explain": ("explain",),
     "fitness": ("check",),
+    "incidents": ("incidents", "report"),
     "nodes": ("merge",),
     "selftest": ("selftest",),
-    "stacks": ("dump", "incidents", "report"),
+    "stacks": ("dump",),
     "status": ("status",),
     "top": ("top",),
     "watch": ("config", "demo", "run"),

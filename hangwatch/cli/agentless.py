@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,8 @@ import click
 from msgspec.structs import replace
 
 from hangwatch import config, words
-from hangwatch.cli.answers import nodes_dump
+from hangwatch.cli import screen
+from hangwatch.cli.answers import nodes_dump, verdict_text
 from hangwatch.cli.asking import Reach, ask_shell, nodes_of
 from hangwatch.cli.files import NewFolder
 from hangwatch.explain import traces
@@ -22,7 +22,7 @@ from hangwatch.fleet.collect import Reply
 from hangwatch.hang.activity import load as load_activities
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Grouping, RankId
-from hangwatch.report import as_json, dumps, text
+from hangwatch.report import as_json, dumps
 
 
 class AgentlessQuestion(NamedTuple):
@@ -66,7 +66,7 @@ def dump_agentless(question: AgentlessQuestion, settings: config.Settings) -> in
         if not question.as_json_form:
             on_nodes = words.fold_nodes(process.node for process in processes)
             click.echo(f"Job {words.printable(run).strip('@:') or 'unknown'} (user {uid}) on {on_nodes}\n")
-            click.echo(text.render_verdict(grouping, verdict, color=sys.stdout.isatty()))
+            click.echo(verdict_text(grouping, verdict), color=screen.is_colored())
     if question.as_json_form:
         without_job = set(replies.answered) - {process.node for process in replies.processes}
         form = nodes_dump(replies, without_job, answers)

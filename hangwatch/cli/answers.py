@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hangwatch.cli import screen
 from hangwatch.cli.files import write_text
 from hangwatch.model import Grouping, Job, Verdict
 from hangwatch.report import as_json, html, text
@@ -31,7 +31,12 @@ def print_answer(
     if as_json_form:
         click.echo(as_json.render(as_json.answer(grouping, verdict, job)), nl=False)
     else:
-        click.echo(text.render_verdict(grouping, verdict, color=sys.stdout.isatty()), nl=False)
+        screen.show(verdict_text(grouping, verdict))
+
+
+def verdict_text(grouping: Grouping, verdict: Verdict) -> str:
+    """The verdict on groups, laid out for standard output."""
+    return text.render_verdict(grouping, verdict, color=screen.is_colored(), width=screen.width())
 
 
 def nodes_dump(replies: RollCall[Any], without_job: Iterable[str], jobs: Iterable[as_json.Answer]) -> as_json.NodesDump:

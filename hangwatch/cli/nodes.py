@@ -15,8 +15,8 @@ import click
 from msgspec.structs import replace
 
 from hangwatch import incident_file, inputs, words
-from hangwatch.cli import pages
-from hangwatch.cli.answers import html_option, json_option, nodes_dump, print_answer
+from hangwatch.cli import pages, screen
+from hangwatch.cli.answers import html_option, json_option, nodes_dump, print_answer, verdict_text
 from hangwatch.cli.asking import MOST_TOLD, NODE_DEADLINE_SECONDS, Reach, ask, nodes_of
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import NewFolder, files_below, write_text
@@ -249,10 +249,13 @@ def _conclude(question: Question, replies: Replies, kept: _Kept, asked: int, by_
         leaves = by_file or replies.gathering.leaves([key])
         verdict = across.judge(grouping, ranks_here, _missed(replies, grouping), replies.clocks, leaves)
         answers.append(as_json.answer(grouping, verdict, jobs[key]))
-        if not question.as_json_form:
-            if len(keys) > 1:
-                click.echo(_head(jobs[key], replies.gathering.nodes(key)))
-            click.echo(text.render_verdict(grouping, verdict, color=sys.stdout.isatty()))
+        if question.directory is not None and not question.as_json_form:
+            click.echo(f"{words.printable(jobs[key].job_id)}: {words.printable(verdict.message)}")
+        elif not question.as_json_form and len(keys) > 1:
+            click.echo(_head(jobs[key], replies.gathering.nodes(key)))
+            click.echo(verdict_text(grouping, verdict), color=screen.is_colored())
+        elif not question.as_json_form:
+            screen.show(verdict_text(grouping, verdict))
         kept.report(key, grouping, verdict)
     if question.as_json_form:
         form = nodes_dump(replies, replies.without_job, answers)

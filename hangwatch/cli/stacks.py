@@ -1,9 +1,8 @@
-"""Commands about the stacks and incidents of this node: dump, report, incidents."""
+"""`hangwatch dump`: the stacks of this node's jobs, now."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
-from hangwatch import config, incident_file, store, words
-from hangwatch.cli import own_daemon
+from hangwatch import config, store, words
+from hangwatch.cli import own_daemon, screen
 from hangwatch.cli.asking import Reach, nodes_options, reach_of
 from hangwatch.cli.errors import InputError
-from hangwatch.cli.files import write_text
 from hangwatch.cli.nodes import Question, dump_nodes, topology_option
 from hangwatch.cli.settings import config_option, settings_from
 from hangwatch.cli.tables import print_table
@@ -31,7 +28,7 @@ from hangwatch.model import GpuSweep, Incident, Job, JobState
 from hangwatch.probes import host, procs
 from hangwatch.probes.nvml import query
 from hangwatch.probes.nvml.sampler import NvmlSampler
-from hangwatch.report import as_json, html, text
+from hangwatch.report import as_json, text
 from hangwatch.report.folder import folder_files
 
 GPU_SECONDS = 3.0
@@ -42,7 +39,6 @@ NO_JOB = (
 )
 
 SEE_ALL = "`sudo hangwatch dump`, or install the daemon (docs/install-systemd.md)"
-NO_OWN_INCIDENTS = "no incidents that you may read: those of your own jobs, all for root and the group [store] names"
 
 
 @click.command()
@@ -59,11 +55,16 @@ NO_OWN_INCIDENTS = "no incidents that you may read: those of your own jobs, all 
 @click.option("--locals", "include_locals", is_flag=True, help="Local variables, too. They can hold secrets.")
 @click.option("--json", "as_json_form", is_flag=True, help="Verdicts, groups and all stacks as JSON, see docs/json.md.")
 @click.option("--grouped", is_flag=True, help="With --json: what `hangwatch merge` needs, one stack of each group.")
-@click.option("--stacks", "with_stacks", is_flag=True, help="With --grouped: all stacks, too.")
+@click.option("--stacks", "with_stacks", is_flag=True, help="All raw stacks, too; with --json --grouped as well.")
 @topology_option
 @click.option("--raw", type=click.Path(path_type=Path, file_okay=False), help="With --nodes: all stacks, to DIR.")
 @click.option("--agentless", is_flag=True, help="With --nodes: they have py-spy (--remote-command), not hangwatch.")
-@click.option("-o", "directory", type=click.Path(path_type=Path, file_okay=False), help="Also leave a report here.")
+@click.option(
+    "-o",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Leave a report with all stacks here, and print a line for each job.",
+)
 @nodes_options
 @config_option
 def dump(  # noqa: PLR0912 - an option is a branch
@@ -87,6 +88,8 @@ def dump(  # noqa: PLR0912 - an option is a branch
 
     With --nodes or --jobid on many nodes at the same time, with one verdict for each job over them; a node that does
     not answer by the deadline is evidence and no error. See docs/many-nodes.md.
+
+    Prints the verdict, the groups and the evidence; every raw stack with --stacks, in the folder of -o, or as JSON.
 
     Reads, and changes nothing: no process is stopped (but see --native). Exits 1 when there is nothing to dump.
     """
@@ -121,8 +124,8 @@ def dump(  # noqa: PLR0912 - an option is a branch
         raise click.UsageError("give either --job or --pid")
     if grouped and not as_json_form:
         raise click.UsageError("--grouped is a form of --json")
-    if with_stacks and not grouped:
-        raise click.UsageError("--stacks goes with --grouped; without it --json has all stacks")
+    if with_stacks and as_json_form and not grouped:
+        raise click.UsageError("--json has all stacks; --stacks goes with --json --grouped, or with text")
     settings, _ = settings_from(config_path)
     node, activities = host.node_name(), activity.load(settings.activities.rules)
     with _sampled(settings) as gpus:
@@ -133,11 +136,13 @@ def dump(  # noqa: PLR0912 - an option is a branch
             found = found or _jobs(wanted, sweep, settings.jobs, every=grouped)
         except InputError as error:
             found, missing = [], error
-        dumped = []
+        dumped: list[Incident] = []
+        shown = partial(_leave_or_show, directory, silent=as_json_form, with_stacks=with_stacks)
         for job in found:
             by_daemon = None if pids or native or include_locals else _asked_of_the_daemon(job, settings, rounds)
             if by_daemon is not None:
                 dumped.append(by_daemon)
+                shown(by_daemon, alone=len(found) == 1)
                 continue
             look = look_at(
                 job,
@@ -151,9 +156,13 @@ def dump(  # noqa: PLR0912 - an option is a branch
                 include_locals=include_locals,
                 ask_nccl=not grouped,  # who asks many nodes waits for the slowest, and not for long
             )
-            dumped.append(look.incident(job, JobState.SUSPECTED))
+            dumped.append(incident := look.incident(job, JobState.SUSPECTED))
+            shown(incident, alone=len(found) == 1)
     if not (pids or native or include_locals):
-        dumped += _only_by_the_daemon(wanted, {job.key for job in found}, settings, rounds)
+        further = _only_by_the_daemon(wanted, {job.key for job in found}, settings, rounds)
+        for incident in further:
+            shown(incident, alone=len(found) + len(further) == 1)
+        dumped += further
     if missing is not None and not dumped:
         raise missing
     if as_json_form:
@@ -163,11 +172,9 @@ def dump(  # noqa: PLR0912 - an option is a branch
             else as_json.dump(node, dumped)
         )
         click.echo(as_json.render(form), nl=False)
-    for incident in dumped:
-        if not as_json_form:
-            click.echo(text.render(incident, color=sys.stdout.isatty()))
-        if directory is not None:
-            click.echo(f"report: {_leave(directory, incident)}", err=True)
+    elif directory is not None or len(dumped) > 1:
+        rows = [(incident.job.job_id, incident.job.owner, incident.verdict.message) for incident in dumped]
+        print_table(("job", "owner", "verdict"), rows, "")
     if not dumped:
         click.echo(NO_JOB, err=True)
     return 0 if dumped else 1
@@ -199,6 +206,20 @@ def _only_by_the_daemon(
         named = [job for job in own_daemon.jobs(settings) if wanted in (None, job.job_id, job.job_key)]
         return [own_daemon.dump(settings, f"job={job.job_key}", rounds) for job in named if job.job_key not in known]
     return []
+
+
+def _leave_or_show(directory: Path | None, incident: Incident, *, silent: bool, with_stacks: bool, alone: bool) -> None:
+    """Leave a report, else print the answer on a job as soon as it is there: a pager would hold up the next one."""
+    if directory is not None:
+        click.echo(f"report: {_leave(directory, incident)}", err=True)
+        return
+    if silent:
+        return
+    answer = text.render_answer(incident, color=screen.is_colored(), width=screen.width(), stacks=with_stacks)
+    if alone:
+        screen.show(answer)
+    else:
+        click.echo(answer, color=screen.is_colored())
 
 
 def _dump_agentless(reach: Reach, wanted: str | None, rounds: int, raw: Path | None, *, as_json_form: bool) -> int:
@@ -262,79 +283,4 @@ def _leave(directory: Path, incident: Incident) -> Path:
     return store.open_writable(directory).save(incident, folder_files(incident))
 
 
-@click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the page here.")
-@click.option("--json", "as_json", is_flag=True, help="Print incident.json, see docs/json.md.")
-@config_option
-def report(folder: Path, html_path: Path | None, as_json: bool, config_path: Path | None) -> None:
-    """Render an incident again, from its incident.json alone. FOLDER is its folder, or its name in the store."""
-    incident = _incident(folder, config_path)
-    if html_path is not None:
-        write_text(html_path, html.render(incident))
-        click.echo(f"wrote {html_path}", err=True)
-    elif as_json:
-        sys.stdout.buffer.write(incident_file.encode(incident) + b"\n")
-    else:
-        click.echo(text.render(incident, color=sys.stdout.isatty()), nl=False)
-
-
-def _incident(folder: Path, config_path: Path | None) -> Incident:
-    """By its folder or its name; of an own job from the daemon, where we may not read its folder. Raises StoreError."""
-    try:
-        return incident_file.load(folder if _is_folder(folder) else _store(config_path).find(str(folder)))
-    except incident_file.StoreError:
-        if os.geteuid() != 0:
-            with suppress(own_daemon.SocketError):
-                return own_daemon.incident(settings_from(config_path)[0].socket.path, str(folder))
-        raise
-
-
-def _summaries_of_the_daemon(config_path: Path | None) -> tuple[incident_file.Summary, ...]:
-    """What it lists of the own jobs, where we can list nothing ourselves: the file system has no access lists."""
-    if os.geteuid() == 0:
-        return ()
-    with suppress(own_daemon.SocketError):
-        return own_daemon.incidents(settings_from(config_path)[0].socket.path)
-    return ()
-
-
-def _is_folder(path: Path) -> bool:
-    """False as well where it may not be looked at: then it is a name."""
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
-
-
-def _store(config_path: Path | None) -> store.Store:
-    settings, _ = settings_from(config_path)
-    return store.Store(Path(settings.store.directory))
-
-
-@click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/json.md describes it.")
-@config_option
-def incidents(as_json: bool, config_path: Path | None) -> None:
-    """List the incidents that this node keeps, newest first."""
-    summaries = _store(config_path).summaries() or _summaries_of_the_daemon(config_path)
-    if as_json:
-        sys.stdout.buffer.write(
-            msgspec.json.encode(incident_file.Incidents(schema_version=1, incidents=summaries)) + b"\n"
-        )
-        return
-    rows = [
-        (
-            summary.folder,
-            summary.job_id,
-            "unreadable" if summary.problem else (summary.state.value if summary.state else ""),
-            summary.problem or summary.message,
-        )
-        for summary in summaries
-    ]
-    print_table(
-        ("incident", "job", "state", "verdict"), rows, "no incidents" if os.geteuid() == 0 else NO_OWN_INCIDENTS
-    )
-
-
-COMMANDS = (dump, report, incidents)
+COMMANDS = (dump,)

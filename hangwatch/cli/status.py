@@ -15,7 +15,6 @@ import click
 import msgspec
 
 from hangwatch import config, decoding, yaml_file
-from hangwatch.cli import own_daemon
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.pages import client_of, http_config_option
 from hangwatch.cli.settings import config_option, settings_from
@@ -64,6 +63,8 @@ def answer_of(settings: config.Settings, url: str | None, http_config: Path | No
     except InputError:
         if url is not None or http_config is not None:
             raise
+        from hangwatch.cli import own_daemon
+
         try:
             return decoding.plain(own_daemon.ask(settings.socket.path, "/status"))
         except (own_daemon.SocketError, ValueError, RecursionError):

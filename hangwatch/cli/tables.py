@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import click
 
 from hangwatch import words
+from hangwatch.cli import screen
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: str) -> None:
@@ -28,4 +29,4 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: s
             table.add_column(name, overflow="fold")
         for row in rows:
             table.add_row(*map(Text, row))
-        Console().print(table)
+        Console(width=screen.columns()).print(table)

@@ -11,20 +11,16 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from hangwatch import config, hooks, http
-from hangwatch.checks import discovery
-from hangwatch.checks.contract import Settings as CheckSettings
+from hangwatch import config
 from hangwatch.cli.errors import InputError, MachineError
 from hangwatch.cli.settings import config_option, settings_from
-from hangwatch.daemon import Daemon
-from hangwatch.hang import activity
-from hangwatch.probes import heap, journal
-from hangwatch.probes.nvml.sampler import NvmlSampler
-from hangwatch.probes.sdnotify import Notifier
+
+if TYPE_CHECKING:
+    from hangwatch.checks.contract import Settings as CheckSettings
 
 SIGNAL_SECONDS = 0.2  # a signal is obeyed within this time
 STOP_SECONDS = 3.0  # for an orderly end
@@ -37,6 +33,10 @@ def _proven(settings: config.Settings, source: str) -> dict[str, CheckSettings]:
 
     What `run` refuses, `config --check` refuses. Raises ConfigError, ServeError or PortTakenError.
     """
+    from hangwatch import hooks, http
+    from hangwatch.checks import discovery
+    from hangwatch.hang import activity
+
     activity.load(settings.activities.rules)
     http.prepared(settings.http)
     hooks.refuse_unusable(settings.hooks, source)
@@ -51,7 +51,13 @@ def run(config_path: Path | None) -> None:
     Samples GPU power, finds jobs, takes stacks when a job falls quiet, keeps incidents, and serves metrics on
     port 9836. Changes nothing in the jobs. Runs without a GPU, too: the checks that need none work on.
     """
+    from hangwatch.probes import heap
+
     heap.share()  # before there is any thread
+    from hangwatch.daemon import Daemon
+    from hangwatch.probes.nvml.sampler import NvmlSampler
+    from hangwatch.probes.sdnotify import Notifier
+
     settings, source = settings_from(config_path)
     check_settings = _proven(settings, source)
     _log_to_stderr(settings.log.level)
@@ -95,6 +101,8 @@ def _leave() -> NoReturn:
 
 
 def _log_to_stderr(level: str) -> None:
+    from hangwatch.probes import journal
+
     handler = logging.StreamHandler(sys.stderr)
     if journal.is_journal(os.environ, sys.stderr.fileno()):
         handler.setFormatter(journal.JournalFormatter())
@@ -110,6 +118,8 @@ def configuration(check_path: Path | None, sample: bool) -> None:
     """Check a configuration file, or print one to start from."""
     if sample == (check_path is not None):
         raise click.UsageError("give either --check FILE or --sample")
+    from hangwatch.checks import discovery
+
     if sample:
         click.echo(config.sample({name: check.settings for name, check in discovery.checks().items()}))
         return

@@ -25,9 +25,11 @@ from hangwatch.cli.status import print_status
 from hangwatch.cli.tables import print_table
 from hangwatch.hang import watched
 from hangwatch.launcher_table import TABLE
-from hangwatch.model import GpuSample, GpuSweep
+from hangwatch.model import GpuSample, GpuSweep, JobState
+from hangwatch.probes import host
 from hangwatch.status import view
 from tests import samples
+from tests.other_users import as_user
 
 NOBODY = 65534
 COMMANDS = ["run", "dump", "explain", "merge", "report", "incidents", "status", "config", "check", "demo"]
@@ -161,14 +163,14 @@ def test_explain_reads_standard_input_files_and_folders(tmp_path: Path) -> None:
     )
     page = tmp_path / "out.html"
     done = hangwatch("explain", "-", "--html", str(page), stdin=everything)
-    assert "ank 2 on n1" in done.stdout.splitlines()[0]
+    assert "ank 2 on n1" in done.stdout.splitlines()[0], done.stderr
     assert "<html" in page.read_text()
     alone = json.loads(hangwatch("explain", "--json", "--world-size", "6", "-", stdin=everything).stdout)
     assert (alone["world_size"], alone["absent"]) == (6, [[4, 5]])
 
 
 def test_reports_are_rendered_again_from_the_incident_alone(tmp_path: Path) -> None:
-    incident = samples.loader_hang()
+    incident = replace(samples.loader_hang(), node=host.node_name())
     folder = store.open_writable(tmp_path).save(incident, {})
     shown = hangwatch("report", str(folder)).stdout
     assert incident.verdict.message.split(",")[0] in " ".join(shown.split())
@@ -183,11 +185,46 @@ def test_reports_are_rendered_again_from_the_incident_alone(tmp_path: Path) -> N
     listed = json.loads(hangwatch("incidents", "--config", str(config), "--json").stdout)
     assert [row["folder"] for row in listed["incidents"]] == [folder.name]
     assert folder.name[:20] in hangwatch("incidents", "--config", str(config), COLUMNS="200").stdout
-    by_name = hangwatch("report", folder.name, "--config", str(config))
-    assert by_name.stdout == shown
+    for name in ((folder.name,), (), ("--job", incident.job.job_id)):
+        assert hangwatch("report", *name, "--config", str(config)).stdout == shown
+    assert folder.name in hangwatch("report", "nonsense", "--config", str(config)).stderr
+    listed_as = hangwatch("incidents", "--config", str(config)).stdout
+    assert "hung; its processes are gone" in listed_as, "no daemon has seen how the job ended"
+    config.write_text(f'[store]\ndirectory = "{tmp_path / "empty"}"\n')
+    empty = hangwatch("report", "--config", str(config))
+    assert (empty.returncode, "no incidents" in empty.stderr) == (1, True)
     (folder / "incident.json").write_text("{")
     broken = hangwatch("report", str(folder))
     assert (broken.returncode, str(folder) in broken.stderr) == (2, True)
+
+
+def test_incidents_say_how_long_ago_a_job_ended(tmp_path: Path) -> None:
+    incident = samples.loader_hang()
+    closed = replace(incident, state=JobState.ENDED, closed_unix_seconds=incident.opened_unix_seconds + 200)
+    store.open_writable(tmp_path).save(closed, {})
+    config = tmp_path / "hangwatch.toml"
+    config.write_text(f'[store]\ndirectory = "{tmp_path}"\n')
+    assert "ended after 3 min 20 s" in hangwatch("incidents", "--config", str(config)).stdout
+
+
+LEAN = ("hangwatch.daemon", "hangwatch.hang.capture", "apscheduler", "prometheus_client", "tornado", "psutil", "rich")
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("explain", "-"), ("report", "--help"), ("run", "--help")])
+def test_commands_that_need_no_daemon_load_none(arguments: tuple[str, ...]) -> None:
+    program = (
+        "import sys; from hangwatch.cli import main\n"
+        f"try: main({list(arguments)!r})\n"
+        f"except SystemExit: print('loaded', [name for name in {LEAN} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=DUMP.format(leaf="f (a.py:1)"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "loaded []", done.stderr
 
 
 def test_incidents_of_two_jobs_are_not_mixed(tmp_path: Path) -> None:
@@ -212,22 +249,20 @@ def test_incidents_of_two_owners_jobs_of_one_name_are_not_mixed(tmp_path: Path) 
 
 
 @contextlib.contextmanager
-def namesakes(run_id: str) -> Iterator[set[int]]:
-    """A job of one rank of ours, and one of that name and that address of another user, by pid."""
-    environ = {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_WORLD_SIZE": "1",
-        "TORCHELASTIC_RUN_ID": run_id,
-    }
+def jobs_of(*wanted: tuple[str, int]) -> Iterator[set[int]]:
+    """A job of one rank for each of these names and users, by pid."""
+    environ = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
-    program = "import os, sys, time; os.setuid(int(sys.argv[1])); print('up', flush=True); time.sleep(120)"
+    program = "import time; print('up', flush=True); time.sleep(120)"
     with contextlib.ExitStack() as stack:
         pids = set()
-        for user in (os.getuid(), NOBODY):
-            command = [sys.executable, "-c", program, str(user)]
-            process = subprocess.Popen(command, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True)
+        for run_id, user in wanted:
+            process = subprocess.Popen(
+                [*(as_user(user) if user != os.getuid() else ()), sys.executable, "-c", program],
+                env={**os.environ, **environ, "TORCHELASTIC_RUN_ID": run_id},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             stack.enter_context(process)
             stack.callback(process.kill)
             assert process.stdout is not None and process.stdout.readline() == "up\n"
@@ -236,9 +271,9 @@ def namesakes(run_id: str) -> Iterator[set[int]]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts a process of another user")
-def test_a_name_that_two_jobs_share_is_refused_and_their_keys_are_told() -> None:
+def test_a_name_that_two_jobs_share_is_refused_and_their_keys_are_told(tmp_path: Path) -> None:
     run_id = f"shared-{os.getpid()}"
-    with namesakes(run_id) as pids:
+    with jobs_of((run_id, os.getuid()), (run_id, NOBODY)) as pids:
         refused = hangwatch("dump", "--job", run_id)
         assert refused.returncode == 2, refused.stdout
         assert "2 jobs on this node have this name" in refused.stderr
@@ -248,6 +283,9 @@ def test_a_name_that_two_jobs_share_is_refused_and_their_keys_are_told() -> None
         assert {job["job"]["job_key"] for job in (*mine, *theirs)} == set(keys)
         dumped = [rank["id"]["pid"] for job in (*mine, *theirs) for rank in job["capture"]["ranks"]]
         assert (len(dumped), set(dumped)) == (2, pids)
+        quiet = hangwatch("dump", "--job", next(iter(keys)), "-o", str(tmp_path / "out"))
+        assert [line.split("\t")[0] for line in quiet.stdout.splitlines()] == ["job", run_id]
+        assert "report: " in quiet.stderr
 
 
 def test_where_no_job_runs_every_launcher_of_the_table_is_told() -> None:
@@ -285,6 +323,19 @@ def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
 
 def test_version_and_module() -> None:
     assert hangwatch("--version").stdout.startswith("hangwatch, version ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of another user")
+def test_each_of_several_jobs_is_printed_and_a_line_for_each_at_the_end() -> None:
+    """As a user who sees the own jobs only: what else runs on this node is not ours."""
+    names = [f"several-{os.getpid()}-{number}" for number in range(2)]
+    with jobs_of(*((name, NOBODY) for name in names)):
+        command = [*as_user(NOBODY), sys.executable, "-m", "hangwatch", "dump"]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    for name in names:
+        assert shown.index("Groups, largest first") < shown.index(f"\n{name}\t")
+        assert f"Job       {name}" in shown
+    assert "Stacks of the capture" not in shown
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def test_a_line_of_the_list_says_what_the_incident_says(tmp_path: Path) -> None:
         incident_id=incident.incident_id,
         node="gpu-b07",
         job_id="42",
+        job_name="llama-70b",
         job_key=incident.job.job_key,
         opened_unix_seconds=1e9,
         closed_unix_seconds=1e9 + 60,
@@ -185,7 +186,24 @@ def test_a_name_stands_for_the_incident_that_has_it_whole(tmp_path: Path) -> Non
     assert (kept.find(first.name), kept.find(second.name)) == (first, second)
     what, remedy = error_of(lambda: kept.find("2001"))
     assert what == f"'2001' fits 2 incidents in {kept.incidents}"
-    assert "`hangwatch incidents` lists them" in remedy
+    assert "`hangwatch incidents` lists all" in remedy
+
+
+def test_the_newest_of_a_job_by_its_id_key_or_name(tmp_path: Path) -> None:
+    kept = writable(tmp_path)
+    assert (kept.newest(), kept.newest("42")) == (None, None)
+    mine = [kept.save(at(1e9 + hour * 3600), {}) for hour in range(2)]
+    other = samples.job(range(2), 2, job_id="43")
+    newest = kept.save(at(1e9 + 9e6, job=replace(other, job_key="b" * 16, job_name="")), {})
+    assert kept.newest() == newest
+    assert {kept.newest(name) for name in ("42", "6d1c0f5a9e27b384", "llama-70b")} == {mine[1]}
+    what, remedy = error_of(lambda: kept.newest("nonsense"))
+    assert "--job nonsense: no incident of such a job" in what
+    assert "43 (key bbbb" in remedy
+    assert "42 (key 6d1c" in remedy
+    kept.save(at(1e9 + 9e7, job=replace(other, job_key="c" * 16, job_name="llama-70b")), {})
+    what, remedy = error_of(lambda: kept.newest("llama-70b"))
+    assert "2 jobs go by this name" in what, "what a user calls a job may be chosen to be that of another"
 
 
 def test_one_file_of_one_incident_and_nothing_else_is_read(tmp_path: Path) -> None:

@@ -126,6 +126,8 @@ DAEMON_ONLY = {"tornado", "prometheus_client", "apscheduler"}
         ("cli.nodes", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
         ("cli.stacks", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
         ("cli.fitness", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("cli.incidents", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("cli.watch", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
         ("cli.status", {"psutil", "ClusterShell", "jinja2", *DAEMON_ONLY}),
     ],
 )

@@ -11,7 +11,7 @@ import click
 
 WIDEST = 110  # characters of a sentence that the eye still follows
 
-_USUAL = (WIDEST, 24)  # of what is no terminal
+_USUAL = os.terminal_size((WIDEST, 24))  # of what is no terminal, whatever COLUMNS says there: readline(3) sets it
 
 
 def is_colored() -> bool:
@@ -21,7 +21,7 @@ def is_colored() -> bool:
 
 def columns() -> int:
     """Characters in a line: COLUMNS, else what the terminal says."""
-    return shutil.get_terminal_size(_USUAL).columns
+    return _size().columns
 
 
 def width() -> int:
@@ -31,13 +31,17 @@ def width() -> int:
 
 def show(answer: str) -> None:
     """Print; on a terminal with fewer lines by PAGER, else less(1), which leaves it on the screen (as git(1) does)."""
-    wide, high = shutil.get_terminal_size(_USUAL)
+    wide, high = _size()
     rows = sum(-(-max(len(click.unstyle(line)), 1) // wide) for line in answer.splitlines())
     if rows < high or _is_dumb() or not (_is_terminal(sys.stdout) and _is_terminal(sys.stdin)):
         click.echo(answer, nl=False, color=is_colored())
         return
     os.environ.setdefault("LESS", "FRX")
     click.echo_via_pager(answer.removesuffix("\n"))
+
+
+def _size() -> os.terminal_size:
+    return shutil.get_terminal_size(_USUAL) if _is_terminal(sys.stdout) else _USUAL
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from hangwatch import config, store, words
-from hangwatch.cli import own_daemon, screen
+from hangwatch.cli import screen
 from hangwatch.cli.asking import Reach, nodes_options, reach_of
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.nodes import Question, dump_nodes, topology_option
@@ -182,6 +182,10 @@ def dump(  # noqa: PLR0912 - an option is a branch
 
 def _asked_of_the_daemon(job: Job, settings: config.Settings, rounds: int) -> Incident | None:
     """The own job as the daemon of this node sees it, where the kernel keeps us from its stacks; else None."""
+    if os.geteuid() == 0:
+        return None
+    from hangwatch.cli import own_daemon
+
     ranks = [rank.id.pid for rank in job.ranks]
     if not own_daemon.may_not_read(ranks):
         return None
@@ -202,6 +206,8 @@ def _only_by_the_daemon(
     """The own jobs that only the daemon finds: this user may not even read the environment of their ranks."""
     if os.geteuid() == 0:
         return []
+    from hangwatch.cli import own_daemon
+
     with suppress(own_daemon.SocketError):
         named = [job for job in own_daemon.jobs(settings) if wanted in (None, job.job_id, job.job_key)]
         return [own_daemon.dump(settings, f"job={job.job_key}", rounds) for job in named if job.job_key not in known]

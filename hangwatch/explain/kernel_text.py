@@ -1,6 +1,7 @@
 """Pure: the kernel's log as dmesg, journalctl -k and syslog print it -> evidence.
 
-Whoever can write into a log can write such lines there: they are evidence, and accuse nobody.
+A log is the kernel's where all of its lines have that shape. Elsewhere such lines are the words of who writes there. Both
+are evidence, and accuse nobody.
 """
 
 from __future__ import annotations
@@ -24,12 +25,29 @@ _PREFIX = re.compile(
 )
 
 
+_SHAPE = re.compile(
+    r"(?:<\d{1,3}>)?\[ *\d{1,9}\.\d{1,9}\] |(?:<\d{1,3}>)?\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] "
+    r"|(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT[\d:.,+Z-]{8,24}) [\w.-]{1,64} kernel: "
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]|-- ",
+    re.ASCII,
+)
+
+
 class Heard(NamedTuple):
-    """A line of the kernel, `when` as it is written there, empty without a time."""
+    """A line of the kernel, `when` as it is written there, empty without a time.
+
+    `writer` is in whose log it stands, where that is not the kernel's own.
+    """
 
     said: kernel_lines.Said
     text: str
     when: str
+    writer: str = ""
+
+
+def has_shape(line: str) -> bool:
+    """Whether dmesg or journalctl -k prints such a line, by what stands before its text."""
+    return _SHAPE.match(line) is not None
 
 
 def find(line: str) -> Heard | None:
@@ -54,7 +72,8 @@ def judge(verdict: Verdict | None, heard: Sequence[Heard], ranks: Iterable[RankI
     found = tuple(_evidence(heard, {str(rank.pid): rank for rank in ranks if rank.pid is not None}))
     if verdict is not None:
         return replace(verdict, evidence=(*verdict.evidence, *found))
-    message = f"The kernel's log tells of {words.count(len(heard), 'trouble')}: {found[0].message}"
+    whose = "Logs tell" if any(one.writer for one in heard) else "The kernel's log tells"
+    message = f"{whose} of {words.count(len(heard), 'trouble')}: {found[0].message}"
     return Verdict(kind="LogsOnly", message=message, evidence=found)
 
 
@@ -62,12 +81,16 @@ def _evidence(heard: Sequence[Heard], by_pid: dict[str, RankId]) -> Iterator[Evi
     rows = kernel_lines.load()
     for one in heard[:_SHOWN]:
         row = rows[one.said.name]
-        rank = by_pid.get(one.said.subject) if row.names in ("process", "task") else None
+        is_own = not one.writer
+        rank = by_pid.get(one.said.subject) if is_own and row.names in ("process", "task") else None
         when = f" at {one.when}" if one.when else ""
         whose = f" of {words.who([rank])}" if rank is not None else ""
-        message = f"the kernel's log{when}{whose}: {one.text}: {row.meaning}; {row.remedy}"
-        yield Evidence(kind="kernel_log", message=message, ranks=(rank,) if rank is not None else ())
+        log = "the kernel's log" if is_own else f"the log of {one.writer}, which is not the kernel's"
+        message = f"{log}{when}{whose}: {one.text}: {row.meaning}; {row.remedy}"
+        yield Evidence(
+            kind="kernel_log" if is_own else "log", message=message, ranks=(rank,) if rank is not None else ()
+        )
     if len(heard) > _SHOWN:
         yield Evidence(
-            kind="kernel_log", message=f"{words.count(len(heard) - _SHOWN, 'more line')} of the kernel's log"
+            kind="kernel_log", message=f"{words.count(len(heard) - _SHOWN, 'more line')} as of the kernel's log"
         )

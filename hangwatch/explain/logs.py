@@ -123,12 +123,13 @@ class Message(NamedTuple):
 class Log:
     """Reads the lines of one log; `told_rank` is the global rank that torch wrote before its lines.
 
-    `messages` are what NCCL says, by the names of the table's rows; `kernel` the first lines of the kernel's log, one
-    for each row and subject, without those that are over.
+    `messages` are what NCCL says, by the names of the table's rows; `kernel` the first lines as of the kernel's log, one
+    for each row and subject, without those that are over; `is_kernels`: it is that log, by the shape of all its lines.
     """
 
     def __init__(self) -> None:
         self.lines = 0
+        self.is_kernels = True
         self.kernel: dict[tuple[str, str], kernel_text.Heard] = {}
         self.last: Line | None = None
         self.failures: list[Failure] = []
@@ -157,6 +158,7 @@ class Log:
 
     def _hear_kernel(self, text: str) -> None:
         heard = kernel_text.find(text)
+        self.is_kernels = self.is_kernels and (heard is not None or kernel_text.has_shape(text))
         if heard is not None and len(self.kernel) < kernel_text.MOST_KEPT:
             self.kernel.setdefault(heard.said[:2], heard)
         elif self.kernel:

@@ -62,7 +62,7 @@ _TAKES_PART = re.compile(r"(^|/)(torch/distributed/distributed_c10d|torch/autogr
 class Collected(NamedTuple):
     """What was read: ranks for `grouping.group`, notes for people, the world size that was given, and logs of ranks.
 
-    `kernel` are lines of the kernel's log, wherever they stood.
+    `kernel` are lines as of the kernel's log, wherever they stood.
     """
 
     ranks: tuple[RankDump, ...]
@@ -112,7 +112,7 @@ class _Hearsay:
 
     def __init__(self, notes: list[str]) -> None:
         self.old = 0
-        self.kernel: dict[tuple[str, str], Heard] = {}
+        self.kernel: dict[tuple[str, str, str], Heard] = {}
         self._notes = notes
         self._parts: list[tuple[str, RankId, logs.Log]] = []
         self._told: list[tuple[str, logs.Failure]] = []
@@ -136,14 +136,17 @@ class _Hearsay:
         tells = not streams or any(source.reader.processes for source in streams)  # an error.json has no streams
         for source in streams:
             reader, rank = source.reader, source.id
+            is_of_rank = rank.rank is not None or rank.local_rank is not None
+            is_kernels = reader.log.is_kernels and not reader.processes and not is_of_rank
+            writer = "" if is_kernels else words.who([rank]) if is_of_rank else words.printable(name)
             for place, heard in reader.log.kernel.items():
                 if len(self.kernel) < MOST_KEPT:
-                    self.kernel.setdefault(place, heard)
+                    self.kernel.setdefault((*place, writer), heard._replace(writer=writer))
             of_ranks = [(name, failure) for failure in reader.log.failures if failure.rank is not None]
             self._told += of_ranks
             of_ranks_here = of_ranks_here or bool(of_ranks)
             is_log = reader.log.lines > 0 and not reader.has_dump and (reader.is_log or reader.strange > 0)
-            if is_log and (rank.rank is not None or rank.local_rank is not None):
+            if is_log and is_of_rank:
                 self._parts.append((name, rank, reader.log))
                 of_ranks_here = True
             elif reader.strange:

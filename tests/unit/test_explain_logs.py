@@ -491,6 +491,25 @@ def test_a_line_of_the_kernel_about_a_rank_whose_stack_is_there_tells_it() -> No
     assert vote.ranks == (RankId(rank=3, pid=4711),) and "of rank 3" in vote.message and vote.supports is None
 
 
+@pytest.mark.parametrize(
+    ("name", "lines", "writer"),
+    [
+        ("rank3.log", ["step 1", f"[72852.469973] {FAULT}"], "rank 3"),
+        ("rank3.log", [f"[72852.469973] {FAULT}"], "rank 3"),
+        ("slurm-77.out", ["3: step 1", f"3: {FAULT}"], "rank 3"),
+        ("train.log", ["step 1", f"gpu-a12 kernel: {FAULT}"], "train.log"),
+        ("syslog", ["Nov 22 16:12:00 gpu-a12 sshd[1]: hello", f"Nov 22 16:12:00 gpu-a12 kernel: {FAULT}"], "syslog"),
+    ],
+)
+def test_such_a_line_in_another_log_is_the_word_of_who_writes_it(name: str, lines: list[str], writer: str) -> None:
+    (heard,) = collect(*lines, name=name).kernel
+    assert heard.writer == writer
+    verdict = kernel_text.judge(Verdict(kind="AllWaiting", message="all wait"), [heard], [RankId(rank=5, pid=4711)])
+    (vote,) = verdict.evidence
+    assert vote.kind == "log" and vote.ranks == () and "of rank 5" not in vote.message
+    assert vote.message.startswith(f"the log of {writer}, which is not the kernel's")
+
+
 def test_a_trouble_that_is_over_is_none_and_many_are_bounded() -> None:
     silent, back = "nfs: server filer-03 not responding, still trying", "[9.0] nfs: server filer-03 OK"
     assert collect(silent, back, FAULT).kernel == collect(FAULT).kernel

@@ -96,6 +96,7 @@ class Snapshot(Value, frozen=True):
     gpu_errors_at: float | None = None  # when XIDs or link errors last came, monotonic seconds
     crashes: tuple[Crash, ...] = ()  # the last ones, each job once
     crash_count: int = 0
+    unread_crash_count: int = 0  # jobs with dead ranks that were dropped unread: so many of their owner waited
     left_open: tuple[Incident, ...] = ()  # by an earlier daemon; of jobs that live and no scan has found yet
     store_problem: str | None = "the store is not open yet"
 

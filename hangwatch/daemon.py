@@ -216,6 +216,13 @@ class Daemon:
             if self._dead.end(turn):
                 self._beats.once("remains", self._read_remains_in_turn)
 
+    def _drop_remains(self, job: Job) -> None:
+        """Say that a job is left out: a user's jobs that end by the hundred must not fill the memory, nor the log."""
+        unread = self.board.change(progress.left_unread)
+        if unread.bit_count() == 1:  # the first, and at doubling numbers
+            what = f"what its dead ranks left is not read: {MOST_DEAD_JOBS} jobs of {job.owner} wait for that"
+            log.warning("job %s: %s (%s since the start)", job.job_id, what, words.count(unread, "job"))
+
     def _read_remains(self, job: Job) -> None:
         """What ranks left that are gone; a crash makes an incident, an end in order none."""
         cores = self.settings.crashes.cores
@@ -248,8 +255,12 @@ class Daemon:
                 self._turns.add(entry.job.share if entry else "", action)
                 self._beats.once("capture", self._look_in_turn)
             elif isinstance(action, ReadRemains):
-                if self.settings.crashes.read and self._dead.add(action.job.share, action.job, MOST_DEAD_JOBS):
+                if not self.settings.crashes.read:
+                    continue
+                if self._dead.add(action.job.share, action.job, MOST_DEAD_JOBS):
                     self._beats.once("remains", self._read_remains_in_turn)
+                else:
+                    self._drop_remains(action.job)
             elif isinstance(action, SaveIncident):
                 save = self._save if action.is_watched else self._keep
                 self._beats.once("store", save, action.incident, action.moved_to)

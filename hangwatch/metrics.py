@@ -316,6 +316,8 @@ def _crashes(snapshot: Snapshot, now: float, external_url: str) -> Iterator[Metr
             info.add_metric([*name, incident.incident_id, verdict.confidence.value, named, summary, page], 1)
     yield info
     yield _counter("job_crashes", "Jobs on this node whose ranks crashed, restarts included", snapshot.crash_count)
+    what = "Jobs whose dead ranks were not looked after, since too many of their owner waited"
+    yield _counter("job_remains_unread", what, snapshot.unread_crash_count)
 
 
 def _collectives(snapshot: Snapshot) -> Iterator[Metric]:

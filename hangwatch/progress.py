@@ -529,6 +529,12 @@ def crashed(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple[Snap
     return snapshot, (SaveIncident(incident=incident, is_watched=False, moved_to=moved_to),)
 
 
+def left_unread(snapshot: Snapshot) -> tuple[Snapshot, int]:
+    """Count a job with dead ranks that is not looked after; and how many there have been."""
+    count = snapshot.unread_crash_count + 1
+    return replace(snapshot, unread_crash_count=count), count
+
+
 def _with_died(snapshot: Snapshot, dead: Job) -> Snapshot:
     entry, died = snapshot.jobs.get(dead.key), {one.id: one.died for one in dead.ended}
     if entry is None:

@@ -1,7 +1,7 @@
 """Pure: the kernel's log as dmesg, journalctl -k and syslog print it -> evidence.
 
-A log is the kernel's where all of its lines have that shape. Elsewhere such lines are the words of who writes there. Both
-are evidence, and accuse nobody.
+A log is the kernel's where all of its lines have that shape. Elsewhere such lines are the words of who writes there.
+Both are evidence, and accuse nobody.
 """
 
 from __future__ import annotations

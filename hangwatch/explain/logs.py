@@ -123,8 +123,8 @@ class Message(NamedTuple):
 class Log:
     """Reads the lines of one log; `told_rank` is the global rank that torch wrote before its lines.
 
-    `messages` are what NCCL says, by the names of the table's rows; `kernel` the first lines as of the kernel's log, one
-    for each row and subject, without those that are over; `is_kernels`: it is that log, by the shape of all its lines.
+    `messages` are what NCCL says, by the names of the table's rows; `kernel` the first lines as of the kernel's log,
+    one for each row and subject, without those that are over; `is_kernels`: all lines have the shape of that log.
     """
 
     def __init__(self) -> None:

@@ -22,8 +22,17 @@ def swap_bytes(pid: int) -> int | None:
 
 
 def files(process: psutil.Process) -> list[str]:
-    """Regular files with how they are open, and where in them it reads or writes."""
-    return [f"{file.path} ({file.mode}, at {file.position:,})" for file in process.open_files()[:MOST_LISTED]]
+    """Regular files with how they are open, how often, and where in them it reads or writes."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for file in process.open_files():
+        found.setdefault((file.path, file.mode), []).append(file.position)
+    return [f"{path} ({mode}, {_places(at)})" for (path, mode), at in list(found.items())[:MOST_LISTED]]
+
+
+def _places(positions: list[int]) -> str:
+    first, last = min(positions), max(positions)
+    where = f"at {first:,}" if first == last else f"at {first:,} to {last:,}"
+    return where if len(positions) == 1 else f"{len(positions)} times, {where}"
 
 
 def connections(process: psutil.Process) -> list[str]:

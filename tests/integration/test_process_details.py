@@ -62,6 +62,16 @@ def test_files_connections_children_memory_and_cpus_of_a_process(tmp_path: Path)
     assert (found.threads, found.niceness, bool(found.cpus)) == (2, os.nice(0) + 3, True)
 
 
+def test_a_file_that_is_open_many_times_is_listed_once(tmp_path: Path) -> None:
+    """As by the loader threads of a data set: forty lines of one shard would hide all other files."""
+    code = "kept = [open(folder + '/shard', 'rb') for _ in range(40)]\nkept[0].read()\nother = open(folder + '/index')"
+    (tmp_path / "shard").write_bytes(b"x" * 2000)
+    (tmp_path / "index").touch()
+    with targets.python(f"{code}\nready()\nimport time\ntime.sleep(600)", tmp_path) as pid:
+        (found,) = process_details.read([identity(pid)], share="test", deadline_seconds=60.0).values()
+    assert found.files == (f"{tmp_path}/shard (r, 40 times, at 0 to 2,000)", f"{tmp_path}/index (r, at 0)")
+
+
 def test_of_nine_processes_eight_are_asked(tmp_path: Path) -> None:
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         target = identity(pid)

@@ -14,7 +14,7 @@ from hangwatch import look as look_module
 from hangwatch.beats import Turns
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Settings
-from hangwatch.daemon import Daemon
+from hangwatch.daemon import MOST_DEAD_JOBS, Daemon
 from hangwatch.hang import jobs, owners, watched
 from hangwatch.hang.detector import TakeCapture
 from hangwatch.hang.jobs import find
@@ -24,7 +24,7 @@ from hangwatch.model import FoundJobs, GpuSweep, Job, JobState, LeftOut, Process
 from hangwatch.probes import procs, sockets
 from hangwatch.probes.nvml.sampler import NvmlSampler
 from hangwatch.probes.procs import ProcessScan
-from hangwatch.progress import ENDED_SHOWN_PER_SHARE, discovered
+from hangwatch.progress import ENDED_SHOWN_PER_SHARE, ReadRemains, discovered
 from tests.proc_tree import lay_out, sweep
 
 VICTIM, HOSTILE = 1004, 65534
@@ -188,6 +188,20 @@ def test_captures_of_one_pod_let_those_of_another_go_first(tmp_path: Path) -> No
     daemon._do([TakeCapture(job_key=str(number), reason="quiet") for number in range(10)])
     turns = [turn.wanted.job_key for turn in (daemon._turns.take(), daemon._turns.take()) if turn]
     assert turns == ["0", "9"]
+
+
+def test_a_dead_job_of_an_owner_that_is_one_too_many_is_counted_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=5.0)
+    daemon = Daemon(Settings(store=config.Store(directory=str(tmp_path))), gpus, proc_root=tmp_path)
+    jobs = [ended_job(number, "uid 1000").job for number in range(MOST_DEAD_JOBS + 5)]
+    daemon._do([ReadRemains(job=job) for job in jobs])
+    daemon._do([ReadRemains(job=ended_job(99, "uid 2000").job)])
+    assert daemon.board.snapshot.unread_crash_count == 5
+    said = [record.message for record in caplog.records if "is not read" in record.message]
+    assert len(said) == 3  # the 1st, the 2nd and the 4th
+    assert said[0].startswith(f"job {MOST_DEAD_JOBS}: what its dead ranks left is not read: 16 jobs of")
 
 
 def test_the_share_of_a_job_tells_pods_of_one_user_apart(tmp_path: Path) -> None:

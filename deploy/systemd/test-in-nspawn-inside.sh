@@ -15,6 +15,15 @@ sandboxed() {
   systemctl daemon-reload && systemctl start sandboxed.service 2>/dev/null
 }
 sandboxed_says() { journalctl --unit=sandboxed --no-pager --output=cat | grep -q -- "$1"; }
+hook_printed() { grep -q -x "$1" /var/lib/hangwatch/incidents/*/hooks/on_hung.txt 2>/dev/null; }
+# What this user is told over the daemon's socket of the job that has this process.
+asks() {
+  setpriv --reuid="$1" --regid=65534 --clear-groups /opt/hangwatch/bin/python -c '
+import sys
+from hangwatch import config
+from hangwatch.cli import own_daemon
+print(own_daemon.dump(config.Settings(), f"pid={sys.argv[1]}", 1).verdict)' "$2"
+}
 report() { cat /var/lib/hangwatch/incidents/*/report.txt 2>/dev/null; }
 reported() { report | grep -q "$1"; }
 
@@ -99,7 +108,22 @@ discover_seconds = 1.0
 hold_seconds = 5.0
 [capture]
 pause_seconds = 0.5
+[hooks]
+on_hung = ["/etc/hangwatch/hooks/try.sh", "{incident}"]
 TOML
+# What the unit lets a hook do: a shell, its pipes, Python, the network, unix sockets; what not is in its output, too.
+mkdir -p /etc/hangwatch/hooks
+cat >/etc/hangwatch/hooks/try.sh <<'SH'
+#!/bin/sh
+id -un
+grep -E '^(CapEff|NoNewPrivs)' /proc/self/status | tr -d '\t'
+test -s "$1/incident.json" && echo "incident read"
+python3 -c 'import urllib.request; print("port", urllib.request.urlopen("http://127.0.0.1:9836/metrics").status)'
+python3 -c 'import socket; socket.socket(socket.AF_UNIX).connect("/run/hangwatch/socket"); print("unix socket")'
+touch /tmp/own && echo "own /tmp"
+touch /etc/hangwatch/x 2>/dev/null || echo "read-only /etc"
+SH
+chmod 0755 /etc/hangwatch/hooks/try.sh
 # In place of a driver, and of a minute's patience.
 mkdir -p /etc/systemd/system/hangwatch.service.d
 cat >/etc/systemd/system/hangwatch.service.d/test.conf <<UNIT
@@ -124,7 +148,14 @@ see "the daemon sees it at work" within 12 metric '^hangwatch_job_state\{.*state
 see "and then hung" within 40 metric '^hangwatch_job_state\{.*state="hung"\} 1'
 see "the report names the function of rank 1" within 10 reported read_shard
 report | sed -n '1,12s/^/          | /p'
+see "the hook ran, without a right" within 15 hook_printed 'CapEff:0000000000000000'
+for word in 'hangwatch' 'NoNewPrivs:1' 'incident read' 'port 200' 'unix socket' 'own /tmp' 'read-only /etc'; do
+  see "the hook: $word" hook_printed "$word"
+done
+see "the report tells of it" within 15 reported 'hook on_hung (try.sh) ended with status'
 see "the job is as it was" job_runs
+see "the job's owner has its stacks over the socket" eval 'asks trainer "$second" | grep -q read_shard'
+see "and nobody else" eval '! asks nobody "$second" 2>/dev/null | grep -q read_shard'
 see "systemctl status tells of the job" within 15 eval 'property StatusText | grep -q "nspawn hung"'
 echo "          | $(property StatusText)"
 see "the journal knows warnings from the rest" eval 'journalctl --unit=hangwatch --priority=warning --output=cat | grep -q "hung"'

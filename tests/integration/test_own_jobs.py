@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -29,7 +30,8 @@ from tests.watched import RealDaemon
 
 pytestmark = needs_root
 
-OWNER, OTHER, STRANGER = 4001, 4002, 4003
+# Nobody's: the machine may have other jobs of any user that a test names.
+OWNER, OTHER, STRANGER = random.sample(range(1 << 20, 1 << 30), 3)
 # Who becomes another user is not to be looked at by that one, see PR_SET_DUMPABLE in prctl(2): as with ptrace_scope=1.
 RANK = """
 import os, time
@@ -178,14 +180,14 @@ def test_a_user_reads_his_incidents_and_status_also_where_files_and_port_refuse_
     found = samples.mismatch()
     names = {}
     for uid in (OWNER, OTHER):
-        owned = replace(found, incident_id=f"i-{uid}", job=replace(found.job, uid=uid, job_id=f"of-{uid}"))
+        owned = replace(found, incident_id=f"i-{uid}", job=replace(found.job, uid=uid, job_id=f"kept-of-{uid}"))
         names[uid] = kept.save(owned, {}).name
         for path in (node.daemon.state / "incidents" / names[uid], node.daemon.state / "incidents"):
             os.removexattr(path, "system.posix_acl_access")  # as on a file system without lists
             path.chmod(0o700)
     listed = json.loads(node.hangwatch(OWNER, "incidents", "--json").stdout)["incidents"]
     assert [one["folder"] for one in listed] == [names[OWNER]]
-    assert f"of-{OWNER}" in node.hangwatch(OWNER, "report", f"of-{OWNER}").stdout
+    assert f"kept-of-{OWNER}" in node.hangwatch(OWNER, "report", f"kept-of-{OWNER}").stdout
     assert node.hangwatch(OWNER, "report", names[OTHER]).returncode == 2
     status = node.hangwatch(OWNER, "status")  # by this configuration's port nobody serves
     assert status.returncode == 0 and f"job-of-{OWNER}" in status.stdout and f"job-of-{OTHER}" not in status.stdout

@@ -75,6 +75,7 @@ class Life:
     def __init__(self) -> None:
         self.snapshot, self.now = Snapshot(), 1000.0
         self.saved: list[Incident] = []
+        self.moves: list[JobState | None] = []
         self.captures = 0
 
     def discover(self, *found: Job) -> None:
@@ -131,6 +132,7 @@ class Life:
         for action in actions:
             if isinstance(action, SaveIncident):
                 self.saved.append(action.incident)
+                self.moves.append(action.moved_to)
             self.captures += isinstance(action, TakeCapture)
 
 
@@ -159,6 +161,30 @@ def test_an_incident_opens_and_closes() -> None:
     assert not life.snapshot.jobs["42"].page
     life.power(600, 70)
     assert life.snapshot.jobs["42"].incident is None, "back at work, the board forgets it; the store keeps it"
+
+
+def test_a_move_is_told_once_and_what_a_hook_came_to_is_no_move() -> None:
+    life = hung()
+    assert life.moves == [JobState.HUNG]
+    life.look(grouping())
+    incident = life.saved[-1]
+    life._take(progress.noted(life.snapshot, incident, "hook on_hung ended", unix_now=life.unix))
+    life.power(600, 10)
+    assert [move for move in life.moves if move] == [JobState.HUNG, JobState.RECOVERED]
+    assert "hook on_hung ended" in [line.message for line in life.saved[-1].timeline]
+    before = life.snapshot
+    later = progress.noted(before, replace(incident, incident_id="another"), "x", unix_now=life.unix)
+    assert later == (before, ()), "the incident is not this job's any more"
+
+
+def test_an_incident_that_ended_while_no_daemon_ran_has_moved_and_one_that_goes_on_has_not() -> None:
+    left = hung().saved[-1]
+    gone, again = Life(), Life()
+    gone.resume(left)
+    assert gone.moves == [JobState.ENDED]
+    again.discover(job())
+    again.resume(left, living=job())
+    assert again.moves == [None]
 
 
 def test_a_second_hang_is_a_second_incident() -> None:

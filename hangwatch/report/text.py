@@ -124,7 +124,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
         ("Verdict", _judgement(incident.verdict)),
         *_whom(incident.verdict),
         phrases.state_row(incident),
-        ("Job", f"{job.job_id} ({job.launcher}{f', user {job.user}' if job.user else ''})"),
+        ("Job", f"{words.which_job(job)}, {job.launcher}"),
         ("Owner", job.owner),
         ("Ranks", f"{phrases.ranks_row(job)} on {incident.node}{size}"),
         ("No process", f"local rank {words.fold_ranges(job.absent)}" if job.absent else ""),

@@ -24,7 +24,7 @@ from hangwatch import config
 from hangwatch.cli import hangwatch as hangwatch_command
 from hangwatch.cli.explain import explain
 from tests.conftest import wait_for
-from tests.deploy.promql import ROOT
+from tests.deploy.promql import ROOT, RULES
 from tests.integration import targets
 
 PAGES = [*sorted((ROOT / "docs/runbooks").glob("*.md")), ROOT / "docs/tuning.md"]
@@ -50,13 +50,20 @@ def commands(text: str) -> list[str]:
     """Every `hangwatch ...` command of a page, in code blocks and in the text."""
     blocks = [line for block in re.findall(r"```\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    return [line for line in (*blocks, *inline) if line.startswith("hangwatch ")]
+    typed = (line.removeprefix("sudo ") for line in (*blocks, *inline))
+    return [line for line in typed if line.startswith("hangwatch ")]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, RULES], ids=lambda page: page.stem)
 def test_the_commands_of_a_page_exist(page: Path) -> None:
+    """Of the pages of the rules, too: there a key stands for the job, in pods behind kubectl."""
     assert isinstance(hangwatch_command, click.Group)
-    for line in commands(page.read_text()):
+    text = page.read_text()
+    if page == RULES:
+        found = {re.sub(r"\{\{.*?\}\}", "KEY", line) for line in re.findall(r"(hangwatch report [^`\n]+)`", text)}
+        assert found == {"hangwatch report --job KEY"}
+        text = "".join(f"`{line}`\n" for line in found)
+    for line in commands(text):
         _, name, *arguments = shlex.split(line)
         command = hangwatch_command.get_command(click.Context(hangwatch_command), name)
         assert command is not None, f"{page.name}: {line}: no such command"

@@ -209,6 +209,9 @@ def test_the_commands_show_what_may_be_read(place: Path, uid: int, groups: tuple
         report = hangwatch("report", names[owner])
         assert report.returncode == (0 if owner in sees else 2), report.stderr
         assert ("ank 7" in report.stdout) == (owner in sees)
+    # As a page says it, with the key: the job's owner needs no more than his name to the kernel.
+    own = hangwatch("report", "--job", f"job-of-{OWNER}")
+    assert (own.returncode == 0, "ank 7" in own.stdout) == (OWNER in sees,) * 2, own.stderr
 
 
 def test_where_there_are_no_lists_the_group_alone_reads(place: Path, caplog: pytest.LogCaptureFixture) -> None:

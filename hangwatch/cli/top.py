@@ -189,7 +189,7 @@ def _jobs(status: Status) -> RenderableType:
             words.duration(round(job.seconds_in_state)),
             str(job.ranks),
             _watts(job),
-            job.verdict or job.message,
+            job.message if job.state is JobState.STALLED else job.verdict or job.message,  # of a stalled one: who moves
         )
         for job in jobs
     ]

@@ -209,6 +209,19 @@ def test_at_its_deadline_it_is_ended_with_all_that_it_started(script: Script) ->
         wait_for(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"{pid} to be gone")
 
 
+def test_a_daemon_that_is_killed_leaves_no_hook_behind(script: Script, tmp_path: Path) -> None:
+    program = script(f"sleep 1000 & echo $! $$ > {tmp_path}/written; mv {tmp_path}/written {tmp_path}/pids; wait")
+    runs = "import sys; from pathlib import Path; from hangwatch import hooks; hooks.run(hooks.Call('on_hung', (sys.argv[1],), {}, None, None), 600)"
+    daemon = subprocess.Popen([sys.executable, "-c", runs, program])
+    try:
+        wait_for((tmp_path / "pids").exists, "the hook")
+    finally:
+        daemon.kill()
+        daemon.wait()
+    for pid in map(int, (tmp_path / "pids").read_text().split()):
+        wait_for(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"{pid} to be gone")
+
+
 def test_of_a_flood_of_output_the_beginning_is_kept(script: Script) -> None:
     ended = ran(script("head -c 200000000 /dev/zero; echo ended >&2"))
     assert ended.is_ok and ended.output is not None

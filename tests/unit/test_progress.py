@@ -885,12 +885,14 @@ def crash(number: int, *gone: int, share: str = "uid 1000") -> Incident:
 
 
 def test_a_crash_of_the_same_processes_is_one_incident_told_anew() -> None:
-    snapshot, _ = progress.crashed(Snapshot(), crash(1, 100), now=0.0)
+    snapshot, actions = progress.crashed(Snapshot(), crash(1, 100), now=0.0)
+    assert [action.moved_to for action in actions if isinstance(action, SaveIncident)] == [JobState.ENDED]
     snapshot, actions = progress.crashed(snapshot, crash(1, 100, 101), now=5.0)
     (one,) = snapshot.crashes
     assert (one.incident.incident_id, one.incident.verdict.message, one.found_monotonic_seconds) == ("i1-1", "2", 0.0)
     assert snapshot.crash_count == 1
-    assert [action.incident.incident_id for action in actions if isinstance(action, SaveIncident)] == ["i1-1"]
+    told = [(action.incident.incident_id, action.moved_to) for action in actions if isinstance(action, SaveIncident)]
+    assert told == [("i1-1", None)], "its hook was called already"
     snapshot, _ = progress.crashed(snapshot, crash(1, 200), now=9.0)
     assert [one.incident.job.ended[0].id.pid for one in snapshot.crashes] == [200]
     assert snapshot.crash_count == 2

@@ -13,6 +13,7 @@ from hangwatch.hang.rules import (
     Rule,
     Scene,
     Suspicion,
+    died_first,
     is_rooted,
     may_be_late,
     only_roles,
@@ -247,6 +248,15 @@ def _first_look(
 
 
 FIRST_LOOKS: tuple[Rule, ...] = (
+    _first_look(
+        "have no process any more, and died first by what they left, while no wait for ranks is known of the others",
+        died_first,
+        ANYTHING,
+        wording.died,
+        lambda _: wording.DIED,
+        few=False,
+        by_stack=False,
+    ),
     _first_look(
         "have a thread that is blocked in state `D`, of which the kernel's log says that it has been for minutes",
         _told_by_kernel("hung_task"),

@@ -194,12 +194,16 @@ def _where(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Group]:
 
 def _gone_for_a_reason(scene: Scene) -> Sequence[Group]:
     """Of the ranks without a process those that are known to have crashed: who died first, else all."""
-    first = [part for group in scene.gone if (part := part_of(group, _died_first))]
-    return first or [part for group in scene.gone if (part := part_of(group, has_crashed))]
+    return died_first(scene) or [part for group in scene.gone if (part := part_of(group, has_crashed))]
 
 
-def _died_first(member: Member) -> bool:
-    return member.died is not None and member.died.is_first and not member.died.of_others
+def died_first(scene: Scene) -> Sequence[Group]:
+    """Ranks without a process of which what they left says that none died before them."""
+
+    def is_first(member: Member) -> bool:
+        return member.died is not None and member.died.is_first and not member.died.of_others
+
+    return [part for group in scene.gone if (part := part_of(group, is_first))]
 
 
 def has_crashed(member: Member) -> bool:

@@ -73,14 +73,19 @@ def _is_lower(
     return bool(own and others) and max(own) <= min(others) - gap
 
 
+def _shows(group: Group) -> str:
+    if group.gone:
+        return "no process any more"
+    return group.fault.detail if group.fault else f"{clauses.does(group)}: {clauses.top(group)}"
+
+
 def context(grouping: Grouping) -> tuple[Evidence, ...]:
     """What a reader must know when nobody is named: where the groups stand, other threads, GPUs that differ."""
     groups = grouping.groups
     votes = [
         Evidence(
             kind="group",
-            message=f"{words.who([member.id for member in group.members])}: "
-            + (group.fault.detail if group.fault else f"{clauses.does(group)}: {clauses.top(group)}"),
+            message=f"{words.who([member.id for member in group.members])}: {_shows(group)}",
             ranks=_some([group]),
         )
         for group in groups[:6]

@@ -111,6 +111,11 @@ def gone(ranks: Sequence[Group], others: Sequence[Group], all_gone: Sequence[Gro
     return f"{words.who(ids)} {verb}{why}, while {others_wait(others)}{too if silent else ''}."
 
 
+def died(ranks: Sequence[Group], _: Sequence[Group]) -> str:
+    """Why one is looked at first that is gone, where nothing shows that the others wait for it."""
+    return f"it has no process any more{_why_gone([member for group in ranks for member in group.members])}"
+
+
 def _why_gone(members: Sequence[Member]) -> str:
     """In parentheses: by what they left, else by the kernel's log; empty where nothing says why."""
     died = [member for member in members if member.died is not None and not member.died.of_others]
@@ -362,6 +367,7 @@ def cannot_tell(groups: Sequence[Group], answered: int, waiting: int, existing: 
 
 
 SEQUENCE_NUMBERS = "sequence numbers (flight recorder, NCCL RAS): who is a call behind, or took another branch or group"
+DIED = "whether the others wait for it: a job that goes on without a rank stands still at the next thing they share"
 HUNG_TASK = "`dmesg -T | grep -A20 'blocked for more'`: where in the kernel it stands; `hangwatch check storage`"
 LOST_WORKER = "whether it still waits for that worker: `hangwatch dump --native`, and its log"
 NUMBERS_BELOW = (

@@ -63,6 +63,12 @@ install -m 0644 "$here/copyright" "$checkout/README.md" "$root/usr/share/doc/han
 install -m 0644 "$here/hangwatch.toml" "$root/etc/hangwatch/hangwatch.toml"
 $run config --sample >"$root/etc/hangwatch/hangwatch.sample.toml"
 
+# What completes words asks the program itself, so it knows what this version knows.
+for shell in bash:bash-completion/completions/hangwatch zsh:zsh/vendor-completions/_hangwatch fish:fish/vendor_completions.d/hangwatch.fish; do
+  install -d "$root/usr/share/$(dirname "${shell#*:}")"
+  _HANGWATCH_COMPLETE=${shell%%:*}_source $run >"$root/usr/share/${shell#*:}"
+done
+
 install -d "$root/DEBIAN"
 version=$($run --version | sed 's/.* //')
 architecture=$(dpkg --print-architecture)

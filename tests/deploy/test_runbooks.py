@@ -27,7 +27,10 @@ from tests.conftest import wait_for
 from tests.deploy.promql import ROOT, RULES
 from tests.integration import targets
 
-PAGES = [*sorted((ROOT / "docs/runbooks").glob("*.md")), ROOT / "docs/tuning.md"]
+PAGES = [
+    *sorted((ROOT / "docs/runbooks").glob("*.md")),
+    *(ROOT / f"docs/{name}.md" for name in ("tuning", "faq", "from-page-to-cause")),
+]
 AUTHOR = ROOT / "docs/runbooks/when-the-verdict-is-not-enough.md"
 
 MISMATCH = """

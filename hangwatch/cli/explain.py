@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +27,7 @@ from hangwatch.hang.activity import load as load_activities
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.hang.recorded import shortened
 from hangwatch.model import MOST_RANKS, Incident
+from hangwatch.report import as_json
 
 LONGEST_LINE_BYTES = 16 << 20  # `py-spy dump --json` may print one line
 MOST_BYTES = 4 << 30  # of one file or of standard input
@@ -33,7 +36,8 @@ SNIFFED_BYTES = 8 << 10
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh")  # gzip, zstd, xz, bzip2
 _REFUSED_TOLD = 8
 
-_Kind = Literal["recorder", "text", "empty", "compressed", "other"]
+_DUMPED = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"node":')  # `hangwatch dump --json`
+_Kind = Literal["recorder", "dumped", "text", "empty", "compressed", "other"]
 _File = tuple[Path, Path | None]  # and the folder in which it was found, None where it was named
 
 
@@ -61,7 +65,7 @@ def explain(
     ends before the others. Reads the dumps that torch makes of its flight recorder, as pickle (by the watchdog at a
     time-out: comm_lib_trace_rank_3) or as JSON: who has not come to which collective. A folder is all such files in it
     (torchrun's --log-dir), or the incident that it holds; links in it are not followed, and what begins with a dot is
-    left out. "-" is standard input, for text.
+    left out. Reads what `hangwatch dump --json` printed. "-" is standard input, for text and for that.
     """
     settings, _ = settings_from(config_path)
     files, incidents = _sort(paths)
@@ -71,9 +75,11 @@ def explain(
         collected = traces.collect(((str(path), _lines(path, folder)) for path, folder in reading), world_size)
     with _progress([(path, folder) for path, folder in files if kinds[path] == "recorder"]) as reading:
         recorders, notes = _flight_dumps(reading)
+    answers = _of_dumps([(path, folder) for path, folder in files if kinds[path] == "dumped"], incidents)
     notes += _left_out(kinds)
     collected = collected._replace(notes=(*recorders.notes, *collected.notes, *notes))
     dumps = [*collected.ranks, *(rank for incident in incidents for rank in incident.captures[-1].ranks)]
+    dumps += [rank for answer in answers for rank in (answer.capture.ranks if answer.capture else ())]
     dumps += dumped.without_stacks(recorders.by_rank, dumps)
     if not dumps and not collected.logs and not collected.kernel:
         told = "".join(f"\n  {note}" for note in collected.notes[:5])
@@ -81,7 +87,7 @@ def explain(
             f"no stack dump and no log of a known rank in {', '.join(map(str, paths))}{told}\n"
             "  make some: `py-spy dump --pid PID > rank0.txt`"
         )
-    told_sizes = [found.job.world_size or 0 for found in incidents]
+    told_sizes = [found.job.world_size or 0 for found in incidents] + [answer.world_size or 0 for answer in answers]
     size = collected.world_size or max(told_sizes, default=0) or recorders.world_size
     grouping = group_ranks(dumps, load_activities(settings.activities.rules), settings.capture, size or None)
     grouping = replace(grouping, notes=(*grouping.notes, *collected.notes))
@@ -101,6 +107,31 @@ def explain(
 def _ranks_here(incidents: Sequence[Incident]) -> int | None:
     """How many ranks were looked at where all that is given comes from one node; None where it is of several."""
     return incidents[0].job.ranks_here or None if len(incidents) == 1 else None
+
+
+def _of_dumps(files: Iterable[_File], incidents: Iterable[Incident]) -> list[as_json.Answer]:
+    """What `hangwatch dump --json` printed. Raises InputError where it is of several jobs, or of another version."""
+    found: list[as_json.Answer] = []
+    for path, folder in files:
+        try:
+            with sys.stdin.buffer if path == Path("-") else _opened(path, folder) as file:
+                content = inputs.content_of(file, path, incident_file.MAX_INCIDENT_BYTES)
+        except inputs.FileError as error:
+            raise InputError(str(error)) from None
+        answers = incident_file.decode(path, content, as_json.Dump).jobs
+        for answer in answers:
+            ranks = answer.capture.ranks if answer.capture is not None else ()
+            numbers = (number for rank in ranks for number in (rank.id.rank, rank.id.local_rank))
+            incident_file.refuse_incredible(path, [answer.world_size, *numbers])
+        found += answers
+    jobs = {answer.job.job_key: f"{answer.job.job_id} ({answer.job.owner})" for answer in found if answer.job}
+    jobs |= {incident.job.key: incident.job.job_id for incident in incidents if found}
+    if len(jobs) > 1:
+        raise InputError(
+            f"these are of several jobs: {', '.join(sorted(jobs.values()))}\n"
+            "  give those of one at a time: `hangwatch dump --json --job KEY`"
+        )
+    return found
 
 
 def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
@@ -163,17 +194,27 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
 
     Standard input and a pipe are text, whatever they hold, and so is any other file that was named.
     """
-    if path == Path("-") or (folder is None and not path.is_file()):
+    if path == Path("-"):
+        return "dumped" if _DUMPED.match(_begun()) else "text"
+    if folder is None and not path.is_file():
         return "text"
     with _opened(path, folder) as file:
         head = file.read(SNIFFED_BYTES)
     if flight_dump.begins_so(head):
         return "recorder"
+    if _DUMPED.match(head):
+        return "dumped"
     if head.startswith(_PACKED):
         return "compressed"
     if not head:
         return "empty"
     return "text" if folder is None or b"\0" not in head else "other"
+
+
+def _begun() -> bytes:
+    """What standard input begins with, which is still read afterwards; nothing of what is no stream of bytes."""
+    stream = sys.stdin.buffer
+    return stream.peek(SNIFFED_BYTES) if isinstance(stream, io.BufferedReader) else b""
 
 
 def _flight_dumps(files: Iterable[_File]) -> tuple[flight_dumps.Joined, list[str]]:

@@ -283,6 +283,14 @@ def test_a_name_that_two_jobs_share_is_refused_and_their_keys_are_told(tmp_path:
         assert {job["job"]["job_key"] for job in (*mine, *theirs)} == set(keys)
         dumped = [rank["id"]["pid"] for job in (*mine, *theirs) for rank in job["capture"]["ranks"]]
         assert (len(dumped), set(dumped)) == (2, pids)
+        told = hangwatch("dump", "--json", "--job", next(iter(keys))).stdout
+        (tmp_path / "dump.json").write_text(told)
+        for given in (
+            hangwatch("explain", "--json", str(tmp_path / "dump.json")),
+            hangwatch("explain", "--json", "-", stdin=told),
+        ):
+            explained = json.loads(given.stdout)
+            assert explained["groups"] == json.loads(told)["jobs"][0]["groups"], given.stderr
         quiet = hangwatch("dump", "--job", next(iter(keys)), "-o", str(tmp_path / "out"))
         assert [line.split("\t")[0] for line in quiet.stdout.splitlines()] == ["job", run_id]
         assert "report: " in quiet.stderr

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -150,8 +151,11 @@ def demo(scenario: str, ranks: int, seed: int | None, directory: Path | None) ->
     if scenario not in play.descriptions():
         raise InputError(f"there is no scenario {scenario!r}\n  scenarios: {', '.join(play.descriptions())}")
     seed = int(time.time()) % 100000 if seed is None else seed
-    logging.basicConfig(level="ERROR", stream=sys.stderr)
+    logging.basicConfig(handlers=[logging.NullHandler()])  # the log goes to a file, beside the incident
     outcome = play.play(scenario, ranks=ranks, seed=seed, say=click.echo, directory=directory)
+    if outcome.report is not None:
+        ours = [sys.executable, "-m", "hangwatch"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
+        click.echo(f"again: {shlex.join([*ours, 'report', str(outcome.report)])}")
     return 0 if outcome.right else 1
 
 

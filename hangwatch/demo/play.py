@@ -270,12 +270,13 @@ def watching(
 
 @contextlib.contextmanager
 def _log_to(path: Path) -> Iterator[None]:
-    """Send the daemon's log to a file, so that the terminal shows the scenario."""
-    log = logging.getLogger("hangwatch")
+    """Send the daemon's log, and that of its libraries, to a file, so that the terminal shows the scenario."""
+    log, everybody = logging.getLogger("hangwatch"), logging.getLogger()
     before = (log.level, log.propagate)
     file = logging.FileHandler(path)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     log.addHandler(file)
+    everybody.addHandler(file)
     log.setLevel(logging.INFO)
     log.propagate = False
     try:
@@ -283,4 +284,5 @@ def _log_to(path: Path) -> Iterator[None]:
     finally:
         log.level, log.propagate = before
         log.removeHandler(file)
+        everybody.removeHandler(file)
         file.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -88,6 +89,9 @@ def test_the_command_exits_0_and_says_which_rank_it_named(tmp_path: Path) -> Non
     assert f"right: hangwatch paged and named rank {planted}; rank {planted} was planted" in done.stdout
     report = re.search(r"^report: (.*)$", done.stdout, re.MULTILINE)
     assert Path(report[1]).read_text().lower().startswith("<!doctype html>")
+    (again,) = re.findall(r"^again: (.*)$", done.stdout, re.MULTILINE)
+    shown = subprocess.run(shlex.split(again), capture_output=True, text=True, timeout=60, check=True).stdout
+    assert shown == Path(report[1]).with_name("report.txt").read_text()
 
 
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ IMAGE ?= localhost/hangwatch
 IMAGE_ARGS ?=
 BUILDER ?= $(firstword $(foreach name,podman buildah docker,$(shell command -v $(name))))
 
-.PHONY: demo test mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
+.PHONY: demo man test mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
@@ -74,6 +74,10 @@ chart: $(VENV)/.release
 # For the release of Debian or Ubuntu that this is typed on.
 deb: dist
 	deploy/deb/build.sh --output dist dist/hangwatch-$(VERSION)-py3-none-any.whl
+
+man: $(VENV)/.installed
+	mkdir -p build/man
+	$(BIN)/python -m hangwatch.cli.reference man > build/man/hangwatch.1
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,83 @@
+"""The command reference, made from the commands themselves: docs/commands.md, and the man page.
+
+python -m hangwatch.cli.reference man > hangwatch.1
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+
+import click
+
+from hangwatch import __version__
+from hangwatch.cli import hangwatch
+
+_WIDTH = 100
+
+COMPLETION = (
+    ("bash", "~/.bashrc", 'eval "$(_HANGWATCH_COMPLETE=bash_source hangwatch)"'),
+    ("zsh", "~/.zshrc", 'eval "$(_HANGWATCH_COMPLETE=zsh_source hangwatch)"'),
+    ("fish", "~/.config/fish/completions/hangwatch.fish", "_HANGWATCH_COMPLETE=fish_source hangwatch | source"),
+)
+"""The shell, its file, and the line in it that completes commands and options."""
+
+
+def markdown() -> str:
+    """docs/commands.md: every command as its --help says it."""
+    lines = ["# Commands", "", "Each as `hangwatch COMMAND --help` prints it.", ""]
+    for context in _contexts():
+        lines += [f"## {context.info_name}", "", "```", context.get_help(), "```", ""]
+    lines += ["## Completion", "", "Commands and options are completed by the shell with this line in its file:", ""]
+    lines += ["| shell | file | line |", "|---|---|---|"]
+    lines += [f"| {shell} | `{file}` | `{line.replace('|', chr(92) + '|')}` |" for shell, file, line in COMPLETION]
+    return "\n".join(lines) + "\n"
+
+
+def man() -> str:
+    """The man page, as roff; see man(7)."""
+    lines = [f'.TH HANGWATCH 1 "" "hangwatch {__version__}"', ".SH NAME"]
+    lines += ["hangwatch \\- finds hung training jobs and names the odd rank", ".SH SYNOPSIS"]
+    lines += [".B hangwatch", "COMMAND [OPTIONS]"]
+    for number, context in enumerate(_contexts()):
+        lines += [".SH DESCRIPTION"] if number == 0 else [".SH COMMANDS"] if number == 1 else []
+        lines += [f".SS {_roff(context.command_path)} {_roff(' '.join(context.command.collect_usage_pieces(context)))}"]
+        lines += _paragraphs(context.command.help or "")
+        for parameter in context.command.get_params(context):
+            if (record := parameter.get_help_record(context)) is not None:
+                lines += [".TP", f".B {_roff(record[0])}", _roff(record[1])]
+    lines += [".SH COMPLETION", ".nf", *(_roff(f"{file}: {line}") for _, file, line in COMPLETION), ".fi"]
+    return "\n".join(lines) + "\n"
+
+
+def _contexts() -> Iterator[click.Context]:
+    """Of the group, then of each command."""
+    settings = {"terminal_width": _WIDTH, "max_content_width": _WIDTH, "help_option_names": ["-h", "--help"]}
+    parent = click.Context(hangwatch, info_name="hangwatch", **settings)  # type: ignore[arg-type]
+    yield parent
+    assert isinstance(hangwatch, click.Group)
+    for name in hangwatch.list_commands(parent):
+        command = hangwatch.get_command(parent, name)
+        if command is not None and not command.hidden:
+            yield click.Context(command, info_name=f"hangwatch {name}", **settings)  # type: ignore[arg-type]
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    r"""A help text; what stands under \b keeps its lines."""
+    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
+        yield ".PP"
+        kept = paragraph.startswith("\b")
+        lines = [_roff(line.strip()) for line in paragraph.lstrip("\b\n").splitlines()]
+        yield from (".nf", *lines, ".fi") if kept else lines
+
+
+def _roff(text: str) -> str:
+    """Text that roff prints as it is."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
+
+
+if __name__ == "__main__":
+    click.echo({"man": man, "markdown": markdown}[sys.argv[1]](), nl=False)

@@ -1,0 +1,47 @@
+"""docs/commands.md and the man page are made from the commands; the lines that complete them work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+
+import click
+import pytest
+
+from hangwatch import cli
+from hangwatch.cli import reference
+
+
+@pytest.mark.golden
+def test_the_page_is_what_the_commands_say(golden: Callable[[str, str], None]) -> None:
+    golden("../../../docs/commands.md", reference.markdown())
+
+
+def test_the_man_page_has_every_command_and_option() -> None:
+    page = reference.man()
+    context = click.Context(cli.hangwatch)
+    for name in cli.hangwatch.list_commands(context):
+        assert f".SS hangwatch {name}" in page
+        for parameter in cli.hangwatch.get_command(context, name).params:
+            for option in parameter.opts if isinstance(parameter, click.Option) and not parameter.hidden else ():
+                assert option.replace("-", "\\-") in page
+    if shutil.which("man"):
+        done = subprocess.run(
+            ["man", "--warnings", "-l", "-"],
+            input=page,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_shell_completes_commands() -> None:
+    for shell, _, line in reference.COMPLETION:
+        assert f"_HANGWATCH_COMPLETE={shell}_source hangwatch" in line
+    environ = {**os.environ, "COMP_WORDS": "hangwatch inc", "COMP_CWORD": "1", "_HANGWATCH_COMPLETE": "bash_complete"}
+    done = subprocess.run([sys.executable, "-m", "hangwatch"], capture_output=True, text=True, env=environ)
+    assert done.stdout.split() == ["plain,incidents"]

@@ -27,6 +27,7 @@ from hangwatch.model import (
     Value,
     Verdict,
 )
+from hangwatch.patience import patience
 from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, printable, utc, who
 
 _NAMED_LISTED = 4
@@ -256,6 +257,34 @@ def state_row(incident: Incident) -> tuple[str, str]:
     if incident.timeline or incident.state is not JobState.SUSPECTED:
         return "State", f"{incident.state.value}; opened {opened}"
     return "Taken", opened
+
+
+def time_out(incident: Incident) -> str:
+    """When torch.distributed ends the job, counted from when it fell quiet; empty where nothing waits, or for ever.
+
+    As the ranks have recorded it, else as `patience` tells from their environment. A dump by hand has not seen when it
+    began to wait.
+    """
+    waits = any(group.waits_for in ("ranks", "gpu") for group in incident.grouping.groups)
+    if incident.closed_unix_seconds is not None or not waits or not incident.captures:
+        return ""
+    from hangwatch.hang import by_number  # the rules, which a report needs for nothing else
+
+    recorded = by_number.timeout_seconds(incident.grouping)
+    assumed = patience(incident.job, incident.job.environ)
+    seconds = assumed.collective_seconds if recorded is None else recorded
+    if seconds is None:
+        return ""
+    source = "as its ranks recorded" if recorded is not None else f"{assumed.source}, unless its code says otherwise"
+    looked = incident.captures[-1].started_unix_seconds + incident.captures[-1].duration_seconds
+    quiet = [step.unix_seconds for step in incident.timeline if step.state is JobState.QUIET]
+    if not quiet:
+        return f"will be ended by its collective time-out {duration(seconds)} after it began to wait ({source})"
+    left = quiet[-1] + seconds - looked
+    if left <= 0:
+        return f"its collective time-out of {duration(seconds)} had passed when it was looked at ({source})"
+    at = utc(quiet[-1] + seconds)
+    return f"will be ended by its collective time-out in {duration(left)} from this look, at {at} ({source})"
 
 
 def _tally(counts: Counter[str], members: int) -> str:

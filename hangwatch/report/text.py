@@ -124,6 +124,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
         ("Verdict", _judgement(incident.verdict)),
         *_whom(incident.verdict),
         phrases.state_row(incident),
+        ("Time-out", phrases.time_out(incident)),
         ("Job", f"{words.which_job(job)}, {job.launcher}"),
         ("Owner", job.owner),
         ("Ranks", f"{phrases.ranks_row(job)} on {incident.node}{size}"),

@@ -12,7 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch.explain import traces
-from hangwatch.model import Frame, Grouping, Incident, ProcessDump, RankDump, RankId, Thread, Verdict
+from hangwatch.model import (
+    Frame,
+    Grouping,
+    Incident,
+    JobState,
+    ProcessDump,
+    RankDump,
+    RankId,
+    Thread,
+    TimelineEntry,
+    Verdict,
+)
 from hangwatch.report import text
 from hangwatch.report.dumps import GONE, dump_files, prefix, process_lines, rank_lines
 from tests import samples
@@ -269,3 +280,24 @@ def test_the_answer_of_a_dump_has_no_raw_stacks_unless_they_are_asked_for() -> N
     assert "[gpu-a12:7]" not in answer
     assert all(part in answer for part in (incident.verdict.kind, "Groups, largest first", "Evidence"))
     assert raw_part(text.render_answer(incident, stacks=True)) == raw_part(text.render(incident))
+
+
+def timed_out_row(incident: Incident, **changes: object) -> str:
+    found = re.search(r"^Time-out +(.*)$", text.render(samples.replaced(incident, **changes), width=1000), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def test_when_the_job_will_be_ended_by_its_time_out() -> None:
+    incident = samples.loader_hang()
+    capture = incident.captures[-1]
+    looked = capture.started_unix_seconds + capture.duration_seconds
+    quiet = TimelineEntry(unix_seconds=looked - 140, state=JobState.QUIET, message="quiet")
+    said = timed_out_row(incident, timeline=(quiet,))
+    assert said.startswith("will be ended by its collective time-out in 7 min 40 s from this look, at ")
+    assert said.endswith("(PyTorch's default for NCCL, unless its code says otherwise)")
+    overdue = msgspec.structs.replace(quiet, unix_seconds=looked - 900)
+    assert "had passed when it was looked at" in timed_out_row(incident, timeline=(overdue,))
+    assert "10 min 00 s after it began to wait" in timed_out_row(incident, timeline=()), "a dump by hand"
+    assert timed_out_row(incident, closed_unix_seconds=looked + 9) == ""
+    forever = msgspec.structs.replace(incident.job, environ={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
+    assert timed_out_row(incident, job=forever) == ""

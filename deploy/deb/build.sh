@@ -69,6 +69,9 @@ for shell in bash:bash-completion/completions/hangwatch zsh:zsh/vendor-completio
   _HANGWATCH_COMPLETE=${shell%%:*}_source $run >"$root/usr/share/${shell#*:}"
 done
 
+install -d "$root/usr/share/man/man1"
+"$venv/bin/python" -IB -m hangwatch.cli.reference man | gzip -9n >"$root/usr/share/man/man1/hangwatch.1.gz"
+
 install -d "$root/DEBIAN"
 version=$($run --version | sed 's/.* //')
 architecture=$(dpkg --print-architecture)

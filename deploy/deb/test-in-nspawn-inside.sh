@@ -26,6 +26,7 @@ see "the command is on the path of root and of others" setpriv --reuid=65534 --r
 see "/metrics answers" within 20 metric '^hangwatch_build_info'
 see "a sample lies beside the configuration" grep -q '^\[detector\]' /etc/hangwatch/hangwatch.sample.toml
 see "py-spy is inside" /opt/hangwatch/bin/py-spy --version
+see "it has a manual" eval 'zcat /usr/share/man/man1/hangwatch.1.gz | grep -q "^\.TH"'
 see "bash completes its words" bash -c '. /usr/share/bash-completion/completions/hangwatch && complete -p hangwatch && COMP_WORDS="hangwatch du" COMP_CWORD=1 _HANGWATCH_COMPLETE=bash_complete hangwatch | grep -q dump'
 see "every file is as it was packed" test -z "$(dpkg --verify hangwatch)"
 

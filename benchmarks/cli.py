@@ -96,7 +96,8 @@ def main() -> None:
 def measure(ranks: int, workers: int, rounds: int) -> None:
     print(f"{'':44} {'hangwatch':>10} {'beside':>10}")
     empty = quietly(sys.executable, "-c", "pass")
-    for words in ("--version", "explain --help", "merge --help", "dump --help", "check --help", "status --help"):
+    helps = [f"{name} --help" for name in ("explain", "report", "merge", "dump", "check", "status")]
+    for words in ("--version", *helps):
         beside(f"hangwatch {words}, an empty Python", quietly(HANGWATCH, *words.split()), empty, rounds)
     with ExitStack() as stack:
         pids = job(stack, ranks, workers)

@@ -6,9 +6,9 @@ import difflib
 import itertools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import translate
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib import resources
 from typing import Literal, NamedTuple
 
@@ -34,6 +34,7 @@ _LEAF_DEPTH = 4
 _AROUND = ("context", "loop")
 _PACKAGES = r"/(?:.*/(?:(?:site|dist)-packages|lib/python3[^/]*)/)?"
 _CACHE_LIMIT = 1 << 16
+_WILD = frozenset("*?[")
 
 
 class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -97,11 +98,43 @@ class Match(NamedTuple):
     depth: int
 
 
+class _Globs:
+    """Names that one of several globs fits, see fnmatch(3). They are compiled when a name comes that may fit one.
+
+    Most names of functions stand in rules as they are, and most rules are never asked about a file: to compile all of
+    them takes longer than to read the table.
+    """
+
+    def __init__(self, globs: Iterable[str], expression: Callable[[str], str]) -> None:
+        self._globs = tuple(globs)
+        self._expression = expression
+        self._pattern: re.Pattern[str] | None = None
+
+    def match(self, name: str) -> bool:
+        """Whether one of them fits the whole name."""
+        if self._pattern is None and self._globs:
+            self._pattern = re.compile("|".join(map(self._expression, self._globs)))
+        return self._pattern is not None and self._pattern.match(name) is not None
+
+
+class _Names:
+    """Names as they are, and others by globs."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        parted = {name: _WILD.isdisjoint(name) for name in names}
+        self._plain = frozenset(name for name, is_plain in parted.items() if is_plain)
+        self._globs = _Globs((name for name, is_plain in parted.items() if not is_plain), translate)
+
+    def match(self, name: str) -> bool:
+        """Whether this is one of them."""
+        return name in self._plain or self._globs.match(name)
+
+
 class _Compiled(NamedTuple):
     activity: str
     order: Order
-    function: re.Pattern[str]
-    file: re.Pattern[str]
+    function: _Names
+    file: _Globs
     whose: Whose
     operation: str
     around_waits: bool
@@ -116,13 +149,10 @@ def _compile(rule: _Rule) -> _Compiled:
     return _Compiled(rule.activity, rule.order, *patterns, rule.whose, rule.operation, rule.around_waits)
 
 
-def _patterns(row: _Rule | _Marked, *, is_packages: bool = False) -> tuple[re.Pattern[str], re.Pattern[str]]:
+def _patterns(row: _Rule | _Marked, *, is_packages: bool = False) -> tuple[_Names, _Globs]:
     """What a plain name of a function, and a short path with a `/` before it, must match."""
     files = row.files or ((row.file,) if row.file else ("*/*",))
-    return (
-        re.compile("|".join(translate(pattern) for pattern in row.functions)),
-        re.compile("|".join(_path(pattern, is_packages=is_packages) for pattern in files)),
-    )
+    return _Names(row.functions), _Globs(files, partial(_path, is_packages=is_packages))
 
 
 def _path(pattern: str, *, is_packages: bool) -> str:
@@ -360,7 +390,7 @@ def known(name: str) -> Activity:
 
 
 @cache
-def _marks(mark: Mark) -> tuple[tuple[re.Pattern[str], re.Pattern[str]], ...]:
+def _marks(mark: Mark) -> tuple[tuple[_Names, _Globs], ...]:
     return tuple(_patterns(row) for row in _built_in().marks if row.mark == mark)
 
 

@@ -127,7 +127,7 @@ def _refused_below(name: Path | str, path: Path, here: int | None, error: OSErro
     if error.errno in (errno.ELOOP, errno.ENOTDIR) and here is not None:
         with contextlib.suppress(OSError):
             if stat.S_ISLNK(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
-                return FileError(path, f"is not read: {os.fspath(name)} on its way is a link", error.errno)
+                return FileError(path, f"cannot be read: {os.fspath(name)} on its way is a link", error.errno)
     return _refused(path, error)
 
 

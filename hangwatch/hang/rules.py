@@ -197,6 +197,15 @@ def _gone_for_a_reason(scene: Scene) -> Sequence[Group]:
     return died_first(scene) or [part for group in scene.gone if (part := part_of(group, has_crashed))]
 
 
+def _gone_without_another(scene: Scene) -> Sequence[Group]:
+    """Of the ranks without a process those that followed nobody, as far as is known: who was first may be elsewhere."""
+
+    def followed(member: Member) -> bool:
+        return member.died is not None and member.died.of_others
+
+    return [part for group in scene.gone if (part := part_of(group, lambda member: not followed(member)))]
+
+
 def died_first(scene: Scene) -> Sequence[Group]:
     """Ranks without a process of which what they left says that none died before them."""
 
@@ -324,8 +333,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         kind="RankGone",
-        who="have no process any more (or a zombie) on a node that answers",
-        suspects=lambda scene: scene.gone,
+        who="have no process any more (or a zombie) on a node that answers, and followed nobody by what they left",
+        suspects=_gone_without_another,
         waiting=("ranks", "gpu"),
         half_of="dumped",
         outnumber="as many",

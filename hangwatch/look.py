@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from hangwatch import __version__, config, words
-from hangwatch.hang import culprit, environment
+from hangwatch.hang import clauses, culprit, environment
 from hangwatch.hang.activity import Table
 from hangwatch.hang.capture import ObserveDump, capture
 from hangwatch.hang.grouping import group_ranks
@@ -30,6 +30,7 @@ from hangwatch.model import (
     Motion,
     OutputEnd,
     ProcessDetails,
+    ProcessDump,
     ProcessId,
     RankId,
     Signature,
@@ -37,6 +38,7 @@ from hangwatch.model import (
     TrafficSweep,
     Value,
     Verdict,
+    WorkerCall,
 )
 from hangwatch.probes import (
     behind_call,
@@ -153,12 +155,15 @@ def look_at(
     look = judged(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here, logs=logs)
     is_ending = stop is not None and stop.is_set()
     if pointed := [] if is_ending else _pointed_at(look):
-        calls = _kernel_calls(taken, job, pointed, proc_root)
+        calls = _kernel_calls(_rounds_of(taken, pointed), job, proc_root)
+        at_work = _workers_at_work(look, pointed)
+        worker_calls = _kernel_calls(_rounds_of_workers(taken, at_work), job, proc_root)
         details = _details(own, job, pointed, stop) if settings.details else {}
         ranks = tuple(
             replace(
                 rank,
                 kernel_call=calls.get(rank.id.pid),
+                worker_call=_worker_call(at_work.get(rank.id.pid), worker_calls),
                 last_lines=last_lines.get(rank.id, ()),
                 details=details.get(rank.id),
             )
@@ -257,16 +262,43 @@ def _pointed_at(look: Look) -> list[int]:
     return list(dict.fromkeys(rank.pid for rank in ranks if rank.pid is not None))[:_MOST_CALLS]
 
 
-def _kernel_calls(taken: Capture, job: Job, pids: Collection[int], proc_root: Path) -> dict[int | None, KernelCall]:
-    """The system calls of these ranks, by pid: of those that still are what was dumped, and whose owner reads it."""
+def _rounds_of(taken: Capture, pids: Collection[int]) -> dict[int, Sequence[ProcessDump]]:
+    return {rank.id.pid: rank.rounds for rank in taken.ranks if rank.id.pid is not None and rank.id.pid in pids}
+
+
+def _workers_at_work(look: Look, pids: Collection[int]) -> dict[int | None, int]:
+    """The worker for which each of these ranks waits, where it does that alone in its group; by pid."""
+    found: dict[int | None, int] = {}
+    for group in look.grouping.groups:
+        worker = clauses.at_work(group)
+        if group.size == 1 and group.members[0].id.pid in pids and worker is not None and worker.pid is not None:
+            found[group.members[0].id.pid] = worker.pid
+    return found
+
+
+def _rounds_of_workers(taken: Capture, at_work: Mapping[int | None, int]) -> dict[int, Sequence[ProcessDump]]:
+    return {
+        worker.pid: worker.rounds
+        for rank in taken.ranks
+        for worker in rank.workers
+        if at_work.get(rank.id.pid) == worker.pid
+    }
+
+
+def _worker_call(pid: int | None, calls: Mapping[int, KernelCall]) -> WorkerCall | None:
+    return None if pid is None or pid not in calls else WorkerCall(pid=pid, call=calls[pid])
+
+
+def _kernel_calls(rounds: Mapping[int, Sequence[ProcessDump]], job: Job, proc_root: Path) -> dict[int, KernelCall]:
+    """The system calls of these processes, by pid: of those that are what was dumped, and whose owner reads it."""
     end = time.monotonic() + _CALLS_DEADLINE_SECONDS
     ids = {process.pid: process for process in job.processes}
-    found: dict[int | None, KernelCall] = {}
-    for rank in taken.ranks:
-        target = ids.get(rank.id.pid or 0) if rank.id.pid in pids else None
-        if target is None or time.monotonic() > end:
-            continue
-        call = behind_call.read(target.pid, [dump.call for dump in rank.rounds], sorted(job.pids), end, proc_root)
+    ids |= {worker.id.pid: worker.id for rank in job.ranks for worker in rank.workers}
+    found: dict[int, KernelCall] = {}
+    for target, dumps in ((ids[pid], dumps) for pid, dumps in rounds.items() if pid in ids):
+        if time.monotonic() > end:
+            break
+        call = behind_call.read(target.pid, [dump.call for dump in dumps], sorted(job.pids), end, proc_root)
         state, users = procs.read_state(target.pid, proc_root), set(procs.read_user_ids(target.pid, proc_root))
         is_same = state is not None and state[0] == target and (not job.uid or users == {job.uid})
         if call is not None and is_same:

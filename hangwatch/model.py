@@ -573,6 +573,13 @@ class KernelCall(Value, frozen=True):
     file_lock: FileLock | None = None
 
 
+class WorkerCall(Value, frozen=True):
+    """The system call of the worker process for which a rank waits."""
+
+    pid: int
+    call: KernelCall
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host, as somebody wrote it, is loopback by itself: `localhost` or an address, no node's name."""
     name = host.strip("[]")
@@ -795,9 +802,9 @@ class RankDump(Value, frozen=True):
     level is one that cards draw in a hang, too. What its NVLinks and its PCIe carried per second is the sum of both
     directions, of the busiest of its GPUs, over the rounds; `gpu_use` is that of the GPU whose SM had most to do, and
     `ports` are those of its node. `kernel_call` is read once the ranks are judged, of those that are named or to be
-    looked at first, and so are `last_lines` and `details`. `kernel_lines` are those of the kernel's log since the job
-    began. `nccl_ras` is None where NCCL was not asked, and `nccl_ras_fault` says why, or why it said nothing. `died` as
-    in `EndedProcess`.
+    looked at first, and so are `worker_call`, where it waits for a worker, `last_lines` and `details`. `kernel_lines`
+    are those of the kernel's log since the job began. `nccl_ras` is None where NCCL was not asked, and `nccl_ras_fault`
+    says why, or why it said nothing. `died` as in `EndedProcess`.
     """
 
     id: RankId
@@ -816,6 +823,7 @@ class RankDump(Value, frozen=True):
     waits_for_mount: bool = False
     waiting: Waiting | None = None
     kernel_call: KernelCall | None = None
+    worker_call: WorkerCall | None = None
     kernel_lines: tuple[KernelLine, ...] = ()
     last_lines: tuple[LastLines, ...] = ()
     details: ProcessDetails | None = None
@@ -952,8 +960,8 @@ class Member(Value, frozen=True):
 
     `state` is the letter that /proc/PID/stat showed in every round; where the rounds differ, the last one outside `D`.
     `waited_before`: in an earlier round it stood in a wait for other ranks, so it does come to meet them.
-    `silent_mount`, `waits_for_mount`, `waiting`, `kernel_call`, `kernel_lines`, `died`, `nccl_ras` with its fault, and
-    the numbers of its GPU as in `RankDump`. `signature`
+    `silent_mount`, `waits_for_mount`, `waiting`, `kernel_call`, `worker_call`, `kernel_lines`, `died`, `nccl_ras` with
+    its fault, and the numbers of its GPU as in `RankDump`. `signature`
     is what was measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and
     `switches_per_second` (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so
     in every round; `peers` as there, the most of any round, workers included, and None where one was not seen;
@@ -1007,6 +1015,7 @@ class Member(Value, frozen=True):
     waits_in_torch: bool = False
     stay: Stay | None = None
     kernel_call: KernelCall | None = None
+    worker_call: WorkerCall | None = None
     kernel_lines: tuple[KernelLine, ...] = ()
     died: Died | None = None
     nccl_ras: NcclRas | None = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec import structs
+
 from hangwatch import kernel_lines, words
 from hangwatch.hang import activity
 from hangwatch.hang import frames as stack_frames
@@ -16,6 +18,7 @@ from hangwatch.model import (
     FileLock,
     Frame,
     Group,
+    KernelCall,
     Member,
     Motion,
     RankId,
@@ -28,7 +31,7 @@ _SINGULAR = (("is ", "are "), ("waits ", "wait "), ("stands ", "stand "), ("slee
 
 def does(group: Group, *, several: bool = False) -> str:
     """What the ranks of a group do: "is loading data (DataLoader)", for several "are loading data (DataLoader)"."""
-    worker = _at_work(group)
+    worker = at_work(group)
     if worker is not None and worker.own is not None:
         if several:
             return f"wait for their loader workers, in {worker.own}"
@@ -73,9 +76,20 @@ def in_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
 
     `ranks` are those of its node, by pid. None where it was not asked, or stood in no call.
     """
-    call = member.kernel_call
-    if call is None:
+    return None if member.kernel_call is None else _in_call(member.kernel_call, member, ranks)
+
+
+def worker_in_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
+    """What the kernel says of where the worker stands for which a rank waits; None where it was not asked."""
+    worker = member.worker_call
+    if worker is None:
         return None
+    # What the rank's own state says of a file system, it does not say of its worker's.
+    of_worker = structs.replace(member, id=structs.replace(member.id, pid=worker.pid), state=None, wchan=None)
+    return f"its worker {worker.pid} stands in {_in_call(worker.call, of_worker, ranks)}"
+
+
+def _in_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> str:
     rounds = "" if call.rounds < 2 else f", in each of {call.rounds} rounds"
     if call.file_lock is not None:
         return f"{call.says} {call.file_lock.path}{_held_by(call.file_lock)}{rounds}"
@@ -129,7 +143,7 @@ def _other(one: Behind, member: Member, ranks: Mapping[int, RankId]) -> str:
     return f"is {words.who([rank])}" if rank is not None else f"is pid {one.other_pid} ({one.other_comm})"
 
 
-def _at_work(group: Group) -> Stack | None:
+def at_work(group: Group) -> Stack | None:
     """The worker process that has a task, where the group leaves its work to workers."""
     if activity.known(group.activity).work_is_in != "workers":
         return None

@@ -221,6 +221,7 @@ def _member(
         waits_in_torch=bool(rank.rounds) and all(dump.waits_in_torch for dump in rank.rounds),
         stay=measured.stay,
         kernel_call=rank.kernel_call,
+        worker_call=rank.worker_call,
         kernel_lines=rank.kernel_lines,
         died=rank.died,
         nccl_ras=rank.nccl_ras,

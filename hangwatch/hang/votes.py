@@ -112,16 +112,14 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> tuple[E
     for member in everybody:
         if member.id.pid is not None:
             by_node.setdefault(member.id.node, {})[member.id.pid] = member.id
-    calls = ((member, clauses.in_call(member, by_node.get(member.id.node, {}))) for member in members[:_MOST_CALLS])
-    return tuple(
-        Evidence(
-            kind="system_call",
-            message=f"{words.who([member.id])} stands in {call}" + (f"; wchan {member.wchan}" if member.wchan else ""),
-            ranks=(member.id,),
-        )
-        for member, call in calls
-        if call is not None
-    )
+    found = []
+    for member in members[:_MOST_CALLS]:
+        ranks = by_node.get(member.id.node, {})
+        if call := clauses.in_call(member, ranks):
+            wchan = f"wchan {member.wchan}" if member.wchan else None
+            said = (f"{words.who([member.id])} stands in {call}", wchan, clauses.worker_in_call(member, ranks))
+            found.append(Evidence(kind="system_call", message="; ".join(filter(None, said)), ranks=(member.id,)))
+    return tuple(found)
 
 
 def died(members: Iterable[Member], accused: Collection[RankId]) -> tuple[Evidence, ...]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from hangwatch import config
 from hangwatch.hang import activity
 from hangwatch.look import Look, look_at
-from hangwatch.model import Behind, Job, KernelCall, Rank
+from hangwatch.model import Behind, Job, KernelCall, ProcessId, Rank, Worker
 from hangwatch.probes import behind_call, main_thread, procs
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, dying_mount
@@ -147,13 +149,34 @@ WAITS = "import os\nback, forth = os.pipe()\ndef all_wait():\n    ready()\n    o
 READS = "import os\ndef read_shard():\n    ready()\n    open(folder + '/fifo').read()\nread_shard()"
 
 
-def looked_at(pids: list[int]) -> Look:
+LOADER_TABLE = activity.load(
+    (
+        config.ActivityRule(activity="collective_wait", function="all_wait", file="<string>"),
+        config.ActivityRule(activity="data_loading", function="next_batch", file="<string>"),
+    )
+)
+
+
+def identity(pid: int) -> ProcessId:
+    state = procs.read_state(pid)
+    assert state is not None
+    return state[0]
+
+
+def looked_at(pids: list[int], workers: Mapping[int, int] = {}, table: activity.Table = TABLE) -> Look:
     ranks = tuple(
-        Rank(id=procs.read_state(pid)[0], rank=number, local_rank=number)  # type: ignore[index]
+        Rank(
+            id=identity(pid),
+            rank=number,
+            local_rank=number,
+            workers=tuple(
+                Worker(id=identity(one), comm="pt_data_worker") for one in [workers.get(pid)] if one is not None
+            ),
+        )
         for number, pid in enumerate(pids)
     )
     job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=ranks, world_size=len(ranks), job_key="x")
-    return look_at(job, settings=config.Capture(rounds=2, pause_seconds=0.2), activities=TABLE, node="here")
+    return look_at(job, settings=config.Capture(rounds=2, pause_seconds=0.2), activities=table, node="here")
 
 
 def test_a_verdict_says_where_the_rank_stands_at_whom_it_points(tmp_path: Path) -> None:
@@ -175,3 +198,39 @@ def test_a_verdict_says_where_the_rank_stands_at_whom_it_points(tmp_path: Path) 
     said = f"stands in openat of {folders[3]}/fifo, in each of 2 rounds"
     assert said in look.verdict.message
     assert any(vote.kind == "system_call" and said in vote.message for vote in look.verdict.evidence)
+
+
+LOADS = (
+    "import multiprocessing, multiprocessing.connection\n"
+    "shard = \"def read_shard(path):\\n    open(path).read()\"\n"
+    "exec(compile(shard, folder + '/train.py', 'exec'))\n"
+    "loop = \"def serve(results):\\n    read_shard(folder + '/fifo')\"\n"
+    "exec(compile(loop, folder + '/torch/utils/data/_utils/worker.py', 'exec'))\n"
+    "def next_batch(results):\n    return results.recv()\n"
+    "back, forth = multiprocessing.Pipe(False)\n"
+    "worker = multiprocessing.get_context('fork').Process(target=serve, args=(forth,))\nworker.start()\n"
+    "open(folder + '/worker', 'w').write(str(worker.pid))\nready()\nnext_batch(back)"
+)
+
+
+def test_of_a_rank_that_waits_for_its_worker_the_call_of_the_worker_is_told(tmp_path: Path) -> None:
+    """With the file: that is what somebody has to mend."""
+    folders = [tmp_path / str(number) for number in range(4)]
+    for folder in folders:
+        folder.mkdir()
+    package = folders[3] / "torch/utils/data/_utils"  # py-spy tells a file from where its packages begin
+    package.mkdir(parents=True)
+    for folder in (package, *package.parents[:3]):
+        (folder / "__init__.py").touch()
+    with (
+        targets.python(WAITS, folders[0]) as first,
+        targets.python(WAITS, folders[1]) as second,
+        targets.python(WAITS, folders[2]) as third,
+        targets.python(LOADS, folders[3]) as odd,
+    ):
+        worker = int((folders[3] / "worker").read_text())
+        wait_for(lambda: (call := main_thread.read_call(worker, procs.PROC)) and call.name == "openat", "the worker")
+        look = looked_at([first, second, third, odd], workers={odd: worker}, table=LOADER_TABLE)
+        os.kill(worker, signal.SIGKILL)
+    assert [rank.pid for rank in look.verdict.named] == [odd]
+    assert f"its worker {worker} stands in openat of {folders[3]}/fifo, in each of 2 rounds" in look.verdict.message

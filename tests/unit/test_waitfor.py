@@ -374,10 +374,13 @@ def ring(ranks: int) -> list[Member]:
 @pytest.mark.parametrize("shape", [all_in_one, ring])
 def test_the_graph_is_linear(shape: Callable[[int], list[Member]]) -> None:
     def seconds(ranks: int) -> float:
-        job = shape(ranks)
-        began = time.process_time()
-        judge(job)
-        return time.process_time() - began
+        """Of three turns the best: what else the machine does makes one slower, never quicker."""
+        job, turns = shape(ranks), []
+        for _ in range(3):
+            began = time.process_time()
+            judge(job)
+            turns.append(time.process_time() - began)
+        return min(turns)
 
     small, large = seconds(1_000), seconds(8_000)
     assert large < 24 * max(small, 0.01)

@@ -20,7 +20,7 @@ IMAGE ?= localhost/hangwatch
 IMAGE_ARGS ?=
 BUILDER ?= $(firstword $(foreach name,podman buildah docker,$(shell command -v $(name))))
 
-.PHONY: demo man test mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
+.PHONY: first-hour demo man test mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
@@ -48,6 +48,11 @@ golden: $(VENV)/.test
 
 scenarios: $(VENV)/.test
 	$(BIN)/python -m tests.scenarios
+	git diff --stat -- docs
+
+# Boots a Debian machine: needs root and what its script names.
+first-hour:
+	tests/first_hour/make.sh $(FOLDER)
 	git diff --stat -- docs
 
 screenshots: $(VENV)/.installed

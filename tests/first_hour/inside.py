@@ -1,0 +1,409 @@
+#!/usr/bin/python3
+"""The first hour with hangwatch, in the machine that make.sh boots: types each command, and writes down what it said.
+
+Standard library only: this runs before anything is installed. Writes /out/first-hour.md and ends the machine with status
+0, or 1 where a step was not as told.
+"""
+
+from __future__ import annotations
+
+import html
+import http.server
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+GIVEN = Path("/given")
+CHECKOUT = GIVEN / "checkout"
+SCENARIO = Path("/var/lib/fake-driver/scenario")
+OUT = Path("/out")
+RANKS = 4
+IDLE_WATTS = 90
+PAGES_PORT = 8080
+LONGEST_OUTPUT_LINES = 48
+DROP_IN = Path("/etc/systemd/system/hangwatch.service.d/no-real-gpu.conf")
+
+
+class Transcript:
+    """Markdown: prose, commands as a person types them, and what they printed."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.started = time.monotonic()
+
+    def say(self, *paragraphs: str) -> None:
+        for paragraph in paragraphs:
+            self.text += paragraph + "\n\n"
+            print(paragraph, flush=True)
+
+    def type(self, command: str, user: str = "root", statuses: tuple[int, ...] = (0,)) -> str:
+        """Runs the command in a login shell of the user; what it printed, as it is in the transcript but whole."""
+        # On a terminal of 120 columns, as a person has it, but for colours.
+        shell = f"stty cols 120 rows 400; export NO_COLOR=1 PAGER=cat; {command}"
+        argv = ["script", "-qec", f"bash -lc {shlex.quote(shell)}", "/dev/null"]
+        if command.endswith("&"):  # outlives its terminal
+            argv = ["bash", "-lc", command]
+        argv = argv if user == "root" else ["su", "-", user, "-c", shlex.join(argv)]
+        prompt = f"{user}@gpu-07:{'~# ' if user == 'root' else '~$ '}"
+        print(prompt + command, flush=True)
+        done = subprocess.run(
+            argv, cwd="/root", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
+        )
+        printed = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)  # NO_COLOR leaves bold and dim
+        print(printed, flush=True)
+        if done.returncode not in statuses:
+            raise AssertionError(f"{command}: status {done.returncode}")
+        lines = [line.rstrip() for line in printed.rstrip().splitlines()]
+        if len(lines) > LONGEST_OUTPUT_LINES:
+            left = len(lines) - LONGEST_OUTPUT_LINES
+            lines = [*lines[:LONGEST_OUTPUT_LINES], f"[{left} more lines]"]
+        shown = "\n".join(line for line in lines if line or len(lines) > 1)
+        self.text += "```console\n" + prompt + command + "\n" + (shown + "\n" if shown else "") + "```\n\n"
+        return printed
+
+    def quote(self, title: str, rows: list[tuple[str, str]]) -> None:
+        """A message as its reader sees it."""
+        self.text += f"> **{_plain(title)}**\n>\n"
+        for name, value in rows:
+            value = re.sub(r"```", "", value).strip()
+            body = "\n".join("> " + line for line in value.splitlines())
+            self.text += (
+                f"> {name}\n>\n> ```text\n{body}\n> ```\n>\n" if "\n" in value else f"> {name}: {_linked(value)}\n>\n"
+            )
+        self.text += "\n"
+
+
+def _plain(text: str) -> str:
+    return html.unescape(" ".join(text.split()))
+
+
+def _linked(value: str) -> str:
+    return f"<{value}>" if value.startswith("http") else f"`{_plain(value)}`"
+
+
+def within(seconds: float, true: Callable[[], object], what: str) -> None:
+    """Waits until `true()`; AssertionError after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not so within {seconds:.0f} s: {what}")
+        time.sleep(0.2)
+
+
+class Services(http.server.BaseHTTPRequestHandler):
+    """Stands where Slack and PagerDuty are: keeps what Alertmanager sends them."""
+
+    received: ClassVar[list[tuple[str, dict]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.received.append((self.path, body))
+        answer = b'{"status":"success","message":"ok","dedup_key":"1"}' if "pagerduty" in self.path else b"ok"
+        self.send_response(202 if "pagerduty" in self.path else 200)
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    @classmethod
+    def to(cls, path: str) -> list[dict]:
+        return [body for to, body in cls.received if path in to]
+
+
+def pages() -> list[dict]:
+    """What Slack's channel of the on-call has been sent; the channel of the cluster has warnings of nodes."""
+    return [body for body in Services.to("slack") if body["channel"] == "#training-on-call"]
+
+
+def set_power(watts: list[float], pids: list[int] | None = None) -> None:
+    """What the GPUs draw from now on, and who holds them, as the fake driver tells it."""
+    lines = [
+        "driver_version 570.86.15",
+        f"gpus {RANKS}",
+        "gpu all name NVIDIA H100 80GB HBM3",
+        "gpu all power_limit_watts 700",
+        f"gpu all memory_total_bytes {80 * 2**30}",
+        f"gpu all memory_used_bytes {70 * 2**30 if pids else 0}",
+        "gpu all temperature_celsius 55",
+        "gpu all ecc_mode 1",
+        "gpu all persistence_mode 1",
+    ]
+    for gpu in range(RANKS):
+        lines += [f"gpu {gpu} uuid GPU-{gpu:08x}-0000-4000-8000-000000000000", f"gpu {gpu} power_watts {watts[gpu]}"]
+        # Who waits in a collective spins at full utilisation; who waits for data does not use the GPU.
+        lines += [f"gpu {gpu} utilization_ratio {0.98 if watts[gpu] > IDLE_WATTS else 0}"]
+        lines += [f"gpu {gpu} pids {pids[gpu]}"] if pids else []
+    new = SCENARIO.with_suffix(".new")
+    new.write_text("\n".join(lines) + "\n")
+    new.chmod(0o644)
+    new.replace(SCENARIO)
+
+
+def ranks() -> list[int]:
+    """The process of each rank of the user's job, in order."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+            environ = dict(
+                part.split(b"=", 1) for part in (folder / "environ").read_bytes().split(b"\0") if b"=" in part
+            )
+            parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[1]
+        except OSError:
+            continue
+        if (
+            b"train.py" in command
+            and b"RANK" in environ
+            and b"torchrun" in Path(f"/proc/{parent}/cmdline").read_bytes()
+        ):
+            found[int(environ[b"RANK"])] = int(folder.name)
+    return [found[rank] for rank in sorted(found)]
+
+
+def metric(pattern: str) -> bool:
+    try:
+        with urllib.request.urlopen("http://127.0.0.1:9836/metrics", timeout=5) as answer:
+            return re.search(pattern, answer.read().decode(), re.MULTILINE) is not None
+    except OSError:
+        return False
+
+
+def is_in_state(state: str) -> Callable[[], bool]:
+    return lambda: metric(rf'^hangwatch_job_state\{{.*state="{state}"\}} 1')
+
+
+def machine(told: Transcript) -> None:
+    told.say(
+        "# The first hour",
+        "From a clean Debian machine to the page that one can act on, and to the job that goes on. Every command below was typed, and everything "
+        "below a command was printed, by `make first-hour` (tests/first_hour/): a booted Debian in a container without a network, "
+        "the real Prometheus and Alertmanager of Debian, a real torchrun job of another user, real py-spy. Three things stand in for what is not there: "
+        "a fake `libnvidia-ml.so.1` for the GPUs, a listener for Slack and PagerDuty, a FIFO for a file server that stopped answering.",
+        "## 00:00 A clean machine",
+    )
+    told.type(
+        ". /etc/os-release; echo $PRETTY_NAME; python3 --version; prometheus --version 2>&1 | head -1; prometheus-alertmanager --version 2>&1 | head -1"
+    )
+    Path("/etc/hosts").write_text("127.0.0.1 localhost gpu-07\n::1 localhost\n")
+    subprocess.run(["hostname", "gpu-07"], check=True)
+    SCENARIO.parent.mkdir(parents=True)
+    shutil.copy(GIVEN / "libnvidia-ml.so.1", "/usr/lib/libnvidia-ml.so.1")
+    subprocess.run(["ldconfig"], check=True)
+    set_power([70.0] * RANKS)
+    DROP_IN.parent.mkdir(parents=True)
+    DROP_IN.write_text(f"[Service]\nEnvironment=FAKE_NVML_SCENARIO={SCENARIO}\n")
+    os.environ["FAKE_NVML_SCENARIO"] = str(SCENARIO)
+    # nspawn gives the machine a read-only clock, which nothing synchronises: `hangwatch check` would say so.
+    shutil.copytree(CHECKOUT, "/root/hangwatch")
+
+
+def install(told: Transcript) -> None:
+    told.say(
+        "## Install",
+        "This machine has no network: the wheels were made elsewhere (`pip wheel --wheel-dir wheels .`). With one, leave `--wheels` out.",
+    )
+    told.type(f"cd hangwatch && deploy/systemd/install.sh --wheels {GIVEN}/wheels")
+    told.type("systemctl is-active hangwatch; hangwatch --version")
+    told.say("What else is to happen as a job hangs: a [hook](hooks.md), here one that posts to a channel of its own.")
+    told.type("install -D -m 0755 -t /etc/hangwatch/hooks hangwatch/deploy/hooks/post-to-slack.py")
+    told.type(
+        f"install -m 0400 -o hangwatch <(echo http://127.0.0.1:{PAGES_PORT}/channel-of-the-hook) /etc/hangwatch/slack-url"
+    )
+    hooks = '[http]\nexternal_url = "http://gpu-07:9836"\n[hooks]\non_hung = ["/etc/hangwatch/hooks/post-to-slack.py", "{incident}", "/etc/hangwatch/slack-url"]'
+    told.type(
+        f"echo {shlex.quote(hooks)} >> /etc/hangwatch/hangwatch.toml; hangwatch config --check /etc/hangwatch/hangwatch.toml"
+    )
+    told.type("systemctl restart hangwatch; systemctl is-active hangwatch")
+    told.say("Is this node fit to train? Status 1 says that there is something to read.")
+    told.type("hangwatch check", statuses=(0, 1))
+
+
+def watch(told: Transcript) -> None:
+    told.say(
+        "## Prometheus and Alertmanager",
+        "Rules and examples as they are in the repository; what is changed is the names of the nodes and where messages go.",
+    )
+    prometheus, alertmanager = Path("/etc/prometheus/prometheus.yml"), Path("/etc/prometheus/alertmanager.yml")
+    told.type(
+        "cp hangwatch/deploy/prometheus/{hangwatch.rules.yaml,hangwatch-site.rules.yaml,hangwatch.tmpl} /etc/prometheus/"
+    )
+    example = (CHECKOUT / "deploy/prometheus/prometheus.example.yaml").read_text()
+    prometheus.write_text(example.replace('["node-1:9836", "node-2:9836"]', '["gpu-07:9836"]'))
+    secrets = Path("/etc/alertmanager/secrets")
+    secrets.mkdir(parents=True)
+    (secrets / "slack-webhook-url").write_text(f"http://127.0.0.1:{PAGES_PORT}/slack")
+    (secrets / "pagerduty-routing-key").write_text("0" * 32)
+    example = (CHECKOUT / "deploy/prometheus/alertmanager.example.yaml").read_text()
+    example = re.sub(
+        r"( +)- (routing_key_file: .*)", rf"\1- \2\n\1  url: http://127.0.0.1:{PAGES_PORT}/pagerduty", example
+    )
+    example = re.sub(r"\n    # Anything else that takes JSON.*?(?=\n\n)", "", example, flags=re.DOTALL)
+    alertmanager.write_text(example)
+    told.type("diff hangwatch/deploy/prometheus/prometheus.example.yaml /etc/prometheus/prometheus.yml", statuses=(1,))
+    told.type(
+        "diff hangwatch/deploy/prometheus/alertmanager.example.yaml /etc/prometheus/alertmanager.yml", statuses=(1,)
+    )
+    told.type(
+        "promtool check config /etc/prometheus/prometheus.yml && amtool check-config /etc/prometheus/alertmanager.yml | head -1"
+    )
+    # Alertmanager looks for its like in a private network, and ends without one.
+    Path("/etc/default/prometheus-alertmanager").write_text('ARGS="--cluster.listen-address="\n')
+    told.type(
+        "systemctl restart prometheus prometheus-alertmanager; sleep 3; systemctl is-active prometheus prometheus-alertmanager"
+    )
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", PAGES_PORT), Services)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+
+def train(told: Transcript) -> list[int]:
+    told.say(
+        "## A job of somebody else",
+        "User `trainer` starts a job; its program is [train.py](../tests/first_hour/train.py). Nothing in it knows of hangwatch.",
+    )
+    subprocess.run(["useradd", "--create-home", "--uid", "1004", "--shell", "/bin/bash", "trainer"], check=True)
+    home = Path("/home/trainer")
+    shutil.copy(CHECKOUT / "tests/first_hour/train.py", home)
+    (home / "data").mkdir()
+    for rank in range(RANKS):
+        (home / f"data/shard-{rank}").write_bytes(bytes(range(64)))
+    subprocess.run(["chown", "-R", "trainer:", home], check=True)
+    subprocess.run(["chmod", "0700", home], check=True)
+    print(
+        subprocess.run(
+            [
+                "su",
+                "-",
+                "trainer",
+                "-c",
+                f"python3 -m venv venv && venv/bin/pip install -q --no-index --find-links {GIVEN}/torch torch numpy",
+            ],
+            capture_output=True,
+            text=True,
+        )
+    )
+    told.type(
+        f"nohup venv/bin/torchrun --nproc-per-node {RANKS} --rdzv-backend c10d --rdzv-endpoint localhost:29500 --rdzv-id llama-70b train.py data > train.log 2>&1 &",
+        user="trainer",
+    )
+    within(120, lambda: len(ranks()) == RANKS, "the ranks are there")
+    pids = ranks()
+    within(120, lambda: "step" in (home / "train.log").read_text(), "the job makes steps")
+    set_power([612.0, 605.0, 598.0, 609.0], pids)
+    within(60, is_in_state("training"), "the daemon sees it train")
+    time.sleep(60)
+    told.type("hangwatch status")
+    return pids
+
+
+def hang(told: Transcript, pids: list[int]) -> None:
+    told.say(
+        f"## {clock(told)} It hangs",
+        "The file server of rank 3's data stops answering. Power falls; nothing is printed anywhere, and all processes live.",
+    )
+    shard = Path("/home/trainer/data/shard-3")
+    os.mkfifo(shard.with_name("stuck"))
+    os.chown(shard.with_name("stuck"), 1004, 1004)
+    shard.with_name("stuck").rename(shard)
+    time.sleep(3)
+    set_power([118.0, 121.0, 117.0, 88.0], pids)
+    told.type("tail -1 train.log; pgrep --count python", user="trainer")
+    began = time.monotonic()
+    within(200, lambda: pages() and Services.to("pagerduty"), "the page")
+    told.say(
+        f"## {clock(told)} The page", f"It came {time.monotonic() - began:.0f} seconds after power fell. In Slack:"
+    )
+    (attachment,) = pages()[0]["attachments"]
+    _, description, links = attachment["text"].split("```")
+    told.quote(attachment["title"], [("The title leads to", attachment["title_link"]), ("Text", description)])
+    told.text += "> " + re.sub(r"<([^|<>]+)\|([^<>]+)>", r"[\2](\1)", links.strip()) + "\n\n"
+    event = Services.to("pagerduty")[0]
+    told.say("In PagerDuty, with the same text as details:")
+    links = [(link["text"], link["href"]) for link in event["links"]]
+    rows = [("Severity", event["payload"]["severity"]), (f"{event['client']} leads to", event["client_url"]), *links]
+    told.quote(event["payload"]["summary"], rows)
+
+
+def clock(told: Transcript) -> str:
+    passed = int(time.monotonic() - told.started)
+    return f"{passed // 60:02d}:{passed % 60:02d}"
+
+
+def read(told: Transcript) -> None:
+    told.say(f"## {clock(told)} The report", "The on-call types the command of the page:")
+    page = json.dumps(pages()[0])
+    command = re.search(r"(sudo )?hangwatch report[\w .:/=-]*", page)
+    assert command, "the page has no command"
+    told.type(command[0].removeprefix("sudo ").strip())
+    told.say("The hook ran, and posted:")
+    told.type("hangwatch report | grep hook")
+    (posted,) = Services.to("channel-of-the-hook")
+    told.quote(posted["text"], [])
+    told.say("The owner of the job reads the same, without root:")
+    told.type("hangwatch incidents; hangwatch report | head -12", user="trainer")
+    told.say("And nobody else:")
+    subprocess.run(["useradd", "--create-home", "--shell", "/bin/bash", "stranger"], check=True)
+    told.type("hangwatch incidents", user="stranger", statuses=(0, 1, 2))
+
+
+def mend(told: Transcript) -> None:
+    told.say(f"## {clock(told)} It goes on", "The report says which file it is. The file server is mended.")
+    before = len(pages())
+    shard = Path("/home/trainer/data/shard-3")
+    fifo = shard.with_name("stuck")
+    shard.rename(fifo)  # first: who has read it must find a file the next time
+    shutil.copy(shard.with_name("shard-0"), shard)
+    os.chown(shard, 1004, 1004)
+    fifo.write_bytes(bytes(range(64)))
+    set_power([612.0, 605.0, 598.0, 609.0], ranks())
+    within(120, is_in_state("recovered"), "recovered")
+    within(180, lambda: len(pages()) > before, "Slack hears of it")
+    told.say("Slack:")
+    (attachment,) = pages()[-1]["attachments"]
+    told.quote(attachment["title"], [])
+    told.type("hangwatch incidents; hangwatch status")
+
+
+STEPS = (machine, install, watch)
+
+
+def main() -> int:
+    told = Transcript()
+    try:
+        for step in STEPS:
+            step(told)
+        pids = train(told)
+        hang(told, pids)
+        read(told)
+        mend(told)
+        (OUT / "first-hour.md").write_text(told.text.rstrip() + "\n")
+        return 0
+    except BaseException:
+        traceback.print_exc()
+        shutil.copytree("/var/lib/hangwatch", OUT / "state", symlinks=True)
+        subprocess.run(
+            "systemctl status hangwatch --no-pager; journalctl -u hangwatch --no-pager | tail -40; tail -20 /home/trainer/train.log; cat /proc/loadavg",
+            shell=True,
+        )
+        (OUT / "first-hour.part.md").write_text(told.text)
+        return 1
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    subprocess.run(["systemctl", "exit", str(status)])
+    time.sleep(600)

@@ -30,6 +30,7 @@ from hangwatch.model import JobState
 from hangwatch.status import JobStatus, Status
 
 REFRESH_SECONDS = 1.0
+FIRST_SECONDS = 0.05  # until there is something to show
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WAKING = (*_ENDING, signal.SIGWINCH, signal.SIGTSTP)
 _SIGNALLED = 128
@@ -80,7 +81,7 @@ def watch(ask: Callable[[], Status]) -> int:
         with live:
             while True:
                 live.update(frame(answers.seen, time.monotonic()), refresh=True)
-                number = _next(wake)
+                number = _next(wake, REFRESH_SECONDS if answers.seen != Seen() else FIRST_SECONDS)
                 if number == signal.SIGTSTP:
                     live.stop()
                     _stop_until_continued()
@@ -137,10 +138,10 @@ def _woken_by_signals() -> Iterator[int]:
         os.close(writer)
 
 
-def _next(wake: int) -> int | None:
-    """The signal that comes within the time of one refresh; q and the end of the keyboard are Ctrl-C's."""
+def _next(wake: int, wait_seconds: float) -> int | None:
+    """The signal that comes within this time; q and the end of the keyboard are Ctrl-C's."""
     keys = sys.stdin.fileno()
-    ready, _, _ = select.select([keys, wake], [], [], REFRESH_SECONDS)
+    ready, _, _ = select.select([keys, wake], [], [], wait_seconds)
     if wake in ready:
         return os.read(wake, 1)[0]
     if keys in ready:

@@ -24,7 +24,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
-from hangwatch.cli.top import Seen, frame
+from hangwatch.cli.errors import InputError
+from hangwatch.cli.top import Seen, frame, watch
 from hangwatch.config import Http
 from hangwatch.http import Server
 from hangwatch.model import JobName, JobState
@@ -131,11 +132,10 @@ def served(port: int = 0, health_port: int = 0) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("end", "code"),
     [
-        (lambda shown: shown.type(b"q"), 0),
         (lambda shown: shown.type(b"\x03"), 0),
         (lambda shown: shown.process.send_signal(signal.SIGTERM), 128 + signal.SIGTERM),
     ],
-    ids=["q", "Ctrl-C", "SIGTERM"],
+    ids=["Ctrl-C", "SIGTERM"],
 )
 def test_however_it_ends_the_terminal_is_as_it_was(end: Callable[[Terminal], None], code: int) -> None:
     with served() as port, terminal(port) as shown:
@@ -164,6 +164,8 @@ def test_a_terminal_that_changes_its_size_is_drawn_anew_and_one_that_stops_is_gi
         shown.wait_for("stuck")
         shown.type(b"q")
         assert shown.end() == 0
+        assert termios.tcgetattr(shown.ours) == shown.before
+        assert shown.output.rindex(OLD_SCREEN) > shown.output.rindex(NEW_SCREEN)
 
 
 def _state(pid: int) -> str:
@@ -180,19 +182,18 @@ def test_a_daemon_that_is_not_there_is_asked_again() -> None:
         assert shown.end() == 0
 
 
-@pytest.mark.parametrize("kind", ["dumb", ""])
-def test_where_there_is_nothing_to_draw_on_it_says_what_to_type(kind: str) -> None:
-    with terminal(1, kind=kind) as shown:
+def test_where_there_is_nothing_to_draw_on_it_says_what_to_type() -> None:
+    with terminal(1, kind="dumb") as shown:
         assert shown.end() == 2
         assert b"there is no terminal to draw on" in shown.output and b"`hangwatch status`" in shown.output
         assert b"\x1b" not in shown.output
 
 
-def test_without_a_terminal_it_says_so() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "hangwatch", "top"], stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
-    assert done.returncode == 2 and "there is no terminal" in done.stderr and done.stdout == ""
+@pytest.mark.parametrize("kind", ["xterm", ""])
+def test_without_a_terminal_it_says_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", kind)
+    with pytest.raises(InputError, match="there is no terminal to draw on"):
+        watch(lambda: SEEN)
 
 
 def drawn(seen: Seen, now: float, width: int = 100) -> str:

@@ -195,7 +195,7 @@ def test_under_the_unit_without_the_right_to_give_up_bounds_nothing_is_left_eith
 
 
 def test_what_it_forks_and_leaves_is_ended_with_it(script: Script) -> None:
-    ended = ran(script("setsid sh -c 'sleep 1000 & echo $!; wait' & sleep 0.5; echo done"))
+    ended = ran(script("setsid sh -c 'sleep 1000 & echo $!; wait' & sleep 0.2; echo done"))
     assert ended.is_ok and ended.output is not None
     pid, word = ended.output.split()
     assert word == b"done"
@@ -223,7 +223,7 @@ def test_a_daemon_that_is_killed_leaves_no_hook_behind(script: Script, tmp_path:
 
 
 def test_of_a_flood_of_output_the_beginning_is_kept(script: Script) -> None:
-    ended = ran(script("head -c 200000000 /dev/zero; echo ended >&2"))
+    ended = ran(script("head -c 30000000 /dev/zero; echo ended >&2"))
     assert ended.is_ok and ended.output is not None
     assert MOST_OUTPUT_BYTES < len(ended.output) < MOST_OUTPUT_BYTES + 100
     assert ended.output.endswith(b"... and more, which is not kept\n")

@@ -202,7 +202,7 @@ def test_a_verdict_says_where_the_rank_stands_at_whom_it_points(tmp_path: Path) 
 
 LOADS = (
     "import multiprocessing, multiprocessing.connection\n"
-    "shard = \"def read_shard(path):\\n    open(path).read()\"\n"
+    'shard = "def read_shard(path):\\n    open(path).read()"\n'
     "exec(compile(shard, folder + '/train.py', 'exec'))\n"
     "loop = \"def serve(results):\\n    read_shard(folder + '/fifo')\"\n"
     "exec(compile(loop, folder + '/torch/utils/data/_utils/worker.py', 'exec'))\n"

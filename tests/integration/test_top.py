@@ -64,9 +64,11 @@ class Terminal:
         self.resize(100, 30)
         self.before = termios.tcgetattr(self.ours)
         url = f"http://127.0.0.1:{port}"
+        # Who loads readline has COLUMNS and LINES in its environment from then on, and they would be the terminal's size.
+        environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "hangwatch", *command, "--url", url],
-            stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": kind}, start_new_session=True,
+            stdin=theirs, stdout=theirs, stderr=theirs, env={**environ, "TERM": kind}, start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip
         os.close(theirs)

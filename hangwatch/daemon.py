@@ -430,7 +430,7 @@ class Daemon:
             return
         self._driver_trouble = trouble
         if fault is not None:
-            log.warning("no GPU readings: %s. %s", fault.detail, fault.remedy)
+            log.warning("no GPU readings, so no hang is noticed here: %s. %s", fault.detail, fault.remedy)
         else:
             log.info("GPU readings are back")
 

@@ -50,7 +50,11 @@ SEE_ALL = "`sudo hangwatch dump`, or install the daemon (docs/install-systemd.md
     multiple=True,
     help="These processes instead of jobs; a launcher means its ranks. May be repeated.",
 )
-@click.option("--rounds", type=click.IntRange(1, 10), help="More than one tells motion.  [default: 1; 2 with --nodes]")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 10),
+    help="From two on who moves is told, and sequence numbers.  [default: 1; 2 with --nodes]",
+)
 @click.option("--native", is_flag=True, help="Native frames, too. Slow: 340 MB and a pause of 0.7 s for each process.")
 @click.option("--locals", "include_locals", is_flag=True, help="Local variables, too. They can hold secrets.")
 @click.option("--json", "as_json_form", is_flag=True, help="Verdicts, groups and all stacks as JSON, see docs/json.md.")
@@ -90,6 +94,7 @@ def dump(  # noqa: PLR0912 - an option is a branch
     not answer by the deadline is evidence and no error. See docs/many-nodes.md.
 
     Prints the verdict, the groups and the evidence; every raw stack with --stacks, in the folder of -o, or as JSON.
+    What is longer than the screen is shown by PAGER, or less; `PAGER=cat` prints it.
 
     Reads, and changes nothing: no process is stopped (but see --native). Exits 1 when there is nothing to dump.
     """

@@ -173,6 +173,8 @@ def print_status(seen: Status) -> None:
     checks = [(check.check, check.status, check.message) for check in seen.checks]
     print_table(("GPU", "name", "power", "limit", "utilisation", "job", "fault"), gpus, "no GPUs")
     print_table(("job", "owner", "launcher", "user", "state", "for", "ranks", "what"), jobs, "no jobs")
+    if jobs and seen.sampler != "ok":
+        click.echo("Without readings of the GPUs no hang is noticed here: `hangwatch dump --rounds 3` looks by hand.")
     print_table(("check", "status", "what"), checks, "no checks yet")
     for left_out in seen.left_out:
         click.echo(f"left out {left_out}: see [jobs] in `hangwatch config --sample`")

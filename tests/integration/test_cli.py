@@ -25,7 +25,7 @@ from hangwatch.cli.status import print_status
 from hangwatch.cli.tables import print_table
 from hangwatch.hang import watched
 from hangwatch.launcher_table import TABLE
-from hangwatch.model import GpuSample, GpuSweep, JobState
+from hangwatch.model import GpuSample, GpuSweep, JobState, SamplerStatus
 from hangwatch.probes import host
 from hangwatch.status import view
 from tests import samples
@@ -314,6 +314,16 @@ def test_status_tells_jobs_of_one_name_apart(capsys: pytest.CaptureFixture[str])
     for words in (f"{ours.job_id} {ours.job_key}", f"{ours.job_id} 0123456789abcdef", "uid 2", ours.owner):
         assert words in shown
     assert "another fedc" not in shown
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_status_says_that_no_hang_is_noticed_where_no_gpu_is_read(
+    capsys: pytest.CaptureFixture[str], *, is_read: bool
+) -> None:
+    entry = JobEntry(job=samples.job(range(2), 2), watch=watched.begin(samples.job(range(2), 2), 5.0, 0.0))
+    sampler = SamplerStatus(alive=is_read)
+    print_status(view(Snapshot(sampler=sampler, jobs={entry.job.key: entry}), "n1", 7.0))
+    assert ("no hang is noticed here: `hangwatch dump" in capsys.readouterr().out) is not is_read
 
 
 def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""Every value that passes between rooms, in the order in which they flow. Read this first.
+
+All values are frozen. Units stand in the names; ratios run from 0 to 1; times named `*_unix_seconds` are wall clock
+(for people and for other nodes), times named `*_monotonic_seconds` are CLOCK_MONOTONIC (for intervals).
+
+Asking the machine has three outcomes, everywhere the same: a value; `None`, the device does not have it (no error,
+nothing is exported); `Fault`, it should have answered and did not. Never 0, -1 or "N/A" in place of a reading.
+
+Everybody imports from here; the imports below are the table of contents, and each module knows those above it only.
+"""
+
+from hangwatch.model.value import Value, Fault
+from hangwatch.model.gpus import (
+    GpuSample,
+    GpuSweep,
+    GpuUse,
+    GpuTraffic,
+    PortCounters,
+    PortTraffic,
+    TrafficSweep,
+    SamplerStatus,
+)
+from hangwatch.model.jobs import (
+    ProcessId,
+    Process,
+    Worker,
+    Rank,
+    INTERFACES_OF_ONE_NODE,
+    PortUse,
+    Waiting,
+    JobName,
+    Died,
+    EndedProcess,
+    Job,
+    LeftOut,
+    FoundJobs,
+)
+from hangwatch.model.states import JobState, OPEN_STATES, RESTING_STATES, Motion, Signature
+from hangwatch.model.stacks import Frame, Thread, Stack
+from hangwatch.model.waits import (
+    ENDED_STATES,
+    STOPPED_STATES,
+    BLOCKED_STATES,
+    FUSE_WAITS,
+    SystemCall,
+    FileLock,
+    Behind,
+    KernelCall,
+    WorkerCall,
+    is_loopback,
+    Store,
+    Awaited,
+)
+from hangwatch.model.dumps import (
+    ThreadCounters,
+    ProcessDump,
+    KernelLine,
+    OutputEnd,
+    LastLines,
+    ProcessDetails,
+    RankId,
+    WorkerDump,
+    Launched,
+    NcclRas,
+    RankDump,
+    Setting,
+    Difference,
+    Environment,
+    Capture,
+)
+from hangwatch.model.groups import Enqueued, GroupRecords, Recorded, Stay, Member, Group, Grouping, gaps, spans
+from hangwatch.model.verdicts import Confidence, Evidence, FirstLook, Verdict
+from hangwatch.model.incidents import CRASHED, INCIDENT_VERSION, MOST_RANKS, PowerSeries, TimelineEntry, Incident
+from hangwatch.model.checks import CheckStatus, CheckVerdict, Point, CheckResult

@@ -1,0 +1,62 @@
+"""Incidents: daemon -> store, report, metrics."""
+
+from __future__ import annotations
+
+from hangwatch.model.dumps import Capture
+from hangwatch.model.groups import Grouping
+from hangwatch.model.jobs import Job
+from hangwatch.model.states import JobState
+from hangwatch.model.value import Value
+from hangwatch.model.verdicts import Verdict
+
+CRASHED = "Crashed"
+"""The kind of verdict on ranks that died; any user can have such incidents in numbers."""
+
+INCIDENT_VERSION = 2  # 2: Job.absent_local_ranks are ranges
+
+MOST_RANKS = 1 << 24
+"""A job of more ranks than this is not believed, whoever says so."""
+
+
+class PowerSeries(Value, frozen=True):
+    """Power of one GPU before and during an incident; `quiet_line_watts` is None while the GPU has no busy level."""
+
+    uuid: str
+    index: int
+    unix_seconds: tuple[float, ...]
+    watts: tuple[float, ...]
+    limit_watts: float | None = None
+    busy_watts: float | None = None
+    quiet_line_watts: float | None = None
+    local_ranks: tuple[int, ...] = ()
+
+
+class TimelineEntry(Value, frozen=True):
+    """One line of a job's timeline: the state that it came to, and the sentence that explains it."""
+
+    unix_seconds: float
+    state: JobState
+    message: str
+
+
+class Incident(Value, frozen=True):
+    """One suspicion of one job on this node, from the first capture to its end. `incident.json` is this value.
+
+    `schema_version` rises where a field changes its meaning or goes; `incident_file.load` reads every version up to
+    this one.
+    """
+
+    incident_id: str
+    node: str
+    job: Job
+    opened_unix_seconds: float
+    state: JobState
+    verdict: Verdict
+    grouping: Grouping
+    captures: tuple[Capture, ...] = ()
+    power: tuple[PowerSeries, ...] = ()
+    timeline: tuple[TimelineEntry, ...] = ()
+    closed_unix_seconds: float | None = None
+    host_facts: tuple[tuple[str, str], ...] = ()
+    hangwatch_version: str = ""
+    schema_version: int = INCIDENT_VERSION

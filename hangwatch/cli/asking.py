@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 import click
 
 from hangwatch import words
+from hangwatch.cli import screen
 from hangwatch.cli.errors import InputError
 from hangwatch.fleet import nodeset, transports
 from hangwatch.fleet.transports import Via
@@ -170,7 +171,7 @@ class Progress:
     """How many have answered: a line that is written over on a terminal, else one line at the end."""
 
     def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
+        self._is_terminal = screen.can_write_over(sys.stderr)
         self._line = ""
 
     def show(self, now: collect.Progress, answered: int) -> None:

@@ -16,6 +16,7 @@ import click
 from msgspec.structs import replace
 
 from hangwatch import incident_file, inputs, words
+from hangwatch.cli import screen
 from hangwatch.cli.answers import html_option, json_option, print_answer
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import MOST_FILES, files_below
@@ -243,7 +244,7 @@ def _progress(files: Sequence[_File]) -> AbstractContextManager[Iterable[_File]]
     """The files, with a bar on a terminal where they are many."""
     if len(files) < MANY_FILES:
         return nullcontext(files)
-    return click.progressbar(files, label="reading", file=sys.stderr, hidden=not sys.stderr.isatty())
+    return click.progressbar(files, label="reading", file=sys.stderr, hidden=not screen.can_write_over(sys.stderr))
 
 
 def _incident(path: Path) -> Incident:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import textwrap
 import time
@@ -17,6 +16,7 @@ from hangwatch import config, words
 from hangwatch.checks import discovery, facts, listing, ports, runner
 from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.checks.facts import Facts
+from hangwatch.cli import screen
 from hangwatch.cli.asking import nodes_options, reach_of
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.settings import config_option, settings_from
@@ -157,14 +157,14 @@ def _print(results: list[CheckResult], verbose: bool) -> None:
 
 def print_rows(rows: Sequence[Sequence[str]]) -> None:
     """One paragraph a check, the most severe first: status, name, what was seen, and under it what to type."""
-    width = max(60, shutil.get_terminal_size((110, 24)).columns)
+    width, is_colored = max(60, screen.columns()), screen.is_colored()
     margin = 11 + max((len(name) for name, *_ in rows), default=0)
     for name, status, reason, seen, remedy in rows:
         colored = click.style(f"{status:10}", fg=COLORS.get(status), bold=status == "CRITICAL")
         text = seen if status == "OK" or not reason else f"{reason}: {seen}"
         lines = textwrap.wrap(text, width - margin) or [""]
         lines += [f"   {line}" for line in textwrap.wrap(f"-> {remedy}", width - margin - 3)] if remedy else []
-        click.echo(f"{colored}{name:{margin - 10}}{lines[0]}")
+        click.echo(f"{colored}{name:{margin - 10}}{lines[0]}", color=is_colored)
         for line in lines[1:]:
             click.echo(" " * margin + line)
 

@@ -19,6 +19,11 @@ def is_colored() -> bool:
     return _is_terminal(sys.stdout) and not _is_dumb() and not os.environ.get("NO_COLOR")
 
 
+def can_write_over(stream: TextIO) -> bool:
+    """Whether a line may take the place of the one before: on a terminal that knows how."""
+    return _is_terminal(stream) and not _is_dumb()
+
+
 def columns() -> int:
     """Characters in a line: COLUMNS, else what the terminal says."""
     return _size().columns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Literal
 
 import click
 
@@ -29,4 +30,6 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: s
             table.add_column(name, overflow="fold")
         for row in rows:
             table.add_row(*map(Text, row))
-        Console(width=screen.columns()).print(table)
+        colors: Literal["auto"] | None = "auto" if screen.is_colored() else None
+        # With a height as well: rich takes a dumb terminal for one of 80 columns, unless it is told both.
+        Console(width=screen.columns(), height=1, color_system=colors).print(table)

@@ -19,6 +19,7 @@ _MAX_GROUPS = 40
 _MAX_GPUS = 16
 _FOLD_CHARACTERS = 60
 _TREE_FOLD_CHARACTERS = 16
+_NAMED = 23
 _SPARKS = 40
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -54,14 +55,14 @@ class _Style(Value, frozen=True):
 def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
     """The whole report: verdict, groups, tree, evidence, power, timeline, host, then all stacks as `[host:rank]line`.
 
-    `color` adds ANSI escapes; `width` is where sentences wrap, stacks never do. The stacks at the end are py-spy's text
-    form and nothing before them is, so `hangwatch explain report.txt` reads them back.
+    `color` adds ANSI escapes; `width` is where all wraps but frames. The stacks at the end are py-spy's text form and
+    nothing before them is, so `hangwatch explain report.txt` reads them back.
     """
     style = _style(incident.grouping, color, width)
     lines = _head_lines(incident, style)
     lines += _grouping_lines(incident.grouping, incident.verdict, style)
     lines += _rank_sections(incident, style)
-    lines += _section("Power", _power_lines(incident), style)
+    lines += _section("Power", _power_lines(incident, style), style)
     lines += _section("Timeline", _timeline_lines(incident, style), style)
     lines += _section("Host", _table(incident.host_facts, style), style)
     taken = [capture for capture in incident.captures if capture.rounds]
@@ -186,7 +187,7 @@ def _group_lines(group: Group, mark: str | None, style: _Style) -> Iterator[str]
     yield (style.odd if mark else style.strong)(line)
     second = ", ".join(f"{name} {text}" for name, text in phrases.numbers(group.members))
     if second:
-        yield f"    {second}"
+        yield from style.wrapped(f"    {second}", "      ")
     if group.fault is not None:
         yield from style.wrapped(f"    {group.fault.subject}: {group.fault.detail}", "      ")
         yield from style.wrapped(f"    {group.fault.remedy}", "      ") if group.fault.remedy else ()
@@ -257,13 +258,17 @@ def _log_lines(incident: Incident) -> Iterator[str]:
 # --- power, time, host -----------------------------------------------------------------------------------------------
 
 
-def _power_lines(incident: Incident) -> Iterator[str]:
+def _power_lines(incident: Incident, style: _Style) -> Iterator[str]:
     top = max((max(series.watts, default=0.0) for series in incident.power), default=0.0)
     for series in incident.power[:_MAX_GPUS]:
         if series.watts:
             ranks = f" (local rank {words.fold(series.local_ranks)})" if series.local_ranks else ""
             named = f"gpu {series.index}{ranks}"
-            yield f"{named:<22} {_sparks(series, top)} {series.watts[-1]:>5.0f} W now{_levels(series)}"
+            now, levels = f" {series.watts[-1]:>5.0f} W now", _levels(series)
+            room = style.width - _NAMED - len(now)
+            beside = room - len(levels)
+            sparks = _sparks(series, top, beside if beside >= _SPARKS // 2 else max(room - 1, 1))  # else levels below
+            yield from style.wrapped(f"{named:<{_NAMED - 1}} {sparks}{now}{levels}", " " * _NAMED)
     if len(incident.power) > _MAX_GPUS:
         yield f"and {len(incident.power) - _MAX_GPUS} more GPUs: see report.html"
 
@@ -273,10 +278,10 @@ def _levels(series: PowerSeries) -> str:
     return "".join(f", {name} {watts:.0f} W" for name, watts in levels if watts is not None)
 
 
-def _sparks(series: PowerSeries, top: float) -> str:
+def _sparks(series: PowerSeries, top: float, most: int) -> str:
     """The whole time in one line: the mean of each slice, from 0 W to the highest of all GPUs."""
     size = len(series.watts)
-    slices = min(_SPARKS, size)
+    slices = min(most, _SPARKS, size)
     cuts = [size * number // slices for number in range(slices + 1)]
     means = [sum(series.watts[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
     return "".join(_BLOCKS[min(int(mean / (top or 1.0) * len(_BLOCKS)), len(_BLOCKS) - 1)] for mean in means)

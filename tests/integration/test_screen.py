@@ -6,16 +6,23 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from hangwatch import store
+from hangwatch.cli import explain
 from hangwatch.cli.screen import WIDEST
+from hangwatch.config import Http
+from hangwatch.http import Server
+from hangwatch.status import CheckLine, Status
 from tests import samples
 
 
@@ -40,6 +47,56 @@ def in_terminal(*arguments: str, rows: int = 500, columns: int = 200, **environ:
 @pytest.fixture(scope="module")
 def incident(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(store.open_writable(tmp_path_factory.mktemp("store")).save(samples.loader_hang(), {}))
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[str, ...]]]:
+    """Commands of each kind of answer: a report, tables, what is written over while it reads, checks."""
+    kept = tmp_path_factory.mktemp("kept")
+    folder = store.open_writable(kept).save(samples.loader_hang(), {})
+    (kept / "hangwatch.toml").write_text(f'[store]\ndirectory = "{kept}"\n')
+    many = tmp_path_factory.mktemp("many")
+    for number in range(explain.MANY_FILES):
+        stack = f'Thread {number + 9} (idle): "MainThread"\n    wait (train.py:3)\n'
+        (many / f"{number}.txt").write_text(f"Process {number + 9}: python train.py\n\n{stack}")
+    checks = (CheckLine("xid", "CRITICAL", "Xid", "GPU 3: XID 79 " + "of its " * 30),)
+    seen = Status(node="gpu-07", sampler="ok", gpus=(), jobs=(), checks=checks)
+    server = Server(
+        Http(listen="127.0.0.1", port=0, health_port=0),
+        CollectorRegistry(),
+        status=lambda: seen,
+        unhealthy=lambda: None,
+    )
+    try:
+        yield {
+            "report": ("report", str(folder)),
+            "incidents": ("incidents", "--config", str(kept / "hangwatch.toml")),
+            "explain": ("explain", str(many)),
+            "status": ("status", "--url", f"http://127.0.0.1:{server.start()}"),
+            "check": ("check", "clock_skew", "fd_limit", "memory_pressure"),
+        }
+    finally:
+        server.stop()
+
+
+COMMANDS = ("report", "incidents", "explain", "status", "check")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_nothing_is_drawn_and_nothing_coloured_where_that_is_not_wanted(
+    typed: dict[str, tuple[str, ...]], command: str
+) -> None:
+    assert "\x1b" not in in_terminal(*typed[command], TERM="dumb")
+    assert "\x1b" in in_terminal(*typed[command]), "it would be seen"
+    without = in_terminal(*typed[command], NO_COLOR="1")
+    assert "\x1b" not in without or (command == "explain" and not re.search(r"\x1b\[[\d;]+m", without)), "but a bar"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_is_no_frame_is_no_wider_than_the_screen(typed: dict[str, tuple[str, ...]], command: str) -> None:
+    shown, *_ = in_terminal(*typed[command], columns=70, TERM="dumb").partition("Stacks of the capture")
+    assert [line for line in shown.splitlines() if len(line) > 70 and not re.search(r"\.py:\d+\)$", line)] == []
+    assert max(map(len, shown.splitlines())) > 40
 
 
 @pytest.mark.parametrize(

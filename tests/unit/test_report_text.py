@@ -94,6 +94,18 @@ def test_sentences_wrap_at_the_width(width: int) -> None:
     assert re.sub(r"\s+", " ", head).strip() == incident.verdict.message
 
 
+@pytest.mark.parametrize("width", [60, 80, 110, 200])
+def test_the_fall_of_power_is_seen_in_every_width(width: int) -> None:
+    incident = samples.loader_hang()
+    power = text.render(incident, width=width).partition("\nPower\n")[2].partition("\nTimeline\n")[0]
+    rows = power.splitlines()
+    assert max(map(len, rows)) <= width
+    bars = [re.findall("[▁▂▃▄▅▆▇█]+", row)[0] for row in rows if row.startswith("gpu ")]
+    assert len(bars) == len(incident.power)
+    assert all(bar[0] == "█" and bar[-1] == "▂" and len(bar) >= 20 for bar in bars), "full at first, little at the end"
+    assert " ".join(power.split()).count("quiet under 262 W, limit 700 W") == len(bars)
+
+
 def test_a_verdict_without_an_incident() -> None:
     incident = samples.loader_hang()
     said = text.render_verdict(incident.grouping, incident.verdict)

@@ -128,7 +128,8 @@ class Daemon:
         sweep, sampler = self._gpus.latest(), self._gpus.status()
         self._say_driver(sampler.fault)
         if sweep is None or sweep.taken_monotonic_seconds == self._last_sweep_at:
-            self.board.set(sampler=sampler)
+            now, unix_now, detector = self._clock(), time.time(), self.settings.detector
+            self._do(self.board.change(progress.unsampled, sampler, now=now, unix_now=unix_now, settings=detector))
             return
         self._last_sweep_at = sweep.taken_monotonic_seconds
         self.board.remember_power(sweep)

@@ -106,6 +106,21 @@ def sampled(
     return snapshot, tuple(actions)
 
 
+def unsampled(
+    snapshot: Snapshot, status: SamplerStatus, *, now: float, unix_now: float, settings: Detector
+) -> tuple[Snapshot, tuple[Action, ...]]:
+    """Take it that no new sweep has come; `now` is CLOCK_MONOTONIC in seconds."""
+    snapshot = replace(snapshot, sampler=status)
+    actions: list[Action] = []
+    for entry in _present(snapshot):
+        watch, wanted = detector.unsampled(entry.watch, now, settings)
+        if wanted:
+            stepped, more = _settle(replace(entry, watch=watch), wanted, unix_now)
+            snapshot = snapshot.with_job(stepped)
+            actions += more
+    return snapshot, tuple(actions)
+
+
 def checked(snapshot: Snapshot, result: CheckResult, *, now: float) -> Snapshot:
     """Take the newest result of one check; `now` is CLOCK_MONOTONIC in seconds. XIDs and link errors are timed."""
     before = snapshot.checks.get(result.check)
@@ -402,7 +417,7 @@ def _progress(entry: JobEntry) -> int:
     """The order in which watches that become one are preferred: whose incident is open comes first."""
     if entry.watch.is_open:
         return 0
-    return 1 if _is_pinned(entry) else 3 if entry.watch.state is JobState.STARTING else 2
+    return 1 if _is_pinned(entry) else 3 if entry.watch.is_starting else 2
 
 
 def _is_pinned(entry: JobEntry) -> bool:
@@ -441,7 +456,7 @@ def _wanted(match: _Match) -> Job:
         return job
     was_told_apart = entry.job.job_id.startswith(f"{job.job_id}-p")
     is_told_apart = job.job_id.startswith(f"{entry.job.job_id}-p")
-    may_change = was_told_apart or (entry.watch.state is JobState.STARTING and not is_told_apart)
+    may_change = was_told_apart or (entry.watch.is_starting and not is_told_apart)
     return job if may_change and not _is_pinned(entry) else entry.job
 
 

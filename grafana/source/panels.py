@@ -30,6 +30,7 @@ SOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH = 24
 
 STATES: Colours = {
+    "0": ("unknown", "#8e8e99"),
     "1": ("ended", "#6e7078"),
     "2": ("starting", "light-blue"),
     "3": ("training", "green"),

@@ -41,6 +41,7 @@ _LOUD = {
     JobState.WAITS_ELSEWHERE: "yellow",
     JobState.SUSPENDED: "yellow",
     JobState.OVER: "yellow",
+    JobState.UNKNOWN: "magenta",
     JobState.ENDED: "dim",
 }
 _ORDER = (JobState.HUNG, JobState.STALLED, JobState.WAITS_ELSEWHERE, JobState.SUSPENDED, JobState.OVER)

@@ -3,8 +3,10 @@
     starting -> training -> quiet -> suspected -> hung | stalled | waits_elsewhere | suspended | over
         -> recovered -> training
         -> ended
+    starting, training, quiet, recovered -> unknown, without readings -> starting | training
 
-`step` is fed once per power sample, `captured` once per finished capture, `end` when the ranks are gone. All times
+`step` is fed once per power sample, `unsampled` where none has come, `captured` once per finished capture, `end` when
+the ranks are gone. All times
 are CLOCK_MONOTONIC seconds, so a clock that steps changes nothing. Power raises a suspicion; only stacks decide it.
 """
 
@@ -67,6 +69,9 @@ _RESTING_WORDS = {
     JobState.OVER: "training is over: of its {} ranks none is connected to another one",
 }
 
+_BY_POWER = frozenset({JobState.STARTING, JobState.TRAINING, JobState.QUIET, JobState.RECOVERED})
+_NOT_KNOWN = "no GPU of it gives readings: whether it works is not known, and no hang of it is noticed"
+
 Action: TypeAlias = TakeCapture | Transition
 
 
@@ -102,8 +107,25 @@ def step(
         return _without_ranks(watch, now, settings)
     voters = [gpu for gpu in watch.gpus.values() if gpu.recent]
     if not voters:
-        return _without_readings(watch, now)
+        return _without_readings(watch, now, settings)
+    watch = replace(watch, read_at=now)
+    if watch.state is JobState.UNKNOWN:
+        return _go(watch, watch.known_state, "its GPUs give readings again", now)
     return _RULES[watch.state](watch, voters, now, settings)
+
+
+def unsampled(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Take it that no power sample has come: after the hold it is not known how the job fares.
+
+    Of a launcher without ranks no power is asked.
+    """
+    if not watch.has_ranks or watch.state not in _BY_POWER:
+        return watch, ()
+    silent_since = watch.since if watch.read_at is None else max(watch.since, watch.read_at)
+    if now - silent_since < max(settings.hold_seconds, SAMPLE_GAP_SECONDS):
+        return watch, ()
+    known = JobState.STARTING if watch.state is JobState.STARTING else JobState.TRAINING
+    return _go(replace(watch, known_state=known, ended=None), JobState.UNKNOWN, _NOT_KNOWN, now)
 
 
 def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
@@ -472,11 +494,11 @@ def _had_gpu_errors(watch: JobWatch, silent_since: float | None) -> bool:
     return errors is not None and silent_since is not None and errors >= silent_since - ERRORS_BEFORE_SECONDS
 
 
-def _without_readings(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+def _without_readings(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """No GPU of the job can be read: that is no sign of a hang, and no sign of work either."""
     if watch.state is JobState.QUIET:
         return _go(watch, JobState.TRAINING, "no GPU of the job can be read", now)
-    return watch, ()
+    return unsampled(watch, now, settings)
 
 
 def _without_ranks(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
@@ -555,7 +577,7 @@ def _forget_gap(watch: JobWatch, gap: float) -> JobWatch:
     }
     return replace(
         watch,
-        began=watch.began + gap if watch.state is JobState.STARTING else watch.began,
+        began=watch.began + gap if watch.is_starting else watch.began,
         gpus={uuid: power.forget_run(gpu) for uuid, gpu in watch.gpus.items()},
         **shifted,
     )

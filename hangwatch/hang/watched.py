@@ -78,6 +78,7 @@ class JobWatch(Value, frozen=True):
       capture is under way.
     * `capturing` is set in suspected, and while a capture of an open incident is under way. `capture_pause` seconds lie
       before the next one; `frozen_captures` in a row found everybody frozen; `saw_stacks`: one of them found any stack.
+    * `read_at`: the last power sample with a reading of a GPU of the job; `known_state` is the state before unknown.
     * `over_since`: set at most in starting, since when the job draws more than the plain line of the settings.
     * `fell`: the suspicion began with a fall of power, so power that is over the line again ends it.
     * `low_since`: since when the job draws little without being quiet (it was taught that level, or has never worked
@@ -107,6 +108,8 @@ class JobWatch(Value, frozen=True):
     gpus: dict[str, GpuPower] = field(default_factory=dict)
     was_busy: bool = False
     sampled_at: float | None = None
+    read_at: float | None = None
+    known_state: JobState = JobState.STARTING
     quiet_since: float | None = None
     quiet_gpus: frozenset[str] = frozenset()
     back_since: float | None = None
@@ -139,6 +142,11 @@ class JobWatch(Value, frozen=True):
     def is_open(self) -> bool:
         """Whether an incident of this job is open."""
         return self.state in OPEN_STATES
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether it has shown no work yet, as far as its GPUs could be read."""
+        return (self.known_state if self.state is JobState.UNKNOWN else self.state) is JobState.STARTING
 
 
 def begin(job: Job, now: float, started: float | None = None, earlier: JobWatch | None = None) -> JobWatch:

@@ -9,6 +9,7 @@ class JobState(str, Enum):
     """Where a job stands; see docs/architecture.md for the transitions."""
 
     STARTING = "starting"
+    UNKNOWN = "unknown"
     TRAINING = "training"
     QUIET = "quiet"
     SUSPECTED = "suspected"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import platform
 import shutil
@@ -89,6 +90,15 @@ def test_without_a_driver_it_says_so_once_and_the_rest_works(tmp_path: Path) -> 
         said = [line for line in daemon.log.splitlines() if "no GPU readings" in line]
         assert len(said) == 1, daemon.log
         assert "install the NVIDIA driver" in said[0]
+
+
+def test_a_job_whose_gpus_no_driver_reads_is_unknown_and_nobody_is_paged(tmp_path: Path) -> None:
+    with SimulatedNode(2) as node, RealDaemon(tmp_path / "hw", NO_DRIVER, detector={"hold_seconds": 1.0}) as daemon:
+        daemon.wait_for_state(node.run_id, "unknown")
+        assert [value for _, value in daemon.samples("hangwatch_job_page", job_id=node.run_id)] == [0.0]
+        (job,) = json.loads(daemon.get("/status"))["jobs"]
+        assert (job["state"], job["page"]) == ("unknown", False)
+        assert "no hang of it is noticed" in job["message"]
 
 
 def test_a_driver_that_blocks_costs_the_gpu_checks_only(fake_driver: FakeDriver, tmp_path: Path) -> None:

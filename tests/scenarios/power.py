@@ -930,7 +930,7 @@ HEALTHY_SCENARIOS = (
         "no sample for 10 minutes; the job trains on",
         "healthy",
         Node(lambda _gpu, _t: TRAINS, silent=lambda t: HOUR <= t < HOUR + 600),
-        (Expected(TRAINS_ON),),
+        (Expected(f"{TRAINS_ON} → unknown → training"),),
         HOUR + 1200,
     ),
     PowerScenario(

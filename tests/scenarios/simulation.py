@@ -249,7 +249,15 @@ class _Daemon:
                 settings=self.settings.detector,
                 gap_seconds=10.0,
             )
-            self._note(actions, t)
+        else:
+            self._snapshot, actions = progress.unsampled(
+                self._snapshot,
+                SamplerStatus(alive=False),
+                now=t,
+                unix_now=UNIX_START + t,
+                settings=self.settings.detector,
+            )
+        self._note(actions, t)
         self._capture(t)
 
     def _count(self, t: float) -> None:

@@ -75,6 +75,12 @@ class Series:
             )
         return self
 
+    def unsampled(self, seconds: int) -> Series:
+        for _ in range(seconds):
+            self.now += 1
+            self._take(*detector.unsampled(self.watch, self.now, self.rules))
+        return self
+
     def captured(self, frozen: int, moving: int, unknown: int = 0, resting: JobState | None = None) -> Series:
         seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown, resting=resting, places=self.places)
         self._take(*detector.captured(self.watch, seen, self.now, self.rules))
@@ -506,8 +512,67 @@ def test_a_lost_gpu_has_no_vote_and_is_no_quiet_gpu() -> None:
 
 def test_no_readings_at_all_is_no_sign_of_a_hang() -> None:
     series = Series().feed(600, 300).feed(110, 60).feed([None] * 8, 600)
-    assert series.watch.state is S.TRAINING
-    assert series.captures == []
+    assert series.states == [S.TRAINING, S.QUIET, S.TRAINING, S.UNKNOWN]
+    assert series.captures == series.glances == []
+    assert not series.pages
+
+
+@pytest.mark.parametrize(("before", "known"), [(90, S.STARTING), (600, S.TRAINING)])
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_without_readings_for_the_hold_a_job_is_unknown_and_then_goes_on_where_it_was(
+    before: float, known: JobState, is_silent: bool
+) -> None:
+    series = Series().feed(before, 300)
+    assert series.watch.state is known
+
+    def nothing(seconds: int) -> Series:
+        return series.unsampled(seconds) if is_silent else series.feed([None] * 8, seconds)
+
+    nothing(int(DEFAULTS.hold_seconds) - 1)
+    assert series.watch.state is known, "a driver may be slow"
+    nothing(1)
+    assert series.watch.state is S.UNKNOWN
+    assert "no hang of it is noticed" in series.watch.message
+    nothing(7200)
+    assert (series.watch.state, series.captures, series.pages) == (S.UNKNOWN, [], False)
+    series.feed(before, 30)
+    assert series.watch.state is known
+    series.feed(600, 300).feed(110, 125)
+    assert series.watch.state is S.SUSPECTED, "in the ordinary way"
+
+
+@pytest.mark.parametrize("seen", [[None] * 8, []])
+def test_a_job_whose_gpus_were_never_read_does_not_start_for_ever(seen: list[float | None]) -> None:
+    series = Series(ranks=len(seen)).feed(seen, 3600)
+    assert (series.states, series.captures) == ([S.UNKNOWN], [])
+    silent = Series().unsampled(3600)
+    assert (silent.states, silent.captures) == ([S.UNKNOWN], [])
+    assert silent.watch.is_starting, "by a scan its name may still change"
+
+
+def test_who_recovered_and_is_read_no_more_has_learnt_nothing_and_trains_once_it_is() -> None:
+    series = Series()
+    series.places = frozenset({"eval.py:3 io"})
+    series.feed(600, 300).feed(110, 125).captured(8, 0).feed(600, 20)
+    assert series.watch.state is S.RECOVERED
+    series.unsampled(300)
+    assert series.watch.state is S.UNKNOWN
+    series.feed(600, 30)
+    assert (series.watch.state, series.watch.pauses) == (S.TRAINING, ())
+
+
+def test_a_hang_that_was_seen_stays_one_without_readings() -> None:
+    series = Series().feed(600, 300).feed(110, 125).captured(8, 0).unsampled(3600)
+    assert (series.watch.state, series.pages) == (S.HUNG, True)
+
+
+def test_a_silence_that_the_driver_joins_is_timed_anew() -> None:
+    series = Series().feed(600, 300).feed(110, 100).unsampled(600)
+    assert series.watch.state is S.UNKNOWN
+    series.feed(110, 110)
+    assert series.watch.state is S.QUIET
+    series.feed(110, 20)
+    assert series.watch.state is S.SUSPECTED
 
 
 def test_a_gap_in_the_samples_is_not_quiet_time() -> None:

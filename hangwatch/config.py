@@ -5,30 +5,32 @@ The structs below are the documentation: `hangwatch config --sample` prints them
 
 from __future__ import annotations
 
-import difflib
-import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from hangwatch import decoding, inputs
+from hangwatch import inputs, toml_file
 from hangwatch.errors import UserError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 MOST_BYTES = 1 << 20  # of a configuration
 
+T = TypeVar("T")
+
 
 class ConfigError(UserError):
-    """A configuration that cannot be used; the message names the file, the section and the key, and what is allowed."""
+    """A configuration that cannot be used; the message names the file, the section and the key, and what is allowed.
+
+    `problems` are all that were found, each told whole, in `sections`; `rest` is what the file says without them.
+    """
+
+    def __init__(self, *problems: str, rest: Any = None, sections: frozenset[str] = frozenset()) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+        self.rest = rest
+        self.sections = sections
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -210,6 +212,8 @@ class Http(Section, frozen=True):
         str,
         Meta(
             pattern=r"^(https?://[^\s\"'<>`\\]{1,200})?$",
+            title="beginning with http:// or https://, without blanks and quotes, of 200 characters at most",
+            examples=["http://{node}:9836"],
             description="where browsers reach this port, {node} stands for its node: pages link to incidents there",
         ),
     ] = ""
@@ -299,17 +303,18 @@ class Settings(Section, frozen=True):
         return self.detector.hold_seconds + self.capture.rounds * self.capture.pause_seconds
 
 
-_SECTION_OF_PATH = re.compile(r" - at `\$?\.?([^`]*)`$")
-_UNKNOWN_FIELD = re.compile(r"unknown field `([^`]+)`")
-
-
 def load(path: Path) -> Settings:
     """Read the settings of one TOML file.
 
-    Raises ConfigError, whose text names the file, the section, the key and what is allowed.
+    Raises ConfigError, whose text names the file, and of each key that is wrong its line, section and what is allowed.
     """
+    return parse(read(path), str(path))
+
+
+def read(path: Path) -> str:
+    """The text of a configuration file. Raises ConfigError."""
     try:
-        text = inputs.read(path, MOST_BYTES).decode("utf-8")
+        return inputs.read(path, MOST_BYTES).decode("utf-8")
     except inputs.FileError as error:
         raise ConfigError(
             f"{error}\n"
@@ -318,22 +323,18 @@ def load(path: Path) -> Settings:
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); TOML files must be") from None
-    return parse(text, str(path))
 
 
 def parse(text: str, source: str) -> Settings:
     """Decode TOML text; `source` is the name shown in errors. Raises ConfigError."""
     try:
-        table = tomllib.loads(text)
-    except RecursionError:
-        raise ConfigError(f"{source}: is not valid TOML for hangwatch: nested too deeply") from None
-    except ValueError as error:  # TOMLDecodeError is one; so is a number of more digits than Python reads
-        raise ConfigError(f"{source}: is not valid TOML: {error}") from None
+        table = toml_file.parse(text, source)
+    except toml_file.TomlError as error:
+        raise ConfigError(str(error)) from None
     for key, value in _texts(table, ""):
         if "\0" in value:
             raise ConfigError(f"{source}: {key}: {value!r} holds a NUL character, which no path and no name can")
-    settings: Settings = decode(table, Settings, source, ())
-    return settings
+    return decode(table, Settings, source, (), text)
 
 
 def _texts(table: object, key: str) -> Iterator[tuple[str, str]]:
@@ -348,72 +349,16 @@ def _texts(table: object, key: str) -> Iterator[tuple[str, str]]:
             yield from _texts(item, f"{key}.{name}" if key else str(name))
 
 
-def decode(table: object, section: type[Any], source: str, path: tuple[str, ...]) -> Any:
+def decode(table: object, section: type[T], source: str, path: tuple[str, ...], text: str = "") -> T:
     """Convert a decoded TOML table to `section`, a Section type; `path` is where the table stands in the file.
 
-    Raises ConfigError.
+    `text` is that of the file, where it is known: it tells lines. Raises ConfigError.
     """
-    try:
-        return decoding.convert(table, section)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), section, source, path)) from None
-
-
-def _explain(message: str, root: type[Any], source: str, path: tuple[str, ...]) -> str:
-    """Turn msgspec's sentence into file, [section], key, what is wrong, what is allowed."""
-    found = _SECTION_OF_PATH.search(message)
-    problem = message[: found.start()] if found else message
-    steps = [*path, *(re.split(r"\.|(?=\[)", found.group(1)) if found else [])]
-    steps = [step for step in steps if step and step != "$"]
-    unknown = _UNKNOWN_FIELD.search(problem)
-    owner, key = _walk(root, steps[len(path) :])
-    if unknown:
-        known = [field.name for field in msgspec.structs.fields(owner)] if owner else []
-        where = f"[{'.'.join(steps)}]" if steps else "top level"
-        near = difflib.get_close_matches(unknown.group(1), known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        return f"{source}: {where}: unknown key {unknown.group(1)!r}\n  {hint}allowed: {', '.join(sorted(known))}"
-    where = f"[{'.'.join(steps[:-1])}]: {steps[-1]}" if len(steps) > 1 else (steps[0] if steps else "top level")
-    allowed = _allowed(owner, key) if owner and key else ""
-    return f"{source}: {where}: {problem}" + (f"\n  allowed: {allowed}" if allowed else "")
-
-
-def _walk(root: type[Any], steps: list[str]) -> tuple[type[Any] | None, str | None]:
-    """The struct that owns the last step, and the key; (struct, None) when the path ends at a struct."""
-    owner: type[Any] | None = root
-    key: str | None = None
-    for step in steps:
-        if owner is None or step.startswith("["):
-            continue
-        hint = get_type_hints(owner).get(step)
-        if hint is None:
-            return owner, key
-        inner = next((t for t in (hint, *get_args(hint)) if isinstance(t, type) and issubclass(t, Section)), None)
-        if inner is None:
-            return owner, step
-        owner, key = inner, None
-    return owner, key
-
-
-def _allowed(owner: type[Any], key: str) -> str:
-    """What a key takes, in words: type and limits."""
-    hint = get_type_hints(owner, include_extras=True)[key]
-    base, limits = hint, []
-    if get_origin(hint) is Annotated:
-        base, *metas = get_args(hint)
-        for meta in metas:
-            limits += [f"{word} {value:g}" for word, value in _limits(meta)]
-    if get_origin(base) is Literal:
-        return " | ".join(repr(value) for value in get_args(base))
-    words = {float: "a number", int: "a whole number", str: "a text in quotes", bool: "true or false"}
-    words[tuple[str, ...]] = "a list of texts in quotes"
-    return ", ".join([words.get(base, str(base)), *limits])
-
-
-def _limits(meta: Meta) -> Iterator[tuple[str, float]]:
-    for word, value in (("from", meta.ge), ("above", meta.gt), ("to", meta.le), ("below", meta.lt)):
-        if value is not None:
-            yield word, value
+    value, problems = toml_file.decode(table, section, source, path, text)
+    if problems or value is None:
+        sections = frozenset(problem.keys[0] for problem in problems if problem.keys)
+        raise ConfigError(*(problem.told for problem in problems), rest=value, sections=sections)
+    return value
 
 
 def sample(sections: dict[str, type[Any]] | None = None) -> str:
@@ -442,7 +387,7 @@ def _sample_section(name: str, section: type[Any]) -> list[str]:
         metas = [m for m in get_args(hints[field.name])[1:] if isinstance(m, Meta)]
         words = next((m.description for m in metas if m.description), "")
         value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-        allowed = _allowed(section, field.name)
+        allowed = toml_file.allowed(section, field.name)
         comment = f"  # {words + '; ' if words else ''}{allowed}"
         lines.append(f"{field.name} = {_toml(value)}{comment}")
     return [*lines, ""]

@@ -64,6 +64,7 @@ class Ended(NamedTuple):
 
 def refuse_unusable(settings: Settings, source: str) -> None:
     """Raise ConfigError where a hook is no whole path, has unknown placeholders, or others could write its program."""
+    problems: list[str] = []
     for key in _KEYS:
         command: tuple[str, ...] = getattr(settings, key)
         if not command:
@@ -72,13 +73,14 @@ def refuse_unusable(settings: Settings, source: str) -> None:
             named = _PLACEHOLDER.findall(argument)
             if named and (number == 0 or argument not in {f"{{{name}}}" for name in _NAMES}):
                 known = ", ".join(f"{{{name}}}" for name in _NAMES)
-                raise ConfigError(
+                problems.append(
                     f"{source}: [hooks]: {key}[{number}]: {argument!r}: a placeholder is an argument of its own\n"
                     f"  allowed, after the program: {known}"
                 )
-        problem = _problem(command[0])
-        if problem:
-            raise ConfigError(f"{source}: [hooks]: {key}[0]: {command[0]!r}: {problem}")
+        if problem := _problem(command[0]):
+            problems.append(f"{source}: [hooks]: {key}[0]: {command[0]!r}: {problem}")
+    if problems:
+        raise ConfigError(*problems)
 
 
 def _problem(program: str) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from hangwatch import config
+from hangwatch import config, toml_file
 from hangwatch.checks.contract import AnyCheck, Check, Settings, breaches
 from hangwatch.errors import UserError
 
@@ -66,19 +66,27 @@ def select(names: Iterable[str]) -> list[AnyCheck]:
     return [by_name[name] for name in wanted]
 
 
-def settings_for(settings: config.Settings, source: str) -> dict[str, Settings]:
-    """The settings of every check by name; `source` is the file named in errors.
+def settings_for(settings: config.Settings, source: str, text: str = "") -> dict[str, Settings]:
+    """The settings of every check by name; `source` is the file named in errors, `text` what it holds, for the lines.
 
-    Raises config.ConfigError for a section that is no check's, and for a key or value that its check does not take.
+    Raises config.ConfigError for sections that are no check's, and for keys and values that their checks do not take.
     """
     by_name = checks()
+    problems: list[str] = []
     for name in settings.checks:
         if name not in by_name:
-            raise config.ConfigError(f"{source}: [checks.{name}]: there is no check {name!r}\n  {_hint(name, by_name)}")
-    return {
-        name: config.decode(settings.checks.get(name, {}), check.settings, source, ("checks", name))
-        for name, check in by_name.items()
-    }
+            line = toml_file.line_of(text, ("checks", name))
+            where = f"{source}{f':{line}' if line else ''}: [checks.{name}]"
+            problems.append(f"{where}: there is no check {name!r}\n  {_hint(name, by_name)}")
+    found: dict[str, Settings] = {}
+    for name, check in by_name.items():
+        try:
+            found[name] = config.decode(settings.checks.get(name, {}), check.settings, source, ("checks", name), text)
+        except config.ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise config.ConfigError(*problems[: toml_file.MOST_PROBLEMS])
+    return found
 
 
 def _hint(name: str, existing: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from hangwatch.checks.facts import Facts
 from hangwatch.cli import screen
 from hangwatch.cli.asking import nodes_options, reach_of
 from hangwatch.cli.errors import InputError
-from hangwatch.cli.settings import config_option, settings_from
+from hangwatch.cli.settings import config_option, settings_with_checks
 from hangwatch.job_scan import JobScan
 from hangwatch.model import CheckResult
 from hangwatch.probes import host
@@ -73,8 +73,7 @@ def check(
 
         return check_nodes(reach, names, wanted, fail_on, as_json_form=as_json, verbose=verbose)
     began_unix_seconds = time.time()
-    settings, source = settings_from(config_path)
-    check_settings = discovery.settings_for(settings, source)
+    settings, _, check_settings = settings_with_checks(config_path)
     discovery.select(names)
     if wanted:
         if any(not port.host for port in wanted):

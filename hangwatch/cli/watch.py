@@ -18,7 +18,7 @@ import click
 
 from hangwatch import config
 from hangwatch.cli.errors import InputError, MachineError
-from hangwatch.cli.settings import config_option, settings_from
+from hangwatch.cli.settings import Proof, config_option, settings_with_checks
 
 if TYPE_CHECKING:
     from hangwatch.checks.contract import Settings as CheckSettings
@@ -29,19 +29,20 @@ STOP_SECONDS = 3.0  # for an orderly end
 log = logging.getLogger("hangwatch")
 
 
-def _proven(settings: config.Settings, source: str) -> dict[str, CheckSettings]:
-    """The settings of every check, once the whole configuration was found to be one that a daemon can run with.
+def _proven(path: Path | None) -> tuple[config.Settings, str, dict[str, CheckSettings]]:
+    """The settings, where they come from and those of every check, found to be such that a daemon can run with them.
 
-    What `run` refuses, `config --check` refuses. Raises ConfigError, ServeError or PortTakenError.
+    What `run` refuses, `config --check` refuses. Raises ConfigError or PortTakenError.
     """
     from hangwatch import hooks, http
-    from hangwatch.checks import discovery
     from hangwatch.hang import activity
 
-    activity.load(settings.activities.rules)
-    http.prepared(settings.http)
-    hooks.refuse_unusable(settings.hooks, source)
-    return discovery.settings_for(settings, source)
+    proofs: dict[str, Proof] = {
+        "activities": lambda settings, _: activity.load(settings.activities.rules),
+        "http": lambda settings, _: http.prepared(settings.http),
+        "hooks": lambda settings, source: hooks.refuse_unusable(settings.hooks, source),
+    }
+    return settings_with_checks(path, proofs)
 
 
 @click.command()
@@ -59,8 +60,7 @@ def run(config_path: Path | None) -> None:
     from hangwatch.probes.nvml.sampler import NvmlSampler
     from hangwatch.probes.sdnotify import Notifier
 
-    settings, source = settings_from(config_path)
-    check_settings = _proven(settings, source)
+    settings, source, check_settings = _proven(config_path)
     _log_to_stderr(settings.log.level)
     faulthandler.enable()  # the watchdog's SIGABRT leaves the daemon's own stacks in the journal
     gpus = NvmlSampler(sample_seconds=settings.gpu.sample_seconds, deadline_seconds=settings.gpu.deadline_seconds)
@@ -125,8 +125,7 @@ def configuration(check_path: Path | None, sample: bool) -> None:
         click.echo(config.sample({name: check.settings for name, check in discovery.checks().items()}))
         return
     assert check_path is not None
-    settings = config.load(check_path)
-    _proven(settings, str(check_path))
+    _proven(check_path)
     click.echo(f"{check_path}: ok")
 
 

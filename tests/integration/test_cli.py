@@ -123,6 +123,25 @@ def test_config_errors_name_file_section_and_key(tmp_path: Path) -> None:
                 assert word in done.stderr
 
 
+def test_config_errors_of_all_sections_are_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "hangwatch.toml"
+    path.write_text(
+        "[detector]\nhold_secs = 3\n[checks.fd_limit]\nnonsense = 3\n[checks.fd_limt]\nenabled = false\n"
+        '[hooks]\non_hung = ["hook.sh"]\non_ended = ["other.sh"]\n[http]\nport = 70000\nhealth_port = 9836\n'
+        '[[activities.rules]]\nactivity = "Data Loading"\nfunction = "read"\n'
+    )
+    for command in (("config", "--check", str(path)), ("run", "--config", str(path)), ("check", "--config", str(path))):
+        done = hangwatch(*command)
+        assert done.returncode == 2
+        for word in (f"{path}:2: [detector]", f"{path}:4: [checks.fd_limit]", f"{path}:5: [checks.fd_limt]"):
+            assert word in done.stderr
+        assert f"{path}:11: [http]: port" in done.stderr
+        assert "are both" not in done.stderr, "of a section whose keys are wrong nothing else is said"
+        if command[0] != "check":  # what only the daemon reads
+            for word in ("on_hung[0]", "on_ended[0]", "'Data Loading'"):
+                assert word in done.stderr
+
+
 def test_a_configuration_that_cannot_be_used_is_not_ok(tmp_path: Path) -> None:
     path = tmp_path / "hangwatch.toml"
     path.write_text('[[activities.rules]]\nactivity = "Data Loading"\nfunction = "read"')

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch import config
+from hangwatch import config, toml_file
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,95 @@ def test_errors_teach(text: str, expected: list[str]) -> None:
         config.parse(text, "f.toml")
     for word in expected:
         assert word in str(error.value)
+
+
+WRONG = """\
+[detector]
+hold_secs = 3  # no hold_seconds
+quorum = 3
+
+[hooks]
+# per_minute = 5
+on_hung = [
+  "/bin/true",
+  "per_minute",
+]
+per_minute = 0
+[http]
+external_url = "hangwatch.example.org"
+[[activities.rules]]
+activity = "a"
+function = "f"
+[[activities.rules]]
+activity = "b"
+"""
+
+
+def refusal(text: str) -> config.ConfigError:
+    with pytest.raises(config.ConfigError) as error:
+        config.parse(text, "f.toml")
+    return error.value
+
+
+def test_everything_that_is_wrong_is_told_at_once_each_with_its_line() -> None:
+    told = [line for line in str(refusal(WRONG)).splitlines() if not line.startswith("  ")]
+    assert [line.split(": ")[0] for line in sorted(told)] == [f"f.toml:{line}" for line in (11, 13, 17, 2, 3)]
+    assert any("[detector]: unknown key 'hold_secs'" in line for line in told)
+    assert any(line.startswith("f.toml:11: [hooks]: per_minute: ") for line in told)
+
+
+def test_what_is_right_beside_it_is_kept() -> None:
+    error = refusal("[detector]\nhold_seconds = 7\nquorum = 3\n[gpu]\nsample_seconds = 'x'\n")
+    assert error.rest.detector == config.Detector(hold_seconds=7.0)
+    assert error.sections == {"detector", "gpu"}
+
+
+def test_of_very_many_errors_the_first_ones_are_told() -> None:
+    error = refusal("[detector]\n" + "".join(f"wrong_{number} = 1\n" for number in range(100)))
+    assert len(error.problems) == toml_file.MOST_PROBLEMS + 1
+    assert "more is wrong" in error.problems[-1]
+
+
+def test_a_file_of_a_thousand_lines_that_all_name_a_key_is_told_quickly() -> None:
+    text = "[activities]\nrules = [\n" + "# quorum\n{ quorum = 1 },\n" * 3000 + "]\n[detector]\nquorum = 3\n"
+    assert toml_file.line_of(text, ("detector", "quorum")) is None
+    assert "quorum" in str(refusal(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("[gpu]\nhold_seconds = 3", "hold_seconds stands in [detector]"),
+        ("[http]\nweb_port = 3", "did you mean 'port'?"),
+        ("[store]\ndir = 'x'", "did you mean 'directory'?"),
+        ("[checks]\nxid = 3", "f.toml:2: [checks]: xid: Expected `object`"),
+    ],
+)
+def test_what_may_have_been_meant(text: str, hint: str) -> None:
+    assert hint in str(refusal(text))
+
+
+def test_no_refusal_shows_a_regular_expression() -> None:
+    told = str(refusal("[http]\nexternal_url = 'node7:9836'"))
+    assert "regex" not in told and "^" not in told
+    assert "beginning with http:// or https://" in told and '"http://{node}:9836"' in told
+
+
+@given(
+    st.lists(
+        st.sampled_from(["", "# a = 1", "a = 1", "b = [", "]", "[a]", "[c]", "a.b = 1", 'b = """', '"""']), max_size=12
+    )
+)
+def test_a_line_that_is_told_is_where_the_key_begins(lines: list[str]) -> None:
+    text = "\n".join(lines)
+    try:
+        table = toml_file.parse(text, "f")
+    except toml_file.TomlError:
+        return
+    for key in table:
+        line = toml_file.line_of(text, (key,))
+        assert line is not None
+        assert key in lines[line - 1] and not lines[line - 1].startswith("#")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -71,7 +160,7 @@ def test_any_text_is_settings_or_a_config_error(text: str) -> None:
     try:
         settings = config.parse(text, "fuzz")
     except config.ConfigError as error:
-        assert str(error).startswith("fuzz: ")
+        assert str(error).startswith("fuzz:")
     else:
         assert isinstance(settings, config.Settings)
 

@@ -46,6 +46,8 @@ def which_job(job: Job) -> str:
     owner = f"Slurm job {job.job_id}" if job.job_id.partition(".")[0] == number else job.owner
     is_told = not name or owner.endswith(job.job_id)
     of = f" of user {user}" if user and job.user != job.owner else ""
+    if job.uid is not None and job.user == f"uid {job.uid}" != job.owner:  # the kernel's word, where there is no name
+        of = f" of {job.user}"
     places = ", ".join(filter(None, ("" if is_told else job.job_id, owner, plain(job.program))))
     return f"{name or job.job_id}{of}" + (f" ({places})" if places else "")
 

@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from hangwatch import __version__
+from hangwatch.cli import screen
 from hangwatch.errors import TemporaryError, UserError
 
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits(3)
@@ -55,6 +56,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@screen.no_pager_option
 @click.version_option(__version__, prog_name="hangwatch")
 def hangwatch() -> None:
     """Finds hung training jobs by GPU power, takes the stacks of every rank, and names the odd one.

@@ -49,6 +49,7 @@ _File = tuple[Path, Path | None]  # and the folder in which it was found, None w
 )
 @json_option
 @html_option
+@screen.no_pager_option
 @config_option
 def explain(
     *,

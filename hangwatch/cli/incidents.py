@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pwd
 import sys
-from contextlib import suppress
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import click
 import msgspec
@@ -19,7 +22,9 @@ from hangwatch.incident_file import StoreError, Summary
 from hangwatch.model import Incident
 from hangwatch.report import html, text
 
-NO_INCIDENTS = "no incidents that you may read: those of your own jobs, all for root and the group [store] names"
+_INDENT = "    "
+
+T = TypeVar("T")
 
 
 @click.command()
@@ -27,6 +32,7 @@ NO_INCIDENTS = "no incidents that you may read: those of your own jobs, all for 
 @click.option("--job", "wanted", help="The newest incident of this job, by its id, key or name.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the page here.")
 @click.option("--json", "as_json", is_flag=True, help="Print incident.json, see docs/json.md.")
+@screen.no_pager_option
 @config_option
 def report(
     name: Path | None, wanted: str | None, html_path: Path | None, as_json: bool, config_path: Path | None
@@ -38,9 +44,10 @@ def report(
     """
     if name is not None and wanted is not None:
         raise click.UsageError("give either an incident or --job")
-    incident = _incident(name, wanted, config_path)
+    place = _Place(config_path)
+    incident = _incident(name, wanted, place)
     if incident is None:
-        click.echo(_nothing(), err=True)
+        click.echo(place.nothing(), err=True)
         return 1
     if html_path is not None:
         write_text(html_path, html.render(incident))
@@ -52,49 +59,103 @@ def report(
     return 0
 
 
-def _incident(name: Path | None, wanted: str | None, config_path: Path | None) -> Incident | None:
+class _Place:
+    """Where this user's incidents are looked for: in the store, and at the daemon, whose rights may reach further."""
+
+    def __init__(self, config_path: Path | None) -> None:
+        self.settings, self._source = settings_from(config_path)
+        self.kept = store.Store(Path(self.settings.store.directory))
+        self._daemon = ""
+
+    def of_daemon(self, name: Path | None, wanted: str | None) -> Incident | None:
+        """One of the own jobs' incidents over the daemon's socket; None where it gives none. Raises StoreError."""
+        found = self._asked(lambda: self._one_of_daemon(name, wanted))
+        return found if isinstance(found, Incident) else None
+
+    def summaries(self) -> tuple[Summary, ...]:
+        """What the store lists; else the daemon, since the file system may have no access lists. Raises StoreError."""
+        listed = self.kept.summaries()
+        if listed:
+            return listed
+        from hangwatch.cli import own_daemon
+
+        return self._asked(lambda: own_daemon.incidents(self.settings.socket.path)) or ()
+
+    def _one_of_daemon(self, name: Path | None, wanted: str | None) -> Incident | None:
+        from hangwatch.cli import own_daemon
+
+        path = self.settings.socket.path
+        if name is not None:
+            return own_daemon.incident(path, str(name))
+        found = incident_file.newest(own_daemon.incidents(path), wanted, f"the daemon behind {path}")
+        return own_daemon.incident(path, found.folder) if found is not None else None
+
+    def _asked(self, ask: Callable[[], T]) -> T | None:
+        """What the daemon answers; root reads the files themselves."""
+        if os.geteuid() == 0:
+            return None
+        from hangwatch.cli import own_daemon
+
+        self._daemon = f"the daemon behind {self.settings.socket.path} lists none of your jobs, either"
+        try:
+            return ask()
+        except own_daemon.SocketError as error:
+            self._daemon = f"the daemon could not be asked: {error}"
+            return None
+
+    def nothing(self) -> str:
+        """That there is no incident: where it was looked for, as whom, and why there may be none."""
+        uid = os.geteuid()
+        hold = words.duration(self.settings.detector.hold_seconds)
+        lines = [
+            f"no incidents{'' if uid == 0 else ' that you may read'} in {self._standing()}",
+            f"[store] directory is that of {self._source}; --config FILE names another one",
+        ]
+        if uid != 0:
+            lines += [
+                self._daemon,
+                f"you are {_user(uid)}, who sees those of his own jobs; root and the group that [store] names see all",
+            ]
+        lines.append(
+            f"one begins where a job has been quiet for {hold} and its ranks stand still, or where ranks crash"
+        )
+        return "\n  ".join(filter(None, lines))
+
+    def _standing(self) -> str:
+        """The folder, and what keeps us from it."""
+        folder = self.kept.incidents
+        try:
+            os.scandir(folder).close()
+        except FileNotFoundError:
+            return f"{folder}, which does not exist: no daemon has kept any there"
+        except OSError as error:
+            return f"{folder}: {error.strerror}"
+        return str(folder)
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _incident(name: Path | None, wanted: str | None, place: _Place) -> Incident | None:
     """By its folder, its name or its job; of an own job from the daemon, where we may not read its folder.
 
     None where there is no incident at all. Raises StoreError.
     """
     if name is not None and _is_folder(name):
         return incident_file.load(name)
-    kept = _store(config_path)
     try:
-        folder = kept.find(str(name)) if name is not None else kept.newest(wanted)
+        folder = place.kept.find(str(name)) if name is not None else place.kept.newest(wanted)
         if folder is not None:
             return incident_file.load(folder)
     except StoreError:
-        if (by_daemon := _of_the_daemon(name, wanted, config_path)) is not None:
+        if (by_daemon := place.of_daemon(name, wanted)) is not None:
             return by_daemon
         raise
-    return _of_the_daemon(name, wanted, config_path)
-
-
-def _of_the_daemon(name: Path | None, wanted: str | None, config_path: Path | None) -> Incident | None:
-    """One of the own jobs' incidents over the daemon's socket; None where it gives none. Raises StoreError."""
-    if os.geteuid() == 0:
-        return None
-    from hangwatch.cli import own_daemon
-
-    path = settings_from(config_path)[0].socket.path
-    with suppress(own_daemon.SocketError):
-        if name is not None:
-            return own_daemon.incident(path, str(name))
-        found = incident_file.newest(own_daemon.incidents(path), wanted, f"the daemon behind {path}")
-        return own_daemon.incident(path, found.folder) if found is not None else None
-    return None
-
-
-def _summaries_of_the_daemon(config_path: Path | None) -> tuple[Summary, ...]:
-    """What it lists of the own jobs, where we can list nothing ourselves: the file system has no access lists."""
-    if os.geteuid() == 0:
-        return ()
-    from hangwatch.cli import own_daemon
-
-    with suppress(own_daemon.SocketError):
-        return own_daemon.incidents(settings_from(config_path)[0].socket.path)
-    return ()
+    return place.of_daemon(name, wanted)
 
 
 def _is_folder(path: Path) -> bool:
@@ -105,22 +166,14 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _store(config_path: Path | None) -> store.Store:
-    settings, _ = settings_from(config_path)
-    return store.Store(Path(settings.store.directory))
-
-
-def _nothing() -> str:
-    return "no incidents" if os.geteuid() == 0 else NO_INCIDENTS
-
-
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/json.md describes it.")
+@click.option("-l", "--full", is_flag=True, help="Whole verdicts on a terminal, too, where else each is cut to a line.")
 @config_option
-def incidents(as_json: bool, config_path: Path | None) -> None:
+def incidents(as_json: bool, full: bool, config_path: Path | None) -> None:
     """List the incidents that this node keeps, newest first."""
-    kept = _store(config_path)
-    summaries = kept.summaries() or _summaries_of_the_daemon(config_path)
+    place = _Place(config_path)
+    summaries = place.summaries()
     if as_json:
         sys.stdout.buffer.write(
             msgspec.json.encode(incident_file.Incidents(schema_version=1, incidents=summaries)) + b"\n"
@@ -130,10 +183,30 @@ def incidents(as_json: bool, config_path: Path | None) -> None:
 
     here = host.node_name()
     rows = [
-        (summary.folder, summary.job_id, _standing(summary, kept, here), summary.problem or summary.message)
+        (summary.folder, summary.job_id, _standing(summary, place.kept, here), _verdict(summary))
         for summary in summaries
     ]
-    print_table(("incident", "job", "state", "verdict"), rows, _nothing())
+    if rows and sys.stdout.isatty():
+        for row in rows:
+            click.echo("\n".join(_on_terminal(*row, full=full)))
+    else:
+        print_table(("incident", "job", "state", "verdict"), rows, "" if rows else place.nothing())
+
+
+def _verdict(summary: Summary) -> str:
+    """What kind it is of, then its sentence, which begins with the rank that is named."""
+    return summary.problem or f"{summary.verdict}: {summary.message}"
+
+
+def _on_terminal(folder: str, job: str, state: str, verdict: str, *, full: bool) -> list[str]:
+    """Two lines for an incident, cut to the terminal's width unless they are to be `full`."""
+    folder, state, job, verdict = (words.printable(" ".join(text.split())) for text in (folder, state, job, verdict))
+    head = f"{folder}  {state}  {job}"
+    wide = max(screen.columns(), len(_INDENT) + 20)
+    if not full:
+        return [words.elided(head, wide), _INDENT + words.elided(verdict, wide - len(_INDENT))]
+    room = max(screen.width(), 2 * len(_INDENT) + 20)
+    return [head, *textwrap.wrap(verdict, room, initial_indent=_INDENT, subsequent_indent=_INDENT)]
 
 
 def _standing(summary: Summary, kept: store.Store, here: str) -> str:

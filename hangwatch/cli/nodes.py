@@ -66,6 +66,7 @@ topology_option = click.option(
 )
 @json_option
 @html_option
+@screen.no_pager_option
 def merge(
     *,
     sources: tuple[str, ...],

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import TextIO
+from collections.abc import Callable
+from typing import Any, TextIO, TypeVar
 
 import click
 
 WIDEST = 110  # characters of a sentence that the eye still follows
 
+_NO_PAGER = "hangwatch.no_pager"
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 _USUAL = os.terminal_size((WIDEST, 24))  # of what is no terminal, whatever COLUMNS says there: readline(3) sets it
 
 
@@ -34,15 +37,34 @@ def width() -> int:
     return min(columns(), WIDEST)
 
 
+def no_pager_option(command: _Command) -> _Command:
+    """The option that keeps the pager away from what `show` prints; on the group as on each command."""
+    told = "Print what is longer than the screen, too; so does an empty PAGER, or `PAGER=cat`."
+    return click.option("--no-pager", is_flag=True, expose_value=False, callback=_keep_away, help=told)(command)
+
+
+def _keep_away(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        context.meta[_NO_PAGER] = True  # shared by a group and its command
+
+
 def show(answer: str) -> None:
     """Print; on a terminal with fewer lines by PAGER, else less(1), which leaves it on the screen (as git(1) does)."""
     wide, high = _size()
     rows = sum(-(-max(len(click.unstyle(line)), 1) // wide) for line in answer.splitlines())
-    if rows < high or _is_dumb() or not (_is_terminal(sys.stdout) and _is_terminal(sys.stdin)):
+    is_watched = _is_terminal(sys.stdout) and _is_terminal(sys.stdin)
+    if rows < high or _is_dumb() or not is_watched or not _is_pager_wanted():
         click.echo(answer, nl=False, color=is_colored())
         return
     os.environ.setdefault("LESS", "FRX")
     click.echo_via_pager(answer.removesuffix("\n"))
+
+
+def _is_pager_wanted() -> bool:
+    """False for --no-pager and for a PAGER that pages nothing, as git(1) and systemctl(1) read it."""
+    context = click.get_current_context(silent=True)
+    kept_away = context is not None and context.meta.get(_NO_PAGER, False)
+    return not kept_away and os.environ.get("PAGER", "less").strip() not in ("", "cat")
 
 
 def _size() -> os.terminal_size:

@@ -70,6 +70,7 @@ SEE_ALL = "`sudo hangwatch dump`, or install the daemon (docs/install-systemd.md
     help="Leave a report with all stacks here, and print a line for each job.",
 )
 @nodes_options
+@screen.no_pager_option
 @config_option
 def dump(  # noqa: PLR0912 - an option is a branch
     *,
@@ -94,7 +95,7 @@ def dump(  # noqa: PLR0912 - an option is a branch
     not answer by the deadline is evidence and no error. See docs/many-nodes.md.
 
     Prints the verdict, the groups and the evidence; every raw stack with --stacks, in the folder of -o, or as JSON.
-    What is longer than the screen is shown by PAGER, or less; `PAGER=cat` prints it.
+    What is longer than the screen is shown by PAGER, or less; --no-pager prints it.
 
     Reads, and changes nothing: no process is stopped (but see --native). Exits 1 when there is nothing to dump.
     """

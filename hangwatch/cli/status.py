@@ -37,14 +37,14 @@ def status(
     config_path: Path | None, url: str | None, http_config: Path | None, as_json: bool, is_watched: bool
 ) -> int | None:
     """What the daemon on this node sees: GPUs, jobs and their states, checks."""
-    settings, _ = settings_from(config_path)
+    settings, source = settings_from(config_path)
     if is_watched:
         if as_json:
             raise click.UsageError("give either --watch or --json")
         from hangwatch.cli import top
 
-        return top.watch(lambda: status_of(answer_of(settings, url, http_config)))
-    answer = answer_of(settings, url, http_config)
+        return top.watch(lambda: status_of(answer_of(settings, source, url, http_config)))
+    answer = answer_of(settings, source, url, http_config)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
     else:
@@ -52,24 +52,30 @@ def status(
     return None
 
 
-def answer_of(settings: config.Settings, url: str | None, http_config: Path | None) -> Any:
+def answer_of(settings: config.Settings, source: str, url: str | None, http_config: Path | None) -> Any:
     """The answer of /status; over the daemon's socket, with the own jobs, where the port refuses us. Raises InputError.
 
-    Who says where to ask, or who he is, is taken at his word.
+    `source` is where the settings come from. Who says where to ask, or who he is, is taken at his word.
     """
     base = url or _local_url(settings.http)
     try:
         return _fetch(f"{base.rstrip('/')}/status", client_of(http_config))
-    except InputError:
+    except InputError as error:
         if url is not None or http_config is not None:
             raise
         from hangwatch.cli import own_daemon
 
         try:
             return decoding.plain(own_daemon.ask(settings.socket.path, "/status"))
-        except (own_daemon.SocketError, ValueError, RecursionError):
-            pass
-        raise
+        except own_daemon.SocketError as refused:
+            why = str(refused)
+        except (ValueError, RecursionError):
+            why = f"{settings.socket.path}: what answers is no hangwatch"
+        raise InputError(
+            f"{error}\n"
+            f"  nor over its socket: {why}\n"
+            f"  where to ask stands in {source} ([http], [socket]); --config FILE or --url names another place"
+        ) from None
 
 
 def status_of(answer: Any) -> Status:
@@ -162,7 +168,7 @@ def print_status(seen: Status) -> None:
             name(job),
             job.owner,
             job.launcher,
-            job.user or "",
+            job.user if job.user and job.user != job.owner else "",
             job.state.value + (" (page)" if job.page else ""),
             f"{job.seconds_in_state:.0f} s",
             str(job.ranks) + (f" ({_absent(job)} absent)" if job.absent_local_ranks else ""),

@@ -62,8 +62,8 @@ class Seen(NamedTuple):
 @http_config_option("Where the daemon asks who you are")
 def top(config_path: Path | None, url: str | None, http_config: Path | None) -> int:
     """The jobs of this node as they change: state, watts against the line, who moves, checks. q or Ctrl-C ends it."""
-    settings, _ = settings_from(config_path)
-    return watch(lambda: status_of(answer_of(settings, url, http_config)))
+    settings, source = settings_from(config_path)
+    return watch(lambda: status_of(answer_of(settings, source, url, http_config)))
 
 
 def watch(ask: Callable[[], Status]) -> int:

@@ -127,7 +127,6 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
         phrases.state_row(incident),
         ("Time-out", phrases.time_out(incident)),
         ("Job", f"{words.which_job(job)}, {job.launcher}"),
-        ("Owner", job.owner),
         ("Ranks", f"{phrases.ranks_row(job)} on {incident.node}{size}"),
         ("No process", f"local rank {words.fold_ranges(job.absent)}" if job.absent else ""),
         *_ranks_rows(incident.grouping)[1:],

@@ -11,6 +11,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from hangwatch.model import GpuSample, GpuSweep, JobState, SamplerStatus
 from hangwatch.probes import host
 from hangwatch.status import view
 from tests import samples
-from tests.other_users import as_user
+from tests.other_users import as_user, needs_root
 
 NOBODY = 65534
 COMMANDS = ["run", "dump", "explain", "merge", "report", "incidents", "status", "config", "check", "demo"]
@@ -211,10 +212,36 @@ def test_reports_are_rendered_again_from_the_incident_alone(tmp_path: Path) -> N
     assert "hung; its processes are gone" in listed_as, "no daemon has seen how the job ended"
     config.write_text(f'[store]\ndirectory = "{tmp_path / "empty"}"\n')
     empty = hangwatch("report", "--config", str(config))
-    assert (empty.returncode, "no incidents" in empty.stderr) == (1, True)
+    assert (empty.returncode, empty.stdout) == (1, "")
+    for told in (empty.stderr, hangwatch("incidents", "--config", str(config)).stdout):
+        assert f"in {tmp_path}/empty/incidents, which does not exist" in told
+        assert f"that of {config}" in told and "quiet for 2 min 00 s" in told
     (folder / "incident.json").write_text("{")
     broken = hangwatch("report", str(folder))
     assert (broken.returncode, str(folder) in broken.stderr) == (2, True)
+
+
+@needs_root
+def test_who_may_read_no_incident_is_told_where_was_looked_and_as_whom() -> None:
+    with tempfile.TemporaryDirectory() as name:  # which every user may enter
+        place = Path(name)
+        place.chmod(0o755)
+        (place / "incidents").mkdir(mode=0o700)
+        config = place / "hangwatch.toml"
+        config.write_text(f'[store]\ndirectory = "{place}"\n[socket]\npath = "{place}/socket"\n[http]\nport = 1\n')
+
+        def asked(command: str) -> subprocess.CompletedProcess[str]:
+            line = [*as_user(NOBODY), sys.executable, "-m", "hangwatch", command, "--config", str(config)]
+            return subprocess.run(line, capture_output=True, text=True, check=False)
+
+        told = asked("report").stderr
+        assert f"no incidents that you may read in {place}/incidents: Permission denied" in told
+        assert f"the daemon could not be asked: {place}/socket: No such file" in told
+        assert f"uid {NOBODY}" in told
+        status = asked("status")
+        assert status.returncode == 2
+        assert "127.0.0.1:1/" in status.stderr and f"nor over its socket: {place}/socket: No such file" in status.stderr
+        assert f"stands in {config}" in status.stderr
 
 
 def test_incidents_say_how_long_ago_a_job_ended(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from hangwatch import store
@@ -26,14 +27,14 @@ from hangwatch.status import CheckLine, Status
 from tests import samples
 
 
-def in_terminal(*arguments: str, rows: int = 500, columns: int = 200, **environ: str) -> str:
-    """What a command shows on a terminal of this size; "" as a value takes a variable away."""
+def in_terminal(*arguments: str, rows: int = 500, columns: int = 200, **environ: str | None) -> str:
+    """What a command shows on a terminal of this size; None as a value takes a variable away."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    chosen = {**inherited, "TERM": "xterm-256color", "PAGER": "", "LESS": "", **environ}
+    chosen = {**inherited, "TERM": "xterm-256color", "PAGER": None, "LESS": None, **environ}
     command = [sys.executable, "-m", "hangwatch", *arguments]
-    env = {name: value for name, value in chosen.items() if value}
+    env = {name: value for name, value in chosen.items() if value is not None}
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT, env=env):
         os.close(theirs)
         shown = b""
@@ -115,6 +116,19 @@ def test_colours_where_they_are_wanted(incident: str, environ: dict[str, str], c
     assert ("\x1b[" in in_terminal("report", incident, **environ)) == colored
 
 
+@pytest.mark.parametrize("value", ["", " ", "cat"])
+def test_a_pager_that_pages_nothing_prints_in_colours(
+    incident: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    less = tmp_path / "less"
+    less.write_text("#!/bin/sh\necho paged; cat\n")
+    less.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    shown = in_terminal("report", incident, rows=20, PAGER=value)
+    assert not shown.startswith("paged") and shown.startswith("\x1b[1m")
+    assert in_terminal("report", incident, rows=20).startswith("paged"), "without PAGER it is less"
+
+
 def test_what_is_longer_than_the_screen_goes_to_the_readers_pager(incident: str, tmp_path: Path) -> None:
     pager = tmp_path / "pager"
     pager.write_text("#!/bin/sh\necho paged; cat\n")
@@ -124,6 +138,8 @@ def test_what_is_longer_than_the_screen_goes_to_the_readers_pager(incident: str,
     assert long.rstrip().endswith("(threading.py:1045)"), "all of it"
     assert not in_terminal("report", incident, PAGER=str(pager)).startswith("paged")
     assert not in_terminal("report", incident, rows=20, PAGER=str(pager), TERM="dumb").startswith("paged")
+    assert not in_terminal("report", "--no-pager", incident, rows=20, PAGER=str(pager)).startswith("paged")
+    assert not in_terminal("--no-pager", "report", incident, rows=20, PAGER=str(pager)).startswith("paged")
     piped = subprocess.run(
         [sys.executable, "-m", "hangwatch", "report", incident],
         capture_output=True,
@@ -132,3 +148,30 @@ def test_what_is_longer_than_the_screen_goes_to_the_readers_pager(incident: str,
         env={**os.environ, "PAGER": str(pager), "LINES": "5"},
     )
     assert not piped.stdout.startswith("paged")
+
+
+def listing(tmp_path: Path, *arguments: str, columns: int) -> list[str]:
+    """`hangwatch incidents` of two incidents on a terminal."""
+    kept = store.open_writable(tmp_path)
+    first = samples.loader_hang()
+    for number in range(2):
+        kept.save(replace(first, opened_unix_seconds=first.opened_unix_seconds + 100 * number), {})
+    config = tmp_path / "hangwatch.toml"
+    config.write_text(f'[store]\ndirectory = "{tmp_path}"\n')
+    return in_terminal("incidents", *arguments, "--config", str(config), columns=columns).splitlines()
+
+
+@pytest.mark.parametrize("columns", [80, 40, 1])
+def test_an_incident_takes_two_lines_of_a_list(tmp_path: Path, columns: int) -> None:
+    shown = listing(tmp_path, columns=columns)
+    assert len(shown) == 4
+    assert max(map(len, shown)) <= max(columns, 24)
+    assert shown[1].lstrip().startswith("OutsideCollective"[: columns - 5] if columns > 24 else "Outside")
+
+
+def test_its_whole_verdict_is_there_for_the_asking(tmp_path: Path) -> None:
+    shown = listing(tmp_path, "--full", columns=80)
+    assert max(map(len, shown)) <= 80
+    whole = f"OutsideCollective: {samples.loader_hang().verdict.message}"
+    assert whole in " ".join(line.strip() for line in shown)
+    assert whole.partition(": ")[2].startswith("Rank 7")

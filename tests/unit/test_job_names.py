@@ -79,6 +79,9 @@ def test_a_slurm_job_in_one_line() -> None:
     assert words.which_job(job) == "llama-70b of user mira (Slurm job 2180718, train.py)"
     assert words.which_job(replace(job, job_id="2180718.2")) == "llama-70b of user mira (Slurm job 2180718.2, train.py)"
     assert words.which_job(replace(job, job_name="")) == "2180718 of user mira (Slurm job 2180718, train.py)"
+    nameless = replace(job, user="uid 1004", uid=1004)
+    assert words.which_job(nameless) == "llama-70b of uid 1004 (Slurm job 2180718, train.py)"
+    assert "of user uid_1004" in words.which_job(replace(nameless, uid=0)), "what its user wrote, and not the kernel"
     own = replace(job, owner="uid 1004", user="uid 1004", job_id="run-7", job_name="")
     assert words.which_job(own) == "run-7 (uid 1004, train.py)"
 

@@ -89,6 +89,7 @@ class Snapshot(Value, frozen=True):
     captures: dict[str, int] = field(default_factory=dict)
     dump_failures: dict[str, int] = field(default_factory=dict)
     dumps: DumpHistogram = DumpHistogram()
+    hook_runs: dict[tuple[str, str], int] = field(default_factory=dict)  # by event and outcome
     left_out: tuple[LeftOut, ...] = ()
     running: dict[str, tuple[float, ...]] = field(default_factory=dict)  # scan, capture: when each began, monotonic
     scan_seconds: float | None = None
@@ -134,6 +135,11 @@ class Snapshot(Value, frozen=True):
         """The snapshot with one more dump: how long it took, and what went wrong, if anything."""
         counted = replace(self, dumps=self.dumps.add(seconds))
         return counted if fault is None else counted.count("dump_failures", fault.reason)
+
+    def with_hook(self, event: str, outcome: str) -> Snapshot:
+        """The snapshot with one more hook that ended so, or was not called."""
+        key = (event, outcome)
+        return replace(self, hook_runs={**self.hook_runs, key: self.hook_runs.get(key, 0) + 1})
 
     def with_power(self, incident: Incident) -> Snapshot:
         """The snapshot with the power series of this incident, where it is still its job's."""

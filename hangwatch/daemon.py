@@ -18,7 +18,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from hangwatch import crash, metrics, progress, status, words
+from hangwatch import crash, hooks, metrics, progress, status, words
 from hangwatch.beats import CAPTURES_PER_OWNER, Beats, Turns
 from hangwatch.board import Board, Snapshot, extend
 from hangwatch.checks import discovery, runner
@@ -114,6 +114,7 @@ class Daemon:
         self._own_jobs = OwnJobs(
             settings, self.node, self.board, self.store, scan=self._discover, look=self._look_asked_for, clock=clock
         )
+        self.board.set(hook_runs=hooks.none_yet(settings.hooks))
         self._hooks = Hooks(settings.hooks, partial(self._beats.once, "hooks"), self._hook_ended)
 
     def _is_on(self, name: str) -> bool:
@@ -353,6 +354,7 @@ class Daemon:
     def _hook_ended(self, ended: Ended) -> None:
         """Tell what came of a hook, in the log and in the incident; what it printed is kept beside that."""
         call = ended.call
+        self.board.put(Snapshot.with_hook, call.event, ended.outcome)
         log.log(logging.INFO if ended.is_ok else logging.WARNING, "job %s: %s", call.incident.job.job_id, ended.message)
         if ended.output and call.folder is not None:
             self._beats.once("store", self._keep_output, call.folder, f"{call.key}.txt", ended.output)

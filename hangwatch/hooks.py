@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from hangwatch import words
 from hangwatch.beats import Pace, Turns
@@ -40,6 +40,8 @@ _PLACEHOLDER = re.compile(r"\{\w*\}")
 _NAMES = ("incident", "name", "job", "job_name", "job_key", "state", "owner", "owner_uid", "slurm_job", "node")
 _ENVIRON = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/"}
 
+Outcome: TypeAlias = Literal["ok", "failed", "killed", "timed_out", "not_run", "not_called"]
+
 log = logging.getLogger(__name__)
 
 
@@ -52,14 +54,30 @@ class Call(NamedTuple):
     incident: Incident
     folder: Path | None
 
+    @property
+    def event(self) -> str:
+        """`hung` of on_hung: what it is told as the job's state."""
+        return self.key.removeprefix("on_")
+
 
 class Ended(NamedTuple):
     """How a hook ended; `output` is the beginning of what it printed, None where it was not run."""
 
     call: Call
     message: str
+    outcome: Outcome
     output: bytes | None = None
-    is_ok: bool = False
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it ended with status 0."""
+        return self.outcome == "ok"
+
+
+def none_yet(settings: Settings) -> dict[tuple[str, str], int]:
+    """How often each hook that is set has run, by event and outcome, before any has: a counter begins at 0."""
+    events = [key.removeprefix("on_") for key in _KEYS if getattr(settings, key)]
+    return {(event, outcome): 0 for event in events for outcome in get_args(Outcome)}
 
 
 def refuse_unusable(settings: Settings, source: str) -> None:
@@ -160,17 +178,19 @@ def run(call: Call, deadline_seconds: float) -> Ended:
         with suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=1.0)
         output, code = b"", TIMED_OUT
-    how = _how(code, deadline_seconds)
+    outcome, how = _how(code, deadline_seconds)
     message = f"{_name(call)} {how} after {words.duration(time.monotonic() - began)}"
-    return Ended(call, message, output, code == 0)
+    return Ended(call, message, outcome, output)
 
 
-def _how(code: int, deadline_seconds: float) -> str:
+def _how(code: int, deadline_seconds: float) -> tuple[Outcome, str]:
     if code == TIMED_OUT:
-        return f"was ended at its deadline of {deadline_seconds:g} s"
+        return "timed_out", f"was ended at its deadline of {deadline_seconds:g} s"
     if code == CANNOT_RUN:
-        return "could not be run"
-    return "was killed" if code < 0 or code > SIGNALLED else f"ended with status {code}"
+        return "not_run", "could not be run"
+    if code < 0 or code > SIGNALLED:
+        return "killed", "was killed"
+    return "failed" if code else "ok", f"ended with status {code}"
 
 
 def _name(call: Call) -> str:
@@ -208,7 +228,7 @@ class Hooks:
         if not refused and not self._turns.add(owner, call, MOST_WAITING_OF_OWNER):
             refused = f"{MOST_WAITING_OF_OWNER} of the same owner wait already"
         if refused:
-            self._ended(Ended(call, f"{_name(call)} was not called: {refused}"))
+            self._ended(Ended(call, f"{_name(call)} was not called: {refused}", "not_called"))
         else:
             self._begin(self._next)
 
@@ -219,7 +239,7 @@ class Hooks:
         try:
             self._ended(run(turn.wanted, self._settings.deadline_seconds))
         except OSError as error:  # no process, no memory
-            self._ended(Ended(turn.wanted, f"{_name(turn.wanted)} could not be run: {error.strerror}"))
+            self._ended(Ended(turn.wanted, f"{_name(turn.wanted)} could not be run: {error.strerror}", "not_run"))
         finally:
             if self._turns.end(turn):
                 self._begin(self._next)

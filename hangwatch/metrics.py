@@ -51,6 +51,7 @@ def families(snapshot: Snapshot, now: float, settings: Detector, external_url: s
     yield from _crashes(snapshot, now, external_url)
     yield from _collectives(snapshot)
     yield from _captures(snapshot)
+    yield _hooks(snapshot)
     yield from _beats(snapshot, now)
     yield _store(snapshot)
     yield from _checks(snapshot)
@@ -439,6 +440,14 @@ def _captures(snapshot: Snapshot) -> Iterator[Metric]:
         buckets=buckets,
         sum_value=snapshot.dumps.sum_seconds,
     )
+
+
+def _hooks(snapshot: Snapshot) -> Metric:
+    told = "Hooks that were due, by what came of them; not_called: over the bounds, or without the folder they want"
+    runs = CounterMetricFamily("hangwatch_hook_runs", told, labels=["event", "outcome"])
+    for labels, count in snapshot.hook_runs.items():
+        runs.add_metric(labels, count)
+    return runs
 
 
 def _beats(snapshot: Snapshot, now: float) -> Iterator[Metric]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
 
 from hangwatch import config, incident_file
 from hangwatch.demo import play
@@ -24,7 +26,7 @@ def test_a_job_that_hangs_calls_its_hook_and_the_report_tells_it(tmp_path: Path)
         "detector": replace(play.settings(tmp_path).detector, hold_seconds=1.0),
         "capture": config.Capture(rounds=2, pause_seconds=0.3),
     }
-    with SimulatedNode(2) as node, quick_daemon(node, tmp_path / "state", hooks=wanted, **quicker):
+    with SimulatedNode(2) as node, quick_daemon(node, tmp_path / "state", hooks=wanted, **quicker) as daemon:
         node.order(1, "lock")
         printed = "incidents/*/hooks/on_hung.txt"
         (kept,) = wait_for(lambda: list((tmp_path / "state").glob(printed)), "what the hook printed")
@@ -32,6 +34,12 @@ def test_a_job_that_hangs_calls_its_hook_and_the_report_tells_it(tmp_path: Path)
         assert kept.read_text() == f"hung {folder}\n"
         told = "hook on_hung (hook.sh) ended with status 0 after"
         wait_for(lambda: told in (folder / "report.txt").read_text(), "the report to tell of the hook")
+        with urllib.request.urlopen(f"http://127.0.0.1:{daemon.port}/metrics") as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        (family,) = (one for one in families if one.name == "hangwatch_hook_runs")
+        runs = {(one.labels["event"], one.labels["outcome"]): one.value for one in family.samples}
+        assert runs.pop(("hung", "ok")) == 1.0
+        assert len(runs) == 5 and set(runs.values()) == {0.0}, "of the other outcomes, and of no other event"
         assert any(told in line.message for line in incident_file.load(folder).timeline)
 
 

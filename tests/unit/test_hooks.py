@@ -204,7 +204,11 @@ def test_what_it_forks_and_leaves_is_ended_with_it(script: Script) -> None:
 
 def test_at_its_deadline_it_is_ended_with_all_that_it_started(script: Script) -> None:
     ended = ran(script("trap '' TERM; sleep 1000 & echo $! $$; wait; sleep 1000"), deadline_seconds=1.0)
-    assert not ended.is_ok and "was ended at its deadline of 1 s" in ended.message and ended.output is not None
+    assert (
+        ended.outcome == "timed_out"
+        and "was ended at its deadline of 1 s" in ended.message
+        and ended.output is not None
+    )
     for pid in map(int, ended.output.split()):
         wait_for(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"{pid} to be gone")
 
@@ -229,10 +233,18 @@ def test_of_a_flood_of_output_the_beginning_is_kept(script: Script) -> None:
     assert ended.output.endswith(b"... and more, which is not kept\n")
 
 
-@pytest.mark.parametrize(("lines", "says"), [("exit 3", "ended with status 3"), ("kill -9 $$", "was killed")])
-def test_how_it_ended_is_told(script: Script, lines: str, says: str) -> None:
+@pytest.mark.parametrize(
+    ("lines", "says", "outcome"),
+    [
+        ("exit 0", "ended with status 0", "ok"),
+        ("exit 3", "ended with status 3", "failed"),
+        ("kill -9 $$", "was killed", "killed"),
+    ],
+)
+def test_how_it_ended_is_told(script: Script, lines: str, says: str, outcome: str) -> None:
     ended = ran(script(lines))
-    assert not ended.is_ok and f"hook on_hung (hook.sh) {says} after" in ended.message
+    assert (ended.outcome, ended.is_ok) == (outcome, outcome == "ok")
+    assert f"hook on_hung (hook.sh) {says} after" in ended.message
 
 
 def test_what_cannot_be_run_is_told(tmp_path: Path) -> None:
@@ -240,7 +252,12 @@ def test_what_cannot_be_run_is_told(tmp_path: Path) -> None:
     broken.write_text("#!/no/such/shell\n")
     broken.chmod(0o755)
     ended = ran(str(broken))
-    assert "could not be run" in ended.message and ended.output is not None and b"No such file" in ended.output
+    assert (
+        ended.outcome == "not_run"
+        and "could not be run" in ended.message
+        and ended.output is not None
+        and b"No such file" in ended.output
+    )
 
 
 # --- how many -------------------------------------------------------------------------------------------------------
@@ -287,6 +304,14 @@ def test_without_a_folder_what_wants_one_is_not_called() -> None:
     called = Hooks(config.Hooks(on_hung=("/usr/bin/true", "{incident}")), lambda call: call(), ended.append)
     called.call(incident(), JobState.HUNG, None)
     assert "was not called: the incident could not be kept" in ended[0].message and ended[0].output is None
+    assert ended[0].outcome == "not_called"
+
+
+def test_each_hook_that_is_set_is_counted_from_nothing() -> None:
+    begun = hooks.none_yet(config.Hooks(on_hung=("/bin/true",), on_crashed=("/bin/true",)))
+    assert set(begun.values()) == {0}
+    assert {event for event, _ in begun} == {"hung", "crashed"}
+    assert {outcome for _, outcome in begun} == {"ok", "failed", "killed", "timed_out", "not_run", "not_called"}
 
 
 # --- what is kept ---------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def board(**changes: object) -> Board:
         jobs={incident.job.job_id: entry},
         checks={"clock_skew": check},
     )
-    snapshot = snapshot.count("captures", "frozen").count("dump_failures", "PermissionDenied")
+    snapshot = snapshot.count("captures", "frozen").count("dump_failures", "PermissionDenied").with_hook("hung", "ok")
     one.set(**{name: getattr(snapshot, name) for name in snapshot.__struct_fields__} | changes)
     return one
 

@@ -188,7 +188,8 @@ def incidents(as_json: bool, full: bool, config_path: Path | None) -> None:
     ]
     if rows and sys.stdout.isatty():
         for row in rows:
-            click.echo("\n".join(_on_terminal(*row, full=full)))
+            head, *rest = _on_terminal(*row, full=full)
+            click.echo("\n".join((click.style(head, bold=True), *rest)), color=screen.is_colored())
     else:
         print_table(("incident", "job", "state", "verdict"), rows, "" if rows else place.nothing())
 

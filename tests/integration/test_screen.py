@@ -158,7 +158,7 @@ def listing(tmp_path: Path, *arguments: str, columns: int) -> list[str]:
         kept.save(replace(first, opened_unix_seconds=first.opened_unix_seconds + 100 * number), {})
     config = tmp_path / "hangwatch.toml"
     config.write_text(f'[store]\ndirectory = "{tmp_path}"\n')
-    return in_terminal("incidents", *arguments, "--config", str(config), columns=columns).splitlines()
+    return in_terminal("incidents", *arguments, "--config", str(config), columns=columns, NO_COLOR="1").splitlines()
 
 
 @pytest.mark.parametrize("columns", [80, 40, 1])

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 import click
@@ -25,6 +26,12 @@ MOST_NAME_CHARACTERS = 200
 LOOKUP_SECONDS = 20.0
 NODE_DEADLINE_SECONDS = 30.0
 POD_SELECTOR = "app.kubernetes.io/name=hangwatch"  # deploy/helm/hangwatch
+
+topology_option = click.option(
+    "--topology",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The leaf switches of nodes: a topology.conf of Slurm, or lines NODES: SWITCH. Default: SLURM_TOPOLOGY_ADDR.",
+)
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _OPTIONS = (

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from hangwatch import incident_file, inputs, words
 from hangwatch.cli import pages, screen
 from hangwatch.cli.answers import html_option, json_option, nodes_dump, print_answer, verdict_text
-from hangwatch.cli.asking import MOST_TOLD, NODE_DEADLINE_SECONDS, Reach, ask, nodes_of
+from hangwatch.cli.asking import MOST_TOLD, NODE_DEADLINE_SECONDS, Reach, ask, nodes_of, topology_option
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import NewFolder, files_below, write_text
 from hangwatch.fleet import across, sighting
@@ -39,13 +39,6 @@ BAD = 2
 _File = tuple[Path, Path | None]  # and the folder in which it was found, None where it was named
 
 job_option = click.option("--job", "wanted", help="Only this job of several, by its name or key.")
-
-
-topology_option = click.option(
-    "--topology",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The leaf switches of nodes: a topology.conf of Slurm, or lines NODES: SWITCH. Default: SLURM_TOPOLOGY_ADDR.",
-)
 
 
 @click.command()

@@ -12,14 +12,12 @@ from typing import Any
 
 import click
 
-from hangwatch import config, store, words
+from hangwatch import config, words
 from hangwatch.cli import screen
-from hangwatch.cli.asking import Reach, nodes_options, reach_of
+from hangwatch.cli.asking import Reach, nodes_options, reach_of, topology_option
 from hangwatch.cli.errors import InputError
-from hangwatch.cli.nodes import Question, dump_nodes, topology_option
 from hangwatch.cli.settings import config_option, settings_from
 from hangwatch.cli.tables import print_table
-from hangwatch.fleet import sighting
 from hangwatch.hang import activity, capture
 from hangwatch.job_scan import JobScan
 from hangwatch.launcher_table import TABLE
@@ -28,8 +26,7 @@ from hangwatch.model import GpuSweep, Incident, Job, JobState
 from hangwatch.probes import host, procs
 from hangwatch.probes.nvml import query
 from hangwatch.probes.nvml.sampler import NvmlSampler
-from hangwatch.report import as_json, text
-from hangwatch.report.folder import folder_files
+from hangwatch.report import text
 
 GPU_SECONDS = 3.0
 NO_JOB = (
@@ -110,6 +107,8 @@ def dump(  # noqa: PLR0912 - an option is a branch
                     "--agentless does not go with -o (--raw keeps the text), --topology or --via kubectl"
                 )
             return _dump_agentless(reach, wanted, rounds or 2, raw, as_json_form=as_json_form)
+        from hangwatch.cli.nodes import Question, dump_nodes  # as below: only who is asked for it is paid for
+
         return dump_nodes(
             Question(
                 reach=reach,
@@ -172,18 +171,22 @@ def dump(  # noqa: PLR0912 - an option is a branch
     if missing is not None and not dumped:
         raise missing
     if as_json_form:
-        form = (
-            sighting.grouped(node, dumped, time.time(), with_stacks=with_stacks)
-            if grouped
-            else as_json.dump(node, dumped)
-        )
-        click.echo(as_json.render(form), nl=False)
+        click.echo(_as_json(node, dumped, grouped=grouped, with_stacks=with_stacks), nl=False)
     elif directory is not None or len(dumped) > 1:
         rows = [(incident.job.job_id, incident.job.owner, incident.verdict.message) for incident in dumped]
         print_table(("job", "owner", "verdict"), rows, "")
     if not dumped:
         click.echo(NO_JOB, err=True)
     return 0 if dumped else 1
+
+
+def _as_json(node: str, dumped: Sequence[Incident], *, grouped: bool, with_stacks: bool) -> str:
+    from hangwatch.fleet import sighting
+    from hangwatch.report import as_json
+
+    if grouped:
+        return as_json.render(sighting.grouped(node, dumped, time.time(), with_stacks=with_stacks))
+    return as_json.render(as_json.dump(node, dumped))
 
 
 def _asked_of_the_daemon(job: Job, settings: config.Settings, rounds: int) -> Incident | None:
@@ -292,6 +295,9 @@ def choose(wanted: str, found: Sequence[Job]) -> Job:
 
 
 def _leave(directory: Path, incident: Incident) -> Path:
+    from hangwatch import store
+    from hangwatch.report.folder import folder_files
+
     return store.open_writable(directory).save(incident, folder_files(incident))
 
 

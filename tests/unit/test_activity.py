@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hangwatch import config
 from hangwatch.hang import activity
@@ -238,3 +242,9 @@ def test_words_tell_where_no_row_names_the_function(line: str, expected: str) ->
 def test_a_library_is_a_package_of_its_own_and_no_folder_of_a_program(file: str, found: str) -> None:
     frames = (Frame(function="fuse", file=file), Frame(function="main", file="train.py"))
     assert activity.load().classify(frames).activity == found
+
+
+@given(glob=st.text("ab*?[]!", min_size=1, max_size=8), name=st.text("ab[]!*", min_size=1, max_size=6))
+def test_a_pattern_of_the_configuration_fits_what_fnmatch_fits(glob: str, name: str) -> None:
+    table = activity.load((config.ActivityRule(activity="staging_area", function=glob),))
+    assert (table.classify(frames(f"{name} (x.py)")).activity == "staging_area") == fnmatchcase(name, glob)

@@ -32,6 +32,7 @@ MOST_THREADS = 4096  # of py-spy 0.4: of a process with more Python threads, or 
 _VERSION_DEADLINE_SECONDS = 10.0
 _SETTLE_SECONDS = 0.01  # a target whose tracer died runs for a moment before the stop that was meant for it holds it
 _MORE_TRIES = 4
+_ASKING_VERSION = threading.Lock()  # all dumps of a round begin at once
 _NEVER_PAUSE = BLOCKED_STATES | STOPPED_STATES | ENDED_STATES | {"I"}
 
 
@@ -115,7 +116,8 @@ def left_behind() -> int:
 def version(program: Path) -> tuple[int, ...] | None:
     """The version of a py-spy, e.g. (0, 4, 3); None when it does not say. An answer is asked for once per path."""
     try:
-        return _version(program)
+        with _ASKING_VERSION:
+            return _version(program)
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
 

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,14 @@ def test_who_says_a_version_is_asked_once_and_who_does_not_each_time(tmp_path: P
     program = fake_pyspy(tmp_path, STACKS, f"echo >> {asked}; {pyspy_says()}")
     assert [pyspy.version(program), pyspy.version(program)] == [(0, 4, 9)] * 2
     assert asked.read_text() == "\n" * 3
+
+
+def test_of_dumps_that_begin_at_once_one_asks_for_the_version(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    program = fake_pyspy(tmp_path, STACKS, f"echo >> {asked}; sleep 0.2; {pyspy_says()}")
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(pyspy.version, [program] * 4)) == [(0, 4, 9)] * 4
+    assert asked.read_text() == "\n"
 
 
 @pytest.mark.parametrize(("printed", "words"), [("py-spy 0.3.14", "0.3.14"), ("what?", "unknown")])

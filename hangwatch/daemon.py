@@ -296,6 +296,7 @@ class Daemon:
         *,
         may_pause: bool = True,
         rounds: int | None = None,
+        looks_again: bool = False,
         ask_nccl: bool = True,
     ) -> Look | None:
         """Capture and judge one job whose GPUs have these levels; None when the daemon was asked to stop meanwhile."""
@@ -314,14 +315,15 @@ class Daemon:
             slots=self._slots,
             observe_dump=self._count_dump,
             rounds=rounds,
+            looks_again=looks_again,
             ask_nccl=may_pause and ask_nccl,
         )
         return None if self._stop.is_set() else look
 
-    def _look_asked_for(self, job: Job, rounds: int) -> Look | None:
+    def _look_asked_for(self, job: Job, rounds: int | None) -> Look | None:
         """A look that the owner of a job has asked for, and waits for."""
         with self._running("capture"):
-            return self.look_at(job, rounds=rounds, ask_nccl=False)
+            return self.look_at(job, rounds=rounds or 1, looks_again=rounds is None, ask_nccl=False)
 
     def _count_dump(self, seconds: float, fault: Fault | None) -> None:
         self.board.put(Snapshot.with_dump, seconds, fault)

@@ -60,7 +60,7 @@ class _Which(NamedTuple):
 class OwnJobs:
     """The socket of one daemon. `scan` finds the jobs anew; `look` takes and judges one in so many rounds.
 
-    `look` gives None when the daemon is ending.
+    It gives None when the daemon is ending; its rounds are None where the user has asked for no number of them.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class OwnJobs:
         store: Store,
         *,
         scan: Callable[[], None],
-        look: Callable[[Job, int], Look | None],
+        look: Callable[[Job, int | None], Look | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = settings.socket.path
@@ -147,8 +147,8 @@ class OwnJobs:
 
     async def _answer_dump(self, uid: int, query: str) -> Answer:
         asked = {name: values[-1] for name, values in parse_qs(query[:256]).items()}
-        which, rounds = _Which(asked.get("pid", ""), asked.get("job", "")), asked.get("rounds", "1")
-        if rounds not in map(str, range(1, MOST_ROUNDS + 1)):
+        which, rounds = _Which(asked.get("pid", ""), asked.get("job", "")), asked.get("rounds")
+        if rounds is not None and rounds not in map(str, range(1, MOST_ROUNDS + 1)):
             return text(HTTPStatus.BAD_REQUEST, f"rounds={rounds}: 1 to {MOST_ROUNDS}")
         if uid in self._dumping:
             return text(HTTPStatus.TOO_MANY_REQUESTS, "a dump of yours is under way")
@@ -156,11 +156,13 @@ class OwnJobs:
             return text(HTTPStatus.TOO_MANY_REQUESTS, f"more dumps within a minute than [socket] {too_many} allows")
         self._dumping.add(uid)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._dumps, self._dump, uid, which, int(rounds))
+            return await asyncio.get_running_loop().run_in_executor(
+                self._dumps, self._dump, uid, which, None if rounds is None else int(rounds)
+            )
         finally:
             self._dumping.discard(uid)
 
-    def _dump(self, uid: int, which: _Which, rounds: int) -> Answer:
+    def _dump(self, uid: int, which: _Which, rounds: int | None) -> Answer:
         """The incident that `hangwatch dump` would make: looked for before and after, since a process can become
         another user's."""
         self._scan()

@@ -52,10 +52,13 @@ def status(path: str) -> Status:
         raise SocketError(f"its answer is not that of this version: {error}") from None
 
 
-def dump(settings: config.Settings, which: str, rounds: int) -> Incident:
-    """What the daemon sees of one own job now; `which` is "pid=PID" or "job=KEY". Raises SocketError."""
-    rounds = min(rounds, MOST_ROUNDS)
-    content = ask(settings.socket.path, f"/dump?{which}&rounds={rounds}", 2 * settings.capture_seconds + MARGIN_SECONDS)
+def dump(settings: config.Settings, which: str, rounds: int | None) -> Incident:
+    """What the daemon sees of one own job now; `which` is "pid=PID" or "job=KEY". Raises SocketError.
+
+    None as `rounds`: one, and a second one where the job may stand.
+    """
+    wanted = f"{which}&rounds={min(rounds, MOST_ROUNDS)}" if rounds is not None else which
+    content = ask(settings.socket.path, f"/dump?{wanted}", 2 * settings.capture_seconds + MARGIN_SECONDS)
     try:
         return incident_file.parse(Path(settings.socket.path), content)
     except incident_file.StoreError as error:

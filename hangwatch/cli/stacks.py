@@ -50,7 +50,8 @@ SEE_ALL = "`sudo hangwatch dump`, or install the daemon (docs/install-systemd.md
 @click.option(
     "--rounds",
     type=click.IntRange(1, 10),
-    help="From two on who moves is told, and sequence numbers.  [default: 1; 2 with --nodes]",
+    help="From two on who moves is told, and sequence numbers.  [default: 1, and a second 5 s later where a flight "
+    "recorder shows a call open for 10 s; 2 with --nodes]",
 )
 @click.option("--native", is_flag=True, help="Native frames, too. Slow: 340 MB and a pause of 0.7 s for each process.")
 @click.option("--locals", "include_locals", is_flag=True, help="Local variables, too. They can hold secrets.")
@@ -120,7 +121,6 @@ def dump(  # noqa: PLR0912 - an option is a branch
                 topology=topology,
             )
         )
-    rounds = rounds or 1
     if raw is not None or topology is not None or agentless:
         raise click.UsageError(
             "--raw, --topology and --agentless go with --nodes or --jobid; on one node -o leaves all stacks"
@@ -155,8 +155,9 @@ def dump(  # noqa: PLR0912 - an option is a branch
                 activities=activities,
                 node=node,
                 sweep=sweep,
-                read_traffic=partial(query.traffic, gpus) if rounds > 1 else None,
-                rounds=rounds,
+                read_traffic=partial(query.traffic, gpus),
+                rounds=rounds or 1,
+                looks_again=rounds is None,
                 native=native,
                 include_locals=include_locals,
                 ask_nccl=not grouped,  # who asks many nodes waits for the slowest, and not for long
@@ -189,7 +190,7 @@ def _as_json(node: str, dumped: Sequence[Incident], *, grouped: bool, with_stack
     return as_json.render(as_json.dump(node, dumped))
 
 
-def _asked_of_the_daemon(job: Job, settings: config.Settings, rounds: int) -> Incident | None:
+def _asked_of_the_daemon(job: Job, settings: config.Settings, rounds: int | None) -> Incident | None:
     """The own job as the daemon of this node sees it, where the kernel keeps us from its stacks; else None."""
     if os.geteuid() == 0:
         return None
@@ -210,7 +211,7 @@ def _asked_of_the_daemon(job: Job, settings: config.Settings, rounds: int) -> In
 
 
 def _only_by_the_daemon(
-    wanted: str | None, known: Collection[str], settings: config.Settings, rounds: int
+    wanted: str | None, known: Collection[str], settings: config.Settings, rounds: int | None
 ) -> list[Incident]:
     """The own jobs that only the daemon finds: this user may not even read the environment of their ranks."""
     if os.geteuid() == 0:

@@ -81,6 +81,7 @@ def capture(
     include_locals: bool = False,
     may_pause: bool = True,
     rounds: int | None = None,
+    looks_again: bool = False,
     stop: threading.Event | None = None,
     slots: threading.Semaphore | None = None,
     observe_dump: ObserveDump | None = None,
@@ -96,9 +97,10 @@ def capture(
     second. Without `may_pause` no process is paused or signalled: what could only be read so is not. `slots` bounds the
     dumps at the same time over all captures that share it. GPU numbers are the mean of the sweeps that `latest_gpus`
     gives after each round, else those of `gpus`; `gpu_levels` are the levels of the job's GPUs by uuid. `read_traffic`
-    is asked in each round, in a thread beside the dumps, until it has no answer. With `ask_nccl`, and more than one
-    round, NCCL itself is asked beside the later rounds, where no flight recorder of NCCL was read in the first. Never
-    raises for what it finds: processes come and go.
+    is asked in each round, in a thread beside the dumps, until it has no answer. With `looks_again` a second round
+    follows a single one where a flight recorder shows that its rank may stand (`recorded.stands`). With `ask_nccl`, and
+    more than one round, NCCL itself is asked beside the later rounds, where no flight recorder of NCCL was read in the
+    first. Never raises for what it finds: processes come and go.
     """
     stop = stop or threading.Event()
     began, began_unix = time.monotonic(), time.time()
@@ -123,7 +125,7 @@ def capture(
         unreadable=set(),
     )
     wanted = settings.rounds if rounds is None else rounds
-    may_count = settings.counters and wanted > 1
+    may_count, counted_since = settings.counters and wanted > 1, began
     ports: tuple[PortCounters, ...] = ()
     sweeps: list[GpuSweep] = []
     traffic: list[TrafficSweep | None] = []
@@ -132,7 +134,8 @@ def capture(
     with ThreadPoolExecutor(1, thread_name_prefix="nccl-ras") as beside:
         # Native dumps need 340 MB each: one at a time.
         with ThreadPoolExecutor(1 if native else settings.parallel, thread_name_prefix="dump") as pool:
-            for number in range(wanted):
+            while len(taken) < wanted:
+                number = len(taken)
                 if number > 0 and stop.wait(settings.pause_seconds):
                     break
                 around.begin_round()
@@ -145,9 +148,15 @@ def capture(
                 sweeps += [sweep] if sweep else []
                 traffic += [read.result()] if read else []
                 ports = read_ports.result() if read_ports else ports
+                if looks_again and wanted == 1 and any(recorded.stands(dump.recorders) for dump in taken[0].values()):
+                    wanted, may_count, counted_since = 2, settings.counters, time.monotonic()
+                    traffic += [read_traffic()] if may_count and read_traffic else []
+                    ports = infiniband.TRAFFIC.read(sys_root) if may_count else ()
                 if number == 0 and wanted > 1 and ask_nccl and not _tells_of_nccl(taken[0].values()):
                     asked = beside.submit(_asked_nccl, job, settings, stop, proc_root)
-        by_ports = port_traffic(ports, infiniband.TRAFFIC.read(sys_root), time.monotonic() - began) if ports else None
+        by_ports = (
+            port_traffic(ports, infiniband.TRAFFIC.read(sys_root), time.monotonic() - counted_since) if ports else None
+        )
     said = asked.result() if asked is not None else _Said({}, None)
     silent = _silent_mounts(targets, taken, proc_root)
     waiting = _measured(job, proc_root)

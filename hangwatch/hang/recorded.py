@@ -15,6 +15,7 @@ MOST_GROUPS = 64
 NEWEST_KEPT = 4
 _OPEN_KEPT = 8
 _MOST_DIMENSIONS = 8
+_STANDS_SECONDS = 10.0  # of healthy jobs most steps are shorter; who is wrong pays one round more
 
 # torch/distributed/flight_recorder/components/types.py: those whose input sizes are equal on all ranks.
 _EQUAL_SIZES = frozenset(
@@ -57,6 +58,16 @@ def recorded(
     before = {recorder.library: recorder for recorder in first}
     found = (_recorded(before[after.library], after, main_thread_id) for after in last if after.library in before)
     return tuple(sorted((one for one in found if one is not None), key=lambda one: one.library))
+
+
+def stands(recorders: Iterable[RankRecords]) -> bool:
+    """Whether an operation had been open for ten seconds when it was read: so its rank may stand, but need not."""
+    return any(
+        recorder.read_unix_seconds - record.created_unix_ns / 1e9 >= _STANDS_SECONDS
+        for recorder in recorders
+        for record in recorder.records
+        if _counts_as_open(record)
+    )
 
 
 def recorded_once(recorders: Sequence[RankRecords], opened_before_unix_seconds: float) -> tuple[Recorded, ...]:

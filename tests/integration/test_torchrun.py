@@ -13,12 +13,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from hangwatch import config
 from hangwatch.cli.explain import explain
+from hangwatch.cli.stacks import dump
 from hangwatch.hang import activity, culprit
 from hangwatch.hang.capture import capture
 from hangwatch.hang.grouping import group_ranks
@@ -167,6 +169,25 @@ def test_a_rank_that_sleeps_in_user_code_is_named(job: RealJob) -> None:
     (others,) = (group for group in grouping.groups if group is not odd)
     assert (others.operation, others.waits, len(others.members)) == ("all_reduce", True, RANKS - 1)
     assert 0 not in [member.peers for member in grouping.members]
+    os.kill(job.pid(2), signal.SIGUSR1)
+    job.wait_until_it_trains()
+
+
+def dumped(job: RealJob) -> dict[str, Any]:
+    """What `hangwatch dump` says of the job without any option on how to look."""
+    told = CliRunner().invoke(dump, ["--json", "--pid", str(job.launcher.pid)])
+    (answer,) = json.loads(told.stdout)["jobs"]
+    assert isinstance(answer, dict)
+    return answer
+
+
+def test_dump_looks_again_at_a_job_that_stands_and_names_by_number(job: RealJob) -> None:
+    assert dumped(job)["capture"]["rounds"] == 1
+    job.order(2, "sleep")
+    wait_for(lambda: dumped(job)["capture"]["rounds"] == 2, "all_reduce to be open for ten seconds", 60)
+    verdict = dumped(job)["verdict"]
+    assert (verdict["kind"], [one["rank"] for one in verdict["named"]]) == ("NotCome", [2]), verdict["message"]
+    assert "rank 2 has not come to all_reduce" in verdict["message"].replace("Rank", "rank")
     os.kill(job.pid(2), signal.SIGUSR1)
     job.wait_until_it_trains()
 

@@ -34,7 +34,7 @@ def job(uid: int | None = UID, pid: int = 100) -> Job:
     return Job(job_id="42", job_key=f"key-{pid}", launcher="torchrun", launcher_id=None, ranks=(rank,), uid=uid)
 
 
-def look_at(found: Job, _rounds: int) -> Look:
+def look_at(found: Job, _rounds: int | None) -> Look:
     sample = samples.mismatch()
     taken = replace(sample.captures[0], job_key=found.key)
     return Look(
@@ -54,7 +54,7 @@ class Desk:
         folder: Path,
         *jobs: Job,
         scan: Callable[[], None] = lambda: None,
-        look: Callable[[Job, int], Look | None] = look_at,
+        look: Callable[[Job, int | None], Look | None] = look_at,
         **settings: object,
     ) -> None:
         self.board = Board()
@@ -106,6 +106,19 @@ def test_rounds_are_few(tmp_path: Path, rounds: str) -> None:
     assert Desk(tmp_path, job()).asked(f"/dump?pid=100&rounds={rounds}").status == 400
 
 
+def test_who_names_no_number_of_rounds_leaves_it_to_the_look(tmp_path: Path) -> None:
+    asked: list[int | None] = []
+
+    def look(found: Job, rounds: int | None) -> Look:
+        asked.append(rounds)
+        return look_at(found, rounds)
+
+    desk = Desk(tmp_path, job(), look=look)
+    for query in ("", "&rounds=1", "&rounds=3"):
+        assert desk.asked(f"/dump?pid=100{query}").status == 200
+    assert asked == [None, 1, 3]
+
+
 @pytest.mark.parametrize(
     "after", [(), (job(None),), (job(4711),), (replace(job(), ranks=(*job().ranks, *job(pid=101).ranks)),)]
 )
@@ -126,7 +139,7 @@ def test_what_has_become_somebody_elses_meanwhile_is_not_told(tmp_path: Path, af
 def test_one_dump_of_a_user_at_a_time_and_so_many_in_a_minute(tmp_path: Path) -> None:
     go_on = threading.Event()
 
-    def look(_job: Job, _rounds: int) -> Look | None:
+    def look(_job: Job, _rounds: int | None) -> Look | None:
         go_on.wait(60)
         return None
 

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from hangwatch.flight_record import FlightRecord, GroupMembers, GroupStatus, RankRecords
 from hangwatch.hang import waitfor
-from hangwatch.hang.recorded import MOST_GROUPS, motion, progress, recorded, shortened
+from hangwatch.hang.recorded import MOST_GROUPS, motion, progress, recorded, shortened, stands
 from hangwatch.hang.waitfor import Answer, Stance
 from hangwatch.model import Member, Motion, RankId
 
@@ -444,3 +444,20 @@ def test_who_keeps_its_oldest_open_operation_is_frozen(rounds: list[tuple[Flight
 def test_a_stopped_rank_does_not_come_whatever_it_has_open() -> None:
     held = structs.replace(standing(3, {WORLD: (5, 5)}), state="T")
     assert judge([*three_and({})[:3], held], r3="elsewhere").named == (3,)
+
+
+@pytest.mark.parametrize(
+    ("given", "stood"),
+    [
+        ({"created_unix_ns": 989_000_000_000}, True),
+        ({"created_unix_ns": 991_000_000_000}, False),
+        ({"created_unix_ns": 1}, True),
+        ({"created_unix_ns": 1, "state": "completed"}, False),
+        ({"created_unix_ns": 2_000_000_000_000}, False),  # a clock that was set back
+    ],
+)
+def test_who_has_had_an_operation_open_for_ten_seconds_may_stand(given: dict[str, object], *, stood: bool) -> None:
+    older = record(1, id=0, state="completed", created_unix_ns=1)
+    newest = structs.replace(record(2, id=1, state="open"), **given)
+    assert stands((recorder(older), recorder(newest))) is stood
+    assert not stands(())

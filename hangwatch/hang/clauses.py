@@ -107,7 +107,15 @@ def _in_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> s
 
 def tells_call(member: Member) -> bool:
     """Whether more is known of the call of a rank than its name: every lock between threads is a futex."""
-    call = member.kernel_call
+    return _tells(member.kernel_call)
+
+
+def tells_what_holds(member: Member) -> bool:
+    """Whether that is so of its call, or of that of the worker for which it waits."""
+    return _tells(member.kernel_call) or (member.worker_call is not None and _tells(member.worker_call.call))
+
+
+def _tells(call: KernelCall | None) -> bool:
     return call is not None and bool(call.behind or call.path or call.child_pid or call.file_lock)
 
 

@@ -204,8 +204,8 @@ def _gpu_works(signature: Signature) -> bool:
 # --- in which words --------------------------------------------------------------------------------------------------
 
 
-def _settled_by_native_frames(suspicion: Suspicion) -> str:
-    return wording.native_frames(suspicion.members)
+def _settled_by_what_holds(suspicion: Suspicion) -> str:
+    return wording.what_holds(suspicion.members)
 
 
 def _settled_by_numbers(suspicion: Suspicion) -> str:
@@ -271,7 +271,7 @@ FIRST_LOOKS: tuple[Rule, ...] = (
         _told_by_kernel(*DEADLY),
         ("ranks", "gpu"),
         wording.lost_worker,
-        lambda _: wording.LOST_WORKER,
+        lambda suspicion: wording.whether_it_waits(suspicion.members),
         few=False,
         by_stack=False,
     ),
@@ -280,7 +280,7 @@ FIRST_LOOKS: tuple[Rule, ...] = (
         _other_of_two,
         ("ranks",),
         wording.stands_apart,
-        _settled_by_native_frames,
+        _settled_by_what_holds,
         few=False,
         may_name=True,
     ),
@@ -289,7 +289,7 @@ FIRST_LOOKS: tuple[Rule, ...] = (
         _apart(_is_in_own_code),
         ("ranks", "gpu"),
         wording.stands_apart,
-        _settled_by_native_frames,
+        _settled_by_what_holds,
         may_name=True,
     ),
     _first_look(
@@ -363,7 +363,7 @@ FIRST_LOOKS: tuple[Rule, ...] = (
         _low_power,
         ("work",),
         wording.low_power,
-        _settled_by_native_frames,
+        _settled_by_what_holds,
         few=False,
     ),
 )

@@ -369,7 +369,7 @@ def cannot_tell(groups: Sequence[Group], answered: int, waiting: int, existing: 
 SEQUENCE_NUMBERS = "sequence numbers (flight recorder, NCCL RAS): who is a call behind, or took another branch or group"
 DIED = "whether the others wait for it: a job that goes on without a rank stands still at the next thing they share"
 HUNG_TASK = "`dmesg -T | grep -A20 'blocked for more'`: where in the kernel it stands; `hangwatch check storage`"
-LOST_WORKER = "whether it still waits for that worker: `hangwatch dump --native`, and its log"
+BEHIND_CALL = "look at what is behind the call in which it stands, by the evidence: a file, a peer, a process, a lock"
 NUMBERS_BELOW = (
     "which call comes next on each side (a branch, a step or a group differs); the sequence numbers in the evidence "
     "say who has come to which collective"
@@ -392,6 +392,18 @@ def native_frames(members: Sequence[Member]) -> str:
     """What shows in which call a rank stands that Python does not show."""
     pids = [member.id.pid for member in members if member.id.pid is not None]
     return f"`hangwatch dump --native{f' --pid {pids[0]}' if pids else ''}` shows the call in which it stands"
+
+
+def what_holds(members: Sequence[Member]) -> str:
+    """What shows why ranks stand where they do; native frames add nothing where the kernel has named it."""
+    untold = [member for member in members if not clauses.tells_what_holds(member)]
+    return native_frames(untold) if untold else BEHIND_CALL
+
+
+def whether_it_waits(members: Sequence[Member]) -> str:
+    """What shows whether ranks still wait for a worker process that they have lost."""
+    shown = "the call in which it stands" if all(map(clauses.tells_call, members)) else "`hangwatch dump --native`"
+    return f"whether it still waits for that worker: {shown}, and its log"
 
 
 def look_first(ranks: Sequence[Group], why: str, settle: str) -> str:

@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from hangwatch.hang.culprit import judge
-from hangwatch.model import Awaited, Confidence, Frame, Group, Grouping, Member, Motion, RankId, Signature, Verdict
+from hangwatch.model import (
+    Awaited,
+    Behind,
+    Confidence,
+    Frame,
+    Group,
+    Grouping,
+    KernelCall,
+    Member,
+    Motion,
+    RankId,
+    Signature,
+    Verdict,
+    WorkerCall,
+)
+from hangwatch.report.phrases import next_step
 
 BACKWARD = (Frame(function="backward", file="torch/_tensor.py", line=581), Frame(function="train", file="a.py", line=9))
 OWN = (Frame(function="reserve", file="buffers.py", line=31), Frame(function="train", file="a.py", line=5))
@@ -92,6 +108,36 @@ def test_a_first_look_says_why_and_what_would_settle_it() -> None:
     assert first.why in verdict.message
     assert first.settle in verdict.message
     assert not any(vote.supports for vote in verdict.evidence)
+
+
+FUTEX = KernelCall(name="futex", says="futex", rounds=3)
+READ = KernelCall(name="read", says="read from", rounds=3, descriptors=1, behind=(Behind(kind="file", what="/data/x"),))
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_asked_for"),
+    [
+        ({}, True),
+        ({"kernel_call": FUTEX}, True),  # of which lock, native frames tell
+        ({"kernel_call": FUTEX, "worker_call": WorkerCall(pid=9, call=FUTEX)}, True),
+        ({"kernel_call": READ}, False),
+        ({"kernel_call": FUTEX, "worker_call": WorkerCall(pid=9, call=READ)}, False),
+    ],
+)
+def test_native_frames_are_asked_for_where_the_kernel_has_not_told_the_call(
+    seen: dict[str, object], *, is_asked_for: bool
+) -> None:
+    verdict = judge(Grouping(groups=(behind(range(1, 4)), own(range(1), **seen))))
+    assert [one.rank for one in verdict.first_look] == [0]
+    told = (verdict.message, next_step(verdict))
+    assert ["--native" in one for one in told] == [is_asked_for] * 2
+    assert ["behind the call in which it stands" in one for one in told] == [not is_asked_for] * 2
+
+
+def test_of_two_ranks_the_one_whose_call_is_not_told_is_to_be_dumped_with_native_frames() -> None:
+    odd = own(range(2))
+    odd = replace(odd, members=(replace(odd.members[0], kernel_call=READ), odd.members[1]))
+    assert "--native --pid 101" in judge(Grouping(groups=(behind(range(2, 8)), odd))).first_look[0].settle
 
 
 def test_more_than_eight_lines_are_those_of_ranks_that_run() -> None:

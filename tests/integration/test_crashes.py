@@ -17,6 +17,7 @@ import pytest
 
 from hangwatch import crash, progress
 from hangwatch.board import Snapshot
+from hangwatch.crash import reading
 from hangwatch.job_scan import JobScan
 from hangwatch.model import ENDED_STATES, EndedProcess, Job, Process, ProcessId, Rank, Verdict
 from hangwatch.probes import kmsg, procs, remains, remains_child
@@ -257,7 +258,7 @@ def test_the_error_file_of_a_container_is_read_through_who_still_lives_there(tmp
     ended = (EndedProcess(id=known.id, rank=0, local_rank=0, gone_unix_seconds=0.0),)
     job = Job(job_id="42", launcher="torchrun", launcher_id=None, ranks=(), ended=ended)
     (left,) = crash.read(job, "here", memory, kernel_log_path=tmp_path / "none")
-    assert left.refused == (crash._CONTAINER_GONE,)
+    assert left.refused == (reading._CONTAINER_GONE,)
 
 
 def test_of_dead_ranks_so_many_are_remembered_and_one_owner_crowds_out_no_other() -> None:
@@ -377,7 +378,7 @@ def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> Non
     finally:
         launcher.kill()
         launcher.wait()
-    assert crash._frames(stack)[0].startswith(("kill ", "__GI_kill ")), stack
+    assert reading._frames(stack)[0].startswith(("kill ", "__GI_kill ")), stack
 
 
 @needs_root
@@ -391,7 +392,7 @@ def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
         return
     assert (core.refused, core.signal) == ("", "SIGSEGV")
     stack = remains.native_stack(known, core, Path("/"))
-    assert crash._frames(stack)[0].startswith(("kill ", "__GI_kill ")), stack
+    assert reading._frames(stack)[0].startswith(("kill ", "__GI_kill ")), stack
     as_root = remains.native_stack(known._replace(uid=0), core, Path("/"))
     assert "belongs to user 61234, not to the job's" in as_root
 

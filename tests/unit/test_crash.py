@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hangwatch import crash, kernel_lines
-from hangwatch.crash import Left
+from hangwatch.crash import Left, reading
 from hangwatch.explain import gdb_text, launcher_text, logs
 from hangwatch.hang import activity
 from hangwatch.model import Confidence, EndedProcess, Job, KernelLine, ProcessId, RankId
@@ -164,7 +164,7 @@ Root Cause (first observed failure):
 
 
 def test_that_a_container_took_its_files_with_it_is_said_once_for_all_its_ranks() -> None:
-    found = [left(0, segfault=1), *(left(rank)._replace(refused=(crash._CONTAINER_GONE,)) for rank in (1, 2, 3))]
+    found = [left(0, segfault=1), *(left(rank)._replace(refused=(reading._CONTAINER_GONE,)) for rank in (1, 2, 3))]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     (told,) = (vote for vote in verdict.evidence if vote.kind == "not_read")
@@ -315,7 +315,7 @@ def test_who_lost_a_rank_or_the_store_of_the_job_followed_somebody(error: str) -
 def crashed_by(error: str, at: float) -> crash.Left:
     """A rank that was gone at NOW, with an error file of that time beside its end."""
     told = json.dumps({"message": {"message": error, "extraInfo": {"timestamp": str(int(NOW + at))}}})
-    return crash._with_error_file(left(0)._replace(gone_unix_seconds=NOW), remains.ErrorFile(text=told))
+    return reading._with_error_file(left(0)._replace(gone_unix_seconds=NOW), remains.ErrorFile(text=told))
 
 
 def test_an_error_from_long_before_its_end_or_after_it_is_not_what_it_died_of() -> None:
@@ -340,4 +340,4 @@ def test_what_an_exception_says_of_secrets_is_not_told() -> None:
 )
 def test_a_core_counts_where_it_is_of_this_end_and_of_a_fault(signal: str, at: float, counts: bool) -> None:
     core = remains.Core(path="/core", unix_seconds=NOW + at, signal=signal)
-    assert crash._is_of_its_end(core, left(0)._replace(gone_unix_seconds=NOW)) is counts
+    assert reading._is_of_its_end(core, left(0)._replace(gone_unix_seconds=NOW)) is counts

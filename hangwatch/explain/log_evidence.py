@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from hangwatch import nccl_messages, words
-from hangwatch.explain.logs import Failure, Moment
+from hangwatch.explain import log_ends
+from hangwatch.explain.log_ends import LINE_CHARACTERS, SHOWN, TIMES_AS_MANY, End
+from hangwatch.explain.logs import Failure, Moment, common_clock, time_on
 from hangwatch.explain.rank_logs import RankLog
 from hangwatch.model import INTERFACES_OF_ONE_NODE, Evidence, FirstLook, RankId, Verdict
 
-_SHOWN = 3
 _TEXT_CHARACTERS = 160
-_LINE_CHARACTERS = 80
-_TIMES_AS_MANY = 3  # the others, where some stand apart
-_MOST_STEPS = 3  # at which ranks end, where no majority tells which is the usual one
-_MOST_DIGITS = 18
-_APART_SECONDS = 60.0
-_NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _NO_DEVICE = "No device"  # nccl_messages.toml, no_ib_device
 _MOVES_OR_RESTS = frozenset({"Moving", "Serving", "Suspended", "Over", "NoRanks"})
 _NOT_FLUSHED = "output to a file may lie unwritten in the process without PYTHONUNBUFFERED=1"
@@ -45,29 +39,16 @@ class _First(NamedTuple):
     order: str
 
 
-class _End(NamedTuple):
-    """Ranks whose logs end alike, shown by the lowest; `step` is the number in which they differ from the others.
-
-    `text` has the range of whole numbers that differ among them.
-    """
-
-    ids: tuple[RankId, ...]
-    text: str
-    moment: Moment | None
-    template: str
-    step: float
-
-
 def judge(verdict: Verdict | None, logs: Sequence[RankLog]) -> Verdict:
     """A verdict on stacks, None where there are none, with what the logs say: it then names whom it named, or nobody.
 
     Their evidence speaks neither for nor against. Where the stacks point at nobody, the headline says who failed first,
     and that one, or who ends before the others, is the first look.
     """
-    kinds, ends = _kinds(logs), _ends(logs)
-    first, behind = _first_failure(kinds, logs), _behind(ends)
+    kinds, ends = _kinds(logs), log_ends.fold(logs)
+    first, behind = _first_failure(kinds, logs), log_ends.behind(ends)
     evidence = tuple(_evidence(logs, kinds, ends))
-    caveat = _caveat([log.id for log in logs if first is None or not log.failures], _unwritten(logs))
+    caveat = log_ends.caveat([log.id for log in logs if first is None or not log.failures], log_ends.unwritten(logs))
     looks = tuple(_looks(first, behind, len(logs), caveat))
     if verdict is None:
         message = _headline(logs, first, ends, behind, caveat)
@@ -87,7 +68,7 @@ def beside(verdict: Verdict, logs: Sequence[RankLog], ranks_here: int) -> Verdic
     least half of the ranks. No line of a log stands in the sentence, which metrics and pages carry.
     """
     kinds = _kinds(logs)
-    verdict = replace(verdict, evidence=(*verdict.evidence, *_evidence(logs, kinds, _ends(logs))))
+    verdict = replace(verdict, evidence=(*verdict.evidence, *_evidence(logs, kinds, log_ends.fold(logs))))
     if verdict.named or verdict.first_look or verdict.kind in _MOVES_OR_RESTS or len(logs) * 2 < max(ranks_here, 3):
         return verdict
     looks = tuple(_first_to_complain(kinds, logs))
@@ -102,30 +83,34 @@ def _first_to_complain(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Itera
     """Who failed first, else the one rank to which NCCL said what is a trouble; of at least three times as many."""
     first = _first_failure(kinds, logs)
     if first is not None:
-        if len(first.kind.ids) * (_TIMES_AS_MANY + 1) <= len(logs) or len(first.kind.ids) == 1:
+        if len(first.kind.ids) * (TIMES_AS_MANY + 1) <= len(logs) or len(first.kind.ids) == 1:
             why = f"the first to fail by its own log: {_what(first.kind.failure)}"
             yield from (_look(rank, why, f"read the end of {first.kind.logs[0].source}") for rank in first.kind.ids)
         return
     rows = nccl_messages.load()
     said = [(rows[name], log, told) for log in logs for name, told in log.messages.items()]
     troubles = [(row, log, told) for row, log, told in said if row.about in ("self", "peer")]
-    if len({log.id for _, log, _ in troubles}) == 1 and len(logs) > _TIMES_AS_MANY:
+    if len({log.id for _, log, _ in troubles}) == 1 and len(logs) > TIMES_AS_MANY:
         row, log, told = min(troubles, key=lambda trouble: trouble[2].number)
         why = f"it alone complains in its log: {row.meaning} ({words.elided(told.text, _TEXT_CHARACTERS)})"
         yield _look(log.id, why, row.remedy)
 
 
 def _headline(
-    logs: Sequence[RankLog], first: _First | None, ends: Sequence[_End], behind: _End | None, caveat: str
+    logs: Sequence[RankLog],
+    first: _First | None,
+    ends: Sequence[End],
+    behind: End | None,
+    caveat: str,
 ) -> str:
     accuses = "Logs accuse nobody; for stacks: `hangwatch dump`, or py-spy on each rank that lives"
     if first is not None:
         told = _told(first)
     elif behind is not None:
-        told = f"the log of {words.who(behind.ids)} ends before the others: {_told_ends(ends)}"
+        told = f"the log of {words.who(behind.ids)} ends before the others: {log_ends.told(ends)}"
     else:
         told = f"logs of {words.count(len(logs))}, in which nobody fails or ends before the others"
-        told += f": {_told_ends(ends)}" if ends else ""
+        told += f": {log_ends.told(ends)}" if ends else ""
     return f"{told[:1].upper()}{told[1:]}{caveat}. {accuses}"
 
 
@@ -138,15 +123,16 @@ def _kinds(logs: Sequence[RankLog]) -> list[_Kind]:
     for log in logs:
         if log.failures:
             failure = log.failures[0]
-            found[_template(failure.text), failure.of_others].append((failure, log))
+            found[log_ends.without_numbers(failure.text), failure.of_others].append((failure, log))
     kinds = []
     for alike in found.values():
-        clock = _common_clock([failure.moment for failure, _ in alike])
-        alike.sort(key=lambda entry: (*_time(entry[0].moment, clock), entry[1].id.sort_key()))
+        clock = common_clock([failure.moment for failure, _ in alike])
+        alike.sort(key=lambda entry: (*time_on(entry[0].moment, clock), entry[1].id.sort_key()))
         kinds.append(_Kind(alike[0][0], tuple(log for _, log in alike)))
-    clock = _common_clock([kind.failure.moment for kind in kinds])
+    clock = common_clock([kind.failure.moment for kind in kinds])
     return sorted(
-        kinds, key=lambda kind: (kind.failure.of_others, _time(kind.failure.moment, clock), kind.failure.text)
+        kinds,
+        key=lambda kind: (kind.failure.of_others, time_on(kind.failure.moment, clock), kind.failure.text),
     )
 
 
@@ -156,9 +142,9 @@ def _first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _First | 
     if len(own) <= 1:
         return _First(own[0], "") if own else None
     moments = [kind.failure.moment for kind in own]
-    clock = _common_clock(moments)
+    clock = common_clock(moments)
     if all(moment is not None and moment.clock == clock for moment in moments):
-        earliest, second = sorted(_time(moment, clock) for moment in moments)[:2]
+        earliest, second = sorted(time_on(moment, clock) for moment in moments)[:2]
         return None if earliest == second else _First(own[0], "by the clocks of the logs")
     if len({log.source for log in logs}) == 1:
         return _First(min(own, key=lambda kind: kind.failure.number), "by the order of lines")
@@ -178,140 +164,11 @@ def _what(failure: Failure) -> str:
     return f"{words.elided(failure.text, _TEXT_CHARACTERS)}{words.printable(where)}"
 
 
-# --- where logs end --------------------------------------------------------------------------------------------------
-
-
-def _ends(logs: Sequence[RankLog]) -> list[_End]:
-    """The last lines, folded: by their words, and by the first number that most of them share and some do not."""
-    by_template: dict[str, list[RankLog]] = defaultdict(list)
-    for log in logs:
-        if log.last is not None:
-            by_template[_template(log.last.text)].append(log)
-    ends: list[_End] = []
-    for template, alike in by_template.items():
-        column = _step_column([_numbers(log) for log in alike], _few_steps(alike))
-        by_step: dict[float, list[RankLog]] = defaultdict(list)
-        for log in alike:
-            by_step[0.0 if column is None else _numbers(log)[column]].append(log)
-        ends += (_end(found, template, step) for step, found in by_step.items())
-    return sorted(ends, key=lambda end: (-len(end.ids), end.ids[0].sort_key()))
-
-
-def _end(logs: Sequence[RankLog], template: str, step: float) -> _End:
-    moments = [log.last.moment for log in logs if log.last]
-    clock = _common_clock(moments)
-    last = max(moments, key=lambda moment: _time(moment, clock)[1] if moment else float("-inf"))
-    return _End(tuple(log.id for log in logs), _with_ranges(logs), last, template, step)
-
-
-def _with_ranges(logs: Sequence[RankLog]) -> str:
-    """The last line of the first, with "299..300" for a whole number that differs among them and is not their own."""
-    text = logs[0].last.text if logs[0].last else ""
-    columns = list(zip(*(_written(log) for log in logs), strict=True))
-    told = [_range(column, logs) for column in columns]
-    numbers = iter(told)
-    return _NUMBER.sub(lambda found: next(numbers) or found.group(), text)
-
-
-def _range(column: Sequence[str], logs: Sequence[RankLog]) -> str:
-    if not _tells_steps(column, logs):
-        return ""
-    numbers = [int(number) for number in column]
-    return f"{min(numbers)}..{max(numbers)}"
-
-
-def _tells_steps(column: Sequence[str], logs: Sequence[RankLog]) -> bool:
-    """Whether these are whole numbers that differ, and no names of the ranks themselves."""
-    if len(set(column)) < 2 or not all(number.isdecimal() and len(number) <= _MOST_DIGITS for number in column):
-        return False
-    own = [{log.id.rank, log.id.local_rank, log.id.pid} for log in logs]
-    return not all(int(number) in names for number, names in zip(column, own, strict=True))
-
-
-def _written(log: RankLog) -> list[str]:
-    return _NUMBER.findall(log.last.text) if log.last else []
-
-
-def _numbers(log: RankLog) -> tuple[float, ...]:
-    return tuple(float(int(text, 16)) if text.startswith("0x") else float(text) for text in _written(log))
-
-
-def _few_steps(logs: Sequence[RankLog]) -> list[int]:
-    """The places of whole numbers that tell how far a rank came: few different ones."""
-    columns = enumerate(zip(*(_written(log) for log in logs), strict=True))
-    return [place for place, column in columns if len(set(column)) <= _MOST_STEPS and _tells_steps(column, logs)]
-
-
-def _step_column(rows: Sequence[tuple[float, ...]], few: Sequence[int]) -> int | None:
-    """The number that tells how far a rank came: more than half of them show the same, and some show another one.
-
-    A whole number of which there are `few` before any other one: a loss agrees by chance.
-    """
-    places: tuple[int, ...] = (*few, *range(len(rows[0])))
-    for index in places:
-        counts = Counter(row[index] for row in rows)
-        if len(counts) > 1 and counts.most_common(1)[0][1] * 2 > len(rows):
-            return index
-    return few[0] if few else None
-
-
-def _behind(ends: Sequence[_End]) -> _End | None:
-    """The few ranks whose log ends at an earlier step than that of at least three times as many."""
-    if not ends:
-        return None
-    most = ends[0]
-    behind = [end for end in ends[1:] if end.template == most.template and end.step < most.step]
-    few = min(behind, key=lambda end: end.step, default=None)
-    return few if few and len(most.ids) >= _TIMES_AS_MANY * sum(len(end.ids) for end in ends[1:]) else None
-
-
-def _unwritten(logs: Sequence[RankLog]) -> dict[RankId, str]:
-    """Whose log may end in a buffer that was not written out, and what says so.
-
-    Its last line is the beginning of what most others wrote; or it ends minutes before theirs: ranks of one job wait
-    for each other, so that none can be so far ahead.
-    """
-    last = [(log.id, log.last) for log in logs if log.last is not None]
-    counts = Counter(_template(line.text) for _, line in last)
-    wholes = [whole for whole, _ in counts.most_common(_SHOWN)]
-    clock = _common_clock([line.moment for _, line in last])
-    middle = sorted(line.moment.seconds for _, line in last if line.moment and line.moment.clock == clock)
-    found = {}
-    for rank, line in last:
-        begun, moment = _template(line.text), line.moment
-        apart = middle[len(middle) // 2] - moment.seconds if moment and moment.clock == clock else 0.0
-        if any(whole != begun and whole.startswith(begun) and counts[begun] < counts[whole] for whole in wholes):
-            found[rank] = "its last line is cut"
-        elif apart > _APART_SECONDS:
-            found[rank] = f"it ends {words.duration(apart)} before the others"
-    return found
-
-
-def _caveat(ranks: Sequence[RankId], unwritten: Mapping[RankId, str]) -> str:
-    """`; the log of rank 7 may end in a buffer that was not written out (its last line is cut)`, or nothing."""
-    unsure = [rank for rank in ranks if rank in unwritten]
-    if not unsure:
-        return ""
-    return f"; the log of {words.who(unsure)} may end in a buffer that was not written out ({unwritten[unsure[0]]})"
-
-
-def _told_ends(ends: Sequence[_End]) -> str:
-    """`63 ranks end at 'backward 812', rank 7 at 'backward 811'`."""
-    told = []
-    for number, end in enumerate(ends[:_SHOWN]):
-        who = words.count(len(end.ids)) if len(end.ids) > _SHOWN else words.who(end.ids)
-        verb = " end" if len(end.ids) > 1 else " ends"
-        moment = f" ({words.elided(end.moment.text, _LINE_CHARACTERS)})" if end.moment else ""
-        told.append(f"{who}{verb if number == 0 else ''} at '{words.elided(end.text, _LINE_CHARACTERS)}'{moment}")
-    more = sum(len(end.ids) for end in ends[_SHOWN:])
-    return ", ".join(told) + (f", {words.count(more)} elsewhere" if more else "")
-
-
 # --- evidence --------------------------------------------------------------------------------------------------------
 
 
-def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[_End]) -> Iterator[Evidence]:
-    for kind in kinds[:_SHOWN]:
+def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[End]) -> Iterator[Evidence]:
+    for kind in kinds[:SHOWN]:
         blames = ", which complains of others" if kind.failure.of_others else ""
         first = (
             f", {words.who(kind.ids[:1])} first{_at(kind.failure.moment)}"
@@ -319,15 +176,15 @@ def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[_E
             else _at(kind.failure.moment)
         )
         yield _vote("log_failure", f"{words.who(kind.ids)}{first}: {_what(kind.failure)}{blames}", kind.ids)
-    if len(kinds) > _SHOWN:
-        rest = [rank for kind in kinds[_SHOWN:] for rank in kind.ids]
-        yield _vote("log_failure", f"{words.count(len(kinds) - _SHOWN, 'other failure')}", rest)
+    if len(kinds) > SHOWN:
+        rest = [rank for kind in kinds[SHOWN:] for rank in kind.ids]
+        yield _vote("log_failure", f"{words.count(len(kinds) - SHOWN, 'other failure')}", rest)
     blamed = [log.id for log in logs if not log.failures]
-    few = 0 < _TIMES_AS_MANY * len(blamed) <= len(logs) - len(blamed)
+    few = 0 < TIMES_AS_MANY * len(blamed) <= len(logs) - len(blamed)
     if few and all(kind.failure.of_others for kind in kinds):
         yield _vote("log_failure", f"no failure of {words.who(blamed)}; all others complain of others", blamed)
     if ends:
-        yield _vote("log_end", _told_ends(ends), ())
+        yield _vote("log_end", log_ends.told(ends), ())
     yield from _stopped(logs)
     yield from _messages(logs)
 
@@ -353,8 +210,8 @@ def _setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]
     if len(by_value) < 2 and not by_value.keys() & (INTERFACES_OF_ONE_NODE | {_NO_DEVICE}):
         return
     rarest = sorted(by_value.items(), key=lambda entry: (len(entry[1]), entry[0]))
-    told = [f"{words.printable(value)} on {words.who([log.id for log in found])}" for value, found in rarest[:_SHOWN]]
-    more = words.count(len(rarest) - _SHOWN, "other") if len(rarest) > _SHOWN else ""
+    told = [f"{words.printable(value)} on {words.who([log.id for log in found])}" for value, found in rarest[:SHOWN]]
+    more = words.count(len(rarest) - SHOWN, "other") if len(rarest) > SHOWN else ""
     listed = ", ".join([*told, more] if more else told)
     yield _vote("nccl_message", f"{row.meaning}: {listed}; {row.remedy}", [log.id for log in rarest[0][1]])
 
@@ -362,7 +219,7 @@ def _setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]
 def _stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
     """Who wrote last long before the others: further from the one in the middle than that one from the last."""
     moments = [log.last.moment for log in logs if log.last]
-    clock = _common_clock(moments)
+    clock = common_clock(moments)
     timed = sorted(
         (
             (log.last.moment.seconds, log)
@@ -371,7 +228,7 @@ def _stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
         ),
         key=lambda entry: (entry[0], entry[1].id.sort_key()),
     )
-    if len(timed) < _TIMES_AS_MANY:
+    if len(timed) < TIMES_AS_MANY:
         return
     (first, log), (middle, _), (last, end) = timed[0], timed[len(timed) // 2], timed[-1]
     if middle - first > last - middle and timed[1][0] > first:
@@ -381,14 +238,14 @@ def _stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
         )
 
 
-def _looks(first: _First | None, behind: _End | None, ranks: int, caveat: str) -> Iterator[FirstLook]:
+def _looks(first: _First | None, behind: End | None, ranks: int, caveat: str) -> Iterator[FirstLook]:
     if first is not None:
-        if len(first.kind.ids) == 1 or len(first.kind.ids) * (_TIMES_AS_MANY + 1) <= ranks:
+        if len(first.kind.ids) == 1 or len(first.kind.ids) * (TIMES_AS_MANY + 1) <= ranks:
             why = f"the first to fail by its own log: {_what(first.kind.failure)}{caveat}"
             settle = f"read {words.printable(first.kind.logs[0].source)} from line {first.kind.failure.number} back"
             yield from (_look(rank, why, settle) for rank in first.kind.ids)
     elif behind is not None:
-        why = f"its log ends at '{words.elided(behind.text, _LINE_CHARACTERS)}', before the others{caveat}"
+        why = f"its log ends at '{words.elided(behind.text, LINE_CHARACTERS)}', before the others{caveat}"
         settle = f"dump its stack (`hangwatch dump --pid N`): {_NOT_FLUSHED}"
         yield from (_look(rank, why, settle) for rank in behind.ids)
 
@@ -404,24 +261,9 @@ def _vote(kind: str, message: str, ranks: Sequence[RankId]) -> Evidence:
 # --- words and times -------------------------------------------------------------------------------------------------
 
 
-def _template(text: str) -> str:
-    return _NUMBER.sub("#", text)
-
-
 def _moment(log: RankLog) -> Moment | None:
     return log.last.moment if log.last else None
 
 
 def _at(moment: Moment | None) -> str:
     return f" at {words.printable(moment.text)}" if moment else ""
-
-
-def _common_clock(moments: Sequence[Moment | None]) -> str:
-    """The clock that most of them have."""
-    clocks = Counter(moment.clock for moment in moments if moment)
-    return clocks.most_common(1)[0][0] if clocks else ""
-
-
-def _time(moment: Moment | None, clock: str) -> tuple[bool, float]:
-    """Sorts by time; what has none on this clock comes last."""
-    return (False, moment.seconds) if moment and moment.clock == clock else (True, 0.0)

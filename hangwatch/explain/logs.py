@@ -6,6 +6,7 @@ A log is written by the job and by whoever can write there: it is evidence, and 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import NamedTuple
@@ -88,6 +89,17 @@ class Moment(NamedTuple):
     clock: str
     seconds: float
     text: str
+
+
+def common_clock(moments: Sequence[Moment | None]) -> str:
+    """The clock that most of them have."""
+    clocks = Counter(moment.clock for moment in moments if moment)
+    return clocks.most_common(1)[0][0] if clocks else ""
+
+
+def time_on(moment: Moment | None, clock: str) -> tuple[bool, float]:
+    """Sorts by time; what has none on this clock comes last."""
+    return (False, moment.seconds) if moment and moment.clock == clock else (True, 0.0)
 
 
 class Line(NamedTuple):

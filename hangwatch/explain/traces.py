@@ -5,8 +5,6 @@ A source is a name and its lines. A line may carry a prefix that tells the rank;
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
@@ -14,49 +12,16 @@ from typing import NamedTuple
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.explain import faulthandler_text, logs, names, rank_logs, stream
+from hangwatch.explain import faulthandler_text, logs, names, prefixes, rank_logs, roles, stream
 from hangwatch.explain.found import FoundProcess, Interned
 from hangwatch.explain.kernel_text import MOST_KEPT, Heard
 from hangwatch.explain.rank_logs import RankLog
-from hangwatch.model import Frame, ProcessDump, RankDump, RankId, WorkerDump
+from hangwatch.model import ProcessDump, RankDump, RankId, WorkerDump
 
-_HOST_RANK = re.compile(r"^\[([^\[\]\s:]+):(\d{1,7})\](:?)")
-_TORCHRUN = re.compile(r"^\[([A-Za-z_][\w.-]*?)(\d{1,7})\]:")
-_OF_RANK = re.compile(r"^\[[Rr](?:ank|ANK)[ =:_-]?(\d{1,7})\](?::|(?= |$))")  # torch's, and of many programs
-_MPIRUN = re.compile(r"^\[(?:[^\[\],]*@)?\d+,(\d{1,7})\]<std\w+>:")
-_KUBECTL = re.compile(r"^\[pod/([^/\]\s]+)/[^\]\s]+\] ?")
-_LABEL = re.compile(r"^\s*([\w.-]+): ?")
-_LABELLED = re.compile(r"^\s*([\w.-]+): ?(?:Process \d+:|Thread (?:0x[0-9A-Fa-f]+|\d+) \()")
-_LABEL_OF_TASK = re.compile(r"^ *(\d{1,7}): ")
 _SNIFFED_LINES = 400
 _SNIFFED_CHARACTERS = 400
 _MOST_STREAMS = 1 << 17  # of one source: a prefix is what anybody may have written
-
-_LOCAL_RANK = re.compile(r"--local[_-]rank[= ](\d{1,7})\b")
-_NODE_RANK = re.compile(r"--(?:node|machine)[_-]rank[= ](\d{1,7})\b")
-_GLOBAL_RANK = re.compile(r"--global[_-]rank[= ](\d{1,7})\b")  # plain --rank is the rank of an adapter in many scripts
-
-_LAUNCHER_FILES = re.compile(
-    r"(^|/)(torch/distributed/(elastic/agent/.*|launcher/api|run|launch)"
-    r"|deepspeed/launcher/\w+|accelerate/commands/\w+)\.py$"
-)
-_HELPER_FRAMES = re.compile(
-    r"^(_worker_loop \((.*/)?torch/utils/data/_utils/worker\.py|worker \((.*/)?multiprocess(ing)?/pool\.py"
-    r"|_process_worker \((.*/)?concurrent/futures/process\.py"
-    r"|main \((.*/)?multiprocess(ing)?/(resource_tracker|forkserver)\.py)"
-)
-_HELPER_COMMAND = re.compile(
-    r"multiprocessing\.(resource_tracker|forkserver)|_inductor/compile_worker"
-    r"|(^|/)wandb-(service|core)\b|\bwandb service\b"
-)
-_FOREIGN = frozenset({"NotPython", "NoInterpreter", "PermissionDenied", "ProcessGone"})
-_FORKED = re.compile(r"(^|/)multiprocess(ing)?/popen_fork\.py$")
-_DIGITS = re.compile(r"\d+")
-_WORDS_LOOKED_AT = 16
-_TOOL_CHARACTERS = 40
-_TOOLS_SHOWN = 8
 _MOST_SILENT_TOLD = 16  # files that hold nothing, by name
-_TAKES_PART = re.compile(r"(^|/)(torch/distributed/distributed_c10d|torch/autograd/graph|deepspeed/comm/\w+)\.py$")
 
 
 class Collected(NamedTuple):
@@ -256,7 +221,7 @@ def _read(
     if logs.is_error_file("".join(head[:2])[:_SNIFFED_CHARACTERS]):
         hearsay.error_file(name, named.id, "\n".join(islice(chain(head, iterator), _SNIFFED_LINES)))
         return []
-    labelled = _is_labelled(head)
+    labelled = prefixes.are_labelled(head)
     sources: dict[tuple[RankId, bool], _Source] = {}
     by_prefix: dict[str, _Source] = {}  # `[node:rank]` as it stands in the text: most lines repeat one
     for number, line in enumerate(chain(head, (line.rstrip("\r\n") for line in iterator)), 1):
@@ -265,7 +230,7 @@ def _read(
         if source is not None and not line.startswith(":", len(prefix)):
             source.reader.feed(line[len(prefix) :], number)
             continue
-        rank, sure, rest = _split(line, named.id, labelled=labelled)
+        rank, sure, rest = prefixes.split(line, named.id, labelled=labelled)
         source = sources.get((rank, sure))
         if source is None:
             if len(sources) >= _MOST_STREAMS:
@@ -280,53 +245,9 @@ def _read(
     return list(sources.values())
 
 
-def _is_labelled(head: Sequence[str]) -> bool:
-    """Whether lines begin with `N: ` (srun --label) or `host: ` (pdsh, clush): some label stands before `Process`.
-
-    Of a log it is told by `N: ` before nearly every line, where few numbers return again and again.
-    """
-    if any(found and found.group(1) not in {"Process", "Error"} for found in map(_LABELLED.match, head)):
-        return True
-    written = [line for line in head if line.strip()]
-    labels = [found.group(1) for found in map(_LABEL_OF_TASK.match, written) if found]
-    return len(labels) > 1 and len(labels) * 10 >= len(written) * 9 and len(set(labels)) * 2 <= len(labels)
-
-
-def _split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:
-    """The rank that a line's prefix tells, whether it is sure to be a rank, and the rest of the line."""
-    if line.startswith("["):
-        return _split_bracket(line, file_id)
-    found = _LABEL.match(line) if labelled else None
-    if found and found.group(1) not in {"Process", "Error", "Reason"}:
-        label, rest = found.group(1), line[found.end() :]
-        if label.isascii() and label.isdigit() and len(label) < 8:
-            return RankId(rank=int(label)), False, rest
-        return RankId(node=label), False, rest
-    return file_id, True, line
-
-
-def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
-    if found := _OF_RANK.match(line):  # torch's own is a global rank; of a file whose local rank is known it is a part
-        if file_id.local_rank is not None:
-            return file_id, True, line
-        rank = RankId(rank=int(found.group(1)))
-    elif found := _HOST_RANK.match(line):
-        number, is_local = int(found.group(2)), bool(found.group(3))  # a colon after it: torchrun --tee
-        rank = RankId(node=found.group(1), rank=None if is_local else number, local_rank=number if is_local else None)
-    elif found := _MPIRUN.match(line):
-        rank = RankId(rank=int(found.group(1)))
-    elif found := _TORCHRUN.match(line):
-        rank = RankId(node=file_id.node, local_rank=int(found.group(2)))
-    elif found := _KUBECTL.match(line):
-        rank = RankId(node=found.group(1))
-    else:
-        return file_id, True, line
-    return rank, True, line[found.end() :]
-
-
 def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
     """The ranks among the processes of one stream; launchers are left out, helpers belong to the rank they work for."""
-    processes = [process for process in source.reader.processes if not _is_launcher(process)]
+    processes = [process for process in source.reader.processes if not roles.is_launcher(process)]
     if len(processes) < len(source.reader.processes):
         notes.append(f"{source.name}: {len(source.reader.processes) - len(processes)} launcher processes left out")
     pids = {process.pid for process in processes}
@@ -334,14 +255,14 @@ def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
     helpers: list[FoundProcess] = []
     candidates: list[FoundProcess] = []
     for process in processes:
-        is_helper = _is_helper(process, pids) and (numbered or not _takes_part(process))
+        is_helper = roles.is_helper(process, pids) and (numbered or not roles.takes_part(process))
         (helpers if is_helper else candidates).append(process)
     own = _are_all_ranks(source, candidates)
     if own:
-        candidates, tools = _without_tools(candidates)
+        candidates, tools = roles.without_tools(candidates)
         if tools:
-            notes.append(f"{source.name}: {_told_tools(tools)}")
-    ids = _ids_by_command(source.id, candidates) if own else {}
+            notes.append(f"{source.name}: {roles.told_tools(tools)}")
+    ids = roles.ids_by_command(source.id, candidates) if own else {}
     ranks: dict[int | str | None, _Rank] = {}
     for process, key in zip(candidates, _keys(candidates), strict=True):
         if key in ranks:
@@ -389,113 +310,5 @@ def _are_all_ranks(source: _Source, candidates: Sequence[FoundProcess]) -> bool:
     if source.id.rank is None and source.id.local_rank is None:
         return True
     pids = {process.pid for process in candidates if process.pid is not None}
-    commands = {_LOCAL_RANK.sub("", process.command) for process in candidates if process.pid is not None}
+    commands = {roles.LOCAL_RANK.sub("", process.command) for process in candidates if process.pid is not None}
     return not source.sure and len(pids) > 1 and len(commands) == 1
-
-
-def _without_tools(candidates: list[FoundProcess]) -> tuple[list[FoundProcess], list[FoundProcess]]:
-    """The ranks, and what else runs Python there (`pgrep -f python`): wandb, tensorboard, a system's daemon.
-
-    A rank runs the program of those that are in a collective or, where none is, of most; another one is a rank if it
-    takes part itself. Where none of those in a collective (where none is, few) was forked by multiprocessing, who was
-    works for a rank: a writer of checkpoints, a server of metrics. An error without a process says of nobody, among
-    stacks, that it is a rank: who may read those may read all of the job.
-    """
-    programs = {_program(process) for process in candidates if _takes_part(process)} - {""}
-    if not programs:
-        common = Counter(program for process in candidates if (program := _program(process))).most_common(2)
-        if not common or common[0][1] < 2 or (len(common) > 1 and common[1][1] == common[0][1]):
-            return candidates, []
-        programs = {common[0][0]}
-    inside = [process for process in candidates if _takes_part(process)]
-    forked = sum(map(_was_forked, inside or candidates))
-    ranks_are_forked = forked > 0 if inside else forked * 2 >= len(candidates)
-    ranks: list[FoundProcess] = []
-    tools: list[FoundProcess] = []
-    for process in candidates:
-        program = _program(process)
-        is_other = program not in programs if program else _is_foreign(process)
-        is_other |= _was_forked(process) and not ranks_are_forked
-        (tools if is_other and not _takes_part(process) else ranks).append(process)
-    return ranks, tools
-
-
-def _was_forked(process: FoundProcess) -> bool:
-    return any(_FORKED.search(frame.file) for frame in _main(process))
-
-
-def _is_foreign(process: FoundProcess) -> bool:
-    fault = process.fault
-    return process.pid is None and fault is not None and fault.reason in _FOREIGN and not process.threads
-
-
-def _program(process: FoundProcess) -> str:
-    """The script or module that a command line runs, without interpreter and options; empty where it is not known."""
-    words_of_it = process.command.split()[:_WORDS_LOOKED_AT]
-    for number, word in enumerate(words_of_it[1:], 1):
-        if word in {"-m", "-c"}:
-            return _DIGITS.sub("#", " ".join(words_of_it[number : number + (2 if word == "-m" else _WORDS_LOOKED_AT)]))
-        if not word.startswith("-") and words_of_it[number - 1] not in {"-W", "-X"}:
-            return word.rpartition("/")[2]
-    return ""
-
-
-def _told_tools(tools: Sequence[FoundProcess]) -> str:
-    """`no ranks of this job, and not counted: pid 7 (wandb-service), pid 9 (http.server)`."""
-    known = [
-        f"pid {tool.pid} ({words.elided(_program(tool), _TOOL_CHARACTERS)})" for tool in tools if tool.pid is not None
-    ]
-    unknown = sum(tool.pid is None for tool in tools)
-    told = known[:_TOOLS_SHOWN] + ([f"{len(known) - _TOOLS_SHOWN:,} more"] if len(known) > _TOOLS_SHOWN else [])
-    told += [f"{words.count(unknown, 'error')} without a process"] if unknown else []
-    return f"no ranks of this job, and not counted: {', '.join(told)}"
-
-
-def _ids_by_command(prefix: RankId, candidates: Sequence[FoundProcess]) -> dict[int | None, RankId]:
-    """Who each process is by its command line; by its pid alone where the numbers there are the same for several."""
-    ids = {process.pid: _id_by_command(prefix, process) for process in candidates}
-    numbers = [
-        (rank.node, rank.rank, rank.local_rank) for rank in ids.values() if rank.rank or rank.local_rank is not None
-    ]
-    if len(numbers) == len(set(numbers)):
-        return ids
-    return {pid: structs.replace(rank, rank=None, local_rank=None) for pid, rank in ids.items()}
-
-
-def _id_by_command(prefix: RankId, process: FoundProcess) -> RankId:
-    host, rank, local = (pattern.search(process.command) for pattern in (_NODE_RANK, _GLOBAL_RANK, _LOCAL_RANK))
-    node = f"node {host.group(1)}" if host else None
-    if node is None and prefix.rank is not None:
-        node = f"task {prefix.rank}"
-    return RankId(
-        node=prefix.node or node,
-        rank=int(rank.group(1)) if rank else None,
-        local_rank=int(local.group(1)) if local else None,
-        pid=process.pid,
-    )
-
-
-def _is_launcher(process: FoundProcess) -> bool:
-    frames = _main(process)
-    spawned = any(
-        frame.function.endswith("join") and frame.file.endswith("multiprocessing/spawn.py") for frame in frames
-    )
-    return spawned or any(_LAUNCHER_FILES.search(frame.file) for frame in frames[:8])
-
-
-def _is_helper(process: FoundProcess, pids: set[int | None]) -> bool:
-    """A process that works for a rank: its parent is in the same stream, or it runs a worker's loop."""
-    if process.parent_pid is not None and process.parent_pid in pids:
-        return True
-    if _HELPER_COMMAND.search(process.command):
-        return True
-    return any(_HELPER_FRAMES.match(f"{frame.function.rsplit('.', 1)[-1]} ({frame.file}") for frame in _main(process))
-
-
-def _takes_part(process: FoundProcess) -> bool:
-    """A child that is in a collective or a backward pass is a rank: Lightning starts the other ranks from rank 0."""
-    return any(_TAKES_PART.search(frame.file) for frame in _main(process))
-
-
-def _main(process: FoundProcess) -> tuple[Frame, ...]:
-    return next((thread.frames for thread in process.threads if thread.is_main), ())

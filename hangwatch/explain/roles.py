@@ -1,0 +1,146 @@
+"""Pure: which of the dumped processes are ranks, by stack and command line: who launches, helps, is no part."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from hangwatch import words
+from hangwatch.explain.found import FoundProcess
+from hangwatch.model import Frame, RankId
+
+LOCAL_RANK = re.compile(r"--local[_-]rank[= ](\d{1,7})\b")
+_NODE_RANK = re.compile(r"--(?:node|machine)[_-]rank[= ](\d{1,7})\b")
+_GLOBAL_RANK = re.compile(r"--global[_-]rank[= ](\d{1,7})\b")  # plain --rank is the rank of an adapter in many scripts
+_LAUNCHER_FILES = re.compile(
+    r"(^|/)(torch/distributed/(elastic/agent/.*|launcher/api|run|launch)"
+    r"|deepspeed/launcher/\w+|accelerate/commands/\w+)\.py$"
+)
+_HELPER_FRAMES = re.compile(
+    r"^(_worker_loop \((.*/)?torch/utils/data/_utils/worker\.py|worker \((.*/)?multiprocess(ing)?/pool\.py"
+    r"|_process_worker \((.*/)?concurrent/futures/process\.py"
+    r"|main \((.*/)?multiprocess(ing)?/(resource_tracker|forkserver)\.py)"
+)
+_HELPER_COMMAND = re.compile(
+    r"multiprocessing\.(resource_tracker|forkserver)|_inductor/compile_worker"
+    r"|(^|/)wandb-(service|core)\b|\bwandb service\b"
+)
+_FOREIGN = frozenset({"NotPython", "NoInterpreter", "PermissionDenied", "ProcessGone"})
+_FORKED = re.compile(r"(^|/)multiprocess(ing)?/popen_fork\.py$")
+_DIGITS = re.compile(r"\d+")
+_WORDS_LOOKED_AT = 16
+_TOOL_CHARACTERS = 40
+_TOOLS_SHOWN = 8
+_TAKES_PART = re.compile(r"(^|/)(torch/distributed/distributed_c10d|torch/autograd/graph|deepspeed/comm/\w+)\.py$")
+
+
+def without_tools(candidates: list[FoundProcess]) -> tuple[list[FoundProcess], list[FoundProcess]]:
+    """The ranks, and what else runs Python there (`pgrep -f python`): wandb, tensorboard, a system's daemon.
+
+    A rank runs the program of those that are in a collective or, where none is, of most; another one is a rank if it
+    takes part itself. Where none of those in a collective (where none is, few) was forked by multiprocessing, who was
+    works for a rank: a writer of checkpoints, a server of metrics. An error without a process says of nobody, among
+    stacks, that it is a rank: who may read those may read all of the job.
+    """
+    programs = {_program(process) for process in candidates if takes_part(process)} - {""}
+    if not programs:
+        common = Counter(program for process in candidates if (program := _program(process))).most_common(2)
+        if not common or common[0][1] < 2 or (len(common) > 1 and common[1][1] == common[0][1]):
+            return candidates, []
+        programs = {common[0][0]}
+    inside = [process for process in candidates if takes_part(process)]
+    forked = sum(map(_was_forked, inside or candidates))
+    ranks_are_forked = forked > 0 if inside else forked * 2 >= len(candidates)
+    ranks: list[FoundProcess] = []
+    tools: list[FoundProcess] = []
+    for process in candidates:
+        program = _program(process)
+        is_other = program not in programs if program else _is_foreign(process)
+        is_other |= _was_forked(process) and not ranks_are_forked
+        (tools if is_other and not takes_part(process) else ranks).append(process)
+    return ranks, tools
+
+
+def _was_forked(process: FoundProcess) -> bool:
+    return any(_FORKED.search(frame.file) for frame in _main(process))
+
+
+def _is_foreign(process: FoundProcess) -> bool:
+    fault = process.fault
+    return process.pid is None and fault is not None and fault.reason in _FOREIGN and not process.threads
+
+
+def _program(process: FoundProcess) -> str:
+    """The script or module that a command line runs, without interpreter and options; empty where it is not known."""
+    words_of_it = process.command.split()[:_WORDS_LOOKED_AT]
+    for number, word in enumerate(words_of_it[1:], 1):
+        if word in {"-m", "-c"}:
+            return _DIGITS.sub("#", " ".join(words_of_it[number : number + (2 if word == "-m" else _WORDS_LOOKED_AT)]))
+        if not word.startswith("-") and words_of_it[number - 1] not in {"-W", "-X"}:
+            return word.rpartition("/")[2]
+    return ""
+
+
+def told_tools(tools: Sequence[FoundProcess]) -> str:
+    """`no ranks of this job, and not counted: pid 7 (wandb-service), pid 9 (http.server)`."""
+    known = [
+        f"pid {tool.pid} ({words.elided(_program(tool), _TOOL_CHARACTERS)})" for tool in tools if tool.pid is not None
+    ]
+    unknown = sum(tool.pid is None for tool in tools)
+    told = known[:_TOOLS_SHOWN] + ([f"{len(known) - _TOOLS_SHOWN:,} more"] if len(known) > _TOOLS_SHOWN else [])
+    told += [f"{words.count(unknown, 'error')} without a process"] if unknown else []
+    return f"no ranks of this job, and not counted: {', '.join(told)}"
+
+
+def ids_by_command(prefix: RankId, candidates: Sequence[FoundProcess]) -> dict[int | None, RankId]:
+    """Who each process is by its command line; by its pid alone where the numbers there are the same for several."""
+    ids = {process.pid: _id_by_command(prefix, process) for process in candidates}
+    numbers = [
+        (rank.node, rank.rank, rank.local_rank) for rank in ids.values() if rank.rank or rank.local_rank is not None
+    ]
+    if len(numbers) == len(set(numbers)):
+        return ids
+    return {pid: structs.replace(rank, rank=None, local_rank=None) for pid, rank in ids.items()}
+
+
+def _id_by_command(prefix: RankId, process: FoundProcess) -> RankId:
+    host, rank, local = (pattern.search(process.command) for pattern in (_NODE_RANK, _GLOBAL_RANK, LOCAL_RANK))
+    node = f"node {host.group(1)}" if host else None
+    if node is None and prefix.rank is not None:
+        node = f"task {prefix.rank}"
+    return RankId(
+        node=prefix.node or node,
+        rank=int(rank.group(1)) if rank else None,
+        local_rank=int(local.group(1)) if local else None,
+        pid=process.pid,
+    )
+
+
+def is_launcher(process: FoundProcess) -> bool:
+    """A process that starts ranks and waits for them: torchrun, deepspeed, accelerate, or a script with spawn."""
+    frames = _main(process)
+    spawned = any(
+        frame.function.endswith("join") and frame.file.endswith("multiprocessing/spawn.py") for frame in frames
+    )
+    return spawned or any(_LAUNCHER_FILES.search(frame.file) for frame in frames[:8])
+
+
+def is_helper(process: FoundProcess, pids: set[int | None]) -> bool:
+    """A process that works for a rank: its parent is in the same stream, or it runs a worker's loop."""
+    if process.parent_pid is not None and process.parent_pid in pids:
+        return True
+    if _HELPER_COMMAND.search(process.command):
+        return True
+    return any(_HELPER_FRAMES.match(f"{frame.function.rsplit('.', 1)[-1]} ({frame.file}") for frame in _main(process))
+
+
+def takes_part(process: FoundProcess) -> bool:
+    """A child that is in a collective or a backward pass is a rank: Lightning starts the other ranks from rank 0."""
+    return any(_TAKES_PART.search(frame.file) for frame in _main(process))
+
+
+def _main(process: FoundProcess) -> tuple[Frame, ...]:
+    return next((thread.frames for thread in process.threads if thread.is_main), ())

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from hangwatch.flight_record import EARLIEST_UNIX_NS, LATEST_UNIX_NS, RankRecords
-from hangwatch.probes.torch_recorder import decode, layouts, memory_image
+from hangwatch.probes.torch_recorder import decode, layouts, memory_image, rows
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.memory_image import UnreadableError
 from tests.recorder_memory import Group, Memory, Operation, recorder
@@ -145,7 +145,7 @@ def nonsense(found: RankRecords, newest: int | None = None) -> str:
             for count in (group.last_enqueued, group.last_started, group.last_completed)
         ),
         "names": all(
-            len(name) <= decode.MOST_NAME and name.isprintable()
+            len(name) <= rows.MOST_NAME and name.isprintable()
             for record in records
             for name in (record.group_name, record.group_description, record.operation, record.thread_name)
         ),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch.flight_record import RankRecords
-from hangwatch.probes.torch_recorder import decode, layouts, libraries, search
+from hangwatch.probes.torch_recorder import decode, layouts, libraries, rows, search
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.memory_image import UnreadableError
 from tests import fuzz_recorder, torch_layouts
@@ -228,7 +228,7 @@ def test_names_are_printable_and_bounded() -> None:
     hostile = Group(name="\x1b[2J", description="x" * 4000)
     (record,) = read(memory, recorder(memory, NEWEST, reduces(1), [hostile])).records
     assert record.group_name == "\\x1b[2J"
-    assert len(record.group_description) == decode.MOST_NAME
+    assert len(record.group_description) == rows.MOST_NAME
 
 
 def test_a_recorder_is_found_by_its_shape() -> None:

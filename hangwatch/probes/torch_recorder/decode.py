@@ -9,49 +9,38 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from hangwatch import words
 from hangwatch.flight_record import (
     EARLIEST_UNIX_NS,
     LATEST_UNIX_NS,
-    FlightRecord,
     GroupMembers,
     GroupStatus,
     Library,
     RankRecords,
     with_batches,
 )
-from hangwatch.probes.torch_recorder import layouts
 from hangwatch.probes.torch_recorder.layouts import MAP_BYTES, Layout
 from hangwatch.probes.torch_recorder.memory_image import (
     VALUE_OFFSET,
     Image,
-    Part,
-    Place,
     Read,
     UnreadableError,
     content,
     fits,
-    small_vector,
     spans,
-    text,
     text_at,
     tree,
     vector,
 )
+from hangwatch.probes.torch_recorder.rows import MOST_SEQUENCE, Rows, Shapes, Texts, Unpacked, record
 
 MOST_RECORDS = 4096  # the newest of a larger buffer
 MOST_GROUPS = 4096
-MOST_TENSORS = 1024  # of one operation; sizes and types of one with more are not told
-MOST_DIMENSIONS = 64  # of a tensor: c10's limit
 MOST_MEMBERS = 1 << 17
 MOST_RANK = 1 << 24
-MOST_NAME = 128  # characters that are told of a name
 TRIES = 4
 _MOST_EPOCHS = 1 << 32
-_MOST_SEQUENCE = 1 << 53
 _MUTEX = 8  # after two bools, in every version; its first byte is not 0 while somebody holds it
 
 
@@ -85,7 +74,7 @@ def _head(raw: bytes, layout: Layout) -> _Head:
     fits(capacity > 0 and count <= capacity, "it holds more records than it may")
     is_next = following < capacity if count == capacity else following == count * layout.moves_while_filling
     fits(is_next, "its next place is not the next one")
-    fits(epoch < _MOST_EPOCHS and next_id < _MOST_SEQUENCE, "it has counted too far")
+    fits(epoch < _MOST_EPOCHS and next_id < MOST_SEQUENCE, "it has counted too far")
     if not epoch:
         fits(next_id == count if count < capacity else next_id % capacity == following, "it counts another number")
         fits(next_id >= count, "it holds more records than it counted")
@@ -104,168 +93,6 @@ def could_be(raw: bytes, address: int, layout: Layout) -> bool:
     except UnreadableError:
         return False
     return True
-
-
-class _Row(NamedTuple):
-    """The members of one record as they lie there; those that a version does not have are 0 or empty."""
-
-    id: int
-    epoch: int
-    group: int
-    collective: int
-    p2p: int
-    op: int
-    created: int
-    timeout: int
-    is_p2p: int
-    is_started: int
-    is_completed: int
-    is_retired: int
-    thread: int
-    texts: tuple[Part, ...]
-    tensors: tuple[Part, ...]
-
-
-_STRING, _VECTOR, _SIZES = "QQ16s", "QQQ", "QII64s"
-_WIDTHS = {"Q": 1, "q": 1, "B": 1, _STRING: 3, _VECTOR: 3, _SIZES: 4}
-_NUMBERS = 13  # the members of a row that are one number
-_ABSENT = (0, 16, 0, b"")  # a number, and an empty string that lies at 0
-
-
-class _Unpacked:
-    """Members of a record, as (offset, code of struct), in the order in which they are wanted; one struct for all."""
-
-    def __init__(self, wanted: Sequence[tuple[int, str]], record_bytes: int) -> None:
-        codes, at, count, where = "<", 0, 0, dict[int, range]()
-        for offset, code in sorted(member for member in wanted if member[0] >= 0):
-            codes += f"{offset - at}x{code}"
-            at = offset + struct.calcsize(f"<{code}")
-            where[offset] = range(count, count + _WIDTHS.get(code, 4))
-            count = where[offset].stop
-        self._struct = struct.Struct(f"{codes}{record_bytes - at}x")
-        absent = {"Q": range(count, count + 1), _STRING: range(count + 1, count + 4)}
-        self._in_order = itemgetter(
-            *(index for offset, code in wanted for index in (where[offset] if offset >= 0 else absent[code]))
-        )
-
-    def of(self, raw: bytes) -> tuple[Any, ...]:
-        """Their values; 0 and an empty string for what a version does not have."""
-        values: tuple[Any, ...] = self._in_order(self._struct.unpack(raw) + _ABSENT)
-        return values
-
-
-class _Rows:
-    """How the bytes of a record become a row."""
-
-    def __init__(self, layout: Layout) -> None:
-        names = layout.group_names  # libstdc++ lays a tuple out backwards: the description before the name
-        dims = f"QII{4 * layout.dim_bytes}s"
-        self._texts = (names + 32, names, layout.operation, layout.thread_name)
-        self._lists = ((layout.input_dims, layout.dim_bytes), (layout.output_dims, layout.dim_bytes), (layout.sizes, 8))
-        wanted = [
-            (layout.record_id, "Q"),
-            (layout.record_epoch, "Q"),
-            (layout.group_id, "Q"),
-            (layout.collective_seq, "Q"),
-            (layout.p2p_seq, "Q"),
-            (layout.op_id, "Q"),
-            (layout.created, "q"),
-            (layout.timeout, "q"),
-            (layout.is_p2p, "B"),
-            (layout.started + 8, "B"),
-            (layout.completed + 8, "B"),
-            (layout.retired, "B"),
-            (layout.thread_id, "Q"),
-            *((offset, _STRING) for offset in self._texts),
-            (layout.input_dims, dims),
-            (layout.output_dims, dims),
-            (layout.sizes, _SIZES),
-            (layout.input_dtypes, _VECTOR),
-            (layout.output_dtypes, _VECTOR),
-        ]
-        self._unpacked = _Unpacked(wanted, layout.record_bytes)
-
-    def of(self, raw: bytes, address: int) -> _Row:
-        """The row of the record with these bytes, which lies at `address`. Raises UnreadableError."""
-        values, at = self._unpacked.of(raw), _NUMBERS
-        texts, tensors = [], []
-        for offset in self._texts:
-            texts.append(text(values[at : at + 3], address + offset if offset >= 0 else 0))
-            at += 3
-        for offset, element_bytes in self._lists:
-            tensors.append(small_vector(values[at : at + 4], address + offset, element_bytes))
-            at += 4
-        tensors += [vector(values[at : at + 3]), vector(values[at + 3 : at + 6])]
-        (_, sizes_bytes), types_bytes = tensors[2][0], tensors[3][0][1] + tensors[4][0][1]
-        if types_bytes > MOST_TENSORS or sizes_bytes > MOST_TENSORS * MOST_DIMENSIONS * 8:
-            tensors = []
-        return _Row._make((*values[:_NUMBERS], tuple(texts), tuple(tensors)))
-
-
-class _Texts:
-    """Names, bounded and printable; most repeat, and are kept once."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, str] = {}
-
-    def of(self, part: Part, found: dict[Place, bytes]) -> str:
-        """What it says, where what lies elsewhere has been read."""
-        raw = content(part, found)
-        if raw not in self._known:
-            self._known[raw] = words.elided(raw.decode("utf-8", "replace"), MOST_NAME)
-        return self._known[raw]
-
-
-class _Shapes:
-    """Sizes and types of the tensors of an operation; of most operations they are the same, and are kept once."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._known: dict[tuple[bytes, ...], _Tensors] = {}
-
-    def of(self, parts: Sequence[Part], found: dict[Place, bytes]) -> _Tensors:
-        """What dimensions of inputs and outputs, sizes and types say; nothing of an operation with too many tensors."""
-        if not parts:
-            return _NOT_TOLD
-        key = tuple([content(part, found) for part in parts])
-        if key not in self._known:
-            self._known[key] = self._tensors(*key)
-        return self._known[key]
-
-    def _tensors(
-        self, inputs: bytes, outputs: bytes, sizes: bytes, input_types: bytes, output_types: bytes
-    ) -> _Tensors:
-        code = "i" if self._layout.dim_bytes == 4 else "q"
-        dims = [struct.unpack(f"<{len(raw) // self._layout.dim_bytes}{code}", raw) for raw in (inputs, outputs)]
-        numbers = struct.unpack(f"<{len(sizes) // 8}q", sizes)
-        fits(all(0 <= dim <= MOST_DIMENSIONS for row in dims for dim in row), "a tensor has too many dimensions")
-        fits(sum(map(sum, dims)) == len(numbers), "sizes and dimensions of tensors differ")
-        fits(all(0 <= number < _MOST_SEQUENCE for number in numbers), "a tensor has a negative size")
-        fits([len(row) for row in dims] == [len(input_types), len(output_types)], "a tensor has no type")
-        shapes, at = [], 0
-        for row in dims:
-            shape = []
-            for dim in row:
-                shape.append(numbers[at : at + dim])
-                at += dim
-            shapes.append(tuple(shape))
-        return _Tensors(shapes[0], shapes[1], _type_names(input_types), _type_names(output_types))
-
-
-class _Tensors(NamedTuple):
-    input_sizes: tuple[tuple[int, ...], ...]
-    output_sizes: tuple[tuple[int, ...], ...]
-    input_dtypes: tuple[str, ...]
-    output_dtypes: tuple[str, ...]
-
-
-_NOT_TOLD = _Tensors((), (), (), ())
-
-
-def _type_names(raw: bytes) -> tuple[str, ...]:
-    names = layouts.dtypes()
-    fits(all(number <= len(names) for number in raw), "a tensor has an unknown type")
-    return tuple(names[number] if number < len(names) else "Undefined" for number in raw)
 
 
 class _Mark(NamedTuple):
@@ -300,13 +127,13 @@ def _marks(entries: Sequence[_Entry], head: _Head, layout: Layout) -> list[_Mark
         (layout.completed + 8, "B"),
         (layout.retired, "B"),
     )
-    unpack = _Unpacked(wanted, layout.record_bytes).of
+    unpack = Unpacked(wanted, layout.record_bytes).of
     marks = [_Mark._make(unpack(raw)) for raw, _ in entries]
     for number, mark in enumerate(marks, head.next_id - len(marks)):
         fits(mark.id == number and mark.epoch == head.epoch, "a record is not the next")
         fits(max(mark.is_p2p, mark.is_completed, mark.is_retired) < 2, "a flag is neither true nor false")
         fits(EARLIEST_UNIX_NS < mark.created < LATEST_UNIX_NS, "a record is of no time")
-        fits(mark.collective < _MOST_SEQUENCE and mark.p2p < _MOST_SEQUENCE, "a number is out of its range")
+        fits(mark.collective < MOST_SEQUENCE and mark.p2p < MOST_SEQUENCE, "a number is out of its range")
     return marks
 
 
@@ -365,7 +192,7 @@ def _read_once(
     entries = _entries(image, before, layout)
     entries = _untouched(entries, before, head()[0])
     marks = _marks(entries, before, layout)
-    parse, texts, shapes = _Rows(layout).of, _Texts(), _Shapes(layout)
+    parse, texts, shapes = Rows(layout).of, Texts(), Shapes(layout)
     rows = [parse(*entries[place]) for place in _asked_for(marks, library, newest)]
     found = image.take_parts(part for row in rows for part in (*row.texts, *row.tensors))
     left = _untouched(entries, before, head()[0])
@@ -373,7 +200,7 @@ def _read_once(
     statuses = _statuses(image, address, raw, layout)
     known = {status.group_id for status in statuses}
     records = [
-        _record(row, [texts.of(part, found) for part in row.texts], shapes.of(row.tensors, found), library)
+        record(row, [texts.of(part, found) for part in row.texts], shapes.of(row.tensors, found), library)
         for row in rows
         if row.id >= first_id
     ]
@@ -422,36 +249,6 @@ def _untouched(entries: list[_Entry], before: _Head, after: _Head) -> list[_Entr
     return entries[max(0, written + under_way - (before.capacity - len(entries))) :]
 
 
-def _record(row: _Row, names: Sequence[str], tensors: _Tensors, library: Library) -> FlightRecord:
-    fits(row.timeout >= -1 and row.op < _MOST_SEQUENCE, "a number is out of its range")
-    fits(row.is_started < 2, "a flag is neither true nor false")
-    is_completed = row.is_completed if library == "nccl" else row.is_retired
-    name, description, operation, thread_name = names
-    return FlightRecord(
-        id=row.id,
-        reset_epoch=row.epoch,
-        group_id=row.group,
-        group_name=name,
-        group_description=description,
-        collective_seq=row.collective,
-        p2p_seq=row.p2p,
-        op_id=row.op,
-        is_p2p=row.is_p2p == 1,
-        operation=operation,
-        state="completed" if is_completed else "open",
-        is_started=row.is_started == 1,
-        is_retired=row.is_retired == 1,
-        created_unix_ns=row.created,
-        timeout_ms=row.timeout,
-        input_sizes=tensors.input_sizes,
-        output_sizes=tensors.output_sizes,
-        input_dtypes=tensors.input_dtypes,
-        output_dtypes=tensors.output_dtypes,
-        thread_id=row.thread,
-        thread_name=thread_name,
-    )
-
-
 def _statuses(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[GroupStatus, ...]:
     at = layout.statuses
     nodes = tree(image, address + at, raw[at : at + MAP_BYTES], 16, MOST_GROUPS)
@@ -463,7 +260,7 @@ def _statuses(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[G
             int(_SIGNED.unpack_from(status, offset)[0])
             for offset in (layout.enqueued, layout.status_started, layout.status_completed)
         ]
-        fits(all(-1 <= number < _MOST_SEQUENCE for number in numbers), "the counts of a group are out of their range")
+        fits(all(-1 <= number < MOST_SEQUENCE for number in numbers), "the counts of a group are out of their range")
         statuses.append(
             GroupStatus(group_id=group, last_enqueued=numbers[0], last_started=numbers[1], last_completed=numbers[2])
         )
@@ -483,7 +280,7 @@ def _members(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[Gr
         if ranks[0][1] <= MOST_MEMBERS * 8:
             rows.append((name, description, ranks))
     found = image.take_parts(part for row in rows for part in row)
-    members, texts = [], _Texts()
+    members, texts = [], Texts()
     for name, description, ranks in rows:
         raw_ranks = content(ranks, found)
         numbers = sorted(struct.unpack(f"<{len(raw_ranks) // 8}Q", raw_ranks))
@@ -499,7 +296,7 @@ def _version(image: Image, address: int, raw: bytes, layout: Layout) -> str:
     if at < 0:
         return ""
     part = text_at(raw, at, address)
-    return _Texts().of(part, image.take_parts([part]))
+    return Texts().of(part, image.take_parts([part]))
 
 
 _SIGNED, _RANKS, _NAMES_BYTES = struct.Struct("<q"), struct.Struct("<QQQ"), 64

@@ -1,0 +1,210 @@
+"""One record of a flight recorder: its bytes, by the layout of a version, -> a row -> a `FlightRecord`."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from hangwatch import words
+from hangwatch.flight_record import FlightRecord, Library
+from hangwatch.probes.torch_recorder import layouts
+from hangwatch.probes.torch_recorder.layouts import Layout
+from hangwatch.probes.torch_recorder.memory_image import Part, Place, content, fits, small_vector, text, vector
+
+MOST_TENSORS = 1024  # of one operation; sizes and types of one with more are not told
+MOST_DIMENSIONS = 64  # of a tensor: c10's limit
+MOST_NAME = 128  # characters that are told of a name
+MOST_SEQUENCE = 1 << 53
+_STRING, _VECTOR, _SIZES = "QQ16s", "QQQ", "QII64s"
+_WIDTHS = {"Q": 1, "q": 1, "B": 1, _STRING: 3, _VECTOR: 3, _SIZES: 4}
+_NUMBERS = 13  # the members of a row that are one number
+_ABSENT = (0, 16, 0, b"")  # a number, and an empty string that lies at 0
+
+
+class Row(NamedTuple):
+    """The members of one record as they lie there; those that a version does not have are 0 or empty."""
+
+    id: int
+    epoch: int
+    group: int
+    collective: int
+    p2p: int
+    op: int
+    created: int
+    timeout: int
+    is_p2p: int
+    is_started: int
+    is_completed: int
+    is_retired: int
+    thread: int
+    texts: tuple[Part, ...]
+    tensors: tuple[Part, ...]
+
+
+class Unpacked:
+    """Members of a record, as (offset, code of struct), in the order in which they are wanted; one struct for all."""
+
+    def __init__(self, wanted: Sequence[tuple[int, str]], record_bytes: int) -> None:
+        codes, at, count, where = "<", 0, 0, dict[int, range]()
+        for offset, code in sorted(member for member in wanted if member[0] >= 0):
+            codes += f"{offset - at}x{code}"
+            at = offset + struct.calcsize(f"<{code}")
+            where[offset] = range(count, count + _WIDTHS.get(code, 4))
+            count = where[offset].stop
+        self._struct = struct.Struct(f"{codes}{record_bytes - at}x")
+        absent = {"Q": range(count, count + 1), _STRING: range(count + 1, count + 4)}
+        self._in_order = itemgetter(
+            *(index for offset, code in wanted for index in (where[offset] if offset >= 0 else absent[code]))
+        )
+
+    def of(self, raw: bytes) -> tuple[Any, ...]:
+        """Their values; 0 and an empty string for what a version does not have."""
+        values: tuple[Any, ...] = self._in_order(self._struct.unpack(raw) + _ABSENT)
+        return values
+
+
+class Rows:
+    """How the bytes of a record become a row."""
+
+    def __init__(self, layout: Layout) -> None:
+        names = layout.group_names  # libstdc++ lays a tuple out backwards: the description before the name
+        dims = f"QII{4 * layout.dim_bytes}s"
+        self._texts = (names + 32, names, layout.operation, layout.thread_name)
+        self._lists = ((layout.input_dims, layout.dim_bytes), (layout.output_dims, layout.dim_bytes), (layout.sizes, 8))
+        wanted = [
+            (layout.record_id, "Q"),
+            (layout.record_epoch, "Q"),
+            (layout.group_id, "Q"),
+            (layout.collective_seq, "Q"),
+            (layout.p2p_seq, "Q"),
+            (layout.op_id, "Q"),
+            (layout.created, "q"),
+            (layout.timeout, "q"),
+            (layout.is_p2p, "B"),
+            (layout.started + 8, "B"),
+            (layout.completed + 8, "B"),
+            (layout.retired, "B"),
+            (layout.thread_id, "Q"),
+            *((offset, _STRING) for offset in self._texts),
+            (layout.input_dims, dims),
+            (layout.output_dims, dims),
+            (layout.sizes, _SIZES),
+            (layout.input_dtypes, _VECTOR),
+            (layout.output_dtypes, _VECTOR),
+        ]
+        self._unpacked = Unpacked(wanted, layout.record_bytes)
+
+    def of(self, raw: bytes, address: int) -> Row:
+        """The row of the record with these bytes, which lies at `address`. Raises UnreadableError."""
+        values, at = self._unpacked.of(raw), _NUMBERS
+        texts, tensors = [], []
+        for offset in self._texts:
+            texts.append(text(values[at : at + 3], address + offset if offset >= 0 else 0))
+            at += 3
+        for offset, element_bytes in self._lists:
+            tensors.append(small_vector(values[at : at + 4], address + offset, element_bytes))
+            at += 4
+        tensors += [vector(values[at : at + 3]), vector(values[at + 3 : at + 6])]
+        (_, sizes_bytes), types_bytes = tensors[2][0], tensors[3][0][1] + tensors[4][0][1]
+        if types_bytes > MOST_TENSORS or sizes_bytes > MOST_TENSORS * MOST_DIMENSIONS * 8:
+            tensors = []
+        return Row._make((*values[:_NUMBERS], tuple(texts), tuple(tensors)))
+
+
+class Texts:
+    """Names, bounded and printable; most repeat, and are kept once."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, str] = {}
+
+    def of(self, part: Part, found: dict[Place, bytes]) -> str:
+        """What it says, where what lies elsewhere has been read."""
+        raw = content(part, found)
+        if raw not in self._known:
+            self._known[raw] = words.elided(raw.decode("utf-8", "replace"), MOST_NAME)
+        return self._known[raw]
+
+
+class Tensors(NamedTuple):
+    """Sizes and types of the tensors that an operation read and wrote; all empty where that is not told."""
+
+    input_sizes: tuple[tuple[int, ...], ...]
+    output_sizes: tuple[tuple[int, ...], ...]
+    input_dtypes: tuple[str, ...]
+    output_dtypes: tuple[str, ...]
+
+
+_NOT_TOLD = Tensors((), (), (), ())
+
+
+class Shapes:
+    """Sizes and types of the tensors of an operation; of most operations they are the same, and are kept once."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._known: dict[tuple[bytes, ...], Tensors] = {}
+
+    def of(self, parts: Sequence[Part], found: dict[Place, bytes]) -> Tensors:
+        """What dimensions of inputs and outputs, sizes and types say; nothing of an operation with too many tensors."""
+        if not parts:
+            return _NOT_TOLD
+        key = tuple([content(part, found) for part in parts])
+        if key not in self._known:
+            self._known[key] = self._tensors(*key)
+        return self._known[key]
+
+    def _tensors(self, inputs: bytes, outputs: bytes, sizes: bytes, input_types: bytes, output_types: bytes) -> Tensors:
+        code = "i" if self._layout.dim_bytes == 4 else "q"
+        dims = [struct.unpack(f"<{len(raw) // self._layout.dim_bytes}{code}", raw) for raw in (inputs, outputs)]
+        numbers = struct.unpack(f"<{len(sizes) // 8}q", sizes)
+        fits(all(0 <= dim <= MOST_DIMENSIONS for row in dims for dim in row), "a tensor has too many dimensions")
+        fits(sum(map(sum, dims)) == len(numbers), "sizes and dimensions of tensors differ")
+        fits(all(0 <= number < MOST_SEQUENCE for number in numbers), "a tensor has a negative size")
+        fits([len(row) for row in dims] == [len(input_types), len(output_types)], "a tensor has no type")
+        shapes, at = [], 0
+        for row in dims:
+            shape = []
+            for dim in row:
+                shape.append(numbers[at : at + dim])
+                at += dim
+            shapes.append(tuple(shape))
+        return Tensors(shapes[0], shapes[1], _type_names(input_types), _type_names(output_types))
+
+
+def _type_names(raw: bytes) -> tuple[str, ...]:
+    names = layouts.dtypes()
+    fits(all(number <= len(names) for number in raw), "a tensor has an unknown type")
+    return tuple(names[number] if number < len(names) else "Undefined" for number in raw)
+
+
+def record(row: Row, names: Sequence[str], tensors: Tensors, library: Library) -> FlightRecord:
+    """The record of a row, with its four texts and its tensors. Raises UnreadableError where they cannot be one's."""
+    fits(row.timeout >= -1 and row.op < MOST_SEQUENCE, "a number is out of its range")
+    fits(row.is_started < 2, "a flag is neither true nor false")
+    is_completed = row.is_completed if library == "nccl" else row.is_retired
+    name, description, operation, thread_name = names
+    return FlightRecord(
+        id=row.id,
+        reset_epoch=row.epoch,
+        group_id=row.group,
+        group_name=name,
+        group_description=description,
+        collective_seq=row.collective,
+        p2p_seq=row.p2p,
+        op_id=row.op,
+        is_p2p=row.is_p2p == 1,
+        operation=operation,
+        state="completed" if is_completed else "open",
+        is_started=row.is_started == 1,
+        is_retired=row.is_retired == 1,
+        created_unix_ns=row.created,
+        timeout_ms=row.timeout,
+        input_sizes=tensors.input_sizes,
+        output_sizes=tensors.output_sizes,
+        input_dtypes=tensors.input_dtypes,
+        output_dtypes=tensors.output_dtypes,
+        thread_id=row.thread,
+        thread_name=thread_name,
+    )

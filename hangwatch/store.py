@@ -2,6 +2,7 @@
 
     <root>/incidents/20260314T031500Z-2180718/incident.json  the value, from which everything else can be made again
                                               order          the how-manieth it was: what prunes does not ask a clock
+                                              owner          whose job it was: of who has most the oldest goes first
                                               crash    of a crash: whose; of one owner so many are kept, and of all
                                               report.txt, report.html, dumps/...   what the caller passes to `save`
                                               hooks/on_hung.txt                    what a hook printed last
@@ -25,20 +26,21 @@ import os
 import re
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from hangwatch import config, durable, incident_file, inputs, readers, words
+from hangwatch import config, durable, incident_file, inputs, readers, retention, words
 from hangwatch.errors import TemporaryError
 from hangwatch.incident_file import INCIDENT_FILE, NO_LINK, StoreError, Summary, folder_size_bytes, read_bytes, remedy
-from hangwatch.model import CRASHED, OPEN_STATES, Incident
+from hangwatch.model import CRASHED, OPEN_STATES, Incident, Job
 from hangwatch.readers import Readers
+from hangwatch.retention import Stored
 
 log = logging.getLogger(__name__)
 
 ORDER_FILE = "order"
+OWNER_FILE = "owner"
 CRASH_FILE = "crash"
 LOCK_FILE = "lock"
 MOST_LEFT_OPEN = 256
@@ -48,8 +50,6 @@ _FOLDER = re.compile(r"\d{8}T\d{6}Z-[A-Za-z0-9._-]+")
 _FILE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,127}/){0,3}[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _SAME_NAME = 9
 _LONGEST_OWNER = 512
-_CRASHES_OF_ALL = 2  # what crashes may take of the store: one part of so many
-_CRASHES_OF_ONE = 8  # and those of one owner
 _LISTED = 8  # names in a message
 
 
@@ -133,24 +133,33 @@ class Store:
     def left_open(self, node: str) -> tuple[Incident, ...]:
         """The incidents of this node that nobody has closed, newest first; what cannot be read is said and left out.
 
-        At most `MOST_LEFT_OPEN` and `MOST_LEFT_OPEN_BYTES` of them: they stay in memory. Raises StoreError.
+        At most `MOST_LEFT_OPEN` and `MOST_LEFT_OPEN_BYTES` of them, the owners in turn: they stay in memory. Raises
+        StoreError.
         """
-        found: list[Incident] = []
+        listed = [
+            self.incidents / summary.folder
+            for summary in self.summaries()
+            if summary.node == node and summary.closed_unix_seconds is None and summary.state in OPEN_STATES
+        ]
+        turns = retention.in_turn(self._line_in(folder.name, OWNER_FILE) or "" for folder in listed)
+        found: dict[int, Incident] = {}
+        left_out: list[Path] = []
         left_bytes = MOST_LEFT_OPEN_BYTES
-        for summary in self.summaries():
-            is_open = summary.closed_unix_seconds is None and summary.state in OPEN_STATES
-            if summary.node != node or not is_open:
-                continue
-            folder = self.incidents / summary.folder
+        for turn in turns:
+            folder = listed[turn]
             try:
-                left_bytes -= (folder / INCIDENT_FILE).lstat().st_size
-                if left_bytes < 0 or len(found) == MOST_LEFT_OPEN:
-                    log.warning("%s: is open, and one too many to go on with", folder)
-                    break
-                found.append(incident_file.of_some_day(incident_file.load(folder), folder))
+                size_bytes = (folder / INCIDENT_FILE).lstat().st_size
+                if size_bytes > left_bytes or len(found) == MOST_LEFT_OPEN:
+                    left_out.append(folder)
+                    continue
+                found[turn] = incident_file.of_some_day(incident_file.load(folder), folder)
+                left_bytes -= size_bytes
             except (OSError, StoreError) as error:
                 log.warning("an incident that is open cannot be read: %s", error)
-        return tuple(found)
+        if left_out:
+            more = f", beside {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
+            log.warning("%s: is open, and one too many to go on with%s", left_out[0], more)
+        return tuple(found[turn] for turn in sorted(found))
 
     def make_writable(self) -> None:
         """Make the folders, and remove what a crash left behind.
@@ -192,6 +201,7 @@ class Store:
                 new = {path: data for path, data in content.items() if _is_new(folder, path)}
                 durable.update(incidents, name, new, allow)
             else:
+                content[OWNER_FILE] = _bytes(_owner(incident.job))
                 content[ORDER_FILE] = str(1 + max(map(self._order, self._names()), default=0)).encode()
                 durable.create(incidents, name, content, allow)
             self._list(name, _reader_uid(incident.job.uid))
@@ -252,60 +262,38 @@ class Store:
             return None
 
     def prune(self, open_folders: frozenset[str] = frozenset(), *, by_age: int = 0) -> tuple[str, ...]:
-        """Remove what is too many or too big, oldest first, and return the names; never `open_folders`.
+        """Remove what is too many or too big, see `retention`, and return the names; never `open_folders`.
 
-        Crashes go before that which are more than an eighth of either bound for one owner, or than half for all: ranks
-        that die cost nothing, and must not push out the hangs of others. A single incident stays even when it is too
-        big. At most `by_age` more go because a later one began so long
-        after them: a clock that steps by a month must not cost all of them. Raises StoreError where a folder cannot be
-        removed.
+        At most `by_age` more go because a later one began so long after them: a clock that steps by a month must not
+        cost all of them. Raises StoreError where a folder cannot be removed.
         """
         newest_first = self._in_order()
-        sizes = {name: folder_size_bytes(self.incidents / name) for name in newest_first}
-        crowding = self._crowding([name for name in newest_first if name not in open_folders], sizes)
-        kept = sum(name in open_folders for name in sizes)
-        kept_bytes = sum(size for name, size in sizes.items() if name in open_folders)
-        surplus: list[str] = []
-        for name in (name for name in newest_first if name not in {*open_folders, *crowding}):
-            full = kept >= self._max_incidents or (kept > 0 and kept_bytes + sizes[name] > self._max_bytes)
-            if surplus or full:
-                surplus.append(name)
-            else:
-                kept, kept_bytes = kept + 1, kept_bytes + sizes[name]
-        old = [name for name in self._outlived(newest_first) if name not in {*open_folders, *crowding, *surplus}]
-        removed = (*crowding, *surplus, *old[:by_age])
+        stored = [
+            Stored(
+                name=name,
+                owner=self._line_in(name, OWNER_FILE) or "",
+                size_bytes=folder_size_bytes(self.incidents / name),
+                is_open=name in open_folders,
+                crash_of=self._line_in(name, CRASH_FILE),
+            )
+            for name in newest_first
+        ]
+        surplus = retention.surplus(stored, self._max_incidents, self._max_bytes)
+        stays = open_folders.union(surplus)
+        old = [name for name in self._outlived(newest_first) if name not in stays]
+        removed = (*surplus, *old[:by_age])
         for name in removed:
             with _explained(self.incidents):
                 durable.remove(self.incidents / name)
         if removed and self._shared:
             with _explained(self.owners):
-                self._unlist(lambda name: name in removed)
+                self._unlist(frozenset(removed).__contains__)
         return removed
 
-    def _crowding(self, newest_first: list[str], sizes: Mapping[str, int]) -> list[str]:
-        """The crashes that are too many or too big, of one owner or of all."""
-        crowding: list[str] = []
-        kept, kept_bytes = Counter[str](), Counter[str]()
-        for name in newest_first:
-            owner = self._crash_of(name)
-            if owner is None:
-                continue
-            bounds = ((f"of {owner}", _CRASHES_OF_ONE), ("all", _CRASHES_OF_ALL))
-            for whose, part in bounds:
-                is_full = kept[whose] >= max(1, self._max_incidents // part)
-                if is_full or (kept[whose] and kept_bytes[whose] + sizes[name] > self._max_bytes // part):
-                    crowding.append(name)
-                    break
-            else:
-                for whose, _ in bounds:
-                    kept[whose] += 1
-                    kept_bytes[whose] += sizes[name]
-        return crowding
-
-    def _crash_of(self, name: str) -> str | None:
-        """Whose crash an incident is; None where it is none."""
+    def _line_in(self, name: str, file: str) -> str | None:
+        """What stands in a small file of an incident; None where it has none."""
         try:
-            return read_bytes(self.incidents / name / CRASH_FILE)[:_LONGEST_OWNER].decode("utf-8", "replace")
+            return read_bytes(self.incidents / name / file)[:_LONGEST_OWNER].decode("utf-8", "replace")
         except StoreError:
             return None
 
@@ -435,6 +423,12 @@ def _gid(group: str, say: Callable[[str], None]) -> int | None:
     except KeyError:
         say(f"[store] group = {group!r}: no such group on this machine; nobody but root and owners reads incidents")
         return None
+
+
+def _owner(job: Job) -> str:
+    """Whose an incident is, as far as the kernel tells: the user of the node, else whose share its ranks are of."""
+    uid = _reader_uid(job.uid)
+    return job.share or job.owner if uid is None else f"uid {uid}"
 
 
 def _reader_uid(uid: int | None) -> int | None:

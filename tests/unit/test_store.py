@@ -131,7 +131,7 @@ def test_the_folder_holds_all_and_only_for_its_owner(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert folder == tmp_path / "state/incidents/20260314T031500Z-2180718-6d1c0f5a"
-    assert set(tree(folder)) == {"incident.json", "order", *FILES}
+    assert set(tree(folder)) == {"incident.json", "order", "owner", *FILES}
     for path in (folder.parent, folder, *folder.rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
@@ -424,6 +424,20 @@ def test_the_crashes_of_one_owner_push_out_no_hang_of_others(tmp_path: Path) -> 
     assert names(kept) == {hang, *others[-8:]}
 
 
+def test_the_hangs_of_one_owner_push_out_no_hang_of_others(tmp_path: Path) -> None:
+    """Slurm gives each job of a user a share of its own; the user is the same."""
+    kept = open_writable(tmp_path, max_incidents=4, max_age_days=1000)
+
+    def hang(number: int, share: str, uid: int | None) -> str:
+        one = at(1e9 + number)
+        return kept.save(replace(one, job=replace(one.job, share=share, uid=uid)), FILES).name
+
+    theirs = [hang(0, "uid 1000, pod a", None), hang(1, "Slurm job 1", 1001)]
+    ours = [hang(number, f"Slurm job {number}", 1000) for number in range(2, 12)]
+    kept.prune()
+    assert names(kept) == {*theirs, *ours[-2:]}
+
+
 def test_prune_by_age_counts_against_other_incidents_only(tmp_path: Path) -> None:
     kept = open_writable(tmp_path, max_age_days=10)
     old, young, newest = (kept.save(at(1e9 + days * DAY), FILES).name for days in (0, 2, 11))
@@ -531,7 +545,7 @@ def test_leftovers_of_a_crash_are_removed_and_those_of_a_living_writer_kept(tmp_
     (kept.incidents / f".tmp-{os.getppid()}-alive").mkdir()
     open_writable(tmp_path)
     assert {path.name for path in kept.incidents.iterdir()} == {folder.name, f".tmp-{os.getppid()}-alive"}
-    assert set(tree(folder)) == {"incident.json", "order", *FILES}
+    assert set(tree(folder)) == {"incident.json", "order", "owner", *FILES}
 
 
 WRITER = """

@@ -56,6 +56,10 @@ def error_of(call: Callable[[], object]) -> tuple[str, str]:
     return first, rest
 
 
+def size(path: Path) -> int:
+    return path.stat().st_size
+
+
 def order(folder: Path) -> bytes:
     return (folder / "order").read_bytes()
 
@@ -129,7 +133,7 @@ def test_a_line_of_the_list_says_what_the_incident_says(tmp_path: Path) -> None:
     (listed,) = kept.summaries()
     assert listed == Summary(
         folder=folder.name,
-        size_bytes=len(incident_file.encode(incident)) + len("1") + len("abc") + 1,
+        size_bytes=len(incident_file.encode(incident)) + len("1") + len("abc") + 1 + size(folder / "owner"),
         incident_id=incident.incident_id,
         node="gpu-b07",
         job_id="42",
@@ -150,7 +154,8 @@ def test_of_a_broken_one_the_list_says_what_is_wrong_and_no_more(tmp_path: Path)
     folder = kept.save(at(1e9), {})
     (folder / "incident.json").write_text("")
     (listed,) = kept.summaries()
-    assert listed == Summary(folder=folder.name, size_bytes=1, opened_unix_seconds=0.0, problem=listed.problem)
+    small = len("1") + size(folder / "owner")
+    assert listed == Summary(folder=folder.name, size_bytes=small, opened_unix_seconds=0.0, problem=listed.problem)
     assert listed.problem == f"{folder}/incident.json: is empty"
     (folder / "dumps").mkdir()
     (listed,) = kept.summaries()
@@ -493,7 +498,20 @@ def test_what_was_left_open_fills_the_room_to_the_brim_and_the_rest_is_named(
     monkeypatch.setattr(store, "MOST_LEFT_OPEN_BYTES", sum(sizes) - 1)
     assert (left(), caplog.messages) == ([2, 1], [f"{folders[0]}: is open, and one too many to go on with"])
     monkeypatch.setattr(store, "MOST_LEFT_OPEN", 1)
-    assert (left(), caplog.messages) == ([2], [f"{folders[1]}: is open, and one too many to go on with"])
+    assert (left(), caplog.messages) == ([2], [f"{folders[1]}: is open, and one too many to go on with, beside 1 more"])
+
+
+def test_what_one_owner_left_open_does_not_take_the_room_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = writable(tmp_path)
+    others = at(1e9)
+    kept.save(replace(others, job=replace(others.job, share="uid 2")), {})
+    for number in range(1, 4):
+        kept.save(at(1e9 + number), {})
+    monkeypatch.setattr(store, "MOST_LEFT_OPEN", 2)
+    assert [incident.opened_unix_seconds - 1e9 for incident in kept.left_open(others.node)] == [3, 0]
+    assert len(caplog.messages) == 1
 
 
 def test_an_open_incident_that_no_version_reads_is_said_and_the_others_go_on(

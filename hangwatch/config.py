@@ -162,6 +162,11 @@ class Capture(Section, frozen=True):
         float, Meta(ge=0.0, le=86400.0, description="ranks younger than this are not asked: NCCL 2.26.2 may crash then")
     ] = 900.0
 
+    @property
+    def usual_seconds(self) -> float:
+        """How long a capture takes where every process answers."""
+        return self.rounds * self.pause_seconds
+
 
 class Crashes(Section, frozen=True):
     """What ranks leave that die."""
@@ -300,7 +305,7 @@ class Settings(Section, frozen=True):
     @property
     def dump_after_seconds(self) -> float:
         """How long after a job went quiet its stacks have been taken: the hold and one capture."""
-        return self.detector.hold_seconds + self.capture.rounds * self.capture.pause_seconds
+        return self.detector.hold_seconds + self.capture.usual_seconds
 
 
 def load(path: Path) -> Settings:

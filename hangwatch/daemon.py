@@ -141,6 +141,7 @@ class Daemon:
             now=self._clock(),
             settings=self.settings.detector,
             gap_seconds=max(SAMPLE_GAP_SECONDS, 3 * self.settings.gpu.sample_seconds),
+            look_seconds=self.settings.capture.usual_seconds,
         )
         self._do(wanted)
 

@@ -79,9 +79,16 @@ Action: TypeAlias = detector.Action | SaveIncident | ReadRemains
 
 
 def sampled(
-    snapshot: Snapshot, sweep: GpuSweep, status: SamplerStatus, *, now: float, settings: Detector, gap_seconds: float
+    snapshot: Snapshot,
+    sweep: GpuSweep,
+    status: SamplerStatus,
+    *,
+    now: float,
+    settings: Detector,
+    gap_seconds: float,
+    look_seconds: float = detector.LOOK_SECONDS,
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Feed one sweep to every job; `now` is CLOCK_MONOTONIC in seconds."""
+    """Feed one sweep to every job; `now` is CLOCK_MONOTONIC in seconds, and a look takes `look_seconds`."""
     held = frozenset(uuid for entry in _present(snapshot) for uuid in entry.job.gpu_uuids)
     snapshot = replace(
         snapshot, sweep=sweep, sampler=status, idle_watts=idle_levels(snapshot.idle_watts, sweep.gpus, held)
@@ -98,6 +105,7 @@ def sampled(
             idle=snapshot.idle_watts,
             gap_seconds=gap_seconds,
             gpu_errors_at=snapshot.gpu_errors_at,
+            look_seconds=look_seconds,
         )
         stepped = replace(entry, watch=watch, page=watched.pages(watch, now, settings))
         stepped, more = _settle(stepped, wanted, sweep.taken_unix_seconds)
@@ -313,7 +321,7 @@ def captured(snapshot: Snapshot, look: Look, *, now: float, settings: Detector) 
 def _with_timeout(watch: JobWatch, look: Look) -> JobWatch:
     """The time-out that the open operations have recorded stands above what the environment lets assume."""
     told = by_number.timeout_seconds(look.grouping)
-    return watch if told is None else replace(watch, collective_seconds=told)
+    return watch if told is None else replace(watch, recorded_seconds=told)
 
 
 def glanced(
@@ -571,10 +579,13 @@ def _processes(job: Job) -> Iterator[tuple[ProcessId, int | None, int | None, bo
 def _settle(
     entry: JobEntry, wanted: tuple[detector.Action, ...], unix_now: float
 ) -> tuple[JobEntry, tuple[Action, ...]]:
-    """Note the transitions in the job's timeline and carry them into its incident."""
+    """Note the transitions, and the looks that are worth it, in the job's timeline and carry them into its incident."""
     actions: list[Action] = list(wanted)
     for move in wanted:
-        if not isinstance(move, detector.Transition):
+        if isinstance(move, detector.TakeCapture):
+            if move.is_told:
+                entry, saved = _told(entry, move.reason, unix_now)
+                actions += saved
             continue
         line = TimelineEntry(unix_seconds=unix_now, state=move.state, message=move.message)
         entry = replace(entry, timeline=(*entry.timeline, line)[-TIMELINE_LENGTH:])
@@ -589,6 +600,16 @@ def _settle(
         entry = replace(entry, incident=incident)
         actions.append(SaveIncident(incident=incident, moved_to=move.state))
     return entry, tuple(actions)
+
+
+def _told(entry: JobEntry, message: str, unix_now: float) -> tuple[JobEntry, tuple[Action, ...]]:
+    """Put a line into the timeline of a job whose state is what it was, and into that of its open incident."""
+    line = TimelineEntry(unix_seconds=unix_now, state=entry.watch.state, message=message)
+    entry = replace(entry, timeline=(*entry.timeline, line)[-TIMELINE_LENGTH:])
+    if entry.open_incident is None:
+        return entry, ()
+    incident = replace(entry.open_incident, timeline=(*entry.open_incident.timeline, line))
+    return replace(entry, incident=incident), (SaveIncident(incident=incident),)
 
 
 def _seen(entry: JobEntry, look: Look) -> Incident:

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from hangwatch.config import Detector
+from hangwatch.config import Capture, Detector
 from hangwatch.hang import pauses, power, stays
 from hangwatch.hang.pauses import EndedPause
 from hangwatch.hang.power import GpuPower
@@ -29,6 +29,7 @@ from hangwatch.hang.watched import (
     MotionCount,
     pause_hold_seconds,
     quiet_seconds,
+    time_out_seconds,
 )
 from hangwatch.model import (
     OPEN_STATES,
@@ -44,15 +45,21 @@ SAMPLE_GAP_SECONDS = 10.0  # longer without samples, and the gap does not count 
 RELOOK_MAX_SECONDS = 3600.0  # longest pause before a job that draws little is glanced at again; the first is the hold
 CAPTURE_LOST_SECONDS = 300.0  # a capture that was asked for and never came back
 STANDSTILL_HOLDS = 2.0  # between so few places for so many holds, and a rank that looked moving cannot be judged
+LOOK_SECONDS = Capture().usual_seconds
+LAST_LOOK_SECONDS = 30.0  # so long before a job ends itself its last look should be over; a fresher one is not repeated
 ERRORS_BEFORE_SECONDS = 120.0  # XIDs and link errors, read each minute, may be the cause of a silence that begins later
 
 
 class TakeCapture(Value, frozen=True):
-    """Take the stacks of every rank of this job now; a glance, before there is a suspicion, pauses nothing."""
+    """Take the stacks of every rank of this job now; a glance, before there is a suspicion, pauses nothing.
+
+    `is_told`: the reason is worth a line in the job's timeline.
+    """
 
     job_key: str
     reason: str
     is_glance: bool = False
+    is_told: bool = False
 
 
 class Transition(Value, frozen=True):
@@ -84,11 +91,12 @@ def step(
     idle: Mapping[str, float] | None = None,
     gap_seconds: float = SAMPLE_GAP_SECONDS,
     gpu_errors_at: float | None = None,
+    look_seconds: float = LOOK_SECONDS,
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     """Take one power sample of the GPUs that the job holds, by uuid; `idle` are idle levels in W, by uuid.
 
     A pause between samples that is longer than `gap_seconds` does not count as quiet time. `gpu_errors_at` is when XIDs
-    or link errors last came on this node.
+    or link errors last came on this node. `look_seconds` is how long a capture usually takes.
     """
     if watch.state is JobState.ENDED:
         return watch, ()
@@ -111,7 +119,8 @@ def step(
     watch = replace(watch, read_at=now)
     if watch.state is JobState.UNKNOWN:
         return _go(watch, watch.known_state, "its GPUs give readings again", now)
-    return _RULES[watch.state](watch, voters, now, settings)
+    watch, actions = _RULES[watch.state](watch, voters, now, settings)
+    return (watch, actions) if actions else _last_look(watch, now, look_seconds)
 
 
 def unsampled(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
@@ -450,6 +459,26 @@ def _open(
     return _look_when_due(replace(watch, back_since=None), now)
 
 
+def _last_look(watch: JobWatch, now: float, look_seconds: float) -> tuple[JobWatch, tuple[Action, ...]]:
+    """One more look, once in a hang, before its time-out ends the job and takes what could be seen with it.
+
+    Nobody knows when a job began to wait that was never at work. So short before its end that a look would meet dying
+    ranks none begins.
+    """
+    may_end = watch.state in (JobState.HUNG, JobState.STALLED, JobState.WAITS_ELSEWHERE) and watch.was_busy
+    time_out = time_out_seconds(watch)
+    if not may_end or time_out is None or watch.last_look_at is not None or watch.capturing:
+        return watch, ()
+    left = time_out - quiet_seconds(watch, now)
+    is_fresh = watch.captured_at is not None and now - watch.captured_at < LAST_LOOK_SECONDS
+    if is_fresh or watch.back_since is not None or not look_seconds < left <= look_seconds + LAST_LOOK_SECONDS:
+        return watch, ()
+    source = "by its environment" if watch.recorded_seconds is None else "as its ranks recorded"
+    reason = f"looked at once more: in {left:.0f} s its collective time-out may end the job ({source})"
+    watch = replace(watch, capturing=True, capture_wanted_at=None, last_look_at=now)
+    return watch, (TakeCapture(job_key=watch.job_key, reason=reason, is_told=True),)
+
+
 def _look_when_due(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
     if not watch.capturing and watch.capture_wanted_at is not None and now >= watch.capture_wanted_at:
         watch = replace(watch, capturing=True, capture_wanted_at=None)
@@ -539,6 +568,7 @@ def _suspect(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[
         capturing=True,
         frozen_captures=0,
         saw_stacks=False,
+        last_look_at=None,
         places=frozenset(),
         moved=frozenset(),
         fell=watch.state is not JobState.STARTING,

@@ -88,7 +88,9 @@ class JobWatch(Value, frozen=True):
       seconds lie before the next, and more after one that showed nothing.
     * `pauses` are those that ended by themselves; `places` are where the looks of this silence found the awaited ranks;
       `ended` is set at most in recovered: the pause that is learnt from there. `gpu_errors_at`: when XIDs or link
-      errors last came on this node. `collective_seconds`: what a collective of the job waits, None for ever.
+      errors last came on this node. `collective_seconds`: what a collective of the job waits by its
+      environment, None for ever; `recorded_seconds`: as the last look found it recorded, which stands above that.
+    * `last_look_at`: the look of this hang that was asked for since the job is going to end itself.
 
     `standstills` are the ranks that the last looks found between the same few lines; `moved` those that were seen
     moving since the suspicion, of a job that never worked hard: its power proves nothing.
@@ -134,6 +136,8 @@ class JobWatch(Value, frozen=True):
     ended: EndedPause | None = None
     gpu_errors_at: float | None = None
     collective_seconds: float | None = None
+    recorded_seconds: float | None = None
+    last_look_at: float | None = None
     serves: bool = False
     standstills: Mapping[RankId, Standstill] = field(default_factory=dict)
     moved: frozenset[RankId] = frozenset()
@@ -147,6 +151,11 @@ class JobWatch(Value, frozen=True):
     def is_starting(self) -> bool:
         """Whether it has shown no work yet, as far as its GPUs could be read."""
         return (self.known_state if self.state is JobState.UNKNOWN else self.state) is JobState.STARTING
+
+
+def time_out_seconds(watch: JobWatch) -> float | None:
+    """How long a collective of the job waits before the job ends itself, as far as is known; None for ever."""
+    return watch.collective_seconds if watch.recorded_seconds is None else watch.recorded_seconds
 
 
 def begin(job: Job, now: float, started: float | None = None, earlier: JobWatch | None = None) -> JobWatch:
@@ -259,15 +268,16 @@ def pages(watch: JobWatch, now: float, settings: Detector) -> bool:
 
 def _ends_itself_soon(watch: JobWatch, now: float) -> bool:
     """Whether what a job at work waits in on other nodes times out before long: then nobody is left to be paged for."""
-    if watch.state is not JobState.WAITS_ELSEWHERE or watch.collective_seconds is None or not watch.was_busy:
+    time_out = time_out_seconds(watch)
+    if watch.state is not JobState.WAITS_ELSEWHERE or time_out is None or not watch.was_busy:
         return False
-    return quiet_seconds(watch, now) >= watch.collective_seconds - pauses.END_MARGIN_SECONDS
+    return quiet_seconds(watch, now) >= time_out - pauses.END_MARGIN_SECONDS
 
 
 def pause_hold_seconds(watch: JobWatch, now: float, settings: Detector) -> float:
     """For how long a hang pages not yet, because the job has paused at this place before; see `pauses`."""
     longest = pauses.longest_seconds(watch.pauses, watch.places, now)
-    return pauses.hold_seconds(longest, settings.stalled_hold_seconds, watch.collective_seconds)
+    return pauses.hold_seconds(longest, settings.stalled_hold_seconds, time_out_seconds(watch))
 
 
 def quiet_seconds(watch: JobWatch, now: float) -> float:

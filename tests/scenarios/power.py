@@ -321,6 +321,16 @@ HANG_SCENARIOS = (
         "lock", "rank 5 waits for a lock", "hang", _after(HOUR, 5, LOCKED), (Expected(HANGS, True, (5,)),), HOUR + 300
     ),
     PowerScenario(
+        "a hang until its time-out",
+        "rank 5 waits for a lock; ten minutes later the collective times out, and all ranks end",
+        "hang",
+        Node(
+            lambda gpu, t: TRAINS if t < HOUR else None if t >= HOUR + 600 else LOCKED if gpu == 5 else WAITS,
+        ),
+        (Expected(f"{HANGS} → ended", True, (5,)),),
+        HOUR + 700,
+    ),
+    PowerScenario(
         "lock, and its GPU reads 98 %",
         "rank 5 waits for a lock while a kernel that it started before waits for the others",
         "hang",

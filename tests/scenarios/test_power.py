@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hangwatch.hang.activity import Table
 from tests.scenarios.names import assert_names_do_not_matter
 from tests.scenarios.power import HANG_SCENARIOS, HEALTHY_SCENARIOS, HOUR, PAUSE_SCENARIOS, PowerScenario
-from tests.scenarios.simulation import SETTINGS, fold, play
+from tests.scenarios.simulation import SETTINGS, UNIX_START, fold, play
 
 SCENARIOS = (*HANG_SCENARIOS, *HEALTHY_SCENARIOS)
 ALL_SCENARIOS = (*SCENARIOS, *PAUSE_SCENARIOS)
@@ -36,6 +36,16 @@ def test_power_scenario(scenario: PowerScenario) -> None:
     of_ranks = (look for job in played.values() for look in job.looks if scenario.node.waiting is None)
     for look in of_ranks:  # a launcher runs no function of the user's
         assert_names_do_not_matter(look, SETTINGS)
+
+
+def test_the_last_look_of_a_hang_is_over_shortly_before_the_job_ends_itself() -> None:
+    (scenario,) = (one for one in HANG_SCENARIOS if one.name == "a hang until its time-out")
+    job = play(scenario.node, scenario.seconds)["job"]
+    last = job.looks[-1].capture
+    left = UNIX_START + HOUR + 600 - last.started_unix_seconds
+    assert 0 < left - last.duration_seconds < left <= 45
+    assert len(last.ranks) == 8
+    assert all(rank.rounds and not rank.gone for rank in last.ranks)
 
 
 @pytest.mark.timeout(600)

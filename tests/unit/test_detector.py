@@ -56,6 +56,8 @@ class Series:
         self.states: list[JobState] = []
         self.captures: list[float] = []
         self.glances: list[float] = []
+        self.told: list[float] = []
+        self.hung_at = 0.0
         self.idle: dict[str, float] = {}
         self.places: frozenset[str] = frozenset()
         self.gpu_errors_at: float | None = None
@@ -103,6 +105,7 @@ class Series:
                 self.glances.append(self.now)
             elif isinstance(action, TakeCapture):
                 self.captures.append(self.now)
+                self.told += [self.now] if action.is_told else []
             elif isinstance(action, Transition):
                 assert action.message
                 self.states.append(action.state)
@@ -749,6 +752,100 @@ def test_a_job_that_hangs_after_it_was_continued_is_hung_and_one_that_is_stopped
     assert (series.states[-1], series.pages) == (S.SUSPENDED, True)
     series.feed(110, 31).captured(7, 1)
     assert (series.states[-1], series.pages) == (S.STALLED, True)
+
+
+# --- the last look before a job ends itself ---------------------------------------------------------------------------
+
+
+def looked_at(series: Series, seconds: int, moving: int = 0, takes: int = 12) -> Series:
+    """Hangs on; each look that is asked for comes back."""
+    for _ in range(seconds):
+        series.feed(110, 1)
+        if series.watch.capturing and series.now - series.captures[-1] >= takes:
+            series.captured(8 - moving, moving)
+    return series
+
+
+def last_looks(series: Series) -> list[float]:
+    """How long before the time-out of 600 s each look was asked for that its timeline tells of."""
+    return [series.hung_at + 600 - at for at in series.told]
+
+
+def hangs(moving: int = 0, rules: Detector = DEFAULTS, **known: object) -> Series:
+    series = Series(rules=rules).feed(600, 300)
+    series.watch = replace(series.watch, **known)
+    series.hung_at = series.now
+    return looked_at(series, 130, moving)
+
+
+@pytest.mark.parametrize("moving", [0, 1])
+def test_before_its_time_out_a_hang_is_looked_at_once_more_and_the_look_is_over_in_time(moving: int) -> None:
+    series = looked_at(hangs(moving), 1400, moving)
+    (before,) = last_looks(series)
+    assert detector.LOOK_SECONDS < before - 3 <= before <= detector.LOOK_SECONDS + detector.LAST_LOOK_SECONDS
+    assert series.watch.state is (S.STALLED if moving else S.HUNG)
+
+
+def test_a_second_hang_has_a_last_look_of_its_own() -> None:
+    series = looked_at(hangs(), 900).feed(600, 300)
+    assert series.watch.state is S.TRAINING
+    assert len(looked_at(series, 900).told) == 2
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        {"collective_seconds": None},
+        {"collective_seconds": 100.0},  # is in the past when it is looked at
+        {"collective_seconds": 160.0},  # the first look is as fresh
+        {"collective_seconds": 0.0},
+        {"collective_seconds": math.inf},
+        {"collective_seconds": 1e300, "recorded_seconds": -1.0},
+    ],
+)
+def test_who_waits_for_ever_or_not_any_more_has_no_last_look(known: dict[str, object]) -> None:
+    assert looked_at(hangs(**known), 2000).told == []
+
+
+def test_what_the_ranks_recorded_stands_above_their_environment() -> None:
+    assert looked_at(hangs(recorded_seconds=1800.0), 1600).told == []
+    (at,) = looked_at(hangs(recorded_seconds=1800.0), 2000).told
+    assert at == pytest.approx(1300 + 1800 - 43, abs=3)
+
+
+def test_a_time_out_that_changes_with_each_look_costs_one_look_in_a_hang() -> None:
+    series = hangs()
+    for _ in range(100):
+        series.watch = replace(series.watch, recorded_seconds=watched.quiet_seconds(series.watch, series.now) + 40)
+        looked_at(series, 60)
+    assert len(series.told) == 1
+
+
+def test_a_job_that_is_stopped_or_was_never_at_work_or_has_power_again_has_no_last_look() -> None:
+    stopped = suspended(16)
+    stopped.feed(110, 900)
+    assert stopped.told == []
+    never = Series().feed(90, 905).captured(8, 0)
+    never.watch = replace(never.watch, collective_seconds=1000.0)
+    assert (never.watch.state, looked_at(never, 200).told) == (S.HUNG, [])
+    back = looked_at(hangs(rules=Detector(recover_seconds=3600)), 400).feed(600, 300)
+    assert (back.watch.state, back.told) == (S.HUNG, [])
+
+
+def test_a_look_that_takes_long_begins_as_much_earlier() -> None:
+    series = Series().feed(600, 300).feed(110, 125)
+    series.captured(8, 0)
+    series.watch = replace(series.watch, capture_wanted_at=None)
+    sample = {f"GPU-{i}": GpuSample(index=i, uuid=f"GPU-{i}", power_watts=110, power_limit_watts=700) for i in range(8)}
+    fell = series.watch.quiet_since
+
+    def asks(left: float, **known: float) -> bool:
+        at = fell + 600 - left
+        watch = replace(series.watch, sampled_at=at - 1)
+        return bool(detector.step(watch, sample, at, DEFAULTS, **known)[1])
+
+    assert [asks(left) for left in (46, 45, 16, 15, 1, -1)] == [False, True, True, False, False, False]
+    assert [asks(left, look_seconds=100.0) for left in (131, 130, 101, 100)] == [False, True, True, False]
 
 
 # --- pauses that ended by themselves ---------------------------------------------------------------------------------

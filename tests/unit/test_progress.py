@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from hangwatch import progress
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector, Jobs
-from hangwatch.hang import jobs
+from hangwatch.hang import jobs, watched
 from hangwatch.hang.capture import _absent_ranks
 from hangwatch.hang.detector import TakeCapture
-from hangwatch.hang.watched import quiet_seconds
 from hangwatch.look import Look
 from hangwatch.model import (
     Capture,
@@ -588,7 +587,7 @@ def test_an_incident_goes_on_in_the_next_daemon_and_is_looked_at_at_once() -> No
     assert life.saved[-1].captures == left.captures
     assert life.saved[-1].timeline[: len(left.timeline)] == left.timeline
     assert life.saved[-1].timeline[-1].message == progress.STARTED_AGAIN
-    assert quiet_seconds(entry.watch, life.now) >= 50, "the time before the restart counts"
+    assert watched.quiet_seconds(entry.watch, life.now) >= 50, "the time before the restart counts"
     life.power(110, 1)
     assert life.captures == 1
     life.look(grouping())
@@ -782,9 +781,30 @@ def test_the_time_out_that_an_open_operation_recorded_is_the_jobs() -> None:
         for group, told in zip(AT_A_SERVER.groups, recorded, strict=True)
     )
     life = life_with_a_pause()
-    assert (life.snapshot.jobs["42"].watch.collective_seconds, life.snapshot.jobs["42"].page) == (600.0, False)
+    assert (watched.time_out_seconds(life.snapshot.jobs["42"].watch), life.snapshot.jobs["42"].page) == (600.0, False)
     life.look(Grouping(groups=groups))
-    assert (life.snapshot.jobs["42"].watch.collective_seconds, life.snapshot.jobs["42"].page) == (140.0, True)
+    assert (watched.time_out_seconds(life.snapshot.jobs["42"].watch), life.snapshot.jobs["42"].page) == (140.0, True)
+    life.discover(life.snapshot.jobs["42"].job)
+    assert watched.time_out_seconds(life.snapshot.jobs["42"].watch) == 140.0, "a scan knows its environment only"
+
+
+def test_the_timeline_of_an_incident_says_why_it_was_looked_at_before_the_time_out() -> None:
+    life = hung()
+    life.power(110, 20)
+    before = life.captures
+    entry = life.snapshot.jobs["42"]
+    told = replace(entry.watch, recorded_seconds=watched.quiet_seconds(entry.watch, life.now) + 40.0)
+    life.snapshot = life.snapshot.with_job(replace(entry, watch=replace(told, captured_at=life.now - 60)))
+    life.power(110, 5)
+    assert life.captures == before + 1
+    entry = life.snapshot.jobs["42"]
+    line = entry.incident.timeline[-1]
+    assert (line.state, line.unix_seconds) == (JobState.HUNG, life.unix - 4)
+    assert line.message == (
+        "looked at once more: in 39 s its collective time-out may end the job (as its ranks recorded)"
+    )
+    assert entry.timeline[-1] == line
+    assert (life.saved[-1], life.moves[-1]) == (entry.incident, None), "it is on disk before the job is gone"
 
 
 def test_ranks_that_were_replaced_taught_nothing() -> None:

@@ -161,11 +161,15 @@ def print_rows(rows: Sequence[Sequence[str]]) -> None:
     for name, status, reason, seen, remedy in rows:
         colored = click.style(f"{status:10}", fg=COLORS.get(status), bold=status == "CRITICAL")
         text = seen if status == "OK" or not reason else f"{reason}: {seen}"
-        lines = textwrap.wrap(text, width - margin) or [""]
-        lines += [f"   {line}" for line in textwrap.wrap(f"-> {remedy}", width - margin - 3)] if remedy else []
+        lines = _wrapped(text, width - margin) or [""]
+        lines += [f"   {line}" for line in _wrapped(f"-> {remedy}", width - margin - 3)] if remedy else []
         click.echo(f"{colored}{name:{margin - 10}}{lines[0]}", color=is_colored)
         for line in lines[1:]:
             click.echo(" " * margin + line)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False)  # `timedatectl set-ntp true` is to be copied
 
 
 COMMANDS = (check,)

@@ -146,6 +146,25 @@ def test_logs_say_who_speaks_pytorch_compares_the_collectives_and_errors_are_rec
 
 
 @pytest.mark.torch
+def test_without_torchrun_errors_go_to_the_file_that_is_named_and_explain_says_whose_is_the_cause(
+    tmp_path: Path,
+) -> None:
+    """Section 7 under srun, which hands each task its number and starts it in the same folder."""
+    recorded = snippet("import faulthandler\n")
+    body = "\n    import os, time\n    if os.environ['RANK'] == '1': time.sleep(1.5)\n"
+    body += "    raise ValueError('shard of ' + os.environ['RANK'])"
+    (tmp_path / "train.py").write_text(recorded.replace(" ...", body) + "\nmain()\n")
+    line = shell_line("srun sh -c").removeprefix("srun ").replace("python", sys.executable)
+    for rank in "01":
+        environ = {**os.environ, "SLURM_PROCID": rank, "RANK": rank}
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environ, capture_output=True, text=True)
+        assert done.returncode != 0 and "ValueError" in done.stderr
+    told = CliRunner().invoke(explain, [str(tmp_path), "--json"])
+    verdict = json.loads(told.stdout)["verdict"]
+    assert "shard of 0" in json.dumps(verdict), verdict
+
+
+@pytest.mark.torch
 def test_the_line_tracer_of_the_page_follows_one_file(tmp_path: Path) -> None:
     (source,) = re.findall(r"```python\n(\"\"\"Print every line.*?)```", AUTHOR.read_text(), re.DOTALL)
     (tmp_path / "follow.py").write_text(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -35,3 +36,22 @@ def test_every_setting_in_its_text_exists() -> None:
 def test_readers_are_led_to_it() -> None:
     for page in ("README.md", "docs/architecture.md"):
         assert "SECURITY.md" in (ROOT / page).read_text(), page
+
+
+def test_the_only_signal_to_a_process_of_somebody_else_is_sigcont() -> None:
+    """hangwatch kills nothing. By pid or group it signals what it started itself, and one more: a rank that a dump left stopped."""
+    sent = set()
+    for path in (ROOT / "hangwatch").rglob("*.py"):
+        if "demo" in path.parts:  # a simulated node: all its processes are its own
+            continue
+        for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            if name in {"killpg", "pidfd_send_signal", "tgkill"} or ast.unparse(call.func) == "os.kill":
+                sent.add((str(path.relative_to(ROOT / "hangwatch")), *map(ast.unparse, call.args)))
+    children = {
+        ("selftest/launch.py", "process.pid", "signal.SIGKILL"),
+        ("probes/remains.py", "child.pid", "signal.SIGKILL"),
+        ("hook_child.py", "int(pid)", "signal.SIGKILL"),
+    }
+    itself = {("cli/top.py", "os.getpid()", "signal.SIGSTOP")}
+    assert sent == {("probes/pyspy.py", "target.pid", "signal.SIGCONT"), *children, *itself}

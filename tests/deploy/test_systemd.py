@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shutil
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from hangwatch import __version__
 
 REPOSITORY = Path(__file__).parents[2]
 SYSTEMD = REPOSITORY / "deploy/systemd"
@@ -365,6 +368,34 @@ def test_the_debian_package_puts_things_where_the_unit_looks_for_them() -> None:
     assert f"$root{configuration}" in script
     installer = INSTALL.read_text()
     assert (DEB / "hangwatch.toml").read_text() in installer.replace("\\n", "\n"), "one sentence, whoever installs"
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb (Debian: dpkg) is not installed")
+def test_the_debian_package_brings_program_unit_user_manual_and_completion(wheels: Path, tmp_path: Path) -> None:
+    """As `make deb` builds it; deploy/deb/test-in-nspawn.sh takes it through its life."""
+    (wheel,) = wheels.glob("hangwatch-*.whl")
+    pip = {"PIP": f"{sys.executable} -m pip -qq", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
+    build = [str(DEB / "build.sh"), "--python", sys.executable, "--output", str(tmp_path), str(wheel)]
+    subprocess.run(build, env={**os.environ, **pip}, check=True)
+    (package,) = tmp_path.glob("hangwatch_*.deb")
+    subprocess.run(["dpkg-deb", "--extract", package, tmp_path / "root"], check=True)
+    root = tmp_path / "root"
+    wanted = {
+        "usr/bin/hangwatch", "opt/hangwatch/bin/hangwatch", "opt/hangwatch/bin/py-spy", "etc/hangwatch/hangwatch.toml",
+        "usr/lib/systemd/system/hangwatch.service", "usr/lib/sysusers.d/hangwatch.conf",
+    }  # fmt: skip
+    assert {name for name in wanted if not os.path.lexists(root / name)} == set()
+    assert b".TH " in gzip.decompress((root / "usr/share/man/man1/hangwatch.1.gz").read_bytes())
+    for shell, name in (
+        ("bash", "bash-completion/completions/hangwatch"),
+        ("zsh", "zsh/vendor-completions/_hangwatch"),
+        ("fish", "fish/vendor_completions.d/hangwatch.fish"),
+    ):
+        assert f"_HANGWATCH_COMPLETE={shell}_complete" in (root / "usr/share" / name).read_text()
+    field = ["dpkg-deb", "--field", package, "Version", "Depends"]
+    told = subprocess.run(field, capture_output=True, text=True, check=True).stdout
+    assert f"Version: {__version__}\n" in told and "Depends: python3 (>= " in told
 
 
 # --- releases --------------------------------------------------------------------------------------------------------

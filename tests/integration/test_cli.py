@@ -8,6 +8,7 @@ import json
 import os
 import pkgutil
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -400,6 +401,21 @@ def test_each_of_several_jobs_is_printed_and_a_line_for_each_at_the_end() -> Non
         assert shown.index("Groups, largest first") < shown.index(f"\n{name}\t")
         assert f"Job       {name}" in shown
     assert "Stacks of the capture" not in shown
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of another user")
+def test_the_answer_on_one_job_is_there_while_the_next_is_looked_at() -> None:
+    """Whose rank is ended once the first answer is read, between the rounds of its own look: it says so."""
+    names = [f"as-they-come-{os.getpid()}-{number}" for number in range(2)]
+    with jobs_of((names[0], NOBODY)) as first, jobs_of((names[1], NOBODY)) as second:
+        command = [*as_user(NOBODY), sys.executable, "-m", "hangwatch", "dump", "--rounds", "2"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as dump:
+            assert dump.stdout is not None
+            told = next(line for line in dump.stdout if line.startswith("Job "))
+            (pid,) = second if names[0] in told else first
+            os.kill(pid, signal.SIGKILL)
+            rest = dump.stdout.read()
+    assert re.search(rf"pid {pid}\).*(gone|no process)", rest), rest
 
 
 @pytest.mark.parametrize(

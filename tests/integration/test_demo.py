@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -92,6 +93,10 @@ def test_the_command_exits_0_and_says_which_rank_it_named(tmp_path: Path) -> Non
     (again,) = re.findall(r"^again: (.*)$", done.stdout, re.MULTILINE)
     shown = subprocess.run(shlex.split(again), capture_output=True, text=True, timeout=60, check=True).stdout
     assert shown == Path(report[1]).with_name("report.txt").read_text()
+    for command in ("explain", "merge"):  # as the README says
+        answer = [HANGWATCH, command, Path(report[1]).parent, "--json"]
+        told = json.loads(subprocess.run(answer, capture_output=True, timeout=60, check=True).stdout)
+        assert [one["rank"] for one in told["verdict"]["named"]] == [planted], command
 
 
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:

@@ -25,15 +25,18 @@ from hangwatch.config import Http
 from hangwatch.http import Server
 from hangwatch.status import CheckLine, Status
 from tests import samples
+from tests.other_users import needs_root
 
 
-def in_terminal(*arguments: str, rows: int = 500, columns: int = 200, **environ: str | None) -> str:
+def in_terminal(
+    *arguments: str, rows: int = 500, columns: int = 200, before: tuple[str, ...] = (), **environ: str | None
+) -> str:
     """What a command shows on a terminal of this size; None as a value takes a variable away."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     chosen = {**inherited, "TERM": "xterm-256color", "PAGER": None, "LESS": None, **environ}
-    command = [sys.executable, "-m", "hangwatch", *arguments]
+    command = [*before, sys.executable, "-m", "hangwatch", *arguments]
     env = {name: value for name, value in chosen.items() if value is not None}
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT, env=env):
         os.close(theirs)
@@ -175,3 +178,14 @@ def test_its_whole_verdict_is_there_for_the_asking(tmp_path: Path) -> None:
     whole = f"OutsideCollective: {samples.loader_hang().verdict.message}"
     assert whole in " ".join(line.strip() for line in shown)
     assert whole.partition(": ")[2].startswith("Rank 7")
+
+
+@needs_root
+@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this node has GPUs")
+def test_a_node_without_gpus_and_jobs_is_one_screen_and_nothing_unknown_is_left_unexplained() -> None:
+    shown = in_terminal("check", columns=120, TERM="dumb", before=("unshare", "--pid", "--fork", "--mount-proc"))
+    assert "this node has no NVIDIA GPU" in shown and "no training job runs" in shown
+    assert len(shown.splitlines()) <= 24
+    assert "CRITICAL" not in shown
+    for row in re.findall(r"^UNKNOWN .*(?:\n .*)*", shown, re.MULTILINE):
+        assert "-> " in row or ": as " in row, row

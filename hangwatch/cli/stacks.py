@@ -22,7 +22,7 @@ from hangwatch.hang import activity, capture
 from hangwatch.job_scan import JobScan
 from hangwatch.launcher_table import TABLE
 from hangwatch.look import look_at
-from hangwatch.model import GpuSweep, Incident, Job, JobState
+from hangwatch.model import GpuSweep, Incident, Job, JobState, Verdict
 from hangwatch.probes import host, procs
 from hangwatch.probes.nvml import query
 from hangwatch.probes.nvml.sampler import NvmlSampler
@@ -65,7 +65,7 @@ SEE_ALL = "`sudo hangwatch dump`, or install the daemon (docs/install-systemd.md
     "-o",
     "directory",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Leave a report with all stacks here, and print a line for each job.",
+    help="Leave a report with all stacks in DIR/incidents/NAME, and print a line for each job.",
 )
 @nodes_options
 @screen.no_pager_option
@@ -174,11 +174,26 @@ def dump(  # noqa: PLR0912 - an option is a branch
     if as_json_form:
         click.echo(_as_json(node, dumped, grouped=grouped, with_stacks=with_stacks), nl=False)
     elif directory is not None or len(dumped) > 1:
-        rows = [(incident.job.job_id, incident.job.owner, incident.verdict.message) for incident in dumped]
-        print_table(("job", "owner", "verdict"), rows, "")
+        print_jobs(dumped, with_message=directory is not None)
     if not dumped:
         click.echo(NO_JOB, err=True)
     return 0 if dumped else 1
+
+
+def print_jobs(dumped: Sequence[Incident], *, with_message: bool) -> None:
+    """A line for each job, those first of whom somebody is named; with the message where no answer was printed."""
+    header = ("job", "owner", "verdict", "named", *(("message",) if with_message else ()))
+    rows = []
+    for incident in sorted(dumped, key=lambda incident: not incident.verdict.named):
+        job, verdict = incident.job, incident.verdict
+        rows.append((job.job_id, job.owner, verdict.kind, _named(verdict), verdict.message)[: len(header)])
+    print_table(header, rows, "")
+
+
+def _named(verdict: Verdict) -> str:
+    if verdict.named:
+        return words.who(verdict.named)
+    return f"nobody, first {words.who(verdict.first_look)}" if verdict.first_look else "nobody"
 
 
 def _as_json(node: str, dumped: Sequence[Incident], *, grouped: bool, with_stacks: bool) -> str:

@@ -22,14 +22,15 @@ from msgspec.structs import replace
 
 from hangwatch import cli, store
 from hangwatch.board import JobEntry, Snapshot
-from hangwatch.cli.stacks import NO_JOB
+from hangwatch.cli.stacks import NO_JOB, print_jobs
 from hangwatch.cli.status import print_status
 from hangwatch.cli.tables import print_table
 from hangwatch.hang import watched
 from hangwatch.launcher_table import TABLE
-from hangwatch.model import GpuSample, GpuSweep, JobState, SamplerStatus
+from hangwatch.model import FirstLook, GpuSample, GpuSweep, JobState, SamplerStatus
 from hangwatch.probes import host
 from hangwatch.status import view
+from hangwatch.words import who
 from tests import samples
 from tests.other_users import as_user, needs_root
 
@@ -339,8 +340,24 @@ def test_a_name_that_two_jobs_share_is_refused_and_their_keys_are_told(tmp_path:
             explained = json.loads(given.stdout)
             assert explained["groups"] == json.loads(told)["jobs"][0]["groups"], given.stderr
         quiet = hangwatch("dump", "--job", next(iter(keys)), "-o", str(tmp_path / "out"))
-        assert [line.split("\t")[0] for line in quiet.stdout.splitlines()] == ["job", run_id]
-        assert "report: " in quiet.stderr
+        header, row = (line.split("\t") for line in quiet.stdout.splitlines())
+        assert header == ["job", "owner", "verdict", "named", "message"]
+        assert (row[0], row[3]) == (run_id, "nobody")
+        (folder,) = (tmp_path / "out/incidents").iterdir()
+        assert quiet.stderr == f"report: {folder}\n"
+        left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        (dump,) = left - {"incident.json", "order", "report.txt", "report.html"}
+        assert re.fullmatch(r"dumps/\d{8}T\d{6}Z-round1/rank0\.txt", dump)
+
+
+def test_of_many_jobs_the_table_begins_with_those_of_whom_somebody_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    nobody, accused = samples.mismatch(), samples.loader_hang()
+    looked_at = replace(nobody, verdict=replace(nobody.verdict, first_look=(FirstLook(rank=3, why="w", settle="s"),)))
+    print_jobs([nobody, looked_at, accused], with_message=False)
+    header, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert header == ["job", "owner", "verdict", "named"]
+    assert [row[2] for row in rows] == [accused.verdict.kind, nobody.verdict.kind, nobody.verdict.kind]
+    assert [row[3] for row in rows] == [who(accused.verdict.named), "nobody", "nobody, first rank 3"]
 
 
 def test_where_no_job_runs_every_launcher_of_the_table_is_told() -> None:

@@ -33,6 +33,7 @@ from hangwatch.report import as_json
 LONGEST_LINE_BYTES = 16 << 20  # `py-spy dump --json` may print one line
 MOST_BYTES = 4 << 30  # of one file or of standard input
 MANY_FILES = 200
+MOST_INCIDENTS = 64  # of a folder that is no incident itself, and all of them together as big as one may be
 SNIFFED_BYTES = 8 << 10
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh")  # gzip, zstd, xz, bzip2
 _REFUSED_TOLD = 8
@@ -66,11 +67,11 @@ def explain(
     --tag-output's [1,3]<stdout>:. Reads logs of ranks and torchelastic's error.json, too: who failed first, whose log
     ends before the others. Reads the dumps that torch makes of its flight recorder, as pickle (by the watchdog at a
     time-out: comm_lib_trace_rank_3) or as JSON: who has not come to which collective. A folder is all such files in it
-    (torchrun's --log-dir), or the incident that it holds; links in it are not followed, and what begins with a dot is
+    (torchrun's --log-dir), or the incidents that it holds; links in it are not followed, and what begins with a dot is
     left out. Reads what `hangwatch dump --json` printed. "-" is standard input, for text and for that.
     """
     settings, _ = settings_from(config_path)
-    files, incidents = _sort(paths)
+    files, incidents, about_incidents = _sort(paths)
     kinds = {path: _kind(path, folder) for path, folder in files}
     texts = [(path, folder) for path, folder in files if kinds[path] in ("text", "empty")]
     with _progress(texts) as reading:
@@ -78,7 +79,7 @@ def explain(
     with _progress([(path, folder) for path, folder in files if kinds[path] == "recorder"]) as reading:
         recorders, notes = _flight_dumps(reading)
     answers = _of_dumps([(path, folder) for path, folder in files if kinds[path] == "dumped"], incidents)
-    notes += _left_out(kinds)
+    notes += [*about_incidents, *_left_out(kinds)]
     collected = collected._replace(notes=(*recorders.notes, *collected.notes, *notes))
     dumps = [*collected.ranks, *(rank for incident in incidents for rank in incident.captures[-1].ranks)]
     dumps += [rank for answer in answers for rank in (answer.capture.ranks if answer.capture else ())]
@@ -147,22 +148,57 @@ def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
     return list(newest.values())
 
 
-def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident]]:
-    """Files, and incidents with a capture."""
+def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident], list[str]]:
+    """Files, and incidents with a capture; and notes on those that were found in a folder."""
     files: list[_File] = []
-    incidents = []
+    incidents, notes = [], []
     for path in paths:
         if path.name == incident_file.INCIDENT_FILE or (path / incident_file.INCIDENT_FILE).is_file():
             incidents.append(_incident(path))
         elif path.is_dir():
-            files += [(file, path) for file in _files_in(path)]
+            beside, found, told = _incidents_among(_files_in(path), path)
+            files += [(file, path) for file in beside]
+            incidents += found
+            notes += told
         elif path == Path("-") or path.exists():
             files.append((path, None))
         else:
             raise InputError(f"{path}: no such file or folder")
     if len(files) > MOST_FILES:
         raise InputError(f"{len(files)} files are more than {MOST_FILES}; name the ones you mean")
-    return files, _of_one_job(incident for incident in incidents if incident.captures)
+    return files, _of_one_job(incident for incident in incidents if incident.captures), notes
+
+
+def _incidents_among(files: Sequence[Path], folder: Path) -> tuple[list[Path], list[Incident], list[str]]:
+    """The files below a folder without those of incidents, these incidents, and notes that say so.
+
+    An incident has the rounds of its looks, their counters and the flight recorders; the texts beside it are the same
+    stacks without these. One that cannot be read is left to the texts. Raises InputError where they are too many.
+    """
+    named = [file for file in files if file.name == incident_file.INCIDENT_FILE]
+    if len(named) > MOST_INCIDENTS:
+        raise InputError(f"{folder}: holds {len(named)} incidents; name the folder of one: `hangwatch incidents`")
+    incidents: list[Incident] = []
+    notes: list[str] = []
+    own: set[Path] = set()
+    left_bytes = incident_file.MAX_INCIDENT_BYTES
+    for path in named:
+        try:
+            with inputs.opened_below(folder, path) as file:
+                content = inputs.content_of(file, path, left_bytes)
+            incident = incident_file.parse(path, content)
+        except (inputs.FileError, incident_file.StoreError) as error:
+            why = words.printable(str(error).splitlines()[0])
+            notes.append(f"{why}; what lies beside it is read instead")
+            own.add(path)
+            continue
+        left_bytes -= len(content)
+        if incident.captures:
+            incidents.append(incident)
+            own.add(path.parent)
+            where = words.printable(str(path.parent))
+            notes.append(f"{where}: is an incident of hangwatch, read with its rounds and all that was measured")
+    return [file for file in files if own.isdisjoint((file, *file.parents))], incidents, notes
 
 
 def _files_in(folder: Path) -> list[Path]:

@@ -13,7 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from hangwatch import store
+from hangwatch.model import Incident
+from hangwatch.report.folder import folder_files
+from tests import samples
 from tests.conftest import DATA
 
 LOG = "2026-11-22 12:00:02,100 INFO backward 812\n"
@@ -187,3 +192,55 @@ def test_a_dump_that_names_no_rank_is_told(tmp_path: Path) -> None:
     done = explain(tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "nothing tells of which rank" in done.stderr
+
+
+# --- incidents of hangwatch in a folder --------------------------------------------------------------------------------
+
+
+def left(folder: Path, incident: Incident) -> Path:
+    """What `hangwatch dump -o` leaves."""
+    return store.open_writable(folder).save(incident, folder_files(incident))
+
+
+def test_what_dump_left_in_a_folder_is_read_as_the_incident_that_it_is(tmp_path: Path) -> None:
+    incident = samples.loader_hang()
+    folder = left(tmp_path / "out", incident)
+    of_folder, of_incident = explain(tmp_path / "out"), explain(folder)
+    assert (of_folder.returncode, of_folder.stderr) == (0, "")
+    told = " ".join(of_folder.stdout.split())
+    assert "is an incident of hangwatch, read with its rounds and all that was measured" in told
+    assert of_folder.stdout.splitlines()[0] == of_incident.stdout.splitlines()[0]
+    assert "report.txt" not in told and "dumps" not in told, "the same stacks are not read twice"
+
+
+def test_an_incident_that_cannot_be_read_leaves_its_stacks(tmp_path: Path) -> None:
+    folder = left(tmp_path / "out", samples.loader_hang())
+    for content in ("", "{", '{"schema_version": 999}', "[" * 100_000):
+        (folder / "incident.json").write_text(content)
+        done = explain(tmp_path / "out")
+        assert (done.returncode, done.stderr) == (0, ""), content[:40]
+        told = "".join(done.stdout.split())
+        assert "whatliesbesideitisreadinstead" in told
+        assert done.stdout.startswith("Rank 7 on gpu-a12")
+    (folder / "incident.json").unlink()
+    (folder / "incident.json").symlink_to("/etc/passwd")
+    assert "root:" not in explain(tmp_path / "out").stdout
+
+
+def test_incidents_of_two_jobs_are_not_mixed(tmp_path: Path) -> None:
+    incident = samples.loader_hang()
+    other = replace(incident.job, job_id="7", job_key="0123456789abcdef")
+    left(tmp_path, incident)
+    left(tmp_path, replace(incident, incident_id="other", job=other))
+    done = explain(tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "these incidents are of several jobs" in done.stderr
+
+
+def test_a_whole_store_is_refused_with_what_to_type(tmp_path: Path) -> None:
+    for number in range(65):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "incident.json").write_text("{}")
+    done = explain(tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "holds 65 incidents; name the folder of one: `hangwatch incidents`" in done.stderr

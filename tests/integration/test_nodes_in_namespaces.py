@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +61,21 @@ class Fleet:
             for uid, program, gpu in ((ADA, "stuck_on_a_fifo.py", ADAS_GPU), (BOB, "wrong_group.py", BOBS_GPU))
         }
         self.daemons = {
-            name: stack.enter_context(
-                RealDaemon(
-                    folder / f"hw-{name}",
-                    self.drivers[name].environ,
-                    prefix=node.inside,
-                    http={**QUICK["http"], "listen": node.address},
-                )
+            name: RealDaemon(
+                folder / f"hw-{name}",
+                self.drivers[name].environ,
+                prefix=node.inside,
+                http={**QUICK["http"], "listen": node.address},
             )
             for name, node in self.nodes.items()
         }
+        with ThreadPoolExecutor() as starting:
+            list(starting.map(stack.enter_context, self.daemons.values()))
+        # How hangwatch is called on a node: with the configuration of its daemon.
+        self.remote = folder / "hangwatch-there"
+        self.remote.write_text(
+            f'exec {sys.executable} -m hangwatch "$@" --config {folder}/hw-$(hostname)/hangwatch.toml\n'
+        )
         self._keys: dict[int, str] = {}
         self.webhook = stack.enter_context(WebhookReceiver())
         alertmanager = stack.enter_context(
@@ -103,23 +109,33 @@ class Fleet:
         """What the on-call received about this user's job."""
         return [one for one in self.webhook.received("/on-call") if one["groupLabels"]["job_key"] == self.key(uid)]
 
-    def wait_for_state(self, uid: int, state: str) -> None:
-        wait_for(lambda: self.states(uid) == dict.fromkeys(NAMES, state), f"the job of {uid} to be {state}", 180)
+    def wait_for_state(self, uid: int, *states: str) -> None:
+        """Until each node shows a user's job, in one of these states."""
+
+        def is_so() -> bool:
+            shown = self.states(uid)
+            return set(shown) == set(NAMES) and set(shown.values()) <= set(states)
+
+        wait_for(is_so, f"the job of {uid} to be {' or '.join(states)}", 180)
 
     def set_power(self, gpu: int, watts: float) -> None:
         """What a GPU of each node draws."""
         for driver in self.drivers.values():
             driver.add(f"gpu {gpu} power_watts {watts}")
 
-    def dump(self, uid: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What all nodes answer over ssh now, and what comes of it for a user's job."""
+    def dump(self, uid: int, *more: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What all nodes answer over ssh now, and what comes of it for a user's job; `more` options may leave others out."""
         where = ["--nodes", "n[0-3]", "--via", "ssh", "--via-options", f"-F {self.ssh_config}", "--deadline", "60"]
-        hangwatch = [sys.executable, "-m", "hangwatch"]
-        command = [*hangwatch, "dump", *where, "--remote-command", " ".join(hangwatch), "--json"]
+        there = ["--remote-command", f"sh {self.remote}"]
+        command = [sys.executable, "-m", "hangwatch", "dump", *where, *there, *more, "--json"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         told = answer(done)
         (job,) = [one for one in told["jobs"] if one["job"]["job_key"] == self.key(uid)]
         return told, job
+
+    def dump_of_one(self, uid: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The same, where only this job is asked for."""
+        return self.dump(uid, "--job", self.key(uid))
 
 
 def _quick(config: dict[str, Any]) -> dict[str, Any]:
@@ -170,9 +186,24 @@ def test_a_dump_over_ssh_names_the_same_rank(fleet: Fleet) -> None:
     assert who(job["verdict"]["named"]) == [(2, "n2")]
 
 
+def test_where_all_stacks_are_equal_the_numbers_say_at_whom_to_look(fleet: Fleet) -> None:
+    job = fleet.jobs[BOB]
+    job.wait_for_step(job.steps + 3)
+    (job.folder / "part").touch()
+    fleet.set_power(BOBS_GPU, HUNG_WATTS)
+    (page,) = wait_for(lambda: fleet.pages(BOB), "the page", 120)
+    (alert,) = page["alerts"]
+    summary = alert["annotations"]["summary"]
+    assert re.match(HUNG.format(uid=BOB) + "no rank can be named: ", summary), summary
+    assert summary.endswith("look first at rank 1 on n1")
+    _, dumped = fleet.dump_of_one(BOB)
+    assert (dumped["verdict"]["kind"], who(dumped["verdict"]["first_look"])) == ("Circle", [(1, "n1")])
+    assert len(dumped["groups"]) == 1, "all stacks are equal"
+
+
 def test_a_node_that_is_cut_off_is_unanswered_and_the_rank_is_named(fleet: Fleet) -> None:
     with fleet.nodes["n1"].cut_off():
-        told, job = fleet.dump(ADA)
+        told, job = fleet.dump_of_one(ADA)
     assert (told["answered"], told["unanswered"], told["failed"]) == (["n0", "n2", "n3"], ["n1"], [])
     assert job["absent"] == [[1, 1]]
     assert who(job["verdict"]["named"]) == [(2, "n2")]
@@ -180,7 +211,7 @@ def test_a_node_that_is_cut_off_is_unanswered_and_the_rank_is_named(fleet: Fleet
 
 def test_where_the_culprits_node_is_cut_off_it_is_said_with_its_ranks(fleet: Fleet) -> None:
     with fleet.nodes["n2"].cut_off():
-        told, job = fleet.dump(ADA)
+        told, job = fleet.dump_of_one(ADA)
     assert (told["answered"], told["unanswered"], told["failed"]) == (["n0", "n1", "n3"], ["n2"], [])
     assert job["absent"] == [[2, 2]]
     assert job["verdict"]["named"] == []
@@ -192,28 +223,13 @@ def test_where_the_culprits_node_is_cut_off_it_is_said_with_its_ranks(fleet: Fle
     fleet.set_power(ADAS_GPU, BUSY_WATTS)
 
 
-def test_where_all_stacks_are_equal_the_numbers_say_at_whom_to_look(fleet: Fleet) -> None:
-    job = fleet.jobs[BOB]
-    job.wait_for_step(job.steps + 3)
-    (job.folder / "part").touch()
-    fleet.set_power(BOBS_GPU, HUNG_WATTS)
-    (page,) = wait_for(lambda: fleet.pages(BOB), "the page", 120)
-    (alert,) = page["alerts"]
-    summary = alert["annotations"]["summary"]
-    assert re.match(HUNG.format(uid=BOB) + "no rank can be named: ", summary), summary
-    assert summary.endswith("look first at rank 1 on n1")
-    _, dumped = fleet.dump(BOB)
-    assert (dumped["verdict"]["kind"], who(dumped["verdict"]["first_look"])) == ("Circle", [(1, "n1")])
-    assert len(dumped["groups"]) == 1, "all stacks are equal"
-
-
 def test_a_node_that_dies_with_its_daemon_is_one_page_that_names_it_and_its_ranks(fleet: Fleet) -> None:
     wait_for(lambda: fleet.pages(ADA)[1:], "the page to resolve", 120)
-    fleet.wait_for_state(ADA, "training")
+    fleet.wait_for_state(ADA, "training", "recovered")
 
     fleet.nodes["n2"].delete()
     fleet.set_power(ADAS_GPU, HUNG_WATTS)
-    told, job = fleet.dump(ADA)
+    told, job = fleet.dump_of_one(ADA)
     assert (told["answered"], told["unanswered"], told["failed"]) == (["n0", "n1", "n3"], ["n2"], [])
     assert (job["absent"], job["verdict"]["named"]) == ([[2, 2]], [])
     wait_for(lambda: fleet.pages(ADA)[2:], "the page", 240)

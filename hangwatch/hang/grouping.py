@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.hang import activity, motion, recorded
+from hangwatch.hang import activity, every_round, motion, recorded
 from hangwatch.hang import frames as stack_frames
 from hangwatch.hang.standing import Standing, find_standing
 from hangwatch.hang.user_code import user_frames
@@ -163,9 +163,13 @@ def _by_measurement(standing: Standing, measured: motion.Measured, rank: RankDum
     Whatever its functions are called. Those at the same place that were not are another group: one of them may be the
     one that is waited for.
     """
-    if motion.file_lock(rank) is not None and standing.waits_for not in ("ranks", "gpu"):
+    if every_round.file_lock(rank) is not None and standing.waits_for not in ("ranks", "gpu"):
         return standing._replace(key=f"{standing.key}-lock", waits_for="lock")
-    if rank.id.pid is not None and motion.server(rank) == rank.id.pid and standing.waits_for in ("unknown", "thread"):
+    if (
+        rank.id.pid is not None
+        and every_round.server(rank) == rank.id.pid
+        and standing.waits_for in ("unknown", "thread")
+    ):
         serves = standing.doing._replace(activity=activity.SERVING, waits=True)
         return standing._replace(key=f"{standing.key}-serves", doing=serves, waits_for="ranks")
     if measured.signature is not Signature.BEHIND_GPU or standing.waits_for in ("ranks", "gpu"):
@@ -206,18 +210,18 @@ def _member(
         ports=rank.ports,
         silent_mount=rank.silent_mount,
         waits_for_mount=rank.waits_for_mount,
-        frozen_cgroup=motion.frozen_cgroup(rank.rounds),
+        frozen_cgroup=every_round.frozen_cgroup(rank.rounds),
         waiting=rank.waiting,
-        peers=motion.peers(rank),
-        server=motion.server(rank),
-        file_lock=motion.file_lock(rank),
-        stuck_on=motion.stuck_on(rank),
-        store=motion.store(rank),
+        peers=every_round.peers(rank),
+        server=every_round.server(rank),
+        file_lock=every_round.file_lock(rank),
+        stuck_on=every_round.stuck_on(rank),
+        store=every_round.store(rank),
         enclosed_at=rank.rounds[-1].enclosed_at if rank.rounds else None,
         recorded=_recorded(rank.rounds, main) if len(rank.rounds) > 1 else (),
         recorder_faults=rank.rounds[-1].recorder_faults if rank.rounds else (),
         receives=_receives(rank.rounds),
-        is_held_outside=motion.is_held_outside(rank, measured),
+        is_held_outside=every_round.is_held_outside(rank),
         waits_in_torch=bool(rank.rounds) and all(dump.waits_in_torch for dump in rank.rounds),
         stay=measured.stay,
         kernel_call=rank.kernel_call,

@@ -11,59 +11,32 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import NamedTuple
 
-from msgspec import structs
-
 from hangwatch import config
+from hangwatch.hang import every_round, rates
 from hangwatch.hang import frames as stack_frames
+from hangwatch.hang.rates import POLLS_PER_SECOND, MainRates, Rates, over
 from hangwatch.hang.standing import Standing
 from hangwatch.model import (
     BLOCKED_STATES,
     ENDED_STATES,
     STOPPED_STATES,
     Awaited,
-    FileLock,
     Member,
     Motion,
     ProcessDump,
     RankDump,
     Signature,
     Stay,
-    Store,
     Thread,
 )
 
 SPINNING_RATIO = 0.5  # of the time its main thread runs, or waits for a core
-POLLS_PER_SECOND = 0.35  # sleep(2) 0.5; a DataLoader's time-out, and queue.get(timeout=5), 0.2
-_FEWEST_POLLS = 2
 GPU_AT_WORK_RATIO = 0.75  # between the floor and the busy level of its own GPU
 _GPU_IN_KERNEL_RATIO = 0.5
 MOST_PLACES_OF_A_STAY = 3  # a loop that asks has its condition, its pause, and maybe a count
 LINK_AT_WORK_BYTES_PER_SECOND = 2e9  # a kernel that hangs polls with less: docs/evidence.md
 _ROUNDS_OF_SLEEP = 3
 _ASLEEP = frozenset("S") | BLOCKED_STATES | STOPPED_STATES
-
-
-class Rates(NamedTuple):
-    """What processes used per second between the first and the last round; None where a counter is missing.
-
-    `cpu_ratio` is of one core, `io_bytes` those of files and sockets.
-    """
-
-    cpu_ratio: float | None
-    io_bytes: float | None
-
-
-class MainRates(NamedTuple):
-    """What the main thread did per second between the dumps: on a core, ready to run, giving the core away itself.
-
-    `polls`: it gave the core away in every interval, and often enough; `is_in_kernel`: there it spent most of its time.
-    """
-
-    cpu_ratio: float | None = None
-    runnable_ratio: float | None = None
-    switches: float | None = None
-    polls: bool = False
-    is_in_kernel: bool = False
 
 
 class Measured(NamedTuple):
@@ -91,12 +64,12 @@ def measure(
     rounds without CPU and I/O, or waits for that file system; and with `mount_holds_job` (another rank of the job waits
     for it) when it spins without I/O, as one that waits for ranks does. One round tells nothing.
     """
-    own = _rates(rank.rounds)
-    others = [*(_rates(worker.rounds) for worker in rank.workers), _children(rank.rounds)]
+    own = rates.of_process(rank.rounds)
+    others = [*(rates.of_process(worker.rounds) for worker in rank.workers), rates.of_children(rank.rounds)]
     every = [own, *others]
-    total = Rates(_sum([one.cpu_ratio for one in every]), _sum([one.io_bytes for one in every]))
-    main = _main(rank.rounds)
-    awaited = _awaited(rank.rounds)
+    total = Rates(rates.total([one.cpu_ratio for one in every]), rates.total([one.io_bytes for one in every]))
+    main = rates.of_main_thread(rank.rounds)
+    awaited = every_round.awaited(rank.rounds)
     stood = [_Stood.of(dump, stand) for dump, stand in zip(rank.rounds, standings, strict=True) if stand is not None]
     seen = _Seen(rank, stood, own, others, total, main, awaited, settings)
     signature = _signature(seen, mount_holds_job=mount_holds_job)
@@ -107,7 +80,7 @@ def asks_again(member: Member) -> bool:
     """Whether it polls; or only its lines changed, as those of a loop do, while it mostly slept, again and again."""
     if member.signature is not Signature.COMPUTES:
         return member.signature is Signature.POLLS
-    return _over(member.switches_per_second, POLLS_PER_SECOND) and not _over(member.main_cpu_ratio, SPINNING_RATIO)
+    return over(member.switches_per_second, POLLS_PER_SECOND) and not over(member.main_cpu_ratio, SPINNING_RATIO)
 
 
 class _Stood(NamedTuple):
@@ -152,11 +125,11 @@ class _Seen(NamedTuple):
     @property
     def uses_cpu(self) -> bool:
         """Whether any of its processes does."""
-        return _over(self.total.cpu_ratio, self.settings.motion_cpu_ratio)
+        return over(self.total.cpu_ratio, self.settings.motion_cpu_ratio)
 
-    def carries(self, rates: Rates) -> bool:
+    def carries(self, used: Rates) -> bool:
         """Whether so much flows that it is work."""
-        return _over(rates.io_bytes, self.settings.motion_io_bytes_per_second)
+        return over(used.io_bytes, self.settings.motion_io_bytes_per_second)
 
     def is_in(self, states: frozenset[str]) -> bool:
         """Whether the kernel showed its main thread in these states in every round."""
@@ -166,8 +139,8 @@ class _Seen(NamedTuple):
     def gpu_works(self) -> bool:
         """Whether its GPU draws what work draws, or its links carry what only work moves."""
         links = (self.rank.nvlink_bytes_per_second, self.rank.pcie_bytes_per_second)
-        at_work = _over(self.rank.busy_power_ratio, GPU_AT_WORK_RATIO) and not self.rank.works_lightly
-        return at_work or any(_over(carried, LINK_AT_WORK_BYTES_PER_SECOND) for carried in links)
+        at_work = over(self.rank.busy_power_ratio, GPU_AT_WORK_RATIO) and not self.rank.works_lightly
+        return at_work or any(over(carried, LINK_AT_WORK_BYTES_PER_SECOND) for carried in links)
 
     @property
     def gpu_tells_nothing(self) -> bool:
@@ -196,7 +169,7 @@ def _signature(seen: _Seen, *, mount_holds_job: bool) -> Signature:
         return Signature.GONE
     if len(rounds) < 2:
         return Signature.UNKNOWN
-    if seen.is_in(STOPPED_STATES) or frozen_cgroup(rounds) is not None:
+    if seen.is_in(STOPPED_STATES) or every_round.frozen_cgroup(rounds) is not None:
         return Signature.STOPPED
     if seen.is_in(BLOCKED_STATES) and _writes_back(rounds, seen.settings):
         return Signature.TRANSFERS
@@ -214,7 +187,7 @@ def _by_stack(seen: _Seen) -> Signature:
         return Signature.TRANSFERS
     if seen.gpu_works:
         return Signature.GPU_WORKS
-    if seen.is_in(BLOCKED_STATES) and not _over(seen.own.cpu_ratio, seen.settings.motion_cpu_ratio):
+    if seen.is_in(BLOCKED_STATES) and not over(seen.own.cpu_ratio, seen.settings.motion_cpu_ratio):
         return Signature.BLOCKED
     is_behind_gpu = _is_behind_gpu(seen)
     if is_behind_gpu and not seen.gpu_tells_nothing:
@@ -276,7 +249,7 @@ def _sleeps_again(seen: _Seen) -> bool:
     A round may have met it awake, between two sleeps; two must have met it asleep.
     """
     calls = [dump.call.kind for dump in seen.rank.rounds if dump.call is not None]
-    return len(calls) > 1 and set(calls) == {"sleeps"} and _over(seen.main.switches, 0.0)
+    return len(calls) > 1 and set(calls) == {"sleeps"} and over(seen.main.switches, 0.0)
 
 
 def _is_behind_gpu(seen: _Seen) -> bool:
@@ -288,7 +261,7 @@ def _is_behind_gpu(seen: _Seen) -> bool:
 
 def _unseen(seen: _Seen, *, mount_holds_job: bool) -> Signature:
     """A rank without any stack: only the kernel's word tells."""
-    if seen.is_in(BLOCKED_STATES | STOPPED_STATES) and not _over(seen.own.cpu_ratio, seen.settings.motion_cpu_ratio):
+    if seen.is_in(BLOCKED_STATES | STOPPED_STATES) and not over(seen.own.cpu_ratio, seen.settings.motion_cpu_ratio):
         return Signature.TRANSFERS if seen.carries(seen.own) else Signature.BLOCKED
     rank, total = seen.rank, seen.total
     if rank.silent_mount is None or len(rank.rounds) < _ROUNDS_OF_SLEEP:
@@ -299,7 +272,7 @@ def _unseen(seen: _Seen, *, mount_holds_job: bool) -> Signature:
     return Signature.BLOCKED if rank.waits_for_mount or asleep or mount_holds_job else Signature.UNKNOWN
 
 
-def _computes(stood: Sequence[_Stood], main: MainRates, rates: Rates, settings: config.Capture) -> bool:
+def _computes(stood: Sequence[_Stood], main: MainRates, used: Rates, settings: config.Capture) -> bool:
     """Whether lines of the program changed; or lines inside of it, while it computed.
 
     What a library's loop does inside one line of the program may be no more than polling: that takes no time, or the
@@ -309,74 +282,13 @@ def _computes(stood: Sequence[_Stood], main: MainRates, rates: Rates, settings: 
         return True
     if all(before.installed == after.installed for before, after in pairwise(stood)):
         return False
-    return _over(rates.cpu_ratio, settings.motion_cpu_ratio) and not main.polls and not main.is_in_kernel
-
-
-def frozen_cgroup(rounds: Sequence[ProcessDump]) -> str | None:
-    """The control group whose freezer held a process in every round."""
-    found = [dump.frozen_cgroup for dump in rounds]
-    return found[-1] if found and None not in found else None
-
-
-def peers(rank: RankDump) -> int | None:
-    """How many ways lead from a rank and its workers to other ranks, at most; None where a round did not see it."""
-    rounds = [*rank.rounds, *(dump for worker in rank.workers for dump in worker.rounds)]
-    found = [dump.peers for dump in rounds]
-    known = [count for count in found if count is not None]
-    return max(known) if known and len(known) == len(found) else None
-
-
-def server(rank: RankDump) -> int | None:
-    """The process that waits for clients and for which a rank waits, itself maybe: the same in every round."""
-    found = {dump.server for dump in rank.rounds}
-    return found.pop() if len(found) == 1 else None
-
-
-def file_lock(rank: RankDump) -> FileLock | None:
-    """The lock of a file for which a rank waits, by the same holder in every round."""
-    found = {dump.file_lock for dump in rank.rounds}
-    return found.pop() if len(found) == 1 else None
-
-
-def stuck_on(rank: RankDump) -> str | None:
-    """The file or pipe of nobody else in its job at which a rank stands: the same in each of several rounds."""
-    found = {dump.stuck_on for dump in rank.rounds}
-    return found.pop() if len(found) == 1 and len(rank.rounds) > 1 else None
-
-
-def store(rank: RankDump) -> Store | None:
-    """What the sockets of a rank showed of its store at last; that it retries only where no round showed a connection.
-
-    One round without a sleep does not speak against it: then it was about to try again.
-    """
-    found = [dump.store for dump in rank.rounds if dump.store is not None]
-    if not found or found[-1].has_connection:
-        return found[-1] if found else None
-    slept = any(one.socket == "retries" for one in found)
-    retries = slept and not any(one.has_connection for one in found)
-    return structs.replace(found[-1], socket="retries" if retries else "none")
-
-
-def is_held_outside(rank: RankDump, measured: Measured) -> bool:
-    """Whether its main thread stood, in every round, in one call that no other thread of its process ends.
-
-    It waits for a child, a file or pipe of nobody else in its job, the lock of another process, somebody outside, or in
-    `D`. What it only receives, or a lock between threads, another thread may give; a sleep may be one of many.
-    """
-    if len(rank.rounds) < 2:
-        return False
-    if all(dump.state in BLOCKED_STATES for dump in rank.rounds) or stuck_on(rank) is not None:
-        return True
-    lock = file_lock(rank)
-    if measured.awaited is not None or (lock is not None and lock.holder_pid not in (None, rank.id.pid)):
-        return True
-    return all(dump.call is not None and dump.call.kind == "awaits_child" for dump in rank.rounds)
+    return over(used.cpu_ratio, settings.motion_cpu_ratio) and not main.polls and not main.is_in_kernel
 
 
 def _worker_computes(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:
     threads = [stack_frames.main_thread(dump.threads) or next(iter(dump.threads), None) for dump in rounds]
     stood = [_Stood.at(thread) for thread in threads if thread is not None and thread.frames]
-    return _computes(stood, _main(rounds), _rates(rounds), settings)
+    return _computes(stood, rates.of_main_thread(rounds), rates.of_process(rounds), settings)
 
 
 def _lines(thread: Thread, begin: int, end: int | None) -> tuple[_Line, ...]:
@@ -399,77 +311,3 @@ def _writes_back(rounds: Sequence[ProcessDump], settings: config.Capture) -> boo
     if first.dirty_bytes is not None and last.dirty_bytes is not None:
         return (first.dirty_bytes - last.dirty_bytes) / seconds > least
     return False
-
-
-def _awaited(rounds: Sequence[ProcessDump]) -> Awaited | None:
-    """Whom outside of the job it waits for, in every round."""
-    found = [dump.awaited for dump in rounds]
-    return found[-1] if found and None not in found else None
-
-
-def _main(rounds: Sequence[ProcessDump]) -> MainRates:
-    """Between the dumps: from after the one to before the next, since a dump makes switches of its own."""
-    spans = [(one.main_after, two.main_before) for one, two in pairwise(rounds)]
-    known = [(after, before) for after, before in spans if after is not None and before is not None]
-    seconds = sum(two.read_monotonic_seconds - one.read_monotonic_seconds for one, two in known)
-    if seconds <= 0:
-        return MainRates()
-    cpu = sum(max(0.0, two.cpu_seconds - one.cpu_seconds) for one, two in known)
-    system = sum((two.system_seconds or 0.0) - (one.system_seconds or 0.0) for one, two in known)
-    delay = sum((two.delay_seconds or 0.0) - (one.delay_seconds or 0.0) for one, two in known)
-    switches = [
-        two.voluntary_switches - one.voluntary_switches
-        for one, two in known
-        if one.voluntary_switches is not None and two.voluntary_switches is not None
-    ]
-    often = sum(switches) >= max(_FEWEST_POLLS, POLLS_PER_SECOND * seconds)
-    return MainRates(
-        cpu_ratio=cpu / seconds,
-        runnable_ratio=(cpu + max(0.0, delay)) / seconds,
-        switches=sum(switches) / seconds if switches else None,
-        polls=often and min(switches) > 0,
-        is_in_kernel=system > cpu / 2,
-    )
-
-
-def _rates(rounds: Sequence[ProcessDump]) -> Rates:
-    seconds = _seconds(rounds)
-    if seconds is None:
-        return Rates(None, None)
-    first, last = rounds[0], rounds[-1]
-    files, sockets = (first.io_bytes, last.io_bytes), (first.socket_bytes, last.socket_bytes)
-    called, fetched = _growth(*files, seconds), _growth(first.fetched_bytes, last.fetched_bytes, seconds)
-    read = called if fetched is None else max(called or 0.0, fetched)  # what a call reads from storage is in both
-    carried = _sum([read, _growth(*sockets, seconds)])
-    return Rates(_growth(first.cpu_seconds, last.cpu_seconds, seconds), carried)
-
-
-def _children(rounds: Sequence[ProcessDump]) -> Rates:
-    seconds = _seconds(rounds)
-    if seconds is None:
-        return Rates(None, None)
-    first, last = rounds[0], rounds[-1]
-    return Rates(
-        _growth(first.children_cpu_seconds, last.children_cpu_seconds, seconds),
-        _growth(first.children_bytes, last.children_bytes, seconds),
-    )
-
-
-def _seconds(rounds: Sequence[ProcessDump]) -> float | None:
-    if len(rounds) < 2:
-        return None
-    seconds = rounds[-1].taken_monotonic_seconds - rounds[0].taken_monotonic_seconds
-    return seconds if seconds > 0 else None
-
-
-def _growth(first: float | None, last: float | None, seconds: float) -> float | None:
-    return None if first is None or last is None else max(0.0, last - first) / seconds
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _over(value: float | None, limit: float) -> bool:
-    return value is not None and value > limit

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.hang import motion
+from hangwatch.hang import every_round, motion
 from hangwatch.hang.activity import Table
 from hangwatch.hang.standing import find_standing
 from hangwatch.model import (
@@ -328,7 +328,7 @@ def test_a_rank_that_a_freezer_holds_is_stopped_whatever_its_state() -> None:
 
     for state in ("S", "D"):
         assert measure(held(state, "/job", "/job", "/job")).signature is Signature.STOPPED
-    assert motion.frozen_cgroup(held("S", "/job", "/job", "/job").rounds) == "/job"
+    assert every_round.frozen_cgroup(held("S", "/job", "/job", "/job").rounds) == "/job"
     assert measure(held("S", "/job", None, "/job")).signature is Signature.BLOCKED
 
 
@@ -377,5 +377,5 @@ def test_refused_at_the_store_is_who_had_no_connection_in_any_round(
     rounds: list[PortUse], expected: PortUse | None
 ) -> None:
     seen = tuple(ProcessDump(taken_monotonic_seconds=0.0, store=Store("master:1", use)) for use in rounds)
-    found = motion.store(RankDump(id=RankId(rank=1), rounds=seen))
+    found = every_round.store(RankDump(id=RankId(rank=1), rounds=seen))
     assert (found.socket if found else None) == expected

@@ -1,0 +1,107 @@
+"""Pure: counters of two or more rounds -> what a process and its main thread used per second between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from hangwatch.model import ProcessDump
+
+POLLS_PER_SECOND = 0.35  # sleep(2) 0.5; a DataLoader's time-out, and queue.get(timeout=5), 0.2
+_FEWEST_POLLS = 2
+
+
+class Rates(NamedTuple):
+    """What processes used per second between the first and the last round; None where a counter is missing.
+
+    `cpu_ratio` is of one core, `io_bytes` those of files and sockets.
+    """
+
+    cpu_ratio: float | None
+    io_bytes: float | None
+
+
+class MainRates(NamedTuple):
+    """What the main thread did per second between the dumps: on a core, ready to run, giving the core away itself.
+
+    `polls`: it gave the core away in every interval, and often enough; `is_in_kernel`: there it spent most of its time.
+    """
+
+    cpu_ratio: float | None = None
+    runnable_ratio: float | None = None
+    switches: float | None = None
+    polls: bool = False
+    is_in_kernel: bool = False
+
+
+def of_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
+    """Between the dumps: from after the one to before the next, since a dump makes switches of its own."""
+    spans = [(one.main_after, two.main_before) for one, two in pairwise(rounds)]
+    known = [(after, before) for after, before in spans if after is not None and before is not None]
+    seconds = sum(two.read_monotonic_seconds - one.read_monotonic_seconds for one, two in known)
+    if seconds <= 0:
+        return MainRates()
+    cpu = sum(max(0.0, two.cpu_seconds - one.cpu_seconds) for one, two in known)
+    system = sum((two.system_seconds or 0.0) - (one.system_seconds or 0.0) for one, two in known)
+    delay = sum((two.delay_seconds or 0.0) - (one.delay_seconds or 0.0) for one, two in known)
+    switches = [
+        two.voluntary_switches - one.voluntary_switches
+        for one, two in known
+        if one.voluntary_switches is not None and two.voluntary_switches is not None
+    ]
+    often = sum(switches) >= max(_FEWEST_POLLS, POLLS_PER_SECOND * seconds)
+    return MainRates(
+        cpu_ratio=cpu / seconds,
+        runnable_ratio=(cpu + max(0.0, delay)) / seconds,
+        switches=sum(switches) / seconds if switches else None,
+        polls=often and min(switches) > 0,
+        is_in_kernel=system > cpu / 2,
+    )
+
+
+def of_process(rounds: Sequence[ProcessDump]) -> Rates:
+    """What a process used, from the first round to the last."""
+    seconds = _seconds(rounds)
+    if seconds is None:
+        return Rates(None, None)
+    first, last = rounds[0], rounds[-1]
+    files, sockets = (first.io_bytes, last.io_bytes), (first.socket_bytes, last.socket_bytes)
+    called, fetched = _growth(*files, seconds), _growth(first.fetched_bytes, last.fetched_bytes, seconds)
+    read = called if fetched is None else max(called or 0.0, fetched)  # what a call reads from storage is in both
+    carried = total([read, _growth(*sockets, seconds)])
+    return Rates(_growth(first.cpu_seconds, last.cpu_seconds, seconds), carried)
+
+
+def of_children(rounds: Sequence[ProcessDump]) -> Rates:
+    """What the children of a process used that are no workers of it."""
+    seconds = _seconds(rounds)
+    if seconds is None:
+        return Rates(None, None)
+    first, last = rounds[0], rounds[-1]
+    return Rates(
+        _growth(first.children_cpu_seconds, last.children_cpu_seconds, seconds),
+        _growth(first.children_bytes, last.children_bytes, seconds),
+    )
+
+
+def _seconds(rounds: Sequence[ProcessDump]) -> float | None:
+    if len(rounds) < 2:
+        return None
+    seconds = rounds[-1].taken_monotonic_seconds - rounds[0].taken_monotonic_seconds
+    return seconds if seconds > 0 else None
+
+
+def _growth(first: float | None, last: float | None, seconds: float) -> float | None:
+    return None if first is None or last is None else max(0.0, last - first) / seconds
+
+
+def total(values: Sequence[float | None]) -> float | None:
+    """The sum of those that are known, None where none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def over(value: float | None, limit: float) -> bool:
+    """Whether it is known, and more than that."""
+    return value is not None and value > limit

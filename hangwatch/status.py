@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector
 from hangwatch.hang.power import quiet_line_watts
+from hangwatch.hang.time_out import time_out
 from hangwatch.model import GpuSample, Incident, Job, JobName, JobState, LeftOut, Value
 
 _USUAL = Detector()
@@ -17,7 +18,7 @@ class JobStatus(Value, frozen=True):
     """One job as /status shows it; no command line, no stack. `job_name` is what its user calls it.
 
     `power_watts` is what its GPUs draw together, `line_watts` at or under what all of them would be quiet; null where
-    one of them has no reading, or no line yet.
+    one of them has no reading, or no line yet. `ends_itself_unix_seconds` is when its own collective time-out ends it.
     """
 
     job_id: str
@@ -38,6 +39,7 @@ class JobStatus(Value, frozen=True):
     program: str = ""
     power_watts: float | None = None
     line_watts: float | None = None
+    ends_itself_unix_seconds: float | None = None
 
 
 class GpuStatus(Value, frozen=True):
@@ -56,12 +58,13 @@ class GpuStatus(Value, frozen=True):
 
 
 class CheckLine(Value, frozen=True):
-    """One check as /status shows it."""
+    """One check as /status shows it; `ran_unix_seconds` is when it looked, null from a daemon that does not say."""
 
     check: str
     status: str
     reason: str
     message: str
+    ran_unix_seconds: float | None = None
 
 
 class Status(Value, frozen=True, kw_only=True):
@@ -94,6 +97,7 @@ def view(snapshot: Snapshot, node: str, now: float, settings: Detector = _USUAL)
                 status=result.verdict.status.name,
                 reason=result.verdict.reason,
                 message=result.verdict.message,
+                ran_unix_seconds=result.ran_unix_seconds,
             )
             for name, result in sorted(snapshot.checks.items())
         ),
@@ -160,9 +164,11 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
                 quiet_line_watts(gpu, settings) if (gpu := entry.watch.gpus.get(uuid)) else None
                 for uuid in entry.job.gpu_uuids
             ),
+            ends_itself_unix_seconds=ends.at_unix_seconds if ends else None,
         )
         for entry in snapshot.jobs.values()
         for incident in [_present_incident(entry)]
+        for ends in [time_out(incident) if incident else None]
     )
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import click
 import msgspec
 
-from hangwatch import config, decoding, yaml_file
+from hangwatch import config, decoding, words, yaml_file
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.pages import client_of, http_config_option
 from hangwatch.cli.settings import config_option, settings_from
 from hangwatch.cli.tables import print_table
 from hangwatch.model import JobName
-from hangwatch.status import JobStatus, Status
+from hangwatch.status import CheckLine, JobStatus, Status
 from hangwatch.web_client import WebClient
 
 STATUS_DEADLINE_SECONDS = 5.0
@@ -144,6 +144,7 @@ def _content(url: str, client: WebClient) -> bytes:
 
 def print_status(seen: Status) -> None:
     """The status as tables."""
+    unix_now = time.time()
     click.echo(f"{seen.node}  GPU sampler: {seen.sampler}  incidents: {seen.store}")
     shared = Counter(job.job_id for job in seen.jobs)
 
@@ -172,18 +173,33 @@ def print_status(seen: Status) -> None:
             job.state.value + (" (page)" if job.page else ""),
             f"{job.seconds_in_state:.0f} s",
             str(job.ranks) + (f" ({_absent(job)} absent)" if job.absent_local_ranks else ""),
-            job.verdict or job.message,
+            "; ".join(filter(None, (job.verdict or job.message, ends_itself(job, unix_now)))),
         )
         for job in seen.jobs
     ]
-    checks = [(check.check, check.status, check.message) for check in seen.checks]
+    checks = [(check.check, check.status, looked(check, unix_now), check.message) for check in seen.checks]
     print_table(("GPU", "name", "power", "limit", "utilisation", "job", "fault"), gpus, "no GPUs")
     print_table(("job", "owner", "launcher", "user", "state", "for", "ranks", "what"), jobs, "no jobs")
     if jobs and seen.sampler != "ok":
         click.echo("Without readings of the GPUs no hang is noticed here: `hangwatch dump --rounds 3` looks by hand.")
-    print_table(("check", "status", "what"), checks, "no checks yet")
+    print_table(("check", "status", "looked", "what"), checks, "no checks yet")
     for left_out in seen.left_out:
         click.echo(f"left out {left_out}: see [jobs] in `hangwatch config --sample`")
+
+
+def ends_itself(job: JobStatus, unix_now: float) -> str:
+    """When a job that hangs ends itself: `ends itself in 7 min 40 s, at 03:22:40 UTC`; empty where nobody knows."""
+    at = job.ends_itself_unix_seconds
+    if at is None:
+        return ""
+    if at <= unix_now:
+        return f"its collective time-out passed at {words.utc(at, '%H:%M:%S UTC')}"
+    return f"ends itself in {words.duration(at - unix_now)}, at {words.utc(at, '%H:%M:%S UTC')}"
+
+
+def looked(check: CheckLine, unix_now: float) -> str:
+    """How old the result of a check is: some look once in five minutes, and jobs come meanwhile."""
+    return "" if check.ran_unix_seconds is None else words.ago(unix_now - check.ran_unix_seconds)
 
 
 def _absent(job: JobStatus) -> int:

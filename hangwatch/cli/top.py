@@ -25,7 +25,7 @@ from hangwatch import words
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.pages import http_config_option
 from hangwatch.cli.settings import config_option, settings_from
-from hangwatch.cli.status import answer_of, status_of
+from hangwatch.cli.status import answer_of, looked, status_of
 from hangwatch.model import JobState
 from hangwatch.status import JobStatus, Status
 
@@ -81,7 +81,7 @@ def watch(ask: Callable[[], Status]) -> int:
         live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         with live:
             while True:
-                live.update(frame(answers.seen, time.monotonic()), refresh=True)
+                live.update(frame(answers.seen, time.monotonic(), time.time()), refresh=True)
                 number = _next(wake, REFRESH_SECONDS if answers.seen != Seen() else FIRST_SECONDS)
                 if number == signal.SIGTSTP:
                     live.stop()
@@ -164,8 +164,8 @@ def _stop_until_continued() -> None:
 # --- the picture ----------------------------------------------------------------------------------------------------
 
 
-def frame(seen: Seen, now: float) -> RenderableType:
-    """What is shown of it; the jobs that need somebody come first."""
+def frame(seen: Seen, now: float, unix_now: float) -> RenderableType:
+    """What is shown of it; the jobs that need somebody come first. `now` is CLOCK_MONOTONIC."""
     head = Text("hangwatch top   q ends", style="dim")
     if seen.problem is not None:
         told = f"asked again every second: {words.printable(seen.problem)}"
@@ -175,13 +175,14 @@ def frame(seen: Seen, now: float) -> RenderableType:
     status = seen.status
     age = f"   as of {words.duration(round(now - seen.at))} ago" if seen.problem else ""
     line = Text(words.printable(f"{status.node}   GPU sampler: {status.sampler}   incidents: {status.store}{age}"))
-    return Group(head, line, _jobs(status), _gpus(status), _checks(status))
+    return Group(head, line, _jobs(status, unix_now), _gpus(status), _checks(status, unix_now))
 
 
-def _jobs(status: Status) -> RenderableType:
+def _jobs(status: Status, unix_now: float) -> RenderableType:
     if not status.jobs:
         return Text("no jobs", style="dim")
     order = {state: place for place, state in enumerate(_ORDER)}
+    is_any_ending = any(job.ends_itself_unix_seconds is not None for job in status.jobs)
     jobs = sorted(status.jobs, key=lambda job: (order.get(job.state, len(order)), job.state is JobState.ENDED))
     rows = [
         (
@@ -189,13 +190,21 @@ def _jobs(status: Status) -> RenderableType:
             job.owner,
             Text(job.state.value + (" (page)" if job.page else ""), style=_LOUD.get(job.state, "green")),
             words.duration(round(job.seconds_in_state)),
+            *([_left(job, unix_now)] if is_any_ending else ()),
             str(job.ranks),
             _watts(job),
             job.message if job.state is JobState.STALLED else job.verdict or job.message,  # of a stalled one: who moves
         )
         for job in jobs
     ]
-    return _table(("job", "owner", "state", "for", "ranks", "watts / line", "what"), rows)
+    ending = ("ends in",) if is_any_ending else ()
+    return _table(("job", "owner", "state", "for", *ending, "ranks", "watts / line", "what"), rows)
+
+
+def _left(job: JobStatus, unix_now: float) -> str:
+    """Until its own collective time-out ends a job that hangs."""
+    at = job.ends_itself_unix_seconds
+    return "" if at is None else words.duration(round(at - unix_now)) if at > unix_now else "passed"
 
 
 def _watts(job: JobStatus) -> Text:
@@ -222,15 +231,20 @@ def _gpus(status: Status) -> RenderableType:
     return _table(("GPU", "power", "utilisation", "job", "fault"), rows) if rows else Text("no GPUs", style="dim")
 
 
-def _checks(status: Status) -> RenderableType:
+def _checks(status: Status, unix_now: float) -> RenderableType:
     """Those that are not well, and how many are."""
     rows = [
-        (check.check, Text(check.status, style=_CHECK_STYLES.get(check.status, "")), check.message or check.reason)
+        (
+            check.check,
+            Text(check.status, style=_CHECK_STYLES.get(check.status, "")),
+            looked(check, unix_now),
+            check.message or check.reason,
+        )
         for check in status.checks
         if check.status != "OK"
     ]
     well = Text(f"{words.count(len(status.checks) - len(rows), 'check')} OK", style="dim")
-    return Group(_table(("check", "status", "what"), rows), well) if rows else well
+    return Group(_table(("check", "status", "looked", "what"), rows), well) if rows else well
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:

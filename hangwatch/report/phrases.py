@@ -27,7 +27,6 @@ from hangwatch.model import (
     Value,
     Verdict,
 )
-from hangwatch.patience import patience
 from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, printable, utc, who
 
 _NAMED_LISTED = 4
@@ -260,31 +259,21 @@ def state_row(incident: Incident) -> tuple[str, str]:
 
 
 def time_out(incident: Incident) -> str:
-    """When torch.distributed ends the job, counted from when it fell quiet; empty where nothing waits, or for ever.
+    """When torch.distributed ends the job, as `hang.time_out` knows it; empty where it does not."""
+    from hangwatch.hang import time_out as ending  # with the rules, which a report needs for nothing else
 
-    As the ranks have recorded it, else as `patience` tells from their environment. A dump by hand has not seen when it
-    began to wait.
-    """
-    waits = any(group.waits_for in ("ranks", "gpu") for group in incident.grouping.groups)
-    if incident.closed_unix_seconds is not None or not waits or not incident.captures:
+    found = ending.time_out(incident)
+    if found is None:
         return ""
-    from hangwatch.hang import by_number  # the rules, which a report needs for nothing else
-
-    recorded = by_number.timeout_seconds(incident.grouping)
-    assumed = patience(incident.job, incident.job.environ)
-    seconds = assumed.collective_seconds if recorded is None else recorded
-    if seconds is None:
-        return ""
-    source = "as its ranks recorded" if recorded is not None else f"{assumed.source}, unless its code says otherwise"
+    if found.at_unix_seconds is None:
+        after = duration(found.seconds)
+        return f"will be ended by its collective time-out {after} after it began to wait ({found.source})"
     looked = incident.captures[-1].started_unix_seconds + incident.captures[-1].duration_seconds
-    quiet = [step.unix_seconds for step in incident.timeline if step.state is JobState.QUIET]
-    if not quiet:
-        return f"will be ended by its collective time-out {duration(seconds)} after it began to wait ({source})"
-    left = quiet[-1] + seconds - looked
+    left = found.at_unix_seconds - looked
     if left <= 0:
-        return f"its collective time-out of {duration(seconds)} had passed when it was looked at ({source})"
-    at = utc(quiet[-1] + seconds)
-    return f"will be ended by its collective time-out in {duration(left)} from this look, at {at} ({source})"
+        return f"its collective time-out of {duration(found.seconds)} had passed when it was looked at ({found.source})"
+    at = utc(found.at_unix_seconds)
+    return f"will be ended by its collective time-out in {duration(left)} from this look, at {at} ({found.source})"
 
 
 def _tally(counts: Counter[str], members: int) -> str:

@@ -13,7 +13,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 import click
@@ -27,7 +29,17 @@ from hangwatch.cli.status import print_status
 from hangwatch.cli.tables import print_table
 from hangwatch.hang import watched
 from hangwatch.launcher_table import TABLE
-from hangwatch.model import FirstLook, GpuSample, GpuSweep, JobState, SamplerStatus
+from hangwatch.model import (
+    CheckResult,
+    CheckStatus,
+    CheckVerdict,
+    FirstLook,
+    GpuSample,
+    GpuSweep,
+    JobState,
+    SamplerStatus,
+    TimelineEntry,
+)
 from hangwatch.probes import host
 from hangwatch.status import view
 from hangwatch.words import who
@@ -388,6 +400,34 @@ def test_status_says_that_no_hang_is_noticed_where_no_gpu_is_read(
     sampler = SamplerStatus(alive=is_read)
     print_status(view(Snapshot(sampler=sampler, jobs={entry.job.key: entry}), "n1", 7.0))
     assert ("no hang is noticed here: `hangwatch dump" in capsys.readouterr().out) is not is_read
+
+
+def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    """Counted from when it fell quiet, as the report counts it."""
+    fell_quiet = time.time() - 140
+    quiet = TimelineEntry(unix_seconds=fell_quiet, state=JobState.QUIET, message="quiet")
+    incident = samples.replaced(samples.loader_hang(), timeline=(quiet,))
+    watch = replace(watched.begin(incident.job, 5.0, 0.0), state=JobState.HUNG)
+    entry = JobEntry(job=incident.job, watch=watch, incident=incident)
+    seen = view(Snapshot(jobs={entry.job.key: entry}), "n1", 7.0)
+    assert seen.jobs[0].ends_itself_unix_seconds == fell_quiet + 600
+    print_status(seen)
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if incident.verdict.message in line)
+    at = datetime.fromtimestamp(fell_quiet + 600, timezone.utc)
+    assert re.search(rf"; ends itself in 7 min (40|39|3\d) s, at {at:%H:%M:%S} UTC", row)
+    late = [TimelineEntry(unix_seconds=fell_quiet - 900, state=JobState.QUIET, message="quiet")]
+    overdue = replace(entry, incident=samples.replaced(incident, timeline=tuple(late)))
+    print_status(view(Snapshot(jobs={entry.job.key: overdue}), "n1", 7.0))
+    assert "its collective time-out passed at" in capsys.readouterr().out
+    over = replace(entry, incident=samples.replaced(incident, closed_unix_seconds=fell_quiet + 200))
+    assert view(Snapshot(jobs={entry.job.key: over}), "n1", 7.0).jobs[0].ends_itself_unix_seconds is None
+
+
+def test_status_tells_how_long_ago_a_check_looked(capsys: pytest.CaptureFixture[str]) -> None:
+    verdict = CheckVerdict(status=CheckStatus.OK, reason="Absent", message="no training job runs on this node")
+    result = CheckResult("environment", verdict, success=True, duration_seconds=0.1, ran_unix_seconds=time.time() - 240)
+    print_status(view(Snapshot(checks={"environment": result}), "n1", 7.0))
+    assert "environment\tOK\t4 min ago\tno training job runs on this node" in capsys.readouterr().out
 
 
 def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:

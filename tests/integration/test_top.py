@@ -200,7 +200,7 @@ def test_without_a_terminal_it_says_so(kind: str, monkeypatch: pytest.MonkeyPatc
 
 def drawn(seen: Seen, now: float, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(frame(seen, now))
+    console.print(frame(seen, now, 1.7e9))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -212,6 +212,17 @@ def test_what_needs_somebody_comes_first() -> None:
     assert "rank 0 in checkpoint" in drawn(Seen(msgspec.structs.replace(SEEN, jobs=(moves,)), 100.0), 100.0, 130)
     assert "xid" in text and "GPU 3: XID 79" in text and "1 check OK" in text and "clock_skew" not in text
     assert "as of" not in text
+
+
+def test_when_a_job_ends_itself_and_how_old_checks_are_is_told() -> None:
+    ending = job("stuck", JobState.HUNG, ends_itself_unix_seconds=1.7e9 + 460)
+    late = job("late", JobState.HUNG, ends_itself_unix_seconds=1.7e9 - 1)
+    check = CheckLine("environment", "WARNING", "Differs", "NCCL_DEBUG differs", 1.7e9 - 240)
+    text = drawn(Seen(msgspec.structs.replace(SEEN, jobs=(ending, late), checks=(check,)), 100.0), 100.0, 130)
+    assert re.search(r"for +ends in +ranks", text)
+    assert re.search(r"stuck .* 7 min 40 s +8 ", text) and re.search(r"late .* passed +8 ", text)
+    assert re.search(r"environment +WARNING +4 min ago +NCCL_DEBUG differs", text)
+    assert "ends in" not in drawn(Seen(SEEN, 100.0), 100.0)
 
 
 def test_old_news_say_how_old_they_are() -> None:

@@ -13,6 +13,7 @@ from hangwatch import config
 from hangwatch.hang import crews, jobs, owners, shares
 from hangwatch.model import FoundJobs, GpuSweep, LeftOut, Process, ProcessId
 from hangwatch.probes import procs, remains, sockets
+from hangwatch.probes.process_scan import ProcessScan
 
 ENDPOINTS_PER_SCAN = 64
 _DEFAULT_LIMITS = config.Jobs()
@@ -24,7 +25,7 @@ class JobScan:
     def __init__(self, proc_root: Path = procs.PROC, limits: config.Jobs = _DEFAULT_LIMITS) -> None:
         self._proc_root = proc_root
         self._limits = limits
-        self._processes = procs.ProcessScan(proc_root)
+        self._processes = ProcessScan(proc_root)
         self._endpoints: dict[ProcessId, str] = {}
         self._asked: dict[ProcessId, int] = {}  # in the how-manieth scan last, of those without an endpoint
         self._scans = 0

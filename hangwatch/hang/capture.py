@@ -55,6 +55,7 @@ from hangwatch.probes import (
     sockets,
     torch_recorder,
 )
+from hangwatch.probes.process_scan import ProcessScan
 
 ABSENT_LISTED = 64
 PEERS_LISTED = 8
@@ -221,7 +222,7 @@ def job_of_pids(pids: Sequence[int], proc_root: Path = procs.PROC) -> Job:
 
     A pid that does not exist becomes a rank that is gone.
     """
-    return jobs.job_of_pids(procs.ProcessScan(proc_root).processes(pids), pids)
+    return jobs.job_of_pids(ProcessScan(proc_root).processes(pids), pids)
 
 
 class _Taker(NamedTuple):

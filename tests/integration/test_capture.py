@@ -23,6 +23,7 @@ from hangwatch.hang.capture import ABSENT_LISTED, capture, job_of_pids
 from hangwatch.look import look_at
 from hangwatch.model import Capture, Fault, GpuSample, GpuSweep, Job, ProcessDump, ProcessId, Rank, RankDump, Worker
 from hangwatch.probes import procs
+from hangwatch.probes.process_scan import ProcessScan
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.other_users import needs_root
@@ -65,7 +66,7 @@ def ranks(folder: Path, count: int, workers: int = 0) -> Iterator[Job]:
     ]
     try:
         wait_for(lambda: len(list(folder.glob("up-*"))) == count * (1 + workers), "the ranks to be up")
-        (job,) = (one for one in jobs.find_jobs(procs.ProcessScan().processes()) if one.job_id == name)
+        (job,) = (one for one in jobs.find_jobs(ProcessScan().processes()) if one.job_id == name)
         wait_for(lambda: {targets.state(pid) for pid in all_pids(job)} == {"S"}, "all to sleep")
         yield job
     finally:

@@ -14,6 +14,7 @@ import pytest
 from hangwatch.demo.node import SimulatedNode
 from hangwatch.model import Fault, Process
 from hangwatch.probes import locked_memory, pidfiles, procs
+from hangwatch.probes.process_scan import ProcessScan
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver
 from tests.integration import targets
@@ -23,7 +24,7 @@ from tests.watched import RealDaemon
 NOBODY = 65534
 
 
-def timed_scan(scan: procs.ProcessScan) -> tuple[dict[int, Process], float]:
+def timed_scan(scan: ProcessScan) -> tuple[dict[int, Process], float]:
     """The processes by pid, and for how many seconds the scan was away. One that does not come back is left behind."""
     found: list[tuple[Process, ...]] = []
     began = time.monotonic()
@@ -35,7 +36,7 @@ def timed_scan(scan: procs.ProcessScan) -> tuple[dict[int, Process], float]:
 
 
 def test_a_scan_goes_on_and_leaves_a_bounded_number_of_threads_behind(tmp_path: Path) -> None:
-    scan = procs.ProcessScan()
+    scan = ProcessScan()
     with targets.python(targets.SLEEPING, tmp_path, RANK="3") as rank, locked(tmp_path, NOBODY, 6) as pids:
         found, seconds = timed_scan(scan)
         assert found[rank].environ["RANK"] == "3"

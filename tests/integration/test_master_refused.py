@@ -18,7 +18,7 @@ from hangwatch.hang.grouping import group_ranks
 from hangwatch.hang.jobs import find_jobs
 from hangwatch.model import Grouping, Verdict
 from hangwatch.probes import procs, sockets
-from hangwatch.probes.procs import ProcessScan
+from hangwatch.probes.process_scan import ProcessScan
 from tests.conftest import wait_for
 
 pytestmark = pytest.mark.timeout(400)

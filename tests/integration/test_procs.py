@@ -13,12 +13,13 @@ import pytest
 
 from hangwatch.model import Process
 from hangwatch.probes import procs
+from hangwatch.probes.process_scan import ProcessScan
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.proc_tree import lay_out
 
 
-def look(scan: procs.ProcessScan, pid: int) -> Process:
+def look(scan: ProcessScan, pid: int) -> Process:
     (found,) = (process for process in scan.processes() if process.id.pid == pid)
     return found
 
@@ -26,7 +27,7 @@ def look(scan: procs.ProcessScan, pid: int) -> Process:
 def test_a_process_that_executes_another_program_is_read_again(tmp_path: Path) -> None:
     again = f"import os, sys\nready()\nopen({str(tmp_path / 'fifo')!r}).read()\n"
     again += "os.environ['RANK'] = '5'\nos.execv(sys.executable, ['python', '-c', 'import time; time.sleep(600)'])"
-    scan = procs.ProcessScan()
+    scan = ProcessScan()
     with targets.python(again, tmp_path, RANK="4") as pid:
         before = look(scan, pid)
         assert before.environ["RANK"] == "4"
@@ -48,7 +49,7 @@ ctypes.memset(start, 0, end - start)
 ready()
 open(folder + "/fifo").read()
 """
-    scan = procs.ProcessScan()
+    scan = ProcessScan()
     first = "ready()\nimport os\nopen(folder + '/fifo').read()\nos.unlink(folder + '/ready')\n"
     with targets.python(first + title, tmp_path, RANK="4") as pid:
         assert look(scan, pid).environ["RANK"] == "4"
@@ -64,7 +65,7 @@ open(folder + "/fifo").read()
 
 def test_a_zombie_keeps_what_was_known_of_it() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={"RANK": "3"})
-    scan = procs.ProcessScan()
+    scan = ProcessScan()
     wait_for(lambda: look(scan, child.pid).environ.get("RANK"), "the environment")
     assert child.stdin is not None
     child.stdin.close()
@@ -76,7 +77,7 @@ def test_a_zombie_keeps_what_was_known_of_it() -> None:
 
 
 def test_states_and_parents_are_read_at_every_scan(tmp_path: Path) -> None:
-    scan = procs.ProcessScan()
+    scan = ProcessScan()
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         targets.wait_for_state(pid, "S")
         assert (look(scan, pid).state, look(scan, pid).parent_pid) == ("S", os.getpid())
@@ -87,7 +88,7 @@ def test_states_and_parents_are_read_at_every_scan(tmp_path: Path) -> None:
 def test_only_what_may_belong_to_a_job_is_read(tmp_path: Path) -> None:
     tree = "1 (init) S parent=0 start=1\n + RANK=1\n7 (trainer) S parent=1 start=9\n $ ./trainer\n + RANK=3 SECRET=x\n"
     lay_out(tree + "8 (helper) S parent=7 start=9\n + RANK=4\n", tmp_path)
-    read = [{one.id.pid: one.environ for one in procs.ProcessScan(tmp_path).processes(held)} for held in ((), (7,))]
+    read = [{one.id.pid: one.environ for one in ProcessScan(tmp_path).processes(held)} for held in ((), (7,))]
     assert read == [{1: {}, 7: {}, 8: {}}, {1: {}, 7: {"RANK": "3"}, 8: {"RANK": "4"}}]
 
 
@@ -110,7 +111,7 @@ def _scan_as_nobody() -> tuple[Process, ...]:
         os.setresgid(65534, 65534, 65534)
         os.setresuid(65534, 65534, 65534)
         with os.fdopen(writer, "wb") as pipe:
-            pipe.write(msgspec.json.encode(procs.ProcessScan().processes()))
+            pipe.write(msgspec.json.encode(ProcessScan().processes()))
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
@@ -136,7 +137,7 @@ def test_counters_grow_with_use_and_tell_where_a_process_waits(tmp_path: Path) -
 def test_a_scan_of_600_processes_costs_little() -> None:
     children = [subprocess.Popen(["sleep", "600"]) for _ in range(500)]
     try:
-        scan = procs.ProcessScan()
+        scan = ProcessScan()
         scan.processes()
         began = time.process_time()
         for _ in range(5):

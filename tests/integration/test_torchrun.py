@@ -27,7 +27,7 @@ from hangwatch.hang.grouping import group_ranks
 from hangwatch.hang.jobs import find_jobs
 from hangwatch.model import Grouping, Job, RankId, Verdict
 from hangwatch.probes import pyspy
-from hangwatch.probes.procs import ProcessScan
+from hangwatch.probes.process_scan import ProcessScan
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.proc_tree import sweep

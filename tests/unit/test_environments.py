@@ -9,7 +9,8 @@ import pytest
 
 from hangwatch import launcher_table, patience
 from hangwatch.checks import environment, network
-from hangwatch.probes import environments, procs
+from hangwatch.probes import environments
+from hangwatch.probes.process_scan import ProcessScan
 from tests.proc_tree import lay_out
 
 RANK = "1 (init) S parent=0 start=1\n7 (python) S parent=1 start=9\n $ python train.py\n + RANK=3 WORLD_SIZE=4\n"
@@ -60,21 +61,21 @@ def test_what_is_kept_is_bounded_and_what_tells_the_rank_comes_first(tmp_path: P
 def test_a_command_line_of_32_thousand_empty_arguments_is_kept_as_64(tmp_path: Path) -> None:
     lay_out(RANK, tmp_path)
     (tmp_path / "7" / "cmdline").write_bytes(b"python\0train.py\0" + b"\0" * 32768 + b"x\0")
-    (found,) = (one for one in procs.ProcessScan(tmp_path).processes() if one.id.pid == 7)
+    (found,) = (one for one in ProcessScan(tmp_path).processes() if one.id.pid == 7)
     assert found.cmdline[:2] == ("python", "train.py")
     assert len(found.cmdline) <= 64
 
 
 def test_names_are_wanted_one_by_one(tmp_path: Path) -> None:
     text = RANK + " + NCCL_DEBUG=INFO NCCL_NOISE=1 TORCH_NCCL_SECRET=2 TORCH_FR_X=3\n"
-    (found,) = (one for one in procs.ProcessScan(lay_out(text, tmp_path)).processes() if one.id.pid == 7)
+    (found,) = (one for one in ProcessScan(lay_out(text, tmp_path)).processes() if one.id.pid == 7)
     assert found.environ == {"RANK": "3", "WORLD_SIZE": "4", "NCCL_DEBUG": "INFO"}
 
 
 def test_a_rank_that_was_not_found_in_what_was_read_is_a_fault_in_words(tmp_path: Path) -> None:
     lay_out(RANK, tmp_path)
     write(tmp_path / "7", *noise(500_000), "RANK=3", *noise(500_000))
-    (found,) = (one for one in procs.ProcessScan(tmp_path).processes() if one.id.pid == 7)
+    (found,) = (one for one in ProcessScan(tmp_path).processes() if one.id.pid == 7)
     (fault,) = found.faults
     assert (found.environ, fault.reason) == ({}, "TooLarge")
     assert "256 KiB" in fault.detail

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from hangwatch import launcher_table, words
 from hangwatch.hang import jobs, launchers
 from hangwatch.model import Job
-from hangwatch.probes.procs import ProcessScan
+from hangwatch.probes.process_scan import ProcessScan
 from tests.proc_tree import FOLDER, jobs_in, lay_out
 
 HOSTILE = "<!channel> `id` *x* [a](http://b) {{ .Labels }} \"} or up{a='b' $(reboot) </script>\x1b[31m\u202e"

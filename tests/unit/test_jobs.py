@@ -16,7 +16,7 @@ from hangwatch import launcher_table
 from hangwatch.hang import crews, devices, jobs, launchers, owners
 from hangwatch.job_scan import JobScan
 from hangwatch.model import GpuSample, Job, Process, ProcessId, Rank
-from hangwatch.probes.procs import ProcessScan
+from hangwatch.probes.process_scan import ProcessScan
 from tests.proc_tree import FOLDER, described, jobs_in, lay_out, stated, sweep
 
 EIGHT = sweep(dict.fromkeys(range(8), ()))

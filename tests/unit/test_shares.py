@@ -21,9 +21,9 @@ from hangwatch.hang.jobs import find
 from hangwatch.hang.pauses import Pause
 from hangwatch.job_scan import ENDPOINTS_PER_SCAN, JobScan
 from hangwatch.model import FoundJobs, GpuSweep, Job, JobState, LeftOut, Process, ProcessId, Rank
-from hangwatch.probes import procs, sockets
+from hangwatch.probes import process_scan, sockets
 from hangwatch.probes.nvml.sampler import NvmlSampler
-from hangwatch.probes.procs import ProcessScan
+from hangwatch.probes.process_scan import ProcessScan
 from hangwatch.progress import ENDED_SHOWN_PER_SHARE, ReadRemains, discovered
 from tests.proc_tree import lay_out, sweep
 
@@ -215,7 +215,7 @@ def test_a_process_that_is_read_is_never_without_its_owner(tmp_path: Path, monke
     """Also where the time for asking whose all new ones are is over: what is read is kept for good."""
     lay_out(f"1 (init) S parent=0 start=1\n{victim()}", tmp_path)
     clock = chain([0.0], repeat(1.5))
-    monkeypatch.setattr(procs.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(process_scan.time, "monotonic", lambda: next(clock))
     (first, second) = ProcessScan(tmp_path).processes(budget_seconds=2.0)[1:]
     assert {first.uid, second.uid} == {VICTIM}
     assert first.environ["RANK"] == "0"

@@ -39,7 +39,7 @@ from hangwatch.model import (
     Waiting,
 )
 from hangwatch.probes import procs, sockets
-from hangwatch.probes.procs import ProcessScan
+from hangwatch.probes.process_scan import ProcessScan
 from hangwatch.progress import ENDED_SHOWN_SECONDS, SaveIncident
 from tests.proc_tree import jobs_in, lay_out
 

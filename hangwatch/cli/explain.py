@@ -8,7 +8,6 @@ import re
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -16,23 +15,24 @@ import click
 from msgspec.structs import replace
 
 from hangwatch import incident_file, inputs, words
-from hangwatch.cli import screen
+from hangwatch.cli import screen, waiting
 from hangwatch.cli.answers import html_option, json_option, print_answer
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.files import MOST_FILES, files_below
 from hangwatch.cli.settings import config_option, settings_from
+from hangwatch.cli.waiting import Waiting
+from hangwatch.config import Settings
 from hangwatch.explain import flight_dump, flight_dumps, kernel_text, log_evidence, traces
 from hangwatch.explain.pickled import MOST_BYTES as MOST_RECORDER_BYTES
 from hangwatch.hang import culprit, dumped
 from hangwatch.hang.activity import load as load_activities
 from hangwatch.hang.grouping import group_ranks
 from hangwatch.hang.recorded import shortened
-from hangwatch.model import MOST_RANKS, Incident
+from hangwatch.model import MOST_RANKS, Grouping, Incident, Job, Verdict
 from hangwatch.report import as_json
 
 LONGEST_LINE_BYTES = 16 << 20  # `py-spy dump --json` may print one line
 MOST_BYTES = 4 << 30  # of one file or of standard input
-MANY_FILES = 200
 MOST_INCIDENTS = 64  # of a folder that is no incident itself, and all of them together as big as one may be
 SNIFFED_BYTES = 8 << 10
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh")  # gzip, zstd, xz, bzip2
@@ -71,13 +71,23 @@ def explain(
     left out. Reads what `hangwatch dump --json` printed. "-" is standard input, for text and for that.
     """
     settings, _ = settings_from(config_path)
+    with waiting.shown() as now:
+        answer = _answer(paths, world_size, settings, now)
+    print_answer(*answer, as_json_form, html_path)
+
+
+def _answer(
+    paths: Sequence[Path], world_size: int | None, settings: Settings, now: Waiting
+) -> tuple[Grouping, Verdict, Job | None]:
+    """What all these say together; raises InputError where they say nothing."""
+    now.say("looking for files")
     files, incidents, about_incidents = _sort(paths)
-    kinds = {path: _kind(path, folder) for path, folder in files}
+    looked_at = now.each([path for path, _ in files], len(files), "looking at")
+    kinds = {path: _kind(path, folder) for path, (_, folder) in zip(looked_at, files, strict=True)}
     texts = [(path, folder) for path, folder in files if kinds[path] in ("text", "empty")]
-    with _progress(texts) as reading:
-        collected = traces.collect(((str(path), _lines(path, folder)) for path, folder in reading), world_size)
-    with _progress([(path, folder) for path, folder in files if kinds[path] == "recorder"]) as reading:
-        recorders, notes = _flight_dumps(reading)
+    collected = traces.collect(_named_lines(texts, now), world_size)
+    recorders, notes = _flight_dumps([(path, folder) for path, folder in files if kinds[path] == "recorder"], now)
+    now.say(f"comparing {words.count(len(collected.ranks), 'rank')}")
     answers = _of_dumps([(path, folder) for path, folder in files if kinds[path] == "dumped"], incidents)
     notes += [*about_incidents, *_left_out(kinds)]
     collected = collected._replace(notes=(*recorders.notes, *collected.notes, *notes))
@@ -104,7 +114,7 @@ def explain(
         verdict = log_evidence.judge(verdict, collected.logs)
     if verdict is None or collected.kernel:
         verdict = kernel_text.judge(verdict, collected.kernel, [member.id for member in grouping.members])
-    print_answer(grouping, verdict, job, as_json_form, html_path)
+    return grouping, verdict, job
 
 
 def _ranks_here(incidents: Sequence[Incident]) -> int | None:
@@ -255,13 +265,19 @@ def _begun() -> bytes:
     return stream.peek(SNIFFED_BYTES) if isinstance(stream, io.BufferedReader) else b""
 
 
-def _flight_dumps(files: Iterable[_File]) -> tuple[flight_dumps.Joined, list[str]]:
+def _named_lines(files: Sequence[_File], now: Waiting) -> Iterator[tuple[str, Iterator[str]]]:
+    for number, (path, folder) in enumerate(files, 1):
+        name = "standard input" if path == Path("-") else str(path)
+        yield str(path), _lines(path, folder, now, f"reading {number:,} of {len(files):,}: {name}")
+
+
+def _flight_dumps(files: Sequence[_File], now: Waiting) -> tuple[flight_dumps.Joined, list[str]]:
     """Dumps of flight recorders by rank, and notes on those in a folder that are refused.
 
     Raises InputError for one that was named.
     """
     found, refused = [], []
-    for path, folder in files:
+    for (path, folder), _ in zip(files, now.each([path for path, _ in files], len(files), "reading"), strict=True):
         try:
             with _opened(path, folder) as file:
                 written = os.fstat(file.fileno()).st_mtime
@@ -277,13 +293,6 @@ def _flight_dumps(files: Iterable[_File]) -> tuple[flight_dumps.Joined, list[str
     return flight_dumps.join(found), refused
 
 
-def _progress(files: Sequence[_File]) -> AbstractContextManager[Iterable[_File]]:
-    """The files, with a bar on a terminal where they are many."""
-    if len(files) < MANY_FILES:
-        return nullcontext(files)
-    return click.progressbar(files, label="reading", file=sys.stderr, hidden=not screen.can_write_over(sys.stderr))
-
-
 def _incident(path: Path) -> Incident:
     if path.is_file() and path.name != incident_file.INCIDENT_FILE:
         raise InputError(
@@ -292,11 +301,12 @@ def _incident(path: Path) -> Incident:
     return incident_file.load(path.parent if path.name == incident_file.INCIDENT_FILE else path)
 
 
-def _lines(path: Path, folder: Path | None = None) -> Iterator[str]:
+def _lines(path: Path, folder: Path | None, now: Waiting, doing: str) -> Iterator[str]:
     """The lines of a file, read as they are asked for; what is no text becomes replacement characters.
 
     `folder` is the one in which it was found. A progress bar, which is one line for hours, ends at each return.
     """
+    now.say(doing)
     is_input = path == Path("-")
     stream, name = (sys.stdin.buffer, "standard input") if is_input else (_opened(path, folder), str(path))
     left, number = MOST_BYTES, 0
@@ -307,6 +317,7 @@ def _lines(path: Path, folder: Path | None = None) -> Iterator[str]:
         while line := stream.readline(LONGEST_LINE_BYTES + 1):
             number += 1
             left -= len(line)
+            now.bytes_read += len(line)
             line, begun = begun + line, b""
             if not line.endswith(b"\n"):
                 line, _, begun = line.rpartition(b"\r") if len(line) > LONGEST_LINE_BYTES else (line, b"", b"")

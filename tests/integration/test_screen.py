@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from hangwatch import store
-from hangwatch.cli import explain
+from hangwatch.cli import waiting
 from hangwatch.cli.screen import WIDEST
 from hangwatch.config import Http
 from hangwatch.http import Server
@@ -55,12 +56,12 @@ def incident(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[str, ...]]]:
-    """Commands of each kind of answer: a report, tables, what is written over while it reads, checks."""
+    """Commands of each kind of answer: a report, tables, a verdict on files, checks."""
     kept = tmp_path_factory.mktemp("kept")
     folder = store.open_writable(kept).save(samples.loader_hang(), {})
     (kept / "hangwatch.toml").write_text(f'[store]\ndirectory = "{kept}"\n')
     many = tmp_path_factory.mktemp("many")
-    for number in range(explain.MANY_FILES):
+    for number in range(200):
         stack = f'Thread {number + 9} (idle): "MainThread"\n    wait (train.py:3)\n'
         (many / f"{number}.txt").write_text(f"Process {number + 9}: python train.py\n\n{stack}")
     checks = (CheckLine("xid", "CRITICAL", "Xid", "GPU 3: XID 79 " + "of its " * 30),)
@@ -93,7 +94,8 @@ def test_nothing_is_drawn_and_nothing_coloured_where_that_is_not_wanted(
     assert "\x1b" not in in_terminal(*typed[command], TERM="dumb")
     assert "\x1b" in in_terminal(*typed[command]), "it would be seen"
     without = in_terminal(*typed[command], NO_COLOR="1")
-    assert "\x1b" not in without or (command == "explain" and not re.search(r"\x1b\[[\d;]+m", without)), "but a bar"
+    is_slow = command == "explain" and not re.search(r"\x1b\[[\d;]+m", without)
+    assert "\x1b" not in without or is_slow, "but what it reads"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -189,3 +191,48 @@ def test_a_node_without_gpus_and_jobs_is_one_screen_and_nothing_unknown_is_left_
     assert "CRITICAL" not in shown
     for row in re.findall(r"^UNKNOWN .*(?:\n .*)*", shown, re.MULTILINE):
         assert "-> " in row or ": as " in row, row
+
+
+# --- what takes long ---------------------------------------------------------------------------------------------------
+
+
+def test_explain_says_what_it_reads_while_it_reads_and_leaves_no_trace_of_it(tmp_path: Path) -> None:
+    """Its input stays open until the line is seen."""
+    stack = 'Process 9: python train.py\n\nThread 9 (idle): "MainThread"\n    wait (train.py:3)\n'
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 60, 0, 0))
+    command = [sys.executable, "-m", "hangwatch", "explain", "-"]
+    env = {**os.environ, "TERM": "xterm-256color"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        process.stdin.write(stack.encode())
+        process.stdin.flush()
+        shown = b""
+        while b"reading 1 of 1: standard input" not in shown:
+            shown += os.read(ours, 1 << 16)
+        answer, _ = process.communicate()
+        with contextlib.suppress(OSError):
+            while piece := os.read(ours, 1 << 16):
+                shown += piece
+    os.close(ours)
+    assert shown.endswith(b"\r\x1b[K"), "the line is gone"
+    assert process.returncode == 0
+    assert b"reading" not in answer
+    assert b"wait (train.py:3)" in answer
+
+
+def test_nothing_is_said_of_what_is_quick_or_where_nobody_looks(typed: dict[str, tuple[str, ...]]) -> None:
+    command = [sys.executable, "-m", "hangwatch", *typed["explain"]]
+    assert subprocess.run(command, capture_output=True, check=True).stderr == b""
+    with waiting.shown(quiet_seconds=0.0) as now:
+        now.say("reading")
+        assert [thread for thread in threading.enumerate() if thread.name == "waiting"] == []
+
+
+def test_what_is_said_fits_the_line_and_holds_nothing_that_a_terminal_acts_on() -> None:
+    now = waiting.Waiting()
+    assert list(now.each(["a", "b\x1b[31m" + "x" * 500], 2000, "reading")) == ["a", "b\x1b[31m" + "x" * 500]
+    now.bytes_read = 3 << 30
+    assert len(now.line()) < 200
+    assert now.line().startswith("reading 2 of 2,000: b") and now.line().endswith("… (3,072 MiB)")
+    assert "\x1b" not in now.line()

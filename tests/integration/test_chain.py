@@ -52,6 +52,7 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
         assert {path.name for path in folder.iterdir()} == {
             "incident.json",
             "order",
+            "owner",
             "report.txt",
             "report.html",
             "dumps",

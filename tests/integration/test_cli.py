@@ -358,7 +358,7 @@ def test_a_name_that_two_jobs_share_is_refused_and_their_keys_are_told(tmp_path:
         (folder,) = (tmp_path / "out/incidents").iterdir()
         assert quiet.stderr == f"report: {folder}\n"
         left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-        (dump,) = left - {"incident.json", "order", "report.txt", "report.html"}
+        (dump,) = left - {"incident.json", "order", "owner", "report.txt", "report.html"}
         assert re.fullmatch(r"dumps/\d{8}T\d{6}Z-round1/rank0\.txt", dump)
 
 

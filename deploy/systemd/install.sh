@@ -10,14 +10,20 @@ STATE=/var/lib/hangwatch
 UNIT=/etc/systemd/system/hangwatch.service
 SYSUSERS=/etc/sysusers.d/hangwatch.conf
 COMMAND=/usr/local/bin/hangwatch
+SHARE=/usr/local/share
+MAN=$SHARE/man/man1/hangwatch.1
+# Where each shell looks for what completes a command that lies in /usr/local.
+COMPLETIONS="bash:$SHARE/bash-completion/completions/hangwatch zsh:$SHARE/zsh/site-functions/_hangwatch
+fish:$SHARE/fish/vendor_completions.d/hangwatch.fish"
 
 usage() {
   cat <<TEXT
 usage: install.sh [--wheels DIR] [--python PYTHON] [--no-start]
        install.sh --uninstall [--purge]
 
-Installs this checkout of hangwatch into a virtual environment under $PREFIX, with a unit, a user and a
-configuration ($CONFIG/hangwatch.toml, never overwritten). Run again, it upgrades what is there.
+Installs this checkout of hangwatch into a virtual environment under $PREFIX, with a unit, a user, a configuration
+($CONFIG/hangwatch.toml, never overwritten), a man page and completion for bash, zsh and fish. Run again, it upgrades
+what is there.
 
   --wheels DIR     install without a network, from a folder made by: python3 -m pip wheel --wheel-dir DIR /path/to/checkout
   --python PYTHON  the interpreter to build on, 3.10 or later (default: python3)
@@ -92,11 +98,22 @@ install_files() {
   fi
   chmod 0644 "$CONFIG/hangwatch.toml" "$CONFIG/hangwatch.sample.toml"
   "$PREFIX/bin/hangwatch" config --check "$CONFIG/hangwatch.toml"
+  install_help
   # By way of sh: setpriv itself still has root's rights while it looks for the program.
   if ! setpriv --reuid=hangwatch --regid=hangwatch --clear-groups sh -c "$PREFIX/bin/hangwatch --version" >/dev/null 2>&1; then
     step "note: only root and the service can run hangwatch: $python lies in a folder that others may not enter." \
       "To let everybody type it: --python /usr/bin/python3"
   fi
+}
+
+# The man page, and what completes words: both ask the program itself, so they know what this version knows.
+install_help() {
+  mkdir -p "$(dirname "$MAN")"
+  "$PREFIX/bin/python" -I -m hangwatch.cli.reference man >"$MAN"
+  for one in $COMPLETIONS; do
+    mkdir -p "$(dirname "${one#*:}")"
+    _HANGWATCH_COMPLETE=${one%%:*}_source "$PREFIX/bin/hangwatch" >"${one#*:}"
+  done
 }
 
 start() {
@@ -119,6 +136,8 @@ uninstall() {
     systemctl disable --quiet --now hangwatch.service
   fi
   rm -f "$UNIT" "$SYSUSERS" "$COMMAND" /etc/systemd/system/multi-user.target.wants/hangwatch.service
+  rm -f "$MAN"
+  for one in $COMPLETIONS; do rm -f "${one#*:}"; done
   rm -rf "$PREFIX"
   if booted; then systemctl daemon-reload; fi
   if [ "$purge" = yes ]; then

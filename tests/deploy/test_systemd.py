@@ -225,11 +225,11 @@ for folder in etc opt usr/local var/lib; do
   mount -t overlay overlay -o "lowerdir=/$folder,upperdir=$LAYERS/$folder/upper,workdir=$LAYERS/$folder/work" "/$folder"
 done
 mount -t tmpfs tmpfs /run
-rm -rf /etc/hangwatch /opt/hangwatch /var/lib/hangwatch
+rm -rf /etc/hangwatch /opt/hangwatch /var/lib/hangwatch $(find /usr/local/share -name '*hangwatch*')
 show() {
   echo "=== $1"
   for path in /etc/hangwatch /etc/hangwatch/* /etc/systemd/system/hangwatch.service /etc/sysusers.d/hangwatch.conf \\
-    /usr/local/bin/hangwatch /opt/hangwatch /var/lib/hangwatch; do
+    /usr/local/bin/hangwatch /opt/hangwatch /var/lib/hangwatch $(find /usr/local/share -name '*hangwatch*'); do
     [ ! -e "$path" ] || stat -c '%A %U %n' "$path"
   done
   ! getent passwd hangwatch >/dev/null || echo user
@@ -238,6 +238,9 @@ umask 077
 "$INSTALL" --wheels "$WHEELS" --python "$PYTHON"
 show installed
 /usr/local/bin/hangwatch --version
+! command -v man >/dev/null || MANPATH=/usr/local/share/man man hangwatch | grep -o 'hangwatch - finds hung training jobs'
+bash -c '. /usr/local/share/bash-completion/completions/hangwatch; COMP_WORDS=(hangwatch sta) COMP_CWORD=1
+  PATH=/usr/local/bin:$PATH _hangwatch_completion hangwatch; echo "completed: ${COMPREPLY[*]}"'
 /sbin/ip link set lo up
 /usr/local/bin/hangwatch demo --scenario loader --keep "$LAYERS/demo" >"$LAYERS/demo.txt" 2>&1 & demo=$!
 for i in $(seq 600); do grep -q training "$LAYERS/demo.txt" && break; sleep 0.1; done
@@ -270,6 +273,10 @@ PROGRAM = {
     "/etc/sysusers.d/hangwatch.conf",
     "/opt/hangwatch",
     "/usr/local/bin/hangwatch",
+    "/usr/local/share/man/man1/hangwatch.1",
+    "/usr/local/share/bash-completion/completions/hangwatch",
+    "/usr/local/share/zsh/site-functions/_hangwatch",
+    "/usr/local/share/fish/vendor_completions.d/hangwatch.fish",
 }
 
 
@@ -342,6 +349,9 @@ def test_install_upgrade_uninstall_purge_without_a_network(sdist: Path, wheels: 
     assert any("training: the GPUs are at work" in line for line in stages["installed"]), "the demo starts"
     assert "/etc/hangwatch/hangwatch.toml: ok" in stages["installed"]
     assert "-rw-r--r-- root /etc/systemd/system/hangwatch.service" in stages["installed"]
+    assert "-rw-r--r-- root /usr/local/share/man/man1/hangwatch.1" in stages["installed"]
+    assert shutil.which("man") is None or "hangwatch - finds hung training jobs" in stages["installed"]
+    assert "completed: status" in stages["installed"]
     assert "drwxr-xr-x root /opt/hangwatch" in stages["installed"]
     assert any(f"{INSTALL} --wheels wheels" in line for line in stages["refused"])
     assert any(line.startswith(f"install.sh: {tmp_path}/few does not hold") for line in stages["refused"])

@@ -1,0 +1,83 @@
+"""The page of an incident on a phone, by a real Chromium: the whole chart is in sight, and so is where the power fell."""
+
+from __future__ import annotations
+
+import html as escaping
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hangwatch.model import JobState, PowerSeries, TimelineEntry
+from hangwatch.report import html
+from tests import samples
+from tests.servers import program
+
+PHONE_PIXELS = 375
+FELL = samples.OPENED - 120.0
+
+# A frame is a viewport of its own: Chromium opens no window as narrow as a phone.
+AROUND = """<body style="margin:0"><iframe src="page.html" style="width:%dpx;height:700px;border:0"></iframe><script>
+onload = () => {
+  const page = document.querySelector("iframe").contentDocument;
+  const box = (one) => { const at = one.getBoundingClientRect(); return [at.left, at.right, at.top, at.bottom]; };
+  const shown = (all) => [...page.querySelectorAll(all)].filter((one) => one.getBoundingClientRect().width);
+  document.body.textContent = JSON.stringify({
+    width: page.documentElement.scrollWidth,
+    lines: shown(".chart .line").map(box),
+    labels: shown(".chart text").map(box),
+  });
+};
+</script>"""
+
+
+def seen(tmp_path: Path, hung_seconds: int) -> dict[str, list[list[float]]]:
+    """Where things of the page are, in pixels, of a job that fell quiet long before the last sample."""
+    incident = samples.loader_hang()
+    times = tuple(FELL - 780 + 5 * number for number in range((900 + hung_seconds) // 5))
+    power = tuple(
+        PowerSeries(
+            uuid=uuid, index=number, unix_seconds=times, watts=tuple(640.0 if at < FELL else 118.0 for at in times),
+            limit_watts=700.0, busy_watts=650.0, quiet_line_watts=300.0, local_ranks=(number,),
+        )
+        for number, uuid in enumerate(incident.job.gpu_uuids)
+    )  # fmt: skip
+    steps = ((-780, JobState.TRAINING), (0, JobState.QUIET), (120, JobState.SUSPECTED), (135, JobState.HUNG))
+    timeline = tuple(TimelineEntry(unix_seconds=FELL + at, state=state, message="") for at, state in steps)
+    (tmp_path / "page.html").write_text(html.render(samples.replaced(incident, power=power, timeline=timeline)))
+    (tmp_path / "around.html").write_text(AROUND % PHONE_PIXELS)
+    command = [
+        program("chromium"), "--headless", "--disable-gpu", "--hide-scrollbars", "--allow-file-access-from-files",
+        *(["--no-sandbox"] if os.geteuid() == 0 else []), f"--user-data-dir={tmp_path / 'chromium'}",
+        "--dump-dom", (tmp_path / "around.html").as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    found = re.search(r"\{.*\}", done.stdout, re.DOTALL)
+    assert found, done.stdout
+    return json.loads(escaping.unescape(found[0]))  # type: ignore[no-any-return]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("hung_seconds", [60, 2400])
+def test_the_fall_is_in_sight_however_long_ago_it_was(tmp_path: Path, hung_seconds: int) -> None:
+    page = seen(tmp_path, hung_seconds)
+    assert page["width"] == PHONE_PIXELS, "nothing leads out of the page to the side"
+    assert len(page["lines"]) == len(samples.loader_hang().job.gpu_uuids)
+    for left, right, top, bottom in page["lines"]:
+        assert 0 <= left < right <= PHONE_PIXELS
+        assert right - left > 0.8 * PHONE_PIXELS and bottom - top > 50, "all of it, from busy to quiet"
+
+
+@pytest.mark.timeout(180)
+def test_no_label_writes_over_another_one(tmp_path: Path) -> None:
+    labels = seen(tmp_path, 2400)["labels"]
+    assert len(labels) > 6
+    for number, (left, right, top, bottom) in enumerate(labels):
+        assert left >= 0 and right <= PHONE_PIXELS
+        for other in labels[number + 1 :]:
+            across = min(right, other[1]) - max(left, other[0])
+            down = min(bottom, other[3]) - max(top, other[2])
+            assert across <= 1 or down <= 3, "but for the room above and below letters"

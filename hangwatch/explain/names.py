@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from hangwatch.model import RankId
 
 _FILE_RANK = re.compile(r"(?:^|[^a-z])rank[-_.=]?(\d{1,7})(?![\d])", re.I)
+_ENDINGS = r"(?:out|txt|log|trace|dump|json|err)"
 _FILE_NODE = re.compile(
-    r"^(?:trace|traces|pyspy|py-spy|stack|stacks|dump|dumps)[-_.](.+?)(?:\.(?:out|txt|log|trace|dump|json|err))*$", re.I
+    rf"^(?:trace|traces|pyspy|py-spy|stack|stacks|dump|dumps)[-_.](?!{_ENDINGS}(?:\.|$))(.+?)(?:\.{_ENDINGS})*$", re.I
 )
 _ELASTIC = re.compile(r"^(?:(.*)/)?attempt_(\d{1,7})/(\d{1,7})/(?:stdout\.log|stderr\.log|error\.json)$")
 _NUMBER = re.compile(r"\d{1,7}")

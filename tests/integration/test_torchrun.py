@@ -202,6 +202,7 @@ def test_the_line_of_the_page_of_questions_gives_stacks_that_explain_reads(job: 
     told = CliRunner().invoke(explain, ["--json", str(tmp_path / "stacks.txt")])
     verdict = json.loads(told.stdout)["verdict"]
     assert [one["pid"] for one in (*verdict["named"], *verdict["first_look"])] == [job.pid(2)], verdict["message"]
+    assert f"Pid {job.pid(2)} is " in verdict["message"], "on no node: stacks.txt names none"
     os.kill(job.pid(2), signal.SIGUSR1)
     job.wait_until_it_trains()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -19,6 +19,13 @@ _FILE_NODE = re.compile(
 _ELASTIC = re.compile(r"^(?:(.*)/)?attempt_(\d{1,7})/(\d{1,7})/(?:stdout\.log|stderr\.log|error\.json)$")
 _NUMBER = re.compile(r"\d{1,7}")
 _ENDS_IN_NUMBER = re.compile(r"^(.*?)(?<!\d)(\d{1,7})(?:\.(?:json|pkl|pickle|bin|dump|trace|txt))*$", re.I)
+
+
+_NUMBERED_STACK = re.compile(
+    r"(?:^|/)(?:(?:py-?spy|pystack|gdb|bt|stacks?|dumps?|traces?|proc|process)[-_.]?)?"
+    r"(\d{1,7})(?:\.(?:txt|out|log|trace|stack|dump|json))*$",
+    re.I,
+)
 
 
 class Named(NamedTuple):
@@ -72,6 +79,20 @@ def number_logs(ids: Mapping[str, RankId]) -> dict[str, RankId]:
                 (name, replace(ids[name], rank=number)) for (name, _), number in zip(found, columns[0], strict=True)
             )
     return numbered
+
+
+def stack_ranks(names: Collection[str]) -> dict[str, int]:
+    """The ranks of files of stacks that are called alike but for a number: `stack.0.txt`, `stack.1.txt`, or `0.txt`.
+
+    Empty where they do not stand in one folder, or the numbers do not begin at 0 or leave out many: what runs to 4711
+    is a pid, and what begins at 1 counts something else. `node3.txt` may hold any rank.
+    """
+    found = {name: _NUMBERED_STACK.search(name.replace("\\", "/")) for name in names}
+    numbers = {name: int(match.group(1)) for name, match in found.items() if match is not None}
+    shapes = {name[: match.start(1)] + "#" + name[match.end(1) :] for name, match in found.items() if match is not None}
+    values = set(numbers.values())
+    is_sure = 1 < len(values) == len(numbers) == len(names) and len(shapes) == 1
+    return numbers if is_sure and min(values) == 0 and max(values) < 2 * len(values) else {}
 
 
 def dump_ranks(names: Iterable[str]) -> dict[str, tuple[int, bool]]:

@@ -67,9 +67,33 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
             for rank in _ranks(source, notes) if source.reader.processes else ():
                 _add(found, rank, notes)
         hearsay.add(name, streams)
+    ranks = _numbered_by_files(
+        [rank.dump() for rank in found.values()], [rank.source for rank in found.values()], notes
+    )
     told = hearsay.logs()
     kernel = tuple(hearsay.kernel.values())
-    return Collected(tuple(rank.dump() for rank in found.values()), tuple(notes), world_size, told, kernel)
+    return Collected(tuple(ranks), tuple(notes), world_size, told, kernel)
+
+
+def _numbered_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes: list[str]) -> Sequence[RankDump]:
+    """The ranks by the names of their files, where nothing else tells any: one process in each, no two the same.
+
+    Files with one pid may be rounds of one process; without a pid nothing tells rounds from ranks.
+    """
+    ids = [dump.id for dump in dumps]
+    is_told = any(one.rank is not None or one.local_rank is not None or one.node is not None for one in ids)
+    pids = {one.pid for one in ids if one.pid is not None}
+    if is_told or len(set(sources)) < len(dumps) or len(pids) < len(dumps):
+        return dumps
+    numbers = names.stack_ranks(sources)
+    if not numbers:
+        return dumps
+    first, last = min(numbers.values()), max(numbers.values())
+    notes.append(f"ranks {first} to {last} by the numbers in the names of the files: nothing else tells them")
+    return [
+        structs.replace(dump, id=structs.replace(dump.id, rank=numbers[source]))
+        for dump, source in zip(dumps, sources, strict=True)
+    ]
 
 
 class _Hearsay:

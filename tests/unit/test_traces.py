@@ -104,6 +104,54 @@ def test_processes_without_any_number_are_shown_by_pid() -> None:
     assert ids(found) == [RankId(node="n1", pid=pid) for pid in (11, 12, 13)]
 
 
+def in_files(*names: str, pids: tuple[int, ...] = (41, 99, 17, 58)) -> traces.Collected:
+    return traces.collect(
+        [(name, [f"{line}\n" for line in process(pid, *WAITS)]) for name, pid in zip(names, pids, strict=False)]
+    )
+
+
+@pytest.mark.parametrize("shape", ["stack.{}.txt", "/tmp/x/{}.txt", "py-spy-{}.txt", "stacks{}", "d/gdb.{}.out"])
+def test_files_of_stacks_that_are_numbered_from_0_on_are_ranks_and_it_is_said(shape: str) -> None:
+    found = in_files(*(shape.format(number) for number in (2, 0, 1, 3)))
+    assert [(one.rank, one.pid) for one in ids(found)] == [(2, 41), (0, 99), (1, 17), (3, 58)]
+    assert found.notes == ("ranks 0 to 3 by the numbers in the names of the files: nothing else tells them",)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["stack.1.txt", "stack.2.txt", "stack.3.txt"],  # counts something else
+        ["0.txt", "4711.txt"],  # a pid
+        ["stack.0.txt", "dump.1.txt"],
+        ["a/stack.0.txt", "b/stack.1.txt"],  # a node each
+        ["node0.txt", "node1.txt"],  # any rank of a node
+        ["worker-0.txt", "worker-1.txt"],
+        ["2026-0.txt", "2026-1.txt"],
+        ["0.txt"],
+        ["0.txt", "1.txt", "notes.txt"],
+    ],
+)
+def test_names_of_files_that_may_number_something_else_tell_no_rank(names: list[str]) -> None:
+    found = in_files(*names)
+    assert {one.rank for one in ids(found)} == {None}
+    assert not [note for note in found.notes if "by the numbers" in note]
+
+
+def test_rounds_of_one_process_in_numbered_files_are_no_ranks() -> None:
+    found = in_files("stack.0.txt", "stack.1.txt", "stack.2.txt", pids=(41, 41, 41))
+    assert {one.rank for one in ids(found)} == {None}
+    assert found.notes == ()
+
+
+def test_where_anything_else_tells_a_rank_the_names_of_files_tell_none() -> None:
+    texts = [
+        ("stack.0.txt", process(41, *WAITS)),
+        ("stack.1.txt", process(42, *WAITS, command="python --local_rank 7")),
+    ]
+    found = traces.collect([(name, [f"{line}\n" for line in lines]) for name, lines in texts])
+    assert [(one.rank, one.local_rank) for one in ids(found)] == [(None, None), (None, 7)]
+
+
 def test_mixed_lines_of_several_ranks_are_told_apart() -> None:
     texts = {
         rank: [f"[n1:{rank}]{line}" for line in process(100 + rank, *(LOADS if rank == 2 else WAITS))]

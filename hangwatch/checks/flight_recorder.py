@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
+from hangwatch import words
 from hangwatch.checks import contract
 from hangwatch.checks.contract import Check, Metric, ok
 from hangwatch.flight_record import Library, RankRecords
@@ -101,12 +102,12 @@ def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
     """Never a finding; the jobs without one are said first, with what to set."""
     sample = window[-1]
     told = Counter(one.state for one in sample.jobs)
-    say = [f"a flight recorder in {told['there']} of {len(sample.jobs)} jobs with PyTorch"]
+    say = [f"a flight recorder in {told['there']} of {words.count(len(sample.jobs), 'job')} with PyTorch"]
     say += [_sentence(one) for state in ("off", "unread", "unused") for one in sample.jobs if one.state == state][:3]
     if (more := len(sample.jobs) - told["there"] - len(say) + 1) > 0:
         say.append(f"{more} more without one")
     if sample.not_asked:
-        say.append(f"{sample.not_asked} jobs not asked yet")
+        say.append(f"{words.count(sample.not_asked, 'job')} not asked yet")
     return ok("Hint" if told["off"] else "Told", "; ".join(say))
 
 

@@ -139,7 +139,8 @@ def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
     ]
     alive = sum(rank.state not in NO_PROCESS for job in window[-1].jobs for rank in job.ranks)
     memory = sum(rank.resident_bytes or 0 for job in window[-1].jobs for rank in job.ranks)
-    summary = f"all {alive} ranks of {len(window[-1].jobs)} jobs are alive and use {memory / (1 << 30):.1f} GiB"
+    jobs = words.count(len(window[-1].jobs), "job")
+    summary = f"all {alive} ranks of {jobs} are alive and use {memory / (1 << 30):.1f} GiB"
     starting = [job for job in window[-1].jobs if job.launcher]
     if starting:
         first = ", ".join(f"{job.launcher} of job {job.job}" for job in starting[:LAUNCHERS_LISTED])

@@ -39,7 +39,7 @@ SEE_ALL = "`sudo hangwatch dump`, or install the daemon (docs/install-systemd.md
 
 
 @click.command()
-@click.option("--job", "wanted", help="Only this job, by its name or key; by default every job on this node.")
+@click.option("--job", "wanted", help="Only this job, by its id, key or name; by default every job on this node.")
 @click.option(
     "--pid",
     "pids",
@@ -297,12 +297,16 @@ def _jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs, *, ev
 
 
 def choose(wanted: str, found: Sequence[Job]) -> Job:
-    """The job of this key, else of this name. Raises InputError where there is none, or the name is that of several."""
+    """The job of this key, else of this id, else that its user calls so, as of a page.
+
+    Raises InputError where there is none, or the name is that of several.
+    """
     chosen = [job for job in found if job.key == wanted] or [job for job in found if job.job_id == wanted]
+    chosen = chosen or [job for job in found if job.job_name == wanted]
     if len(chosen) == 1:
         return chosen[0]
     if not chosen:
-        here = ", ".join(job.job_id for job in found) or "none"
+        here = "; ".join(words.printable(words.which_job(job)) for job in found) or "none"
         raise InputError(f"--job {wanted}: no such job on this node\n  jobs here: {here}")
     raise InputError(
         f"--job {wanted}: {len(chosen)} jobs on this node have this name\n"

@@ -71,9 +71,13 @@ def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
 
 
 def render_answer(incident: Incident, *, color: bool = False, width: int = 110, stacks: bool = False) -> str:
-    """What fits a screen: the verdict, the groups, the evidence and what ranks wrote; with `stacks` all raw stacks."""
+    """What fits a screen: the verdict, the groups, the evidence and what ranks wrote; with `stacks` all raw stacks.
+
+    Of an incident that is kept nowhere: no name, by which it could not be found.
+    """
     style = _style(incident.grouping, color, width)
-    lines = _head_lines(incident, style)
+    rows = [row for row in _heading(incident) if row[0] != "Incident"]
+    lines = _verdict_lines(incident.verdict, style) + _table(rows, style)
     lines += _grouping_lines(incident.grouping, incident.verdict, style, tree=False)
     lines += _rank_sections(incident, style)
     return "\n".join([*lines, *(_stack_section(incident, style) if stacks else ())]) + "\n"

@@ -24,7 +24,8 @@ from msgspec.structs import replace
 
 from hangwatch import cli, store
 from hangwatch.board import JobEntry, Snapshot
-from hangwatch.cli.stacks import NO_JOB, print_jobs
+from hangwatch.cli.errors import InputError
+from hangwatch.cli.stacks import NO_JOB, choose, print_jobs
 from hangwatch.cli.status import print_status
 from hangwatch.cli.tables import print_table
 from hangwatch.hang import watched
@@ -370,6 +371,16 @@ def test_of_many_jobs_the_table_begins_with_those_of_whom_somebody_is_named(caps
     assert header == ["job", "owner", "verdict", "named"]
     assert [row[2] for row in rows] == [accused.verdict.kind, nobody.verdict.kind, nobody.verdict.kind]
     assert [row[3] for row in rows] == [who(accused.verdict.named), "nobody", "nobody, first rank 3"]
+
+
+def test_a_job_is_chosen_by_key_id_or_what_its_user_calls_it() -> None:
+    """A page calls it by the last."""
+    job = replace(samples.job(range(2), 2), job_name="llama-70b")
+    other = replace(job, job_id="7", job_key="fedcba9876543210", job_name=job.job_id)
+    for wanted in (job.key, job.job_id, "llama-70b"):
+        assert choose(wanted, [other, job]) is job
+    with pytest.raises(InputError, match=r"jobs here: .*llama-70b of user .* \(Slurm job .*train.py\)"):
+        choose("nonsense", [other, job])
 
 
 def test_where_no_job_runs_every_launcher_of_the_table_is_told() -> None:

@@ -45,7 +45,7 @@ def test_a_recorder_that_is_there_is_told(tree: NodeTree) -> None:
     result = run("flight_recorder", tree.node(recording(tree, 10)))
     assert told(result) == ("OK", "Told")
     assert values(result, "flight_recorder_capacity") == {("J10",): 2000}
-    assert result.verdict.message == "a flight recorder in 1 of 1 jobs with PyTorch"
+    assert result.verdict.message == "a flight recorder in 1 of 1 job with PyTorch"
 
 
 def test_each_process_is_read_once(tree: NodeTree) -> None:

@@ -290,6 +290,7 @@ def test_the_answer_of_a_dump_has_no_raw_stacks_unless_they_are_asked_for() -> N
     incident = samples.loader_hang()
     answer = text.render_answer(incident)
     assert "[gpu-a12:7]" not in answer
+    assert incident.incident_id not in answer, "it is kept nowhere"
     assert all(part in answer for part in (incident.verdict.kind, "Groups, largest first", "Evidence"))
     assert raw_part(text.render_answer(incident, stacks=True)) == raw_part(text.render(incident))
 

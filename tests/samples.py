@@ -5,6 +5,7 @@ Made by hand, not by the verdict rules, but for those that point at whom to look
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -284,6 +285,7 @@ def incident(
     )
 
 
+@functools.cache
 def loader_hang() -> Incident:
     """Rank 7 of 8 waits for a loader worker that reads and never returns; the others wait for it in all_reduce."""
     odd = rank_id(7)
@@ -327,6 +329,7 @@ def loader_hang() -> Incident:
     )
 
 
+@functools.cache
 def blocked_in_kernel() -> Incident:
     """Rank 3 is in D on NFS; py-spy cannot read it."""
     odd = rank_id(3)
@@ -366,6 +369,7 @@ def blocked_in_kernel() -> Incident:
     return incident(groups=groups, verdict=verdict, dumps=dumps, odd_local_ranks=frozenset({3}))
 
 
+@functools.cache
 def exited() -> Incident:
     """The process of rank 3 does not exist any more; the others wait for it."""
     odd = RankId(node=NODE, rank=3, local_rank=3)
@@ -383,6 +387,7 @@ def exited() -> Incident:
     return replaced(found, job=msgspec.structs.replace(found.job, local_world_size=8, absent_local_ranks=((3, 3),)))
 
 
+@functools.cache
 def all_waiting() -> Incident:
     """Everybody here waits in the same collective: the odd one is on the other node, which this node cannot see."""
     verdict = Verdict(
@@ -394,6 +399,7 @@ def all_waiting() -> Incident:
     return incident(groups=(waiting(range(8)),), verdict=verdict, dumps=dumps, world_size=16)
 
 
+@functools.cache
 def mismatch() -> Incident:
     """Half of the ranks are in all_reduce and half in broadcast: nobody can be accused."""
     broadcast = (
@@ -426,6 +432,7 @@ def mismatch() -> Incident:
     return incident(groups=(waiting(range(4)), other), verdict=verdict, dumps=dumps)
 
 
+@functools.cache
 def own_code() -> Incident:
     """Rank 2 of 4 stands in the program's own code, in a call that Python does not show; the others are in backward."""
     backward = (
@@ -442,6 +449,7 @@ def own_code() -> Incident:
     return incident(groups=grouping.groups, verdict=judge(grouping, 4), dumps=dumps, world_size=4)
 
 
+@functools.cache
 def other_line() -> Incident:
     """Rank 3 of 4 asks for the same all_reduce in another line of the same function."""
     dumps = [rank_dump(rank, (*ALL_REDUCE[:2], replace(ALL_REDUCE[2], line=300 - (rank // 3)))) for rank in range(4)]
@@ -449,6 +457,7 @@ def other_line() -> Incident:
     return incident(groups=grouping.groups, verdict=judge(grouping, 4), dumps=dumps, world_size=4)
 
 
+@functools.cache
 def parallel_groups() -> Incident:
     """Five groups under tensor and pipeline parallelism; one rank is outside any collective."""
     calls = (
@@ -498,6 +507,7 @@ def alone(group: Group, rank: RankId) -> Group:
     )
 
 
+@functools.cache
 def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77) -> Incident:
     """16,384 ranks on 2,048 nodes, merged: one rank outside the collective, one node without an answer."""
     absent = tuple(range(absent_node * 8, absent_node * 8 + 8)) if absent_node is not None else ()

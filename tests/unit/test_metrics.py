@@ -197,10 +197,9 @@ def test_hostile_texts_stay_within_their_label() -> None:
 def test_no_label_holds_what_a_terminal_acts_on(texts: list[str]) -> None:
     hang = samples.loader_hang()
     verdict = replace(hang.verdict, message=texts[1])
-    jobs = {}
+    entry, jobs = board().snapshot.jobs[hang.job.job_id], {}
     for place, job_id in enumerate(texts):
         job = replace(hang.job, job_id=job_id, user=texts[2])
-        entry = board().snapshot.jobs[hang.job.job_id]
         jobs[str(place)] = replace(entry, job=job, incident=replace(hang, job=job, verdict=verdict))
     text = scrape(board(jobs=jobs))
     assert all(line.isprintable() for line in text.split("\n"))

@@ -382,7 +382,7 @@ def test_the_graph_is_linear(shape: Callable[[int], list[Member]]) -> None:
             turns.append(time.process_time() - began)
         return min(turns)
 
-    small, large = seconds(1_000), seconds(8_000)
+    small, large = seconds(500), seconds(4_000)
     assert large < 24 * max(small, 0.01)
 
 

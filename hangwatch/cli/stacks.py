@@ -132,8 +132,8 @@ def dump(  # noqa: PLR0912 - an option is a branch
     if with_stacks and as_json_form and not grouped:
         raise click.UsageError("--json has all stacks; --stacks goes with --json --grouped, or with text")
     settings, _ = settings_from(config_path)
-    node, activities = host.node_name(), activity.load(settings.activities.rules)
     with _sampled(settings) as gpus:
+        node, activities = host.node_name(), activity.load(settings.activities.rules)
         sweep = gpus.wait_for_sweep(GPU_SECONDS)
         missing: InputError | None = None
         try:

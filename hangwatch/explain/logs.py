@@ -136,12 +136,14 @@ class Log:
     """Reads the lines of one log; `told_rank` is the global rank that torch wrote before its lines.
 
     `messages` are what NCCL says, by the names of the table's rows; `kernel` the first lines as of the kernel's log,
-    one for each row and subject, without those that are over; `is_kernels`: all lines have the shape of that log.
+    one for each row and subject, without those that are over, and `is_kernel_cut` where they were too many;
+    `is_kernels`: all lines have the shape of that log.
     """
 
     def __init__(self) -> None:
         self.lines = 0
         self.is_kernels = True
+        self.is_kernel_cut = False
         self.kernel: dict[tuple[str, str], kernel_text.Heard] = {}
         self.last: Line | None = None
         self.failures: list[Failure] = []
@@ -174,6 +176,7 @@ class Log:
         if heard is not None and len(self.kernel) < kernel_text.MOST_KEPT:
             self.kernel.setdefault(heard.said[:2], heard)
         elif self.kernel:
+            self.is_kernel_cut |= heard is not None and heard.said[:2] not in self.kernel
             for over in kernel_text.ended(text):
                 self.kernel.pop(over, None)
 

@@ -108,6 +108,12 @@ class _Hearsay:
         self._unknown: dict[str, tuple[RankId, logs.Log]] = {}
         self._strange: dict[str, list[str]] = {}
         self._silent: dict[str, list[str]] = {}
+        self._is_kernel_cut = False
+
+    def say(self, note: str) -> None:
+        """Tell people of what was found, once."""
+        if note not in self._notes:
+            self._notes.append(note)
 
     def error_file(self, name: str, rank: RankId, text: str) -> None:
         """Read torchelastic's error.json of a rank; what it holds counts before what its log says of the same."""
@@ -128,9 +134,12 @@ class _Hearsay:
             is_of_rank = rank.rank is not None or rank.local_rank is not None
             is_kernels = reader.log.is_kernels and not reader.processes and not is_of_rank
             writer = "" if is_kernels else words.who([rank]) if is_of_rank else words.printable(name)
+            self._is_kernel_cut |= reader.log.is_kernel_cut
             for place, heard in reader.log.kernel.items():
                 if len(self.kernel) < MOST_KEPT:
                     self.kernel.setdefault((*place, writer), heard._replace(writer=writer))
+                elif (*place, writer) not in self.kernel:
+                    self._is_kernel_cut = True
             of_ranks = [(name, failure) for failure in reader.log.failures if failure.rank is not None]
             self._told += of_ranks
             of_ranks_here = of_ranks_here or bool(of_ranks)
@@ -167,6 +176,8 @@ class _Hearsay:
             self._notes.append(f"{told}, for example {next(iter(self._silent))}")
         else:
             self._notes += chain.from_iterable(self._silent.values())
+        if self._is_kernel_cut:
+            self._notes.append(f"more than {MOST_KEPT} different lines of the kernel: the first {MOST_KEPT} count")
         if self.old:
             self._notes.append(f"{words.count(self.old, 'file')} of attempts before the last one left out")
         return rank_logs.join(self._parts, self._told)
@@ -258,6 +269,8 @@ def _read(
         source = sources.get((rank, sure))
         if source is None:
             if len(sources) >= _MOST_STREAMS:
+                if len(sources) == _MOST_STREAMS:
+                    hearsay.say(f"{name}: more than {_MOST_STREAMS:,} prefixes; lines of further ones have none")
                 rank, sure, rest = named.id, True, line
             reader = stream.Reader(interned, is_log=named.is_log)
             source = sources.setdefault((rank, sure), _Source(name, rank, sure, reader))

@@ -516,6 +516,11 @@ def test_a_trouble_that_is_over_is_none_and_many_are_bounded() -> None:
     silent, back = "nfs: server filer-03 not responding, still trying", "[9.0] nfs: server filer-03 OK"
     assert collect(silent, back, FAULT).kernel == collect(FAULT).kernel
     lines = [FAULT.replace("4711", str(pid)) for pid in range(1, 1000)]
+    of_one = "more than 64 different lines of the kernel: the first 64 count"
+    assert of_one in collect(*lines).notes
+    assert of_one not in collect(*lines[: kernel_text.MOST_KEPT]).notes
+    halves = [(f"{half}.log", [f"{line}\n" for line in lines[half * 40 : half * 40 + 40]]) for half in (0, 1)]
+    assert of_one in traces.collect(halves).notes
     kernel = collect(*lines).kernel
     assert len(kernel) == kernel_text.MOST_KEPT
     assert len(kernel_text.judge(None, kernel, []).evidence) == 9

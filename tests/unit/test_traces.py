@@ -152,6 +152,14 @@ def test_where_anything_else_tells_a_rank_the_names_of_files_tell_none() -> None
     assert [(one.rank, one.local_rank) for one in ids(found)] == [(None, None), (None, 7)]
 
 
+def test_more_prefixes_than_are_told_apart_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "_MOST_STREAMS", 4)
+    few = [f"[n1:{rank}]{line}" for rank in range(4) for line in process(100 + rank, *WAITS)]
+    assert (len(collect(*few).ranks), collect(*few).notes) == (4, ())
+    more = [f"[n1:{rank}]{line}" for rank in range(4, 9) for line in process(100 + rank, *WAITS)]
+    assert "-: more than 4 prefixes; lines of further ones have none" in collect(*few, *more).notes
+
+
 def test_mixed_lines_of_several_ranks_are_told_apart() -> None:
     texts = {
         rank: [f"[n1:{rank}]{line}" for line in process(100 + rank, *(LOADS if rank == 2 else WAITS))]

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES, JobExecutionEvent
@@ -140,6 +141,15 @@ class Beats:
     def once(self, pool: Pool, call: Callable[..., None], *arguments: object) -> None:
         """Call this as soon as a thread of the pool is free."""
         self._scheduler.add_job(call, args=arguments, executor=pool)
+
+    def within(self, seconds: float, name: str) -> None:
+        """Let the next turn of this beat come within so many seconds; the ones after it follow at its pace."""
+        beat = self._scheduler.get_job(name)
+        latest = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+        due = getattr(beat, "next_run_time", None)  # none before `start`
+        if beat is not None and due is not None and due > latest:
+            with contextlib.suppress(JobLookupError):
+                beat.modify(next_run_time=latest)
 
     def start(self) -> None:
         """Begin."""

@@ -22,6 +22,7 @@ from hangwatch import crash, hooks, metrics, progress, status, words
 from hangwatch.beats import CAPTURES_PER_OWNER, Beats, Turns
 from hangwatch.board import Board, Snapshot, extend
 from hangwatch.checks import discovery, runner
+from hangwatch.checks.contract import ABSENT
 from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.config import Settings
 from hangwatch.hang import activity
@@ -51,6 +52,8 @@ PRUNE_SECONDS = 3600.0
 MOST_DEAD_JOBS = 16  # of one owner, that wait for being read
 PRUNED_BY_AGE = 3
 STORE_SECONDS = 60.0
+CHECK_AGAIN_SECONDS = 30.0  # after a job came: it has begun by then
+CHECKED_AGAIN_PACE_SECONDS = 60.0  # of one check at most, whatever comes and goes
 LOCK_SECONDS = 3.0  # so long the start waits for a file system that may never answer
 STATUS_SECONDS = 10.0
 BEATS_MISSED = 10.0  # so many sample periods without a beat, and the daemon calls itself unhealthy
@@ -98,6 +101,7 @@ class Daemon:
         self._checks = {name: check for name, check in discovery.checks().items() if self._is_on(name)}
         self._windows = {name: runner.new_window(check) for name, check in self._checks.items()}
         self._check_began: dict[str, float] = {}
+        self._checked_again_at: dict[str, float] = {}
         self._scan = JobScan(proc_root, settings.jobs)
         self._scanning = threading.Lock()
         self._stop = threading.Event()
@@ -157,7 +161,10 @@ class Daemon:
             now, unix_now = self._clock(), time.time()
             self.board.put(Snapshot.with_scan, now - began, found.left_out)
             self._say_left_out(found.left_out)
+            before = self._living_jobs()
             self._do(self.board.change(progress.discovered, found.jobs, now, unix_now, procs.TICKS_PER_SECOND))
+            if self._living_jobs() - before:
+                self._check_again(self.board.snapshot.checks)
             if self.board.snapshot.left_open:
                 self._resume(self.board.snapshot.left_open)
             self.board.set(dumpers_stuck=pyspy.left_behind())
@@ -246,8 +253,28 @@ class Daemon:
     def _check(self, name: str) -> None:
         """One run of one check."""
         self._check_began[name] = time.time()
-        result = runner.run(self._checks[name], self._node_view(), self._check_settings[name], self._windows[name])
+        node = self._node_view()
+        result = runner.run(self._checks[name], node, self._check_settings[name], self._windows[name])
         self.board.put(progress.checked, result, now=self._clock())
+        if self._living_jobs() - {job.key for job in node.jobs}:
+            self._check_again((name,))
+
+    def _check_again(self, names: Iterable[str]) -> None:
+        """Let those of these checks that had nothing to look at look soon, since a job has come.
+
+        A user's jobs that come and go by the second make no check run more than once a minute.
+        """
+        now, found = self._clock(), self.board.snapshot.checks
+        for name in names:
+            last = self._checked_again_at.get(name)
+            is_due = last is None or now - last >= CHECKED_AGAIN_PACE_SECONDS
+            if is_due and name in found and found[name].verdict.reason == ABSENT:
+                self._checked_again_at[name] = now
+                self._beats.within(CHECK_AGAIN_SECONDS, f"check-{name}")
+
+    def _living_jobs(self) -> frozenset[str]:
+        entries = self.board.snapshot.jobs.items()
+        return frozenset(key for key, entry in entries if entry.watch.state is not JobState.ENDED)
 
     # --- what follows from them --------------------------------------------------------------------------------
 

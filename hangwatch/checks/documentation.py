@@ -20,9 +20,10 @@ This page is made from the code by `make golden`; a test fails while it is not c
 
 `hangwatch check` runs all of them once, `hangwatch check NAME...` those named; the daemon runs each on its own beat.
 Every check has a verdict, a sentence that explains it also when all is well, and says what to type when it is not.
-`NotPresent` (OK) means that this node has nothing of the kind; `CheckFailed` and `Stalled` (UNKNOWN) that the check
-itself failed, or did not come back. UNKNOWN is neither well nor sick. On the screen those with nothing of the kind are
-one line, and what several have found is said once; `--verbose` shows each of them.
+`NotPresent` (OK) means that this node has nothing of the kind: the daemon looks again half a minute after a job came,
+so that no such sentence stands beside it for long. `status` says how long ago each looked. `CheckFailed` and `Stalled`
+(UNKNOWN) mean that the check itself failed, or did not come back. UNKNOWN is neither well nor sick. On the screen those
+with nothing of the kind are one line, and what several have found is said once; `--verbose` shows each of them.
 
 Exit codes: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, by the most severe check (CRITICAL, WARNING, UNKNOWN, OK);
 `--fail-on critical` exits 0 for anything less, UNKNOWN included. `--json` prints the form that

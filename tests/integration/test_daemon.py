@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import json
 import os
 import platform
@@ -18,7 +19,10 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config, incident_file
+from hangwatch import daemon as daemons
 from hangwatch.board import JobEntry
+from hangwatch.checks import discovery, environment
+from hangwatch.checks.contract import ABSENT
 from hangwatch.daemon import Daemon
 from hangwatch.demo import play
 from hangwatch.demo.node import SimulatedNode
@@ -224,6 +228,41 @@ def test_a_look_that_fails_as_a_whole_loses_no_hang(tmp_path: Path) -> None:
         assert job_of(daemon).watch.capture_wanted_at is not None, "and to be looked at again"
         assert daemon.board.snapshot.captures["failed"] >= 1
         assert not job_of(daemon).page, "nobody has seen a stack"
+
+
+def test_a_check_that_found_no_job_looks_again_when_one_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own next turn is five minutes away, and "no training job runs on this node" would stand beside the job."""
+    monkeypatch.setattr(daemons, "CHECK_AGAIN_SECONDS", 0.1)
+    node = SimulatedNode(2)
+    looks: list[int] = []
+    observe = environment.CHECK.observe
+    counted = dataclasses.replace(
+        environment.CHECK, observe=lambda seen, settings: looks.append(len(seen.jobs)) or observe(seen, settings)
+    )
+    monkeypatch.setattr(discovery, "checks", lambda: {"environment": counted})
+    daemon = Daemon(
+        play.settings(tmp_path),
+        SimulatedGpus(node),
+        proc_root=node.proc_root,
+        check_settings={"environment": environment.Settings()},
+    )
+    daemon.start()
+
+    def said() -> str:
+        found = daemon.board.snapshot.checks.get("environment")
+        return found.verdict.reason if found else ""
+
+    try:
+        wait_for(lambda: said() == ABSENT, "the check to find no job")
+        with node:
+            wait_for(lambda: said() not in ("", ABSENT), "the check to find the job")
+            assert looks == [0, 1], "once, and again for the job"
+            node.restart()
+            scans = daemon.board.snapshot.scan_seconds
+            wait_for(lambda: daemon.board.snapshot.scan_seconds != scans, "a further scan")
+            assert looks == [0, 1], "it has had something to look at"
+    finally:
+        daemon.stop()
 
 
 def test_jobs_that_hang_together_are_looked_at_together(tmp_path: Path) -> None:

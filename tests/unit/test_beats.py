@@ -25,3 +25,24 @@ def test_it_can_be_stopped_while_it_starts_what_is_due(monkeypatch: pytest.Monke
         wait_for(lambda: calls[0] >= before + some, "some of the calls")  # noqa: B023 - asked at once
         beats.stop()
     assert not died, died[0].exc_value
+
+
+def test_a_beat_can_be_made_to_come_sooner_and_never_later() -> None:
+    turns: list[str] = []
+    beats = Beats(lambda name: None)
+    beats.every(3600.0, "checks", "rare", turns.append, "rare")
+    beats.every(0.05, "checks", "often", turns.append, "often")
+    beats.within(0.0, "rare")  # before the schedule begins there is nothing to bring forward
+    beats.start()
+    try:
+        wait_for(lambda: turns.count("often") >= 2, "some turns")
+        assert "rare" not in turns
+        beats.within(0.0, "rare")
+        beats.within(0.0, "nobody")
+        beats.within(3600.0, "often")
+        wait_for(lambda: "rare" in turns, "the turn that was brought forward")
+        before = turns.count("often")
+        wait_for(lambda: turns.count("often") >= before + 2, "the other one to go on at its pace")
+        assert turns.count("rare") == 1
+    finally:
+        beats.stop()

@@ -9,7 +9,6 @@ paused: the pause would not end.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import shutil
@@ -18,6 +17,8 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,8 @@ MOST_THREADS = 4096  # of py-spy 0.4: of a process with more Python threads, or 
 _VERSION_DEADLINE_SECONDS = 10.0
 _SETTLE_SECONDS = 0.01  # a target whose tracer died runs for a moment before the stop that was meant for it holds it
 _MORE_TRIES = 4
-_ASKING_VERSION = threading.Lock()  # all dumps of a round begin at once
+_LOCK = threading.Lock()
+_VERSIONS: dict[Path, Future[tuple[int, ...] | None]] = {}
 _NEVER_PAUSE = BLOCKED_STATES | STOPPED_STATES | ENDED_STATES | {"I"}
 
 
@@ -114,15 +116,28 @@ def left_behind() -> int:
 
 
 def version(program: Path) -> tuple[int, ...] | None:
-    """The version of a py-spy, e.g. (0, 4, 3); None when it does not say. An answer is asked for once per path."""
-    try:
-        with _ASKING_VERSION:
-            return _version(program)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return None
+    """The version of a py-spy, e.g. (0, 4, 3); None when it does not say. An answer is asked for once per path.
+
+    All dumps of a round begin at once: one of them asks, and the others wait for the same answer, or for none.
+    """
+    with _LOCK:
+        is_first = program not in _VERSIONS
+        asked = _VERSIONS.setdefault(program, Future())
+    if is_first:
+        found = None
+        try:
+            with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
+                found = _version(program)
+        finally:
+            if found is None:  # who comes later asks again
+                with _LOCK:
+                    del _VERSIONS[program]
+            asked.set_result(found)
+    with contextlib.suppress(FutureTimeoutError):
+        return asked.result(2 * _VERSION_DEADLINE_SECONDS)
+    return None
 
 
-@functools.lru_cache(maxsize=8)
 def _version(program: Path) -> tuple[int, ...]:
     done = subprocess.run(
         [program, "--version"],

@@ -205,6 +205,25 @@ def test_of_dumps_that_begin_at_once_one_asks_for_the_version(tmp_path: Path) ->
     assert asked.read_text() == "\n"
 
 
+def test_of_dumps_that_begin_at_once_none_waits_longer_for_a_version_that_never_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pyspy, "_VERSION_DEADLINE_SECONDS", 1.0)
+    asked = tmp_path / "asked"
+    program = fake_pyspy(tmp_path, STACKS, f"echo >> {asked}; exec sleep 600")
+    began = threading.Barrier(4)
+
+    def version() -> tuple[int, ...] | None:
+        began.wait()
+        return pyspy.version(program)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [one.result() for one in [pool.submit(version) for _ in range(4)]] == [None] * 4
+    assert asked.read_text() == "\n"
+    assert pyspy.version(program) is None
+    assert asked.read_text() == "\n" * 2
+
+
 @pytest.mark.parametrize(("printed", "words"), [("py-spy 0.3.14", "0.3.14"), ("what?", "unknown")])
 def test_one_that_may_leave_a_rank_stopped_is_named_with_what_mends_it(
     target: Target, printed: str, words: str

@@ -12,6 +12,7 @@ from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import (
     Died,
     Fault,
+    FileLock,
     Frame,
     Grouping,
     KernelLine,
@@ -79,6 +80,9 @@ def dump(stand: dict[str, Any], number: int, pid: int) -> ProcessDump:
         wchan=stand.get("wchan"),
         cpu_seconds=5.0 * number * stand.get("cpu", 0.0),
         io_bytes=int(5.0 * number * stand.get("io", 0.0)),
+        file_lock=FileLock(path="/data/the.lock", holder_pid=1000 + stand["lock_of"]) if "lock_of" in stand else None,
+        shares_lock=stand.get("shares_lock", False),
+        waits_in_torch=stand.get("in_torch", False),
     )
 
 

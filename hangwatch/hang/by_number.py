@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
 from msgspec import structs
 
 from hangwatch import words
 from hangwatch.hang import activity, clauses, guidance, launched, votes
 from hangwatch.hang.motion import asks_again
-from hangwatch.hang.rules import Scene, waits_for, without
+from hangwatch.hang.rules import Process, Scene, holder, processes_of, waits_for, without
 from hangwatch.hang.user_code import is_in_user_code
 from hangwatch.hang.waitfor import Answer, Meeting, Stance, judge
 from hangwatch.model import (
@@ -40,22 +40,23 @@ def answer(scene: Scene) -> Answer:
 def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
     """What stack and kernel say of each member of a grouping."""
     groups = {member.id.rank: group for group in grouping.groups for member in group.members}
-    pids = {(member.id.node, member.id.pid) for member in grouping.members}
-    return lambda member: _stance(groups[member.id.rank], member, pids)
+    processes = processes_of(grouping)
+    return lambda member: _stance(groups[member.id.rank], member, processes)
 
 
-def _stance(group: Group, member: Member, pids: set[tuple[str | None, int | None]]) -> Stance:
+def _stance(group: Group, member: Member, processes: Set[Process]) -> Stance:
     """Whether a rank waits for others, by its stack, its system call and its state.
 
-    Who waits for a lock that a rank of the job holds waits for that rank; who receives from nobody that is known may
-    wait for any; and so may who waits for a lock or a thread while another thread of it waits for ranks, and whoever
-    asks again and again in its own code. Who sleeps in torch's code waits, though no frame of Python shows it.
+    Who waits for a lock that a rank of the job holds waits for that rank; who receives from nobody that is known, or
+    waits for a lock in memory that another rank maps, too, may wait for any; and so may who waits for a lock or a
+    thread while another thread of it waits for ranks, and whoever asks again and again in its own code. Who sleeps in
+    torch's code waits, though no frame of Python shows it.
     """
     if member.state in STOPPED_STATES or member.frozen_cgroup is not None:
         return "elsewhere"
     if group.fault is not None or group.gone:
         return "unclear"
-    if member.file_lock is not None and (member.id.node, member.file_lock.holder_pid) in pids:
+    if holder(member) in processes:
         return "waits"
     if member.waits_in_torch and waits_for(group) in {"nothing", "unknown"}:
         return "waits"
@@ -64,6 +65,8 @@ def _stance(group: Group, member: Member, pids: set[tuple[str | None, int | None
     match waits_for(group):
         case "ranks" | "gpu":
             return "waits"
+        case "lock" if member.shares_lock:
+            return "unclear"
         case "lock" | "thread" if any(activity.known(one.activity).waits_for == "ranks" for one in group.threads):
             return "unclear"
         case "nothing":

@@ -36,9 +36,15 @@ def does(group: Group, *, several: bool = False) -> str:
         if several:
             return f"wait for their loader workers, in {worker.own}"
         return f"waits for its loader worker ({_which(worker)}) in {worker.own}"
-    clause = _waits_for_file_lock(group) or activity.says(group.activity, group.operation)
+    clause = (
+        _waits_for_file_lock(group)
+        or _shares_lock(group)
+        or _awaits_store(group)
+        or activity.says(group.activity, group.operation)
+    )
     if group.waits_for == "gpu" and activity.known(group.activity).waits_for != "gpu":
-        clause = f"waits for its GPU in {_innermost(group)}"  # by measurement, see `hang.motion`
+        by_stack = f"sleeps in PyTorch's own code, for ranks or its GPU, in {_innermost(group)}"
+        clause = by_stack if _is_in_torch(group) else f"waits for its GPU in {_innermost(group)}"  # both measured
     if several:
         for singular, plural in _SINGULAR:
             if clause.startswith(singular):
@@ -63,6 +69,19 @@ def _waits_for_file_lock(group: Group) -> str | None:
     locks = {member.file_lock for member in group.members}
     lock = locks.pop() if len(locks) == 1 else None
     return None if lock is None else f"waits for the lock of {lock.path}{_held_by(lock)}"
+
+
+def _shares_lock(group: Group) -> str | None:
+    """By measurement, see `probes.shared_locks`."""
+    shares = group.waits_for == "lock" and all(member.shares_lock for member in group.members)
+    return "waits for a lock in memory shared with another rank" if shares else None
+
+
+def _awaits_store(group: Group) -> str | None:
+    """By measurement, see `hang.surroundings`; of functions that no rule knows."""
+    asks = group.waits and activity.known(group.activity).waits_for == "unknown"
+    waits = asks and all(member.awaits_store == "main" for member in group.members)
+    return f"waits for a key of the store in {_innermost_function(group)}" if waits else None
 
 
 def _held_by(lock: FileLock) -> str:
@@ -166,13 +185,23 @@ def _which(worker: Stack) -> str:
 
 def _innermost(group: Group) -> str:
     """The operation that is known, else the function in which it stands."""
-    return group.operation or (stack_frames.plain_name(group.frames[0].function) if group.frames else "its own code")
+    return group.operation or _innermost_function(group)
+
+
+def _innermost_function(group: Group) -> str:
+    return stack_frames.plain_name(group.frames[0].function) if group.frames else "its own code"
 
 
 def has_gpu(group: Group) -> bool:
     """Whether it is known that its ranks wait for a GPU, or have one: backward stands on a job without any, too."""
-    waits = "its GPU" in activity.known(group.activity).says or activity.known(group.activity).waits_for != "gpu"
+    known = activity.known(group.activity)
+    waits = "its GPU" in known.says or (known.waits_for != "gpu" and not _is_in_torch(group))
     return waits or any(member.utilization_ratio is not None for member in group.members)
+
+
+def _is_in_torch(group: Group) -> bool:
+    """Whether all that is known of its waits is that it sleeps in code of PyTorch, NCCL or CUDA."""
+    return all(member.waits_in_torch for member in group.members)
 
 
 def at(group: Group) -> str:
@@ -190,13 +219,21 @@ def operations(groups: Iterable[Group]) -> str:
     """What groups wait in, the largest first: "broadcast (7 ranks) and all_reduce (4 ranks)"."""
     counts: dict[str, int] = {}
     for group in groups:
-        name = (group.operation if group.waits else None) or group.activity.replace("_", " ")
+        name = (group.operation if group.waits else None) or _measured(group) or group.activity.replace("_", " ")
         counts[name] = counts.get(name, 0) + len(group.members)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown = [f"{name} ({words.count(number)})" for name, number in ordered[:4]]
     if len(ordered) > 4:
         shown.append(f"{words.count(len(ordered) - 4, 'other operation')}")
     return ordered[0][0] if len(ordered) == 1 else words.listing(shown)
+
+
+def _measured(group: Group) -> str | None:
+    """Where it waits by measurement alone, in functions that no rule knows."""
+    if group.activity != "unknown" or group.waits_for != "gpu":
+        return None
+    own = _innermost_function(group)
+    return f"PyTorch's own code ({own})" if _is_in_torch(group) else own
 
 
 def top(group: Group, depth: int = 4) -> str:

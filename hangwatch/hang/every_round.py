@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from msgspec import structs
 
@@ -32,6 +33,22 @@ def server(rank: RankDump) -> int | None:
 def file_lock(rank: RankDump) -> FileLock | None:
     """The lock of a file for which a rank waits, by the same holder in every round."""
     found = {dump.file_lock for dump in rank.rounds}
+    return found.pop() if len(found) == 1 else None
+
+
+def shares_lock(rank: RankDump) -> bool:
+    """Whether it waits for a lock in memory that another rank maps, too."""
+    return bool(rank.rounds) and all(dump.shares_lock for dump in rank.rounds)
+
+
+def waits_in_torch(rank: RankDump) -> bool:
+    """Whether its main thread slept in code of torch, NCCL or CUDA."""
+    return bool(rank.rounds) and all(dump.waits_in_torch for dump in rank.rounds)
+
+
+def awaits_store(rank: RankDump) -> Literal["main", "thread"] | None:
+    """Which of its threads waits for an answer of the store."""
+    found = {dump.awaits_store for dump in rank.rounds}
     return found.pop() if len(found) == 1 else None
 
 

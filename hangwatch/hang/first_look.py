@@ -13,7 +13,9 @@ from hangwatch.hang.rules import (
     Rule,
     Scene,
     Suspicion,
+    asks_unknown_thread,
     died_first,
+    holder,
     is_rooted,
     may_be_late,
     only_roles,
@@ -21,7 +23,7 @@ from hangwatch.hang.rules import (
     waits_for,
 )
 from hangwatch.hang.user_code import caller, is_in_user_code, python_frames
-from hangwatch.model import Confidence, Group, Motion, Signature
+from hangwatch.model import Confidence, Group, Member, Motion, Signature
 
 DEADLY = tuple(name for name, row in kernel_lines.load().items() if row.deadly)
 ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
@@ -168,10 +170,43 @@ def _told_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
     return suspects
 
 
+def _outside_of_a_lock(scene: Scene, group: Group) -> bool:
+    """As `_is_in_own_code`, beside others who wait for a lock of which nobody knows that somebody else holds it."""
+    others = [member for other in scene.stacked if other is not group for member in other.members]
+    holders = {holder(member) for member in others if member.file_lock is not None and member.file_lock.holder_pid}
+    return holders <= {(member.id.node, member.id.pid) for member in group.members} and _is_in_own_code(scene, group)
+
+
+def _without_a_thread(scene: Scene, group: Group) -> bool:
+    """Whether it stands where all others do, who have a thread in a collective, and has no such thread."""
+    others = [other for other in scene.stacked if other is not group]
+    are_alike = all(_functions(other) == _functions(group) for other in others)
+    return are_alike and not _has_a_collective(group) and all(map(_has_a_collective, others))
+
+
+def _has_a_collective(group: Group) -> bool:
+    return any(activity.known(thread.activity).in_key for thread in group.threads)
+
+
+def _holders(scene: Scene) -> Sequence[Group]:
+    """Ranks that hold the lock of a file for which another rank waits, and do not come themselves."""
+    members = scene.grouping.members
+    held = {holder(member) for member in members if member.file_lock is not None}
+
+    def holds(member: Member) -> bool:
+        return (member.id.node, member.id.pid) in held
+
+    return [part for group in scene.stacked if group.waits_for != "gpu" and (part := part_of(group, holds))]
+
+
 def _other_of_two(scene: Scene) -> Sequence[Group]:
     if scene.grouping.ranks_known != 2 or len(scene.stacked) != 2:
         return []
-    found = [group for group in scene.stacked if _is_in_own_code(scene, group) or group.waits_for == "unknown"]
+    found = [
+        group
+        for group in scene.stacked
+        if _is_in_own_code(scene, group) or group.waits_for == "unknown" or asks_unknown_thread(group)
+    ]
     waiting = [group for group in scene.stacked if _is_collective(group)]
     return found if len(found) == len(waiting) == 1 else []
 
@@ -276,6 +311,15 @@ FIRST_LOOKS: tuple[Rule, ...] = (
         by_stack=False,
     ),
     _first_look(
+        "hold the lock of a file for which others of the job wait",
+        _holders,
+        ("ranks", "gpu", "lock"),
+        wording.holds_lock,
+        lambda _: wording.LOCK,
+        few=False,
+        by_stack=False,
+    ),
+    _first_look(
         "is the other one of two ranks, in no wait that is known",
         _other_of_two,
         ("ranks",),
@@ -291,6 +335,20 @@ FIRST_LOOKS: tuple[Rule, ...] = (
         wording.stands_apart,
         _settled_by_what_holds,
         may_name=True,
+    ),
+    _first_look(
+        "stand still in the program's own code, while the others wait for a lock",
+        _apart(_outside_of_a_lock),
+        ("lock",),
+        wording.stands_apart,
+        _settled_by_what_holds,
+    ),
+    _first_look(
+        "have no thread in a collective, while all others, whose main threads stand where theirs do, have one",
+        _apart(_without_a_thread),
+        ANYTHING,
+        wording.without_a_thread,
+        _settled_by_what_holds,
     ),
     _first_look(
         "stand in the same functions as all others, at another line of the user's code",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import structs
 
@@ -33,6 +33,7 @@ from hangwatch.model import (
     WorkerDump,
 )
 
+_STARTS = ("threading.py", "concurrent/futures/thread.py")
 _LOADER_LOOP = "torch/utils/data/_utils/worker.py"
 _SHOWN = 16
 
@@ -158,13 +159,16 @@ def _answer(rank: RankDump, standings: Sequence[Standing | None], measured: moti
 
 
 def _by_measurement(standing: Standing, measured: motion.Measured, rank: RankDump) -> Standing:
-    """A rank that was measured behind its GPU, in a wait for the lock of a file, or for clients, waits for that.
+    """A rank that was measured behind its GPU, at a lock of a file or in shared memory, or at clients, waits for that.
 
-    Whatever its functions are called. Those at the same place that were not are another group: one of them may be the
-    one that is waited for.
+    Whatever its functions are called. So does one that sleeps in torch's own code, which no frame of Python shows, for
+    its GPU or for other ranks; and one that waits for an answer of the store, for the rank that is to set a key. Those
+    at the same place that were not are another group: one of them may be the one that is waited for.
     """
     if every_round.file_lock(rank) is not None and standing.waits_for not in ("ranks", "gpu"):
         return standing._replace(key=f"{standing.key}-lock", waits_for="lock")
+    if every_round.shares_lock(rank) and standing.waits_for not in ("ranks", "gpu"):
+        return standing._replace(key=f"{standing.key}-shared-lock", waits_for="lock")
     if (
         rank.id.pid is not None
         and every_round.server(rank) == rank.id.pid
@@ -172,9 +176,14 @@ def _by_measurement(standing: Standing, measured: motion.Measured, rank: RankDum
     ):
         serves = standing.doing._replace(activity=activity.SERVING, waits=True)
         return standing._replace(key=f"{standing.key}-serves", doing=serves, waits_for="ranks")
-    if measured.signature is not Signature.BEHIND_GPU or standing.waits_for in ("ranks", "gpu"):
-        return standing
-    return standing._replace(key=f"{standing.key}-gpu", waits_for="gpu")
+    if measured.signature is Signature.BEHIND_GPU and standing.waits_for not in ("ranks", "gpu"):
+        return standing._replace(key=f"{standing.key}-gpu", waits_for="gpu")
+    if every_round.awaits_store(rank) == "main" and standing.waits_for == "unknown":
+        asks = standing.doing._replace(operation="the store", waits=True)
+        return standing._replace(key=f"{standing.key}-store", doing=asks, waits_for="ranks")
+    if every_round.waits_in_torch(rank) and standing.waits_for == "unknown":
+        return standing._replace(key=f"{standing.key}-torch", waits_for="gpu")
+    return standing
 
 
 def _member(
@@ -215,6 +224,7 @@ def _member(
         peers=every_round.peers(rank),
         server=every_round.server(rank),
         file_lock=every_round.file_lock(rank),
+        shares_lock=every_round.shares_lock(rank),
         stuck_on=every_round.stuck_on(rank),
         store=every_round.store(rank),
         enclosed_at=rank.rounds[-1].enclosed_at if rank.rounds else None,
@@ -222,7 +232,8 @@ def _member(
         recorder_faults=rank.rounds[-1].recorder_faults if rank.rounds else (),
         receives=_receives(rank.rounds),
         is_held_outside=every_round.is_held_outside(rank),
-        waits_in_torch=bool(rank.rounds) and all(dump.waits_in_torch for dump in rank.rounds),
+        waits_in_torch=every_round.waits_in_torch(rank),
+        awaits_store=_awaits_store(rank, answer.standing),
         stay=measured.stay,
         kernel_call=rank.kernel_call,
         worker_call=rank.worker_call,
@@ -232,6 +243,12 @@ def _member(
         nccl_ras_fault=rank.nccl_ras_fault,
         task=_task(rank.rounds, table),
     )
+
+
+def _awaits_store(rank: RankDump, standing: Standing | None) -> Literal["main", "thread"] | None:
+    found = every_round.awaits_store(rank)
+    is_asked = found == "main" or (standing is not None and standing.waits_for == "thread")
+    return found if is_asked else None
 
 
 def _motion(rounds: Sequence[ProcessDump], standings: Sequence[Standing | None], measured: motion.Measured) -> Motion:
@@ -325,8 +342,16 @@ def _shown(thread: Thread, table: activity.Table) -> Stack:
     return Stack(
         name=thread.name or f"thread {thread.thread_id}",
         frames=thread.frames,
-        activity=table.classify_thread(thread).activity,
+        activity=table.classify_thread(_without_start(thread)).activity,
     )
+
+
+def _without_start(thread: Thread) -> Thread:
+    """The thread without the frames that started it, which are those of a wait; as it is, where it has no others."""
+    frames = thread.frames
+    while frames and not thread.is_main and frames[-1].file.endswith(_STARTS):
+        frames = frames[:-1]
+    return structs.replace(thread, frames=frames) if frames else thread
 
 
 def _workers(rank: RankDump, table: activity.Table) -> tuple[Stack, ...]:

@@ -64,5 +64,6 @@ def _is_idle(member: Member) -> bool:
 
 def _is_alone(member: Member) -> bool:
     """Nothing leads from it to another rank, and it does what needs none. In `D` it may be what others wait for."""
-    waits = member.state in BLOCKED_STATES or member.signature not in _WAITS_FOR_NO_RANK
+    has_lock = member.shares_lock or member.file_lock is not None  # that may be another rank's
+    waits = has_lock or member.state in BLOCKED_STATES or member.signature not in _WAITS_FOR_NO_RANK
     return member.peers == 0 and _is_idle(member) and not waits and member.waiting is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import structs
 
@@ -25,6 +25,10 @@ from hangwatch.model import (
 
 _GPU_IN_KERNEL_RATIO = 0.5
 _REFUSALS = ("PermissionDenied", "CannotPause")  # of the rank, or of all that this user may touch
+
+
+Process: TypeAlias = tuple[str | None, int | None]
+"""A node, and a pid on it."""
 
 
 class Scene(NamedTuple):
@@ -137,7 +141,8 @@ def _stacked_where(
     """Ranks of such groups. One that stood in a wait for ranks before has come out of it: it does come.
 
     Nor is one that was measured behind its GPU: it is waited for no more than the others; nor one that spins without
-    the GIL while another is blocked outside of every wait: that one is what the spinner's GPU may wait for.
+    the GIL while another is blocked outside of every wait: that one is what the spinner's GPU may wait for. Nor is one
+    that waits, by the kernel's word, for a lock that another rank holds or may hold, or for a key of the store.
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:
@@ -156,9 +161,12 @@ def _stacked_where(
 def may_be_late(scene: Scene) -> Callable[[Member], bool]:
     """Whether what was measured of a rank allows that the others wait for it, see `_stacked_where`."""
     blocked = any(_is_blocked_outside(group) for group in scene.stacked)
+    processes = processes_of(scene.grouping)
 
     def may_be(member: Member) -> bool:
         if member.waited_before or member.signature is Signature.BEHIND_GPU:
+            return False
+        if member.shares_lock or holder(member) in processes or member.awaits_store is not None:
             return False
         return not (blocked and member.signature is Signature.SPINS and member.owns_gil is not True)
 
@@ -172,7 +180,7 @@ def _is_blocked_outside(group: Group) -> bool:
 
 def _is_in_torch(group: Group, member: Member) -> bool:
     """Whether it sleeps in torch's own code, called from a function that no rule knows: `work.wait()` has no frame."""
-    return member.waits_in_torch and group.waits_for == "unknown"
+    return member.waits_in_torch and activity.known(group.activity).waits_for == "unknown"
 
 
 def _is_held(group: Group, member: Member) -> bool:
@@ -401,7 +409,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _outside(
         "wait for a lock or a thread",
-        lambda group: group.waits_for in {"lock", "thread"},
+        lambda group: group.waits_for in {"lock", "thread"} and not asks_unknown_thread(group),
         ("ranks", "gpu"),
         Confidence.MEDIUM,
     ),
@@ -420,8 +428,8 @@ RULES: tuple[Rule, ...] = (
         gives_way=True,
     ),
     _outside(
-        "are in functions that no rule knows",
-        lambda group: waits_for(group) == "unknown",
+        "are in functions that no rule knows, or wait for a thread of theirs that is",
+        lambda group: waits_for(group) == "unknown" or asks_unknown_thread(group),
         ("ranks",),
         Confidence.LOW,
     ),
@@ -453,6 +461,22 @@ def count_ranks(groups: Iterable[Group]) -> int:
 def waits_for(group: Group) -> str:
     """What a group waits for; who runs Python that no rule knows waits for nothing."""
     return "nothing" if group.runs_python else group.waits_for
+
+
+def processes_of(grouping: Grouping) -> frozenset[Process]:
+    """Those of all ranks."""
+    return frozenset((member.id.node, member.id.pid) for member in grouping.members)
+
+
+def asks_unknown_thread(group: Group) -> bool:
+    """Whether it waits for a thread, and one of it stands in functions that no rule knows: it may wait for ranks."""
+    threads = (activity.known(thread.activity) for thread in group.threads)
+    return group.waits_for == "thread" and any(known.waits_for == "unknown" for known in threads)
+
+
+def holder(member: Member) -> Process | None:
+    """The process that holds the lock of a file for which a rank waits; None where it waits for none."""
+    return None if member.file_lock is None else (member.id.node, member.file_lock.holder_pid)
 
 
 def only_roles(groups: Sequence[Group]) -> bool:

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -28,7 +29,7 @@ from hangwatch.model import (
     SystemCall,
     is_loopback,
 )
-from hangwatch.probes import file_locks, filesystems, main_thread, network, pidfiles, procs, sockets
+from hangwatch.probes import file_locks, filesystems, main_thread, network, pidfiles, procs, shared_locks, sockets
 from hangwatch.probes.sockets import Connection, Connections, End
 
 _DEADLINE_SECONDS = 2.0  # for what one round reads of connections
@@ -37,6 +38,7 @@ _MOST_CHILDREN = 64
 _MOST_ENDPOINT_CHARACTERS = 80
 _MOST_PATH_CHARACTERS = 200
 _MOST_PARENTS = 16  # of so many ranks: those of a job on one node are started alike
+_MOST_THREADS = 64
 _MOST_ANCESTORS = 4  # a shell, a launcher and the like between a server and its workers
 _TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
 
@@ -79,12 +81,14 @@ class Surroundings:
         self._unix: dict[int, sockets.UnixSocket] = {}
         self._servers: dict[int, frozenset[str]] = {}
         self._open: dict[int, frozenset[str]] = {}
+        self._shared: dict[int, shared_locks.Regions] = {}
         self._of_one_node: frozenset[str] = frozenset()
 
     def begin_round(self) -> None:
         """Read the connections of every namespace of the job, and who holds which."""
         end = time.monotonic() + _DEADLINE_SECONDS
         self._sockets, self._tables, self._inside, self._ends, self._open = {}, {}, set(), {}, {}
+        self._shared = {}
         spaces: dict[str | None, Connections | None] = {}
         for pid in (*self._pids, *self._launchers):
             space = pidfiles.namespace(self._root, pid, "net")
@@ -147,12 +151,26 @@ class Surroundings:
             peers=peers,
             server=server,
             store=self._store(pid, call),
+            awaits_store=None if call is None else self._awaits_store(pid, call),
             enclosed_at=self._enclosed_at(pid),
             stuck_on=None if call is None else self._stuck_on(pid, call),
             file_lock=None
             if call is None or kind != "locks"
             else file_locks.awaited(pid, call.descriptors[0], self._root),
+            shares_lock=call is not None and call.name == "futex" and self._shares_lock(pid),
         )
+
+    def _shares_lock(self, pid: int) -> bool:
+        """Whether a rank waits for a lock in memory that another rank maps, too: that one may hold it."""
+        address = shared_locks.awaited_address(pid, self._root) if self._rank_of.get(pid) == pid else None
+        place = None if address is None else shared_locks.at(address, self._regions(pid))
+        return place is not None and any(place in self._regions(rank) for rank in set(self._rank_of.values()) - {pid})
+
+    def _regions(self, pid: int) -> shared_locks.Regions:
+        """Its shared memory, read once a round."""
+        if pid not in self._shared:
+            self._shared[pid] = shared_locks.regions(pid, self._root)
+        return self._shared[pid]
 
     def _stuck_on(self, pid: int, call: SystemCall) -> str | None:
         """The one file, FIFO or pipe that a call reads or writes; None where a process of the job has it open, too.
@@ -193,6 +211,19 @@ class Surroundings:
         use = sockets.use_of(port, held.values())
         sleeps = call is not None and call.kind == "sleeps"
         return Store(endpoint=self._store_endpoint, socket="retries" if use == "none" and sleeps else use)
+
+    def _awaits_store(self, pid: int, call: SystemCall) -> Literal["main", "thread"] | None:
+        """Which thread of a rank receives an answer of its store, as `store.wait` does: some rank is to set a key."""
+        held, port = self._held(pid) or {}, self._store_port
+        asked = {descriptor for descriptor, one in held.items() if one.is_open and one.remote[1] == port}
+        if not asked or self._rank_of.get(pid) != pid:
+            return None
+        if call.kind == "receives" and not asked.isdisjoint(call.descriptors):
+            return "main"
+        others = main_thread.other_threads(pid, self._root, _MOST_THREADS) if call.name == "futex" else ()
+        calls = (main_thread.read_call(pid, self._root, thread) for thread in others)
+        receive = (one for one in calls if one is not None and one.kind == "receives")
+        return "thread" if any(not asked.isdisjoint(one.descriptors) for one in receive) else None
 
     def _enclosed_at(self, pid: int) -> str | None:
         """Where a rank waits for others that no other node reaches; None too where all ranks are here."""

@@ -379,6 +379,7 @@ LOOP = (
     "what was to come to that loop, or to end it (a service without requests is idle): it has not joined, so no "
     "sequence number shows it"
 )
+LOCK = "whether it can go on without them: a collective inside of a lock that each rank takes never ends"
 SLOW_CALL = "whether that call returns: its file system or service, state D and wchan of these ranks"
 
 
@@ -466,6 +467,26 @@ def _lines(groups: Sequence[Group]) -> list[tuple[Group, str]]:
     stacks = [group.members[0].user_frames for group in groups]
     differs = next((depth for depth, same in enumerate(zip(*stacks, strict=False)) if len(set(same)) > 1), 0)
     return [(group, clauses.place(stack[differs])) for group, stack in zip(groups, stacks, strict=True)]
+
+
+def without_a_thread(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+    """Ranks whose main thread stands where all others' do, but without a thread in a collective."""
+    has = "it has" if _size(ranks) == 1 else "they have"
+    inside = {thread.frames[0].function for group in others for thread in group.threads[:1] if thread.frames}
+    where = f" ({min(inside)})" if len(inside) == 1 else ""
+    return f"{has} no thread in a collective, as {words.who(_ids(others))} have{where}; all main threads stand alike"
+
+
+def holds_lock(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+    """Ranks that hold a lock for which others wait, and what they do in the meantime."""
+    held = {member.id.pid for group in ranks for member in group.members}
+    locks = [(member.id, member.file_lock) for group in others for member in group.members if member.file_lock]
+    waiting = [rank for rank, lock in locks if lock.holder_pid in held]
+    path = next(lock.path for _, lock in locks if lock.holder_pid in held)
+    it, hold = ("it", "holds") if _size(ranks) == 1 else ("they", "hold")
+    doing = words.listing([clauses.does(group, several=_size(ranks) > 1) + clauses.at(group) for group in ranks])
+    verb = "waits" if len(waiting) == 1 else "wait"
+    return f"{it} {hold} the lock of {path}, for which {words.who(waiting)} {verb}, and {doing}"
 
 
 def has_not_joined(ranks: Sequence[Group], others: Sequence[Group]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from hangwatch.flight_record import RankRecords
 from hangwatch.model.gpus import GpuUse, PortTraffic
 from hangwatch.model.jobs import Died, Waiting
@@ -45,12 +47,14 @@ class ProcessDump(Value, frozen=True):
 
     `server` is the process that waits for clients, its main thread on a socket that listens: itself, or a rank or a
     process above it to which all lead from which its own main thread receives. `file_lock` is the lock of a file for
-    which its main thread waits, `store` what its sockets show of the store of its job. `stuck_on` is the file or pipe
-    that its main thread reads or writes, where nobody of its job has it open. `enclosed_at` is where it waits for
-    others of its job, if no other node reaches that while the job has ranks there. `recorders` are PyTorch's flight
-    recorders in its memory, one for each library, shortened (`hang.recorded.shortened`); `recorder_faults` say why one
-    could not be read. None of both: it is a worker, or was not asked any more in this round. `waits_in_torch`: its main
-    thread slept in code of torch, NCCL or CUDA, whatever line of Python called that.
+    which its main thread waits, `shares_lock` whether it waits for a lock in memory that another rank of its job maps,
+    too. `store` is what its sockets show of the store of its job; `awaits_store` says which thread receives an answer
+    of it: the main thread, or, where that sleeps, another. `stuck_on` is the file or pipe that its main thread reads or
+    writes, where nobody of its job has it open. `enclosed_at` is where it waits for others of its job, if no other
+    node reaches that while the job has ranks there. `recorders` are PyTorch's flight recorders in its memory, one for
+    each library, shortened (`hang.recorded.shortened`); `recorder_faults` say why one could not be read. None of both:
+    it is a worker, or was not asked any more in this round. `waits_in_torch`: its main thread slept in code of torch,
+    NCCL or CUDA, whatever line of Python called that.
     """
 
     taken_monotonic_seconds: float
@@ -78,8 +82,10 @@ class ProcessDump(Value, frozen=True):
     peers: int | None = None
     server: int | None = None
     file_lock: FileLock | None = None
+    shares_lock: bool = False
     stuck_on: str | None = None
     store: Store | None = None
+    awaits_store: Literal["main", "thread"] | None = None
     enclosed_at: str | None = None
     recorders: tuple[RankRecords, ...] = ()
     recorder_faults: tuple[Fault, ...] = ()

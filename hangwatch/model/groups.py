@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from hangwatch.flight_record import Library
 from hangwatch.model.dumps import KernelLine, NcclRas, RankId
@@ -86,14 +87,14 @@ class Member(Value, frozen=True):
     is what was measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and
     `switches_per_second` (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so
     in every round; `peers` as there, the most of any round, workers included, and None where one was not seen;
-    `server`, `file_lock` and `stuck_on` as there, where they were the same in every round; `store` as in the last
-    round, but "retries" only where no round showed a connection. `user_frames` are the innermost ones of the user's
-    own program in the stack that tells, without locals: where it stands, to the line. `recorded` is what its flight
-    recorders showed in the first and in the last round, `receives` whether its main thread was in a call that receives,
-    in the last one.
+    `server`, `file_lock`, `shares_lock` and `stuck_on` as there, where they were the same in every round; `store` as in
+    the last round, but "retries" only where no round showed a connection. `user_frames` are the innermost ones of the
+    user's own program in the stack that tells, without locals: where it stands, to the line. `recorded` is what its
+    flight recorders showed in the first and in the last round, `receives` whether its main thread was in a call that
+    receives, in the last one.
     `recorder_faults` and `enclosed_at` as in `ProcessDump`, of the last round.
     `is_held_outside`: in every round it stood in one call that no other thread of its process ends.
-    `waits_in_torch` as in `ProcessDump`, in every round.
+    `waits_in_torch` and `awaits_store` as in `ProcessDump`, in every round; of a thread only where it waits for one.
     `stay` is set where only other looks can tell whether it works. `task` is where a task of a ThreadPoolExecutor of it
     stood in the user's own program in every round, in no wait for another thread.
     """
@@ -125,8 +126,10 @@ class Member(Value, frozen=True):
     peers: int | None = None
     server: int | None = None
     file_lock: FileLock | None = None
+    shares_lock: bool = False
     stuck_on: str | None = None
     store: Store | None = None
+    awaits_store: Literal["main", "thread"] | None = None
     enclosed_at: str | None = None
     user_frames: tuple[Frame, ...] = ()
     recorded: tuple[Recorded, ...] = ()

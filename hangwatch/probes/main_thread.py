@@ -45,10 +45,13 @@ def read_counters(pid: int, proc_root: Path) -> ThreadCounters | None:
     )
 
 
-def read_call(pid: int, proc_root: Path) -> SystemCall | None:
-    """The system call that the main thread is in, with its descriptors; None where it runs, or it is not permitted."""
+def read_call(pid: int, proc_root: Path, thread: int | None = None) -> SystemCall | None:
+    """The system call that the main thread is in, with its descriptors; None where it runs, or it is not permitted.
+
+    Or another `thread` of the process, by its number.
+    """
     folder = proc_root / str(pid)
-    text = pseudofiles.read(folder / "task" / str(pid) / "syscall", f"pid {pid}")
+    text = pseudofiles.read(folder / "task" / str(thread or pid) / "syscall", f"pid {pid}")
     fields = text.split() if isinstance(text, str) else []
     if len(fields) < 7 or not fields[0].isdecimal():
         return None
@@ -75,6 +78,13 @@ def read_call(pid: int, proc_root: Path) -> SystemCall | None:
             descriptors = (first,)
     is_one = 0 < child <= _MOST_PIDS
     return SystemCall(number=number, name=name, kind=kind, descriptors=descriptors, child=child if is_one else None)
+
+
+def other_threads(pid: int, proc_root: Path, most: int) -> tuple[int, ...]:
+    """The numbers of its other threads, the `most` youngest at most."""
+    names = pseudofiles.names(proc_root / str(pid) / "task", f"pid {pid}")
+    found = (int(name) for name in names if name.isdecimal()) if isinstance(names, tuple) else ()
+    return tuple(sorted((one for one in found if one != pid), reverse=True)[:most])
 
 
 def read_path(pid: int, proc_root: Path) -> str | None:

@@ -248,6 +248,19 @@ def test_what_a_rank_has_to_do_with_the_store_of_its_job(tmp_path: Path) -> None
     }
 
 
+def test_which_thread_waits_for_an_answer_of_the_store(tmp_path: Path) -> None:
+    """By the kernel's word: `store.wait` has no frame in Python. Where it sleeps itself, another thread counts."""
+    joins = CONNECT + "import threading\nready()\n"
+    joins += "waits = threading.Thread(target=lambda: peer.recv(1))\nwaits.start()\nwaits.join()"
+    with server() as port:
+        for code, which, store in (RECEIVES, "main", port), (joins, "thread", port), (RECEIVES, None, 1):
+            with targets.python(code.replace("{port}", str(port)), tmp_path) as pid:
+                wait_for(partial(main_thread.read_call, pid, procs.PROC), "the call")
+                job = job_of(pid, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store))
+                taken = capture(job, settings=SETTINGS, node="here")
+            assert {dump.awaits_store for dump in taken.ranks[0].rounds} == {which}
+
+
 def test_a_child_that_is_known_as_a_worker_is_outside_where_it_is_waited_for_by_its_pid(tmp_path: Path) -> None:
     with server() as port, targets.python(CHILD.replace("{port}", str(port)), tmp_path) as pid:
         job = job_of(pid)

@@ -90,6 +90,17 @@ def test_by_stacks_alone_who_sleeps_in_torch_is_not_accused_either() -> None:
     assert judged(waiting(*members[:3]), outside(in_torch, **unknown)).named == ()
 
 
+@pytest.mark.parametrize("waits_for", ["lock", "unknown"])
+def test_who_waits_for_a_lock_that_another_rank_may_hold_is_not_named(waits_for: str) -> None:
+    held = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
+    assert [one.rank for one in judged(waiting(*THREE), outside(held, activity="lock", waits_for=waits_for)).named] == [
+        3
+    ]
+    shared = structs.replace(held, shares_lock=True)
+    verdict = judged(waiting(*THREE), outside(shared, activity="lock", waits_for="lock"))
+    assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotCome", (), [3])
+
+
 def test_who_asks_again_and_again_is_looked_at_first_and_not_named() -> None:
     asks = structs.replace(standing(3, done(5)), signature=Signature.POLLS)
     verdict = judged(waiting(*THREE), outside(asks, activity="unknown", waits_for="unknown"))

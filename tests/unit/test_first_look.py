@@ -10,6 +10,7 @@ from hangwatch.model import (
     Awaited,
     Behind,
     Confidence,
+    FileLock,
     Frame,
     Group,
     Grouping,
@@ -18,6 +19,7 @@ from hangwatch.model import (
     Motion,
     RankId,
     Signature,
+    Stack,
     Verdict,
     WorkerCall,
 )
@@ -152,3 +154,44 @@ def test_more_than_eight_lines_are_those_of_ranks_that_run() -> None:
 
     assert "not at the same place" in verdict(8).message
     assert "not at the same place" not in verdict(9).message
+
+
+STORE = (Frame(function="read_vocabulary", file="vocabulary.py", line=12), Frame(function="train", file="a.py", line=3))
+BARRIER = (Frame(function="barrier", file="torch/distributed/distributed_c10d.py", line=4), *BACKWARD[1:])
+
+
+def joined(thread: str, **numbers: object) -> Group:
+    """One rank whose main thread waits for a thread, which does this."""
+    alone = group(range(1), OWN, "thread_wait", "thread", **numbers)
+    return replace(alone, threads=(Stack(name="writer", frames=OWN, activity=thread),))
+
+
+@pytest.mark.parametrize(
+    ("thread", "numbers", "expected"),
+    [
+        ("lock", {}, ([], [0], Confidence.MEDIUM)),
+        ("unknown", {}, ([], [0], Confidence.LOW)),
+        ("unknown", {"awaits_store": "thread"}, ([], [], Confidence.NONE)),
+    ],
+)
+def test_who_waits_for_a_thread_is_accused_by_what_the_thread_does(
+    thread: str, numbers: dict[str, object], expected: object
+) -> None:
+    others = group(range(1, 4), BARRIER, "collective_wait", "ranks")
+    assert says(joined(thread, **numbers), others) == expected
+
+
+def test_a_rank_without_the_thread_that_all_others_have_in_a_collective_is_looked_at_first() -> None:
+    inside = Stack(name="step", frames=BARRIER, activity="collective_wait")
+    others = replace(own(range(1, 4)), threads=(inside,), key="inside")
+    verdict = judge(Grouping(groups=(own(range(1)), others)))
+    assert (verdict.named, [one.rank for one in verdict.first_look]) == ((), [0])
+    assert "it has no thread in a collective, as ranks 1-3 on n1 have (barrier)" in verdict.message
+    assert judge(Grouping(groups=(replace(own(range(1)), threads=(inside,)), others))).first_look == ()
+
+
+@pytest.mark.parametrize(("holder", "first"), [(100, [0]), (None, [0]), (999, [])])
+def test_who_stands_in_own_code_while_others_wait_for_a_lock(holder: int | None, first: list[int]) -> None:
+    """Unless the kernel says that somebody else holds it."""
+    locked = group(range(1, 4), STORE, "lock", "lock", file_lock=FileLock(path="/data/l", holder_pid=holder))
+    assert says(own(range(1)), locked) == (first, [], Confidence.NONE)

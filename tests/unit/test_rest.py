@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from hangwatch.hang.culprit import judge
 from hangwatch.hang.rest import is_serving, resting_state
-from hangwatch.model import Fault, Frame, Group, Grouping, JobState, Member, RankId, Signature, Store
+from hangwatch.model import Fault, FileLock, Frame, Group, Grouping, JobState, Member, RankId, Signature, Store
 
 LINGERS = Member(id=RankId(node="n1"), signature=Signature.BLOCKED, motion=Signature.BLOCKED.motion, state="S", peers=0)
 STOPPED = replace(LINGERS, signature=Signature.STOPPED, state="T")
@@ -40,6 +40,8 @@ def resting(*members: Member, world_size: int | None = 2) -> JobState | None:
         ("one stands behind its GPU", (LINGERS, replace(LINGERS, signature=Signature.BEHIND_GPU)), None),
         ("one is blocked in the kernel", (LINGERS, replace(LINGERS, state="D")), None),
         ("one GPU is in use", (LINGERS, replace(LINGERS, utilization_ratio=0.05)), None),
+        ("one waits for the lock of a file", (LINGERS, replace(LINGERS, file_lock=FileLock(path="/data/l"))), None),
+        ("one waits for a lock that another has, too", (LINGERS, replace(LINGERS, shares_lock=True)), None),
         ("one uploads", (LINGERS, replace(LINGERS, signature=Signature.TRANSFERS)), JobState.OVER),
         ("two of three compute", (LINGERS, *[replace(LINGERS, signature=Signature.COMPUTES)] * 2), None),
     ],

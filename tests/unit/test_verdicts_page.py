@@ -24,6 +24,8 @@ OTHERS = {
     ("ranks",): "wait for ranks",
     ("gpu",): "wait for the GPU",
     ("ranks", "gpu"): "wait for ranks or GPU",
+    ("ranks", "gpu", "lock"): "wait for ranks, GPU or a lock",
+    ("lock",): "wait for a lock",
     ("work",): "have GPUs at work",
 }
 OUTNUMBER = {

@@ -1,0 +1,98 @@
+"""Real semaphores of multiprocessing: who waits for one that another rank maps, too, is not taken for who is late."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hangwatch import config
+from hangwatch.hang import clauses
+from hangwatch.hang.activity import Table
+from hangwatch.hang.capture import capture, job_of_pids
+from hangwatch.hang.grouping import group_ranks
+from hangwatch.model import Group
+from hangwatch.probes import procs, shared_locks
+from tests.conftest import wait_for
+from tests.integration import targets
+
+SETTINGS = config.Capture(rounds=2, pause_seconds=0.1)
+# A semaphore with a name, as each rank of a job that torchrun starts would have to open it.
+OPENS = """
+import _multiprocessing, os, sys
+def the_lock(name, is_mine):
+    return _multiprocessing.SemLock(1, 1, 1, name, False) if is_mine else _multiprocessing.SemLock._rebuild(0, 1, 1, name)
+"""
+HOLDS = (
+    OPENS
+    + """
+lock = the_lock(sys.argv[1], True)
+lock.acquire()
+print("held", flush=True)
+sys.stdin.read()
+_multiprocessing.sem_unlink(sys.argv[1])
+"""
+)
+WAITS = OPENS + "lock = the_lock({name!r}, False)\nready()\nlock.acquire()"
+OF_A_THREAD = "import threading\nlock = threading.Lock()\nlock.acquire()\nready()\nlock.acquire()"
+OF_ITS_CHILD = """
+import multiprocessing, os
+lock = multiprocessing.get_context("fork").Lock()
+lock.acquire()
+if not os.fork():
+    import time
+    time.sleep(600)
+ready()
+lock.acquire()
+"""
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return f"/hangwatch-{abs(hash(request.node.nodeid)) % 10**9}"
+
+
+@contextlib.contextmanager
+def held(name: str) -> Iterator[int]:
+    """The process that holds the semaphore of this name."""
+    command = [sys.executable, "-c", HOLDS, name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        try:
+            yield holder.pid
+        finally:
+            assert holder.stdin is not None
+            holder.stdin.close()
+
+
+def seen(*pids: int) -> Group:
+    """The group of the last of these ranks, which waits in a futex."""
+    wait_for(lambda: targets.futex_call(pids[-1]), "the wait for the lock")
+    groups = group_ranks(capture(job_of_pids(pids), settings=SETTINGS, node="here"), Table(()), SETTINGS).groups
+    return next(group for group in groups if any(member.id.pid == pids[-1] for member in group.members))
+
+
+def test_who_waits_for_a_semaphore_that_another_rank_maps_waits_for_a_lock(name: str, tmp_path: Path) -> None:
+    with held(name) as holder, targets.python(WAITS.format(name=name), tmp_path) as pid:
+        group = seen(holder, pid)
+        alone = seen(pid)
+    assert [member.shares_lock for member in group.members] == [True]
+    assert group.waits_for == "lock", "by measurement: the table is empty"
+    assert clauses.does(group) == "waits for a lock in memory shared with another rank"
+    assert [member.shares_lock for member in alone.members] == [False], "nobody else of its job has it"
+
+
+@pytest.mark.parametrize("code", [OF_A_THREAD, OF_ITS_CHILD], ids=["of a thread", "of a child that is no rank"])
+def test_a_lock_of_its_own_is_not_shared(code: str, name: str, tmp_path: Path) -> None:
+    with held(name) as other, targets.python(code, tmp_path) as pid:
+        group = seen(other, pid)
+    assert not any(member.shares_lock for member in group.members)
+
+
+def test_of_a_process_that_is_gone_nothing_is_said() -> None:
+    assert shared_locks.awaited_address(1 << 22, procs.PROC) is None
+    assert shared_locks.regions(1 << 22, procs.PROC) == {}

@@ -21,7 +21,7 @@ else:
 T = TypeVar("T")
 
 MOST_PROBLEMS = 20  # that are told of one file
-_MOST_LOOKS = 200  # parses of a file's beginning, in search of the line of one key
+_MOST_READ = 1 << 20  # characters that are parsed in search of the line of one key
 _SECTION_OF_PATH = re.compile(r" - at `\$?\.?([^`]*)`$")
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]+)`")
 _STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
@@ -44,6 +44,7 @@ class Problem(NamedTuple):
 
     keys: tuple[str, ...]
     told: str
+    line: int | None = None
 
 
 class Decoded(NamedTuple, Generic[T]):
@@ -72,18 +73,25 @@ def decode(table: object, kind: type[T], source: str, path: tuple[str, ...] = ()
     rest = table
     while True:
         try:
-            return Decoded(decoding.convert(rest, kind), tuple(problems))
+            return Decoded(decoding.convert(rest, kind), _in_order(problems))
         except msgspec.ValidationError as error:
             steps, what = _explain(str(error), rest, kind, path)
         keys = (*path, *steps)
         if len(problems) == MOST_PROBLEMS:
-            return Decoded(None, (*problems, Problem((), f"{source}: more is wrong: mend these {MOST_PROBLEMS} first")))
+            return Decoded(
+                None, (*_in_order(problems), Problem((), f"{source}: more is wrong: mend these {MOST_PROBLEMS} first"))
+            )
         line = line_of(text, keys)
-        problems.append(Problem(keys, f"{source}{f':{line}' if line else ''}: {what}"))
+        problems.append(Problem(keys, f"{source}{f':{line}' if line else ''}: {what}", line))
         shorter = _without(rest, steps)
         if shorter is rest:
-            return Decoded(None, tuple(problems))
+            return Decoded(None, _in_order(problems))
         rest = shorter
+
+
+def _in_order(problems: list[Problem]) -> tuple[Problem, ...]:
+    """As they stand in the file; what has no line comes last."""
+    return tuple(sorted(problems, key=lambda problem: (problem.line is None, problem.line)))
 
 
 def line_of(text: str, keys: tuple[str, ...]) -> int | None:
@@ -96,14 +104,15 @@ def line_of(text: str, keys: tuple[str, ...]) -> int | None:
         return None
     mentions = re.compile(rf"(?<![\w-]){re.escape(names[-1])}(?![\w-])")
     lines = text.split("\n")
-    began, looks = 0, 0
+    began, length, read = 0, 0, 0
     for number, line in enumerate(lines, 1):
+        length += len(line) + 1
         if not line.lstrip().startswith("#") and mentions.search(line):
             began = number
         if not began:
             continue
-        looks += 1
-        if looks > _MOST_LOOKS:
+        read += length
+        if read > _MOST_READ:
             return None
         try:
             table = tomllib.loads("\n".join(lines[:number]))

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from hangwatch import decoding, nccl_messages, pyspy_output
 from hangwatch.explain import kernel_text
@@ -77,6 +78,7 @@ _OF_ANOTHER = re.compile(
     re.IGNORECASE,
 )
 _SUMMARY = re.compile(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)$")
+_SUMMARY_PID = re.compile(r"\(pid: (\d{1,10})\)")
 _SUMMARY_RANK = re.compile(r"^(\d{1,7}) \(local_rank: (\d{1,7})\)$")
 
 
@@ -137,7 +139,7 @@ class Log:
 
     `messages` are what NCCL says, by the names of the table's rows; `kernel` the first lines as of the kernel's log,
     one for each row and subject, without those that are over, and `is_kernel_cut` where they were too many;
-    `is_kernels`: all lines have the shape of that log.
+    `is_kernels`: all lines have the shape of that log; `processes`: whose each is that torchrun's summary lists.
     """
 
     def __init__(self) -> None:
@@ -147,6 +149,7 @@ class Log:
         self.kernel: dict[tuple[str, str], kernel_text.Heard] = {}
         self.last: Line | None = None
         self.failures: list[Failure] = []
+        self.processes: set[RankId] = set()
         self.messages: dict[str, Message] = {}
         self.told_rank: int | None = None
         self._in_traceback = False
@@ -244,6 +247,8 @@ class Log:
         of_others = _is_of_others(f"{text} {told.get('exitcode', '')}")
         moment = read_moment(told.get("time", ""))
         self.failures.append(Failure(text, told.get("where", ""), moment, number, of_others, rank))
+        if pid := _SUMMARY_PID.search(told.get("exitcode", "")):
+            self.processes.add(replace(rank, node=told.get("host") or None, pid=int(pid.group(1))))
 
     def _fail(self, text: str, where: str, moment: Moment | None, number: int) -> None:
         if sum(failure.rank is None for failure in self.failures) < MOST_FAILURES:

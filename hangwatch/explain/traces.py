@@ -5,7 +5,7 @@ A source is a name and its lines. A line may carry a prefix that tells the rank;
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -67,12 +67,40 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
             for rank in _ranks(source, notes) if source.reader.processes else ():
                 _add(found, rank, notes)
         hearsay.add(name, streams)
-    ranks = _numbered_by_files(
-        [rank.dump() for rank in found.values()], [rank.source for rank in found.values()], notes
-    )
+    by_launcher = _numbered_by_launcher([rank.dump() for rank in found.values()], hearsay.processes, notes)
+    ranks = _numbered_by_files(by_launcher, [rank.source for rank in found.values()], notes)
     told = hearsay.logs()
     kernel = tuple(hearsay.kernel.values())
     return Collected(tuple(ranks), tuple(notes), world_size, told, kernel)
+
+
+def _numbered_by_launcher(dumps: Sequence[RankDump], told: Collection[RankId], notes: list[str]) -> Sequence[RankDump]:
+    """The ranks of pids that nothing tells but torchrun, which lists those that failed at its end.
+
+    A pid that it lists twice, or of another node, tells nothing; nor does a rank that another process is already, or
+    the list of several nodes of a process without one.
+    """
+    listed: dict[int | None, list[RankId]] = {}
+    for one in told:
+        listed.setdefault(one.pid, []).append(one)
+    hosts = {one.node for one in told}
+    fitting = {None, *hosts} if len(hosts) == 1 else hosts - {None}
+    taken = {dump.id.rank for dump in dumps}
+    named: list[RankDump] = []
+    for dump in dumps:
+        whose = listed.get(dump.id.pid, []) if dump.id.rank is None and dump.id.local_rank is None else []
+        sure = len(whose) == 1 and whose[0].rank not in taken
+        if sure and dump.id.node in fitting and dump.id.node in (None, whose[0].node):
+            rank = structs.replace(dump.id, rank=whose[0].rank, local_rank=whose[0].local_rank)
+            named.append(structs.replace(dump, id=rank))
+        else:
+            named.append(dump)
+    count = sum(dump is not before for dump, before in zip(named, dumps, strict=True))
+    if count:
+        notes.append(
+            f"{words.count(count, 'rank')} by the pids in what torchrun printed at its end: nothing else tells"
+        )
+    return named
 
 
 def _numbered_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes: list[str]) -> Sequence[RankDump]:
@@ -109,6 +137,7 @@ class _Hearsay:
         self._strange: dict[str, list[str]] = {}
         self._silent: dict[str, list[str]] = {}
         self._is_kernel_cut = False
+        self.processes: set[RankId] = set()
 
     def say(self, note: str) -> None:
         """Tell people of what was found, once."""
@@ -135,6 +164,7 @@ class _Hearsay:
             is_kernels = reader.log.is_kernels and not reader.processes and not is_of_rank
             writer = "" if is_kernels else words.who([rank]) if is_of_rank else words.printable(name)
             self._is_kernel_cut |= reader.log.is_kernel_cut
+            self.processes |= reader.log.processes
             for place, heard in reader.log.kernel.items():
                 if len(self.kernel) < MOST_KEPT:
                     self.kernel.setdefault((*place, writer), heard._replace(writer=writer))

@@ -454,7 +454,10 @@ def test_prefixes_without_end_make_no_readers_without_end(monkeypatch: pytest.Mo
     monkeypatch.setattr(traces, "_MOST_STREAMS", 100)
     found = traces.collect([("x", (f"[n:{number}]step {number}" for number in range(300)))])
     assert len(found.logs) == 100
-    assert found.notes == ("x: 200 lines are of no known rank, for example '[n:100]step 100'",)
+    assert found.notes == (
+        "x: more than 100 prefixes; lines of further ones have none",
+        "x: 200 lines are of no known rank, for example '[n:100]step 100'",
+    )
 
 
 # --- the kernel's log ------------------------------------------------------------------------------------------------

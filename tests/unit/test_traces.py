@@ -152,6 +152,60 @@ def test_where_anything_else_tells_a_rank_the_names_of_files_tell_none() -> None
     assert [(one.rank, one.local_rank) for one in ids(found)] == [(None, None), (None, 7)]
 
 
+def failed(*told: tuple[int, int], host: str = "localhost") -> list[str]:
+    """What torchrun prints at its end: (rank, pid) of each rank."""
+    rows = [
+        [
+            f"[{number}]:",
+            "  time      : 2026-11-22_02:51:44",
+            f"  host      : {host}",
+            f"  rank      : {rank} (local_rank: {rank})",
+            f"  exitcode  : -6 (pid: {pid})",
+            "  error_file: <N/A>",
+            "  traceback : Signal 6 (SIGABRT) received by PID",
+        ]
+        for number, (rank, pid) in enumerate(told)
+    ]
+    return [f"{line}\n" for row in rows for line in row] + [
+        "------------------------------------------------------------\n"
+    ]
+
+
+def beside(*logs: list[str], name: str = "stacks.txt", pids: tuple[int, ...] = (41, 99)) -> traces.Collected:
+    stacks = [f"{line}\n" for pid in pids for line in process(pid, *WAITS)]
+    return traces.collect([(name, stacks), *((f"out{number}.log", lines) for number, lines in enumerate(logs))])
+
+
+def test_what_torchrun_lists_at_its_end_tells_the_ranks_of_pids_and_it_is_said() -> None:
+    found = beside(failed((1, 41), (0, 99), (2, 7)))
+    assert ids(found) == [RankId(rank=1, local_rank=1, pid=41), RankId(rank=0, local_rank=0, pid=99)]
+    assert "2 ranks by the pids in what torchrun printed at its end: nothing else tells" in found.notes
+    named = beside(failed((1, 41), (0, 99), host="n1"), name="trace-n1.out")
+    assert ids(named)[0] == RankId(node="n1", rank=1, local_rank=1, pid=41)
+
+
+@pytest.mark.parametrize(
+    ("logs", "name"),
+    [
+        ([failed((1, 42))], "stacks.txt"),
+        ([failed((1, 41)), failed((3, 41))], "stacks.txt"),  # two runs
+        ([failed((1, 41), host="a"), failed((2, 50), host="b")], "stacks.txt"),
+        ([failed((1, 41), host="a")], "trace-b.out"),
+    ],
+)
+def test_a_list_that_may_be_of_other_processes_tells_no_rank(logs: list[list[str]], name: str) -> None:
+    found = beside(*logs, name=name)
+    assert {(one.rank, one.local_rank) for one in ids(found)} == {(None, None)}
+    assert not [note for note in found.notes if "by the pids" in note]
+
+
+def test_a_rank_that_is_known_stays_with_its_process() -> None:
+    texts = [("rank1.txt", process(7, *WAITS)), ("stacks.txt", process(41, *WAITS))]
+    lines = [(name, [f"{line}\n" for line in text]) for name, text in texts]
+    found = traces.collect([*lines, ("out.log", failed((1, 41)))])
+    assert [(one.rank, one.pid) for one in ids(found)] == [(1, 7), (None, 41)]
+
+
 def test_more_prefixes_than_are_told_apart_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "_MOST_STREAMS", 4)
     few = [f"[n1:{rank}]{line}" for rank in range(4) for line in process(100 + rank, *WAITS)]

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from hangwatch.flight_record import Library
+from hangwatch.hang.graph import strongly_connected
 from hangwatch.model import STOPPED_STATES, Enqueued, GroupRecords, Member, Recorded
 
 Kind = Literal["not_come", "circle", "mismatch", "everybody", "not_reached", "unknown"]
@@ -356,49 +357,12 @@ def _circle(groups: Sequence[_Group], come: Sequence[_Come]) -> tuple[int, ...]:
             behind = bisect_left(reached, one.number)
             if rank in far.numbers and behind:
                 ways[_RANK, rank].append((index, behind - 1))
-    found = (sorted(rank for kind, rank in part if kind == _RANK) for part in _strongly_connected(ways))
+    found = (sorted(rank for kind, rank in part if kind == _RANK) for part in strongly_connected(ways))
     return min((tuple(ranks) for ranks in found if len(ranks) > 1), default=())
 
 
 _Node = tuple[int, int]
 _RANK = -1
-
-
-def _strongly_connected(ways: Mapping[_Node, Sequence[_Node]]) -> Iterator[list[_Node]]:
-    """The strongly connected parts of a graph (Tarjan), without recursion."""
-    order: dict[_Node, int] = {}
-    lowest: dict[_Node, int] = {}
-    stack: list[_Node] = []
-    on_stack: set[_Node] = set()
-    for root in ways:
-        if root in order:
-            continue
-        path = [(root, iter(ways[root]))]
-        order[root] = lowest[root] = len(order)
-        stack.append(root)
-        on_stack.add(root)
-        while path:
-            node, further = path[-1]
-            following = next(further, None)
-            if following is None:
-                path.pop()
-                if path:
-                    lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[node])
-                if lowest[node] == order[node]:
-                    part = []
-                    while True:
-                        part.append(stack.pop())
-                        on_stack.discard(part[-1])
-                        if part[-1] == node:
-                            break
-                    yield part
-            elif following not in order:
-                order[following] = lowest[following] = len(order)
-                stack.append(following)
-                on_stack.add(following)
-                path.append((following, iter(ways.get(following, ()))))
-            elif following in on_stack:
-                lowest[node] = min(lowest[node], order[following])
 
 
 def _mismatch(base: Answer, sides: Mapping[str, Sequence[int]]) -> Answer:

@@ -19,6 +19,7 @@ from hangwatch.hang import activity
 from hangwatch.look import Look, look_at
 from hangwatch.model import Behind, Job, KernelCall, ProcessId, Rank, Worker
 from hangwatch.probes import behind_call, main_thread, procs
+from hangwatch.report.phrases import next_step
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, dying_mount
 from tests.integration import targets
@@ -198,6 +199,20 @@ def test_a_verdict_says_where_the_rank_stands_at_whom_it_points(tmp_path: Path) 
     said = f"stands in openat of {folders[3]}/fifo, in each of 2 rounds"
     assert said in look.verdict.message
     assert any(vote.kind == "system_call" and said in vote.message for vote in look.verdict.evidence)
+
+
+def test_what_is_to_be_looked_at_first_is_what_is_behind_that_call(tmp_path: Path) -> None:
+    """Native frames would show the same call."""
+    folders = [tmp_path / str(number) for number in range(2)]
+    for folder in folders:
+        folder.mkdir()
+    with targets.python(WAITS, folders[0]) as waits, targets.python(READS, folders[1]) as odd:
+        wait_for(lambda: (call := main_thread.read_call(odd, procs.PROC)) and call.name == "openat", "the odd one")
+        verdict = looked_at([waits, odd]).verdict
+    assert [rank.pid for rank in verdict.first_look] == [odd]
+    assert "behind the call in which it stands" in next_step(verdict)
+    assert f"stands in openat of {folders[1]}/fifo" in verdict.message
+    assert "--native" not in verdict.message
 
 
 LOADS = (

@@ -173,7 +173,7 @@ def print_status(seen: Status) -> None:
             job.state.value + (" (page)" if job.page else ""),
             f"{job.seconds_in_state:.0f} s",
             str(job.ranks) + (f" ({_absent(job)} absent)" if job.absent_local_ranks else ""),
-            "; ".join(filter(None, (job.verdict or job.message, ends_itself(job, unix_now)))),
+            _what(job, unix_now),
         )
         for job in seen.jobs
     ]
@@ -185,6 +185,12 @@ def print_status(seen: Status) -> None:
     print_table(("check", "status", "looked", "what"), checks, "no checks yet")
     for left_out in seen.left_out:
         click.echo(f"left out {left_out}: see [jobs] in `hangwatch config --sample`")
+
+
+def _what(job: JobStatus, unix_now: float) -> str:
+    """The verdict, or what the detector says; and when the job ends itself, where that is known."""
+    told, ends = job.verdict or job.message, ends_itself(job, unix_now)
+    return f"{told.removesuffix('.')}; {ends}" if ends else told
 
 
 def ends_itself(job: JobStatus, unix_now: float) -> str:

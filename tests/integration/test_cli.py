@@ -423,7 +423,9 @@ def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFi
     seen = view(Snapshot(jobs={entry.job.key: entry}), "n1", 7.0)
     assert seen.jobs[0].ends_itself_unix_seconds == fell_quiet + 600
     print_status(seen)
-    (row,) = (line for line in capsys.readouterr().out.splitlines() if incident.verdict.message in line)
+    (row,) = (
+        line for line in capsys.readouterr().out.splitlines() if incident.verdict.message.removesuffix(".") in line
+    )
     at = datetime.fromtimestamp(fell_quiet + 600, timezone.utc)
     assert re.search(rf"; ends itself in 7 min (40|39|3\d) s, at {at:%H:%M:%S} UTC", row)
     late = [TimelineEntry(unix_seconds=fell_quiet - 900, state=JobState.QUIET, message="quiet")]

@@ -29,6 +29,7 @@ from hangwatch.probes.nvml.sampler import NvmlSampler
 from hangwatch.report import text
 
 GPU_SECONDS = 3.0
+MOST_OWNERS = 8
 NO_JOB = (
     "no training job runs on this node: no process that a launcher started\n"
     f"({', '.join(dict.fromkeys(launcher.name for launcher in TABLE.launchers))}),\n"
@@ -141,6 +142,8 @@ def dump(  # noqa: PLR0912 - an option is a branch
             found = found or _jobs(wanted, sweep, settings.jobs, every=grouped)
         except InputError as error:
             found, missing = [], error
+        others = _of_others(found) if wanted is None and not pids else []
+        found = [job for job in found if job not in others]
         dumped: list[Incident] = []
         shown = partial(_leave_or_show, directory, silent=as_json_form, with_stacks=with_stacks)
         for job in found:
@@ -175,8 +178,7 @@ def dump(  # noqa: PLR0912 - an option is a branch
         click.echo(_as_json(node, dumped, grouped=grouped, with_stacks=with_stacks), nl=False)
     elif directory is not None or len(dumped) > 1:
         print_jobs(dumped, with_message=directory is not None)
-    if not dumped:
-        click.echo(NO_JOB, err=True)
+    _tell(others, anything=bool(dumped))
     return 0 if dumped else 1
 
 
@@ -203,6 +205,27 @@ def _as_json(node: str, dumped: Sequence[Incident], *, grouped: bool, with_stack
     if grouped:
         return as_json.render(sighting.grouped(node, dumped, time.time(), with_stacks=with_stacks))
     return as_json.render(as_json.dump(node, dumped))
+
+
+def _of_others(found: Sequence[Job]) -> list[Job]:
+    """The jobs of other users whose stacks the kernel keeps from us: their answers would tell nothing."""
+    if os.geteuid() == 0:
+        return []
+    from hangwatch.cli import own_daemon
+
+    closed = (job for job in found if own_daemon.may_not_read([rank.id.pid for rank in job.ranks]))
+    return [job for job in closed if job.uid != os.geteuid()]
+
+
+def _tell(others: Sequence[Job], *, anything: bool) -> None:
+    """Whose jobs were left out, or that there is none."""
+    if others:
+        owners = sorted({job.owner for job in others})
+        whose = ", ".join(owners[:MOST_OWNERS]) + (" and more" if len(owners) > MOST_OWNERS else "")
+        jobs = words.count(len(others), "job")
+        click.echo(f"left out: {jobs} of others, whose stacks this user may not read: {whose}\n  {SEE_ALL}", err=True)
+    elif not anything:
+        click.echo(NO_JOB, err=True)
 
 
 def _asked_of_the_daemon(job: Job, settings: config.Settings, rounds: int | None) -> Incident | None:
@@ -302,7 +325,7 @@ def choose(wanted: str, found: Sequence[Job]) -> Job:
     Raises InputError where there is none, or the name is that of several.
     """
     chosen = [job for job in found if job.key == wanted] or [job for job in found if job.job_id == wanted]
-    chosen = chosen or [job for job in found if job.job_name == wanted]
+    chosen = chosen or [job for job in found if wanted and job.job_name == wanted]
     if len(chosen) == 1:
         return chosen[0]
     if not chosen:

@@ -488,6 +488,29 @@ def test_the_answer_on_one_job_is_there_while_the_next_is_looked_at() -> None:
     assert re.search(rf"pid {pid}\).*(gone|no process)", rest), rest
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of another user")
+def test_the_job_of_a_stranger_is_left_out_and_said(tmp_path: Path) -> None:
+    """It is found by its launcher, since /proc shows who started whom, and nothing of it may be read."""
+    launcher = tmp_path / "torchrun"
+    rank = "import time; print('up', flush=True); time.sleep(120)"
+    launcher.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-u', '-c', {rank!r}])\n")
+    own = f"own-{os.getpid()}"
+    command = [sys.executable, str(launcher), "train.py"]
+    with (
+        jobs_of((own, NOBODY)),
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as theirs,
+    ):
+        try:
+            assert theirs.stdout is not None and theirs.stdout.readline() == "up\n"
+            dumps = [*as_user(NOBODY), sys.executable, "-m", "hangwatch", "dump"]
+            done = subprocess.run(dumps, capture_output=True, text=True, timeout=60, check=True)
+        finally:
+            os.killpg(theirs.pid, signal.SIGKILL)
+    assert f"Job       {own}" in done.stdout
+    assert "PermissionDenied" not in done.stdout
+    assert re.search(r"^left out: \d+ jobs? of others, .*\buid 0\b", done.stderr, re.MULTILINE), done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

@@ -278,6 +278,11 @@ def clean(line: str) -> str:
     return _ESCAPES.sub("", line[:LONGEST_LINE]).rstrip()
 
 
+def without_colours(line: str) -> str:
+    """A line without the escape sequences of a terminal."""
+    return _ESCAPES.sub("", line[:LONGEST_LINE])
+
+
 def last_written(line: str) -> str:
     """What a terminal shows in the end of a line with carriage returns: a progress bar is one line for hours."""
     parts = [part for part in line[-LONGEST_LINE:].split("\r") if part.strip()]

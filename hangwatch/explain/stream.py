@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from types import ModuleType
 
 from hangwatch.explain import faulthandler_text, gdb_text, pyspy_text, pystack_text
 from hangwatch.explain.found import LONGEST_LINE, FoundProcess, Interned, StackText
-from hangwatch.explain.logs import Log, last_written
+from hangwatch.explain.logs import Log, last_written, without_colours
 from hangwatch.pyspy_output import UNHEARD
 
 _TEXTS: tuple[ModuleType, ...] = (faulthandler_text, pystack_text, gdb_text)
 _EXAMPLE_CHARACTERS = 80
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)(?: |$)", re.ASCII)
 
 
 class Reader:
     """Reads one stream. Its lines are py-spy's text, or another one from where that begins; the rest is `log`.
 
     `strange` counts the lines of no stack dump. `has_dump`: a tool was run to make it; what faulthandler prints stands
-    in a log. `is_log`: it is known to be a log, where words such as "Error: " are none of py-spy.
+    in a log. `is_log`: it is known to be a log, where words such as "Error: " are none of py-spy. From a dump on that
+    begins behind a stamp of time (`kubectl logs --timestamps`) stamps are no part of lines; of a log they are.
     """
 
     def __init__(self, interned: Interned, *, is_log: bool = False) -> None:
@@ -33,12 +36,16 @@ class Reader:
         self._kind: ModuleType | None = None
         self._unclear: list[FoundProcess] = []
         self._number = 0
+        self._is_stamped = False
 
     def feed(self, line: str, number: int) -> None:
         """Take one line, without its prefix and line end; `number` is that of its file."""
         self._number = number
         if "\r" in line:
             line = last_written(line)
+        if "\x1b" in line:
+            line = without_colours(line)
+        line = self._without_stamp(line)
         if self._text is not None:
             if self._text.feed(line[:LONGEST_LINE]):
                 return
@@ -49,6 +56,14 @@ class Reader:
             self._odd(line)
         else:
             self._pyspy.feed(line)
+
+    def _without_stamp(self, line: str) -> str:
+        if self.is_log or not (stamp := _STAMP.match(line)):
+            return line
+        rest = line[stamp.end() :]
+        begins = pyspy_text.begins(rest) or any(kind.begins(rest[:LONGEST_LINE]) for kind in _TEXTS)
+        self._is_stamped = self._is_stamped or begins
+        return rest if self._is_stamped else line
 
     def end(self) -> None:
         """Close what is still open."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -65,6 +66,9 @@ def leaf(rank: RankDump) -> str:
         ("[prterun-n1-77@1,3]<stderr>:", "x.out", RankId(rank=3, pid=99)),
         ("node-12.cluster: ", "x.out", RankId(node="node-12.cluster", pid=99)),
         ("[pod/trainer-5/pytorch] ", "x.out", RankId(node="trainer-5", pid=99)),
+        ("[pod/trainer-5/pytorch] 2026-11-22T23:01:07.123456789Z ", "x.out", RankId(node="trainer-5", pid=99)),
+        ("2026-11-22T23:01:07.123456789Z ", "rank3.txt", RankId(rank=3, pid=99)),
+        ("2026-11-22T23:01:07+01:00 ", "rank3.txt", RankId(rank=3, pid=99)),
         ("", "trace-node7.out", RankId(node="node7", pid=99)),
         ("", "stacks.txt", RankId(pid=99)),
         ("", "dump.txt.out", RankId(pid=99)),
@@ -79,6 +83,22 @@ def test_who_a_dump_is_of(prefix: str, name: str, expected: RankId) -> None:
     assert ids(found) == [expected]
     assert leaf(found.ranks[0]) == WAITS[0]
     assert found.notes == ()
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank3] "])
+def test_the_colours_of_a_terminal_are_no_part_of_a_dump(prefix: str) -> None:
+    """As `script` keeps them: of a coloured frame no rule knew the function, and nobody was named."""
+    header, version, *rest = process(99, *WAITS)
+    coloured = [re.sub(r"^( *)(.+)$", "\\1\x1b[1;32m\\2\x1b[0m", line) for line in rest]
+    lines = [f"Process \x1b[1m99\x1b[0m{header.removeprefix('Process 99')}", version, *coloured]
+    found = collect(*(prefix + line for line in lines))
+    assert found == collect(*(prefix + line for line in process(99, *WAITS)))
+
+
+def test_in_a_log_a_stamp_of_time_stays_a_part_of_its_line() -> None:
+    """When somebody failed is told by it."""
+    (read,) = collect("2026-11-22T23:01:07Z RuntimeError: no", name="rank3.log").logs
+    assert "2026-11-22" in str(read)
 
 
 @pytest.mark.parametrize(

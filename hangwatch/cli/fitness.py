@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,10 @@ from hangwatch import config, words
 from hangwatch.checks import discovery, facts, listing, ports, runner
 from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.checks.facts import Facts
-from hangwatch.cli import screen
 from hangwatch.cli.asking import nodes_options, reach_of
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.settings import config_option, settings_with_checks
+from hangwatch.cli.tables import print_checks
 from hangwatch.job_scan import JobScan
 from hangwatch.model import CheckResult
 from hangwatch.probes import host
@@ -30,7 +28,6 @@ from hangwatch.probes.ports import MOST_PORTS, Port, parse
 DEADLINE_SECONDS = 9.0  # with the start of Python, the whole command stays within 10 s
 FIRST_SWEEP_SECONDS = 3.0
 LEAST_FACTS_SECONDS = 0.2
-COLORS = {"OK": "green", "UNKNOWN": "magenta", "WARNING": "yellow", "CRITICAL": "red"}
 
 
 @click.command()
@@ -146,30 +143,12 @@ def _run(
 
 def _print(results: list[CheckResult], verbose: bool) -> None:
     _header, *rows = listing.report_table(results, verbose)
-    print_rows(rows)
+    print_checks(rows)
     for title, table in listing.verbose_tables(results) if verbose else ():
         click.echo(f"\n{title}")
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         for row in table:
             click.echo("  " + "  ".join(f"{cell:{size}}" for cell, size in zip(row, widths, strict=True)).rstrip())
-
-
-def print_rows(rows: Sequence[Sequence[str]]) -> None:
-    """One paragraph a check, the most severe first: status, name, what was seen, and under it what to type."""
-    width, is_colored = max(60, screen.columns()), screen.is_colored()
-    margin = 11 + max((len(name) for name, *_ in rows), default=0)
-    for name, status, reason, seen, remedy in rows:
-        colored = click.style(f"{status:10}", fg=COLORS.get(status), bold=status == "CRITICAL")
-        text = seen if status == "OK" or not reason else f"{reason}: {seen}"
-        lines = _wrapped(text, width - margin) or [""]
-        lines += [f"   {line}" for line in _wrapped(f"-> {remedy}", width - margin - 3)] if remedy else []
-        click.echo(f"{colored}{name:{margin - 10}}{lines[0]}", color=is_colored)
-        for line in lines[1:]:
-            click.echo(" " * margin + line)
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_on_hyphens=False)  # `timedatectl set-ntp true` is to be copied
 
 
 COMMANDS = (check,)

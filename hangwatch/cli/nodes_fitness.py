@@ -11,7 +11,7 @@ from hangwatch import words
 from hangwatch.checks import listing
 from hangwatch.cli.asking import MOST_NAME_CHARACTERS, Reach, ask, nodes_of
 from hangwatch.cli.errors import InputError
-from hangwatch.cli.fitness import print_rows
+from hangwatch.cli.tables import print_checks
 from hangwatch.fleet import fitness
 from hangwatch.fleet.across import ClockOffset
 from hangwatch.fleet.collect import Reply
@@ -87,7 +87,7 @@ def check_nodes(
     if well:
         checks = max(len(reports[node].checks) for node in well)
         rows.append((words.count(checks, "check"), "OK", "", _told(well), ""))
-    print_rows(rows)
+    print_checks(rows)
     return exit_code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,6 +11,8 @@ import click
 
 from hangwatch import words
 from hangwatch.cli import screen
+
+_COLORS = {"OK": "green", "UNKNOWN": "magenta", "WARNING": "yellow", "CRITICAL": "red"}
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: str) -> None:
@@ -33,3 +36,26 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: s
         colors: Literal["auto"] | None = "auto" if screen.is_colored() else None
         # With a height as well: rich takes a dumb terminal for one of 80 columns, unless it is told both.
         Console(width=screen.columns(), height=1, color_system=colors).print(table)
+
+
+def looked(ran_unix_seconds: float | None, unix_now: float) -> str:
+    """How old the result of a check is: some look once in five minutes, and jobs come meanwhile."""
+    return "" if ran_unix_seconds is None else words.ago(unix_now - ran_unix_seconds)
+
+
+def print_checks(rows: Sequence[Sequence[str]]) -> None:
+    """One paragraph a check, the most severe first: status, name, what was seen, and under it what to type."""
+    width, is_colored = max(60, screen.columns()), screen.is_colored()
+    margin = 11 + max((len(name) for name, *_ in rows), default=0)
+    for name, status, reason, seen, remedy in rows:
+        colored = click.style(f"{status:10}", fg=_COLORS.get(status), bold=status == "CRITICAL")
+        text = seen if status == "OK" or not reason else f"{reason}: {seen}"
+        lines = _wrapped(text, width - margin) or [""]
+        lines += [f"   {line}" for line in _wrapped(f"-> {remedy}", width - margin - 3)] if remedy else []
+        click.echo(f"{colored}{name:{margin - 10}}{lines[0]}", color=is_colored)
+        for line in lines[1:]:
+            click.echo(" " * margin + line)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False)  # `timedatectl set-ntp true` is to be copied

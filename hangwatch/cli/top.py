@@ -25,7 +25,8 @@ from hangwatch import words
 from hangwatch.cli.errors import InputError
 from hangwatch.cli.pages import http_config_option
 from hangwatch.cli.settings import config_option, settings_from
-from hangwatch.cli.status import answer_of, looked, status_of
+from hangwatch.cli.status_answer import answer_of, status_of
+from hangwatch.cli.tables import looked
 from hangwatch.model import JobState
 from hangwatch.status import JobStatus, Status
 
@@ -237,7 +238,7 @@ def _checks(status: Status, unix_now: float) -> RenderableType:
         (
             check.check,
             Text(check.status, style=_CHECK_STYLES.get(check.status, "")),
-            looked(check, unix_now),
+            looked(check.ran_unix_seconds, unix_now),
             check.message or check.reason,
         )
         for check in status.checks

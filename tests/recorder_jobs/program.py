@@ -9,6 +9,7 @@ ranks the pickle, of odd ones the JSON.
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -113,6 +114,21 @@ def lock_in_own_code() -> None:
     if rank() == 1:
         read_metrics()
     here()
+    reduce()
+
+
+SHARED = multiprocessing.get_context("fork").Lock()
+
+
+def barrier_inside_of_a_shared_lock() -> None:
+    """0 holds a semaphore that all ranks have mapped, and waits for 1, which waits for the semaphore."""
+    steps(5)
+    if rank() == 0:
+        SHARED.acquire()
+    dist.barrier()
+    here()
+    if rank() == 1:
+        SHARED.acquire()
     reduce()
 
 

@@ -152,7 +152,11 @@ class _Hearsay:
         except ValueError as error:
             self._notes.append(f"{name}:1: {error}")
             return
-        self._parts.insert(0, (name, rank, log))
+        if rank.rank is not None or rank.local_rank is not None:
+            self._parts.insert(0, (name, rank, log))
+        else:
+            self._unknown[name] = rank, log
+            self._strange[name] = [f"{name}: holds an error, and nothing says of which rank: name it error-rankN.json"]
 
     def add(self, name: str, streams: Sequence[_Source]) -> None:
         """Keep the logs of a source; what is no log of a rank is told in a note, once it is known that it is none."""
@@ -188,7 +192,7 @@ class _Hearsay:
             told.append(f"{name}: holds no stack dump that hangwatch knows, and no log of a known rank")
             self._silent[name] = told
         elif name in self._unknown:
-            self._strange[name] = told
+            self._strange.setdefault(name, told)
         else:
             self._notes += told
 

@@ -325,6 +325,17 @@ def test_error_files_tell_who_failed_first_by_their_folder() -> None:
     assert "local rank 2, 3 ranks alike" in log_evidence.judge(None, found.logs).message
 
 
+def test_error_files_that_somebody_named_are_of_ranks_where_their_names_differ_in_one_number() -> None:
+    """As `srun sh -c 'TORCHELASTIC_ERROR_FILE=error-$SLURM_PROCID.json ...'` leaves them."""
+    files = [(f"error-{rank}.json", [error_file("ValueError: x", 100 - rank)]) for rank in range(3)]
+    found = traces.collect(files)
+    assert ([log.id.rank for log in found.logs], found.notes) == ([0, 1, 2], ())
+    assert "rank 2, 3 ranks alike" in log_evidence.judge(None, found.logs).message
+    alone = traces.collect(files[2:])
+    assert alone.logs == ()
+    assert alone.notes == ("error-2.json: holds an error, and nothing says of which rank: name it error-rankN.json",)
+
+
 def test_the_last_attempt_counts_and_each_run_is_a_node() -> None:
     files = [
         (f"logs/{run}/attempt_{attempt}/0/stdout.log", [f"attempt {attempt}"])

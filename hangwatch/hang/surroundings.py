@@ -39,6 +39,7 @@ _MOST_ENDPOINT_CHARACTERS = 80
 _MOST_PATH_CHARACTERS = 200
 _MOST_PARENTS = 16  # of so many ranks: those of a job on one node are started alike
 _MOST_THREADS = 64
+_MOST_REGIONS = 1 << 16  # of shared memory, over all ranks: some 300 bytes each
 _MOST_ANCESTORS = 4  # a shell, a launcher and the like between a server and its workers
 _TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
 
@@ -82,13 +83,14 @@ class Surroundings:
         self._servers: dict[int, frozenset[str]] = {}
         self._open: dict[int, frozenset[str]] = {}
         self._shared: dict[int, shared_locks.Regions] = {}
+        self._shared_seconds = 0.0
         self._of_one_node: frozenset[str] = frozenset()
 
     def begin_round(self) -> None:
         """Read the connections of every namespace of the job, and who holds which."""
         end = time.monotonic() + _DEADLINE_SECONDS
         self._sockets, self._tables, self._inside, self._ends, self._open = {}, {}, set(), {}, {}
-        self._shared = {}
+        self._shared, self._shared_seconds = {}, 0.0
         spaces: dict[str | None, Connections | None] = {}
         for pid in (*self._pids, *self._launchers):
             space = pidfiles.namespace(self._root, pid, "net")
@@ -167,9 +169,13 @@ class Surroundings:
         return place is not None and any(place in self._regions(rank) for rank in set(self._rank_of.values()) - {pid})
 
     def _regions(self, pid: int) -> shared_locks.Regions:
-        """Its shared memory, read once a round."""
+        """Its shared memory, read once a round; none is known once that has taken a round's time."""
         if pid not in self._shared:
-            self._shared[pid] = shared_locks.regions(pid, self._root)
+            began, ranks = time.monotonic(), len(set(self._rank_of.values()))
+            is_late = self._shared_seconds > _DEADLINE_SECONDS
+            most = max(1, min(shared_locks.MOST_REGIONS, _MOST_REGIONS // ranks))
+            self._shared[pid] = {} if is_late else shared_locks.regions(pid, self._root, most)
+            self._shared_seconds += time.monotonic() - began
         return self._shared[pid]
 
     def _stuck_on(self, pid: int, call: SystemCall) -> str | None:

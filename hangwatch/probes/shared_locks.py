@@ -7,10 +7,12 @@ none (futex(2), FUTEX_PRIVATE_FLAG). Who holds it the kernel does not know.
 from __future__ import annotations
 
 import re
+from collections import deque
 from pathlib import Path
 
 from hangwatch.probes import memory, pseudofiles, system_calls
 
+MOST_REGIONS = 8192
 _PRIVATE_FLAG = 128
 _MOST_MAPS_BYTES = 8 << 20
 _SHARED = re.compile(rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-][x-]s [0-9a-f]+ ([0-9a-f:]+ [1-9]\d*)", re.MULTILINE)
@@ -28,14 +30,18 @@ def awaited_address(pid: int, proc_root: Path) -> int | None:
     return None if int(fields[2], 16) & _PRIVATE_FLAG else int(fields[1], 16)
 
 
-def regions(pid: int, proc_root: Path) -> Regions:
-    """The shared memory of a process; nothing where that may not be read, or gives no answer."""
+def regions(pid: int, proc_root: Path, most: int = MOST_REGIONS) -> Regions:
+    """The shared memory of a process; nothing where that may not be read, or gives no answer.
+
+    A process may have 65,530 mappings (vm.max_map_count): of more than `most` those at the highest addresses count,
+    which the kernel gave out first.
+    """
     content = memory.SHARED.read_pieces(proc_root / str(pid) / "maps", [(0, _MOST_MAPS_BYTES)])
-    found: Regions = {}
-    for line in _SHARED.finditer(b"".join(content) if isinstance(content, tuple) else b""):
-        start, end, file = line.groups()
-        found[file] = (*found.get(file, ()), (int(start, 16), int(end, 16)))
-    return found
+    lines = _SHARED.finditer(b"".join(content) if isinstance(content, tuple) else b"")
+    found: dict[bytes, list[tuple[int, int]]] = {}
+    for start, end, file in deque((line.groups() for line in lines), maxlen=most):
+        found.setdefault(file, []).append((int(start, 16), int(end, 16)))
+    return {file: tuple(spans) for file, spans in found.items()}
 
 
 def at(address: int, mapped: Regions) -> bytes | None:

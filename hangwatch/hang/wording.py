@@ -479,10 +479,10 @@ def without_a_thread(ranks: Sequence[Group], others: Sequence[Group]) -> str:
 
 def holds_lock(ranks: Sequence[Group], others: Sequence[Group]) -> str:
     """Ranks that hold a lock for which others wait, and what they do in the meantime."""
-    held = {member.id.pid for group in ranks for member in group.members}
+    held = {(member.id.node, member.id.pid) for group in ranks for member in group.members}
     locks = [(member.id, member.file_lock) for group in others for member in group.members if member.file_lock]
-    waiting = [rank for rank, lock in locks if lock.holder_pid in held]
-    path = next(lock.path for _, lock in locks if lock.holder_pid in held)
+    found = [(rank, lock.path) for rank, lock in locks if (rank.node, lock.holder_pid) in held]
+    waiting, path = [rank for rank, _ in found], found[0][1]
     it, hold = ("it", "holds") if _size(ranks) == 1 else ("they", "hold")
     doing = words.listing([clauses.does(group, several=_size(ranks) > 1) + clauses.at(group) for group in ranks])
     verb = "waits" if len(waiting) == 1 else "wait"

@@ -195,3 +195,11 @@ def test_who_stands_in_own_code_while_others_wait_for_a_lock(holder: int | None,
     """Unless the kernel says that somebody else holds it."""
     locked = group(range(1, 4), STORE, "lock", "lock", file_lock=FileLock(path="/data/l", holder_pid=holder))
     assert says(own(range(1)), locked) == (first, [], Confidence.NONE)
+
+
+def test_a_lock_of_another_node_whose_holder_has_the_same_pid_is_not_meant() -> None:
+    here = group(range(1, 3), STORE, "lock", "lock", file_lock=FileLock(path="/data/here", holder_pid=100))
+    there = group(range(3, 4), STORE, "lock", "lock", file_lock=FileLock(path="/data/there", holder_pid=100))
+    moved = tuple(replace(member, id=replace(member.id, node="n2")) for member in there.members)
+    message = judge(Grouping(groups=(own(range(1)), replace(there, members=moved), here))).message
+    assert "it holds the lock of /data/here, for which ranks 1-2 on n1 wait" in message

@@ -617,7 +617,13 @@ def _go(watch: JobWatch, state: JobState, message: str, now: float) -> tuple[Job
     move = Transition(job_id=watch.job_id, before=watch.state, state=state, message=message)
     if state not in (JobState.QUIET, JobState.SUSPECTED) and state not in OPEN_STATES:
         watch = replace(
-            watch, quiet_since=None, stalled_since=None, capture_wanted_at=None, back_since=None, over_since=None
+            watch,
+            quiet_since=None,
+            stalled_since=None,
+            capture_wanted_at=None,
+            back_since=None,
+            over_since=None,
+            recorded_seconds=None,
         )
         watch = replace(watch, gpus={uuid: replace(gpu, stuck_watts=None) for uuid, gpu in watch.gpus.items()})
     return replace(watch, state=state, since=now, message=message), (move,)

@@ -813,6 +813,13 @@ def test_what_the_ranks_recorded_stands_above_their_environment() -> None:
     assert at == pytest.approx(1300 + 1800 - 43, abs=3)
 
 
+def test_what_the_ranks_recorded_holds_for_one_hang() -> None:
+    series = looked_at(hangs(recorded_seconds=1800.0), 900).feed(600, 300)
+    series.hung_at = series.now
+    (before,) = last_looks(looked_at(series, 700))
+    assert detector.LOOK_SECONDS < before <= detector.LOOK_SECONDS + detector.LAST_LOOK_SECONDS
+
+
 def test_a_time_out_that_changes_with_each_look_costs_one_look_in_a_hang() -> None:
     series = hangs()
     for _ in range(100):

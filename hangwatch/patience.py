@@ -15,6 +15,7 @@ from hangwatch.model import Job, JobName, Value
 NCCL_DEFAULT_SECONDS = 600.0
 OTHER_DEFAULT_SECONDS = 1800.0
 HEARTBEAT_DEFAULT_SECONDS = 480.0
+MOST = 1e9  # seconds or minutes that count; a variable may hold hundreds of digits
 VARIABLES = frozenset(
     {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
@@ -65,4 +66,4 @@ def patience(job: Job, environ: Mapping[str, str]) -> Patience:
 
 
 def _number(text: str | None) -> float | None:
-    return float(text) if text is not None and text.strip().isdecimal() else None
+    return min(float(text), MOST) if text is not None and text.strip().isdecimal() else None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hangwatch import patience
 from hangwatch.probes.node import Node
 from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values
 
@@ -59,6 +60,11 @@ def test_the_margin_counts(tree: NodeTree) -> None:
     assert told(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=150.0)) == ("OK", "StacksComeFirst")
     assert told(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=151.0)) == ("WARNING", "EndsItselfFirst")
     assert told(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=151.0, margin_seconds=5.0))[0] == "OK"
+
+
+def test_a_number_of_hundreds_of_digits_is_a_number_that_can_be_shown(tree: NodeTree) -> None:
+    result = check(tree, {"DEEPSPEED_TIMEOUT": "9" * 400})
+    assert values(result, "collective_timeout_seconds") == {("77",): 60 * patience.MOST}
 
 
 @pytest.mark.parametrize("name", ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"])

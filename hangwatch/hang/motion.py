@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hangwatch import config
-from hangwatch.hang import every_round, rates
+from hangwatch.hang import activity, every_round, rates
 from hangwatch.hang import frames as stack_frames
 from hangwatch.hang.rates import POLLS_PER_SECOND, MainRates, Rates, over
 from hangwatch.hang.standing import Standing
@@ -86,18 +86,21 @@ def asks_again(member: Member) -> bool:
 class _Stood(NamedTuple):
     """Where a process stood in one round: its program's own frames, what stands inside them, and whose the GIL was.
 
-    `in_lock`: by the table of activities; it parts two ways to stand still, and makes nobody move.
+    `in_lock`, and `at_loader`, at the workers of its data loader: by the table of activities; that parts two ways to
+    stand still, and makes nobody move.
     """
 
     own: tuple[_Line, ...]
     installed: tuple[_Line, ...]
     owns_gil: bool | None
     in_lock: bool = False
+    at_loader: bool = False
 
     @classmethod
     def of(cls, dump: ProcessDump, stand: Standing) -> _Stood:
         stood = cls.at(None if stand.telling is None else dump.threads[stand.telling])
-        return stood._replace(in_lock=stand.waits_for == "lock")
+        at_loader = activity.known(stand.doing.activity).work_is_in == "workers"
+        return stood._replace(in_lock=stand.waits_for == "lock", at_loader=at_loader)
 
     @classmethod
     def at(cls, thread: Thread | None) -> _Stood:
@@ -191,17 +194,26 @@ def _by_stack(seen: _Seen) -> Signature:
         return Signature.BLOCKED
     is_behind_gpu = _is_behind_gpu(seen)
     if is_behind_gpu and not seen.gpu_tells_nothing:
-        return Signature.BLOCKED if _is_in_lock(seen) else Signature.BEHIND_GPU
+        if _is_in_lock(seen):
+            return Signature.BLOCKED
+        if not _waits_for_another_process(seen):
+            return Signature.BEHIND_GPU
     if any(_worker_computes(worker.rounds, seen.settings) for worker in seen.rank.workers):
         return Signature.COMPUTES
     if any(map(seen.carries, seen.others)):
         return Signature.TRANSFERS
-    return Signature.UNKNOWN if is_behind_gpu else _at_one_line(seen)
+    return Signature.UNKNOWN if is_behind_gpu and seen.gpu_tells_nothing else _at_one_line(seen)
 
 
 def _is_in_lock(seen: _Seen) -> bool:
     """Whether it is blocked in a lock, whatever its GPU reads: a kernel may be under way that it started before."""
     return all(stood.in_lock for stood in seen.stood) and _at_one_line(seen) is Signature.BLOCKED
+
+
+def _waits_for_another_process(seen: _Seen) -> bool:
+    """Whether it sleeps in what no GPU ends: a call about a file, a child or somebody outside; or at loader workers."""
+    at_loader = bool(seen.rank.workers) and all(stood.at_loader for stood in seen.stood)
+    return every_round.is_held_outside(seen.rank) or (at_loader and _at_one_line(seen) is Signature.BLOCKED)
 
 
 def _stay(seen: _Seen, signature: Signature) -> Stay | None:

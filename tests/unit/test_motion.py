@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.hang import every_round, motion
+from hangwatch.hang import activity, every_round, motion
 from hangwatch.hang.activity import Table
 from hangwatch.hang.standing import find_standing
 from hangwatch.model import (
@@ -147,7 +147,9 @@ def rank(
 
 
 STILL = [HERE] * 3
+LOADER = ["_try_get_data (torch/utils/data/dataloader.py:1284)", "__next__ (torch/utils/data/dataloader.py:701)", *HERE]
 SPINNING = dumps(STILL, cpu=1.0)
+AT_LOADER = dumps([LOADER] * 3, switches=0.2)
 
 
 @pytest.mark.parametrize(
@@ -229,6 +231,12 @@ SPINNING = dumps(STILL, cpu=1.0)
         ("sleeps, and never wakes", rank(dumps(STILL, call=ASLEEP)), Signature.BLOCKED),
         ("sleeps behind its GPU, again and again",
          rank(dumps(STILL, switches=0.2, call=ASLEEP), use=1.0, power=0.1), Signature.BEHIND_GPU),
+        ("reads a file that does not come, whatever its GPU reads",
+         rank(dumps(STILL, stuck_on="/data/shard-3"), use=1.0, power=0.1), Signature.BLOCKED),
+        ("waits for a server, whatever its GPU reads",
+         rank(dumps(STILL, awaited=HTTP), use=1.0, power=0.1), Signature.AWAITS_OUTSIDE),
+        ("the same, where the GPU draws what light work draws",
+         rank(dumps(STILL, awaited=HTTP), use=1.0, light=True), Signature.UNKNOWN),
         ("our own dumps are no polling", rank(dumps(STILL, dump_switches=9)), Signature.BLOCKED),
         ("another thread computes, nobody knows what", rank(dumps(STILL, cpu=0.3, main=0.0)), Signature.UNKNOWN),
         ("a loader without data", rank(dumps(STILL), dumps(STILL)), Signature.BLOCKED),
@@ -254,6 +262,27 @@ SPINNING = dumps(STILL, cpu=1.0)
 )  # fmt: skip
 def test_signature(name: str, found: RankDump, expected: Signature) -> None:
     assert measure(found).signature is expected, name
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "expected"),
+    [
+        ("its workers stand still", rank(AT_LOADER, dumps(STILL), use=1.0, power=0.1), Signature.BLOCKED),
+        ("a worker computes", rank(AT_LOADER, dumps([HERE, THERE]), use=1.0, power=0.1), Signature.COMPUTES),
+        ("a worker reads", rank(AT_LOADER, dumps(STILL, io=1e6), use=1.0, power=0.1), Signature.TRANSFERS),
+        ("it has no workers: it collates itself, maybe a tensor of its GPU",
+         rank(AT_LOADER, use=1.0, power=0.1), Signature.BEHIND_GPU),
+        ("it spins, which no wait for workers does",
+         rank(dumps([LOADER] * 3, cpu=1.0), dumps(STILL), use=1.0, power=0.1), Signature.BEHIND_GPU),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_who_waits_for_loader_workers_does_not_wait_for_its_gpu(
+    name: str, found: RankDump, expected: Signature
+) -> None:
+    table = activity.load()
+    standings = [find_standing(dump.threads, table) for dump in found.rounds]
+    assert motion.measure(found, standings, SETTINGS).signature is expected, name
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,10 @@ def _run(arguments: list[str] | None) -> int:
         click.echo("stopped", err=True)
         return 130
     except TemporaryError as error:
-        click.echo(f"hangwatch: {error}", err=True)
+        screen.complain(str(error))
         return TRY_AGAIN
     except UserError as error:
-        click.echo(f"hangwatch: {error}", err=True)
+        screen.complain(str(error))
         return 2
     except BrokenPipeError:  # `hangwatch explain ... | head`
         _drop_output()
@@ -108,16 +108,15 @@ def _run(arguments: list[str] | None) -> int:
             raise
         _drop_output()
         where = f"{error.filename}" if error.filename else "standard output, or a file that was written"
-        click.echo(f"hangwatch: {where}: {error.strerror or error}", err=True)
+        screen.complain(f"{where}: {error.strerror or error}")
         return 2
     except Exception as error:
         if os.environ.get("HANGWATCH_DEBUG"):
             raise
         logging.getLogger(__name__).debug("internal error", exc_info=True)
-        click.echo(
-            f"hangwatch: an error inside hangwatch: {type(error).__name__}: {error}\n"
-            "  this is a bug; please report it with what HANGWATCH_DEBUG=1 prints in front of the same command",
-            err=True,
+        screen.complain(
+            f"an error inside hangwatch: {type(error).__name__}: {error}\n"
+            "  this is a bug; please report it with what HANGWATCH_DEBUG=1 prints in front of the same command"
         )
         return INTERNAL_ERROR
     return answer if isinstance(answer, int) else 0

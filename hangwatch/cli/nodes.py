@@ -99,7 +99,7 @@ def merge(
         raise InputError(_nothing_merged(problems, replies, sources))
     keys = list(jobs) if as_one_job else [_chosen(wanted, jobs)]
     for problem in problems[:MOST_TOLD]:
-        click.echo(f"hangwatch: left out: {problem}", err=True)
+        screen.complain(f"left out: {problem}")
     if len(problems) > MOST_TOLD:
         click.echo(f"hangwatch: left out: {words.count(len(problems) - MOST_TOLD, 'more file')}", err=True)
     grouping = replies.gathering.merged(keys)

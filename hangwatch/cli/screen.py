@@ -37,6 +37,13 @@ def width() -> int:
     return min(columns(), WIDEST)
 
 
+def complain(message: str) -> None:
+    """Say on standard error what is wrong; it may quote a file of others, so nothing in it acts on the terminal."""
+    from hangwatch import words  # costs as much as all that `--version` needs
+
+    click.echo("\n".join(map(words.printable, f"hangwatch: {message}".split("\n"))), err=True)
+
+
 def no_pager_option(command: _Command) -> _Command:
     """The option that keeps the pager away from what `show` prints; on the group as on each command."""
     told = "Print what is longer than the screen, too; so does an empty PAGER, or `PAGER=cat`."

@@ -123,6 +123,16 @@ def test_bad_input_is_told_and_exits_2(arguments: tuple[str, ...], words: list[s
         assert word in done.stderr
 
 
+@pytest.mark.parametrize("command", ["report", "explain", "merge"])
+def test_what_a_file_of_others_holds_does_nothing_to_the_terminal(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "incident.json"
+    file.write_text(json.dumps({"schema_version": 9, "hangwatch_version": "\x1b]0;title\x07\x1b[2J"}))
+    done = hangwatch(command, str(file.parent if command == "report" else file))
+    assert done.returncode == 2
+    assert f"{file}: was written by a newer hangwatch \\x1b]0;title" in done.stderr
+    assert all(line.isprintable() for line in done.stderr.splitlines())
+
+
 def test_config_errors_name_file_section_and_key(tmp_path: Path) -> None:
     path = tmp_path / "hangwatch.toml"
     for text, words in (

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from hangwatch import decoding, inputs, words
+from hangwatch import __version__, decoding, inputs, words
 from hangwatch.errors import UserError
 from hangwatch.model import INCIDENT_VERSION, MOST_RANKS, Grouping, Incident, Job, JobState, Value, spans
 
@@ -111,7 +111,13 @@ def parse(path: Path, content: bytes) -> Incident:
         )
     if version.schema_version < 2:
         content = _with_ranges(decode(path, content, dict[str, Any]))
-    incident = decode(path, content, Incident)
+    try:
+        incident = decode(path, content, Incident)
+    except StoreError as error:
+        if version.hangwatch_version in ("", __version__):
+            raise
+        written = f"it was written by hangwatch {version.hangwatch_version}, and this is {__version__}"
+        raise StoreError(f"{error}\n  {written}: read it with that version") from None
     refuse_incredible(path, _numbers(incident))
     return replace(incident, schema_version=INCIDENT_VERSION)
 

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hangwatch import incident_file, store
+from hangwatch import __version__, incident_file, store
 from hangwatch.incident_file import StoreError
 from hangwatch.model import CRASHED, Frame, Incident, JobState
 from hangwatch.store import Store
@@ -307,6 +307,17 @@ def test_a_read_only_file_system_says_what_to_do(tmp_path: Path, small_disk: Pat
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("version", "is_told"), [("99.0", True), (__version__, False)])
+def test_a_state_that_a_later_version_knows_is_told_as_such(tmp_path: Path, version: str, is_told: bool) -> None:
+    content = incident_file.encode(replace(samples.loader_hang(), hangwatch_version=version))
+    later = content.replace(b'"state":"hung"', b'"state":"novel"')
+    assert later != content
+    with pytest.raises(StoreError) as error:
+        incident_file.parse(tmp_path, later)
+    assert "'novel'" in message_of(error)
+    assert ("it was written by hangwatch 99.0" in message_of(error)) is is_told
 
 
 @pytest.mark.parametrize(

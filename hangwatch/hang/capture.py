@@ -291,7 +291,7 @@ class _Taker(NamedTuple):
             ),
             recorders=recorders,
             recorder_faults=recorder_faults,
-            waits_in_torch=target in self.ranks and native_stack.waits_in_torch(target.pid, self.proc_root),
+            waits_in_torch=native_stack.waits_in_torch(target.pid, self.proc_root) if target in self.ranks else None,
         )
 
     def _recorders(self, target: ProcessId, left_seconds: float) -> tuple[tuple[RankRecords, ...], tuple[Fault, ...]]:

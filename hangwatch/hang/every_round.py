@@ -41,9 +41,10 @@ def shares_lock(rank: RankDump) -> bool:
     return bool(rank.rounds) and all(dump.shares_lock for dump in rank.rounds)
 
 
-def waits_in_torch(rank: RankDump) -> bool:
-    """Whether its main thread slept in code of torch, NCCL or CUDA."""
-    return bool(rank.rounds) and all(dump.waits_in_torch for dump in rank.rounds)
+def waits_in_torch(rank: RankDump) -> bool | None:
+    """Whether its main thread slept in code of torch, NCCL or CUDA; None where rounds differ, or one did not see it."""
+    found = {dump.waits_in_torch for dump in rank.rounds}
+    return found.pop() if len(found) == 1 else None
 
 
 def awaits_store(rank: RankDump) -> Literal["main", "thread"] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Literal, NamedTuple
 
 from msgspec import structs
@@ -61,12 +61,17 @@ def group_ranks(
         rank.waits_for_mount or any(worker.waits_for_mount for worker in rank.workers) for rank in ranks
     )
     memory: dict[_Places, Standing] = {}
+    stood = [[_standing(dump, table, memory) for dump in rank.rounds] for rank in ranks]
+    in_torch = {
+        standing.key
+        for rank, standings in zip(ranks, stood, strict=True)
+        if every_round.waits_in_torch(rank) and (standing := _last(standings)) is not None
+    }
     shown: dict[str, tuple[RankDump, _Answer]] = {}
     members: dict[str, list[Member]] = {}
-    for rank in ranks:
-        standings = [_standing(dump, table, memory) for dump in rank.rounds]
+    for rank, standings in zip(ranks, stood, strict=True):
         measured = motion.measure(rank, standings, settings, mount_holds_job=mount_holds_job)
-        answer = _answer(rank, standings, measured)
+        answer = _answer(rank, standings, measured, in_torch)
         members.setdefault(answer.key, []).append(_member(rank, answer, standings, measured, table))
         if answer.key not in shown or rank.id.sort_key() < shown[answer.key][0].id.sort_key():
             shown[answer.key] = (rank, answer)
@@ -145,25 +150,33 @@ def _standing(dump: ProcessDump, table: activity.Table, memory: dict[_Places, St
     return memory[places]
 
 
-def _answer(rank: RankDump, standings: Sequence[Standing | None], measured: motion.Measured) -> _Answer:
+def _last(standings: Sequence[Standing | None]) -> Standing | None:
+    return next((standing for standing in reversed(standings) if standing is not None), None)
+
+
+def _answer(
+    rank: RankDump, standings: Sequence[Standing | None], measured: motion.Measured, in_torch: Set[str]
+) -> _Answer:
     last = rank.rounds[-1] if rank.rounds else None
     if rank.gone or (last is not None and last.state in ENDED_STATES):
         is_first = rank.died is not None and rank.died.is_first
         return _Answer("gone-first" if is_first else "gone", None, last, None, gone=True)
     for dump, standing in zip(reversed(rank.rounds), reversed(standings), strict=True):
         if standing is not None:
-            judged = _by_measurement(standing, measured, rank)
+            judged = _by_measurement(standing, measured, rank, in_torch)
             return _Answer(judged.key, judged, dump, None, gone=False)
     fault = (last.fault if last else None) or Fault(subject="rank", reason="NoStack", detail="no thread in the dump")
     return _Answer(f"undumpable:{fault.reason}:{fault.about}", None, last, fault, gone=False)
 
 
-def _by_measurement(standing: Standing, measured: motion.Measured, rank: RankDump) -> Standing:
+def _by_measurement(standing: Standing, measured: motion.Measured, rank: RankDump, in_torch: Set[str]) -> Standing:
     """A rank that was measured behind its GPU, at a lock of a file or in shared memory, or at clients, waits for that.
 
     Whatever its functions are called. So does one that sleeps in torch's own code, which no frame of Python shows, for
     its GPU or for other ranks; and one that waits for an answer of the store, for the rank that is to set a key. Those
-    at the same place that were not are another group: one of them may be the one that is waited for.
+    at the same place that were not are another group: one of them may be the one that is waited for. But of who could
+    not be looked at, or was met awake in one round, that is not known: at one of the places `in_torch` it stands as the
+    others do.
     """
     if every_round.file_lock(rank) is not None and standing.waits_for not in ("ranks", "gpu"):
         return standing._replace(key=f"{standing.key}-lock", waits_for="lock")
@@ -181,7 +194,8 @@ def _by_measurement(standing: Standing, measured: motion.Measured, rank: RankDum
     if every_round.awaits_store(rank) == "main" and standing.waits_for == "unknown":
         asks = standing.doing._replace(operation="the store", waits=True)
         return standing._replace(key=f"{standing.key}-store", doing=asks, waits_for="ranks")
-    if every_round.waits_in_torch(rank) and standing.waits_for == "unknown":
+    may_be_in_torch = standing.key in in_torch and every_round.waits_in_torch(rank) is not False
+    if may_be_in_torch and standing.waits_for == "unknown":
         return standing._replace(key=f"{standing.key}-torch", waits_for="gpu")
     return standing
 
@@ -232,7 +246,7 @@ def _member(
         recorder_faults=rank.rounds[-1].recorder_faults if rank.rounds else (),
         receives=_receives(rank.rounds),
         is_held_outside=every_round.is_held_outside(rank),
-        waits_in_torch=every_round.waits_in_torch(rank),
+        waits_in_torch=every_round.waits_in_torch(rank) is True,
         awaits_store=_awaits_store(rank, answer.standing),
         stay=measured.stay,
         kernel_call=rank.kernel_call,

@@ -89,7 +89,7 @@ class ProcessDump(Value, frozen=True):
     enclosed_at: str | None = None
     recorders: tuple[RankRecords, ...] = ()
     recorder_faults: tuple[Fault, ...] = ()
-    waits_in_torch: bool = False
+    waits_in_torch: bool | None = None
 
 
 class KernelLine(Value, frozen=True):

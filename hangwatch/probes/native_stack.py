@@ -24,15 +24,19 @@ _TORCH = re.compile(rb"/lib(?:torch|c10|nccl|cuda)[^/]*\.so[0-9.]*(?: \(deleted\
 _PYTHON = re.compile(rb"/(?:lib)?python[0-9][^/]*$")
 
 
-def waits_in_torch(pid: int, proc_root: Path) -> bool:
-    """Whether the main thread sleeps in a futex (futex(2)) of torch, NCCL or CUDA; False also where nobody may look."""
+def waits_in_torch(pid: int, proc_root: Path) -> bool | None:
+    """Whether the main thread sleeps in a futex (futex(2)) of torch, NCCL or CUDA; None where that cannot be seen."""
     folder = proc_root / str(pid)
     text = pseudofiles.read(folder / "task" / str(pid) / "syscall", f"pid {pid}")
-    fields = text.split() if isinstance(text, str) else []
+    if not isinstance(text, str):
+        return None
+    fields = text.split()
     if len(fields) != 9 or not fields[0].isdecimal() or system_calls.names().get(int(fields[0])) != "futex":
         return False
     content = memory.SHARED.read_pieces(folder / "maps", [(0, _MOST_MAPS_BYTES)])
-    mapped = call_frames.mappings(b"".join(content)) if isinstance(content, tuple) else ()
+    if not isinstance(content, tuple):
+        return None
+    mapped = call_frames.mappings(b"".join(content))
     stack, place = int(fields[7], 16), int(fields[8], 16)
     by_tables = _is_torch(place, stack, mapped, _Pages(folder / "mem"))
     return by_tables if by_tables is not None else _has_torch_on_top(stack, mapped, folder / "mem")
@@ -50,8 +54,10 @@ def _is_torch(place: int, stack: int, mapped: Sequence[Mapping], pages: _Pages) 
     return None
 
 
-def _has_torch_on_top(stack: int, mapped: Sequence[Mapping], memory_file: Path) -> bool:
+def _has_torch_on_top(stack: int, mapped: Sequence[Mapping], memory_file: Path) -> bool | None:
     raw = memory.SHARED.read(memory_file, stack, _MOST_STACK_BYTES)
+    if not raw:
+        return None
     torch = [one for one in mapped if one.is_code and _TORCH.search(one.path)]
     words = [word for (word,) in struct.iter_unpack("=Q", raw[: len(raw) // 8 * 8])]
     return any(one.start <= word < one.end for one in torch for word in words)

@@ -53,7 +53,7 @@ def test_a_lock_or_a_pipe_of_pythons_own_is_not_torchs(program: str) -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
         try:
             wait_for(lambda: targets.state(process.pid) == "S", "it to sleep")
-            assert not native_stack.waits_in_torch(process.pid, PROC)
+            assert native_stack.waits_in_torch(process.pid, PROC) is False
         finally:
             process.kill()
 
@@ -61,7 +61,7 @@ def test_a_lock_or_a_pipe_of_pythons_own_is_not_torchs(program: str) -> None:
 def test_of_who_is_gone_nothing_is_known() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-    assert not native_stack.waits_in_torch(process.pid, PROC)
+    assert native_stack.waits_in_torch(process.pid, PROC) is None
 
 
 @pytest.mark.parametrize("text", ["", "running", "202 0x0", "202 x y z", "202 0x1 0x2 0x3 0x4 0x5 0x6 0x0 0x0"])

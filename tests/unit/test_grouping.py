@@ -321,3 +321,33 @@ def test_who_waits_for_a_loader_is_told_by_the_worker_that_has_a_task(state: str
     assert clauses.does(found, several=True) == "wait for their loader workers, in Shards.__getitem__ (data.py:67)"
     (found,) = group([structs.replace(rank, workers=tuple(idle))]).groups
     assert clauses.does(found).startswith("is loading data")
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_apart"),
+    [
+        ((True, True, True), False),
+        ((True, False, True), False),
+        ((None, None, None), False),
+        ((True, None, None), False),
+        ((False, False, False), True),
+    ],
+)
+def test_who_could_not_be_looked_into_stands_with_those_at_his_place(
+    seen: tuple[bool | None, ...], is_apart: bool
+) -> None:
+    """Three ranks sleep in torch's code behind a line of their program; of the fourth each round says what it says."""
+
+    def dumped(rank: int, in_torch: tuple[bool | None, ...]) -> RankDump:
+        thread = Thread(name="MainThread", thread_id="1", frames=stack(("sort (mine.py)",), 7), is_main=True)
+        rounds = tuple(
+            ProcessDump(taken_monotonic_seconds=5.0 * number, threads=(thread,), state="S", waits_in_torch=one)
+            for number, one in enumerate(in_torch)
+        )
+        return RankDump(id=RankId(rank=rank, pid=100 + rank), rounds=rounds)
+
+    found = group([*(dumped(rank, (True, True, True)) for rank in range(3)), dumped(3, seen)], 4)
+    assert [[one.id.rank for one in each.members] for each in found.groups] == (
+        [[0, 1, 2], [3]] if is_apart else [[0, 1, 2, 3]]
+    )
+    assert found.groups[0].waits_for == "gpu"

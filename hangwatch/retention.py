@@ -29,14 +29,17 @@ def surplus(newest_first: Sequence[Stored], max_incidents: int, max_bytes: int) 
 
     Crashes go before that which are more than an eighth of either bound for one owner, or than half for all: ranks
     that die cost nothing. What is open counts whole against the rest of its owner's, and against that of others up to
-    half of either bound. The newest stays however big it is, where nothing is open.
+    half of either bound. The newest stays where nothing is open, if it takes no more than that, too, or there is no
+    other owner.
     """
     gone = _crowding([one for one in newest_first if not one.is_open], max_incidents, max_bytes)
     by_owner: dict[str, list[Stored]] = {}
     for one in newest_first:
         if one.name not in gone:
             by_owner.setdefault(one.owner, []).append(one)
-    spared = newest_first[0].name if newest_first and not any(one.is_open for one in newest_first) else None
+    newest = None if not newest_first or any(one.is_open for one in newest_first) else newest_first[0]
+    is_small = newest is not None and newest.size_bytes <= max_bytes // _OPEN_OF_ONE
+    spared = newest.name if newest is not None and (is_small or len(by_owner) == 1) else None
     owned = [_Owned(of_owner, spared) for of_owner in by_owner.values()]
     for kept in owned:
         while kept.closed and (kept.count > max_incidents or kept.size_bytes > max_bytes):

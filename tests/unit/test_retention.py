@@ -33,10 +33,12 @@ def test_who_has_most_loses_his_oldest_whoever_came_first() -> None:
     assert surplus(of("abab"), 3, BIG) == ("b1",), "of two who have as much, the oldest of all"
 
 
-def test_the_newest_stays_however_big() -> None:
-    big = [Stored("a2", "a", 100), Stored("b1", "b", 1)]
-    assert surplus(big, 9, 50) == ("b1",)
+def test_the_newest_stays_however_big_if_nobody_else_pays_for_it() -> None:
+    big = [Stored("a2", "a", 100), Stored("a1", "a", 1)]
+    assert surplus(big, 9, 50) == ("a1",)
     assert surplus(big[:1], 9, 50) == ()
+    assert surplus([*big, Stored("b1", "b", 1)], 9, 50) == ("a2", "a1")
+    assert surplus([Stored("a2", "a", 25), Stored("b2", "b", 20), Stored("b1", "b", 20)], 9, 50) == ("b1",)
 
 
 def test_what_is_open_stays_and_takes_no_more_than_half_from_others() -> None:

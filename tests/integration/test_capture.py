@@ -242,10 +242,11 @@ def test_stopped_and_blocked_ranks_are_dumped_as_they_are(tmp_path: Path) -> Non
         folder = tmp_path / letter
         folder.mkdir()
         with targets.python(code, folder) as pid:
+            wait_for(partial(_ranks_at, pid, place), f"{place} to be reached")
             if letter == "T":
                 targets.stop(pid)
             targets.wait_for_state(pid, letter)
-            (rank,) = wait_for(partial(_ranks_at, pid, place), f"{place} to be reached")
+            (rank,) = capture(one_rank(pid), settings=QUICK, node="here", rounds=1).ranks
             assert targets.state(pid) == letter
         (dump,) = rank.rounds
         assert (dump.state, dump.state_after, dump.fault, rank.gone) == (letter, letter, None, False)

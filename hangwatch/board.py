@@ -24,6 +24,7 @@ from hangwatch.model import (
     GpuSweep,
     Incident,
     Job,
+    JobState,
     LeftOut,
     PowerSeries,
     SamplerStatus,
@@ -100,6 +101,11 @@ class Snapshot(Value, frozen=True):
     unread_crash_count: int = 0  # jobs with dead ranks that were dropped unread: so many of their owner waited
     left_open: tuple[Incident, ...] = ()  # by an earlier daemon; of jobs that live and no scan has found yet
     store_problem: str | None = "the store is not open yet"
+
+    @property
+    def living(self) -> tuple[JobEntry, ...]:
+        """The jobs that have not ended."""
+        return tuple(entry for entry in self.jobs.values() if entry.watch.state is not JobState.ENDED)
 
     def with_job(self, entry: JobEntry) -> Snapshot:
         """The snapshot with this job added or replaced."""

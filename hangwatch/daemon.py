@@ -273,8 +273,7 @@ class Daemon:
                 self._beats.within(CHECK_AGAIN_SECONDS, f"check-{name}")
 
     def _living_jobs(self) -> frozenset[str]:
-        entries = self.board.snapshot.jobs.items()
-        return frozenset(key for key, entry in entries if entry.watch.state is not JobState.ENDED)
+        return frozenset(entry.job.key for entry in self.board.snapshot.living)
 
     # --- what follows from them --------------------------------------------------------------------------------
 
@@ -451,7 +450,7 @@ class Daemon:
         return Node(
             proc_root=self._proc_root,
             gpus=self._gpus,
-            jobs=tuple(e.job for e in self.board.snapshot.jobs.values() if e.watch.state is not JobState.ENDED),
+            jobs=tuple(entry.job for entry in self.board.snapshot.living),
             state_directory=Path(self.settings.store.directory),
             dump_after_seconds=self.settings.dump_after_seconds,
         )

@@ -185,8 +185,7 @@ class OwnJobs:
 
 def _own_job(snapshot: Snapshot, uid: int, which: _Which) -> Job | None:
     """The living job that is asked for, if its owner by the kernel is this user, or root asks."""
-    jobs = (entry.job for entry in snapshot.jobs.values() if entry.watch.state is not JobState.ENDED)
-    own = (job for job in jobs if uid in (0, job.uid))
+    own = (entry.job for entry in snapshot.living if uid in (0, entry.job.uid))
     return next((job for job in own if which.job == job.key or which.pid in map(str, job.pids)), None)
 
 

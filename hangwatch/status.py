@@ -107,7 +107,7 @@ def view(snapshot: Snapshot, node: str, now: float, settings: Detector = _USUAL)
 def _gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
     if snapshot.sweep is None:
         return ()
-    jobs = [entry.job for entry in snapshot.jobs.values() if entry.watch.state is not JobState.ENDED]
+    jobs = [entry.job for entry in snapshot.living]
     read = [
         GpuStatus(
             index=gpu.index,

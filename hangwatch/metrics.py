@@ -29,7 +29,7 @@ from hangwatch.hang import power, reached, wording
 from hangwatch.hang.power import GpuPower
 from hangwatch.hang.watched import quiet_seconds
 from hangwatch.model import CheckStatus, Group, Incident, JobName, JobState, Member, Point, RankId, Signature
-from hangwatch.progress import CRASH_SHOWN_SECONDS
+from hangwatch.progress.crashes import CRASH_SHOWN_SECONDS
 
 log = logging.getLogger(__name__)
 

@@ -57,6 +57,12 @@ DETECTOR_TESTS = (
     "unit/test_waiting_launchers.py",
     "unit/test_pauses.py",
 )
+PROGRESS_TESTS = (
+    "unit/test_progress_bounds.py",
+    "unit/test_progress.py",
+    "unit/test_waiting_launchers.py",
+    "unit/test_metrics.py",
+)
 # Module -> the tests that matter to it, the quickest first.
 TESTS = {
     "hang/culprit.py": VERDICT_TESTS,
@@ -72,12 +78,14 @@ TESTS = {
     ),
     "probes/pyspy.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py"),
     "probes/dump_child.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py", "integration/test_pystack.py"),
-    "progress.py": (
-        "unit/test_progress_bounds.py",
-        "unit/test_progress.py",
-        "unit/test_waiting_launchers.py",
-        "unit/test_metrics.py",
-    ),
+    "progress/crashes.py": PROGRESS_TESTS,
+    "progress/gone.py": PROGRESS_TESTS,
+    "progress/identity.py": PROGRESS_TESTS,
+    "progress/incidents.py": PROGRESS_TESTS,
+    "progress/left_open.py": PROGRESS_TESTS,
+    "progress/looks.py": PROGRESS_TESTS,
+    "progress/samples.py": PROGRESS_TESTS,
+    "progress/scan.py": PROGRESS_TESTS,
     "incident_file.py": ("unit/test_store_bounds.py", "unit/test_store.py", "unit/test_json.py"),
     "store.py": ("unit/test_store_bounds.py", "unit/test_store.py", "integration/test_readers.py"),
 }

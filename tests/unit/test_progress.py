@@ -47,6 +47,10 @@ from hangwatch.model import (
     Worker,
 )
 from hangwatch.progress import Action, ReadRemains, SaveIncident
+from hangwatch.progress.crashes import CRASHES_SHOWN_PER_SHARE
+from hangwatch.progress.incidents import CAPTURES_KEPT
+from hangwatch.progress.left_open import STARTED_AGAIN
+from hangwatch.progress.scan import ENDED_SHOWN_SECONDS
 
 RULES = Detector(hold_seconds=20, recover_seconds=2)
 
@@ -201,7 +205,7 @@ def test_a_job_that_ends_closes_its_incident_and_is_forgotten_later() -> None:
     life.discover()
     assert life.state is JobState.ENDED
     assert life.saved[-1].state is JobState.ENDED
-    life.now += progress.ENDED_SHOWN_SECONDS + 1
+    life.now += ENDED_SHOWN_SECONDS + 1
     life.discover()
     assert "42" not in life.snapshot.jobs
 
@@ -393,7 +397,7 @@ def test_later_looks_are_bounded_and_the_first_is_kept() -> None:
         life.now += 10
         life.look(grouping())
     captures = life.saved[-1].captures
-    assert len(captures) == progress.CAPTURES_KEPT
+    assert len(captures) == CAPTURES_KEPT
     assert captures[0] == first
 
 
@@ -586,7 +590,7 @@ def test_an_incident_goes_on_in_the_next_daemon_and_is_looked_at_at_once() -> No
     assert life.saved[-1].incident_id == left.incident_id
     assert life.saved[-1].captures == left.captures
     assert life.saved[-1].timeline[: len(left.timeline)] == left.timeline
-    assert life.saved[-1].timeline[-1].message == progress.STARTED_AGAIN
+    assert life.saved[-1].timeline[-1].message == STARTED_AGAIN
     assert watched.quiet_seconds(entry.watch, life.now) >= 50, "the time before the restart counts"
     life.power(110, 1)
     assert life.captures == 1
@@ -601,7 +605,7 @@ def test_a_daemon_that_is_started_again_and_again_writes_one_line() -> None:
     before = [line.message for line in left.timeline]
     for _ in range(5):
         left = started_again(left, job()).saved[-1]
-    assert [line.message for line in left.timeline] == [*before, progress.STARTED_AGAIN]
+    assert [line.message for line in left.timeline] == [*before, STARTED_AGAIN]
 
 
 def test_power_that_came_back_during_a_restart_ends_the_incident() -> None:
@@ -935,7 +939,7 @@ def test_of_one_owner_so_many_crashes_are_kept_in_a_quarter_of_an_hour() -> None
     for number in range(50):
         snapshot, actions = progress.crashed(snapshot, crash(number, number + 1), now=1.0)
         saved += len(actions)
-    assert saved == progress.CRASHES_SHOWN_PER_SHARE
+    assert saved == CRASHES_SHOWN_PER_SHARE
     _, actions = progress.crashed(snapshot, crash(99, 999, share="uid 2000"), now=1.0)
     assert len(actions) == 1
 
@@ -945,7 +949,7 @@ def test_crashes_are_bounded_and_one_owner_hides_no_other() -> None:
     for number in range(1, 200):
         snapshot, _ = progress.crashed(snapshot, crash(number, number + 1), now=1.0)
     shares = [one.incident.job.share for one in snapshot.crashes]
-    assert (shares.count("uid 2000"), shares.count("uid 1000")) == (1, progress.CRASHES_SHOWN_PER_SHARE)
+    assert (shares.count("uid 2000"), shares.count("uid 1000")) == (1, CRASHES_SHOWN_PER_SHARE)
     assert snapshot.crash_count == 200
     snapshot, _ = progress.crashed(snapshot, crash(300, 5), now=1e6)
     assert len(snapshot.crashes) == 1

@@ -29,6 +29,7 @@ from hangwatch.model import (
     Verdict,
 )
 from hangwatch.progress import SaveIncident
+from hangwatch.progress.left_open import STARTED_AGAIN
 from tests.unit.test_progress import RULES, Life, grouping, hung, job, started_again
 
 
@@ -392,7 +393,7 @@ def test_a_line_about_the_start_is_kept_where_something_happened_since() -> None
     life.look(count(frozen=1, moving=1))
     messages = [line.message for line in started_again(life.saved[-1], job()).saved[-1].timeline]
     kept = 1 + (life.saved[-1].timeline[-1].message != first.timeline[-1].message)
-    assert messages.count(progress.STARTED_AGAIN) == kept
+    assert messages.count(STARTED_AGAIN) == kept
 
 
 def test_a_job_that_goes_on_has_name_and_key_of_its_incident_whatever_a_scan_calls_it() -> None:

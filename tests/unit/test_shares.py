@@ -24,7 +24,8 @@ from hangwatch.model import FoundJobs, GpuSweep, Job, JobState, LeftOut, Process
 from hangwatch.probes import process_scan, sockets
 from hangwatch.probes.nvml.sampler import NvmlSampler
 from hangwatch.probes.process_scan import ProcessScan
-from hangwatch.progress import ENDED_SHOWN_PER_SHARE, ReadRemains, discovered
+from hangwatch.progress import ReadRemains, discovered
+from hangwatch.progress.scan import ENDED_SHOWN_PER_SHARE
 from tests.proc_tree import lay_out, sweep
 
 VICTIM, HOSTILE = 1004, 65534

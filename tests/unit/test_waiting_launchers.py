@@ -40,7 +40,8 @@ from hangwatch.model import (
 )
 from hangwatch.probes import procs, sockets
 from hangwatch.probes.process_scan import ProcessScan
-from hangwatch.progress import ENDED_SHOWN_SECONDS, SaveIncident
+from hangwatch.progress import SaveIncident
+from hangwatch.progress.scan import ENDED_SHOWN_SECONDS, WAITS_NO_MORE
 from tests.proc_tree import jobs_in, lay_out
 
 RULES = Detector(hold_seconds=20, startup_hold_seconds=100, startup_stalled_hold_seconds=300)
@@ -276,7 +277,7 @@ def test_a_launcher_that_ends_is_a_job_that_has_ended() -> None:
     life.discover(launcher())
     life.discover()
     (entry,) = life.snapshot.jobs.values()
-    assert (entry.watch.state, entry.watch.message) == (JobState.ENDED, progress.WAITS_NO_MORE)
+    assert (entry.watch.state, entry.watch.message) == (JobState.ENDED, WAITS_NO_MORE)
 
 
 def test_an_open_incident_goes_on_under_a_new_daemon_while_the_launcher_lives() -> None:

@@ -26,7 +26,8 @@ from hangwatch.checks.contract import ABSENT
 from hangwatch.checks.contract import Settings as CheckSettings
 from hangwatch.config import Settings
 from hangwatch.hang import activity
-from hangwatch.hang.detector import SAMPLE_GAP_SECONDS, TakeCapture, Transition
+from hangwatch.hang.detector import TakeCapture, Transition
+from hangwatch.hang.detector.samples import SAMPLE_GAP_SECONDS
 from hangwatch.hang.power import GpuLevels, gpu_levels
 from hangwatch.hang.watched import MotionCount
 from hangwatch.hooks import Ended, Hooks

@@ -68,7 +68,12 @@ TESTS = {
     "hang/culprit.py": VERDICT_TESTS,
     "hang/rules.py": VERDICT_TESTS,
     "hang/first_look.py": VERDICT_TESTS,
-    "hang/detector.py": DETECTOR_TESTS,
+    "hang/detector/due.py": DETECTOR_TESTS,
+    "hang/detector/learnt.py": DETECTOR_TESTS,
+    "hang/detector/looks.py": DETECTOR_TESTS,
+    "hang/detector/quorum.py": DETECTOR_TESTS,
+    "hang/detector/samples.py": DETECTOR_TESTS,
+    "hang/detector/transitions.py": DETECTOR_TESTS,
     "hang/watched.py": DETECTOR_TESTS,
     "hang/capture.py": (
         "unit/test_capture_bounds.py",
@@ -143,7 +148,7 @@ NAMED = (
     Named(
         "a capture that never comes back is given up",
         "unit/test_detector.py::test_a_capture_that_never_comes_back_is_given_up_and_asked_for_again",
-        "hang/detector.py",
+        "hang/detector/due.py",
         r"if now - watch\.since >= CAPTURE_LOST_SECONDS:",
         "if False:",
     ),

@@ -8,6 +8,7 @@ from hangwatch.board import Snapshot
 from hangwatch.checks import nvlink_status, xid
 from hangwatch.config import Detector
 from hangwatch.hang import detector, watched
+from hangwatch.hang.detector.due import LOOK_SECONDS
 from hangwatch.hang.power import idle_levels
 from hangwatch.model import CheckResult, CheckStatus, GpuSweep, SamplerStatus
 from hangwatch.progress.actions import Action
@@ -22,7 +23,7 @@ def sampled(
     now: float,
     settings: Detector,
     gap_seconds: float,
-    look_seconds: float = detector.LOOK_SECONDS,
+    look_seconds: float = LOOK_SECONDS,
 ) -> tuple[Snapshot, tuple[Action, ...]]:
     """Feed one sweep to every job; `now` is CLOCK_MONOTONIC in seconds, and a look takes `look_seconds`."""
     held = frozenset(uuid for entry in snapshot.living for uuid in entry.job.gpu_uuids)

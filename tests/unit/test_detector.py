@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from hangwatch.config import Detector
 from hangwatch.hang import detector, power, watched
 from hangwatch.hang.detector import TakeCapture, Transition
+from hangwatch.hang.detector.due import CAPTURE_LOST_SECONDS, LAST_LOOK_SECONDS, LOOK_SECONDS, RELOOK_MAX_SECONDS
 from hangwatch.hang.power import GpuPower
 from hangwatch.hang.watched import JobWatch, MotionCount
 from hangwatch.model import OPEN_STATES, GpuSample, Job, JobState, ProcessId, Rank, RankId, Stay
@@ -282,7 +283,7 @@ def test_a_taught_job_is_glanced_at_again_after_the_hold_and_then_with_growing_p
     pauses = [b - a for a, b in zip(series.glances, series.glances[1:], strict=False)]
     assert pauses[0] == pytest.approx(2 * DEFAULTS.hold_seconds, abs=20)
     assert pauses == sorted(pauses)
-    assert max(pauses) <= detector.RELOOK_MAX_SECONDS + 20
+    assert max(pauses) <= RELOOK_MAX_SECONDS + 20
     assert (series.watch.state, len(series.captures)) == (S.TRAINING, 1)
 
 
@@ -364,7 +365,7 @@ def test_phases_that_come_and_go_are_glanced_at_a_bounded_number_of_times() -> N
                 series.glanced(0, 8)
         series.feed(600, 60)
     pauses = [b - a for a, b in zip(series.glances, series.glances[1:], strict=False)]
-    assert min(pauses) >= detector.GLANCE_SECONDS
+    assert min(pauses) >= watched.GLANCE_SECONDS
 
 
 def test_a_glance_that_shows_nothing_is_taken_again_ever_less() -> None:
@@ -428,7 +429,7 @@ def test_the_pause_to_the_next_glance_begins_where_the_last_one_ended() -> None:
 
 
 def test_a_glance_that_never_comes_back_is_given_up() -> None:
-    series = Series().feed(600, 300).feed(350, 130).feed(350, int(detector.CAPTURE_LOST_SECONDS) + 400)
+    series = Series().feed(600, 300).feed(350, 130).feed(350, int(CAPTURE_LOST_SECONDS) + 400)
     assert len(series.glances) == 2
 
 
@@ -590,7 +591,7 @@ def test_a_gap_in_the_samples_is_not_quiet_time() -> None:
 def test_a_capture_that_never_comes_back_is_given_up_and_asked_for_again() -> None:
     series = Series().feed(600, 300).feed(110, 125)
     (asked,) = series.captures
-    series.feed(110, int(asked + detector.CAPTURE_LOST_SECONDS - series.now) - 1)
+    series.feed(110, int(asked + CAPTURE_LOST_SECONDS - series.now) - 1)
     assert (series.watch.state, len(series.captures)) == (S.SUSPECTED, 1)
     series.feed(110, 1)
     assert (series.watch.state, series.watch.message) == (S.STALLED, "its stacks could not be taken in 300 s")
@@ -783,7 +784,7 @@ def hangs(moving: int = 0, rules: Detector = DEFAULTS, **known: object) -> Serie
 def test_before_its_time_out_a_hang_is_looked_at_once_more_and_the_look_is_over_in_time(moving: int) -> None:
     series = looked_at(hangs(moving), 1400, moving)
     (before,) = last_looks(series)
-    assert detector.LOOK_SECONDS < before - 3 <= before <= detector.LOOK_SECONDS + detector.LAST_LOOK_SECONDS
+    assert LOOK_SECONDS < before - 3 <= before <= LOOK_SECONDS + LAST_LOOK_SECONDS
     assert series.watch.state is (S.STALLED if moving else S.HUNG)
 
 
@@ -818,7 +819,7 @@ def test_what_the_ranks_recorded_holds_for_one_hang() -> None:
     series = looked_at(hangs(recorded_seconds=1800.0), 900).feed(600, 300)
     series.hung_at = series.now
     (before,) = last_looks(looked_at(series, 700))
-    assert detector.LOOK_SECONDS < before <= detector.LOOK_SECONDS + detector.LAST_LOOK_SECONDS
+    assert LOOK_SECONDS < before <= LOOK_SECONDS + LAST_LOOK_SECONDS
 
 
 def test_a_time_out_that_changes_with_each_look_costs_one_look_in_a_hang() -> None:
@@ -971,12 +972,7 @@ def at_two_lines(ranks: int, *, moving: bool) -> MotionCount:
     stays = {rank: Stay(within="loop", places=("1", "2")) for rank in ids[:ranks]}
     moved = ranks if moving else 0
     return MotionCount(
-        frozen=8 - ranks,
-        moving=moved,
-        unknown=ranks - moved,
-        stacked=8,
-        movers=frozenset(ids[:moved]),
-        stays=stays,
+        frozen=8 - ranks, moving=moved, unknown=ranks - moved, stacked=8, movers=frozenset(ids[:moved]), stays=stays
     )
 
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from hangwatch.config import Detector
 from hangwatch.hang import detector, watched
 from hangwatch.hang.detector import Action, TakeCapture, Transition
+from hangwatch.hang.detector.samples import SAMPLE_GAP_SECONDS
 from hangwatch.hang.power import GpuPower
 from hangwatch.hang.watched import JobWatch, MotionCount
 from hangwatch.model import GpuSample, Job, JobState, ProcessId, Rank, RankId
@@ -41,7 +42,7 @@ class Played:
         self.asked: list[Action] = []
 
     def feed(
-        self, seconds: int, *watts: float | None, every: int = 1, gap_seconds: float = detector.SAMPLE_GAP_SECONDS
+        self, seconds: int, *watts: float | None, every: int = 1, gap_seconds: float = SAMPLE_GAP_SECONDS
     ) -> Played:
         """So many samples, `every` seconds apart; `watts` are of one GPU after the other, or the same of all."""
         powers = watts if len(watts) > 1 else watts * self.gpus
@@ -237,11 +238,7 @@ def test_a_job_that_never_worked_pages_after_a_hold_of_its_own(was_busy: bool, h
         ({"frozen": 7, "unknown": 1}, JobState.STALLED, "1 of 8 ranks could not be judged"),
         ({"frozen": 4, "moving": 4}, JobState.STALLED, "4 of 8 ranks move"),
         ({}, JobState.STALLED, "0 of 0 ranks could not be judged"),
-        (
-            {"frozen": 3, "moving": 5},
-            JobState.TRAINING,
-            "5 of 8 ranks are moving: what the job draws now is work",
-        ),
+        ({"frozen": 3, "moving": 5}, JobState.TRAINING, "5 of 8 ranks are moving: what the job draws now is work"),
     ],
 )
 def test_what_a_capture_showed_in_words(seen: dict[str, object], state: JobState, message: str) -> None:

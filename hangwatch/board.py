@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Concatenate, ParamSpec, TypeVar
 
 from msgspec import field
@@ -107,6 +108,11 @@ class Snapshot(Value, frozen=True):
         """The jobs that have not ended."""
         return tuple(entry for entry in self.jobs.values() if entry.watch.state is not JobState.ENDED)
 
+    @property
+    def living_keys(self) -> frozenset[str]:
+        """The keys of the jobs that have not ended."""
+        return frozenset(entry.job.key for entry in self.living)
+
     def with_job(self, entry: JobEntry) -> Snapshot:
         """The snapshot with this job added or replaced."""
         return replace(self, jobs={**self.jobs, entry.job.key: entry})
@@ -193,6 +199,15 @@ class Board:
         """Replace some fields of the snapshot."""
         with self._lock:
             self._snapshot = replace(self._snapshot, **changes)
+
+    @contextmanager
+    def running(self, beat: str, began: float) -> Iterator[None]:
+        """Tell readers of a scan or a capture while it runs; it begins at this CLOCK_MONOTONIC time, in seconds."""
+        self.put(Snapshot.with_running, beat, began)
+        try:
+            yield
+        finally:
+            self.put(Snapshot.with_over, beat, began)
 
     def remember_power(self, sweep: GpuSweep) -> None:
         """Keep the powers of a sweep for the reports, for the last 15 minutes."""

@@ -127,15 +127,15 @@ NAMED = (
     Named(
         "a look that raises does not lose the hang",
         "integration/test_daemon.py::test_a_look_that_fails_as_a_whole_loses_no_hang",
-        "daemon.py",
+        "daemon/looking.py",
         r"except Exception:  # whatever it was.*",
         "except ZeroDivisionError:",
     ),
     Named(
         "the scan again after a capture",
         "integration/test_daemon.py::test_a_job_that_ends_while_it_is_looked_at_has_ended_and_is_not_hung",
-        "daemon.py",
-        r"self\._discover\(\)  # a job that ended.*",
+        "daemon/looking.py",
+        r"self\._scan\(\)  # a job that ended.*",
         "pass",
     ),
     Named(

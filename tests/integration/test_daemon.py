@@ -19,11 +19,10 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config, incident_file
-from hangwatch import daemon as daemons
 from hangwatch.board import JobEntry
 from hangwatch.checks import discovery, environment
 from hangwatch.checks.contract import ABSENT
-from hangwatch.daemon import Daemon
+from hangwatch.daemon import Daemon, checking
 from hangwatch.demo import play
 from hangwatch.demo.node import SimulatedNode
 from hangwatch.demo.power import SimulatedGpus
@@ -232,7 +231,7 @@ def test_a_look_that_fails_as_a_whole_loses_no_hang(tmp_path: Path) -> None:
 
 def test_a_check_that_found_no_job_looks_again_when_one_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own next turn is five minutes away, and "no training job runs on this node" would stand beside the job."""
-    monkeypatch.setattr(daemons, "CHECK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(checking, "CHECK_AGAIN_SECONDS", 0.1)
     node = SimulatedNode(2)
     looks: list[int] = []
     observe = environment.CHECK.observe

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from hangwatch.config import Settings
-from hangwatch.daemon import STUCK_SECONDS, Daemon
+from hangwatch.daemon import Daemon
+from hangwatch.daemon.wiring import STUCK_SECONDS
 from hangwatch.demo.node import SimulatedNode
 from hangwatch.probes.nvml.sampler import NvmlSampler
 from tests import hostile

@@ -14,7 +14,8 @@ from hangwatch import look as look_module
 from hangwatch.beats import Turns
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Settings
-from hangwatch.daemon import MOST_DEAD_JOBS, Daemon
+from hangwatch.daemon import Daemon
+from hangwatch.daemon.dead_ranks import MOST_DEAD_JOBS
 from hangwatch.hang import jobs, owners, watched
 from hangwatch.hang.detector import TakeCapture
 from hangwatch.hang.jobs import find
@@ -187,7 +188,7 @@ def test_captures_of_one_pod_let_those_of_another_go_first(tmp_path: Path) -> No
     for number, share in enumerate(("uid 0, a stranger's",) * 9 + ("uid 0, mine",)):
         daemon.board.put(Snapshot.with_job, ended_job(number, share))
     daemon._do([TakeCapture(job_key=str(number), reason="quiet") for number in range(10)])
-    turns = [turn.wanted.job_key for turn in (daemon._turns.take(), daemon._turns.take()) if turn]
+    turns = [turn.wanted.job_key for turn in (daemon.looking._turns.take(), daemon.looking._turns.take()) if turn]
     assert turns == ["0", "9"]
 
 

@@ -1,0 +1,65 @@
+"""Looks after ranks that died: what they left is read, the owners of the jobs in turn."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from hangwatch import crash, progress, words
+from hangwatch.beats import Turns
+from hangwatch.daemon.common import Common
+from hangwatch.model import Job
+from hangwatch.probes.remains import LastSeen
+
+log = logging.getLogger(__name__)
+
+MOST_DEAD_JOBS = 16  # of one owner, that wait for being read
+
+
+class DeadRanks:
+    """The dead ranks of one daemon; `last_seen` is what the scans of /proc know of them from when they lived."""
+
+    def __init__(self, common: Common, last_seen: LastSeen) -> None:
+        self._common, self._last_seen = common, last_seen
+        self._turns: Turns[Job] = Turns(1)
+
+    def look_after(self, job: Job) -> None:
+        """Let a job whose ranks are gone wait for being read; of an owner with too many the job is left out."""
+        if not self._common.settings.crashes.read:
+            return
+        if self._turns.add(job.share, job, MOST_DEAD_JOBS):
+            self._common.beats.once("remains", self._in_turn)
+        else:
+            self._leave_out(job)
+
+    def _in_turn(self) -> None:
+        """The dead ranks whose owner's turn it is: his file system may give no answer, and keeps one thread at most."""
+        turn = self._turns.take()
+        if turn is None or self._common.stop.is_set():
+            return
+        try:
+            self._read(turn.wanted)
+        finally:
+            if self._turns.end(turn):
+                self._common.beats.once("remains", self._in_turn)
+
+    def _leave_out(self, job: Job) -> None:
+        """Say that a job is left out: a user's jobs that end by the hundred must not fill the memory, nor the log."""
+        unread = self._common.board.change(progress.left_unread)
+        if unread.bit_count() == 1:  # the first, and at doubling numbers
+            what = f"what its dead ranks left is not read: {MOST_DEAD_JOBS} jobs of {job.owner} wait for that"
+            log.warning("job %s: %s (%s since the start)", job.job_id, what, words.count(unread, "job"))
+
+    def _read(self, job: Job) -> None:
+        """What ranks left that are gone; a crash makes an incident, an end in order none."""
+        common = self._common
+        cores = common.settings.crashes.cores
+        found = crash.read(job, common.node, self._last_seen, cores=cores, proc_root=common.proc_root)
+        verdict = crash.judge(job, found)
+        if verdict is None:
+            for why in dict.fromkeys(why for left in found for why in left.refused):
+                log.info("job %s: its ranks ended, and nothing tells of a crash: %s", job.job_id, why)
+            return
+        incident = crash.incident(job, common.node, found, verdict, common.activities, unix_now=time.time())
+        log.warning("job %s: %s", job.job_id, verdict.message)
+        common.do(common.board.change(progress.crashed, incident, now=common.clock()))

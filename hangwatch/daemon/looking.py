@@ -1,0 +1,130 @@
+"""Looks at jobs: the stacks of all ranks taken and judged, the owners of the jobs in turn."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from hangwatch import progress, words
+from hangwatch.beats import CAPTURES_PER_OWNER, Turns
+from hangwatch.board import Snapshot
+from hangwatch.daemon.common import Common
+from hangwatch.hang.detector import TakeCapture
+from hangwatch.hang.power import GpuLevels, gpu_levels
+from hangwatch.hang.watched import MotionCount
+from hangwatch.look import Look, look_at
+from hangwatch.model import Fault, Job
+from hangwatch.probes import heap, pyspy
+from hangwatch.probes.nvml import query
+
+log = logging.getLogger(__name__)
+
+
+class Looking:
+    """The looks of one daemon; `scan` finds the jobs anew."""
+
+    def __init__(self, common: Common, scan: Callable[[], None]) -> None:
+        self._common, self._scan = common, scan
+        self._turns: Turns[TakeCapture] = Turns(CAPTURES_PER_OWNER)
+        parallel = common.settings.capture.parallel
+        self._slots = threading.BoundedSemaphore(parallel) if parallel else None
+
+    def ask(self, wanted: TakeCapture) -> None:
+        """Let a capture wait for the turn of the job's owner."""
+        entry = self._common.board.snapshot.jobs.get(wanted.job_key)
+        self._turns.add(entry.job.share if entry else "", wanted)
+        self._common.beats.once("capture", self._in_turn)
+
+    def _in_turn(self) -> None:
+        """The capture whose owner's turn it is; none where who waits has as many under way as one owner may."""
+        turn = self._turns.take()
+        if turn is None:
+            return
+        try:
+            with self._common.board.running("capture", self._common.clock()):
+                self._look(turn.wanted)
+        finally:
+            heap.give_back()
+            if self._turns.end(turn):
+                self._common.beats.once("capture", self._in_turn)
+
+    def _look(self, wanted: TakeCapture) -> None:
+        """Take the stacks of every rank of one job and judge them; if that fails, the job is not forgotten over it."""
+        common, settings = self._common, self._common.settings.detector
+        try:
+            self._scan()  # ranks that came or went since the last slow beat must be known before they are dumped
+            entry = common.board.snapshot.jobs.get(wanted.job_key)
+            if entry is None or common.stop.is_set():
+                return
+            job = entry.job
+            whose = words.count(len(job.ranks), "rank") if job.ranks else "its launcher"
+            log.info("job %s: taking stacks of %s: %s", job.job_id, whose, wanted.reason)
+            levels = gpu_levels(entry.watch.gpus, settings)
+            look = self.look_at(job, levels, may_pause=not wanted.is_glance)
+            if look is None:
+                return
+            if wanted.is_glance:
+                self._glanced(job.key, progress.motion_count(look.grouping))
+                return
+            self._scan()  # a job that ended while it was looked at has ended, and is not hung
+            common.do(common.board.change(progress.captured, look, now=common.clock(), settings=settings))
+            log.info("job %s: %s", job.job_id, look.verdict.message)
+        except Exception:  # whatever it was, this hang must not be lost with it
+            log.exception("job %s: its stacks could not be taken or judged; please report this", wanted.job_key)
+            if wanted.is_glance:
+                self._glanced(wanted.job_key, MotionCount(frozen=0, moving=0))
+                return
+            now, unix_now = common.clock(), time.time()
+            common.do(
+                common.board.change(progress.unjudged, wanted.job_key, now=now, unix_now=unix_now, settings=settings)
+            )
+
+    def _glanced(self, job_key: str, seen: MotionCount) -> None:
+        common, settings = self._common, self._common.settings.detector
+        now, unix_now = common.clock(), time.time()
+        common.do(common.board.change(progress.glanced, job_key, seen, now=now, unix_now=unix_now, settings=settings))
+
+    def asked_for(self, job: Job, rounds: int | None) -> Look | None:
+        """A look that the owner of a job has asked for, and waits for."""
+        with self._common.board.running("capture", self._common.clock()):
+            return self.look_at(job, rounds=rounds or 1, looks_again=rounds is None, ask_nccl=False)
+
+    def look_at(
+        self,
+        job: Job,
+        levels: Mapping[str, GpuLevels] | None = None,
+        *,
+        may_pause: bool = True,
+        rounds: int | None = None,
+        looks_again: bool = False,
+        ask_nccl: bool = True,
+    ) -> Look | None:
+        """Capture and judge one job whose GPUs have these levels; None when the daemon was asked to stop meanwhile."""
+        common = self._common
+        look = look_at(
+            job,
+            settings=common.settings.capture,
+            activities=common.activities,
+            node=common.node,
+            sweep=common.board.snapshot.sweep,
+            latest_sweep=lambda: common.board.snapshot.sweep,
+            gpu_levels=levels,
+            read_traffic=partial(query.traffic, common.gpus),
+            proc_root=common.proc_root,
+            may_pause=may_pause,
+            stop=common.stop,
+            slots=self._slots,
+            observe_dump=self._count_dump,
+            rounds=rounds,
+            looks_again=looks_again,
+            ask_nccl=may_pause and ask_nccl,
+        )
+        return None if common.stop.is_set() else look
+
+    def _count_dump(self, seconds: float, fault: Fault | None) -> None:
+        self._common.board.put(Snapshot.with_dump, seconds, fault)
+        if fault is not None and fault.reason in pyspy.STUCK_REASONS:
+            self._common.board.set(dumpers_stuck=pyspy.left_behind())

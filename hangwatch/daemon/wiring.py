@@ -1,0 +1,274 @@
+"""Wiring and lifecycle: the beats feed the board, what they ask for is done, and readers of the board are served.
+
+A power sample steps the detector (`_sample`), a slow beat scans /proc (`_discover`), a suspicion takes and judges
+stacks (`Looking`), and each check has a beat of its own (`Checking`). What a beat finds goes through a pure step of
+`progress` to the board, and what that step wants done is done (`_do`). A thread that blocks for ever is left behind at
+exit: the last line of a daemon is `os._exit`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from hangwatch import metrics, progress, status
+from hangwatch.beats import Beats
+from hangwatch.board import Board, Snapshot
+from hangwatch.checks.contract import Settings as CheckSettings
+from hangwatch.config import Settings
+from hangwatch.daemon.checking import Checking
+from hangwatch.daemon.common import Common
+from hangwatch.daemon.dead_ranks import DeadRanks
+from hangwatch.daemon.keeping import Keeping
+from hangwatch.daemon.looking import Looking
+from hangwatch.hang import activity
+from hangwatch.hang.detector import TakeCapture, Transition
+from hangwatch.hang.detector.samples import SAMPLE_GAP_SECONDS
+from hangwatch.http import Server
+from hangwatch.job_scan import JobScan
+from hangwatch.model import OPEN_STATES, Fault, LeftOut
+from hangwatch.own_jobs import OwnJobs
+from hangwatch.probes import host, procs, pyspy
+from hangwatch.probes.nvml.source import GpuSource
+from hangwatch.probes.sdnotify import Notifier
+from hangwatch.progress import Action, ReadRemains, SaveIncident
+from hangwatch.status import Status
+from hangwatch.store import Store
+
+log = logging.getLogger(__name__)
+
+STATUS_SECONDS = 10.0
+BEATS_MISSED = 10.0  # so many sample periods without a beat, and the daemon calls itself unhealthy
+SCAN_DEADLINE_SECONDS = 10.0
+STUCK_SECONDS = 60.0  # so long over its budget, and a scan or a capture does not come back
+
+
+class Daemon:
+    """One hangwatch on one node.
+
+    `gpus` is where power comes from: the driver's sampler, or the demo's simulated node. `check_settings` are the
+    checks to run, by name; none run without it. `clock` is CLOCK_MONOTONIC in seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        gpus: GpuSource,
+        *,
+        node: str | None = None,
+        proc_root: Path = Path("/proc"),
+        notifier: Notifier | None = None,
+        check_settings: Mapping[str, CheckSettings] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.node = node or host.node_name()
+        self.board = Board()
+        self.port: int | None = None
+        kept = settings.store
+        self.store = Store(
+            Path(kept.directory),
+            max_incidents=kept.max_incidents,
+            max_bytes=kept.max_bytes,
+            max_age_days=kept.max_age_days,
+            shared=True,
+            group=kept.group,
+        )
+        self._gpus = gpus
+        self._notifier = notifier or Notifier()
+        self._clock = clock
+        self._scan = JobScan(proc_root, settings.jobs)
+        self._scanning = threading.Lock()
+        self._stop = threading.Event()
+        self._server: Server | None = None
+        self._sampled_at = clock()
+        self._last_sweep_at: float | None = None
+        self._driver_trouble: str | None = None
+        self._left_out_owners: frozenset[str] = frozenset()
+        self._beats = Beats(self._on_missed)
+        common = Common(
+            settings=settings,
+            node=self.node,
+            board=self.board,
+            beats=self._beats,
+            gpus=gpus,
+            proc_root=proc_root,
+            activities=activity.load(settings.activities.rules),
+            stop=self._stop,
+            do=self._do,
+            clock=clock,
+        )
+        self._checking = Checking(common, check_settings or {})
+        self._keeping = Keeping(common, self.store)
+        self._dead_ranks = DeadRanks(common, self._scan.last_seen)
+        self.looking = Looking(common, self._discover)
+        self._own_jobs = OwnJobs(
+            settings, self.node, self.board, self.store, scan=self._discover, look=self.looking.asked_for, clock=clock
+        )
+
+    # --- the beats ---------------------------------------------------------------------------------------------
+
+    def _sample(self) -> None:
+        """One power sample: step every job, and do what follows."""
+        self._sampled_at = self._clock()
+        sweep, sampler = self._gpus.latest(), self._gpus.status()
+        self._say_driver(sampler.fault)
+        if sweep is None or sweep.taken_monotonic_seconds == self._last_sweep_at:
+            now, unix_now, detector = self._clock(), time.time(), self.settings.detector
+            self._do(self.board.change(progress.unsampled, sampler, now=now, unix_now=unix_now, settings=detector))
+            return
+        self._last_sweep_at = sweep.taken_monotonic_seconds
+        self.board.remember_power(sweep)
+        wanted = self.board.change(
+            progress.sampled,
+            sweep,
+            sampler,
+            now=self._clock(),
+            settings=self.settings.detector,
+            gap_seconds=max(SAMPLE_GAP_SECONDS, 3 * self.settings.gpu.sample_seconds),
+            look_seconds=self.settings.capture.usual_seconds,
+        )
+        self._do(wanted)
+
+    def _discover(self) -> None:
+        """One scan of /proc: which jobs are there?"""
+        if not self._scanning.acquire(timeout=SCAN_DEADLINE_SECONDS):
+            log.error("a scan of /proc has not come back for %g s: jobs are seen as they were", SCAN_DEADLINE_SECONDS)
+            return
+        try:
+            began = self._clock()
+            with self.board.running("scan", began):
+                found = self._scan.find(self.board.snapshot.sweep, self.node)
+            now, unix_now = self._clock(), time.time()
+            self.board.put(Snapshot.with_scan, now - began, found.left_out)
+            self._say_left_out(found.left_out)
+            before = self.board.snapshot.living_keys
+            self._do(self.board.change(progress.discovered, found.jobs, now, unix_now, procs.TICKS_PER_SECOND))
+            if self.board.snapshot.living_keys - before:
+                self._checking.again(self.board.snapshot.checks)
+            if self.board.snapshot.left_open:
+                self._keeping.resume(self.board.snapshot.left_open)
+            self.board.set(dumpers_stuck=pyspy.left_behind())
+        finally:
+            self._scanning.release()
+
+    # --- what follows from them --------------------------------------------------------------------------------
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, TakeCapture):
+                self.looking.ask(action)
+            elif isinstance(action, ReadRemains):
+                self._dead_ranks.look_after(action.job)
+            elif isinstance(action, SaveIncident):
+                self._keeping.save(action)
+            elif isinstance(action, Transition):
+                loud = action.state in OPEN_STATES
+                level = logging.WARNING if loud else logging.INFO
+                states = f"{action.before.value} -> {action.state.value}"
+                log.log(level, "job %s: %s: %s", action.job_id, states, action.message)
+
+    def _say_left_out(self, left_out: tuple[LeftOut, ...]) -> None:
+        """Say once of each owner that some of his is not watched."""
+        owners = frozenset(one.owner for one in left_out)
+        for one in left_out:
+            if one.owner not in self._left_out_owners:
+                log.warning("not watched, since it is beyond the limits of [jobs]: %s", one)
+        self._left_out_owners = owners
+
+    def _say_driver(self, fault: Fault | None) -> None:
+        """Say once that there is no driver, and once that it is back; everything that needs no GPU works on."""
+        trouble = f"{fault.reason}: {fault.detail}" if fault else None
+        if trouble == self._driver_trouble:
+            return
+        self._driver_trouble = trouble
+        if fault is not None:
+            log.warning("no GPU readings, so no hang is noticed here: %s. %s", fault.detail, fault.remedy)
+        else:
+            log.info("GPU readings are back")
+
+    def _on_missed(self, beat: str) -> None:
+        """A beat has not come back while its next turn is due; a late sample is what `unhealthy` tells."""
+        if not self._checking.missed(beat) and beat != "sample":
+            log.warning("%s has not come back from its last turn", beat)
+
+    # --- lifecycle ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Serve, and start every beat. Raises StoreTakenError, ServeError or PortTakenError, before anything runs."""
+        self._keeping.refuse_second_daemon()
+        self._server = Server(
+            self.settings.http,
+            metrics.registry(self.board, self._clock, self.settings.detector, self.settings.http.external_url),
+            status=self.status,
+            unhealthy=self.unhealthy,
+            incidents=self.store,
+        )
+        self.port = self._server.start()
+        self._own_jobs.start()
+        self._gpus.start()
+        beats = self._beats
+        beats.every(self.settings.gpu.sample_seconds, "sample", "sample", self._sample)
+        beats.every(self.settings.jobs.discover_seconds, "slow", "discover", self._discover)
+        beats.once("slow", self._discover)
+        self._checking.begin()
+        self._keeping.begin()
+        beats.every(STATUS_SECONDS, "slow", "status", self._tell_systemd)
+        if self._notifier.watchdog_seconds is not None:
+            beats.every(self._notifier.watchdog_seconds, "slow", "watchdog", self._ping_watchdog)
+        beats.start()
+        listen = self.settings.http.listen
+        log.info("health on %s:%d", listen, self._server.health_port)
+        log.info("watching %s, metrics on %s:%d", self.node, listen, self.port)
+        self._notifier.ready()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Block until `ask_to_stop`, or for so long; whether it was asked."""
+        return self._stop.wait(seconds)
+
+    def ask_to_stop(self) -> None:
+        """Make `wait` return; safe in a signal handler."""
+        self._stop.set()
+
+    def stop(self) -> None:
+        """End every beat and the server; a thread that hangs in the kernel is not waited for."""
+        self._stop.set()
+        self._notifier.stopping()
+        self._beats.stop()
+        self._own_jobs.stop()
+        if self._server is not None:
+            self._server.stop()
+        self._gpus.stop()
+        self.store.unlock()
+
+    def _tell_systemd(self) -> None:
+        entries = self.board.snapshot.jobs.values()
+        states = ", ".join(f"{entry.job.job_id} {entry.watch.state.value}" for entry in list(entries)[:5])
+        self._notifier.status(f"{len(entries)} jobs{': ' + states if states else ''}")
+
+    def _ping_watchdog(self) -> None:
+        """On a beat of its own: power may be sampled once a minute, and systemd will not wait that long."""
+        if self.unhealthy() is None:
+            self._notifier.watchdog()
+
+    # --- answers -----------------------------------------------------------------------------------------------
+
+    def unhealthy(self) -> str | None:
+        """What is wrong with the daemon itself, in a sentence; None when it beats."""
+        now, snapshot = self._clock(), self.board.snapshot
+        late = now - self._sampled_at
+        limit = max(30.0, BEATS_MISSED * self.settings.gpu.sample_seconds)
+        if late > limit:
+            return f"no beat for {late:.0f} s"
+        for beat, limit in (("scan", STUCK_SECONDS), ("capture", STUCK_SECONDS + self.settings.capture_seconds)):
+            late = snapshot.running_seconds(beat, now)
+            if late > limit:
+                return f"a {beat} has not come back for {late:.0f} s"
+        return None
+
+    def status(self) -> Status:
+        """What this daemon sees, without stacks and command lines."""
+        return status.view(self.board.snapshot, self.node, self._clock(), self.settings.detector)

@@ -7,6 +7,7 @@ on n1 reduces in another group than the others; at last n2 dies. The tests follo
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -37,6 +38,18 @@ HUNG = RUN_ID + r"[^(]* \(uid {uid}, \w+\.py\) (is hung|has hung for \d+ min): "
 ADA, BOB = 4001, 4002
 ADAS_GPU, BOBS_GPU = 0, 1
 BUSY_WATTS, HUNG_WATTS = 600, 118
+# What a page hangs on, told of a test that fails.
+HISTORY = (
+    "up",
+    "hangwatch_job_state == 1",
+    "hangwatch_job_page == 1",
+    "hangwatch:job_waits:count",
+    "hangwatch:job_progress:count",
+    'hangwatch_rank_activity{motion="moving"}',
+    "hangwatch:job_hung:since",
+    "hangwatch:reported_ranks:count",
+    "hangwatch:job_ranks:sum",
+)
 
 
 class Fleet:
@@ -123,6 +136,24 @@ class Fleet:
         for driver in self.drivers.values():
             driver.add(f"gpu {gpu} power_watts {watts}")
 
+    def tell(self) -> None:
+        """Print what has been: what the on-call received, what Prometheus saw change, what the daemons say."""
+        for page in self.webhook.received("/on-call"):
+            (alert,) = page["alerts"]
+            print(page["status"], alert["startsAt"], alert["endsAt"], alert["labels"], alert["annotations"]["summary"])
+        for expression in HISTORY:
+            for row in self.prometheus.query_range(expression, 300):
+                changes = [
+                    (float(at), value)
+                    for (before, last), (at, value) in itertools.pairwise([(0, None), *row["values"]])
+                    if value != last or float(at) - before > 1.5
+                ]
+                print(
+                    expression, row["metric"], *(f"{at:.0f}={value}" for at, value in changes[:20]), row["values"][-1]
+                )
+        for daemon in self.daemons.values():
+            print(daemon.log, *(report.read_text() for report in daemon.state.glob("incidents/*/report.txt")))
+
     def dump(self, uid: int, *more: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """What all nodes answer over ssh now, and what comes of it for a user's job; `more` options may leave others out."""
         where = ["--nodes", "n[0-3]", "--via", "ssh", "--via-options", f"-F {self.ssh_config}", "--deadline", "60"]
@@ -155,8 +186,7 @@ def fleet(request: pytest.FixtureRequest, fake_nvml_library: Path) -> Iterator[F
         failed = request.session.testsfailed
         yield made
         if request.session.testsfailed > failed:
-            for daemon in made.daemons.values():
-                print(daemon.log, *(report.read_text() for report in daemon.state.glob("incidents/*/report.txt")))
+            made.tell()
 
 
 def test_of_two_jobs_of_one_name_the_hung_one_pages_by_owner_and_rank(fleet: Fleet) -> None:

@@ -54,6 +54,19 @@ class Commands(click.Group):
         found: dict[str | None, click.Command] = {command.name: command for command in module.COMMANDS}
         return found[cmd_name]
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is asked for. Raises click.UsageError, with the nearest name, where there is none."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib  # which no name that is right needs
+
+            if near := difflib.get_close_matches(args[0], _MODULE_OF, n=1):
+                raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from None
+            raise
+
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @screen.no_pager_option

@@ -97,6 +97,7 @@ def test_the_help_names_every_command() -> None:
     ("arguments", "words"),
     [
         (("nonsense",), ["No such command"]),
+        (("reprot",), ["No such command", "Did you mean 'report'?"]),
         (("run", "--config", "/nonexistent.toml"), ["/nonexistent.toml", "cannot be read", "--sample"]),
         (("config",), ["--check FILE or --sample"]),
         (("config", "--check", "/nonexistent.toml"), ["cannot be read"]),

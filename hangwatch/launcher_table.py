@@ -26,6 +26,7 @@ class RankVariables(Value, frozen=True, forbid_unknown_fields=True):
     no_job_id: str = ""
     only_below: bool = False
     read_by_torch: bool = False
+    led_by_first: bool = False
 
 
 class Told(Value, frozen=True, forbid_unknown_fields=True):
@@ -117,8 +118,8 @@ VARIABLES = _variables(TABLE)
 SHOWN = frozenset(TABLE.shown)
 """Those that only a reader of an incident wants: what NCCL and PyTorch were told."""
 
-RANKS = frozenset(row.ranks.rank for row in TABLE.launchers if row.ranks is not None)
-"""Those that hold the number of a rank."""
+RANKS = frozenset(row.ranks.rank for row in TABLE.launchers if row.ranks is not None and not row.ranks.led_by_first)
+"""Those that alone hold the number of a rank."""
 
 CANDIDATES = _candidates(TABLE)
 """How the names begin of programs that may belong to a job: Python and launchers. A comm may cut them short."""

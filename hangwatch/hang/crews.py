@@ -9,17 +9,15 @@ from __future__ import annotations
 import functools
 import operator
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.hang import launchers
+from hangwatch.hang import forked, launchers, led
 from hangwatch.hang.launchers import Seat
 from hangwatch.hang.owners import Owner, owner_of
-from hangwatch.model import ENDED_STATES, GpuSample, Process, ProcessId, Waiting
-
-INIT_PID = 1
-_MAX_DEPTH = 64
+from hangwatch.hang.process_tree import INIT_PID, Tree, by_start, is_within
+from hangwatch.model import GpuSample, Process, ProcessId, Waiting
 
 
 class Crew(NamedTuple):
@@ -56,72 +54,13 @@ class _Seated(NamedTuple):
     owner: Owner
 
 
-class Tree:
-    """Who is whose child, among what still runs. A parent that is younger than its child is another process."""
-
-    def __init__(self, processes: Sequence[Process]) -> None:
-        self._by_pid = {process.id.pid: process for process in processes if process.state not in ENDED_STATES}
-        self._children: dict[int, list[Process]] = {}
-        for process in self._by_pid.values():
-            parent = self.parent(process)
-            if parent is not None:
-                self._children.setdefault(parent.id.pid, []).append(process)
-
-    def __iter__(self) -> Iterator[Process]:
-        return iter(self._by_pid.values())
-
-    def get(self, pid: int) -> Process | None:
-        """The process of this pid, None where there is none."""
-        return self._by_pid.get(pid)
-
-    def parent(self, process: Process) -> Process | None:
-        """Who started it, None where that one is gone."""
-        parent = self._by_pid.get(process.parent_pid)
-        return parent if parent is not None and parent.id.start_ticks <= process.id.start_ticks else None
-
-    def ancestors(self, process: Process) -> Iterator[Process]:
-        """From the parent upwards, 64 at most: a user can make a chain of any length, and each link is looked at.
-
-        A snapshot is not taken at one moment, so a circle is thinkable: each once.
-        """
-        seen = {process.id.pid}
-        parent = self.parent(process)
-        while parent is not None and parent.id.pid not in seen and len(seen) <= _MAX_DEPTH:
-            yield parent
-            seen.add(parent.id.pid)
-            parent = self.parent(parent)
-
-    def children(self, process: Process) -> Sequence[Process]:
-        """What it started itself."""
-        return self._children.get(process.id.pid, ())
-
-    def with_ancestors(self, pids: Iterable[int]) -> set[int]:
-        """The pids of these that still run, and of all above them; each process is looked at once."""
-        found: set[int] = set()
-        for pid in pids:
-            process = self.get(pid)
-            while process is not None and process.id.pid not in found:
-                found.add(process.id.pid)
-                process = self.parent(process)
-        return found
-
-    def descendants(self, process: Process, stop: Iterable[int] = ()) -> Iterator[Process]:
-        """All below a process, nearest first, without the subtrees of the pids in `stop`."""
-        seen = {process.id.pid, *stop}
-        queue = [process]
-        for parent in queue:
-            for child in self._children.get(parent.id.pid, ()):
-                if child.id.pid not in seen:
-                    seen.add(child.id.pid)
-                    queue.append(child)
-                    yield child
-
-
 def find_crews(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Crew]:
     """The crews among these processes; `samples` tell who holds a GPU, `endpoints` who is connected to which store."""
     crews = _seated_crews(tree, samples, endpoints)
     seated = {process.id.pid for crew in crews for process, _ in crew.members}
     crews += _spawned_crews(tree, samples, seated)
+    ranks = {process.id.pid for crew in crews for process, _ in crew.members}
+    crews += [_of_siblings("fork", *siblings) for siblings in forked.siblings(tree, samples, ranks)]
     crews += _hidden_crews(tree, crews)
     crews += _waiting_crews(tree, crews)
     return crews
@@ -260,6 +199,7 @@ def _second_claimant(crew: Crew, ranks: set[int], first: _Part) -> Crew:
 def _seated(tree: Tree) -> Iterator[_Seated]:
     kinds = {process.id.pid: kind for process in tree if (kind := launchers.launcher_kind(process))}
     above = {up.id.pid for pid in kinds for up in tree.ancestors(_known(tree, pid))}
+    started: list[tuple[Process, Seat]] = []
     for process in tree:
         if process.id.pid in kinds or launchers.is_loader_worker(process) or launchers.is_resource_tracker(process):
             continue
@@ -269,9 +209,14 @@ def _seated(tree: Tree) -> Iterator[_Seated]:
         # job within the job, though; its seat has a local rank.
         if seat is None:
             continue
+        if seat.variables.led_by_first:
+            started += [(process, seat)] if head is None else []
+            continue
         is_ranks = seat.variables.read_by_torch and seat.local_rank is not None
         if is_ranks or process.id.pid not in above:
             yield _Seated(process, seat, head, owner_of(process))
+    for process, seat in led.seated(tree, started):
+        yield _Seated(process, seat, None, owner_of(process))
 
 
 def _known(tree: Tree, pid: int) -> Process:
@@ -360,7 +305,7 @@ def _topmost(group: list[_Seated], tree: Tree) -> list[_Seated]:
 def _spawned_crews(tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> list[Crew]:
     siblings: dict[int, list[Process]] = {}
     for process in tree:
-        if launchers.is_spawned(process) and not _is_within(process, ranks, tree):
+        if launchers.is_spawned(process) and not is_within(process, ranks, tree):
             siblings.setdefault(process.parent_pid, []).append(process)
     holders = tree.with_ancestors(pid for gpu in samples for pid in gpu.pids)
     crews = []
@@ -368,8 +313,12 @@ def _spawned_crews(tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) ->
         head = tree.get(parent_pid) if parent_pid != INIT_PID else None
         members = _spawned_ranks(group, holders)
         if len(members) > 1 and not (head and launchers.is_server(head)):
-            crews.append(Crew("spawn", head, [(process, None) for process in members], owner_of(members[0])))
+            crews.append(_of_siblings("spawn", head, members))
     return crews
+
+
+def _of_siblings(launcher: str, head: Process | None, members: Sequence[Process]) -> Crew:
+    return Crew(launcher, head, [(process, None) for process in members], owner_of(members[0]))
 
 
 def _spawned_ranks(group: list[Process], holders: set[int]) -> list[Process]:
@@ -377,15 +326,6 @@ def _spawned_ranks(group: list[Process], holders: set[int]) -> list[Process]:
     members = [process for process in group if process.id.pid in holders]
     members = members or [process for process in group if launchers.rendezvous(process.environ)[0]]
     return sorted(members, key=by_start)
-
-
-def by_start(process: Process) -> tuple[int, int]:
-    """The order in which processes began."""
-    return process.id.start_ticks, process.id.pid
-
-
-def _is_within(process: Process, ranks: set[int], tree: Tree) -> bool:
-    return process.id.pid in ranks or any(up.id.pid in ranks for up in tree.ancestors(process))
 
 
 # --- ranks whose environment may not be read ------------------------------------------------------------------------
@@ -428,7 +368,7 @@ def _waiting_crews(tree: Tree, known: Sequence[Crew]) -> list[Crew]:
     crews = []
     for process in tree:
         waiting = launchers.waiting(process)
-        if waiting is None or _is_within(process, ranks, tree) or _is_fork(process, tree.parent(process)):
+        if waiting is None or is_within(process, ranks, tree) or _is_fork(process, tree.parent(process)):
             continue
         if all(_is_fork(child, process) for child in tree.children(process)):
             crews.append(Crew(waiting.launcher, process, [], owner_of(process), waiting=waiting))

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from hangwatch import config, words
 from hangwatch.hang import devices, launchers, owners, shares
-from hangwatch.hang.crews import INIT_PID, Crew, Tree, by_start, claim, find_crews, holds_gpu
+from hangwatch.hang.crews import Crew, claim, find_crews, holds_gpu
 from hangwatch.hang.launchers import Seat
+from hangwatch.hang.process_tree import INIT_PID, Tree, by_start
 from hangwatch.model import FoundJobs, GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker, gaps, spans
 
 _DEFAULT_LIMITS = config.Jobs()

@@ -156,6 +156,11 @@ def job_name(environ: Mapping[str, str], *, in_pod: bool, node: str) -> str:
     return ""
 
 
+def node_number(environ: Mapping[str, str], seat: Seat) -> int | None:
+    """Which of the job's nodes it is on, by the variable of its launcher; None where nothing believable says it."""
+    return _number(environ, seat.variables.node_id)
+
+
 def run_id(environ: Mapping[str, str], seat: Seat) -> str:
     """What the launcher calls the run, on all nodes alike; empty where it was given no name."""
     name = environ.get(seat.variables.job_id, "")
@@ -164,7 +169,7 @@ def run_id(environ: Mapping[str, str], seat: Seat) -> str:
 
 def launcher_of(environ: Mapping[str, str], seat: Seat) -> str:
     """The launcher of a rank whose launcher is not to be seen: by the variable that it alone sets, else "plain"."""
-    return seat.launcher if seat.variables.job_id in environ else "plain"
+    return seat.launcher if seat.variables.led_by_first or seat.variables.job_id in environ else "plain"
 
 
 def rendezvous(environ: Mapping[str, str]) -> tuple[str, str]:

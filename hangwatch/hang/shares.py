@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hangwatch import config
-from hangwatch.hang.crews import Crew, Tree
+from hangwatch.hang.crews import Crew
+from hangwatch.hang.process_tree import Tree
 from hangwatch.model import GpuSample, LeftOut
 
 OWNERS_NAMED = 16

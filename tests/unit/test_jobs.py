@@ -152,6 +152,118 @@ def test_spawned_processes_whose_parent_was_killed(tmp_path: Path) -> None:
     assert seats(job) == [(None, 0, 912), (None, 1, 913)]
 
 
+def on_two_gpus(tree: str, root: Path) -> tuple[Job, ...]:
+    """The jobs in the text of a tree in which 912 and 913 hold a GPU each."""
+    return JobScan(lay_out(tree, root)).find(sweep({0: (912,), 1: (913,)}), node="").jobs
+
+
+def test_forks_of_one_process_that_each_hold_a_gpu_are_ranks_by_their_order(tmp_path: Path) -> None:
+    (job,) = jobs_in("forks", tmp_path, sweep({0: (912,), 1: (913,)}))
+    assert (job.job_id, job.launcher, job.command, job.user) == ("pid900-900", "fork", "finetune.py", "ada")
+    assert seats(job) == [(None, 0, 912), (None, 1, 913)]
+    assert [worker.id.pid for worker in job.ranks[1].workers] == [920]
+    assert job.gpu_uuids == ("GPU-a0", "GPU-a1")
+
+
+@pytest.mark.parametrize(
+    ("held", "why"),
+    [
+        ({}, "no GPU"),
+        ({0: (912,)}, "one rank is no job of several"),
+        ({0: (912, 913)}, "both on one GPU: helpers of who knows what"),
+        ({0: (912, 900), 1: (913,)}, "who forked them works itself"),
+    ],
+    ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
+)
+def test_forks_that_are_no_ranks(tmp_path: Path, held: dict[int, tuple[int, ...]], why: str) -> None:
+    assert jobs_in("forks", tmp_path, sweep(held)) == (), why
+
+
+@pytest.mark.parametrize("program", ["-m vllm.entrypoints.openai.api_server", "-m ipykernel_launcher -f kernel.json"])
+def test_forks_of_a_server_or_a_notebook_are_no_job(tmp_path: Path, program: str) -> None:
+    tree = (FOLDER / "forks.proc").read_text().replace("finetune.py --epochs 3", program)
+    assert on_two_gpus(tree, tmp_path) == ()
+
+
+def test_what_runs_another_program_or_as_somebody_else_is_no_fork(tmp_path: Path) -> None:
+    tree = (FOLDER / "forks.proc").read_text()
+    other = tree.replace(
+        "913 (python) S parent=900 start=913\n  $ /venv/bin/python finetune.py",
+        "913 (python) S parent=900 start=913\n  $ /venv/bin/python judge.py",
+    )
+    assert other != tree
+    assert on_two_gpus(other, tmp_path) == ()
+    stranger = tree.replace("start=913\n", "start=913\n  @ uid=1004 /user.slice\n")
+    assert on_two_gpus(stranger, tmp_path) == ()
+
+
+def test_forks_within_a_rank_are_its_workers(tmp_path: Path) -> None:
+    tree = (FOLDER / "forks.proc").read_text().replace("  + USER=ada", "  + USER=ada RANK=0 WORLD_SIZE=2 LOCAL_RANK=0")
+    (job,) = on_two_gpus(tree, tmp_path)
+    assert seats(job) == [(0, 0, 900)]
+
+
+LIGHTNING = TREES["lightning"]
+
+
+def led(tree: str, root: Path) -> list[tuple[int | None, list[tuple[int | None, int | None, int]]]]:
+    """Size and seats of each job in the text of a tree."""
+    return [(job.world_size, seats(job)) for job in JobScan(lay_out(tree, root)).find(None, node="").jobs]
+
+
+def test_a_script_that_starts_the_other_ranks_itself_is_their_first(tmp_path: Path) -> None:
+    (job,) = jobs_in("lightning", tmp_path, sweep({0: (900,), 3: (913,)}))
+    assert (job.local_world_size, job.absent_local_ranks, job.command) == (4, (), "fit.py")
+    assert [[worker.id.pid for worker in one.workers] for one in job.ranks] == [[920], [921], [], []]
+    assert job.ranks[0].gpu_uuids == ("GPU-a0",)
+
+
+def test_it_is_named_after_its_first_process_where_it_is_alone_on_its_node(tmp_path: Path) -> None:
+    tree = LIGHTNING.replace(" MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 NODE_RANK=1\n", "\n")
+    tree = tree.replace("MASTER_ADDR=10.0.0.1", "MASTER_ADDR=127.0.0.1").replace("NODE_RANK=1", "NODE_RANK=0")
+    (job,) = JobScan(lay_out(tree.replace("SIZE=8", "SIZE=4"), tmp_path)).find(None, node="").jobs
+    assert (job.job_id, job.launcher, job.world_size) == ("pid900-900-29500", "lightning", 4)
+    assert seats(job) == [(0, 0, 900), (1, 1, 911), (2, 2, 912), (3, 3, 913)]
+
+
+def test_ranks_whose_first_one_died_stay_a_job_in_which_it_is_absent(tmp_path: Path) -> None:
+    text = re.sub(r"900 \(python\).*\n.*\n.*\n", "", LIGHTNING, count=1).replace("parent=900", "parent=1")
+    (job,) = JobScan(lay_out(text, tmp_path)).find(None, node="").jobs
+    assert (seats(job), job.absent_local_ranks) == ([(5, 1, 911), (6, 2, 912), (7, 3, 913)], ((0, 0),))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        (" LOCAL_RANK=3 WORLD_SIZE=8", "", "three ranks of a node cannot be part of eight"),
+        ("NODE_RANK=1 ", "NODE_RANK=7 ", "no eight nodes of four ranks in a world of eight"),
+        ("MASTER_PORT=29500 ", "", "nobody knows where they meet"),
+        ("NODE_RANK=1 LOCAL", "LOCAL", "nobody knows on which node they are"),
+    ],
+)
+def test_places_that_cannot_be_are_no_job(tmp_path: Path, before: str, after: str, why: str) -> None:
+    assert before in LIGHTNING
+    assert led(LIGHTNING.replace(before, after), tmp_path) == [], why
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "900 (bash) S parent=800 start=900\n  $ -bash",
+        "900 (python) S parent=800 start=900\n  @ uid=1004 /x\n  $ python fit.py",
+    ],
+    ids=["no Python", "somebody else's"],
+)
+def test_who_cannot_be_their_first_rank_is_none(tmp_path: Path, first: str) -> None:
+    tree = LIGHTNING.replace("900 (python) S parent=800 start=900\n  $ python fit.py", first)
+    assert led(tree, tmp_path) == [(8, [(5, 1, 911), (6, 2, 912), (7, 3, 913)])]
+
+
+def test_what_a_first_rank_of_another_launcher_starts_is_no_rank_of_its_own(tmp_path: Path) -> None:
+    tree = LIGHTNING.replace("NODE_RANK=1\n911", "NODE_RANK=1 RANK=0 WORLD_SIZE=2 LOCAL_RANK=0\n911")
+    assert led(tree, tmp_path) == [(2, [(0, 0, 900)])]
+
+
 def test_servers_and_notebooks_are_no_jobs(tmp_path: Path) -> None:
     assert jobs_in("server", tmp_path, sweep({0: (911,), 1: (912,), 2: (951,), 3: (960,)})) == ()
 

@@ -1,0 +1,81 @@
+"""Pure: who is whose child, among the processes of a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from hangwatch.model import ENDED_STATES, Process
+
+INIT_PID = 1
+_MAX_DEPTH = 64
+
+
+class Tree:
+    """Who is whose child, among what still runs. A parent that is younger than its child is another process."""
+
+    def __init__(self, processes: Sequence[Process]) -> None:
+        self._by_pid = {process.id.pid: process for process in processes if process.state not in ENDED_STATES}
+        self._children: dict[int, list[Process]] = {}
+        for process in self._by_pid.values():
+            parent = self.parent(process)
+            if parent is not None:
+                self._children.setdefault(parent.id.pid, []).append(process)
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(self._by_pid.values())
+
+    def get(self, pid: int) -> Process | None:
+        """The process of this pid, None where there is none."""
+        return self._by_pid.get(pid)
+
+    def parent(self, process: Process) -> Process | None:
+        """Who started it, None where that one is gone."""
+        parent = self._by_pid.get(process.parent_pid)
+        return parent if parent is not None and parent.id.start_ticks <= process.id.start_ticks else None
+
+    def ancestors(self, process: Process) -> Iterator[Process]:
+        """From the parent upwards, 64 at most: a user can make a chain of any length, and each link is looked at.
+
+        A snapshot is not taken at one moment, so a circle is thinkable: each once.
+        """
+        seen = {process.id.pid}
+        parent = self.parent(process)
+        while parent is not None and parent.id.pid not in seen and len(seen) <= _MAX_DEPTH:
+            yield parent
+            seen.add(parent.id.pid)
+            parent = self.parent(parent)
+
+    def children(self, process: Process) -> Sequence[Process]:
+        """What it started itself."""
+        return self._children.get(process.id.pid, ())
+
+    def with_ancestors(self, pids: Iterable[int]) -> set[int]:
+        """The pids of these that still run, and of all above them; each process is looked at once."""
+        found: set[int] = set()
+        for pid in pids:
+            process = self.get(pid)
+            while process is not None and process.id.pid not in found:
+                found.add(process.id.pid)
+                process = self.parent(process)
+        return found
+
+    def descendants(self, process: Process, stop: Iterable[int] = ()) -> Iterator[Process]:
+        """All below a process, nearest first, without the subtrees of the pids in `stop`."""
+        seen = {process.id.pid, *stop}
+        queue = [process]
+        for parent in queue:
+            for child in self._children.get(parent.id.pid, ()):
+                if child.id.pid not in seen:
+                    seen.add(child.id.pid)
+                    queue.append(child)
+                    yield child
+
+
+def by_start(process: Process) -> tuple[int, int]:
+    """The order in which processes began."""
+    return process.id.start_ticks, process.id.pid
+
+
+def is_within(process: Process, pids: Collection[int], tree: Tree) -> bool:
+    """Whether it is one of these, or below one of them."""
+    return process.id.pid in pids or any(up.id.pid in pids for up in tree.ancestors(process))

@@ -64,6 +64,12 @@ def _is_in_own_code(scene: Scene, group: Group) -> bool:
     return kind == "unknown" or (kind == "gpu" and all(other.waits_for != "gpu" for other in alike))
 
 
+def _asks_unknown_thread(scene: Scene, group: Group) -> bool:
+    """Whether it waits for such a thread, still, and nothing that was measured says that it only waits there."""
+    moves = any(member.motion is Motion.MOVING for member in group.members)
+    return asks_unknown_thread(group) and not moves and all(map(may_be_late(scene), group.members))
+
+
 def _is_collective(group: Group) -> bool:
     """Whether it waits for ranks that must come to the same call, and not for an answer, a request or the end."""
     known = activity.known(group.activity)
@@ -334,6 +340,14 @@ FIRST_LOOKS: tuple[Rule, ...] = (
         ("ranks", "gpu"),
         wording.stands_apart,
         _settled_by_what_holds,
+        may_name=True,
+    ),
+    _first_look(
+        "wait for a thread of theirs that is in functions that no rule knows",
+        _apart(_asks_unknown_thread),
+        ("ranks",),
+        wording.stands_apart,
+        lambda _: wording.THREAD,
         may_name=True,
     ),
     _first_look(

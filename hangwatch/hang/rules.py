@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import structs
 
-from hangwatch.hang import activity, clauses, wording
+from hangwatch.hang import activity, clauses, user_code, wording
 from hangwatch.hang import frames as stack_frames
 from hangwatch.hang.rest import is_refused
 from hangwatch.hang.user_code import caller
@@ -154,6 +154,25 @@ def _stacked_where(
             )
 
         return [part for group in scene.stacked if wanted(group) and (part := suspected(group))]
+
+    return suspects
+
+
+def _without_held_up(found: Callable[[Scene], Sequence[Group]]) -> Callable[[Scene], Sequence[Group]]:
+    """Those that it finds, without ranks that may wait for a lock in which another one stands, see `is_before`.
+
+    Stacks alone cannot tell that from a culprit; of whom the kernel was asked, it was asked about locks, too.
+    """
+
+    def suspects(scene: Scene) -> Sequence[Group]:
+        waiting = [group for group in scene.stacked if group.waits]
+
+        def told(group: Group) -> Group | None:
+            if not any(user_code.is_before(group, other) for other in waiting):
+                return group
+            return part_of(group, lambda member: member.main_cpu_ratio is not None)
+
+        return [part for group in found(scene) if (part := told(group))]
 
     return suspects
 
@@ -306,12 +325,16 @@ def _outside(
     *,
     gives_way: bool = False,
     knows_size: bool = False,
+    may_be_held_up: bool = True,
 ) -> Rule:
     """A rule on ranks that are in no wait while the others are. A weak suspicion needs a clear majority.
 
-    With `knows_size` only where the world size is known: whom the others wait for may not be in view.
+    With `knows_size` only where the world size is known: whom the others wait for may not be in view. Without
+    `may_be_held_up` nobody who may wait for another one to leave a block of the program's code.
     """
     found = _stacked_where(wanted, also)
+    if not may_be_held_up:
+        found = _without_held_up(found)
     return Rule(
         kind="OutsideCollective",
         who=who,
@@ -414,8 +437,9 @@ RULES: tuple[Rule, ...] = (
         Confidence.MEDIUM,
     ),
     _outside(
-        "stand behind the GPU, but hold the GIL (extensions can hold it while they wait, so this is weaker)",
-        lambda group: group.waits_for == "gpu" and group.holds_gil,
+        "stand behind the GPU, but hold the GIL (extensions can hold it while they wait, so this is weaker), and no "
+        "thread of theirs was seen to wait for it",
+        lambda group: group.waits_for == "gpu" and group.holds_gil and not wants_gil(group),
         ("ranks", "gpu"),
         Confidence.MEDIUM,
     ),
@@ -428,10 +452,11 @@ RULES: tuple[Rule, ...] = (
         gives_way=True,
     ),
     _outside(
-        "are in functions that no rule knows, or wait for a thread of theirs that is",
-        lambda group: waits_for(group) == "unknown" or asks_unknown_thread(group),
+        "are in functions that no rule knows, and, where stacks alone tell, before no line at which another one waits",
+        lambda group: waits_for(group) == "unknown",
         ("ranks",),
         Confidence.LOW,
+        may_be_held_up=False,
     ),
     _outside(
         "stand behind the GPU, but move",
@@ -472,6 +497,11 @@ def asks_unknown_thread(group: Group) -> bool:
     """Whether it waits for a thread, and one of it stands in functions that no rule knows: it may wait for ranks."""
     threads = (activity.known(thread.activity) for thread in group.threads)
     return group.waits_for == "thread" and any(known.waits_for == "unknown" for known in threads)
+
+
+def wants_gil(group: Group) -> bool:
+    """Whether a thread of it waits for the GIL: Python that runs gives it away, code that waits inside it does not."""
+    return any(frame.function.startswith("take_gil") for thread in group.threads for frame in thread.frames)
 
 
 def holder(member: Member) -> Process | None:

@@ -14,6 +14,7 @@ from hangwatch.model import Frame, Group, Grouping, Thread
 
 _MOST_FRAMES = 16
 _MOST_LINES = 8
+_ENTERS = ("__enter__", "__aenter__")
 
 
 def user_frames(thread: Thread) -> tuple[Frame, ...]:
@@ -61,6 +62,22 @@ def is_in_user_code(group: Group) -> bool:
     """Whether its innermost Python frame is the user's: no library's function stands inside it."""
     own, python = group.members[0].user_frames, python_frames(group)
     return bool(own and python) and (own[0].function, own[0].file) == (python[0].function, python[0].file)
+
+
+def is_before(group: Group, other: Group) -> bool:
+    """Whether it stands, or enters a `with` block, at an earlier line of the function in which the other one went on.
+
+    Around that both stand in the same functions at the same lines. So stands who waits for a lock that the other holds.
+    """
+    own = python_frames(group)[::-1]
+    for place, (frame, ahead) in enumerate(zip(own, python_frames(other)[::-1], strict=False)):
+        if (frame.function, frame.file) != (ahead.function, ahead.file):
+            return False
+        if frame.line != ahead.line:
+            within = own[place + 1 :]
+            enters = any(stack_frames.plain_name(one.function) in _ENTERS for one in within)
+            return (enters or not within) and (frame.line or 0) < (ahead.line or 0)
+    return False
 
 
 def caller(frames: Sequence[Frame]) -> Frame | None:

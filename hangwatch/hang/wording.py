@@ -379,6 +379,7 @@ LOOP = (
     "what was to come to that loop, or to end it (a service without requests is idle): it has not joined, so no "
     "sequence number shows it"
 )
+THREAD = "what that thread does, which may wait for another rank itself"
 LOCK = "whether it can go on without them: a collective inside of a lock that each rank takes never ends"
 SLOW_CALL = "whether that call returns: its file system or service, state D and wchan of these ranks"
 

@@ -170,7 +170,8 @@ def joined(thread: str, **numbers: object) -> Group:
     ("thread", "numbers", "expected"),
     [
         ("lock", {}, ([], [0], Confidence.MEDIUM)),
-        ("unknown", {}, ([], [0], Confidence.LOW)),
+        ("unknown", {}, ([0], [], Confidence.NONE)),
+        ("unknown", {"awaited": Awaited(who="10.0.0.9 port 443")}, ([], [0], Confidence.LOW)),
         ("unknown", {"awaits_store": "thread"}, ([], [], Confidence.NONE)),
     ],
 )

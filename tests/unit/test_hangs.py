@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from hangwatch.hang import culprit
 from tests.hangs import CASES, judged
 
 
@@ -20,6 +22,28 @@ def test_hang(case: dict[str, Any]) -> None:
     for words in case.get("mentions", ()):
         assert words in said, f"{words!r} is not in:\n{said}"
     assert "{" not in verdict.message and "  " not in verdict.message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a lock in the program's own code, by stacks alone",
+        "a lock behind a context manager of the program, by stacks alone",
+    ],
+)
+def test_who_may_wait_for_a_lock_of_another_rank_is_named_where_the_kernel_was_asked(name: str) -> None:
+    (case,) = (case for case in CASES if case["name"] == name)
+    grouping, _ = judged(case)
+    asked = structs.replace(
+        grouping,
+        groups=tuple(
+            structs.replace(
+                group, members=tuple(structs.replace(member, main_cpu_ratio=0.0) for member in group.members)
+            )
+            for group in grouping.groups
+        ),
+    )
+    assert [rank.rank for rank in culprit.judge(asked).named] == [1]
 
 
 def test_there_are_enough_cases() -> None:

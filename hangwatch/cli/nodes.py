@@ -24,7 +24,7 @@ from hangwatch.fleet import across, sighting
 from hangwatch.fleet import topology as topology_file
 from hangwatch.fleet.merge import Gathering
 from hangwatch.fleet.topology import Leaf
-from hangwatch.model import Grouping, Job, Verdict
+from hangwatch.model import Grouping, Job, Verdict, called
 from hangwatch.report import as_json, dumps, html, text
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ BAD = 2
 
 _File = tuple[Path, Path | None]  # and the folder in which it was found, None where it was named
 
-job_option = click.option("--job", "wanted", help="Only this job of several, by its name or key.")
+job_option = click.option("--job", "wanted", help="Only this job of several, by its id, key or name.")
 
 
 @click.command()
@@ -175,16 +175,15 @@ _REMEDIES = {
 
 def _chosen(wanted: str | None, jobs: Mapping[str, Job]) -> str:
     """The key of the one job that is meant. Raises InputError: ranks of several jobs would mix."""
-    keys = [key for key, job in jobs.items() if wanted in (None, key, job.job_id)]
-    exact = [key for key in keys if key == wanted]
-    if len(exact or keys) == 1:
-        return (exact or keys)[0]
+    meant = list(jobs.values()) if wanted is None else called(wanted, jobs.values())
+    if len(meant) == 1:
+        return meant[0].key
     told = ", ".join(
         sorted(
             f"{words.printable(job.job_id)} ({job.owner or 'owner unknown'}, key {key})" for key, job in jobs.items()
         )
     )
-    if not keys:
+    if not meant:
         raise InputError(f"--job {wanted}: no incident of such a job\n  jobs: {told}")
     raise InputError(
         f"these incidents are of several jobs: {told}\n"

@@ -22,7 +22,7 @@ from hangwatch.hang import activity, capture
 from hangwatch.job_scan import JobScan
 from hangwatch.launcher_table import TABLE
 from hangwatch.look import look_at
-from hangwatch.model import GpuSweep, Incident, Job, JobState, Verdict
+from hangwatch.model import GpuSweep, Incident, Job, JobState, Verdict, called
 from hangwatch.probes import host, procs
 from hangwatch.probes.nvml import query
 from hangwatch.probes.nvml.sampler import NvmlSampler
@@ -315,7 +315,7 @@ def _jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs, *, ev
     for left_out in found.left_out:
         click.echo(f"left out {left_out}: see [jobs] in `hangwatch config --sample`", err=True)
     if every or wanted is None:
-        return [job for job in found.jobs if wanted in (None, job.key, job.job_id)]
+        return [job for job in found.jobs if wanted is None or job.is_called(wanted)]
     return [choose(wanted, found.jobs)]
 
 
@@ -324,8 +324,7 @@ def choose(wanted: str, found: Sequence[Job]) -> Job:
 
     Raises InputError where there is none, or the name is that of several.
     """
-    chosen = [job for job in found if job.key == wanted] or [job for job in found if job.job_id == wanted]
-    chosen = chosen or [job for job in found if wanted and job.job_name == wanted]
+    chosen = called(wanted, found)
     if len(chosen) == 1:
         return chosen[0]
     if not chosen:

@@ -100,7 +100,7 @@ def fetch(
 ) -> None:
     """Ask all, and hand on each incident as it comes, as what its node printed; a node without one gives nothing.
 
-    `wanted` is the name or key of the job; without it that of every job with an open incident, else the newest one. A
+    `wanted` is the id, key or name of a job; without it that of every job with an open incident, else the newest one. A
     node that cannot be reached, or has not answered after `deadline_seconds`, is late; `on_failure` takes the node and
     why for others.
     """
@@ -174,7 +174,7 @@ def chosen(listed: Sequence[Summary], wanted: str | None) -> list[str]:
     readable = [one for one in listed if not one.problem and _FOLDER.fullmatch(one.folder)]
     newest_first = sorted(readable, key=lambda one: (one.opened_unix_seconds, one.folder), reverse=True)
     if wanted is not None:
-        meant = [one for one in newest_first if wanted in (one.job_key, one.job_id)]
+        meant = [one for one in newest_first if wanted and wanted in (one.job_key, one.job_id, one.job_name)]
     else:
         meant = [one for one in newest_first if one.closed_unix_seconds is None] or newest_first[:1]
     of_job: dict[str, str] = {}

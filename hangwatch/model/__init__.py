@@ -32,6 +32,7 @@ from hangwatch.model.jobs import (
     Died,
     EndedProcess,
     Job,
+    called,
     LeftOut,
     FoundJobs,
 )

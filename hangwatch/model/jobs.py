@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -191,6 +192,10 @@ class Job(Value, frozen=True):
         """What tells this job from every other; the name in an incident of before there were keys."""
         return self.job_key or self.job_id
 
+    def is_called(self, wanted: str) -> bool:
+        """Whether it goes by this: its key, its id, or the name that its user gave it."""
+        return bool(wanted) and wanted in (self.key, self.job_id, self.job_name)
+
     @property
     def name(self) -> JobName:
         """Its name and its key."""
@@ -221,6 +226,16 @@ class Job(Value, frozen=True):
     def is_elsewhere_too(self) -> bool:
         """Whether it has ranks that are not of this node, as far as anything says how many there are."""
         return (self.world_size or 0) > max(len(self.ranks), self.local_world_size or 0)
+
+
+def called(wanted: str, jobs: Iterable[Job]) -> list[Job]:
+    """The jobs that are meant by this: the one of this key, else those of this id, else those whose user calls them so.
+
+    Several where users chose one name.
+    """
+    known = [job for job in jobs if job.is_called(wanted)]
+    by_key = [job for job in known if job.key == wanted]
+    return by_key or [job for job in known if job.job_id == wanted] or known
 
 
 class LeftOut(Value, frozen=True):

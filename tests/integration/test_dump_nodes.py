@@ -280,7 +280,7 @@ def test_when_we_are_ended_so_is_what_runs_on_the_nodes(nodes: Path, ending: sig
 def job_of_four() -> Iterator[set[int]]:
     """Four ranks of one job, asleep."""
     environ = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "nodes"}
-    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512"}
+    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512", "SLURM_JOB_NAME": "llama-70b"}
     program = "import time; print('up', flush=True); time.sleep(600)"
     with contextlib.ExitStack() as stack:
         pids = set()
@@ -296,10 +296,11 @@ def job_of_four() -> Iterator[set[int]]:
         yield pids
 
 
-def test_the_real_command_is_what_answers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wanted", ["nodes", "llama-70b"], ids=["its id", "the name that a page prints"])
+def test_the_real_command_is_what_answers(tmp_path: Path, wanted: str) -> None:
     with job_of_four() as pids:
         done = hangwatch(
-            "dump", "--nodes", "one", "--via", "local", "--rounds", "1", "--job", "nodes", "--json",
+            "dump", "--nodes", "one", "--via", "local", "--rounds", "1", "--job", wanted, "--json",
             "--remote-command", f"{sys.executable} -m hangwatch", "--deadline", "150", "--raw", str(tmp_path / "raw"),
         )  # fmt: skip
     told = answer(done)

@@ -117,6 +117,16 @@ def test_of_several_jobs_one_is_chosen_or_all_are_meant(tmp_path: Path) -> None:
     assert mixed["absent"] == []
 
 
+def test_a_job_is_chosen_by_the_name_that_the_page_prints(tmp_path: Path) -> None:
+    nodes = [waiting(node) for node in range(NODES)]
+    others = [replace(one, job=replace(one.job, job_id="9", job_key="k9", job_name="olmo-7b")) for one in nodes[1:]]
+    keep(tmp_path, [nodes[0], *others])
+    assert nodes[0].job.job_name == "llama-70b"
+    chosen = json.loads(hangwatch("merge", "--json", "--job", "olmo-7b", str(tmp_path)).stdout)
+    assert (chosen["job"]["job_key"], chosen["absent"]) == ("k9", [[0, 7]])
+    refused("merge", "--job", "7b", str(tmp_path), says="no incident of such a job")
+
+
 def test_the_newest_incident_of_a_node_counts_and_it_is_said(tmp_path: Path) -> None:
     new = waiting(0)
     old = replace(waiting(1), node="gpu-0", opened_unix_seconds=new.opened_unix_seconds - 60, incident_id="old")

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hangwatch import web_client, yaml_file
 from hangwatch.fleet import fetch, prometheus
@@ -88,6 +89,8 @@ def test_of_each_job_the_newest_that_is_open_else_the_newest_of_all() -> None:
     assert fetch.chosen([*closed, *still_open], "b") == ["b3"]
     assert fetch.chosen([*closed, *still_open], "job-a") == ["a6"]
     assert fetch.chosen(closed, "nobody") == []
+    named = [replace(one, job_name="llama" if one.job_key == "a" else "") for one in closed]
+    assert (fetch.chosen(named, "llama"), fetch.chosen(named, "")) == (["a1"], [])
 
 
 def test_of_a_hostile_list_no_path_is_asked_for_and_not_many() -> None:

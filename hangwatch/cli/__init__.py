@@ -13,8 +13,9 @@ import importlib
 import io
 import logging
 import os
+import signal
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -88,7 +89,29 @@ def hangwatch() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit; no exception reaches the user as a traceback, unless HANGWATCH_DEBUG is set."""
-    sys.exit(_run(arguments))
+    _open_what_is_closed()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = _run(arguments)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # nothing is left that a Ctrl-C could interrupt
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _drop(stream)
+    sys.exit(code)
+
+
+def _open_what_is_closed() -> None:
+    """A standard stream that whoever started us has closed (`>&-`) is /dev/null: no file of ours may get its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            stream = open(number, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
 
 
 def _run(arguments: list[str] | None) -> int:
@@ -102,10 +125,12 @@ def _run(arguments: list[str] | None) -> int:
     except click.exceptions.Exit as done:
         return done.exit_code
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         return 2
     except click.Abort:
-        click.echo("stopped", err=True)
+        with contextlib.suppress(OSError):
+            click.echo("stopped", err=True)
         return 130
     except TemporaryError as error:
         screen.complain(str(error))
@@ -114,12 +139,12 @@ def _run(arguments: list[str] | None) -> int:
         screen.complain(str(error))
         return 2
     except BrokenPipeError:  # `hangwatch explain ... | head`
-        _drop_output()
+        _drop(sys.stdout)
         return 0
     except OSError as error:
         if os.environ.get("HANGWATCH_DEBUG"):
             raise
-        _drop_output()
+        _drop(sys.stdout)
         where = f"{error.filename}" if error.filename else "standard output, or a file that was written"
         screen.complain(f"{where}: {error.strerror or error}")
         return 2
@@ -142,7 +167,7 @@ def _refuse_empty(arguments: list[str]) -> None:
             raise UserError("an argument is empty: is a variable of the shell not set?")
 
 
-def _drop_output() -> None:
+def _drop(stream: TextIO) -> None:
     """What is still to be printed has nowhere to go: the interpreter's own flush at exit must not fail over it."""
     with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -38,10 +40,14 @@ def width() -> int:
 
 
 def complain(message: str) -> None:
-    """Say on standard error what is wrong; it may quote a file of others, so nothing in it acts on the terminal."""
+    """Say on standard error what is wrong; it may quote a file of others, so nothing in it acts on the terminal.
+
+    Where nothing can be written there the exit code says it alone.
+    """
     from hangwatch import words  # costs as much as all that `--version` needs
 
-    click.echo("\n".join(map(words.printable, f"hangwatch: {message}".split("\n"))), err=True)
+    with contextlib.suppress(OSError):
+        click.echo("\n".join(map(words.printable, f"hangwatch: {message}".split("\n"))), err=True)
 
 
 def no_pager_option(command: _Command) -> _Command:
@@ -68,10 +74,14 @@ def show(answer: str) -> None:
 
 
 def _is_pager_wanted() -> bool:
-    """False for --no-pager and for a PAGER that pages nothing, as git(1) and systemctl(1) read it."""
+    """False for --no-pager and for a PAGER that pages nothing, as git(1) and systemctl(1) read it, or is no command."""
     context = click.get_current_context(silent=True)
-    kept_away = context is not None and context.meta.get(_NO_PAGER, False)
-    return not kept_away and os.environ.get("PAGER", "less").strip() not in ("", "cat")
+    if context is not None and context.meta.get(_NO_PAGER, False):
+        return False
+    try:
+        return shlex.split(os.environ.get("PAGER", "less")) not in ([], ["cat"])
+    except ValueError:
+        return False
 
 
 def _size() -> os.terminal_size:

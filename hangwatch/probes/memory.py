@@ -82,7 +82,10 @@ class MemoryReader:
             end += STARTUP_SECONDS
             try:
                 self._child = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                    [sys.executable, "-I", "-S", str(CHILD)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    start_new_session=True,  # a Ctrl-C is meant for who asks
                 )
             except OSError:
                 return errno.EBUSY

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -272,6 +273,83 @@ def test_a_full_disk_behind_standard_output(command: str, kept: dict[str, str]) 
     arguments = [kept.get(word, word) for word in PRINTING[command]]
     with Path("/dev/full").open("w") as full:
         refused(*arguments, says="No space left on device", output=full.fileno())
+
+
+def test_a_full_disk_behind_standard_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        for arguments in (("report", "/nowhere"), ("explain",), ("explain", "/nowhere")):
+            done = subprocess.run(
+                [sys.executable, "-m", "hangwatch", *arguments], stdout=full, stderr=full, check=False, timeout=60
+            )
+            assert done.returncode == 2, arguments
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_streams_that_whoever_started_it_has_closed(closed: tuple[int, ...], kept: dict[str, str]) -> None:
+    """As `>&-` of a shell, and daemons that start others: the answer goes nowhere, and no file takes their number."""
+    shut = "".join(f" {number}>&-" for number in closed)
+    page = Path(kept["CONFIG"]).with_name("page.html")
+    for arguments, code in (
+        (("report", kept["INCIDENT"]), 0),
+        (("explain", "--html", str(page), kept["INCIDENT"]), 0),
+        (("explain", "-"), 2),
+    ):
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$@"{shut}', "sh", sys.executable, "-m", "hangwatch", *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=DEADLINE_SECONDS,
+        )
+        assert (done.returncode, "this is a bug" in done.stderr) == (code, False), done.stderr
+        assert bool(done.stdout) == (code == 0 and 1 not in closed)
+    assert page.read_text().startswith("<!")
+    assert page.read_text().rstrip().endswith("</html>")
+
+
+# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+INTERRUPTED_AT = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "says"),
+    [("click", -signal.SIGINT, ""), ("hangwatch.cli.incidents", 130, "\nstopped\n")],
+)
+def test_ctrl_c_while_it_starts_leaves_no_traceback(module: str, code: int, says: str, tmp_path: Path) -> None:
+    """The console script begins in the same module."""
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_AT.format(name=module))
+    done = subprocess.run(
+        [sys.executable, "-m", "hangwatch", "report", "/nowhere"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_SECONDS,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert (done.returncode, done.stderr) == (code, says)
+    assert 'hangwatch = "hangwatch.__main__:main"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
+
+
+def test_who_was_told_to_ignore_ctrl_c_does_so(kept: dict[str, str], tmp_path: Path) -> None:
+    """As `nohup`, and what a script starts with `&`."""
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_AT.format(name="click"))
+    done = subprocess.run(
+        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "hangwatch", "report", kept["INCIDENT"]],
+        capture_output=True,
+        check=False,
+        timeout=DEADLINE_SECONDS,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @needs_root

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -52,3 +54,21 @@ def test_a_child_that_has_no_core_is_waited_for(monkeypatch: pytest.MonkeyPatch,
     reader = memory.MemoryReader()
     assert len(reader.read(procs.PROC / str(os.getpid()) / "mem", id(busy), 8)) == 8
     assert reader.left_behind() == 0
+
+
+def test_a_ctrl_c_for_who_asks_does_not_reach_the_child() -> None:
+    """A terminal sends it to the whole process group; the child would say so with a traceback."""
+    script = (
+        "import os, signal\n"
+        "from hangwatch.probes import memory, procs\n"
+        "value = os.urandom(8)\n"
+        "def read(): return len(memory.SHARED.read(procs.PROC / str(os.getpid()) / 'mem', id(value), 8))\n"
+        "first = read()\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "os.killpg(0, signal.SIGINT)\n"
+        "print(first, read())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], start_new_session=True, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("8 8\n", "")

@@ -121,7 +121,7 @@ def test_colours_where_they_are_wanted(incident: str, environ: dict[str, str], c
     assert ("\x1b[" in in_terminal("report", incident, **environ)) == colored
 
 
-@pytest.mark.parametrize("value", ["", " ", "cat"])
+@pytest.mark.parametrize("value", ["", " ", "cat", "less 'a quote without an end"])
 def test_a_pager_that_pages_nothing_prints_in_colours(
     incident: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

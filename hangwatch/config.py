@@ -5,6 +5,7 @@ The structs below are the documentation: `hangwatch config --sample` prints them
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
@@ -319,7 +320,8 @@ def load(path: Path) -> Settings:
 def read(path: Path) -> str:
     """The text of a configuration file. Raises ConfigError."""
     try:
-        return inputs.read(path, MOST_BYTES).decode("utf-8")
+        flags = 0 if inputs.is_handed_over(path) else os.O_NONBLOCK
+        return inputs.read(path, MOST_BYTES, flags=flags).decode("utf-8")
     except inputs.FileError as error:
         raise ConfigError(
             f"{error}\n"

@@ -252,8 +252,14 @@ def read_bytes(path: Path) -> bytes:
             raise StoreError(
                 f"{path}: is not there\n  `hangwatch incidents` lists the incidents of this node"
             ) from None
-        raise StoreError(f"{error}\n  {remedy(error.errno, path)}") from None
+        raise StoreError(f"{error}{READ_REMEDIES.get(error.errno, '')}") from None
 
+
+READ_REMEDIES = {
+    errno.EACCES: "\n  incidents are their owner's and root's: run as root, or as who may read them",
+    errno.ELOOP: "\n  it is a link, and no link is followed: name what it leads to",
+}
+"""What to type where the system says this of a file of an incident that is to be read."""
 
 _T = TypeVar("_T")
 
@@ -276,12 +282,12 @@ def _stacks_beside(path: Path) -> str:
     return ""
 
 
-def remedy(number: int | None, path: Path) -> str:
-    """What to do where the system says `number` (errno) of a path in the store."""
+def remedy(number: int | None) -> str:
+    """What to do where the system says `number` (errno) as an incident is to be written."""
     if number in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full: free some or lower [store] max_bytes; older incidents are untouched"
     if number in (errno.EACCES, errno.EPERM):
-        return f"run as root, or give the daemon's user the directory: chown -R USER {path.parent}"
+        return "this user may not write there: name a directory of the own ([store] directory, or -o), or run as root"
     if number == errno.EROFS:
         return "the file system is read-only: set [store] directory (under systemd: StateDirectory=hangwatch)"
     if number in (errno.ELOOP, errno.ENOTDIR, errno.EEXIST):

@@ -31,6 +31,14 @@ def read(path: Path | str, most_bytes: int, *, flags: int = 0) -> bytes:
         return content_of(file, path, most_bytes)
 
 
+def is_handed_over(path: Path) -> bool:
+    """Whether a path is a stream that who called us has opened: `<(command)` of a shell, /dev/stdin.
+
+    Any other pipe may have no writer, ever.
+    """
+    return path == Path("/dev/stdin") or path.parent == Path("/dev/fd")
+
+
 def content_of(file: BinaryIO, path: Path | str, most_bytes: int) -> bytes:
     """What is left of an open file, at most so many bytes. Raises FileError."""
     try:

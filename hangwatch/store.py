@@ -466,7 +466,7 @@ def _explained(path: Path) -> Iterator[None]:
         raise StoreError(str(error)) from None
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
-        raise StoreError(f"{path}: incidents cannot be written: {what}\n  {remedy(error.errno, path)}") from None
+        raise StoreError(f"{path}: incidents cannot be written: {what}\n  {remedy(error.errno)}") from None
 
 
 def _bytes(text: str | bytes) -> bytes:

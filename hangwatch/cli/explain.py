@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -36,6 +37,7 @@ MOST_BYTES = 4 << 30  # of one file or of standard input
 MOST_INCIDENTS = 64  # of a folder that is no incident itself, and all of them together as big as one may be
 SNIFFED_BYTES = 8 << 10
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh")  # gzip, zstd, xz, bzip2
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _REFUSED_TOLD = 8
 
 _DUMPED = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"node":')  # `hangwatch dump --json`
@@ -256,7 +258,7 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
         return "compressed"
     if not head:
         return "empty"
-    return "text" if folder is None or b"\0" not in head else "other"
+    return "text" if folder is None or b"\0" not in head or head.startswith(_UTF_16) else "other"
 
 
 def _begun() -> bytes:
@@ -304,7 +306,8 @@ def _incident(path: Path) -> Incident:
 def _lines(path: Path, folder: Path | None, now: Waiting, doing: str) -> Iterator[str]:
     """The lines of a file, read as they are asked for; what is no text becomes replacement characters.
 
-    `folder` is the one in which it was found. A progress bar, which is one line for hours, ends at each return.
+    UTF-8, or UTF-16 with its mark, as PowerShell's `>` writes it. `folder` is the one in which it was found. A progress
+    bar, which is one line for hours, ends at each return.
     """
     now.say(doing)
     is_input = path == Path("-")
@@ -314,7 +317,8 @@ def _lines(path: Path, folder: Path | None, now: Waiting, doing: str) -> Iterato
         if _is_endless(stream.fileno()):
             raise InputError(f"{name}: is a device, and no stack dump")
         begun = b""
-        while line := stream.readline(LONGEST_LINE_BYTES + 1):
+        read_line = _reader(stream)
+        while line := read_line(LONGEST_LINE_BYTES + 1):
             number += 1
             left -= len(line)
             now.bytes_read += len(line)
@@ -333,13 +337,23 @@ def _lines(path: Path, folder: Path | None, now: Waiting, doing: str) -> Iterato
             yield begun.decode("utf-8", errors="replace")
 
 
+def _reader(stream: BinaryIO) -> Callable[[int], bytes]:
+    """What reads the next line as UTF-8, so many bytes or characters of it; the mark of an encoding is left out."""
+    head = stream.peek(3) if isinstance(stream, io.BufferedReader) else b""
+    if head.startswith(_UTF_16):
+        wide = io.TextIOWrapper(stream, encoding="utf-16", errors="replace", newline="\n")
+        return lambda most: wide.readline(most).encode("utf-8", "replace")
+    if head.startswith(codecs.BOM_UTF8):
+        stream.read(len(codecs.BOM_UTF8))
+    return stream.readline
+
+
 def _opened(path: Path, folder: Path | None) -> BinaryIO:
-    """A file, or a pipe that the shell has made for us; one that lies in a folder may have no writer, ever."""
-    is_ours = path == Path("/dev/stdin") or path.parent == Path("/dev/fd")
+    """A file, or a pipe that the shell has made for us."""
     try:
         if folder is not None:
             return inputs.opened_below(folder, path)
-        return inputs.opened(path, flags=0 if is_ours else os.O_NONBLOCK)
+        return inputs.opened(path, flags=0 if inputs.is_handed_over(path) else os.O_NONBLOCK)
     except inputs.FileError as error:
         raise InputError(f"{error}\n  what comes from a pipe or a device is read from standard input: `-`") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,18 @@ MOST_FOLDERS_DEEP = 64
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write a file, or say why that cannot be. Raises InputError."""
+    """Write a file, or a pipe that somebody reads, or say why that cannot be. Raises InputError."""
+    if path == Path("-"):
+        raise InputError(f"-: the page goes to a file of its own: name one, or {Path('/dev/stdout')}")
     try:
-        path.write_text(content, encoding="utf-8")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(path, flags, 0o666)
+        os.set_blocking(descriptor, True)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(content)
     except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+        why = "it is a pipe that nobody reads" if error.errno == errno.ENXIO else error.strerror
+        raise InputError(f"{path}: cannot be written: {why}") from None
 
 
 class NewFolder:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @click.command()
-@click.argument("name", required=False, type=click.Path(path_type=Path), metavar="[NAME|DIR]")
+@click.argument("name", required=False, type=click.Path(path_type=Path), metavar="[NAME|DIR|FILE]")
 @click.option("--job", "wanted", help="The newest incident of this job, by its id, key or name.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the page here.")
 @click.option("--json", "as_json", is_flag=True, help="Print incident.json, see docs/json.md.")
@@ -40,7 +40,7 @@ def report(
     """Render an incident again, from its incident.json alone: by default the newest that you may read.
 
     NAME is that of an incident, as `hangwatch incidents` lists it, or a part of it that fits only one; DIR is a folder
-    that holds one. Exits 1 where there is no incident.
+    that holds one, FILE its incident.json. Exits 1 where there is no incident.
     """
     if name is not None and wanted is not None:
         raise click.UsageError("give either an incident or --job")
@@ -141,12 +141,12 @@ def _user(uid: int) -> str:
 
 
 def _incident(name: Path | None, wanted: str | None, place: _Place) -> Incident | None:
-    """By its folder, its name or its job; of an own job from the daemon, where we may not read its folder.
+    """By its folder or file, its name or its job; of an own job from the daemon, where we may not read its folder.
 
     None where there is no incident at all. Raises StoreError.
     """
-    if name is not None and _is_folder(name):
-        return incident_file.load(name)
+    if name is not None and (path := _file_of(name)) is not None:
+        return incident_file.parse(path, incident_file.read_bytes(path))
     try:
         folder = place.kept.find(str(name)) if name is not None else place.kept.newest(wanted)
         if folder is not None:
@@ -158,12 +158,12 @@ def _incident(name: Path | None, wanted: str | None, place: _Place) -> Incident 
     return place.of_daemon(name, wanted)
 
 
-def _is_folder(path: Path) -> bool:
-    """False as well where it may not be looked at: then it is a name."""
+def _file_of(path: Path) -> Path | None:
+    """The incident.json that a path leads to; None where nothing is there that we may look at: then it is a name."""
     try:
-        return path.is_dir()
+        return path / incident_file.INCIDENT_FILE if path.is_dir() else path if path.exists() else None
     except OSError:
-        return False
+        return None
 
 
 @click.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import hashlib
 import shlex
@@ -164,13 +163,7 @@ def _read(path: Path, folder: Path | None) -> sighting.GroupedDump:
         ):
             return sighting.read(path, file)
     except inputs.FileError as error:
-        raise incident_file.StoreError(f"{error}{_REMEDIES.get(error.errno, '')}") from None
-
-
-_REMEDIES = {
-    errno.EACCES: "\n  incidents are their owner's and root's: run as root, or as who may read them",
-    errno.ELOOP: "\n  it is a link, and no link is followed: name what it leads to",
-}
+        raise incident_file.StoreError(f"{error}{incident_file.READ_REMEDIES.get(error.errno, '')}") from None
 
 
 def _chosen(wanted: str | None, jobs: Mapping[str, Job]) -> str:

@@ -29,6 +29,21 @@ def are_labelled(head: Sequence[str]) -> bool:
     return len(labels) > 1 and len(labels) * 10 >= len(written) * 9 and len(set(labels)) * 2 <= len(labels)
 
 
+def pasted(head: Sequence[str]) -> str:
+    """What stands before every line of a text that was quoted in a mail, or indented in a page: `> `, or spaces."""
+    written = [line for line in head if line.strip("> \t")]
+    first = next(iter(written), "")
+    before = first[: len(first) - len(first.lstrip("> \t"))]
+    while not all(line.startswith(before) for line in written):
+        before = before[:-1]
+    return before
+
+
+def without(pasted: str, line: str) -> str:
+    """A line of such a text as it was before; of an empty one a mail has cut the space at its end."""
+    return "" if line.rstrip() == pasted.rstrip() else line.removeprefix(pasted)
+
+
 def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:
     """The rank that a line's prefix tells, whether it is sure to be a rank, and the rest of the line."""
     if line.startswith("["):

@@ -15,7 +15,7 @@ from hangwatch.model import Fault, Frame, Thread
 _PROCESS = re.compile(r"^\s?Process ([0-9]{1,10})(?::\s?(.*))?$")
 _PARENT = re.compile(r"^\s?Parent Process ([0-9]{1,10})")
 _PYTHON = re.compile(r"^\s?Python v\d")
-_THREAD = re.compile(r'^\s?Thread (0x[0-9A-Fa-f]+|\d+)(?:/\S+)? \(([^()]*)\)(?:: "(.*)")?\s*$')
+_THREAD = re.compile(r'^\s?Thread (0x[0-9A-Fa-f]+|\d+)(?:/\S+)? \(([^()]*)\)(?:: ["“”](.*)["“”])?\s*$')
 _FRAME = re.compile(r"^\s{1,7}(\S.*) \(([^()]*)\)$")
 _ODD_FRAME = re.compile(r"^\s{1,7}(\S.*?) \((.*)\)$")
 _ERROR = re.compile(r"^\s?(?:Error: |Failed to |Permission Denied|\S*py-spy: |\S+: py-spy: |thread '.*' panicked)")
@@ -154,6 +154,8 @@ class Reader:
 
     def _start_thread(self, number: str, flags: str, name: str | None) -> None:
         self._close_thread()
+        if self._pid is None and name == "MainThread" and any(thread.is_main for thread in self._threads):
+            self._finish()  # the line `Process ...` between the two was not copied
         self._thread = (number, flags, name)
         self._open, self._read = True, self._body
 

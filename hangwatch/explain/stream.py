@@ -12,7 +12,9 @@ from hangwatch.pyspy_output import UNHEARD
 
 _TEXTS: tuple[ModuleType, ...] = (faulthandler_text, pystack_text, gdb_text)
 _EXAMPLE_CHARACTERS = 80
-_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)(?: |$)", re.ASCII)
+_STAMP = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)(?: (?:std(?:out|err) [FP](?: |$))?|$)", re.ASCII
+)
 
 
 class Reader:
@@ -20,7 +22,8 @@ class Reader:
 
     `strange` counts the lines of no stack dump. `has_dump`: a tool was run to make it; what faulthandler prints stands
     in a log. `is_log`: it is known to be a log, where words such as "Error: " are none of py-spy. From a dump on that
-    begins behind a stamp of time (`kubectl logs --timestamps`) stamps are no part of lines; of a log they are.
+    begins behind a stamp of time (`kubectl logs --timestamps`, a file below /var/log/pods) stamps are no part of lines;
+    of a log they are.
     """
 
     def __init__(self, interned: Interned, *, is_log: bool = False) -> None:

@@ -290,6 +290,9 @@ def _read(
     if logs.is_error_file("".join(head[:2])[:_SNIFFED_CHARACTERS]):
         hearsay.error_file(name, named.id, "\n".join(islice(chain(head, iterator), _SNIFFED_LINES)))
         return []
+    if pasted := prefixes.pasted(head):
+        iterator = (prefixes.without(pasted, line) for line in chain(head, iterator))
+        head = list(islice(iterator, len(head)))
     labelled = prefixes.are_labelled(head)
     sources: dict[tuple[RankId, bool], _Source] = {}
     by_prefix: dict[str, _Source] = {}  # `[node:rank]` as it stands in the text: most lines repeat one

@@ -36,6 +36,22 @@ def test_a_log_folder_of_torchrun() -> None:
     assert done.stdout.startswith("First to fail: rank 1 (local rank 1) at 2026-11-22 02:51:31 UTC: ValueError")
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-8-sig"])
+def test_what_a_shell_of_windows_has_written_is_text(encoding: str, tmp_path: Path) -> None:
+    """PowerShell's `>` writes UTF-16 with a mark: `kubectl exec POD -- py-spy dump --pid 1 > rank0.txt`."""
+    stacks = "".join(
+        f'Process {pid}: python train.py\r\nThread {pid} (idle): "MainThread"\r\n    {leaf} (naïve.py:18)\r\n\r\n'
+        for pid, leaf in ((7, "wait"), (8, "read_shard"))
+    )
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    (tmp_path / "plain.txt").write_text(stacks, newline="")
+    plain = explain(tmp_path / "plain.txt").stdout
+    (tmp_path / "plain.txt").write_bytes((mark + stacks).encode(encoding))
+    assert explain(tmp_path / "plain.txt").stdout == plain
+    assert explain(tmp_path).stdout == plain, "found in a folder"
+    assert "naïve.py" in plain and "no part of a stack dump" not in plain
+
+
 def test_no_link_in_a_folder_is_followed(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     (secret / "attempt_0" / "1").mkdir(parents=True)

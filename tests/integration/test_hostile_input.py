@@ -96,7 +96,9 @@ def test_every_command_refuses_it(command: str, tmp_path: Path) -> None:
     path = tmp_path / "hangwatch.toml"
     path.write_text(CONFIGURATIONS["NUL in a path"][0])
     refused(*WITH_CONFIGURATION[command], str(path), says="store.directory")
-    refused(*WITH_CONFIGURATION[command], "/dev/zero", says="larger than 1 MiB")
+    refused(*WITH_CONFIGURATION[command], "/dev/zero", says="is no file")
+    os.mkfifo(tmp_path / "pipe")
+    refused(*WITH_CONFIGURATION[command], str(tmp_path / "pipe"), says="is no file")
 
 
 REFUSED_BY_RUN = {
@@ -214,6 +216,36 @@ def test_an_endless_file(command: str, tmp_path: Path) -> None:
 def test_a_pipe_to_which_nobody_writes(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rank0.txt")
     refused("explain", str(tmp_path / "rank0.txt"), says="is no file")
+
+
+def test_a_page_for_a_pipe_that_nobody_reads(kept: dict[str, str], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "page")
+    for command in ("report", "explain", "merge"):
+        refused(command, "--html", str(tmp_path / "page"), kept["INCIDENT"], says="a pipe that nobody reads")
+        refused(command, "--html", "-", kept["INCIDENT"], says="name one", cwd=tmp_path)
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m hangwatch report --html >(cat >&2) {kept['INCIDENT']}; wait $!"],
+        capture_output=True,
+        check=True,
+        timeout=DEADLINE_SECONDS,
+    )
+    assert b"</html>" in done.stderr
+
+
+def test_a_configuration_that_the_shell_made_is_read() -> None:
+    command = f'{sys.executable} -m hangwatch config --check <(printf "[http]\nport = 70000\n")'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert ":2: [http]: port" in done.stderr, done.stderr
+
+
+def test_a_report_of_a_file(kept: dict[str, str], tmp_path: Path) -> None:
+    by_folder = hangwatch("report", kept["INCIDENT"]).stdout
+    assert hangwatch("report", f"{kept['INCIDENT']}/incident.json").stdout == by_folder != ""
+    (tmp_path / "null.json").write_text("null")
+    refused("report", str(tmp_path / "null.json"), says="is truncated or no incident")
+    os.mkfifo(tmp_path / "pipe")
+    refused("report", str(tmp_path / "pipe"), says="is no file")
 
 
 def test_a_pipe_that_the_shell_made_is_read(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hangwatch import config
-from hangwatch.explain import faulthandler_text, gdb_text, log_evidence, pystack_text, traces
+from hangwatch.explain import faulthandler_text, gdb_text, log_evidence, prefixes, pystack_text, traces
 from hangwatch.explain.found import MOST_FRAMES, Interned
 from hangwatch.hang import activity, culprit
 from hangwatch.hang.grouping import group_ranks
@@ -84,6 +84,51 @@ def test_the_rank_in_its_own_lock_is_found_whoever_dumped_it(name: str) -> None:
 @pytest.mark.parametrize(("name", "installed"), [("pystack.txt", [2, 0, 2]), ("gdb-py-bt.txt", [2, 0, 2])])
 def test_whole_paths_tell_what_is_installed(name: str, installed: list[int]) -> None:
     assert [main_thread(rank).installed_frames for rank in read(name).ranks] == installed
+
+
+PLAIN = [
+    line
+    for pid in (7, 8, 9)
+    for line in (
+        f"Process {pid}: python train.py",
+        "Python v3.11.4 (/usr/bin/python3.11)",
+        "",
+        f'Thread {pid} (idle): "MainThread"',
+        "    read_shard (data.py:18)" if pid == 8 else "    all_reduce (torch/distributed/distributed_c10d.py:2501)",
+        "    main (train.py:90)",
+        "        Locals:",
+        "            step: 7",
+        "",
+    )
+]
+ON_THE_WAY: dict[str, Callable[[str], str]] = {
+    "quoted in a mail": lambda line: f"> {line}".rstrip(),
+    "quoted twice": lambda line: f">> {line}",
+    "indented in a page": lambda line: f"    {line}".rstrip(),
+    "indented by a tab": lambda line: f"\t{line}",
+    "quotes that an editor has turned": lambda line: line.replace('"M', "“M").replace('d"', "d”"),
+    "a file below /var/log/pods": lambda line: f"2026-11-23T01:02:03.000000001Z stdout F {line}",
+}
+
+
+@pytest.mark.parametrize("way", ON_THE_WAY)
+def test_stacks_are_read_as_they_were_pasted(way: str) -> None:
+    assert collect(*map(ON_THE_WAY[way], PLAIN)) == collect(*PLAIN)
+
+
+def test_stacks_of_which_only_the_threads_were_copied_are_of_several_processes() -> None:
+    threads = [line for line in PLAIN if not line.startswith(("Process", "Python"))]
+    assert [shown(rank) for rank in collect(*threads).ranks] == [shown(rank) for rank in collect(*PLAIN).ranks]
+
+
+@given(st.lists(st.text("> \tab", max_size=6), max_size=6))
+def test_what_stands_before_every_line_is_all_that_is_taken_away(lines: list[str]) -> None:
+    before = prefixes.pasted(lines)
+    written = [line for line in lines if line.strip("> \t")]
+    assert not before.strip("> \t")
+    assert all(line.startswith(before) for line in written)
+    following = {line[len(before)] for line in written}
+    assert not written or len(following) > 1 or not following & set("> \t"), "no longer one stands before all of them"
 
 
 def test_the_pid_is_that_of_the_main_thread() -> None:

@@ -57,6 +57,12 @@ DETECTOR_TESTS = (
     "unit/test_waiting_launchers.py",
     "unit/test_pauses.py",
 )
+CAPTURE_TESTS = (
+    "unit/test_capture_bounds.py",
+    "unit/test_waiting_launchers.py",
+    "integration/test_capture.py",
+    "integration/test_silent_mount.py",
+)
 PROGRESS_TESTS = (
     "unit/test_progress_bounds.py",
     "unit/test_progress.py",
@@ -75,12 +81,13 @@ TESTS = {
     "hang/detector/samples.py": DETECTOR_TESTS,
     "hang/detector/transitions.py": DETECTOR_TESTS,
     "hang/watched.py": DETECTOR_TESTS,
-    "hang/capture.py": (
-        "unit/test_capture_bounds.py",
-        "unit/test_waiting_launchers.py",
-        "integration/test_capture.py",
-        "integration/test_silent_mount.py",
-    ),
+    "hang/capture/launcher.py": CAPTURE_TESTS,
+    "hang/capture/links.py": CAPTURE_TESTS,
+    "hang/capture/mounts.py": CAPTURE_TESTS,
+    "hang/capture/nccl.py": CAPTURE_TESTS,
+    "hang/capture/process_dump.py": CAPTURE_TESTS,
+    "hang/capture/rank_dumps.py": CAPTURE_TESTS,
+    "hang/capture/rounds.py": CAPTURE_TESTS,
     "probes/pyspy.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py"),
     "probes/dump_child.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py", "integration/test_pystack.py"),
     "progress/crashes.py": PROGRESS_TESTS,
@@ -177,9 +184,9 @@ NAMED = (
     Named(
         "a dump's deadline is cut by its round's",
         "integration/test_capture.py::test_a_dump_may_not_outlast_its_round",
-        "hang/capture.py",
-        r"deadline_seconds=min\(self\.settings\.dump_deadline_seconds, left_seconds\),",
-        "deadline_seconds=self.settings.dump_deadline_seconds,",
+        "hang/capture/process_dump.py",
+        r"return min\(self\.settings\.dump_deadline_seconds, left_seconds\)",
+        "return self.settings.dump_deadline_seconds",
     ),
     Named(
         "a file is on disk before it counts",

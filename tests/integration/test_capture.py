@@ -19,7 +19,8 @@ from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.hang import activity, jobs
-from hangwatch.hang.capture import ABSENT_LISTED, capture, job_of_pids
+from hangwatch.hang.capture import capture, job_of_pids
+from hangwatch.hang.capture.rank_dumps import ABSENT_LISTED
 from hangwatch.look import look_at
 from hangwatch.model import Capture, Fault, GpuSample, GpuSweep, Job, ProcessDump, ProcessId, Rank, RankDump, Worker
 from hangwatch.probes import procs

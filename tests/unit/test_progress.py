@@ -11,7 +11,7 @@ from hangwatch import progress
 from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector, Jobs
 from hangwatch.hang import jobs, watched
-from hangwatch.hang.capture import _absent_ranks
+from hangwatch.hang.capture import rank_dumps
 from hangwatch.hang.detector import TakeCapture
 from hangwatch.look import Look
 from hangwatch.model import (
@@ -108,13 +108,7 @@ class Life:
             ranks=(),
         )
         verdict = Verdict(kind="AllWaiting", message="all wait")
-        look = Look(
-            capture=capture,
-            grouping=seen,
-            verdict=verdict,
-            judged_unix_seconds=self.unix,
-            uid=uid,
-        )
+        look = Look(capture=capture, grouping=seen, verdict=verdict, judged_unix_seconds=self.unix, uid=uid)
         self._take(progress.captured(self.snapshot, look, now=self.now, settings=RULES))
 
     @property
@@ -873,7 +867,7 @@ def test_why_a_rank_died_is_known_of_the_job_that_goes_on_without_it() -> None:
     life.discover(without)
     entry = life.snapshot.jobs["42"]
     assert [one.died for one in entry.job.ended] == [died]
-    assert [dump.died for dump in _absent_ranks(entry.job, "n1")] == [died]
+    assert [dump.died for dump in rank_dumps.absent(entry.job, "n1")] == [died]
 
 
 def test_what_ranks_left_is_read_when_others_take_their_place() -> None:

@@ -149,8 +149,8 @@ NAMED = (
         "closed incidents are exported no more",
         "unit/test_metrics.py::test_an_incident_that_is_closed_is_exported_no_more",
         "metrics.py",
-        r"if incident is None or incident\.closed_unix_seconds is not None:",
-        "if incident is None:",
+        r"incident = entry\.open_incident",
+        "incident = entry.incident",
     ),
     Named(
         "a capture that never comes back is given up",

@@ -1,0 +1,18 @@
+"""The mutants that people have thought of can still be made: a module that was parted takes its lines elsewhere."""
+
+from __future__ import annotations
+
+from tests import mutations
+
+
+def test_each_mutant_that_has_a_name_changes_one_line_and_its_tests_are_there() -> None:
+    made = mutations.named()
+    assert [mutant.module for mutant in made] == [one.module for one in mutations.NAMED]
+    for mutant in made:
+        assert all((mutations.ROOT / "tests" / test.split("::")[0]).exists() for test in mutant.tests), mutant
+
+
+def test_the_modules_that_are_changed_by_chance_and_their_tests_are_there() -> None:
+    for module, tests in mutations.TESTS.items():
+        assert mutations.source_of(module)
+        assert all((mutations.ROOT / "tests" / test).exists() for test in tests), module

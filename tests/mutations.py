@@ -148,7 +148,7 @@ NAMED = (
     Named(
         "closed incidents are exported no more",
         "unit/test_metrics.py::test_an_incident_that_is_closed_is_exported_no_more",
-        "metrics.py",
+        "metrics/jobs.py",
         r"incident = entry\.open_incident",
         "incident = entry.incident",
     ),

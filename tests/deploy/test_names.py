@@ -68,18 +68,20 @@ def test_all_names_are_exported_or_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "where"),
+    ("module", "metric", "where"),
     [
-        ("rank_activity", ("rule hangwatch:rank_activity:held", "hangwatch-node")),
-        ("job_state", ("rule hangwatch:job_state:code", "hangwatch-fleet", "rule HangwatchTrainingStalled")),
-        ("check_status", ("rule HangwatchNodeUnhealthy", "hangwatch-fleet", "hangwatch-node")),
+        ("jobs", "rank_activity", ("rule hangwatch:rank_activity:held", "hangwatch-node")),
+        ("jobs", "job_state", ("rule hangwatch:job_state:code", "hangwatch-fleet", "rule HangwatchTrainingStalled")),
+        ("checks", "check_status", ("rule HangwatchNodeUnhealthy", "hangwatch-fleet", "hangwatch-node")),
     ],
 )
-def test_a_metric_that_is_renamed_in_the_code_is_noticed(metric: str, where: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_metric_that_is_renamed_in_the_code_is_noticed(
+    module: str, metric: str, where: tuple[str, ...], tmp_path: Path
+) -> None:
     """The whole chain on a temporary copy of the code: renamed there, rules and dashboards fail."""
     code = tmp_path / "code"
     shutil.copytree(Path(hangwatch.__file__).parent, code / "hangwatch", ignore=shutil.ignore_patterns("__pycache__"))
-    source = code / "hangwatch/metrics.py"
+    source = code / f"hangwatch/metrics/{module}.py"
     before = source.read_text()
     assert f'"{metric}"' in before
     source.write_text(before.replace(f'"{metric}"', f'"{metric}_renamed"'))

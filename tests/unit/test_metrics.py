@@ -19,6 +19,7 @@ from hangwatch.board import Board, JobEntry, Snapshot
 from hangwatch.config import Detector
 from hangwatch.hang import watched
 from hangwatch.hang.power import GpuPower
+from hangwatch.metrics.series import LABEL_LENGTH
 from hangwatch.model import (
     CheckResult,
     CheckStatus,
@@ -57,11 +58,7 @@ def board(**changes: object) -> Board:
     watch = watched.begin(incident.job, NOW - 900)
     power = GpuPower(recent=(115.0,), limit_watts=700.0, busy_watts=600.0)
     watch = replace(
-        watch,
-        state=JobState.HUNG,
-        since=NOW - 5,
-        quiet_since=NOW - 140,
-        gpus={incident.job.gpu_uuids[0]: power},
+        watch, state=JobState.HUNG, since=NOW - 5, quiet_since=NOW - 140, gpus={incident.job.gpu_uuids[0]: power}
     )
     entry = JobEntry(job=incident.job, watch=watch, page=True, incident=incident)
     check = CheckResult(
@@ -139,7 +136,7 @@ def test_the_text_is_valid_and_named_by_the_rules() -> None:
         assert family.documentation, family.name
         for sample in family.samples:
             assert not {"host", "hostname", "node", "pid", "instance"} & set(sample.labels), sample
-            assert all(len(value) <= metrics.LABEL_LENGTH + 10 for value in sample.labels.values()), sample
+            assert all(len(value) <= LABEL_LENGTH + 10 for value in sample.labels.values()), sample
 
 
 def test_promtool_has_nothing_to_say() -> None:

@@ -11,6 +11,7 @@ from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector
 from hangwatch.hang import reached, watched
 from hangwatch.hang.reached import Collective, Found
+from hangwatch.metrics.collectives import COLLECTIVES_OF_AN_OWNER
 from hangwatch.model import Frame, Group, Grouping, JobState, Member
 from tests import samples
 from tests.unit.test_waitfor import WORLD, done, member, record, recorder, standing, waits
@@ -56,11 +57,7 @@ def test_a_rank_shows_how_far_it_is_and_what_it_waits_in() -> None:
     """Enqueued up to 8, and 6 is the oldest that stays open."""
     ahead = standing(1, {WORLD: (8, 6), "1": (2, 3)})
     told = found(standing(0, waits(6)), ahead)
-    assert numbers(told) == {
-        (0, "gloo:default_pg"): (6, 6),
-        (1, "gloo:default_pg"): (8, 6),
-        (1, "gloo:1"): (2, None),
-    }
+    assert numbers(told) == {(0, "gloo:default_pg"): (6, 6), (1, "gloo:default_pg"): (8, 6), (1, "gloo:1"): (2, None)}
     assert [one.place.has_open for one in told.reached] == [True, True, True]
     assert reached.waited_since(told.reached) == {"gloo:default_pg": 6.0}
     assert reached.collectives(told.reached) == {
@@ -130,10 +127,10 @@ def test_owners_share_what_a_node_shows() -> None:
     for labels, _ in families["hangwatch_rank_collective_number"]:
         shown[labels["job_key"]] = shown.get(labels["job_key"], 0) + 1
     assert shown.pop("mine") == 8
-    assert set(shown.values()) == {metrics.COLLECTIVES_OF_AN_OWNER // 12}
+    assert set(shown.values()) == {COLLECTIVES_OF_AN_OWNER // 12}
     left_out = {labels["job_key"]: value for labels, value in families["hangwatch_job_collective_left_out"]}
     assert left_out.pop("mine") == 0
-    assert set(left_out.values()) == {64 * 9 - metrics.COLLECTIVES_OF_AN_OWNER // 12}
+    assert set(left_out.values()) == {64 * 9 - COLLECTIVES_OF_AN_OWNER // 12}
 
 
 def test_without_an_open_incident_there_is_no_series() -> None:

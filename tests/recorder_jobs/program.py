@@ -1,14 +1,17 @@
-"""One of the jobs of tests/data/waitfor.toml: `program.py JOB FOLDER`, with WORLD_SIZE and MASTER_*.
+"""The jobs of tests/data/waitfor.toml: each line of stdin is one, `{"name": ..., "folder": ..., "environ": {...}}`.
 
-The ranks are forked from a process that has imported torch once for all, which is most of what a short job costs; their
-pids stand in FOLDER/pids. Each rank writes FOLDER/at-<rank> right before the call in which it stays. gloo on loopback; it
+Jobs, and the ranks of each, are forked from a process that has imported torch once for all, which is most of what a short
+job costs. It answers with the pid of the job's first process and ends with its stdin; the pids of the ranks stand in
+FOLDER/pids. Each rank writes FOLDER/at-<rank> right before the call in which it stays. gloo on loopback; it
 ends by itself. With DUMPS in the environment it writes FOLDER/dumps/fr_rank_<rank> as often as FOLDER/ask changes: what torch's own dump gives, of even
 ranks the pickle, of odd ones the JSON.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import json
 import multiprocessing
 import os
 import signal
@@ -23,7 +26,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-FOLDER = Path(sys.argv[2])
+FOLDER = Path()
 FOREVER = 3600
 LIFETIME_SECONDS = 400
 
@@ -117,7 +120,7 @@ def lock_in_own_code() -> None:
     reduce()
 
 
-SHARED = multiprocessing.get_context("fork").Lock()
+SHARED = multiprocessing.get_context("fork").Lock()  # a job has one of its own
 
 
 def barrier_inside_of_a_shared_lock() -> None:
@@ -609,11 +612,39 @@ def dump_when_asked() -> None:
             asked = now
             (FOLDER / f"dumped-{number}.new").write_text(asked)
             (FOLDER / f"dumped-{number}.new").rename(FOLDER / f"dumped-{number}")
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 
 def init() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=600))
+
+
+def ordered() -> str:
+    """Fork a process for each job that is asked for: in it the name of its job; "" once no more can come."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a job here
+    for line in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            begin(**json.loads(line))
+            return str(json.loads(line)["name"])
+        print(pid, flush=True)
+    return ""
+
+
+def begin(name: str, folder: str, environ: dict[str, str]) -> None:
+    """Leave what the job shares with the others: signals, streams, environment, the lock."""
+    global FOLDER, SHARED
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    FOLDER = Path(folder)
+    log = os.open(FOLDER / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream, target in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+        os.dup2(target, stream)
+    os.environ.update(environ)
+    dist.set_debug_level_from_env()
+    if name in ("ddp_buckets", "fsdp_mesh"):
+        importlib.import_module("torch._dynamo")  # else each rank imports it for itself, with sympy behind it
+    SHARED = multiprocessing.get_context("fork").Lock()
 
 
 def forked() -> bool:
@@ -636,12 +667,12 @@ def forked() -> bool:
     return False
 
 
-if __name__ == "__main__" and forked():
+if __name__ == "__main__" and (name := ordered()) and forked():
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LIFETIME_SECONDS)
     torch.set_num_threads(1)
     init()
     if "DUMPS" in os.environ:
         threading.Thread(target=dump_when_asked, daemon=True).start()
-    globals()[sys.argv[1]]()
+    globals()[name]()
     time.sleep(FOREVER)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,38 +73,46 @@ class Started(NamedTuple):
         return by_number.answer(rules.survey(taken.grouping, len(self.read)))
 
 
+@cache
+def source() -> subprocess.Popen[str]:
+    """The process of which all jobs of this session are forked; it ends with its stdin, so with this process at the latest."""
+    environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(PROGRAM)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
+
+
+def forked(name: str, folder: Path, environ: dict[str, str]) -> int:
+    """The pid of the first process of a job, which forks its ranks."""
+    stdin, stdout = source().stdin, source().stdout
+    assert stdin is not None and stdout is not None
+    stdin.write(json.dumps({"name": name, "folder": str(folder), "environ": environ}) + "\n")
+    stdin.flush()
+    return int(stdout.readline())
+
+
 @contextmanager
 def started(name: str, folder: Path, **more: str) -> Iterator[Started]:
     """A job of the key whose ranks have all come to the call in which they stay; ended by pid. `more` is environment."""
     row = KEY[name]
     (folder / "dumps").mkdir()
     environ = {
-        **os.environ,
         **more,
         **row.get("environ", {}),
         "WORLD_SIZE": str(row["ranks"]),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "NEXT_PORT": str(free_port()),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
     }
     ranks = range(row["ranks"])
     pids: dict[int, int] = {}
-    with (
-        (folder / "log").open("wb") as log,
-        subprocess.Popen(
-            [sys.executable, PROGRAM, name, folder], stdout=log, stderr=log, start_new_session=True, env=environ
-        ) as parent,
-    ):
-        try:
-            wait_for(lambda: (folder / "pids").exists(), f"the ranks of {name} to be forked", 120)
-            pids.update(enumerate(map(int, (folder / "pids").read_text().split())))
-            wait_for(lambda: len(list(folder.glob("at-?"))) == len(ranks), f"the ranks of {name} to arrive", 120)
-            yield Started(folder, pids, tuple(row.get("read", ranks)))
-        finally:
-            for pid in pids.values():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            if not pids:
-                parent.kill()
+    parent = forked(name, folder, environ)
+    try:
+        wait_for(lambda: (folder / "pids").exists(), f"the ranks of {name} to be forked", 120)
+        pids.update(enumerate(map(int, (folder / "pids").read_text().split())))
+        wait_for(lambda: len(list(folder.glob("at-?"))) == len(ranks), f"the ranks of {name} to arrive", 120)
+        yield Started(folder, pids, tuple(row.get("read", ranks)))
+    finally:
+        for pid in pids.values() or [parent]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not Path(f"/proc/{parent}").exists(), f"{name} to end")

@@ -11,7 +11,7 @@ from hangwatch.daemon.common import Common
 from hangwatch.model import Job
 from hangwatch.probes.remains import LastSeen
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)  # one name for all parts: people filter by it
 
 MOST_DEAD_JOBS = 16  # of one owner, that wait for being read
 

@@ -22,7 +22,7 @@ from hangwatch.progress import SaveIncident
 from hangwatch.report.folder import folder_files
 from hangwatch.store import Store, StoreTakenError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)  # one name for all parts: people filter by it
 
 PRUNE_SECONDS = 3600.0
 PRUNED_BY_AGE = 3

@@ -20,7 +20,7 @@ from hangwatch.model import Fault, Job
 from hangwatch.probes import heap, pyspy
 from hangwatch.probes.nvml import query
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)  # one name for all parts: people filter by it
 
 
 class Looking:

@@ -38,7 +38,7 @@ from hangwatch.progress import Action, ReadRemains, SaveIncident
 from hangwatch.status import Status
 from hangwatch.store import Store
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)  # one name for all parts: people filter by it
 
 STATUS_SECONDS = 10.0
 BEATS_MISSED = 10.0  # so many sample periods without a beat, and the daemon calls itself unhealthy

@@ -20,7 +20,7 @@ from hangwatch.config import Detector
 from hangwatch.metrics import checks, collectives, gpus, jobs, own
 from hangwatch.metrics.series import LABEL_LENGTH, counter, single
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 
 def families(snapshot: Snapshot, now: float, settings: Detector, external_url: str = "") -> Iterator[Metric]:

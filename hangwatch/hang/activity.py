@@ -47,6 +47,7 @@ class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     work_is_in: Literal["threads", "autograd", "workers"] | None = None
     unless_a_thread_is_in: str | None = None
     leaves_the_job: bool = False
+    held_elsewhere: bool = False
     is_between_two: bool = False
     phase: str | None = None
     idles: bool = False

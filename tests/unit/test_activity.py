@@ -65,7 +65,7 @@ C10D = "torch/distributed/distributed_c10d.py"
         (["copyfileobj (shutil.py)", "main (x.py)"], "storage", "copyfileobj"),
         (["read (ssl.py)", "recv_into (ssl.py)", "send (requests/adapters.py)"], "network", None),
         (["_communicate (subprocess.py)", "run (subprocess.py)"], "subprocess", "run"),
-        (["acquire (filelock/_api.py)", "load_dataset (train.py)"], "lock", "lock file"),
+        (["acquire (filelock/_api.py)", "load_dataset (train.py)"], "lock_file", "lock file"),
         (["wait (threading.py)", "mine (x.py)"], "thread_wait", "wait"),
         (["<module> (numpy/__init__.py)", "_call_with_frames_removed (<frozen importlib._bootstrap>)", "<module> (train.py)"], "import", None),
         (["main (train.py)", "_call_with_frames_removed (<frozen importlib._bootstrap>)", "<module> (cli.py)"], "unknown", "main"),

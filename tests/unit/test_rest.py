@@ -57,6 +57,17 @@ def test_a_job_of_one_rank_and_one_of_which_nothing_says_how_many_there_are_is_n
     assert resting(LINGERS, world_size=world_size) is None
 
 
+def test_who_waits_for_a_lock_file_that_a_dead_build_left_is_not_over() -> None:
+    """Of torch's FileBaton the kernel knows no lock: it asks again and again whether the file is still there."""
+    asking = replace(LINGERS, signature=Signature.POLLS)
+    (group,) = seated(asking, asking).groups
+    assert resting_state(Grouping(groups=(group,), world_size=2)) is JobState.OVER
+    waits = replace(group, activity="lock_file", operation="lock file", waits_for="lock")
+    verdict = judge(Grouping(groups=(waits,), world_size=2))
+    assert (resting_state(Grouping(groups=(waits,), world_size=2)), verdict.kind) == (None, "AllAlike")
+    assert "no living process holds it, it is stale: remove it" in verdict.message
+
+
 def test_of_a_rank_without_a_stack_nobody_knows_what_it_waits_for() -> None:
     fault = Fault(subject="pid 1", reason="DumperStuck", detail="py-spy hangs")
     groups = tuple(

@@ -191,9 +191,12 @@ def _accuse(suspicion: Suspicion) -> Verdict:
     apart = _apart(suspicion) if suspicion.rule.by_stack else []
     if suspicion.scene.is_part or apart:
         sure = min(sure, _CONFIDENCES.index(Confidence.MEDIUM))
+    said = suspicion.rule.words(suspicion)
+    if suspicion.rule.settle is not None:  # why to look at them first, which says "it"
+        said = wording.named(suspicion.suspects, said)
     return Verdict(
         kind=suspicion.rule.kind,
-        message=_sentence(suspicion.rule.words(suspicion))
+        message=_sentence(said)
         + wording.apart_too(apart)
         + wording.whole_nodes(suspicion.members, grouping)
         + _view(suspicion.scene),

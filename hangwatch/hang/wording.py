@@ -414,6 +414,11 @@ def look_first(ranks: Sequence[Group], why: str, settle: str) -> str:
     return f"look first at {words.who(_ids(ranks))}: {why}. What would settle it: {settle}{stop} Nobody is accused."
 
 
+def named(ranks: Sequence[Group], why: str) -> str:
+    """The headline for ranks that stand apart, and that the machine tells from the others, too."""
+    return f"{words.who(_ids(ranks))}: {why}"
+
+
 def stuck_task(member: Member) -> str:
     """Why to look at a rank whose main thread stands as those of all others do."""
     rounds = words.count(member.rounds, "round")

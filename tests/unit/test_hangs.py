@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from hangwatch.hang import culprit
+from hangwatch.words import who
 from tests.hangs import CASES, judged
 
 
@@ -22,6 +23,7 @@ def test_hang(case: dict[str, Any]) -> None:
     for words in case.get("mentions", ()):
         assert words in said, f"{words!r} is not in:\n{said}"
     assert "{" not in verdict.message and "  " not in verdict.message
+    assert not verdict.named or who(verdict.named).lower() in verdict.message.lower(), "the sentence says who is named"
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ PROGRESS_TESTS = (
     "unit/test_waiting_launchers.py",
     "unit/test_metrics.py",
 )
+STORE_TESTS = ("unit/test_store_bounds.py", "unit/test_store.py", "integration/test_readers.py")
 # Module -> the tests that matter to it, the quickest first.
 TESTS = {
     "hang/culprit.py": VERDICT_TESTS,
@@ -99,7 +100,9 @@ TESTS = {
     "progress/samples.py": PROGRESS_TESTS,
     "progress/scan.py": PROGRESS_TESTS,
     "incident_file.py": ("unit/test_store_bounds.py", "unit/test_store.py", "unit/test_json.py"),
-    "store.py": ("unit/test_store_bounds.py", "unit/test_store.py", "integration/test_readers.py"),
+    "store/folders.py": STORE_TESTS,
+    "store/lock.py": STORE_TESTS,
+    "store/sharing.py": STORE_TESTS,
 }
 
 

@@ -23,7 +23,8 @@ from msgspec.structs import replace
 from hangwatch import __version__, incident_file, store
 from hangwatch.incident_file import StoreError
 from hangwatch.model import CRASHED, Frame, Incident, JobState
-from hangwatch.store import Store
+from hangwatch.store import Store, folders
+from hangwatch.store.lock import LOCK_FILE
 from hangwatch.words import incident_name
 from tests import samples
 from tests.conftest import wait_for
@@ -183,7 +184,7 @@ def test_two_owners_jobs_of_one_name_that_hang_in_one_second_are_two_incidents(t
 
 @given(st.text(max_size=300), st.floats(0, 4e9))
 def test_names_of_incidents_are_names_of_folders(job_id: str, opened: float) -> None:
-    assert store._FOLDER.fullmatch(name_at(opened, job_id))
+    assert folders._FOLDER.fullmatch(name_at(opened, job_id))
 
 
 TEXT = st.text(st.characters(), max_size=30)  # surrogates too
@@ -283,7 +284,8 @@ def test_a_directory_without_permission_says_what_to_do(tmp_path: Path) -> None:
     code = """
         import os, sys
         from pathlib import Path
-        from hangwatch.store import StoreError, open_writable
+        from hangwatch.incident_file import StoreError
+        from hangwatch.store import open_writable
         Path(sys.argv[1]).chmod(0o555)
         if os.geteuid() == 0:
             os.seteuid(65534)
@@ -649,7 +651,7 @@ def test_a_second_daemon_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> N
     first.lock()
     with pytest.raises(store.StoreTakenError, match=rf"another hangwatch \(pid {os.getpid()}\) keeps its incidents"):
         second.lock()
-    (tmp_path / store.LOCK_FILE).write_text("\u0663 is no pid, nor is this")
+    (tmp_path / LOCK_FILE).write_text("\u0663 is no pid, nor is this")
     with pytest.raises(store.StoreTakenError, match="another hangwatch keeps its incidents"):
         second.lock()
     first.unlock()
@@ -658,7 +660,7 @@ def test_a_second_daemon_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> N
 
 
 def test_the_lock_follows_no_link_and_makes_none_wait(tmp_path: Path) -> None:
-    (tmp_path / store.LOCK_FILE).symlink_to(tmp_path / "elsewhere")
+    (tmp_path / LOCK_FILE).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="a link or a file is in the place") as told:
         Store(tmp_path).lock()
     assert not isinstance(told.value, store.StoreTakenError)
@@ -688,9 +690,9 @@ def test_what_was_left_open_is_read_back_newest_first_within_bounds(
         kept.save(at(1e9 + number * DAY, **changes), FILES)
     (tmp_path / "incidents" / name_at(1e9 + 2 * DAY) / "incident.json").write_text("{")
     assert [found.opened_unix_seconds for found in kept.left_open(node)] == [1e9 + DAY, 1e9]
-    monkeypatch.setattr(store, "MOST_LEFT_OPEN", 1)
+    monkeypatch.setattr(folders, "MOST_LEFT_OPEN", 1)
     assert [found.opened_unix_seconds for found in kept.left_open(node)] == [1e9 + DAY]
-    monkeypatch.setattr(store, "MOST_LEFT_OPEN_BYTES", 10)
+    monkeypatch.setattr(folders, "MOST_LEFT_OPEN_BYTES", 10)
     assert kept.left_open(node) == ()
 
 

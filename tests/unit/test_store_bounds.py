@@ -26,7 +26,7 @@ from hangwatch.model import (
     RankDump,
     RankId,
 )
-from hangwatch.store import Store
+from hangwatch.store import Store, folders
 from hangwatch.words import incident_name
 from tests import samples
 
@@ -487,21 +487,21 @@ def test_what_was_left_open_fills_the_room_to_the_brim_and_the_rest_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = writable(tmp_path)
-    folders = [kept.save(at(1e9 + number), {}) for number in range(3)]
-    sizes = [(folder / "incident.json").stat().st_size for folder in folders]
+    saved = [kept.save(at(1e9 + number), {}) for number in range(3)]
+    sizes = [(folder / "incident.json").stat().st_size for folder in saved]
     node = at(1e9).node
 
     def left() -> list[float]:
         caplog.clear()
         return [incident.opened_unix_seconds - 1e9 for incident in kept.left_open(node)]
 
-    monkeypatch.setattr(store, "MOST_LEFT_OPEN", 3)
-    monkeypatch.setattr(store, "MOST_LEFT_OPEN_BYTES", sum(sizes))
+    monkeypatch.setattr(folders, "MOST_LEFT_OPEN", 3)
+    monkeypatch.setattr(folders, "MOST_LEFT_OPEN_BYTES", sum(sizes))
     assert (left(), caplog.messages) == ([2, 1, 0], [])
-    monkeypatch.setattr(store, "MOST_LEFT_OPEN_BYTES", sum(sizes) - 1)
-    assert (left(), caplog.messages) == ([2, 1], [f"{folders[0]}: is open, and one too many to go on with"])
-    monkeypatch.setattr(store, "MOST_LEFT_OPEN", 1)
-    assert (left(), caplog.messages) == ([2], [f"{folders[1]}: is open, and one too many to go on with, beside 1 more"])
+    monkeypatch.setattr(folders, "MOST_LEFT_OPEN_BYTES", sum(sizes) - 1)
+    assert (left(), caplog.messages) == ([2, 1], [f"{saved[0]}: is open, and one too many to go on with"])
+    monkeypatch.setattr(folders, "MOST_LEFT_OPEN", 1)
+    assert (left(), caplog.messages) == ([2], [f"{saved[1]}: is open, and one too many to go on with, beside 1 more"])
 
 
 def test_what_one_owner_left_open_does_not_take_the_room_of_others(
@@ -512,7 +512,7 @@ def test_what_one_owner_left_open_does_not_take_the_room_of_others(
     kept.save(replace(others, job=replace(others.job, share="uid 2")), {})
     for number in range(1, 4):
         kept.save(at(1e9 + number), {})
-    monkeypatch.setattr(store, "MOST_LEFT_OPEN", 2)
+    monkeypatch.setattr(folders, "MOST_LEFT_OPEN", 2)
     assert [incident.opened_unix_seconds - 1e9 for incident in kept.left_open(others.node)] == [3, 0]
     assert len(caplog.messages) == 1
 

@@ -18,31 +18,27 @@ from __future__ import annotations
 
 import calendar
 import contextlib
-import fcntl
-import functools
-import grp
 import logging
 import os
 import re
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from hangwatch import config, durable, incident_file, inputs, readers, retention, words
-from hangwatch.errors import TemporaryError
-from hangwatch.incident_file import INCIDENT_FILE, NO_LINK, StoreError, Summary, folder_size_bytes, read_bytes, remedy
+from hangwatch import config, durable, incident_file, inputs, retention, words
+from hangwatch.incident_file import INCIDENT_FILE, StoreError, Summary, folder_size_bytes, read_bytes
 from hangwatch.model import CRASHED, OPEN_STATES, Incident, Job
-from hangwatch.readers import Readers
 from hangwatch.retention import Stored
+from hangwatch.store.explained import explained
+from hangwatch.store.lock import Lock
+from hangwatch.store.sharing import Sharing, reader_uid
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 ORDER_FILE = "order"
 OWNER_FILE = "owner"
 CRASH_FILE = "crash"
-LOCK_FILE = "lock"
 MOST_LEFT_OPEN = 256
 MOST_LEFT_OPEN_BYTES = 16 << 20  # eight ranks take half of one MiB
 _USUAL = config.Store()
@@ -51,10 +47,6 @@ _FILE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,127}/){0,3}[A-Za-z0-9_][A-Za-
 _SAME_NAME = 9
 _LONGEST_OWNER = 512
 _LISTED = 8  # names in a message
-
-
-class StoreTakenError(StoreError, TemporaryError):
-    """Another daemon keeps its incidents here; the message names it, where that is known."""
 
 
 def open_writable(root: Path) -> Store:
@@ -79,56 +71,19 @@ class Store:
     ) -> None:
         self.root = root
         self.incidents = root / "incidents"
-        self.owners = root / "owners"
-        self._shared, self._group = shared, group
-        self._gid: int | None = None
-        self._said: set[str] = set()
-        self._locking = threading.Lock()
-        self._lock: int | None = None
+        self._lock = Lock(root)
+        self._sharing = Sharing(root, shared=shared, group=group)
         self._max_incidents = max_incidents
         self._max_bytes = max_bytes
         self._max_age_seconds = max_age_days * 86400.0
 
     def lock(self) -> None:
-        """Take the directory for this process, until `unlock` or its end; again costs nothing.
-
-        An flock(2), which the kernel takes back whatever the process dies of; it is never waited for. Raises
-        StoreTakenError where another process has it, StoreError where there can be no lock (disk full, read-only).
-        """
-        with self._locking:
-            if self._lock is None:
-                self._lock = self._locked()
-
-    def _locked(self) -> int:
-        """A descriptor that holds the lock."""
-        path = self.root / LOCK_FILE
-        with _explained(self.incidents):
-            self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
-            with durable.folder(self.root) as root:
-                durable.refuse_unsafe(self.root, root)
-                descriptor = os.open(LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NO_LINK, 0o600, dir_fd=root)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(descriptor, 20, 0).strip()
-                os.close(descriptor)
-                who = f"another hangwatch (pid {holder.decode()})" if holder.isdigit() else "another hangwatch"
-                raise StoreTakenError(
-                    f"{path}: {who} keeps its incidents here\n  end that one, or give each its own [store] directory"
-                ) from None
-            except OSError:
-                os.close(descriptor)
-                raise
-        with contextlib.suppress(OSError):  # on a full disk nobody learns our pid, and the lock holds all the same
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
-        return descriptor
+        """Take the directory for this process, until `unlock` or its end. Raises StoreTakenError, StoreError."""
+        self._lock.take()
 
     def unlock(self) -> None:
         """Give the directory back."""
-        descriptor, self._lock = self._lock, None
-        if descriptor is not None:
-            os.close(descriptor)
+        self._lock.give_back()
 
     def left_open(self, node: str) -> tuple[Incident, ...]:
         """The incidents of this node that nobody has closed, newest first; what cannot be read is said and left out.
@@ -167,15 +122,12 @@ class Store:
         Raises StoreError with the remedy where nothing can be written, where a link or a file is in the place of a
         folder, and where other users could change what is in it.
         """
-        with _explained(self.incidents):
+        with explained(self.incidents):
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
             with self.opened() as incidents:
                 durable.remove_leftovers(self.incidents)
                 durable.prove_writable(incidents)
-                if self._shared:
-                    self._gid = _gid(self._group, self._say_once)
-                    self._allow(Readers(gid=self._gid, passers=True))(incidents)
-                    self._unlist(lambda name: not (self.incidents / name).exists())
+                self._sharing.begin(incidents)
 
     def save(self, incident: Incident, files: Mapping[str, str | bytes]) -> Path:
         """Write an incident, or write it again, with the files beside it ("report.txt", "dumps/1-3/rank7.txt").
@@ -193,8 +145,8 @@ class Store:
                 raise StoreError(f"{name!r} is no name for a file of an incident")
         if incident.verdict.kind == CRASHED:
             content[CRASH_FILE] = _bytes(incident.job.share or incident.job.owner)
-        allow = self._allow(Readers(_reader_uid(incident.job.uid), self._gid))
-        with _explained(self.incidents), self.opened() as incidents:
+        allow = self._sharing.owner_and_group(incident.job.uid)
+        with explained(self.incidents), self.opened() as incidents:
             name = self._name_of(incident)
             folder = self.incidents / name
             if folder.exists():
@@ -204,7 +156,7 @@ class Store:
                 content[OWNER_FILE] = _bytes(_owner(incident.job))
                 content[ORDER_FILE] = str(1 + max(map(self._order, self._names()), default=0)).encode()
                 durable.create(incidents, name, content, allow)
-            self._list(name, _reader_uid(incident.job.uid))
+            self._sharing.enlist(name, incident.job.uid)
         return folder
 
     def add_output(self, name: str, file_name: str, content: bytes) -> None:
@@ -212,14 +164,14 @@ class Store:
 
         Raises StoreError.
         """
-        allow = self._allow(Readers(gid=self._gid))
-        with _explained(self.incidents), self.opened() as incidents, durable.folder(name, incidents) as folder:
+        allow = self._sharing.group()
+        with explained(self.incidents), self.opened() as incidents, durable.folder(name, incidents) as folder:
             durable.refuse_unsafe(self.incidents / name, folder)
             durable.add(folder, "hooks", {file_name: content}, allow)
 
     def is_listed(self, name: str, uid: int) -> bool:
         """Whether the incident of this name is one that this user may read, being the owner of its job."""
-        return bool(_FOLDER.fullmatch(name)) and (self.owners / str(uid) / name).is_symlink()
+        return bool(_FOLDER.fullmatch(name)) and self._sharing.is_listed(name, uid)
 
     def summaries(self, of_user: int | None = None) -> tuple[Summary, ...]:
         """All incidents that we may read, or of these one user's, newest first; broken ones too. Raises StoreError."""
@@ -283,11 +235,11 @@ class Store:
         old = [name for name in self._outlived(newest_first) if name not in stays]
         removed = (*surplus, *old[:by_age])
         for name in removed:
-            with _explained(self.incidents):
+            with explained(self.incidents):
                 durable.remove(self.incidents / name)
-        if removed and self._shared:
-            with _explained(self.owners):
-                self._unlist(frozenset(removed).__contains__)
+        if removed:
+            with explained(self.root / "owners"):
+                self._sharing.unlist(frozenset(removed).__contains__)
         return removed
 
     def _line_in(self, name: str, file: str) -> str | None:
@@ -331,61 +283,12 @@ class Store:
     def _own_names(self) -> list[str]:
         """What is kept of the jobs of the user who asks."""
         try:
-            return [path.name for path in (self.owners / str(os.geteuid())).iterdir()]
-        except FileNotFoundError:
-            return []
+            return self._sharing.names_of(os.geteuid())
         except OSError as error:
             raise StoreError(f"{self.incidents}: cannot be listed: {error.strerror}\n  try as root") from None
 
     def _readable(self) -> list[str]:
         return [name for name in self._names() if os.access(self.incidents / name, os.R_OK | os.X_OK)]
-
-    # --- who may read it ---------------------------------------------------------------------------------------------
-
-    def _allow(self, who: Readers) -> durable.Allow:
-        """What lets these read a file or folder of a shared store, as far as the file system can."""
-
-        def allow(descriptor: int) -> None:
-            if not self._shared or who == Readers():
-                return
-            try:
-                readers.allow(descriptor, who)
-                return
-            except OSError as error:
-                self._say_once(f"jobs' owners cannot read their incidents: no access control list: {error.strerror}")
-            try:
-                readers.allow_group(descriptor, who)
-            except OSError as error:
-                self._say_once(f"[store] group = {self._group!r} cannot read incidents: {error.strerror}")
-
-        return allow
-
-    def _list(self, name: str, uid: int | None) -> None:
-        """Put an incident into the folder that its owner can list. Raises OSError."""
-        if not self._shared or uid is None:
-            return
-        with durable.folder(self.root) as root, durable.made_folder("owners", root) as owners:
-            durable.refuse_unsafe(self.owners, owners)
-            os.fchmod(owners, 0o711)
-            with durable.made_folder(str(uid), owners) as own:
-                durable.refuse_unsafe(self.owners / str(uid), own)
-                self._allow(Readers(uid=uid))(own)
-                with contextlib.suppress(FileExistsError):
-                    os.symlink(f"../../incidents/{name}", name, dir_fd=own)
-
-    def _unlist(self, is_gone: Callable[[str], bool]) -> None:
-        """Take incidents out of the owners' folders. Raises OSError."""
-        for folder in self.owners.iterdir() if self.owners.is_dir() else ():
-            for entry in folder.iterdir():
-                if is_gone(entry.name):
-                    entry.unlink()
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # where nothing is left
-
-    def _say_once(self, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
-            log.warning("%s: %s", self.incidents, message)
 
     def _in_order(self) -> list[str]:
         """Names of the incident folders, the last saved first; the time in a name is a clock's, and clocks step."""
@@ -412,37 +315,10 @@ class Store:
         )
 
 
-def _gid(group: str, say: Callable[[str], None]) -> int | None:
-    """The number of a group by its name or number; None, and said, where nobody knows it: that may pass (LDAP)."""
-    if group.isascii() and group.isdigit():
-        return int(group)
-    if not group:
-        return None
-    try:
-        return grp.getgrnam(group).gr_gid
-    except KeyError:
-        say(f"[store] group = {group!r}: no such group on this machine; nobody but root and owners reads incidents")
-        return None
-
-
 def _owner(job: Job) -> str:
     """Whose an incident is, as far as the kernel tells: the user of the node, else whose share its ranks are of."""
-    uid = _reader_uid(job.uid)
+    uid = reader_uid(job.uid)
     return job.share or job.owner if uid is None else f"uid {uid}"
-
-
-def _reader_uid(uid: int | None) -> int | None:
-    """The owner whom a list should name: not root, who reads all, nor the number that stands for unknown users."""
-    return uid if uid not in (0, overflow_uid()) else None
-
-
-@functools.cache
-def overflow_uid() -> int:
-    """The uid that user_namespaces(7) shows for everybody without a number here; usually that of `nobody`, too."""
-    try:
-        return int(Path("/proc/sys/kernel/overflowuid").read_text())
-    except (OSError, ValueError):
-        return 65534
 
 
 def _is_new(folder: Path, path: str) -> bool:
@@ -455,18 +331,6 @@ def _opened_unix_seconds(name: str) -> float:
         return calendar.timegm(time.strptime(name[:16], "%Y%m%dT%H%M%SZ"))
     except ValueError:
         return 0.0
-
-
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turn the system's error into a StoreError that says what to do."""
-    try:
-        yield
-    except durable.UnsafeFolderError as error:
-        raise StoreError(str(error)) from None
-    except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
-        raise StoreError(f"{path}: incidents cannot be written: {what}\n  {remedy(error.errno)}") from None
 
 
 def _bytes(text: str | bytes) -> bytes:

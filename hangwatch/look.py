@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from hangwatch import __version__, config, words
-from hangwatch.hang import clauses, culprit, environment
+from hangwatch.hang import clauses, culprit, environment, stack_bounds
 from hangwatch.hang.activity import Table
 from hangwatch.hang.capture import ObserveDump, capture
 from hangwatch.hang.grouping import group_ranks
@@ -124,6 +124,7 @@ def look_at(
     observe_dump: ObserveDump | None = None,
     kernel_log: Path = KERNEL_LOG,
     ask_nccl: bool = True,
+    capture_bytes: int = stack_bounds.OF_OWNER_BYTES,
 ) -> Look:
     """Take the stacks of every rank of a job on this node (see `capture`), group them and judge the groups."""
     taken = capture(
@@ -144,6 +145,7 @@ def look_at(
         slots=slots,
         observe_dump=observe_dump,
         ask_nccl=ask_nccl,
+        capture_bytes=capture_bytes,
     )
     taken = _with_kernel_lines(taken, job, proc_root, kernel_log) if settings.kernel_log else taken
     facts = host.facts(sweep.driver_version if sweep else None)

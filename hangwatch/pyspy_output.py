@@ -107,6 +107,7 @@ _JSON = decoding.decoder(list[_PySpyThread])
 MOST_THREADS = 256  # of one process: one job's stacks must not fill the daemon's memory
 INNERMOST_FRAMES = 192
 OUTERMOST_FRAMES = 64
+LONGEST_NAME = 256  # characters of a function, a file or a thread: a program may make them up
 
 
 def parse_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
@@ -185,7 +186,7 @@ def _thread(thread: _PySpyThread, folder: str, *, is_main: bool) -> Thread:
     number = thread.thread_id if thread.os_thread_id is None else thread.os_thread_id
     frames = [frame for frame in thread.frames if frame.name != "<shim>"]
     return Thread(
-        name=thread.thread_name or None,
+        name=_cut(thread.thread_name) if thread.thread_name else None,
         thread_id="" if number is None else str(number),
         frames=_bounded([_frame(frame, folder) for frame in frames]),
         active=thread.active,
@@ -205,10 +206,15 @@ def _bounded(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 
 
 def _frame(frame: _PySpyFrame, folder: str) -> Frame:
+    file = frame.short_filename or (from_package(frame.filename, folder) if frame.filename else "?")
     return Frame(
-        function=frame.name,
-        file=frame.short_filename or (from_package(frame.filename, folder) if frame.filename else "?"),
+        function=_cut(frame.name),
+        file=file if len(file) <= LONGEST_NAME else f"…{file[1 - LONGEST_NAME :]}",
         line=frame.line or None,
-        module=frame.module,
+        module=frame.module and _cut(frame.module),
         locals=tuple((local.name, local.repr or "") for local in frame.locals or ()),
     )
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"

@@ -12,6 +12,7 @@ from hangwatch import progress, words
 from hangwatch.beats import CAPTURES_PER_OWNER, Turns
 from hangwatch.board import Snapshot
 from hangwatch.daemon.common import Common
+from hangwatch.hang import stack_bounds
 from hangwatch.hang.detector import TakeCapture
 from hangwatch.hang.power import GpuLevels, gpu_levels
 from hangwatch.hang.watched import MotionCount
@@ -19,6 +20,7 @@ from hangwatch.look import Look, look_at
 from hangwatch.model import Fault, Job
 from hangwatch.probes import heap, pyspy
 from hangwatch.probes.nvml import query
+from hangwatch.progress.incidents import CAPTURES_KEPT
 
 log = logging.getLogger(__package__)  # one name for all parts: people filter by it
 
@@ -121,8 +123,18 @@ class Looking:
             rounds=rounds,
             looks_again=looks_again,
             ask_nccl=may_pause and ask_nccl,
+            capture_bytes=self._capture_bytes(job),
         )
         return None if common.stop.is_set() else look
+
+    def _capture_bytes(self, job: Job) -> int:
+        """What one capture of a job may take: all that are kept of its owner's jobs share the room of one owner."""
+        entries = self._common.board.snapshot.jobs.values()
+        others = sum(
+            entry.incident is not None and entry.job.share == job.share and entry.job.key != job.key
+            for entry in entries
+        )
+        return stack_bounds.OF_OWNER_BYTES // ((1 + others) * CAPTURES_KEPT)
 
     def _count_dump(self, seconds: float, fault: Fault | None) -> None:
         self._common.board.put(Snapshot.with_dump, seconds, fault)

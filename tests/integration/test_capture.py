@@ -18,7 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.hang import activity, jobs
+from hangwatch.hang import activity, jobs, stack_bounds
 from hangwatch.hang.capture import capture, job_of_pids
 from hangwatch.hang.capture.rank_dumps import ABSENT_LISTED
 from hangwatch.look import look_at
@@ -376,3 +376,43 @@ def test_a_process_that_is_not_the_readers_is_not_dumped(tmp_path: Path, ids: tu
         (rank,) = capture(replace(job_of_pids([pid]), uid=4001), settings=QUICK, node="here").ranks
     reasons = [dump.fault.reason if dump.fault else "" for dump in rank.rounds]
     assert (any(dump.threads for dump in rank.rounds), set(reasons)) == (is_shown, {"" if is_shown else "AnotherUsers"})
+
+
+MANY_THREADS = """
+import threading, types
+def wait():
+    threading.Event().wait(600)
+def step(number):
+    return functions[number + 1](number + 1) if number < 30 else wait()
+def named(number):
+    name = f"f{number}_" + "x" * 4000
+    called = {"co_name": name, "co_qualname": name} if hasattr(step.__code__, "co_qualname") else {"co_name": name}
+    code = step.__code__.replace(**called, co_filename="/home/u/" + "y" * 4000 + ".py")
+    return types.FunctionType(code, globals())
+functions = [named(number) for number in range(31)]
+for _ in range(20):
+    threading.Thread(target=functions[0], args=(0,), daemon=True).start()
+ready()
+functions[0](0)
+"""
+
+
+def test_what_a_program_makes_of_its_stacks_fills_no_memory(tmp_path: Path) -> None:
+    """20 threads of 30 functions with names of 4,000 characters: py-spy prints 7 MB of them."""
+    with targets.python(MANY_THREADS, tmp_path) as pid:
+        job = job_of_pids([pid])
+        found = [
+            capture(job, settings=QUICK, node="n1", rounds=2, **({} if most is None else {"capture_bytes": most}))
+            for most in (None, 400_000)
+        ]
+    for seen, most_threads, least in ((found[0], 21, 21), (found[1], 10, 2)):
+        for dump in seen.ranks[0].rounds:
+            kept = [thread for thread in dump.threads if thread.frames]
+            assert least <= len(kept) <= most_threads
+            (main,) = [thread for thread in kept if thread.is_main]
+            assert "wait" in {frame.function for frame in main.frames}
+            assert max(len(frame.function) for frame in main.frames) == 256
+    (first, second) = found[1].ranks[0].rounds
+    assert stack_bounds.size_bytes(first.threads) + stack_bounds.size_bytes(second.threads) < 400_000
+    assert first.threads == second.threads, "a stack that stands is the same in each round"
+    assert "left out" in (first.threads[-1].name or "")

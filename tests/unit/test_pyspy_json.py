@@ -132,3 +132,13 @@ def test_where_whole_paths_are_given_a_file_begins_at_its_package_or_at_the_prog
     (thread,) = pyspy_output.parse_json(json.dumps([{"os_thread_id": 7, "owns_gil": False, "frames": frames}]), 7)
     assert [frame.file for frame in thread.frames] == ["threading.py", "torch/x.py", "data/load.py", "train.py"]
     assert (thread.is_main, thread.installed_frames) == (True, 2)
+
+
+def test_names_that_a_program_has_made_up_are_cut() -> None:
+    """py-spy reads 4,095 characters of each: those of a few processes were gigabytes in the daemon."""
+    long = "x" * 4000
+    (read,) = pyspy_output.parse_json(json.dumps([thread(long, 7, (f"f{long}", f"/home/u/{long}/train.py", 3))]), 7)
+    (frame,) = read.frames
+    assert (len(read.name or ""), len(frame.function), len(frame.file)) == (256, 256, 256)
+    assert frame.function.startswith("fxx") and frame.function.endswith("…")
+    assert frame.file.startswith("…") and frame.file.endswith("x/train.py")

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from hangwatch import config, pyspy_output, words
 from hangwatch.flight_record import RankRecords
-from hangwatch.hang import recorded
+from hangwatch.hang import recorded, stack_bounds
 from hangwatch.hang.surroundings import Surroundings
 from hangwatch.model import ENDED_STATES, Fault, ProcessDump, ProcessId, Thread
 from hangwatch.probes import filesystems, freezer, main_thread, native_stack, procs, pyspy, pystack, torch_recorder
@@ -44,6 +44,7 @@ class Taker(NamedTuple):
     reader_uid: int | None
     ranks: frozenset[ProcessId]
     unreadable: set[ProcessId]
+    room: stack_bounds.Room
 
     def take(self, target: ProcessId, end: float) -> ProcessDump:
         """One process in one round; `end` is the round's deadline on CLOCK_MONOTONIC."""
@@ -157,7 +158,9 @@ class Taker(NamedTuple):
         if answer.json is None:
             return (), answer
         try:
-            return pyspy_output.parse_json(answer.json, procs.read_inner_pid(target.pid, self.proc_root)), answer
+            found = pyspy_output.parse_json(answer.json, procs.read_inner_pid(target.pid, self.proc_root))
+            room = self.room.rank_bytes if target in self.ranks else self.room.worker_bytes
+            return stack_bounds.kept(found, room), answer
         except pyspy_output.DumpError as error:
             return (), replace(answer, json=None, fault=Fault(subject=subject, reason="BadDump", detail=str(error)))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch import config, words
-from hangwatch.hang import jobs, recorded
+from hangwatch.hang import jobs, recorded, stack_bounds
 from hangwatch.hang.capture import launcher, mounts, nccl, rank_dumps
 from hangwatch.hang.capture.links import Links
 from hangwatch.hang.capture.process_dump import ObserveDump, Taker
@@ -43,6 +43,7 @@ def capture(
     observe_dump: ObserveDump | None = None,
     pyspy_path: Path | None = None,
     ask_nccl: bool = False,
+    capture_bytes: int = stack_bounds.OF_OWNER_BYTES,
 ) -> Capture:
     """Take the stacks of every rank of `job` and of its workers, `rounds` times (default: the settings').
 
@@ -56,7 +57,8 @@ def capture(
     is asked in each round, in a thread beside the dumps, until it has no answer. With `looks_again` a second round
     follows a single one where a flight recorder shows that its rank may stand (`recorded.stands`). With `ask_nccl`, and
     more than one round, NCCL itself is asked beside the later rounds, where no flight recorder of NCCL was read in the
-    first. Never raises for what it finds: processes come and go.
+    first. Of its stacks about `capture_bytes` are kept (`stack_bounds`). Never raises for what it finds: processes come
+    and go.
     """
     stop = stop or threading.Event()
     began, began_unix = time.monotonic(), time.time()
@@ -81,6 +83,7 @@ def capture(
         reader_uid=job.uid,
         ranks=frozenset(rank.id for rank in job.ranks),
         unreadable=set(),
+        room=stack_bounds.room(capture_bytes, len(ranks), len(targets) - len(ranks), max(wanted, 2)),
     )
     sweeps: list[GpuSweep] = []
     taken: list[dict[ProcessId, ProcessDump]] = []

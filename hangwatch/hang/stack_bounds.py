@@ -1,0 +1,72 @@
+"""Pure: how much of its stacks is kept of each process, so that those of no owner's jobs fill the daemon's memory.
+
+Names are cut where stacks are read; here threads are left out, and of a long main stack the middle. What is kept of a
+process depends on no other one, so that a stack that stands is the same in each round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from hangwatch.model import Frame, Thread
+
+FRAME_BYTES = 200  # in memory and in an incident.json, beside its names
+OF_OWNER_BYTES = 64 << 20  # in all captures that are kept of all jobs of one owner
+INNERMOST_FRAMES, OUTERMOST_FRAMES = 32, 16  # of a main thread, however little room there is
+
+
+class Room(NamedTuple):
+    """Bytes of stacks that are kept of a rank, and of a worker of one, in one round."""
+
+    rank_bytes: int
+    worker_bytes: int
+
+
+def room(capture_bytes: int, ranks: int, workers: int, rounds: int) -> Room:
+    """Half of a capture is for its ranks, half for their workers."""
+    half = capture_bytes // (2 * max(1, rounds))
+    return Room(half // max(1, ranks), half // max(1, workers))
+
+
+def kept(threads: Sequence[Thread], most_bytes: int) -> tuple[Thread, ...]:
+    """The threads that there is room for, in their order, the main one before all others.
+
+    Of the main thread something is always kept. A thread without frames behind them says how many are not.
+    """
+    if size_bytes(threads) <= most_bytes:
+        return tuple(threads)
+    own = [_shortened(thread, most_bytes) if thread.is_main else thread for thread in threads]
+    left = most_bytes - size_bytes(thread for thread in own if thread.is_main)
+    found: list[Thread] = []
+    for thread in own:
+        if not thread.is_main:
+            left -= size_bytes([thread])
+        if thread.is_main or left >= 0:
+            found.append(thread)
+    if count := len(own) - len(found):
+        found.append(Thread(name=f"<{count:,} threads left out: there is no room>", thread_id="", frames=()))
+    return tuple(found)
+
+
+def size_bytes(threads: Iterable[Thread]) -> int:
+    """What stacks take, about."""
+    return sum(FRAME_BYTES + sum(map(_frame_bytes, thread.frames)) for thread in threads)
+
+
+def _frame_bytes(frame: Frame) -> int:
+    values = sum(len(name) + len(text) for name, text in frame.locals)
+    return FRAME_BYTES + len(frame.function) + len(frame.file) + values
+
+
+def _shortened(thread: Thread, most_bytes: int) -> Thread:
+    if len(thread.frames) <= INNERMOST_FRAMES + OUTERMOST_FRAMES or size_bytes([thread]) <= most_bytes:
+        return thread
+    left_out = Frame(function="<frames left out>", file="<hangwatch>")
+    frames = (*thread.frames[:INNERMOST_FRAMES], left_out, *thread.frames[-OUTERMOST_FRAMES:])
+    installed = thread.installed_frames
+    return replace(
+        thread, frames=frames, installed_frames=None if installed is None else min(installed, INNERMOST_FRAMES)
+    )

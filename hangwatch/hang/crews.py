@@ -210,7 +210,7 @@ def _seated(tree: Tree) -> Iterator[_Seated]:
         if seat is None:
             continue
         if seat.variables.led_by_first:
-            started += [(process, seat)] if head is None else []
+            started += [(process, seat)] if head is None or not launchers.starts_only_ranks(kinds[head.id.pid]) else []
             continue
         is_ranks = seat.variables.read_by_torch and seat.local_rank is not None
         if is_ranks or process.id.pid not in above:

@@ -77,6 +77,8 @@ def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
             ranks.append(Rank(id=ProcessId(pid=pid, start_ticks=-1), rank=None, local_rank=None))
         else:
             seat = launchers.seat(process, None)
+            if seat is not None and seat.variables.led_by_first and launchers.node_number(process.environ, seat):
+                seat = None  # of another node than the first its rank follows from how many are on each
             ranks.append(_rank(process, seat, place=None, tree=tree, samples=(), ranks=set(chosen)))
     return Job(
         job_id=_safe("pids-" + "-".join(map(str, chosen))), launcher="pids", launcher_id=None, ranks=tuple(ranks)

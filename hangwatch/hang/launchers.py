@@ -126,9 +126,9 @@ def seat(process: Process, launcher: str | None) -> Seat | None:
         if row.ranks is None or (row.ranks.only_below and launcher != row.name):
             continue
         found = _seat(process.environ, row.name, row.ranks)
-        if found is not None:
-            # One process alone under srun or mpirun is a program that was started so, a notebook for instance.
-            return found if found.world_size != 1 or row.ranks.read_by_torch else None
+        # One process alone under srun or mpirun is a program that was started so: a notebook, or one that starts ranks.
+        if found is not None and (found.world_size != 1 or row.ranks.read_by_torch):
+            return found
     return None
 
 

@@ -259,6 +259,23 @@ def test_who_cannot_be_their_first_rank_is_none(tmp_path: Path, first: str) -> N
     assert led(tree, tmp_path) == [(8, [(5, 1, 911), (6, 2, 912), (7, 3, 913)])]
 
 
+@pytest.mark.parametrize(("node", "rank"), [(0, 1), (1, None)])
+def test_by_its_pid_alone_only_a_rank_of_the_first_node_has_a_number(
+    tmp_path: Path, node: int, rank: int | None
+) -> None:
+    root = lay_out(LIGHTNING.replace("NODE_RANK=1", f"NODE_RANK={node}"), tmp_path)
+    (one,) = jobs.job_of_pids(ProcessScan(root).processes(), [911]).ranks
+    assert one.rank == rank
+
+
+def test_it_is_found_below_an_srun_of_one_task(tmp_path: Path) -> None:
+    told = "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0"
+    tree = LIGHTNING.replace("800 (bash)", "800 (slurmstepd)").replace("$ -bash", "$ slurmstepd: [7.0]")
+    (job,) = JobScan(lay_out(tree.replace("USER=ada", f"USER=ada {told}"), tmp_path)).find(None, node="").jobs
+    assert (job.job_id, job.launcher, job.world_size) == ("7", "lightning", 8)
+    assert seats(job) == [(4, 0, 900), (5, 1, 911), (6, 2, 912), (7, 3, 913)]
+
+
 def test_what_a_first_rank_of_another_launcher_starts_is_no_rank_of_its_own(tmp_path: Path) -> None:
     tree = LIGHTNING.replace("NODE_RANK=1\n911", "NODE_RANK=1 RANK=0 WORLD_SIZE=2 LOCAL_RANK=0\n911")
     assert led(tree, tmp_path) == [(2, [(0, 0, 900)])]

@@ -362,6 +362,22 @@ def test_a_network_policy_that_would_do_nothing_is_refused() -> None:
         manifests({"networkPolicy": {"enabled": True}})
 
 
+@pytest.mark.parametrize(
+    ("interval", "timeout", "is_refused"),
+    [("2s", "10s", True), ("1m", "61s", True), ("900ms", "1s", True), ("5s", "5s", False), ("1m", "59999ms", False)],
+)
+def test_a_scrape_that_may_last_longer_than_its_interval_is_refused(
+    interval: str, timeout: str, is_refused: bool
+) -> None:
+    """The operator leaves such a PodMonitor out, and says so in its own log alone."""
+    values = {"podMonitor": {"enabled": True, "interval": interval, "scrapeTimeout": timeout}}
+    if is_refused:
+        with pytest.raises(helm_python.HelmRenderError, match=f"scrapeTimeout={timeout} is longer than"):
+            manifests(values)
+    else:
+        assert only(values, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["interval"] == interval
+
+
 # --- one source for rules and dashboards ---------------------------------------------------------------------------
 
 
@@ -447,8 +463,8 @@ def test_scrapes_carry_the_job_and_instance_that_the_rules_ask_for() -> None:
 
 # Of the functions that Helm 3.0 has (its own and sprig 3). Helm 4 has all of them.
 HELM_3 = {
-    "add1", "and", "base", "contains", "default", "define", "else", "empty", "end", "eq", "fail", "fromYaml", "get",
-    "if", "include", "int", "keys", "kindIs", "merge", "nindent", "not", "or", "printf", "quote", "range", "replace", "required",
+    "add1", "and", "base", "contains", "default", "define", "else", "empty", "end", "eq", "fail", "fromYaml", "get", "gt",
+    "hasSuffix", "if", "include", "int", "int64", "keys", "kindIs", "merge", "mul", "nindent", "not", "or", "printf", "quote", "range", "replace", "required",
     "semverCompare", "set", "sha256sum", "sortAlpha", "ternary", "toJson", "toString", "toYaml", "trim", "trimSuffix",
     "trunc", "with",
 }  # fmt: skip

@@ -59,3 +59,8 @@ localhost/{{ $profile.localhostProfile }}
 {{ printf "%s:%s" $image.repository (default .Chart.AppVersion $image.tag) }}
 {{- end }}
 {{- end }}
+
+{{- /* A duration of the schema's form, 500ms, 5s or 1m, in milliseconds. */}}
+{{- define "hangwatch.milliseconds" -}}
+{{- if hasSuffix "ms" . }}{{ trimSuffix "ms" . }}{{ else if hasSuffix "s" . }}{{ mul 1000 (trimSuffix "s" . | int64) }}{{ else }}{{ mul 60000 (trimSuffix "m" . | int64) }}{{ end }}
+{{- end }}

@@ -621,6 +621,7 @@ def init() -> None:
 
 def ordered() -> str:
     """Fork a process for each job that is asked for: in it the name of its job; "" once no more can come."""
+    importlib.import_module("torch._dynamo")  # what a dump as pickle and DDP import late, else each rank for itself
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a job here
     for line in sys.stdin:
         pid = os.fork()
@@ -642,8 +643,6 @@ def begin(name: str, folder: str, environ: dict[str, str]) -> None:
         os.dup2(target, stream)
     os.environ.update(environ)
     dist.set_debug_level_from_env()
-    if name in ("ddp_buckets", "fsdp_mesh"):
-        importlib.import_module("torch._dynamo")  # else each rank imports it for itself, with sympy behind it
     SHARED = multiprocessing.get_context("fork").Lock()
 
 

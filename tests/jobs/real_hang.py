@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from stages import parallel_state
 
 FOLDER = Path(sys.argv[2])
@@ -38,15 +37,16 @@ def one_batch_more() -> None:
     dist.barrier()
 
 
-class SlowWriter(dcp.FileSystemWriter):
-    def write_data(self, plan, planner):  # type: ignore[no-untyped-def]
-        here()
-        if dist.get_rank() == 0:
-            time.sleep(FOREVER)
-        return super().write_data(plan, planner)
-
-
 def checkpoint_on_rank_0() -> None:
+    import torch.distributed.checkpoint as dcp  # as dear as torch itself, and no other hang needs it
+
+    class SlowWriter(dcp.FileSystemWriter):
+        def write_data(self, plan, planner):  # type: ignore[no-untyped-def]
+            here()
+            if dist.get_rank() == 0:
+                time.sleep(FOREVER)
+            return super().write_data(plan, planner)
+
     state = {f"rank_{dist.get_rank()}": torch.ones(3)}
     dcp.save(state, storage_writer=SlowWriter(FOLDER / "checkpoint"))
 

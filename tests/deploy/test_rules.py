@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ RUNBOOK = ROOT / f"docs/runbooks/{UNHEALTHY}.md"
 ALERT_NAMES = [rule["alert"] for rule in ALERTS]
 
 
+@cache
 def _cases() -> list[dict[str, Any]]:
     return [case for path in sorted(CASES.glob("*.yaml")) for case in yaml.safe_load(path.read_text())["tests"]]
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hangwatch.flight_record import FlightRecord, RankRecords
-from hangwatch.model import ProcessId
+from hangwatch.model import Fault, ProcessId
 from hangwatch.probes import procs, torch_recorder
 from hangwatch.probes.torch_recorder import libraries
 from tests.conftest import wait_for
@@ -96,9 +96,14 @@ def identity(pid: int) -> ProcessId:
 
 
 def read(process: ProcessId) -> RankRecords:
-    """Gloo's recorder: a build for CUDA has an unused one of NCCL's, too."""
-    answers = torch_recorder.SHARED.read(process)
-    (answer,) = [one for one in answers if not (isinstance(one, RankRecords) and one.library == "nccl")]
+    """Gloo's recorder: a build for CUDA has an unused one of NCCL's, too. Who had no core within its deadline is asked again."""
+
+    def answered() -> RankRecords | Fault | None:
+        answers = torch_recorder.SHARED.read(process)
+        (answer,) = [one for one in answers if not (isinstance(one, RankRecords) and one.library == "nccl")]
+        return None if isinstance(answer, Fault) and answer.reason == "NoAnswer" else answer
+
+    answer = wait_for(answered, f"an answer about {process.pid}")
     assert isinstance(answer, RankRecords), answer
     return answer
 

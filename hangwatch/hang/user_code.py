@@ -61,23 +61,32 @@ def own_frame(group: Group) -> Frame | None:
 def is_in_user_code(group: Group) -> bool:
     """Whether its innermost Python frame is the user's: no library's function stands inside it."""
     own, python = group.members[0].user_frames, python_frames(group)
-    return bool(own and python) and (own[0].function, own[0].file) == (python[0].function, python[0].file)
+    return bool(own and python) and _function(own[0]) == _function(python[0])
 
 
 def is_before(group: Group, other: Group) -> bool:
     """Whether it stands, or enters a `with` block, at an earlier line of the function in which the other one went on.
 
-    Around that both stand in the same functions at the same lines. So stands who waits for a lock that the other holds.
+    Around that both stand in the same functions at the same lines. So stands who waits for a lock that the other holds,
+    or may, where a line is not known.
     """
-    own = python_frames(group)[::-1]
-    for place, (frame, ahead) in enumerate(zip(own, python_frames(other)[::-1], strict=False)):
-        if (frame.function, frame.file) != (ahead.function, ahead.file):
+    own, others = python_frames(group)[::-1], python_frames(other)[::-1]
+    for place, (frame, ahead) in enumerate(zip(own, others, strict=False)):
+        if _function(frame) != _function(ahead):
             return False
-        if frame.line != ahead.line:
-            within = own[place + 1 :]
+        within, beyond = own[place + 1 :], others[place + 1 :]
+        if frame.line is None or ahead.line is None:
+            part, is_earlier = [*map(_function, within[:1])] != [*map(_function, beyond[:1])], True
+        else:
+            part, is_earlier = frame.line != ahead.line, frame.line < ahead.line
+        if part:
             enters = any(stack_frames.plain_name(one.function) in _ENTERS for one in within)
-            return (enters or not within) and (frame.line or 0) < (ahead.line or 0)
+            return (enters or not within) and is_earlier
     return False
+
+
+def _function(frame: Frame) -> tuple[str, str]:
+    return frame.function, frame.file
 
 
 def caller(frames: Sequence[Frame]) -> Frame | None:

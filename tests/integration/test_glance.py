@@ -24,7 +24,9 @@ def test_a_light_job_that_hangs_is_glanced_at_without_a_pause_and_then_suspected
         assert _dumps(daemon) == 0
         node.order(STUCK, "lock")
         stuck = node.pids[STUCK]
-        wait_for(lambda: _is_blocked(stuck), "a rank that waits for its lock")
+        wait_for(lambda: _is_in(stuck, "log_metrics"), "a rank that waits for its lock")
+        waiting = [pid for pid in node.pids if pid != stuck]
+        wait_for(lambda: _stand_in(waiting, "all_reduce"), "the other ranks to wait for it")
         before = _switches(stuck)
 
         fake_driver.write([*lines, "gpu all power_watts 160", f"gpu {STUCK} utilization_ratio 0"])
@@ -52,9 +54,15 @@ def _dumps(daemon: RealDaemon) -> float:
     return sum(value for _, value in daemon.samples("hangwatch_dump_seconds_count"))
 
 
-def _is_blocked(pid: int) -> bool:
+def _is_in(pid: int, function: str) -> bool:
     answer = pyspy.dump(pid, deadline_seconds=5.0, may_pause=False)
-    return answer.json is not None and b'"log_metrics"' in answer.json
+    return answer.json is not None and f'"{function}"'.encode() in answer.json
+
+
+def _stand_in(pids: list[int], function: str) -> bool:
+    """Whether all are in it, and none was switched to meanwhile: not in the call before."""
+    before = [_switches(pid) for pid in pids]
+    return all(_is_in(pid, function) for pid in pids) and before == [_switches(pid) for pid in pids]
 
 
 def _switches(pid: int) -> int:

@@ -366,6 +366,7 @@ def test_ctrl_c_while_it_starts_leaves_no_traceback(module: str, code: int, says
         check=False,
         timeout=DEADLINE_SECONDS,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # the tests may run behind a script's `&`
     )
     assert (done.returncode, done.stderr) == (code, says)
     assert 'hangwatch = "hangwatch.__main__:main"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()

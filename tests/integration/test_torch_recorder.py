@@ -225,8 +225,9 @@ def test_a_library_below_a_link_is_not_opened(tmp_path: Path) -> None:
 
 def test_a_child_that_has_had_no_core_yet_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No Python reads a library within a hundredth of a second: this one is at work when its time is over."""
-    monkeypatch.setattr(symbols, "SHARED", symbols.SymbolTables(deadline_seconds=0.01))
     with targets.python(ALONE.format(more=""), tmp_path) as pid:
+        read(identity(pid))  # the library lies in memory from now on: the child waits for no disk
+        monkeypatch.setattr(symbols, "SHARED", symbols.SymbolTables(deadline_seconds=0.01))
         assert read(identity(pid)).found_by == "symbol"
 
 

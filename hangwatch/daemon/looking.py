@@ -128,7 +128,10 @@ class Looking:
         return None if common.stop.is_set() else look
 
     def _capture_bytes(self, job: Job) -> int:
-        """What one capture of a job may take: all that are kept of its owner's jobs share the room of one owner."""
+        """What one capture of a job may take: one part of its owner's room, of as many as his jobs that hang.
+
+        What an earlier one took stays: n jobs that hang one after the other take 1 + 1/2 + ... + 1/n times the room.
+        """
         entries = self._common.board.snapshot.jobs.values()
         others = sum(
             entry.incident is not None and entry.job.share == job.share and entry.job.key != job.key

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from hangwatch.model import Frame, Thread
 
 FRAME_BYTES = 200  # in memory and in an incident.json, beside its names
-OF_OWNER_BYTES = 64 << 20  # in all captures that are kept of all jobs of one owner
+OF_OWNER_BYTES = 64 << 20  # in the captures that are kept of one owner's jobs, as many as hang when one is taken
 INNERMOST_FRAMES, OUTERMOST_FRAMES = 32, 16  # of a main thread, however little room there is
 
 

@@ -31,7 +31,7 @@ from hangwatch.report import text
 GPU_SECONDS = 3.0
 MOST_OWNERS = 8
 NO_JOB = (
-    "no training job runs on this node: no process that a launcher started\n"
+    "no training job runs on this node: no process that one of these started\n"
     f"({', '.join(dict.fromkeys(launcher.name for launcher in TABLE.launchers))}),\n"
     "and none that says its rank in an environment that this user may read (as root, or --pid)"
 )

@@ -58,10 +58,11 @@ def _row(process: Process) -> Launcher | None:
 def waiting(process: Process) -> Waiting | None:
     """What this launcher was told of ranks that are to come; None where alone it is no job (see `alone` in the table).
 
-    What a user wrote into a command line is shown, cut short, and decides nothing.
+    What a user wrote into a command line is shown, cut short, and decides nothing. Who has none is between two
+    programs.
     """
     row = _row(process)
-    if row is None or not {program(process.cmdline), process.comm} & set(row.alone):
+    if row is None or not process.cmdline or not {program(process.cmdline), process.comm} & set(row.alone):
         return None
     if row.told is None:
         return Waiting(launcher=row.name)

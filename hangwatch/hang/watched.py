@@ -222,7 +222,12 @@ def generation(job: Job) -> frozenset[ProcessId]:
 
 
 def is_restart(watch: JobWatch, job: Job) -> bool:
-    """Whether ranks run that the watch has never seen while ranks that it knew are gone."""
+    """Whether ranks run that the watch has never seen while ranks that it knew are gone.
+
+    Ranks are none of a launcher that had none, nor it one of theirs, though it be one process: execve(2) keeps the pid.
+    """
+    if watch.has_ranks != (job.waiting is None):
+        return True
     present = generation(job)
     return bool(present - watch.generation) and bool(watch.generation - present)
 

@@ -35,6 +35,7 @@ from hangwatch.probes.procs import (
 
 _CMDLINE_LIMIT_BYTES = 4 << 10
 _ARGUMENTS_KEPT = 64
+_MOST_READS = 3  # anybody can change his name all the time
 _CGROUP_LIMIT_BYTES = 16 << 10
 _CANDIDATE_COMMS = tuple({name[:COMM_CHARACTERS] for name in launcher_table.CANDIDATES})
 _MAY_READ = "run hangwatch as root, or grant it CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
@@ -226,6 +227,19 @@ def _with_owner(root: str, known: _Known) -> _Known:
 
 
 def _read_process(root: str, stat: Stat, known: _Known) -> _Known:
+    """A process as one program: who has executed another one between two reads would have the name of the first."""
+    for _ in range(_MOST_READS):
+        found = _read_once(root, stat, known)
+        now = read_stat(f"{root}/{stat.pid}")
+        if now is None or now.start_ticks != stat.start_ticks or now.state in ENDED_STATES:
+            return found
+        if (_program(now), now.comm) == (_program(stat), stat.comm):
+            return found
+        stat = now
+    return found
+
+
+def _read_once(root: str, stat: Stat, known: _Known) -> _Known:
     owned = _with_owner(root, known).process  # kept for good: never without its owner
     raw_cmdline = read_start(f"{root}/{stat.pid}/cmdline", _CMDLINE_LIMIT_BYTES)
     answer = _read_environment(root, stat.pid)

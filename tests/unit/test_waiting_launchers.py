@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -63,6 +65,35 @@ def test_a_child_that_has_not_executed_its_program_yet_changes_nothing(tmp_path:
     text += f"51 (pt_elastic) S parent=50 start=60\n{line}"
     (job,) = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
     assert [process.pid for process in job.processes] == [50]
+
+
+def test_who_executes_its_program_while_it_is_read_is_read_as_that_program(tmp_path: Path) -> None:
+    """It had the name of torchrun's child, the command line of a rank, and so was taken for a launcher that waits."""
+    above = "1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n  $ python torchrun --nnodes 2 t.py\n"
+    before = above + "51 (pt_elastic) S parent=50 start=60\n  $ python torchrun --nnodes 2 t.py\n"
+    after = above + "51 (python) S parent=50 start=60\n  $ python t.py\n + RANK=0 WORLD_SIZE=2 LOCAL_RANK=0\n"
+    root, later = lay_out(before, tmp_path / "before"), lay_out(after, tmp_path / "after")
+    cmdline = root / "51" / "cmdline"
+    cmdline.unlink()
+    os.mkfifo(cmdline)
+
+    def execute() -> None:
+        with cmdline.open("wb") as asked:  # opens once it is read
+            shutil.rmtree(root / "51")
+            shutil.copytree(later / "51", root / "51")
+            asked.write((later / "51" / "cmdline").read_bytes())
+
+    executing = threading.Thread(target=execute)
+    executing.start()
+    (job,) = jobs.find_jobs(ProcessScan(root).processes())
+    executing.join()
+    assert (job.waiting, [rank.id.pid for rank in job.ranks]) == (None, [51])
+
+
+def test_who_has_no_command_line_yet_is_no_launcher_that_waits(tmp_path: Path) -> None:
+    text = "1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n  $ python torchrun --nnodes 2 t.py\n"
+    text += "51 (pt_elastic) S parent=50 start=60\n"
+    assert jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()) == ()
 
 
 def test_what_a_user_wrote_is_cut_short_and_printable(tmp_path: Path) -> None:
@@ -212,6 +243,16 @@ def test_once_its_ranks_come_the_incident_closes_and_there_is_one_job_that_start
     assert life.snapshot.jobs[key].watch.began == life.now, "its start begins with its ranks"
     last = life.saved[-1]
     assert last.closed_unix_seconds == life.now and last.timeline[-1].message == "its ranks have come"
+
+
+def test_who_was_taken_for_a_launcher_and_is_a_rank_begins_to_train_with_its_first_work() -> None:
+    """As was seen between fork(2) and execve(2), which keeps the pid: its power was never looked at."""
+    life = Life()
+    rank = ranks().ranks[0]
+    life.discover(replace(launcher(), launcher_id=rank.id, job_key="of-the-ranks"))
+    life.discover(ranks())
+    (entry,) = life.snapshot.jobs.values()
+    assert entry.watch.has_ranks and entry.watch.message == "waiting for the first sign of work"
 
 
 @pytest.mark.parametrize("first", [50, 60], ids=["the one that waited longer", "the one that came"])

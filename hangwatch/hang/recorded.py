@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch.flight_record import FlightRecord, GroupStatus, RankRecords
+from hangwatch.flight_record import FlightRecord, GroupStatus, Library, RankRecords
 from hangwatch.model import Enqueued, GroupRecords, Motion, Recorded
 
 MOST_GROUPS = 64
@@ -48,16 +48,17 @@ def shortened(records: RankRecords) -> RankRecords:
     )
 
 
-def recorded(
-    first: Sequence[RankRecords], last: Sequence[RankRecords], main_thread_id: int | None = None
-) -> tuple[Recorded, ...]:
-    """What counts of the recorders of one process: what is in both rounds, by library; empty where one was not read.
+def recorded(rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None = None) -> tuple[Recorded, ...]:
+    """What counts of the recorders of one process, given by round: by library what is in the first and in the last
+    round in which that was read; nothing of one that was read once.
 
     `main_thread_id` as `model.Thread.pthread_id` of its main thread, None where that is not known.
     """
-    before = {recorder.library: recorder for recorder in first}
-    found = (_recorded(before[after.library], after, main_thread_id) for after in last if after.library in before)
-    return tuple(sorted((one for one in found if one is not None), key=lambda one: one.library))
+    read: dict[Library, list[RankRecords]] = {}
+    for recorder in itertools.chain.from_iterable(rounds):
+        read.setdefault(recorder.library, []).append(recorder)
+    found = (_recorded(each[0], each[-1], main_thread_id) for _, each in sorted(read.items()) if len(each) > 1)
+    return tuple(one for one in found if one is not None)
 
 
 def stands(recorders: Iterable[RankRecords]) -> bool:

@@ -19,7 +19,7 @@ class Enqueued(Value, frozen=True):
     """One operation that a rank enqueued: its number in its group, and when it was, by the clock of its node.
 
     `order` rises with each operation of the process. `stays_open`: it was open in the first and in the last round of
-    the look. `sizes` only of operations that ask for equal ones on all ranks. `by_main` is false where it is known that
+    the look in which its recorder was read. `sizes` only of operations that ask for equal ones on all ranks. `by_main` is false where it is known that
     another thread than the main one enqueued it.
     """
 
@@ -90,9 +90,9 @@ class Member(Value, frozen=True):
     `server`, `file_lock`, `shares_lock` and `stuck_on` as there, where they were the same in every round; `store` as in
     the last round, but "retries" only where no round showed a connection. `user_frames` are the innermost ones of the
     user's own program in the stack that tells, without locals: where it stands, to the line. `recorded` is what its
-    flight recorders showed in the first and in the last round, `receives` whether its main thread was in a call that
-    receives, in the last one.
-    `recorder_faults` and `enclosed_at` as in `ProcessDump`, of the last round.
+    flight recorders showed in the first and in the last round in which they were read; `receives` whether its main
+    thread was in a call that receives, in the last one. `enclosed_at` as in `ProcessDump`, of the last round;
+    `recorder_faults` too, of those that were not read in two rounds.
     `is_held_outside`: in every round it stood in one call that no other thread of its process ends.
     `waits_in_torch` and `awaits_store` as in `ProcessDump`, in every round; of a thread only where it waits for one.
     `stay` is set where only other looks can tell whether it works. `task` is where a task of a ThreadPoolExecutor of it

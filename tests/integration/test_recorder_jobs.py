@@ -84,7 +84,7 @@ def test_a_job_that_goes_on_accuses_nobody(name: str, tmp_path: Path) -> None:
                 first = snapshots[0]
                 looks += 1
                 members = [
-                    Member(id=RankId(node="here", rank=rank), recorded=recorded(first[rank], last[rank]))
+                    Member(id=RankId(node="here", rank=rank), recorded=recorded([first[rank], last[rank]]))
                     for rank in job.read
                 ]
                 whole += all(member.recorded for member in members)

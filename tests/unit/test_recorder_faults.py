@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
@@ -14,6 +15,7 @@ from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Fault, Grouping, Incident, ProcessDump, RankDump, RankId, Verdict
 from hangwatch.report import as_json, html, text
 from tests import samples
+from tests.unit.test_waitfor import record, recorder
 
 OFF = Fault(
     subject="pid 7 nccl",
@@ -21,6 +23,7 @@ OFF = Fault(
     detail="the flight recorder is off: its buffer has no room for a record",
     remedy="set TORCH_FR_BUFFER_SIZE=2000 in the job",
 )
+SILENT = Fault(subject="pid 7 gloo", reason="NoAnswer", detail="it gives no answer")
 NO_TORCH = Fault(subject="pid 7", reason="NoTorch", detail="it has not loaded torch")
 TOLD = "no sequence numbers of ranks 0-2 on a in NCCL: the flight recorder is off: its buffer has no room for a record"
 
@@ -37,6 +40,11 @@ def grouped(*faults: tuple[Fault, ...], records: tuple[RankRecords, ...] = ()) -
         for rank, of_rank in enumerate(faults)
     ]
     return group_ranks(ranks, activity.load(), config.Capture())
+
+
+def grouped_rounds(*rounds: ProcessDump) -> Grouping:
+    one = RankDump(id=RankId(node="a", rank=0, pid=7), rounds=rounds)
+    return group_ranks([one], activity.load(), config.Capture())
 
 
 def told(grouping: Grouping) -> list[str]:
@@ -58,6 +66,34 @@ def test_the_reason_of_the_last_round_is_told_once_for_all_ranks_with_what_to_se
 def test_nothing_is_told_of_ranks_without_torch() -> None:
     gone = replace(NO_TORCH, reason="ProcessGone")
     assert told(grouped((NO_TORCH,), (gone,), ())) == []
+
+
+@pytest.mark.parametrize("unread", range(3))
+def test_a_round_in_which_it_gave_no_answer_costs_no_numbers(unread: int) -> None:
+    rounds = [
+        ProcessDump(taken_monotonic_seconds=float(number), recorders=(recorder(record(7, state="open")),))
+        for number in range(3)
+    ]
+    rounds[unread] = ProcessDump(taken_monotonic_seconds=float(unread), recorder_faults=(SILENT,))
+    (member,) = grouped_rounds(*rounds).members
+    assert [operation.number for operation in member.recorded[0].groups[0].operations if operation.stays_open] == [7]
+    assert member.recorder_faults == ()
+
+
+@pytest.mark.parametrize("unread", range(2))
+def test_one_that_was_read_once_tells_nothing_but_why(unread: int) -> None:
+    rounds = [ProcessDump(taken_monotonic_seconds=0.0, recorders=(recorder(record(7, state="open")),))] * 2
+    rounds[unread] = ProcessDump(taken_monotonic_seconds=1.0, recorder_faults=(SILENT,))
+    grouping = grouped_rounds(*rounds)
+    assert (grouping.members[0].recorded, grouping.members[0].recorder_faults) == ((), (SILENT,))
+    assert told(grouping) == ["no sequence numbers of rank 0 on a (pid 7) in gloo: it gives no answer (NoAnswer)"]
+
+
+def test_of_two_recorders_the_one_that_was_not_read_has_its_reason() -> None:
+    both = ProcessDump(taken_monotonic_seconds=0.0, recorders=(recorder(record(7)),), recorder_faults=(OFF,))
+    (member,) = grouped_rounds(both, both).members
+    assert [one.library for one in member.recorded] == ["gloo"]
+    assert member.recorder_faults == (OFF,)
 
 
 def test_two_libraries_and_many_reasons_are_told_apart_and_bounded() -> None:

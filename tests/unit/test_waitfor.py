@@ -60,7 +60,7 @@ def recorder(*records: FlightRecord, **given: object) -> RankRecords:
 
 
 def member(rank: int, *first: RankRecords, last: Sequence[RankRecords] | None = None, node: str = "a") -> Member:
-    return Member(id=RankId(node=node, rank=rank), recorded=recorded(first, first if last is None else last))
+    return Member(id=RankId(node=node, rank=rank), recorded=recorded([first, first if last is None else last]))
 
 
 def standing(rank: int, numbers: Numbers) -> Member:

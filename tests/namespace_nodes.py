@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -161,6 +162,11 @@ class JobOverNodes:
     def steps(self) -> int:
         """How many steps rank 0 has finished."""
         return self.parts[0].steps(0)
+
+    @property
+    def seconds_since_step(self) -> float:
+        """For how long rank 0 has finished none."""
+        return time.time() - (self.folder / "steps-0").stat().st_mtime
 
 
 @contextlib.contextmanager

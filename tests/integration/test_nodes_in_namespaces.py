@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,18 +39,19 @@ HUNG = RUN_ID + r"[^(]* \(uid {uid}, \w+\.py\) (is hung|has hung for \d+ min): "
 ADA, BOB = 4001, 4002
 ADAS_GPU, BOBS_GPU = 0, 1
 BUSY_WATTS, HUNG_WATTS = 600, 118
+STANDS_SECONDS = 11  # a call that has been open for ten is looked at twice
 # What a page hangs on, told of a test that fails.
 HISTORY = (
-    "up",
+    "up == 0",
     "hangwatch_job_state == 1",
-    "hangwatch_job_page == 1",
     "hangwatch:job_waits:count",
     "hangwatch:job_progress:count",
     'hangwatch_rank_activity{motion="moving"}',
-    "hangwatch:job_hung:since",
     "hangwatch:reported_ranks:count",
-    "hangwatch:job_ranks:sum",
+    "hangwatch:job_sequence:count",
+    "hangwatch_rank_collective_waited_number",
 )
+SHOWN_LABELS = ("instance", "state", "rank", "group", "kind")
 
 
 class Fleet:
@@ -137,22 +139,22 @@ class Fleet:
             driver.add(f"gpu {gpu} power_watts {watts}")
 
     def tell(self) -> None:
-        """Print what has been: what the on-call received, what Prometheus saw change, what the daemons say."""
+        """Print in few lines what has been: what Prometheus saw change, what the daemons and their reports say, the pages."""
+        owners = {key: uid for uid, key in self._keys.items()}
+        for expression in HISTORY:
+            print(expression)
+            for row in self.prometheus.query_range(expression, 300):
+                spans = [f"{first}-{last}={value}" for first, last, value in _spans(row["values"])]
+                labels = {name: text for name, text in row["metric"].items() if name in SHOWN_LABELS}
+                print("  ", owners.get(row["metric"].get("job_key")), *labels.values(), *spans[:12])
+        for daemon in self.daemons.values():
+            print(*(line[11:130] for line in daemon.log.splitlines() if ": job " in line and "->" in line), sep="\n")
+            for report in daemon.state.glob("incidents/*/report.txt"):
+                told = re.findall(r"^.*sequence.*", report.read_text(), re.M)
+                print(report.parent.name, *told, sep="\n  ")
         for page in self.webhook.received("/on-call"):
             (alert,) = page["alerts"]
-            print(page["status"], alert["startsAt"], alert["endsAt"], alert["labels"], alert["annotations"]["summary"])
-        for expression in HISTORY:
-            for row in self.prometheus.query_range(expression, 300):
-                changes = [
-                    (float(at), value)
-                    for (before, last), (at, value) in itertools.pairwise([(0, None), *row["values"]])
-                    if value != last or float(at) - before > 1.5
-                ]
-                print(
-                    expression, row["metric"], *(f"{at:.0f}={value}" for at, value in changes[:20]), row["values"][-1]
-                )
-        for daemon in self.daemons.values():
-            print(daemon.log, *(report.read_text() for report in daemon.state.glob("incidents/*/report.txt")))
+            print(page["status"], alert["startsAt"][11:19], alert["endsAt"][11:19], alert["annotations"]["summary"])
 
     def dump(self, uid: int, *more: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """What all nodes answer over ssh now, and what comes of it for a user's job; `more` options may leave others out."""
@@ -167,6 +169,13 @@ class Fleet:
     def dump_of_one(self, uid: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """The same, where only this job is asked for."""
         return self.dump(uid, "--job", self.key(uid))
+
+
+def _spans(values: list[tuple[float, str]]) -> Iterator[tuple[str, str, str]]:
+    """From when to when a series had which value."""
+    for value, group in itertools.groupby(enumerate(values), lambda one: (one[1][1], float(one[1][0]) - one[0])):
+        times = [time.strftime("%M:%S", time.gmtime(float(at))) for _, (at, _) in group]
+        yield times[0], times[-1], value[0]
 
 
 def _quick(config: dict[str, Any]) -> dict[str, Any]:
@@ -225,7 +234,8 @@ def test_where_all_stacks_are_equal_the_numbers_say_at_whom_to_look(fleet: Fleet
     (alert,) = page["alerts"]
     summary = alert["annotations"]["summary"]
     assert re.match(HUNG.format(uid=BOB) + "no rank can be named: ", summary), summary
-    assert summary.endswith("look first at rank 1 on n1")
+    assert summary.endswith("look first at rank 1 on n1"), summary
+    wait_for(lambda: job.seconds_since_step > STANDS_SECONDS, "a dump to take it for one that may stand")
     _, dumped = fleet.dump_of_one(BOB)
     assert (dumped["verdict"]["kind"], who(dumped["verdict"]["first_look"])) == ("Circle", [(1, "n1")])
     assert len(dumped["groups"]) == 1, "all stacks are equal"

@@ -19,8 +19,8 @@ class Enqueued(Value, frozen=True):
     """One operation that a rank enqueued: its number in its group, and when it was, by the clock of its node.
 
     `order` rises with each operation of the process. `stays_open`: it was open in the first and in the last round of
-    the look in which its recorder was read. `sizes` only of operations that ask for equal ones on all ranks. `by_main` is false where it is known that
-    another thread than the main one enqueued it.
+    the look in which its recorder was read. `sizes` only of operations that ask for equal ones on all ranks. `by_main`
+    is false where it is known that another thread than the main one enqueued it.
     """
 
     number: int

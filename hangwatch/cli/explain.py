@@ -41,7 +41,7 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _REFUSED_TOLD = 8
 
 _DUMPED = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"node":')  # `hangwatch dump --json`
-_Kind = Literal["recorder", "dumped", "text", "empty", "compressed", "other"]
+_Kind = Literal["recorder", "dumped", "text", "empty", "compressed", "other", "closed"]
 _File = tuple[Path, Path | None]  # and the folder in which it was found, None where it was named
 
 
@@ -168,10 +168,11 @@ def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident], list[str]
         if path.name == incident_file.INCIDENT_FILE or (path / incident_file.INCIDENT_FILE).is_file():
             incidents.append(_incident(path))
         elif path.is_dir():
-            beside, found, told = _incidents_among(_files_in(path), path)
+            below, closed = _files_in(path)
+            beside, found, told = _incidents_among(below, path)
             files += [(file, path) for file in beside]
             incidents += found
-            notes += told
+            notes += [*told, *_closed(closed, "folder")]
         elif path == Path("-") or path.exists():
             files.append((path, None))
         else:
@@ -213,15 +214,23 @@ def _incidents_among(files: Sequence[Path], folder: Path) -> tuple[list[Path], l
     return [file for file in files if own.isdisjoint((file, *file.parents))], incidents, notes
 
 
-def _files_in(folder: Path) -> list[Path]:
-    found = files_below(folder, _is_own_file)
+def _files_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The files below a folder, and the folders below it that cannot be read."""
+    closed: list[Path] = []
+    found = files_below(folder, _is_own_file, closed)
     if not found:
-        raise InputError(f"{folder}: has no files")
-    return found
+        told = "".join(f"\n  {note}" for note in _closed(closed, "folder"))
+        raise InputError(f"{folder}: has no files{told}")
+    return found, closed
 
 
 def _is_own_file(path: Path) -> bool:
-    return stat.S_ISREG(path.lstat().st_mode)
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+    except OSError:  # what it is, its folder does not say: it is told with those that cannot be read
+        return True
 
 
 def _left_out(kinds: Mapping[Path, _Kind]) -> Iterator[str]:
@@ -233,10 +242,17 @@ def _left_out(kinds: Mapping[Path, _Kind]) -> Iterator[str]:
         name = words.printable(str(packed[0]))
         many = f" and {words.count(len(packed) - 1, 'other file')}" if len(packed) > 1 else ""
         yield f"compressed, left out: {name}{many}; unpack first (gunzip, unzstd, unxz, bunzip2)"
+    yield from _closed(of_kind.get("closed", ()), "file")
     folders = {path.parent for path in of_kind.get("recorder", ())}
     if empty := [path for path in of_kind.get("empty", ()) if path.parent in folders]:
         who = words.listing([words.printable(path.name) for path in empty[:_REFUSED_TOLD]])
         yield f"empty beside dumps of flight recorders: {who}: a full disk, or a process that ended while it wrote"
+
+
+def _closed(paths: Sequence[Path], what: str) -> Iterator[str]:
+    if paths:
+        many = f" and {words.count(len(paths) - 1, f'other {what}')}" if len(paths) > 1 else ""
+        yield f"cannot be read, left out: {words.printable(str(paths[0]))}{many}; try it with sudo"
 
 
 def _kind(path: Path, folder: Path | None) -> _Kind:
@@ -248,8 +264,13 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
         return "dumped" if _DUMPED.match(_begun()) else "text"
     if folder is None and not path.is_file():
         return "text"
-    with _opened(path, folder) as file:
-        head = file.read(SNIFFED_BYTES)
+    try:
+        with _opened(path, folder) as file:
+            head = file.read(SNIFFED_BYTES)
+    except InputError:
+        if folder is None:
+            raise
+        return "closed"
     if flight_dump.begins_so(head):
         return "recorder"
     if _DUMPED.match(head):

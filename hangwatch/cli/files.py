@@ -67,13 +67,17 @@ class NewFolder:
         self.files += 1
 
 
-def files_below(folder: Path, is_wanted: Callable[[Path], bool]) -> list[Path]:
+def files_below(folder: Path, is_wanted: Callable[[Path], bool], closed: list[Path] | None = None) -> list[Path]:
     """What lies below a folder and is wanted, sorted; hidden folders and names that begin with a dot are left out.
 
-    No link in it is followed: others may write there. Raises InputError.
+    No link in it is followed: others may write there. Folders in it that cannot be read are added to `closed`. Raises
+    InputError, without `closed` for these as well.
     """
 
     def refuse(error: OSError) -> None:
+        if closed is not None and Path(error.filename) != folder:
+            closed.append(Path(error.filename))
+            return
         raise InputError(f"{error.filename}: cannot be read: {error.strerror}")
 
     found: list[Path] = []

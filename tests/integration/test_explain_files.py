@@ -9,7 +9,8 @@ import shutil
 import string
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from hangwatch.model import Incident
 from hangwatch.report.folder import folder_files
 from tests import samples
 from tests.conftest import DATA
+from tests.other_users import as_user
 
 LOG = "2026-11-22 12:00:02,100 INFO backward 812\n"
 SECRET = "ValueError: the password of root"
@@ -68,6 +70,41 @@ def test_no_link_in_a_folder_is_followed(tmp_path: Path) -> None:
     assert "local rank 0 ends at 'INFO backward 812'" in " ".join(done.stdout.split())
     named = explain(logs / "rank2.log")
     assert "password" in named.stdout, "what a person names is read, link or not"
+
+
+@pytest.fixture
+def opened() -> Iterator[Path]:
+    """A folder that other users may enter; pytest's own are root's alone."""
+    folder = Path(tempfile.mkdtemp(prefix="explain-"))
+    folder.chmod(0o755)
+    yield folder
+    for closed in ("rank1", "rank2"):
+        (folder / closed).chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def test_what_its_reader_may_not_read_is_left_out_and_told(opened: Path) -> None:
+    """As /var/log/pods is to who is not root, where one's own pods lie beside those of others."""
+    for number in range(4):
+        (opened / f"rank{number}").mkdir()
+        (opened / f"rank{number}" / f"rank{number}.log").write_text(LOG)
+    (opened / "rank1").chmod(0)
+    (opened / "rank2").chmod(0o444)  # its names can be read, and nothing more
+    (opened / "rank3" / "rank3.log").chmod(0)
+    user = as_user(4001) if os.geteuid() == 0 else []
+    done = subprocess.run(
+        [*user, sys.executable, "-m", "hangwatch", "explain", str(opened)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    said = " ".join(done.stdout.split())
+    assert "rank 0 ends at 'INFO backward 812'" in said
+    assert f"cannot be read, left out: {opened}/rank1; try it with sudo" in said
+    assert f"cannot be read, left out: {opened}/rank2/rank2.log and 1 other file; try it with sudo" in said
+    assert "rank 3" not in said, "nothing is said of whose log nobody has read"
 
 
 def test_what_cannot_be_read_is_told_with_its_line(tmp_path: Path) -> None:

@@ -56,18 +56,18 @@ class _Active(msgspec.Struct):
 
 
 def nodes_of(job: str, get: Callable[[str], bytes]) -> tuple[str, list[Site], list[str]]:
-    """The key of a job by its name or key, where its nodes serve, and the nodes of which that is not known.
+    """The key of a job by its id, key or name, where its nodes serve, and the nodes of which that is not known.
 
     `get` takes a path of Prometheus' HTTP API and gives the answer. Raises PrometheusError.
     """
     text = json.dumps(job, ensure_ascii=False)
-    state = "last_over_time(hangwatch_job_state{%s=%s}[%s])"
-    either = " or ".join(state % (label, text, LOOKS_BACK) for label in ("job_id", "job_key"))
+    info = "last_over_time(hangwatch_job_info{%s=%s}[%s])"
+    either = " or ".join(info % (label, text, LOOKS_BACK) for label in ("job_id", "job_key", "name"))
     query = f"group by (instance, job, job_id, job_key) ({either})"
     found = _decoded(get(f"/api/v1/query?query={quote(query, safe='')}"), _Vectors).data.result
     keys = {series.metric.job_key: series.metric.job_id for series in found}
     if not keys:
-        raise PrometheusError(f"knows no job {job!r} in the last {LOOKS_BACK}, by its name or key")
+        raise PrometheusError(f"knows no job {job!r} in the last {LOOKS_BACK}, by its id, key or name")
     if len(keys) > 1 and job not in keys:
         raise PrometheusError(f"knows several jobs {job!r}: choose one by its key: --job {' or '.join(sorted(keys))}")
     key = job if job in keys else next(iter(keys))

@@ -43,8 +43,8 @@ def daemons(folder: Path, incidents: list[Incident], **settings: object) -> Iter
         for number, incident in enumerate(incidents):
             open_writable(folder / str(number)).save(incident, {})
             registry = CollectorRegistry()
-            state = Gauge("hangwatch_job_state", "state", ["job_id", "job_key", "state"], registry=registry)
-            state.labels(incident.job.job_id, incident.job.key, "hung").set(1)
+            info = Gauge("hangwatch_job_info", "who", ["job_id", "job_key", "name"], registry=registry)
+            info.labels(incident.job.job_id, incident.job.key, incident.job.job_name).set(1)
             one = Server(
                 Http(**{"listen": "127.0.0.1", "port": 0, **settings}),  # type: ignore[arg-type]
                 registry,
@@ -233,18 +233,21 @@ def test_prometheus_knows_the_nodes_of_a_job_also_one_that_is_gone(tmp_path: Pat
     token = tmp_path / "token"
     token.write_text(TOKEN)
     (tmp_path / "http.yml").write_text("authorization:\n  credentials_file: token\n")
-    incidents = nodes()
-    theirs = replace(waiting(3), job=replace(incidents[0].job, job_id="other", job_key="theirs"))
+    incidents = [replace(one, job=replace(one.job, job_name="llama-70b")) for one in nodes()]
+    theirs = replace(waiting(3), job=replace(incidents[0].job, job_id="other", job_key="theirs", job_name="other"))
     with daemons(tmp_path, [*incidents, theirs], incidents_token_file=str(token)) as servers:
         targets = {f"gpu-{number}": f"127.0.0.1:{port(one)}" for number, one in enumerate(servers)}
         with RealPrometheus(tmp_path / "prom", targets) as prometheus:
-            wait_for(lambda: len(prometheus.query("hangwatch_job_state")) == len(servers), "all to be scraped")
+            wait_for(lambda: len(prometheus.query("hangwatch_job_info")) == len(servers), "all to be scraped")
             servers[0].stop()
             asked = ["merge", "--json", "--prometheus", prometheus.url, "--http-config", str(tmp_path / "http.yml")]
             done = hangwatch(*asked, "--job", incidents[0].job.job_id)
+            by_name = hangwatch(*asked, "--job", "llama-70b")
             unknown = hangwatch(*asked, "--job", "nobody")
     assert done.returncode == 1, done.stderr
     answer = json.loads(done.stdout)
+    assert by_name.returncode == 1, by_name.stderr
+    assert json.loads(by_name.stdout)["verdict"]["named"] == answer["verdict"]["named"], "as a page calls it"
     assert [(rank["rank"], rank["node"]) for rank in answer["verdict"]["named"]] == [(19, "gpu-2")]
     assert answer["absent"] == [[0, 7]]
     (silent,) = [one["message"] for one in answer["verdict"]["evidence"] if one["kind"] == "unanswered_nodes"]

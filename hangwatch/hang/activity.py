@@ -197,7 +197,7 @@ class Table:
 
     def match(self, frames: Sequence[Frame], installed_frames: int | None = None) -> Match:
         """As `classify`, with the place in the stack that told it."""
-        stack = tuple((frame.function, frame.file) for frame in frames)
+        stack = tuple(frame.place for frame in frames)
         found = self._of_stack.get((stack, installed_frames))
         if found is None:
             if len(self._of_stack) >= _CACHE_LIMIT:
@@ -304,7 +304,7 @@ class _Owned(NamedTuple):
 
 
 def _of_anybody(frames: Sequence[Frame]) -> list[_Owned]:
-    return [_Owned((frame.function, frame.file), None) for frame in frames]
+    return [_Owned(frame.place, None) for frame in frames]
 
 
 def _python(stack: Sequence[_Owned]) -> list[int]:

@@ -110,7 +110,7 @@ def have_parted(scene: Scene) -> bool:
 
 
 def _functions(group: Group) -> tuple[object, ...]:
-    return group.activity, *((frame.function, frame.file) for frame in python_frames(group))
+    return group.activity, *(frame.place for frame in python_frames(group))
 
 
 def _idles(group: Group) -> bool:

@@ -142,7 +142,7 @@ def _standing(dump: ProcessDump, table: activity.Table, memory: dict[_Places, St
             thread.is_main,
             thread.name,
             thread.installed_frames,
-            tuple((frame.function, frame.file) for frame in thread.frames),
+            tuple(frame.place for frame in thread.frames),
         )
         for thread in dump.threads
     )

@@ -22,7 +22,7 @@ def user_frames(thread: Thread) -> tuple[Frame, ...]:
 
     Where the paths do not tell, as in py-spy's text, what is of no package that the table knows is the user's.
     """
-    places = tuple((frame.function, frame.file) for frame in thread.frames)
+    places = tuple(frame.place for frame in thread.frames)
     frames = (thread.frames[index] for index in _users(places, thread.installed_frames))
     return tuple(structs.replace(frame, locals=()) if frame.locals else frame for frame in frames)
 
@@ -54,14 +54,14 @@ def python_frames(group: Group) -> list[Frame]:
 def own_frame(group: Group) -> Frame | None:
     """The innermost frame of the user's program that has a name, at the line of the rank that stands for the group."""
     frames = group.members[0].user_frames
-    named = (frame for frame in frames if stack_frames.called((frame.function, frame.file)))
+    named = (frame for frame in frames if stack_frames.called(frame.place))
     return next(named, next(iter(frames), None))
 
 
 def is_in_user_code(group: Group) -> bool:
     """Whether its innermost Python frame is the user's: no library's function stands inside it."""
     own, python = group.members[0].user_frames, python_frames(group)
-    return bool(own and python) and _function(own[0]) == _function(python[0])
+    return bool(own and python) and own[0].place == python[0].place
 
 
 def is_before(group: Group, other: Group) -> bool:
@@ -72,21 +72,17 @@ def is_before(group: Group, other: Group) -> bool:
     """
     own, others = python_frames(group)[::-1], python_frames(other)[::-1]
     for place, (frame, ahead) in enumerate(zip(own, others, strict=False)):
-        if _function(frame) != _function(ahead):
+        if frame.place != ahead.place:
             return False
         within, beyond = own[place + 1 :], others[place + 1 :]
         if frame.line is None or ahead.line is None:
-            part, is_earlier = [*map(_function, within[:1])] != [*map(_function, beyond[:1])], True
+            part, is_earlier = [one.place for one in within[:1]] != [one.place for one in beyond[:1]], True
         else:
             part, is_earlier = frame.line != ahead.line, frame.line < ahead.line
         if part:
             enters = any(stack_frames.plain_name(one.function) in _ENTERS for one in within)
             return (enters or not within) and is_earlier
     return False
-
-
-def _function(frame: Frame) -> tuple[str, str]:
-    return frame.function, frame.file
 
 
 def caller(frames: Sequence[Frame]) -> Frame | None:
@@ -130,6 +126,6 @@ def _at_lines(frames: Sequence[Frame], own: Sequence[Frame]) -> tuple[Frame, ...
     """The frames of one rank, with the lines at which another one stands in the same functions."""
     left, found = list(own), []
     for frame in frames:
-        same = bool(left) and (frame.function, frame.file) == (left[0].function, left[0].file)
+        same = bool(left) and frame.place == left[0].place
         found.append(structs.replace(frame, line=left.pop(0).line) if same else frame)
     return tuple(found)

@@ -14,6 +14,11 @@ class Frame(Value, frozen=True):
     module: str | None = None
     locals: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Where it stands, to the function: that and the file."""
+        return self.function, self.file
+
     def __str__(self) -> str:
         where = self.file if self.line is None else f"{self.file}:{self.line}"
         return f"{self.function} ({where})"

@@ -168,7 +168,7 @@ def own_places(groups: Iterable[Group]) -> frozenset[tuple[str, str]]:
         own = [group.members[0].user_frames] if group.members else []
         for stack in (*group.threads, *group.workers):
             own.append(user_frames(Thread(name=stack.name, thread_id="", frames=stack.frames)))
-        found.update((frame.function, frame.file) for frames in own for frame in frames)
+        found.update(frame.place for frames in own for frame in frames)
     return frozenset(found)
 
 

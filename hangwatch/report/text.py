@@ -45,7 +45,7 @@ class _Style(Value, frozen=True):
         text = printable(str(frame))
         if not self.own:
             return text
-        return self.strong(text) if (frame.function, frame.file) in self.own else self.faint(text)
+        return self.strong(text) if frame.place in self.own else self.faint(text)
 
     def wrapped(self, text: str, indent: str = "") -> list[str]:
         room = max(self.width, len(indent) + 20)

@@ -62,7 +62,7 @@ def _branches(paths: _Paths) -> list[_Paths]:
     branches: dict[tuple[str, str], _Paths] = {}
     for path, group in paths:
         if path:
-            branches.setdefault((path[0].function, path[0].file), []).append((path, group))
+            branches.setdefault(path[0].place, []).append((path, group))
     return [part for branch in branches.values() for part in _by_line(branch)]
 
 
@@ -74,7 +74,7 @@ def _by_line(branch: _Paths) -> list[_Paths]:
     named: dict[tuple[tuple[str, str], ...], set[int | None]] = {}
     for path, group in branch:
         lines.setdefault(path[0].line, []).append((path, group))
-        named.setdefault(tuple((frame.function, frame.file) for frame in path), set()).add(path[0].line)
+        named.setdefault(tuple(frame.place for frame in path), set()).add(path[0].line)
     differ = any(len(found) > 1 for found in named.values())
     return list(lines.values()) if differ and None not in lines else [branch]
 

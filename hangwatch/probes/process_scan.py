@@ -227,7 +227,7 @@ def _with_owner(root: str, known: _Known) -> _Known:
 
 
 def _read_process(root: str, stat: Stat, known: _Known) -> _Known:
-    """A process as one program: who has executed another one between two reads would have the name of the first."""
+    """A process as one program: who executes another one between two reads would have the name and owner of the first."""
     for _ in range(_MOST_READS):
         found = _read_once(root, stat, known)
         now = read_stat(f"{root}/{stat.pid}")
@@ -235,7 +235,7 @@ def _read_process(root: str, stat: Stat, known: _Known) -> _Known:
             return found
         if (_program(now), now.comm) == (_program(stat), stat.comm):
             return found
-        stat = now
+        stat, known = now, known._replace(process=replace(known.process, uid=None))
     return found
 
 

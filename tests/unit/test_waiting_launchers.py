@@ -70,8 +70,9 @@ def test_a_child_that_has_not_executed_its_program_yet_changes_nothing(tmp_path:
 def test_who_executes_its_program_while_it_is_read_is_read_as_that_program(tmp_path: Path) -> None:
     """It had the name of torchrun's child, the command line of a rank, and so was taken for a launcher that waits."""
     above = "1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n  $ python torchrun --nnodes 2 t.py\n"
-    before = above + "51 (pt_elastic) S parent=50 start=60\n  $ python torchrun --nnodes 2 t.py\n"
-    after = above + "51 (python) S parent=50 start=60\n  $ python t.py\n + RANK=0 WORLD_SIZE=2 LOCAL_RANK=0\n"
+    before = above + "51 (pt_elastic) S parent=50 start=60\n  $ python torchrun --nnodes 2 t.py\n @ uid=0 /u\n"
+    after = above + "51 (python) S parent=50 start=60\n  $ python t.py\n @ uid=7 /u\n"
+    after += " + RANK=0 WORLD_SIZE=2 LOCAL_RANK=0\n"
     root, later = lay_out(before, tmp_path / "before"), lay_out(after, tmp_path / "after")
     cmdline = root / "51" / "cmdline"
     cmdline.unlink()
@@ -87,7 +88,7 @@ def test_who_executes_its_program_while_it_is_read_is_read_as_that_program(tmp_p
     executing.start()
     (job,) = jobs.find_jobs(ProcessScan(root).processes())
     executing.join()
-    assert (job.waiting, [rank.id.pid for rank in job.ranks]) == (None, [51])
+    assert (job.waiting, [rank.id.pid for rank in job.ranks], job.uid) == (None, [51], 7)
 
 
 def test_who_has_no_command_line_yet_is_no_launcher_that_waits(tmp_path: Path) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence, Set
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.flight_record import Library
 from hangwatch.hang import activity, every_round, motion, recorded
 from hangwatch.hang import frames as stack_frames
 from hangwatch.hang.standing import Standing, find_standing
@@ -27,7 +26,6 @@ from hangwatch.model import (
     ProcessDump,
     RankDump,
     RankId,
-    Recorded,
     Signature,
     Stack,
     Thread,
@@ -210,7 +208,7 @@ def _member(
 ) -> Member:
     told = answer.standing.telling if answer.standing else None
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
-    found = _recorded(rank.rounds, main)
+    found = recorded.recorded([dump.recorders for dump in rank.rounds], main.pthread_id if main else None)
     return Member(
         id=rank.id,
         motion=_motion(rank.rounds, standings, measured),
@@ -245,7 +243,7 @@ def _member(
         store=every_round.store(rank),
         enclosed_at=rank.rounds[-1].enclosed_at if rank.rounds else None,
         recorded=found,
-        recorder_faults=_recorder_faults(rank.rounds, found),
+        recorder_faults=recorded.faults([dump.recorder_faults for dump in rank.rounds], found),
         receives=_receives(rank.rounds),
         is_held_outside=every_round.is_held_outside(rank),
         waits_in_torch=every_round.waits_in_torch(rank) is True,
@@ -309,24 +307,6 @@ def _tasks(thread: Thread, table: activity.Table) -> tuple[Frame, ...]:
 
 def _is_executor(frame: Frame) -> bool:
     return frame.file.endswith("concurrent/futures/thread.py")
-
-
-def _recorded(rounds: Sequence[ProcessDump], main: Thread | None) -> tuple[Recorded, ...]:
-    return recorded.recorded([dump.recorders for dump in rounds], main.pthread_id if main else None)
-
-
-def _recorder_faults(rounds: Sequence[ProcessDump], found: Sequence[Recorded]) -> tuple[Fault, ...]:
-    """Why recorders were not read at last, but for those that were in two other rounds."""
-    last = next((dump.recorder_faults for dump in reversed(rounds) if dump.recorder_faults), ())
-    read = {one.library for one in found}
-    return tuple(
-        fault for fault in last if not read or ((library := _library(fault)) is not None and library not in read)
-    )
-
-
-def _library(fault: Fault) -> Library | None:
-    """Of which recorder a fault tells, None where it is of them all."""
-    return next((library for library in get_args(Library) if fault.subject.endswith(f" {library}")), None)
 
 
 def _receives(rounds: Sequence[ProcessDump]) -> bool:

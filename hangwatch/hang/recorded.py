@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from msgspec.structs import replace
 
 from hangwatch.flight_record import FlightRecord, GroupStatus, Library, RankRecords
-from hangwatch.model import Enqueued, GroupRecords, Motion, Recorded
+from hangwatch.model import Enqueued, Fault, GroupRecords, Motion, Recorded
 
 MOST_GROUPS = 64
 NEWEST_KEPT = 4
@@ -59,6 +59,18 @@ def recorded(rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None
         read.setdefault(recorder.library, []).append(recorder)
     found = (_recorded(each[0], each[-1], main_thread_id) for _, each in sorted(read.items()) if len(each) > 1)
     return tuple(one for one in found if one is not None)
+
+
+def faults(rounds: Sequence[Sequence[Fault]], found: Iterable[Recorded]) -> tuple[Fault, ...]:
+    """Why recorders were not read at last, given by round, but for those of `found`, which two other rounds show."""
+    last = next((told for told in reversed(rounds) if told), ())
+    read = {one.library for one in found}
+    return tuple(fault for fault in last if not read or library_of(fault) not in {None, *read})
+
+
+def library_of(fault: Fault) -> Library | None:
+    """Of which recorder a fault tells, None where it is of all of a process."""
+    return next((library for library in get_args(Library) if fault.subject.endswith(f" {library}")), None)
 
 
 def stands(recorders: Iterable[RankRecords]) -> bool:

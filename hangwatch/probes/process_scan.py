@@ -227,7 +227,7 @@ def _with_owner(root: str, known: _Known) -> _Known:
 
 
 def _read_process(root: str, stat: Stat, known: _Known) -> _Known:
-    """A process as one program: who executes another one between two reads would have the name and owner of the first."""
+    """A process as one program: who executes another between two reads would have the name and owner of the first."""
     for _ in range(_MOST_READS):
         found = _read_once(root, stat, known)
         now = read_stat(f"{root}/{stat.pid}")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch import tables
-from hangwatch.hang import activity, clauses
+from hangwatch.hang import activity, clauses, recorded
 from hangwatch.hang.user_code import user_frames
 from hangwatch.model import (
     CRASHED,
@@ -32,7 +32,7 @@ from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, print
 _NAMED_LISTED = 4
 _REASONS_LISTED = 4
 _NO_RECORDER_EXPECTED = frozenset({"NoTorch", "ProcessGone"})
-_LIBRARIES = {"gloo": " in gloo", "nccl": " in NCCL"}
+_LIBRARIES = {None: "", "gloo": " in gloo", "nccl": " in NCCL"}
 _FOLDED = 200  # characters of a list of ranks or nodes
 _VOTES = {True: "for", False: "against", None: "context"}
 _STATES = {
@@ -97,7 +97,7 @@ def _unrecorded(members: Iterable[Member]) -> Iterator[str]:
     for member in members:
         for fault in member.recorder_faults:
             if fault.reason not in _NO_RECORDER_EXPECTED:
-                library = _LIBRARIES.get(fault.subject.rpartition(" ")[2], "")
+                library = _LIBRARIES[recorded.library_of(fault)]
                 found.setdefault((fault.reason, library), (fault, []))[1].append(member.id)
     for (reason, library), (fault, ids) in sorted(found.items())[:_REASONS_LISTED]:
         which = elided(who(sorted(ids, key=RankId.sort_key)), _FOLDED)

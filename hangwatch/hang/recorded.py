@@ -50,13 +50,15 @@ def shortened(records: RankRecords) -> RankRecords:
 
 def recorded(rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None = None) -> tuple[Recorded, ...]:
     """What counts of the recorders of one process, given by round: by library what is in the first and in the last
-    round in which that was read; nothing of one that was read once.
+    round in which that was read; nothing of one that was read in one alone. Of two recorders of one library in a
+    process, as of two copies of torch, the last counts.
 
     `main_thread_id` as `model.Thread.pthread_id` of its main thread, None where that is not known.
     """
     read: dict[Library, list[RankRecords]] = {}
-    for recorder in itertools.chain.from_iterable(rounds):
-        read.setdefault(recorder.library, []).append(recorder)
+    for recorders in rounds:
+        for library, recorder in {one.library: one for one in recorders}.items():
+            read.setdefault(library, []).append(recorder)
     found = (_recorded(each[0], each[-1], main_thread_id) for _, each in sorted(read.items()) if len(each) > 1)
     return tuple(one for one in found if one is not None)
 

@@ -89,6 +89,13 @@ def test_one_that_was_read_once_tells_nothing_but_why(unread: int) -> None:
     assert told(grouping) == ["no sequence numbers of rank 0 on a (pid 7) in gloo: it gives no answer (NoAnswer)"]
 
 
+def test_two_of_one_library_in_one_round_are_not_two_rounds() -> None:
+    """A torn cut of a healthy job: nobody knows whether what is open stays so."""
+    twice = ProcessDump(taken_monotonic_seconds=0.0, recorders=(recorder(record(7, state="open")),) * 2)
+    (member,) = grouped_rounds(twice, ProcessDump(taken_monotonic_seconds=1.0, recorder_faults=(SILENT,))).members
+    assert (member.recorded, member.recorder_faults) == ((), (SILENT,))
+
+
 def test_of_two_recorders_the_one_that_was_not_read_has_its_reason() -> None:
     both = ProcessDump(taken_monotonic_seconds=0.0, recorders=(recorder(record(7)),), recorder_faults=(OFF,))
     (member,) = grouped_rounds(both, both).members

@@ -119,7 +119,7 @@ def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], rank
         waiting=crew.waiting,
         more_launcher_ids=tuple(head.id for head in crew.more_heads),
         job_name=name.job_name,
-        program="" if program == "-c" else words.plain(program),
+        program="" if program == "-c" or crew.waiting is not None else words.plain(program),
     )
 
 

@@ -59,6 +59,14 @@ def test_what_a_launcher_started_that_has_no_rank_is_no_job(tmp_path: Path) -> N
     assert jobs_in("launchers_at_work", tmp_path) == ()
 
 
+def test_a_launcher_that_waits_is_not_the_program_of_its_ranks(tmp_path: Path) -> None:
+    launcher = "1 (init) S parent=0 start=1\n50 (torchrun) S parent=1 start=50\n  $ python torchrun train.py\n"
+    rank = "51 (python) S parent=50 start=60\n  $ python -u train.py\n  + RANK=0 WORLD_SIZE=1 LOCAL_RANK=0\n"
+    for text, program in ((launcher, ""), (launcher + rank, "train.py")):
+        (job,) = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path / f"of{program}")).processes())
+        assert job.program == program
+
+
 def test_a_child_that_has_not_executed_its_program_yet_changes_nothing(tmp_path: Path) -> None:
     line = "  $ python torchrun --nnodes 2 train.py\n"
     text = f"1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n{line}"

@@ -177,7 +177,7 @@ class OwnJobs:
         if after is None or after.job.processes != job.processes or uid not in (0, after.job.uid):
             return text(HTTPStatus.CONFLICT, "the job has changed while it was looked at")
         content = incident_file.encode(look.incident(after.job, JobState.SUSPECTED))
-        log.info("job %s: its stacks were given to user %d, who asked", job.job_id, uid)
+        log.info("%s: its stacks were given to user %d, who asked", job.name.in_log, uid)
         if len(content) > MOST_DUMP_BYTES:
             return text(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {MOST_DUMP_BYTES >> 20} MiB of stacks")
         return Answer(HTTPStatus.OK, JSON, content)

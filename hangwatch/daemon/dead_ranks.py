@@ -48,7 +48,7 @@ class DeadRanks:
         unread = self._common.board.change(progress.left_unread)
         if unread.bit_count() == 1:  # the first, and at doubling numbers
             what = f"what its dead ranks left is not read: {MOST_DEAD_JOBS} jobs of {job.owner} wait for that"
-            log.warning("job %s: %s (%s since the start)", job.job_id, what, words.count(unread, "job"))
+            log.warning("%s: %s (%s since the start)", job.name.in_log, what, words.count(unread, "job"))
 
     def _read(self, job: Job) -> None:
         """What ranks left that are gone; a crash makes an incident, an end in order none."""
@@ -58,8 +58,8 @@ class DeadRanks:
         verdict = crash.judge(job, found)
         if verdict is None:
             for why in dict.fromkeys(why for left in found for why in left.refused):
-                log.info("job %s: its ranks ended, and nothing tells of a crash: %s", job.job_id, why)
+                log.info("%s: its ranks ended, and nothing tells of a crash: %s", job.name.in_log, why)
             return
         incident = crash.incident(job, common.node, found, verdict, common.activities, unix_now=time.time())
-        log.warning("job %s: %s", job.job_id, verdict.message)
+        log.warning("%s: %s", job.name.in_log, verdict.message)
         common.do(common.board.change(progress.crashed, incident, now=common.clock()))

@@ -114,7 +114,8 @@ class Keeping:
         """Tell what came of a hook, in the log and in the incident; what it printed is kept beside that."""
         call = ended.call
         self._board.put(Snapshot.with_hook, call.event, ended.outcome)
-        log.log(logging.INFO if ended.is_ok else logging.WARNING, "job %s: %s", call.incident.job.job_id, ended.message)
+        level = logging.INFO if ended.is_ok else logging.WARNING
+        log.log(level, "%s: %s", call.incident.job.name.in_log, ended.message)
         if ended.output and call.folder is not None:
             self._common.beats.once("store", self._keep_output, call.folder, f"{call.key}.txt", ended.output)
         self._common.do(self._board.change(progress.noted, call.incident, ended.message, unix_now=time.time()))

@@ -63,7 +63,7 @@ class Looking:
                 return
             job = entry.job
             whose = words.count(len(job.ranks), "rank") if job.ranks else "its launcher"
-            log.info("job %s: taking stacks of %s: %s", job.job_id, whose, wanted.reason)
+            log.info("%s: taking stacks of %s: %s", job.name.in_log, whose, wanted.reason)
             levels = gpu_levels(entry.watch.gpus, settings)
             look = self.look_at(job, levels, may_pause=not wanted.is_glance)
             if look is None:
@@ -73,7 +73,7 @@ class Looking:
                 return
             self._scan()  # a job that ended while it was looked at has ended, and is not hung
             common.do(common.board.change(progress.captured, look, now=common.clock(), settings=settings))
-            log.info("job %s: %s", job.job_id, look.verdict.message)
+            log.info("%s: %s", job.name.in_log, look.verdict.message)
         except Exception:  # whatever it was, this hang must not be lost with it
             log.exception("job %s: its stacks could not be taken or judged; please report this", wanted.job_key)
             if wanted.is_glance:

@@ -169,7 +169,7 @@ class Daemon:
                 loud = action.state in OPEN_STATES
                 level = logging.WARNING if loud else logging.INFO
                 states = f"{action.before.value} -> {action.state.value}"
-                log.log(level, "job %s: %s: %s", action.job_id, states, action.message)
+                log.log(level, "%s: %s: %s", action.job.in_log, states, action.message)
 
     def _say_left_out(self, left_out: tuple[LeftOut, ...]) -> None:
         """Say once of each owner that some of his is not watched."""

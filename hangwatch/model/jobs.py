@@ -106,6 +106,11 @@ class JobName(Value, frozen=True):
         """What every series about it is labelled with."""
         return {"job_id": self.job_id, "job_key": self.job_key}
 
+    @property
+    def in_log(self) -> str:
+        """`job train (6d1c0f5a9e27b384)`: two jobs of one name look alike without the key, which commands take, too."""
+        return f"job {self.job_id} ({self.job_key})"
+
     def __str__(self) -> str:
         return self.job_id
 

@@ -357,6 +357,14 @@ def test_the_labels_of_the_chart_cannot_be_given_again() -> None:
     assert set(own) == set(forbidden["enum"])
 
 
+def test_a_hook_without_a_whole_path_is_refused_as_the_daemon_would() -> None:
+    told = r"config\.hooks\.on_ended\[0\]=hooks/label-node\.sh is no whole path, and the daemon would not start"
+    with pytest.raises(helm_python.HelmRenderError, match=told):
+        manifests({"config": {"hooks": {"on_hung": ["/hooks/a.sh", "x"], "on_ended": ["hooks/label-node.sh"]}}})
+    whole = {"on_hung": ["/hooks/a.sh", "{node}"], "on_ended": [], "deadline_seconds": 5.0}
+    assert rendered_settings({"hooks": whole}).hooks.on_hung == ("/hooks/a.sh", "{node}")
+
+
 def test_a_network_policy_that_would_do_nothing_is_refused() -> None:
     with pytest.raises(helm_python.HelmRenderError, match="set hostNetwork=false"):
         manifests({"networkPolicy": {"enabled": True}})
@@ -463,8 +471,8 @@ def test_scrapes_carry_the_job_and_instance_that_the_rules_ask_for() -> None:
 
 # Of the functions that Helm 3.0 has (its own and sprig 3). Helm 4 has all of them.
 HELM_3 = {
-    "add1", "and", "base", "contains", "default", "define", "else", "empty", "end", "eq", "fail", "fromYaml", "get", "gt",
-    "hasSuffix", "if", "include", "int", "int64", "keys", "kindIs", "merge", "mul", "nindent", "not", "or", "printf", "quote", "range", "replace", "required",
+    "add1", "and", "base", "contains", "default", "define", "else", "empty", "end", "eq", "fail", "first", "fromYaml", "get", "gt",
+    "hasPrefix", "hasSuffix", "if", "include", "int", "int64", "keys", "kindIs", "merge", "mul", "nindent", "not", "or", "printf", "quote", "range", "replace", "required",
     "semverCompare", "set", "sha256sum", "sortAlpha", "ternary", "toJson", "toString", "toYaml", "trim", "trimSuffix",
     "trunc", "with",
 }  # fmt: skip

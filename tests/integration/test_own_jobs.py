@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -114,7 +115,7 @@ def test_the_owner_has_the_stacks_that_the_kernel_keeps_from_him(node: Node) -> 
     assert len(job["capture"]["ranks"][0]["rounds"]) == 2
     assert f"train_of_{OWNER}" in done.stdout
     assert f"job-of-{OTHER}" not in done.stdout and f"train_of_{OTHER}" not in done.stdout
-    assert f"job job-of-{OWNER}: its stacks were given to user {OWNER}" in node.daemon.log
+    assert f"job job-of-{OWNER} ({job['job']['job_key']}): its stacks were given to user {OWNER}" in node.daemon.log
 
 
 def test_nobody_has_anything_of_a_strangers_job(node: Node) -> None:
@@ -159,7 +160,7 @@ def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> No
         done = node.hangwatch(OWNER, "dump", "--job", "open", prefix=prefix)
         assert done.returncode == 0, done.stderr
         assert "train_in_the_open" in done.stdout and "this user may not read" not in done.stderr
-        assert f"job open: its stacks were given to user {OWNER}" in node.daemon.log
+        assert re.search(rf"job open \([0-9a-f]{{16}}\): its stacks were given to user {OWNER}", node.daemon.log)
         alone = node._replace(socket=node.socket.with_name("none")).hangwatch(
             OWNER, "dump", "--job", "open", prefix=prefix
         )

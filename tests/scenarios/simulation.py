@@ -402,7 +402,7 @@ class _Daemon:
             if isinstance(action, TakeCapture):
                 self._wanted.append(action)
             elif isinstance(action, Transition):
-                self.played[action.job_id].states.append(action.state.value)
+                self.played[action.job.job_id].states.append(action.state.value)
         for job_id, entry in self._snapshot.jobs.items():
             played = self.played[job_id]
             if entry.watch.state is JobState.STARTING and played.states[-1:] != ["starting"]:

@@ -77,7 +77,7 @@ class Played:
 
 
 def went(before: JobState, state: JobState, message: str) -> Transition:
-    return Transition(job_id="42", before=before, state=state, message=message)
+    return Transition(job=job().name, before=before, state=state, message=message)
 
 
 def worked(rules: Detector = RULES) -> Played:

@@ -203,7 +203,7 @@ def test_a_dead_job_of_an_owner_that_is_one_too_many_is_counted_and_said(
     assert daemon.board.snapshot.unread_crash_count == 5
     said = [record.message for record in caplog.records if "is not read" in record.message]
     assert len(said) == 3  # the 1st, the 2nd and the 4th
-    assert said[0].startswith(f"job {MOST_DEAD_JOBS}: what its dead ranks left is not read: 16 jobs of")
+    assert said[0].startswith(f"{jobs[MOST_DEAD_JOBS].name.in_log}: what its dead ranks left is not read: 16 jobs of")
 
 
 def test_the_share_of_a_job_tells_pods_of_one_user_apart(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from hangwatch.config import Detector
 from hangwatch.hang.watched import STALLED_STATES, JobWatch
-from hangwatch.model import OPEN_STATES, JobState, Value
+from hangwatch.model import OPEN_STATES, JobName, JobState, Value
 
 
 class TakeCapture(Value, frozen=True):
@@ -26,7 +26,7 @@ class TakeCapture(Value, frozen=True):
 class Transition(Value, frozen=True):
     """The job went from one state to another, and why, in one sentence."""
 
-    job_id: str
+    job: JobName
     before: JobState
     state: JobState
     message: str
@@ -37,7 +37,8 @@ Action: TypeAlias = TakeCapture | Transition
 
 def go(watch: JobWatch, state: JobState, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
     """Enter a state. What is timed in a silence is forgotten where that is over."""
-    move = Transition(job_id=watch.job_id, before=watch.state, state=state, message=message)
+    name = JobName(job_id=watch.job_id, job_key=watch.job_key)
+    move = Transition(job=name, before=watch.state, state=state, message=message)
     if state not in (JobState.QUIET, JobState.SUSPECTED) and state not in OPEN_STATES:
         watch = replace(
             watch,

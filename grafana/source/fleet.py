@@ -6,6 +6,10 @@ from grafana.source.panels import (
     BAD_IF_ANY,
     MOTIONS,
     NAME,
+    NO_GPU,
+    NO_GPU_OF_JOB,
+    NO_INCIDENT,
+    NO_JOB,
     OWNER,
     STATES,
     STATUS_WORDS,
@@ -14,6 +18,7 @@ from grafana.source.panels import (
     WARN_IF_ANY,
     YES_NO,
     big_number,
+    gpus_of_jobs,
     job_variable,
     lines,
     page,
@@ -42,15 +47,20 @@ def dashboard() -> builders.Dashboard:
     for panel in (
         big_number(
             "Hung jobs",
-            f'count(count by (job_key) (hangwatch_job_state{{{OF},state="hung"}} == 1)) or vector(0)',
-            "Jobs that some node calls hung. A page goes out once no rank of the job moves on any node, also where "
-            "each node only waits for the others.",
+            f"""count(count by (job_key) (
+              (hangwatch_job_state{{{OF},state="hung"}} == 1)
+              or (hangwatch:job_page:held{{{OF}}} and on (job_id, job_key) hangwatch:job_hung:since)
+            )) or vector(0)""",
+            "Jobs that some node calls hung, or whose page is out: also where each node only waits for the others, or "
+            "the node that said so does not answer any more.",
             steps=BAD_IF_ANY,
         ),
         big_number(
             "Stalled jobs",
-            f'count(count by (job_key) (hangwatch_job_state{{{OF},state=~"stalled|waits_elsewhere"}} == 1))'
-            " or vector(0)",
+            f"""count(count by (job_key) (
+              (hangwatch_job_state{{{OF},state=~"stalled|waits_elsewhere"}} == 1)
+              unless on (job_id, job_key) hangwatch:job_hung:since
+            )) or vector(0)""",
             "Quiet, while some rank still moves (checkpoint, evaluation, compilation, slow loader) or other nodes "
             "are waited for.",
             steps=WARN_IF_ANY,
@@ -103,7 +113,7 @@ def dashboard() -> builders.Dashboard:
     built.with_panel(
         rows(
             "Open incidents",
-            f"hangwatch_incident_info{{{OF}}}",
+            f"hangwatch:incident:held{{{OF}}}",
             {
                 "job_id": "Job",
                 "job_key": "Key",
@@ -113,9 +123,9 @@ def dashboard() -> builders.Dashboard:
                 "named": "Named",
                 "summary": "What the node says",
             },
-            "The verdict of each node, on its own ranks only.",
+            "The verdict of each node, on its own ranks only; of one that does not answer any more, the last.",
             width=12,
-            empty="no incident is open",
+            empty=NO_INCIDENT,
             links={"Job": TO_JOB, "Node": TO_NODE},
             widths={"Confidence": 100, "Key": 90},
         )
@@ -129,6 +139,7 @@ def dashboard() -> builders.Dashboard:
             "The worst state that any node sees the job in.",
             width=12,
             height=8,
+            empty=NO_JOB,
         )
     )
     built.with_panel(
@@ -138,7 +149,7 @@ def dashboard() -> builders.Dashboard:
             [
                 (
                     f"""avg by (job_id, job_key) (
-                      hangwatch_job_gpu_info{{{OF}}} * on (job, instance, uuid) group_left ()
+                      {gpus_of_jobs(OF)} * on (job, instance, uuid) group_left ()
                       (hangwatch_gpu_power_watts <= bool hangwatch_gpu_quiet_line_watts)
                     ) {OWNER}""",
                     NAME,
@@ -146,6 +157,7 @@ def dashboard() -> builders.Dashboard:
             ],
             "Share of the GPUs at or under their quiet line. A node suspects its part of a job from quorum (0.5) on.",
             maximum=1,
+            empty=NO_GPU_OF_JOB,
         )
     )
 
@@ -186,7 +198,7 @@ def dashboard() -> builders.Dashboard:
             "Everything that is not OK. UNKNOWN is neither well nor sick: the check could not find out.",
             width=12,
             height=9,
-            empty="all checks are OK",
+            empty="no check is known that is not OK",
             colours={"Status": STATUS_WORDS},
             links={"Node": TO_NODE},
             widths={"Status": 100},
@@ -208,7 +220,8 @@ def dashboard() -> builders.Dashboard:
             "Clock of each node, against the median of all",
             "s",
             [(f"hangwatch:clock_offset:seconds{{{ON}}}", "{{instance}}")],
-            "Corrected by what a scrape took. A second or more for five minutes is a warning.",
+            "Above 0 it is ahead. Corrected by what a scrape took. A second or more for five minutes is a warning.",
+            minimum=None,
         )
     )
     return built.with_panel(
@@ -217,5 +230,6 @@ def dashboard() -> builders.Dashboard:
             "watt",
             [(f"sum by (instance) (hangwatch_gpu_power_watts{{{ON}}})", "{{instance}}")],
             "Sum over the GPUs of a node.",
+            empty=NO_GPU,
         )
     )

@@ -5,10 +5,14 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana.source.panels import (
     BAD_IF_ANY,
     MOTIONS,
+    NO_GPU_OF_JOB,
+    NO_INCIDENT,
+    NO_JOB,
     STATES,
     STATUS_WORDS,
     WARN_IF_ANY,
     big_number,
+    gpus_of_jobs,
     job_variable,
     lines,
     page,
@@ -18,7 +22,9 @@ from grafana.source.panels import (
 
 OF = 'job_key="$job_key"'
 TO_NODE = "/d/hangwatch-node?var-node=${__value.raw}&${__url_time_range}"
-GPUS = f"hangwatch_job_gpu_info{{{OF}}} * on (job, instance, uuid) group_left ()"
+RANKS = f"hangwatch_job_gpu_info{{{OF}}} * on (job, instance, uuid) group_left ()"
+GPUS = f"{gpus_of_jobs(OF)} * on (job, instance, uuid) group_left ()"
+RANK = "rank {{rank}}, GPU {{gpu}}, {{instance}}"
 
 
 def dashboard() -> builders.Dashboard:
@@ -104,7 +110,7 @@ def _ranks(built: builders.Dashboard) -> None:
             },
             "A node sees its own ranks only. `hangwatch report INCIDENT` on the node shows the evidence.",
             width=12,
-            empty="no incident is open",
+            empty=NO_INCIDENT,
             links={"Node": TO_NODE},
         ),
         rows(
@@ -139,6 +145,7 @@ def _ranks(built: builders.Dashboard) -> None:
             "{{instance}}",
             STATES,
             "As each node sees the job.",
+            empty=NO_JOB,
         ),
         rows(
             "Groups",
@@ -153,7 +160,7 @@ def _ranks(built: builders.Dashboard) -> None:
             "Ranks with the same stack. Two large groups that both wait are in different collectives: a mismatch.",
             width=10,
             height=9,
-            empty="no incident is open",
+            empty=NO_INCIDENT,
             colours={"Motion": MOTIONS},
             widths={"Ranks": 70, "Motion": 90},
         ),
@@ -164,7 +171,7 @@ def _ranks(built: builders.Dashboard) -> None:
             "What every rank was doing when its stack was taken.",
             width=14,
             height=9,
-            empty="no incident is open",
+            empty=NO_INCIDENT,
             colours={"Motion": MOTIONS},
             links={"Node": TO_NODE},
             widths={"Rank": 70, "Motion": 90},
@@ -175,7 +182,7 @@ def _ranks(built: builders.Dashboard) -> None:
             {"instance": "Node", "check": "Check", "status": "Status", "reason": "Reason", "message": "What it says"},
             "Checks of its nodes that are not OK.",
             height=6,
-            empty="all checks on its nodes are OK",
+            empty="no check is known that is not OK",
             colours={"Status": STATUS_WORDS},
             links={"Node": TO_NODE},
             widths={"Status": 100},
@@ -190,17 +197,19 @@ def _power(built: builders.Dashboard) -> None:
         lines(
             "Power of each rank",
             "watt",
-            [(f"{GPUS} hangwatch_gpu_power_watts", "rank {{rank}}, {{instance}}")],
-            "The odd rank often draws less, or more, than the others.",
+            [(f"{RANKS} hangwatch_gpu_power_watts", RANK)],
+            "The odd rank often draws less, or more, than the others. Of a GPU that several ranks hold each has all.",
             height=9,
+            empty=NO_GPU_OF_JOB,
         ),
         lines(
             "Utilisation of each rank",
             "percentunit",
-            [(f"{GPUS} hangwatch_gpu_utilization_ratio", "rank {{rank}}, {{instance}}")],
+            [(f"{RANKS} hangwatch_gpu_utilization_ratio", RANK)],
             "Ranks that wait in NCCL read 100 %, the one that they wait for often 0 %.",
             height=9,
             maximum=1,
+            empty=NO_GPU_OF_JOB,
         ),
         lines(
             "Power of the job",
@@ -211,6 +220,7 @@ def _power(built: builders.Dashboard) -> None:
                 (f"sum({GPUS} hangwatch_gpu_quiet_line_watts)", "quiet line"),
             ],
             "Sum over its GPUs.",
+            empty=NO_GPU_OF_JOB,
             dashed={"busy level": "green", "quiet line": "orange"},
         ),
         lines(
@@ -224,6 +234,7 @@ def _power(built: builders.Dashboard) -> None:
             ],
             "A node suspects its part of the job from [detector] quorum (0.5) on.",
             maximum=1,
+            empty=NO_GPU_OF_JOB,
         ),
     ):
         built.with_panel(panel)

@@ -5,6 +5,9 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana.source.panels import (
     MOTIONS,
     NAME,
+    NO_GPU,
+    NO_INCIDENT,
+    NO_JOB,
     OWNER,
     STATES,
     STATUS_WORDS,
@@ -57,6 +60,7 @@ def dashboard() -> builders.Dashboard:
             height=7,
             dashed={"limit": "red", "busy level": "green", "quiet line": "orange"},
             repeat="gpu",
+            empty=NO_GPU,
         )
     )
     _jobs(built)
@@ -111,6 +115,7 @@ def _jobs(built: builders.Dashboard) -> None:
             STATES,
             "As this node sees them.",
             width=12,
+            empty=NO_JOB,
         ),
         lines(
             "Quiet for",
@@ -118,10 +123,11 @@ def _jobs(built: builders.Dashboard) -> None:
             [(f"hangwatch_job_quiet_seconds{{{OF}}} {OWNER}", NAME)],
             "At [detector] hold_seconds (120 by default) the stacks are taken.",
             height=7,
+            empty=NO_JOB,
         ),
         rows(
             "Ranks in an incident",
-            f"hangwatch_rank_activity{{{OF}}}",
+            f"hangwatch:rank_activity:held{{{OF}}}",
             {
                 "job_id": "Job",
                 "job_key": "Key",
@@ -135,14 +141,14 @@ def _jobs(built: builders.Dashboard) -> None:
             "What each rank was doing when its stack was taken. The same stack is the same group.",
             width=14,
             height=9,
-            empty="no incident is open",
+            empty=NO_INCIDENT,
             colours={"Motion": MOTIONS},
             links={"Job": TO_JOB},
             widths={"Key": 90, "Rank": 70, "Local rank": 90, "Motion": 90},
         ),
         rows(
             "Verdict",
-            f"hangwatch_incident_info{{{OF}}}",
+            f"hangwatch:incident:held{{{OF}}}",
             {
                 "job_id": "Job",
                 "job_key": "Key",
@@ -155,7 +161,7 @@ def _jobs(built: builders.Dashboard) -> None:
             "`hangwatch report INCIDENT` on the node shows the evidence.",
             width=10,
             height=9,
-            empty="no incident is open",
+            empty=NO_INCIDENT,
             links={"Job": TO_JOB},
         ),
         lines(
@@ -164,6 +170,7 @@ def _jobs(built: builders.Dashboard) -> None:
             [(f"count by (activity, motion) (hangwatch_rank_activity{{{OF}}})", "{{activity}}, {{motion}}")],
             "Over the time of the incident, from capture to capture.",
             stacked=True,
+            empty="no incident was open in this time",
         ),
         rows(
             "Ranks and GPUs",
@@ -179,6 +186,7 @@ def _jobs(built: builders.Dashboard) -> None:
             "Which rank holds which GPU.",
             width=12,
             height=8,
+            empty="no job is known here that holds a GPU",
             links={"Job": TO_JOB},
         ),
     ):
@@ -214,6 +222,7 @@ def _gpus(built: builders.Dashboard) -> None:
                 width=6,
                 height=7,
                 maximum=top,
+                empty=NO_GPU,
             )
         )
 
@@ -269,6 +278,7 @@ def _own_health(built: builders.Dashboard) -> None:
             "s",
             [(f"hangwatch_gpu_sample_age_seconds{{{ON}}}", "age")],
             "Grows when the driver does not answer.",
+            empty=NO_GPU,
             width=6,
             height=7,
         ),

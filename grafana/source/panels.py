@@ -26,6 +26,17 @@ OWNER = "* on (job_id, job_key) group_left (owner) max by (job_id, job_key, owne
 
 NAME = "{{job_id}}, {{owner}}"
 
+NO_JOB = "no job in this time"
+NO_GPU = "no GPU was read in this time: there is none, or its driver does not answer"
+NO_GPU_OF_JOB = "no GPU of the job was read in this time"
+NO_INCIDENT = "no incident is known to be open"
+
+
+def gpus_of_jobs(matchers: str) -> str:
+    """The GPUs of jobs, each once for a job: ranks may share one, and who forgot to choose holds the first."""
+    return f"max by (job, instance, uuid, job_id, job_key) (hangwatch_job_gpu_info{{{matchers}}})"
+
+
 SOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH = 24
 
@@ -109,8 +120,12 @@ def lines(
     maximum: float | None = None,
     stacked: bool = False,
     repeat: str | None = None,
+    empty: str = "nothing in this time",
 ) -> Panel:
-    """Lines over time; `targets` are (PromQL, legend), `dashed` colours the lines that are limits, by legend."""
+    """Lines over time; `targets` are (PromQL, legend), `dashed` colours the lines that are limits, by legend.
+
+    `empty` is what stands there, as in every panel, where there is no data: why there may be none.
+    """
     panel = (
         timeseries.Panel()
         .title(title)
@@ -119,6 +134,7 @@ def lines(
         .height(height)
         .span(width)
         .unit(unit)
+        .no_value(empty)
         .line_width(1)
         .fill_opacity(40 if stacked else 0)
         .show_points(common.VisibilityMode.NEVER)
@@ -148,7 +164,15 @@ def lines(
 
 
 def timeline(
-    title: str, expr: str, legend: str, values: Colours, about: str, *, width: int = WIDTH, height: int = 7
+    title: str,
+    expr: str,
+    legend: str,
+    values: Colours,
+    about: str,
+    *,
+    width: int = WIDTH,
+    height: int = 7,
+    empty: str = "nothing in this time",
 ) -> Panel:
     """One bar per series, coloured by what its value means."""
     return (
@@ -158,6 +182,7 @@ def timeline(
         .datasource(SOURCE)
         .height(height)
         .span(width)
+        .no_value(empty)
         .mappings(_mappings(values))
         .color_scheme(builders.FieldColor().mode(dashboard.FieldColorModeId.FIXED).fixed_color("#6e7078"))
         .show_value(common.VisibilityMode.AUTO)
@@ -242,7 +267,8 @@ def variable(name: str, label: str, values: str, *, many: bool = False) -> build
 
 def job_variable(where: str = "", *, many: bool = False) -> builders.QueryVariable:
     """A variable that lists jobs as pages call them, and whose value is the key; `where` are label matchers."""
-    values = f"query_result(max by (job_key, title) (hangwatch_job_info{{{where}}}))"
+    # One title of each job: its nodes may differ in it while one of them has no rank yet.
+    values = f"query_result(topk by (job_key) (1, max by (job_key, title) (hangwatch_job_info{{{where}}})))"
     return (
         variable("job_key", "Job", values, many=many)
         .query({"query": values, "refId": "job_key", "qryType": 3})

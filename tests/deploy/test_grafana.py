@@ -27,7 +27,7 @@ from tests.conftest import wait_for
 from tests.deploy import promql
 from tests.deploy.promql import DASHBOARDS, GRAFANA, RULES
 from tests.deploy.watched import hangwatch_on
-from tests.servers import RealPrometheus
+from tests.servers import RealPrometheus, run
 from tests.unit.test_waitfor import done, standing, waits
 
 # Grafana's own names, from the units that these dashboards need.
@@ -188,6 +188,72 @@ def test_the_provisioning_example_points_at_the_dashboards() -> None:
     assert source["type"] == "prometheus"
     (provider,) = yaml.safe_load((GRAFANA / "provisioning/dashboards/hangwatch.yaml").read_text())["providers"]
     assert provider["type"] == "file" and provider["options"]["path"]
+
+
+# --- on series that a simulated node does not have ----------------------------------------------------------------
+
+OF_JOB = 'job="hangwatch",job_id="J1",job_key="k1"'
+SERIES = {
+    # Both ranks hold the first GPU, as those do that never chose one; it draws 100 W, the other 300 W.
+    f'hangwatch_job_gpu_info{{{OF_JOB},instance="node-1",rank="0",uuid="GPU-0"}}': "1x60",
+    f'hangwatch_job_gpu_info{{{OF_JOB},instance="node-1",rank="1",uuid="GPU-0"}}': "1x60",
+    f'hangwatch_job_gpu_info{{{OF_JOB},instance="node-1",rank="1",uuid="GPU-1"}}': "1x60",
+    'hangwatch_gpu_power_watts{job="hangwatch",instance="node-1",uuid="GPU-0"}': "100x60",
+    'hangwatch_gpu_power_watts{job="hangwatch",instance="node-1",uuid="GPU-1"}': "300x60",
+    'hangwatch_gpu_quiet_line_watts{job="hangwatch",instance="node-1",uuid="GPU-0"}': "150x60",
+    'hangwatch_gpu_quiet_line_watts{job="hangwatch",instance="node-1",uuid="GPU-1"}': "150x60",
+    # The launcher of node-2 waits for others: it has no program yet. It is hung, and falls silent after 50 s.
+    f'hangwatch_job_info{{{OF_JOB},instance="node-1",owner="uid 7",title="llama (uid 7, train.py)"}}': "1x60",
+    f'hangwatch_job_info{{{OF_JOB},instance="node-2",owner="uid 7",title="llama (uid 7)"}}': "1x10 stale",
+    'up{job="hangwatch",instance="node-1"}': "1x60",
+    'up{job="hangwatch",instance="node-2"}': "1x10 0x50",
+    f'hangwatch_job_ranks{{{OF_JOB},instance="node-1"}}': "1x60",
+    f'hangwatch_job_ranks{{{OF_JOB},instance="node-2"}}': "1x10 stale",
+    f'hangwatch_job_state{{{OF_JOB},instance="node-1",state="waits_elsewhere"}}': "1x60",
+    f'hangwatch_job_state{{{OF_JOB},instance="node-2",state="hung"}}': "1x10 stale",
+    f'hangwatch_job_page{{{OF_JOB},instance="node-2"}}': "1x10 stale",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "panel", "value"),
+    [
+        ("job", "Power of the job", 400),
+        ("job", "Quiet share of its GPUs", 0.5),
+        ("fleet", "Quiet share of each job's GPUs", 0.5),
+        ("fleet", "Hung jobs", 1),
+        ("fleet", "Stalled jobs", 0),
+        ("job", "job_key", 1),  # the list of jobs, while both nodes answer: one line, whatever they call it
+    ],
+)
+def test_a_gpu_of_two_ranks_counts_once_and_so_does_a_job(name: str, panel: str, value: float, tmp_path: Path) -> None:
+    board = promql.dashboard(name)
+    exprs = [
+        target["expr"] for one in promql.panels(board) if one["title"] == panel for target in one.get("targets", ())
+    ]
+    exprs += [f"count({expr})" for variable, expr, _ in promql.variable_queries(board) if variable == panel]
+    expr = promql.filled(exprs[0], {"node": ".*", "job_key": ".*" if name == "fleet" else "k1"})
+    when = "40s" if panel == "job_key" else "100s"
+    asked = {"expr": f"max({expr})", "eval_time": when, "exp_samples": [{"labels": "{}", "value": value}]}
+    series = [{"series": one, "values": values} for one, values in SERIES.items()]
+    case = {"interval": "5s", "input_series": series, "promql_expr_test": [asked]}
+    path = tmp_path / "case.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "5s", "tests": [case]}))
+    done = run("promtool", "test", "rules", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_clock_that_is_behind_is_in_sight() -> None:
+    (clock,) = [
+        one for one in promql.panels(promql.dashboard("fleet")) if one["title"].startswith("Clock of each node")
+    ]
+    assert "min" not in clock["fieldConfig"]["defaults"]
+
+
+def test_a_panel_without_data_says_why_there_may_be_none(board: dict[str, Any]) -> None:
+    for panel in promql.panels(board):
+        if panel["type"] != "row":
+            assert panel["fieldConfig"]["defaults"]["noValue"], panel["title"]
 
 
 # --- on a real Prometheus that scrapes a real hangwatch -----------------------------------------------------------

@@ -16,8 +16,9 @@ if [ ! -w "$claims" ]; then
   exit 1
 fi
 # Only these two columns: the name and the comment of a job are its owner's text.
-# shellcheck disable=SC2046
-set -- $(squeue --noheader --jobs="$job" --Format=State:20,RestartCnt:20)
+found=$(squeue --noheader --jobs="$job" --Format=State:20,RestartCnt:20)
+# shellcheck disable=SC2086
+set -- $found
 if [ "${1:-}" != RUNNING ]; then
   echo "job $job is ${1:-gone}: nothing to requeue"
   exit 0
@@ -27,4 +28,8 @@ if ! mkdir "$claims/$job.${2:-0}"; then
   echo "another node has requeued job $job"
   exit 0
 fi
-exec scontrol requeue "$job"
+if ! scontrol requeue "$job"; then
+  # Not submitted with --requeue, or this user is no operator: nobody has requeued it.
+  rmdir "$claims/$job.${2:-0}"
+  exit 1
+fi

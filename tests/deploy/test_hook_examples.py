@@ -31,17 +31,19 @@ class Site:
         self.folder, self._bin, self._log = folder, folder / "bin", folder / "calls"
         self._bin.mkdir()
 
-    def program(self, name: str, prints: str = "") -> None:
+    def program(self, name: str, prints: str = "", status: int = 0) -> None:
         path = self._bin / name
-        path.write_text(f'#!/bin/sh\necho "{name} $*" >> {self._log}\nprintf %s "{prints}"\n')
+        path.write_text(f'#!/bin/sh\necho "{name} $*" >> {self._log}\nprintf %s "{prints}"\nexit {status}\n')
         path.chmod(0o755)
 
     @property
     def calls(self) -> list[str]:
         return self._log.read_text().splitlines() if self._log.exists() else []
 
-    def call(self, name: str, *arguments: str, moved_to: JobState = JobState.HUNG, **job: object) -> str:
-        """What the example printed, called for an incident of a job like this; it must end well."""
+    def call(
+        self, name: str, *arguments: str, moved_to: JobState = JobState.HUNG, status: int = 0, **job: object
+    ) -> str:
+        """What the example printed, called for an incident of a job like this; it must end with `status`."""
         found = samples.mismatch()
         found = replace(found, job=replace(found.job, **job))
         incident = self.folder / "incidents" / "20260314T031500Z-42"
@@ -52,7 +54,7 @@ class Site:
         assert called is not None
         environ = {**called.environ, "PATH": f"{self._bin}:{called.environ['PATH']}"}
         done = subprocess.run(called.command, env=environ, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == status, done.stdout + done.stderr
         return done.stdout
 
 
@@ -72,6 +74,27 @@ def test_of_many_nodes_one_requeues(site: Site) -> None:
     site.program("squeue", "RUNNING             1")
     site.call("requeue-slurm.sh", str(claims), owner="Slurm job 4711")
     assert site.calls[-1] == "scontrol requeue 4711", "it hangs again after it was requeued"
+
+
+def test_what_slurm_refused_was_requeued_by_nobody(site: Site) -> None:
+    """Neither may the next node say that another one did, nor is the claim in the way once the operator's right is there."""
+    claims = site.folder / "requeued"
+    claims.mkdir()
+    site.program("squeue", "RUNNING             0")
+    site.program("scontrol", "Access/permission denied", status=1)
+    for _ in range(2):
+        said = site.call("requeue-slurm.sh", str(claims), status=1, owner="Slurm job 4711")
+        assert "another node" not in said and "denied" in said
+    site.program("scontrol")
+    site.call("requeue-slurm.sh", str(claims), owner="Slurm job 4711")
+    assert [path.name for path in claims.iterdir()] == ["4711.0"]
+
+
+def test_where_squeue_fails_the_job_is_not_said_to_be_gone(site: Site) -> None:
+    site.program("scontrol")
+    site.program("squeue", status=1)
+    assert "gone" not in site.call("requeue-slurm.sh", str(site.folder), status=1, owner="Slurm job 4711")
+    assert not any(call.startswith("scontrol") for call in site.calls)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,8 @@ def _stance(group: Group, member: Member, processes: Set[Process]) -> Stance:
         return "unclear"
     if holder(member) in processes:
         return "waits"
+    if member.child_receives:
+        return "unclear"
     if member.waits_in_torch and waits_for(group) in {"nothing", "unknown"}:
         return "waits"
     if asks_again(member) and is_in_user_code(group) and not _has_a_busy_thread(member):
@@ -303,6 +305,8 @@ def _why_not_named(found: Answer, scene: Scene) -> str:
         return "In another communicator others are behind it, for whom it may wait."
     if found.by_counts and any(waits_for(group) in {"ranks", "gpu"} for group in groups):
         return "Its stack shows a wait, too: for whom, NCCL's counts do not tell."
+    if any(m.child_receives for m in members):
+        return "A process that it started, and for which it waits, receives from another rank of the job."
     still_open = [
         one
         for m in members

@@ -68,7 +68,10 @@ def _waits_for_file_lock(group: Group) -> str | None:
     """By measurement, see `probes.file_locks`; None where not all of its ranks wait for the same one."""
     locks = {member.file_lock for member in group.members}
     lock = locks.pop() if len(locks) == 1 else None
-    return None if lock is None else f"waits for the lock of {lock.path}{_held_by(lock)}"
+    if lock is None:
+        return None
+    child = "a process that it started, which waits for " if lock.by_child else ""
+    return f"waits for {child}the lock of {lock.path}{_held_by(lock)}"
 
 
 def _shares_lock(group: Group) -> str | None:

@@ -36,6 +36,11 @@ def file_lock(rank: RankDump) -> FileLock | None:
     return found.pop() if len(found) == 1 else None
 
 
+def child_receives(rank: RankDump) -> bool:
+    """Whether a process that it started, and waits for, receives from another rank."""
+    return bool(rank.rounds) and all(dump.child_receives for dump in rank.rounds)
+
+
 def shares_lock(rank: RankDump) -> bool:
     """Whether it waits for a lock in memory that another rank maps, too."""
     return bool(rank.rounds) and all(dump.shares_lock for dump in rank.rounds)
@@ -75,10 +80,11 @@ def store(rank: RankDump) -> Store | None:
 def is_held_outside(rank: RankDump) -> bool:
     """Whether its main thread stood, in every round, in one call that no other thread of its process ends.
 
-    It waits for a child, a file or pipe of nobody else in its job, the lock of another process, somebody outside, or in
-    `D`. What it only receives, or a lock between threads, another thread may give; a sleep may be one of many.
+    It waits for a child that receives from no other rank, a file or pipe of nobody else in its job, the lock of another
+    process, somebody outside, or in `D`. What it only receives, or a lock between threads, another thread may give; a
+    sleep may be one of many.
     """
-    if len(rank.rounds) < 2:
+    if len(rank.rounds) < 2 or child_receives(rank):
         return False
     if all(dump.state in BLOCKED_STATES for dump in rank.rounds) or stuck_on(rank) is not None:
         return True

@@ -239,6 +239,7 @@ def _member(
         server=every_round.server(rank),
         file_lock=every_round.file_lock(rank),
         shares_lock=every_round.shares_lock(rank),
+        child_receives=every_round.child_receives(rank),
         stuck_on=every_round.stuck_on(rank),
         store=every_round.store(rank),
         enclosed_at=rank.rounds[-1].enclosed_at if rank.rounds else None,

@@ -9,14 +9,14 @@ import contextlib
 import itertools
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from msgspec.structs import replace
 
 from hangwatch import words
-from hangwatch.hang import launchers
+from hangwatch.hang import by_child, launchers
 from hangwatch.model import (
     BLOCKED_STATES,
     ENDED_STATES,
@@ -138,6 +138,13 @@ class Surroundings:
             if counters:
                 children_bytes = sum(one.io_bytes or 0 for one in counters) + sum(carried)
                 children_cpu = sum(one.cpu_seconds or 0.0 for one in counters)
+        others = set(self._rank_of.values()) - {self._rank_of.get(pid, pid)} if children else set()
+        lock = by_child.lock_of_rank(children, others, self._root)
+        from_rank = by_child.receives_from_rank(children, others, self._held, self._leads_to_another(pid), self._root)
+        if lock is not None or from_rank:
+            awaited = None
+        if call is not None and kind == "locks":
+            lock = file_locks.awaited(pid, call.descriptors[0], self._root)
         server = None if call is None else self._server(pid, call)
         is_apart = bool(children) or server not in (None, pid)
         peers = None if call is None and state != "R" else self._peers(pid, call, is_apart=is_apart)
@@ -156,11 +163,17 @@ class Surroundings:
             awaits_store=None if call is None else self._awaits_store(pid, call),
             enclosed_at=self._enclosed_at(pid),
             stuck_on=None if call is None else self._stuck_on(pid, call),
-            file_lock=None
-            if call is None or kind != "locks"
-            else file_locks.awaited(pid, call.descriptors[0], self._root),
+            file_lock=lock,
+            child_receives=from_rank,
             shares_lock=call is not None and call.name == "futex" and self._shares_lock(pid),
         )
+
+    def _leads_to_another(self, pid: int) -> Callable[[Connection], bool]:
+        """Whether the other end of a connection is another rank of the job, or one of its workers."""
+        own = self._rank_of.get(pid, pid)
+        ranks = set(self._rank_of.values()) - {own}
+        ends = set(itertools.chain.from_iterable(self._ends.get(rank, ()) for rank in ranks))
+        return lambda connection: connection.is_open and connection.remote in ends
 
     def _shares_lock(self, pid: int) -> bool:
         """Whether a rank waits for a lock in memory that another rank maps, too: that one may hold it."""

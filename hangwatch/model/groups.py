@@ -87,12 +87,12 @@ class Member(Value, frozen=True):
     is what was measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and
     `switches_per_second` (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so
     in every round; `peers` as there, the most of any round, workers included, and None where one was not seen;
-    `server`, `file_lock`, `shares_lock` and `stuck_on` as there, where they were the same in every round; `store` as in
-    the last round, but "retries" only where no round showed a connection. `user_frames` are the innermost ones of the
-    user's own program in the stack that tells, without locals: where it stands, to the line. `recorded` is what its
-    flight recorders showed in the first and in the last round in which they were read; `receives` whether its main
-    thread was in a call that receives, in the last one. `enclosed_at` as in `ProcessDump`, of the last round;
-    `recorder_faults` too, of those that were not read in two rounds.
+    `server`, `file_lock`, `shares_lock`, `child_receives` and `stuck_on` as there, where they were the same in every
+    round; `store` as in the last round, but "retries" only where no round showed a connection. `user_frames` are the
+    innermost ones of the user's own program in the stack that tells, without locals: where it stands, to the line.
+    `recorded` is what its flight recorders showed in the first and in the last round in which they were read;
+    `receives` whether its main thread was in a call that receives, in the last one. `enclosed_at` as in `ProcessDump`,
+    of the last round; `recorder_faults` too, of those that were not read in two rounds.
     `is_held_outside`: in every round it stood in one call that no other thread of its process ends.
     `waits_in_torch` and `awaits_store` as in `ProcessDump`, in every round; of a thread only where it waits for one.
     `stay` is set where only other looks can tell whether it works. `task` is where a task of a ThreadPoolExecutor of it
@@ -127,6 +127,7 @@ class Member(Value, frozen=True):
     server: int | None = None
     file_lock: FileLock | None = None
     shares_lock: bool = False
+    child_receives: bool = False
     stuck_on: str | None = None
     store: Store | None = None
     awaits_store: Literal["main", "thread"] | None = None

@@ -39,11 +39,13 @@ class FileLock(Value, frozen=True):
     """A lock of the file at `path` for which a process waits, and who holds it; None where the kernel does not say.
 
     It lists no holder that has ended and left its lock to a process that it started, and none on another node.
+    `by_child`: who waits for it is a process that this one started and waits for.
     """
 
     path: str
     holder_pid: int | None = None
     holder_comm: str = ""
+    by_child: bool = False
 
 
 class Behind(Value, frozen=True):

@@ -134,7 +134,7 @@ class _Search:
         (None, "") where none was found.
         """
         for pid in itertools.chain(self._near, self._others(), [self._pid]):
-            if self._has(pid, link, mode):
+            if _has(pid, link, mode, self._root):
                 return pid, _comm(pid, self._root)
             if time.monotonic() > self._end:
                 break
@@ -145,13 +145,19 @@ class _Search:
             numbers = (int(entry.name) for entry in entries if entry.name.isdecimal())
             yield from (pid for pid in numbers if pid != self._pid and pid not in self._near)
 
-    def _has(self, pid: int, link: str, mode: int) -> bool:
-        try:
-            found = sockets.descriptors(pid, self._root)
-        except OSError:
-            return False
-        same = (number for number, what in found.items() if what == link)
-        return any(_link(f"{self._root}/{pid}/fd/{number}")[1] & mode for number in same)
+
+def may_write(pid: int, link: str, proc_root: Path) -> bool:
+    """Whether a process has the pipe or FIFO `link`, as /proc/PID/fd calls it, open for writing."""
+    return _has(pid, link, _WRITE, proc_root)
+
+
+def _has(pid: int, link: str, mode: int, proc_root: Path) -> bool:
+    try:
+        found = sockets.descriptors(pid, proc_root)
+    except OSError:
+        return False
+    same = (number for number, what in found.items() if what == link)
+    return any(_link(f"{proc_root}/{pid}/fd/{number}")[1] & mode for number in same)
 
 
 def _link(path: str) -> tuple[str, int]:

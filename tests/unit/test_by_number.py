@@ -159,6 +159,24 @@ def test_who_waits_for_a_lock_that_a_rank_holds_waits_for_that_rank() -> None:
     assert judged(waiting(holder, *THREE[1:]), outside(stranger, activity="lock", waits_for="lock")).kind == "NotCome"
 
 
+def test_whose_child_receives_from_another_rank_is_looked_at_and_not_named() -> None:
+    asks = {"activity": "subprocess", "waits_for": "nothing"}
+    own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED, is_held_outside=True)
+    assert [one.rank for one in judged(waiting(*THREE), outside(own, **asks)).named] == [3]
+    by_child = structs.replace(own, child_receives=True, is_held_outside=False)
+    verdict = judged(waiting(*THREE), outside(by_child, **asks))
+    assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotCome", (), [3])
+    assert "for which it waits, receives from another rank of the job" in verdict.message
+
+
+def test_by_stacks_too_whose_child_receives_from_another_rank_is_not_named() -> None:
+    asks = {"activity": "subprocess", "waits_for": "nothing"}
+    others = [structs.replace(member, recorded=()) for member in THREE]
+    own = structs.replace(standing(3, done(5)), recorded=(), signature=Signature.BLOCKED)
+    assert [one.rank for one in judged(waiting(*others), outside(own, **asks)).named] == [3]
+    assert judged(waiting(*others), outside(structs.replace(own, child_receives=True), **asks)).named == ()
+
+
 def test_nodes_are_judged_together_as_one() -> None:
     def node(name: str, *members: Member) -> tuple[Member, ...]:
         return tuple(structs.replace(one, id=structs.replace(one.id, node=name)) for one in members)

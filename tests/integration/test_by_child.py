@@ -1,0 +1,121 @@
+"""Real children of ranks that wait for another rank: who waits for such a child is not taken for who is late."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hangwatch import config
+from hangwatch.hang import clauses
+from hangwatch.hang.activity import Table
+from hangwatch.hang.capture import capture, job_of_pids
+from hangwatch.hang.grouping import group_ranks
+from hangwatch.model import FileLock, Group, Member
+from hangwatch.probes import main_thread, procs
+from tests.conftest import wait_for
+from tests.integration import targets
+
+SETTINGS = config.Capture(rounds=2, pause_seconds=0.1)
+FLOCK = "import fcntl, sys\nlock = open(sys.argv[1] + '/the.lock', 'w')\nfcntl.flock(lock, fcntl.LOCK_EX)"
+FIFO = "import os, sys\nos.read(os.open(sys.argv[1] + '/the.fifo', os.O_RDONLY), 1)"
+CONNECTION = "import socket, sys\nport = int(open(sys.argv[1] + '/port').read())\nsocket.create_connection(('127.0.0.1', port)).recv(1)"
+WAITS = "import subprocess, sys\nready()\nsubprocess.run([sys.executable, '-c', {code!r}, folder])"
+IN_A_SHELL = "import subprocess, sys\nready()\nsubprocess.run(['sh', '-c', '\"$0\" -c \"$1\" \"$2\"; :', sys.executable, {code!r}, folder])"
+# The other rank: it holds the lock, may write into the FIFO and has the other end of the connection.
+OTHER = """
+import fcntl, os, socket, sys
+folder = sys.argv[1]
+lock = open(folder + "/the.lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+os.mkfifo(folder + "/the.fifo")
+fifo = os.open(folder + "/the.fifo", os.O_RDWR)
+listening = socket.create_server(("127.0.0.1", 0))
+open(folder + "/port", "w").write(str(listening.getsockname()[1]))
+print("ready", flush=True)
+if sys.argv[2] == "accepts":
+    connection, _ = listening.accept()
+    print("accepted", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def other_rank(folder: Path, code: str) -> Iterator[subprocess.Popen[str]]:
+    accepts = "accepts" if code == CONNECTION else "waits"
+    command = [sys.executable, "-c", OTHER, str(folder), accepts]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "ready\n"
+        try:
+            yield other
+        finally:
+            other.kill()
+
+
+def seen(other: subprocess.Popen[str], code: str, pid: int, *ranks: int) -> tuple[Group, Member]:
+    """The last of these ranks and its group, once its youngest child stands in the call for what it waits for."""
+    kind = "locks" if code == FLOCK else "receives"
+    if code == CONNECTION:
+        assert other.stdout is not None and other.stdout.readline() == "accepted\n"
+
+    def waits() -> bool:
+        below = procs.read_children(pid, procs.PROC)
+        youngest = [*below, *(one for child in below for one in procs.read_children(child, procs.PROC))][-1:]
+        call = main_thread.read_call(youngest[0], procs.PROC) if youngest else None
+        return call is not None and call.kind == kind and call.name != "wait4"
+
+    wait_for(waits, "the child to wait")
+    groups = group_ranks(
+        capture(job_of_pids([*ranks, pid]), settings=SETTINGS, node="here"), Table(()), SETTINGS
+    ).groups
+    group = next(one for one in groups if any(member.id.pid == pid for member in one.members))
+    return group, next(member for member in group.members if member.id.pid == pid)
+
+
+@pytest.mark.parametrize("how", [WAITS, IN_A_SHELL], ids=["child", "below a shell"])
+def test_whose_child_waits_for_the_lock_of_another_rank_waits_for_that_lock(how: str, tmp_path: Path) -> None:
+    with other_rank(tmp_path, FLOCK) as other, targets.python(how.format(code=FLOCK), tmp_path) as pid:
+        group, member = seen(other, FLOCK, pid, other.pid)
+        _, alone = seen(other, FLOCK, pid)
+    path = str(tmp_path / "the.lock")
+    assert member.file_lock is not None
+    comm = member.file_lock.holder_comm
+    assert member.file_lock == FileLock(path, holder_pid=other.pid, holder_comm=comm, by_child=True)
+    assert group.waits_for == "lock" and member.awaited is None
+    does = (
+        f"waits for a process that it started, which waits for the lock of {path}, which pid {other.pid} ({comm}) holds"
+    )
+    assert clauses.does(group) == does
+    assert alone.file_lock is None and alone.awaited is not None, "the holder is nobody of its job"
+
+
+@pytest.mark.parametrize("code", [FIFO, CONNECTION], ids=["fifo", "connection"])
+def test_whose_child_receives_from_another_rank_is_not_held_outside(code: str, tmp_path: Path) -> None:
+    with other_rank(tmp_path, code) as other, targets.python(WAITS.format(code=code), tmp_path) as pid:
+        _, member = seen(other, code, pid, other.pid)
+    assert member.child_receives and not member.is_held_outside and member.awaited is None
+
+
+@pytest.mark.parametrize("code", [FIFO, CONNECTION], ids=["fifo", "connection"])
+def test_whose_child_receives_from_a_stranger_is_held_outside(code: str, tmp_path: Path) -> None:
+    with other_rank(tmp_path, code) as other, targets.python(WAITS.format(code=code), tmp_path) as pid:
+        _, member = seen(other, code, pid)
+    assert not member.child_receives and member.is_held_outside and member.awaited is not None
+
+
+def test_a_pipe_that_all_ranks_only_read_leads_to_none_of_them(tmp_path: Path) -> None:
+    """As the standard input that a launcher gives to every rank, and each to what it starts."""
+    reads = "import os\nos.read(0, 1)"
+    with subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE) as other, contextlib.ExitStack() as ends:
+        ends.callback(other.kill)
+        assert other.stdin is not None
+        code = f"import os\nos.dup2(os.open('/proc/{other.pid}/fd/0', os.O_RDONLY), 0)\n" + WAITS.format(code=reads)
+        with targets.python(code, tmp_path) as pid:
+            wait_for(lambda: procs.read_children(pid, procs.PROC), "the child")
+            job = job_of_pids([other.pid, pid])
+            groups = group_ranks(capture(job, settings=SETTINGS, node="here"), Table(()), SETTINGS).groups
+    assert not any(member.child_receives for group in groups for member in group.members)

@@ -18,7 +18,8 @@ def resting_state(grouping: Grouping) -> JobState | None:
     Suspended: every rank was stopped or frozen in every round. Over: a job of several ranks in which nothing leads from
     one that lives to another one, all GPUs idle; so it is before training begins, which the grouping cannot tell. Of a
     rank that gave no stack nobody knows what it waits for; who is refused at the store waits for who is to serve it,
-    and who waits for a lock file for the process that holds it, or has died and left it.
+    and who waits for a lock file for the process that holds it, or has died and left it. Who waits for the others to
+    join waits for them without any connection where the store is a file (`init_method="file://..."`).
     """
     members = grouping.members
     if members and all(member.signature is Signature.STOPPED for member in members):
@@ -27,7 +28,8 @@ def resting_state(grouping: Grouping) -> JobState | None:
     living = [member for member in members if member.signature is not Signature.GONE]
     if any(group.fault and not group.gone for group in grouping.groups):
         return None
-    if any(activity.known(group.activity).held_elsewhere for group in grouping.groups):
+    doing = [activity.known(group.activity) for group in grouping.groups]
+    if any(one.held_elsewhere or one.meets_at_store for one in doing):
         return None
     if any(is_refused(group, member) for group in grouping.groups for member in group.members):
         return None

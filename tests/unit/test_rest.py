@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch.hang.culprit import judge
-from hangwatch.hang.rest import is_serving, resting_state
+from hangwatch.hang.rest import is_refused, is_serving, resting_state
 from hangwatch.model import Fault, FileLock, Frame, Group, Grouping, JobState, Member, RankId, Signature, Store
 
 LINGERS = Member(id=RankId(node="n1"), signature=Signature.BLOCKED, motion=Signature.BLOCKED.motion, state="S", peers=0)
@@ -66,6 +66,18 @@ def test_who_waits_for_a_lock_file_that_a_dead_build_left_is_not_over() -> None:
     verdict = judge(Grouping(groups=(waits,), world_size=2))
     assert (resting_state(Grouping(groups=(waits,), world_size=2)), verdict.kind) == (None, "AllAlike")
     assert "no living process holds it, it is stale: remove it" in verdict.message
+
+
+def test_who_meets_the_others_at_a_file_is_connected_to_nobody_and_not_over() -> None:
+    """A store that is a file is asked again and again, and one rank has not come to it."""
+    (late,), (meets,) = (
+        seated(LINGERS).groups,
+        seated(LINGERS, *[replace(LINGERS, signature=Signature.POLLS)] * 3).groups,
+    )
+    meets = replace(meets, key="m", members=meets.members[1:])
+    assert resting_state(Grouping(groups=(late, meets), world_size=4)) is JobState.OVER
+    joining = replace(meets, activity="rendezvous", operation="init_process_group", waits_for="ranks")
+    assert resting_state(Grouping(groups=(late, joining), world_size=4)) is None
 
 
 def test_of_a_rank_without_a_stack_nobody_knows_what_it_waits_for() -> None:
@@ -129,7 +141,8 @@ def test_ranks_that_are_refused_at_the_store_are_not_over() -> None:
     store = Store(endpoint="10.0.0.1:29500", socket="retries")
     meet = seated(*[replace(LINGERS, store=store)] * 2)
     assert resting_state(meet) is JobState.OVER, "they sleep anywhere"
-    for function, expected in (("_env_rendezvous_handler", None), ("_tcp_rendezvous_handler", JobState.OVER)):
+    for function, refused in (("_env_rendezvous_handler", True), ("_tcp_rendezvous_handler", False)):
         frame = Frame(function=function, file="/opt/torch/distributed/rendezvous.py", line=280)
         group = replace(meet.groups[0], activity="rendezvous", frames=(frame,))
-        assert resting_state(replace(meet, groups=(group,))) is expected, "at another address than MASTER_ADDR"
+        assert resting_state(replace(meet, groups=(group,))) is None
+        assert is_refused(group, group.members[0]) is refused, "at another address than MASTER_ADDR"

@@ -27,6 +27,7 @@ victim=
 work=${1:-$(mktemp -d /var/tmp/hangwatch-image.XXXXXX)}
 mkdir -p "$work"
 work=$(cd "$work" && pwd)
+chmod go+x "$work" # mktemp keeps everybody out, and who builds is not root
 keep=$#
 finish() {
   [ -z "$victim" ] || kill "$victim" 2>/dev/null || true

@@ -29,7 +29,17 @@ from hangwatch.model import (
     SystemCall,
     is_loopback,
 )
-from hangwatch.probes import file_locks, filesystems, main_thread, network, pidfiles, procs, shared_locks, sockets
+from hangwatch.probes import (
+    behind_call,
+    file_locks,
+    filesystems,
+    main_thread,
+    network,
+    pidfiles,
+    procs,
+    shared_locks,
+    sockets,
+)
 from hangwatch.probes.sockets import Connection, Connections, End
 
 _DEADLINE_SECONDS = 2.0  # for what one round reads of connections
@@ -82,6 +92,7 @@ class Surroundings:
         self._unix: dict[int, sockets.UnixSocket] = {}
         self._servers: dict[int, frozenset[str]] = {}
         self._open: dict[int, frozenset[str]] = {}
+        self._writable: dict[int, frozenset[str]] = {}
         self._shared: dict[int, shared_locks.Regions] = {}
         self._shared_seconds = 0.0
         self._of_one_node: frozenset[str] = frozenset()
@@ -90,7 +101,7 @@ class Surroundings:
         """Read the connections of every namespace of the job, and who holds which."""
         end = time.monotonic() + _DEADLINE_SECONDS
         self._sockets, self._tables, self._inside, self._ends, self._open = {}, {}, set(), {}, {}
-        self._shared, self._shared_seconds = {}, 0.0
+        self._writable, self._shared, self._shared_seconds = {}, {}, 0.0
         spaces: dict[str | None, Connections | None] = {}
         for pid in (*self._pids, *self._launchers):
             space = pidfiles.namespace(self._root, pid, "net")
@@ -140,7 +151,9 @@ class Surroundings:
                 children_cpu = sum(one.cpu_seconds or 0.0 for one in counters)
         others = set(self._rank_of.values()) - {self._rank_of.get(pid, pid)} if children else set()
         lock = by_child.lock_of_rank(children, others, self._root)
-        from_rank = by_child.receives_from_rank(children, others, self._held, self._leads_to_another(pid), self._root)
+        from_rank = by_child.receives_from_rank(
+            children, others, self._leads_to_another(pid), self._written_by, self._root
+        )
         if lock is not None or from_rank:
             awaited = None
         if call is not None and kind == "locks":
@@ -168,12 +181,16 @@ class Surroundings:
             shares_lock=call is not None and call.name == "futex" and self._shares_lock(pid),
         )
 
-    def _leads_to_another(self, pid: int) -> Callable[[Connection], bool]:
-        """Whether the other end of a connection is another rank of the job, or one of its workers."""
-        own = self._rank_of.get(pid, pid)
-        ranks = set(self._rank_of.values()) - {own}
-        ends = set(itertools.chain.from_iterable(self._ends.get(rank, ()) for rank in ranks))
-        return lambda connection: connection.is_open and connection.remote in ends
+    def _leads_to_another(self, pid: int) -> Callable[[int, Collection[int]], bool]:
+        """Whether one of these descriptors of a process is connected to another rank than this, or to its worker."""
+
+        def leads(process: int, descriptors: Collection[int]) -> bool:
+            held = self._held(process) or {}
+            remote = {held[one].remote for one in descriptors if one in held and held[one].is_open}
+            others = set(self._rank_of.values()) - {self._rank_of.get(pid, pid)}
+            return bool(remote) and any(not remote.isdisjoint(self._ends.get(rank, ())) for rank in others)
+
+        return leads
 
     def _shares_lock(self, pid: int) -> bool:
         """Whether a rank waits for a lock in memory that another rank maps, too: that one may hold it."""
@@ -222,6 +239,12 @@ class Surroundings:
         if pid not in self._open:
             self._open[pid] = frozenset(self._all_links(pid))
         return self._open[pid]
+
+    def _written_by(self, pid: int) -> frozenset[str]:
+        """What a process has open for writing, read once a round."""
+        if pid not in self._writable:
+            self._writable[pid] = behind_call.written(pid, self._root)
+        return self._writable[pid]
 
     def _store(self, pid: int, call: SystemCall | None) -> Store | None:
         held, port = self._held(pid), self._store_port
@@ -391,9 +414,7 @@ class Surroundings:
 
     def _links(self, pid: int, descriptors: Iterable[int]) -> Iterator[str]:
         """What these descriptors of a process are, as far as that may be read."""
-        for descriptor in descriptors:
-            with contextlib.suppress(OSError):
-                yield str((self._root / str(pid) / "fd" / str(descriptor)).readlink())
+        return filter(None, (behind_call.link_of(pid, one, self._root) for one in descriptors))
 
     def _connected(self, child: int) -> Awaited | None:
         """A child that is connected to somebody outside of the job."""

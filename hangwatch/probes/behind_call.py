@@ -146,9 +146,24 @@ class _Search:
             yield from (pid for pid in numbers if pid != self._pid and pid not in self._near)
 
 
-def may_write(pid: int, link: str, proc_root: Path) -> bool:
-    """Whether a process has the pipe or FIFO `link`, as /proc/PID/fd calls it, open for writing."""
-    return _has(pid, link, _WRITE, proc_root)
+def written(pid: int, proc_root: Path) -> frozenset[str]:
+    """The pipes, FIFOs and files that a process has open for writing, as /proc/PID/fd calls them; devices left out."""
+    try:
+        found = sockets.descriptors(pid, proc_root)
+    except OSError:
+        return frozenset()
+    ways = {number: link for number, link in found.items() if is_way(link)}
+    return frozenset(link for number, link in ways.items() if _link(f"{proc_root}/{pid}/fd/{number}")[1] & _WRITE)
+
+
+def link_of(pid: int, descriptor: int, proc_root: Path) -> str:
+    """What a descriptor of a process is, as /proc/PID/fd calls it; empty where it is gone or may not be read."""
+    return _link(f"{proc_root}/{pid}/fd/{descriptor}")[0]
+
+
+def is_way(link: str) -> bool:
+    """Whether what a descriptor is called is a pipe or has a path, and is no device."""
+    return link.startswith(("pipe:", "/")) and not link.startswith("/dev/")
 
 
 def _has(pid: int, link: str, mode: int, proc_root: Path) -> bool:

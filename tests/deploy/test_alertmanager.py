@@ -50,6 +50,20 @@ def test_every_alert_reaches_who_it_should(alert: str) -> None:
     assert (done.returncode, done.stdout.split()) == (0, [expected]), done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("alert", [name for name in ALERTS if name.startswith("HangwatchTraining")])
+def test_what_is_said_of_a_job_is_a_message_of_its_own(alert: str) -> None:
+    """The crash of one job does not wait for a quarter of an hour, until that of another one is told again."""
+    labels = {"alertname": alert, "severity": ALERTS[alert], "job_id": "J1"}
+
+    def is_met(matcher: str) -> bool:
+        name, how, wanted = re.fullmatch(r'(\w+)(=~|!=|=)"(.*)"', matcher).groups()  # type: ignore[union-attr]
+        value = labels.get(name, "")
+        return {"=": value == wanted, "!=": value != wanted, "=~": bool(re.fullmatch(wanted, value))}[how]
+
+    route = next(route for route in CONFIG["route"]["routes"] if all(map(is_met, route["matchers"])))
+    assert route["group_by"] == ["job_id", "job_key"]
+
+
 def on_loopback(receiver: WebhookReceiver, quicker: bool = True) -> dict[str, Any]:
     """The example with its routes and inhibition as they are, and a webhook on loopback in place of each receiver."""
     config = {**copy.deepcopy(CONFIG), "templates": [str(TEMPLATES)]}

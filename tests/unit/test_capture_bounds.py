@@ -16,7 +16,20 @@ from msgspec.structs import replace
 from hangwatch import config
 from hangwatch.hang.capture import capture
 from hangwatch.hang.power import GpuLevels
-from hangwatch.model import Capture, Fault, GpuSample, GpuSweep, GpuTraffic, Job, ProcessId, Rank, TrafficSweep, Worker
+from hangwatch.model import (
+    Capture,
+    Died,
+    EndedProcess,
+    Fault,
+    GpuSample,
+    GpuSweep,
+    GpuTraffic,
+    Job,
+    ProcessId,
+    Rank,
+    TrafficSweep,
+    Worker,
+)
 from tests.fake_pyspy import fake_pyspy
 from tests.proc_tree import lay_out
 
@@ -367,6 +380,19 @@ def test_absent_ranks_have_a_number_only_where_those_present_agree_on_it(tmp_pat
         ranks = node.take(node.pyspy(), job=replace(job, ranks=(first, other))).ranks[2:]
         agree = other.rank is None or other.local_rank is None
         assert [rank.id.rank for rank in ranks] == ([12, 14, 15] if agree else [None] * 3)
+
+
+def test_an_absent_rank_that_was_seen_keeps_the_pid_and_what_it_left_but_a_worker_is_no_rank(tmp_path: Path) -> None:
+    """The kernel's log knows a dead rank by its pid alone."""
+    node, died = Node(tmp_path), Died(text="it was killed", unix_seconds=8.0)
+    rank = EndedProcess(id=identity(FIRST + 40), rank=31, local_rank=4, gone_unix_seconds=9.0, died=died)
+    worker = EndedProcess(id=identity(FIRST + 50), rank=14, local_rank=5, gone_unix_seconds=9.0, is_worker=True)
+    job = replace(node.job, absent_local_ranks=((4, 5),), ended=(rank, worker))
+    absent = node.take(node.pyspy(), job=job).ranks[2:]
+    assert [(one.id.rank, one.id.local_rank, one.id.pid, one.died) for one in absent] == [
+        (31, 4, FIRST + 40, died),
+        (13, 5, None, None),
+    ]
 
 
 @pytest.mark.parametrize(("count", "is_told"), [(64, False), (65, True)])

@@ -6,7 +6,7 @@ Each command and its counterpart run in turn, so that what else the machine does
 median CPU times (user and system, with children), and of how long they took. Modules are compiled before, as pip does
 it; `--python` is that of another installation, as nodes have it. Starts stand beside an empty Python; `hangwatch dump`
 of a job of so many real processes beside one `py-spy dump --nonblocking --json` for each of the same processes, one
-after the other. A dump of one of them tells what is paid once, whatever the number of processes.
+after the other. A dump of one process, in the same turns, tells what is paid once, whatever the number of processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -61,16 +61,24 @@ def quietly(*command: object) -> Callable[[], object]:
     )
 
 
-def beside(name: str, ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> tuple[float, float]:
-    """Print both costs; returns the CPU seconds of both."""
-    ours()
-    pairs = [(cost_of(ours), cost_of(theirs)) for _ in range(rounds)]
-    mine, other = (Cost(*map(statistics.median, zip(*costs, strict=True))) for costs in zip(*pairs, strict=True))
+def in_turn(runs: Sequence[Callable[[], object]], rounds: int) -> list[list[Cost]]:
+    """The costs of each of `runs`, in turns of all of them, after one that does not count."""
+    for run in runs:
+        run()
+    turns = [[cost_of(run) for run in runs] for _ in range(rounds)]
+    return [list(costs) for costs in zip(*turns, strict=True)]
+
+
+def show(name: str, ours: Sequence[Cost], theirs: Sequence[Cost]) -> None:
+    mine, other = (Cost(*map(statistics.median, zip(*costs, strict=True))) for costs in (ours, theirs))
     ratios = [ours / theirs for ours, theirs in zip(mine, other, strict=True)]
     print(
         f"{name:54} {mine.cpu_seconds:7.3f} s {other.cpu_seconds:7.3f} s {ratios[0]:7.2f} times {ratios[1]:9.2f} times"
     )
-    return mine.cpu_seconds, other.cpu_seconds
+
+
+def beside(name: str, ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> None:
+    show(name, *in_turn((ours, theirs), rounds))
 
 
 def children_of(pid: int) -> Iterator[int]:
@@ -130,26 +138,27 @@ def measure(python: Path, ranks: int, workers: int, rounds: int) -> None:
         alone = job(stack, 1, 0)
         seats = [pid for pid in pids if list(children_of(pid))]
 
-        def both(ranks: list[int], processes: list[int]) -> tuple[float, float]:
+        def both(ranks: list[int], processes: list[int]) -> tuple[Callable[[], object], Callable[[], object]]:
             def plain() -> None:
                 for pid in processes:
                     quietly(pyspy.find(), "dump", "--nonblocking", "--json", "--pid", pid)()
 
-            dump = quietly(hangwatch, "dump", *(word for pid in ranks for word in ("--pid", pid)))
-            name = f"hangwatch dump, py-spy on the same {words_of(len(processes))}"
-            return beside(name, dump, plain, rounds)
+            return quietly(hangwatch, "dump", *(word for pid in ranks for word in ("--pid", pid))), plain
 
-        one, all_ = both(alone, alone), both(seats, pids)
+        one, plain_one, every, plain_every = in_turn((*both(alone, alone), *both(seats, pids)), rounds)
+        show("hangwatch dump, py-spy on the same process", one, plain_one)
+        show(f"hangwatch dump, py-spy on the same {len(pids)} processes", every, plain_every)
         more = len(pids) - len(alone)
-        each = [(of_all - of_one) / more for of_all, of_one in zip(all_, one, strict=True)]
-        print(
-            f"once: {one[0] - each[0]:.3f} s of CPU; each further process: {1e3 * each[0]:.1f} ms, "
-            f"py-spy alone {1e3 * each[1]:.1f} ms ({each[0] / each[1]:.2f} times)"
+        each, plain_each = (
+            statistics.median(
+                (of_all.cpu_seconds - of_one.cpu_seconds) / more for of_all, of_one in zip(*costs, strict=True)
+            )
+            for costs in ((every, one), (plain_every, plain_one))
         )
-
-
-def words_of(processes: int) -> str:
-    return "process" if processes == 1 else f"{processes} processes"
+        print(
+            f"once: {statistics.median(cost.cpu_seconds for cost in one) - each:.3f} s of CPU; each further process: "
+            f"{1e3 * each:.1f} ms, py-spy alone {1e3 * plain_each:.1f} ms ({each / plain_each:.2f} times)"
+        )
 
 
 if __name__ == "__main__":

@@ -20,12 +20,15 @@ _DEFAULT_LIMITS = config.Jobs()
 
 
 class JobScan:
-    """Finds the jobs of this node, again and again: keeps what never changes, and how ranks were seen last."""
+    """Finds the jobs of this node, again and again: keeps what never changes, and how ranks were seen last.
+
+    `processes` is the scan that finds them, for who asks for others.
+    """
 
     def __init__(self, proc_root: Path = procs.PROC, limits: config.Jobs = _DEFAULT_LIMITS) -> None:
         self._proc_root = proc_root
         self._limits = limits
-        self._processes = ProcessScan(proc_root)
+        self.processes = ProcessScan(proc_root)
         self._endpoints: dict[ProcessId, str] = {}
         self._asked: dict[ProcessId, int] = {}  # in the how-manieth scan last, of those without an endpoint
         self._scans = 0
@@ -34,7 +37,7 @@ class JobScan:
     def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
         """The jobs on the node of this name; what holds a GPU by `sweep` is read whoever started it."""
         holders = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
-        processes = self._processes.processes(
+        processes = self.processes.processes(
             holders,
             share_of=lambda process: owners.owner_of(process).share,
             max_per_owner=self._limits.max_processes_per_owner,
@@ -51,7 +54,7 @@ class JobScan:
         )
         by_id = {process.id: process for process in processes}
         self.last_seen.note((by_id[rank.id], job.share) for job in found.jobs for rank in job.ranks if rank.id in by_id)
-        unread = [LeftOut(owner=owner, processes=count) for owner, count in self._processes.unread.items()]
+        unread = [LeftOut(owner=owner, processes=count) for owner, count in self.processes.unread.items()]
         return replace(found, left_out=shares.folded([*found.left_out, *unread])) if unread else found
 
     def _connected(self, processes: Sequence[Process]) -> dict[ProcessId, str]:

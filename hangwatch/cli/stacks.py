@@ -287,13 +287,14 @@ def _job_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.J
     missing = [pid for pid in pids if not procs.read_state(pid)]
     if missing:
         raise InputError(f"--pid {missing[0]}: no such process")
-    found = JobScan(limits=limits).find(sweep, host.node_name()).jobs
+    scan = JobScan(limits=limits)
+    found = scan.find(sweep, host.node_name()).jobs
     launched = {launcher.pid: job for job in found if job.ranks for launcher in job.launcher_ids}
     jobs = [launched[pid] for pid in pids if pid in launched]
     if len(jobs) == len(pids) and len({job.key for job in jobs}) == 1:
         return jobs[0]
     meant = [[rank.id.pid for rank in launched[pid].ranks] if pid in launched else [pid] for pid in pids]
-    return capture.job_of_pids(list(dict.fromkeys(pid for ranks in meant for pid in ranks)))
+    return capture.job_of_pids(list(dict.fromkeys(pid for ranks in meant for pid in ranks)), scan.processes)
 
 
 @contextmanager

@@ -176,9 +176,10 @@ def _notes(
     return tuple(notes)
 
 
-def job_of_pids(pids: Sequence[int], proc_root: Path = procs.PROC) -> Job:
+def job_of_pids(pids: Sequence[int], scan: ProcessScan | None = None) -> Job:
     """These processes as if they were the ranks of one job, with their workers, for a capture that a person asks for.
 
-    A pid that does not exist becomes a rank that is gone.
+    A pid that does not exist becomes a rank that is gone. A `scan` that has read this node's processes before reads
+    only what is new.
     """
-    return jobs.job_of_pids(ProcessScan(proc_root).processes(pids), pids)
+    return jobs.job_of_pids((scan or ProcessScan()).processes(pids), pids)

@@ -27,6 +27,7 @@ class Table(Value, frozen=True, forbid_unknown_fields=True):
 
 
 TABLE = tables.load("hangwatch", "environment_names.toml", Table)
+_WILD = frozenset("*?[")
 
 
 @lru_cache(maxsize=4096)
@@ -34,7 +35,12 @@ def row_of(name: str) -> Row | None:
     """The row that allows a variable, None where none does, or its name looks like a secret's in any case."""
     if any(fnmatchcase(name.upper(), pattern) for pattern in TABLE.never):
         return None
-    return next((row for row in TABLE.rows if any(fnmatchcase(name, one) for one in row.names)), None)
+    return next((row for row in TABLE.rows if any(_fits(name, one) for one in row.names)), None)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Most are names as they are: a pattern is compiled before it is first asked."""
+    return name == pattern if _WILD.isdisjoint(pattern) else fnmatchcase(name, pattern)
 
 
 class Allowed:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from collections.abc import Mapping
-from importlib import resources
 from typing import TypeVar
 
 from hangwatch import decoding
@@ -37,4 +37,6 @@ class LineRows:
 
 def load(package: str, name: str, kind: type[T]) -> T:
     """The table `name` that lies in `package`, as values of `kind`. Raises MsgspecError where a row is not of it."""
-    return decoding.toml(resources.files(package).joinpath(name).read_text(encoding="utf-8"), kind)
+    raw = pkgutil.get_data(package, name)  # importlib.resources brings zipfile and tempfile into each start
+    assert raw is not None, f"{package} is not loaded from files"
+    return decoding.toml(raw.decode(), kind)

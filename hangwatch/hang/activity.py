@@ -5,23 +5,16 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import translate
 from functools import cache, lru_cache, partial
-from importlib import resources
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from hangwatch import config, decoding
+from hangwatch import config, tables
 from hangwatch.hang import frames as stack_frames
 from hangwatch.model import Frame, Thread
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Order = Literal["entered", "certain", "sync", "top", "leaf", "base", "native", "context", "loop"]
 WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
@@ -343,8 +336,7 @@ def importing(stack: Sequence[stack_frames.Place], python: Sequence[int]) -> boo
 
 @cache
 def _built_in() -> _Tables:
-    text = resources.files("hangwatch.hang").joinpath("activities.toml").read_text("utf-8")
-    return decoding.convert(tomllib.loads(text), _Tables)
+    return tables.load("hangwatch.hang", "activities.toml", _Tables)
 
 
 def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
@@ -352,16 +344,16 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
 
     Raises config.ConfigError when a rule names no activity of the table in lower_case words.
     """
-    tables = _built_in()
+    built_in = _built_in()
     extra = []
     for number, rule in enumerate(extra_rules):
         if not re.fullmatch(r"[a-z][a-z0-9_]*", rule.activity):
             raise config.ConfigError(
                 f"[activities] rules[{number}]: activity {rule.activity!r} is no name\n"
-                f"  allowed: {', '.join(tables.activities)}, or a new name in lower_case"
+                f"  allowed: {', '.join(built_in.activities)}, or a new name in lower_case"
             )
-        near = difflib.get_close_matches(rule.activity, tables.activities, n=1, cutoff=0.8)
-        if near and rule.activity not in tables.activities:  # a new name waits for nothing, and is accused first
+        near = difflib.get_close_matches(rule.activity, built_in.activities, n=1, cutoff=0.8)
+        if near and rule.activity not in built_in.activities:  # a new name waits for nothing, and is accused first
             raise config.ConfigError(
                 f"[activities] rules[{number}]: activity {rule.activity!r} looks like {near[0]!r}, misspelt\n"
                 f"  type {near[0]!r}, or choose a name that is further from it"
@@ -376,7 +368,7 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
                 operation=rule.operation,
             )
         )
-    return Table((*extra, *tables.rules))
+    return Table((*extra, *built_in.rules))
 
 
 def names() -> tuple[str, ...]:

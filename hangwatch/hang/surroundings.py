@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -399,7 +400,7 @@ class Surroundings:
     def _program(self, pid: int) -> str | None:
         """The path of the file that a process runs; None where it is gone or that may not be read."""
         with contextlib.suppress(OSError):
-            return str((self._root / str(pid) / "exe").readlink())
+            return os.readlink(f"{self._root}/{pid}/exe")  # noqa: PTH115 - a magic link, not a path
         return None
 
     def _holds(self, pid: int, pipes: frozenset[str]) -> bool:

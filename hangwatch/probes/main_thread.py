@@ -26,8 +26,10 @@ _POLLFD = struct.Struct("=ihh")
 
 def read_counters(pid: int, proc_root: Path) -> ThreadCounters | None:
     """What the main thread used so far; None where it is gone or was not to be read."""
-    folder = proc_root / str(pid) / "task" / str(pid)
-    stat, status, sched = (pseudofiles.read(folder / name, f"pid {pid}") for name in ("stat", "status", "schedstat"))
+    folder = f"{proc_root}/{pid}/task/{pid}"
+    stat, status, sched = (
+        pseudofiles.read(f"{folder}/{name}", f"pid {pid}") for name in ("stat", "status", "schedstat")
+    )
     fields = stat.rpartition(")")[2].split() if isinstance(stat, str) else []
     if len(fields) < 13 or not isinstance(status, str):
         return None
@@ -51,7 +53,7 @@ def read_call(pid: int, proc_root: Path, thread: int | None = None) -> SystemCal
     Or another `thread` of the process, by its number.
     """
     folder = proc_root / str(pid)
-    text = pseudofiles.read(folder / "task" / str(thread or pid) / "syscall", f"pid {pid}")
+    text = pseudofiles.read(f"{folder}/task/{thread or pid}/syscall", f"pid {pid}")
     fields = text.split() if isinstance(text, str) else []
     if len(fields) < 7 or not fields[0].isdecimal():
         return None

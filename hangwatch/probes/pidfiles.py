@@ -101,7 +101,7 @@ def _target(proc_root: Path, pid: int) -> Target:
 def namespace(proc_root: Path, pid: int | str, kind: str) -> str | None:
     """The name of a namespace of a process, e.g. `net:[4026531840]`; None where it cannot be told."""
     try:
-        return str((proc_root / str(pid) / "ns" / kind).readlink())
+        return os.readlink(f"{proc_root}/{pid}/ns/{kind}")  # noqa: PTH115 - a magic link, not a path
     except OSError:
         return None
 

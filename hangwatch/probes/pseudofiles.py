@@ -14,16 +14,16 @@ LIMIT_BYTES = 4 << 20
 MAY_READ = "run as root, or grant CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
 
 
-def read(path: Path, subject: str, limit_bytes: int = LIMIT_BYTES) -> str | Fault | None:
+def read(path: Path | str, subject: str, limit_bytes: int = LIMIT_BYTES) -> str | Fault | None:
     """The text of a file, at most `limit_bytes` of it; `subject` is what a fault names. Never raises OSError."""
     raw = read_bytes(path, subject, limit_bytes)
     return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
 
 
-def read_bytes(path: Path, subject: str, limit_bytes: int = LIMIT_BYTES) -> bytes | Fault | None:
+def read_bytes(path: Path | str, subject: str, limit_bytes: int = LIMIT_BYTES) -> bytes | Fault | None:
     """As `read`, undecoded."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - read often: strings, too
             parts = []
             while limit_bytes > 0 and (part := file.read(min(limit_bytes, 1 << 16))):
                 parts.append(part)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from hangwatch.board import Snapshot
-from hangwatch.metrics.series import LABEL_LENGTH, gauge
+from hangwatch.metrics.series import LABEL_LENGTH, gauge, sentence
 from hangwatch.model import CheckStatus, Point
 
 
@@ -23,7 +23,7 @@ def results(snapshot: Snapshot) -> Iterator[Metric]:
         verdict = result.verdict
         status.add_metric([name], verdict.status.value)
         # A sentence with numbers in it is a new series at each run: only what is not well is worth that.
-        message = "" if verdict.status is CheckStatus.OK else verdict.message[:LABEL_LENGTH]
+        message = "" if verdict.status is CheckStatus.OK else sentence(verdict.message)
         info.add_metric([name, verdict.status.name, verdict.reason, message], 1)
         success.add_metric([name], float(result.success))
         duration.add_metric([name], result.duration_seconds)

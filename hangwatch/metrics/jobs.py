@@ -10,7 +10,7 @@ from hangwatch import words
 from hangwatch.board import Snapshot
 from hangwatch.hang import wording
 from hangwatch.hang.watched import quiet_seconds
-from hangwatch.metrics.series import JOB, LABEL_LENGTH, counter, folded, gauge, number_text
+from hangwatch.metrics.series import JOB, LABEL_LENGTH, counter, folded, gauge, number_text, sentence
 from hangwatch.model import Group, Incident, JobState, Member, Signature
 from hangwatch.progress.crashes import CRASH_SHOWN_SECONDS
 
@@ -70,7 +70,7 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
                 verdict.confidence.value,
                 folded(verdict.named, incident.node),
                 folded(verdict.first_look, incident.node),
-                verdict.message[:LABEL_LENGTH],
+                sentence(verdict.message),
                 _page(incident, external_url),
             ],
             1,
@@ -110,7 +110,7 @@ def crashes(snapshot: Snapshot, now: float, external_url: str) -> Iterator[Metri
             incident, verdict = one.incident, one.incident.verdict
             named = folded(verdict.named, incident.node)
             name = incident.job.name.labels.values()
-            summary = verdict.message[:LABEL_LENGTH]
+            summary = sentence(verdict.message)
             page = _page(incident, external_url)
             info.add_metric([*name, incident.incident_id, verdict.confidence.value, named, summary, page], 1)
     yield info

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from hangwatch import words
 from hangwatch.model import JobName, RankId
 
 JOB = JobName.__struct_fields__  # of every series of a job
@@ -31,6 +32,15 @@ def counter(name: str, text: str, value: float) -> CounterMetricFamily:
 def number_text(number: int | None) -> str:
     """A number in a label; empty where it is not known."""
     return "" if number is None else str(number)
+
+
+def sentence(text: str) -> str:
+    """A sentence in a label: one that is too long ends between two words, so that no number is cut to another one."""
+    text = words.printable(text)
+    if len(text) <= LABEL_LENGTH:
+        return text
+    cut = text[:LABEL_LENGTH]
+    return f"{cut.rpartition(' ')[0].rstrip(' ,;:') or cut[:-1]}…"
 
 
 def yes(fact: bool) -> str:

@@ -19,7 +19,7 @@ from hangwatch.board import Board, JobEntry, Snapshot
 from hangwatch.config import Detector
 from hangwatch.hang import watched
 from hangwatch.hang.power import GpuPower
-from hangwatch.metrics.series import LABEL_LENGTH
+from hangwatch.metrics.series import LABEL_LENGTH, sentence
 from hangwatch.model import (
     CheckResult,
     CheckStatus,
@@ -95,6 +95,15 @@ def test_an_incident_that_is_closed_is_exported_no_more() -> None:
     after = scrape(board(jobs={job_id: closed}))
     assert [name in after for name in names] == [False] * 3
     assert "hangwatch_job_state{" in after, "the job itself is still there"
+
+
+@given(st.lists(st.integers(min_value=0, max_value=4194304), min_size=1, max_size=60))
+def test_a_sentence_that_is_too_long_holds_no_other_number(pids: list[int]) -> None:
+    """It is on the page: `pid 372` that ends as `pid 37` is somebody else's process."""
+    told = sentence("rank 5, pid " + " and pid ".join(map(str, pids)) + " stand in read")
+    assert len(told) <= LABEL_LENGTH
+    assert set(re.findall(r"pid (\d+)", told)) <= set(map(str, pids))
+    assert told.endswith(("…", "stand in read"))
 
 
 def test_an_incident_says_where_its_report_is_served() -> None:

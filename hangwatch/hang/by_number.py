@@ -58,8 +58,6 @@ def _stance(group: Group, member: Member, processes: Set[Process]) -> Stance:
         return "unclear"
     if holder(member) in processes:
         return "waits"
-    if member.child_receives:
-        return "unclear"
     if member.waits_in_torch and waits_for(group) in {"nothing", "unknown"}:
         return "waits"
     if asks_again(member) and is_in_user_code(group) and not _has_a_busy_thread(member):
@@ -67,6 +65,8 @@ def _stance(group: Group, member: Member, processes: Set[Process]) -> Stance:
     match waits_for(group):
         case "ranks" | "gpu":
             return "waits"
+        case _ if member.asks_rank is not None:
+            return "unclear"
         case "lock" if member.shares_lock:
             return "unclear"
         case "lock" | "thread" if any(activity.known(one.activity).waits_for == "ranks" for one in group.threads):
@@ -214,6 +214,11 @@ def _ids(members: Iterable[Member]) -> tuple[RankId, ...]:
 
 # --- in words --------------------------------------------------------------------------------------------------------
 
+_ASKS_RANK = {
+    "main": "It",
+    "thread": "A thread of it",
+    "child": "A process that it started, and which it awaits,",
+}
 _OWN_CODE = "what it does there, and whether that ends by itself"
 _BRANCH = "which call comes next on each side, and with which group: a branch, a step or a group differs"
 _ITS_NETWORK = (
@@ -305,8 +310,10 @@ def _why_not_named(found: Answer, scene: Scene) -> str:
         return "In another communicator others are behind it, for whom it may wait."
     if found.by_counts and any(waits_for(group) in {"ranks", "gpu"} for group in groups):
         return "Its stack shows a wait, too: for whom, NCCL's counts do not tell."
-    if any(m.child_receives for m in members):
-        return "A process that it started, and for which it waits, receives from another rank of the job."
+    if len(members) == 1 and members[0].asks_rank is not None:
+        return (
+            f"{_ASKS_RANK[members[0].asks_rank]} waits for what another rank of the job may give, by the kernel's word."
+        )
     still_open = [
         one
         for m in members

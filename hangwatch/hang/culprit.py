@@ -116,7 +116,8 @@ def _open(scene: Scene) -> Verdict:
     if lead is None or not _covers(lead):
         return _odd_gpu(kind, message, scene) or _stuck_task(kind, message, scene) or _nobody(kind, message, scene)
     silent_rule = next(_passing(RULES, scene, decides=True), None)  # one that would speak if more had answered
-    if silent_rule is None and lead.rule.may_name and votes.machine_says_the_same(lead.members, lead.others):
+    may_name = lead.rule.may_name and all(member.asks_rank is None for member in lead.members)
+    if silent_rule is None and may_name and votes.machine_says_the_same(lead.members, lead.others):
         return _accuse(lead)
     return _look_first(lead, kind)
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import structs
 
-from hangwatch.model import BLOCKED_STATES, Awaited, FileLock, ProcessDump, RankDump, Store
+from hangwatch.model import BLOCKED_STATES, Awaited, FileLock, ProcessDump, RankDump, Store, WorkerDump
 
 
 def frozen_cgroup(rounds: Sequence[ProcessDump]) -> str | None:
@@ -30,15 +30,16 @@ def server(rank: RankDump) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def file_lock(rank: RankDump) -> FileLock | None:
-    """The lock of a file for which a rank waits, by the same holder in every round."""
+def file_lock(rank: RankDump | WorkerDump) -> FileLock | None:
+    """The lock of a file for which a process waits, by the same holder in every round."""
     found = {dump.file_lock for dump in rank.rounds}
     return found.pop() if len(found) == 1 else None
 
 
-def child_receives(rank: RankDump) -> bool:
-    """Whether a process that it started, and waits for, receives from another rank."""
-    return bool(rank.rounds) and all(dump.child_receives for dump in rank.rounds)
+def asks_rank(rank: RankDump | WorkerDump) -> Literal["main", "thread", "child"] | None:
+    """Who of a process receives from another rank."""
+    found = {dump.asks_rank for dump in rank.rounds}
+    return found.pop() if len(found) == 1 else None
 
 
 def shares_lock(rank: RankDump) -> bool:
@@ -84,7 +85,7 @@ def is_held_outside(rank: RankDump) -> bool:
     process, somebody outside, or in `D`. What it only receives, or a lock between threads, another thread may give; a
     sleep may be one of many.
     """
-    if len(rank.rounds) < 2 or child_receives(rank):
+    if len(rank.rounds) < 2 or asks_rank(rank) is not None:
         return False
     if all(dump.state in BLOCKED_STATES for dump in rank.rounds) or stuck_on(rank) is not None:
         return True

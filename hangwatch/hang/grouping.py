@@ -66,12 +66,15 @@ def group_ranks(
         for rank, standings in zip(ranks, stood, strict=True)
         if every_round.waits_in_torch(rank) and (standing := _last(standings)) is not None
     }
+    pids = {rank.id.pid for rank in ranks}
     shown: dict[str, tuple[RankDump, _Answer]] = {}
     members: dict[str, list[Member]] = {}
     for rank, standings in zip(ranks, stood, strict=True):
         measured = motion.measure(rank, standings, settings, mount_holds_job=mount_holds_job)
         answer = _answer(rank, standings, measured, in_torch)
-        members.setdefault(answer.key, []).append(_member(rank, answer, standings, measured, table))
+        member = _member(rank, answer, standings, measured, table)
+        asks_rank = _asks_rank(rank, answer.standing, pids)
+        members.setdefault(answer.key, []).append(structs.replace(member, asks_rank=asks_rank))
         if answer.key not in shown or rank.id.sort_key() < shown[answer.key][0].id.sort_key():
             shown[answer.key] = (rank, answer)
     groups = (_group(key, tuple(found), *shown[key], table) for key, found in members.items())
@@ -239,7 +242,6 @@ def _member(
         server=every_round.server(rank),
         file_lock=every_round.file_lock(rank),
         shares_lock=every_round.shares_lock(rank),
-        child_receives=every_round.child_receives(rank),
         stuck_on=every_round.stuck_on(rank),
         store=every_round.store(rank),
         enclosed_at=rank.rounds[-1].enclosed_at if rank.rounds else None,
@@ -258,6 +260,19 @@ def _member(
         nccl_ras_fault=rank.nccl_ras_fault,
         task=_task(rank.rounds, table),
     )
+
+
+def _asks_rank(
+    rank: RankDump, standing: Standing | None, pids: Set[int | None]
+) -> Literal["main", "thread", "child"] | None:
+    """Who of it waits for another rank; of its workers only where it waits for them. `pids` are those of all ranks."""
+    own = every_round.asks_rank(rank)
+    if own is not None or standing is None or activity.known(standing.doing.activity).work_is_in != "workers":
+        return own
+    locks = (every_round.file_lock(worker) for worker in rank.workers)
+    others = pids - {rank.id.pid, None}
+    is_locked = any(lock is not None and lock.holder_pid in others for lock in locks)
+    return "child" if is_locked or any(map(every_round.asks_rank, rank.workers)) else None
 
 
 def _awaits_store(rank: RankDump, standing: Standing | None) -> Literal["main", "thread"] | None:

@@ -142,8 +142,8 @@ def _stacked_where(
 
     Nor is one that was measured behind its GPU: it is waited for no more than the others; nor one that spins without
     the GIL while another is blocked outside of every wait: that one is what the spinner's GPU may wait for. Nor is one
-    that waits, by the kernel's word, for a lock that another rank holds or may hold, or for a key of the store; nor
-    one whose child receives from another rank.
+    that waits, by the kernel's word, for a lock that another rank holds or may hold, for a key of the store, or for
+    what another rank is to send.
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:
@@ -151,7 +151,13 @@ def _stacked_where(
 
         def suspected(group: Group) -> Group | None:
             return part_of(
-                group, lambda member: may_be(member) and also(group, member) and not _is_in_torch(group, member)
+                group,
+                lambda member: (
+                    may_be(member)
+                    and member.asks_rank is None
+                    and also(group, member)
+                    and not _is_in_torch(group, member)
+                ),
             )
 
         return [part for group in scene.stacked if wanted(group) and (part := suspected(group))]
@@ -186,9 +192,7 @@ def may_be_late(scene: Scene) -> Callable[[Member], bool]:
     def may_be(member: Member) -> bool:
         if member.waited_before or member.signature is Signature.BEHIND_GPU:
             return False
-        if member.shares_lock or holder(member) in processes:
-            return False
-        if member.child_receives or member.awaits_store is not None:
+        if member.shares_lock or holder(member) in processes or member.awaits_store is not None:
             return False
         return not (blocked and member.signature is Signature.SPINS and member.owns_gil is not True)
 

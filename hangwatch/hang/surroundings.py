@@ -10,14 +10,14 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from msgspec.structs import replace
 
 from hangwatch import words
-from hangwatch.hang import by_child, launchers
+from hangwatch.hang import asked, launchers
 from hangwatch.model import (
     BLOCKED_STATES,
     ENDED_STATES,
@@ -85,11 +85,14 @@ class Surroundings:
         self._rank_of = {
             process.pid: rank.id.pid for rank in job.ranks for process in (rank.id, *(one.id for one in rank.workers))
         }
+        self._ranks = frozenset(self._rank_of.values())
         self._counted: dict[int, _Counted] = {}
         self._sockets: dict[int, dict[int, int]] = {}
         self._tables: dict[int, Connections] = {}
         self._inside: set[End] = set()
         self._ends: dict[int, set[End]] = {}
+        self._rank_at: dict[End, int] = {}
+        self._listens_at: dict[End, int] = {}
         self._unix: dict[int, sockets.UnixSocket] = {}
         self._servers: dict[int, frozenset[str]] = {}
         self._open: dict[int, frozenset[str]] = {}
@@ -103,6 +106,7 @@ class Surroundings:
         end = time.monotonic() + _DEADLINE_SECONDS
         self._sockets, self._tables, self._inside, self._ends, self._open = {}, {}, set(), {}, {}
         self._writable, self._shared, self._shared_seconds = {}, {}, 0.0
+        self._rank_at, self._listens_at = {}, {}
         spaces: dict[str | None, Connections | None] = {}
         for pid in (*self._pids, *self._launchers):
             space = pidfiles.namespace(self._root, pid, "net")
@@ -112,9 +116,13 @@ class Surroundings:
             held = sockets.held_by(pid, self._root) if table is not None and time.monotonic() < end else None
             if table is not None and held is not None:
                 self._tables[pid], self._sockets[pid] = table, held
-                ends = {table[inode].local for inode in held.values() if inode in table and not table[inode].listens}
+                found = [table[inode] for inode in held.values() if inode in table]
+                ends = {one.local for one in found if not one.listens}
                 self._inside |= ends
                 self._ends.setdefault(self._rank_of.get(pid, pid), set()).update(ends)
+                if (rank := self._rank_of.get(pid)) is not None:
+                    self._rank_at.update(dict.fromkeys(ends, rank))
+                    self._listens_at.update({one.local: rank for one in found if one.listens})
         self._of_one_node = self._addresses_of_one_node() if self._is_elsewhere_too else frozenset()
         self._servers = {} if self._is_elsewhere_too else self._find_servers(spaces)
 
@@ -150,12 +158,10 @@ class Surroundings:
             if counters:
                 children_bytes = sum(one.io_bytes or 0 for one in counters) + sum(carried)
                 children_cpu = sum(one.cpu_seconds or 0.0 for one in counters)
-        others = set(self._rank_of.values()) - {self._rank_of.get(pid, pid)} if children else set()
-        lock = by_child.lock_of_rank(children, others, self._root)
-        from_rank = by_child.receives_from_rank(
-            children, others, self._leads_to_another(pid), self._written_by, self._root
-        )
-        if lock is not None or from_rank:
+        others = self._other_ranks(pid)
+        lock = others.lock_for(children)
+        asks_rank = None if call is None else others.asked_by(pid, call, children)
+        if lock is not None or asks_rank is not None:
             awaited = None
         if call is not None and kind == "locks":
             lock = file_locks.awaited(pid, call.descriptors[0], self._root)
@@ -178,26 +184,28 @@ class Surroundings:
             enclosed_at=self._enclosed_at(pid),
             stuck_on=None if call is None else self._stuck_on(pid, call),
             file_lock=lock,
-            child_receives=from_rank,
+            asks_rank=asks_rank,
             shares_lock=call is not None and call.name == "futex" and self._shares_lock(pid),
         )
 
-    def _leads_to_another(self, pid: int) -> Callable[[int, Collection[int]], bool]:
-        """Whether one of these descriptors of a process is connected to another rank than this, or to its worker."""
-
-        def leads(process: int, descriptors: Collection[int]) -> bool:
-            held = self._held(process) or {}
-            remote = {held[one].remote for one in descriptors if one in held and held[one].is_open}
-            others = set(self._rank_of.values()) - {self._rank_of.get(pid, pid)}
-            return bool(remote) and any(not remote.isdisjoint(self._ends.get(rank, ())) for rank in others)
-
-        return leads
+    def _other_ranks(self, pid: int) -> asked.OtherRanks:
+        return asked.OtherRanks(
+            own=self._rank_of.get(pid, pid),
+            pids=self._ranks,
+            ends=self._rank_at,
+            listening=self._listens_at,
+            store_port=self._store_port,
+            held=self._held,
+            links=self._links_of,
+            written=self._written_by,
+            proc_root=self._root,
+        )
 
     def _shares_lock(self, pid: int) -> bool:
         """Whether a rank waits for a lock in memory that another rank maps, too: that one may hold it."""
         address = shared_locks.awaited_address(pid, self._root) if self._rank_of.get(pid) == pid else None
         place = None if address is None else shared_locks.at(address, self._regions(pid))
-        return place is not None and any(place in self._regions(rank) for rank in set(self._rank_of.values()) - {pid})
+        return place is not None and any(place in self._regions(rank) for rank in self._ranks - {pid})
 
     def _regions(self, pid: int) -> shared_locks.Regions:
         """Its shared memory, read once a round; none is known once that has taken a round's time."""

@@ -49,13 +49,13 @@ class ProcessDump(Value, frozen=True):
     process above it to which all lead from which its own main thread receives. `file_lock` is the lock of a file for
     which its main thread waits, `shares_lock` whether it waits for a lock in memory that another rank of its job maps,
     too. `store` is what its sockets show of the store of its job; `awaits_store` says which thread receives an answer
-    of it: the main thread, or, where that sleeps, another. `child_receives`: a process that it started, and waits for,
-    receives from another rank. `stuck_on` is the file or pipe that its main thread reads or
-    writes, where nobody of its job has it open. `enclosed_at` is where it waits for others of its job, if no other
-    node reaches that while the job has ranks there. `recorders` are PyTorch's flight recorders in its memory, one for
-    each library, shortened (`hang.recorded.shortened`); `recorder_faults` say why one could not be read. None of both:
-    it is a worker, or was not asked any more in this round. `waits_in_torch`: its main thread slept in code of torch,
-    NCCL or CUDA, whatever line of Python called that.
+    of it: the main thread, or, where that sleeps, another. `asks_rank` says who of it receives from another rank of its
+    job here: the main thread, where that sleeps another, or a process that it started and waits for. `stuck_on` is the
+    file or pipe that its main thread reads or writes, where nobody of its job has it open. `enclosed_at` is where it
+    waits for others of its job, if no other node reaches that while the job has ranks there. `recorders` are PyTorch's
+    flight recorders in its memory, one for each library, shortened (`hang.recorded.shortened`); `recorder_faults` say
+    why one could not be read. None of both: it is a worker, or was not asked any more in this round. `waits_in_torch`:
+    its main thread slept in code of torch, NCCL or CUDA, whatever line of Python called that.
     """
 
     taken_monotonic_seconds: float
@@ -84,7 +84,7 @@ class ProcessDump(Value, frozen=True):
     server: int | None = None
     file_lock: FileLock | None = None
     shares_lock: bool = False
-    child_receives: bool = False
+    asks_rank: Literal["main", "thread", "child"] | None = None
     stuck_on: str | None = None
     store: Store | None = None
     awaits_store: Literal["main", "thread"] | None = None

@@ -87,10 +87,11 @@ class Member(Value, frozen=True):
     is what was measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and
     `switches_per_second` (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so
     in every round; `peers` as there, the most of any round, workers included, and None where one was not seen;
-    `server`, `file_lock`, `shares_lock`, `child_receives` and `stuck_on` as there, where they were the same in every
-    round; `store` as in the last round, but "retries" only where no round showed a connection. `user_frames` are the
-    innermost ones of the user's own program in the stack that tells, without locals: where it stands, to the line.
-    `recorded` is what its flight recorders showed in the first and in the last round in which they were read;
+    `server`, `file_lock`, `shares_lock`, `asks_rank` and `stuck_on` as there, where they were the same in every round,
+    `asks_rank` of a worker, too, where it waits for its workers; `store` as in the last round, but "retries" only where
+    no round showed a connection. `user_frames` are the innermost ones of the user's own program in the stack that
+    tells, without locals: where it stands, to the line. `recorded` is what its flight recorders showed in the first and
+    in the last round in which they were read;
     `receives` whether its main thread was in a call that receives, in the last one. `enclosed_at` as in `ProcessDump`,
     of the last round; `recorder_faults` too, of those that were not read in two rounds.
     `is_held_outside`: in every round it stood in one call that no other thread of its process ends.
@@ -127,7 +128,7 @@ class Member(Value, frozen=True):
     server: int | None = None
     file_lock: FileLock | None = None
     shares_lock: bool = False
-    child_receives: bool = False
+    asks_rank: Literal["main", "thread", "child"] | None = None
     stuck_on: str | None = None
     store: Store | None = None
     awaits_store: Literal["main", "thread"] | None = None

@@ -159,22 +159,39 @@ def test_who_waits_for_a_lock_that_a_rank_holds_waits_for_that_rank() -> None:
     assert judged(waiting(holder, *THREE[1:]), outside(stranger, activity="lock", waits_for="lock")).kind == "NotCome"
 
 
-def test_whose_child_receives_from_another_rank_is_looked_at_and_not_named() -> None:
-    asks = {"activity": "subprocess", "waits_for": "nothing"}
-    own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED, is_held_outside=True)
-    assert [one.rank for one in judged(waiting(*THREE), outside(own, **asks)).named] == [3]
-    by_child = structs.replace(own, child_receives=True, is_held_outside=False)
-    verdict = judged(waiting(*THREE), outside(by_child, **asks))
+ASKS = pytest.mark.parametrize(
+    ("activity", "who", "words"),
+    [
+        ("network", "main", "It waits for what another rank of the job may give"),
+        ("data_loading", "thread", "A thread of it waits for what another rank of the job may give"),
+        ("subprocess", "child", "A process that it started, and which it awaits, waits for what another rank"),
+    ],
+)
+
+
+@ASKS
+def test_who_asks_another_rank_is_looked_at_and_not_named(activity: str, who: str, words: str) -> None:
+    """Whatever the functions are called in which it does: the other one may be the one that does not answer."""
+    own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
+    assert [one.rank for one in judged(waiting(*THREE), outside(own, activity=activity)).named] == [3]
+    asks = structs.replace(own, asks_rank=who)
+    verdict = judged(waiting(*THREE), outside(asks, activity=activity))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotCome", (), [3])
-    assert "for which it waits, receives from another rank of the job" in verdict.message
+    assert words in verdict.message
 
 
-def test_by_stacks_too_whose_child_receives_from_another_rank_is_not_named() -> None:
-    asks = {"activity": "subprocess", "waits_for": "nothing"}
+@ASKS
+def test_by_stacks_too_who_asks_another_rank_is_not_named(activity: str, who: str, words: str) -> None:
     others = [structs.replace(member, recorded=()) for member in THREE]
     own = structs.replace(standing(3, done(5)), recorded=(), signature=Signature.BLOCKED)
-    assert [one.rank for one in judged(waiting(*others), outside(own, **asks)).named] == [3]
-    assert judged(waiting(*others), outside(structs.replace(own, child_receives=True), **asks)).named == ()
+    assert [one.rank for one in judged(waiting(*others), outside(own, activity=activity)).named] == [3]
+    assert judged(waiting(*others), outside(structs.replace(own, asks_rank=who), activity=activity)).named == ()
+
+
+def test_who_asks_another_rank_in_a_wait_for_ranks_waits_as_the_others_do() -> None:
+    """As MPI receives in the main thread."""
+    asks = structs.replace(standing(3, done(5)), asks_rank="main")
+    assert judged(waiting(*THREE), outside(asks, activity="point_to_point", waits_for="ranks")).first_look == ()
 
 
 def test_nodes_are_judged_together_as_one() -> None:

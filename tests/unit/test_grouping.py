@@ -16,7 +16,7 @@ from hangwatch import config
 from hangwatch.fleet import merge
 from hangwatch.hang import activity, clauses, culprit
 from hangwatch.hang.grouping import group_ranks
-from hangwatch.model import Capture, Fault, Frame, Grouping, ProcessDump, RankDump, RankId, Thread, WorkerDump
+from hangwatch.model import Capture, Fault, FileLock, Frame, Grouping, ProcessDump, RankDump, RankId, Thread, WorkerDump
 from hangwatch.report import as_json, html
 
 TABLE = activity.load()
@@ -351,3 +351,34 @@ def test_who_could_not_be_looked_into_stands_with_those_at_his_place(
         [[0, 1, 2], [3]] if is_apart else [[0, 1, 2, 3]]
     )
     assert found.groups[0].waits_for == "gpu"
+
+
+AT_LOADER = ("poll (selectors.py)", "__next__ (torch/utils/data/dataloader.py)", "train (train.py)")
+HELD_BY_A_RANK = FileLock(path="/data/lock", holder_pid=70)
+
+
+@pytest.mark.parametrize(
+    ("lines", "worker", "expected"),
+    [
+        (AT_LOADER, {"asks_rank": "main"}, "child"),
+        (AT_LOADER, {"file_lock": HELD_BY_A_RANK}, "child"),
+        (AT_LOADER, {"file_lock": structs.replace(HELD_BY_A_RANK, holder_pid=99)}, None),
+        (AT_LOADER, {"file_lock": structs.replace(HELD_BY_A_RANK, holder_pid=71)}, None),
+        (AT_LOADER, {}, None),
+        (STACKS[0], {"asks_rank": "main"}, None),
+    ],
+    ids=["at a rank", "at a lock of a rank", "at a lock of a stranger", "at a lock of its own", "at work", "elsewhere"],
+)
+def test_who_waits_for_a_worker_that_waits_for_another_rank_asks_that_rank(
+    lines: tuple[str, ...], worker: dict[str, object], expected: str | None
+) -> None:
+    def rounds(stands: tuple[str, ...], **seen: object) -> tuple[ProcessDump, ...]:
+        thread = Thread(name="MainThread", thread_id="1", frames=stack(stands, 1), is_main=True)
+        dump = ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,))
+        return tuple(structs.replace(dump, taken_monotonic_seconds=float(at), **seen) for at in range(2))
+
+    other = RankDump(id=RankId(node="a", rank=0, pid=70), rounds=rounds(STACKS[0]))
+    loads = WorkerDump(pid=80, comm="pt_data_worker", rounds=rounds(("read (own.py)",), **worker))
+    rank = RankDump(id=RankId(node="a", rank=1, pid=71), rounds=rounds(lines), workers=(loads,))
+    found = group_ranks([other, rank], TABLE, SETTINGS)
+    assert {member.id.rank: member.asks_rank for member in found.members} == {0: None, 1: expected}

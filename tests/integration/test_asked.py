@@ -1,4 +1,4 @@
-"""Real children of ranks that wait for another rank: who waits for such a child is not taken for who is late."""
+"""Real ranks that wait for another rank, themselves, in a thread or by a child: they are not taken for who is late."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ FIFO = "import os, sys\nos.read(os.open(sys.argv[1] + '/the.fifo', os.O_RDONLY),
 CONNECTION = "import socket, sys\nport = int(open(sys.argv[1] + '/port').read())\nsocket.create_connection(('127.0.0.1', port)).recv(1)"
 WAITS = "import subprocess, sys\nready()\nsubprocess.run([sys.executable, '-c', {code!r}, folder])"
 IN_A_SHELL = "import subprocess, sys\nready()\nsubprocess.run(['sh', '-c', '\"$0\" -c \"$1\" \"$2\"; :', sys.executable, {code!r}, folder])"
+ITSELF = "import sys\nsys.argv[1:] = [folder]\nready()\n{code}"
+IN_A_THREAD = """
+import sys, threading
+sys.argv[1:] = [folder]
+ready()
+thread = threading.Thread(target=exec, args=({code!r}, {{}}))
+thread.start()
+thread.join()
+"""
 # The other rank: it holds the lock, may write into the FIFO and has the other end of the connection.
 OTHER = """
 import fcntl, os, socket, sys
@@ -45,9 +54,8 @@ sys.stdin.read()
 
 
 @contextlib.contextmanager
-def other_rank(folder: Path, code: str) -> Iterator[subprocess.Popen[str]]:
-    accepts = "accepts" if code == CONNECTION else "waits"
-    command = [sys.executable, "-c", OTHER, str(folder), accepts]
+def other_rank(folder: Path, *, accepts: bool = False) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", OTHER, str(folder), "accepts" if accepts else "listens"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "ready\n"
         try:
@@ -56,19 +64,17 @@ def other_rank(folder: Path, code: str) -> Iterator[subprocess.Popen[str]]:
             other.kill()
 
 
-def seen(other: subprocess.Popen[str], code: str, pid: int, *ranks: int) -> tuple[Group, Member]:
-    """The last of these ranks and its group, once its youngest child stands in the call for what it waits for."""
-    kind = "locks" if code == FLOCK else "receives"
-    if code == CONNECTION:
-        assert other.stdout is not None and other.stdout.readline() == "accepted\n"
+def seen(kind: str, pid: int, *ranks: int) -> tuple[Group, Member]:
+    """The last of these ranks and its group, once it, a thread or a child of it stands in a call of this kind."""
 
     def waits() -> bool:
         below = procs.read_children(pid, procs.PROC)
-        youngest = [*below, *(one for child in below for one in procs.read_children(child, procs.PROC))][-1:]
-        call = main_thread.read_call(youngest[0], procs.PROC) if youngest else None
-        return call is not None and call.kind == kind and call.name != "wait4"
+        every = (*below, *(one for child in below for one in procs.read_children(child, procs.PROC)))
+        calls = [main_thread.read_call(one, procs.PROC) for one in (pid, *every)]
+        calls += [main_thread.read_call(pid, procs.PROC, one) for one in main_thread.other_threads(pid, procs.PROC, 4)]
+        return any(call is not None and call.kind == kind and call.name != "wait4" for call in calls)
 
-    wait_for(waits, "the child to wait")
+    wait_for(waits, "the call")
     groups = group_ranks(
         capture(job_of_pids([*ranks, pid]), settings=SETTINGS, node="here"), Table(()), SETTINGS
     ).groups
@@ -78,33 +84,38 @@ def seen(other: subprocess.Popen[str], code: str, pid: int, *ranks: int) -> tupl
 
 @pytest.mark.parametrize("how", [WAITS, IN_A_SHELL], ids=["child", "below a shell"])
 def test_whose_child_waits_for_the_lock_of_another_rank_waits_for_that_lock(how: str, tmp_path: Path) -> None:
-    with other_rank(tmp_path, FLOCK) as other, targets.python(how.format(code=FLOCK), tmp_path) as pid:
-        group, member = seen(other, FLOCK, pid, other.pid)
-        _, alone = seen(other, FLOCK, pid)
+    with other_rank(tmp_path) as other, targets.python(how.format(code=FLOCK), tmp_path) as pid:
+        group, member = seen("locks", pid, other.pid)
+        _, alone = seen("locks", pid)
     path = str(tmp_path / "the.lock")
     assert member.file_lock is not None
     comm = member.file_lock.holder_comm
     assert member.file_lock == FileLock(path, holder_pid=other.pid, holder_comm=comm, by_child=True)
     assert group.waits_for == "lock" and member.awaited is None
-    does = (
-        f"waits for a process that it started, which waits for the lock of {path}, which pid {other.pid} ({comm}) holds"
-    )
-    assert clauses.does(group) == does
+    by_child = "waits for a process that it started, which waits for"
+    assert clauses.does(group) == f"{by_child} the lock of {path}, which pid {other.pid} ({comm}) holds"
     assert alone.file_lock is None and alone.awaited is not None, "the holder is nobody of its job"
 
 
-@pytest.mark.parametrize("code", [FIFO, CONNECTION], ids=["fifo", "connection"])
-def test_whose_child_receives_from_another_rank_is_not_held_outside(code: str, tmp_path: Path) -> None:
-    with other_rank(tmp_path, code) as other, targets.python(WAITS.format(code=code), tmp_path) as pid:
-        _, member = seen(other, code, pid, other.pid)
-    assert member.child_receives and not member.is_held_outside and member.awaited is None
+@pytest.mark.parametrize(("how", "who"), [(ITSELF, "main"), (IN_A_THREAD, "thread"), (WAITS, "child")])
+@pytest.mark.parametrize(
+    ("code", "accepts"),
+    [(FIFO, False), (CONNECTION, True), (CONNECTION, False)],
+    ids=["fifo", "connection", "connection that is not accepted"],
+)
+def test_who_receives_from_another_rank_asks_it(how: str, who: str, code: str, accepts: bool, tmp_path: Path) -> None:
+    with other_rank(tmp_path, accepts=accepts) as other, targets.python(how.format(code=code), tmp_path) as pid:
+        _, member = seen("receives", pid, other.pid)
+        _, alone = seen("receives", pid)
+    assert (member.asks_rank, member.is_held_outside, member.awaited) == (who, False, None)
+    assert alone.asks_rank is None, "it asks nobody of its job"
 
 
 @pytest.mark.parametrize("code", [FIFO, CONNECTION], ids=["fifo", "connection"])
 def test_whose_child_receives_from_a_stranger_is_held_outside(code: str, tmp_path: Path) -> None:
-    with other_rank(tmp_path, code) as other, targets.python(WAITS.format(code=code), tmp_path) as pid:
-        _, member = seen(other, code, pid)
-    assert not member.child_receives and member.is_held_outside and member.awaited is not None
+    with other_rank(tmp_path), targets.python(WAITS.format(code=code), tmp_path) as pid:
+        _, member = seen("receives", pid)
+    assert member.asks_rank is None and member.is_held_outside and member.awaited is not None
 
 
 def test_a_pipe_that_all_ranks_only_read_leads_to_none_of_them(tmp_path: Path) -> None:
@@ -112,10 +123,7 @@ def test_a_pipe_that_all_ranks_only_read_leads_to_none_of_them(tmp_path: Path) -
     reads = "import os\nos.read(0, 1)"
     with subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE) as other, contextlib.ExitStack() as ends:
         ends.callback(other.kill)
-        assert other.stdin is not None
         code = f"import os\nos.dup2(os.open('/proc/{other.pid}/fd/0', os.O_RDONLY), 0)\n" + WAITS.format(code=reads)
         with targets.python(code, tmp_path) as pid:
-            wait_for(lambda: procs.read_children(pid, procs.PROC), "the child")
-            job = job_of_pids([other.pid, pid])
-            groups = group_ranks(capture(job, settings=SETTINGS, node="here"), Table(()), SETTINGS).groups
-    assert not any(member.child_receives for group in groups for member in group.members)
+            _, member = seen("receives", pid, other.pid)
+    assert member.asks_rank is None

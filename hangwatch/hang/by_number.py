@@ -28,6 +28,7 @@ from hangwatch.model import (
 _SHOWN = 4
 _DESCRIPTION_SHOWN = 40
 _MOST_IDS = 64
+_NO_DESCRIPTION = "undefined"  # of a group that was made without one: torch/distributed/distributed_c10d.py
 
 
 def answer(scene: Scene) -> Answer:
@@ -121,6 +122,8 @@ def verdict(found: Answer, scene: Scene) -> Verdict | None:
             return _looking(found, scene, "NotCome", f"{say} {_why_not_named(found, scene)}", _OWN_CODE)
         case "circle":
             return _looking(found, scene, "Circle", _circle(found), _BRANCH)
+        case "still_open":
+            return _looking(found, scene, "EverybodyCame", _still_open(found), "")
         case "not_reached":
             return _looking(found, scene, "NotReached", _not_reached(found), _ITS_NETWORK)
         case "mismatch":
@@ -236,7 +239,8 @@ def group_words(one: Meeting) -> str:
     """What people call a group: the default group, or its description with its ranks."""
     if one.is_default:
         return "the default group"
-    called = words.elided(words.printable(one.description), _DESCRIPTION_SHOWN)
+    described = "" if one.description == _NO_DESCRIPTION else one.description
+    called = words.elided(words.printable(described), _DESCRIPTION_SHOWN)
     return f"{called or 'the group'} of {_ranks(one.members)}"
 
 
@@ -343,7 +347,20 @@ def _circle(found: Answer) -> str:
 
 def _mismatch(found: Answer) -> str:
     sides = "; ".join(f"{_ranks(ranks)}: {words.printable(what)}" for what, ranks in found.differs[:_SHOWN])
-    return f"The ranks of one group do not do the same ({_listed(found.meetings[:1])}). {sides}."
+    same = f"The ranks of one group do not do the same ({_listed(found.meetings[:1])})"
+    return f"{same}. {sides[:1].upper()}{sides[1:]}."
+
+
+def _still_open(found: Answer) -> str:
+    """To what all have come and some are still in; with a root, ranks that name different ones never end it."""
+    first = found.meetings[0]
+    is_rooted = activity.is_marked("rooted", first.operation)
+    root = "for another root (src or dst) in its call on one of them, then " if is_rooted else ""
+    inside = f"{_ranks(first.waiting)} {'is' if len(first.waiting) == 1 else 'are'} still in it {_since(first)}"
+    return (
+        f"All its ranks have come to {_of(first)}, and {inside}, so that nobody is late for it; what ranks wait in "
+        f"elsewhere comes after it. Look {root}at {_ALL_GPUS.removeprefix('Look at ')}"
+    )
 
 
 def _not_reached(found: Answer) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.hang import by_number, clauses, guidance, launched, votes, wording
+from hangwatch.hang import by_number, clauses, guidance, launched, votes, waitfor, wording
 from hangwatch.hang.first_look import FIRST_LOOKS, by_line, have_parted
 from hangwatch.hang.rest import is_refused, is_serving, resting_state
 from hangwatch.hang.rules import (
@@ -86,7 +86,7 @@ def _by_number(scene: Scene) -> Verdict:
     if by_numbers is not None and by_numbers.named:
         return _at_most_here(by_numbers, scene)
     accused = _accused(scene)
-    if by_numbers is not None and (accused is None or (_is_by_stack(accused) and not found.by_counts)):
+    if by_numbers is not None and (accused is None or (_is_by_stack(accused) and _decides(found))):
         return _at_most_here(by_numbers, scene)
     both = by_number.contradicts(found, accused) if accused is not None and _is_by_stack(accused) else None
     if both is not None:
@@ -95,6 +95,11 @@ def _by_number(scene: Scene) -> Verdict:
     verdict = accused or _mount_silent(scene) or enclosed or _refused(scene) or _open(scene)
     beside = () if verdict is enclosed or by_number.have_met(found) else votes.enclosed(scene.grouping)
     return structs.replace(verdict, evidence=(*verdict.evidence, *by_number.evidence(found), *beside))
+
+
+def _decides(found: waitfor.Answer) -> bool:
+    """Whether it stands above an accusation by stacks: not NCCL's own counts, nor that ranks are still in something."""
+    return not found.by_counts and found.kind != "still_open"
 
 
 def _is_by_stack(accused: Verdict) -> bool:

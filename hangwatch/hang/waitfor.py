@@ -22,7 +22,7 @@ from hangwatch.flight_record import Library
 from hangwatch.hang.graph import strongly_connected
 from hangwatch.model import STOPPED_STATES, Enqueued, GroupRecords, Member, Recorded
 
-Kind = Literal["not_come", "circle", "mismatch", "everybody", "not_reached", "unknown"]
+Kind = Literal["not_come", "circle", "mismatch", "everybody", "still_open", "not_reached", "unknown"]
 Stance = Literal["elsewhere", "held", "waits", "unclear"]
 """What stack and kernel say of a rank: in no wait at all; in one for a lock, a file or a time, which nobody is known to
 end; in one for other ranks; or none of that is sure."""
@@ -306,11 +306,27 @@ def _awaited(
         return base._replace(kind="not_come", first_look=outside)
     if circle := _circle(groups, come):
         return base._replace(kind="circle", circle=circle, first_look=_alone(circle, base.meetings))
+    if there := _still_open(groups, base.meetings, stands):
+        return base._replace(kind="still_open", meetings=(*there, *(one for one in base.meetings if one not in there)))
     idle = [rank for rank in stands if rank not in busy]
     also_waiting = tuple(rank for rank in idle if stands[rank] == "waits")
     if also_waiting or not idle:
         return base._replace(also_waiting=also_waiting)
     return base._replace(kind="not_come", first_look=tuple(idle) if len(idle) == 1 else ())
+
+
+def _still_open(
+    groups: Iterable[_Group], meetings: Iterable[Meeting], awaited: Mapping[int, Stance]
+) -> tuple[Meeting, ...]:
+    """To what all have come and several are still in, where who is awaited elsewhere waits in something open itself.
+
+    One that alone is still in it may hold itself up.
+    """
+    waiting = {rank for group in groups for rank in group.waiters}
+    if not waiting.issuperset(awaited) or set(awaited.values()) != {"waits"}:
+        return ()
+    complete = (one for one in meetings if one.is_whole and not one.missing and not one.unseen)
+    return tuple(one for one in complete if len(one.waiting) > 1)
 
 
 def _has_open(member: Member) -> bool:

@@ -159,6 +159,28 @@ def test_who_waits_for_a_lock_that_a_rank_holds_waits_for_that_rank() -> None:
     assert judged(waiting(holder, *THREE[1:]), outside(stranger, activity="lock", waits_for="lock")).kind == "NotCome"
 
 
+def test_ranks_that_are_still_in_what_all_have_come_to_are_not_held_up_by_who_is_ahead() -> None:
+    """As of a broadcast for which one rank names another root: by stacks the lone rank ahead would be looked at."""
+    ahead = structs.replace(waiting(standing(2, waits(8))), operation="barrier", key="ahead")
+    behind = waiting(standing(0, waits(7)), standing(1, waits(6)), standing(3, waits(6)))
+    verdict = judged(behind, ahead)
+    assert (verdict.kind, verdict.named, verdict.first_look) == ("EverybodyCame", (), ())
+    assert verdict.message.startswith("All its ranks have come to all_reduce 6 of the default group, and ranks 1,3 are")
+    assert "root" not in verdict.message
+    without = [
+        structs.replace(group, members=tuple(structs.replace(m, recorded=()) for m in group.members))
+        for group in (behind, ahead)
+    ]
+    assert [one.rank for one in judged(*without).first_look] == [2]
+
+
+def test_what_is_still_open_takes_back_no_accusation_by_a_stack() -> None:
+    behind = waiting(standing(0, waits(7)), standing(1, waits(6)), standing(3, waits(6)))
+    stands = outside(standing(2, waits(8)), activity="training_loop", waits_for="gpu")
+    verdict = judged(behind, stands)
+    assert verdict.kind in ("OutsideCollective", "Contradiction")
+
+
 ASKS = pytest.mark.parametrize(
     ("activity", "who", "words"),
     [

@@ -288,6 +288,30 @@ def test_another_order_of_the_same_operations() -> None:
     assert judge([member(rank, nccl(*ordered)) for rank in range(4)]).kind == "everybody"
 
 
+AHEAD = (waits(7), waits(6), waits(8), waits(6))
+"""Of 6, to which all have come, ranks 1 and 3 are still a part; rank 2 is done with it and with 7."""
+
+
+def test_to_what_all_have_come_and_some_are_still_in() -> None:
+    job = [standing(rank, numbers) for rank, numbers in enumerate(AHEAD)]
+    found = judge(job)
+    assert (found.kind, found.named, found.first_look) == ("still_open", (), ())
+    assert (found.meetings[0].number, found.meetings[0].waiting) == (6, (1, 3))
+    assert [one.number for one in found.meetings] == [6, 7, 8]
+
+
+def test_it_is_not_told_of_ranks_that_do_something_else_nor_where_not_all_are_known() -> None:
+    job = [standing(rank, numbers) for rank, numbers in enumerate(AHEAD)]
+    assert judge(job, world_size=8).kind == "unknown"
+    assert judge(job, r3="elsewhere").kind == "not_come"
+    assert judge(job, r3="unclear").kind == "unknown"
+    assert judge([*job[:3], standing(3, done(6))]).kind == "unknown", (
+        "it is done with 6, and waits in what no record shows"
+    )
+    assert judge([standing(0, waits(7)), standing(1, waits(7)), *job[2:]]).kind == "unknown", "3 alone is still in it"
+    assert judge([*job[:3], standing(3, done(5))]).kind == "unknown", "it has not come to 6"
+
+
 def test_everybody_has_come_only_where_all_members_are_known() -> None:
     assert judge([standing(rank, waits(3, "1")) for rank in range(4)]).kind == "unknown"
     assert judge([standing(rank, waits(6)) for rank in range(4)], world_size=8).kind == "unknown"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from typing import Literal
 
 from msgspec import structs
 
@@ -314,10 +315,8 @@ def _why_not_named(found: Answer, scene: Scene) -> str:
         return "In another communicator others are behind it, for whom it may wait."
     if found.by_counts and any(waits_for(group) in {"ranks", "gpu"} for group in groups):
         return "Its stack shows a wait, too: for whom, NCCL's counts do not tell."
-    if len(members) == 1 and members[0].asks_rank is not None:
-        return (
-            f"{_ASKS_RANK[members[0].asks_rank]} waits for what another rank of the job may give, by the kernel's word."
-        )
+    if len(members) == 1 and (asks := members[0].asks_rank or _asks_by_call(members[0], scene)):
+        return f"{_ASKS_RANK[asks]} waits for what another rank of the job may give, by the kernel's word."
     still_open = [
         one
         for m in members
@@ -331,6 +330,13 @@ def _why_not_named(found: Answer, scene: Scene) -> str:
     if still_open:
         return "Another thread of it has an operation open, for which it may wait."
     return "Whether it waits for another rank there is not known."
+
+
+def _asks_by_call(member: Member, scene: Scene) -> Literal["main"] | None:
+    """Whether the other end of what it receives from is another rank, as of a Unix socket only its call tells."""
+    others = processes_of(scene.grouping) - {(member.id.node, member.id.pid)}
+    behind = member.kernel_call.behind if member.receives and member.kernel_call is not None else ()
+    return "main" if any((member.id.node, one.other_pid) in others for one in behind if one.other_pid) else None
 
 
 def _circle(found: Answer) -> str:
@@ -356,10 +362,10 @@ def _still_open(found: Answer) -> str:
     first = found.meetings[0]
     is_rooted = activity.is_marked("rooted", first.operation)
     root = "for another root (src or dst) in its call on one of them, then " if is_rooted else ""
-    inside = f"{_ranks(first.waiting)} {'is' if len(first.waiting) == 1 else 'are'} still in it {_since(first)}"
+    inside = f"{_ranks(first.waiting)} are still in it ({_since(first)})"
     return (
-        f"All its ranks have come to {_of(first)}, and {inside}, so that nobody is late for it; what ranks wait in "
-        f"elsewhere comes after it. Look {root}at {_ALL_GPUS.removeprefix('Look at ')}"
+        f"All its ranks have come to {_of(first)}, and {inside}: nobody is late for it, and what others wait in comes "
+        f"after it. Look {root}at {_ALL_GPUS.removeprefix('Look at ')}"
     )
 
 

@@ -8,12 +8,14 @@ from msgspec import structs
 from hangwatch.fleet.merge import merge
 from hangwatch.hang import culprit
 from hangwatch.model import (
+    Behind,
     Confidence,
     FileLock,
     Frame,
     GpuUse,
     Group,
     Grouping,
+    KernelCall,
     Member,
     Motion,
     PortTraffic,
@@ -200,6 +202,22 @@ def test_who_asks_another_rank_is_looked_at_and_not_named(activity: str, who: st
     verdict = judged(waiting(*THREE), outside(asks, activity=activity))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotCome", (), [3])
     assert words in verdict.message
+
+
+def test_at_a_socket_whose_other_end_is_a_rank_it_is_not_said_that_nobody_knows() -> None:
+    def said(other_pid: int | None) -> str:
+        behind = Behind(kind="unix", what="a Unix socket", other_pid=other_pid)
+        call = KernelCall(name="recvfrom", says="recvfrom", rounds=2, descriptors=1, behind=(behind,))
+        own = structs.replace(standing(3, done(5)), receives=True, kernel_call=call, signature=Signature.BLOCKED)
+        holder = structs.replace(THREE[0], id=structs.replace(THREE[0].id, pid=700))
+        unknown = outside(own, activity="unknown", waits_for="unknown")
+        verdict = judged(waiting(holder, *THREE[1:]), unknown)
+        assert [one.rank for one in verdict.first_look] == [3]
+        return verdict.message
+
+    assert "It waits for what another rank of the job may give" in said(700)
+    for stranger in (701, None):
+        assert "Whether it waits for another rank there is not known" in said(stranger)
 
 
 @ASKS

@@ -123,6 +123,8 @@ def seat(process: Process, launcher: str | None) -> Seat | None:
     The table is asked row by row: RANK and WORLD_SIZE win, since with torchrun under srun the variables of Slurm are
     the agent's.
     """
+    if not process.environ:  # most processes of a node, at each scan
+        return None
     for row in TABLE.launchers:
         if row.ranks is None or (row.ranks.only_below and launcher != row.name):
             continue

@@ -292,7 +292,7 @@ def _motion(rounds: Sequence[ProcessDump], standings: Sequence[Standing | None],
         for dump, stand in zip(rounds, standings, strict=True)
         if stand is not None and stand.telling is not None
     ]
-    if len({user_frames(thread) for thread in told}) > 1 or not all(dump.recorders for dump in rounds):
+    if not all(dump.recorders for dump in rounds) or len({user_frames(thread) for thread in told}) > 1:
         return behaves
     mains = (stack_frames.main_thread(dump.threads) for dump in rounds)
     ids = [main.pthread_id if main else None for main in mains]
@@ -304,9 +304,9 @@ def _motion(rounds: Sequence[ProcessDump], standings: Sequence[Standing | None],
 
 def _task(rounds: Sequence[ProcessDump], table: activity.Table) -> Frame | None:
     """Where a task of an executor's thread stood in the user's own program in every round, of two at least."""
-    found = [{frame: None for thread in dump.threads for frame in _tasks(thread, table)} for dump in rounds]
-    if len(found) < 2:
+    if len(rounds) < 2:
         return None
+    found = [{frame: None for thread in dump.threads for frame in _tasks(thread, table)} for dump in rounds]
     return next((frame for frame in found[-1] if all(frame in one for one in found)), None)
 
 

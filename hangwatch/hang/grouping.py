@@ -66,15 +66,16 @@ def group_ranks(
         for rank, standings in zip(ranks, stood, strict=True)
         if every_round.waits_in_torch(rank) and (standing := _last(standings)) is not None
     }
-    pids = {rank.id.pid for rank in ranks}
+    processes = {(rank.id.node, rank.id.pid) for rank in ranks if rank.id.pid is not None}
     shown: dict[str, tuple[RankDump, _Answer]] = {}
     members: dict[str, list[Member]] = {}
     for rank, standings in zip(ranks, stood, strict=True):
         measured = motion.measure(rank, standings, settings, mount_holds_job=mount_holds_job)
         answer = _answer(rank, standings, measured, in_torch)
         member = _member(rank, answer, standings, measured, table)
-        asks_rank = _asks_rank(rank, answer.standing, pids)
-        members.setdefault(answer.key, []).append(structs.replace(member, asks_rank=asks_rank))
+        if (asks_rank := _asks_rank(rank, answer.standing, processes)) is not None:
+            member = structs.replace(member, asks_rank=asks_rank)
+        members.setdefault(answer.key, []).append(member)
         if answer.key not in shown or rank.id.sort_key() < shown[answer.key][0].id.sort_key():
             shown[answer.key] = (rank, answer)
     groups = (_group(key, tuple(found), *shown[key], table) for key, found in members.items())
@@ -263,15 +264,15 @@ def _member(
 
 
 def _asks_rank(
-    rank: RankDump, standing: Standing | None, pids: Set[int | None]
+    rank: RankDump, standing: Standing | None, processes: Set[tuple[str | None, int]]
 ) -> Literal["main", "thread", "child"] | None:
-    """Who of it waits for another rank; of its workers only where it waits for them. `pids` are those of all ranks."""
+    """Who of it waits for another rank; of its workers only where it waits for them. `processes` are those of ranks."""
     own = every_round.asks_rank(rank)
     if own is not None or standing is None or activity.known(standing.doing.activity).work_is_in != "workers":
         return own
-    locks = (every_round.file_lock(worker) for worker in rank.workers)
-    others = pids - {rank.id.pid, None}
-    is_locked = any(lock is not None and lock.holder_pid in others for lock in locks)
+    locks = filter(None, (every_round.file_lock(worker) for worker in rank.workers))
+    holders = {(rank.id.node, lock.holder_pid) for lock in locks} - {(rank.id.node, rank.id.pid)}
+    is_locked = not processes.isdisjoint(holders)
     return "child" if is_locked or any(map(every_round.asks_rank, rank.workers)) else None
 
 

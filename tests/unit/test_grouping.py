@@ -378,7 +378,8 @@ def test_who_waits_for_a_worker_that_waits_for_another_rank_asks_that_rank(
         return tuple(structs.replace(dump, taken_monotonic_seconds=float(at), **seen) for at in range(2))
 
     other = RankDump(id=RankId(node="a", rank=0, pid=70), rounds=rounds(STACKS[0]))
+    elsewhere = RankDump(id=RankId(node="b", rank=2, pid=99), rounds=rounds(STACKS[0]))
     loads = WorkerDump(pid=80, comm="pt_data_worker", rounds=rounds(("read (own.py)",), **worker))
     rank = RankDump(id=RankId(node="a", rank=1, pid=71), rounds=rounds(lines), workers=(loads,))
-    found = group_ranks([other, rank], TABLE, SETTINGS)
-    assert {member.id.rank: member.asks_rank for member in found.members} == {0: None, 1: expected}
+    found = group_ranks([other, rank, elsewhere], TABLE, SETTINGS)
+    assert {member.id.rank: member.asks_rank for member in found.members} == {0: None, 1: expected, 2: None}

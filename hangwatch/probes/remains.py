@@ -121,7 +121,8 @@ class LastSeen:
             inner_pid=procs.read_inner_pid(process.id.pid, self._proc_root),
             logs=self._logs(process),
         )
-        is_whole = now.mounts is not None and now.folder  # one that ends just now shows no more of it
+        # One that ends just now shows no more of it: its program goes first, with its memory.
+        is_whole = now.mounts is not None and now.folder and now.program
         return now if before is None or is_whole else before
 
     def _logs(self, process: Process) -> tuple[str, ...]:

@@ -294,6 +294,19 @@ def test_of_many_ranks_that_die_together_the_first_is_read_wherever_it_stands(tm
     assert "KeyError: early" in verdict.message and "199 other ranks of this node ended as well" in verdict.message
 
 
+def test_a_rank_that_ends_just_now_is_remembered_as_it_was(tmp_path: Path) -> None:
+    """In the order in which the kernel takes it away: its program with its memory, its folder, its namespaces."""
+    rank = Rank(id=ProcessId(pid=999_000_000, start_ticks=1), rank=0, local_rank=0)
+    known, process = remains.LastSeen(tree_of_ranks(tmp_path, [rank])), left_by(rank, tmp_path, "KeyError: early", 0.0)
+    known.note([(process, "uid 1")])
+    whole = known.of(rank.id)
+    assert whole is not None and whole.program == "/usr/bin/python3"
+    for gone in ("exe", "cwd", "ns/mnt"):
+        (tmp_path / "proc" / str(rank.id.pid) / gone).unlink()
+        known.note([(process, "uid 1")])
+        assert known.of(rank.id) == whole
+
+
 def tree_of_ranks(folder: Path, ranks: Sequence[Rank]) -> Path:
     """A /proc in which these ranks lie as a scan finds them, in the mount namespace of who looks."""
     for name in ("self", *(str(rank.id.pid) for rank in ranks)):
@@ -301,6 +314,7 @@ def tree_of_ranks(folder: Path, ranks: Sequence[Rank]) -> Path:
         (place / "ns").mkdir(parents=True)
         (place / "ns" / "mnt").symlink_to("mnt:[1]")
         (place / "cwd").symlink_to(folder)
+        (place / "exe").symlink_to("/usr/bin/python3")
     return folder / "proc"
 
 

@@ -219,6 +219,7 @@ os.read(back, 1)
 )
 def test_who_is_stuck_on_a_file_or_pipe_of_nobody_in_its_job(code: str, where: str | None, tmp_path: Path) -> None:
     with targets.python(code, tmp_path) as pid:
+        wait_for(lambda: main_thread.read_call(pid, procs.PROC), "it to stand in a call")
         member = measured(job_of(pid))
     assert member.stuck_on == (where and where.format(folder=tmp_path))
     assert where is None or member.signature is Signature.BLOCKED, "it pages as before"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -39,7 +40,7 @@ NO_JOB = (
 SEE_ALL = "`sudo hangwatch dump`, or install the daemon (docs/install-systemd.md)"
 
 
-@click.command()
+@click.command(context_settings={"allow_extra_args": True})
 @click.option("--job", "wanted", help="Only this job, by its id, key or name; by default every job on this node.")
 @click.option(
     "--pid",
@@ -98,6 +99,7 @@ def dump(  # noqa: PLR0912 - an option is a branch
 
     Reads, and changes nothing: no process is stopped (but see --native). Exits 1 when there is nothing to dump.
     """
+    _refuse_bare(click.get_current_context().args)
     if (reach := reach_of(**reaching, tool="py-spy" if agentless else "hangwatch")) is not None:
         if any((pids, native, include_locals, grouped, with_stacks, config_path)):
             raise click.UsageError(
@@ -280,6 +282,14 @@ def _dump_agentless(reach: Reach, wanted: str | None, rounds: int, raw: Path | N
     from hangwatch.cli.agentless import AgentlessQuestion, dump_agentless
 
     return dump_agentless(AgentlessQuestion(reach, wanted, rounds, as_json_form, raw), settings_from(None)[0])
+
+
+def _refuse_bare(given: Sequence[str]) -> None:
+    """Raise click.UsageError for pids or a job without the option that they go with."""
+    if given:
+        are_pids = all(map(str.isdecimal, given))
+        meant = " ".join(f"--pid {pid}" for pid in given) if are_pids else f"--job {shlex.quote(given[0])}"
+        raise click.UsageError(f"pids and jobs go with an option: hangwatch dump {meant}")
 
 
 def _job_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.Jobs) -> Job:

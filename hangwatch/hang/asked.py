@@ -8,11 +8,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch.model import FileLock, SystemCall
+from hangwatch.model import AsksRank, FileLock, SystemCall
 from hangwatch.probes import behind_call, file_locks, main_thread
 from hangwatch.probes.sockets import Connection, End
 
@@ -51,9 +51,7 @@ class OtherRanks(NamedTuple):
                 return replace(lock, by_child=True)
         return None
 
-    def asked_by(
-        self, pid: int, call: SystemCall, children: Sequence[int]
-    ) -> Literal["main", "thread", "child"] | None:
+    def asked_by(self, pid: int, call: SystemCall, children: Sequence[int]) -> AsksRank | None:
         """Who of a process receives from one of them: its main thread, in `call`, a child that it awaits, or a thread.
 
         Of another thread only a call about one descriptor counts: those of gloo and NCCL watch all their connections.

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import structs
 
-from hangwatch.model import BLOCKED_STATES, Awaited, FileLock, ProcessDump, RankDump, Store, WorkerDump
+from hangwatch.model import BLOCKED_STATES, AsksRank, Awaited, FileLock, ProcessDump, RankDump, Store, WorkerDump
 
 
 def frozen_cgroup(rounds: Sequence[ProcessDump]) -> str | None:
@@ -36,7 +36,7 @@ def file_lock(rank: RankDump | WorkerDump) -> FileLock | None:
     return found.pop() if len(found) == 1 else None
 
 
-def asks_rank(rank: RankDump | WorkerDump) -> Literal["main", "thread", "child"] | None:
+def asks_rank(rank: RankDump | WorkerDump) -> AsksRank | None:
     """Who of a process receives from another rank."""
     found = {dump.asks_rank for dump in rank.rounds}
     return found.pop() if len(found) == 1 else None

@@ -16,6 +16,7 @@ from hangwatch.hang.user_code import user_frames
 from hangwatch.model import (
     BLOCKED_STATES,
     ENDED_STATES,
+    AsksRank,
     Capture,
     Fault,
     Frame,
@@ -263,9 +264,7 @@ def _member(
     )
 
 
-def _asks_rank(
-    rank: RankDump, standing: Standing | None, processes: Set[tuple[str | None, int]]
-) -> Literal["main", "thread", "child"] | None:
+def _asks_rank(rank: RankDump, standing: Standing | None, processes: Set[tuple[str | None, int]]) -> AsksRank | None:
     """Who of it waits for another rank; of its workers only where it waits for them. `processes` are those of ranks."""
     own = every_round.asks_rank(rank)
     if own is not None or standing is None or activity.known(standing.doing.activity).work_is_in != "workers":

@@ -159,12 +159,13 @@ class Surroundings:
                 children_bytes = sum(one.io_bytes or 0 for one in counters) + sum(carried)
                 children_cpu = sum(one.cpu_seconds or 0.0 for one in counters)
         others = self._other_ranks(pid)
-        lock = others.lock_for(children)
         asks_rank = None if call is None else others.asked_by(pid, call, children)
-        if lock is not None or asks_rank is not None:
-            awaited = None
         if call is not None and kind == "locks":
             lock = file_locks.awaited(pid, call.descriptors[0], self._root)
+        else:
+            lock = others.lock_for(children)
+        if lock is not None or asks_rank is not None:
+            awaited = None
         server = None if call is None else self._server(pid, call)
         is_apart = bool(children) or server not in (None, pid)
         peers = None if call is None and state != "R" else self._peers(pid, call, is_apart=is_apart)

@@ -43,6 +43,7 @@ from hangwatch.model.waits import (
     STOPPED_STATES,
     BLOCKED_STATES,
     FUSE_WAITS,
+    AsksRank,
     SystemCall,
     FileLock,
     Behind,

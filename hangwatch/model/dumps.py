@@ -9,7 +9,7 @@ from hangwatch.model.gpus import GpuUse, PortTraffic
 from hangwatch.model.jobs import Died, Waiting
 from hangwatch.model.stacks import Thread
 from hangwatch.model.value import Fault, Value
-from hangwatch.model.waits import Awaited, FileLock, KernelCall, Store, SystemCall, WorkerCall
+from hangwatch.model.waits import AsksRank, Awaited, FileLock, KernelCall, Store, SystemCall, WorkerCall
 
 
 class ThreadCounters(Value, frozen=True):
@@ -84,7 +84,7 @@ class ProcessDump(Value, frozen=True):
     server: int | None = None
     file_lock: FileLock | None = None
     shares_lock: bool = False
-    asks_rank: Literal["main", "thread", "child"] | None = None
+    asks_rank: AsksRank | None = None
     stuck_on: str | None = None
     store: Store | None = None
     awaits_store: Literal["main", "thread"] | None = None

@@ -12,7 +12,7 @@ from hangwatch.model.jobs import Died, Waiting
 from hangwatch.model.stacks import Frame, Stack
 from hangwatch.model.states import Motion, Signature
 from hangwatch.model.value import Fault, Value
-from hangwatch.model.waits import Awaited, FileLock, KernelCall, Store, WorkerCall
+from hangwatch.model.waits import AsksRank, Awaited, FileLock, KernelCall, Store, WorkerCall
 
 
 class Enqueued(Value, frozen=True):
@@ -128,7 +128,7 @@ class Member(Value, frozen=True):
     server: int | None = None
     file_lock: FileLock | None = None
     shares_lock: bool = False
-    asks_rank: Literal["main", "thread", "child"] | None = None
+    asks_rank: AsksRank | None = None
     stuck_on: str | None = None
     store: Store | None = None
     awaits_store: Literal["main", "thread"] | None = None

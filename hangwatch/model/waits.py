@@ -20,6 +20,9 @@ BLOCKED_STATES = frozenset("D")
 FUSE_WAITS = frozenset({"request_wait_answer"})
 """Where in the kernel a process waits for the answer of a FUSE server, in state S at first (fs/fuse/dev.c)."""
 
+AsksRank = Literal["main", "thread", "child"]
+"""Who of a process receives from another rank: its main thread, another one, or a process that it awaits."""
+
 
 class SystemCall(Value, frozen=True):
     """The system call that a thread is in: its number and name, what kind of call that is, and what it is about.

@@ -115,6 +115,8 @@ def test_the_help_names_every_command() -> None:
         (("demo", "--ranks", "1"), ["--ranks"]),
         (("dump", "--rounds", "0"), ["--rounds"]),
         (("dump", "--job", "nonsense"), ["no such job"]),
+        (("dump", "17", "18"), ["hangwatch dump --pid 17 --pid 18"]),
+        (("dump", "llama 70b"), ["hangwatch dump --job 'llama 70b'"]),
     ],
 )
 def test_bad_input_is_told_and_exits_2(arguments: tuple[str, ...], words: list[str], tmp_path: Path) -> None:

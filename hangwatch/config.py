@@ -152,15 +152,16 @@ class Capture(Section, frozen=True):
         float, Meta(ge=0.0, description="a rank that read and wrote more than this between rounds moves")
     ] = 65536.0
     nccl_ras: Annotated[
-        bool, Meta(description="ask NCCL itself how far its ranks are, where no flight recorder of NCCL tells")
-    ] = True
+        bool,
+        Meta(description="ask NCCL itself how far its ranks are, where no flight recorder tells: NCCL 2.29.2 or later"),
+    ] = False
     nccl_ras_answers: Annotated[int, Meta(ge=2, le=10, description="how often; a count that changes tells nothing")] = 3
     nccl_ras_pause_seconds: Annotated[float, Meta(ge=0.1, le=300.0, description="from one question to the next")] = 10.0
     nccl_ras_deadline_seconds: Annotated[
         float, Meta(ge=1.0, le=600.0, description="all answers; a capture waits no longer for them")
     ] = 30.0
     nccl_ras_min_age_seconds: Annotated[
-        float, Meta(ge=0.0, le=86400.0, description="ranks younger than this are not asked: NCCL 2.26.2 may crash then")
+        float, Meta(ge=0.0, le=86400.0, description="ranks younger than this are not asked: NCCL may crash early on")
     ] = 900.0
 
     @property

@@ -282,7 +282,7 @@ OFF = Fault(
     subject="NCCL RAS",
     reason="SwitchedOff",
     detail="nccl_ras is off",
-    remedy="in the configuration, under [capture]: nccl_ras = true",
+    remedy="with NCCL 2.29.2 or later, in the configuration, under [capture]: nccl_ras = true",
 )
 """Why NCCL is not asked where that is switched off."""
 

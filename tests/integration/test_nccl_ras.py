@@ -22,6 +22,7 @@ from hangwatch.report import phrases
 from tests.nccl_ras import TEXT, as_json, communicator, needs_networks, process, rank
 
 SETTINGS = config.Capture(
+    nccl_ras=True,
     rounds=2,
     pause_seconds=0.1,
     nccl_ras_pause_seconds=0.1,
@@ -239,9 +240,11 @@ def test_why_nccl_said_nothing_stands_in_the_notes(how: str, reason: str, tmp_pa
 
 
 @needs_networks
-def test_nccl_is_not_asked_where_that_is_switched_off(tmp_path: Path) -> None:
-    settings = structs.replace(SETTINGS, nccl_ras=False)
-    with process(tmp_path, "silent") as pid:
+def test_nccl_by_default_is_not_asked(tmp_path: Path) -> None:
+    """Some versions of NCCL crash when asked: nothing that can harm a job is on by default."""
+    settings = config.Capture(rounds=2, pause_seconds=0.1, nccl_ras_min_age_seconds=0.0)
+    (tmp_path / "answer").write_text(FOUR)
+    with process(tmp_path) as pid:
         look = look_at(job_of_pids([pid]), settings=settings, activities=activity.load(), node="here")
     assert look.grouping.members[0].nccl_ras is None
     assert asked(tmp_path) == []

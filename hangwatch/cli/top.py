@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -35,6 +37,10 @@ FIRST_SECONDS = 0.05  # until there is something to show
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WAKING = (*_ENDING, signal.SIGWINCH, signal.SIGTSTP)
 _SIGNALLED = 128
+_GAP = 2  # columns of the screen between two of a table
+_LEAST_ROOM = 40  # columns of the screen in which the beginning of a message tells something
+_UNBOUNDED = 1 << 16  # columns
+_PASSED = "passed"
 _LOUD = {
     JobState.HUNG: "bold red",
     JobState.STALLED: "yellow",
@@ -180,32 +186,67 @@ def frame(seen: Seen, now: float, unix_now: float) -> RenderableType:
 
 
 def _jobs(status: Status, unix_now: float) -> RenderableType:
-    if not status.jobs:
-        return Text("no jobs", style="dim")
     order = {state: place for place, state in enumerate(_ORDER)}
-    is_any_ending = any(job.ends_itself_unix_seconds is not None for job in status.jobs)
     jobs = sorted(status.jobs, key=lambda job: (order.get(job.state, len(order)), job.state is JobState.ENDED))
-    rows = [
-        (
-            f"{job.job_name} ({job.job_id})" if job.job_name not in ("", job.job_id) else job.job_id,
-            job.owner,
-            Text(job.state.value + (" (page)" if job.page else ""), style=_LOUD.get(job.state, "green")),
-            words.duration(round(job.seconds_in_state)),
-            *([_left(job, unix_now)] if is_any_ending else ()),
-            str(job.ranks),
-            _watts(job),
-            job.message if job.state is JobState.STALLED else job.verdict or job.message,  # of a stalled one: who moves
-        )
-        for job in jobs
-    ]
-    ending = ("ends in",) if is_any_ending else ()
-    return _table(("job", "owner", "state", "for", *ending, "ranks", "watts / line", "what"), rows)
+    return _Jobs(jobs, unix_now) if jobs else Text("no jobs", style="dim")
+
+
+class _Jobs(NamedTuple):
+    """A table of jobs. Where a line has little room for a message, each stands in a line of its own."""
+
+    jobs: Sequence[JobStatus]
+    unix_now: float
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        messages = [_one_line(_message(job)) for job in self.jobs]
+        ends = [_left(job, self.unix_now) for job in self.jobs]
+        ends_of_width = ends if any(ends) else None
+        unbounded = options.update(max_width=_UNBOUNDED)
+        room = options.max_width - console.measure(self._table(ends_of_width, None), options=unbounded).maximum - _GAP
+        if room >= min(_LEAST_ROOM, max(map(cell_len, messages))):
+            yield self._table(ends_of_width, messages)
+            return
+        rows = console.render_lines(self._table(None, None), options, pad=False)
+        yield from (*rows[0], Segment.line())
+        for row, end, message in zip(rows[1:], ends, messages, strict=True):
+            yield from (*row, Segment.line())
+            yield _cut(f"  {_prefix(end)}{message}")
+
+    def _table(self, ends: Sequence[str] | None, messages: Sequence[str] | None) -> Table:
+        """The table with these columns, too; without messages the names of jobs and owners give way."""
+        header = ("job", "owner", "state", "for", *(() if ends is None else ("ends in",)), "ranks", "watts / line")
+        rows = [
+            (
+                f"{job.job_name} ({job.job_id})" if job.job_name not in ("", job.job_id) else job.job_id,
+                job.owner,
+                Text(job.state.value + (" (page)" if job.page else ""), style=_LOUD.get(job.state, "green")),
+                words.duration(round(job.seconds_in_state)),
+                *(() if ends is None else (ends[place],)),
+                str(job.ranks),
+                _watts(job),
+                *(() if messages is None else (messages[place],)),
+            )
+            for place, job in enumerate(self.jobs)
+        ]
+        if messages is None:
+            return _table(header, rows, ("job", "owner"))
+        return _table((*header, "what"), rows, ("what",))
+
+
+def _message(job: JobStatus) -> str:
+    """Of a stalled job: which rank moves."""
+    return job.message if job.state is JobState.STALLED else job.verdict or job.message
+
+
+def _prefix(left: str) -> str:
+    """When the job ends itself, before its message."""
+    return "" if not left else "its time-out has passed: " if left == _PASSED else f"ends in {left}: "
 
 
 def _left(job: JobStatus, unix_now: float) -> str:
     """Until its own collective time-out ends a job that hangs."""
     at = job.ends_itself_unix_seconds
-    return "" if at is None else words.duration(round(at - unix_now)) if at > unix_now else "passed"
+    return "" if at is None else words.duration(round(at - unix_now)) if at > unix_now else _PASSED
 
 
 def _watts(job: JobStatus) -> Text:
@@ -229,7 +270,9 @@ def _gpus(status: Status) -> RenderableType:
         )
         for gpu in status.gpus
     ]
-    return _table(("GPU", "power", "utilisation", "job", "fault"), rows) if rows else Text("no GPUs", style="dim")
+    if not rows:
+        return Text("no GPUs", style="dim")
+    return _table(("GPU", "power", "utilisation", "job", "fault"), rows, ("job", "fault"))
 
 
 def _checks(status: Status, unix_now: float) -> RenderableType:
@@ -245,18 +288,27 @@ def _checks(status: Status, unix_now: float) -> RenderableType:
         if check.status != "OK"
     ]
     well = Text(f"{words.count(len(status.checks) - len(rows), 'check')} OK", style="dim")
-    return Group(_table(("check", "status", "looked", "what"), rows), well) if rows else well
+    return Group(_table(("check", "status", "looked", "what"), rows, ("what",)), well) if rows else well
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
-    """One line for each row, cut where the terminal ends; what a job's owner wrote is spelt out."""
+def _table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], shrinking: Sequence[str]) -> Table:
+    """One line for each row, cut where the terminal ends: the widest of the `shrinking` columns gives way first."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in header:
-        table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "what" else None)
+        table.add_column(_cut(name), no_wrap=name not in shrinking, overflow="ellipsis")
     for row in rows:
-        cells = (Text(words.printable(" ".join(cell.split()))) if isinstance(cell, str) else cell for cell in row)
-        table.add_row(*cells)
+        table.add_row(*(_cut(_one_line(cell)) if isinstance(cell, str) else cell for cell in row))
     return table
+
+
+def _cut(text: str) -> Text:
+    """A text in one line also in a column that may shrink: rich shrinks none that is `no_wrap` itself."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _one_line(text: str) -> str:
+    """A text of a job's owner, spelt out in one line."""
+    return words.printable(" ".join(text.split()))
 
 
 COMMANDS = (top,)

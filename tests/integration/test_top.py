@@ -21,7 +21,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from rich.cells import cell_len
 from rich.console import Console
 
 from hangwatch.cli.errors import InputError
@@ -212,6 +215,54 @@ def test_what_needs_somebody_comes_first() -> None:
     assert "rank 0 in checkpoint" in drawn(Seen(msgspec.structs.replace(SEEN, jobs=(moves,)), 100.0), 100.0, 130)
     assert "xid" in text and "GPU 3: XID 79" in text and "1 check OK" in text and "clock_skew" not in text
     assert "as of" not in text
+
+
+VERDICT = (
+    "Rank 3 (gpu-07, pid 2799) is blocked in next_batch() at loader.py:48. The 7 other ranks are waiting for it in "
+    'all_reduce. It is reading from a pipe; its data-loader worker (pid 2805) is blocked in open("/mnt/nfs/shard-3").'
+)
+HUNG = Status(
+    node="gpu-07",
+    sampler="ok",
+    gpus=(GpuStatus(0, "H100", 115.0, 700.0, 1.0, (JobName("4711", "k"),)),),
+    jobs=(
+        job("4712", JobState.TRAINING, job_name="vit", owner="bob", power_watts=5200.0, line_watts=2100.0),
+        job(
+            "4711", JobState.HUNG, job_name="llama-70b", owner="alice", power_watts=920.0, line_watts=2100.0,
+            verdict=VERDICT, seconds_in_state=755.0, ends_itself_unix_seconds=1.7e9 + 460,
+        ),
+    ),
+    checks=(CheckLine("environment", "WARNING", "Differs", "NCCL_DEBUG differs between ranks: " * 6, 1.7e9 - 240),),
+)  # fmt: skip
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("width", [80, 120, 160, 200])
+def test_hung_job_at_each_width_loses_its_message_only(width: int, golden: Callable[[str, str], None]) -> None:
+    text = drawn(Seen(HUNG, 100.0), 100.0, width)
+    for cell in (
+        "llama-70b (4711)",
+        "alice",
+        "hung (page)",
+        "12 min 35 s",
+        "7 min 40 s",
+        "920 / 2100 W",
+        "5200 / 2100 W",
+    ):
+        assert cell in text
+    assert "Rank 3 (gpu-07, pid 2799)" in text
+    assert re.search(r"environment +WARNING +4 min ago +NCCL_DEBUG", text)
+    golden(f"top-{width}.txt", "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
+
+
+@given(width=st.integers(1, 250), verdict=st.text(max_size=300), name=st.text(max_size=100), has_end=st.booleans())
+def test_table_of_any_job_at_any_width_fits_the_screen(width: int, verdict: str, name: str, has_end: bool) -> None:
+    end = 1.7e9 + 460 if has_end else None
+    hung = job("stuck", JobState.HUNG, job_name=name, verdict=verdict, ends_itself_unix_seconds=end)
+    text = drawn(Seen(msgspec.structs.replace(HUNG, jobs=(hung,)), 100.0), 100.0, width)
+    assert all(cell_len(line) <= width for line in text.splitlines())
+    if width >= 60:
+        assert "hung (page)" in text and "2 min 05 s" in text
 
 
 def test_when_a_job_ends_itself_and_how_old_checks_are_is_told() -> None:

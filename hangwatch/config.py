@@ -221,7 +221,8 @@ class Http(Section, frozen=True):
             pattern=r"^(https?://[^\s\"'<>`\\]{1,200})?$",
             title="beginning with http:// or https://, without blanks and quotes, of 200 characters at most",
             examples=["http://{node}:9836"],
-            description="where browsers reach this port, {node} stands for its node: pages link to incidents there",
+            description="where browsers reach this port, {node} stands for its node: pages link to incidents there"
+            " where somebody may see them",
         ),
     ] = ""
     incidents_on_loopback: Annotated[

@@ -153,11 +153,12 @@ def _metrics(wanted: str, registry: CollectorRegistry, pool: ThreadPoolExecutor)
 
 
 class Prepared(NamedTuple):
-    """What a server needs of files, read and found to be usable."""
+    """What a server needs of files, read and found to be usable; `has_readers` if it serves incidents to somebody."""
 
     token: bytes | None
     rules: Rules
     health_port: int
+    has_readers: bool
 
 
 def prepared(settings: Http) -> Prepared:
@@ -175,7 +176,27 @@ def prepared(settings: Http) -> Prepared:
             f"[http] incidents_on_loopback: listen = {settings.listen!r} is reached from elsewhere\n"
             "  set web_config_file or incidents_token_file, or listen on 127.0.0.1"
         )
-    return Prepared(_read_token(settings.incidents_token_file), rules(settings), health_port)
+    token, known = _read_token(settings.incidents_token_file), rules(settings)
+    has_readers = token is not None or bool(known.users) or known.verifies_clients or settings.incidents_on_loopback
+    return Prepared(token, known, health_port, has_readers)
+
+
+def usable_url(settings: Http) -> str:
+    """The `external_url`, empty where nobody may see incidents: a page leads nowhere then.
+
+    Raises ServeError, PortTakenError.
+    """
+    return settings.external_url if settings.external_url and prepared(settings).has_readers else ""
+
+
+def cautions(settings: Http) -> Iterator[str]:
+    """What is allowed and seldom meant, each with what to type. Raises ServeError, PortTakenError."""
+    ready = prepared(settings)
+    if settings.external_url and not ready.has_readers:
+        yield (
+            "[http] external_url: nobody may see incidents on this port, so pages do not link to them\n"
+            "  name users or client certificates in web_config_file, or set incidents_token_file"
+        )
 
 
 def rules(settings: Http) -> Rules:

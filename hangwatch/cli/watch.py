@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from hangwatch import config
+from hangwatch.cli import screen
 from hangwatch.cli.errors import InputError, MachineError
 from hangwatch.cli.settings import Proof, config_option, settings_with_checks
 
@@ -56,6 +57,7 @@ def run(config_path: Path | None) -> None:
     from hangwatch.probes import heap
 
     heap.share()  # before there is any thread
+    from hangwatch import http
     from hangwatch.daemon import Daemon
     from hangwatch.probes.nvml.sampler import NvmlSampler
     from hangwatch.probes.sdnotify import Notifier
@@ -69,6 +71,8 @@ def run(config_path: Path | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: daemon.ask_to_stop())
     log.info("started with %s", source)
+    for caution in http.cautions(settings.http):
+        log.warning("%s", caution.replace("\n ", ";"))
     try:
         daemon.start()
         heap.give_back()  # what reading the modules used
@@ -125,7 +129,11 @@ def configuration(check_path: Path | None, sample: bool) -> None:
         click.echo(config.sample({name: check.settings for name, check in discovery.checks().items()}))
         return
     assert check_path is not None
-    _proven(check_path)
+    settings, _, _ = _proven(check_path)
+    from hangwatch import http
+
+    for caution in http.cautions(settings.http):
+        screen.complain(f"warning: {caution}")
     click.echo(f"{check_path}: ok")
 
 

@@ -27,7 +27,7 @@ from hangwatch.daemon.looking import Looking
 from hangwatch.hang import activity
 from hangwatch.hang.detector import TakeCapture, Transition
 from hangwatch.hang.detector.samples import SAMPLE_GAP_SECONDS
-from hangwatch.http import Server
+from hangwatch.http import Server, usable_url
 from hangwatch.job_scan import JobScan
 from hangwatch.model import OPEN_STATES, Fault, LeftOut
 from hangwatch.own_jobs import OwnJobs
@@ -202,7 +202,7 @@ class Daemon:
         self._keeping.refuse_second_daemon()
         self._server = Server(
             self.settings.http,
-            metrics.registry(self.board, self._clock, self.settings.detector, self.settings.http.external_url),
+            metrics.registry(self.board, self._clock, self.settings.detector, usable_url(self.settings.http)),
             status=self.status,
             unhealthy=self.unhealthy,
             incidents=self.store,

@@ -223,7 +223,9 @@ def install(told: Transcript) -> None:
     told.type(
         f"install -m 0400 -o hangwatch <(echo http://127.0.0.1:{PAGES_PORT}/channel-of-the-hook) /etc/hangwatch/slack-url"
     )
-    hooks = '[http]\nexternal_url = "http://gpu-07:9836"\n[hooks]\non_hung = ["/etc/hangwatch/hooks/post-to-slack.py", "{incident}", "/etc/hangwatch/slack-url"]'
+    told.say("Who has this token sees incidents over the network; without readers, pages would not link to them.")
+    told.type("install -m 0400 -o hangwatch <(head -c 24 /dev/urandom | base64) /etc/hangwatch/token")
+    hooks = '[http]\nexternal_url = "http://gpu-07:9836"\nincidents_token_file = "/etc/hangwatch/token"\n[hooks]\non_hung = ["/etc/hangwatch/hooks/post-to-slack.py", "{incident}", "/etc/hangwatch/slack-url"]'
     told.type(
         f"echo {shlex.quote(hooks)} >> /etc/hangwatch/hangwatch.toml; hangwatch config --check /etc/hangwatch/hangwatch.toml"
     )

@@ -21,13 +21,14 @@ from prometheus_client import CollectorRegistry
 
 from hangwatch import admission
 from hangwatch.config import Http
-from hangwatch.http import ServeError, Server, prepared
+from hangwatch.http import ServeError, Server, prepared, usable_url
 from hangwatch.incident_file import INCIDENT_FILE
 from hangwatch.report.folder import folder_files
 from hangwatch.store import Store, open_writable
 from tests import samples
 from tests.certificates import authority, issued
 from tests.conftest import wait_for
+from tests.integration.test_cli import hangwatch
 from tests.integration.test_hostile_input import refused
 
 SECRET = "s3cret-of-alice"
@@ -394,6 +395,34 @@ def test_a_bad_web_configuration_ends_config_check_and_run_with_2(tmp_path: Path
     says = f"[http] web_config_file: {tmp_path}/web.yml:2: basic_auth_users.alice: is no hash of bcrypt"
     refused("config", "--check", str(path), says=says)
     refused("run", "--config", str(path), says=says)
+
+
+URL = "http://{node}:9836"
+READERS = {
+    "nobody": ("", {}, False),
+    "TLS without clients": (TLS, {}, False),
+    "users": (USERS, {}, True),
+    "client certificates": (CLIENTS, {}, True),
+    "a token": ("", {"incidents_token_file": "FOLDER/token"}, True),
+    "everybody on loopback": ("", {"incidents_on_loopback": True}, True),
+}
+
+
+@pytest.mark.parametrize("case", READERS)
+def test_external_url_without_readers_is_warned_of_and_not_used(case: str, pki: Path, tmp_path: Path) -> None:
+    text, more, is_used = READERS[case]
+    (pki / "web.yml").write_text(text)
+    (tmp_path / "token").write_text(TOKEN)
+    keys = {"listen": "127.0.0.1", "external_url": URL, "web_config_file": str(pki / "web.yml"), **more}
+    keys = {
+        key: value.replace("FOLDER", str(tmp_path)) if isinstance(value, str) else value for key, value in keys.items()
+    }
+    assert usable_url(Http(**keys)) == (URL if is_used else "")  # type: ignore[arg-type]
+    path = tmp_path / "hangwatch.toml"
+    path.write_text("[http]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
+    checked = hangwatch("config", "--check", str(path))
+    assert (checked.returncode, checked.stdout) == (0, f"{path}: ok\n")
+    assert ("warning: [http] external_url: nobody may see incidents" in checked.stderr) is not is_used
 
 
 def test_a_certificate_is_named_in_one_place(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_one_page_names_the_job_and_the_rank_and_resolves(
     os.mkfifo(tmp_path / "shard")
     with (
         WebhookReceiver() as webhook,
-        RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon,
+        RealDaemon(tmp_path / "hw", fake_driver.environ, http={"external_url": "http://{node}:9836"}) as daemon,
         RealAlertmanager(tmp_path / "am", alertmanager_config(webhook.url)) as alertmanager,
         RealPrometheus(
             tmp_path / "prom",
@@ -85,6 +85,7 @@ def test_one_page_names_the_job_and_the_rank_and_resolves(
         assert "rank 2" in said.lower()
         assert "gpu-node-1" in said
         assert "hangwatch report" in said
+        assert not alert["annotations"].get("incident_url"), "nobody may see incidents over the network: no link"
 
         (tmp_path / "shard").write_bytes(b"shard")
         fake_driver.write(h100(4))

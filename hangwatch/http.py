@@ -191,12 +191,22 @@ def usable_url(settings: Http) -> str:
 
 def cautions(settings: Http) -> Iterator[str]:
     """What is allowed and seldom meant, each with what to type. Raises ServeError, PortTakenError."""
+    from hangwatch import passwords
+
     ready = prepared(settings)
     if settings.external_url and not ready.has_readers:
         yield (
             "[http] external_url: nobody may see incidents on this port, so pages do not link to them\n"
             "  name users or client certificates in web_config_file, or set incidents_token_file"
         )
+    for user, hashed in ready.rules.users.items():
+        cost = passwords.cost_of(hashed) or 0
+        if cost > passwords.COSTLY:
+            yield (
+                f"[http] web_config_file: {settings.web_config_file}: basic_auth_users.{user}: has a cost of {cost}: "
+                f"each try takes {2 ** (cost - passwords.COSTLY)} times the CPU of cost {passwords.COSTLY}\n"
+                f"  `htpasswd -nBC 10 {user}` prints a hash that is cheaper"
+            )
 
 
 def rules(settings: Http) -> Rules:

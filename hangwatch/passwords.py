@@ -24,6 +24,7 @@ MOST_WAITING = 8
 LONGEST_WAIT_SECONDS = 4.0  # then 429: an answer has ten seconds in all
 SHARE_OF_A_CORE = 0.1
 WRONG_KEPT = 256  # so that a scraper with an old password costs one hash, not one each scrape
+COSTLY = 12  # above it each try takes half a second of CPU or more
 MOST_COST = 14  # a second of CPU, by bcrypt's doubling
 MOST_BYTES = 72  # bcrypt reads no more of a password; Go's cuts it there, too
 _NOBODY = "." * 53  # salt and hash of nobody's password

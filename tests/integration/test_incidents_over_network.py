@@ -425,6 +425,19 @@ def test_external_url_without_readers_is_warned_of_and_not_used(case: str, pki: 
     assert ("warning: [http] external_url: nobody may see incidents" in checked.stderr) is not is_used
 
 
+@pytest.mark.parametrize(("cost", "is_warned_of"), [(12, False), (13, True), (14, True)])
+def test_bcrypt_cost_above_12_is_warned_of(cost: int, is_warned_of: bool, tmp_path: Path) -> None:
+    hashed = HASH.replace("$04$", f"${cost}$")
+    (tmp_path / "web.yml").write_text(f"basic_auth_users:\n  alice: {hashed}\n")
+    path = tmp_path / "hangwatch.toml"
+    path.write_text(f'[http]\nlisten = "127.0.0.1"\nweb_config_file = "{tmp_path}/web.yml"\n')
+    checked = hangwatch("config", "--check", str(path))
+    assert (checked.returncode, checked.stdout) == (0, f"{path}: ok\n")
+    warning = f"basic_auth_users.alice: has a cost of {cost}: "
+    assert (warning in checked.stderr and "`htpasswd -nBC 10 alice`" in checked.stderr) is is_warned_of
+    assert hashed not in checked.stderr
+
+
 def test_a_certificate_is_named_in_one_place(tmp_path: Path) -> None:
     with pytest.raises(ServeError, match="are set in web_config_file"):
         prepared(Http(web_config_file=str(tmp_path / "web.yml"), tls_certificate="x"))

@@ -89,6 +89,7 @@ REFUSED = {
     "no authority": (CLIENTS.replace("ca.pem", "ca-key.pem"), ":5: tls_server_config.client_ca_file"),
     "a password": ("basic_auth_users:\n  alice: secret\n", ":2: basic_auth_users.alice: is no hash of bcrypt"),
     "a hash cut off": (f"basic_auth_users:\n  alice: {HASH[:-1]}\n", "is no hash of bcrypt"),
+    "a hash of two seconds": (f"basic_auth_users:\n  alice: {HASH.replace('$10$', '$15$')}\n", "has a cost of 15"),
     "a hash of hours": (f"basic_auth_users:\n  alice: {HASH.replace('$10$', '$20$')}\n", "has a cost of 20"),
     "a colon": (f'basic_auth_users:\n  "a:b": {HASH}\n', "holds a colon"),
     "a user twice": (f"basic_auth_users:\n  a: {HASH}\n  a: {HASH}\n", ":3: basic_auth_users.a: comes twice"),

@@ -41,7 +41,7 @@ class Gathering:
     def __init__(self) -> None:
         self._newest: dict[str, dict[str, Sighting]] = defaultdict(dict)
         self._older: dict[str, list[str]] = defaultdict(list)
-        self._shown: dict[str, list[Group]] = defaultdict(list)
+        self._shown: dict[Group, Group] = {}
         self._values: dict[object, object] = {}
 
     def add(self, sighting: Sighting) -> None:
@@ -100,11 +100,8 @@ class Gathering:
 
     def _with_shared_stacks(self, group: Group) -> Group:
         """The same group; what is shown of it is that of an earlier one where that is equal."""
-        for known in self._shown[group.key]:
-            if replace(known, members=group.members) == group:
-                return replace(known, members=group.members)
-        self._shown[group.key].append(replace(group, members=()))
-        return group
+        memberless = replace(group, members=())
+        return replace(self._shown.setdefault(memberless, memberless), members=group.members)
 
 
 def _age(sighting: Sighting) -> tuple[float, bytes]:

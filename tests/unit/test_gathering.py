@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,36 @@ def test_equal_values_are_held_once_and_stay_equal() -> None:
     first, second = (member.recorded[0].groups[0].operations[0] for member in merged.members)
     assert first.sizes is second.sizes
     assert first.operation is second.operation
+
+
+def at_line(line: int) -> Sighting:
+    group = samples.waiting([line])
+    innermost, *others = group.frames
+    group = replace(group, frames=(replace(innermost, line=line), *others))
+    return seen(f"node{line:04}", Grouping(groups=(group,), world_size=None))
+
+
+def calls_of_one_more(known: int) -> int:
+    """How many functions, compiled ones included, are called to add a node beside so many others."""
+    gathering, calls = Gathering(), 0
+    for line in range(known):
+        gathering.add(at_line(line))
+    last = at_line(known)
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        gathering.add(last)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_adding_a_node_costs_the_same_beside_many_other_lines() -> None:
+    assert 0 < calls_of_one_more(400) <= 2 * calls_of_one_more(4)
 
 
 def test_what_does_not_fit_together_is_said() -> None:

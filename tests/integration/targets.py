@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from hangwatch.probes import system_calls
+from hangwatch.probes import main_thread, procs, system_calls
 from tests.conftest import wait_for
 
 SLEEPING = "import time\ndef asleep():\n    ready()\n    time.sleep(600)\nasleep()"
@@ -89,6 +89,16 @@ def futex_call(pid: int) -> tuple[int, int] | None:
 def wait_for_state(pid: int, letter: str) -> None:
     """Until the kernel shows that state."""
     wait_for(lambda: state(pid) == letter, f"state {letter} of {pid}")
+
+
+def wait_for_call(pid: int, kind: str) -> None:
+    """Until the main thread is in a system call of that kind: `ready()` is called before it, and a core may be far."""
+
+    def is_in_call() -> bool:
+        call = main_thread.read_call(pid, procs.PROC)
+        return call is not None and call.kind == kind
+
+    wait_for(is_in_call, f"a call of {pid} of the kind {kind!r}")
 
 
 def stop(pid: int) -> None:

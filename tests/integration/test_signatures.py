@@ -42,6 +42,7 @@ SELECTS_NOTHING = "import select\nready()\nwhile True: select.select([], [], [],
 SLEEPS_ONCE = "import time\nready()\ntime.sleep(600)"
 LOCKED = "import threading\nlock = threading.Lock()\nlock.acquire()\nready()\nlock.acquire()"
 RECEIVES = CONNECT + "ready()\npeer.recv(1)"
+STARTS_LATE = CONNECT + "import time\nready(); time.sleep(0.05); peer.recv(1)"  # as where others have the cores
 WITH_TIMEOUT = CONNECT + "peer.settimeout(600)\nready()\npeer.recv(1)"
 SELECTS = CONNECT + "ready()\nselect.select([peer], [], [])"
 EPOLLS = CONNECT + "one = selectors.EpollSelector()\none.register(peer, 1)\nready()\none.select()"
@@ -137,6 +138,8 @@ def test_a_rank_alone(code: str, use: float, expected: Signature, tmp_path: Path
     # Who wakes while he is dumped was not seen awake, and where others have the cores dumps are long.
     looks = 4 if expected is Signature.POLLS else 1
     with targets.python(code, tmp_path) as pid:
+        if expected is Signature.AWAITS_OUTSIDE:
+            targets.wait_for_call(pid, "awaits_child")
         found = (measured(job_of(pid), use).signature for _ in range(looks))
         told = list(itertools.takewhile(lambda one: one is not expected, found))
     assert len(told) < looks, f"{told} in place of {expected}"
@@ -226,12 +229,21 @@ def test_who_is_stuck_on_a_file_or_pipe_of_nobody_in_its_job(code: str, where: s
 
 
 @pytest.mark.parametrize(
-    "code",
-    [RECEIVES, WITH_TIMEOUT, SELECTS, EPOLLS, CHILD, PIPED_CHILD],
-    ids=["recv", "recv with a time-out", "select", "epoll", "child", "child at a pipe"],
+    ("code", "kind"),
+    [
+        (RECEIVES, "receives"),
+        (STARTS_LATE, "receives"),
+        (WITH_TIMEOUT, "receives"),
+        (SELECTS, "receives"),
+        (EPOLLS, "receives"),
+        (CHILD, "awaits_child"),
+        (PIPED_CHILD, "receives"),
+    ],
+    ids=["recv", "recv after a moment", "recv with a time-out", "select", "epoll", "child", "child at a pipe"],
 )
-def test_who_waits_for_somebody_outside_of_the_job(code: str, tmp_path: Path) -> None:
+def test_who_waits_for_somebody_outside_of_the_job(code: str, kind: str, tmp_path: Path) -> None:
     with server() as port, targets.python(code.replace("{port}", str(port)), tmp_path) as pid:
+        targets.wait_for_call(pid, kind)
         member = measured(job_of(pid))
         assert member.signature is Signature.AWAITS_OUTSIDE
         assert f"127.0.0.1 port {port}" in member.awaited.who
@@ -269,6 +281,7 @@ def test_which_thread_waits_for_an_answer_of_the_store(tmp_path: Path) -> None:
 
 def test_a_child_that_is_known_as_a_worker_is_outside_where_it_is_waited_for_by_its_pid(tmp_path: Path) -> None:
     with server() as port, targets.python(CHILD.replace("{port}", str(port)), tmp_path) as pid:
+        targets.wait_for_call(pid, "awaits_child")
         job = job_of(pid)
         (child,) = procs.read_children(pid)
         worker = Worker(id=procs.read_state(child)[0], comm="python")

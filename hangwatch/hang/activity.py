@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import translate
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -25,7 +25,7 @@ SERVING = "serving"
 """The activity of who was measured to wait for clients, whatever its functions are called."""
 _LEAF_DEPTH = 4
 _AROUND = ("context", "loop")
-_PACKAGES = r"/(?:.*/(?:(?:site|dist)-packages|lib/python3[^/]*)/)?"
+_CHECKOUT = r"/(?:/(?:.*/)?)?"  # the root, or any folder of a whole path: a short path that still begins with `/`
 _CACHE_LIMIT = 1 << 16
 _WILD = frozenset("*?[")
 
@@ -72,6 +72,7 @@ class _Marked(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 class _Tables(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     packages: tuple[str, ...]
+    checkouts: frozenset[str]
     activities: dict[str, Activity]
     rules: tuple[_Rule, ...]
     marks: tuple[_Marked, ...]
@@ -147,26 +148,26 @@ class _Compiled(NamedTuple):
 
 
 def _compile(rule: _Rule) -> _Compiled:
-    patterns = _patterns(rule, is_packages=rule.whose == "library")
+    patterns = _patterns(rule)
     return _Compiled(rule.activity, rule.order, *patterns, rule.whose, rule.operation, rule.around_waits)
 
 
-def _patterns(row: _Rule | _Marked, *, is_packages: bool = False) -> tuple[_Names, _Globs]:
-    """What a plain name of a function, and a short path with a `/` before it, must match."""
+def _patterns(row: _Rule | _Marked) -> tuple[_Names, _Globs]:
+    """Return what a plain name of a function, and a short path with a `/` before it, must match."""
     files = row.files or ((row.file,) if row.file else ("*/*",))
-    return _Names(row.functions), _Globs(files, partial(_path, is_packages=is_packages))
+    return _Names(row.functions), _Globs(files, _path)
 
 
-def _path(pattern: str, *, is_packages: bool) -> str:
-    """A name without a folder is the whole path; one with a folder may stand in others (a checkout of a library).
+def _path(pattern: str) -> str:
+    """Return the expression of a file pattern, which begins at the root of a package or of the standard library.
 
-    But where it is a library's own package (`is_packages`): a program may have a folder of that name.
+    Exceptions: one that begins with `*/`, and a package of `checkouts` in a whole path, which does not tell its root.
     """
-    if "/" not in pattern:
-        return translate(f"/{pattern}")
     if pattern.startswith("*/"):
         return translate(pattern)
-    return f"{_PACKAGES}{translate(pattern)}" if is_packages else translate(f"*/{pattern}")
+    package, folder, _ = pattern.partition("/")
+    is_run_from_checkout = bool(folder) and package in _built_in().checkouts
+    return f"{_CHECKOUT}{translate(pattern)}" if is_run_from_checkout else translate(f"/{pattern}")
 
 
 class Table:

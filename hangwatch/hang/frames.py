@@ -12,7 +12,13 @@ from hangwatch.model import Frame, Thread
 Place = tuple[str, str]
 """Function and short file of one frame: what is compared between ranks and nodes."""
 
-_INSTALLED = re.compile(r"^.*?/(?:site-packages|dist-packages)/|^.*?/lib(?:64)?/python[23](?:\.\d+)?t?/")
+# Where packages lie that are not the user's: a wheel or an egg that is imported as it is, site-packages, the standard
+# library, also in an archive.
+_INSTALLED = re.compile(
+    r"^.*\.(?:whl|egg)/|^(?:.*?/)?(?:site-packages|dist-packages)/"
+    r"|^(?:.*?/)?lib(?:64)?/python[23](?:\.\d+)?t?/|^(?:.*?/)?python3\d+t?\.zip/"
+)
+_ARCHIVE = re.compile(r"^.*(?:\.(?:zip|pex|par|xar|pyz)|#link-tree)/")  # the user's program may lie there, too
 _GENERATED = re.compile(r"^.*/torchinductor[^/]*/.*$|^<eval_with_key>.*$|^<ipython-input.*$|^.*/tmp/(?:tmp)?[^/]*/")
 _INDUCTOR = re.compile(r"^c[a-z2-7]{51}\.py$")  # by a hash; py-spy prints no folder
 _GENERATED_NAMES = (("torchinductor", "<inductor>"), ("<eval_with_key>", "<eval_with_key>"), ("<ipython", "<ipython>"))
@@ -82,7 +88,7 @@ def plain_name(function: str) -> str:
 @lru_cache(maxsize=1 << 16)
 def short_path(file: str) -> str:
     """The path from the package on, the same under every prefix and temporary folder."""
-    short = _INSTALLED.sub("", file)
+    short = _ARCHIVE.sub("", _INSTALLED.sub("", file))
     if _INDUCTOR.match(short):
         return "<inductor>"
     if _GENERATED.match(short):

@@ -140,8 +140,8 @@ def test_phases() -> None:
         ("collective", [f"f (/lib/{C10D})", "f (torch/distributed/_functional_collectives_impl.py)"], ["f (x.py)"]),
         (
             "service",
-            ["Queue._feed (q.py)", "f (/x/wandb/a.py)", "check_is_alive (x.py)"],
-            ["feed (x.py)", "f (wandb.py)"],
+            ["Queue._feed (q.py)", "f (wandb/a.py)", "check_is_alive (x.py)"],
+            ["feed (x.py)", "f (wandb.py)", "f (/x/wandb/a.py)"],
         ),
         ("work", [f"f ({C10D})"], ["f (c10d.py)"]),
         ("rooted", ["gather_object ()", "Bcast ()"], ["all_gather ()", "reduce_scatter ()", "broadcast_from ()"]),
@@ -242,6 +242,54 @@ def test_words_tell_where_no_row_names_the_function(line: str, expected: str) ->
 def test_a_library_is_a_package_of_its_own_and_no_folder_of_a_program(file: str, found: str) -> None:
     frames = (Frame(function="fuse", file=file), Frame(function="main", file="train.py"))
     assert activity.load().classify(frames).activity == found
+
+
+def rooted_patterns() -> list[str]:
+    """All file patterns of the table that name a file from the root of its package on."""
+    tables = activity._built_in()
+    rows = (*tables.rules, *tables.marks)
+    found = dict.fromkeys(pattern for row in rows for pattern in (*row.files, row.file))
+    return [pattern for pattern in found if pattern and not pattern.startswith(("*/", "<"))]
+
+
+@pytest.mark.parametrize("pattern", rooted_patterns())
+def test_pattern_matches_at_the_root_of_a_package_alone(pattern: str) -> None:
+    row = activity._Rule(activity="lock", order="certain", why="one row", functions=("f",), file=pattern)
+    path, table = pattern.replace("*", "x"), activity.Table((row,))
+    roots = ["", "/opt/venv/lib/python3.12/site-packages/", "/usr/lib/python3/dist-packages/", "/usr/lib/python3.11/"]
+    roots += ["/usr/lib/python311.zip/", "/app/train.pex/", "/pex/torch-2.13.0.whl/", "/app/train#link-tree/"]
+    matched = [root for root in roots if table.classify(frames(f"f ({root}{path})")).activity == "lock"]
+    assert matched == roots
+    below = [f"{root}another/package/" for root in roots]
+    package, folder, _ = pattern.partition("/")
+    if not folder or package not in activity._built_in().checkouts:
+        below += ["/home/ann/package/", "/opt/torch/distributed/elastic/"]
+    assert [place for place in below if table.classify(frames(f"f ({place}{path})")).activity == "lock"] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("f (/home/ann/Megatron-LM/megatron/core/datasets/gpt_dataset.py)", "data_loading"),
+        ("barrier (/opt/pytorch/torch/distributed/distributed_c10d.py)", "collective_wait"),
+        ("wrapper (/opt/pytorch/torch/distributed/elastic/multiprocessing/errors/__init__.py)", "unknown"),
+        ("get (/home/ann/train/multiprocessing/queues.py)", "unknown"),
+    ],
+)
+def test_checkout_of_a_library_is_known_in_any_folder(line: str, expected: str) -> None:
+    assert TABLE.classify(frames(line)).activity == expected
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "torch/distributed/elastic/multiprocessing/errors/__init__.py",
+        "/opt/venv/lib/python3.11/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py",
+    ],
+)
+def test_wrapper_of_torchrun_is_no_wait_for_a_thread(file: str) -> None:
+    stack = frames("update_cache (train.py)", "train (train.py)", "main (train.py)", f"wrapper ({file})")
+    assert TABLE.classify(stack) == ("unknown", "update_cache", False)
 
 
 @given(glob=st.text("ab*?[]!", min_size=1, max_size=8), name=st.text("ab[]!*", min_size=1, max_size=6))

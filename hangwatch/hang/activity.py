@@ -19,7 +19,7 @@ from hangwatch.model import Frame, Thread
 Order = Literal["entered", "certain", "sync", "top", "leaf", "base", "native", "context", "loop"]
 WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
 Whose = Literal["anybody", "library", "installed"]
-Mark = Literal["wrapper", "collective", "service", "work", "rooted", "orders", "at_master"]
+Mark = Literal["wrapper", "collective", "service", "work", "rooted", "orders", "at_master", "boot"]
 
 SERVING = "serving"
 """The activity of who was measured to wait for clients, whatever its functions are called."""
@@ -222,18 +222,10 @@ class Table:
         native = [index for index, owned in enumerate(stack) if stack_frames.is_native(*owned.place)]
         if importing([owned.place for owned in stack], python):
             return Match(Doing("import", None, waits=False), python[0])
-        places: tuple[tuple[Order, list[int]], ...] = (
-            ("entered", python),
-            ("certain", python),
-            ("sync", python),
-            ("top", python[:1]),
-            ("leaf", python[:_LEAF_DEPTH]),
-            ("base", python[:1]),
-            ("native", native),
-            ("context", python),
-            ("loop", python[:1]),
-        )
-        for order, indexes in places:
+        program = list(itertools.takewhile(lambda index: not is_marked("boot", *stack[index].place), python))
+        # Where the boot frame is the innermost one, it decides only if a rule is certain of it, as of an idle actor.
+        awaits_task: _Places = (("certain", python[:1]), ("native", native))
+        for order, indexes in _in_order(program, native) if program else awaits_task:
             found = self._first(stack, indexes, order)
             if found:
                 return self._widened(stack, *found)
@@ -295,6 +287,24 @@ class _Owned(NamedTuple):
 
     place: stack_frames.Place
     by_user: bool | None
+
+
+_Places = tuple[tuple[Order, list[int]], ...]
+
+
+def _in_order(python: list[int], native: list[int]) -> _Places:
+    """Return the places of the frames about which the rules of each order are asked."""
+    return (
+        ("entered", python),
+        ("certain", python),
+        ("sync", python),
+        ("top", python[:1]),
+        ("leaf", python[:_LEAF_DEPTH]),
+        ("base", python[:1]),
+        ("native", native),
+        ("context", python),
+        ("loop", python[:1]),
+    )
 
 
 def _of_anybody(frames: Sequence[Frame]) -> list[_Owned]:

@@ -292,6 +292,44 @@ def test_wrapper_of_torchrun_is_no_wait_for_a_thread(file: str) -> None:
     assert TABLE.classify(stack) == ("unknown", "update_cache", False)
 
 
+PROCESS = ["run (multiprocessing/process.py)", "_bootstrap (multiprocessing/process.py)"]
+FORK = ["_launch (multiprocessing/popen_fork.py)", "__init__ (multiprocessing/popen_fork.py)"]
+ACTOR = [
+    "_resume_span (ray/util/tracing/tracing_helper.py)",
+    "actor_method_executor (ray/_private/function_manager.py)",
+    "main_loop (ray/_private/worker.py)",
+    "<module> (ray/_private/workers/default_worker.py)",
+]
+
+
+@pytest.mark.parametrize(
+    "boot",
+    [
+        PROCESS,
+        ["_wrap (torch/multiprocessing/spawn.py)", *PROCESS],
+        ["_wrap (torch/distributed/elastic/multiprocessing/api.py)", *PROCESS, "spawn_main (multiprocessing/spawn.py)"],
+        [*PROCESS, *FORK],
+        ["mapstar (multiprocessing/pool.py)", "worker (multiprocessing/pool.py)", *PROCESS],
+        ACTOR,
+        ["worker_main (vllm/v1/executor/multiproc_executor.py)", *PROCESS],
+    ],
+)
+def test_boot_frames_never_decide_what_a_rank_does(boot: list[str]) -> None:
+    assert TABLE.classify(frames("update_cache (train.py)", *boot)) == ("unknown", "update_cache", False)
+    waiting = frames(f"all_reduce ({C10D})", "train (train.py)", *boot)
+    assert TABLE.classify(waiting) == ("collective_wait", "all_reduce", True)
+
+
+def test_ray_worker_without_a_task_waits_for_one() -> None:
+    assert TABLE.classify(frames(*ACTOR[2:])).activity == "rpc_wait"
+
+
+def test_process_that_calls_compiled_code_at_once_is_unknown() -> None:
+    assert TABLE.classify(frames(*PROCESS)).activity == "unknown"
+    native = frames("ncclAllReduce (libnccl.so.2)", *PROCESS)
+    assert TABLE.classify(native).activity == "collective_wait"
+
+
 @given(glob=st.text("ab*?[]!", min_size=1, max_size=8), name=st.text("ab[]!*", min_size=1, max_size=6))
 def test_a_pattern_of_the_configuration_fits_what_fnmatch_fits(glob: str, name: str) -> None:
     table = activity.load((config.ActivityRule(activity="staging_area", function=glob),))

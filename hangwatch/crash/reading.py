@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hangwatch import words
+from hangwatch import secret_forms, words
 from hangwatch.crash.left import FAULTS, TEXT_CHARACTERS, Exit, Left
 from hangwatch.crash.verdict import causes_of
 from hangwatch.hang import kernel_log
@@ -21,9 +20,6 @@ _NEAR_SECONDS = 120.0  # between what a rank left and its end: a scan, and its d
 _CONTAINER_GONE = (
     "its container has gone, and with it what it may have left there (error file, core): on a volume of the host "
     "(torchrun --log-dir, TORCHELASTIC_ERROR_FILE) people can read it afterwards"
-)
-_SECRETS = re.compile(
-    r"(?i)(//)[^/@\s]+@|\b(bearer\s+|(?:token|password|passwd|secret|api[_-]?key)\s*[=:]\s*)[^\s,;'\"]+"
 )
 
 
@@ -95,7 +91,7 @@ def _left(one: EndedProcess, node: str, lines: tuple[KernelLine, ...]) -> Left:
 
 def _with_error_file(left: Left, file: remains.ErrorFile) -> Left:
     if file.refused:
-        return left._replace(refused=(*left.refused, f"its error file {file.refused}"))
+        return left._replace(refused=(*left.refused, secret_forms.mask(f"its error file {file.refused}")))
     if not file.text:
         return left
     from hangwatch.explain import logs  # only a crash needs it
@@ -104,9 +100,7 @@ def _with_error_file(left: Left, file: remains.ErrorFile) -> Left:
         failure = logs.parse_error_file(file.text)
     except ValueError as error:
         return left._replace(refused=(*left.refused, f"its error file {error}"))
-    failure = failure._replace(
-        of_others=logs.blames_another(failure, left.id.rank), text=_SECRETS.sub(r"\1\2***", failure.text)
-    )
+    failure = failure._replace(of_others=logs.blames_another(failure, left.id.rank))
     is_of_its_end = failure.moment is not None and abs(failure.moment.seconds - left.gone_unix_seconds) < _NEAR_SECONDS
     return left._replace(failure=failure) if is_of_its_end else left
 
@@ -118,7 +112,7 @@ def _is_of_its_end(core: remains.Core, left: Left) -> bool:
 
 def _with_core(left: Left, core: remains.Core) -> Left:
     if core.refused:
-        return left._replace(refused=(*left.refused, f"its core {core.refused}"))
+        return left._replace(refused=(*left.refused, secret_forms.mask(f"its core {core.refused}")))
     return left._replace(core=core)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import structs
 
@@ -30,6 +30,9 @@ from hangwatch.model import (
     Verdict,
 )
 
+if TYPE_CHECKING:
+    from hangwatch.explain import logs
+
 _SHOWN = 3
 _MOST_IDS = 64
 _TIE_SECONDS = 2.0  # an error file tells whole seconds
@@ -40,13 +43,20 @@ _TOLD_TO_END = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 class Cause(NamedTuple):
     """Why a rank died, and when.
 
-    `order`: 0 by the kernel or a core, 1 by its own word, 2 an abort or another signal, 3 of others.
+    `order`: 0 by the kernel or a core, 1 by its own word, 2 an abort or another signal, 3 of others. `text` stands in
+    metrics, pages and the daemon's log: no word of an exception. `detail` has these, for the incident.
     """
 
     left: Left
     order: int
     unix_seconds: float
     text: str
+    detail: str = ""
+
+    @property
+    def told(self) -> str:
+        """All that is known, for who may read the incident."""
+        return self.detail or self.text
 
 
 def causes_of(found: Iterable[Left]) -> list[Cause]:
@@ -78,8 +88,9 @@ def _cause(left: Left) -> Cause | None:
     if failure is not None:
         at = failure.moment.seconds if failure.moment is not None else left.gone_unix_seconds
         where = f", in {failure.where}" if failure.where else ""
-        text = words.elided(f"{failure.text}{where}", TEXT_CHARACTERS)
-        return Cause(left, 3 if failure.of_others else 1, at, f"{text}, by its error file")
+        kind, said = (words.elided(f"{one}{where}", TEXT_CHARACTERS) for one in (_type(failure), failure.text))
+        order = 3 if failure.of_others else 1
+        return Cause(left, order, at, f"{kind}, by its error file", f"{said}, by its error file")
     if core is not None:
         return Cause(left, 2, core.unix_seconds, f"{core.signal or 'a signal'}, by its core")
     if end is not None and is_fault:
@@ -87,6 +98,10 @@ def _cause(left: Left) -> Cause | None:
     if end is not None and end.signal and end.signal not in _TOLD_TO_END and (end.by_kernel or end.is_first):
         return Cause(left, 2, left.gone_unix_seconds, end.text)
     return None
+
+
+def _type(failure: logs.Failure) -> str:
+    return failure.exception or "an exception"
 
 
 def _firsts(causes: Sequence[Cause]) -> list[RankId]:
@@ -156,7 +171,7 @@ def _silent(job: Job, found: Sequence[Left], causes: Sequence[Cause]) -> Iterabl
 def _evidence(cause: Cause, named: Sequence[RankId]) -> Evidence:
     rank = cause.left.id
     blames = ", which complains of others" if cause.order == 3 else ""
-    message = f"{words.who([rank])} at {words.utc(cause.unix_seconds)}: {cause.text}{blames}"
+    message = f"{words.who([rank])} at {words.utc(cause.unix_seconds)}: {cause.told}{blames}"
     return Evidence(kind="crash", message=message, ranks=(rank,), supports=True if rank in named else None)
 
 
@@ -189,6 +204,7 @@ def _with_died(job: Job, found: Sequence[Left]) -> Job:
     told = {
         one.left.id.pid: Died(
             text=one.text,
+            detail=one.detail,
             unix_seconds=one.unix_seconds,
             of_others=one.order == 3,
             is_first=one.left.id in firsts,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch import kernel_lines, words
+from hangwatch import kernel_lines, secret_forms, words
 from hangwatch.model import Evidence, RankId, Verdict
 
 MOST_KEPT = 64
@@ -58,7 +58,7 @@ def find(line: str) -> Heard | None:
     if said is None or before is None:
         return None
     when = before["when"] or before["clock"] or ""
-    return Heard(said, words.elided(line[start:], _TEXT_CHARACTERS), words.printable(when.strip()))
+    return Heard(said, words.elided(secret_forms.mask(line[start:]), _TEXT_CHARACTERS), words.printable(when.strip()))
 
 
 def ended(line: str) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hangwatch import decoding, nccl_messages, pyspy_output
+from hangwatch import decoding, nccl_messages, pyspy_output, secret_forms
 from hangwatch.explain import kernel_text
 from hangwatch.explain.found import LONGEST_LINE
 from hangwatch.model import RankId
@@ -38,6 +38,7 @@ _LEAP_YEAR = 2000
 _TRACEBACK = "Traceback (most recent call last):"
 _OF_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|EXCEPTION)\b|^\[?[EF]\d{4} ", re.IGNORECASE)
 _CODE = re.compile(r'^ +File "(.{1,1000})", line (\d{1,9}), in (.{1,200})$')
+_EXCEPTION_TYPE = re.compile(r"((?:[A-Za-z_]\w{0,63}\.){0,8}_{0,2}(?:[A-Z]\w{0,63}|error|timeout)):(?: |$)", re.ASCII)
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]{0,200})(?:: ?(.*))?$")
 _FATAL = re.compile(
     r"Watchdog caught collective operation timeout|Fatal Python error: |terminate called after throwing"
@@ -115,7 +116,8 @@ class Line(NamedTuple):
 class Failure(NamedTuple):
     """An exception or another end; `where` is the program's own line, `rank` whose it is where the text says that.
 
-    `of_others`: it complains of a lost or silent rank, so it follows a failure or a hang elsewhere.
+    `text` has no secrets of known forms. `of_others`: it complains of a lost or silent rank, so it follows a failure or
+    a hang elsewhere. `exception` is its type, empty where that is not known.
     """
 
     text: str
@@ -124,6 +126,7 @@ class Failure(NamedTuple):
     number: int
     of_others: bool
     rank: RankId | None = None
+    exception: str = ""
 
 
 class Message(NamedTuple):
@@ -168,7 +171,7 @@ class Log:
             return
         self.lines += 1
         if (said := nccl_messages.find(text)) and said.name not in self.messages:
-            self.messages[said.name] = Message(said.value, text.strip()[:LONGEST_TEXT], number)
+            self.messages[said.name] = Message(said.value, _kept(text.strip()), number)
         self._hear_kernel(text)
         if not (self._of_summary(text, number) or self._of_traceback(text, number)):
             self._ordinary(text, number)
@@ -189,7 +192,7 @@ class Log:
         _, number, text = self._ordinary_line
         if text:
             moment = read_moment(text)
-            self.last = Line(number, _without(text, moment), moment)
+            self.last = Line(number, secret_forms.mask(_without(text, moment)), moment)
 
     def _ordinary(self, text: str, number: int) -> None:
         if text.endswith(_TRACEBACK):
@@ -224,13 +227,13 @@ class Log:
             if key == "time":
                 self._end_summary(number)
             if key == "time" or self._summary:
-                self._summary[key] = value.strip()[:LONGEST_TEXT]
+                self._summary[key] = _kept(value.strip())
                 return True
         if not self._summary:
             return False
         if text.startswith("  "):
             if not text.startswith("   ") and _EXCEPTION.match(text.strip()):
-                self._summary.setdefault("exception", text.strip()[:LONGEST_TEXT])
+                self._summary.setdefault("exception", _kept(text.strip()))
             elif where := _where(text[2:]):
                 self._summary["where"] = where
             return True
@@ -252,8 +255,13 @@ class Log:
 
     def _fail(self, text: str, where: str, moment: Moment | None, number: int) -> None:
         if sum(failure.rank is None for failure in self.failures) < MOST_FAILURES:
-            text = _without(text, moment)[:LONGEST_TEXT]
-            self.failures.append(Failure(text, where, moment, number, _is_of_others(text)))
+            text = _without(text, moment)
+            self.failures.append(Failure(_kept(text), where, moment, number, _is_of_others(text[:LONGEST_TEXT])))
+
+
+def _kept(text: str) -> str:
+    """What is kept of a text: without secrets of known forms, and bounded."""
+    return secret_forms.mask(text)[:LONGEST_TEXT]
 
 
 def _is_of_others(text: str) -> bool:
@@ -369,12 +377,16 @@ def parse_error_file(text: str) -> Failure:
         found = _ERROR_FILE.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ValueError(f"is no error.json of torchelastic: {error}") from None
+    has_type = not isinstance(found.message, str)
     told = _Message(message=found.message) if isinstance(found.message, str) else found.message
     where = ""
     for line in told.extraInfo.py_callstack[-(LONGEST_LINE * 8) :].split("\n"):
         where = _where(line) or where
-    text = clean(told.message.partition("\n")[0])[:LONGEST_TEXT]
-    return Failure(text, where, _unix(told.extraInfo.timestamp), 1, _is_of_others(text))
+    first_line = clean(told.message.partition("\n")[0])
+    text, of_others = _kept(first_line), _is_of_others(first_line[:LONGEST_TEXT])
+    exception = _EXCEPTION_TYPE.match(text) if has_type else None
+    moment = _unix(told.extraInfo.timestamp)
+    return Failure(text, where, moment, 1, of_others, exception=exception.group(1) if exception else "")
 
 
 def _where(line: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from hangwatch import words
+from hangwatch import secret_forms, words
 from hangwatch.explain import rank_logs
 from hangwatch.explain.logs import Log, clean, last_written
 from hangwatch.explain.rank_logs import RankLog
@@ -14,6 +14,7 @@ from hangwatch.model import LastLines, OutputEnd, RankId
 
 _SHOWN_LINES = 10
 _SHOWN_CHARACTERS = 200
+_LINES_MASKED = 128  # a private key of 8,192 bits has 100 lines, and the last ones do not look like a key
 _OF_RANK = re.compile(r"^\[rank(\d{1,7})\]: ?")
 _OF_PID = re.compile(r"^\S{1,64}:(\d{1,10}):\d{1,10} \[\d{1,3}\] ")  # NCCL's: host, pid, thread, device
 
@@ -40,7 +41,8 @@ def last_lines(ends: Iterable[OutputEnd]) -> tuple[LastLines, ...]:
     """The last few lines of each file, for who reads the incident."""
     found = []
     for end in ends:
-        lines = [text for line in _lines(end) if (text := clean(line).strip())][-_SHOWN_LINES:]
+        whole = [text for line in _lines(end) if (text := clean(line).strip())][-_LINES_MASKED:]
+        lines = secret_forms.mask("\n".join(whole)).split("\n")[-_SHOWN_LINES:] if whole else []
         if lines:
             path = end.path + (" (deleted)" if end.is_deleted else "")
             found.append(LastLines(path=path, lines=tuple(words.elided(line, _SHOWN_CHARACTERS) for line in lines)))

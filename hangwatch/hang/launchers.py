@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from hangwatch import words
+from hangwatch import secret_forms, words
 from hangwatch.launcher_table import TABLE, Launcher, RankVariables
 from hangwatch.model import Process, Waiting
 
@@ -82,7 +82,7 @@ def _told(process: Process, names: Sequence[str]) -> str:
     for name in names:
         value = _option(process.cmdline, name) if name.startswith("--") else process.environ.get(name, "")
         if value:
-            return words.elided(value, _MAX_TOLD)
+            return words.elided(secret_forms.mask(value), _MAX_TOLD)
     return ""
 
 

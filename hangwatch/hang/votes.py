@@ -129,7 +129,7 @@ def died(members: Iterable[Member], accused: Collection[RankId]) -> tuple[Eviden
     return tuple(
         Evidence(
             kind="crash",
-            message=f"{words.who([rank])} at {words.utc(one.unix_seconds)}: {one.text}"
+            message=f"{words.who([rank])} at {words.utc(one.unix_seconds)}: {one.told}"
             f"{', which complains of others' if one.of_others else ''}",
             ranks=(rank,),
             supports=True if rank in accused else None,

@@ -116,7 +116,10 @@ class JobName(Value, frozen=True):
 
 
 class Died(Value, frozen=True):
-    """What the files that a dead rank left say of its end: `text` is the owner's word, bounded and printable.
+    """What the files that a dead rank left say of its end, bounded and printable.
+
+    `text` stands in metrics, pages and the daemon's log: of an exception its type and place. `detail` is the owner's
+    word, without secrets of known forms, for who may read the incident; empty where `text` says all.
 
     `of_others`: it complains of a lost or silent rank, so it followed somebody. `is_first`: of all that died on its
     node none has died before it, as far as something tells.
@@ -126,6 +129,12 @@ class Died(Value, frozen=True):
     unix_seconds: float
     of_others: bool = False
     is_first: bool = False
+    detail: str = ""
+
+    @property
+    def told(self) -> str:
+        """All that is known, for who may read the incident."""
+        return self.detail or self.text
 
 
 class EndedProcess(Value, frozen=True):

@@ -181,7 +181,7 @@ def doing(group: Group) -> str:
     """What a group does, as a clause after its ranks: `wait in all_reduce`, `is loading data during evaluation`."""
     several = len(group.members) > 1
     if group.gone:
-        died = {member.died.text if member.died is not None else "" for member in group.members}
+        died = {member.died.told if member.died is not None else "" for member in group.members}
         why = died.pop() if len(died) == 1 else ""
         missing = "no such processes" if several else "no such process"
         return printable(f"{'are' if several else 'is'} gone: {why or missing}")

@@ -6,13 +6,14 @@ import json
 
 import pytest
 
-from hangwatch import crash, kernel_lines
+from hangwatch import crash, incident_file, kernel_lines
 from hangwatch.crash import Left, reading
 from hangwatch.explain import gdb_text, launcher_text, logs
 from hangwatch.hang import activity
 from hangwatch.model import Confidence, EndedProcess, Job, KernelLine, ProcessId, RankId
 from hangwatch.probes import remains
 from hangwatch.report import html, text
+from tests import secret_texts
 
 NOW = 1.8e9
 RESET = "RuntimeError: Connection closed by peer [127.0.0.1]:34688"
@@ -70,12 +71,12 @@ def job(*found: Left, world_size: int | None = None) -> Job:
     [
         pytest.param(
             [left(0, error=RESET, at=1), left(1, error="ValueError: empty shard", at=2), left(2, error=RESET, at=1)],
-            [1], Confidence.MEDIUM, "ValueError: empty shard, by its error file",
+            [1], Confidence.MEDIUM, ": ValueError, by its error file",
             id="who complains of others followed somebody, even by an earlier second",
         ),
         pytest.param(
             [left(0, error="ValueError: late", at=9), left(1, error="KeyError: early", at=2), left(2)],
-            [1], Confidence.MEDIUM, "KeyError: early",
+            [1], Confidence.MEDIUM, ": KeyError, by its error file",
             id="the earliest error file",
         ),
         pytest.param(
@@ -85,12 +86,12 @@ def job(*found: Left, world_size: int | None = None) -> Job:
         ),
         pytest.param(
             [left(0, error="ValueError: a", at=3), left(1, segfault=3000.0)],
-            [0], Confidence.MEDIUM, "ValueError: a",
+            [0], Confidence.MEDIUM, ": ValueError, by its error file",
             id="a crash long after an error came of it",
         ),
         pytest.param(
             [left(0, error="ValueError: a", at=3), left(1, core="SIGABRT", at=1)],
-            [0], Confidence.MEDIUM, "ValueError: a",
+            [0], Confidence.MEDIUM, ": ValueError, by its error file",
             id="NCCL's watchdog aborts victims",
         ),
         pytest.param(
@@ -101,7 +102,7 @@ def job(*found: Left, world_size: int | None = None) -> Job:
         ),
         pytest.param(
             [left(0, error="ImportError: no flash", at=1), left(1, error="ImportError: no flash", at=1), left(2)],
-            [0, 1], Confidence.LOW, "ImportError: no flash",
+            [0, 1], Confidence.LOW, ": ImportError, by its error file",
             id="some alike in one second",
         ),
         pytest.param(
@@ -254,7 +255,8 @@ def test_where_all_end_alike_in_one_second_nobody_stands_out(error: str) -> None
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     assert (verdict.named, verdict.first_look, verdict.confidence) == ((), (), Confidence.NONE)
-    assert "All 3 ranks that ended did so in the second of" in verdict.message and error in verdict.message
+    assert "All 3 ranks that ended did so in the second of" in verdict.message
+    assert f"with {error.partition(':')[0]}, by its error file" in verdict.message
 
 
 @pytest.mark.parametrize(
@@ -332,6 +334,42 @@ def test_what_an_exception_says_of_secrets_is_not_told() -> None:
     found = crashed_by("curl -H 'Authorization: Bearer hf_1' https://u:hunter2@host/?token=t3", -1).failure
     assert found is not None
     assert not any(secret in found.text for secret in ("hf_1", "hunter2", "t3"))
+
+
+@pytest.mark.parametrize("name", secret_texts.FORMS | secret_texts.MORE)
+def test_verdict_has_the_type_of_an_exception_and_the_incident_its_text(name: str) -> None:
+    """The verdict stands in metrics, pages and the log; the text stays in the incident, without secrets."""
+    case = (secret_texts.FORMS | secret_texts.MORE)[name]
+    found = [crashed_by(f"ShardError: zebra {case.text}", -1)]
+    whole = job(*found)
+    verdict = crash.judge(whole, found)
+    assert verdict is not None
+    incident = crash.incident(whole, "n1", found, verdict, activity.load(), unix_now=NOW)
+    assert ": ShardError, by its error file" in verdict.message and "zebra" not in verdict.message
+    assert not any("zebra" in entry.message for entry in incident.timeline)
+    died = incident.job.ended[0].died
+    assert died is not None and "zebra" not in died.text
+    content = incident_file.encode(incident).decode()
+    assert "ShardError: zebra " in content and "ShardError: zebra " in text.render(incident)
+    assert not any(secret in content for secret in case.secrets)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        '"hunter2"',
+        '"Hunter2: is the password"',
+        '{"message": "hunter2"}',
+        '{"message": "Hunter 2: x"}',
+        '{"message": "hf_hunter2hunter2: x"}',
+    ],
+)
+def test_verdict_on_an_exception_without_a_type_has_none_of_its_text(told: str) -> None:
+    failure = logs.parse_error_file(f'{{"message": {told}}}')._replace(moment=logs.Moment("unix", NOW, ""))
+    found = [left(0)._replace(failure=failure)]
+    verdict = crash.judge(job(*found), found)
+    assert verdict is not None
+    assert ": an exception, by its error file" in verdict.message and "unter" not in verdict.message
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hangwatch.explain import outputs
 from hangwatch.explain.log_evidence import beside
 from hangwatch.explain.rank_logs import RankLog
 from hangwatch.model import OutputEnd, RankId, Verdict
+from tests import secret_texts
 
 RANKS = [RankId(node="n", rank=number, local_rank=number, pid=100 + number) for number in range(8)]
 FAILS = 'Traceback (most recent call last):\n  File "/job/train.py", line 38, in step\nValueError: bad shard 7\n'
@@ -85,3 +88,15 @@ def test_escapes_holes_progress_bars_and_bytes_that_are_no_text_are_shown_safely
 def test_lines_are_few_and_short() -> None:
     (shown,) = outputs.last_lines([end("\n".join("x" * 60_000 for _ in range(50)))])
     assert len(shown.lines) == 10 and {len(line) for line in shown.lines} == {200}
+
+
+@pytest.mark.parametrize("name", secret_texts.FORMS | secret_texts.MORE)
+def test_lines_and_evidence_of_a_log_have_no_secret_of_a_known_form(name: str) -> None:
+    """Neither where it is the last line, nor a failure, nor a message of NCCL."""
+    case = (secret_texts.FORMS | secret_texts.MORE)[name]
+    failure = f'Traceback (most recent call last):\n  File "/job/train.py", line 3, in main\nShardError: {case.text}\n'
+    written = f"{failure}{PEER} {case.text}\n{case.text}\n"
+    verdict = beside(WAITS, logs(written, *["step\n"] * 7), 8)
+    shown = repr((outputs.last_lines([end(written)]), verdict))
+    assert "ShardError" in shown and "Got completion" in shown
+    assert not any(secret in shown for secret in case.secrets), shown

@@ -114,6 +114,14 @@ def test_what_a_user_wrote_is_cut_short_and_printable(tmp_path: Path) -> None:
     assert len(job.job_id) <= 72
 
 
+def test_password_in_the_endpoint_of_a_launcher_is_not_kept(tmp_path: Path) -> None:
+    command = "'torchrun' '--rdzv-id' 'r' '--nnodes' '2' '--rdzv-endpoint' 'etcd://ada:hunter2@10.0.0.1:2379' t.py"
+    text = f"1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n  $ {command}\n"
+    (job,) = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    assert job.waiting is not None
+    assert (job.waiting.endpoint, job.waiting.port) == ("etcd://***@10.0.0.1:2379", 2379)
+
+
 def test_a_thousand_launchers_of_one_owner_are_bounded_and_do_not_take_the_place_of_his_ranks(tmp_path: Path) -> None:
     text = "1 (init) S parent=0 start=1\n"
     for pid in range(1000, 2000):

@@ -1,0 +1,114 @@
+"""Real ranks that die of exceptions with a secret in each: where the daemon tells of them, and in the alert of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.secret_texts import FORMS, Text
+from tests.servers import RealPrometheus
+from tests.watched import JOBS, RealDaemon
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
+
+RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "hangwatch.rules.yaml"
+AT_ONCE = 7  # of one owner 8 crashes are shown
+INSTANCE = "gpu-node-1"
+
+
+class DyingRank:
+    """A job of one rank on this node, without a launcher, which dies of what it is told."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.job_id, self._fifo = f"dying-{name.replace('_', '-')}", folder / name
+        os.mkfifo(self._fifo)
+        environ = {
+            "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": self.job_id,
+            "TORCHELASTIC_ERROR_FILE": str(folder / f"{name}.json"), "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        with (folder / f"{name}.log").open("wb") as log:
+            command = [sys.executable, str(JOBS / "raises_what_it_reads.py"), str(self._fifo)]
+            self.process = subprocess.Popen(command, env={**os.environ, **environ}, stdout=log, stderr=log)
+
+    def die_of(self, text: str) -> None:
+        """Tell it what to raise as soon as it reads, and take its exit status."""
+        pipe = wait_for(self._opened, f"{self.job_id} to read", 200)
+        with os.fdopen(pipe, "w") as file:
+            file.write(text)
+        assert self.process.wait(60) == 1
+
+    def _opened(self) -> int | None:
+        assert self.process.poll() is None
+        with suppress(OSError):  # ENXIO: nobody reads yet
+            return os.open(self._fifo, os.O_WRONLY | os.O_NONBLOCK)
+        return None
+
+    def end(self) -> None:
+        """Leave nothing, whatever has happened."""
+        self.process.kill()
+        self.process.wait()
+
+
+def test_secrets_of_26_forms_are_in_no_metric_alert_or_log(tmp_path: Path) -> None:
+    """By the daemon that anybody may ask; the texts stand in the incidents of the owner, without the secrets."""
+    forms, told = iter(FORMS.items()), {}
+    with (
+        RealDaemon(tmp_path / "hw", {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}) as daemon,
+        RealPrometheus(tmp_path / "prom", {INSTANCE: daemon.address}, rules=[RULES]) as prometheus,
+    ):
+        while wave := dict(islice(forms, AT_ONCE)):
+            told |= die_side_by_side(wave, tmp_path, daemon, prometheus)
+        told["log"] = daemon.log
+    found = {
+        name: [place for place, text in told.items() if any(secret in text for secret in case.secrets)]
+        for name, case in FORMS.items()
+    }
+    leaks = {name: places for name, places in found.items() if places}
+    assert not leaks, f"{len(leaks)} forms: {leaks}"
+    for name in FORMS:
+        public = rf"dying-{name.replace('_', '-')} .*ShardError, in main \(raises_what_it_reads\.py:\d+\), by its error"
+        assert re.search(public, told["log"]), name
+    kept = [path.read_text() for path in (daemon.state / "incidents").glob("*/incident.json")]
+    assert any("ShardError: bad line: HF_TOKEN=***" in incident for incident in kept)
+    assert not any(secret in incident for incident in kept for case in FORMS.values() for secret in case.secrets)
+
+
+def die_side_by_side(
+    wave: Mapping[str, Text], folder: Path, daemon: RealDaemon, prometheus: RealPrometheus
+) -> dict[str, str]:
+    """All that a stranger can read of these crashes, by its place."""
+    ranks = {name: DyingRank(folder, name) for name in wave}
+    try:
+        for rank in ranks.values():
+            wait_for(lambda rank=rank: daemon.samples("hangwatch_job_ranks", job_id=rank.job_id), rank.job_id, 200)
+        for name, rank in ranks.items():
+            rank.die_of(wave[name].text)
+    finally:
+        for rank in ranks.values():
+            rank.end()
+    wanted = {rank.job_id for rank in ranks.values()}
+    wait_for(
+        lambda: wanted <= {row["job_id"] for row, _ in daemon.samples("hangwatch_job_crash_info")}, "the crashes", 120
+    )
+    alerts = wait_for(lambda: crash_alerts(prometheus, wanted), "an alert for each", 60)
+    assert all("ShardError" in alert["annotations"]["summary"] for alert in alerts)
+    told = {path: daemon.get(path) for path in ("/metrics", "/status", "/")}
+    return {f"{path} of {min(wanted)}": text for path, text in {**told, "alerts": repr(alerts)}.items()}
+
+
+def crash_alerts(prometheus: RealPrometheus, wanted: set[str]) -> list[dict[str, Any]]:
+    """The alerts of these jobs, once all of them have one."""
+    found = [one for one in prometheus.alerts() if one["labels"]["alertname"] == "HangwatchTrainingCrashed"]
+    found = [one for one in found if one["labels"]["job_id"] in wanted]
+    return found if len(found) == len(wanted) else []

@@ -1,0 +1,72 @@
+"""Secrets in the texts of jobs: each form has cases, plain texts stay, and hostile ones take no long time."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch import secret_forms
+from tests.secret_texts import FORMS, MORE, PLAIN, Text
+
+ALL = FORMS | MORE
+
+
+def test_the_audit_has_its_26_forms_and_each_row_has_a_case() -> None:
+    assert len(FORMS) == 26
+    assert {text.row for text in ALL.values()} == set(secret_forms.load())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_mask_of_a_known_form_leaves_nothing_of_the_secret(name: str) -> None:
+    case = ALL[name]
+    assert all(secret in case.text for secret in case.secrets)
+    told = secret_forms.mask(f"ValueError: {case.text}")
+    assert not any(secret in told for secret in case.secrets), told
+    assert told.startswith("ValueError: ") or case.row == "private_key_line"
+    assert secret_forms.mask(told) == told
+
+
+@pytest.mark.parametrize("row", secret_forms.load())
+def test_mask_without_a_row_leaves_a_secret_of_its_cases(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row is idle."""
+    rest = tuple(form for name, form in zip(secret_forms.load(), secret_forms._rows(), strict=True) if name != row)
+    monkeypatch.setattr(secret_forms, "_rows", lambda: rest)
+    told = {case.text: secret_forms.mask(case.text) for case in ALL.values() if case.row == row}
+    assert any(secret in told[case.text] for case in ALL.values() if case.row == row for secret in case.secrets), told
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_mask_of_a_plain_text_changes_nothing(text: str) -> None:
+    assert secret_forms.mask(text) == text
+
+
+@given(st.sampled_from(list(ALL.values())), st.text(alphabet="ab .,;\n", max_size=40))
+def test_mask_finds_a_form_behind_any_words(case: Text, before: str) -> None:
+    told = secret_forms.mask(f"{before}\n{case.text}")
+    assert not any(secret in told for secret in case.secrets), told
+
+
+def test_mask_of_a_hostile_text_takes_time_by_its_length() -> None:
+    """The words of all rows again and again, as one word and as many: 128 KiB of each in seconds, not in minutes."""
+    words = {word for row in secret_forms.load().values() for word in row.holds if word}
+    pieces = [
+        *words,
+        "://",
+        "&a",
+        "token=",
+        "token='",
+        "--key",
+        "-----BEGIN PRIVATE KEY-----",
+        "eyJa.",
+        "basic ",
+        '"\\',
+    ]
+    for piece, between in itertools.product(pieces, ("", " ", "x", "=")):
+        text = (f"{piece}{between}" * (1 << 17))[: 1 << 17]
+        began = time.process_time()
+        secret_forms.mask(text)
+        assert time.process_time() - began < 20.0, (piece, between)

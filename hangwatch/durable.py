@@ -93,6 +93,13 @@ def update(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = 
         _each(old, content, _replace, allow)
 
 
+def discard(parent: int, name: str, file: str) -> None:
+    """Delete a file of a folder. Raises OSError, also where it is not there."""
+    with folder(name, parent) as old:
+        os.unlink(file, dir_fd=old)
+        os.fsync(old)
+
+
 def add(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = _only_us) -> None:
     """The same in a folder that is made where it is missing. Raises OSError."""
     with made_folder(name, parent):

@@ -16,9 +16,10 @@ from msgspec.structs import replace
 
 from hangwatch import __version__, decoding, inputs, words
 from hangwatch.errors import UserError
-from hangwatch.model import INCIDENT_VERSION, MOST_RANKS, Grouping, Incident, Job, JobState, Value, spans
+from hangwatch.model import INCIDENT_VERSION, MOST_RANKS, Grouping, Incident, Job, JobState, RankId, Value, spans
 
 INCIDENT_FILE = "incident.json"
+MARKER_FILE = "marker.json"
 MAX_INCIDENT_BYTES = 512 << 20  # 100,000 ranks take a fifth of it
 NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK  # NONBLOCK: opening a FIFO must not stop us
 _CAPTURES = b',"captures":['
@@ -26,6 +27,9 @@ _ENDING = re.compile(rb'"schema_version":([0-9]{1,4})\}\s*\Z')
 _ENDING_BYTES = 256
 _PIECE_BYTES = 64 << 10
 _LISTED = 8  # jobs in a message
+_MARKER_BYTES = 64 << 10
+_MARKER_MESSAGE = 1024  # characters
+_MARKER_RANKS = 64
 
 
 class StoreError(UserError):
@@ -33,7 +37,11 @@ class StoreError(UserError):
 
 
 class Summary(Value, frozen=True):
-    """One line of the list of incidents. Where a folder cannot be read, `problem` is set and the rest is empty."""
+    """One line of the list of incidents.
+
+    Where a folder cannot be read, `problem` is set and the rest is empty. Where it holds no more than a marker,
+    `problem` says so, `state` is None, and the rest is what the marker tells.
+    """
 
     folder: str
     size_bytes: int
@@ -48,6 +56,24 @@ class Summary(Value, frozen=True):
     verdict: str = ""
     message: str = ""
     problem: str = ""
+
+
+class Marker(Value, frozen=True):
+    """One line that is written before an incident is: all that is left of it where hangwatch ends in between.
+
+    `ranks` are those that the verdict names, `message` is the beginning of its sentence.
+    """
+
+    incident_id: str
+    node: str
+    job_id: str
+    job_key: str
+    job_name: str
+    verdict: str
+    message: str
+    ranks: tuple[RankId, ...]
+    opened_unix_seconds: float
+    hangwatch_version: str = ""
 
 
 class Incidents(Value, frozen=True):
@@ -85,7 +111,7 @@ class _Version(msgspec.Struct):
     hangwatch_version: str = "of unknown version"
 
 
-def encode(incident: Incident) -> bytes:
+def encode(incident: Incident | Marker) -> bytes:
     """The bytes of incident.json. Text that is not Unicode (a command line may hold any byte) is written escaped."""
     try:
         return msgspec.json.encode(incident)
@@ -93,11 +119,42 @@ def encode(incident: Incident) -> bytes:
         return msgspec.json.encode(_without_surrogates(msgspec.to_builtins(incident)))
 
 
+def encode_marker(incident: Incident) -> bytes:
+    """The bytes of the marker of an incident: one line."""
+    marker = Marker(
+        incident_id=incident.incident_id,
+        node=incident.node,
+        job_id=incident.job.job_id,
+        job_key=incident.job.job_key,
+        job_name=incident.job.job_name,
+        verdict=incident.verdict.kind,
+        message=incident.verdict.message[:_MARKER_MESSAGE],
+        ranks=incident.verdict.named[:_MARKER_RANKS],
+        opened_unix_seconds=incident.opened_unix_seconds,
+        hangwatch_version=__version__,
+    )
+    return encode(marker) + b"\n"
+
+
+def marker(folder: Path) -> Marker | None:
+    """The marker in a folder that holds no incident; None where it holds one, or no marker that can be read."""
+    if (folder / INCIDENT_FILE).exists():
+        return None
+    try:
+        content = inputs.read(folder / MARKER_FILE, _MARKER_BYTES, flags=NO_LINK)
+        return decode(folder / MARKER_FILE, content, Marker)
+    except (inputs.FileError, StoreError):
+        return None
+
+
 def load(folder: Path) -> Incident:
     """Read the incident of one folder, of this version or an earlier one, as one of this version.
 
     Raises StoreError, which names the file and what to do.
     """
+    if (found := marker(folder)) is not None:
+        newer = "if the job still hangs, a newer incident has it: `hangwatch incidents` lists all"
+        raise StoreError(f"{folder}: {_all_that_is_kept(found)}\n  {newer}")
     return parse(folder / INCIDENT_FILE, read_bytes(folder / INCIDENT_FILE))
 
 
@@ -184,6 +241,20 @@ def read_head(file: BinaryIO) -> bytes | None:
 def summary(folder: Path) -> Summary:
     """What a list says of the incident in a folder, read without the rest of it."""
     size_bytes = folder_size_bytes(folder)
+    if (found := marker(folder)) is not None:
+        return Summary(
+            folder=folder.name,
+            size_bytes=size_bytes,
+            incident_id=found.incident_id,
+            node=found.node,
+            job_id=found.job_id,
+            job_key=found.job_key,
+            job_name=found.job_name,
+            opened_unix_seconds=found.opened_unix_seconds,
+            verdict=found.verdict,
+            message=found.message,
+            problem=_all_that_is_kept(found),
+        )
     try:
         head = decode(folder / INCIDENT_FILE, read_bytes(folder / INCIDENT_FILE), _Head)
     except StoreError as error:
@@ -202,6 +273,11 @@ def summary(folder: Path) -> Summary:
         verdict=head.verdict.kind,
         message=head.verdict.message,
     )
+
+
+def _all_that_is_kept(found: Marker) -> str:
+    """The line that stands for an incident which was not written."""
+    return f"{found.verdict}: {found.message} (hangwatch ended before it could write more than this line)"
 
 
 def newest(summaries: Iterable[Summary], job: str | None, where: str) -> Summary | None:

@@ -213,7 +213,7 @@ def _on_terminal(folder: str, job: str, state: str, verdict: str, *, full: bool)
 def _standing(summary: Summary, kept: store.Store, here: str) -> str:
     """How the job stands: `hung`, `ended after 3 min 20 s`; and where nobody has closed it, whether it still lives."""
     if summary.problem or summary.state is None:
-        return "unreadable"
+        return "not written" if summary.verdict else "unreadable"
     state = summary.state.value
     if summary.closed_unix_seconds is not None:
         return f"{state} after {words.duration(summary.closed_unix_seconds - summary.opened_unix_seconds)}"

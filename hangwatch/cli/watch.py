@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hangwatch.checks.contract import Settings as CheckSettings
 
 SIGNAL_SECONDS = 0.2  # a signal is obeyed within this time
-STOP_SECONDS = 3.0  # for an orderly end
+STOP_SECONDS = 8.0  # for an orderly end; of these 5 s are for incidents that are not written yet
 
 log = logging.getLogger("hangwatch")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch import hooks, progress
-from hangwatch.board import Snapshot, extend
+from hangwatch.board import HANDOVER, Snapshot, extend
 from hangwatch.daemon.common import Common
 from hangwatch.hooks import Ended, Hooks
 from hangwatch.incident_file import StoreError
@@ -27,6 +28,8 @@ log = logging.getLogger(__package__)  # one name for all parts: people filter by
 PRUNE_SECONDS = 3600.0
 PRUNED_BY_AGE = 3
 STORE_SECONDS = 60.0
+LAST_SECONDS = 5.0  # for the incidents that are not written yet when the daemon ends
+_POLL_SECONDS = 0.02
 LOCK_SECONDS = 3.0  # so long the start waits for a file system that may never answer
 
 
@@ -36,6 +39,9 @@ class Keeping:
     def __init__(self, common: Common, store: Store) -> None:
         self._common, self._board, self._store = common, common.board, store
         self._has_read_back = False
+        self._pending: deque[SaveIncident] = deque()  # the first is being written
+        self._unmarked: deque[SaveIncident] = deque()
+        self._writing = threading.Lock()
         wanted = common.settings.hooks
         common.board.set(hook_runs=hooks.none_yet(wanted))
         self._hooks = Hooks(wanted, partial(common.beats.once, "hooks"), self._hook_ended)
@@ -70,8 +76,51 @@ class Keeping:
 
     def save(self, wanted: SaveIncident) -> None:
         """Have an incident written as soon as those before it are."""
-        save = self._save if wanted.is_watched else self._keep
-        self._common.beats.once("store", save, wanted.incident, wanted.moved_to)
+        self._unmarked.append(wanted)
+        self._pending.append(wanted)
+        self._common.beats.once("store", self._write_pending)
+
+    def finish(self, seconds: float = LAST_SECONDS) -> None:
+        """Write what is not written yet, for at most so long, and log what is given up. The beats have ended."""
+        ends = time.monotonic() + seconds
+        last = threading.Thread(target=self._write_last, args=(ends,), name="last incidents", daemon=True)
+        last.start()
+        last.join(seconds)
+        given_up = {wanted.incident.incident_id: wanted.incident for wanted in tuple(self._pending)}
+        why = f"the store did not take it within {seconds:g} s"
+        if (problem := self._board.snapshot.store_problem) is not None:
+            incidents = (entry.incident for entry in self._board.snapshot.jobs.values())
+            given_up |= {incident.incident_id: incident for incident in incidents if incident is not None}
+            why = problem
+        for incident in given_up.values():
+            where = f"incident {incident.incident_id} is given up, not on disk as it was last"
+            log.error("%s: %s: %s", incident.job.name.in_log, where, why)
+
+    def _write_last(self, ends: float) -> None:
+        """Write what is pending, and what looks that were judged before the end are about to hand over."""
+        self._write_pending()
+        while self._board.snapshot.running.get(HANDOVER) and time.monotonic() < ends:
+            time.sleep(_POLL_SECONDS)
+        self._write_pending()
+
+    def _write_pending(self) -> None:
+        """Write the incidents that wait; each has its marker on disk before the first of them is rendered."""
+        with self._writing:
+            while self._pending:
+                while self._unmarked:
+                    self._mark(self._unmarked.popleft().incident)
+                wanted = self._pending[0]
+                try:
+                    (self._save if wanted.is_watched else self._keep)(wanted.incident, wanted.moved_to)
+                finally:
+                    self._pending.popleft()
+
+    def _mark(self, incident: Incident) -> None:
+        if self._board.snapshot.store_problem is None:
+            try:
+                self._store.mark(incident)
+            except StoreError as error:
+                self._say_store(str(error))
 
     def resume(self, incidents: Iterable[Incident]) -> None:
         """Go on with incidents that an earlier daemon left open, as far as their processes live and are found."""
@@ -142,7 +191,7 @@ class Keeping:
         self._say_store(None)
         for entry in self._board.snapshot.jobs.values():
             if entry.incident is not None:
-                self._save(entry.incident)
+                self.save(SaveIncident(incident=entry.incident))
 
     def _say_store(self, problem: str | None) -> None:
         """Say once that incidents cannot be kept, and why."""

@@ -10,7 +10,7 @@ from functools import partial
 
 from hangwatch import progress, words
 from hangwatch.beats import CAPTURES_PER_OWNER, Turns
-from hangwatch.board import Snapshot
+from hangwatch.board import HANDOVER, Snapshot
 from hangwatch.daemon.common import Common
 from hangwatch.hang import stack_bounds
 from hangwatch.hang.detector import TakeCapture
@@ -71,8 +71,9 @@ class Looking:
             if wanted.is_glance:
                 self._glanced(job.key, progress.motion_count(look.grouping))
                 return
-            self._scan()  # a job that ended while it was looked at has ended, and is not hung
-            common.do(common.board.change(progress.captured, look, now=common.clock(), settings=settings))
+            with common.board.running(HANDOVER, common.clock()):
+                self._scan()  # a job that ended while it was looked at has ended, and is not hung
+                common.do(common.board.change(progress.captured, look, now=common.clock(), settings=settings))
             log.info("%s: %s", job.name.in_log, look.verdict.message)
         except Exception:  # whatever it was, this hang must not be lost with it
             log.exception("job %s: its stacks could not be taken or judged; please report this", wanted.job_key)

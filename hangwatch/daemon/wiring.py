@@ -238,6 +238,7 @@ class Daemon:
         self._stop.set()
         self._notifier.stopping()
         self._beats.stop()
+        self._keeping.finish()
         self._own_jobs.stop()
         if self._server is not None:
             self._server.stop()

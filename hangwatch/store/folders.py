@@ -1,6 +1,7 @@
 """Incident folders on disk: kept private, written whole, pruned by count, bytes and age.
 
     <root>/incidents/20260314T031500Z-2180718/incident.json  the value, from which everything else can be made again
+                                              marker.json    until that is there: one line, see `Store.mark`
                                               order          the how-manieth it was: what prunes does not ask a clock
                                               owner          whose job it was: of who has most the oldest goes first
                                               crash    of a crash: whose; of one owner so many are kept, and of all
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hangwatch import config, durable, incident_file, inputs, retention, words
-from hangwatch.incident_file import INCIDENT_FILE, StoreError, Summary, folder_size_bytes, read_bytes
+from hangwatch.incident_file import INCIDENT_FILE, MARKER_FILE, StoreError, Summary, folder_size_bytes, read_bytes
 from hangwatch.model import CRASHED, OPEN_STATES, Incident, Job
 from hangwatch.retention import Stored
 from hangwatch.store.explained import explained
@@ -39,6 +40,7 @@ log = logging.getLogger(__package__)
 ORDER_FILE = "order"
 OWNER_FILE = "owner"
 CRASH_FILE = "crash"
+MARKER_REPLACED_SECONDS = 3600.0
 MOST_LEFT_OPEN = 256
 MOST_LEFT_OPEN_BYTES = 16 << 20  # eight ranks take half of one MiB
 _USUAL = config.Store()
@@ -129,12 +131,23 @@ class Store:
                 durable.prove_writable(incidents)
                 self._sharing.begin(incidents)
 
+    def mark(self, incident: Incident) -> None:
+        """Leave one line on disk which says that this incident is about to be saved; nothing where it already is there.
+
+        `save` makes the folder whole; where that never happens, `summaries` lists the line. Raises StoreError.
+        """
+        with explained(self.incidents), self.opened() as incidents:
+            name = self._name_of(incident)
+            if not (self.incidents / name).exists():
+                self._create(incidents, name, incident, {MARKER_FILE: incident_file.encode_marker(incident)})
+
     def save(self, incident: Incident, files: Mapping[str, str | bytes]) -> Path:
         """Write an incident, or write it again, with the files beside it ("report.txt", "dumps/1-3/rank7.txt").
 
         A new folder appears whole or not at all. In one that exists each file is replaced by rename, and files under
-        `dumps/`, which never change, stay as they are. Raises StoreError (disk full, not writable): what was stored
-        before is untouched.
+        `dumps/`, which never change, stay as they are. Where a marker stands, incident.json comes last, and the marker
+        goes, with those that the same job got up to an hour before. Raises StoreError (disk full, not writable): what
+        was stored before is untouched.
         """
         content = {
             INCIDENT_FILE: incident_file.encode(incident),
@@ -143,21 +156,47 @@ class Store:
         for name in content:
             if not _FILE.fullmatch(name):
                 raise StoreError(f"{name!r} is no name for a file of an incident")
-        if incident.verdict.kind == CRASHED:
-            content[CRASH_FILE] = _bytes(incident.job.share or incident.job.owner)
-        allow = self._sharing.owner_and_group(incident.job.uid)
         with explained(self.incidents), self.opened() as incidents:
             name = self._name_of(incident)
             folder = self.incidents / name
+            is_marked = (folder / MARKER_FILE).exists()
             if folder.exists():
                 new = {path: data for path, data in content.items() if _is_new(folder, path)}
-                durable.update(incidents, name, new, allow)
+                if is_marked:
+                    new[INCIDENT_FILE] = new.pop(INCIDENT_FILE)
+                durable.update(incidents, name, new, self._sharing.owner_and_group(incident.job.uid))
+                self._sharing.enlist(name, incident.job.uid)
             else:
-                content[OWNER_FILE] = _bytes(_owner(incident.job))
-                content[ORDER_FILE] = str(1 + max(map(self._order, self._names()), default=0)).encode()
-                durable.create(incidents, name, content, allow)
-            self._sharing.enlist(name, incident.job.uid)
+                self._create(incidents, name, incident, content)
+            if is_marked:
+                durable.discard(incidents, name, MARKER_FILE)
+                self._remove_replaced(incident)
         return folder
+
+    def _create(self, incidents: int, name: str, incident: Incident, content: Mapping[str, bytes]) -> None:
+        """Make the folder of an incident, readable by its owner and in the owner's list. Raises OSError."""
+        order = 1 + max(map(self._order, self._names()), default=0)
+        whole = {**content, OWNER_FILE: _bytes(_owner(incident.job)), ORDER_FILE: str(order).encode()}
+        if incident.verdict.kind == CRASHED:
+            whole[CRASH_FILE] = _bytes(incident.job.share or incident.job.owner)
+        durable.create(incidents, name, whole, self._sharing.owner_and_group(incident.job.uid))
+        self._sharing.enlist(name, incident.job.uid)
+
+    def _remove_replaced(self, incident: Incident) -> None:
+        """Remove the markers that a daemon left which ended in the hang that this incident tells of. Raises OSError."""
+        earliest = incident.opened_unix_seconds - MARKER_REPLACED_SECONDS
+        mine = (incident.node, incident.job.job_key)
+        replaced = {
+            name
+            for name in self._names()
+            if (there := incident_file.marker(self.incidents / name)) is not None
+            and (there.node, there.job_key) == mine
+            and earliest <= there.opened_unix_seconds <= incident.opened_unix_seconds
+        }
+        for name in replaced:
+            durable.remove(self.incidents / name)
+        if replaced:
+            self._sharing.unlist(replaced.__contains__)
 
     def add_output(self, name: str, file_name: str, content: bytes) -> None:
         """Keep what a hook printed in the incident of this name, for root, us and the group; its owner reads it not.

@@ -542,6 +542,73 @@ def test_prune_keeps_the_last_saved_within_the_limits_whatever_the_clock_said(
     assert all(any(later - day > days for later in opened[opened.index(day) :]) for day in gone_by_age)
 
 
+# --- markers ---------------------------------------------------------------------------------------------------------
+
+
+def test_marker_without_its_incident_is_listed_with_its_verdict(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path)
+    incident = at(1e9)
+    kept.mark(incident)
+    (listed,) = kept.summaries()
+    assert (listed.job_key, listed.verdict, listed.state) == (incident.job.job_key, incident.verdict.kind, None)
+    assert incident.verdict.message in listed.problem and "hangwatch ended before" in listed.problem
+    folder = kept.incidents / listed.folder
+    marker = incident_file.marker(folder)
+    assert marker is not None and marker.ranks == incident.verdict.named
+    assert (folder / "marker.json").read_text().count("\n") == 1
+    assert kept.left_open(incident.node) == ()
+    with pytest.raises(StoreError, match="hangwatch ended before it could write more"):
+        incident_file.load(folder)
+
+
+def test_incident_that_is_saved_takes_the_place_of_its_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = open_writable(tmp_path)
+    kept.mark(at(1e9))
+    disk = Disk(monkeypatch)
+    folder = kept.save(at(1e9), FILES)
+    assert Path([call[2] for call in disk.calls if call[0] == "rename"][-1]).name == "incident.json", "the last"
+    assert set(tree(folder)) == {"incident.json", "order", "owner", *FILES}
+    assert incident_file.load(folder) == at(1e9)
+    kept.mark(at(1e9))
+    assert set(tree(folder)) == {"incident.json", "order", "owner", *FILES}, "it is there already"
+
+
+@pytest.mark.parametrize(
+    ("opened", "job_id", "stays"),
+    [(-60.0, "42", False), (-7200.0, "42", True), (60.0, "42", True), (-60.0, "43", True)],
+)
+def test_marker_of_the_same_hang_goes_with_the_next_incident(
+    tmp_path: Path, opened: float, job_id: str, stays: bool
+) -> None:
+    kept = open_writable(tmp_path, max_age_days=36500.0)
+    older = at(1e9 + opened, job_id)
+    if job_id != "42":
+        older = replace(older, job=replace(older.job, job_key="another"))
+    kept.mark(older)
+    kept.mark(at(1e9))
+    saved = kept.save(at(1e9), FILES)
+    left = {path.name for path in kept.incidents.iterdir()} - {saved.name}
+    assert bool(left) == stays
+
+
+def test_marker_is_as_private_as_an_incident(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path)
+    kept.mark(at(1e9))
+    (folder,) = kept.incidents.iterdir()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())} == {0o700, 0o600}
+
+
+def test_marker_with_any_text_is_one_line_and_bounded(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path)
+    wild = at(1e9)
+    wild = replace(wild, verdict=replace(wild.verdict, message="a\nb\udcff" + "x" * 1_000_000))
+    kept.mark(wild)
+    (folder,) = kept.incidents.iterdir()
+    content = (folder / "marker.json").read_bytes()
+    assert content.count(b"\n") == 1 and len(content) < 10_000
+    assert incident_file.marker(folder) is not None
+
+
 # --- crashes and full disks ------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,113 @@
+"""SIGTERM while an incident is written: each must leave the incident or its marker, readable, and no traceback.
+
+usage: python -m tests.soak.sigterms_at_writes [--count 50] [--lanes 2] [--seed 1]
+
+Each time a real daemon watches a job that hangs from the beginning (fake driver, simulated node). The signal comes up to
+60 ms after the verdict is logged, by the seed. The integration test does a few of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from hangwatch import incident_file
+from hangwatch.demo.node import SimulatedNode
+from hangwatch.incident_file import StoreError
+from hangwatch.store import Store
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, compile_library, h100
+from tests.watched import RealDaemon
+
+RANKS = 4
+WINDOW_SECONDS = 0.06
+DEADLINE_SECONDS = 10.0
+QUICK = {
+    "detector": {"hold_seconds": 1.0, "startup_hold_seconds": 1.0, "cooldown_seconds": 0.0},
+    "capture": {"pause_seconds": 0.1, "rounds": 2},
+}
+_JUDGED = re.compile(r"suspected -> (hung|stalled)")
+_IN_TIME = "incident, written before the signal"
+_INCIDENT = "incident, written after the signal"
+_MARKER = "marker"
+KEPT = {_IN_TIME, _INCIDENT, _MARKER}
+
+
+def once(environ: Mapping[str, str], folder: Path, job_id: str, seed: int) -> str:
+    """What a daemon that is ended in the middle leaves of the incident: one of `KEPT`, else what is wrong."""
+    daemon = RealDaemon(folder, environ, **QUICK)
+    with daemon:
+        wait_for(lambda: _JUDGED.search(daemon.log), "a verdict")
+        time.sleep(random.Random(seed).uniform(0.0, WINDOW_SECONDS))
+        daemon.process.send_signal(signal.SIGTERM)
+        try:
+            status = daemon.process.wait(DEADLINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            daemon.process.kill()
+            return "did not end"
+    if status != 0 or "Traceback" in daemon.log:
+        return f"status {status}, or a traceback:\n{daemon.log}"
+    return _kept_of(daemon, job_id)
+
+
+def _kept_of(daemon: RealDaemon, job_id: str) -> str:
+    kept = Store(daemon.state)
+    ours = [summary for summary in kept.summaries() if summary.job_id == job_id]
+    if not ours:
+        return f"lost:\n{daemon.log}"
+    for summary in ours:
+        folder = kept.incidents / summary.folder
+        if (marker := incident_file.marker(folder)) is not None:
+            return _MARKER if marker.ranks or marker.message else f"{folder}: an empty marker"
+        try:
+            incident_file.load(folder)
+        except StoreError as error:
+            return str(error)
+    return _IN_TIME if daemon.log.find("incident 20") < daemon.log.find("stopping") else _INCIDENT
+
+
+def driver_of(library: Path, scenario: Path, node: SimulatedNode) -> FakeDriver:
+    """A driver whose GPUs are the node's, and draw little."""
+    pids = [f"gpu {gpu} pids {pid}" for gpu, pid in enumerate(node.pids)]
+    return FakeDriver(library, scenario, [*h100(RANKS), *pids, "gpu all power_watts 100"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as name,
+        SimulatedNode(RANKS) as node,
+        ThreadPoolExecutor(options.lanes) as pool,
+    ):
+        node.order(1, "lock")
+        driver = driver_of(compile_library(Path(name)), Path(name) / "gpus.scenario", node)
+        seeds = range(options.seed, options.seed + options.count)
+        outcomes_of = pool.map(lambda seed: once(driver.environ, Path(name) / str(seed), node.run_id, seed), seeds)
+        found = list(outcomes_of)
+    outcomes = Counter(outcome.partition("\n")[0] for outcome in found)
+    for outcome in found:
+        if outcome not in KEPT:
+            print(outcome)
+    for outcome, count in outcomes.most_common():
+        print(f"{count:3} {outcome}")
+    kept = sum(outcomes[outcome] for outcome in KEPT)
+    print(f"{kept} of {options.count} SIGTERMs left the incident or its marker")
+    sys.exit(0 if kept == options.count else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Print one line for each known verdict, so that two commits can be compared with `diff`.
+
+usage: python -m tests.verdicts [FOLDER...]
+
+A line is: case, form, kind, confidence, named ranks, ranks to check first. Cases are those of tests/data/hangs.toml and
+of each FOLDER (see tests/robustness.py), in every form; then every capture of every scenario in virtual time.
+Texts are left out: they may change where a verdict does not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from hangwatch.model import RankId, Verdict
+from tests import robustness
+from tests.scenarios.power import HANG_SCENARIOS, HEALTHY_SCENARIOS, PAUSE_SCENARIOS
+from tests.scenarios.simulation import play
+
+
+def lines(folders: Iterable[Path]) -> Iterator[str]:
+    """All verdicts, in a fixed order."""
+    cases = [*robustness.known_cases(), *(case for folder in folders for case in robustness.cases_of(folder))]
+    for case in cases:
+        for judged in robustness.vary(case):
+            yield _line(case.name, judged.variation, judged.after)
+    for scenario in (*HANG_SCENARIOS, *HEALTHY_SCENARIOS, *PAUSE_SCENARIOS):
+        for job_id, job in sorted(play(scenario.node, scenario.seconds, scenario.settings).items()):
+            yield f"{scenario.name} | {job_id} | states {' '.join(job.states)} | pages {len(job.pages)}"
+            for number, look in enumerate(job.looks):
+                yield _line(scenario.name, f"{job_id}, capture {number}", look.verdict)
+
+
+def _line(case: str, form: str, verdict: Verdict) -> str:
+    named, check_first = (_ranks(ranks) for ranks in (verdict.named, verdict.first_look))
+    return f"{case} | {form} | {verdict.kind} | {verdict.confidence.value} | named {named} | check first {check_first}"
+
+
+def _ranks(ranks: Sequence[RankId]) -> str:
+    return ",".join(sorted(f"{rank.node}/{rank.rank}/{rank.pid}" for rank in ranks)) or "-"
+
+
+if __name__ == "__main__":
+    for line in lines(Path(argument) for argument in sys.argv[1:]):
+        print(line)

@@ -6,6 +6,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -236,7 +237,7 @@ def allowed(owner: type[Any], key: str) -> str:
     if get_origin(hint) is Annotated:
         base, *metas = get_args(hint)
         for meta in metas:
-            words += [f"{word} {value:g}" for word, value in _limits(meta)]
+            words += [f"{word} {_plain(value)}" for word, value in _limits(meta)]
             words += [meta.title] if meta.title else []
             words += [f"as {msgspec.json.encode(example).decode()}" for example in meta.examples or ()]
     if get_origin(base) is Literal:
@@ -248,3 +249,9 @@ def _limits(meta: Meta) -> Iterator[tuple[str, float]]:
     for word, value in (("from", meta.ge), ("above", meta.gt), ("to", meta.le), ("below", meta.lt)):
         if value is not None:
             yield word, value
+
+
+def _plain(value: float) -> str:
+    """`1048576`, `0.02`: every digit, no exponent."""
+    digits = f"{Decimal(str(value)):f}"
+    return digits.removesuffix(".0")

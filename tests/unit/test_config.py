@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     latin.write_bytes(b'[log]\nlevel = "\xe9"')
     with pytest.raises(config.ConfigError, match="UTF-8"):
         config.load(latin)
+
+
+def test_bounds_of_the_sample_are_plain_numbers() -> None:
+    text = config.sample()
+    assert re.search(r"^max_bytes = .* from 1048576$", text, re.MULTILINE)
+    assert re.search(r"^motion_cpu_ratio = .* from 0, to 1$", text, re.MULTILINE)
+    assert re.search(r"^scan_budget_seconds = .* from 0\.1, to 60$", text, re.MULTILINE)
+    assert re.findall(r"\d[eE][-+]?\d", text) == []
 
 
 def test_the_sample_is_the_defaults() -> None:

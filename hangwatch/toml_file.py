@@ -22,9 +22,13 @@ else:
 T = TypeVar("T")
 
 MOST_PROBLEMS = 20  # that are told of one file
+MOST_PARTS = 16  # of one dotted key: the parser keeps every prefix of it
+MOST_DEPTH = 64  # of tables and lists within each other
 _MOST_READ = 1 << 20  # characters that are parsed in search of the line of one key
 _SECTION_OF_PATH = re.compile(r" - at `\$?\.?([^`]*)`$")
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]+)`")
+_KEY_PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*"""
+_LONG_KEY = re.compile(rf"(?:^|[\[{{,])[ \t]*{_KEY_PART}(?:\.[ \t]*{_KEY_PART}){{{MOST_PARTS}}}", re.MULTILINE)
 _STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 _ANY_ITEM = "[...]"
 _WORDS: dict[Any, str] = {
@@ -57,12 +61,34 @@ class Decoded(NamedTuple, Generic[T]):
 
 def parse(text: str, source: str) -> dict[str, Any]:
     """The table that a text holds; `source` is the name shown in errors. Raises TomlError."""
+    if long_key := _LONG_KEY.search(text):
+        line = text.count("\n", 0, long_key.end()) + 1
+        raise TomlError(
+            f"{source}:{line}: a key has more than {MOST_PARTS} parts between its dots\n"
+            "  `hangwatch config --sample` prints every key"
+        )
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
     except RecursionError:
-        raise TomlError(f"{source}: is not valid TOML for hangwatch: nested too deeply") from None
+        raise _too_deep(source) from None
     except ValueError as error:  # TOMLDecodeError is one; so is a number of more digits than Python reads
         raise TomlError(f"{source}: is not valid TOML: {error}") from None
+    if _is_deeper(table, MOST_DEPTH):
+        raise _too_deep(source)
+    return table
+
+
+def _too_deep(source: str) -> TomlError:
+    return TomlError(f"{source}: is not valid TOML for hangwatch: nested too deeply")
+
+
+def _is_deeper(value: object, depth: int) -> bool:
+    """True if lists and tables lie within each other more than so many levels deep; no level is a call."""
+    level = [value]
+    for _ in range(depth):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [item for items in inner for item in items]
+    return any(isinstance(one, dict | list) for one in level)
 
 
 def decode(table: object, kind: type[T], source: str, path: tuple[str, ...] = (), text: str = "") -> Decoded[T]:

@@ -22,15 +22,18 @@ from tests import samples
 from tests.other_users import as_user, needs_root
 
 MEMORY_BYTES = 1 << 30  # of address space, for a command that only says no
+SMALL = {"memory_bytes": 500_000_000, "cpu_seconds": 5}  # bounds where the input is small, too
 DEADLINE_SECONDS = 60
 USER = 4001
 
 
 def hangwatch(*arguments: str, output: int = subprocess.PIPE, **options: Any) -> subprocess.CompletedProcess[str]:
-    """A command with bounded memory; it must not end by a signal, nor speak of a bug."""
+    """A command with bounded memory and CPU time; it must not end by a signal, nor speak of a bug."""
+    memory_bytes, cpu_seconds = options.pop("memory_bytes", MEMORY_BYTES), options.pop("cpu_seconds", DEADLINE_SECONDS)
 
     def bound() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
 
     done = subprocess.run(
         [sys.executable, "-P" if sys.version_info >= (3, 11) else "-s", "-m", "hangwatch", *arguments],
@@ -61,11 +64,23 @@ def refused(*arguments: str, says: str, **options: Any) -> None:
 
 # --- configurations --------------------------------------------------------------------------------------------------
 
+QUOTED = '"a\\""'
 CONFIGURATIONS = {
     "a number of 5,000 digits": (f"[http]\nport = {'9' * 5000}\n", "digits"),
     "a number of 100 digits": (f"[http]\nport = {'9' * 100}\n", "port"),
     "lists, 20,000 deep": (f"a = {'[' * 20_000}", "nested too deeply"),
     "tables, 20,000 deep": (f"a = {'{a=' * 20_000}", "nested too deeply"),
+    "a key of 20,000 parts": (f"[http]\n{'.'.join('a' * 20_000)} = 1\n", ":2: a key has more than 16 parts"),
+    "a quoted key of 20,000 parts": (f"{' . '.join([QUOTED] * 20_000)} = 1\n", ":1: a key has more than 16 parts"),
+    "a key of 20,000 parts in a table": (
+        f"a = {{b = 1, {'.'.join('a' * 20_000)} = 1}}\n",
+        ":1: a key has more than 16",
+    ),
+    "a section of 20,000 parts": (f"\n[{'.'.join('a' * 20_000)}]\n", ":2: a key has more than 16 parts"),
+    "tables by inline keys, 600 deep": (
+        f"x = {'{a.a.a.a.a.a.a.a.a.a.a.a.a.a.a=' * 40}1{'}' * 40}\n",
+        "nested too deeply",
+    ),
     "NUL in a path": ('[store]\ndirectory = "/a\\u0000b"\n', "store.directory"),
     "NUL in the token's path": ('[http]\nincidents_token_file = "/a\\u0000b"\n', "http.incidents_token_file"),
     "NUL in the address": ('[http]\nlisten = "127.0.0.1\\u0000"\n', "http.listen"),
@@ -88,7 +103,7 @@ def test_a_configuration_that_cannot_be_meant(case: str, tmp_path: Path) -> None
     text, says = CONFIGURATIONS[case]
     path = tmp_path / "hangwatch.toml"
     path.write_text(text)
-    refused(*WITH_CONFIGURATION["config"], str(path), says=says)
+    refused(*WITH_CONFIGURATION["config"], str(path), says=says, **SMALL)
 
 
 @pytest.mark.parametrize("command", WITH_CONFIGURATION)

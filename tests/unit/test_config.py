@@ -144,6 +144,31 @@ def test_bounds_of_the_sample_are_plain_numbers() -> None:
     assert re.findall(r"\d[eE][-+]?\d", text) == []
 
 
+KEY_PARTS = st.sampled_from(["a", "-9_", '"b.c"', '"d\\"e"', "'f.g'"])
+
+
+@given(
+    st.integers(1, 3 * toml_file.MOST_PARTS).flatmap(lambda size: st.lists(KEY_PARTS, min_size=size, max_size=size)),
+    st.sampled_from([".", " . ", "\t.", ". "]),
+    st.sampled_from(["{} = 1", "[{}]", " [[ {} ]]", "x = {{{} = 1}}", "x = {{y = 1, {} = 1}}", "x = [{{ {} = 1}}]"]),
+)
+def test_key_of_many_parts_is_refused_in_every_form(parts: list[str], dot: str, form: str) -> None:
+    keys = [f'"{number}"' if part == "a" else part for number, part in enumerate(parts)]
+    text = "# first\n" + form.format(dot.join(keys))
+    if len(parts) <= toml_file.MOST_PARTS:
+        assert toml_file.parse(text, "f.toml")
+        return
+    with pytest.raises(toml_file.TomlError, match=r"^f\.toml:2: a key has more than 16 parts"):
+        toml_file.parse(text, "f.toml")
+
+
+@pytest.mark.parametrize(
+    "text", ['x = "' + "a." * 40 + '"', "# " + "a." * 40, "x = [1" + ", 1.5" * 40 + "]", "x = 1" + "0" * 40]
+)
+def test_dots_outside_of_keys_are_no_parts(text: str) -> None:
+    assert isinstance(toml_file.parse(text, "f.toml"), dict)
+
+
 def test_the_sample_is_the_defaults() -> None:
     assert config.parse(config.sample(), "sample") == config.Settings()
 

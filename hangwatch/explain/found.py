@@ -18,6 +18,14 @@ MOST_FRAMES = 4096
 """Frames of one thread that are kept: what a dump of the tools has at most, made of lines by whoever wrote them."""
 
 
+MOST_FRAMES_OF_TOOLS = 1 << 14
+"""Frames of one thread that py-spy prints at most: 4,096 of Python, and those of C between them (`--native`)."""
+
+
+class HugeStackError(ValueError):
+    """A thread has more frames than any tool prints: the text is no stack dump."""
+
+
 class FoundProcess(NamedTuple):
     """One process of a text: its threads, or the fault in their place; `pid` is None where it is not printed."""
 

@@ -9,7 +9,14 @@ import msgspec
 from msgspec import structs
 
 from hangwatch import decoding, pyspy_output
-from hangwatch.explain.found import LONGEST_LINE, FoundProcess, Interned, with_main
+from hangwatch.explain.found import (
+    LONGEST_LINE,
+    MOST_FRAMES_OF_TOOLS,
+    FoundProcess,
+    HugeStackError,
+    Interned,
+    with_main,
+)
 from hangwatch.model import Fault, Frame, Thread
 
 _PROCESS = re.compile(r"^\s?Process ([0-9]{1,10})(?::\s?(.*))?$")
@@ -55,10 +62,10 @@ class Reader:
         self._clear()
 
     def feed(self, line: str) -> None:
-        """Take one line, without its prefix and line end."""
+        """Take one line, without its prefix and line end. Raises HugeStackError."""
         frame = self._interned.lines.get(line)
         if frame is not None and self._thread is not None:
-            self._frames.append(frame)
+            self._add(frame)
             return
         if self._text:
             self._json(line)
@@ -119,10 +126,15 @@ class Reader:
             if found:
                 frame = self._interned.frame(found.group(1), found.group(2))
                 self._interned.lines[line] = frame
-                self._frames.append(frame)
+                self._add(frame)
                 return
         if line.strip() and not self._common(line) and not _PYTHON.match(line):
             self._odd(line)
+
+    def _add(self, frame: Frame) -> None:
+        if len(self._frames) == MOST_FRAMES_OF_TOOLS:
+            raise HugeStackError(f"a thread has more than {MOST_FRAMES_OF_TOOLS:,} frames: is no stack dump")
+        self._frames.append(frame)
 
     def _error(self, line: str) -> None:
         """What follows an error: its causes; then a backtrace of py-spy itself, which nobody wants."""

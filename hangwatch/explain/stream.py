@@ -42,7 +42,7 @@ class Reader:
         self._is_stamped = False
 
     def feed(self, line: str, number: int) -> None:
-        """Take one line, without its prefix and line end; `number` is that of its file."""
+        """Take one line, without its prefix and line end; `number` is that of its file. Raises HugeStackError."""
         self._number = number
         if "\r" in line:
             line = last_written(line)

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from hangwatch import words
 from hangwatch.explain import faulthandler_text, logs, names, prefixes, rank_logs, roles, stream
-from hangwatch.explain.found import FoundProcess, Interned
+from hangwatch.explain.found import FoundProcess, HugeStackError, Interned
 from hangwatch.explain.kernel_text import MOST_KEPT, Heard
 from hangwatch.explain.rank_logs import RankLog
 from hangwatch.model import ProcessDump, RankDump, RankId, WorkerDump
@@ -62,7 +62,11 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
         if named[name].is_old:
             hearsay.old += 1
             continue
-        streams = _read(name, named[name], lines, interned, hearsay)
+        try:
+            streams = _read(name, named[name], lines, interned, hearsay)
+        except HugeStackError as error:
+            notes.append(f"{name}: left out: {error}")
+            continue
         for source in streams:
             for rank in _ranks(source, notes) if source.reader.processes else ():
                 _add(found, rank, notes)

@@ -281,6 +281,19 @@ def test_an_endless_input() -> None:
         cat.kill()
 
 
+@pytest.mark.parametrize("frame", ["    f (a.py:1)\n", "    f{0} (a{0}.py:{0})\n"], ids=["one", "distinct"])
+def test_text_of_a_million_frames_in_a_thread_is_refused(frame: str, tmp_path: Path) -> None:
+    path = tmp_path / "dump.txt"
+    with path.open("w") as file:
+        file.write('Process 7: python\nThread 7 (idle): "MainThread"\n')
+        file.writelines(frame.format(number) for number in range(1_000_000))
+    refused("explain", str(path), says=f"{path}: left out: a thread has more than 16,384 frames", **SMALL)
+    (tmp_path / "rank0.txt").write_text('Process 8: python\nThread 8 (idle): "MainThread"\n    f (a.py:1)\n')
+    done = hangwatch("explain", str(tmp_path), **SMALL)
+    assert done.returncode == 0, "the other files of the folder are read"
+    assert "left out: a thread has more than 16,384 frames" in " ".join(done.stdout.split())
+
+
 def test_a_dump_with_a_number_of_5000_digits(tmp_path: Path) -> None:
     path = tmp_path / "dump.txt"
     path.write_text(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from hangwatch import __version__, config, words
-from hangwatch.hang import clauses, culprit, environment, stack_bounds
+from hangwatch.hang import clauses, culprit, environment, second_round, stack_bounds
 from hangwatch.hang.activity import Table
 from hangwatch.hang.capture import ObserveDump, capture
 from hangwatch.hang.grouping import group_ranks
@@ -126,7 +127,10 @@ def look_at(
     ask_nccl: bool = True,
     capture_bytes: int = stack_bounds.OF_OWNER_BYTES,
 ) -> Look:
-    """Take the stacks of every rank of a job on this node (see `capture`), group them and judge the groups."""
+    """Take the stacks of every rank of a job on this node (see `capture`), group them and judge the groups.
+
+    With `looks_again` a second round follows a single one that may mislead, see `second_round`.
+    """
     taken = capture(
         job,
         settings=settings,
@@ -140,7 +144,7 @@ def look_at(
         include_locals=include_locals,
         may_pause=may_pause,
         rounds=rounds,
-        looks_again=looks_again,
+        looks_again=partial(second_round.is_needed, table=activities) if looks_again else None,
         stop=stop,
         slots=slots,
         observe_dump=observe_dump,

@@ -52,8 +52,9 @@ SEE_ALL = "`sudo hangwatch dump`, or install the daemon (docs/install-systemd.md
 @click.option(
     "--rounds",
     type=click.IntRange(1, 10),
-    help="From two on who moves is told, and sequence numbers.  [default: 1, and a second 5 s later where a flight "
-    "recorder shows a call open for 10 s; 2 with --nodes]",
+    help="From two on who moves is told, and sequence numbers.  [default: 1, and a second 5 s later where one may "
+    "mislead: a rank is in code that no rule knows, or may be behind its GPU, or a flight recorder shows a call open "
+    "for 10 s; 2 with --nodes]",
 )
 @click.option("--native", is_flag=True, help="Native frames, too. Slow: 340 MB and a pause of 0.7 s for each process.")
 @click.option("--locals", "include_locals", is_flag=True, help="Local variables, too. They can hold secrets.")

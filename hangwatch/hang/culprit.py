@@ -16,6 +16,7 @@ from hangwatch.hang.rules import (
     Scene,
     Suspicion,
     count_ranks,
+    may_be_behind_gpu,
     may_be_late,
     only_roles,
     survey,
@@ -121,7 +122,8 @@ def _open(scene: Scene) -> Verdict:
     if lead is None or not _covers(lead):
         return _odd_gpu(kind, message, scene) or _stuck_task(kind, message, scene) or _nobody(kind, message, scene)
     silent_rule = next(_passing(RULES, scene, decides=True), None)  # one that would speak if more had answered
-    may_name = lead.rule.may_name and all(member.asks_rank is None for member in lead.members)
+    may_be_victims = any(member.asks_rank is not None or may_be_behind_gpu(member) for member in lead.members)
+    may_name = lead.rule.may_name and not may_be_victims
     if silent_rule is None and may_name and votes.machine_says_the_same(lead.members, lead.others):
         return _accuse(lead)
     return _look_first(lead, kind)

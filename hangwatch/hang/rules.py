@@ -23,7 +23,7 @@ from hangwatch.model import (
     Signature,
 )
 
-_GPU_IN_KERNEL_RATIO = 0.5
+GPU_IN_KERNEL_RATIO = 0.5
 _REFUSALS = ("PermissionDenied", "CannotPause")  # of the rank, or of all that this user may touch
 
 
@@ -142,7 +142,7 @@ def _stacked_where(
 
     Nor is one that was measured behind its GPU: it is waited for no more than the others; nor one that spins without
     the GIL while another is blocked outside of every wait: that one is what the spinner's GPU may wait for. Nor is one
-    that waits, by the kernel's word, for a lock that another rank holds or may hold, for a key of the store, or for
+    that may be behind its GPU, see `may_be_behind_gpu`; nor one that waits, by the kernel's word, for a lock that another rank holds or may hold, for a key of the store, or for
     what another rank is to send.
     """
 
@@ -154,6 +154,7 @@ def _stacked_where(
                 group,
                 lambda member: (
                     may_be(member)
+                    and not may_be_behind_gpu(member)
                     and member.asks_rank is None
                     and also(group, member)
                     and not _is_in_torch(group, member)
@@ -199,6 +200,11 @@ def may_be_late(scene: Scene) -> Callable[[Member], bool]:
     return may_be
 
 
+def may_be_behind_gpu(member: Member) -> bool:
+    """True if its GPU runs a kernel and it was seen in one round: only a second one tells whether it waits for that."""
+    return member.rounds < 2 and (member.utilization_ratio or 0.0) >= GPU_IN_KERNEL_RATIO
+
+
 def _is_blocked_outside(group: Group) -> bool:
     stands = any(member.signature is Signature.BLOCKED for member in group.members)
     return stands and group.waits_for not in {"ranks", "gpu"}
@@ -214,7 +220,7 @@ def _is_held(group: Group, member: Member) -> bool:
 
     Where its calls may read a tensor it may be blocked behind its GPU: then for whom it waits must be known.
     """
-    idle = member.utilization_ratio is not None and member.utilization_ratio < _GPU_IN_KERNEL_RATIO
+    idle = member.utilization_ratio is not None and member.utilization_ratio < GPU_IN_KERNEL_RATIO
     is_known = member.awaited is not None or member.stuck_on is not None
     may_be = is_known or not activity.known(group.activity).may_read_gpu
     return idle and may_be and member.signature in {Signature.BLOCKED, Signature.AWAITS_OUTSIDE}
@@ -262,12 +268,22 @@ def _stopped(scene: Scene) -> Sequence[Group]:
 def _blocked(scene: Scene) -> Sequence[Group]:
     """Ranks in state D in every round, and those that wait for the file system on which py-spy hangs.
 
-    Not one that was seen so once, in a wait for ranks: that passes, and it is where the others are.
+    Not one that was seen so once, in a wait for ranks: that passes, and it is where the others are. Nor one that was
+    seen so once and may be behind its GPU.
     """
     groups = (part_of(group, lambda member: member.waits_for_mount) for group in scene.shut)
-    blocked = _where(scene, lambda member: member.state in BLOCKED_STATES and member.frozen_cgroup is None)
+
+    def is_blocked(member: Member) -> bool:
+        return member.state in BLOCKED_STATES and member.frozen_cgroup is None and not may_be_behind_gpu(member)
+
+    blocked = _where(scene, is_blocked)
     blocked = [group for group in blocked if not (group.waits and max(member.rounds for member in group.members) < 2)]
     return [*blocked, *(group for group in groups if group)]
+
+
+def _undumpable(scene: Scene) -> Sequence[Group]:
+    """Ranks that cannot be dumped, by a fault that says something of them."""
+    return [part for group in scene.failed if (part := part_of(group, lambda member: not may_be_behind_gpu(member)))]
 
 
 def _deaf_master(scene: Scene) -> Sequence[Group]:
@@ -405,7 +421,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         kind="RankUndumpable",
         who="cannot be dumped, by a fault that says something of them",
-        suspects=lambda scene: scene.failed,
+        suspects=_undumpable,
         waiting=("ranks", "gpu"),
         half_of="dumped",
         outnumber="as many",

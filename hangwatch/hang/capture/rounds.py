@@ -11,14 +11,15 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch import config, words
-from hangwatch.hang import jobs, recorded, stack_bounds
+from hangwatch.hang import jobs, stack_bounds
 from hangwatch.hang.capture import launcher, mounts, nccl, rank_dumps
 from hangwatch.hang.capture.links import Links
 from hangwatch.hang.capture.process_dump import ObserveDump, Taker
 from hangwatch.hang.power import GpuLevels
 from hangwatch.hang.surroundings import Surroundings
-from hangwatch.model import STOPPED_STATES, Capture, GpuSweep, Job, ProcessDump, ProcessId, Rank, TrafficSweep
+from hangwatch.model import STOPPED_STATES, Capture, GpuSweep, Job, ProcessDump, ProcessId, Rank, RankDump, TrafficSweep
 from hangwatch.probes import procs
+from hangwatch.probes.filesystems import Mount
 from hangwatch.probes.process_scan import ProcessScan
 
 
@@ -37,7 +38,7 @@ def capture(
     include_locals: bool = False,
     may_pause: bool = True,
     rounds: int | None = None,
-    looks_again: bool = False,
+    looks_again: Callable[[Sequence[RankDump]], bool] | None = None,
     stop: threading.Event | None = None,
     slots: threading.Semaphore | None = None,
     observe_dump: ObserveDump | None = None,
@@ -54,8 +55,8 @@ def capture(
     second. Without `may_pause` no process is paused or signalled: what could only be read so is not. `slots` bounds the
     dumps at the same time over all captures that share it. GPU numbers are the mean of the sweeps that `latest_gpus`
     gives after each round, else those of `gpus`; `gpu_levels` are the levels of the job's GPUs by uuid. `read_traffic`
-    is asked in each round, in a thread beside the dumps, until it has no answer. With `looks_again` a second round
-    follows a single one where a flight recorder shows that its rank may stand (`recorded.stands`). With `ask_nccl`, and
+    is asked in each round, in a thread beside the dumps, until it has no answer. `looks_again` is asked
+    after a single round, with what it showed of the ranks, whether a second one follows. With `ask_nccl`, and
     more than one round, NCCL itself is asked beside the later rounds, where no flight recorder of NCCL was read in the
     first. Of its stacks about `capture_bytes` are kept (`stack_bounds`). Never raises for what it finds: processes come
     and go.
@@ -88,6 +89,14 @@ def capture(
     sweeps: list[GpuSweep] = []
     taken: list[dict[ProcessId, ProcessDump]] = []
     asked: Future[nccl.Said] | None = None
+
+    def of_ranks(silent: Mapping[int, Mount]) -> list[RankDump]:
+        carried = links.of_gpus()
+        numbers = (rank_dumps.gpu_numbers(rank, sweeps, gpu_levels or {}, carried) for rank in ranks)
+        return [
+            rank_dumps.of_rank(rank, taken, node, of_gpus, silent) for rank, of_gpus in zip(ranks, numbers, strict=True)
+        ]
+
     with ThreadPoolExecutor(1, thread_name_prefix="nccl-ras") as beside:
         # Native dumps need 340 MB each: one at a time.
         with ThreadPoolExecutor(1 if native else settings.parallel, thread_name_prefix="dump") as pool:
@@ -103,7 +112,7 @@ def capture(
                 sweep = latest_gpus() if latest_gpus else gpus
                 sweeps += [sweep] if sweep else []
                 links.end_round()
-                if looks_again and wanted == 1 and any(recorded.stands(dump.recorders) for dump in taken[0].values()):
+                if looks_again is not None and wanted == 1 and looks_again(of_ranks({})):
                     wanted = 2
                     if settings.counters:
                         links.begin()
@@ -113,17 +122,15 @@ def capture(
     said = asked.result() if asked is not None else nccl.Said({}, None)
     silent = mounts.silent(targets, taken, proc_root)
     waiting = launcher.waits_for(job, proc_root)
-    carried = links.of_gpus()
-    numbers = {rank.id: rank_dumps.gpu_numbers(rank, sweeps, gpu_levels or {}, carried) for rank in ranks}
     present = [
         replace(
-            rank_dumps.of_rank(rank, taken, node, numbers[rank.id], silent),
+            dump,
             waiting=waiting,
             ports=by_ports,
             nccl_ras=said.of_ranks.get(rank.id),
             nccl_ras_fault=said.fault,
         )
-        for rank in ranks
+        for rank, dump in zip(ranks, of_ranks(silent), strict=True)
     ]
     return Capture(
         job_id=job.job_id,

@@ -142,8 +142,8 @@ def _stacked_where(
 
     Nor is one that was measured behind its GPU: it is waited for no more than the others; nor one that spins without
     the GIL while another is blocked outside of every wait: that one is what the spinner's GPU may wait for. Nor is one
-    that may be behind its GPU, see `may_be_behind_gpu`; nor one that waits, by the kernel's word, for a lock that another rank holds or may hold, for a key of the store, or for
-    what another rank is to send.
+    that may be behind its GPU, see `may_be_behind_gpu`; nor one that waits, by the kernel's word, for a lock that
+    another rank holds or may hold, for a key of the store, or for what another rank is to send.
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:

@@ -94,10 +94,17 @@ class Turns(Generic[T]):
 
 
 class Pace:
-    """How many may begin within a minute, over all owners and of one, which is what any user can ask for at will."""
+    """How many may begin within a minute, over all owners and of one, which is what any user can ask for at will.
 
-    def __init__(self, per_minute: int, per_minute_of_owner: int, clock: Callable[[], float]) -> None:
+    Where it `is_shared_out`, an owner who has begun less than an equal part of all is not refused for what others did:
+    then somewhat more than `per_minute` may begin.
+    """
+
+    def __init__(
+        self, per_minute: int, per_minute_of_owner: int, clock: Callable[[], float], *, is_shared_out: bool = False
+    ) -> None:
         self._per_minute, self._per_minute_of_owner = per_minute, per_minute_of_owner
+        self._is_shared_out = is_shared_out
         self._clock = clock
         self._begun: deque[tuple[float, str]] = deque()
 
@@ -106,9 +113,11 @@ class Pace:
         now = self._clock()
         while self._begun and now - self._begun[0][0] >= MINUTE_SECONDS:
             self._begun.popleft()
-        if sum(one == owner for _, one in self._begun) >= self._per_minute_of_owner:
+        begun = Counter(one for _, one in self._begun)
+        if begun[owner] >= self._per_minute_of_owner:
             return "per_minute_of_owner"
-        if len(self._begun) >= self._per_minute:
+        part = max(1, self._per_minute // len({*begun, owner})) if self._is_shared_out else 0
+        if len(self._begun) >= self._per_minute and begun[owner] >= part:
             return "per_minute"
         self._begun.append((now, owner))
         return None

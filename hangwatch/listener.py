@@ -1,8 +1,9 @@
 """One listening socket and its connections, in a thread with an event loop of its own (tornado).
 
 Whoever reaches the port may be hostile. A connection carries one request; from accept to the end of its header, TLS
-handshake included, it has REQUEST_SECONDS, and its answer ANSWER_SECONDS. So many connections are kept, and no more:
-the next one takes the place of the oldest that has not asked anything yet, else of the oldest of all.
+handshake included, it has REQUEST_SECONDS, and its answer ANSWER_SECONDS. A caller (a user, an address) that opens too
+many is refused at accept, before anything is made for the connection. So many connections are kept, and no more: the
+next one takes the place of one of the caller with most connections: the oldest that has not asked anything yet.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import ssl
 import struct
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -31,6 +33,8 @@ from tornado.httputil import (
 )
 from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 
+from hangwatch.connection_limits import Caller, ConnectionLimits, Rate, caller_at
+
 REQUEST_SECONDS = 5.0  # from accept to the end of the header
 ANSWER_SECONDS = 10.0  # from there to the last byte of the answer: Prometheus' default deadline
 RENEWED_BYTES = 1 << 20  # an answer in pieces has that time again after so many: 100 kB/s at least
@@ -38,10 +42,18 @@ STOP_SECONDS = 2.0
 MAX_HEADER_BYTES = 16 * 1024  # more is answered with 431, twice as much with the end of the connection
 READ_BYTES = 4 * 1024
 BACKLOG = 1024
-ACCEPT_BATCH = 32  # connections taken before those that are here have their turn
+ACCEPT_BATCH = 32  # connections taken before those that are here have their turn; at most a quarter of the places
+REFUSED_BATCH = 32
+ACCEPTS_PER_SECOND = 4000  # refused ones included
+ACCEPTS_SECONDS = 0.05  # over which they are counted
+RATE_OF_ADDRESS = Rate(at_once=500.0, per_second=50.0)
 ACCEPT_PAUSE_SECONDS = 0.5  # when the process or the machine has no descriptor left
 SHARE_OF_FDS = 4  # a listener keeps at most this part of what the process may open: 1/4
 
+_REFUSED = (
+    b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    b"Content-Length: %d\r\n\r\nconnections are refused: %b\n"
+)
 log = logging.getLogger(__name__)
 # What a client sends wrong is no news for the journal, and a flood of it is an attack on the disk.
 logging.getLogger("tornado.general").setLevel(logging.ERROR)
@@ -118,9 +130,10 @@ def peer_of(connection: socket.socket) -> Peer | None:
 class Listener(HTTPServerConnectionDelegate):
     """Serves `answer` on one socket, which `bind` or `bind_unix` opens.
 
-    `max_connections` is lowered where descriptors are few; `max_of_user` are those of one user of a unix socket. Where
-    there are `making_seconds`, an answer must be there within them, and has its own time to be sent. `answer` runs in
-    the event loop: what takes longer than a millisecond belongs into a thread of its own.
+    `max_connections` is lowered where descriptors are few; `max_of_user` are those of one user of a unix socket, and
+    `rate` how many it may open; of an address `RATE_OF_ADDRESS`. Where there are `making_seconds`, an answer must be
+    there within them, and has its own time to be sent. `answer` runs in the event loop: what takes longer than a
+    millisecond belongs into a thread of its own.
     """
 
     def __init__(
@@ -131,6 +144,7 @@ class Listener(HTTPServerConnectionDelegate):
         max_connections: int,
         tls: ssl.SSLContext | None = None,
         max_of_user: int | None = None,
+        rate: Rate = RATE_OF_ADDRESS,
         making_seconds: float | None = None,
     ) -> None:
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -139,7 +153,11 @@ class Listener(HTTPServerConnectionDelegate):
         self._answer, self._tls = answer, tls
         self._waiting: dict[IOStream, asyncio.TimerHandle] = {}  # both by age: a dict keeps the order
         self._answering: dict[IOStream, asyncio.TimerHandle] = {}
-        self._users: dict[IOStream, int] = {}
+        self._callers: dict[IOStream, Caller] = {}
+        self._limits = ConnectionLimits(name, rate)
+        self._batch = max(1, min(ACCEPT_BATCH, self.max_connections // 4))
+        self._accepted = 0
+        self._accepted_since = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -205,22 +223,70 @@ class Listener(HTTPServerConnectionDelegate):
 
     def _accept(self) -> None:
         assert self._socket is not None
-        for _ in range(ACCEPT_BATCH):
+        opened = 0
+        for _ in range(REFUSED_BATCH):
+            if self._has_to_wait():
+                return
             try:
-                connection, _address = self._socket.accept()
+                connection, address = self._socket.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
                 self._pause(error)
                 return
-            self._open(connection)
+            peer = peer_of(connection)
+            caller = caller_at(address[0]) if connection.family != socket.AF_UNIX else peer.uid if peer else -1
+            why = self._refusal(caller)
+            if why is not None:
+                self._refuse(connection, caller, why)
+                continue
+            self._open(connection, caller)
+            opened += 1
+            if opened == self._batch:
+                return
+
+    def _has_to_wait(self) -> bool:
+        """Count one accept; where there were too many, the next ones wait in the kernel's queue for a moment."""
+        assert self._loop is not None
+        assert self._socket is not None
+        now = self._loop.time()
+        if now - self._accepted_since >= ACCEPTS_SECONDS:
+            self._accepted, self._accepted_since = 0, now
+        if self._accepted >= ACCEPTS_PER_SECOND * ACCEPTS_SECONDS:
+            self._loop.remove_reader(self._socket)
+            self._loop.call_at(self._accepted_since + ACCEPTS_SECONDS, self._resume)
+            return True
+        self._accepted += 1
+        return False
+
+    def _refusal(self, caller: Caller) -> str | None:
+        """Why a connection of this caller is not taken; None where it is, and there is room for it."""
+        assert self._loop is not None
+        if not self._limits.begin(caller, self._loop.time()):
+            return "too many within a minute"
+        for stream in [stream for stream in self._callers if stream.closed()]:
+            self._forget(stream)  # its coroutine has not seen the end yet
+        if self._max_of_user and not self._has_room_of(caller, self._max_of_user):
+            return f"{self._max_of_user} of them are being answered"
+        while len(self._waiting) + len(self._answering) >= self.max_connections:
+            if not self._close_for(caller):
+                return f"all {self.max_connections} places are taken"
+        return None
+
+    def _refuse(self, connection: socket.socket, caller: Caller, why: str) -> None:
+        """End a connection for which nothing was made; a user of this node is told why."""
+        self._limits.log_refused(caller, why)
+        if connection.family == socket.AF_UNIX:
+            with contextlib.suppress(OSError):
+                connection.send(_REFUSED % (len(why) + 26, why.encode()), socket.MSG_DONTWAIT)
+        connection.close()
 
     def _pause(self, error: OSError) -> None:
         """No descriptor is left: give one back, and let the others of this process have theirs."""
         assert self._loop is not None
         assert self._socket is not None
         log.warning("a connection cannot be accepted: %s", error)
-        self._close_oldest()
+        self._close(next(iter((*self._waiting, *self._answering)), None))
         self._loop.remove_reader(self._socket)
         self._loop.call_later(ACCEPT_PAUSE_SECONDS, self._resume)
 
@@ -228,13 +294,8 @@ class Listener(HTTPServerConnectionDelegate):
         if self._loop is not None and self._socket is not None and self._socket.fileno() >= 0:
             self._loop.add_reader(self._socket, self._accept)
 
-    def _open(self, connection: socket.socket) -> None:
+    def _open(self, connection: socket.socket, caller: Caller) -> None:
         assert self._loop is not None
-        peer = peer_of(connection)
-        while self._max_of_user and list(self._users.values()).count(peer.uid if peer else -1) >= self._max_of_user:
-            self._close_oldest(peer.uid if peer else -1)
-        while len(self._waiting) + len(self._answering) >= self.max_connections:
-            self._close_oldest()
         connection.setblocking(False)
         sizes = {"max_buffer_size": 2 * MAX_HEADER_BYTES + READ_BYTES, "read_chunk_size": READ_BYTES}
         try:
@@ -247,23 +308,46 @@ class Listener(HTTPServerConnectionDelegate):
             connection.close()
             return
         self._waiting[stream] = self._loop.call_later(REQUEST_SECONDS, stream.close)
-        if self._max_of_user:
-            self._users[stream] = peer.uid if peer else -1
+        self._callers[stream] = caller
         params = HTTP1ConnectionParameters(
             no_keep_alive=True, chunk_size=READ_BYTES, max_header_size=2 * MAX_HEADER_BYTES, max_body_size=0
         )
         HTTP1ServerConnection(stream, params).start_serving(self)
 
-    def _close_oldest(self, uid: int | None = None) -> None:
-        """Of this user, where one is given."""
-        candidates = (one for one in (*self._waiting, *self._answering) if uid is None or self._users.get(one) == uid)
-        oldest = next(candidates, None)
-        if oldest is not None:
-            self._forget(oldest)
-            oldest.close()
+    def _has_room_of(self, caller: Caller, most: int) -> bool:
+        """True if this user may have one more; its oldest connection that has asked nothing gives its place to that."""
+        own = [stream for stream, other in self._callers.items() if other == caller]
+        if len(own) < most:
+            return True
+        silent = next((stream for stream in own if stream in self._waiting), None)
+        self._close(silent)
+        return silent is not None
+
+    def _close_for(self, caller: Caller) -> bool:
+        """Close a connection of the caller with most of them: the oldest that has asked nothing, else one that has.
+
+        None of a user who has no more than `caller` would have then: False.
+        """
+        count = Counter(self._callers.values())
+        most = max(count.values(), default=0)
+        silent = next((stream for stream in self._waiting if count[self._callers[stream]] == most), None)
+        asked = [stream for stream in self._answering if count[self._callers[stream]] == most]
+        if not self._max_of_user:
+            self._close(silent or asked[0])
+            return True
+        victim, least = (silent, count[caller] + 1) if silent is not None else (asked[-1], count[caller] + 2)
+        if most < least:
+            return False
+        self._close(victim)
+        return True
+
+    def _close(self, stream: IOStream | None) -> None:
+        if stream is not None:
+            self._forget(stream)
+            stream.close()
 
     def _forget(self, stream: IOStream) -> None:
-        self._users.pop(stream, None)
+        self._callers.pop(stream, None)
         for known in (self._waiting, self._answering):
             timer = known.pop(stream, None)
             if timer is not None:

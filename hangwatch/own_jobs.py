@@ -25,8 +25,9 @@ import msgspec
 from msgspec.structs import replace
 
 from hangwatch import config, incident_file, status
-from hangwatch.beats import Pace
+from hangwatch.beats import MINUTE_SECONDS, Pace
 from hangwatch.board import Board, Snapshot
+from hangwatch.connection_limits import Rate
 from hangwatch.incident_pages import JSON, IncidentPages
 from hangwatch.listener import Answer, Listener, Request, text
 from hangwatch.look import Look
@@ -77,8 +78,9 @@ class OwnJobs:
         self._path = settings.socket.path
         self._node, self._board, self._store = node, board, store
         self._scan, self._look, self._clock, self._detector = scan, look, clock, settings.detector
-        self._pace = Pace(settings.socket.per_minute, settings.socket.per_minute_of_owner, clock)
-        self._requests = Pace(REQUESTS_PER_MINUTE, REQUESTS_PER_MINUTE_OF_USER, clock)
+        wanted = settings.socket
+        self._pace = Pace(wanted.per_minute, wanted.per_minute_of_owner, clock, is_shared_out=True)
+        self._requests = Pace(REQUESTS_PER_MINUTE, REQUESTS_PER_MINUTE_OF_USER, clock, is_shared_out=True)
         self._dumping: set[int] = set()
         self._dumps = ThreadPoolExecutor(DUMP_THREADS, "own-dumps")
         self._reading = ThreadPoolExecutor(1, "own-reading")
@@ -94,6 +96,7 @@ class OwnJobs:
             self.answer,
             max_connections=MAX_CONNECTIONS,
             max_of_user=MAX_CONNECTIONS_OF_USER,
+            rate=Rate(REQUESTS_PER_MINUTE_OF_USER, REQUESTS_PER_MINUTE_OF_USER / MINUTE_SECONDS),
             making_seconds=self._making_seconds,
         )
         try:

@@ -8,6 +8,7 @@ import os
 import pwd
 import socket
 import stat
+import struct
 import time
 from http import HTTPStatus
 from pathlib import Path
@@ -89,8 +90,8 @@ def ask(path: str, what: str, deadline_seconds: float = SHORT_SECONDS) -> bytes:
     end = time.monotonic() + deadline_seconds
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as ours:
+            _connect(ours, path, deadline_seconds)
             ours.settimeout(deadline_seconds)
-            _connect(ours, path)
             answer = _answer(ours, what)
             content = b""
             while piece := answer.read1(_PIECE_BYTES):
@@ -108,20 +109,26 @@ def ask(path: str, what: str, deadline_seconds: float = SHORT_SECONDS) -> bytes:
 
 def _answer(ours: socket.socket, what: str) -> http.client.HTTPResponse:
     """The head of the answer. Raises OSError, HTTPException."""
-    ours.sendall(f"GET {what} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode("ascii"))
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has refused us, and said why
+        ours.sendall(f"GET {what} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode("ascii"))
     answer = http.client.HTTPResponse(ours, method="GET")
     answer.begin()
     return answer
 
 
-def _connect(ours: socket.socket, path: str) -> None:
-    """Connect to a socket that root or the service's user has opened, and nobody else. Raises OSError, SocketError."""
+def _connect(ours: socket.socket, path: str, deadline_seconds: float) -> None:
+    """Connect to a socket that root or the service's user has opened, and nobody else. Raises OSError, SocketError.
+
+    Where the queue of the socket is full, the kernel lets us wait for our turn: a socket with Python's own timeout
+    would get EAGAIN at once, see connect(2).
+    """
     trusted = {0, os.geteuid()}
     with contextlib.suppress(KeyError):
         trusted.add(pwd.getpwnam(SERVICE_USER).pw_uid)
     found = Path(path).lstat()
     if not stat.S_ISSOCK(found.st_mode) or found.st_uid not in trusted:
         raise SocketError(f"{path}: is no socket of root or of the user {SERVICE_USER}: nothing is told to it")
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", max(1, int(deadline_seconds)), 0))
     ours.connect(path)
     peer = peer_of(ours)
     if peer is None or peer.uid not in trusted:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -18,15 +21,17 @@ from hangwatch import config, listener
 from hangwatch.board import Board, JobEntry
 from hangwatch.hang import watched
 from hangwatch.incident_pages import JSON
-from hangwatch.listener import Answer, Peer, Request, peer_of
+from hangwatch.listener import Answer, Listener, Peer, Request, peer_of, text
 from hangwatch.look import Look
 from hangwatch.model import Job, ProcessId, Rank
-from hangwatch.own_jobs import MAX_CONNECTIONS_OF_USER, OwnJobs
+from hangwatch.own_jobs import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_USER, OwnJobs
 from hangwatch.store import Store
 from tests import samples
 from tests.conftest import wait_for
+from tests.other_users import needs_root
 
 UID = 1004
+SYS_SETRESUID = 117 if os.uname().machine == "x86_64" else 147
 
 
 def job(uid: int | None = UID, pid: int = 100) -> Job:
@@ -154,6 +159,7 @@ def test_one_dump_of_a_user_at_a_time_and_so_many_in_a_minute(tmp_path: Path) ->
 
     assert asyncio.run(at_once()) == [503, 429, 503], "the daemon is ending, and he has one under way"
     assert [desk.asked("/dump?pid=100").status for _ in range(3)] == [503, 503, 429]
+    assert desk.asked("/dump?pid=200", 1005).status == 503, "half of the minute's four are his"
     refused = desk.asked("/dump?pid=200", 1005)
     assert refused.status == 429 and b"[socket] per_minute allows" in refused.body
     desk.now += 60.0
@@ -165,6 +171,18 @@ def test_questions_are_bounded_for_each_user(tmp_path: Path) -> None:
     answers = [desk.asked("/status").status for _ in range(130)]
     assert answers == [200] * 120 + [429] * 10
     assert desk.asked("/status", 1005).status == 200
+
+
+def test_crowd_that_uses_up_the_minute_leaves_a_user_his_part(tmp_path: Path) -> None:
+    crowd = range(2000, 2012)
+    desk = Desk(tmp_path, job(), *(job(uid, uid) for uid in crowd))
+    answers = [desk.asked(f"/dump?pid={uid}", uid).status for _ in range(6) for uid in crowd]
+    assert answers.count(200) < 48, "[socket] per_minute is 30, and each has a part of it"
+    assert [desk.asked("/dump?pid=100").status for _ in range(2)] == [200] * 2
+    for _ in range(121):
+        for uid in crowd:
+            desk.asked("/status", uid)
+    assert [desk.asked("/status").status for _ in range(60)] == [200] * 60
 
 
 def test_a_user_sees_the_incidents_of_his_own_jobs(tmp_path: Path) -> None:
@@ -189,9 +207,9 @@ def test_a_user_sees_the_incidents_of_his_own_jobs(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def served(folder: Path) -> Iterator[tuple[Desk, Path]]:
+def served(folder: Path, look: Callable[[Job, int | None], Look | None] = look_at) -> Iterator[tuple[Desk, Path]]:
     path = folder / "socket"
-    desk = Desk(folder, job(os.geteuid()), path=str(path))
+    desk = Desk(folder, job(os.geteuid()), look=look, path=str(path))
     desk.own_jobs.start()
     try:
         yield desk, path
@@ -204,6 +222,24 @@ def connected(path: Path) -> socket.socket:
     one.settimeout(60)
     one.connect(str(path))
     return one
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder through which every user may pass, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def connected_as(uid: int, path: Path) -> socket.socket:
+    """A connection of this user: SO_PEERCRED is who connects, and this thread is for a moment."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.syscall(SYS_SETRESUID, -1, uid, -1) == 0
+    try:
+        return connected(path)
+    finally:
+        assert libc.syscall(SYS_SETRESUID, -1, 0, -1) == 0
 
 
 def test_everybody_may_connect_and_it_goes_with_the_daemon(tmp_path: Path) -> None:
@@ -226,6 +262,85 @@ def test_who_never_asks_gives_his_own_place_away(tmp_path: Path, monkeypatch: py
             one.sendall(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
             assert one.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
         assert silent[0].recv(1) == b"", "his oldest was closed"
+
+
+def asked_by(connection: socket.socket, what: str) -> bytes:
+    connection.sendall(f"GET {what} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    answer = b""
+    while piece := connection.recv(1 << 16):
+        answer += piece
+    return answer
+
+
+@needs_root
+def test_newcomer_between_idle_connections_of_many_users_is_answered(open_folder: Path) -> None:
+    """All have connected before the first is accepted, as in a flood."""
+
+    async def answer(_: Request) -> Answer:
+        return text(HTTPStatus.OK, "here")
+
+    one = Listener("one", answer, max_connections=MAX_CONNECTIONS, max_of_user=MAX_CONNECTIONS_OF_USER)
+    path = open_folder / "socket"
+    one.bind_unix(str(path))
+    with contextlib.ExitStack() as stack:
+        newcomer = stack.enter_context(connected_as(4000, path))
+        newcomer.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        for _ in range(2):
+            for uid in range(2000, 2012):
+                stack.enter_context(connected_as(uid, path))
+        stack.callback(one.stop)
+        one.start()
+        assert newcomer.recv(1 << 10).startswith(b"HTTP/1.1 200 OK")
+
+
+@needs_root
+def test_user_with_most_connections_gives_a_place_to_a_newcomer(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "REQUEST_SECONDS", 600.0)
+    with served(open_folder) as (_, path), contextlib.ExitStack() as stack:
+        singles = [stack.enter_context(connected_as(uid, path)) for uid in range(2000, 2008)]
+        pairs = [stack.enter_context(connected_as(uid, path)) for uid in range(3000, 3004) for _ in range(2)]
+        newcomer = stack.enter_context(connected_as(4000, path))
+        assert asked_by(newcomer, "/status").startswith(b"HTTP/1.1 200 OK")
+        assert pairs[0].recv(1) == b"", "the oldest of those who have two"
+        for one in singles:
+            assert asked_by(one, "/status").startswith(b"HTTP/1.1 200 OK")
+
+
+@needs_root
+def test_user_over_its_limit_is_refused_at_accept_and_logged_once(
+    open_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(open_folder) as (_, path):
+        for _ in range(200):
+            connected_as(2000, path).close()
+        with connected_as(2000, path) as one:
+            told = one.recv(1 << 10)
+        assert told.startswith(b"HTTP/1.1 429") and b"too many within a minute" in told
+        with connected_as(2001, path) as other:
+            assert asked_by(other, "/status").startswith(b"HTTP/1.1 200 OK")
+    (said,) = [message for message in caplog.messages if "refused" in message]
+    assert said == "own-jobs: connections of user 2000 are refused: too many within a minute"
+
+
+def test_third_connection_of_a_user_ends_no_dump_of_his(tmp_path: Path) -> None:
+    go_on, begun = threading.Event(), threading.Event()
+
+    def look(found: Job, rounds: int | None) -> Look | None:
+        begun.set()
+        go_on.wait(60)
+        return look_at(found, rounds)
+
+    with served(tmp_path, look=look) as (_, path), connected(path) as dump, connected(path) as second:
+        dump.sendall(b"GET /dump?pid=100 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert begun.wait(60)
+        for _ in range(3):
+            with connected(path) as third:
+                assert asked_by(third, "/status").startswith(b"HTTP/1.1 200 OK")
+        second.close()
+        go_on.set()
+        assert dump.recv(1 << 10).startswith(b"HTTP/1.1 200 OK")
 
 
 def test_a_socket_that_a_killed_daemon_left_is_replaced_and_a_living_ones_is_not(

@@ -1,0 +1,157 @@
+"""Users flood the daemon's unix socket and port: another user's dump is answered, and the daemon's CPU stays bounded.
+
+usage: python -m tests.soak.socket_floods [--dumps 20] [--users 12] [--seconds 5]      as root
+
+First each flood alone, for so many seconds from its first refusal on: the CPU of the daemon beside that of the flooder. Then as many users as
+asked for, each with a job, flood the socket in every way at once while another user runs `hangwatch dump`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.conftest import wait_for
+from tests.integration import targets
+from tests.integration.test_own_jobs import RANK, Node, names_of
+from tests.other_users import as_user
+from tests.watched import RealDaemon
+
+PYTHON = "/usr/bin/python3"  # one that every user may run
+TICKS = os.sysconf("SC_CLK_TCK")
+FLOODER = """
+import contextlib, socket, sys, time
+mode, where, pid = sys.argv[1:]
+port = where.rpartition(":")[2] if ":" in where else ""
+held = []
+def connect():
+    one = socket.socket(socket.AF_INET if port else socket.AF_UNIX)
+    one.settimeout(20)
+    one.connect(("127.0.0.1", int(port)) if port else where)
+    return one
+def ask(what):
+    one = connect()
+    with one:
+        one.sendall(b"GET %s HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n" % what)
+        while one.recv(1 << 16): pass
+while True:
+    with contextlib.suppress(OSError):
+        if mode == "connect": connect().close()
+        elif mode == "hold":
+            held.append(connect())
+            if len(held) > 500: held.pop(0).close()
+        elif mode == "dump": ask(b"/dump?pid=" + pid.encode())
+        else: ask(mode.encode())
+"""
+OVER_UNIX = ("connect", "hold", "/status", "/incidents", "dump")
+OVER_TCP = ("connect", "hold", "/healthz", "/metrics", "/status")
+
+
+class Cost(NamedTuple):
+    """CPU seconds within the same time."""
+
+    daemon: float
+    flooder: float
+
+    def __str__(self) -> str:
+        return f"daemon {self.daemon:.2f} s, flooder {self.flooder:.2f} s of CPU: {self.daemon / self.flooder:.2f}"
+
+
+@contextmanager
+def node_with_jobs(uids: list[int]) -> Iterator[Node]:
+    """A real daemon with a socket for users, and a job of one rank of each of them."""
+    folder = Path(tempfile.mkdtemp(prefix="own-jobs-"))
+    folder.chmod(0o755)
+    path = folder / "run" / "socket"
+    path.parent.mkdir()
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder)
+        pids = {}
+        for uid in uids:
+            own = folder / str(uid)
+            own.mkdir()
+            seat = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+            rank = targets.python(RANK.format(uid=uid), own, **seat, TORCHELASTIC_RUN_ID=f"job-of-{uid}")
+            pids[uid] = stack.enter_context(rank)
+        wide = {"path": str(path), "per_minute": 60, "per_minute_of_owner": 40}
+        daemon = stack.enter_context(RealDaemon(folder / "hw", {**os.environ, "LD_LIBRARY_PATH": ""}, socket=wide))
+        (folder / "hw").chmod(0o755)
+        wait_for(lambda: {f"job-of-{uid}" for uid in uids} <= names_of(daemon.status()), "the jobs")
+        yield Node(daemon, path, pids)
+
+
+@contextmanager
+def flood(uid: int, mode: str, where: str, pid: int) -> Iterator[int]:
+    """A process of this user that asks without end; its pid."""
+    command = [*as_user(uid), PYTHON, "-SE", "-c", FLOODER, mode, where, str(pid)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as flooder:
+        try:
+            yield flooder.pid
+        finally:
+            flooder.kill()
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def cost(node: Node, uid: int, mode: str, where: str, seconds: float) -> Cost:
+    """What a flood costs both, less what the daemon takes by itself."""
+    ours = node.daemon.process.pid
+    before = cpu_seconds(ours)
+    time.sleep(seconds)
+    usual = cpu_seconds(ours) - before
+    with flood(uid, mode, where, node.pids[uid]) as pid:
+        who = f"user {uid}" if where == str(node.socket) else "127.0.0.1"
+        wait_for(lambda: f"connections of {who} are refused" in node.daemon.log, "the flooder to be over its limit")
+        before, own = cpu_seconds(ours), cpu_seconds(pid)
+        time.sleep(seconds)
+        return Cost(cpu_seconds(ours) - before - usual, cpu_seconds(pid) - own)
+
+
+def answered(node: Node, victim: int, users: list[int], dumps: int) -> int:
+    """How many dumps of one user are answered while the others flood the socket, each in one way."""
+    with ExitStack() as stack:
+        for number, uid in enumerate(users):
+            stack.enter_context(flood(uid, OVER_UNIX[number % len(OVER_UNIX)], str(node.socket), node.pids[uid]))
+        wait_for(lambda: "are refused" in node.daemon.log, "the flood")
+        good = 0
+        for _ in range(dumps):
+            began = time.monotonic()
+            done = node.hangwatch(victim, "dump", "--job", f"job-of-{victim}", "--json", "--rounds", "1")
+            is_good = done.returncode == 0 and f"train_of_{victim}" in done.stdout
+            good += is_good
+            print(f"  {time.monotonic() - began:5.1f} s {'answered' if is_good else done.stderr.strip()}", flush=True)
+        return good
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dumps", type=int, default=20)
+    parser.add_argument("--users", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    options = parser.parse_args()
+    victim, *users = random.sample(range(1 << 20, 1 << 30), 1 + options.users)
+    with node_with_jobs([victim, *users]) as node:
+        for kind, where, modes in (("unix", str(node.socket), OVER_UNIX), ("tcp", node.daemon.address, OVER_TCP)):
+            for mode, uid in zip(modes, users, strict=False):
+                print(f"{kind:4} {mode:10} {cost(node, uid, mode, where, options.seconds)}", flush=True)
+        good = answered(node, victim, users, options.dumps)
+        print(f"{good} of {options.dumps} dumps answered beside {options.users} users that flood the socket")
+        print(*(line for line in node.daemon.log.splitlines() if "are refused" in line), sep="\n")
+    sys.exit(0 if good == options.dumps else 1)
+
+
+if __name__ == "__main__":
+    main()

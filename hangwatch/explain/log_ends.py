@@ -36,12 +36,12 @@ class End(NamedTuple):
 
 def fold(logs: Sequence[RankLog]) -> list[End]:
     """The last lines, folded: by their words, and by the first number that most of them share and some do not."""
-    by_template: dict[str, list[RankLog]] = defaultdict(list)
+    by_template: dict[tuple[str, int], list[RankLog]] = defaultdict(list)
     for log in logs:
         if log.last is not None:
-            by_template[without_numbers(log.last.text)].append(log)
+            by_template[without_numbers(log.last.text), len(_written(log))].append(log)  # a line may have a "#" itself
     ends: list[End] = []
-    for template, alike in by_template.items():
+    for (template, _), alike in by_template.items():
         column = _step_column([_numbers(log) for log in alike], _few_steps(alike))
         by_step: dict[float, list[RankLog]] = defaultdict(list)
         for log in alike:

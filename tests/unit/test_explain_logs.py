@@ -146,6 +146,12 @@ def test_a_log_that_may_lie_in_a_buffer_points_with_a_caveat(minute: int, behind
     assert caveat in fails.message
 
 
+def test_end_at_a_hash_is_another_one_than_an_end_at_a_number() -> None:
+    verdict = judged("[rank1]: step 7", "[rank2]: step #", "[rank3]: step 7")
+    assert "2 ranks" in verdict.message or "ranks 1,3" in verdict.message
+    assert "'step #'" in verdict.message
+
+
 def test_a_number_that_each_rank_has_of_its_own_is_no_step() -> None:
     verdict = judged(*(f"[rank{rank}]: loss 0.{rank}{rank} at step 7" for rank in range(8)))
     assert told(verdict, "log_end") == ["8 ranks end at 'loss 0.00 at step 7'"]

@@ -22,7 +22,11 @@ from hangwatch.model import RankId
 MOST_FAILURES = 8  # of one rank: the first ones
 MOST_TOLD = 4096  # failures of ranks that a launcher's summary tells
 LONGEST_TEXT = 400
+LONGEST_LOG_LINE = 4096
+"""Characters of a line of a log that are looked at, behind its prefix: patterns take time by the square of them."""
+
 LARGEST_ERROR_FILE = 1 << 20
+_CALLSTACK_CHARACTERS = 1 << 16
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.|[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _TOLD_RANK = re.compile(r"^\[rank(\d{1,7})\]: ?")
@@ -282,8 +286,8 @@ def latest(lines: Sequence[Line]) -> Line | None:
 
 
 def clean(line: str) -> str:
-    """A line without colours and control characters."""
-    return _ESCAPES.sub("", line[:LONGEST_LINE]).rstrip()
+    """A line of a log without colours and control characters."""
+    return _ESCAPES.sub("", line[:LONGEST_LOG_LINE]).rstrip()
 
 
 def without_colours(line: str) -> str:
@@ -380,7 +384,7 @@ def parse_error_file(text: str) -> Failure:
     has_type = not isinstance(found.message, str)
     told = _Message(message=found.message) if isinstance(found.message, str) else found.message
     where = ""
-    for line in told.extraInfo.py_callstack[-(LONGEST_LINE * 8) :].split("\n"):
+    for line in told.extraInfo.py_callstack[-_CALLSTACK_CHARACTERS:].split("\n"):
         where = _where(line) or where
     first_line = clean(told.message.partition("\n")[0])
     text, of_others = _kept(first_line), _is_of_others(first_line[:LONGEST_TEXT])

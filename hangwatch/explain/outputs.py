@@ -12,6 +12,7 @@ from hangwatch.explain.logs import Log, clean, last_written
 from hangwatch.explain.rank_logs import RankLog
 from hangwatch.model import LastLines, OutputEnd, RankId
 
+LONGEST_LINE = 1024  # characters that are looked at: a rank may write 64 KiB at which patterns are slow
 _SHOWN_LINES = 10
 _SHOWN_CHARACTERS = 200
 _LINES_MASKED = 128  # a private key of 8,192 bits has 100 lines, and the last ones do not look like a key
@@ -54,7 +55,7 @@ def _lines(end: OutputEnd) -> Iterator[str]:
     lines = end.text.decode("utf-8", "replace").split("\n")
     for line in lines[1:] if end.size_bytes > len(end.text) else lines:
         text = line.replace("\0", "")  # a hole of a file that was cut while somebody writes on
-        yield last_written(text) if "\r" in text else text
+        yield (last_written(text) if "\r" in text else text)[:LONGEST_LINE]
 
 
 def _read(lines: Iterable[str]) -> Log:

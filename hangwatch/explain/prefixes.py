@@ -1,10 +1,16 @@
-"""Pure: the prefix of a line -> whose line it is: torchrun, mpirun, srun --label, pdsh, kubectl and many programs."""
+"""Pure: the prefix of a line -> whose line it is: torchrun, mpirun, srun --label, pdsh, kubectl and many programs.
+
+And the line itself, where a log keeps each as JSON.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+import msgspec
+
+from hangwatch import decoding
 from hangwatch.model import RankId
 
 _HOST_RANK = re.compile(r"^\[([^\[\]\s:]+):(\d{1,7})\](:?)")
@@ -15,6 +21,24 @@ _KUBECTL = re.compile(r"^\[pod/([^/\]\s]+)/[^\]\s]+\] ?")
 _LABEL = re.compile(r"^\s*([\w.-]+): ?")
 _LABELLED = re.compile(r"^\s*([\w.-]+): ?(?:Process \d+:|Thread (?:0x[0-9A-Fa-f]+|\d+) \()")
 _LABEL_OF_TASK = re.compile(r"^ *(\d{1,7}): ")
+
+
+class _Entry(msgspec.Struct):
+    """An entry of Docker's json-file log, or of journalctl -o json."""
+
+    log: str = ""
+    MESSAGE: str = ""
+
+
+def unwrapped(line: str) -> list[str]:
+    """The lines that are kept in a line of JSON: of Docker's json-file log, of journalctl -o json; else the line."""
+    if not line.startswith("{"):
+        return [line]
+    try:
+        entry = decoding.json(line, _Entry)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return [line]
+    return (entry.log or entry.MESSAGE or line).rstrip("\r\n").split("\n")
 
 
 def are_labelled(head: Sequence[str]) -> bool:

@@ -297,10 +297,11 @@ def _read(
     if pasted := prefixes.pasted(head):
         iterator = (prefixes.without(pasted, line) for line in chain(head, iterator))
         head = list(islice(iterator, len(head)))
-    labelled = prefixes.are_labelled(head)
+    labelled = prefixes.are_labelled([part for line in head for part in prefixes.unwrapped(line)])
     sources: dict[tuple[RankId, bool], _Source] = {}
     by_prefix: dict[str, _Source] = {}  # `[node:rank]` as it stands in the text: most lines repeat one
-    for number, line in enumerate(chain(head, (line.rstrip("\r\n") for line in iterator)), 1):
+    whole = enumerate(chain(head, (line.rstrip("\r\n") for line in iterator)), 1)
+    for number, line in ((number, part) for number, kept in whole for part in prefixes.unwrapped(kept)):
         prefix = line[: line.find("]") + 1] if line.startswith("[") else ""
         source = by_prefix.get(prefix) if prefix else None
         if source is not None and not line.startswith(":", len(prefix)):

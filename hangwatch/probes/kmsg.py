@@ -85,11 +85,14 @@ class KernelEvents(Value, frozen=True):
 
 
 def parse_record(raw: str) -> KernelRecord | None:
-    """One record as /dev/kmsg gives it; None for anything else, such as a continuation line."""
+    """One record as /dev/kmsg gives it; None for anything else, such as a continuation line.
+
+    Of its text so many characters as a pattern is tried on: processes choose names in it, and may write records.
+    """
     found = _RECORD.match(raw)
     if found is None:
         return None
-    text = _ESCAPES.sub("", found.group(4).partition("\n")[0]).strip()
+    text = _ESCAPES.sub("", found.group(4).partition("\n")[0][: kernel_lines.LONGEST_LINE]).strip()
     return KernelRecord(sequence=int(found.group(2)), boot_seconds=int(found.group(3)) / 1e6, text=text)
 
 

@@ -253,6 +253,13 @@ def test_a_record_keeps_its_number_and_time(sequence: int, microseconds: int, te
     assert (record.sequence, record.boot_seconds) == (sequence, microseconds / 1e6)
 
 
+def test_kernel_line_is_looked_at_in_its_first_1024_characters() -> None:
+    """What is behind them is not, for patterns take time by the square of a line."""
+    said = "task a:1 blocked for more than 120 seconds"
+    records = [kmsg.parse_record(f"6,1,1,-;{'x' * before} {said}") for before in (900, 1020)]
+    assert [record is not None and kmsg.parse_event(record) is not None for record in records] == [True, False]
+
+
 def test_a_log_that_is_gone_is_none_again(tree: NodeTree) -> None:
     assert kmsg.KernelLog().read(tree.dev / "nothing") is None
     assert isinstance(kmsg.KernelLog().read(tree.dev), Fault), "a folder is no log"

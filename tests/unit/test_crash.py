@@ -164,6 +164,12 @@ Root Cause (first observed failure):
     assert launcher_text.exits(printed.partition("Failures:")[0]) == {4924: whole[4924]}
 
 
+def test_line_of_a_launcher_counts_in_its_first_1024_characters() -> None:
+    told = "failed (exitcode: -11) local_rank: 1 (pid: 7) of binary: /usr/bin/python3"
+    assert set(launcher_text.exits(f"{' ' * 900}{told}\n")) == {7}
+    assert launcher_text.exits(f"{' ' * 1024}{told}\n") == {}
+
+
 def test_that_a_container_took_its_files_with_it_is_said_once_for_all_its_ranks() -> None:
     found = [left(0, segfault=1), *(left(rank)._replace(refused=(reading._CONTAINER_GONE,)) for rank in (1, 2, 3))]
     verdict = crash.judge(job(*found), found)

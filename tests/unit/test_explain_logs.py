@@ -314,6 +314,25 @@ def test_a_signal_in_the_summary_is_a_failure() -> None:
     assert "rank 12 (local rank 4) at 2026-11-22_02:51:43: exit code -9" in judged(*summary).message
 
 
+def test_lines_that_are_kept_as_json_are_read_as_the_text_in_them() -> None:
+    """Docker's json-file log and journalctl -o json, whose own keys may be longer than a line is read."""
+    text = [*failing(3, "ValueError: bad shard"), "[rank3]: step 7"]
+    docker = [json.dumps({"attrs": {"x": "y" * 5000}, "log": f"{line}\n", "stream": "stderr"}) for line in text]
+    journal = [json.dumps({"__CURSOR": "y" * 5000, "MESSAGE": line}) for line in text]
+    together = [json.dumps({"log": "\n".join(text)})]
+    for lines in (docker, journal, together):
+        verdict = judged(*lines)
+        assert [rank.rank for rank in verdict.first_look] == [3], verdict
+        assert "ValueError: bad shard" in verdict.message
+    assert "nobody fails" in judged('{"log": 3}', '[rank3]: {"log": "x', "[rank3]: {}").message
+
+
+def test_line_of_a_log_is_cut_at_4096_characters_behind_its_prefix() -> None:
+    prefix, trouble = f"[{'n' * 200}:3]: ", "CUDA error: an illegal memory access was encountered"
+    near, far = (judged(f"{prefix}{' ' * before}{trouble}", f"{prefix}step") for before in (3900, 4096))
+    assert (len(told(near, "log_failure")), len(told(far, "log_failure"))) == (1, 0)
+
+
 # --- error.json and log folders --------------------------------------------------------------------------------------
 
 

@@ -100,3 +100,10 @@ def test_lines_and_evidence_of_a_log_have_no_secret_of_a_known_form(name: str) -
     shown = repr((outputs.last_lines([end(written)]), verdict))
     assert "ShardError" in shown and "Got completion" in shown
     assert not any(secret in shown for secret in case.secrets), shown
+
+
+def test_log_line_of_a_live_rank_is_looked_at_in_its_first_1024_characters() -> None:
+    """What is behind them is not, for patterns take time by the square of a line."""
+    near, far = (f"{' ' * before}{PEER}\n" for before in (900, 1024))
+    found = [list(log.messages) for log in logs(f"{near}step\n", f"{far}step\n")]
+    assert found == [["ib_pair_unreachable"], []]

@@ -1,14 +1,15 @@
 """Files and folders that appear whole or not at all, also when the machine stops in the middle.
 
 Everything goes through descriptors of folders and follows no link. Folders are made 0700 and files 0600; `allow` is
-called with the descriptor of each before anything is in it, and may let others read. A temporary
-name starts with `.tmp-` and the pid of its writer, so that what a crashed writer left can be told and removed.
+called with the descriptor of each before anything is in it, and may let others read. A temporary name starts with
+`.tmp-`, the pid of its writer and when that began, so that what a dead writer left can be told and removed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeAlias
 
 _TEMPORARY = ".tmp-"
+_WRITER = re.compile(r"\.tmp-(?P<pid>[0-9]{1,10})(\.(?P<ticks>[0-9]{1,20}))?-")
 Allow: TypeAlias = Callable[[int], None]
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -134,18 +136,22 @@ def remove(path: Path) -> None:
     shutil.rmtree(dying)
 
 
-def remove_leftovers(path: Path) -> None:
-    """Delete what writers that live no more left behind in a folder, one level deep as well. Raises OSError."""
-    for entry in path.iterdir():
-        if not entry.name.startswith(_TEMPORARY):
-            leftovers = [] if entry.is_symlink() or not entry.is_dir() else list(entry.glob(f"{_TEMPORARY}*"))
-        else:
-            leftovers = [entry]
-        for leftover in filter(_writer_is_dead, leftovers):
+def remove_leftovers(path: Path, *, is_locked: bool) -> None:
+    """Delete what writers that live no more left behind in a folder, at any depth. Raises OSError.
+
+    Where the folder `is_locked` by us, a name without the time at which its writer began is of no living writer: only
+    an earlier version gave such names.
+    """
+    for base, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            leftover = Path(base, name)
+            if not name.startswith(_TEMPORARY) or not _writer_is_dead(name, is_locked=is_locked):
+                continue
             if leftover.is_dir() and not leftover.is_symlink():
                 shutil.rmtree(leftover)
             else:
                 leftover.unlink()
+        folders[:] = [name for name in folders if not name.startswith(_TEMPORARY)]
 
 
 def _each(
@@ -174,9 +180,23 @@ def _replace(parent: int, name: str, content: bytes, allow: Allow) -> None:
 
 
 def _temporary(name: str) -> str:
-    return f"{_TEMPORARY}{os.getpid()}-{name}"
+    pid = os.getpid()
+    return f"{_TEMPORARY}{pid}.{_start_ticks(pid) or 0}-{name}"
 
 
-def _writer_is_dead(path: Path) -> bool:
-    pid = path.name[len(_TEMPORARY) :].split("-")[0]
-    return not pid.isdigit() or int(pid) == os.getpid() or not Path(f"/proc/{pid}").exists()
+def _writer_is_dead(name: str, *, is_locked: bool) -> bool:
+    found = _WRITER.match(name)
+    if found is None or int(found["pid"]) == os.getpid():
+        return True
+    began = _start_ticks(int(found["pid"]))
+    if began is None or found["ticks"] is None:
+        return began is None or is_locked
+    return began != int(found["ticks"])
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When a process began, in ticks since the machine did (field 22 of proc_pid_stat(5)); None where it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None

@@ -127,7 +127,7 @@ class Store:
         with explained(self.incidents):
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
             with self.opened() as incidents:
-                durable.remove_leftovers(self.incidents)
+                durable.remove_leftovers(self.incidents, is_locked=self._lock.is_held)
                 durable.prove_writable(incidents)
                 self._sharing.begin(incidents)
 

@@ -28,6 +28,11 @@ class Lock:
         self._taking = threading.Lock()
         self._descriptor: int | None = None
 
+    @property
+    def is_held(self) -> bool:
+        """True from `take` to `give_back`."""
+        return self._descriptor is not None
+
     def take(self) -> None:
         """Take the directory for this process, until `give_back` or its end; again costs nothing.
 

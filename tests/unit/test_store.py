@@ -628,6 +628,32 @@ def test_leftovers_of_a_crash_are_removed_and_those_of_a_living_writer_kept(tmp_
     assert set(tree(folder)) == {"incident.json", "order", "owner", *FILES}
 
 
+def test_leftover_of_a_dead_writer_whose_pid_lives_on_is_removed(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path)
+    folder = kept.save(at(1e9), FILES)
+    parent = os.getppid()
+    began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    alive = kept.incidents / f".tmp-{parent}.{began}-alive"
+    for left in (
+        kept.incidents / f".tmp-{parent}.{int(began) - 1}-dead",
+        alive,
+        folder / "dumps" / f".tmp-{parent}.1-x",
+    ):
+        left.mkdir()
+    open_writable(tmp_path)
+    assert [path.name for path in kept.incidents.rglob(".tmp-*")] == [alive.name]
+
+
+def test_leftover_of_an_earlier_version_is_removed_by_who_holds_the_lock(tmp_path: Path) -> None:
+    kept = open_writable(tmp_path)
+    (kept.incidents / f".tmp-{os.getppid()}-of-before").mkdir()
+    kept.make_writable()
+    assert list(kept.incidents.iterdir()), "another command may be writing"
+    kept.lock()
+    kept.make_writable()
+    assert not list(kept.incidents.iterdir())
+
+
 WRITER = """
     import sys
     from pathlib import Path

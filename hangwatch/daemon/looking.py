@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 from hangwatch import progress, words
 from hangwatch.beats import CAPTURES_PER_OWNER, Turns
@@ -25,19 +26,24 @@ from hangwatch.progress.incidents import CAPTURES_KEPT
 log = logging.getLogger(__package__)  # one name for all parts: people filter by it
 
 
-class Looking:
-    """The looks of one daemon; `scan` finds the jobs anew."""
+class _Asked(NamedTuple):
+    wanted: TakeCapture
+    at: float
 
-    def __init__(self, common: Common, scan: Callable[[], None]) -> None:
+
+class Looking:
+    """The looks of one daemon; `scan` finds the jobs anew, unless a scan began after the time that it is given."""
+
+    def __init__(self, common: Common, scan: Callable[[float], None]) -> None:
         self._common, self._scan = common, scan
-        self._turns: Turns[TakeCapture] = Turns(CAPTURES_PER_OWNER)
+        self._turns: Turns[_Asked] = Turns(CAPTURES_PER_OWNER)
         parallel = common.settings.capture.parallel
         self._slots = threading.BoundedSemaphore(parallel) if parallel else None
 
     def ask(self, wanted: TakeCapture) -> None:
         """Let a capture wait for the turn of the job's owner."""
         entry = self._common.board.snapshot.jobs.get(wanted.job_key)
-        self._turns.add(entry.job.share if entry else "", wanted)
+        self._turns.add(entry.job.share if entry else "", _Asked(wanted, self._common.clock()))
         self._common.beats.once("capture", self._in_turn)
 
     def _in_turn(self) -> None:
@@ -47,17 +53,18 @@ class Looking:
             return
         try:
             with self._common.board.running("capture", self._common.clock()):
-                self._look(turn.wanted)
+                self._look(turn.wanted.wanted, turn.wanted.at)
         finally:
             heap.give_back()
             if self._turns.end(turn):
                 self._common.beats.once("capture", self._in_turn)
 
-    def _look(self, wanted: TakeCapture) -> None:
+    def _look(self, wanted: TakeCapture, asked_at: float) -> None:
         """Take the stacks of every rank of one job and judge them; if that fails, the job is not forgotten over it."""
         common, settings = self._common, self._common.settings.detector
         try:
-            self._scan()  # ranks that came or went since the last slow beat must be known before they are dumped
+            # Ranks that came or went since the last slow beat must be known before they are dumped.
+            self._scan(asked_at)
             entry = common.board.snapshot.jobs.get(wanted.job_key)
             if entry is None or common.stop.is_set():
                 return
@@ -72,7 +79,7 @@ class Looking:
                 self._glanced(job.key, progress.motion_count(look.grouping))
                 return
             with common.board.running(HANDOVER, common.clock()):
-                self._scan()  # a job that ended while it was looked at has ended, and is not hung
+                self._scan(common.clock())  # a job that ended while it was looked at has ended, and is not hung
                 common.do(common.board.change(progress.captured, look, now=common.clock(), settings=settings))
             log.info("%s: %s", job.name.in_log, look.verdict.message)
         except Exception:  # whatever it was, this hang must not be lost with it

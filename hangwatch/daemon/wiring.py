@@ -9,6 +9,7 @@ exit: the last line of a daemon is `os._exit`.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -82,6 +83,7 @@ class Daemon:
         self._clock = clock
         self._scan = JobScan(proc_root, settings.jobs)
         self._scanning = threading.Lock()
+        self._scanned_at = -math.inf  # when the last scan that is on the board began
         self._stop = threading.Event()
         self._server: Server | None = None
         self._sampled_at = clock()
@@ -133,12 +135,20 @@ class Daemon:
         )
         self._do(wanted)
 
-    def _discover(self) -> None:
-        """One scan of /proc: which jobs are there?"""
+    def _discover(self, since: float | None = None) -> None:
+        """One scan of /proc: which jobs are there? A scan that began after this CLOCK_MONOTONIC time (now) will do.
+
+        So all who wait while a scan runs share the next one, however many they are.
+        """
+        wanted_at = self._clock() if since is None else since
+        if self._scanned_at > wanted_at:
+            return
         if not self._scanning.acquire(timeout=SCAN_DEADLINE_SECONDS):
             log.error("a scan of /proc has not come back for %g s: jobs are seen as they were", SCAN_DEADLINE_SECONDS)
             return
         try:
+            if self._scanned_at > wanted_at:
+                return
             began = self._clock()
             with self.board.running("scan", began):
                 found = self._scan.find(self.board.snapshot.sweep, self.node)
@@ -152,6 +162,7 @@ class Daemon:
             if self.board.snapshot.left_open:
                 self._keeping.resume(self.board.snapshot.left_open)
             self.board.set(dumpers_stuck=pyspy.left_behind())
+            self._scanned_at = began
         finally:
             self._scanning.release()
 

@@ -11,6 +11,8 @@ import platform
 import shutil
 import signal
 import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -282,6 +284,33 @@ def test_jobs_that_hang_together_are_looked_at_together(tmp_path: Path) -> None:
             wait_for(lambda: sum(daemon.board.snapshot.dumps.counts) >= 8, "the first round of both")
         finally:
             daemon.stop()
+
+
+def test_captures_that_wait_while_a_scan_runs_share_the_next_one(tmp_path: Path) -> None:
+    """With 10,000 processes to scan, each capture's own scan delayed another user's page by half a minute."""
+    with (
+        SimulatedNode(2) as node,
+        quick_daemon(node, tmp_path, jobs=config.Jobs(discover_seconds=600.0)) as daemon,
+    ):
+        scans = daemon._scan._scans
+        waiting = [threading.Thread(target=daemon._discover) for _ in range(8)]
+        with daemon._scanning:
+            for one in waiting:
+                one.start()
+            wait_for(lambda: all(_is_in(one, "_discover") for one in waiting), "all to wait for the scan")
+        for one in waiting:
+            one.join()
+        assert daemon._scan._scans == scans + 1
+        began = daemon._clock()
+        daemon._discover()
+        assert daemon._scan._scans == scans + 2, "a scan of before the request is none for it"
+        daemon._discover(began)
+        assert daemon._scan._scans == scans + 2, "one of after it is"
+
+
+def _is_in(thread: threading.Thread, function: str) -> bool:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code.co_name == function
 
 
 def states_of(daemon: Daemon) -> list[JobState]:

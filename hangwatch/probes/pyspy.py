@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -25,16 +24,23 @@ from typing import NamedTuple
 from hangwatch import pyspy_output
 from hangwatch.model import BLOCKED_STATES, ENDED_STATES, STOPPED_STATES, Fault, ProcessId, Value
 from hangwatch.probes import dump_child, procs
+from hangwatch.probes.left_behind import LeftBehind
 
 BLOCKING_DEADLINE_SECONDS = 5.0
 OLDEST_VERSION = (0, 4)  # older ones leave a rank that waits in the kernel stopped for ever
 MOST_THREADS = 4096  # of py-spy 0.4: of a process with more Python threads, or frames in one, it says "no interpreter"
 
-_VERSION_DEADLINE_SECONDS = 10.0
+SILENT: tuple[int, ...] = ()
+"""Instead of a version: `--version` did not answer. Less than every version."""
+
+_VERSION_DEADLINE_SECONDS = 3.0
+_SILENT_SECONDS = 60.0  # for so long it is not asked again
 _SETTLE_SECONDS = 0.01  # a target whose tracer died runs for a moment before the stop that was meant for it holds it
 _MORE_TRIES = 4
 _LOCK = threading.Lock()
 _VERSIONS: dict[Path, Future[tuple[int, ...] | None]] = {}
+_SILENT_UNTIL: dict[Path, float] = {}
+_ASKED = LeftBehind()
 _NEVER_PAUSE = BLOCKED_STATES | STOPPED_STATES | ENDED_STATES | {"I"}
 
 
@@ -70,7 +76,8 @@ def dump(
 
     `deadline_seconds` bounds the first attempt, and as much again a second one. `native` adds C frames and always
     pauses the target (0.7 s, 340 MB); `include_locals` shows variables, secrets too: both only when a person asks.
-    Without `may_pause` the target is read while it runs on and is sent no signal; there is no second attempt.
+    Without `may_pause`, or where py-spy does not tell its version in time, the target is read while it runs on and is
+    sent no signal; there is no second attempt.
     Returns early with the fault `Interrupted` once `stop` is set. A py-spy that SIGKILL does not end is left behind:
     `pid` is not dumped again until it has ended, nor is any other process while too many hang, of all or of its `share`
     (see `Job`; of its user where none is given): `STUCK_REASONS`.
@@ -81,6 +88,8 @@ def dump(
     fault = _refusal(pid, before, program)
     if fault is not None or program is None or before is None:
         return PyspyAnswer(json=None, fault=fault, duration_seconds=0.0, state_after=before and before[1])
+    if version(program) == SILENT:  # an old one could leave what it pauses stopped; reading alone harms nothing
+        may_pause = False
     options = ("--locals",) if include_locals else ()
     call = _Call(program, before[0], share or f"uid {procs.read_user_id(pid, proc_root)}", options, stop, proc_root)
     was_stopped = before[1] in STOPPED_STATES or procs.is_stop_pending(pid, proc_root)
@@ -118,38 +127,38 @@ def left_behind() -> int:
 def version(program: Path) -> tuple[int, ...] | None:
     """The version of a py-spy, e.g. (0, 4, 3); None when it does not say. An answer is asked for once per path.
 
-    All dumps of a round begin at once: one of them asks, and the others wait for the same answer, or for none.
+    `SILENT` where it does not answer within its deadline: then it is not asked again for a minute. All dumps of a round
+    begin at once: one of them asks, and the others wait for the same answer, or for none.
     """
     with _LOCK:
+        if time.monotonic() < _SILENT_UNTIL.get(program, 0.0):
+            return SILENT
         is_first = program not in _VERSIONS
         asked = _VERSIONS.setdefault(program, Future())
     if is_first:
         found = None
         try:
-            with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
-                found = _version(program)
+            found = _version(program)
         finally:
-            if found is None:  # who comes later asks again
+            if not found:  # who comes later asks again
                 with _LOCK:
                     del _VERSIONS[program]
+                    if found == SILENT:
+                        _SILENT_UNTIL[program] = time.monotonic() + _SILENT_SECONDS
             asked.set_result(found)
     with contextlib.suppress(FutureTimeoutError):
         return asked.result(2 * _VERSION_DEADLINE_SECONDS)
-    return None
+    return SILENT
 
 
-def _version(program: Path) -> tuple[int, ...]:
-    done = subprocess.run(
-        [program, "--version"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=_VERSION_DEADLINE_SECONDS,
-        check=False,
-    )
-    found = re.search(rb"py-spy (\d+)\.(\d+)(?:\.(\d+))?", done.stdout)
-    if found is None:
-        raise ValueError(done.stdout)
-    return tuple(int(part) for part in found.groups(b"0"))
+def _version(program: Path) -> tuple[int, ...] | None:
+    us = ProcessId(pid=os.getpid(), start_ticks=0)
+    command = [str(program), "--version"]
+    printed = dump_child.run("py-spy", command, us, share="", deadline_seconds=_VERSION_DEADLINE_SECONDS, places=_ASKED)
+    if isinstance(printed, Fault):
+        return None if printed.reason == "CannotStart" else SILENT
+    found = re.search(rb"py-spy (\d+)\.(\d+)(?:\.(\d+))?", printed.out)
+    return None if found is None else tuple(int(part) for part in found.groups(b"0"))
 
 
 class _Call(NamedTuple):
@@ -174,7 +183,7 @@ def _refusal(pid: int, before: tuple[ProcessId, str] | None, program: Path | Non
     if program is None:
         return Fault(subject=subject, reason="NoPyspy", detail="py-spy was not found", remedy=install)
     found = version(program)
-    if found is None or found < OLDEST_VERSION:
+    if found is None or (found != SILENT and found < OLDEST_VERSION):
         words = ".".join(str(part) for part in found) if found else "unknown"
         detail = f"{program} has version {words}; before 0.4 it can leave a rank stopped for ever"
         return Fault(subject=subject, reason="PyspyTooOld", detail=detail, remedy=install)

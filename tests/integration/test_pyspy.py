@@ -324,6 +324,20 @@ def test_a_py_spy_that_may_leave_a_rank_stopped_is_refused(tmp_path: Path, print
     assert not (tmp_path / "dumped").exists()
 
 
+def test_version_that_never_comes_costs_no_stack_and_pauses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pyspy, "_VERSION_DEADLINE_SECONDS", 0.5)
+    body = f'echo "$@" >> {tmp_path}/asked; echo "[]"'
+    hung = fake_pyspy(tmp_path, body, f'[ "$1" = --version ] && {{ echo >> {tmp_path}/versions; exec sleep 600; }}')
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        answers = [dump(pid, pyspy_path=hung) for _ in range(3)]
+    assert [answer.json for answer in answers] == [b"[]\n"] * 3, answers[0].fault
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert len(asked) == 3 and all("--nonblocking" in one for one in asked)
+    assert (tmp_path / "versions").read_text() == "\n", "it is not asked again at once"
+
+
 def test_endless_output_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dump_child, "MAX_DUMP_BYTES", 1 << 20)
     with targets.python(targets.SLEEPING, tmp_path) as pid:

@@ -185,7 +185,7 @@ def test_what_cannot_be_started_or_never_answers_has_no_version(
 ) -> None:
     monkeypatch.setattr(pyspy, "_VERSION_DEADLINE_SECONDS", 0.2)
     assert pyspy.version(tmp_path / "nowhere") is None
-    assert pyspy.version(fake_pyspy(tmp_path, STACKS, "exec sleep 600")) is None
+    assert pyspy.version(fake_pyspy(tmp_path, STACKS, "exec sleep 600")) == pyspy.SILENT
 
 
 def test_who_says_a_version_is_asked_once_and_who_does_not_each_time(tmp_path: Path) -> None:
@@ -218,9 +218,11 @@ def test_of_dumps_that_begin_at_once_none_waits_longer_for_a_version_that_never_
         return pyspy.version(program)
 
     with ThreadPoolExecutor(4) as pool:
-        assert [one.result() for one in [pool.submit(version) for _ in range(4)]] == [None] * 4
-    assert asked.read_text() == "\n"
-    assert pyspy.version(program) is None
+        assert [one.result() for one in [pool.submit(version) for _ in range(4)]] == [pyspy.SILENT] * 4
+    assert pyspy.version(program) == pyspy.SILENT
+    assert asked.read_text() == "\n", "it is asked again after a minute"
+    monkeypatch.setitem(pyspy._SILENT_UNTIL, program, 0.0)
+    assert pyspy.version(program) == pyspy.SILENT
     assert asked.read_text() == "\n" * 2
 
 

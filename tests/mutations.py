@@ -145,7 +145,7 @@ NAMED = (
         "the scan again after a capture",
         "integration/test_daemon.py::test_a_job_that_ends_while_it_is_looked_at_has_ended_and_is_not_hung",
         "daemon/looking.py",
-        r"self\._scan\(\)  # a job that ended.*",
+        r"self\._scan\(common\.clock\(\)\)  # a job that ended.*",
         "pass",
     ),
     Named(

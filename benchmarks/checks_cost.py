@@ -21,9 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hangwatch.checks import discovery, runner  # noqa: E402
+from hangwatch.checks.framework import registry, runner  # noqa: E402
 from hangwatch.model import Job  # noqa: E402
-from hangwatch.probes.node import Node  # noqa: E402
+from hangwatch.probes.node.machine import Node  # noqa: E402
 from tests.node_tree import job, real_rank  # noqa: E402
 
 SLEEPER = [sys.executable, "-S", "-c", "import sys; print('ready', flush=True); sys.stdin.read()"]
@@ -61,7 +61,7 @@ def main() -> None:
         total = 0.0
         print(f"{chosen.ranks} ranks with {chosen.workers} loader workers each, {chosen.rounds} rounds")
         print(f"{'check':<20} {'every':>6} {'CPU, median':>12} {'of a core':>10}  verdict")
-        for name, check in discovery.checks().items():
+        for name, check in registry.checks().items():
             window, settings, costs = runner.new_window(check), check.settings(), []
             for _ in range(chosen.rounds):
                 before = cpu_seconds()

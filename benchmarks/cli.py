@@ -29,8 +29,8 @@ import msgspec
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hangwatch.probes import pyspy  # noqa: E402
-from hangwatch.probes.nvml.messages import Begin  # noqa: E402
+from hangwatch.probes.gpu.messages import Begin  # noqa: E402
+from hangwatch.probes.process import pyspy  # noqa: E402
 
 WAITS = "import sys; sys.stdin.read()"
 LOADER = f"subprocess.Popen([sys.executable, '-S', '-c', {WAITS!r}])"
@@ -131,7 +131,7 @@ def measure(python: Path, ranks: int, workers: int, rounds: int) -> None:
     for words in ("--version", *helps):
         beside(f"hangwatch {words}, an empty Python", quietly(hangwatch, *words.split()), empty, rounds)
     begin = msgspec.json.encode(Begin(sample_seconds=1.0, parent_pid=os.getpid())).decode()
-    reads_driver = quietly(python, "-m", "hangwatch.probes.nvml.child", begin)
+    reads_driver = quietly(python, "-m", "hangwatch.probes.gpu.driver_process", begin)
     beside("the child that asks the driver, an empty Python", reads_driver, empty, rounds)
     with ExitStack() as stack:
         pids = job(stack, ranks, workers)

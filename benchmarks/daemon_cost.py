@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hangwatch.demo.node import SimulatedNode  # noqa: E402
+from hangwatch.demo.simulated_node import SimulatedNode  # noqa: E402
 from tests.fake_driver import FakeDriver, compile_library, h100  # noqa: E402
 from tests.watched import RealDaemon  # noqa: E402
 
@@ -80,9 +80,9 @@ def main() -> None:
             "capture": {"pause_seconds": 5.0},
         }
         if chosen.without_checks:
-            from hangwatch.checks import discovery
+            from hangwatch.checks.framework import registry
 
-            sections |= {f"checks.{name}": {"enabled": False} for name in discovery.checks()}
+            sections |= {f"checks.{name}": {"enabled": False} for name in registry.checks()}
         daemon = stack.enter_context(RealDaemon(folder / "hw", driver.environ, python=python, **sections))
         time.sleep(15)  # start-up is not what is measured
         assert daemon.job_state(node.run_id) == "training", daemon.log

@@ -27,9 +27,9 @@ sys.path.insert(0, str(ROOT))
 import msgspec  # noqa: E402
 
 from benchmarks.recorder import cpu_seconds, gap_seconds, hung_job  # noqa: E402
-from hangwatch import config, look  # noqa: E402
-from hangwatch.hang import activity  # noqa: E402
-from hangwatch.hang.capture import job_of_pids  # noqa: E402
+from hangwatch import config  # noqa: E402
+from hangwatch.capture import diagnosis, job_of_pids  # noqa: E402
+from hangwatch.stacks import activity  # noqa: E402
 
 SOURCES = tuple(one.name for one in msgspec.structs.fields(config.Capture) if isinstance(one.default, bool))
 """The switches of [capture]: a source that can be turned off has one."""
@@ -55,7 +55,7 @@ def look_once(chosen: str, pids: Sequence[int]) -> Cost:
     ranks = tuple(msgspec.structs.replace(rank, rank=number) for number, rank in enumerate(job.ranks))
     job = msgspec.structs.replace(job, ranks=ranks, world_size=len(pids))
     wall, cpu = time.monotonic(), cpu_seconds()
-    look.look_at(job, settings=settings(chosen), activities=activity.load(), node="here")
+    diagnosis.diagnose_job(job, settings=settings(chosen), activities=activity.load(), node="here")
     wall, cpu = time.monotonic() - wall, cpu_seconds() - cpu
     most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return Cost(wall, cpu, most * 1024)

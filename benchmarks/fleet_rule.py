@@ -28,10 +28,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from hangwatch import metrics  # noqa: E402
-from hangwatch.board import JobEntry, Snapshot  # noqa: E402
 from hangwatch.config import Detector  # noqa: E402
-from hangwatch.hang import watched  # noqa: E402
+from hangwatch.detector import job_watch  # noqa: E402
 from hangwatch.model import Frame, Group, Grouping, JobState, Member  # noqa: E402
+from hangwatch.state.board import JobEntry, Snapshot  # noqa: E402
 from tests import samples  # noqa: E402
 from tests.servers import RealPrometheus  # noqa: E402
 from tests.unit.test_waitfor import WORLD, standing  # noqa: E402
@@ -71,7 +71,7 @@ def lines(ranks: int, ranks_of_node: int) -> Iterator[str]:
         grouping = Grouping(groups=tuple(one for one in (waits, apart) if one.members), world_size=ranks)
         job = structs.replace(samples.job(range(len(here)), ranks), job_key="k1")
         incident = samples.replaced(samples.all_waiting(), job=job, grouping=grouping, state=JobState.HUNG)
-        watch = structs.replace(watched.begin(job, 0.0), state=JobState.HUNG)
+        watch = structs.replace(job_watch.begin(job, 0.0), state=JobState.HUNG)
         entry = JobEntry(job=job, watch=watch, page=True, incident=incident)
         yield f'up{{job="hangwatch",instance="node-{node}"}} 1\n'
         for family in metrics.families(Snapshot(jobs={"k1": entry}), 0.0, Detector()):

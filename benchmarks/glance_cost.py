@@ -22,14 +22,14 @@ sys.path.insert(0, str(ROOT))
 from msgspec.structs import replace  # noqa: E402
 
 from benchmarks.checks_cost import cpu_seconds, real_job  # noqa: E402
+from hangwatch.capture.diagnosis import diagnose_job  # noqa: E402
 from hangwatch.config import Settings  # noqa: E402
-from hangwatch.hang import activity  # noqa: E402
-from hangwatch.look import look_at  # noqa: E402
-from hangwatch.probes import main_thread, procs  # noqa: E402
+from hangwatch.probes.process import main_thread, procfs  # noqa: E402
+from hangwatch.stacks import activity  # noqa: E402
 
 
 def switches(pids: list[int]) -> int:
-    counters = [main_thread.read_counters(pid, procs.PROC) for pid in pids]
+    counters = [main_thread.read_counters(pid, procfs.PROC) for pid in pids]
     return sum(one.voluntary_switches or 0 for one in counters if one is not None)
 
 
@@ -47,7 +47,7 @@ def main() -> None:
         before, costs, seconds = switches(pids), [], []
         for _ in range(chosen.rounds):
             began, used = time.monotonic(), cpu_seconds()
-            look_at(
+            diagnose_job(
                 job,
                 settings=replace(settings.capture, pause_seconds=0.0),
                 activities=table,

@@ -24,9 +24,10 @@ from functools import cache
 from hangwatch import config
 from hangwatch.explain import traces
 from hangwatch.fleet import merge
-from hangwatch.hang import activity, culprit
-from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Frame, ProcessDump, RankDump, RankId, Thread
+from hangwatch.stacks import activity
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import judge
 
 SIZES = (8, 512, 16_384, 100_000)
 RANKS_PER_NODE = 8
@@ -93,7 +94,7 @@ def measure(size: int) -> dict[str, float]:
     began = time.perf_counter()
     grouping = group_ranks(dumps, table, config.Capture(), size)
     grouped = time.perf_counter()
-    verdict = culprit.judge(grouping)
+    verdict = judge.judge(grouping)
     judged = time.perf_counter()
     peak = peak_megabytes()
     assert [rank.rank for rank in verdict.named] == late(size), verdict.message
@@ -110,7 +111,7 @@ def explain(size: int) -> dict[str, float]:
     began = time.perf_counter()
     found = traces.collect([("stdin", text(size))])
     grouping = group_ranks(found.ranks, activity.load(), config.Capture(), found.world_size)
-    assert [rank.rank for rank in culprit.judge(grouping).named] == late(size)
+    assert [rank.rank for rank in judge.judge(grouping).named] == late(size)
     return {"explain": time.perf_counter() - began, "explain_peak": peak_megabytes()}
 
 

@@ -28,12 +28,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.grouping import LOADS, OTHERS, TRAINS, WAITS, frames  # noqa: E402
-from hangwatch import config, incident_file  # noqa: E402
+from hangwatch import config  # noqa: E402
+from hangwatch.collectives.rank_records import shortened  # noqa: E402
 from hangwatch.fleet.merge import merge_all  # noqa: E402
-from hangwatch.flight_record import FlightRecord, RankRecords  # noqa: E402
-from hangwatch.hang import activity, culprit  # noqa: E402
-from hangwatch.hang.grouping import group_ranks  # noqa: E402
-from hangwatch.hang.recorded import shortened  # noqa: E402
+from hangwatch.formats import incident_file  # noqa: E402
 from hangwatch.model import (  # noqa: E402
     Capture,
     Incident,
@@ -46,6 +44,10 @@ from hangwatch.model import (  # noqa: E402
     RankId,
     Thread,
 )
+from hangwatch.model.flight_records import FlightRecord, RankRecords  # noqa: E402
+from hangwatch.stacks import activity  # noqa: E402
+from hangwatch.stacks.grouping import group_ranks  # noqa: E402
+from hangwatch.verdict import judge  # noqa: E402
 
 SIZES = (2_048, 12_500)
 RANKS_PER_NODE = 8
@@ -155,7 +157,7 @@ def node_file(nodes: int, *, has_late: bool) -> bytes:
         job=job,
         opened_unix_seconds=1_773_458_100.0,
         state=JobState.HUNG,
-        verdict=culprit.judge(grouping, RANKS_PER_NODE),
+        verdict=judge.judge(grouping, RANKS_PER_NODE),
         grouping=grouping,
         captures=(taken,),
     )
@@ -186,7 +188,7 @@ def late_ranks(nodes: int) -> list[int]:
 def whole(folder: Path) -> None:
     """Merge as if there were only the model's own types."""
     incidents = [incident_file.load(path) for path in sorted(folder.iterdir())]
-    verdict = culprit.judge(merge_all(incident.grouping for incident in incidents))
+    verdict = judge.judge(merge_all(incident.grouping for incident in incidents))
     print(json.dumps({"verdict": {"named": [{"rank": rank.rank} for rank in verdict.named]}}))
 
 

@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 from prometheus_client import CollectorRegistry, Gauge  # noqa: E402
 
 from hangwatch.config import Http  # noqa: E402
-from hangwatch.http import Server  # noqa: E402
+from hangwatch.web.http_server import Server  # noqa: E402
 from tests.conftest import wait_for  # noqa: E402
 
 REOPENED = 100  # connections a second

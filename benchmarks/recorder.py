@@ -26,10 +26,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hangwatch.flight_record import RankRecords  # noqa: E402
-from hangwatch.hang import recorded  # noqa: E402
+from hangwatch.collectives import rank_records  # noqa: E402
 from hangwatch.model import ProcessId  # noqa: E402
-from hangwatch.probes import procs, torch_recorder  # noqa: E402
+from hangwatch.model.flight_records import RankRecords  # noqa: E402
+from hangwatch.probes import torch_recorder  # noqa: E402
+from hangwatch.probes.process import procfs  # noqa: E402
 from hangwatch.probes.torch_recorder import layouts, libraries, memory_image, search, symbols  # noqa: E402
 
 MOST_SECONDS = 180.0
@@ -148,7 +149,7 @@ def main() -> None:
 
 
 def measure(folder: Path, pids: list[int], rounds: int) -> None:
-    states = [procs.read_state(pid) for pid in pids]
+    states = [procfs.read_state(pid) for pid in pids]
     ranks = [state[0] for state in states if state is not None]
     victim, library = ranks[1], libraries.mapped(Path(f"/proc/{pids[1]}/maps").read_bytes())
     mapped = library.libraries[0]
@@ -160,7 +161,7 @@ def measure(folder: Path, pids: list[int], rounds: int) -> None:
 
     def ask_symbols() -> None:
         page = os.pread(memory, symbols.PAGE_BYTES, mapped.start)
-        assert symbols.SymbolTables().of(mapped, page, victim, "", procs.PROC).pointer is not None
+        assert symbols.SymbolTables().of(mapped, page, victim, "", procfs.PROC).pointer is not None
 
     def search_shape() -> None:
         found = search.search(
@@ -178,15 +179,15 @@ def measure(folder: Path, pids: list[int], rounds: int) -> None:
         print(f"{len(ranks)} ranks, {len(records.records):,} records of {records.layout}; the last column is the ratio")
         row("py-spy dump --nonblocking of a rank", *one, one[0])
         row("the recorder of a rank, whole", *median(rounds, lambda: read(victim)), one[0])
-        short = median(rounds, lambda: read(victim, recorded.NEWEST_KEPT))
+        short = median(rounds, lambda: read(victim, rank_records.NEWEST_KEPT))
         row("the recorder of a rank, as a capture reads it", *short, one[0])
-        node = median(rounds, lambda: [read(rank, recorded.NEWEST_KEPT) for rank in ranks])
+        node = median(rounds, lambda: [read(rank, rank_records.NEWEST_KEPT) for rank in ranks])
         row(f"the recorders of {len(ranks)} ranks, as a capture reads them", *node, one[0])
         all_dumps = median(max(1, rounds // 3), lambda: [dump(rank.pid, "--nonblocking") for rank in ranks])
         row(f"py-spy dump --nonblocking of {len(ranks)} ranks", *all_dumps, one[0])
         row("symbols of a library file, in a child", *median(rounds, ask_symbols), one[0])
         page = os.pread(memory, symbols.PAGE_BYTES, mapped.start)
-        known = median(rounds, lambda: symbols.SHARED.of(mapped, page, victim, "", procs.PROC))
+        known = median(rounds, lambda: symbols.SHARED.of(mapped, page, victim, "", procfs.PROC))
         row("symbols that are known", *known, one[0])
         row("search by shape", *median(rounds, search_shape), one[0])
         print(f"bytes of one reading: {memory_image.MOST_BYTES >> 20} MiB at most")

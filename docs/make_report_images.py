@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hangwatch import config
-from hangwatch.hang import activity, culprit
-from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Frame, ProcessDump, RankDump, RankId, Thread
 from hangwatch.report import html
+from hangwatch.stacks import activity
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import judge
 
 IMAGES = Path(__file__).parent / "img"
 LIGHT, DARK = "1", "0"  # Chromium's preferredColorScheme
@@ -53,7 +54,7 @@ def demo_page(place: Path) -> Path:
 def fleet_page() -> str:
     """The page of 16,384 ranks on 2,048 nodes: one waits for its loader, one node gives no answer."""
     grouping = group_ranks(fleet(), activity.load(()), config.Capture(), world_size=RANKS)
-    return html.render_grouping(grouping, culprit.judge(grouping))
+    return html.render_grouping(grouping, judge.judge(grouping))
 
 
 def fleet() -> Iterator[RankDump]:

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from hangwatch import inputs, toml_file
 from hangwatch.errors import UserError
+from hangwatch.formats import bounded_read, toml_file
 
 MOST_BYTES = 1 << 20  # of a configuration
 
@@ -322,9 +322,9 @@ def load(path: Path) -> Settings:
 def read(path: Path) -> str:
     """The text of a configuration file. Raises ConfigError."""
     try:
-        flags = 0 if inputs.is_handed_over(path) else os.O_NONBLOCK
-        return inputs.read(path, MOST_BYTES, flags=flags).decode("utf-8")
-    except inputs.FileError as error:
+        flags = 0 if bounded_read.is_handed_over(path) else os.O_NONBLOCK
+        return bounded_read.read(path, MOST_BYTES, flags=flags).decode("utf-8")
+    except bounded_read.FileError as error:
         raise ConfigError(
             f"{error}\n"
             "  hangwatch runs with its defaults when no --config is given;\n"

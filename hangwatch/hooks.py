@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from hangwatch import words
-from hangwatch.beats import Pace, Turns
 from hangwatch.config import ConfigError
 from hangwatch.config import Hooks as Settings
-from hangwatch.hook_child import CANNOT_RUN, SIGNALLED, TIMED_OUT
+from hangwatch.hook_process import CANNOT_RUN, SIGNALLED, TIMED_OUT
 from hangwatch.model import CRASHED, Incident, JobState
+from hangwatch.schedule import Pace, Turns
 
 MOST_WAITING_OF_OWNER = 8
-_CHILD = Path(__file__).with_name("hook_child.py")
+_CHILD = Path(__file__).with_name("hook_process.py")
 _GRACE_SECONDS = 10.0  # from a hook's deadline to the end of its child, which ends what the hook has left
 _KEYS = ("on_hung", "on_stalled", "on_recovered", "on_ended", "on_crashed")
 _KEY_OF = {

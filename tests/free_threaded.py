@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from hangwatch import config
-from hangwatch.hang.capture import capture, job_of_pids
+from hangwatch.capture import capture, job_of_pids
 from tests.conftest import wait_for
 
 PROGRAM = """

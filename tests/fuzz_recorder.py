@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from hangwatch.flight_record import EARLIEST_UNIX_NS, LATEST_UNIX_NS, RankRecords
+from hangwatch.model.flight_records import EARLIEST_UNIX_NS, LATEST_UNIX_NS, RankRecords
 from hangwatch.probes.torch_recorder import decode, layouts, memory_image, rows
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.memory_image import UnreadableError

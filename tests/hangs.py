@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from hangwatch import config, kernel_lines
-from hangwatch.hang import activity, culprit
-from hangwatch.hang.grouping import group_ranks
+from hangwatch import config
 from hangwatch.model import (
     Died,
     Fault,
@@ -23,6 +21,10 @@ from hangwatch.model import (
     Verdict,
     WorkerDump,
 )
+from hangwatch.stacks import activity
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.tables import kernel_lines
+from hangwatch.verdict import judge
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -125,4 +127,4 @@ def rank_dumps(case: dict[str, Any]) -> list[RankDump]:
 def judged(case: dict[str, Any]) -> tuple[Grouping, Verdict]:
     grouping = group_ranks(rank_dumps(case), TABLE, SETTINGS, case.get("world_size"))
     on_one_node = case.get("seen_by") == "its node"
-    return grouping, culprit.judge(grouping, len(grouping.members) if on_one_node else None)
+    return grouping, judge.judge(grouping, len(grouping.members) if on_one_node else None)

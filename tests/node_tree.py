@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hangwatch.checks import discovery, runner
+from hangwatch.checks.framework import registry, runner
 from hangwatch.model import CheckResult, Job, ProcessId, Rank, Worker
-from hangwatch.probes.filesystems import Onlookers
-from hangwatch.probes.kmsg import KernelLog
-from hangwatch.probes.node import Clock, Node
+from hangwatch.probes.node.filesystems import Onlookers
+from hangwatch.probes.node.kmsg import KernelLog
+from hangwatch.probes.node.machine import Clock, Node
 from hangwatch.probes.torch_recorder import Recorders
 
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units
@@ -143,7 +143,7 @@ class Checked:
     """A check that is run again and again, as the daemon does."""
 
     def __init__(self, name: str, **settings: Any) -> None:
-        self.check = discovery.checks()[name]
+        self.check = registry.checks()[name]
         self.settings = self.check.settings(**settings)
         self.window = runner.new_window(self.check)
 

@@ -22,7 +22,7 @@ import socket
 import struct
 from pathlib import Path
 
-from hangwatch.job_scan import JobScan
+from hangwatch.capture.job_scan import JobScan
 from hangwatch.model import GpuSample, GpuSweep, Job
 
 FOLDER = Path(__file__).parent / "data" / "proc"

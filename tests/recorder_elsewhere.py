@@ -23,9 +23,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hangwatch.flight_record import FlightRecord, RankRecords
 from hangwatch.model import Fault, ProcessId
-from hangwatch.probes import procs, torch_recorder
+from hangwatch.model.flight_records import FlightRecord, RankRecords
+from hangwatch.probes import torch_recorder
+from hangwatch.probes.process import procfs
 from hangwatch.probes.torch_recorder import libraries
 from tests.conftest import wait_for
 
@@ -90,7 +91,7 @@ def without_symbols(library: Path, stripped: Path) -> tuple[str, ...]:
 
 
 def identity(pid: int) -> ProcessId:
-    state = procs.read_state(pid)
+    state = procfs.read_state(pid)
     assert state is not None
     return state[0]
 

@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from hangwatch.explain import traces
-from hangwatch.hang import activity, culprit
-from hangwatch.hang import frames as stack_frames
-from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Frame, ProcessDump, RankDump, RankId, Thread, Verdict
+from hangwatch.stacks import activity
+from hangwatch.stacks import frames as stack_frames
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import judge
 from tests.hangs import CASES, SETTINGS, TABLE, rank_dumps
 
 _LIBRARIES = "/opt/conda/lib/python3.11/site-packages/"
@@ -245,7 +246,7 @@ def vary(case: Case) -> Iterator[Judged]:
 
 
 def _verdict(case: Case, ranks: Sequence[RankDump]) -> Verdict:
-    return culprit.judge(group_ranks(ranks, TABLE, SETTINGS, case.world_size))
+    return judge.judge(group_ranks(ranks, TABLE, SETTINGS, case.world_size))
 
 
 def _row(name: str, found: Sequence[Judged]) -> str:

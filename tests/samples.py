@@ -13,9 +13,6 @@ import msgspec
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.hang import activity
-from hangwatch.hang.culprit import judge
-from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import (
     Capture,
     Confidence,
@@ -41,6 +38,9 @@ from hangwatch.model import (
     Verdict,
     WorkerDump,
 )
+from hangwatch.stacks import activity
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict.judge import judge
 
 OPENED = 1773458100.0  # 2026-03-14 03:15:00 UTC
 NODE = "gpu-a12"

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from hangwatch.cli.nodes_fitness import NodesCheck
+from hangwatch.cli.check_nodes import NodesCheck
 from hangwatch.cli.selftest import Answer as SelfTest
 from hangwatch.fleet.sighting import GroupedDump
-from hangwatch.incident_file import Incidents
+from hangwatch.formats.incident_file import Incidents
 from hangwatch.model import Incident
 from hangwatch.report.as_json import Answer, Dump, NodesDump
-from hangwatch.status import Status
+from hangwatch.state.status import Status
 
 DOCS = Path(__file__).parents[1] / "docs"
 FORMS: dict[str, type] = {

@@ -33,11 +33,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, critical, ok
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, critical, ok
 from hangwatch.model import CheckVerdict, Point
-from hangwatch.probes import pseudofiles
-from hangwatch.probes.node import Node
+from hangwatch.probes import pseudo_files as pseudofiles
+from hangwatch.probes.node.machine import Node
 
 LEFT = Metric(name="tea_left_bytes", help="tea that is left")
 
@@ -162,7 +162,7 @@ def test_its_settings_are_in_the_configuration(tree: Tree, tmp_path: Path) -> No
 
 def test_it_is_in_the_page_of_checks(tree: Tree) -> None:
     page = tree.python(
-        "from hangwatch import checks\nfrom hangwatch.checks import documentation\n"
+        "from hangwatch import checks\nfrom hangwatch.checks.framework import reference_page as documentation\n"
         "print(documentation.page(checks.checks()))"
     )
     assert "## tea" in page

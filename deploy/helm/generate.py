@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from hangwatch.checks import discovery
+from hangwatch.checks.framework import registry
 from hangwatch.config import Settings
 
 CHART = Path(__file__).parent / "hangwatch"
@@ -68,7 +68,7 @@ def schema() -> str:
     Draft 7 and `definitions`, not newer: the engine of Helm 3 knows no later one.
     """
     current = json.loads(SCHEMA.read_text())
-    settings = {name: check.settings for name, check in discovery.checks().items()}
+    settings = {name: check.settings for name, check in registry.checks().items()}
     roots, parts = msgspec.json.schema_components([Settings, *settings.values()], ref_template="#/definitions/{name}")
     root = parts[roots[0]["$ref"].rpartition("/")[2]]
     root["properties"]["checks"] = {

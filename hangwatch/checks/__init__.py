@@ -1,7 +1,14 @@
 """One file = one check; the folder is discovered, there is no list to keep."""
 
-from hangwatch.checks.discovery import ContractError, UnknownCheckError, checks, select, settings_for
-from hangwatch.checks.listing import exit_code, json_schema, report_table, to_json, verbose_tables, worst_status
+from hangwatch.checks.framework.registry import ContractError, UnknownCheckError, checks, select, settings_for
+from hangwatch.checks.framework.result_table import (
+    exit_code,
+    json_schema,
+    report_table,
+    to_json,
+    verbose_tables,
+    worst_status,
+)
 
 __all__ = [
     "ContractError",

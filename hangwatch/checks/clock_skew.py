@@ -14,11 +14,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point
-from hangwatch.probes import chrony, sntp, timex
-from hangwatch.probes.node import Node
+from hangwatch.probes.network import sntp
+from hangwatch.probes.node import chrony, timex
+from hangwatch.probes.node.machine import Node
 
 SYNCHRONIZED = Metric(name="clock_synchronized", help="1 while something keeps the kernel's clock (no STA_UNSYNC)")
 OFFSET = Metric(

@@ -12,12 +12,12 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import replace
 
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, ok, warning, worst
+from hangwatch.jobs.collective_timeout import VARIABLES, Patience, patience
 from hangwatch.model import CheckVerdict, Fault, Job, Point
-from hangwatch.patience import VARIABLES, Patience, patience
-from hangwatch.probes import pidfiles
-from hangwatch.probes.node import Node
+from hangwatch.probes.node.machine import Node
+from hangwatch.probes.process import proc_pid
 
 RECORDED = "by its flight recorder"
 
@@ -53,7 +53,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
         return None
     patiences, faults = [], []
     for job in node.jobs:
-        answers = [pidfiles.variables(node.proc_root, rank.id.pid, VARIABLES) for rank in job.ranks]
+        answers = [proc_pid.variables(node.proc_root, rank.id.pid, VARIABLES) for rank in job.ranks]
         environ = next((answer for answer in answers if isinstance(answer, dict)), None)
         if environ is None:
             faults += [answer for answer in answers if isinstance(answer, Fault)][:1]

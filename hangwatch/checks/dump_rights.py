@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
-from hangwatch.probes import rights
-from hangwatch.probes.node import Node
+from hangwatch.probes.node.machine import Node
+from hangwatch.probes.process import dump_permissions
 
 DUMPABLE = Metric(name="dump_permitted", help="1 if the stack of the rank may be taken", labels=contract.RANK)
 OLDEST_PYSPY = (0, 4)
@@ -36,25 +36,25 @@ class RankRight(Value, frozen=True):
 class Sample(contract.Sample, frozen=True):
     """Our rights in general, and over each rank."""
 
-    own: rights.Rights
+    own: dump_permissions.Rights
     ranks: tuple[RankRight, ...] = ()
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
     """Ask the kernel for each rank; ranks that vanish are left out."""
-    own = rights.own(node.proc_root)
-    if not isinstance(own, rights.Rights):
+    own = dump_permissions.own(node.proc_root)
+    if not isinstance(own, dump_permissions.Rights):
         return own
     ranks = [
         RankRight(
             rank=contract.RankName.of(job, rank),
             pid=rank.id.pid,
             permitted=permitted,
-            user_id=rights.user_of(node.proc_root, rank.id.pid),
+            user_id=dump_permissions.user_of(node.proc_root, rank.id.pid),
         )
         for job in node.jobs
         for rank in job.ranks
-        if (permitted := rights.may_attach(node.proc_root, rank.id.pid)) is not None
+        if (permitted := dump_permissions.may_attach(node.proc_root, rank.id.pid)) is not None
     ]
     return Sample(own=own, ranks=tuple(ranks))
 
@@ -74,7 +74,7 @@ def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
     return worst([*_pyspy(sample.own), *_refused(sample), *_in_general(sample)], ok("DumpsPermitted", summary))
 
 
-def _pyspy(own: rights.Rights) -> Iterator[CheckVerdict]:
+def _pyspy(own: dump_permissions.Rights) -> Iterator[CheckVerdict]:
     install = "pip install --upgrade 'py-spy>=0.4.1' into hangwatch's environment"
     if own.pyspy_version is None or own.pyspy_path is None:
         yield warning("PySpyMissing", "py-spy is not installed: no stack can be taken", install)
@@ -96,7 +96,7 @@ def _refused(sample: Sample) -> Iterator[CheckVerdict]:
         yield warning("DumpRefused", f"the stack of local rank {who}{more} may not be taken: {why}", remedy)
 
 
-def _why(own: rights.Rights, rank: RankRight) -> tuple[str, str]:
+def _why(own: dump_permissions.Rights, rank: RankRight) -> tuple[str, str]:
     """The likeliest reason of a refusal, and what to do."""
     if own.ptrace_scope == YAMA_FORBIDS_ALL:
         return "kernel.yama.ptrace_scope is 3, which forbids it to everybody", "set it to 1 or 2, and reboot"

@@ -17,11 +17,11 @@ import msgspec
 from msgspec import Meta
 
 from hangwatch import tables
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value
-from hangwatch.probes import pidfiles
-from hangwatch.probes.node import Node
+from hangwatch.probes.node.machine import Node
+from hangwatch.probes.process import proc_pid
 
 KNOWN_HANG = Metric(
     name="environment_known_hang", help="1 for each known cause of hangs that the job's environment holds",
@@ -96,8 +96,8 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def _job(node: Node, job: Job, pid: int, wanted: frozenset[str]) -> JobEnvironment | Fault | None:
-    variables = pidfiles.variables(node.proc_root, pid, wanted)
-    libraries = pidfiles.mapped_files(node.proc_root, pid, _LIBRARIES)
+    variables = proc_pid.variables(node.proc_root, pid, wanted)
+    libraries = proc_pid.mapped_files(node.proc_root, pid, _LIBRARIES)
     if not isinstance(variables, dict):
         return variables
     if not isinstance(libraries, tuple):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, Rows, critical, ok, unknown, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, Rows, critical, ok, unknown, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point
-from hangwatch.probes import pci, procs
-from hangwatch.probes.node import Node
-from hangwatch.probes.nvml import query
-from hangwatch.probes.nvml.details import FabricDetails, GpuFabric
+from hangwatch.probes.gpu import query
+from hangwatch.probes.gpu.details import FabricDetails, GpuFabric
+from hangwatch.probes.node import pci
+from hangwatch.probes.node.machine import Node
+from hangwatch.probes.process import procfs
 
 COMPLETED = Metric(
     name="gpu_fabric_completed",
@@ -52,7 +53,7 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     return Sample(
         gpus=tuple(gpu for gpu in details.gpus if gpu.state is not None),
         switches=switches,
-        manager_runs=None if driver_tells else procs.is_running(MANAGER_PROGRAM, node.proc_root),
+        manager_runs=None if driver_tells else procfs.is_running(MANAGER_PROGRAM, node.proc_root),
         faults=details.faults,
     )
 

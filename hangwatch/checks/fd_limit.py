@@ -13,12 +13,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
-from hangwatch.probes import file_limits, pidfiles, pseudofiles
-from hangwatch.probes.file_limits import NewProcess
-from hangwatch.probes.node import Node
+from hangwatch.probes import pseudo_files
+from hangwatch.probes.node import file_limits
+from hangwatch.probes.node.file_limits import NewProcess
+from hangwatch.probes.node.machine import Node
+from hangwatch.probes.process import proc_pid
 
 NODE_OPEN = Metric(name="fd_open_files", help="files open on the node (fs.file-nr)")
 NODE_MAX = Metric(name="fd_max_files", help="files that the node may open (fs.file-max)")
@@ -83,7 +85,7 @@ class Sample(contract.Sample, frozen=True):
 
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     """Read file-nr, and limits and open files of ranks, workers and launchers; processes that vanish are left out."""
-    text = pseudofiles.read(node.proc_root / "sys" / "fs" / "file-nr", "fs.file-nr")
+    text = pseudo_files.read(node.proc_root / "sys" / "fs" / "file-nr", "fs.file-nr")
     if not isinstance(text, str):
         return text
     words = text.split()
@@ -109,10 +111,10 @@ def _ranks(node: Node) -> Iterator[Holder | Fault | None]:
 
 
 def _holder(proc_root: Path, pid: int, rank: contract.RankName, role: str) -> Holder | Fault | None:
-    limit = pidfiles.file_limit(proc_root, pid)
-    if not isinstance(limit, pidfiles.FileLimit):
+    limit = proc_pid.file_limit(proc_root, pid)
+    if not isinstance(limit, proc_pid.FileLimit):
         return limit
-    count = pidfiles.open_files(proc_root, pid)
+    count = proc_pid.open_files(proc_root, pid)
     if not isinstance(count, int):
         return count
     return Holder(rank=rank, role=role, pid=pid, soft=limit.soft, hard=limit.hard, open=count)
@@ -120,12 +122,12 @@ def _holder(proc_root: Path, pid: int, rank: contract.RankName, role: str) -> Ho
 
 def _launchers(proc_root: Path, comms: tuple[str, ...]) -> Iterator[Holder]:
     """What starts jobs on this node: its limit is theirs, and can be read before any job runs."""
-    listed = pseudofiles.names(proc_root, "processes") if comms else ()
+    listed = pseudo_files.names(proc_root, "processes") if comms else ()
     for name in listed if isinstance(listed, tuple) else ():
-        comm = pseudofiles.read(proc_root / name / "comm", name) if name.isdecimal() else None
+        comm = pseudo_files.read(proc_root / name / "comm", name) if name.isdecimal() else None
         if isinstance(comm, str) and comm.strip() in comms:
-            limit = pidfiles.file_limit(proc_root, int(name))
-            if isinstance(limit, pidfiles.FileLimit):
+            limit = proc_pid.file_limit(proc_root, int(name))
+            if isinstance(limit, proc_pid.FileLimit):
                 yield Holder(
                     rank=None, role="launcher", pid=int(name), comm=comm.strip(), soft=limit.soft, hard=limit.hard,
                 )  # fmt: skip

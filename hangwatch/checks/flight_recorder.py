@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from hangwatch import words
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, ok
-from hangwatch.flight_record import Library, RankRecords
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, ok
 from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value
-from hangwatch.probes.node import Node
+from hangwatch.model.flight_records import Library, RankRecords
+from hangwatch.probes.node.machine import Node
 
 MOST_ASKED_OF_AN_OWNER = 8
 EVERY_SECONDS = 300

@@ -16,13 +16,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from hangwatch import words
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, Rows, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, Rows, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
-from hangwatch.probes import gpu_holders, pidfiles
-from hangwatch.probes.node import Node
-from hangwatch.probes.nvml import query
-from hangwatch.probes.nvml.details import OccupancyDetails
+from hangwatch.probes.gpu import gpu_holders, query
+from hangwatch.probes.gpu.details import OccupancyDetails
+from hangwatch.probes.node.machine import Node
+from hangwatch.probes.process import proc_pid
 
 GPU = ("gpu", "uuid")
 IDLE = Metric(name="gpu_held_without_process", help="1 while it is given to somebody, and nobody computes", labels=GPU)
@@ -73,7 +73,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
         return details
     if not (details.gpus or details.faults):
         return None
-    if not pidfiles.sees_all_pids(node.proc_root):
+    if not proc_pid.sees_all_pids(node.proc_root):
         why = "the driver lists processes of the node, and this is a pid namespace of its own: who computes is not seen"
         return Fault(subject="pid namespace", reason="OtherPidNamespace", detail=why, remedy=NAMESPACE_REMEDY)
     asked = gpu_holders.Holders()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hangwatch import words
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, Rows, critical, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, Rows, critical, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point
-from hangwatch.probes.node import Node
-from hangwatch.probes.nvml import query
-from hangwatch.probes.nvml.details import GpuHealth, HealthDetails
+from hangwatch.probes.gpu import query
+from hangwatch.probes.gpu.details import GpuHealth, HealthDetails
+from hangwatch.probes.node.machine import Node
 
 GPU = ("gpu", "uuid")
 LOST = Metric(name="gpu_lost", help="GPUs that the driver knows of and that do not answer")

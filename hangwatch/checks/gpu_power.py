@@ -8,11 +8,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, Rows, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, Rows, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, GpuSample, Point
-from hangwatch.probes.node import Node
-from hangwatch.probes.nvml import query
+from hangwatch.probes.gpu import query
+from hangwatch.probes.node.machine import Node
 
 LIMIT_RATIO = Metric(
     name="gpu_power_ratio", help="Power drawn as a share of the enforced limit", labels=("gpu", "uuid")

@@ -11,12 +11,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, critical, growth, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, critical, growth, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point
-from hangwatch.probes import infiniband
-from hangwatch.probes.infiniband import Port
-from hangwatch.probes.node import Node
+from hangwatch.probes.network import infiniband
+from hangwatch.probes.network.infiniband import Port
+from hangwatch.probes.node.machine import Node
 
 PORT_LABELS = ("device", "port")
 ACTIVE = Metric(name="infiniband_port_active", help="1 while the port is ACTIVE", labels=PORT_LABELS)

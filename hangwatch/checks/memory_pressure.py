@@ -11,12 +11,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.config import Ratio
 from hangwatch.model import CheckVerdict, Fault, Point
-from hangwatch.probes import pressure
-from hangwatch.probes.node import Node
+from hangwatch.probes.node import memory_pressure
+from hangwatch.probes.node.machine import Node
 
 AVAILABLE = Metric(name="memory_available_bytes", help="memory that can be had without swapping (MemAvailable)")
 TOTAL = Metric(name="memory_total_bytes", help="memory of the node (MemTotal)")
@@ -42,13 +42,13 @@ class Settings(contract.Settings, frozen=True):
 class Sample(contract.Sample, frozen=True):
     """Memory at one moment."""
 
-    memory: pressure.Memory
+    memory: memory_pressure.Memory
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
     """Read /proc/meminfo and /proc/pressure/memory."""
-    memory = pressure.read(node.proc_root)
-    return Sample(memory=memory) if isinstance(memory, pressure.Memory) else memory
+    memory = memory_pressure.read(node.proc_root)
+    return Sample(memory=memory) if isinstance(memory, memory_pressure.Memory) else memory
 
 
 def points(sample: Sample) -> Iterable[Point]:
@@ -68,7 +68,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     return worst(_findings(memory, settings), ok("MemoryLeft", healthy))
 
 
-def _findings(memory: pressure.Memory, settings: Settings) -> Iterator[CheckVerdict]:
+def _findings(memory: memory_pressure.Memory, settings: Settings) -> Iterator[CheckVerdict]:
     left = memory.available_bytes / memory.total_bytes if memory.total_bytes else 0.0
     message = f"{_gib(memory.available_bytes)} of {_gib(memory.total_bytes)} available ({left:.1%})"
     if left < settings.critical_available_ratio:
@@ -82,7 +82,7 @@ def _findings(memory: pressure.Memory, settings: Settings) -> Iterator[CheckVerd
         yield warning("MemoryStalls", _stalls(memory), REMEDY)
 
 
-def _stalls(memory: pressure.Memory) -> str:
+def _stalls(memory: memory_pressure.Memory) -> str:
     if memory.full is None:
         return "the kernel does not measure stalls (no PSI)"
     return f"all tasks waited for memory {memory.full.ratio_60s:.0%} of the last 60 s"

@@ -18,12 +18,14 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from hangwatch import words
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, critical, growth, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, critical, growth, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value, is_loopback
-from hangwatch.probes import main_thread, network, pidfiles, sockets
-from hangwatch.probes.network import Interface
-from hangwatch.probes.node import Node
+from hangwatch.probes.network import interfaces as network
+from hangwatch.probes.network import sockets
+from hangwatch.probes.network.interfaces import Interface
+from hangwatch.probes.node.machine import Node
+from hangwatch.probes.process import main_thread, proc_pid
 
 UP = Metric(name="network_interface_up", help="1 while the interface is up", labels=("interface",))
 ERRORS = Metric(
@@ -148,7 +150,7 @@ def _job(node: Node, job: Job, own: tuple[Interface, ...], settings: Settings) -
     if not job.ranks:
         return None
     pid = job.ranks[0].id.pid
-    environ = pidfiles.variables(node.proc_root, pid, VARIABLES)
+    environ = proc_pid.variables(node.proc_root, pid, VARIABLES)
     if not isinstance(environ, dict):
         return environ
     same = _same_namespace(node.proc_root, pid)
@@ -193,7 +195,7 @@ def _enclosed(node: Node, job: Job, seen: tuple[Interface, ...], port: int | Non
 
 
 def _same_namespace(proc_root: Path, pid: int) -> bool:
-    return pidfiles.namespace(proc_root, pid, "net") == pidfiles.namespace(proc_root, "self", "net")
+    return proc_pid.namespace(proc_root, pid, "net") == proc_pid.namespace(proc_root, "self", "net")
 
 
 def _uses(

@@ -8,13 +8,13 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, Rows, critical, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, Rows, critical, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point
-from hangwatch.probes import pci
-from hangwatch.probes.node import Node
-from hangwatch.probes.nvml import query
-from hangwatch.probes.nvml.details import GpuLinks, NvLink, NvLinkDetails, PeerAccess
+from hangwatch.probes.gpu import query
+from hangwatch.probes.gpu.details import GpuLinks, NvLink, NvLinkDetails, PeerAccess
+from hangwatch.probes.node import pci
+from hangwatch.probes.node.machine import Node
 
 GPU = ("gpu", "uuid")
 LINKS = Metric(name="gpu_nvlinks", help="NVLinks that the GPU has", labels=GPU)

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch import words
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, Rows, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, Rows, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
-from hangwatch.probes import pci
-from hangwatch.probes.node import Node
-from hangwatch.probes.nvml import query
-from hangwatch.probes.nvml.details import GpuPlace, TopologyDetails
+from hangwatch.probes.gpu import query
+from hangwatch.probes.gpu.details import GpuPlace, TopologyDetails
+from hangwatch.probes.node import pci
+from hangwatch.probes.node.machine import Node
 
 PAIRS = Metric(
     name="gpu_pairs", help="Pairs of GPUs by what connects them, in the words of nvidia-smi topo -m", labels=("path",)

@@ -14,13 +14,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from hangwatch import words
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point
-from hangwatch.probes import oom_kills
-from hangwatch.probes.kmsg import KernelEvents
-from hangwatch.probes.node import Node
-from hangwatch.probes.oom_kills import OomKill, OomKills
+from hangwatch.probes.node import oom_kills
+from hangwatch.probes.node.kmsg import KernelEvents
+from hangwatch.probes.node.machine import Node
+from hangwatch.probes.node.oom_kills import OomKill, OomKills
 
 KILLS = Metric(
     name="oom_kills_total", help="processes killed for lack of memory, by the kernel's log", labels=("comm", "limit"),

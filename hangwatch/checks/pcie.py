@@ -8,13 +8,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from hangwatch import words
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, Rows, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, Rows, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
-from hangwatch.probes import cpuinfo, pci
-from hangwatch.probes.node import Node
-from hangwatch.probes.nvml import query
-from hangwatch.probes.nvml.details import GpuBus, PcieDetails
+from hangwatch.probes.gpu import query
+from hangwatch.probes.gpu.details import GpuBus, PcieDetails
+from hangwatch.probes.node import cpuinfo, pci
+from hangwatch.probes.node.machine import Node
 
 GPU = ("gpu", "uuid")
 GENERATION = Metric(name="gpu_pcie_generation", help="PCIe generation of the link now; lower while idle", labels=GPU)

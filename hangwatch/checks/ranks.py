@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hangwatch import words
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.model import (
     BLOCKED_STATES,
     ENDED_STATES,
@@ -23,8 +23,8 @@ from hangwatch.model import (
     Rank,
     Value,
 )
-from hangwatch.probes import pidfiles, procs
-from hangwatch.probes.node import Node
+from hangwatch.probes.node.machine import Node
+from hangwatch.probes.process import proc_pid, procfs
 
 JOB = contract.JOB
 EXPECTED = Metric(name="ranks_expected", help="ranks that the job should have on this node", labels=JOB)
@@ -93,20 +93,20 @@ def _job(node: Node, job: Job) -> JobState:
 
 
 def _rank(node: Node, job: Job, rank: Rank) -> RankState:
-    now = procs.read_state(rank.id.pid, node.proc_root)
+    now = procfs.read_state(rank.id.pid, node.proc_root)
     is_same = now is not None and now[0] == rank.id
     state = now[1] if now is not None and is_same else GONE
     pids = (rank.id.pid, *(worker.id.pid for worker in rank.workers))
-    answers = [pidfiles.status(node.proc_root, pid) for pid in pids]
+    answers = [proc_pid.status(node.proc_root, pid) for pid in pids]
     rows = [answer for answer in answers if isinstance(answer, dict)] if is_same else []
-    memory = [size for row in rows if (size := pidfiles.resident_bytes(row)) is not None]
+    memory = [size for row in rows if (size := proc_pid.resident_bytes(row)) is not None]
     return RankState(
         rank=contract.RankName.of(job, rank),
         pid=rank.id.pid,
         state="T" if state in STOPPED_STATES else state,
         resident_bytes=sum(memory) if memory else None,
         dead_workers=sum(row.get("State", " ")[0] in ENDED_STATES for row in rows[1:]),
-        wchan=procs.read_counters(rank.id.pid, node.proc_root).wchan if state in BLOCKED_STATES else None,
+        wchan=procfs.read_counters(rank.id.pid, node.proc_root).wchan if state in BLOCKED_STATES else None,
     )
 
 

@@ -11,12 +11,13 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.config import Ratio
 from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
-from hangwatch.probes import filesystems, pidfiles
-from hangwatch.probes.node import Node
+from hangwatch.probes.node import filesystems
+from hangwatch.probes.node.machine import Node
+from hangwatch.probes.process import proc_pid
 
 LABELS = ("scope", *contract.JOB)
 SIZE = Metric(name="shared_memory_size_bytes", help="size of /dev/shm", labels=LABELS)
@@ -60,12 +61,12 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
     The node's own is that of process 1: where hangwatch runs in a container and sees it, its own /dev/shm is another.
     """
-    own = {pidfiles.namespace(node.proc_root, view, "mnt") for view in ("1", "self")} | {None}
+    own = {proc_pid.namespace(node.proc_root, view, "mnt") for view in ("1", "self")} | {None}
     of_init, of_ours = f"{node.proc_root}/1/root/dev/shm", str(node.dev_root / "shm")
     paths: dict[str, JobName | None] = {of_init: None, of_ours: None}
     for job in node.jobs:
         pid = job.ranks[0].id.pid if job.ranks else None
-        if pid is not None and pidfiles.namespace(node.proc_root, pid, "mnt") not in own:
+        if pid is not None and proc_pid.namespace(node.proc_root, pid, "mnt") not in own:
             paths[f"{node.proc_root}/{pid}/root/dev/shm"] = job.name
     answers = node.filesystems.space(list(paths), DEADLINE_SECONDS)
     answers.pop(of_ours if isinstance(answers[of_init], filesystems.Space) else of_init)

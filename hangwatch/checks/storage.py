@@ -12,13 +12,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.config import Ratio
 from hangwatch.model import CheckVerdict, Fault, Point, Value
-from hangwatch.probes import filesystems, pidfiles
-from hangwatch.probes.filesystems import NOT_STARTED
-from hangwatch.probes.node import Node
+from hangwatch.probes.node import filesystems
+from hangwatch.probes.node.filesystems import NOT_STARTED
+from hangwatch.probes.node.machine import Node
+from hangwatch.probes.process import proc_pid
 
 MOUNT_LABELS = ("mount", "type")
 ANSWERS = Metric(name="storage_answers", help="1 while the file system answers in time", labels=MOUNT_LABELS)
@@ -119,7 +120,7 @@ def _paths(node: Node, settings: Settings) -> dict[str, tuple[filesystems.Mount,
     found: dict[str, tuple[filesystems.Mount, int | None]] = {}
     for seen_by in views:
         view = "self" if seen_by is None else str(seen_by)
-        namespace = pidfiles.namespace(node.proc_root, view, "mnt")
+        namespace = proc_pid.namespace(node.proc_root, view, "mnt")
         if namespace is not None and namespace in namespaces:
             continue
         namespaces.add(namespace)

@@ -17,13 +17,13 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from hangwatch import tables, words
-from hangwatch.checks import contract
-from hangwatch.checks.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
-from hangwatch.probes.kmsg import KernelEvent, KernelEvents
-from hangwatch.probes.node import Node
-from hangwatch.probes.nvml import query
-from hangwatch.probes.nvml.details import XidDetails, XidEvent
+from hangwatch.probes.gpu import query
+from hangwatch.probes.gpu.details import XidDetails, XidEvent
+from hangwatch.probes.node.kmsg import KernelEvent, KernelEvents
+from hangwatch.probes.node.machine import Node
 
 XIDS = Metric(name="xid_errors_total", help="XIDs in the kernel's log", labels=("pci", "xid"), kind="counter")
 NVML_ONLY = Metric(

@@ -28,14 +28,14 @@ TRY_AGAIN = 75  # EX_TEMPFAIL
 
 _MODULES = {
     "explain": ("explain",),
-    "fitness": ("check",),
+    "check": ("check",),
     "incidents": ("incidents", "report"),
-    "nodes": ("merge",),
+    "many_nodes": ("merge",),
     "selftest": ("selftest",),
-    "stacks": ("dump",),
+    "dump": ("dump",),
     "status": ("status",),
     "top": ("top",),
-    "watch": ("config", "demo", "run"),
+    "daemon_commands": ("config", "demo", "run"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -15,22 +15,25 @@ from typing import BinaryIO, Literal
 import click
 from msgspec.structs import replace
 
-from hangwatch import incident_file, inputs, words
-from hangwatch.cli import screen, waiting
-from hangwatch.cli.answers import html_option, json_option, print_answer
-from hangwatch.cli.errors import InputError
-from hangwatch.cli.files import MOST_FILES, files_below
-from hangwatch.cli.settings import config_option, settings_from
-from hangwatch.cli.waiting import Waiting
+from hangwatch import words
+from hangwatch.cli import progress_line, screen
+from hangwatch.cli.config_choice import config_option, settings_from
+from hangwatch.cli.output import html_option, json_option, print_answer
+from hangwatch.cli.output_files import MOST_FILES, files_below
+from hangwatch.cli.progress_line import Waiting
+from hangwatch.cli.usage_errors import InputError
+from hangwatch.collectives.rank_records import shortened
 from hangwatch.config import Settings
-from hangwatch.explain import flight_dump, flight_dumps, kernel_text, log_evidence, traces
-from hangwatch.explain.pickled import MOST_BYTES as MOST_RECORDER_BYTES
-from hangwatch.hang import culprit, dumped
-from hangwatch.hang.activity import load as load_activities
-from hangwatch.hang.grouping import group_ranks
-from hangwatch.hang.recorded import shortened
+from hangwatch.explain import traces
+from hangwatch.explain.flight_dumps import rank_recorders, recorder_dump
+from hangwatch.explain.flight_dumps.safe_pickle import MOST_BYTES as MOST_RECORDER_BYTES
+from hangwatch.explain.logs import kernel_text, log_evidence
+from hangwatch.formats import bounded_read, incident_file
 from hangwatch.model import MOST_RANKS, Grouping, Incident, Job, Verdict
 from hangwatch.report import as_json
+from hangwatch.stacks.activity import load as load_activities
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import judge, recorder_dumps
 
 LONGEST_LINE_BYTES = 16 << 20  # `py-spy dump --json` may print one line
 MOST_BYTES = 4 << 30  # of one file or of standard input
@@ -73,7 +76,7 @@ def explain(
     left out. Reads what `hangwatch dump --json` printed. "-" is standard input, for text and for that.
     """
     settings, _ = settings_from(config_path)
-    with waiting.shown() as now:
+    with progress_line.shown() as now:
         answer = _answer(paths, world_size, settings, now)
     print_answer(*answer, as_json_form, html_path)
 
@@ -95,7 +98,7 @@ def _answer(
     collected = collected._replace(notes=(*recorders.notes, *collected.notes, *notes))
     dumps = [*collected.ranks, *(rank for incident in incidents for rank in incident.captures[-1].ranks)]
     dumps += [rank for answer in answers for rank in (answer.capture.ranks if answer.capture else ())]
-    dumps += dumped.without_stacks(recorders.by_rank, dumps)
+    dumps += recorder_dumps.without_stacks(recorders.by_rank, dumps)
     if not dumps and not collected.logs and not collected.kernel:
         told = "".join(f"\n  {note}" for note in collected.notes[:5])
         raise InputError(
@@ -106,11 +109,11 @@ def _answer(
     size = collected.world_size or max(told_sizes, default=0) or recorders.world_size
     grouping = group_ranks(dumps, load_activities(settings.activities.rules), settings.capture, size or None)
     grouping = replace(grouping, notes=(*grouping.notes, *collected.notes))
-    grouping = dumped.with_records(grouping, recorders.timed, recorders.opened_before_unix_seconds)
+    grouping = recorder_dumps.with_records(grouping, recorders.timed, recorders.opened_before_unix_seconds)
     job = incidents[0].job if incidents else None
-    verdict = culprit.judge(grouping, _ranks_here(incidents) if not files else None) if dumps else None
+    verdict = judge.judge(grouping, _ranks_here(incidents) if not files else None) if dumps else None
     if verdict is not None and recorders.by_rank:
-        verdict = dumped.judge(verdict, grouping, recorders.by_rank)
+        verdict = recorder_dumps.judge(verdict, grouping, recorders.by_rank)
         verdict = replace(verdict, evidence=(*verdict.evidence, *recorders.evidence))
     if collected.logs:
         verdict = log_evidence.judge(verdict, collected.logs)
@@ -130,8 +133,8 @@ def _of_dumps(files: Iterable[_File], incidents: Iterable[Incident]) -> list[as_
     for path, folder in files:
         try:
             with sys.stdin.buffer if path == Path("-") else _opened(path, folder) as file:
-                content = inputs.content_of(file, path, incident_file.MAX_INCIDENT_BYTES)
-        except inputs.FileError as error:
+                content = bounded_read.content_of(file, path, incident_file.MAX_INCIDENT_BYTES)
+        except bounded_read.FileError as error:
             raise InputError(str(error)) from None
         answers = incident_file.decode(path, content, as_json.Dump).jobs
         for answer in answers:
@@ -197,10 +200,10 @@ def _incidents_among(files: Sequence[Path], folder: Path) -> tuple[list[Path], l
     left_bytes = incident_file.MAX_INCIDENT_BYTES
     for path in named:
         try:
-            with inputs.opened_below(folder, path) as file:
-                content = inputs.content_of(file, path, left_bytes)
+            with bounded_read.opened_below(folder, path) as file:
+                content = bounded_read.content_of(file, path, left_bytes)
             incident = incident_file.parse(path, content)
-        except (inputs.FileError, incident_file.StoreError) as error:
+        except (bounded_read.FileError, incident_file.StoreError) as error:
             why = words.printable(str(error).splitlines()[0])
             notes.append(f"{why}; what lies beside it is read instead")
             own.add(path)
@@ -271,7 +274,7 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
         if folder is None:
             raise
         return "closed"
-    if flight_dump.begins_so(head):
+    if recorder_dump.begins_so(head):
         return "recorder"
     if _DUMPED.match(head):
         return "dumped"
@@ -294,7 +297,7 @@ def _named_lines(files: Sequence[_File], now: Waiting) -> Iterator[tuple[str, It
         yield str(path), _lines(path, folder, now, f"reading {number:,} of {len(files):,}: {name}")
 
 
-def _flight_dumps(files: Sequence[_File], now: Waiting) -> tuple[flight_dumps.Joined, list[str]]:
+def _flight_dumps(files: Sequence[_File], now: Waiting) -> tuple[rank_recorders.Joined, list[str]]:
     """Dumps of flight recorders by rank, and notes on those in a folder that are refused.
 
     Raises InputError for one that was named.
@@ -304,16 +307,16 @@ def _flight_dumps(files: Sequence[_File], now: Waiting) -> tuple[flight_dumps.Jo
         try:
             with _opened(path, folder) as file:
                 written = os.fstat(file.fileno()).st_mtime
-                dump = flight_dump.parse(file.read(MOST_RECORDER_BYTES + 1), written)
+                dump = recorder_dump.parse(file.read(MOST_RECORDER_BYTES + 1), written)
             dump = dump._replace(recorders=tuple(map(shortened, dump.recorders)))
-            found.append(flight_dumps.DumpFile(str(path), written, dump))
+            found.append(rank_recorders.DumpFile(str(path), written, dump))
         except ValueError as error:
             if folder is None:
                 raise InputError(f"{path}: {error}") from None
             refused.append(f"{words.printable(str(path))}: {error}")
     if len(refused) > _REFUSED_TOLD:
         refused = [f"{len(refused)} files are no dumps of a flight recorder, for example {refused[0]}"]
-    return flight_dumps.join(found), refused
+    return rank_recorders.join(found), refused
 
 
 def _incident(path: Path) -> Incident:
@@ -373,9 +376,9 @@ def _opened(path: Path, folder: Path | None) -> BinaryIO:
     """A file, or a pipe that the shell has made for us."""
     try:
         if folder is not None:
-            return inputs.opened_below(folder, path)
-        return inputs.opened(path, flags=0 if inputs.is_handed_over(path) else os.O_NONBLOCK)
-    except inputs.FileError as error:
+            return bounded_read.opened_below(folder, path)
+        return bounded_read.opened(path, flags=0 if bounded_read.is_handed_over(path) else os.O_NONBLOCK)
+    except bounded_read.FileError as error:
         raise InputError(f"{error}\n  what comes from a pipe or a device is read from standard input: `-`") from None
 
 

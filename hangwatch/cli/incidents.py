@@ -13,12 +13,13 @@ from typing import TypeVar
 import click
 import msgspec
 
-from hangwatch import incident_file, store, words
+from hangwatch import store, words
 from hangwatch.cli import screen
-from hangwatch.cli.files import write_text
-from hangwatch.cli.settings import config_option, settings_from
-from hangwatch.cli.tables import print_table
-from hangwatch.incident_file import StoreError, Summary
+from hangwatch.cli.config_choice import config_option, settings_from
+from hangwatch.cli.output_files import write_text
+from hangwatch.cli.text_tables import print_table
+from hangwatch.formats import incident_file
+from hangwatch.formats.incident_file import StoreError, Summary
 from hangwatch.model import Incident
 from hangwatch.report import html, text
 
@@ -77,29 +78,29 @@ class _Place:
         listed = self.kept.summaries()
         if listed:
             return listed
-        from hangwatch.cli import own_daemon
+        from hangwatch.cli import user_socket_client
 
-        return self._asked(lambda: own_daemon.incidents(self.settings.socket.path)) or ()
+        return self._asked(lambda: user_socket_client.incidents(self.settings.socket.path)) or ()
 
     def _one_of_daemon(self, name: Path | None, wanted: str | None) -> Incident | None:
-        from hangwatch.cli import own_daemon
+        from hangwatch.cli import user_socket_client
 
         path = self.settings.socket.path
         if name is not None:
-            return own_daemon.incident(path, str(name))
-        found = incident_file.newest(own_daemon.incidents(path), wanted, f"the daemon behind {path}")
-        return own_daemon.incident(path, found.folder) if found is not None else None
+            return user_socket_client.incident(path, str(name))
+        found = incident_file.newest(user_socket_client.incidents(path), wanted, f"the daemon behind {path}")
+        return user_socket_client.incident(path, found.folder) if found is not None else None
 
     def _asked(self, ask: Callable[[], T]) -> T | None:
         """What the daemon answers; root reads the files themselves."""
         if os.geteuid() == 0:
             return None
-        from hangwatch.cli import own_daemon
+        from hangwatch.cli import user_socket_client
 
         self._daemon = f"the daemon behind {self.settings.socket.path} lists none of your jobs, either"
         try:
             return ask()
-        except own_daemon.SocketError as error:
+        except user_socket_client.SocketError as error:
             self._daemon = f"the daemon could not be asked: {error}"
             return None
 
@@ -179,7 +180,7 @@ def incidents(as_json: bool, full: bool, config_path: Path | None) -> None:
             msgspec.json.encode(incident_file.Incidents(schema_version=1, incidents=summaries)) + b"\n"
         )
         return
-    from hangwatch.probes import host
+    from hangwatch.probes.node import host
 
     here = host.node_name()
     rows = [
@@ -227,15 +228,15 @@ def _is_gone(folder: Path) -> bool:
 
     Where /proc hides the processes of others (`hidepid`), nobody can know.
     """
-    from hangwatch.probes import procs
+    from hangwatch.probes.process import procfs
 
     try:
         ids = incident_file.load(folder).job.processes
     except StoreError:  # it was listed over the socket of the daemon, which closes it itself
         return False
-    states = [procs.read_state(process.pid) for process in ids]
+    states = [procfs.read_state(process.pid) for process in ids]
     lives = any(state is not None and state[0] == process for process, state in zip(ids, states, strict=True))
-    return bool(ids) and not lives and procs.read_state(1) is not None
+    return bool(ids) and not lives and procfs.read_state(1) is not None
 
 
 COMMANDS = (incidents, report)

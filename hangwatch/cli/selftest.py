@@ -13,13 +13,13 @@ import click
 import msgspec
 
 from hangwatch import words
-from hangwatch.cli.asking import nodes_options, reach_of
-from hangwatch.cli.errors import InputError
-from hangwatch.cli.nodes_selftest import Nodes, Question
+from hangwatch.cli.node_options import nodes_options, reach_of
+from hangwatch.cli.selftest_nodes import Nodes, Question
+from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import GpuSample, Value
-from hangwatch.probes import host
-from hangwatch.probes.nvml.sampler import NvmlSampler
-from hangwatch.selftest import halving, launch, parts, verdict
+from hangwatch.probes.gpu.sampler import NvmlSampler
+from hangwatch.probes.node import host
+from hangwatch.selftest import halving, launch, outcome, parts
 
 FIRST_SWEEP_SECONDS = 3.0
 RANKS_WITHOUT_GPUS = 4
@@ -36,11 +36,11 @@ class Answer(Value, frozen=True):
     devices: tuple[str, ...]
     backend: str
     passed: bool
-    findings: tuple[verdict.Finding, ...]
+    findings: tuple[outcome.Finding, ...]
     suspects: tuple[str, ...] = ()
     is_sure: bool = False
     tries: int = 1
-    bandwidths: tuple[verdict.Bandwidth, ...] = ()
+    bandwidths: tuple[outcome.Bandwidth, ...] = ()
 
 
 @click.command()
@@ -165,7 +165,7 @@ class _Trial(NamedTuple):
             suspects=halved.suspects if halved else (),
             is_sure=halved is not None and halved.is_sure,
             tries=1 + (halved.tries if halved else 0),
-            bandwidths=verdict.bandwidths(events),
+            bandwidths=outcome.bandwidths(events),
         )
         if self.as_json:
             click.echo(msgspec.json.encode(answer))
@@ -179,9 +179,9 @@ class _Test:
 
     def __init__(self, run: _Run, python: str, trial: _Trial) -> None:
         self._run, self._python, self._late_seconds, self._quiet = run, python, trial.late_seconds, trial.as_json
-        self.events: tuple[verdict.Event, ...] = ()
+        self.events: tuple[outcome.Event, ...] = ()
 
-    def findings(self, devices: Sequence[str]) -> tuple[verdict.Finding, ...]:
+    def findings(self, devices: Sequence[str]) -> tuple[outcome.Finding, ...]:
         """What is wrong with these devices. Raises InputError where the interpreter cannot run a rank."""
         self._say(f"testing {words.count(len(devices), 'device')}: {','.join(devices)}")
         try:
@@ -189,7 +189,7 @@ class _Test:
         except OSError as error:
             raise _no_interpreter(self._python, error) from None
         self.events = course.events
-        found = verdict.judge(course.events, course.exits, len(devices), self._late_seconds, course.last_words)
+        found = outcome.judge(course.events, course.exits, len(devices), self._late_seconds, course.last_words)
         if any(one.kind == "no_torch" for one in found):
             raise InputError(
                 f"{self._python} has no torch, which the ranks of the self-test need\n"

@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 
 from hangwatch import words
-from hangwatch.cli.pages import http_config_option
-from hangwatch.cli.settings import config_option, settings_from
+from hangwatch.cli.config_choice import config_option, settings_from
+from hangwatch.cli.incident_sources import http_config_option
 from hangwatch.cli.status_answer import answer_of, status_of
-from hangwatch.cli.tables import looked, print_table
+from hangwatch.cli.text_tables import looked, print_table
 from hangwatch.model import JobName
-from hangwatch.status import JobStatus, Status
+from hangwatch.state.status import JobStatus, Status
 
 
 @click.command()

@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
-from hangwatch import config, decoding, yaml_file
-from hangwatch.cli.errors import InputError
-from hangwatch.cli.pages import client_of
-from hangwatch.status import Status
-from hangwatch.web_client import WebClient
+from hangwatch import config
+from hangwatch.cli.incident_sources import client_of
+from hangwatch.cli.usage_errors import InputError
+from hangwatch.fleet.http_client import WebClient
+from hangwatch.formats import decoding, yaml_file
+from hangwatch.state.status import Status
 
 STATUS_DEADLINE_SECONDS = 5.0
 STATUS_MOST_BYTES = 64 << 20
@@ -32,11 +33,11 @@ def answer_of(settings: config.Settings, source: str, url: str | None, http_conf
     except InputError as error:
         if url is not None or http_config is not None:
             raise
-        from hangwatch.cli import own_daemon
+        from hangwatch.cli import user_socket_client
 
         try:
-            return decoding.plain(own_daemon.ask(settings.socket.path, "/status"))
-        except own_daemon.SocketError as refused:
+            return decoding.plain(user_socket_client.ask(settings.socket.path, "/status"))
+        except user_socket_client.SocketError as refused:
             why = str(refused)
         except (ValueError, RecursionError):
             why = f"{settings.socket.path}: what answers is no hangwatch"

@@ -24,13 +24,13 @@ from rich.table import Table
 from rich.text import Text
 
 from hangwatch import words
-from hangwatch.cli.errors import InputError
-from hangwatch.cli.pages import http_config_option
-from hangwatch.cli.settings import config_option, settings_from
+from hangwatch.cli.config_choice import config_option, settings_from
+from hangwatch.cli.incident_sources import http_config_option
 from hangwatch.cli.status_answer import answer_of, status_of
-from hangwatch.cli.tables import looked
+from hangwatch.cli.text_tables import looked
+from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import JobState
-from hangwatch.status import JobStatus, Status
+from hangwatch.state.status import JobStatus, Status
 
 REFRESH_SECONDS = 1.0
 FIRST_SECONDS = 0.05  # until there is something to show

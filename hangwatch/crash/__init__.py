@@ -4,8 +4,8 @@
 can lie about his own job, and about no other. Whoever complains of others in its error file followed somebody.
 """
 
-from hangwatch.crash.left import Exit, Left
-from hangwatch.crash.reading import read
-from hangwatch.crash.verdict import incident, judge
+from hangwatch.crash.artifacts import Exit, Left
+from hangwatch.crash.collection import read
+from hangwatch.crash.first_death import incident, judge
 
 __all__ = ["Exit", "Left", "incident", "judge", "read"]

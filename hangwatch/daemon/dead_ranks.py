@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 
-from hangwatch import crash, progress, words
-from hangwatch.beats import Turns
-from hangwatch.daemon.common import Common
+from hangwatch import crash, words
+from hangwatch.daemon.context import Common
 from hangwatch.model import Job
-from hangwatch.probes.remains import LastSeen
+from hangwatch.probes.process.crash_artifacts import LastSeen
+from hangwatch.schedule import Turns
+from hangwatch.state import steps
 
 log = logging.getLogger(__package__)  # one name for all parts: people filter by it
 
@@ -45,7 +46,7 @@ class DeadRanks:
 
     def _leave_out(self, job: Job) -> None:
         """Say that a job is left out: a user's jobs that end by the hundred must not fill the memory, nor the log."""
-        unread = self._common.board.change(progress.left_unread)
+        unread = self._common.board.change(steps.left_unread)
         if unread.bit_count() == 1:  # the first, and at doubling numbers
             what = f"what its dead ranks left is not read: {MOST_DEAD_JOBS} jobs of {job.owner} wait for that"
             log.warning("%s: %s (%s since the start)", job.name.in_log, what, words.count(unread, "job"))
@@ -62,4 +63,4 @@ class DeadRanks:
             return
         incident = crash.incident(job, common.node, found, verdict, common.activities, unix_now=time.time())
         log.warning("%s: %s", job.name.in_log, verdict.message)
-        common.do(common.board.change(progress.crashed, incident, now=common.clock()))
+        common.do(common.board.change(steps.crashed, incident, now=common.clock()))

@@ -15,29 +15,31 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from hangwatch import metrics, progress, status
-from hangwatch.beats import Beats
-from hangwatch.board import Board, Snapshot
-from hangwatch.checks.contract import Settings as CheckSettings
+from hangwatch import metrics
+from hangwatch.capture.job_scan import JobScan
+from hangwatch.checks.framework.contract import Settings as CheckSettings
 from hangwatch.config import Settings
-from hangwatch.daemon.checking import Checking
-from hangwatch.daemon.common import Common
+from hangwatch.daemon.captures import Looking
+from hangwatch.daemon.context import Common
 from hangwatch.daemon.dead_ranks import DeadRanks
-from hangwatch.daemon.keeping import Keeping
-from hangwatch.daemon.looking import Looking
-from hangwatch.hang import activity
-from hangwatch.hang.detector import TakeCapture, Transition
-from hangwatch.hang.detector.samples import SAMPLE_GAP_SECONDS
-from hangwatch.http import Server, usable_url
-from hangwatch.job_scan import JobScan
+from hangwatch.daemon.incident_writer import Keeping
+from hangwatch.daemon.node_checks import Checking
+from hangwatch.detector import TakeCapture, Transition
+from hangwatch.detector.on_power import SAMPLE_GAP_SECONDS
 from hangwatch.model import OPEN_STATES, Fault, LeftOut
-from hangwatch.own_jobs import OwnJobs
-from hangwatch.probes import host, procs, pyspy
-from hangwatch.probes.nvml.source import GpuSource
-from hangwatch.probes.sdnotify import Notifier
-from hangwatch.progress import Action, ReadRemains, SaveIncident
-from hangwatch.status import Status
+from hangwatch.probes.gpu.source import GpuSource
+from hangwatch.probes.node import host
+from hangwatch.probes.node.sdnotify import Notifier
+from hangwatch.probes.process import procfs, pyspy
+from hangwatch.schedule import Beats
+from hangwatch.stacks import activity
+from hangwatch.state import status, steps
+from hangwatch.state.board import Board, Snapshot
+from hangwatch.state.status import Status
+from hangwatch.state.steps import Action, ReadRemains, SaveIncident
 from hangwatch.store import Store
+from hangwatch.web.http_server import Server, usable_url
+from hangwatch.web.user_socket import OwnJobs
 
 log = logging.getLogger(__package__)  # one name for all parts: people filter by it
 
@@ -120,12 +122,12 @@ class Daemon:
         self._say_driver(sampler.fault)
         if sweep is None or sweep.taken_monotonic_seconds == self._last_sweep_at:
             now, unix_now, detector = self._clock(), time.time(), self.settings.detector
-            self._do(self.board.change(progress.unsampled, sampler, now=now, unix_now=unix_now, settings=detector))
+            self._do(self.board.change(steps.unsampled, sampler, now=now, unix_now=unix_now, settings=detector))
             return
         self._last_sweep_at = sweep.taken_monotonic_seconds
         self.board.remember_power(sweep)
         wanted = self.board.change(
-            progress.sampled,
+            steps.sampled,
             sweep,
             sampler,
             now=self._clock(),
@@ -156,7 +158,7 @@ class Daemon:
             self.board.put(Snapshot.with_scan, now - began, found.left_out)
             self._say_left_out(found.left_out)
             before = self.board.snapshot.living_keys
-            self._do(self.board.change(progress.discovered, found.jobs, now, unix_now, procs.TICKS_PER_SECOND))
+            self._do(self.board.change(steps.discovered, found.jobs, now, unix_now, procfs.TICKS_PER_SECOND))
             if self.board.snapshot.living_keys - before:
                 self._checking.again(self.board.snapshot.checks)
             if self.board.snapshot.left_open:

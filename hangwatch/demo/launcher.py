@@ -1,9 +1,9 @@
 """The launcher of the simulated job: starts the ranks as torchrun's agent does, and is where their collectives meet.
 
-Started by `hangwatch.demo.node`, which sends a line per order on standard input (`WHOM ORDER`, WHOM a rank, `all`, or
-`peers` for the ranks of the other nodes, or `launcher`) and reads a line per event on standard output: `ready PID...`
-once all ranks have joined, `given` when an order has been handed out, `resumed` at the first step after that. The end
-of standard input ends the job. Standard library only, as for the ranks.
+Started by `hangwatch.demo.simulated_node`, which sends a line per order on standard input: `WHOM ORDER`. WHOM is a
+rank, `all`, `peers` (the ranks of the other nodes) or `launcher`. It reads a line per event on standard output:
+`ready PID...` once all ranks have joined, `given` when an order has been handed out, `resumed` at the first step after
+that. The end of standard input ends the job. Standard library only, as for the ranks.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from hangwatch.demo.collectives import LONGEST_MESSAGE_BYTES
-from hangwatch.demo.process import become
+from hangwatch.demo.process_setup import become
+from hangwatch.demo.unix_collectives import LONGEST_MESSAGE_BYTES
 
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from hangwatch.demo.process import become
+from hangwatch.demo.process_setup import become
 
 BATCH_BYTES = 1 << 16
 GOOD_SHARD = "/dev/zero"

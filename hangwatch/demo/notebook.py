@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hangwatch.demo.launcher import say
 from hangwatch.demo.phases import Phase, Phases
-from hangwatch.demo.process import become
+from hangwatch.demo.process_setup import become
 
 STEP_SECONDS = 0.1
 

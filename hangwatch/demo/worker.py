@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from hangwatch.demo import loader, troubles
-from hangwatch.demo.collectives import all_reduce, barrier, join
+from hangwatch.demo import faults, loader
 from hangwatch.demo.phases import Phase, Phases
-from hangwatch.demo.process import become
+from hangwatch.demo.process_setup import become
+from hangwatch.demo.unix_collectives import all_reduce, barrier, join
 
 STEP_SECONDS = 0.06
 STEP_CPU_SECONDS = 0.001
@@ -136,9 +136,9 @@ ORDERS: dict[str, Callable[..., None]] = {
     "checkpoint": checkpoint,
     "evaluation": evaluation,
     "loader": train_from_stuck_storage,
-    "lock": troubles.deadlock,
-    "spin": troubles.pack_sequences,
-    "stopped": troubles.stop,
+    "lock": faults.deadlock,
+    "spin": faults.pack_sequences,
+    "stopped": faults.stop,
     "exited": leave,
 }
 

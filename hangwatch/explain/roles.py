@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.explain.found import FoundProcess
+from hangwatch.explain.stacks.parsed_processes import FoundProcess
 from hangwatch.model import Frame, RankId
 
 LOCAL_RANK = re.compile(r"--local[_-]rank[= ](\d{1,7})\b")

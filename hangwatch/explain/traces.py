@@ -12,10 +12,12 @@ from typing import NamedTuple
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.explain import faulthandler_text, logs, names, prefixes, rank_logs, roles, stream
-from hangwatch.explain.found import FoundProcess, HugeStackError, Interned
-from hangwatch.explain.kernel_text import MOST_KEPT, Heard
-from hangwatch.explain.rank_logs import RankLog
+from hangwatch.explain import file_names, line_prefixes, line_stream, roles
+from hangwatch.explain.logs import merged_logs, rank_log
+from hangwatch.explain.logs.kernel_text import MOST_KEPT, Heard
+from hangwatch.explain.logs.merged_logs import RankLog
+from hangwatch.explain.stacks import faulthandler_text
+from hangwatch.explain.stacks.parsed_processes import FoundProcess, HugeStackError, Interned
 from hangwatch.model import ProcessDump, RankDump, RankId, WorkerDump
 
 _SNIFFED_LINES = 400
@@ -43,7 +45,7 @@ class _Source(NamedTuple):
     name: str
     id: RankId
     sure: bool
-    reader: stream.Reader
+    reader: line_stream.Reader
 
 
 def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None = None) -> Collected:
@@ -57,7 +59,7 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
     found: dict[tuple[object, ...], _Rank] = {}
     hearsay = _Hearsay(notes)
     listed = list(sources)
-    named = names.read_names(name for name, _ in listed)
+    named = file_names.read_names(name for name, _ in listed)
     for name, lines in listed:
         if named[name].is_old:
             hearsay.old += 1
@@ -117,7 +119,7 @@ def _numbered_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes:
     pids = {one.pid for one in ids if one.pid is not None}
     if is_told or len(set(sources)) < len(dumps) or len(pids) < len(dumps):
         return dumps
-    numbers = names.stack_ranks(sources)
+    numbers = file_names.stack_ranks(sources)
     if not numbers:
         return dumps
     first, last = min(numbers.values()), max(numbers.values())
@@ -135,9 +137,9 @@ class _Hearsay:
         self.old = 0
         self.kernel: dict[tuple[str, str, str], Heard] = {}
         self._notes = notes
-        self._parts: list[tuple[str, RankId, logs.Log]] = []
-        self._told: list[tuple[str, logs.Failure]] = []
-        self._unknown: dict[str, tuple[RankId, logs.Log]] = {}
+        self._parts: list[tuple[str, RankId, rank_log.Log]] = []
+        self._told: list[tuple[str, rank_log.Failure]] = []
+        self._unknown: dict[str, tuple[RankId, rank_log.Log]] = {}
         self._strange: dict[str, list[str]] = {}
         self._silent: dict[str, list[str]] = {}
         self._is_kernel_cut = False
@@ -150,9 +152,9 @@ class _Hearsay:
 
     def error_file(self, name: str, rank: RankId, text: str) -> None:
         """Read torchelastic's error.json of a rank; what it holds counts before what its log says of the same."""
-        log = logs.Log()
+        log = rank_log.Log()
         try:
-            log.failures.append(logs.parse_error_file(text))
+            log.failures.append(rank_log.parse_error_file(text))
         except ValueError as error:
             self._notes.append(f"{name}:1: {error}")
             return
@@ -202,7 +204,7 @@ class _Hearsay:
 
     def logs(self) -> tuple[RankLog, ...]:
         """One log for each rank; logs without a rank get one where their names differ in one number."""
-        numbered = names.number_logs({name: rank for name, (rank, _) in self._unknown.items()})
+        numbered = file_names.number_logs({name: rank for name, (rank, _) in self._unknown.items()})
         for name, (_, log) in self._unknown.items():
             if numbered[name].rank is None:
                 self._notes += self._strange.get(name, ())
@@ -218,7 +220,7 @@ class _Hearsay:
             self._notes.append(f"more than {MOST_KEPT} different lines of the kernel: the first {MOST_KEPT} count")
         if self.old:
             self._notes.append(f"{words.count(self.old, 'file')} of attempts before the last one left out")
-        return rank_logs.join(self._parts, self._told)
+        return merged_logs.join(self._parts, self._told)
 
 
 class _Rank:
@@ -283,7 +285,7 @@ def _place(rank: RankId) -> tuple[object, ...]:
 
 def _read(
     name: str,
-    named: names.Named,
+    named: file_names.Named,
     lines: Iterable[str],
     interned: Interned,
     hearsay: _Hearsay,
@@ -291,30 +293,30 @@ def _read(
     """Give each line to the reader of its prefix."""
     iterator = iter(lines)
     head = [line.rstrip("\r\n") for line in islice(iterator, _SNIFFED_LINES)]
-    if logs.is_error_file("".join(head[:2])[:_SNIFFED_CHARACTERS]):
+    if rank_log.is_error_file("".join(head[:2])[:_SNIFFED_CHARACTERS]):
         hearsay.error_file(name, named.id, "\n".join(islice(chain(head, iterator), _SNIFFED_LINES)))
         return []
-    if pasted := prefixes.pasted(head):
-        iterator = (prefixes.without(pasted, line) for line in chain(head, iterator))
+    if pasted := line_prefixes.pasted(head):
+        iterator = (line_prefixes.without(pasted, line) for line in chain(head, iterator))
         head = list(islice(iterator, len(head)))
-    labelled = prefixes.are_labelled([part for line in head for part in prefixes.unwrapped(line)])
+    labelled = line_prefixes.are_labelled([part for line in head for part in line_prefixes.unwrapped(line)])
     sources: dict[tuple[RankId, bool], _Source] = {}
     by_prefix: dict[str, _Source] = {}  # `[node:rank]` as it stands in the text: most lines repeat one
     whole = enumerate(chain(head, (line.rstrip("\r\n") for line in iterator)), 1)
-    for number, line in ((number, part) for number, kept in whole for part in prefixes.unwrapped(kept)):
+    for number, line in ((number, part) for number, kept in whole for part in line_prefixes.unwrapped(kept)):
         prefix = line[: line.find("]") + 1] if line.startswith("[") else ""
         source = by_prefix.get(prefix) if prefix else None
         if source is not None and not line.startswith(":", len(prefix)):
             source.reader.feed(line[len(prefix) :], number)
             continue
-        rank, sure, rest = prefixes.split(line, named.id, labelled=labelled)
+        rank, sure, rest = line_prefixes.split(line, named.id, labelled=labelled)
         source = sources.get((rank, sure))
         if source is None:
             if len(sources) >= _MOST_STREAMS:
                 if len(sources) == _MOST_STREAMS:
                     hearsay.say(f"{name}: more than {_MOST_STREAMS:,} prefixes; lines of further ones have none")
                 rank, sure, rest = named.id, True, line
-            reader = stream.Reader(interned, is_log=named.is_log)
+            reader = line_stream.Reader(interned, is_log=named.is_log)
             source = sources.setdefault((rank, sure), _Source(name, rank, sure, reader))
         if prefix and len(rest) == len(line) - len(prefix):
             by_prefix[prefix] = source

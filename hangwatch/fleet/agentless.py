@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from hangwatch import decoding
-from hangwatch.fleet.replies import AnswerError, RollCall
+from hangwatch.fleet.node_replies import AnswerError, RollCall
+from hangwatch.formats import decoding
 from hangwatch.model import MOST_RANKS
 
 MOST_PROCESSES = 512  # of one node

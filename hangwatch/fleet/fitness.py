@@ -7,16 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from hangwatch import decoding, words
-from hangwatch.checks import ports
+from hangwatch import words
 from hangwatch.checks.clock_skew import STEP_TIME
 from hangwatch.checks.clock_skew import Settings as ClockSettings
-from hangwatch.checks.facts import Facts, JobVersions
-from hangwatch.checks.listing import EXIT_CODES, Status
-from hangwatch.fleet.across import ClockOffset
-from hangwatch.fleet.replies import AnswerError, RollCall
+from hangwatch.checks.framework import asked_ports
+from hangwatch.checks.framework.node_facts import Facts, JobVersions
+from hangwatch.checks.framework.result_table import EXIT_CODES, Status
+from hangwatch.fleet.cross_node import ClockOffset
+from hangwatch.fleet.node_replies import AnswerError, RollCall
+from hangwatch.formats import decoding
 from hangwatch.model import CheckStatus, Value
-from hangwatch.probes.ports import MOST_PORTS
+from hangwatch.probes.network.ports import MOST_PORTS
 
 CLOCKS = ClockSettings()
 MOST_CHECKS = 1000
@@ -195,8 +196,8 @@ def unreached(reports: Mapping[str, NodeReport]) -> list[Finding]:
     return [
         Finding(
             nodes=nodes,
-            check=ports.CHECK_NAME,
-            status=_STATUS[ports.status_of(reason)],
+            check=asked_ports.CHECK_NAME,
+            status=_STATUS[asked_ports.status_of(reason)],
             reason=reason,
             message=f"to {_nodes(fault.subject.rpartition(':')[0] for fault in faults)}:{port}: {faults[0].detail}",
             remedy=faults[0].remedy,

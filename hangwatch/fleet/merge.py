@@ -12,8 +12,8 @@ from hangwatch import words
 from hangwatch.fleet import topology
 from hangwatch.fleet.sighting import Sighting
 from hangwatch.fleet.topology import Leaf
-from hangwatch.hang.grouping import merge_groups
 from hangwatch.model import Group, Grouping, Job
+from hangwatch.stacks.grouping import merge_groups
 
 _MOST_APART_SECONDS = 600.0
 _SHOWN = 200

@@ -9,8 +9,8 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from hangwatch import decoding
-from hangwatch.fleet.fetch import AddressError, Site, site
+from hangwatch.fleet.incident_fetch import AddressError, Site, site
+from hangwatch.formats import decoding
 
 MOST_BYTES = 64 << 20
 LOOKS_BACK = "1h"  # so long a node that is gone still belongs to its job

@@ -10,8 +10,9 @@ from typing import BinaryIO
 import msgspec
 from msgspec.structs import replace
 
-from hangwatch import __version__, decoding, incident_file, inputs
+from hangwatch import __version__
 from hangwatch.fleet import topology
+from hangwatch.formats import bounded_read, decoding, incident_file
 from hangwatch.model import INCIDENT_VERSION, Capture, Grouping, Incident, Job, Value
 
 
@@ -99,7 +100,7 @@ def read(path: Path, file: BinaryIO) -> GroupedDump:
         with contextlib.suppress(incident_file.StoreError):
             return parse(path, head)
     file.seek(0)
-    return parse(path, inputs.content_of(file, path, incident_file.MAX_INCIDENT_BYTES))
+    return parse(path, bounded_read.content_of(file, path, incident_file.MAX_INCIDENT_BYTES))
 
 
 def parse(path: Path, content: bytes) -> GroupedDump:

@@ -6,9 +6,10 @@ import os
 import re
 from pathlib import Path
 
-from hangwatch import inputs, words
+from hangwatch import words
 from hangwatch.errors import UserError
 from hangwatch.fleet import nodeset
+from hangwatch.formats import bounded_read
 from hangwatch.model import Value
 
 ADDRESS = "SLURM_TOPOLOGY_ADDR"
@@ -46,8 +47,8 @@ def read(path: Path) -> dict[str, Leaf]:
     and NodesError for what is no set of nodes.
     """
     try:
-        text = inputs.read(path, _MOST_BYTES, flags=os.O_NONBLOCK).decode("utf-8", "replace")
-    except inputs.FileError as error:
+        text = bounded_read.read(path, _MOST_BYTES, flags=os.O_NONBLOCK).decode("utf-8", "replace")
+    except bounded_read.FileError as error:
         raise TopologyError(f"--topology {error}") from None
     found: dict[str, Leaf] = {}
     for number, line in enumerate(text.splitlines(), 1):

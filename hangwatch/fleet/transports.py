@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from hangwatch import decoding
+from hangwatch.formats import decoding
 
 Via: TypeAlias = Literal["ssh", "pdsh", "srun", "kubectl", "local"]
 

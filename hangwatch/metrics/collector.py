@@ -15,10 +15,11 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from hangwatch import words
-from hangwatch.board import Board, Snapshot
 from hangwatch.config import Detector
-from hangwatch.metrics import checks, collectives, gpus, jobs, own
+from hangwatch.metrics import check_metrics, collective_metrics, gpu_metrics, job_metrics
+from hangwatch.metrics import self_metrics as own
 from hangwatch.metrics.series import LABEL_LENGTH, counter, single
+from hangwatch.state.board import Board, Snapshot
 
 log = logging.getLogger(__package__)
 
@@ -26,18 +27,18 @@ log = logging.getLogger(__package__)
 def families(snapshot: Snapshot, now: float, settings: Detector, external_url: str = "") -> Iterator[Metric]:
     """All families of one snapshot; `now` is CLOCK_MONOTONIC in seconds, `external_url` that of [http]."""
     yield own.build()
-    yield from gpus.sampler(snapshot, now)
-    yield from gpus.readings(snapshot, settings)
-    yield from jobs.states(snapshot, now)
-    yield from jobs.incidents(snapshot, external_url)
-    yield from jobs.crashes(snapshot, now, external_url)
-    yield from collectives.numbers(snapshot)
+    yield from gpu_metrics.sampler(snapshot, now)
+    yield from gpu_metrics.readings(snapshot, settings)
+    yield from job_metrics.states(snapshot, now)
+    yield from job_metrics.incidents(snapshot, external_url)
+    yield from job_metrics.crashes(snapshot, now, external_url)
+    yield from collective_metrics.numbers(snapshot)
     yield from own.captures(snapshot)
     yield own.hooks(snapshot)
     yield from own.beats(snapshot, now)
     yield own.store(snapshot)
-    yield from checks.results(snapshot)
-    yield from checks.points(point for result in snapshot.checks.values() for point in result.points)
+    yield from check_metrics.results(snapshot)
+    yield from check_metrics.points(point for result in snapshot.checks.values() for point in result.points)
 
 
 class BoardCollector(Collector):

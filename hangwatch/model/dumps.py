@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hangwatch.flight_record import RankRecords
+from hangwatch.model.flight_records import RankRecords
 from hangwatch.model.gpus import GpuUse, PortTraffic
 from hangwatch.model.jobs import Died, Waiting
 from hangwatch.model.stacks import Thread

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from hangwatch.flight_record import Library
 from hangwatch.model.dumps import KernelLine, NcclRas, RankId
+from hangwatch.model.flight_records import Library
 from hangwatch.model.gpus import GpuUse, PortTraffic
 from hangwatch.model.jobs import Died, Waiting
 from hangwatch.model.stacks import Frame, Stack

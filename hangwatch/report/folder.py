@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hangwatch.model import Incident
 from hangwatch.report import html, text
-from hangwatch.report.dumps import dump_files
+from hangwatch.report.dump_text import dump_files
 
 
 def folder_files(incident: Incident) -> dict[str, str]:

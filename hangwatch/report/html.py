@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hangwatch import words
-from hangwatch.hang import environment as variables
-from hangwatch.hang.user_code import by_line
 from hangwatch.model import Group, Grouping, Incident, RankDump, Value, Verdict
-from hangwatch.report import phrases, power
-from hangwatch.report.dumps import rank_lines, shown_round
-from hangwatch.report.tree import merge_tree
+from hangwatch.report import phrases, power_chart
+from hangwatch.report.dump_text import rank_lines, shown_round
+from hangwatch.report.stack_tree import merge_tree
+from hangwatch.stacks.user_code import by_line
+from hangwatch.verdict import environment_diff as variables
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -93,7 +93,7 @@ def _bounded_page(grouping: Grouping, verdict: Verdict, incident: Incident | Non
         trees=merge_tree(shown),
         sections=_sections(shown, odd, incident, bounds),
         more_groups=phrases.more_groups(rest) if rest else "",
-        chart=power.chart(incident) if incident is not None else None,
+        chart=power_chart.chart(incident) if incident is not None else None,
         tone=_tone(verdict, incident),
     )
 
@@ -174,6 +174,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals.update(
-        environment=variables, words=words, phrases=phrases, power=power, bar=_bar, max_rows=MAX_ROWS
+        environment=variables, words=words, phrases=phrases, power=power_chart, bar=_bar, max_rows=MAX_ROWS
     )
     return environment

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch import tables
-from hangwatch.hang import activity, clauses, recorded
-from hangwatch.hang.user_code import user_frames
+from hangwatch.collectives import rank_records
 from hangwatch.model import (
     CRASHED,
     Evidence,
@@ -27,6 +26,9 @@ from hangwatch.model import (
     Value,
     Verdict,
 )
+from hangwatch.stacks import activity
+from hangwatch.stacks.user_code import user_frames
+from hangwatch.verdict import clauses
 from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, printable, utc, who
 
 _NAMED_LISTED = 4
@@ -97,7 +99,7 @@ def _unrecorded(members: Iterable[Member]) -> Iterator[str]:
     for member in members:
         for fault in member.recorder_faults:
             if fault.reason not in _NO_RECORDER_EXPECTED:
-                library = _LIBRARIES[recorded.library_of(fault)]
+                library = _LIBRARIES[rank_records.library_of(fault)]
                 found.setdefault((fault.reason, library), (fault, []))[1].append(member.id)
     for (reason, library), (fault, ids) in sorted(found.items())[:_REASONS_LISTED]:
         which = elided(who(sorted(ids, key=RankId.sort_key)), _FOLDED)
@@ -260,7 +262,7 @@ def state_row(incident: Incident) -> tuple[str, str]:
 
 def time_out(incident: Incident) -> str:
     """When torch.distributed ends the job, as `hang.time_out` knows it; empty where it does not."""
-    from hangwatch.hang import time_out as ending  # with the rules, which a report needs for nothing else
+    from hangwatch.verdict import timeout_forecast as ending  # with the rules, which a report needs for nothing else
 
     found = ending.time_out(incident)
     if found is None:

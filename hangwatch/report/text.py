@@ -7,12 +7,12 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch import words
-from hangwatch.hang import environment
-from hangwatch.hang.user_code import by_line
 from hangwatch.model import Capture, Confidence, Frame, Group, Grouping, Incident, PowerSeries, Value, Verdict
 from hangwatch.report import phrases
-from hangwatch.report.dumps import raw_lines
-from hangwatch.report.tree import Node, merge_tree
+from hangwatch.report.dump_text import raw_lines
+from hangwatch.report.stack_tree import Node, merge_tree
+from hangwatch.stacks.user_code import by_line
+from hangwatch.verdict import environment_diff
 from hangwatch.words import printable
 
 _MAX_GROUPS = 40
@@ -246,7 +246,7 @@ def _detail_lines(incident: Incident, style: _Style) -> Iterator[str]:
 def _environment_lines(incident: Incident, style: _Style) -> Iterator[str]:
     found = incident.captures[-1].environment if incident.captures else None
     for one in found.differences if found else ():
-        yield from style.wrapped(environment.said(one), "    ")
+        yield from style.wrapped(environment_diff.said(one), "    ")
     if found and found.common:
         yield from style.wrapped(f"alike: {phrases.variables(found.common)}", "    ")
 

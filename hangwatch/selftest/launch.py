@@ -16,9 +16,11 @@ from typing import IO
 
 import msgspec
 
-from hangwatch import decoding, nccl_messages, words
+from hangwatch import words
+from hangwatch.formats import decoding
 from hangwatch.model import Value
-from hangwatch.selftest.verdict import Event
+from hangwatch.selftest.outcome import Event
+from hangwatch.tables import nccl_messages
 
 SCRIPT = Path(__file__).with_name("rank.py")
 START_SECONDS = 120.0

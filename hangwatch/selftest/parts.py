@@ -9,7 +9,7 @@ from typing import TypeVar
 from hangwatch import words
 from hangwatch.model import Value
 from hangwatch.selftest.launch import Course, Place
-from hangwatch.selftest.verdict import Event
+from hangwatch.selftest.outcome import Event
 
 _ENTRY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*):([0-9,-]+)")
 

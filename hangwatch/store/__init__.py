@@ -1,7 +1,7 @@
 """The incidents of a node on disk, and who may read them."""
 
-from hangwatch.store.folders import Store, open_writable
-from hangwatch.store.lock import StoreTakenError
+from hangwatch.store.incident_folders import Store, open_writable
 from hangwatch.store.sharing import overflow_uid
+from hangwatch.store.store_lock import StoreTakenError
 
 __all__ = ["Store", "StoreTakenError", "open_writable", "overflow_uid"]

@@ -13,8 +13,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hangwatch import durable, readers
-from hangwatch.readers import Readers
+from hangwatch.store import access_lists, durable
+from hangwatch.store.access_lists import Readers
 
 log = logging.getLogger(__package__)
 
@@ -61,12 +61,12 @@ class Sharing:
             if not self._is_shared or who == Readers():
                 return
             try:
-                readers.allow(descriptor, who)
+                access_lists.allow(descriptor, who)
                 return
             except OSError as error:
                 self._say_once(f"jobs' owners cannot read their incidents: no access control list: {error.strerror}")
             try:
-                readers.allow_group(descriptor, who)
+                access_lists.allow_group(descriptor, who)
             except OSError as error:
                 self._say_once(f"[store] group = {self._group!r} cannot read incidents: {error.strerror}")
 

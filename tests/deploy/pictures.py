@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hangwatch.demo.node import SimulatedNode
+from hangwatch.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.deploy import promql
 from tests.deploy.drawing import WIDTH, Source, draw

@@ -17,11 +17,13 @@ import yaml
 from msgspec import structs
 
 from hangwatch import metrics
-from hangwatch.board import JobEntry, Snapshot
+from hangwatch.collectives import wait_graph
+from hangwatch.collectives.wait_graph import Answer, Stance
 from hangwatch.config import Detector
-from hangwatch.hang import by_number, waitfor, watched
-from hangwatch.hang.waitfor import Answer, Stance
+from hangwatch.detector import job_watch
 from hangwatch.model import Frame, Group, Grouping, GroupRecords, JobState, Member
+from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.verdict import sequence_numbers
 from tests import samples
 from tests.conftest import wait_for
 from tests.deploy import promql
@@ -100,7 +102,7 @@ def exported(case: Case) -> Iterator[dict[str, Any]]:
             samples.job(range(len(grouping.members)), case.world_size, job_id=case.key), job_key=case.key
         )
         incident = samples.replaced(samples.all_waiting(), job=job, grouping=grouping, state=JobState.HUNG)
-        entry = JobEntry(job=job, watch=watched.begin(job, 0.0), page=True, incident=incident)
+        entry = JobEntry(job=job, watch=job_watch.begin(job, 0.0), page=True, incident=incident)
         for family in metrics.families(Snapshot(jobs={case.key: entry}), 0.0, Detector()):
             for sample in family.samples:
                 if sample.name.startswith(ASKED_FOR) and "job_key" in sample.labels:
@@ -147,7 +149,7 @@ def said(cases: Sequence[Case]) -> dict[str, list[dict[str, Any]]]:
 
 def answer_of(case: Case) -> Answer:
     whole = case.whole()
-    return waitfor.judge(whole.members, by_number.stance_of(whole), whole.world_size)
+    return wait_graph.judge(whole.members, sequence_numbers.stance_of(whole), whole.world_size)
 
 
 def kind_of(case: Case, answer: Answer) -> str:
@@ -443,7 +445,7 @@ def test_a_real_job_over_two_nodes(name: str, tmp_path: Path) -> None:
 
         def settled() -> Case | None:
             grouping = job.look().grouping
-            stance = by_number.stance_of(grouping)
+            stance = sequence_numbers.stance_of(grouping)
             members = tuple(sorted(grouping.members, key=lambda one: one.id.sort_key()))
             case = Case(name, members, tuple(map(stance, members)), grouping.world_size)
             return case if kind_of(case, answer_of(case)) == REAL[name] else None

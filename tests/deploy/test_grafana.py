@@ -17,11 +17,11 @@ from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.registry import Collector
 
 from hangwatch import metrics
-from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector
-from hangwatch.demo.node import SimulatedNode
-from hangwatch.hang import watched
+from hangwatch.demo.simulated_node import SimulatedNode
+from hangwatch.detector import job_watch
 from hangwatch.model import Group, Grouping, Job
+from hangwatch.state.board import JobEntry, Snapshot
 from tests import samples
 from tests.conftest import wait_for
 from tests.deploy import promql
@@ -277,7 +277,7 @@ def recording(job: Job) -> Iterator[int]:
     group = Group(key="w", activity="recv", waits_for="ranks", members=members)
     incident = samples.replaced(samples.all_waiting(), job=job, grouping=Grouping(groups=(group,), world_size=6))
     own = CollectorRegistry()
-    own.register(Collectives(JobEntry(job=job, watch=watched.begin(job, 0.0), incident=incident)))
+    own.register(Collectives(JobEntry(job=job, watch=job_watch.begin(job, 0.0), incident=incident)))
     server, thread = start_http_server(0, addr="127.0.0.1", registry=own)
     try:
         yield server.server_port

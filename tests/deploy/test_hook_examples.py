@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hangwatch import config, hooks, incident_file
+from hangwatch import config, hooks
+from hangwatch.formats import incident_file
 from hangwatch.hooks import call_of
 from hangwatch.model import JobState
 from tests import samples

@@ -15,9 +15,10 @@ import click
 import pytest
 import yaml
 
-from hangwatch import config, web_config
-from hangwatch.checks import discovery
+from hangwatch import config
+from hangwatch.checks.framework import registry
 from hangwatch.cli import hangwatch as hangwatch_command
+from hangwatch.web import web_config
 from tests.certificates import authority, issued
 
 REPOSITORY = Path(__file__).parents[2]
@@ -76,7 +77,7 @@ def test_commands_options_and_checks_exist(page: Path) -> None:
             values = {text for parameter in command.params for text in parameter.opts if takes_value(parameter)}
             pairs = zip(["", *arguments], arguments, strict=False)
             named = {word for before, word in pairs if word[0] not in "-0123456789" and before not in values}
-            assert named <= set(discovery.checks()), arguments
+            assert named <= set(registry.checks()), arguments
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -121,7 +122,7 @@ def _knows(schema: dict[str, Any], part: dict[str, Any], path: list[str]) -> boo
 def test_the_helm_values_are_a_configuration(snippet: str) -> None:
     values = yaml.safe_load(snippet)
     settings = config.decode(values["config"], config.Settings, "values.yaml", ())
-    assert discovery.settings_for(settings, "values.yaml")
+    assert registry.settings_for(settings, "values.yaml")
     schema = json.loads(SCHEMA.read_text())
     for part, keys in values.items():
         assert all(_knows(schema, schema, [part, key]) for key in keys), part
@@ -164,4 +165,4 @@ def test_slurm_is_pointed_at_the_scripts_that_are_installed_and_they_ask_checks_
         _, named = default.split(" --fail-on critical ")
         checks = set(named.replace("\\\n", " ").split())
         assert checks
-        assert checks <= set(discovery.checks()) - {"oom", "xid", "ranks", "network"}
+        assert checks <= set(registry.checks()) - {"oom", "xid", "ranks", "network"}

@@ -21,8 +21,8 @@ DAEMON = """
 import sys
 from pathlib import Path
 from hangwatch.daemon import Daemon
-from hangwatch.demo import play
-from hangwatch.demo.power import SimulatedGpus
+from hangwatch.demo import playback as play
+from hangwatch.demo.simulated_gpus import SimulatedGpus
 
 daemon = Daemon(play.settings(Path(sys.argv[1])), SimulatedGpus(), check_settings={})
 daemon.start()
@@ -70,9 +70,13 @@ def test_all_names_are_exported_or_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "metric", "where"),
     [
-        ("jobs", "rank_activity", ("rule hangwatch:rank_activity:held", "hangwatch-node")),
-        ("jobs", "job_state", ("rule hangwatch:job_state:code", "hangwatch-fleet", "rule HangwatchTrainingStalled")),
-        ("checks", "check_status", ("rule HangwatchNodeUnhealthy", "hangwatch-fleet", "hangwatch-node")),
+        ("job_metrics", "rank_activity", ("rule hangwatch:rank_activity:held", "hangwatch-node")),
+        (
+            "job_metrics",
+            "job_state",
+            ("rule hangwatch:job_state:code", "hangwatch-fleet", "rule HangwatchTrainingStalled"),
+        ),
+        ("check_metrics", "check_status", ("rule HangwatchNodeUnhealthy", "hangwatch-fleet", "hangwatch-node")),
     ],
 )
 def test_a_metric_that_is_renamed_in_the_code_is_noticed(

@@ -64,7 +64,7 @@ def test_what_people_ask_has_an_answer(question: str) -> None:
 
 def test_in_pods_it_is_told_how_a_job_gets_its_number_and_name() -> None:
     page = (ROOT / "docs/install-kubernetes.md").read_text()
-    table = (ROOT / "hangwatch/launchers.toml").read_text()
+    table = (ROOT / "hangwatch/tables/launchers.toml").read_text()
     assert "torchrun --rdzv-id=NAME" in page
     for variable in re.findall(r"`([A-Z]+_?NAME)`", page):
         assert f'"{variable}"' in table, variable

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from hangwatch.checks import discovery
-from hangwatch.hang import activity
+from hangwatch.checks.framework import registry
 from hangwatch.model import CheckStatus
+from hangwatch.stacks import activity
 from tests.deploy import promql
 from tests.deploy.promql import FROM_THE_SITE, ROOT, RULES, SITE_RULES
 from tests.servers import run
@@ -118,19 +118,19 @@ def test_the_alerts_name_checks_that_exist() -> None:
         for matcher in re.findall(r'check[!=]~?"([^"]*)"', rule["expr"])
         for check in matcher.split("|")
     }
-    assert named <= set(discovery.checks()), f"no such check: {named - set(discovery.checks())}"
+    assert named <= set(registry.checks()), f"no such check: {named - set(registry.checks())}"
 
 
 def test_every_check_that_is_critical_has_exactly_one_alert(tmp_path: Path) -> None:
     """Promtool runs the rules over every check there is: a new one needs no rule of its own."""
     alerts = [
         ("HangwatchCannotDump", {}) if check == "dump_rights" else (UNHEALTHY, {"check": check})
-        for check in discovery.checks()
+        for check in registry.checks()
     ]
     labels = {"severity": "warning", "job": "hangwatch", "instance": "node-a"}
     series = [
         {"series": f'hangwatch_check_status{{job="hangwatch",instance="node-a",check="{check}"}}', "values": "3x60"}
-        for check in discovery.checks()
+        for check in registry.checks()
     ]
     query = f'ALERTS{{alertname=~"{UNHEALTHY}|HangwatchCannotDump",alertstate="firing"}}'
     expected = [
@@ -169,7 +169,7 @@ def test_the_sections_of_the_runbook_of_checks_are_checks() -> None:
     (rule,) = (rule for rule in ALERTS if rule["alert"] == UNHEALTHY)
     assert rule["annotations"]["runbook_url"].endswith("#{{ $labels.check }}")
     sections = re.findall(r"^### (\w+)$", RUNBOOK.read_text(), re.MULTILINE)
-    assert sections and set(sections) <= set(discovery.checks())
+    assert sections and set(sections) <= set(registry.checks())
 
 
 def _seconds(text: str) -> float:

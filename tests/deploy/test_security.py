@@ -50,8 +50,8 @@ def test_the_only_signal_to_a_process_of_somebody_else_is_sigcont() -> None:
                 sent.add((str(path.relative_to(ROOT / "hangwatch")), *map(ast.unparse, call.args)))
     children = {
         ("selftest/launch.py", "process.pid", "signal.SIGKILL"),
-        ("probes/remains.py", "child.pid", "signal.SIGKILL"),
+        ("probes/process/crash_artifacts.py", "child.pid", "signal.SIGKILL"),
         ("hook_child.py", "int(pid)", "signal.SIGKILL"),
     }
     itself = {("cli/top.py", "os.getpid()", "signal.SIGSTOP")}
-    assert sent == {("probes/pyspy.py", "target.pid", "signal.SIGCONT"), *children, *itself}
+    assert sent == {("probes/process/pyspy.py", "target.pid", "signal.SIGCONT"), *children, *itself}

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from hangwatch.checks import discovery
+from hangwatch.checks.framework import registry
 from hangwatch.daemon import Daemon
-from hangwatch.demo import play
-from hangwatch.demo.node import SimulatedNode
-from hangwatch.demo.power import SimulatedGpus
+from hangwatch.demo import playback
+from hangwatch.demo.simulated_gpus import SimulatedGpus
+from hangwatch.demo.simulated_node import SimulatedNode
 
 
 @contextlib.contextmanager
@@ -19,9 +19,9 @@ def hangwatch_on(node: SimulatedNode, directory: Path, name: str = "node-1") -> 
 
     `network` is left out: it asks for the master of the job, and the simulated ones have none.
     """
-    checks = {check.name: check.settings() for check in discovery.checks().values() if check.name != "network"}
+    checks = {check.name: check.settings() for check in registry.checks().values() if check.name != "network"}
     daemon = Daemon(
-        play.settings(directory), SimulatedGpus(node), node=name, proc_root=node.proc_root, check_settings=checks
+        playback.settings(directory), SimulatedGpus(node), node=name, proc_root=node.proc_root, check_settings=checks
     )
     daemon.start()
     try:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from hangwatch.probes import main_thread, procs, system_calls
+from hangwatch.probes.process import main_thread, procfs, system_calls
 from tests.conftest import wait_for
 
 SLEEPING = "import time\ndef asleep():\n    ready()\n    time.sleep(600)\nasleep()"
@@ -95,7 +95,7 @@ def wait_for_call(pid: int, kind: str) -> None:
     """Until the main thread is in a system call of that kind: `ready()` is called before it, and a core may be far."""
 
     def is_in_call() -> bool:
-        call = main_thread.read_call(pid, procs.PROC)
+        call = main_thread.read_call(pid, procfs.PROC)
         return call is not None and call.kind == kind
 
     wait_for(is_in_call, f"a call of {pid} of the kind {kind!r}")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hangwatch.fleet import agentless
-from hangwatch.fleet.collect import Reply
+from hangwatch.fleet.remote_run import Reply
 from tests.conftest import wait_for
 from tests.integration.test_dump_nodes import VIA_HERE, job_of_four
 from tests.integration.test_hostile_input import hangwatch

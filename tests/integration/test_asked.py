@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.hang import clauses
-from hangwatch.hang.activity import Table
-from hangwatch.hang.capture import capture, job_of_pids
-from hangwatch.hang.grouping import group_ranks
+from hangwatch.capture import capture, job_of_pids
 from hangwatch.model import FileLock, Group, Member
-from hangwatch.probes import main_thread, procs
+from hangwatch.probes.process import main_thread, procfs
+from hangwatch.stacks.activity import Table
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import clauses
 from tests.conftest import wait_for
 from tests.integration import targets
 
@@ -68,10 +68,12 @@ def seen(kind: str, pid: int, *ranks: int) -> tuple[Group, Member]:
     """The last of these ranks and its group, once it, a thread or a child of it stands in a call of this kind."""
 
     def waits() -> bool:
-        below = procs.read_children(pid, procs.PROC)
-        every = (*below, *(one for child in below for one in procs.read_children(child, procs.PROC)))
-        calls = [main_thread.read_call(one, procs.PROC) for one in (pid, *every)]
-        calls += [main_thread.read_call(pid, procs.PROC, one) for one in main_thread.other_threads(pid, procs.PROC, 4)]
+        below = procfs.read_children(pid, procfs.PROC)
+        every = (*below, *(one for child in below for one in procfs.read_children(child, procfs.PROC)))
+        calls = [main_thread.read_call(one, procfs.PROC) for one in (pid, *every)]
+        calls += [
+            main_thread.read_call(pid, procfs.PROC, one) for one in main_thread.other_threads(pid, procfs.PROC, 4)
+        ]
         return any(call is not None and call.kind == kind and call.name != "wait4" for call in calls)
 
     wait_for(waits, "the call")

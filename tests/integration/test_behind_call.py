@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.hang import activity
-from hangwatch.look import Look, look_at
+from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.model import Behind, Job, KernelCall, ProcessId, Rank, Worker
-from hangwatch.probes import behind_call, main_thread, procs
+from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.report.phrases import next_step
+from hangwatch.stacks import activity
+from hangwatch.verdict.diagnosis import Diagnosis
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, dying_mount
 from tests.integration import targets
@@ -44,15 +45,15 @@ CHILD = "import os, subprocess\nchild = subprocess.Popen(['sleep', '600'])\nread
 
 def behind(pid: int, name: str, kin: tuple[int, ...] = ()) -> KernelCall:
     """What is behind the call of this name, once the process is in it."""
-    wait_for(lambda: (call := main_thread.read_call(pid, procs.PROC)) and call.name == name, f"{pid} to be in {name}")
-    seen = [main_thread.read_call(pid, procs.PROC)] * 2
-    found = behind_call.read(pid, seen, kin, time.monotonic() + 2, procs.PROC)
+    wait_for(lambda: (call := main_thread.read_call(pid, procfs.PROC)) and call.name == name, f"{pid} to be in {name}")
+    seen = [main_thread.read_call(pid, procfs.PROC)] * 2
+    found = blocked_call.read(pid, seen, kin, time.monotonic() + 2, procfs.PROC)
     assert found is not None
     return found
 
 
 def _reads(pid: int, descriptor: int) -> bool:
-    call = main_thread.read_call(pid, procs.PROC)
+    call = main_thread.read_call(pid, procfs.PROC)
     return call is not None and call.name == "read" and call.descriptors == (descriptor,)
 
 
@@ -101,7 +102,7 @@ def test_of_many_descriptors_a_few_are_told(tmp_path: Path) -> None:
 def test_a_child_is_told(tmp_path: Path) -> None:
     with targets.python(CHILD, tmp_path) as pid:
         found = behind(pid, "wait4")
-        assert (found.child_pid, found.child_comm) == (procs.read_children(pid)[0], "sleep")
+        assert (found.child_pid, found.child_comm) == (procfs.read_children(pid)[0], "sleep")
 
 
 def test_what_a_path_is_called_is_bounded_and_printable(tmp_path: Path) -> None:
@@ -140,9 +141,9 @@ def test_a_path_on_a_dead_file_system_is_told_and_not_followed(tmp_path: Path) -
 
 
 def test_who_has_gone_on_is_not_told() -> None:
-    calls = [main_thread.read_call(1, procs.PROC)]
-    assert behind_call.read(os.getpid(), calls, (), time.monotonic() + 2, procs.PROC) is None
-    assert behind_call.read(4_000_000, calls, (), time.monotonic() + 2, procs.PROC) is None
+    calls = [main_thread.read_call(1, procfs.PROC)]
+    assert blocked_call.read(os.getpid(), calls, (), time.monotonic() + 2, procfs.PROC) is None
+    assert blocked_call.read(4_000_000, calls, (), time.monotonic() + 2, procfs.PROC) is None
 
 
 TABLE = activity.load((config.ActivityRule(activity="collective_wait", function="all_wait", file="<string>"),))
@@ -159,12 +160,12 @@ LOADER_TABLE = activity.load(
 
 
 def identity(pid: int) -> ProcessId:
-    state = procs.read_state(pid)
+    state = procfs.read_state(pid)
     assert state is not None
     return state[0]
 
 
-def looked_at(pids: list[int], workers: Mapping[int, int] = {}, table: activity.Table = TABLE) -> Look:
+def looked_at(pids: list[int], workers: Mapping[int, int] = {}, table: activity.Table = TABLE) -> Diagnosis:
     ranks = tuple(
         Rank(
             id=identity(pid),
@@ -177,7 +178,7 @@ def looked_at(pids: list[int], workers: Mapping[int, int] = {}, table: activity.
         for number, pid in enumerate(pids)
     )
     job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=ranks, world_size=len(ranks), job_key="x")
-    return look_at(job, settings=config.Capture(rounds=2, pause_seconds=0.2), activities=table, node="here")
+    return diagnose_job(job, settings=config.Capture(rounds=2, pause_seconds=0.2), activities=table, node="here")
 
 
 def test_a_verdict_says_where_the_rank_stands_at_whom_it_points(tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ def test_a_verdict_says_where_the_rank_stands_at_whom_it_points(tmp_path: Path) 
         targets.python(WAITS, folders[2]) as third,
         targets.python(READS, folders[3]) as odd,
     ):
-        wait_for(lambda: (call := main_thread.read_call(odd, procs.PROC)) and call.name == "openat", "the odd one")
+        wait_for(lambda: (call := main_thread.read_call(odd, procfs.PROC)) and call.name == "openat", "the odd one")
         look = looked_at([first, second, third, odd])
     assert [rank.pid for rank in look.verdict.named] == [odd]
     calls = {member.id.pid: member.kernel_call for member in look.grouping.members}
@@ -207,7 +208,7 @@ def test_what_is_to_be_looked_at_first_is_what_is_behind_that_call(tmp_path: Pat
     for folder in folders:
         folder.mkdir()
     with targets.python(WAITS, folders[0]) as waits, targets.python(READS, folders[1]) as odd:
-        wait_for(lambda: (call := main_thread.read_call(odd, procs.PROC)) and call.name == "openat", "the odd one")
+        wait_for(lambda: (call := main_thread.read_call(odd, procfs.PROC)) and call.name == "openat", "the odd one")
         verdict = looked_at([waits, odd]).verdict
     assert [rank.pid for rank in verdict.first_look] == [odd]
     assert "behind the call in which it stands" in next_step(verdict)
@@ -244,7 +245,7 @@ def test_of_a_rank_that_waits_for_its_worker_the_call_of_the_worker_is_told(tmp_
         targets.python(LOADS, folders[3]) as odd,
     ):
         worker = int((folders[3] / "worker").read_text())
-        wait_for(lambda: (call := main_thread.read_call(worker, procs.PROC)) and call.name == "openat", "the worker")
+        wait_for(lambda: (call := main_thread.read_call(worker, procfs.PROC)) and call.name == "openat", "the worker")
         look = looked_at([first, second, third, odd], workers={odd: worker}, table=LOADER_TABLE)
         os.kill(worker, signal.SIGKILL)
     assert [rank.pid for rank in look.verdict.named] == [odd]

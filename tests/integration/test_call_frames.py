@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hangwatch.probes import call_frames
-from hangwatch.probes.call_frames import Mapping
+from hangwatch.probes.process import native_frames
+from hangwatch.probes.process.native_frames import Mapping
 from tests.conftest import wait_for
 from tests.integration import targets
 
@@ -48,14 +48,14 @@ def sleeping() -> Iterator[Sleeping]:
 
         try:
             stack, place = wait_for(lambda: targets.futex_call(process.pid), "a thread in its lock")
-            mapped = call_frames.mappings((folder / "maps").read_bytes())
+            mapped = native_frames.mappings((folder / "maps").read_bytes())
             yield Sleeping(place, stack, mapped, folder / "mem")
         finally:
             process.kill()
 
 
 def test_the_frames_lead_from_the_c_library_through_python_to_its_start(sleeping: Sleeping) -> None:
-    found = list(call_frames.walk(sleeping.place, sleeping.stack, sleeping.mapped, sleeping.read))
+    found = list(native_frames.walk(sleeping.place, sleeping.stack, sleeping.mapped, sleeping.read))
     assert found.pop() is None  # the outermost frame has no caller
     names = [frame.path.rsplit(b"/", 1)[-1] for frame in found if frame is not None]
     kinds = [kind for kind, _ in itertools.groupby("python" if b"python" in name else "c" for name in names)]
@@ -78,8 +78,8 @@ def test_a_damaged_table_ends_the_walk_and_nothing_else(sleeping: Sleeping, data
             spoilt[at] = byte
         return bytes(spoilt[: data.draw(st.integers(0, len(spoilt)))])
 
-    found = list(call_frames.walk(sleeping.place, sleeping.stack, sleeping.mapped, read))
-    assert len(found) <= call_frames.MOST_FRAMES + 1
+    found = list(native_frames.walk(sleeping.place, sleeping.stack, sleeping.mapped, read))
+    assert len(found) <= native_frames.MOST_FRAMES + 1
     assert found.count(None) <= 1
 
 
@@ -102,14 +102,14 @@ def test_memory_that_says_anything_ends_the_walk(data: st.DataObject) -> None:
 
     mapped = (Mapping(4096, 1 << 20, 0, True, b"/lib/libc.so.6"),)
     place, stack = data.draw(st.integers(4096, 1 << 20)), data.draw(st.integers(0, HIGHEST - 1))
-    assert len(list(call_frames.walk(place, stack, mapped, read))) <= call_frames.MOST_FRAMES + 1
+    assert len(list(native_frames.walk(place, stack, mapped, read))) <= native_frames.MOST_FRAMES + 1
 
 
 @given(st.binary(max_size=300))
 def test_any_text_of_mappings_is_read(text: bytes) -> None:
-    assert len(call_frames.mappings(text)) <= text.count(b"\n") + text.count(b"\r") + 300
+    assert len(native_frames.mappings(text)) <= text.count(b"\n") + text.count(b"\r") + 300
 
 
 def test_the_text_of_the_kernel_is_read() -> None:
     text = b"7f01-7f02 r-xp 00001000 08:01 12 /a b/lib c.so (deleted)\n7f02-7f03 rw-p 00000000 00:00 0 \nnonsense\n"
-    assert call_frames.mappings(text) == (Mapping(0x7F01, 0x7F02, 0x1000, True, b"/a b/lib c.so (deleted)"),)
+    assert native_frames.mappings(text) == (Mapping(0x7F01, 0x7F02, 0x1000, True, b"/a b/lib c.so (deleted)"),)

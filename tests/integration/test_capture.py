@@ -18,13 +18,14 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.hang import activity, jobs, stack_bounds
-from hangwatch.hang.capture import capture, job_of_pids
-from hangwatch.hang.capture.rank_dumps import ABSENT_LISTED
-from hangwatch.look import look_at
+from hangwatch.capture import capture, job_of_pids, stack_limits
+from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.capture.rank_dumps import ABSENT_LISTED
+from hangwatch.jobs import discovery
 from hangwatch.model import Capture, Fault, GpuSample, GpuSweep, Job, ProcessDump, ProcessId, Rank, RankDump, Worker
-from hangwatch.probes import procs
-from hangwatch.probes.process_scan import ProcessScan
+from hangwatch.probes.process import procfs
+from hangwatch.probes.process.process_scan import ProcessScan
+from hangwatch.stacks import activity
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.other_users import needs_root
@@ -67,7 +68,7 @@ def ranks(folder: Path, count: int, workers: int = 0) -> Iterator[Job]:
     ]
     try:
         wait_for(lambda: len(list(folder.glob("up-*"))) == count * (1 + workers), "the ranks to be up")
-        (job,) = (one for one in jobs.find_jobs(ProcessScan().processes()) if one.job_id == name)
+        (job,) = (one for one in discovery.find_jobs(ProcessScan().processes()) if one.job_id == name)
         wait_for(lambda: {targets.state(pid) for pid in all_pids(job)} == {"S"}, "all to sleep")
         yield job
     finally:
@@ -82,7 +83,7 @@ def all_pids(job: Job) -> list[int]:
 
 
 def one_rank(pid: int, start_ticks: int | None = None) -> Job:
-    found = procs.read_state(pid)
+    found = procfs.read_state(pid)
     identity = found[0] if found and start_ticks is None else ProcessId(pid=pid, start_ticks=start_ticks or 0)
     return Job(job_id="one", launcher="plain", launcher_id=None, ranks=(Rank(id=identity, rank=0, local_rank=0),))
 
@@ -181,7 +182,7 @@ def test_the_kernels_log_is_evidence_unless_it_is_turned_off(tmp_path: Path) -> 
     with targets.python(targets.SLEEPING, tmp_path) as pid:
 
         def said(**more: bool) -> list[str]:
-            taken = look_at(
+            taken = diagnose_job(
                 job_of_pids([pid]),
                 settings=config.Capture(rounds=1, **more),
                 activities=activity.load(),
@@ -219,8 +220,8 @@ def test_rank_in_unknown_code_is_seen_in_a_second_round(code: str, rounds: int, 
         if rounds == 1:
             targets.wait_for_call(pid, "awaits_child")
         job = job_of_pids([pid])
-        look = look_at(job, settings=settings, activities=activity.load(), node="here", rounds=1, looks_again=True)
-        asked = look_at(job, settings=settings, activities=activity.load(), node="here", rounds=1)
+        look = diagnose_job(job, settings=settings, activities=activity.load(), node="here", rounds=1, looks_again=True)
+        asked = diagnose_job(job, settings=settings, activities=activity.load(), node="here", rounds=1)
     assert (look.capture.rounds, asked.capture.rounds) == (rounds, 1)
 
 
@@ -355,7 +356,7 @@ def test_eight_ranks_and_64_workers_take_less_than_two_seconds(tmp_path: Path) -
 def idle_seconds() -> float:
     """How long the cores of this machine have been idle, all together."""
     cpu = Path("/proc/stat").read_text().split("\n")[0].split()
-    return (int(cpu[4]) + int(cpu[5])) / procs.TICKS_PER_SECOND
+    return (int(cpu[4]) + int(cpu[5])) / procfs.TICKS_PER_SECOND
 
 
 def test_pids_that_a_person_names(tmp_path: Path) -> None:
@@ -388,7 +389,7 @@ def test_a_process_that_is_not_the_readers_is_not_dumped(tmp_path: Path, ids: tu
     real, effective = ids
     code = f"import os, time\nready()\nos.setresuid({real}, {effective}, {effective})\ntime.sleep(600)"
     with targets.python(code, tmp_path) as pid:
-        wait_for(lambda: procs.read_user_ids(pid) == (real, effective, effective), "the user")
+        wait_for(lambda: procfs.read_user_ids(pid) == (real, effective, effective), "the user")
         (rank,) = capture(replace(job_of_pids([pid]), uid=4001), settings=QUICK, node="here").ranks
     reasons = [dump.fault.reason if dump.fault else "" for dump in rank.rounds]
     assert (any(dump.threads for dump in rank.rounds), set(reasons)) == (is_shown, {"" if is_shown else "AnotherUsers"})
@@ -429,6 +430,6 @@ def test_what_a_program_makes_of_its_stacks_fills_no_memory(tmp_path: Path) -> N
             assert "wait" in {frame.function for frame in main.frames}
             assert max(len(frame.function) for frame in main.frames) == 256
     (first, second) = found[1].ranks[0].rounds
-    assert stack_bounds.size_bytes(first.threads) + stack_bounds.size_bytes(second.threads) < 400_000
+    assert stack_limits.size_bytes(first.threads) + stack_limits.size_bytes(second.threads) < 400_000
     assert first.threads == second.threads, "a stack that stands is the same in each round"
     assert "left out" in (first.threads[-1].name or "")

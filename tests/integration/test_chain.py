@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch import incident_file
+from hangwatch.formats import incident_file
 from hangwatch.model import JobState
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100

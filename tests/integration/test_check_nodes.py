@@ -11,8 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from hangwatch.checks import listing
-from hangwatch.checks.facts import Facts, JobVersions
+from hangwatch.checks.framework import result_table
+from hangwatch.checks.framework.node_facts import Facts, JobVersions
 from hangwatch.model import CheckResult, CheckStatus, CheckVerdict
 from tests.integration.test_dump_nodes import PRINTED
 from tests.integration.test_hostile_input import hangwatch, refused
@@ -33,7 +33,7 @@ def answer_of(
         for name, verdict in (("clock_skew", well), *verdicts)
     ]
     facts = Facts(node={"driver": driver, "kernel": "6.8"}, jobs=(JobVersions("train", key, {"torch": torch}),))
-    text = listing.to_json(results, "liar", facts=facts, began_unix_seconds=PRINTED, printed_unix_seconds=PRINTED)
+    text = result_table.to_json(results, "liar", facts=facts, began_unix_seconds=PRINTED, printed_unix_seconds=PRINTED)
     found: dict[str, Any] = json.loads(text)
     return found
 

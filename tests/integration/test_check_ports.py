@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from hangwatch.probes import ports
-from hangwatch.probes.ports import Port
+from hangwatch.probes.network import ports
+from hangwatch.probes.network.ports import Port
 from tests.integration.test_hostile_input import hangwatch, refused
 from tests.other_users import needs_root
 from tests.servers import free_port

@@ -23,13 +23,11 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import cli, store
-from hangwatch.board import JobEntry, Snapshot
-from hangwatch.cli.errors import InputError
-from hangwatch.cli.stacks import NO_JOB, choose, print_jobs
+from hangwatch.cli.dump import NO_JOB, choose, print_jobs
 from hangwatch.cli.status import print_status
-from hangwatch.cli.tables import print_table
-from hangwatch.hang import watched
-from hangwatch.launcher_table import TABLE
+from hangwatch.cli.text_tables import print_table
+from hangwatch.cli.usage_errors import InputError
+from hangwatch.detector import job_watch
 from hangwatch.model import (
     CheckResult,
     CheckStatus,
@@ -41,8 +39,10 @@ from hangwatch.model import (
     SamplerStatus,
     TimelineEntry,
 )
-from hangwatch.probes import host
-from hangwatch.status import view
+from hangwatch.probes.node import host
+from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.state.status import view
+from hangwatch.tables.launchers import TABLE
 from hangwatch.words import who
 from tests import samples
 from tests.other_users import as_user, needs_root
@@ -281,7 +281,7 @@ def test_incidents_say_how_long_ago_a_job_ended(tmp_path: Path) -> None:
     assert "ended after 3 min 20 s" in hangwatch("incidents", "--config", str(config)).stdout
 
 
-LEAN = ("hangwatch.daemon", "hangwatch.hang.capture", "apscheduler", "prometheus_client", "tornado", "psutil", "rich")
+LEAN = ("hangwatch.daemon", "hangwatch.capture", "apscheduler", "prometheus_client", "tornado", "psutil", "rich")
 
 
 @pytest.mark.parametrize("arguments", [("--version",), ("explain", "-"), ("report", "--help"), ("run", "--help")])
@@ -407,7 +407,7 @@ def test_status_tells_jobs_of_one_name_apart(capsys: pytest.CaptureFixture[str])
         replace(samples.job(range(2), 2), job_key="0123456789abcdef", owner="uid 2"),
     )
     other = replace(ours, job_id="another", job_key="fedcba9876543210")
-    entries = [JobEntry(job=job, watch=watched.begin(job, 5.0, 0.0)) for job in (ours, theirs, other)]
+    entries = [JobEntry(job=job, watch=job_watch.begin(job, 5.0, 0.0)) for job in (ours, theirs, other)]
     gpus = (GpuSample(index=0, uuid=ours.gpu_uuids[0]),)
     sweep = GpuSweep(taken_monotonic_seconds=6.0, taken_unix_seconds=1e9, gpus=gpus)
     print_status(view(Snapshot(sweep=sweep, jobs={entry.job.key: entry for entry in entries}), "n1", 7.0))
@@ -421,7 +421,7 @@ def test_status_tells_jobs_of_one_name_apart(capsys: pytest.CaptureFixture[str])
 def test_status_says_that_no_hang_is_noticed_where_no_gpu_is_read(
     capsys: pytest.CaptureFixture[str], *, is_read: bool
 ) -> None:
-    entry = JobEntry(job=samples.job(range(2), 2), watch=watched.begin(samples.job(range(2), 2), 5.0, 0.0))
+    entry = JobEntry(job=samples.job(range(2), 2), watch=job_watch.begin(samples.job(range(2), 2), 5.0, 0.0))
     sampler = SamplerStatus(alive=is_read)
     print_status(view(Snapshot(sampler=sampler, jobs={entry.job.key: entry}), "n1", 7.0))
     assert ("no hang is noticed here: `hangwatch dump" in capsys.readouterr().out) is not is_read
@@ -432,7 +432,7 @@ def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFi
     fell_quiet = time.time() - 140
     quiet = TimelineEntry(unix_seconds=fell_quiet, state=JobState.QUIET, message="quiet")
     incident = samples.replaced(samples.loader_hang(), timeline=(quiet,))
-    watch = replace(watched.begin(incident.job, 5.0, 0.0), state=JobState.HUNG)
+    watch = replace(job_watch.begin(incident.job, 5.0, 0.0), state=JobState.HUNG)
     entry = JobEntry(job=incident.job, watch=watch, incident=incident)
     seen = view(Snapshot(jobs={entry.job.key: entry}), "n1", 7.0)
     assert seen.jobs[0].ends_itself_unix_seconds == fell_quiet + 600

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch import crash, progress
-from hangwatch.board import Snapshot
-from hangwatch.crash import reading
-from hangwatch.job_scan import JobScan
+from hangwatch import crash
+from hangwatch.capture.job_scan import JobScan
+from hangwatch.crash import collection
 from hangwatch.model import ENDED_STATES, EndedProcess, Job, Process, ProcessId, Rank, Verdict
-from hangwatch.probes import kmsg, procs, remains, remains_child
+from hangwatch.probes.node import kmsg
+from hangwatch.probes.process import crash_artifacts, crash_artifacts_child, procfs
+from hangwatch.state import steps
+from hangwatch.state.board import Snapshot
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.other_users import as_user, needs_root
@@ -59,17 +61,17 @@ class Watch:
         self.dead: list[Job] = []
 
     @property
-    def last_seen(self) -> remains.LastSeen:
+    def last_seen(self) -> crash_artifacts.LastSeen:
         return self._scan.last_seen
 
     def discover(self) -> list[Job]:
         found = self._scan.find(None, "here").jobs
         jobs = [job for job in found if self._pids & {rank.id.pid for rank in job.ranks}]
-        self._snapshot, actions = progress.discovered(self._snapshot, jobs, time.monotonic(), time.time())
-        self.dead += [action.job for action in actions if isinstance(action, progress.ReadRemains)]
+        self._snapshot, actions = steps.discovered(self._snapshot, jobs, time.monotonic(), time.time())
+        self.dead += [action.job for action in actions if isinstance(action, steps.ReadRemains)]
         return jobs
 
-    def verdict(self, kernel_log: Path = Path("/dev/kmsg"), proc_root: Path = procs.PROC) -> Verdict | None:
+    def verdict(self, kernel_log: Path = Path("/dev/kmsg"), proc_root: Path = procfs.PROC) -> Verdict | None:
         """By what is left once all are gone."""
         wait_for(lambda: not self.discover(), "the job to end", 120)
         job = self.dead[-1]
@@ -116,7 +118,7 @@ def test_a_rank_that_segfaults_is_named_by_the_kernel(tmp_path: Path) -> None:
         watch = Watch(pids)
         watch.discover()
         (folder / "go").touch()
-        wait_for(lambda: (procs.read_state(pids[1]) or (None, "X"))[1] in ENDED_STATES, "rank 1 to die")
+        wait_for(lambda: (procfs.read_state(pids[1]) or (None, "X"))[1] in ENDED_STATES, "rank 1 to die")
         log = kernel_log_with_segfault_of(pids[1], tmp_path)
         wait_for(lambda: "Root Cause" in (folder / "job.log").read_text(), "the last words of torchrun", 120)
         verdict = watch.verdict(log, counted_as_the_kernel_does(tmp_path))
@@ -201,15 +203,15 @@ def test_how_a_rank_ended_stands_with_the_kernel_and_in_the_log_of_its_launcher(
         ranks = [subprocess.Popen(["sleep", "600"], stdout=file, stderr=file) for _ in range(2)]
         zombie, asked = ranks
         try:
-            known = remains.LastSeen()
-            found = [state[0] for one in ranks if (state := procs.read_state(one.pid)) is not None]
+            known = crash_artifacts.LastSeen()
+            found = [state[0] for one in ranks if (state := procfs.read_state(one.pid)) is not None]
             known.note(
                 [(Process(id=one, parent_pid=1, comm="sleep", state="S", uid=os.geteuid()), "") for one in found]
             )
             for one in ranks:
                 one.send_signal(signal.SIGSEGV)
             asked.wait()
-            wait_for(lambda: (procs.read_state(zombie.pid) or (None, ""))[1] == "Z", "a zombie")
+            wait_for(lambda: (procfs.read_state(zombie.pid) or (None, ""))[1] == "Z", "a zombie")
             known.note([])
             file.write(b"x" * (1 << 20) + f"\nfailed (exitcode: -7) local_rank: 1 (pid: {asked.pid}) of x\n".encode())
             file.flush()
@@ -241,30 +243,30 @@ def test_the_error_file_of_a_container_is_read_through_who_still_lives_there(tmp
     try:
         assert launcher.stdout is not None and launcher.stdout.readline() == b"ready\n"
         rank = subprocess.Popen(["nsenter", f"--mount=/proc/{launcher.pid}/ns/mnt", "sleep", "600"])
-        wait_for(lambda: procs.read_counters(rank.pid).comm == "sleep", "the rank")
-        memory = remains.LastSeen()
+        wait_for(lambda: procfs.read_counters(rank.pid).comm == "sleep", "the rank")
+        memory = crash_artifacts.LastSeen()
         known = seen(rank, uid=0, error_file=str(file), memory=memory)
         rank.kill()
         rank.wait()
         assert not file.exists()
-        root = remains.root_of(known.mounts, [launcher.pid])
+        root = crash_artifacts.root_of(known.mounts, [launcher.pid])
         assert root == Path(f"/proc/{launcher.pid}/root")
-        (found,) = remains.error_files([(known, root)])
-        assert found == remains.ErrorFile(text=told)
+        (found,) = crash_artifacts.error_files([(known, root)])
+        assert found == crash_artifacts.ErrorFile(text=told)
     finally:
         for process in (launcher, rank):
             if process is not None:
                 process.kill()
                 process.wait()
-    assert remains.root_of(known.mounts, [launcher.pid]) is None
+    assert crash_artifacts.root_of(known.mounts, [launcher.pid]) is None
     ended = (EndedProcess(id=known.id, rank=0, local_rank=0, gone_unix_seconds=0.0),)
     job = Job(job_id="42", launcher="torchrun", launcher_id=None, ranks=(), ended=ended)
     (left,) = crash.read(job, "here", memory, kernel_log_path=tmp_path / "none")
-    assert left.refused == (reading._CONTAINER_GONE,)
+    assert left.refused == (collection._CONTAINER_GONE,)
 
 
 def test_of_dead_ranks_so_many_are_remembered_and_one_owner_crowds_out_no_other() -> None:
-    known = remains.LastSeen()
+    known = crash_artifacts.LastSeen()
 
     def ranks(first: int, count: int, share: str) -> list[tuple[Process, str]]:
         ids = (ProcessId(pid=999_000_000 + first + n, start_ticks=1) for n in range(count))
@@ -275,7 +277,7 @@ def test_of_dead_ranks_so_many_are_remembered_and_one_owner_crowds_out_no_other(
     known.note(many)
     known.note([])
     assert all(known.of(process.id) for process, _ in few)
-    assert sum(known.of(process.id) is not None for process, _ in many) == remains.DEAD_KEPT_OF_A_SHARE
+    assert sum(known.of(process.id) is not None for process, _ in many) == crash_artifacts.DEAD_KEPT_OF_A_SHARE
     assert known.of(many[-1][0].id) is not None
 
 
@@ -283,13 +285,13 @@ def test_of_many_ranks_that_die_together_the_first_is_read_wherever_it_stands(tm
     """Two hundred, each with an error file; the scan that finds them gone knows no order."""
     ranks = [Rank(id=ProcessId(pid=999_000_000 + n, start_ticks=1), rank=n, local_rank=n) for n in range(200)]
     job = Job(job_id="many", launcher="torchrun", launcher_id=None, ranks=tuple(ranks), share="uid 1")
-    known, now = remains.LastSeen(tree_of_ranks(tmp_path, ranks)), time.time()
+    known, now = crash_artifacts.LastSeen(tree_of_ranks(tmp_path, ranks)), time.time()
     known.note([(left_by(rank, tmp_path, "ValueError: late", now), job.share) for rank in ranks])
     left_by(ranks[3], tmp_path, "KeyError: early", now - 30)
     known.note([])
-    snapshot, _ = progress.discovered(Snapshot(), [job], 1.0, now)
-    _, actions = progress.discovered(snapshot, [], 2.0, now)
-    (dead,) = (action.job for action in actions if isinstance(action, progress.ReadRemains))
+    snapshot, _ = steps.discovered(Snapshot(), [job], 1.0, now)
+    _, actions = steps.discovered(snapshot, [], 2.0, now)
+    (dead,) = (action.job for action in actions if isinstance(action, steps.ReadRemains))
     found = crash.read(dead, "here", known, proc_root=tmp_path / "proc", kernel_log_path=tmp_path / "kmsg")
     verdict = crash.judge(dead, found)
     assert verdict is not None and [rank.rank for rank in verdict.named] == [3], verdict
@@ -302,7 +304,10 @@ def test_of_many_ranks_that_die_together_the_first_is_read_wherever_it_stands(tm
 def test_a_rank_that_ends_just_now_is_remembered_as_it_was(tmp_path: Path) -> None:
     """In the order in which the kernel takes it away: its program with its memory, its folder, its namespaces."""
     rank = Rank(id=ProcessId(pid=999_000_000, start_ticks=1), rank=0, local_rank=0)
-    known, process = remains.LastSeen(tree_of_ranks(tmp_path, [rank])), left_by(rank, tmp_path, "KeyError: early", 0.0)
+    known, process = (
+        crash_artifacts.LastSeen(tree_of_ranks(tmp_path, [rank])),
+        left_by(rank, tmp_path, "KeyError: early", 0.0),
+    )
     known.note([(process, "uid 1")])
     whole = known.of(rank.id)
     assert whole is not None and whole.program == "/usr/bin/python3"
@@ -328,7 +333,7 @@ def left_by(rank: Rank, folder: Path, error: str, unix_seconds: float) -> Proces
     path = folder / f"error-{rank.rank}.json"
     extra = {"timestamp": str(int(unix_seconds)), "py_callstack": "Traceback\n" * 300}
     path.write_text(json.dumps({"message": {"message": error, "extraInfo": extra}}))
-    environ = {remains.ERROR_FILE: str(path)}
+    environ = {crash_artifacts.ERROR_FILE: str(path)}
     return Process(id=rank.id, parent_pid=1, comm="python", state="S", uid=os.geteuid(), environ=environ)
 
 
@@ -346,13 +351,13 @@ def folder_of_owner() -> Iterator[Path]:
 
 
 def seen(
-    process: subprocess.Popen[bytes], *, uid: int, error_file: str = "", memory: remains.LastSeen | None = None
-) -> remains.Seen:
+    process: subprocess.Popen[bytes], *, uid: int, error_file: str = "", memory: crash_artifacts.LastSeen | None = None
+) -> crash_artifacts.Seen:
     """A process as a scan notes it."""
-    state = procs.read_state(process.pid)
+    state = procfs.read_state(process.pid)
     assert state is not None
-    known = memory or remains.LastSeen()
-    environ = {remains.ERROR_FILE: error_file}
+    known = memory or crash_artifacts.LastSeen()
+    environ = {crash_artifacts.ERROR_FILE: error_file}
     known.note([(Process(id=state[0], parent_pid=1, comm="sh", state="S", uid=uid, environ=environ), "share")])
     found = known.of(state[0])
     assert found is not None
@@ -362,12 +367,12 @@ def seen(
 AS_OWNER = ["setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups"]
 
 
-def shell_that_segfaults(folder: Path, prefix: Sequence[str] = ()) -> remains.Seen:
+def shell_that_segfaults(folder: Path, prefix: Sequence[str] = ()) -> crash_artifacts.Seen:
     """A shell of the owner as it was seen before it segfaulted."""
     command = [*prefix, "prlimit", "--core=unlimited", *AS_OWNER, "sh", "-c", "read word; kill -SEGV $$"]
     process = subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE)
     try:
-        wait_for(lambda: procs.read_counters(process.pid).comm == "sh", "the shell")
+        wait_for(lambda: procfs.read_counters(process.pid).comm == "sh", "the shell")
         known = seen(process, uid=OWNER)
         assert process.stdin is not None
         process.stdin.write(b"now\n")
@@ -384,35 +389,35 @@ def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> Non
     """Whatever the group of its processes is: the kernel shows /proc/PID/root to who has the same one only."""
     launcher = subprocess.Popen(["unshare", "--mount", "--propagation", "private", *AS_OWNER, "sleep", "600"])
     try:
-        wait_for(lambda: procs.read_counters(launcher.pid).comm == "sleep", "the container")
+        wait_for(lambda: procfs.read_counters(launcher.pid).comm == "sleep", "the container")
         inside = ["nsenter", f"--mount=/proc/{launcher.pid}/ns/mnt", "env", f"--chdir={folder_of_owner}"]
         known = shell_that_segfaults(folder_of_owner, inside)
-        root = remains.root_of(known.mounts, [launcher.pid])
+        root = crash_artifacts.root_of(known.mounts, [launcher.pid])
         assert root == Path(f"/proc/{launcher.pid}/root")
-        (core,) = remains.cores([(known, root)])
+        (core,) = crash_artifacts.cores([(known, root)])
         assert core is not None
         if core.refused.startswith("cores go to"):
             return
-        stack = remains.native_stack(known, core, root)
+        stack = crash_artifacts.native_stack(known, core, root)
     finally:
         launcher.kill()
         launcher.wait()
-    assert reading._frames(stack)[0].startswith(("kill ", "__GI_kill ")), stack
+    assert collection._frames(stack)[0].startswith(("kill ", "__GI_kill ")), stack
 
 
 @needs_root
 def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
     """As its owner, by gdb; where cores go to a program that is said."""
     known = shell_that_segfaults(folder_of_owner)
-    (core,) = remains.cores([(known, Path("/"))])
+    (core,) = crash_artifacts.cores([(known, Path("/"))])
     assert core is not None
     if Path("/proc/sys/kernel/core_pattern").read_text().startswith("|"):
         assert core.refused.startswith("cores go to")
         return
     assert (core.refused, core.signal) == ("", "SIGSEGV")
-    stack = remains.native_stack(known, core, Path("/"))
-    assert reading._frames(stack)[0].startswith(("kill ", "__GI_kill ")), stack
-    as_root = remains.native_stack(known._replace(uid=0), core, Path("/"))
+    stack = crash_artifacts.native_stack(known, core, Path("/"))
+    assert collection._frames(stack)[0].startswith(("kill ", "__GI_kill ")), stack
+    as_root = crash_artifacts.native_stack(known._replace(uid=0), core, Path("/"))
     assert "belongs to user 61234, not to the job's" in as_root
 
 
@@ -425,7 +430,7 @@ def test_no_debugger_is_run_as_root(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-    told = remains.native_stack(known, remains.Core(path=str(tmp_path / "core")), Path("/"))
+    told = crash_artifacts.native_stack(known, crash_artifacts.Core(path=str(tmp_path / "core")), Path("/"))
     assert "a debugger is run as an unprivileged user only" in told
 
 
@@ -485,7 +490,7 @@ def test_what_is_no_error_file_of_the_owner_is_refused(tmp_path: Path, kind: str
     finally:
         process.kill()
         process.wait()
-    (file,) = remains.error_files([(known, Path("/"))])
+    (file,) = crash_artifacts.error_files([(known, Path("/"))])
     assert file.text == ""
     assert why in file.refused and bool(why) == bool(file.refused)
 
@@ -511,7 +516,7 @@ def test_a_link_that_root_made_where_only_root_writes_is_followed(
     (tmp_path / "linked").symlink_to(target)
     tmp_path.chmod(mode)
     question = {"kind": "error", "root": str(tmp_path), "path": "/linked/error.json", "uid": 0, "most_bytes": 99}
-    answer = remains_child.answer(question)
+    answer = crash_artifacts_child.answer(question)
     assert (answer.get("content"), "is a link" in answer.get("refused", "")) == (
         ("{}", False) if is_read else (None, True)
     )
@@ -535,7 +540,7 @@ def test_what_is_no_core_of_the_process_is_none(tmp_path: Path, place: str) -> N
         segment = (4).to_bytes(8, "little") + b"\xff" * 48
         path.write_bytes(bytes(head) + segment * 50)
     question = {"kind": "core", "root": "/", "path": str(path), "uid": os.geteuid()}
-    (answer,) = remains._ask([question], [(known, Path("/"))])
+    (answer,) = crash_artifacts._ask([question], [(known, Path("/"))])
     assert answer.get("pid") is None
     assert answer["refused"]
 
@@ -548,8 +553,8 @@ def test_where_a_core_can_lie(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     pid = process.pid
-    assert remains.core_paths("core", known, uses_pid=False) == (f"{tmp_path}/core",)
-    assert remains.core_paths("core", known, uses_pid=True) == (f"{tmp_path}/core.{pid}",)
-    assert remains.core_paths("/cores/%u-%P-%%", known, uses_pid=True) == (f"/cores/1000-{pid}-%",)
-    assert len(remains.core_paths("/cores/core.%s", known, uses_pid=False)) == 5
-    assert remains.core_paths("/cores/core.%t", known, uses_pid=False) == ()
+    assert crash_artifacts.core_paths("core", known, uses_pid=False) == (f"{tmp_path}/core",)
+    assert crash_artifacts.core_paths("core", known, uses_pid=True) == (f"{tmp_path}/core.{pid}",)
+    assert crash_artifacts.core_paths("/cores/%u-%P-%%", known, uses_pid=True) == (f"/cores/1000-{pid}-%",)
+    assert len(crash_artifacts.core_paths("/cores/core.%s", known, uses_pid=False)) == 5
+    assert crash_artifacts.core_paths("/cores/core.%t", known, uses_pid=False) == ()

@@ -20,15 +20,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hangwatch import config, incident_file
-from hangwatch.board import JobEntry
-from hangwatch.checks import discovery, environment
-from hangwatch.checks.contract import ABSENT
-from hangwatch.daemon import Daemon, checking
-from hangwatch.demo import play
-from hangwatch.demo.node import SimulatedNode
-from hangwatch.demo.power import SimulatedGpus
+from hangwatch import config
+from hangwatch.checks import environment
+from hangwatch.checks.framework import registry
+from hangwatch.checks.framework.contract import ABSENT
+from hangwatch.daemon import Daemon, node_checks
+from hangwatch.demo import playback
+from hangwatch.demo.simulated_gpus import SimulatedGpus
+from hangwatch.demo.simulated_node import SimulatedNode
+from hangwatch.formats import incident_file
 from hangwatch.model import JobState
+from hangwatch.state.board import JobEntry
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.watched import RealDaemon
@@ -76,8 +78,8 @@ def test_its_threads_share_one_heap(tmp_path: Path) -> None:
 def test_it_carries_nothing_that_only_other_commands_need(tmp_path: Path) -> None:
     with RealDaemon(tmp_path / "hw", {**NO_DRIVER, "PYTHONPROFILEIMPORTTIME": "1"}) as daemon:
         wait_for(lambda: len(daemon.samples("hangwatch_check_status")) > 10, "threads that have worked")
-        assert "hangwatch.checks.discovery" in daemon.log, "the list of modules"
-        for module in ("hangwatch.explain", "hangwatch.cli.stacks", "jinja2", "rich", "ClusterShell", "elftools"):
+        assert "hangwatch.checks.framework.registry" in daemon.log, "the list of modules"
+        for module in ("hangwatch.explain", "hangwatch.cli.dump", "jinja2", "rich", "ClusterShell", "elftools"):
             assert module not in daemon.log
 
 
@@ -200,7 +202,7 @@ def test_without_the_right_to_dump_the_incident_says_what_is_missing(fake_driver
 def quick_daemon(node: SimulatedNode, folder: Path, **sections: object) -> Iterator[Daemon]:
     """The daemon in this process over a simulated node whose job is known and trains."""
     gpus = SimulatedGpus(node)
-    daemon = Daemon(replace(play.settings(folder), **sections), gpus, proc_root=node.proc_root)
+    daemon = Daemon(replace(playback.settings(folder), **sections), gpus, proc_root=node.proc_root)
     daemon.board.set(sweep=gpus.latest())  # so that the first scan knows who holds which GPU
     daemon.start()
     try:
@@ -233,16 +235,16 @@ def test_a_look_that_fails_as_a_whole_loses_no_hang(tmp_path: Path) -> None:
 
 def test_a_check_that_found_no_job_looks_again_when_one_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own next turn is five minutes away, and "no training job runs on this node" would stand beside the job."""
-    monkeypatch.setattr(checking, "CHECK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(node_checks, "CHECK_AGAIN_SECONDS", 0.1)
     node = SimulatedNode(2)
     looks: list[int] = []
     observe = environment.CHECK.observe
     counted = dataclasses.replace(
         environment.CHECK, observe=lambda seen, settings: looks.append(len(seen.jobs)) or observe(seen, settings)
     )
-    monkeypatch.setattr(discovery, "checks", lambda: {"environment": counted})
+    monkeypatch.setattr(registry, "checks", lambda: {"environment": counted})
     daemon = Daemon(
-        play.settings(tmp_path),
+        playback.settings(tmp_path),
         SimulatedGpus(node),
         proc_root=node.proc_root,
         check_settings={"environment": environment.Settings()},
@@ -273,7 +275,7 @@ def test_jobs_that_hang_together_are_looked_at_together(tmp_path: Path) -> None:
         for pid in other.proc_root.glob("[0-9]*"):
             (node.proc_root / pid.name).symlink_to(f"/proc/{pid.name}")
         daemon = Daemon(
-            replace(play.settings(tmp_path), capture=rounds), SimulatedGpus(node, other), proc_root=node.proc_root
+            replace(playback.settings(tmp_path), capture=rounds), SimulatedGpus(node, other), proc_root=node.proc_root
         )
         daemon.start()
         try:

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from hangwatch import incident_file
-from hangwatch.demo import play
-from hangwatch.demo.play import Outcome, Watcher, answer
+from hangwatch.demo import playback
+from hangwatch.demo.playback import Outcome, Watcher, answer
 from hangwatch.demo.scenarios import SCENARIOS, Answer
+from hangwatch.formats import incident_file
 from hangwatch.model import JobState, RankId, Verdict
 from tests.conftest import wait_for
 from tests.scenarios.names import assert_names_do_not_matter
@@ -38,10 +38,12 @@ def played(name: str, tmp_path: Path, seed: int) -> tuple[Outcome, list[str]]:
         daemons.append(LookingDaemon(*given, **options))
         return daemons[-1]
 
-    outcome = play.play(name, ranks=8, seed=seed, say=lines.append, directory=tmp_path / "state", new_daemon=new_daemon)
+    outcome = playback.play(
+        name, ranks=8, seed=seed, say=lines.append, directory=tmp_path / "state", new_daemon=new_daemon
+    )
     print("\n".join(lines))
     for look in (look for daemon in daemons for look in daemon.looks):
-        assert_names_do_not_matter(look, play.settings(tmp_path))
+        assert_names_do_not_matter(look, playback.settings(tmp_path))
     return outcome, lines
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.demo import power
-from hangwatch.demo.node import NodeError, SimulatedNode
+from hangwatch.demo import simulated_gpus
 from hangwatch.demo.phases import Phase, Seen
-from hangwatch.demo.power import SimulatedGpus
+from hangwatch.demo.simulated_gpus import SimulatedGpus
+from hangwatch.demo.simulated_node import NodeError, SimulatedNode
 from tests.conftest import wait_for
 
 RANKS = 3
@@ -211,18 +211,20 @@ def test_a_notebook_is_no_rank_and_holds_its_gpu() -> None:
 @pytest.mark.parametrize(
     ("seen", "alive", "expected"),
     [
-        (Seen(Phase.COMPUTE, 0.1), True, power.TRAINING),
-        (Seen(Phase.COLLECTIVE, 0.9), True, power.TRAINING),
-        (Seen(Phase.COLLECTIVE, 1.1), True, power.WAITING),
-        (Seen(Phase.COMPUTE, 1.1), True, power.STUCK),
-        (Seen(Phase.LOADING, 5.0), True, power.STUCK),
-        (Seen(Phase.CHECKPOINT, 5.0), True, power.STUCK),
-        (Seen(Phase.EVALUATION, 0.1), True, power.EVALUATION),
-        (Seen(Phase.COMPUTE, 0.1), False, power.IDLE),
+        (Seen(Phase.COMPUTE, 0.1), True, simulated_gpus.TRAINING),
+        (Seen(Phase.COLLECTIVE, 0.9), True, simulated_gpus.TRAINING),
+        (Seen(Phase.COLLECTIVE, 1.1), True, simulated_gpus.WAITING),
+        (Seen(Phase.COMPUTE, 1.1), True, simulated_gpus.STUCK),
+        (Seen(Phase.LOADING, 5.0), True, simulated_gpus.STUCK),
+        (Seen(Phase.CHECKPOINT, 5.0), True, simulated_gpus.STUCK),
+        (Seen(Phase.EVALUATION, 0.1), True, simulated_gpus.EVALUATION),
+        (Seen(Phase.COMPUTE, 0.1), False, simulated_gpus.IDLE),
     ],
 )
-def test_power_follows_what_a_rank_does_and_for_how_long(seen: Seen, alive: bool, expected: power.Load) -> None:
-    assert power.load(seen, alive) == expected
+def test_power_follows_what_a_rank_does_and_for_how_long(
+    seen: Seen, alive: bool, expected: simulated_gpus.Load
+) -> None:
+    assert simulated_gpus.load(seen, alive) == expected
 
 
 def test_nothing_is_left_over() -> None:
@@ -236,7 +238,7 @@ def test_nothing_is_left_over() -> None:
 
 def test_nothing_is_left_over_when_the_demo_itself_is_killed() -> None:
     program = """
-from hangwatch.demo.node import SimulatedNode
+from hangwatch.demo.simulated_node import SimulatedNode
 import signal
 with SimulatedNode(2) as node:
     print(node.folder, *node.pids, flush=True)

@@ -7,10 +7,10 @@ import socket
 from pathlib import Path
 
 from hangwatch import config
-from hangwatch.hang import activity
-from hangwatch.look import look_at
+from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.model import Job, Rank
-from hangwatch.probes import procs
+from hangwatch.probes.process import procfs
+from hangwatch.stacks import activity
 from tests.integration import targets
 
 PROGRAM = """
@@ -45,12 +45,12 @@ def test_the_rank_whose_executor_is_stuck_in_its_own_code_is_the_first_to_look_a
             folder.mkdir()
             told = {"STORE": str(store.getsockname()[1]), "ODD": "1" if number == 2 else ""}
             pid = stack.enter_context(targets.python(run, folder, **told))
-            found = procs.read_state(pid)
+            found = procfs.read_state(pid)
             assert found is not None
             ranks.append(Rank(id=found[0], rank=number, local_rank=number))
         job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=tuple(ranks), world_size=8, share="test")
         limits = config.Capture(rounds=2, pause_seconds=0.3, dump_deadline_seconds=60.0)
-        look = look_at(job, settings=limits, activities=activity.load(MEETS), node="n")
+        look = diagnose_job(job, settings=limits, activities=activity.load(MEETS), node="n")
     verdict = look.verdict
     assert verdict.named == ()
     assert [look.rank for look in verdict.first_look] == [2]

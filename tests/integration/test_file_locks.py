@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.hang import clauses
-from hangwatch.hang.activity import Table
-from hangwatch.hang.capture import capture, job_of_pids
-from hangwatch.hang.grouping import group_ranks
+from hangwatch.capture import capture, job_of_pids
 from hangwatch.model import FileLock, Group
-from hangwatch.probes import main_thread, procs
+from hangwatch.probes.process import main_thread, procfs
+from hangwatch.stacks.activity import Table
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import clauses
 from tests.conftest import wait_for
 from tests.integration import targets
 
@@ -53,7 +53,9 @@ def held(path: Path, how: str, *, is_left: bool = False) -> Iterator[subprocess.
 
 
 def seen(pid: int) -> Group:
-    wait_for(lambda: (call := main_thread.read_call(pid, procs.PROC)) and call.kind == "locks", "the call for the lock")
+    wait_for(
+        lambda: (call := main_thread.read_call(pid, procfs.PROC)) and call.kind == "locks", "the call for the lock"
+    )
     (group,) = group_ranks(capture(job_of_pids([pid]), settings=SETTINGS, node="here"), Table(()), SETTINGS).groups
     return group
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from hangwatch.cli.explain import explain
-from hangwatch.probes import pyspy
+from hangwatch.probes.process import pyspy
 from tests.recorder_jobs.started import KEY, Started, started
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.hang import activity
-from hangwatch.hang.capture import capture, job_of_pids
-from hangwatch.look import Look, judged
+from hangwatch.capture import capture, job_of_pids
 from hangwatch.model import Signature
+from hangwatch.stacks import activity
+from hangwatch.verdict.diagnosis import Diagnosis, diagnose
 from tests.conftest import wait_for
 from tests.integration import targets
 
@@ -59,9 +59,9 @@ def _is_frozen(group: Path, is_v1: bool) -> bool:
     return "frozen 1" in (group / "cgroup.events").read_text()
 
 
-def look(pid: int) -> Look:
+def look(pid: int) -> Diagnosis:
     taken = capture(job_of_pids([pid]), settings=QUICK, node="here")
-    return judged(taken, QUICK, activity.load(), unix_now=0.0)
+    return diagnose(taken, QUICK, activity.load(), unix_now=0.0)
 
 
 @pytest.mark.parametrize("root", [V1, V2], ids=["v1", "v2"])

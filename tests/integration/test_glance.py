@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from hangwatch.demo.node import SimulatedNode
-from hangwatch.probes import main_thread, procs, pyspy
+from hangwatch.demo.simulated_node import SimulatedNode
+from hangwatch.probes.process import main_thread, procfs, pyspy
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.watched import RealDaemon
@@ -66,6 +66,6 @@ def _stand_in(pids: list[int], function: str) -> bool:
 
 
 def _switches(pid: int) -> int:
-    counters = main_thread.read_counters(pid, procs.PROC)
+    counters = main_thread.read_counters(pid, procfs.PROC)
     assert counters is not None and counters.voluntary_switches is not None
     return counters.voluntary_switches

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from hangwatch.checks import select, settings_for
-from hangwatch.checks.runner import Window, new_window, run
+from hangwatch.checks.framework.runner import Window, new_window, run
 from hangwatch.config import Settings
 from hangwatch.model import CheckResult, CheckStatus
-from hangwatch.probes.node import Clock, Node
-from hangwatch.probes.nvml.sampler import NvmlSampler
+from hangwatch.probes.gpu.sampler import NvmlSampler
+from hangwatch.probes.node.machine import Clock, Node
 from tests import pci_tree
 from tests.conftest import wait_for
 from tests.fake_driver import (

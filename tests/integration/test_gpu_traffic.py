@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hangwatch.model import Fault, GpuSweep, GpuTraffic, GpuUse, TrafficSweep
-from hangwatch.probes.nvml import query
-from hangwatch.probes.nvml.sampler import NvmlSampler
+from hangwatch.probes.gpu import query
+from hangwatch.probes.gpu.sampler import NvmlSampler
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from hangwatch import config, incident_file
-from hangwatch.demo import play
-from hangwatch.demo.node import SimulatedNode
+from hangwatch import config
+from hangwatch.demo import playback
+from hangwatch.demo.simulated_node import SimulatedNode
+from hangwatch.formats import incident_file
 from tests.conftest import wait_for
 from tests.integration.test_daemon import quick_daemon
 
@@ -23,7 +24,7 @@ def test_a_job_that_hangs_calls_its_hook_and_the_report_tells_it(tmp_path: Path)
     hook.chmod(0o755)
     wanted = config.Hooks(on_hung=(str(hook), "{incident}"))
     quicker = {
-        "detector": replace(play.settings(tmp_path).detector, hold_seconds=1.0),
+        "detector": replace(playback.settings(tmp_path).detector, hold_seconds=1.0),
         "capture": config.Capture(rounds=2, pause_seconds=0.3),
     }
     with SimulatedNode(2) as node, quick_daemon(node, tmp_path / "state", hooks=wanted, **quicker) as daemon:

@@ -12,8 +12,8 @@ import pytest
 from hangwatch.config import Settings
 from hangwatch.daemon import Daemon
 from hangwatch.daemon.wiring import STUCK_SECONDS
-from hangwatch.demo.node import SimulatedNode
-from hangwatch.probes.nvml.sampler import NvmlSampler
+from hangwatch.demo.simulated_node import SimulatedNode
+from hangwatch.probes.gpu.sampler import NvmlSampler
 from tests import hostile
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100

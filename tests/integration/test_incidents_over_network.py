@@ -19,12 +19,12 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from hangwatch import admission
 from hangwatch.config import Http
-from hangwatch.http import ServeError, Server, prepared, usable_url
-from hangwatch.incident_file import INCIDENT_FILE
+from hangwatch.formats.incident_file import INCIDENT_FILE
 from hangwatch.report.folder import folder_files
 from hangwatch.store import Store, open_writable
+from hangwatch.web import auth
+from hangwatch.web.http_server import ServeError, Server, prepared, usable_url
 from tests import samples
 from tests.certificates import authority, issued
 from tests.conftest import wait_for
@@ -320,7 +320,7 @@ def _rss_bytes() -> int:
 def test_a_certificate_and_users_that_change_are_taken_and_what_is_broken_is_not(
     kept: Store, pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(admission, "RELOAD_SECONDS", 0.05)
+    monkeypatch.setattr(auth, "RELOAD_SECONDS", 0.05)
     for name in ("node", "ca"):
         for ending in (".pem", "-key.pem"):
             shutil.copy(pki / f"{name}{ending}", tmp_path)

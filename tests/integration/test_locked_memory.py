@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.demo.node import SimulatedNode
+from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.model import Fault, Process
-from hangwatch.probes import locked_memory, pidfiles, procs
-from hangwatch.probes.process_scan import ProcessScan
+from hangwatch.probes.process import locked_memory, proc_pid, procfs
+from hangwatch.probes.process.process_scan import ProcessScan
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver
 from tests.integration import targets
@@ -53,7 +53,7 @@ def test_a_scan_goes_on_and_leaves_a_bounded_number_of_threads_behind(tmp_path: 
 
 def test_a_process_that_lets_go_is_read(tmp_path: Path) -> None:
     reads = locked_memory.Readers(deadline_seconds=0.02)
-    target = locked_memory.Target(procs.read_state(1)[0], "root")  # type: ignore[index]
+    target = locked_memory.Target(procfs.read_state(1)[0], "root")  # type: ignore[index]
     free = threading.Event()
     first = reads.read_one(target, lambda _: free.wait(20))
     again = reads.read_one(target, lambda _: "asked again")
@@ -66,9 +66,9 @@ def test_who_holds_a_gpu_is_read_however_many_threads_wait_for_strangers() -> No
     """Many uids may be one user."""
     reads = locked_memory.Readers(deadline_seconds=0.02)
     free = threading.Event()
-    me = procs.read_state(1)[0]  # type: ignore[index]
+    me = procfs.read_state(1)[0]  # type: ignore[index]
     strangers = [
-        locked_memory.Target(procs.ProcessId(pid=pid, start_ticks=0), f"uid {pid // 4}")
+        locked_memory.Target(procfs.ProcessId(pid=pid, start_ticks=0), f"uid {pid // 4}")
         for pid in range(locked_memory.MOST)
     ]
     reads.read(strangers, lambda _: free.wait(60))
@@ -80,8 +80,8 @@ def test_who_holds_a_gpu_is_read_however_many_threads_wait_for_strangers() -> No
 
 
 ASKED: dict[str, Callable[[int], object]] = {
-    "environ": lambda pid: pidfiles.variables(Path("/proc"), pid, {"RANK"}),
-    "maps": lambda pid: pidfiles.mapped_files(Path("/proc"), pid, re.compile("libc")),
+    "environ": lambda pid: proc_pid.variables(Path("/proc"), pid, {"RANK"}),
+    "maps": lambda pid: proc_pid.mapped_files(Path("/proc"), pid, re.compile("libc")),
 }
 
 

@@ -12,13 +12,15 @@ from collections.abc import Iterator
 import pytest
 
 from hangwatch import config
-from hangwatch.hang import activity, culprit
-from hangwatch.hang.capture import capture
-from hangwatch.hang.grouping import group_ranks
-from hangwatch.hang.jobs import find_jobs
+from hangwatch.capture import capture
+from hangwatch.jobs.discovery import find_jobs
 from hangwatch.model import Grouping, Verdict
-from hangwatch.probes import procs, sockets
-from hangwatch.probes.process_scan import ProcessScan
+from hangwatch.probes.network import sockets
+from hangwatch.probes.process import procfs
+from hangwatch.probes.process.process_scan import ProcessScan
+from hangwatch.stacks import activity
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import judge
 from tests.conftest import wait_for
 
 pytestmark = pytest.mark.timeout(400)
@@ -89,7 +91,7 @@ def looked_at(pids: set[int]) -> tuple[Grouping, int] | None:
 def judged(pids: set[int]) -> Verdict | None:
     """The verdict, once it is of a refusal."""
     found = looked_at(pids)
-    verdict = culprit.judge(*found) if found else None
+    verdict = judge.judge(*found) if found else None
     return verdict if verdict is not None and verdict.kind == "MasterRefused" else None
 
 
@@ -146,7 +148,7 @@ def test_a_store_at_loopback_of_a_job_with_ranks_elsewhere(program: str, expecte
 
 
 def _sockets(pid: int) -> list[sockets.Connection]:
-    table, held = sockets.read(pid, procs.PROC) or {}, sockets.held_by(pid, procs.PROC) or {}
+    table, held = sockets.read(pid, procfs.PROC) or {}, sockets.held_by(pid, procfs.PROC) or {}
     return [table[inode] for inode in held.values() if inode in table]
 
 

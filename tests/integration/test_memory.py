@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.probes import main_thread, memory, procs
+from hangwatch.probes.process import main_thread, process_memory, procfs
 from tests.conftest import wait_for
 from tests.locked import polling
 
@@ -23,23 +23,23 @@ def test_memory_that_gives_no_answer_costs_a_child_and_half_a_second(tmp_path: P
     before = set(threading.enumerate())
     with polling(tmp_path, NOBODY, 2) as pids:
         began = time.monotonic()
-        calls = [main_thread.read_call(pid, procs.PROC) for pid in (*pids, *pids)]
+        calls = [main_thread.read_call(pid, procfs.PROC) for pid in (*pids, *pids)]
         assert time.monotonic() - began < 10.0
         assert [call.descriptors for call in calls if call] == [()] * 4
-        assert memory.SHARED.left_behind() == 2, "one for each, however often it is asked"
+        assert process_memory.SHARED.left_behind() == 2, "one for each, however often it is asked"
         assert set(threading.enumerate()) == before, "no thread of ours waits"
-        own = memory.SHARED.read(procs.PROC / str(os.getpid()) / "mem", id(before), 8)
+        own = process_memory.SHARED.read(procfs.PROC / str(os.getpid()) / "mem", id(before), 8)
         assert len(own) == 8, "others are read"
-    wait_for(lambda: memory.SHARED.left_behind() == 0, "the children to end with the file system")
+    wait_for(lambda: process_memory.SHARED.left_behind() == 0, "the children to end with the file system")
 
 
 def test_so_many_children_are_left_behind_and_no_more(tmp_path: Path) -> None:
-    most = memory.MOST_LEFT_BEHIND
+    most = process_memory.MOST_LEFT_BEHIND
     with polling(tmp_path, NOBODY, most + 2) as pids:
         for pid in pids:
-            main_thread.read_call(pid, procs.PROC)
-        assert memory.SHARED.left_behind() == most
-    wait_for(lambda: memory.SHARED.left_behind() == 0, "the children to end with the file system")
+            main_thread.read_call(pid, procfs.PROC)
+        assert process_memory.SHARED.left_behind() == most
+    wait_for(lambda: process_memory.SHARED.left_behind() == 0, "the children to end with the file system")
 
 
 def test_a_child_that_has_no_core_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -47,12 +47,14 @@ def test_a_child_that_has_no_core_is_waited_for(monkeypatch: pytest.MonkeyPatch,
     busy = tmp_path / "busy_child.py"
     work = "end = time.monotonic() + 1.5\n        while time.monotonic() < end: pass\n        number, pieces = answer("
     busy.write_text(
-        memory.CHILD.read_text().replace("number, pieces = answer(", work).replace("import sys", "import sys, time")
+        process_memory.CHILD.read_text()
+        .replace("number, pieces = answer(", work)
+        .replace("import sys", "import sys, time")
     )
-    monkeypatch.setattr(memory, "CHILD", busy)
-    monkeypatch.setattr(memory, "STARTUP_SECONDS", 0.5)
-    reader = memory.MemoryReader()
-    assert len(reader.read(procs.PROC / str(os.getpid()) / "mem", id(busy), 8)) == 8
+    monkeypatch.setattr(process_memory, "CHILD", busy)
+    monkeypatch.setattr(process_memory, "STARTUP_SECONDS", 0.5)
+    reader = process_memory.MemoryReader()
+    assert len(reader.read(procfs.PROC / str(os.getpid()) / "mem", id(busy), 8)) == 8
     assert reader.left_behind() == 0
 
 
@@ -60,7 +62,7 @@ def test_a_ctrl_c_for_who_asks_does_not_reach_the_child() -> None:
     """A terminal sends it to the whole process group; the child would say so with a traceback."""
     script = (
         "import os, signal\n"
-        "from hangwatch.probes import memory, procs\n"
+        "from hangwatch.probes.process import process_memory as memory, procfs as procs\n"
         "value = os.urandom(8)\n"
         "def read(): return len(memory.SHARED.read(procs.PROC / str(os.getpid()) / 'mem', id(value), 8))\n"
         "first = read()\n"

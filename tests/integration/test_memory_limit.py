@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from hangwatch.demo.node import SimulatedNode
+from hangwatch.demo.simulated_node import SimulatedNode
 from tests import hostile
 from tests.conftest import wait_for
 from tests.deploy.promql import ROOT

@@ -11,8 +11,9 @@ from pathlib import Path
 from msgspec.json import encode
 from msgspec.structs import replace
 
-from hangwatch import incident_file, store
+from hangwatch import store
 from hangwatch.fleet import sighting
+from hangwatch.formats import incident_file
 from hangwatch.model import Enqueued, Group, Grouping, GroupRecords, Incident, Member, Recorded
 from tests import samples
 from tests.integration.test_hostile_input import hangwatch, refused

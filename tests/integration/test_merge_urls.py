@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Gauge
 
 from hangwatch.config import Http
-from hangwatch.http import Server
 from hangwatch.model import Incident
 from hangwatch.store import Store, open_writable
+from hangwatch.web.http_server import Server
 from tests.certificates import authority, issued
 from tests.conftest import wait_for
 from tests.integration.test_hostile_input import hangwatch, refused

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.probes import native_stack
+from hangwatch.probes.process import native_stack
 from tests.conftest import wait_for
 from tests.integration import targets
 

@@ -13,12 +13,14 @@ import pytest
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.hang import activity
-from hangwatch.hang.capture import job_of_pids
-from hangwatch.look import Look, look_at
+from hangwatch.capture import job_of_pids
+from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.model import Fault, ProcessId
-from hangwatch.probes import nccl_ras, procs
+from hangwatch.probes.network import nccl_ras
+from hangwatch.probes.process import procfs
 from hangwatch.report import phrases
+from hangwatch.stacks import activity
+from hangwatch.verdict.diagnosis import Diagnosis
 from tests.nccl_ras import TEXT, as_json, communicator, needs_networks, process, rank
 
 SETTINGS = config.Capture(
@@ -33,13 +35,13 @@ FOUR = as_json(communicator([rank(number, 100 + number, AllReduce=7) for number 
 
 
 def identity(pid: int) -> ProcessId:
-    now = procs.read_state(pid)
+    now = procfs.read_state(pid)
     assert now is not None
     return now[0]
 
 
 def door(*pids: int) -> nccl_ras.Door | Fault:
-    return nccl_ras.door([identity(pid) for pid in pids], procs.PROC)
+    return nccl_ras.door([identity(pid) for pid in pids], procfs.PROC)
 
 
 def asked(folder: Path) -> list[str]:
@@ -53,7 +55,7 @@ def test_a_rank_is_asked_in_its_own_network(tmp_path: Path) -> None:
     with process(tmp_path) as pid:
         found = door(pid)
         assert isinstance(found, nccl_ras.Door)
-        status = nccl_ras.ask(found, "us", 60.0, threading.Event(), procs.PROC)
+        status = nccl_ras.ask(found, "us", 60.0, threading.Event(), procfs.PROC)
     assert not isinstance(status, Fault)
     assert status.communicators[0].size == 4
     assert asked(tmp_path) == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json", "STATUS"]
@@ -65,7 +67,7 @@ def test_an_older_nccl_answers_in_text(tmp_path: Path) -> None:
     with process(tmp_path, "text") as pid:
         found = door(pid)
         assert isinstance(found, nccl_ras.Door)
-        status = nccl_ras.ask(found, "us", 60.0, threading.Event(), procs.PROC)
+        status = nccl_ras.ask(found, "us", 60.0, threading.Event(), procfs.PROC)
     assert not isinstance(status, Fault)
     assert status.version == "2.26.2"
     assert "VERBOSE STATUS" not in asked(tmp_path)
@@ -88,7 +90,7 @@ def test_whatever_it_answers_is_bounded(how: str, reasons: set[str], tmp_path: P
     with process(tmp_path, how) as pid:
         found = door(pid)
         assert isinstance(found, nccl_ras.Door)
-        fault = nccl_ras.ask(found, "us", 2.0, threading.Event(), procs.PROC)
+        fault = nccl_ras.ask(found, "us", 2.0, threading.Event(), procfs.PROC)
     assert isinstance(fault, Fault)
     assert fault.reason in reasons
 
@@ -141,7 +143,7 @@ def test_a_socket_at_an_address_that_is_not_its_own_is_not_asked() -> None:
         listening.bind(("192.0.2.1", 0))
         listening.listen()
         me = identity(os.getpid())
-        spaces = nccl_ras.Spaces(procs.PROC)
+        spaces = nccl_ras.Spaces(procfs.PROC)
         fault = nccl_ras.listening(me, listening.getsockname()[1], spaces.held([me]), spaces)
     assert isinstance(fault, Fault)
     assert fault.reason == "NotOwnAddress"
@@ -156,7 +158,7 @@ def answers(pid: int, *, min_age_seconds: float) -> object:
         min_age_seconds=min_age_seconds,
         end=time.monotonic() + 120,
         stop=threading.Event(),
-        proc_root=procs.PROC,
+        proc_root=procfs.PROC,
     )
 
 
@@ -188,7 +190,7 @@ def test_what_is_too_large_as_json_is_asked_as_text(tmp_path: Path) -> None:
 # --- the whole way ---------------------------------------------------------------------------------------------------
 
 
-def looked(stack: contextlib.ExitStack, folder: Path, *answers: list[int], ask_nccl: bool = True) -> Look:
+def looked(stack: contextlib.ExitStack, folder: Path, *answers: list[int], ask_nccl: bool = True) -> Diagnosis:
     """Four ranks in one stack, the first of which answers so many times what each has launched."""
     told = [{"RANK": str(number), "WORLD_SIZE": "4", "LOCAL_RANK": str(number)} for number in range(4)]
     hows = ["answer", "mute", "mute", "mute"]
@@ -200,7 +202,7 @@ def looked(stack: contextlib.ExitStack, folder: Path, *answers: list[int], ask_n
         ranks = [rank(place, pid, AllReduce=count) for place, (pid, count) in enumerate(zip(pids, counts, strict=True))]
         (folder / "0" / f"answer{number}").write_text(as_json(communicator(ranks)))
     job = job_of_pids(pids)
-    return look_at(job, settings=SETTINGS, activities=activity.load(), node="here", ask_nccl=ask_nccl)
+    return diagnose_job(job, settings=SETTINGS, activities=activity.load(), node="here", ask_nccl=ask_nccl)
 
 
 @needs_networks
@@ -234,7 +236,7 @@ def test_why_nccl_said_nothing_stands_in_the_notes(how: str, reason: str, tmp_pa
     """And the look ends: who never answers is waited for until the deadline, and no longer."""
     settings = structs.replace(SETTINGS, nccl_ras_deadline_seconds=1.0)
     with process(tmp_path, how) as pid:
-        look = look_at(job_of_pids([pid]), settings=settings, activities=activity.load(), node="here")
+        look = diagnose_job(job_of_pids([pid]), settings=settings, activities=activity.load(), node="here")
     notes = phrases.notes(look.grouping)
     assert any("no counts of NCCL's own of pid" in note and f"({reason})" in note for note in notes), notes
 
@@ -245,6 +247,6 @@ def test_nccl_by_default_is_not_asked(tmp_path: Path) -> None:
     settings = config.Capture(rounds=2, pause_seconds=0.1, nccl_ras_min_age_seconds=0.0)
     (tmp_path / "answer").write_text(FOUR)
     with process(tmp_path) as pid:
-        look = look_at(job_of_pids([pid]), settings=settings, activities=activity.load(), node="here")
+        look = diagnose_job(job_of_pids([pid]), settings=settings, activities=activity.load(), node="here")
     assert look.grouping.members[0].nccl_ras is None
     assert asked(tmp_path) == []

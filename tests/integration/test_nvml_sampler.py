@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from hangwatch.model import CheckStatus, Fault, GpuSweep, SamplerStatus
-from hangwatch.probes.node import Clock
-from hangwatch.probes.nvml.details import FabricDetails, XidDetails
-from hangwatch.probes.nvml.sampler import NvmlSampler
+from hangwatch.probes.gpu.details import FabricDetails, XidDetails
+from hangwatch.probes.gpu.sampler import NvmlSampler
+from hangwatch.probes.node.machine import Clock
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100, uuid_of
 from tests.node_tree import Checked, NodeTree, values
@@ -378,7 +378,7 @@ def test_the_child_dies_with_its_parent_even_while_the_driver_blocks(fake_driver
     fake_driver.add("gpu 0 fault nvmlDeviceGetPowerUsage sleep")
     program = (
         "import sys, time\n"
-        "from hangwatch.probes.nvml.sampler import NvmlSampler\n"
+        "from hangwatch.probes.gpu.sampler import NvmlSampler\n"
         "sampler = NvmlSampler(sample_seconds=1, deadline_seconds=60)\n"
         "sampler.start()\n"
         "while sampler._child is None or not sampler.status().alive: time.sleep(0.02)\n"
@@ -452,8 +452,8 @@ REOPEN = """
 import sys
 from pathlib import Path
 import pynvml
-from hangwatch.probes.nvml.child.driver import Driver
-from hangwatch.probes.nvml.messages import Begin
+from hangwatch.probes.gpu.driver_process.driver import Driver
+from hangwatch.probes.gpu.messages import Begin
 
 scenario = Path(sys.argv[1])
 pynvml.nvmlInit()

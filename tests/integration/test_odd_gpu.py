@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from hangwatch import config
-from hangwatch.hang import activity
-from hangwatch.look import Look, look_at
+from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.model import Job, Rank
-from hangwatch.probes import procs
-from hangwatch.probes.nvml import query
-from hangwatch.probes.nvml.sampler import NvmlSampler
+from hangwatch.probes.gpu import query
+from hangwatch.probes.gpu.sampler import NvmlSampler
+from hangwatch.probes.process import procfs
+from hangwatch.stacks import activity
+from hangwatch.verdict.diagnosis import Diagnosis
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, uuid_of
 from tests.integration import targets
@@ -41,13 +42,13 @@ def test_the_rank_whose_gpu_has_no_kernel_is_looked_at_first(fake_driver: FakeDr
             folder = tmp_path / str(number)
             folder.mkdir()
             pid = stack.enter_context(targets.python(PROGRAM, folder, STORE=str(store.getsockname()[1])))
-            found = procs.read_state(pid)
+            found = procfs.read_state(pid)
             assert found is not None
             ranks.append(Rank(id=found[0], rank=number, local_rank=number, gpu_uuids=(uuid_of(number),)))
         job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=tuple(ranks), world_size=4, share="test")
 
-        def look(**settings: bool) -> Look:
-            return look_at(
+        def look(**settings: bool) -> Diagnosis:
+            return diagnose_job(
                 job,
                 settings=config.Capture(rounds=3, pause_seconds=0.3, dump_deadline_seconds=60.0, **settings),
                 activities=activity.load(MEETS),
@@ -60,7 +61,7 @@ def test_the_rank_whose_gpu_has_no_kernel_is_looked_at_first(fake_driver: FakeDr
         stack.callback(sampler.stop)
         wait_for(sampler.latest, "a sample")
 
-        def counted() -> Look | None:
+        def counted() -> Diagnosis | None:
             found = look()  # the driver has a second for an answer
             return found if all(member.gpu_use for member in found.grouping.members) else None
 

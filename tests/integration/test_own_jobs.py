@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from hangwatch.cli import own_daemon
-from hangwatch.cli.own_daemon import SocketError
-from hangwatch.probes import procs
+from hangwatch.cli import user_socket_client
+from hangwatch.cli.user_socket_client import SocketError
+from hangwatch.probes.process import procfs
 from hangwatch.store import Store
 from tests import samples
 from tests.conftest import wait_for
@@ -99,7 +99,7 @@ def node() -> Iterator[Node]:
             seat = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
             rank = targets.python(RANK.format(uid=uid), own, **seat, TORCHELASTIC_RUN_ID=f"job-of-{uid}")
             pids[uid] = stack.enter_context(rank)
-        wait_for(lambda: all(procs.read_user_ids(pid) == (uid,) * 3 for uid, pid in pids.items()), "the users")
+        wait_for(lambda: all(procfs.read_user_ids(pid) == (uid,) * 3 for uid, pid in pids.items()), "the users")
         environ = {**os.environ, "LD_LIBRARY_PATH": ""}
         wide = {"path": str(path), "per_minute": 600, "per_minute_of_owner": 600}
         daemon = stack.enter_context(RealDaemon(folder / "hw", environ, socket=wide))
@@ -195,7 +195,7 @@ def test_the_client_tells_nothing_to_a_socket_of_somebody_else(tmp_path: Path) -
         ours.listen()
         os.chown(path, OTHER, OTHER)
         with pytest.raises(SocketError, match="is no socket of root"):
-            own_daemon.ask(str(path), "/status")
+            user_socket_client.ask(str(path), "/status")
     tmp_path.chmod(0o755)
     listens = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); print(flush=True); input()"
     folder = Path(tempfile.mkdtemp(prefix="own-jobs-"))
@@ -208,7 +208,7 @@ def test_the_client_tells_nothing_to_a_socket_of_somebody_else(tmp_path: Path) -
             assert listening.stdout is not None and listening.stdout.readline()
             os.chown(his, 0, 0)
             with pytest.raises(SocketError, match="neither root nor the user hangwatch listens there"):
-                own_daemon.ask(str(his), "/status")
+                user_socket_client.ask(str(his), "/status")
         finally:
             listening.kill()
             shutil.rmtree(folder)

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from hangwatch.model import Process
-from hangwatch.probes import procs
-from hangwatch.probes.process_scan import ProcessScan
+from hangwatch.probes.process import procfs
+from hangwatch.probes.process.process_scan import ProcessScan
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.proc_tree import lay_out
@@ -122,16 +122,16 @@ def _scan_as_nobody() -> tuple[Process, ...]:
 
 def test_counters_grow_with_use_and_tell_where_a_process_waits(tmp_path: Path) -> None:
     with targets.python(targets.SPINNING, tmp_path) as pid:
-        first = procs.read_counters(pid)
-        wait_for(lambda: (procs.read_counters(pid).cpu_seconds or 0) > (first.cpu_seconds or 0) + 0.05, "CPU time")
+        first = procfs.read_counters(pid)
+        wait_for(lambda: (procfs.read_counters(pid).cpu_seconds or 0) > (first.cpu_seconds or 0) + 0.05, "CPU time")
     code = "ready()\nopen('/dev/zero', 'rb').read(1 << 20)\nopen(folder + '/fifo').read()"
     with targets.python(code, tmp_path) as pid:
-        wait_for(lambda: (procs.read_counters(pid).io_bytes or 0) > 1 << 20, "I/O")
-        waiting = wait_for(lambda: (c := procs.read_counters(pid)).state == "S" and c.wchan and c, "a wait")
+        wait_for(lambda: (procfs.read_counters(pid).io_bytes or 0) > 1 << 20, "I/O")
+        waiting = wait_for(lambda: (c := procfs.read_counters(pid)).state == "S" and c.wchan and c, "a wait")
         assert any(word in (waiting.wchan or "") for word in ("fifo", "partner")), waiting.wchan
         if os.geteuid() == 0:
             assert any("fifo_open" in line or "wait_for_partner" in line for line in waiting.kernel_stack)
-    assert procs.read_counters(pid) == procs.Counters()
+    assert procfs.read_counters(pid) == procfs.Counters()
 
 
 def test_a_scan_of_600_processes_costs_little() -> None:

@@ -18,11 +18,11 @@ import pytest
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.hang.capture import capture
+from hangwatch.capture import capture
+from hangwatch.formats.pyspy_json import parse_json
 from hangwatch.model import Job, ProcessId, Rank
-from hangwatch.probes import dump_child, procs, pyspy
-from hangwatch.probes.left_behind import MOST_OF_ONE_SHARE, LeftBehind
-from hangwatch.pyspy_output import parse_json
+from hangwatch.probes.abandoned_children import MOST_OF_ONE_SHARE, LeftBehind
+from hangwatch.probes.process import dump_child, procfs, pyspy
 from tests.conftest import wait_for
 from tests.fake_pyspy import fake_pyspy
 from tests.integration import targets
@@ -58,7 +58,7 @@ def test_a_pod_whose_py_spys_hang_uses_up_nobody_elses(tmp_path: Path, monkeypat
             for number in range(MOST_OF_ONE_SHARE):
                 assert left.begin("uid 0, a stranger's", 0.0)
                 left.end("uid 0, a stranger's", ProcessId(pid=-number, start_ticks=1), stuck)
-            rank = Rank(id=procs.read_state(pid)[0], rank=0, local_rank=0)  # type: ignore[index]
+            rank = Rank(id=procfs.read_state(pid)[0], rank=0, local_rank=0)  # type: ignore[index]
             job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(rank,), owner="uid 0")
             reasons = []
             for share in ("uid 0, mine", "uid 0, a stranger's"):
@@ -128,7 +128,7 @@ def test_with_native_a_process_in_the_kernel_is_read_without_a_pause_all_the_sam
 def test_one_thread_in_the_kernel_forbids_the_pause(tmp_path: Path) -> None:
     """The pause would last until the deadline: py-spy waits for every thread to stop."""
     with targets.python(targets.THREAD_IN_KERNEL, tmp_path) as pid:
-        wait_for(lambda: "D" in procs.read_thread_states(pid), "a thread in D")
+        wait_for(lambda: "D" in procfs.read_thread_states(pid), "a thread in D")
         answer = dump(pid, pyspy_path=_torn_at_first(tmp_path))
         assert (answer.paused, answer.json, targets.state(pid)) == (False, None, "S")
         assert answer.fault is not None and answer.fault.reason == "StackChanged"
@@ -202,7 +202,7 @@ def test_without_permission_the_missing_capability_is_named(tmp_path: Path) -> N
 
 _LOOK = """
 import msgspec, sys
-from hangwatch.probes import procs, pyspy
+from hangwatch.probes.process import procfs as procs, pyspy
 pid = int(sys.argv[1])
 sys.stdout.buffer.write(msgspec.json.encode((pyspy.dump(pid, deadline_seconds=5), procs.read_counters(pid))))
 """
@@ -311,8 +311,8 @@ def test_what_was_stopped_before_is_not_for_hangwatch_to_continue(tmp_path: Path
 
 def wait_until_it_works(pid: int) -> None:
     """Until the target used the processor: one that waits for a core looks alike, whether it was told to stop or not."""
-    used = procs.read_counters(pid).cpu_seconds or 0.0
-    wait_for(lambda: (procs.read_counters(pid).cpu_seconds or 0.0) > used + 0.03, "the target to run on")
+    used = procfs.read_counters(pid).cpu_seconds or 0.0
+    wait_for(lambda: (procfs.read_counters(pid).cpu_seconds or 0.0) > used + 0.03, "the target to run on")
 
 
 @pytest.mark.parametrize(("printed", "words"), [("py-spy 0.3.14", "0.3.14"), ("what?", "unknown")])

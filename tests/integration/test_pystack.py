@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.hang.capture import capture
+from hangwatch.capture import capture
+from hangwatch.formats.pyspy_json import parse_json
 from hangwatch.model import Fault, Job, ProcessDump, Rank
-from hangwatch.probes import dump_child, procs, pystack
-from hangwatch.probes.pyspy import PyspyAnswer
-from hangwatch.pyspy_output import parse_json
+from hangwatch.probes.process import dump_child, procfs, pystack
+from hangwatch.probes.process.pyspy import PyspyAnswer
 from tests.fake_pyspy import fake_pyspy
 from tests.integration import targets
 
@@ -37,7 +37,7 @@ NAMED = "import time\nexec(compile('def named():\\n ready()\\n time.sleep(600)\\
 
 
 def one_look(pid: int, tmp_path: Path, **settings: object) -> ProcessDump:
-    found = procs.read_state(pid)
+    found = procfs.read_state(pid)
     assert found is not None
     job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(Rank(id=found[0], rank=0, local_rank=0),))
     limits = config.Capture(rounds=1, dump_deadline_seconds=60.0, round_deadline_seconds=120.0, **settings)  # type: ignore[arg-type]

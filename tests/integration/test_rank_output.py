@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.hang import activity
-from hangwatch.look import Look, look_at
+from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.model import Job, JobState, OutputEnd, ProcessId, Rank
-from hangwatch.probes import procs, rank_output
+from hangwatch.probes.process import procfs, rank_output
 from hangwatch.report import html, text
+from hangwatch.stacks import activity
+from hangwatch.verdict.diagnosis import Diagnosis
 from tests.conftest import wait_for
 from tests.other_users import needs_root
 
@@ -57,8 +58,8 @@ def writing(code: str, *told: str, to: list[int], **environ: str) -> Iterator[li
     ]
     try:
         for child in children:
-            wait_for(lambda pid=child.pid: (found := procs.read_state(pid)) and found[1] == "S", "a rank to sleep")  # type: ignore[misc]
-        yield [procs.read_state(child.pid)[0] for child in children]  # type: ignore[index]
+            wait_for(lambda pid=child.pid: (found := procfs.read_state(pid)) and found[1] == "S", "a rank to sleep")  # type: ignore[misc]
+        yield [procfs.read_state(child.pid)[0] for child in children]  # type: ignore[index]
     finally:
         for child in children:
             child.kill()
@@ -159,9 +160,9 @@ def job_of(ranks: list[ProcessId]) -> Job:
     )
 
 
-def look(ranks: list[ProcessId], **settings: object) -> Look:
+def look(ranks: list[ProcessId], **settings: object) -> Diagnosis:
     limits = config.Capture(rounds=2, pause_seconds=0.1, dump_deadline_seconds=60.0, **settings)  # type: ignore[arg-type]
-    return look_at(job_of(ranks), settings=limits, activities=activity.load(MEETS), node="n")
+    return diagnose_job(job_of(ranks), settings=limits, activities=activity.load(MEETS), node="n")
 
 
 def test_among_equal_stacks_the_rank_whose_log_alone_complains_is_the_first_to_look_at(

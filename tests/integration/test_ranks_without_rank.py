@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hangwatch.job_scan import JobScan
+from hangwatch.capture.job_scan import JobScan
 from hangwatch.model import Job
 from tests.conftest import wait_for
 from tests.integration import targets

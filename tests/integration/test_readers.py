@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch.model import Incident
-from hangwatch.probes import procs
+from hangwatch.probes.process import procfs
 from hangwatch.store import Store
 from tests import samples
 from tests.conftest import wait_for
@@ -280,7 +280,7 @@ def test_the_owner_reads_what_a_real_daemon_saved_of_his_job_and_a_stranger_noth
 ) -> None:
     seat = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "his"}
     with targets.python(RANK.format(uid=OWNER), tmp_path, **seat) as pid:
-        wait_for(lambda: procs.read_user_ids(pid) == (OWNER, OWNER, OWNER), "the user")
+        wait_for(lambda: procfs.read_user_ids(pid) == (OWNER, OWNER, OWNER), "the user")
         fake_driver.write([*h100(1), f"gpu 0 pids {pid}"])
         with RealDaemon(place, fake_driver.environ) as daemon:
             daemon.wait_for_state("his", "training")

@@ -14,9 +14,10 @@ import pytest
 
 from hangwatch import config
 from hangwatch.explain import traces
-from hangwatch.hang import activity, culprit
-from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Verdict
+from hangwatch.stacks import activity
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import judge
 from tests.conftest import wait_for
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
@@ -74,7 +75,7 @@ def explained(folder: Path, how: str = "--nonblocking") -> Verdict:
         done = subprocess.run([PYSPY, "dump", how, "--pid", str(child.pid)], capture_output=True, text=True, timeout=60)
         lines += [f"[here:{rank}]{line}" for line in (done.stdout + done.stderr).splitlines()]
     found = traces.collect([("dump.txt", lines)], world_size=world_size)
-    return culprit.judge(group_ranks(found.ranks, TABLE, config.Capture(), found.world_size))
+    return judge.judge(group_ranks(found.ranks, TABLE, config.Capture(), found.world_size))
 
 
 @pytest.mark.parametrize(

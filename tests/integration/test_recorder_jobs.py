@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch import look
-from hangwatch.flight_record import RankRecords
-from hangwatch.hang import waitfor
-from hangwatch.hang.recorded import recorded
-from hangwatch.hang.waitfor import Answer
+from hangwatch.collectives import wait_graph
+from hangwatch.collectives.rank_records import recorded
+from hangwatch.collectives.wait_graph import Answer
 from hangwatch.model import Member, RankId
-from hangwatch.probes.node import Node
+from hangwatch.model.flight_records import RankRecords
+from hangwatch.probes.node.machine import Node
+from hangwatch.verdict.diagnosis import Diagnosis
 from tests.conftest import wait_for
 from tests.node_tree import run, values
 from tests.recorder_jobs.started import KEY, started
@@ -36,7 +36,7 @@ def said(answer: Answer) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[i
     return answer.kind, answer.named, answer.first_look, answer.circle
 
 
-def accuses_nobody_else(name: str, taken: look.Look, answer: Answer) -> None:
+def accuses_nobody_else(name: str, taken: Diagnosis, answer: Answer) -> None:
     """Not even in a look that was taken before all had settled."""
     row = KEY[name]
     may_be = {*row.get("named", ()), *row.get("stacks", ())}
@@ -88,7 +88,7 @@ def test_a_job_that_goes_on_accuses_nobody(name: str, tmp_path: Path) -> None:
                     for rank in job.read
                 ]
                 whole += all(member.recorded for member in members)
-                assert waitfor.judge(members, lambda _: "elsewhere", len(members)) == Answer("unknown")
+                assert wait_graph.judge(members, lambda _: "elsewhere", len(members)) == Answer("unknown")
             pace.wait(0.05)
     print(f"{whole} of 200 looks were of all ranks")
     assert whole >= 100

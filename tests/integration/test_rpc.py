@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.hang import activity
-from hangwatch.hang.activity import Table
-from hangwatch.hang.capture import capture, job_of_pids
-from hangwatch.hang.grouping import group_ranks
+from hangwatch.capture import capture, job_of_pids
 from hangwatch.model import Signature
+from hangwatch.stacks import activity
+from hangwatch.stacks.activity import Table
+from hangwatch.stacks.grouping import group_ranks
 from tests.integration import targets
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]

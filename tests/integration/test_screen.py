@@ -20,11 +20,11 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from hangwatch import store
-from hangwatch.cli import waiting
+from hangwatch.cli import progress_line
 from hangwatch.cli.screen import WIDEST
 from hangwatch.config import Http
-from hangwatch.http import Server
-from hangwatch.status import CheckLine, Status
+from hangwatch.state.status import CheckLine, Status
+from hangwatch.web.http_server import Server
 from tests import samples
 from tests.other_users import needs_root
 
@@ -224,13 +224,13 @@ def test_explain_says_what_it_reads_while_it_reads_and_leaves_no_trace_of_it(tmp
 def test_nothing_is_said_of_what_is_quick_or_where_nobody_looks(typed: dict[str, tuple[str, ...]]) -> None:
     command = [sys.executable, "-m", "hangwatch", *typed["explain"]]
     assert subprocess.run(command, capture_output=True, check=True).stderr == b""
-    with waiting.shown(quiet_seconds=0.0) as now:
+    with progress_line.shown(quiet_seconds=0.0) as now:
         now.say("reading")
         assert [thread for thread in threading.enumerate() if thread.name == "waiting"] == []
 
 
 def test_what_is_said_fits_the_line_and_holds_nothing_that_a_terminal_acts_on() -> None:
-    now = waiting.Waiting()
+    now = progress_line.Waiting()
     assert list(now.each(["a", "b\x1b[31m" + "x" * 500], 2000, "reading")) == ["a", "b\x1b[31m" + "x" * 500]
     now.bytes_read = 3 << 30
     assert len(now.line()) < 200

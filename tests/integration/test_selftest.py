@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from hangwatch.selftest import launch
-from hangwatch.selftest.verdict import judge
+from hangwatch.selftest.outcome import judge
 from tests import schemas
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.hang import clauses
-from hangwatch.hang.activity import Table
-from hangwatch.hang.capture import capture, job_of_pids
-from hangwatch.hang.grouping import group_ranks
+from hangwatch.capture import capture, job_of_pids
 from hangwatch.model import Group
-from hangwatch.probes import procs, shared_locks
+from hangwatch.probes.process import procfs, shared_locks
+from hangwatch.stacks.activity import Table
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import clauses
 from tests.conftest import wait_for
 from tests.integration import targets
 
@@ -94,5 +94,5 @@ def test_a_lock_of_its_own_is_not_shared(code: str, name: str, tmp_path: Path) -
 
 
 def test_of_a_process_that_is_gone_nothing_is_said() -> None:
-    assert shared_locks.awaited_address(1 << 22, procs.PROC) is None
-    assert shared_locks.regions(1 << 22, procs.PROC) == {}
+    assert shared_locks.awaited_address(1 << 22, procfs.PROC) is None
+    assert shared_locks.regions(1 << 22, procfs.PROC) == {}

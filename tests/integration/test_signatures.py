@@ -17,14 +17,15 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.hang import activity, clauses
-from hangwatch.hang.activity import Table
-from hangwatch.hang.capture import capture, job_of_pids
-from hangwatch.hang.grouping import group_ranks
+from hangwatch.capture import capture, job_of_pids
 from hangwatch.model import GpuSample, GpuSweep, Job, Member, Motion, Rank, Signature, Store, Worker
-from hangwatch.probes import main_thread, procs
-from hangwatch.probes.nvml import query
-from hangwatch.probes.nvml.sampler import NvmlSampler
+from hangwatch.probes.gpu import query
+from hangwatch.probes.gpu.sampler import NvmlSampler
+from hangwatch.probes.process import main_thread, procfs
+from hangwatch.stacks import activity
+from hangwatch.stacks.activity import Table
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import clauses
 from tests import debug_client
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, uuid_of
@@ -94,7 +95,7 @@ def server(send: bytes = b"") -> Iterator[int]:
 
 
 def job_of(pid: int, **environ: str) -> Job:
-    identity, _ = procs.read_state(pid)
+    identity, _ = procfs.read_state(pid)
     rank = Rank(id=identity, rank=0, local_rank=0, gpu_uuids=("GPU-0",))
     return Job(job_id="one", launcher="plain", launcher_id=None, ranks=(rank,), environ=environ)
 
@@ -222,7 +223,7 @@ os.read(back, 1)
 )
 def test_who_is_stuck_on_a_file_or_pipe_of_nobody_in_its_job(code: str, where: str | None, tmp_path: Path) -> None:
     with targets.python(code, tmp_path) as pid:
-        wait_for(lambda: main_thread.read_call(pid, procs.PROC), "it to stand in a call")
+        wait_for(lambda: main_thread.read_call(pid, procfs.PROC), "it to stand in a call")
         member = measured(job_of(pid))
     assert member.stuck_on == (where and where.format(folder=tmp_path))
     assert where is None or member.signature is Signature.BLOCKED, "it pages as before"
@@ -273,7 +274,7 @@ def test_which_thread_waits_for_an_answer_of_the_store(tmp_path: Path) -> None:
     with server() as port:
         for code, which, store in (RECEIVES, "main", port), (joins, "thread", port), (RECEIVES, None, 1):
             with targets.python(code.replace("{port}", str(port)), tmp_path) as pid:
-                wait_for(partial(main_thread.read_call, pid, procs.PROC), "the call")
+                wait_for(partial(main_thread.read_call, pid, procfs.PROC), "the call")
                 job = job_of(pid, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store))
                 taken = capture(job, settings=SETTINGS, node="here")
             assert {dump.awaits_store for dump in taken.ranks[0].rounds} == {which}
@@ -283,8 +284,8 @@ def test_a_child_that_is_known_as_a_worker_is_outside_where_it_is_waited_for_by_
     with server() as port, targets.python(CHILD.replace("{port}", str(port)), tmp_path) as pid:
         targets.wait_for_call(pid, "awaits_child")
         job = job_of(pid)
-        (child,) = procs.read_children(pid)
-        worker = Worker(id=procs.read_state(child)[0], comm="python")
+        (child,) = procfs.read_children(pid)
+        worker = Worker(id=procfs.read_state(child)[0], comm="python")
         member = measured(replace(job, ranks=(replace(job.ranks[0], workers=(worker,)),)))
     assert member.signature is Signature.AWAITS_OUTSIDE
     assert member.awaited.who.startswith(f"its child {child} (python")
@@ -329,7 +330,7 @@ def test_who_stands_in_a_debugger_waits_for_the_person_at_his_terminal() -> None
         said = b""
         while b"(Pdb)" not in said:
             said += os.read(ours, 4096)
-        wait_for(lambda: main_thread.read_call(child.pid, procs.PROC) is not None, "the prompt to wait")
+        wait_for(lambda: main_thread.read_call(child.pid, procfs.PROC) is not None, "the prompt to wait")
         settings = config.Capture(rounds=2, pause_seconds=0.2)
         taken = capture(job_of_pids([child.pid]), settings=settings, node="here")
         (group,) = group_ranks(taken, activity.load(), settings).groups

@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import pytest
 
-from hangwatch import config
-from hangwatch.hang import activity, detector, watched
-from hangwatch.hang.capture import capture
-from hangwatch.look import Look, judged
+from hangwatch import config, detector
+from hangwatch.capture import capture
+from hangwatch.detector import job_watch
 from hangwatch.model import Job, JobState, Rank
-from hangwatch.probes import procs, pyspy
-from hangwatch.progress import motion_count
+from hangwatch.probes.process import procfs, pyspy
+from hangwatch.stacks import activity
+from hangwatch.state.steps import motion_count
+from hangwatch.verdict.diagnosis import Diagnosis, diagnose
 from tests.conftest import wait_for
 from tests.dead_mount import dying_mount
 from tests.integration import targets
@@ -62,7 +63,7 @@ def ranks(folder: Path, *bodies: str) -> Iterator[Ranks]:
             wait_for(lambda: len(list(folder.glob("up-*"))) == len(bodies), "the ranks to be up")
             (folder / "go").touch()
             wait_for(lambda: len(list(folder.glob("went-*"))) == len(bodies), "the ranks to wait no more")
-            identities = [state[0] for child in children if (state := procs.read_state(child.pid))]
+            identities = [state[0] for child in children if (state := procfs.read_state(child.pid))]
             places = [Rank(id=identity, rank=number, local_rank=number) for number, identity in enumerate(identities)]
             job = Job(
                 job_id="x", launcher="plain", launcher_id=None, ranks=tuple(places), world_size=len(places), job_key="x"
@@ -88,12 +89,12 @@ def settled(pid: int, body: str) -> bool:
     if body is SPINNING:
         return targets.state(pid) == "R"
     wanted = "request_wait_answer" if body in (READING, READING_OPEN) else "nanosleep"
-    return wanted in (procs.read_counters(pid).wchan or "")
+    return wanted in (procfs.read_counters(pid).wchan or "")
 
 
-def look(job: Job, settings: config.Capture = QUICK) -> Look:
+def look(job: Job, settings: config.Capture = QUICK) -> Diagnosis:
     taken = capture(job, settings=settings, node="here")
-    return judged(taken, settings, activity.load(), unix_now=1e9)
+    return diagnose(taken, settings, activity.load(), unix_now=1e9)
 
 
 def dumpers() -> int:
@@ -143,7 +144,7 @@ def test_a_rank_that_reads_from_the_silent_mount_is_named_and_the_job_pages_at_o
 def test_a_descriptor_tells_the_mount_where_no_place_in_the_kernel_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hangwatch.hang.capture.mounts.FUSE_WAITS", frozenset())
+    monkeypatch.setattr("hangwatch.capture.silent_mounts.FUSE_WAITS", frozenset())
     with ranks(tmp_path, SPINNING, READING_OPEN) as (job, fall_silent):
         fall_silent()
         seen = look(job)
@@ -165,12 +166,12 @@ def test_ranks_that_compute_over_a_silent_mount_that_none_waits_for_are_not_judg
     assert (seen.frozen, seen.moving, seen.unknown) == (1, 0, 1)
 
 
-def assert_pages(seen: Look) -> None:
+def assert_pages(seen: Diagnosis) -> None:
     """The capture that the ordinary hold asks for makes the job hung, and that pages."""
     count = motion_count(seen.grouping)
     assert (count.frozen, count.moving, count.unknown) == (len(seen.grouping.members), 0, 0)
     settings = config.Detector()
-    suspected = watched.JobWatch(
+    suspected = job_watch.JobWatch(
         job_id="x",
         job_key="x",
         generation=frozenset(),
@@ -180,4 +181,4 @@ def assert_pages(seen: Look) -> None:
         since=100.0,
     )
     watch, _ = detector.captured(suspected, count, 110.0, settings)
-    assert (watch.state, watched.pages(watch, 110.0, settings)) == (JobState.HUNG, True)
+    assert (watch.state, job_watch.pages(watch, 110.0, settings)) == (JobState.HUNG, True)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.probes import main_thread, procs, sockets
+from hangwatch.probes.network import sockets
+from hangwatch.probes.process import main_thread, procfs
 from tests.conftest import wait_for
 from tests.integration import targets
 
@@ -32,7 +33,7 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def of(ours: socket.socket) -> sockets.Connection:
-    return sockets.read(os.getpid(), procs.PROC)[os.fstat(ours.fileno()).st_ino]
+    return sockets.read(os.getpid(), procfs.PROC)[os.fstat(ours.fileno()).st_ino]
 
 
 def test_a_connection_whose_other_end_has_closed_is_lost() -> None:
@@ -49,7 +50,7 @@ def test_bytes_of_both_directions_are_counted() -> None:
         wait_for(lambda: of(ours).bytes >= 50_000, "both directions to be counted")
         assert of(ours).local == of(theirs).remote
         assert sockets.words_of(of(ours).remote) == f"127.0.0.1 port {theirs.getsockname()[1]}"
-        assert sockets.held_by(os.getpid(), procs.PROC)[ours.fileno()] == of(ours).inode
+        assert sockets.held_by(os.getpid(), procfs.PROC)[ours.fileno()] == of(ours).inode
 
 
 def test_a_socket_that_listens_is_told_from_a_connection() -> None:
@@ -65,7 +66,7 @@ def test_a_unix_socket_tells_its_other_end_and_whether_it_listens(tmp_path: Path
     with ours, theirs, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "socket"))
         listening.listen()
-        found = sockets.read_unix(os.getpid(), procs.PROC)
+        found = sockets.read_unix(os.getpid(), procfs.PROC)
         inodes = [os.fstat(one.fileno()).st_ino for one in (ours, theirs, listening)]
     assert [found[inode].listens for inode in inodes] == [False, False, True]
     assert [found[inode].peer for inode in inodes] == [inodes[1], inodes[0], None]
@@ -87,7 +88,7 @@ def test_where_another_namespace_may_not_be_entered_its_connections_are_still_li
     (tmp_path / str(pid) / "ns/net").symlink_to("net:[1]")
     (tmp_path / str(pid) / "net").symlink_to(f"/proc/{pid}/net")
     with connected() as (ours, theirs):
-        asked, listed = sockets.read(pid, procs.PROC), sockets.read(pid, tmp_path)
+        asked, listed = sockets.read(pid, procfs.PROC), sockets.read(pid, tmp_path)
         for end in (ours, theirs):
             inode = os.fstat(end.fileno()).st_ino
             assert listed[inode] == asked[inode]._replace(bytes=None)
@@ -99,19 +100,19 @@ def test_where_another_namespace_may_not_be_entered_its_connections_are_still_li
 def test_too_many_connections_are_not_read_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "MOST_CONNECTIONS", 1)
     with connected():
-        assert sockets.read(os.getpid(), procs.PROC) is None
+        assert sockets.read(os.getpid(), procfs.PROC) is None
     with contextlib.ExitStack() as stack:
         for one in socket.socketpair():
             stack.enter_context(one)
-        assert sockets.read_unix(os.getpid(), procs.PROC) is None
+        assert sockets.read_unix(os.getpid(), procfs.PROC) is None
 
 
 def test_who_is_gone_has_neither_counters_nor_a_call() -> None:
-    assert main_thread.read_counters(NOBODY, procs.PROC) is None
-    assert main_thread.read_call(NOBODY, procs.PROC) is None
-    assert sockets.held_by(NOBODY, procs.PROC) is None
-    assert sockets.read(NOBODY, procs.PROC) is None
-    assert sockets.read_unix(NOBODY, procs.PROC) is None
+    assert main_thread.read_counters(NOBODY, procfs.PROC) is None
+    assert main_thread.read_call(NOBODY, procfs.PROC) is None
+    assert sockets.held_by(NOBODY, procfs.PROC) is None
+    assert sockets.read(NOBODY, procfs.PROC) is None
+    assert sockets.read_unix(NOBODY, procfs.PROC) is None
 
 
 def test_a_call_names_all_that_it_waits_for(tmp_path: Path) -> None:
@@ -127,8 +128,8 @@ both.poll()
 """
     with targets.python(code, tmp_path) as pid:
         targets.wait_for_state(pid, "S")
-        wait_for(lambda: main_thread.read_call(pid, procs.PROC), "the call")
-        call = main_thread.read_call(pid, procs.PROC)
+        wait_for(lambda: main_thread.read_call(pid, procfs.PROC), "the call")
+        call = main_thread.read_call(pid, procfs.PROC)
     assert (call.kind, len(call.descriptors)) == ("receives", 2)
     assert 0 in call.descriptors
 
@@ -145,18 +146,18 @@ listening.accept()
 """
     with targets.python(code, tmp_path) as pid:
         targets.wait_for_state(pid, "S")
-        wait_for(lambda: main_thread.read_call(pid, procs.PROC), "the call")
-        call = main_thread.read_call(pid, procs.PROC)
-        table, held = sockets.read(pid, procs.PROC), sockets.held_by(pid, procs.PROC)
+        wait_for(lambda: main_thread.read_call(pid, procfs.PROC), "the call")
+        call = main_thread.read_call(pid, procfs.PROC)
+        table, held = sockets.read(pid, procfs.PROC), sockets.held_by(pid, procfs.PROC)
     assert call.kind == "receives"
     assert [table[held[one]].listens for one in call.descriptors] == [True]
 
 
 def test_who_sleeps_gives_the_core_away_itself() -> None:
-    before = main_thread.read_counters(os.getpid(), procs.PROC)
+    before = main_thread.read_counters(os.getpid(), procfs.PROC)
     for _ in range(5):
         select.select([], [], [], 0.01)
-    after = main_thread.read_counters(os.getpid(), procs.PROC)
+    after = main_thread.read_counters(os.getpid(), procfs.PROC)
     assert after.voluntary_switches - before.voluntary_switches >= 5
     assert after.read_monotonic_seconds > before.read_monotonic_seconds
 
@@ -198,13 +199,13 @@ def test_bytes_are_counted_in_another_network_namespace(in_its_own_network: tupl
     before = Path("/proc/thread-self/ns/net").readlink()
     assert Path(f"/proc/{pid}/ns/net").readlink() != before
 
-    found, held = sockets.read(pid, procs.PROC), sockets.held_by(pid, procs.PROC)
+    found, held = sockets.read(pid, procfs.PROC), sockets.held_by(pid, procfs.PROC)
 
     carried = [found[held[end]].bytes for end in (ours, theirs)]
     assert all(50_000 <= count <= 50_001 for count in carried), "the SYN that was acknowledged counts as a byte"
     assert found[held[ours]].local == found[held[theirs]].remote
-    assert sockets.read_unix(pid, procs.PROC)[held[unix]].peer is not None
-    here = sockets.read(os.getpid(), procs.PROC)
+    assert sockets.read_unix(pid, procfs.PROC)[held[unix]].peer is not None
+    here = sockets.read(os.getpid(), procfs.PROC)
     assert held[ours] not in here, "a connection of another network"
     assert Path("/proc/thread-self/ns/net").readlink() == before
     assert not [thread for thread in threading.enumerate() if thread.name == "setns"]
@@ -215,11 +216,11 @@ def test_who_may_not_enter_a_network_namespace_still_sees_its_connections(
 ) -> None:
     """Without CAP_SYS_ADMIN, and as root otherwise: the daemon of the unit, whose capabilities are counted."""
     pid, (ours, theirs, _) = in_its_own_network
-    inodes = {sockets.held_by(pid, procs.PROC)[end] for end in (ours, theirs)}
+    inodes = {sockets.held_by(pid, procfs.PROC)[end] for end in (ours, theirs)}
     code = (
         "import ctypes, sys\n"
         "from pathlib import Path\n"
-        "from hangwatch.probes import sockets\n"
+        "from hangwatch.probes.network import sockets\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"
         "header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()\n"
         "assert libc.capset(header, none) == 0\n"  # every one is given back, see capset(2)

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch import config, incident_file
-from hangwatch.beats import Beats
-from hangwatch.board import Board
-from hangwatch.daemon.common import Common
-from hangwatch.daemon.keeping import Keeping
-from hangwatch.demo.node import SimulatedNode
-from hangwatch.hang import activity
-from hangwatch.probes.nvml.sampler import NvmlSampler
-from hangwatch.progress import SaveIncident
+from hangwatch import config
+from hangwatch.daemon.context import Common
+from hangwatch.daemon.incident_writer import Keeping
+from hangwatch.demo.simulated_node import SimulatedNode
+from hangwatch.formats import incident_file
+from hangwatch.probes.gpu.sampler import NvmlSampler
+from hangwatch.schedule import Beats
+from hangwatch.stacks import activity
+from hangwatch.state.board import Board
+from hangwatch.state.steps import SaveIncident
 from hangwatch.store import Store
 from tests import samples
 from tests.dead_mount import dead_mount

@@ -27,12 +27,12 @@ from prometheus_client import CollectorRegistry
 from rich.cells import cell_len
 from rich.console import Console
 
-from hangwatch.cli.errors import InputError
 from hangwatch.cli.top import Seen, frame, watch
+from hangwatch.cli.usage_errors import InputError
 from hangwatch.config import Http
-from hangwatch.http import Server
 from hangwatch.model import JobName, JobState
-from hangwatch.status import CheckLine, GpuStatus, JobStatus, Status
+from hangwatch.state.status import CheckLine, GpuStatus, JobStatus, Status
+from hangwatch.web.http_server import Server
 from tests.conftest import wait_for
 
 SHOWN, HIDDEN, NEW_SCREEN, OLD_SCREEN = b"\x1b[?25h", b"\x1b[?25l", b"\x1b[?1049h", b"\x1b[?1049l"

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch import config, look
-from hangwatch.hang import activity
-from hangwatch.hang.capture import job_of_pids
+from hangwatch import config
+from hangwatch.capture import diagnosis, job_of_pids
 from hangwatch.model import Fault, ProcessId
 from hangwatch.probes import torch_recorder
 from hangwatch.probes.torch_recorder import layouts, libraries, search, symbols, symbols_child
 from hangwatch.report import as_json
+from hangwatch.stacks import activity
 from tests.conftest import wait_for
 from tests.dead_mount import dying_mount
 from tests.integration import targets
@@ -74,13 +74,17 @@ def test_a_recorder_that_is_off_says_what_to_set(tmp_path: Path, variable: str) 
 def test_a_capture_keeps_why_a_recorder_could_not_be_read(tmp_path: Path) -> None:
     settings = config.Capture(pause_seconds=0.0)
     with targets.python(ALONE.format(more=""), tmp_path, TORCH_FR_BUFFER_SIZE="0") as pid:
-        taken = look.look_at(job_of_pids([pid]), settings=settings, activities=activity.load(), node="here", rounds=2)
+        taken = diagnosis.diagnose_job(
+            job_of_pids([pid]), settings=settings, activities=activity.load(), node="here", rounds=2
+        )
     (rank,) = taken.capture.ranks
     assert [[one.reason for one in dump.recorder_faults] for dump in rank.rounds] == [["RecorderOff"]] * 2
     notes = as_json.answer(taken.grouping, taken.verdict).notes
     assert [note for note in notes if "set TORCH_FR_BUFFER_SIZE=2000" in note]
     with targets.python(targets.SLEEPING, tmp_path) as pid:
-        taken = look.look_at(job_of_pids([pid]), settings=settings, activities=activity.load(), node="here", rounds=1)
+        taken = diagnosis.diagnose_job(
+            job_of_pids([pid]), settings=settings, activities=activity.load(), node="here", rounds=1
+        )
     assert [one.reason for one in taken.grouping.members[0].recorder_faults] == ["NoTorch"]
     assert not [note for note in as_json.answer(taken.grouping, taken.verdict).notes if "sequence numbers" in note]
 
@@ -103,8 +107,9 @@ def test_a_recorder_that_was_never_used_is_empty(tmp_path: Path) -> None:
 @needs_root
 def test_another_user_has_no_right_to_it(tmp_path: Path) -> None:
     code = (
-        "from hangwatch.probes import procs, torch_recorder\n"
-        "print(torch_recorder.SHARED.read(procs.read_state({pid})[0]))"
+        "from hangwatch.probes import torch_recorder\n"
+        "from hangwatch.probes.process import procfs\n"
+        "print(torch_recorder.SHARED.read(procfs.read_state({pid})[0]))"
     )
     with targets.python(ALONE.format(more=""), tmp_path) as pid:
         command = [*as_user(NOBODY), sys.executable, "-c", code.format(pid=pid)]

@@ -19,15 +19,16 @@ import pytest
 from click.testing import CliRunner
 
 from hangwatch import config
+from hangwatch.capture import capture
+from hangwatch.cli.dump import dump
 from hangwatch.cli.explain import explain
-from hangwatch.cli.stacks import dump
-from hangwatch.hang import activity, culprit
-from hangwatch.hang.capture import capture
-from hangwatch.hang.grouping import group_ranks
-from hangwatch.hang.jobs import find_jobs
+from hangwatch.jobs.discovery import find_jobs
 from hangwatch.model import Grouping, Job, RankId, Verdict
-from hangwatch.probes import pyspy
-from hangwatch.probes.process_scan import ProcessScan
+from hangwatch.probes.process import pyspy
+from hangwatch.probes.process.process_scan import ProcessScan
+from hangwatch.stacks import activity
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import judge as culprit
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.proc_tree import sweep

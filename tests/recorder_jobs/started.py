@@ -15,13 +15,16 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch import config, look
-from hangwatch.flight_record import RankRecords
-from hangwatch.hang import activity, by_number, rules
-from hangwatch.hang.capture import job_of_pids
-from hangwatch.hang.waitfor import Answer
+from hangwatch import config
+from hangwatch.capture import diagnosis, job_of_pids
+from hangwatch.collectives.wait_graph import Answer
 from hangwatch.model import Job
-from hangwatch.probes import procs, torch_recorder
+from hangwatch.model.flight_records import RankRecords
+from hangwatch.probes import torch_recorder
+from hangwatch.probes.process import procfs
+from hangwatch.stacks import activity
+from hangwatch.verdict import rules, sequence_numbers
+from hangwatch.verdict.diagnosis import Diagnosis
 from tests.conftest import DATA, wait_for
 from tests.servers import free_port
 
@@ -49,10 +52,10 @@ class Started(NamedTuple):
         ranks = tuple(replace(rank, rank=ranks_of[rank.id.pid], local_rank=ranks_of[rank.id.pid]) for rank in job.ranks)
         return replace(job, ranks=ranks, world_size=len(self.pids))
 
-    def look(self, pause_seconds: float = 0.5) -> look.Look:
+    def look(self, pause_seconds: float = 0.5) -> Diagnosis:
         """Two rounds of all ranks that are read."""
         settings = config.Capture(pause_seconds=pause_seconds)
-        return look.look_at(self.job(), settings=settings, activities=TABLE, node="here", rounds=2)
+        return diagnosis.diagnose_job(self.job(), settings=settings, activities=TABLE, node="here", rounds=2)
 
     def dumps(self, ask: str) -> Path:
         """The folder of the dumps that the ranks write of themselves, each anew; those that are stopped write none."""
@@ -64,13 +67,13 @@ class Started(NamedTuple):
 
     def recorders(self) -> dict[int, tuple[RankRecords, ...]]:
         """What the recorders of each rank hold now."""
-        states = {rank: procs.read_state(self.pids[rank]) for rank in self.read}
+        states = {rank: procfs.read_state(self.pids[rank]) for rank in self.read}
         read = {rank: torch_recorder.SHARED.read(state[0]) for rank, state in states.items() if state is not None}
         return {rank: tuple(one for one in found if isinstance(one, RankRecords)) for rank, found in read.items()}
 
-    def answer(self, taken: look.Look) -> Answer:
+    def answer(self, taken: Diagnosis) -> Answer:
         """What the sequence numbers alone say."""
-        return by_number.answer(rules.survey(taken.grouping, len(self.read)))
+        return sequence_numbers.answer(rules.survey(taken.grouping, len(self.read)))
 
 
 @cache

@@ -13,13 +13,13 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from hangwatch.config import Settings
-from hangwatch.hang import activity
-from hangwatch.hang.activity import Table
-from hangwatch.hang.elsewhere import waits_elsewhere
-from hangwatch.hang.watched import MotionCount
-from hangwatch.look import Look, judged
+from hangwatch.detector.job_watch import MotionCount
 from hangwatch.model import Capture, Frame, ProcessDump, RankDump
-from hangwatch.progress import motion_count
+from hangwatch.stacks import activity
+from hangwatch.stacks.activity import Table
+from hangwatch.state.steps import motion_count
+from hangwatch.verdict.diagnosis import Diagnosis, diagnose
+from hangwatch.verdict.remote_wait import waits_elsewhere
 
 NAMES = (("qzx", "vbn", "wrt"), ("save_checkpoint", "log", "evaluate", "main"))
 """Random ones, and misleading ones."""
@@ -27,10 +27,10 @@ CLEAR_MAJORITY = 3
 
 _STANDARD_FILES = frozenset({"threading.py", "socket.py", "ssl.py", "selectors.py", "socketserver.py", "subprocess.py"})
 _PROGRAM = ("hangwatch/demo/", "tests/scenarios/")
-_COLLECTIVES = "hangwatch/demo/collectives.py"  # stands for torch.distributed, and is taught to hangwatch
+_COLLECTIVES = "hangwatch/demo/unix_collectives.py"  # stands for torch.distributed, and is taught to hangwatch
 
 
-def assert_names_do_not_matter(look: Look, settings: Settings) -> None:
+def assert_names_do_not_matter(look: Diagnosis, settings: Settings) -> None:
     """An empty table finds as many ranks frozen, moving and unjudged.
 
     And what the program calls its functions changes neither that nor who is named. Where fewer than three ranks wait one is
@@ -38,24 +38,24 @@ def assert_names_do_not_matter(look: Look, settings: Settings) -> None:
     """
     is_small = sum(group.size for group in look.grouping.groups if group.waits) < CLEAR_MAJORITY
     seen = counted(look)
-    assert counted(judged(look.capture, settings.capture, Table(()), unix_now=0.0)) == seen
+    assert counted(diagnose(look.capture, settings.capture, Table(()), unix_now=0.0)) == seen
     table = activity.load(settings.activities.rules)
     for names in NAMES:
         capture = with_names(look.capture, names)
         assert capture != look.capture, "nothing is renamed: it proves nothing"
-        renamed = judged(capture, settings.capture, table, unix_now=0.0)
+        renamed = diagnose(capture, settings.capture, table, unix_now=0.0)
         assert counted(renamed) == seen, names
         assert _waits(renamed) == _waits(look), names
         named, said = renamed.verdict.named, (names, look.verdict.message, renamed.verdict.message)
         assert named == look.verdict.named or (is_small and () in {named, look.verdict.named}), said
 
 
-def counted(look: Look) -> MotionCount:
+def counted(look: Diagnosis) -> MotionCount:
     """All that the detector is told, but for the words, and for hashes of places: a renamed one is renamed in all looks."""
     return replace(motion_count(look.grouping), who="", stays={})
 
 
-def _waits(look: Look) -> bool:
+def _waits(look: Diagnosis) -> bool:
     return waits_elsewhere(look.grouping, look.verdict, is_elsewhere_too=True)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hangwatch.demo.launcher import say
 from hangwatch.demo.phases import Phase, Phases
-from hangwatch.demo.process import become
+from hangwatch.demo.process_setup import become
 
 
 def answer(index: int, folder: str, parent: int, questions: Connection, ready: Connection) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from hangwatch.config import Capture
-from hangwatch.demo import play
-from hangwatch.demo.node import SimulatedNode, wait_until
+from hangwatch.demo import playback
 from hangwatch.demo.scenarios import SCENARIOS as DEMOS
 from hangwatch.demo.scenarios import Answer
+from hangwatch.demo.simulated_node import SimulatedNode, wait_until
 from hangwatch.model import JobState
 from tests.scenarios.outside import answering
 from tests.scenarios.power import Expected
@@ -55,7 +55,7 @@ def demo(name: str) -> Callable[[Path], tuple[Observed, ...]]:
             daemons.append(LookingDaemon(*given, **options))
             return daemons[-1]
 
-        outcome = play.play(name, ranks=8, seed=1, directory=directory, new_daemon=new_daemon)
+        outcome = playback.play(name, ranks=8, seed=1, directory=directory, new_daemon=new_daemon)
         named = tuple(one.rank for one in outcome.verdict.named) if outcome.verdict and outcome.paged else ()
         seconds = outcome.seconds if outcome.paged else None
         states = tuple(state.value for state in outcome.states)

@@ -1,6 +1,6 @@
 """Plays a script (what each rank does at each second) through the detector, the grouping and the verdict, in virtual time.
 
-Nothing here decides: power, stacks and counters follow from the script, and `hangwatch.progress` gets them as the
+Nothing here decides: power, stacks and counters follow from the script, and `hangwatch.state.steps` gets them as the
 daemon would give them: a sweep a second, a scan every ten, a capture of three rounds five seconds apart.
 """
 
@@ -12,13 +12,9 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from hangwatch import progress
-from hangwatch.board import Snapshot
 from hangwatch.config import Settings
-from hangwatch.hang import activity
-from hangwatch.hang.detector import TakeCapture, Transition
-from hangwatch.hang.power import gpu_levels
-from hangwatch.look import Look, judged
+from hangwatch.detector import TakeCapture, Transition
+from hangwatch.detector.power_level import gpu_levels
 from hangwatch.model import (
     Awaited,
     Capture,
@@ -40,7 +36,11 @@ from hangwatch.model import (
     Waiting,
     spans,
 )
-from hangwatch.progress import Action
+from hangwatch.stacks import activity
+from hangwatch.state import steps
+from hangwatch.state.board import Snapshot
+from hangwatch.state.steps import Action
+from hangwatch.verdict.diagnosis import Diagnosis, diagnose
 
 NODE = "node-1"
 SETTINGS = Settings()
@@ -186,7 +186,7 @@ class Played:
     pages: list[float] = field(default_factory=list)
     pages_now: bool = False
     verdict: Verdict | None = None
-    looks: list[Look] = field(default_factory=list)
+    looks: list[Diagnosis] = field(default_factory=list)
     glances: int = 0
 
     @property
@@ -241,7 +241,7 @@ class _Daemon:
         if t % self.settings.jobs.discover_seconds == 0:
             self._discover(t)
         if not self.node.silent(t):
-            self._snapshot, actions = progress.sampled(
+            self._snapshot, actions = steps.sampled(
                 self._snapshot,
                 self.node.sweep(t, self._noise),
                 SamplerStatus(alive=True),
@@ -250,7 +250,7 @@ class _Daemon:
                 gap_seconds=10.0,
             )
         else:
-            self._snapshot, actions = progress.unsampled(
+            self._snapshot, actions = steps.unsampled(
                 self._snapshot,
                 SamplerStatus(alive=False),
                 now=t,
@@ -272,16 +272,16 @@ class _Daemon:
                 self._device_bytes[gpu] += doing.device_bytes_per_second or 0.0
 
     def _discover(self, t: float) -> None:
-        self._snapshot, actions = progress.discovered(self._snapshot, self.node.found_jobs(t), t, UNIX_START + t)
+        self._snapshot, actions = steps.discovered(self._snapshot, self.node.found_jobs(t), t, UNIX_START + t)
         self._note(actions, t)
 
     def _start_again(self, t: float) -> None:
         """What a new daemon knows: the incidents that the old one has saved and nobody has closed."""
         incidents = [entry.incident for entry in self._snapshot.jobs.values() if entry.incident is not None]
         self._wanted, self._under_way = [], []
-        self._snapshot, _ = progress.discovered(Snapshot(), self.node.found_jobs(t), t, UNIX_START + t)
+        self._snapshot, _ = steps.discovered(Snapshot(), self.node.found_jobs(t), t, UNIX_START + t)
         living = frozenset(process for entry in self._snapshot.jobs.values() for process in entry.job.processes)
-        self._snapshot, actions = progress.resumed(
+        self._snapshot, actions = steps.resumed(
             self._snapshot,
             [incident for incident in incidents if incident.closed_unix_seconds is None],
             living,
@@ -314,12 +314,12 @@ class _Daemon:
         settings = self.settings.detector
         if taking.is_glance:
             self.played[taking.job_id].glances += 1
-            seen = progress.motion_count(look.grouping)
-            self._snapshot, actions = progress.glanced(
+            seen = steps.motion_count(look.grouping)
+            self._snapshot, actions = steps.glanced(
                 self._snapshot, taking.job_id, seen, now=t, unix_now=UNIX_START + t, settings=settings
             )
         else:
-            self._snapshot, actions = progress.captured(self._snapshot, look, now=t, settings=settings)
+            self._snapshot, actions = steps.captured(self._snapshot, look, now=t, settings=settings)
         self._note(actions, t)
 
     def _dump(self, gpu: int, t: float, round_number: int) -> ProcessDump:
@@ -354,7 +354,7 @@ class _Daemon:
             device_bytes=None if doing.device_bytes_per_second is None else int(self._device_bytes[gpu]),
         )
 
-    def _look(self, taking: _Taking, t: float) -> Look:
+    def _look(self, taking: _Taking, t: float) -> Diagnosis:
         gpus = dict(self.node.jobs)[taking.job_id]
         taken = Capture(
             job_id=taking.job_id,
@@ -367,7 +367,7 @@ class _Daemon:
             or (self._launcher_dump(taking),),
             world_size=len(gpus) + self.node.elsewhere or None,
         )
-        return judged(taken, self.settings.capture, self.activities, unix_now=UNIX_START + t)
+        return diagnose(taken, self.settings.capture, self.activities, unix_now=UNIX_START + t)
 
     def _launcher_dump(self, taking: _Taking) -> RankDump:
         return RankDump(

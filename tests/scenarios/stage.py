@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch.board import JobEntry
 from hangwatch.config import Settings
 from hangwatch.daemon import Daemon
-from hangwatch.demo import play
-from hangwatch.demo.node import SimulatedNode, wait_until
-from hangwatch.demo.play import Watcher, watching
-from hangwatch.demo.power import SimulatedGpus
-from hangwatch.look import Look
+from hangwatch.demo import playback
+from hangwatch.demo.playback import Watcher, watching
+from hangwatch.demo.simulated_gpus import SimulatedGpus
+from hangwatch.demo.simulated_node import SimulatedNode, wait_until
 from hangwatch.model import Fault, GpuSample, GpuSweep, JobState
+from hangwatch.state.board import JobEntry
+from hangwatch.verdict.diagnosis import Diagnosis
 from tests.scenarios.outside import UnavailableError
 from tests.scenarios.power import Expected
 
@@ -48,7 +48,7 @@ class Observed(NamedTuple):
     named: tuple[int | None, ...] = ()
     seconds: float | None = None
     found: bool = True
-    looks: tuple[Look, ...] = ()
+    looks: tuple[Diagnosis, ...] = ()
     unavailable: str = ""
 
 
@@ -74,10 +74,10 @@ class LookingDaemon(Daemon):
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        self.looks: list[Look] = []
+        self.looks: list[Diagnosis] = []
         look_at = self.looking.look_at
 
-        def kept(*given: Any, **options: Any) -> Look | None:
+        def kept(*given: Any, **options: Any) -> Diagnosis | None:
             look = look_at(*given, **options)
             if look is not None:
                 self.looks.append(look)
@@ -85,7 +85,7 @@ class LookingDaemon(Daemon):
 
         self.looking.look_at = kept
 
-    def looks_at(self, job_id: str) -> tuple[Look, ...]:
+    def looks_at(self, job_id: str) -> tuple[Diagnosis, ...]:
         """Those at one job."""
         return tuple(look for look in self.looks if look.capture.job_id == job_id)
 
@@ -194,7 +194,7 @@ class Stage:
 
 def settings(directory: Path, startup_hold_seconds: float = 60.0, stalled_hold_seconds: float = 6.0) -> Settings:
     """Those of the demo."""
-    chosen = play.settings(directory)
+    chosen = playback.settings(directory)
     holds = {"startup_hold_seconds": startup_hold_seconds, "stalled_hold_seconds": stalled_hold_seconds}
     return replace(chosen, detector=replace(chosen.detector, **holds))
 
@@ -221,7 +221,7 @@ def training(chosen: Settings, *others: SimulatedNode) -> Iterator[tuple[Stage, 
     with staged(chosen, SimulatedNode(RANKS, worker=WORKER), *others) as stages:
         for stage in stages:
             stage.until(JobState.TRAINING)
-        stages[0].watcher.follow(play.TRAINING_SECONDS)
+        stages[0].watcher.follow(playback.TRAINING_SECONDS)
         yield stages
 
 
@@ -277,7 +277,7 @@ class Crowd:
                     stack.enter_context(apart(node))
             for one, stage in zip(self.neighbours, stages, strict=True):
                 stage.until(one.begins)
-            stages[0].watcher.follow(play.TRAINING_SECONDS)
+            stages[0].watcher.follow(playback.TRAINING_SECONDS)
             with ThreadPoolExecutor(len(stages)) as threads:
                 return tuple(threads.map(Neighbour.observed, self.neighbours, stages))
 

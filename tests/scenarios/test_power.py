@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.hang.activity import Table
+from hangwatch.stacks.activity import Table
 from tests.scenarios.names import assert_names_do_not_matter
 from tests.scenarios.power import HANG_SCENARIOS, HEALTHY_SCENARIOS, HOUR, PAUSE_SCENARIOS, PowerScenario
 from tests.scenarios.simulation import SETTINGS, UNIX_START, fold, play

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hangwatch.demo import loader, troubles, worker
-from hangwatch.demo.collectives import barrier
+from hangwatch.demo import faults, loader, worker
 from hangwatch.demo.phases import Phase
-from hangwatch.demo.process import become
+from hangwatch.demo.process_setup import become
+from hangwatch.demo.unix_collectives import barrier
 from hangwatch.demo.worker import Rank, evaluate
 
 SLOW_SHARD = "slow"
@@ -70,7 +70,7 @@ def join_late(me: Rank, late: str) -> None:
     """One rank waits for a lock before the first step, and the others for that rank."""
     me.begins(Phase.STARTING)
     if me.rank == int(late):
-        troubles.deadlock(me)
+        faults.deadlock(me)
     barrier(me.peers)
 
 
@@ -86,7 +86,7 @@ def evaluate_on_one(me: Rank, seconds: str) -> None:
 def stop_all(me: Rank) -> None:
     """All ranks stop, as when a batch system suspends the job, and go on together once they are continued."""
     me.begins(Phase.IDLE)
-    troubles.stop(me)
+    faults.stop(me)
     barrier(me.peers)
 
 
@@ -99,7 +99,7 @@ def linger(me: Rank, seconds: str) -> None:
 def behind_gpu(me: Rank, odd: str) -> None:
     """One rank waits for a lock; the others stand behind their GPUs, as in `.read_loss()` behind NCCL."""
     if me.rank == int(odd):
-        troubles.deadlock(me)
+        faults.deadlock(me)
     me.begins(Phase.COLLECTIVE)
     read_loss()
 
@@ -113,7 +113,7 @@ def read_loss() -> None:
 def poll_gpu(me: Rank, odd: str) -> None:
     """One rank waits for a lock; the others ask in Python whether their collective is over."""
     if me.rank == int(odd):
-        troubles.deadlock(me)
+        faults.deadlock(me)
     me.begins(Phase.COLLECTIVE)
     until_done([])
 

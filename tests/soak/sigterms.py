@@ -18,7 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from hangwatch.demo.node import SimulatedNode
+from hangwatch.demo.simulated_node import SimulatedNode
 from tests.fake_driver import FakeDriver, compile_library, h100
 from tests.watched import RealDaemon
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hangwatch.fleet import across, sighting, topology
+from hangwatch.fleet import cross_node, sighting, topology
 from hangwatch.fleet.merge import Gathering
 from hangwatch.fleet.nodeset import NodesError
 from hangwatch.fleet.sighting import Sighting
@@ -54,7 +54,7 @@ def told(
         ),
         world_size=len(ranks),
     )
-    verdict = across.judge(grouping, leaves=leaves)
+    verdict = cross_node.judge(grouping, leaves=leaves)
     assert {rank.rank for rank in verdict.named} == odd
     return {one.kind: one.message for one in verdict.evidence if one.kind.startswith("shared_")}
 

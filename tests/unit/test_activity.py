@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch import config
-from hangwatch.hang import activity
 from hangwatch.model import Frame
+from hangwatch.stacks import activity
 
 TABLE = activity.load()
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from hangwatch.beats import Beats
+from hangwatch.schedule import Beats
 from tests.conftest import wait_for
 
 

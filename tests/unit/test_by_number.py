@@ -6,7 +6,6 @@ import pytest
 from msgspec import structs
 
 from hangwatch.fleet.merge import merge
-from hangwatch.hang import culprit
 from hangwatch.model import (
     Behind,
     Confidence,
@@ -22,6 +21,7 @@ from hangwatch.model import (
     Signature,
     Verdict,
 )
+from hangwatch.verdict import judge
 from tests.unit.test_waitfor import WORLD, done, standing, waits
 
 WAIT = Frame(function="all_reduce", file="torch/distributed/distributed_c10d.py", line=9)
@@ -45,7 +45,7 @@ def outside(*members: Member, activity: str = "checkpoint", waits_for: str = "no
 
 
 def judged(*groups: Group, world_size: int = 4) -> Verdict:
-    return culprit.judge(Grouping(groups=groups, world_size=world_size))
+    return judge.judge(Grouping(groups=groups, world_size=world_size))
 
 
 THREE = tuple(standing(rank, waits(6)) for rank in range(3))
@@ -240,9 +240,9 @@ def test_nodes_are_judged_together_as_one() -> None:
 
     here = Grouping(groups=(waiting(*node("a", *THREE)),), world_size=4)
     there = Grouping(groups=(outside(*node("b", standing(3, done(5)))),), world_size=4)
-    assert culprit.judge(here, 3).named == ()
+    assert judge.judge(here, 3).named == ()
     for both in (merge(here, there), merge(there, here)):
-        assert [one.rank for one in culprit.judge(both).named] == [3]
+        assert [one.rank for one in judge.judge(both).named] == [3]
 
 
 def with_gpus(*numbers: tuple[float | None, float | None]) -> Verdict:

@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.hang.capture import capture
-from hangwatch.hang.power import GpuLevels
+from hangwatch.capture import capture
+from hangwatch.detector.power_level import GpuLevels
 from hangwatch.model import (
     Capture,
     Died,

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from hangwatch.checks import clock_skew
 from hangwatch.checks.clock_skew import Sample, Settings, judge
 from hangwatch.model import Fault
-from hangwatch.probes import chrony, sntp, timex
-from hangwatch.probes.node import Node
+from hangwatch.probes.network import sntp
+from hangwatch.probes.node import chrony, timex
+from hangwatch.probes.node.machine import Node
 from tests.conftest import wait_for
 from tests.node_tree import Checked, FakeClock, values
 

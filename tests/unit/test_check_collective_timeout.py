@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch import patience
-from hangwatch.probes.node import Node
+from hangwatch.jobs import collective_timeout
+from hangwatch.probes.node.machine import Node
 from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values
 
 GPU = "GPU-0"
@@ -64,7 +64,7 @@ def test_the_margin_counts(tree: NodeTree) -> None:
 
 def test_a_number_of_hundreds_of_digits_is_a_number_that_can_be_shown(tree: NodeTree) -> None:
     result = check(tree, {"DEEPSPEED_TIMEOUT": "9" * 400})
-    assert values(result, "collective_timeout_seconds") == {("77",): 60 * patience.MOST}
+    assert values(result, "collective_timeout_seconds") == {("77",): 60 * collective_timeout.MOST}
 
 
 @pytest.mark.parametrize("name", ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"])

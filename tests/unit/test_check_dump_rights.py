@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from hangwatch.checks.contract import RankName
 from hangwatch.checks.dump_rights import RankRight, Sample, Settings, judge
-from hangwatch.probes import rights
-from hangwatch.probes.node import Node
+from hangwatch.checks.framework.contract import RankName
+from hangwatch.probes.node.machine import Node
+from hangwatch.probes.process import dump_permissions
 from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values
 
-ROOT = rights.Rights(
+ROOT = dump_permissions.Rights(
     user_id=0,
-    capabilities=tuple(rights.CAPABILITIES),
+    capabilities=tuple(dump_permissions.CAPABILITIES),
     ptrace_scope=1,
     seccomp_filter=False,
     pyspy_version="0.4.3",
@@ -26,8 +26,8 @@ ROOT = rights.Rights(
 )
 
 
-def own(**changes: Any) -> rights.Rights:
-    return rights.Rights(**{name: getattr(ROOT, name) for name in ROOT.__struct_fields__} | changes)
+def own(**changes: Any) -> dump_permissions.Rights:
+    return dump_permissions.Rights(**{name: getattr(ROOT, name) for name in ROOT.__struct_fields__} | changes)
 
 
 def refused(**changes: Any) -> RankRight:
@@ -74,7 +74,7 @@ def test_yama_forbids_everything(tree: NodeTree) -> None:
         (ROOT, ["user namespace", "PrivateUsers"]),
     ],
 )
-def test_a_refusal_names_the_likeliest_reason(ours: rights.Rights, words: list[str]) -> None:
+def test_a_refusal_names_the_likeliest_reason(ours: dump_permissions.Rights, words: list[str]) -> None:
     verdict = judge((Sample(own=ours, ranks=(refused(),)),), Settings())
     assert (verdict.status.name, verdict.reason) == ("WARNING", "DumpRefused")
     for word in words:
@@ -90,10 +90,10 @@ def test_the_table_and_the_owner_of_a_rank(tree: NodeTree) -> None:
     assert rows["capabilities"] == "CAP_SYS_PTRACE"
     assert rows["yama ptrace_scope"] == "1"
     assert rows["local rank 0 of job 77 (pid 10)"] == "may be dumped"
-    assert rights.user_of(tree.proc, 10) == 1000
-    assert rights.user_of(tree.proc, 11) is None
-    own = rights.own(tree.proc)
-    assert isinstance(own, rights.Rights) and own.user_id == 500
+    assert dump_permissions.user_of(tree.proc, 10) == 1000
+    assert dump_permissions.user_of(tree.proc, 11) is None
+    own = dump_permissions.own(tree.proc)
+    assert isinstance(own, dump_permissions.Rights) and own.user_id == 500
 
 
 def test_many_refusals_are_one_sentence() -> None:
@@ -137,9 +137,9 @@ def test_a_status_that_may_not_be_read(tree: NodeTree) -> None:
 def test_this_process_may_look_at_itself_and_is_not_touched() -> None:
     before = Path("/proc/self/status").read_text()
     assert "TracerPid:\t0" in before
-    assert rights.may_attach(Path("/proc"), os.getpid()) is True
-    answer = rights.own(Path("/proc"))
-    assert isinstance(answer, rights.Rights)
+    assert dump_permissions.may_attach(Path("/proc"), os.getpid()) is True
+    answer = dump_permissions.own(Path("/proc"))
+    assert isinstance(answer, dump_permissions.Rights)
     assert answer.user_id == os.geteuid() and answer.pyspy_version
     assert answer.pyspy_path and os.access(answer.pyspy_path, os.X_OK)
 
@@ -149,7 +149,7 @@ def test_the_kernel_refuses_another_user_and_nobody_is_stopped() -> None:
     reader = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from hangwatch.probes import rights\n"
+        "from hangwatch.probes.process import dump_permissions as rights\n"
         "rights.own(Path('/proc'))\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "print(rights.may_attach(Path('/proc'), int(sys.argv[1])), rights.own(Path('/proc')).capabilities)\n"

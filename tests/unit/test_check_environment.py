@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hangwatch.checks import environment
 from hangwatch.checks.environment import JobEnvironment, matching, packages_of, rules, satisfies, version_in
 from hangwatch.model import JobName
-from hangwatch.probes.node import Node
+from hangwatch.probes.node.machine import Node
 from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values
 
 

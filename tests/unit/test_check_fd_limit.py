@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch.model import Fault
-from hangwatch.probes import file_limits, pidfiles
-from hangwatch.probes.node import Node
+from hangwatch.probes.node import file_limits
+from hangwatch.probes.node.machine import Node
+from hangwatch.probes.process import proc_pid
 from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values
 
 
@@ -149,10 +150,10 @@ def test_a_real_process_near_its_limit() -> None:
 
 
 def test_this_process_as_the_kernel_counts_it() -> None:
-    count = pidfiles.open_files(Path("/proc"), os.getpid())
+    count = proc_pid.open_files(Path("/proc"), os.getpid())
     assert count == len(list(Path("/proc/self/fd").iterdir())) - 1, "listing the folder opens one more"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert pidfiles.file_limit(Path("/proc"), os.getpid()) == pidfiles.FileLimit(soft=soft, hard=hard)
+    assert proc_pid.file_limit(Path("/proc"), os.getpid()) == proc_pid.FileLimit(soft=soft, hard=hard)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts a reader without rights")
@@ -160,7 +161,7 @@ def test_a_process_that_may_not_be_asked_is_a_fault_with_a_remedy() -> None:
     reader = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from hangwatch.probes import pidfiles\n"
+        "from hangwatch.probes.process import proc_pid as pidfiles\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "print(pidfiles.variables(Path('/proc'), int(sys.argv[1]), ['PATH']))\n"
     )
@@ -172,7 +173,7 @@ def test_a_process_that_may_not_be_asked_is_a_fault_with_a_remedy() -> None:
 
 @given(st.text(max_size=400))
 def test_any_text_gives_a_limit_or_a_fault(text: str) -> None:
-    assert isinstance(pidfiles.parse_file_limit(text, "pid 1"), pidfiles.FileLimit | Fault)
+    assert isinstance(proc_pid.parse_file_limit(text, "pid 1"), proc_pid.FileLimit | Fault)
 
 
 # --- what is started now ---------------------------------------------------------------------------------------------

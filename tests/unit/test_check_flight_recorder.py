@@ -8,7 +8,7 @@ import pytest
 
 from hangwatch.checks.flight_recorder import MOST_ASKED_OF_AN_OWNER
 from hangwatch.model import Job
-from hangwatch.probes.node import Node
+from hangwatch.probes.node.machine import Node
 from hangwatch.probes.torch_recorder import Recorders, layouts
 from tests.integration import targets
 from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch.model import CheckVerdict
-from hangwatch.probes import gpu_holders
-from hangwatch.probes.node import Node
-from hangwatch.probes.nvml.sampler import NvmlSampler
+from hangwatch.probes.gpu import gpu_holders
+from hangwatch.probes.gpu.sampler import NvmlSampler
+from hangwatch.probes.node.machine import Node
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100, uuid_of
 from tests.node_tree import Checked, NodeTree, run, told, values

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.probes import infiniband
+from hangwatch.probes.network import infiniband
 from tests.conftest import wait_for
 from tests.node_tree import Checked, NodeTree, run, told, values
 

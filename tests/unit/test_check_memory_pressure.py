@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch.model import Fault
-from hangwatch.probes import pressure
-from hangwatch.probes.node import Node
+from hangwatch.probes.node import memory_pressure
+from hangwatch.probes.node.machine import Node
 from tests.node_tree import NodeTree, run, told, values
 
 MEMINFO = "MemTotal:       1000000 kB\nMemFree:          10 kB\nMemAvailable:   {available} kB\nSwapTotal: 0 kB\n"
@@ -89,4 +89,4 @@ def test_this_machine() -> None:
 
 @given(st.text(max_size=300), st.text(max_size=300))
 def test_any_text_is_a_value_or_a_fault(meminfo: str, psi: str) -> None:
-    assert isinstance(pressure.parse(meminfo, psi), pressure.Memory | Fault)
+    assert isinstance(memory_pressure.parse(meminfo, psi), memory_pressure.Memory | Fault)

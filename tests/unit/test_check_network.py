@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from hangwatch.checks.network import meant
 from hangwatch.model import Fault, SystemCall
-from hangwatch.probes import main_thread, network, sockets
-from hangwatch.probes.network import Interface, Route
-from hangwatch.probes.node import Node
+from hangwatch.probes.network import interfaces, sockets
+from hangwatch.probes.network.interfaces import Interface, Route
+from hangwatch.probes.node.machine import Node
+from hangwatch.probes.process import main_thread
 from tests.conftest import wait_for
 from tests.node_tree import Checked, FakeClock, NodeTree, job, rank, run, told, values
 
@@ -434,8 +435,8 @@ def test_a_master_on_a_network_that_drops_packets(tmp_path: Path) -> None:
         textwrap.dedent(
             """
             import os, socket, subprocess, sys, time
-            from hangwatch.probes import network
-            from hangwatch.probes.node import Node
+            from hangwatch.probes.network import interfaces as network
+            from hangwatch.probes.node.machine import Node
             from pathlib import Path
             from tests.node_tree import Checked, job, rank, values
 
@@ -494,21 +495,21 @@ def test_a_master_on_a_network_that_drops_packets(tmp_path: Path) -> None:
 
 
 def test_routes_as_the_kernel_writes_them() -> None:
-    routes = network.parse_routes(ROUTE)
+    routes = interfaces.parse_routes(ROUTE)
     assert routes == (
         Route(interface="eth0", network=IPv4Network("0.0.0.0/0"), metric=100),
         Route(interface="eth0", network=IPv4Network("10.0.0.0/24"), metric=100),
         Route(interface="ib0", network=IPv4Network("192.168.0.0/16"), metric=0),
     )
-    assert network.interface_to("10.0.0.77", routes) == "eth0"
-    assert network.interface_to("192.168.3.3", routes) == "ib0"
-    assert network.interface_to("8.8.8.8", routes) == "eth0"
-    assert network.interface_to("fd00::1", routes) is None
-    assert network.interface_to("8.8.8.8", ()) is None
-    assert network.default_interface(routes) == "eth0"
-    assert network.default_interface(()) is None
-    assert network.parse_default_v6(UNREACHABLE_V6 + "short row\n" + DEFAULT_V6) == "eth0"
-    assert network.parse_default_v6(UNREACHABLE_V6) is None
+    assert interfaces.interface_to("10.0.0.77", routes) == "eth0"
+    assert interfaces.interface_to("192.168.3.3", routes) == "ib0"
+    assert interfaces.interface_to("8.8.8.8", routes) == "eth0"
+    assert interfaces.interface_to("fd00::1", routes) is None
+    assert interfaces.interface_to("8.8.8.8", ()) is None
+    assert interfaces.default_interface(routes) == "eth0"
+    assert interfaces.default_interface(()) is None
+    assert interfaces.parse_default_v6(UNREACHABLE_V6 + "short row\n" + DEFAULT_V6) == "eth0"
+    assert interfaces.parse_default_v6(UNREACHABLE_V6) is None
 
 
 def test_connections_over_ipv6_and_mapped_ipv4(tmp_path: Path) -> None:
@@ -545,9 +546,9 @@ def test_any_value_of_the_variable_means_some_interfaces(said: str) -> None:
 
 
 def test_a_name_that_does_not_resolve() -> None:
-    answer = network.resolve("n" * 70)
+    answer = interfaces.resolve("n" * 70)
     assert isinstance(answer, Fault) and answer.reason == "UnknownHost"
-    assert network.resolve("localhost")
+    assert interfaces.resolve("localhost")
 
 
 def test_the_store_to_which_a_process_is_connected_by_the_kernels_word() -> None:

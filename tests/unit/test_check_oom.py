@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.probes import kmsg, oom_kills
-from hangwatch.probes.node import Node
+from hangwatch.probes.node import kmsg, oom_kills
+from hangwatch.probes.node.machine import Node
 from tests.node_tree import Checked, NodeTree, run, told, values
 
 SLURM = "/system.slice/slurmstepd.scope/job_4711"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.probes import procs
-from hangwatch.probes.node import Node
+from hangwatch.probes.node.machine import Node
+from hangwatch.probes.process import procfs
 from tests.conftest import wait_for
 from tests.node_tree import Checked, NodeTree, job, rank, real_rank, run, told, values
 
@@ -130,7 +130,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def state_of(pid: int) -> str:
-    found = procs.read_state(pid)
+    found = procfs.read_state(pid)
     return found[1] if found else ""
 
 

@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch import checks, config
-from hangwatch.checks import contract, discovery, documentation, listing, runner
-from hangwatch.checks.contract import Check, Metric, Sample, Settings
+from hangwatch.checks.framework import contract, reference_page, registry, result_table, runner
+from hangwatch.checks.framework.contract import Check, Metric, Sample, Settings
 from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault, Point, ProcessId, Rank
-from hangwatch.probes.node import Node
+from hangwatch.probes.node.machine import Node
 from tests.node_tree import job
 
 READS = Metric(name="reads_total", help="reads", labels=("disk",), kind="counter")
@@ -139,7 +139,7 @@ def test_one_blocked_check_holds_up_neither_the_others_nor_the_process(monkeypat
         "blocked": check_of(block, name="blocked"),
         "quick": check_of(lambda node, settings: Reading(number=1), name="quick"),
     }
-    monkeypatch.setattr(discovery, "checks", lambda: together)
+    monkeypatch.setattr(registry, "checks", lambda: together)
     started = time.monotonic()
     results = runner.run_all(Node(), {}, deadline_seconds=0.5)
     took = time.monotonic() - started
@@ -210,17 +210,17 @@ def test_a_file_that_breaks_the_contract_is_named(tmp_path: Path, monkeypatch: p
     (folder / "__init__.py").write_text("")
     (folder / "tea.py").write_text("CHECK = 'coffee'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(discovery, "PACKAGE", "broken_checks")
-    monkeypatch.setattr(discovery, "__file__", str(folder / "discovery.py"))
+    monkeypatch.setattr(registry, "PACKAGE", "broken_checks")
+    monkeypatch.setattr(registry, "__file__", str(folder / "framework" / "registry.py"))
     importlib.invalidate_caches()
     with pytest.raises(checks.ContractError, match=r"checks/tea\.py: has no CHECK"):
-        discovery.checks.__wrapped__()
+        registry.checks.__wrapped__()
     sys.modules.pop("broken_checks.tea", None)
 
 
 def test_a_metric_belongs_to_one_check() -> None:
     twins = [check_of(None, name="one"), check_of(None, name="two")]
-    assert discovery._shared_metrics(twins) == ["hangwatch/checks/two.py: metric 'reads_total' belongs to one.py"]
+    assert registry._shared_metrics(twins) == ["hangwatch/checks/two.py: metric 'reads_total' belongs to one.py"]
 
 
 def test_a_point_has_the_labels_of_its_metric() -> None:
@@ -229,7 +229,7 @@ def test_a_point_has_the_labels_of_its_metric() -> None:
 
 
 def test_checks_never_import_one_another() -> None:
-    folder = Path(discovery.__file__).parent
+    folder = Path(registry.__file__).parents[1]
     names = set(checks.checks())
     for name in names:
         text = (folder / f"{name}.py").read_text()
@@ -346,17 +346,17 @@ def result_of(name: str, status: CheckStatus, **others: Any) -> CheckResult:
 )
 def test_exit_codes(statuses: list[str], fail_on: Any, code: int) -> None:
     results = [result_of(name, CheckStatus[name]) for name in statuses]
-    assert listing.exit_code(results, fail_on) == code
+    assert result_table.exit_code(results, fail_on) == code
 
 
 def test_the_table_shows_the_worst_first_and_faults_when_asked() -> None:
     fault = Fault(subject="sdb", reason="NoAnswer", detail="silent", remedy="reseat")
     results = [result_of("a", CheckStatus.OK), result_of("b", CheckStatus.CRITICAL, faults=(fault,))]
-    header, *rows = listing.report_table(results)
+    header, *rows = result_table.report_table(results)
     assert header[:3] == ("check", "status", "reason")
     assert [row[:2] for row in rows] == [("b", "CRITICAL"), ("a", "OK")]
     assert rows[0][4] == "do that"
-    verbose = listing.report_table(results, verbose=True)
+    verbose = result_table.report_table(results, verbose=True)
     assert verbose[2] == ("", "", "NoAnswer", "sdb: silent", "reseat")
     assert "0.25 s" in verbose[1][3]
 
@@ -373,7 +373,7 @@ def test_checks_with_nothing_to_look_at_are_one_row_and_what_many_say_is_said_on
     results = [
         msgspec.structs.replace(result_of(name, CheckStatus.OK), verdict=verdict) for name, verdict in verdicts.items()
     ]
-    assert listing.report_table(results)[1:] == [
+    assert result_table.report_table(results)[1:] == [
         ("c", "UNKNOWN", "NoAnswer", "driver: silent", "go"),
         ("d", "UNKNOWN", "NoAnswer", "as c", ""),
         (
@@ -384,8 +384,8 @@ def test_checks_with_nothing_to_look_at_are_one_row_and_what_many_say_is_said_on
             "",
         ),
     ]
-    assert [row[0] for row in listing.report_table(results, verbose=True)[1:]] == ["c", "d", "a", "b", "e"]
-    assert listing.report_table(results[:1])[1:] == [("a", "OK", "NotPresent", no_job.message, "")]
+    assert [row[0] for row in result_table.report_table(results, verbose=True)[1:]] == ["c", "d", "a", "b", "e"]
+    assert result_table.report_table(results[:1])[1:] == [("a", "OK", "NotPresent", no_job.message, "")]
 
 
 def test_only_checks_with_rows_have_a_verbose_table() -> None:
@@ -393,7 +393,7 @@ def test_only_checks_with_rows_have_a_verbose_table() -> None:
         result_of("a", CheckStatus.OK, table=(("head",), ("row",))),
         result_of("b", CheckStatus.OK, table=(("head",),)),
     ]
-    assert listing.verbose_tables(results) == [("a", (("head",), ("row",)))]
+    assert result_table.verbose_tables(results) == [("a", (("head",), ("row",)))]
 
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "check.schema.json"
@@ -401,16 +401,16 @@ SCHEMA = Path(__file__).parents[2] / "docs" / "check.schema.json"
 
 @pytest.mark.golden
 def test_the_schema_in_docs_is_current(golden: Callable[[str, str], None]) -> None:
-    golden("../../../docs/check.schema.json", listing.json_schema())
+    golden("../../../docs/check.schema.json", result_table.json_schema())
 
 
 @pytest.mark.golden
 def test_the_page_of_checks_in_docs_is_current(golden: Callable[[str, str], None]) -> None:
-    golden("../../../docs/checks.md", documentation.page(checks.checks()))
+    golden("../../../docs/checks.md", reference_page.page(checks.checks()))
 
 
 def test_the_page_of_checks_names_every_check_setting_and_metric() -> None:
-    page = documentation.page(checks.checks())
+    page = reference_page.page(checks.checks())
     for name, check in checks.checks().items():
         assert f"## {name}\n" in page
         assert all(f"`hangwatch_{metric.name}" in page for metric in check.metrics)
@@ -421,15 +421,15 @@ def test_the_page_of_checks_names_every_check_setting_and_metric() -> None:
 def test_json_meets_the_schema_in_docs() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     results = runner.run_all(Node(), {})
-    report = json.loads(listing.to_json(results, "node1", "critical"))
+    report = json.loads(result_table.to_json(results, "node1", "critical"))
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(report)
     assert {entry["check"] for entry in report["checks"]} == set(checks.checks())
-    assert report["exit_code"] == listing.exit_code(results, "critical")
+    assert report["exit_code"] == result_table.exit_code(results, "critical")
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**report, "status": "FINE"}, json.loads(SCHEMA.read_text()))
 
 
 def test_json_is_not_broken_by_infinity() -> None:
     point = Point(name="fd_process_hard_limit", value=float("inf"), help="")
-    text = listing.to_json([result_of("a", CheckStatus.OK, points=(point,))], "node1")
+    text = result_table.to_json([result_of("a", CheckStatus.OK, points=(point,))], "node1")
     assert msgspec.json.decode(text)["checks"][0]["points"][0]["value"] is None

@@ -9,8 +9,8 @@ import pytest
 
 from hangwatch.checks.shared_memory import Sample, Settings, Shm, judge
 from hangwatch.model import Fault
-from hangwatch.probes.filesystems import Onlookers
-from hangwatch.probes.node import Node
+from hangwatch.probes.node.filesystems import Onlookers
+from hangwatch.probes.node.machine import Node
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, tmpfs
 from tests.node_tree import NodeTree, job, rank, run, told, values

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hangwatch.checks import storage
 from hangwatch.checks.storage import INCIDENTS, Answer, Sample, Settings, judge
 from hangwatch.model import Fault
-from hangwatch.probes import filesystems
-from hangwatch.probes.filesystems import Mount, Onlookers, Space
-from hangwatch.probes.node import Node
+from hangwatch.probes.node import filesystems
+from hangwatch.probes.node.filesystems import Mount, Onlookers, Space
+from hangwatch.probes.node.machine import Node
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, tmpfs
 from tests.node_tree import NodeTree, job, rank, run, told, values

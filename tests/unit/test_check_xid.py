@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hangwatch.checks import xid
 from hangwatch.model import Fault
-from hangwatch.probes import kmsg
-from hangwatch.probes.node import Node
+from hangwatch.probes.node import kmsg
+from hangwatch.probes.node.machine import Node
 from tests.conftest import DATA
 from tests.node_tree import Checked, NodeTree, run, told, values
 

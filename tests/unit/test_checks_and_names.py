@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.checks import discovery
-from hangwatch.checks.contract import RANK
+from hangwatch.checks.framework import registry
+from hangwatch.checks.framework.contract import RANK
 from hangwatch.model import CheckResult, Job, ProcessId, Rank
 from hangwatch.probes.torch_recorder import layouts
 from tests.dead_mount import tmpfs
@@ -16,7 +16,7 @@ from tests.node_tree import NodeTree, job, rank, run
 from tests.recorder_memory import Memory, Operation, as_process, recorder
 
 ABOUT_JOBS = sorted(
-    name for name, check in discovery.checks().items() if any("job_id" in metric.labels for metric in check.metrics)
+    name for name, check in registry.checks().items() if any("job_id" in metric.labels for metric in check.metrics)
 )
 ABOUT_RANKS = ["dump_rights", "ranks"]
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch import config, toml_file
+from hangwatch import config
+from hangwatch.formats import toml_file
 
 
 @pytest.mark.parametrize(

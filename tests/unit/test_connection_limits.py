@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.connection_limits import MOST_CALLERS, MOST_LOGGED, ConnectionLimits, Rate, caller_at
+from hangwatch.web.connection_limits import MOST_CALLERS, MOST_LOGGED, ConnectionLimits, Rate, caller_at
 
 
 def test_caller_over_its_rate_is_refused_until_time_has_passed() -> None:

@@ -6,13 +6,16 @@ import json
 
 import pytest
 
-from hangwatch import crash, incident_file, kernel_lines
-from hangwatch.crash import Left, reading
-from hangwatch.explain import gdb_text, launcher_text, logs
-from hangwatch.hang import activity
+from hangwatch import crash
+from hangwatch.crash import Left, collection
+from hangwatch.explain.logs import launcher_text, rank_log
+from hangwatch.explain.stacks import gdb_text
+from hangwatch.formats import incident_file
 from hangwatch.model import Confidence, EndedProcess, Job, KernelLine, ProcessId, RankId
-from hangwatch.probes import remains
+from hangwatch.probes.process import crash_artifacts
 from hangwatch.report import html, text
+from hangwatch.stacks import activity
+from hangwatch.tables import kernel_lines
 from tests import secret_texts
 
 NOW = 1.8e9
@@ -25,8 +28,8 @@ def left(
     pid = 1000 + rank
     failure = None
     if error:
-        moment = logs.Moment("unix", float(int(NOW + at)), "")
-        said = logs.parse_error_file(f'{{"message": {{"message": "{error}"}}}}')
+        moment = rank_log.Moment("unix", float(int(NOW + at)), "")
+        said = rank_log.parse_error_file(f'{{"message": {{"message": "{error}"}}}}')
         failure = said._replace(moment=moment)
     lines: tuple[KernelLine, ...] = ()
     if segfault is not None:
@@ -41,7 +44,7 @@ def left(
         gone_unix_seconds=NOW + 10,
         lines=lines,
         failure=failure,
-        core=remains.Core(path="/core", unix_seconds=NOW + at, signal=core) if core else None,
+        core=crash_artifacts.Core(path="/core", unix_seconds=NOW + at, signal=core) if core else None,
     )
 
 
@@ -171,7 +174,7 @@ def test_line_of_a_launcher_counts_in_its_first_1024_characters() -> None:
 
 
 def test_that_a_container_took_its_files_with_it_is_said_once_for_all_its_ranks() -> None:
-    found = [left(0, segfault=1), *(left(rank)._replace(refused=(reading._CONTAINER_GONE,)) for rank in (1, 2, 3))]
+    found = [left(0, segfault=1), *(left(rank)._replace(refused=(collection._CONTAINER_GONE,)) for rank in (1, 2, 3))]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     (told,) = (vote for vote in verdict.evidence if vote.kind == "not_read")
@@ -323,7 +326,7 @@ def test_who_lost_a_rank_or_the_store_of_the_job_followed_somebody(error: str) -
 def crashed_by(error: str, at: float) -> crash.Left:
     """A rank that was gone at NOW, with an error file of that time beside its end."""
     told = json.dumps({"message": {"message": error, "extraInfo": {"timestamp": str(int(NOW + at))}}})
-    return reading._with_error_file(left(0)._replace(gone_unix_seconds=NOW), remains.ErrorFile(text=told))
+    return collection._with_error_file(left(0)._replace(gone_unix_seconds=NOW), crash_artifacts.ErrorFile(text=told))
 
 
 def test_an_error_from_long_before_its_end_or_after_it_is_not_what_it_died_of() -> None:
@@ -371,7 +374,7 @@ def test_verdict_has_the_type_of_an_exception_and_the_incident_its_text(name: st
     ],
 )
 def test_verdict_on_an_exception_without_a_type_has_none_of_its_text(told: str) -> None:
-    failure = logs.parse_error_file(f'{{"message": {told}}}')._replace(moment=logs.Moment("unix", NOW, ""))
+    failure = rank_log.parse_error_file(f'{{"message": {told}}}')._replace(moment=rank_log.Moment("unix", NOW, ""))
     found = [left(0)._replace(failure=failure)]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
@@ -383,5 +386,5 @@ def test_verdict_on_an_exception_without_a_type_has_none_of_its_text(told: str) 
     [("SIGSEGV", -5, True), ("SIGSEGV", -3600, False), ("SIGQUIT", -5, False), ("", -5, False), ("SIGABRT", -1, True)],
 )
 def test_a_core_counts_where_it_is_of_this_end_and_of_a_fault(signal: str, at: float, counts: bool) -> None:
-    core = remains.Core(path="/core", unix_seconds=NOW + at, signal=signal)
-    assert reading._is_of_its_end(core, left(0)._replace(gone_unix_seconds=NOW)) is counts
+    core = crash_artifacts.Core(path="/core", unix_seconds=NOW + at, signal=signal)
+    assert collection._is_of_its_end(core, left(0)._replace(gone_unix_seconds=NOW)) is counts

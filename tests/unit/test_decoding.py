@@ -10,7 +10,7 @@ import pytest
 RACE = """
 import sys, threading
 import msgspec
-from hangwatch import decoding
+from hangwatch.formats import decoding
 
 way = sys.argv[1]
 sys.setswitchinterval(1e-6)

@@ -9,12 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from hangwatch import detector
 from hangwatch.config import Detector
-from hangwatch.hang import detector, power, watched
-from hangwatch.hang.detector import TakeCapture, Transition
-from hangwatch.hang.detector.due import CAPTURE_LOST_SECONDS, LAST_LOOK_SECONDS, LOOK_SECONDS, RELOOK_MAX_SECONDS
-from hangwatch.hang.power import GpuPower
-from hangwatch.hang.watched import JobWatch, MotionCount
+from hangwatch.detector import TakeCapture, Transition, job_watch, power_level
+from hangwatch.detector.capture_due import CAPTURE_LOST_SECONDS, LAST_LOOK_SECONDS, LOOK_SECONDS, RELOOK_MAX_SECONDS
+from hangwatch.detector.job_watch import JobWatch, MotionCount
+from hangwatch.detector.power_level import GpuPower
 from hangwatch.model import OPEN_STATES, GpuSample, Job, JobState, ProcessId, Rank, RankId, Stay
 
 S = JobState
@@ -53,7 +53,7 @@ class Series:
 
     def __init__(self, ranks: int = 8, limit: float = 700.0, rules: Detector = DEFAULTS) -> None:
         self.now, self.limit, self.rules, self.ranks = 1000.0, limit, rules, ranks
-        self.watch: JobWatch = watched.begin(job(ranks), self.now)
+        self.watch: JobWatch = job_watch.begin(job(ranks), self.now)
         self.states: list[JobState] = []
         self.captures: list[float] = []
         self.glances: list[float] = []
@@ -96,7 +96,7 @@ class Series:
 
     @property
     def pages(self) -> bool:
-        return watched.pages(self.watch, self.now, self.rules)
+        return job_watch.pages(self.watch, self.now, self.rules)
 
     def _take(self, watch: JobWatch, actions: tuple[detector.Action, ...]) -> None:
         assert_times_mean_something(watch)
@@ -244,7 +244,7 @@ def test_the_plain_line_stands_beside_the_learnt_one() -> None:
     both = Detector(quiet_watts_ratio_of_limit=0.12)
     assert Series(rules=both).feed(600, 300).feed(110, 125).states == [S.TRAINING, S.QUIET, S.SUSPECTED]
     light = GpuPower(limit_watts=700.0, idle_watts=68.0, busy_watts=100.0)
-    assert power.quiet_line_watts(light, both) == pytest.approx(84), "the learnt one lies at 79.2 W"
+    assert power_level.quiet_line_watts(light, both) == pytest.approx(84), "the learnt one lies at 79.2 W"
 
 
 def test_by_the_plain_rule_a_job_that_was_never_over_it_waits_for_the_startup_hold() -> None:
@@ -323,11 +323,11 @@ def test_a_light_job_that_falls_to_a_flat_level_over_the_line_is_glanced_at_afte
 
 def test_what_a_job_fell_to_and_stays_at_is_not_taken_for_its_work() -> None:
     series = Series().feed(250, 600)
-    line = power.quiet_line_watts(series.watch.gpus["GPU-0"], DEFAULTS)
+    line = power_level.quiet_line_watts(series.watch.gpus["GPU-0"], DEFAULTS)
     series.feed(140, 3600)
-    assert power.quiet_line_watts(series.watch.gpus["GPU-0"], DEFAULTS) == line == pytest.approx(133)
+    assert power_level.quiet_line_watts(series.watch.gpus["GPU-0"], DEFAULTS) == line == pytest.approx(133)
     series.glanced(frozen=0, moving=8)
-    assert power.quiet_line_watts(series.watch.gpus["GPU-0"], DEFAULTS) == pytest.approx(70 + 0.35 * 70)
+    assert power_level.quiet_line_watts(series.watch.gpus["GPU-0"], DEFAULTS) == pytest.approx(70 + 0.35 * 70)
     series.feed(140, 1200)
     assert series.watch.gpus["GPU-0"].busy_watts == 140, "a look has shown that it is"
 
@@ -365,7 +365,7 @@ def test_phases_that_come_and_go_are_glanced_at_a_bounded_number_of_times() -> N
                 series.glanced(0, 8)
         series.feed(600, 60)
     pauses = [b - a for a, b in zip(series.glances, series.glances[1:], strict=False)]
-    assert min(pauses) >= watched.GLANCE_SECONDS
+    assert min(pauses) >= job_watch.GLANCE_SECONDS
 
 
 def test_a_glance_that_shows_nothing_is_taken_again_ever_less() -> None:
@@ -475,7 +475,7 @@ def test_a_rank_that_was_never_there_is_late_as_long_as_the_job_starts(
     name: str, known: int, absent: int, came: int, seconds: int, state: JobState
 ) -> None:
     series = Series()
-    series.watch = watched.begin(job(known), series.now)
+    series.watch = job_watch.begin(job(known), series.now)
     series.feed(80, 910)
     series.now += seconds - 910
     seen = MotionCount(frozen=8, moving=0, absent=absent, came=came)
@@ -608,11 +608,11 @@ def test_more_than_half_of_the_ranks_must_move_to_teach_that_this_power_is_work(
 
 def test_a_gpu_at_its_quiet_line_is_quiet_and_one_above_it_is_not() -> None:
     gpu = GpuPower(limit_watts=700.0, idle_watts=80.0, busy_watts=600.0)
-    line = power.quiet_line_watts(gpu, DEFAULTS)
+    line = power_level.quiet_line_watts(gpu, DEFAULTS)
     assert line == pytest.approx(80 + 0.35 * 520)
     at, above = (replace(gpu, recent=(watts,)) for watts in (line, math.nextafter(line, math.inf)))
-    assert power.is_quiet(at, DEFAULTS) and power.is_low(at, DEFAULTS)
-    assert not power.is_quiet(above, DEFAULTS) and not power.is_low(above, DEFAULTS)
+    assert power_level.is_quiet(at, DEFAULTS) and power_level.is_low(at, DEFAULTS)
+    assert not power_level.is_quiet(above, DEFAULTS) and not power_level.is_low(above, DEFAULTS)
 
 
 def test_dumps_that_all_fail_are_no_proof_of_a_hang() -> None:
@@ -624,7 +624,7 @@ def test_dumps_that_all_fail_are_no_proof_of_a_hang() -> None:
 def test_gpus_of_different_models_have_their_own_lines() -> None:
     series = Series(ranks=2).feed([600.0, 140.0], 300)
     gpus = series.watch.gpus
-    lines = [power.quiet_line_watts(gpus[f"GPU-{i}"], DEFAULTS) for i in range(2)]
+    lines = [power_level.quiet_line_watts(gpus[f"GPU-{i}"], DEFAULTS) for i in range(2)]
     assert lines[0] == pytest.approx(70 + 0.35 * 530)
     assert lines[1] is not None and lines[1] < 140
 
@@ -633,25 +633,27 @@ def test_an_idle_level_that_was_seen_is_the_floor() -> None:
     series = Series(ranks=1, limit=1100)
     series.idle = {"GPU-0": 183.5}
     series.feed(1050, 60)
-    assert power.quiet_line_watts(series.watch.gpus["GPU-0"], DEFAULTS) == pytest.approx(183.5 + 0.35 * (1050 - 183.5))
+    assert power_level.quiet_line_watts(series.watch.gpus["GPU-0"], DEFAULTS) == pytest.approx(
+        183.5 + 0.35 * (1050 - 183.5)
+    )
 
 
 def test_idle_levels_are_learned_from_gpus_that_nobody_holds() -> None:
     def sample(watts: float, pids: tuple[int, ...] = ()) -> tuple[GpuSample, ...]:
         return (GpuSample(index=0, uuid="a", power_watts=watts, power_limit_watts=700, pids=pids),)
 
-    assert power.idle_levels({}, sample(71), frozenset()) == {"a": 71}
-    assert power.idle_levels({}, sample(71, pids=(5,)), frozenset()) == {}
-    assert power.idle_levels({}, sample(71), frozenset({"a"})) == {}
-    assert power.idle_levels({}, sample(600), frozenset()) == {}, "somebody whom this node cannot see is at work"
+    assert power_level.idle_levels({}, sample(71), frozenset()) == {"a": 71}
+    assert power_level.idle_levels({}, sample(71, pids=(5,)), frozenset()) == {}
+    assert power_level.idle_levels({}, sample(71), frozenset({"a"})) == {}
+    assert power_level.idle_levels({}, sample(600), frozenset()) == {}, "somebody whom this node cannot see is at work"
 
 
 def test_a_restart_is_told_from_a_rank_that_is_gone() -> None:
-    watch = watched.begin(job(4), 0.0)
-    assert watched.is_restart(watch, job(4, pid=900))
-    assert not watched.is_restart(watch, job(3))
-    late = watched.joined(watched.begin(job(3), 0.0), job(4))
-    assert not watched.is_restart(late, job(4))
+    watch = job_watch.begin(job(4), 0.0)
+    assert job_watch.is_restart(watch, job(4, pid=900))
+    assert not job_watch.is_restart(watch, job(3))
+    late = job_watch.joined(job_watch.begin(job(3), 0.0), job(4))
+    assert not job_watch.is_restart(late, job(4))
 
 
 powers = st.one_of(st.none(), st.floats(min_value=0, max_value=1500, allow_nan=False))
@@ -695,7 +697,7 @@ def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
             assert series.watch.state in (S.HUNG, S.STALLED)  # of this node alone: nobody waits for one that rests
         if series.watch.state in (S.TRAINING, S.STARTING, S.RECOVERED):
             assert not series.pages
-            assert watched.quiet_seconds(series.watch, series.now) == 0
+            assert job_watch.quiet_seconds(series.watch, series.now) == 0
     series.feed(650.0, 200)
     for _ in range(20):  # what a glance at this very power began, only a look ends, and the next may be an hour away
         if series.watch.state is S.STALLED and not series.watch.capturing:
@@ -721,7 +723,7 @@ def test_a_flapping_job_is_left_to_rest_between_captures() -> None:
 def suspended(world_size: int | None) -> Series:
     """A job of 8 ranks here that was stopped as a whole, and of so many in the world."""
     series = Series()
-    series.watch = watched.joined(series.watch, job(world_size=world_size))
+    series.watch = job_watch.joined(series.watch, job(world_size=world_size))
     return series.feed(600, 100).feed(110, 125).captured(8, 0, resting=S.SUSPENDED)
 
 
@@ -825,7 +827,7 @@ def test_what_the_ranks_recorded_holds_for_one_hang() -> None:
 def test_a_time_out_that_changes_with_each_look_costs_one_look_in_a_hang() -> None:
     series = hangs()
     for _ in range(100):
-        series.watch = replace(series.watch, recorded_seconds=watched.quiet_seconds(series.watch, series.now) + 40)
+        series.watch = replace(series.watch, recorded_seconds=job_watch.quiet_seconds(series.watch, series.now) + 40)
         looked_at(series, 60)
     assert len(series.told) == 1
 
@@ -909,10 +911,10 @@ def test_a_learnt_place_pages_no_later_than_two_minutes_before_the_job_ends_itse
 
 
 def test_what_a_collective_waits_is_read_of_the_ranks() -> None:
-    assert watched.begin(job(), 0.0).collective_seconds == 600
+    assert job_watch.begin(job(), 0.0).collective_seconds == 600
     told = replace(job(), environ={"DEEPSPEED_TIMEOUT": "45"})
-    assert watched.begin(told, 0.0).collective_seconds == 2700
-    assert watched.joined(watched.begin(job(), 0.0), told).collective_seconds == 2700
+    assert job_watch.begin(told, 0.0).collective_seconds == 2700
+    assert job_watch.joined(job_watch.begin(job(), 0.0), told).collective_seconds == 2700
 
 
 def test_a_look_that_saw_the_work_begin_again_ends_the_pause_too() -> None:
@@ -940,10 +942,10 @@ def test_a_restart_teaches_nothing_and_forgets_nothing() -> None:
     series = paused(200).feed(600, 30)
     assert series.watch.state is S.RECOVERED
     ended, _ = detector.end(series.watch, "its ranks were replaced by new ones", series.now)
-    assert watched.begin(job(pid=500), series.now, None, ended).pauses == ()
+    assert job_watch.begin(job(pid=500), series.now, None, ended).pauses == ()
     learnt = paused(200).feed(600, 300).watch
     ended, _ = detector.end(learnt, "its ranks were replaced by new ones", series.now)
-    assert watched.begin(job(pid=500), series.now, None, ended).pauses == learnt.pauses
+    assert job_watch.begin(job(pid=500), series.now, None, ended).pauses == learnt.pauses
 
 
 def test_a_job_that_was_stopped_teaches_nothing() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from hangwatch import detector
 from hangwatch.config import Detector
-from hangwatch.hang import detector, watched
-from hangwatch.hang.detector import Action, TakeCapture, Transition
-from hangwatch.hang.detector.samples import SAMPLE_GAP_SECONDS
-from hangwatch.hang.power import GpuPower
-from hangwatch.hang.watched import JobWatch, MotionCount
+from hangwatch.detector import Action, TakeCapture, Transition, job_watch
+from hangwatch.detector.job_watch import JobWatch, MotionCount
+from hangwatch.detector.on_power import SAMPLE_GAP_SECONDS
+from hangwatch.detector.power_level import GpuPower
 from hangwatch.model import GpuSample, Job, JobState, ProcessId, Rank, RankId
 from tests.unit.test_detector import assert_times_mean_something
 
@@ -38,7 +38,7 @@ class Played:
 
     def __init__(self, rules: Detector = RULES, gpus: int = 4) -> None:
         self.now, self.rules, self.gpus = 0.0, rules, gpus
-        self.watch = watched.begin(job(1, 2), 0.0)
+        self.watch = job_watch.begin(job(1, 2), 0.0)
         self.asked: list[Action] = []
 
     def feed(
@@ -73,7 +73,7 @@ class Played:
 
     @property
     def pages(self) -> bool:
-        return watched.pages(self.watch, self.now, self.rules)
+        return job_watch.pages(self.watch, self.now, self.rules)
 
 
 def went(before: JobState, state: JobState, message: str) -> Transition:
@@ -105,7 +105,7 @@ def test_the_way_from_the_start_to_a_suspicion_in_words() -> None:
     assert played.take() == [went(JobState.TRAINING, JobState.QUIET, "4 of 4 GPUs are quiet")]
     fell = played.now
     played.feed(59, HANG)
-    assert (played.take(), watched.quiet_seconds(played.watch, played.now)) == ([], 59.0)
+    assert (played.take(), job_watch.quiet_seconds(played.watch, played.now)) == ([], 59.0)
     played.feed(1, HANG)
     assert played.take() == [
         went(JobState.QUIET, JobState.SUSPECTED, "quiet for 60 s"),
@@ -137,7 +137,7 @@ def test_what_was_quiet_all_the_time_counts_and_what_joined_later_does_not() -> 
     assert played.watch.quiet_gpus == {"GPU-0", "GPU-1"}
     played.feed(10, WORK, HANG, HANG, HANG)
     assert played.watch.quiet_gpus == {"GPU-1", "GPU-2", "GPU-3"}
-    assert watched.quiet_seconds(played.watch, played.now) < 10, "counted anew"
+    assert job_watch.quiet_seconds(played.watch, played.now) < 10, "counted anew"
 
 
 def test_power_that_is_back_before_the_hold_ends_the_silence() -> None:
@@ -145,7 +145,7 @@ def test_power_that_is_back_before_the_hold_ends_the_silence() -> None:
     played.take()
     played.feed(3, WORK)
     assert played.take() == [went(JobState.QUIET, JobState.TRAINING, "power is back")]
-    assert watched.quiet_seconds(played.watch, played.now) == 0.0
+    assert job_watch.quiet_seconds(played.watch, played.now) == 0.0
 
 
 def test_without_any_reading_a_silence_is_none_and_a_hang_stays_one() -> None:
@@ -162,9 +162,9 @@ def test_without_any_reading_a_silence_is_none_and_a_hang_stays_one() -> None:
 @pytest.mark.parametrize(("gap", "counts"), [(10, True), (11, False)])
 def test_ten_seconds_without_a_sample_count_as_quiet_and_eleven_do_not(gap: int, counts: bool) -> None:
     played = worked().feed(13, HANG)
-    before = watched.quiet_seconds(played.watch, played.now)
+    before = job_watch.quiet_seconds(played.watch, played.now)
     played.feed(1, HANG, every=gap)
-    assert watched.quiet_seconds(played.watch, played.now) == before + (gap if counts else 0)
+    assert job_watch.quiet_seconds(played.watch, played.now) == before + (gap if counts else 0)
 
 
 def test_a_gap_at_the_start_is_no_start_up_time() -> None:
@@ -178,7 +178,7 @@ def test_a_gap_at_the_start_is_no_start_up_time() -> None:
 def test_the_gap_that_is_allowed_may_be_given() -> None:
     played = worked().feed(13, HANG)
     played.feed(1, HANG, every=30, gap_seconds=30)
-    assert watched.quiet_seconds(played.watch, played.now) == 40
+    assert job_watch.quiet_seconds(played.watch, played.now) == 40
 
 
 # --- at the start ----------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_a_start_up_is_given_its_time_and_whoever_is_found_late_an_ordinary_hold
     found: float, started: float | None, suspected_at: int
 ) -> None:
     played = Played()
-    played.watch = watched.begin(job(1), found, started)
+    played.watch = job_watch.begin(job(1), found, started)
     played.feed(suspected_at - 1, 90.0)
     assert played.watch.state is JobState.STARTING
     played.feed(1, 90.0)
@@ -424,22 +424,22 @@ def test_an_end_is_told_once_and_nothing_follows_it() -> None:
     ("pids", "is_restart"), [((1, 2), False), ((1,), False), ((1, 2, 3), False), ((1, 3), True), ((3, 4), True), ((), False)]
 )  # fmt: skip
 def test_a_restart_has_ranks_that_came_and_ranks_that_went(pids: tuple[int, ...], is_restart: bool) -> None:
-    assert watched.is_restart(watched.begin(job(1, 2), 0.0), job(*pids)) == is_restart
+    assert job_watch.is_restart(job_watch.begin(job(1, 2), 0.0), job(*pids)) == is_restart
 
 
 def test_who_joins_belongs_and_who_went_stays_known_under_the_jobs_name() -> None:
-    watch = watched.joined(watched.begin(job(1, 2), 0.0), job(2, 3, job_id="43", job_key="other"))
+    watch = job_watch.joined(job_watch.begin(job(1, 2), 0.0), job(2, 3, job_id="43", job_key="other"))
     assert (watch.job_id, watch.job_key, {process.pid for process in watch.generation}) == ("43", "other", {1, 2, 3})
 
 
 def test_two_watches_of_one_job_are_the_first_with_what_the_second_knows() -> None:
-    first, second = watched.begin(job(1), 50.0), watched.begin(job(2), 100.0, 20.0)
+    first, second = job_watch.begin(job(1), 50.0), job_watch.begin(job(2), 100.0, 20.0)
     first = replace(first, gpus={"a": GpuPower(limit_watts=1.0)})
     second = replace(second, gpus={"a": GpuPower(limit_watts=2.0), "b": GpuPower(limit_watts=3.0)})
-    watch = watched.merged(first, second)
+    watch = job_watch.merged(first, second)
     assert ({process.pid for process in watch.generation}, watch.began, watch.since) == ({1, 2}, 20.0, 50.0)
     assert {uuid: gpu.limit_watts for uuid, gpu in watch.gpus.items()} == {"a": 1.0, "b": 3.0}
-    assert watched.merged(second, first).began == 20.0
+    assert job_watch.merged(second, first).began == 20.0
 
 
 def test_who_moved_in_an_earlier_hang_says_nothing_of_this_one() -> None:

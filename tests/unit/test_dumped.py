@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.explain import flight_dumps
-from hangwatch.explain.flight_dumps import DumpFile
-from hangwatch.hang import activity, by_number, culprit, dumped, rules
-from hangwatch.hang.grouping import group_ranks
-from hangwatch.hang.waitfor import Answer
+from hangwatch.collectives.wait_graph import Answer
+from hangwatch.explain.flight_dumps import rank_recorders
+from hangwatch.explain.flight_dumps.rank_recorders import DumpFile
 from hangwatch.model import Confidence, Fault, Group, Grouping, Member, RankId, Verdict
+from hangwatch.stacks import activity
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import judge, recorder_dumps, rules, sequence_numbers
 from tests.unit.test_flight_dump import CREATED_NS, entry, parse
 
 TABLE = activity.load()
@@ -56,12 +57,12 @@ def recorder(rank: int, program: Program, first_open: int) -> dict[str, Any]:
 
 def judged(dumps: Mapping[int, dict[str, Any]], seconds: float = TIME_OUT_SECONDS + 5) -> tuple[Answer, Verdict]:
     files = [DumpFile(f"rank{rank}", CREATED_NS / 1e9 + seconds, parse(dump)) for rank, dump in dumps.items()]
-    joined = flight_dumps.join(files)
-    ranks = dumped.without_stacks(joined.by_rank, [])
+    joined = rank_recorders.join(files)
+    ranks = recorder_dumps.without_stacks(joined.by_rank, [])
     grouping = group_ranks(ranks, TABLE, config.Capture(), joined.world_size)
-    grouping = dumped.with_records(grouping, joined.timed, joined.opened_before_unix_seconds)
-    verdict = dumped.judge(culprit.judge(grouping), grouping, joined.by_rank)
-    return by_number.answer(rules.survey(grouping, None)), verdict
+    grouping = recorder_dumps.with_records(grouping, joined.timed, joined.opened_before_unix_seconds)
+    verdict = recorder_dumps.judge(judge.judge(grouping), grouping, joined.by_rank)
+    return sequence_numbers.answer(rules.survey(grouping, None)), verdict
 
 
 def referee(dumps: Mapping[int, dict[str, Any]]) -> dict[tuple[str, int], tuple[set[int], set[int]]]:
@@ -139,7 +140,7 @@ def test_what_a_rank_has_come_to_is_not_known_where_completed_operations_were_le
 def test_stacks_that_answer_let_a_rank_be_named_with_medium_confidence() -> None:
     named = Verdict(kind="NotCome", message="Rank 2.", confidence=Confidence.HIGH, evidence=())
     answer, verdict = judged({rank: recorder(rank, [WORLD] * (1 if rank == 2 else 2), 1) for rank in range(4)})
-    sure = dumped.judge(replace(named, evidence=by_number.evidence(answer)), Grouping(groups=()), {})
+    sure = recorder_dumps.judge(replace(named, evidence=sequence_numbers.evidence(answer)), Grouping(groups=()), {})
     assert (sure.confidence, verdict.confidence) == (Confidence.MEDIUM, Confidence.NONE)
     assert sure.message.endswith("the one at which torch's dumps were written.")
 
@@ -149,8 +150,8 @@ def test_what_the_kernel_says_of_a_rank_is_not_hidden_by_dumps() -> None:
     group = Group(key="x", activity="unknown", fault=denied, members=(Member(id=RankId(rank=0)),))
     blocked = Verdict(kind="RankBlocked", message="Rank 0 is blocked.", named=(RankId(rank=0),))
     _, alone = judged({0: recorder(0, [WORLD], 0)}, 5.0)
-    records = flight_dumps.join([DumpFile("rank0", CREATED_NS / 1e9, parse(recorder(0, [WORLD], 0)))]).by_rank
-    found = dumped.judge(blocked, Grouping(groups=(group,)), records)
+    records = rank_recorders.join([DumpFile("rank0", CREATED_NS / 1e9, parse(recorder(0, [WORLD], 0)))]).by_rank
+    found = recorder_dumps.judge(blocked, Grouping(groups=(group,)), records)
     assert (found.named, found.message) == (blocked.named, blocked.message)
     assert [one.kind for one in found.evidence] == ["sequence"]
     assert alone.kind == "RecordsOnly"

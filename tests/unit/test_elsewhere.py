@@ -7,10 +7,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hangwatch import progress
-from hangwatch.flight_record import GroupMembers
-from hangwatch.hang.culprit import judge
-from hangwatch.hang.elsewhere import waits_elsewhere
 from hangwatch.model import (
     CheckResult,
     CheckStatus,
@@ -26,6 +22,10 @@ from hangwatch.model import (
     Signature,
     Verdict,
 )
+from hangwatch.model.flight_records import GroupMembers
+from hangwatch.state import steps
+from hangwatch.verdict.judge import judge
+from hangwatch.verdict.remote_wait import waits_elsewhere
 from tests.unit.test_progress import RULES, Life, job, result
 from tests.unit.test_waitfor import WORLD, done, member, record, recorder, standing, waits
 
@@ -132,7 +132,7 @@ def at_the_hold(seen: Grouping | None = None, *checks: CheckResult) -> Life:
     life.power(600, 60)
     life.power(110, 26)
     for check in checks:
-        life.snapshot = progress.checked(life.snapshot, check, now=life.now)
+        life.snapshot = steps.checked(life.snapshot, check, now=life.now)
         life.power(110, 1)
     life.look(seen or waiting())
     return life

@@ -11,17 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch import environment_table
-from hangwatch.hang import environment
 from hangwatch.model import Difference, RankId
-from hangwatch.probes import environments, procs
+from hangwatch.probes.process import environment as environments
+from hangwatch.probes.process import procfs
+from hangwatch.tables import environment_names
+from hangwatch.verdict import environment_diff
 from tests.conftest import wait_for
 
 RANKS = [RankId(node="n", rank=number, local_rank=number, pid=100 + number) for number in range(8)]
 
 
 def compared(*environs: dict[str, str]) -> tuple[Difference, ...]:
-    found = environment.compare(dict(zip(RANKS, environs, strict=False)))
+    found = environment_diff.compare(dict(zip(RANKS, environs, strict=False)))
     assert found is not None
     return found.differences
 
@@ -31,7 +32,7 @@ def compared(*environs: dict[str, str]) -> tuple[Difference, ...]:
     ["NCCL_SOCKET_IFNAME", "TORCH_NCCL_BLOCKING_WAIT", "MASTER_ADDR", "OMP_NUM_THREADS", "PYTHONHASHSEED", "RANK"],
 )
 def test_what_explains_a_hang_is_kept(name: str) -> None:
-    assert name in environment_table.ALLOWED
+    assert name in environment_names.ALLOWED
 
 
 @pytest.mark.parametrize(
@@ -40,25 +41,25 @@ def test_what_explains_a_hang_is_kept(name: str) -> None:
      "WANDB_API_KEY", "HF_TOKEN", "PYTHONPATH", "nccl_debug", "SLURM_JOB_COMMENT", "", "\0"],
 )  # fmt: skip
 def test_what_may_be_a_secret_or_says_nothing_is_not(name: str) -> None:
-    assert name not in environment_table.ALLOWED
+    assert name not in environment_names.ALLOWED
 
 
-@given(st.text(max_size=30), st.sampled_from(environment_table.TABLE.never), st.text(max_size=30))
+@given(st.text(max_size=30), st.sampled_from(environment_names.TABLE.never), st.text(max_size=30))
 def test_no_name_around_a_secret_word_is_ever_kept(before: str, pattern: str, after: str) -> None:
-    assert f"NCCL_{before}{pattern.strip('*').lower()}{after}" not in environment_table.ALLOWED
+    assert f"NCCL_{before}{pattern.strip('*').lower()}{after}" not in environment_names.ALLOWED
 
 
 def test_every_row_says_why() -> None:
-    assert all(row.why and row.names for row in environment_table.TABLE.rows)
+    assert all(row.why and row.names for row in environment_names.TABLE.rows)
 
 
 def test_the_rank_with_another_interface_is_told_with_what_the_others_have() -> None:
     ifname = "NCCL_SOCKET_IFNAME"
     (found,) = compared(*[{ifname: "eth0"}] * 3, {ifname: "eth1"}, *[{ifname: "eth0"}] * 4)
-    assert environment.said(found) == (
+    assert environment_diff.said(found) == (
         "NCCL_SOCKET_IFNAME differs: eth1 on rank 3 on n (local rank 3, pid 103), eth0 on 7 others"
     )
-    (vote,) = environment.votes(environment.Environment(differences=(found,)), [RANKS[3]])
+    (vote,) = environment_diff.votes(environment_diff.Environment(differences=(found,)), [RANKS[3]])
     assert (vote.supports, vote.ranks, vote.kind) == (None, (RANKS[3],), "environment")
 
 
@@ -68,16 +69,16 @@ def test_what_should_differ_and_what_each_has_of_its_own_is_left_out() -> None:
 
 def test_a_variable_that_one_rank_lacks_differs() -> None:
     (found,) = compared({"NCCL_DEBUG": "INFO"}, {"RANK": "1"}, {"NCCL_DEBUG": "INFO"})
-    assert environment.said(found).startswith("NCCL_DEBUG differs: not set on rank 1")
+    assert environment_diff.said(found).startswith("NCCL_DEBUG differs: not set on rank 1")
 
 
 def test_those_of_who_is_pointed_at_come_first() -> None:
     both = [{"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "8"} for _ in range(8)]
     both[2]["NCCL_ALGO"], both[5]["OMP_NUM_THREADS"] = "Tree", "1"
-    found = environment.compare(dict(zip(RANKS, both, strict=True)))
+    found = environment_diff.compare(dict(zip(RANKS, both, strict=True)))
     assert found is not None
-    assert [vote.ranks for vote in environment.votes(found, [RANKS[5]])] == [(RANKS[5],), (RANKS[2],)]
-    assert [vote.ranks for vote in environment.votes(found, [])] == [(RANKS[2],), (RANKS[5],)]
+    assert [vote.ranks for vote in environment_diff.votes(found, [RANKS[5]])] == [(RANKS[5],), (RANKS[2],)]
+    assert [vote.ranks for vote in environment_diff.votes(found, [])] == [(RANKS[2],), (RANKS[5],)]
 
 
 def test_a_thousand_names_and_long_values_of_a_hostile_owner_are_bounded() -> None:
@@ -97,8 +98,8 @@ def test_of_a_real_process_no_secret_is_read(tmp_path: Path) -> None:
     }
     child = subprocess.Popen([sys.executable, "-c", "input()"], env=told, stdin=subprocess.PIPE)
     try:
-        wait_for(lambda: environments.allowed(child.pid, procs.PROC), "its environment")
-        found = environments.allowed(child.pid, procs.PROC)
+        wait_for(lambda: environments.allowed(child.pid, procfs.PROC), "its environment")
+        found = environments.allowed(child.pid, procfs.PROC)
     finally:
         child.kill()
         child.communicate()

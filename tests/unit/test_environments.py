@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch import launcher_table, patience
 from hangwatch.checks import environment, network
-from hangwatch.probes import environments
-from hangwatch.probes.process_scan import ProcessScan
+from hangwatch.jobs import collective_timeout
+from hangwatch.probes.process import environment as environments
+from hangwatch.probes.process.process_scan import ProcessScan
+from hangwatch.tables import launchers
 from tests.proc_tree import lay_out
 
 RANK = "1 (init) S parent=0 start=1\n7 (python) S parent=1 start=9\n $ python train.py\n + RANK=3 WORLD_SIZE=4\n"
@@ -83,5 +84,5 @@ def test_a_rank_that_was_not_found_in_what_was_read_is_a_fault_in_words(tmp_path
 
 def test_what_the_checks_ask_for_may_stand_in_an_incident() -> None:
     asked = {name for rule in environment.rules() for name in rule.variables}
-    asked |= patience.VARIABLES | network.VARIABLES
-    assert asked <= launcher_table.VARIABLES | launcher_table.SHOWN
+    asked |= collective_timeout.VARIABLES | network.VARIABLES
+    assert asked <= launchers.VARIABLES | launchers.SHOWN

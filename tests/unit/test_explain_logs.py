@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hangwatch.explain import kernel_text, log_evidence, logs, traces
+from hangwatch.explain import traces
+from hangwatch.explain.logs import kernel_text, log_evidence, rank_log
 from hangwatch.model import Confidence, Evidence, RankId, Verdict
 from tests.unit.test_explain_stacks import EXAMPLES, STUCK, WAITS, collect, explained, process, read
 
@@ -174,7 +175,7 @@ def test_a_progress_bar_is_the_line_that_a_terminal_shows() -> None:
     ],
 )
 def test_times(text: str, clock: str, same: str) -> None:
-    first, second = logs.read_moment(text), logs.read_moment(same)
+    first, second = rank_log.read_moment(text), rank_log.read_moment(same)
     assert first is not None and second is not None
     assert (first.clock, first.seconds) == (clock, second.seconds) == (second.clock, second.seconds)
 
@@ -183,7 +184,7 @@ def test_times(text: str, clock: str, same: str) -> None:
     "text", ["2026-13-22 02:38:20", "2026-02-30 02:38:20", "E1322 02:38:20", "step 2026", "", "9" * 99]
 )
 def test_what_is_no_time(text: str) -> None:
-    assert logs.read_moment(text) is None
+    assert rank_log.read_moment(text) is None
 
 
 # --- who failed first ------------------------------------------------------------------------------------------------
@@ -288,7 +289,9 @@ def test_who_times_out_waits_and_who_does_not_is_told() -> None:
 def test_the_first_exception_of_a_chain_counts_and_their_number_is_bounded() -> None:
     chain = [*TRACE, "KeyError: 'x'", "", "During handling of the above exception, another exception occurred:", ""]
     (log,) = collect(*(f"[rank0]: {line}" for line in [*chain, *TRACE, "ValueError: y"] * 50)).logs
-    assert [failure.text for failure in log.failures] == ["KeyError: 'x'", "ValueError: y"] * (logs.MOST_FAILURES // 2)
+    assert [failure.text for failure in log.failures] == ["KeyError: 'x'", "ValueError: y"] * (
+        rank_log.MOST_FAILURES // 2
+    )
 
 
 def test_what_torchrun_prints_in_the_end_tells_its_ranks() -> None:
@@ -389,7 +392,7 @@ def test_words_of_a_log_are_no_complaint_of_py_spy() -> None:
     [
         ('{"message": 3}', "error.json:1: is no error.json"),
         ('{"message": {"message": ', "error.json:1: is no error.json"),
-        ('{"message": "' + "x" * (logs.LARGEST_ERROR_FILE + 9) + '"}', "error.json:1: is larger than 1 MiB"),
+        ('{"message": "' + "x" * (rank_log.LARGEST_ERROR_FILE + 9) + '"}', "error.json:1: is larger than 1 MiB"),
         ('{"message": {"message": "x", "extraInfo": {"timestamp": "' + "9" * 400 + '"}}}', ""),
         ('{"message": {"message": "x", "extraInfo": {"timestamp": "nan"}}}', ""),
         ('{"message": {"message": "x\\u0000\\u001b[2J\\ny", "extraInfo": {}}}', ""),
@@ -482,7 +485,7 @@ def test_a_gigantic_line_and_a_million_lines_are_bounded() -> None:
         *(f"[rank0]: Traceback (most recent call last):\nE: {n}" for n in range(2000)),
     ]
     (log,) = collect(*lines).logs
-    assert len(log.failures) <= logs.MOST_FAILURES
+    assert len(log.failures) <= rank_log.MOST_FAILURES
     assert log.last is not None and len(log.last.text) <= 8192
 
 

@@ -12,12 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hangwatch import config
-from hangwatch.explain import faulthandler_text, gdb_text, log_evidence, prefixes, pystack_text, traces
-from hangwatch.explain.found import MOST_FRAMES, Interned
-from hangwatch.hang import activity, culprit
-from hangwatch.hang.grouping import group_ranks
+from hangwatch.explain import line_prefixes, traces
+from hangwatch.explain.logs import log_evidence
+from hangwatch.explain.stacks import faulthandler_text, gdb_text, pystack_text
+from hangwatch.explain.stacks.parsed_processes import MOST_FRAMES, Interned
 from hangwatch.model import Frame, RankDump, Thread, Verdict
 from hangwatch.report import text
+from hangwatch.stacks import activity
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import judge
 from tests.conftest import DATA
 
 TABLE = activity.load()
@@ -36,7 +39,7 @@ def read(name: str) -> traces.Collected:
 def explained(found: traces.Collected) -> tuple[Verdict, str]:
     """The verdict, and what `hangwatch explain` prints."""
     grouping = group_ranks(found.ranks, TABLE, config.Capture(), found.world_size)
-    verdict = log_evidence.judge(culprit.judge(grouping) if found.ranks else None, found.logs)
+    verdict = log_evidence.judge(judge.judge(grouping) if found.ranks else None, found.logs)
     grouping = type(grouping)(groups=grouping.groups, world_size=grouping.world_size, notes=found.notes)
     return verdict, text.render_verdict(grouping, verdict)
 
@@ -126,7 +129,7 @@ def test_stacks_of_which_only_the_threads_were_copied_are_of_several_processes()
 
 @given(st.lists(st.text("> \tab", max_size=6), max_size=6))
 def test_what_stands_before_every_line_is_all_that_is_taken_away(lines: list[str]) -> None:
-    before = prefixes.pasted(lines)
+    before = line_prefixes.pasted(lines)
     written = [line for line in lines if line.strip("> \t")]
     assert not before.strip("> \t")
     assert all(line.startswith(before) for line in written)

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hangwatch import web_client, yaml_file
-from hangwatch.fleet import fetch, prometheus
-from hangwatch.fleet.fetch import AddressError, Site
-from hangwatch.incident_file import Summary
+from hangwatch.fleet import http_client, incident_fetch, prometheus
+from hangwatch.fleet.incident_fetch import AddressError, Site
+from hangwatch.formats import yaml_file
+from hangwatch.formats.incident_file import Summary
 from hangwatch.model import JobState
 from tests.certificates import authority, issued
 
@@ -31,7 +31,7 @@ SITES = {
 
 @pytest.mark.parametrize("url", SITES)
 def test_what_a_url_means(url: str) -> None:
-    assert fetch.site(url) == SITES[url]
+    assert incident_fetch.site(url) == SITES[url]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_a_url_means(url: str) -> None:
 )
 def test_what_cannot_be_meant(url: str, says: str) -> None:
     with pytest.raises(AddressError, match=says) as refused:
-        fetch.site(url)
+        incident_fetch.site(url)
     assert "secret" not in str(refused.value)
 
 
@@ -60,7 +60,7 @@ def test_what_cannot_be_meant(url: str, says: str) -> None:
 def test_any_url_is_a_site_or_an_error(text: str) -> None:
     for url in (text, f"https://{text}", f"https://a/incidents/{text}"):
         try:
-            found = fetch.site(url)
+            found = incident_fetch.site(url)
         except AddressError:
             continue
         assert found.base.isascii()
@@ -70,7 +70,7 @@ def test_any_url_is_a_site_or_an_error(text: str) -> None:
 
 def test_names_are_without_ports_where_hosts_are_enough() -> None:
     urls = ["https://a:1", "https://b:1", "https://b:2", "https://[::1]:1", "https://a:1/incidents/x"]
-    named = [one.node for one in fetch.named_shortly([fetch.site(url) for url in urls])]
+    named = [one.node for one in incident_fetch.named_shortly([incident_fetch.site(url) for url in urls])]
     assert named == ["a", "b:1", "b:2", "::1", "a"]
 
 
@@ -83,22 +83,22 @@ def listed(folder: str, key: str, at: float, closed: float | None = None, proble
 
 def test_of_each_job_the_newest_that_is_open_else_the_newest_of_all() -> None:
     closed = [listed("a1", "a", 1, 2), listed("b3", "b", 3, 4), listed("b2", "b", 2, 4)]
-    assert fetch.chosen(closed, None) == ["b3"]
+    assert incident_fetch.chosen(closed, None) == ["b3"]
     still_open = [listed("a5", "a", 5), listed("a6", "a", 6), listed("c4", "c", 4)]
-    assert fetch.chosen([*closed, *still_open], None) == ["a6", "c4"]
-    assert fetch.chosen([*closed, *still_open], "b") == ["b3"]
-    assert fetch.chosen([*closed, *still_open], "job-a") == ["a6"]
-    assert fetch.chosen(closed, "nobody") == []
+    assert incident_fetch.chosen([*closed, *still_open], None) == ["a6", "c4"]
+    assert incident_fetch.chosen([*closed, *still_open], "b") == ["b3"]
+    assert incident_fetch.chosen([*closed, *still_open], "job-a") == ["a6"]
+    assert incident_fetch.chosen(closed, "nobody") == []
     named = [replace(one, job_name="llama" if one.job_key == "a" else "") for one in closed]
-    assert (fetch.chosen(named, "llama"), fetch.chosen(named, "")) == (["a1"], [])
+    assert (incident_fetch.chosen(named, "llama"), incident_fetch.chosen(named, "")) == (["a1"], [])
 
 
 def test_of_a_hostile_list_no_path_is_asked_for_and_not_many() -> None:
     names = ["../x", "a/b", "a?x", "a\r\nHost: b", "", ".", "x" * 500, "a%2fb"]
-    assert fetch.chosen([listed(name, str(number), 1) for number, name in enumerate(names)], None) == []
-    assert fetch.chosen([listed("a", "a", 1, problem="broken")], None) == []
+    assert incident_fetch.chosen([listed(name, str(number), 1) for number, name in enumerate(names)], None) == []
+    assert incident_fetch.chosen([listed("a", "a", 1, problem="broken")], None) == []
     crowd = [listed(f"i{number}", str(number), number) for number in range(1000)]
-    assert len(fetch.chosen(crowd, None)) == fetch.MOST_OF_A_NODE
+    assert len(incident_fetch.chosen(crowd, None)) == incident_fetch.MOST_OF_A_NODE
 
 
 # --- Prometheus ------------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_who_asks_is_read_from_the_form_of_prometheus(tmp_path: Path) -> None:
     ca = authority(tmp_path, "ca")
     issued(ca, tmp_path, "admin", "DNS:admin")
     (tmp_path / "password").write_text("pässword\n")
-    found = web_client.load(
+    found = http_client.load(
         config(
             tmp_path,
             "basic_auth:\n  username: alice\n  password_file: password\n"
@@ -187,9 +187,9 @@ def test_who_asks_is_read_from_the_form_of_prometheus(tmp_path: Path) -> None:
     assert found.authorization == "Basic " + base64.b64encode("alice:pässword".encode()).decode()
     assert [one["subject"] for one in found.tls.get_ca_certs()] == [((("commonName", "ca"),),)]
     (tmp_path / "token").write_text("0123\n")
-    bearer = web_client.load(config(tmp_path, "authorization:\n  credentials_file: token\n"))
+    bearer = http_client.load(config(tmp_path, "authorization:\n  credentials_file: token\n"))
     assert bearer.authorization == "Bearer 0123"
-    assert web_client.anonymous().authorization is None
+    assert http_client.anonymous().authorization is None
 
 
 @pytest.mark.parametrize(
@@ -213,5 +213,5 @@ def test_who_asks_is_read_from_the_form_of_prometheus(tmp_path: Path) -> None:
 def test_what_is_wrong_with_it_is_said_with_its_line(text: str, says: str, tmp_path: Path) -> None:
     path = config(tmp_path, text)
     with pytest.raises(yaml_file.YamlError) as refused:
-        web_client.load(path)
+        http_client.load(path)
     assert str(refused.value).startswith(f"{path}{says}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from hangwatch.hang.culprit import judge
 from hangwatch.model import (
     Awaited,
     Behind,
@@ -24,6 +23,7 @@ from hangwatch.model import (
     WorkerCall,
 )
 from hangwatch.report.phrases import next_step
+from hangwatch.verdict.judge import judge
 
 BACKWARD = (Frame(function="backward", file="torch/_tensor.py", line=581), Frame(function="train", file="a.py", line=9))
 OWN = (Frame(function="reserve", file="buffers.py", line=31), Frame(function="train", file="a.py", line=5))

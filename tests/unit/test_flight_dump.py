@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hangwatch.explain import flight_dump, flight_dumps, names, pickled
-from hangwatch.explain.flight_dumps import DumpFile
+from hangwatch.explain import file_names
+from hangwatch.explain.flight_dumps import rank_recorders, recorder_dump, safe_pickle
+from hangwatch.explain.flight_dumps.rank_recorders import DumpFile
 
 NOW = 1_795_338_512.0
 CREATED_NS = 1_795_338_000 * 10**9
@@ -66,8 +67,8 @@ def as_pickle(value: object, protocol: int = 2) -> bytes:
     return pickle.dumps(value, protocol)
 
 
-def parse(value: object) -> flight_dump.FlightDump:
-    return flight_dump.parse(as_pickle(value), NOW)
+def parse(value: object) -> recorder_dump.FlightDump:
+    return recorder_dump.parse(as_pickle(value), NOW)
 
 
 # --- what torch writes -------------------------------------------------------------------------------------------------
@@ -76,14 +77,14 @@ def parse(value: object) -> flight_dump.FlightDump:
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_a_pickle_and_the_same_as_json_are_read_alike(protocol: int) -> None:
     value = dumped(entry(0), entry(1), entry(2, state="started", retired=False, time_discovered_completed_ns=None))
-    found = flight_dump.parse(as_pickle(value, protocol), NOW)
+    found = recorder_dump.parse(as_pickle(value, protocol), NOW)
     (recorder,) = found.recorders
     assert [record.is_open for record in recorder.records] == [False, False, True]
     assert (recorder.library, recorder.next_id, recorder.oldest_id, recorder.is_wrapped) == ("nccl", 3, 0, False)
     assert (found.world_size, found.possible_ranks) == (4, ((0, 3),))
     texts = {key: str(number) for key, number in value["pg_status"]["0"].items()}  # type: ignore[index]
     told = json.dumps({**value, "pg_status": {"0": texts}}).replace("null", "0")
-    assert flight_dump.parse(told.encode(), NOW) == found
+    assert recorder_dump.parse(told.encode(), NOW) == found
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_any_value_in_any_place_is_read_or_refused(key: str, value: object, is_j
     whole = dumped(entry(0, **{key: value}))
     content = json.dumps(whole).encode() if is_json else as_pickle(whole)
     try:
-        found = flight_dump.parse(content, NOW)
+        found = recorder_dump.parse(content, NOW)
     except ValueError as error:
         assert str(error)
     else:
@@ -187,7 +188,7 @@ def test_a_torn_or_changed_dump_is_read_or_refused(noise: bytes, at: int) -> Non
     whole = as_pickle(dumped(entry(0), entry(1)))
     for content in (whole[:at], whole[:at] + noise, whole[:at] + noise + whole[at + len(noise) :], noise):
         try:
-            flight_dump.parse(content, NOW)
+            recorder_dump.parse(content, NOW)
         except ValueError as error:
             assert str(error).startswith(("is ", "has ", "holds ", "asks ", "may ")) and str(error).isprintable()
 
@@ -246,7 +247,7 @@ def test_they_would_run(touched: Path) -> None:
 def test_no_pickle_runs_anything(touched: Path) -> None:
     for name, content in programs(touched).items():
         with pytest.raises(ValueError, match=r"may do more than hold values|is no dump|is no whole") as refused:
-            flight_dump.parse(content, NOW)
+            recorder_dump.parse(content, NOW)
         assert not touched.exists(), name
         is_pickle = name not in ("REDUCE 0", "REDUCE 1", "behind a frame")  # the first two do not begin as one
         assert not is_pickle or "may do more than hold values: its opcode" in str(refused.value), name
@@ -255,7 +256,7 @@ def test_no_pickle_runs_anything(touched: Path) -> None:
 def test_the_second_door_is_shut_as_well(touched: Path) -> None:
     for name in ("GLOBAL", "STACK_GLOBAL", "BINPERSID"):
         with pytest.raises(ValueError, match="names"):
-            pickled._Unpickler(__import__("io").BytesIO(programs(touched)[name])).load()
+            safe_pickle._Unpickler(__import__("io").BytesIO(programs(touched)[name])).load()
     assert not touched.exists()
 
 
@@ -286,7 +287,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 
 IN_A_CHILD = """
 import pathlib, re, resource, sys
-from hangwatch.explain import flight_dump
+from hangwatch.explain.flight_dumps import recorder_dump as flight_dump
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 content = open(sys.argv[1], "rb").read()
 try:
@@ -362,7 +363,7 @@ def test_one_value_at_many_places_is_not_counted_out(tmp_path: Path) -> None:
 def test_the_rank_of_a_dump_is_the_number_at_the_end_of_its_name(
     given: list[str], expected: Mapping[str, tuple[int, bool]]
 ) -> None:
-    assert names.dump_ranks(given) == expected
+    assert file_names.dump_ranks(given) == expected
 
 
 def files(**by_name: object) -> list[DumpFile]:
@@ -374,7 +375,7 @@ def files(**by_name: object) -> list[DumpFile]:
 
 
 def test_a_name_that_the_groups_contradict_is_left_out() -> None:
-    joined = flight_dumps.join(files(fr_rank_2=None, fr_rank_9=None, trace_3=None, trace=None))
+    joined = rank_recorders.join(files(fr_rank_2=None, fr_rank_9=None, trace_3=None, trace=None))
     assert sorted(joined.by_rank) == [2, 3]
     assert [note for note in joined.notes if "fr_rank_9" in note and "left out" in note]
     assert [note for note in joined.notes if note.startswith("trace: 1 dump") and "nothing tells" in note]
@@ -382,13 +383,13 @@ def test_a_name_that_the_groups_contradict_is_left_out() -> None:
 
 def test_of_two_dumps_of_a_rank_the_later_counts() -> None:
     later = dumped(entry(0), entry(1, time_created_ns=CREATED_NS + 10**9))
-    joined = flight_dumps.join(files(old_rank_0=None, new_rank_0=later))
+    joined = rank_recorders.join(files(old_rank_0=None, new_rank_0=later))
     assert joined.by_rank[0][0].next_id == 2
     assert [note for note in joined.notes if note.endswith("counts: new_rank_0")]
 
 
 def test_several_dumps_of_many_ranks_are_one_note() -> None:
-    joined = flight_dumps.join(files(**{f"{run}_rank_{rank}": None for run in ("old", "new") for rank in range(4)}))
+    joined = rank_recorders.join(files(**{f"{run}_rank_{rank}": None for run in ("old", "new") for rank in range(4)}))
     (note,) = (note for note in joined.notes if "several dumps" in note)
     assert note.startswith("ranks 0-3 have several dumps")
 
@@ -397,7 +398,7 @@ def test_dumps_that_lie_apart_are_not_said_to_be_of_one_moment() -> None:
     def told(*written_after: float) -> str:
         still = parse(dumped(entry(0, state="scheduled", retired=False, timeout_ms=600_000)))
         given = [DumpFile(f"rank{rank}", CREATED_NS / 1e9 + after, still) for rank, after in enumerate(written_after)]
-        return next(note for note in flight_dumps.join(given).notes if note.startswith("flight recorders: 2 dumps"))
+        return next(note for note in rank_recorders.join(given).notes if note.startswith("flight recorders: 2 dumps"))
 
     assert "2 dumps of one moment, the first at" in told(700, 701)
     assert "2 dumps written within 1 min 10 s, the first at" in told(700, 770)
@@ -413,7 +414,7 @@ def test_only_dumps_of_one_time_that_can_be_true_are_compared(
 ) -> None:
     still = parse(dumped(entry(0, state="started", retired=False, time_discovered_completed_ns=None)))
     given = [DumpFile(f"rank{rank}", CREATED_NS / 1e9 + after, still) for rank, after in enumerate(written_after)]
-    joined = flight_dumps.join(given)
+    joined = rank_recorders.join(given)
     assert tuple(joined.timed) == timed
     assert sorted(joined.by_rank) == [0, 1]
     assert not timed or joined.opened_before_unix_seconds == CREATED_NS / 1e9 + written_after[timed[0]] - 60
@@ -423,7 +424,7 @@ def test_a_buffer_of_20_000_operations_with_their_stacks_is_read_in_time() -> No
     frames = [{"name": "step", "filename": "/srv/job/train.py", "line": 7}] * 60
     content = as_pickle(dumped(*(entry(number, frames=frames) for number in range(20_000))))
     began = time.process_time()
-    found = flight_dump.parse(content, NOW)
+    found = recorder_dump.parse(content, NOW)
     seconds = time.process_time() - began
     print(f"{len(content) / 1e6:.1f} MB in {seconds:.1f} s of CPU")
     assert len(found.recorders[0].records) == 20_000

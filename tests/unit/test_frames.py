@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hangwatch.hang import frames as stack_frames
 from hangwatch.model import Frame
+from hangwatch.stacks import frames as stack_frames
 
 
 def stack(*lines: str) -> tuple[Frame, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.probes import freezer
+from hangwatch.probes.process import cgroup_freezer
 
 
 def tree(root: Path, cgroup: str, **files: str) -> tuple[Path, Path]:
@@ -56,8 +56,8 @@ def test_the_group_that_freezes(
     wchan: str | None,
     expected: str | None,
 ) -> None:
-    assert freezer.frozen_cgroup(7, state, wchan, *tree(tmp_path, cgroup, **files)) == expected, name
+    assert cgroup_freezer.frozen_cgroup(7, state, wchan, *tree(tmp_path, cgroup, **files)) == expected, name
 
 
 def test_a_process_that_is_gone_is_not_frozen(tmp_path: Path) -> None:
-    assert freezer.frozen_cgroup(7, "S", "get_signal", tmp_path, tmp_path) is None
+    assert cgroup_freezer.frozen_cgroup(7, "S", "get_signal", tmp_path, tmp_path) is None

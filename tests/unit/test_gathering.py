@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
-from hangwatch import config, incident_file
-from hangwatch.fleet import across, sighting
+from hangwatch import config
+from hangwatch.fleet import cross_node, sighting
 from hangwatch.fleet.merge import Gathering
 from hangwatch.fleet.sighting import Sighting
-from hangwatch.hang import activity, culprit
-from hangwatch.hang.grouping import group_ranks
+from hangwatch.formats import incident_file
 from hangwatch.model import Enqueued, Grouping, GroupRecords, Member, RankDump, Recorded
+from hangwatch.stacks import activity
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import judge
 from tests import samples
 from tests.unit.test_grouping import jobs
 
@@ -58,7 +60,7 @@ def test_nodes_in_any_order_are_all_ranks_grouped(dumps: list[RankDump], chance:
     chance.shuffle(shuffled)
     merged = gathered(shuffled).merged(["k"])
     assert merged == gathered(sightings).merged(["k"]) == group_ranks(dumps, TABLE, SETTINGS)
-    assert culprit.judge(merged) == culprit.judge(group_ranks(dumps, TABLE, SETTINGS))
+    assert judge.judge(merged) == judge.judge(group_ranks(dumps, TABLE, SETTINGS))
 
 
 @LAWS
@@ -154,17 +156,17 @@ def test_odd_ranks_that_share_a_node_are_said() -> None:
         [seen(f"n{number}", Grouping(groups=(group,), world_size=64)) for number, group in enumerate(calm)]
         + [seen("n7", Grouping(groups=(mixed[0], odd), world_size=64))]
     ).merged(["k"])
-    verdict = across.judge(grouping)
+    verdict = cross_node.judge(grouping)
     assert [rank.rank for rank in verdict.named] == [60, 61, 62, 63]
     (vote,) = [one for one in verdict.evidence if one.kind == "shared_node"]
     assert vote.message == "all 4 odd ranks are on n7; 4 other ranks of it are not among them"
-    assert not [one for one in culprit.judge(grouping).evidence if one.kind == "shared_node"]
+    assert not [one for one in judge.judge(grouping).evidence if one.kind == "shared_node"]
 
 
 def test_silent_nodes_and_clocks_are_evidence_and_accuse_nobody() -> None:
     grouping = Grouping(groups=(samples.waiting(range(8), node="n0"),), world_size=24)
-    clocks = [across.ClockOffset(node="n0", seconds=-3.5)]
-    verdict = across.judge(grouping, None, unanswered=["n1", "n2"], clocks=clocks)
+    clocks = [cross_node.ClockOffset(node="n0", seconds=-3.5)]
+    verdict = cross_node.judge(grouping, None, unanswered=["n1", "n2"], clocks=clocks)
     told = {one.kind: one.message for one in verdict.evidence}
     assert "no answer from 2 nodes (n[1-2])" in told["unanswered_nodes"]
     assert "that of n0 is at least 3.5 s behind" in told["clocks"]

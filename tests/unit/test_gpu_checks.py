@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hangwatch.checks import fabric, gpu_health, gpu_power, nvlink_status, nvlink_topology, pcie
 from hangwatch.model import CheckStatus, Fault, GpuSample
-from hangwatch.probes.nvml.details import GpuBus, GpuFabric, GpuHealth, GpuLinks, GpuPlace, NvLink
+from hangwatch.probes.gpu.details import GpuBus, GpuFabric, GpuHealth, GpuLinks, GpuPlace, NvLink
 
 
 def test_power_of_gpus_that_do_not_measure_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.hang.graph import strongly_connected
+from hangwatch.collectives.cycles import strongly_connected
 
 NODES = st.integers(0, 7)
 

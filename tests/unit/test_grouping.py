@@ -14,10 +14,11 @@ from msgspec import structs
 
 from hangwatch import config
 from hangwatch.fleet import merge
-from hangwatch.hang import activity, clauses, culprit
-from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Capture, Fault, FileLock, Frame, Grouping, ProcessDump, RankDump, RankId, Thread, WorkerDump
 from hangwatch.report import as_json, html
+from hangwatch.stacks import activity
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import clauses, judge
 
 TABLE = activity.load()
 SETTINGS = config.Capture()
@@ -107,7 +108,7 @@ def test_the_order_of_ranks_changes_nothing(dumps: list[RankDump], world: int | 
     chance.shuffle(shuffled)
     first, second = group(dumps, world), group(shuffled, world)
     assert first == second
-    assert culprit.judge(first) == culprit.judge(second)
+    assert judge.judge(first) == judge.judge(second)
 
 
 @LAWS
@@ -143,7 +144,7 @@ def test_merging_groups_is_grouping_all(dumps: list[RankDump], world: int | None
 @given(jobs(), WORLDS)
 def test_a_verdict_accuses_only_ranks_that_are_there_and_says_why(dumps: list[RankDump], world: int | None) -> None:
     grouping = group(dumps, world)
-    verdict = culprit.judge(grouping)
+    verdict = judge.judge(grouping)
     members = {member.id for one in grouping.groups for member in one.members}
     assert set(verdict.named) <= members
     assert len(verdict.named) * 2 <= len(members)
@@ -219,7 +220,7 @@ def test_a_world_size_costs_nothing(world_size: int, per_node: int) -> None:
     dumps = [RankDump(id=RankId(node=f"n{rank // per_node}", rank=rank), rounds=rounds) for rank in (0, 1, 2, 9)]
     tracemalloc.start()
     grouping = group(dumps, world_size)
-    verdict = culprit.judge(grouping)
+    verdict = judge.judge(grouping)
     shown = as_json.render(as_json.answer(grouping, verdict)) + html.render_grouping(grouping, verdict)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -240,8 +241,8 @@ def test_a_rank_that_came_out_of_a_wait_is_not_accused() -> None:
     others = [RankDump(id=RankId(rank=i), rounds=(dump(0, *wait), dump(5, *wait))) for i in range(3)]
     came = RankDump(id=RankId(rank=3), rounds=(dump(0, *wait), dump(5, *work)))
     stuck = RankDump(id=RankId(rank=3), rounds=(dump(0, *work), dump(5, *work)))
-    assert culprit.judge(group_ranks([*others, came], TABLE, SETTINGS)).named == ()
-    assert [who.rank for who in culprit.judge(group_ranks([*others, stuck], TABLE, SETTINGS)).named] == [3]
+    assert judge.judge(group_ranks([*others, came], TABLE, SETTINGS)).named == ()
+    assert [who.rank for who in judge.judge(group_ranks([*others, stuck], TABLE, SETTINGS)).named] == [3]
 
 
 @pytest.mark.parametrize(
@@ -261,7 +262,7 @@ def test_who_was_measured_to_wait_for_clients_has_not_joined(
     ranks = [RankDump(id=RankId(rank=rank, pid=100 + rank), rounds=(waits, waits)) for rank in range(3)]
     loop = dump("turn", "loop.py", server)
     ranks.append(RankDump(id=RankId(rank=3, pid=103), rounds=(loop, loop)))
-    verdict = culprit.judge(group_ranks(ranks, TABLE, SETTINGS))
+    verdict = judge.judge(group_ranks(ranks, TABLE, SETTINGS))
     assert ([one.rank for one in verdict.named], [one.rank for one in verdict.first_look]) == expected
 
 
@@ -290,7 +291,7 @@ def test_who_stands_beside_a_suspect_does_not_wait_for_it(
         RankDump(id=RankId(rank=rank), rounds=(dump(0, *first), dump(5, *then)))
         for rank, (first, then) in enumerate(places)
     ]
-    verdict = culprit.judge(group_ranks(ranks, TABLE, SETTINGS))
+    verdict = judge.judge(group_ranks(ranks, TABLE, SETTINGS))
     assert (verdict.kind, [rank.rank for rank in verdict.named]) == expected
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from hangwatch.hang import activity
-from hangwatch.hang.culprit import judge
-from hangwatch.hang.guidance import where_to_look
 from hangwatch.model import Awaited, Fault, FileLock, Group, Grouping, Member, PortUse, RankId, Store
+from hangwatch.stacks import activity
+from hangwatch.verdict.guidance import where_to_look
+from hangwatch.verdict.judge import judge
 
 LINKS = "Look for XIDs, NVLink and network errors"
 

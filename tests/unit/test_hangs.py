@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from hangwatch.hang import culprit
+from hangwatch.verdict import judge
 from hangwatch.words import who
 from tests.hangs import CASES, judged
 
@@ -45,7 +45,7 @@ def test_who_may_wait_for_a_lock_of_another_rank_is_named_where_the_kernel_was_a
             for group in grouping.groups
         ),
     )
-    assert [rank.rank for rank in culprit.judge(asked).named] == [1]
+    assert [rank.rank for rank in judge.judge(asked).named] == [1]
 
 
 def test_there_are_enough_cases() -> None:

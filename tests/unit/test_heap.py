@@ -10,7 +10,7 @@ import pytest
 # 20 kB lie in a heap, and not in a mapping of their own (M_MMAP_THRESHOLD); the last of them keep what lies under them.
 PROGRAM = """
 import sys, threading
-from hangwatch.probes import heap
+from hangwatch.probes.node import daemon_heap as heap
 
 def kib(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field))

@@ -13,12 +13,12 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config, hooks
-from hangwatch.beats import Pace
 from hangwatch.config import ConfigError
-from hangwatch.hook_child import MOST_OUTPUT_BYTES
+from hangwatch.formats.incident_file import StoreError
+from hangwatch.hook_process import MOST_OUTPUT_BYTES
 from hangwatch.hooks import Ended, Hooks, call_of
-from hangwatch.incident_file import StoreError
 from hangwatch.model import CRASHED, Incident, JobState
+from hangwatch.schedule import Pace
 from hangwatch.store import Store
 from tests import samples
 from tests.conftest import wait_for
@@ -182,7 +182,7 @@ def test_under_the_unit_without_the_right_to_give_up_bounds_nothing_is_left_eith
     """As deploy/systemd/hangwatch.service starts the daemon: a user of its own, ambient capabilities, no CAP_SETPCAP."""
     rights = "-all,+sys_ptrace,+kill"
     caps = [f"--{kind}={rights}" for kind in ("inh-caps", "ambient-caps", "bounding-set")]
-    child = [sys.executable, "-I", "-S", hooks.__file__.replace("hooks.py", "hook_child.py"), "60"]
+    child = [sys.executable, "-I", "-S", hooks.__file__.replace("hooks.py", "hook_process.py"), "60"]
     status = ["/usr/bin/grep", "-E", "^(Cap|NoNew)", "/proc/self/status"]
     user = [*as_user(12345)[:-1], *caps]
     before, after = (

@@ -27,12 +27,12 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from hangwatch import listener
 from hangwatch.config import Http
-from hangwatch.http import PortTakenError, ServeError, Server
-from hangwatch.incident_file import Summary
-from hangwatch.listener import MAX_HEADER_BYTES, REQUEST_SECONDS, Answer, Listener
+from hangwatch.formats.incident_file import Summary
 from hangwatch.model import Value
+from hangwatch.web import listener
+from hangwatch.web.http_server import PortTakenError, ServeError, Server
+from hangwatch.web.listener import MAX_HEADER_BYTES, REQUEST_SECONDS, Answer, Listener
 from tests.conftest import wait_for
 
 
@@ -510,7 +510,7 @@ WITHOUT_DESCRIPTORS = """
 import contextlib, os, resource, sys
 from prometheus_client import CollectorRegistry
 from hangwatch.config import Http
-from hangwatch.http import Server
+from hangwatch.web.http_server import Server
 
 one = Server(Http(listen="127.0.0.1", port=0), CollectorRegistry(), status=lambda: None, unhealthy=lambda: None)
 print(one.start(), flush=True)

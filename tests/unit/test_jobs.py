@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from hangwatch import launcher_table
-from hangwatch.hang import crews, devices, jobs, launchers, owners
-from hangwatch.job_scan import JobScan
+from hangwatch.capture.job_scan import JobScan
+from hangwatch.jobs import discovery, membership, owners, process_role, rank_gpus
 from hangwatch.model import GpuSample, Job, Process, ProcessId, Rank
-from hangwatch.probes.process_scan import ProcessScan
+from hangwatch.probes.process.process_scan import ProcessScan
+from hangwatch.tables import launchers as launcher_table
 from tests.proc_tree import FOLDER, described, jobs_in, lay_out, stated, sweep
 
 EIGHT = sweep(dict.fromkeys(range(8), ()))
@@ -117,19 +117,19 @@ def test_srun_with_a_shell_around_each_rank(tmp_path: Path) -> None:
 def test_absent_ranks_of_a_slurm_step_are_told_by_its_layout(tmp_path: Path) -> None:
     text = (FOLDER / "srun_wrapper.proc").read_text().replace(" RANK=8 LOCAL_RANK=0", "").replace("8,2", "8,3")
     root = lay_out(text.replace(" RANK=9 LOCAL_RANK=1", ""), tmp_path)
-    (job,) = jobs.find_jobs(ProcessScan(root).processes())
+    (job,) = discovery.find_jobs(ProcessScan(root).processes())
     assert (seats(job), job.local_world_size, job.absent_local_ranks) == ([(8, 0, 511), (9, 1, 521)], 3, ((2, 2),))
 
 
 def test_a_loader_that_outlived_its_rank_is_not_the_rank(tmp_path: Path) -> None:
     text = (FOLDER / "slurm.proc").read_text().replace("6087 (python3)", "6087 (pt_data_worker)")
-    step, _ = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    step, _ = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
     assert (seats(step), step.absent_local_ranks) == ([(0, 0, 6086)], ((1, 1),))
 
 
 def test_ranks_whose_mpirun_was_killed_keep_the_name_of_their_job(tmp_path: Path) -> None:
     text = (FOLDER / "mpirun.proc").read_text().replace("5330 (mpirun) S", "5330 (bash) S")
-    (job,) = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    (job,) = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
     assert (job.job_id, job.launcher, job.launcher_id) == ("2016149505", "mpirun", None)
 
 
@@ -264,7 +264,7 @@ def test_by_its_pid_alone_only_a_rank_of_the_first_node_has_a_number(
     tmp_path: Path, node: int, rank: int | None
 ) -> None:
     root = lay_out(LIGHTNING.replace("NODE_RANK=1", f"NODE_RANK={node}"), tmp_path)
-    (one,) = jobs.job_of_pids(ProcessScan(root).processes(), [911]).ranks
+    (one,) = discovery.job_of_pids(ProcessScan(root).processes(), [911]).ranks
     assert one.rank == rank
 
 
@@ -344,11 +344,11 @@ def test_what_a_neighbour_copies_changes_nothing_of_a_job_in_either_order_of_sta
     """A higher attempt, a younger process, a launcher of the same run, a server: each took a job over before."""
     text = (FOLDER / "hostile_neighbour.proc").read_text()
     alone = "\n".join(line for part in text.split("# ")[:2] for line in part.splitlines()[1:])
-    (mine,) = jobs.find_jobs(ProcessScan(lay_out(alone, tmp_path)).processes(), node="n")
+    (mine,) = discovery.find_jobs(ProcessScan(lay_out(alone, tmp_path)).processes(), node="n")
     assert (mine.owner, seats(mine)) == ("uid 1004", [(0, 0, 310), (1, 1, 311)])
     for start in ("start=1", "start=9"):
         hostile = re.sub(r"\b(3[234]\d) \(python3\) S parent=(\d+) start=3", rf"\1 (python3) S parent=\2 {start}", text)
-        found = jobs.find_jobs(ProcessScan(lay_out(hostile, tmp_path)).processes(), node="n")
+        found = discovery.find_jobs(ProcessScan(lay_out(hostile, tmp_path)).processes(), node="n")
         assert [job for job in found if job.owner == "uid 1004"] == [mine]
         assert mine.job_key not in {job.job_key for job in found if job != mine}
 
@@ -379,7 +379,7 @@ def test_a_job_has_the_uid_of_all_its_ranks_as_the_node_knows_it(
         )
         for rank, uid in enumerate(uids)
     ]
-    (job,) = jobs.find_jobs(processes)
+    (job,) = discovery.find_jobs(processes)
     assert (len(job.ranks), job.uid) == (2, reader)
 
 
@@ -387,7 +387,7 @@ def test_a_second_claimant_of_a_living_seat_is_a_job_of_its_own_and_says_so(tmp_
     """Two containers whose users are both uid 0, each with all ranks of the same run."""
     text = (FOLDER / "two_containers.proc").read_text()
     intruder = text.replace("RANK=1", "RANK=0")
-    first, second = jobs.find_jobs(ProcessScan(lay_out(intruder, tmp_path)).processes(), node="n")
+    first, second = discovery.find_jobs(ProcessScan(lay_out(intruder, tmp_path)).processes(), node="n")
     assert (seats(first), first.notes) == ([(0, None, 132)], ())
     assert seats(second) == [(0, None, 142)]
     assert second.notes == (
@@ -401,17 +401,17 @@ def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path
     pod = text[text.index("140 (") : text.index("= plain")]
     intruder = re.sub(r"\b14(\d)\b", r"15\1", pod).replace("RANK=3", "RANK=1").replace("3b7d9e04", "f00dcafe")
     processes = ProcessScan(lay_out(text + intruder, tmp_path)).processes()
-    assert [crews.needs_endpoint(process) for process in processes if process.environ] == [23456, 23456, 23456]
+    assert [membership.needs_endpoint(process) for process in processes if process.environ] == [23456, 23456, 23456]
     store = dict.fromkeys((process.id for process in processes if process.id.pid in (132, 142)), "10.0.0.5 port 23456")
-    mine, other = jobs.find_jobs(processes, endpoints=store)
+    mine, other = discovery.find_jobs(processes, endpoints=store)
     assert seats(mine) == [(2, None, 132), (3, None, 142)]
     assert seats(other) == [(1, None, 152)]
     assert other.notes == (
         "says that it is of the same run as pid 132; that both are connected to one store is not seen: a job of its own",
     )
     elsewhere = store | {process.id: "10.0.0.9 port 23456" for process in processes if process.id.pid == 152}
-    assert len(jobs.find_jobs(processes, endpoints=elsewhere)) == 2
-    (joined,) = jobs.find_jobs(processes, endpoints=dict.fromkeys(elsewhere, "10.0.0.5 port 23456"))
+    assert len(discovery.find_jobs(processes, endpoints=elsewhere)) == 2
+    (joined,) = discovery.find_jobs(processes, endpoints=dict.fromkeys(elsewhere, "10.0.0.5 port 23456"))
     assert [number for number, _, _ in seats(joined)] == [1, 2, 3]
 
 
@@ -480,7 +480,7 @@ def test_the_key_of_a_job_is_equal_on_its_nodes_and_on_no_other_job(tmp_path: Pa
 
     def keys(**changes: object) -> list[str]:
         changed = [structs.replace(process, **changes) for process in processes]
-        return [job.job_key for node in ("a", "b") for job in jobs.find_jobs(changed, node=node)]
+        return [job.job_key for node in ("a", "b") for job in discovery.find_jobs(changed, node=node)]
 
     mine = keys(uid=1004)
     assert mine[0] == mine[1], "ranks of other nodes: one job everywhere"
@@ -488,7 +488,7 @@ def test_the_key_of_a_job_is_equal_on_its_nodes_and_on_no_other_job(tmp_path: Pa
     here = [
         job.job_key
         for node in ("a", "b")
-        for job in jobs.find_jobs(
+        for job in discovery.find_jobs(
             ProcessScan(lay_out((FOLDER / "sweep.proc").read_text(), tmp_path)).processes(), node=node
         )
     ]
@@ -502,13 +502,15 @@ def test_two_jobs_of_one_name_keep_apart(tmp_path: Path) -> None:
         f"  + RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 SLURM_JOB_ID=9 TORCHELASTIC_RUN_ID=r{agent}\n"
         for agent in (100, 200)
     )
-    found = jobs.find_jobs(ProcessScan(lay_out(f"1 (init) S parent=0 start=1\n{agents}", tmp_path)).processes())
+    found = discovery.find_jobs(ProcessScan(lay_out(f"1 (init) S parent=0 start=1\n{agents}", tmp_path)).processes())
     assert [job.job_id for job in found] == ["9", "9-p201"], "the older keeps the name"
 
 
 def test_a_parent_that_is_younger_than_its_child_is_another_process(tmp_path: Path) -> None:
     text = (FOLDER / "torchrun.proc").read_text().replace("parent=900 start=1000", "parent=900 start=9999")
-    job, other = sorted(jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()), key=lambda job: not job.ranks)
+    job, other = sorted(
+        discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()), key=lambda job: not job.ranks
+    )
     assert (job.launcher_id, seats(job)) == (None, [(2, 0, 1010), (3, 1, 1011)])
     assert other.waiting is not None and [one.pid for one in other.processes] == [1000]
 
@@ -530,18 +532,18 @@ def test_of_two_jobs_of_one_key_the_one_on_the_gpus_keeps_it(tmp_path: Path) -> 
     intruder = re.sub(r"\b14(\d)\b", r"12\1", pod).replace("RANK=3", "RANK=2").replace("3b7d9e04", "f00dcafe")
     processes = ProcessScan(lay_out(text + intruder, tmp_path)).processes()
     store = dict.fromkeys((process.id for process in processes if process.id.pid in (132, 142)), "10.0.0.5 port 23456")
-    (alone,) = jobs.find_jobs([one for one in processes if one.id.pid not in (120, 122)], endpoints=store)
+    (alone,) = discovery.find_jobs([one for one in processes if one.id.pid not in (120, 122)], endpoints=store)
     on_gpus = sweep({0: (132,), 1: (142,)})
-    found = {job.ranks[0].id.pid: job for job in jobs.find_jobs(processes, on_gpus, endpoints=store)}
+    found = {job.ranks[0].id.pid: job for job in discovery.find_jobs(processes, on_gpus, endpoints=store)}
     assert found[132].job_key == alone.job_key != found[122].job_key
     assert (found[132].job_id, found[122].job_id) == (alone.job_id, f"{alone.job_id}-p122")
 
 
 def test_a_gpu_that_somebody_holds_by_the_drivers_word_no_environment_gives_away() -> None:
     gpus = [GpuSample(index=0, uuid="GPU-a0", pids=(10,)), GpuSample(index=1, uuid="GPU-a1")]
-    assert devices.gpus_of({99}, {"CUDA_VISIBLE_DEVICES": "0"}, 0, gpus) == ()
-    assert devices.gpus_of({99}, {"CUDA_VISIBLE_DEVICES": "1"}, 0, gpus) == ("GPU-a1",)
-    assert devices.gpus_of({10}, {}, 0, gpus) == ("GPU-a0",)
+    assert rank_gpus.gpus_of({99}, {"CUDA_VISIBLE_DEVICES": "0"}, 0, gpus) == ()
+    assert rank_gpus.gpus_of({99}, {"CUDA_VISIBLE_DEVICES": "1"}, 0, gpus) == ("GPU-a1",)
+    assert rank_gpus.gpus_of({10}, {}, 0, gpus) == ("GPU-a0",)
 
 
 def test_gpus_of_the_driver_win_over_the_environment(tmp_path: Path) -> None:
@@ -551,7 +553,7 @@ def test_gpus_of_the_driver_win_over_the_environment(tmp_path: Path) -> None:
 
 def test_pids_as_ranks_with_what_is_known_of_them(tmp_path: Path) -> None:
     jobs_in("torchrun", tmp_path)
-    job = jobs.job_of_pids(ProcessScan(tmp_path).processes({900}), [1011, 900, 4242])
+    job = discovery.job_of_pids(ProcessScan(tmp_path).processes({900}), [1011, 900, 4242])
     assert seats(job) == [(3, 1, 1011), (None, None, 900), (None, None, 4242)]
     assert [worker.id.pid for worker in job.ranks[0].workers] == [1021]
     assert job.job_id == "pids-1011-900-4242"
@@ -573,7 +575,7 @@ def test_pids_as_ranks_with_what_is_known_of_them(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_command_line_runs(cmdline: tuple[str, ...], program: str) -> None:
-    assert launchers.program(cmdline) == program
+    assert process_role.program(cmdline) == program
 
 
 @pytest.mark.parametrize(
@@ -596,7 +598,7 @@ def test_what_a_command_line_runs(cmdline: tuple[str, ...], program: str) -> Non
 )
 def test_a_seat_needs_believable_numbers(environ: dict[str, str], found: tuple[int, ...] | None) -> None:
     process = Process(id=ProcessId(pid=7, start_ticks=1), parent_pid=1, comm="python", state="S", environ=environ)
-    seat = launchers.seat(process, None)
+    seat = process_role.seat(process, None)
     assert (seat and (seat.rank, seat.local_rank, seat.local_world_size)) == found
 
 
@@ -607,7 +609,7 @@ def test_a_seat_needs_believable_numbers(environ: dict[str, str], found: tuple[i
 def test_slurm_tasks_per_node(layout: str, node: str, tasks: int | None) -> None:
     environ = {"SLURM_PROCID": "0", "SLURM_NTASKS": "20", "SLURM_NODEID": node, "SLURM_STEP_TASKS_PER_NODE": layout}
     process = Process(id=ProcessId(pid=7, start_ticks=1), parent_pid=1, comm="python", state="S", environ=environ)
-    seat = launchers.seat(process, "srun")
+    seat = process_role.seat(process, "srun")
     assert seat is not None and seat.local_world_size == tasks
 
 
@@ -633,7 +635,7 @@ def test_slurm_tasks_per_node(layout: str, node: str, tasks: int | None) -> None
 )
 def test_gpus_by_environment(environ: dict[str, str], local_rank: int | None, uuids: tuple[str, ...]) -> None:
     gpus = [GpuSample(index=index, uuid=f"GPU-a{index}") for index in (7, 6, 5, 4, 3, 2, 1, 0)]
-    assert devices.gpus_of([1], environ, local_rank, gpus) == uuids
+    assert rank_gpus.gpus_of([1], environ, local_rank, gpus) == uuids
 
 
 # --- whatever processes call themselves ------------------------------------------------------------------------------
@@ -663,7 +665,7 @@ _processes = st.builds(
 def test_any_processes_give_jobs_with_safe_names_and_each_process_one_place(
     found: list[Process], held: list[int]
 ) -> None:
-    result = jobs.find_jobs(found, sweep({0: tuple(held), 1: tuple(reversed(held))}))
+    result = discovery.find_jobs(found, sweep({0: tuple(held), 1: tuple(reversed(held))}))
     names = [job.job_id for job in result]
     assert len(set(names)) == len(names)
     for job in result:
@@ -712,30 +714,30 @@ def test_the_incident_of_a_rank_that_is_a_setuid_program_is_not_its_users_to_rea
 # --- many claimants to one run ----------------------------------------------------------------------------------------
 
 
-def claimant(pid: int, uid: int, place: str, ranks: Iterable[int]) -> crews.Crew:
+def claimant(pid: int, uid: int, place: str, ranks: Iterable[int]) -> membership.Crew:
     """A crew of these ranks, one process each, of a run that all others claim, too."""
     members = []
     for number in sorted(ranks):
         environ = {"RANK": str(number), "WORLD_SIZE": "8", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
         identity = ProcessId(pid=pid * 100 + number, start_ticks=pid)
         process = Process(id=identity, parent_pid=1, comm="python", state="S", uid=uid, environ=environ)
-        members.append((process, launchers.seat(process, None)))
-    return crews.Crew("plain", None, members, owners.Owner(f"uid {uid}", place))
+        members.append((process, process_role.seat(process, None)))
+    return membership.Crew("plain", None, members, owners.Owner(f"uid {uid}", place))
 
 
 def joined_by_comparing_each_with_each(
-    found: Sequence[crews.Crew], endpoints: Mapping[ProcessId, str]
+    found: Sequence[membership.Crew], endpoints: Mapping[ProcessId, str]
 ) -> list[list[ProcessId]]:
     """The rule itself: the first job of the owner's name without a common rank, of its owner or at the same stores."""
-    every: list[list[crews.Crew]] = []
+    every: list[list[membership.Crew]] = []
 
-    def ranks(crew: crews.Crew) -> set[int]:
+    def ranks(crew: membership.Crew) -> set[int]:
         return {seat.rank for _, seat in crew.members if seat}
 
-    def stores(crew: crews.Crew) -> set[str]:
+    def stores(crew: membership.Crew) -> set[str]:
         return {endpoints[process.id] for process in crew.processes if process.id in endpoints}
 
-    for crew in sorted(found, key=lambda crew: crews.claim(crew, (), endpoints)):
+    for crew in sorted(found, key=lambda crew: membership.claim(crew, (), endpoints)):
         for job in every:
             of_it = crew.owner in {other.owner for other in job}
             at_its_stores = stores(crew) and stores(crew) == set().union(*map(stores, job))
@@ -746,7 +748,7 @@ def joined_by_comparing_each_with_each(
         else:
             every.append([crew])
     members = ([member for crew in job for member in crew.members] for job in every)
-    return sorted([process.id for process, _ in sorted(job, key=crews._rank_number)] for job in members)
+    return sorted([process.id for process, _ in sorted(job, key=membership._rank_number)] for job in members)
 
 
 @given(
@@ -767,7 +769,7 @@ def test_claimants_are_joined_as_if_each_were_compared_with_each(
     endpoints = {
         process.id: store for crew, (*_, store) in zip(found, drawn, strict=True) for process in crew.processes if store
     }
-    jobs_of = crews._joined(found, (), endpoints)
+    jobs_of = membership._joined(found, (), endpoints)
     by_members = sorted([process.id for process, _ in crew.members] for crew in jobs_of)
     assert by_members == joined_by_comparing_each_with_each(found, endpoints)
 
@@ -784,7 +786,7 @@ def test_claimants_of_one_rank_are_not_compared_each_with_each() -> None:
 
         sys.setprofile(count_call)
         try:
-            assert len(crews._joined(found, (), {})) == count
+            assert len(membership._joined(found, (), {})) == count
         finally:
             sys.setprofile(None)
         return made

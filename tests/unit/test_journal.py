@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hangwatch.probes.journal import JournalFormatter, is_journal
+from hangwatch.probes.node.journal import JournalFormatter, is_journal
 
 
 def formatted(level: int, message: str, exc_info: object = None) -> list[str]:

@@ -12,13 +12,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from hangwatch import incident_file, status, store
-from hangwatch.board import JobEntry, Snapshot
+from hangwatch import store
+from hangwatch.detector import job_watch
 from hangwatch.fleet.merge import merge_all
-from hangwatch.hang import culprit, watched
-from hangwatch.incident_file import Incidents
+from hangwatch.formats import incident_file
+from hangwatch.formats.incident_file import Incidents
 from hangwatch.model import INCIDENT_VERSION, Fault, FirstLook, GpuSample, GpuSweep, Incident
 from hangwatch.report import as_json, text
+from hangwatch.state import status
+from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.verdict import judge
 from tests import samples, schemas
 from tests.conftest import DATA
 
@@ -95,7 +98,7 @@ def test_the_list_of_incidents_meets_its_schema(tmp_path: Path) -> None:
 
 def test_the_status_meets_its_schema() -> None:
     incident = samples.loader_hang()
-    entry = JobEntry(job=incident.job, watch=watched.begin(incident.job, 5.0, 0.0), incident=incident)
+    entry = JobEntry(job=incident.job, watch=job_watch.begin(incident.job, 5.0, 0.0), incident=incident)
     sweep = GpuSweep(
         taken_monotonic_seconds=6.0,
         taken_unix_seconds=1e9,
@@ -168,6 +171,6 @@ def test_an_incident_of_an_earlier_version_meets_the_schema(earlier: Path) -> No
 def test_an_incident_of_an_earlier_version_serves_as_a_new_one(earlier: Path) -> None:
     incident = incident_file.load(earlier)
     assert incident.verdict.message.split(",")[0] in " ".join(text.render(incident).split())
-    assert set(culprit.judge(merge_all([incident.grouping])).named) <= set(incident.verdict.named)
+    assert set(judge.judge(merge_all([incident.grouping])).named) <= set(incident.verdict.named)
     (listed,) = store.Store(earlier.parents[1]).summaries()
     assert (listed.incident_id, listed.problem) == (incident.incident_id, "")

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch import kernel_lines
-from hangwatch.hang.kernel_log import LINES_OF_A_RANK, lines_of
+from hangwatch.capture.kernel_log import LINES_OF_A_RANK, lines_of
 from hangwatch.model import EndedProcess, Job, KernelLine, ProcessId, Rank
-from hangwatch.probes import filesystems, kmsg, procs
+from hangwatch.probes.node import filesystems, kmsg
+from hangwatch.probes.process import procfs
+from hangwatch.tables import kernel_lines
 
 LINES = {
     "segfault": (
@@ -156,14 +157,14 @@ def said_of(job: Job, lines: tuple[kmsg.SaidLine, ...]) -> dict[int, tuple[Kerne
 
 def own_job(*, ended: tuple[EndedProcess, ...] = ()) -> Job:
     """This process as the only rank of a job."""
-    state = procs.read_state(os.getpid())
+    state = procfs.read_state(os.getpid())
     assert state is not None
     rank = Rank(id=state[0], rank=0, local_rank=0)
     return Job(job_id="j", launcher="", launcher_id=None, ranks=(rank,), ended=ended)
 
 
 def gone(pid: int, *, began_seconds: float, gone_seconds_ago: float = 1.0, is_worker: bool = False) -> EndedProcess:
-    ticks = int(began_seconds * procs.TICKS_PER_SECOND)
+    ticks = int(began_seconds * procfs.TICKS_PER_SECOND)
     return EndedProcess(
         id=ProcessId(pid=pid, start_ticks=ticks),
         rank=0 if is_worker else 1,

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import pytest
 from msgspec import structs
 
+from hangwatch.collectives import nccl_counts
 from hangwatch.fleet.merge import merge
-from hangwatch.hang import culprit, launched
+from hangwatch.formats.nccl_ras_status import RasStatus, parse
 from hangwatch.model import Confidence, Frame, Group, Grouping, Member, Motion, ProcessId, RankId, Verdict
-from hangwatch.nccl_ras_answer import RasStatus, parse
+from hangwatch.verdict import judge
 from tests import nccl_ras
 from tests.nccl_ras import as_json, communicator, missing, rank
 
@@ -30,7 +31,7 @@ def status(counts: Sequence[int], *, operation: str = "AllReduce", lost: Sequenc
 
 
 def members(*statuses: RasStatus, world_size: int | None = 4) -> list[Member]:
-    said = launched.of_ranks([(10.0 * at, one) for at, one in enumerate(statuses)], NAMES, HERE, world_size)
+    said = nccl_counts.of_ranks([(10.0 * at, one) for at, one in enumerate(statuses)], NAMES, HERE, world_size)
     return [
         Member(
             id=RankId(node="gpu01", rank=number, local_rank=number, pid=process.pid),
@@ -55,7 +56,7 @@ def outside(*of: Member) -> Group:
 
 
 def judged(*groups: Group, world_size: int = 4) -> Verdict:
-    return culprit.judge(Grouping(groups=groups, world_size=world_size))
+    return judge.judge(Grouping(groups=groups, world_size=world_size))
 
 
 def quoted(verdict: Verdict) -> list[str]:
@@ -147,7 +148,7 @@ def test_over_nodes_the_counts_name_who_is_behind() -> None:
         Grouping(groups=(waiting(*apart[:2]),), world_size=4),
         Grouping(groups=(waiting(apart[2]), outside(apart[3])), world_size=4),
     ]
-    verdict = culprit.judge(merge(*nodes))
+    verdict = judge.judge(merge(*nodes))
     assert [one.rank for one in verdict.named] == [3]
 
 
@@ -159,5 +160,5 @@ def test_text_lists_who_differs_and_the_others_are_the_rest() -> None:
 
 
 def test_two_that_are_called_alike_are_nobody() -> None:
-    said = launched.of_ranks([(0.0, status([7, 7, 7, 6])), (1.0, status([7, 7, 7, 6]))], {}, HERE, 4)
+    said = nccl_counts.of_ranks([(0.0, status([7, 7, 7, 6])), (1.0, status([7, 7, 7, 6]))], {}, HERE, 4)
     assert said == {}

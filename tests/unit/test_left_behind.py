@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from hangwatch.model import ProcessId
-from hangwatch.probes.left_behind import MOST, MOST_OF_ONE_SHARE, LeftBehind
+from hangwatch.probes.abandoned_children import MOST, MOST_OF_ONE_SHARE, LeftBehind
 from tests.conftest import wait_for
 
 

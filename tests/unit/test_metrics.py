@@ -15,10 +15,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hangwatch import metrics
-from hangwatch.board import Board, JobEntry, Snapshot
 from hangwatch.config import Detector
-from hangwatch.hang import watched
-from hangwatch.hang.power import GpuPower
+from hangwatch.detector import job_watch
+from hangwatch.detector.power_level import GpuPower
 from hangwatch.metrics.series import LABEL_LENGTH, sentence
 from hangwatch.model import (
     CheckResult,
@@ -33,6 +32,7 @@ from hangwatch.model import (
     SamplerStatus,
     Signature,
 )
+from hangwatch.state.board import Board, JobEntry, Snapshot
 from tests import samples
 
 NOW = 1000.0
@@ -55,7 +55,7 @@ def board(**changes: object) -> Board:
         for i, uuid in enumerate(incident.job.gpu_uuids)
     )
     lost = Fault(subject="gpu 8", reason="GpuIsLost", detail="GPU is lost")
-    watch = watched.begin(incident.job, NOW - 900)
+    watch = job_watch.begin(incident.job, NOW - 900)
     power = GpuPower(recent=(115.0,), limit_watts=700.0, busy_watts=600.0)
     watch = replace(
         watch, state=JobState.HUNG, since=NOW - 5, quiet_since=NOW - 140, gpus={incident.job.gpu_uuids[0]: power}

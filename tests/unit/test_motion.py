@@ -6,9 +6,6 @@ import pytest
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.hang import activity, every_round, motion
-from hangwatch.hang.activity import Table
-from hangwatch.hang.standing import find_standing
 from hangwatch.model import (
     Awaited,
     Fault,
@@ -25,6 +22,9 @@ from hangwatch.model import (
     ThreadCounters,
     WorkerDump,
 )
+from hangwatch.stacks import activity, kernel_facts, progress
+from hangwatch.stacks.activity import Table
+from hangwatch.stacks.process_activity import find_standing
 
 NO_NAMES = Table(())
 SETTINGS = config.Capture()
@@ -46,12 +46,12 @@ def frames(lines: list[str]) -> tuple[Frame, ...]:
     return tuple(found)
 
 
-def measure(found: RankDump, settings: config.Capture = SETTINGS) -> motion.Measured:
+def measure(found: RankDump, settings: config.Capture = SETTINGS) -> progress.Measured:
     standings = [
         find_standing(dump.threads, NO_NAMES) if any(thread.frames for thread in dump.threads) else None
         for dump in found.rounds
     ]
-    return motion.measure(found, standings, settings)
+    return progress.measure(found, standings, settings)
 
 
 def in_calls(*calls: SystemCall | None) -> tuple[ProcessDump, ...]:
@@ -282,7 +282,7 @@ def test_who_waits_for_loader_workers_does_not_wait_for_its_gpu(
 ) -> None:
     table = activity.load()
     standings = [find_standing(dump.threads, table) for dump in found.rounds]
-    assert motion.measure(found, standings, SETTINGS).signature is expected, name
+    assert progress.measure(found, standings, SETTINGS).signature is expected, name
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def shut(
     ],
 )
 def test_a_rank_that_a_silent_mount_hides(name: str, found: RankDump, mount_holds_job: bool, expected: Motion) -> None:
-    measured = motion.measure(found, [None] * len(found.rounds), SETTINGS, mount_holds_job=mount_holds_job)
+    measured = progress.measure(found, [None] * len(found.rounds), SETTINGS, mount_holds_job=mount_holds_job)
     assert measured.signature.motion is expected, name
 
 
@@ -335,7 +335,7 @@ def test_rates_count_the_workers_and_sockets() -> None:
 
 def test_without_any_counter_a_line_that_stays_is_blocked() -> None:
     rounds = tuple(ProcessDump(taken_monotonic_seconds=float(n), threads=dumps([HERE])[0].threads) for n in range(2))
-    assert measure(rank(rounds)) == motion.Measured(Signature.BLOCKED)
+    assert measure(rank(rounds)) == progress.Measured(Signature.BLOCKED)
 
 
 def test_without_counters_of_threads_those_of_the_process_tell() -> None:
@@ -357,7 +357,7 @@ def test_a_rank_that_a_freezer_holds_is_stopped_whatever_its_state() -> None:
 
     for state in ("S", "D"):
         assert measure(held(state, "/job", "/job", "/job")).signature is Signature.STOPPED
-    assert every_round.frozen_cgroup(held("S", "/job", "/job", "/job").rounds) == "/job"
+    assert kernel_facts.frozen_cgroup(held("S", "/job", "/job", "/job").rounds) == "/job"
     assert measure(held("S", "/job", None, "/job")).signature is Signature.BLOCKED
 
 
@@ -406,5 +406,5 @@ def test_refused_at_the_store_is_who_had_no_connection_in_any_round(
     rounds: list[PortUse], expected: PortUse | None
 ) -> None:
     seen = tuple(ProcessDump(taken_monotonic_seconds=0.0, store=Store("master:1", use)) for use in rounds)
-    found = every_round.store(RankDump(id=RankId(rank=1), rounds=seen))
+    found = kernel_facts.store(RankDump(id=RankId(rank=1), rounds=seen))
     assert (found.socket if found else None) == expected

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hangwatch import nccl_messages
+from hangwatch.tables import nccl_messages
 from tests.unit.test_explain_logs import judged, told
 
 WARN = "gpu-07:5776:5898 [1] transport/net_ib.cc:1296 NCCL WARN "

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch import nccl_ras_answer
-from hangwatch.nccl_ras_answer import BadAnswerError, Communicator, RasRank, parse
+from hangwatch.formats import nccl_ras_status
+from hangwatch.formats.nccl_ras_status import BadAnswerError, Communicator, RasRank, parse
 from tests import nccl_ras
 from tests.nccl_ras import as_json, communicator, missing, rank
 
@@ -124,7 +124,7 @@ HOSTILE = {
     "a name that is none": as_json(communicator(FOUR, name="0x\n1b[31m")),
     "a version that is none": as_json(communicator(FOUR), version="2.28\x1b[31m"),
     "another program": "HTTP/1.1 400 Bad Request\r\n\r\n",
-    "too long": " " * (nccl_ras_answer.MOST_BYTES + 1),
+    "too long": " " * (nccl_ras_status.MOST_BYTES + 1),
 }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hangwatch.explain import outputs
-from hangwatch.explain.log_evidence import beside
-from hangwatch.explain.rank_logs import RankLog
+from hangwatch.explain.logs import live_output
+from hangwatch.explain.logs.log_evidence import beside
+from hangwatch.explain.logs.merged_logs import RankLog
 from hangwatch.model import OutputEnd, RankId, Verdict
 from tests import secret_texts
 
@@ -24,11 +24,11 @@ def end(text: str, file: str = "1:1", size_bytes: int | None = None) -> OutputEn
 def logs(*texts: str) -> tuple[RankLog, ...]:
     """Of each rank one of its own."""
     ends = {rank: (end(text, f"1:{rank.rank}"),) for rank, text in zip(RANKS, texts, strict=False)}
-    return outputs.logs_of(ends, {})
+    return live_output.logs_of(ends, {})
 
 
 def shared(text: str) -> dict[int | None, RankLog]:
-    found = outputs.logs_of(
+    found = live_output.logs_of(
         {rank: (end(text),) for rank in RANKS}, {rank: 7 + index for index, rank in enumerate(RANKS)}
     )
     return {log.id.rank: log for log in found}
@@ -75,18 +75,18 @@ def test_in_a_shared_file_a_line_is_whose_it_says() -> None:
 
 
 def test_the_first_line_of_an_end_is_cut_and_left_out() -> None:
-    assert outputs.last_lines([end("alueError: x\nstep 2\n", size_bytes=99)])[0].lines == ("step 2",)
+    assert live_output.last_lines([end("alueError: x\nstep 2\n", size_bytes=99)])[0].lines == ("step 2",)
 
 
 def test_escapes_holes_progress_bars_and_bytes_that_are_no_text_are_shown_safely() -> None:
     raw = b"\0\0\0\x1b[2J\x1b]0;title\x07step 1\r 10%\r 20%\n\xff\xfe\xe2\x80\xaex\n"
-    (shown,) = outputs.last_lines([OutputEnd(file="1:1", path="/l", size_bytes=len(raw), text=raw)])
+    (shown,) = live_output.last_lines([OutputEnd(file="1:1", path="/l", size_bytes=len(raw), text=raw)])
     assert all(line.isprintable() and "\x1b" not in line for line in shown.lines)
     assert shown.lines[0] == "20%"
 
 
 def test_lines_are_few_and_short() -> None:
-    (shown,) = outputs.last_lines([end("\n".join("x" * 60_000 for _ in range(50)))])
+    (shown,) = live_output.last_lines([end("\n".join("x" * 60_000 for _ in range(50)))])
     assert len(shown.lines) == 10 and {len(line) for line in shown.lines} == {200}
 
 
@@ -97,7 +97,7 @@ def test_lines_and_evidence_of_a_log_have_no_secret_of_a_known_form(name: str) -
     failure = f'Traceback (most recent call last):\n  File "/job/train.py", line 3, in main\nShardError: {case.text}\n'
     written = f"{failure}{PEER} {case.text}\n{case.text}\n"
     verdict = beside(WAITS, logs(written, *["step\n"] * 7), 8)
-    shown = repr((outputs.last_lines([end(written)]), verdict))
+    shown = repr((live_output.last_lines([end(written)]), verdict))
     assert "ShardError" in shown and "Got completion" in shown
     assert not any(secret in shown for secret in case.secrets), shown
 

@@ -17,15 +17,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hangwatch import config, listener
-from hangwatch.board import Board, JobEntry
-from hangwatch.hang import watched
-from hangwatch.incident_pages import JSON
-from hangwatch.listener import Answer, Listener, Peer, Request, peer_of, text
-from hangwatch.look import Look
+from hangwatch import config
+from hangwatch.detector import job_watch
 from hangwatch.model import Job, ProcessId, Rank
-from hangwatch.own_jobs import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_USER, OwnJobs
+from hangwatch.state.board import Board, JobEntry
 from hangwatch.store import Store
+from hangwatch.verdict.diagnosis import Diagnosis
+from hangwatch.web import listener
+from hangwatch.web.incident_pages import JSON
+from hangwatch.web.listener import Answer, Listener, Peer, Request, peer_of, text
+from hangwatch.web.user_socket import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_USER, OwnJobs
 from tests import samples
 from tests.conftest import wait_for
 from tests.other_users import needs_root
@@ -39,10 +40,10 @@ def job(uid: int | None = UID, pid: int = 100) -> Job:
     return Job(job_id="42", job_key=f"key-{pid}", launcher="torchrun", launcher_id=None, ranks=(rank,), uid=uid)
 
 
-def look_at(found: Job, _rounds: int | None) -> Look:
+def look_at(found: Job, _rounds: int | None) -> Diagnosis:
     sample = samples.mismatch()
     taken = replace(sample.captures[0], job_key=found.key)
-    return Look(
+    return Diagnosis(
         capture=taken,
         grouping=sample.grouping,
         verdict=sample.verdict,
@@ -59,7 +60,7 @@ class Desk:
         folder: Path,
         *jobs: Job,
         scan: Callable[[], None] = lambda: None,
-        look: Callable[[Job, int | None], Look | None] = look_at,
+        look: Callable[[Job, int | None], Diagnosis | None] = look_at,
         **settings: object,
     ) -> None:
         self.board = Board()
@@ -76,7 +77,7 @@ class Desk:
         )
 
     def put(self, *jobs: Job) -> None:
-        self.board.set(jobs={one.key: JobEntry(job=one, watch=watched.begin(one, 5.0, 0.0)) for one in jobs})
+        self.board.set(jobs={one.key: JobEntry(job=one, watch=job_watch.begin(one, 5.0, 0.0)) for one in jobs})
 
     def request(self, what: str, uid: int | None = UID) -> Request:
         path, _, query = what.partition("?")
@@ -114,7 +115,7 @@ def test_rounds_are_few(tmp_path: Path, rounds: str) -> None:
 def test_who_names_no_number_of_rounds_leaves_it_to_the_look(tmp_path: Path) -> None:
     asked: list[int | None] = []
 
-    def look(found: Job, rounds: int | None) -> Look:
+    def look(found: Job, rounds: int | None) -> Diagnosis:
         asked.append(rounds)
         return look_at(found, rounds)
 
@@ -144,7 +145,7 @@ def test_what_has_become_somebody_elses_meanwhile_is_not_told(tmp_path: Path, af
 def test_one_dump_of_a_user_at_a_time_and_so_many_in_a_minute(tmp_path: Path) -> None:
     go_on = threading.Event()
 
-    def look(_job: Job, _rounds: int | None) -> Look | None:
+    def look(_job: Job, _rounds: int | None) -> Diagnosis | None:
         go_on.wait(60)
         return None
 
@@ -207,7 +208,7 @@ def test_a_user_sees_the_incidents_of_his_own_jobs(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def served(folder: Path, look: Callable[[Job, int | None], Look | None] = look_at) -> Iterator[tuple[Desk, Path]]:
+def served(folder: Path, look: Callable[[Job, int | None], Diagnosis | None] = look_at) -> Iterator[tuple[Desk, Path]]:
     path = folder / "socket"
     desk = Desk(folder, job(os.geteuid()), look=look, path=str(path))
     desk.own_jobs.start()
@@ -327,7 +328,7 @@ def test_user_over_its_limit_is_refused_at_accept_and_logged_once(
 def test_third_connection_of_a_user_ends_no_dump_of_his(tmp_path: Path) -> None:
     go_on, begun = threading.Event(), threading.Event()
 
-    def look(found: Job, rounds: int | None) -> Look | None:
+    def look(found: Job, rounds: int | None) -> Diagnosis | None:
         begun.set()
         go_on.wait(60)
         return look_at(found, rounds)

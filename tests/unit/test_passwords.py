@@ -10,8 +10,8 @@ import time
 import bcrypt
 import pytest
 
-from hangwatch import passwords
-from hangwatch.passwords import Answer, Passwords
+from hangwatch.web import passwords
+from hangwatch.web.passwords import Answer, Passwords
 
 CHEAP, DEAR = 4, 10
 

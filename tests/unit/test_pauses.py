@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.hang import pauses
-from hangwatch.hang.pauses import FORGOTTEN_SECONDS, MOST_PAUSES, MOST_PLACES, NOWHERE, EndedPause, Pause
+from hangwatch.detector import known_pauses
+from hangwatch.detector.known_pauses import FORGOTTEN_SECONDS, MOST_PAUSES, MOST_PLACES, NOWHERE, EndedPause, Pause
 from hangwatch.model import Fault, Frame, Group, Grouping, Member, Motion, RankId, Signature
 
 STACK = (Frame(function="f", file="a.py"),)
@@ -24,7 +24,7 @@ def group(key: str, *ranks: int, waits_for: str = "unknown", signature: Signatur
 
 
 def places(*groups: Group, named: tuple[int, ...] = ()) -> frozenset[str]:
-    return pauses.places_of(Grouping(groups=groups), [RankId(node="n1", rank=rank) for rank in named])
+    return known_pauses.places_of(Grouping(groups=groups), [RankId(node="n1", rank=rank) for rank in named])
 
 
 VICTIMS = group("v", 1, 2, 3, waits_for="ranks")
@@ -65,7 +65,7 @@ def test_too_many_places_are_none() -> None:
     assert len(places(*scattered[1:])) == MOST_PLACES
     seen = frozenset[str]()
     for i in range(10 * MOST_PLACES):
-        seen = pauses.also(seen, frozenset({f"k{i}"}))
+        seen = known_pauses.also(seen, frozenset({f"k{i}"}))
     assert NOWHERE in seen
     assert len(seen) <= MOST_PLACES + 1
 
@@ -79,28 +79,28 @@ def test_the_longest_pause_of_each_place_is_known_until_a_day_after_the_last(
     now = 0.0
     for where, length, gap in ended:
         now += gap
-        known = pauses.learn(known, EndedPause(places=where, began=now - length, seconds=length), now)
+        known = known_pauses.learn(known, EndedPause(places=where, began=now - length, seconds=length), now)
         for place in where:
             before, at = longest.get(place, (0.0, now))
             longest[place] = max(before if now - at < FORGOTTEN_SECONDS else 0.0, length), now
     assert len({pause.place for pause in known}) == len(known)
     for place, (length, at) in longest.items():
         expected = length if now - at < FORGOTTEN_SECONDS else None
-        assert pauses.longest_seconds(known, {place}, now) == expected
-        assert pauses.longest_seconds(known, {place}, at + FORGOTTEN_SECONDS) is None
+        assert known_pauses.longest_seconds(known, {place}, now) == expected
+        assert known_pauses.longest_seconds(known, {place}, at + FORGOTTEN_SECONDS) is None
 
 
 def test_new_places_at_will_keep_memory_bounded_and_the_last_ones() -> None:
     known: tuple[Pause, ...] = ()
     for i in range(5 * MOST_PAUSES):
-        known = pauses.learn(known, EndedPause(places=frozenset({"kept", f"p{i}"}), began=i, seconds=9.0), now=i)
+        known = known_pauses.learn(known, EndedPause(places=frozenset({"kept", f"p{i}"}), began=i, seconds=9.0), now=i)
     assert len(known) == MOST_PAUSES
-    assert pauses.longest_seconds(known, {"kept", f"p{i}"}, i) == 9.0
-    assert pauses.longest_seconds(known, {"p0"}, i) is None
+    assert known_pauses.longest_seconds(known, {"kept", f"p{i}"}, i) == 9.0
+    assert known_pauses.longest_seconds(known, {"p0"}, i) is None
 
 
 def test_nothing_is_learnt_of_a_pause_that_had_the_picture_of_a_hang() -> None:
-    assert pauses.learn((), EndedPause(places=frozenset({"a", NOWHERE}), began=0.0, seconds=9.0), 9.0) == ()
+    assert known_pauses.learn((), EndedPause(places=frozenset({"a", NOWHERE}), began=0.0, seconds=9.0), 9.0) == ()
 
 
 def test_every_place_of_a_look_must_be_known() -> None:
@@ -108,16 +108,16 @@ def test_every_place_of_a_look_must_be_known() -> None:
         Pause(place="a", longest_seconds=240.0, seen_at=0.0),
         Pause(place="b", longest_seconds=60.0, seen_at=0.0),
     )
-    assert pauses.longest_seconds(known, {"a", "b"}, 1.0) == 60.0
-    assert pauses.longest_seconds(known, {"a", "c"}, 1.0) is None
-    assert pauses.longest_seconds(known, frozenset(), 1.0) is None
+    assert known_pauses.longest_seconds(known, {"a", "b"}, 1.0) == 60.0
+    assert known_pauses.longest_seconds(known, {"a", "c"}, 1.0) is None
+    assert known_pauses.longest_seconds(known, frozenset(), 1.0) is None
 
 
 @given(st.none() | seconds, seconds, st.none() | seconds)
 def test_a_hang_pages_never_later_than_its_bounds(
     longest: float | None, stalled: float, collective: float | None
 ) -> None:
-    hold = pauses.hold_seconds(longest, stalled, collective)
+    hold = known_pauses.hold_seconds(longest, stalled, collective)
     assert 0 <= hold <= stalled
     assert hold <= 2 * (longest or 0.0)
     assert collective is None or hold <= max(0.0, collective - 120)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.probes import pci
-from hangwatch.probes.pci import PciPath
+from hangwatch.probes.node import pci
+from hangwatch.probes.node.pci import PciPath
 from tests import pci_tree
 from tests.fake_driver import HGX_ADDRESSES
 

@@ -7,13 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hangwatch import progress
-from hangwatch.board import JobEntry, Snapshot
+from hangwatch.capture import rank_dumps
 from hangwatch.config import Detector, Jobs
-from hangwatch.hang import jobs, watched
-from hangwatch.hang.capture import rank_dumps
-from hangwatch.hang.detector import TakeCapture
-from hangwatch.look import Look
+from hangwatch.detector import TakeCapture, job_watch
+from hangwatch.jobs import discovery as jobs
 from hangwatch.model import (
     Capture,
     CheckResult,
@@ -46,11 +43,14 @@ from hangwatch.model import (
     Verdict,
     Worker,
 )
-from hangwatch.progress import Action, ReadRemains, SaveIncident
-from hangwatch.progress.crashes import CRASHES_SHOWN_PER_SHARE
-from hangwatch.progress.incidents import CAPTURES_KEPT
-from hangwatch.progress.left_open import STARTED_AGAIN
-from hangwatch.progress.scan import ENDED_SHOWN_SECONDS
+from hangwatch.state import steps
+from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.state.incident_timeline import CAPTURES_KEPT
+from hangwatch.state.on_crash import CRASHES_SHOWN_PER_SHARE
+from hangwatch.state.on_scan import ENDED_SHOWN_SECONDS
+from hangwatch.state.restored_incidents import STARTED_AGAIN
+from hangwatch.state.steps import Action, ReadRemains, SaveIncident
+from hangwatch.verdict.diagnosis import Diagnosis
 
 RULES = Detector(hold_seconds=20, recover_seconds=2)
 
@@ -82,7 +82,7 @@ class Life:
         self.captures = 0
 
     def discover(self, *found: Job) -> None:
-        self._take(progress.discovered(self.snapshot, found, self.now, self.unix))
+        self._take(steps.discovered(self.snapshot, found, self.now, self.unix))
 
     def power(self, watts: float, seconds: int) -> None:
         for _ in range(seconds):
@@ -92,7 +92,7 @@ class Life:
             )
             sweep = GpuSweep(taken_monotonic_seconds=self.now, taken_unix_seconds=self.unix, gpus=gpus)
             self._take(
-                progress.sampled(
+                steps.sampled(
                     self.snapshot, sweep, SamplerStatus(alive=True), now=self.now, settings=RULES, gap_seconds=10
                 )
             )
@@ -108,8 +108,8 @@ class Life:
             ranks=(),
         )
         verdict = Verdict(kind="AllWaiting", message="all wait")
-        look = Look(capture=capture, grouping=seen, verdict=verdict, judged_unix_seconds=self.unix, uid=uid)
-        self._take(progress.captured(self.snapshot, look, now=self.now, settings=RULES))
+        look = Diagnosis(capture=capture, grouping=seen, verdict=verdict, judged_unix_seconds=self.unix, uid=uid)
+        self._take(steps.captured(self.snapshot, look, now=self.now, settings=RULES))
 
     @property
     def unix(self) -> float:
@@ -122,7 +122,7 @@ class Life:
     def resume(self, *incidents: Incident, living: Job | None = None) -> None:
         ranks = frozenset(rank.id for rank in living.ranks) if living else frozenset[ProcessId]()
         left = incidents or self.snapshot.left_open
-        self._take(progress.resumed(self.snapshot, left, ranks, now=self.now, unix_now=self.unix, settings=RULES))
+        self._take(steps.resumed(self.snapshot, left, ranks, now=self.now, unix_now=self.unix, settings=RULES))
 
     def _take(self, outcome: tuple[Snapshot, tuple[Action, ...]]) -> None:
         self.snapshot, actions = outcome
@@ -165,12 +165,12 @@ def test_a_move_is_told_once_and_what_a_hook_came_to_is_no_move() -> None:
     assert life.moves == [JobState.HUNG]
     life.look(grouping())
     incident = life.saved[-1]
-    life._take(progress.noted(life.snapshot, incident, "hook on_hung ended", unix_now=life.unix))
+    life._take(steps.noted(life.snapshot, incident, "hook on_hung ended", unix_now=life.unix))
     life.power(600, 10)
     assert [move for move in life.moves if move] == [JobState.HUNG, JobState.RECOVERED]
     assert "hook on_hung ended" in [line.message for line in life.saved[-1].timeline]
     before = life.snapshot
-    later = progress.noted(before, replace(incident, incident_id="another"), "x", unix_now=life.unix)
+    later = steps.noted(before, replace(incident, incident_id="another"), "x", unix_now=life.unix)
     assert later == (before, ()), "the incident is not this job's any more"
 
 
@@ -324,10 +324,10 @@ def test_two_pods_that_become_one_job_lose_neither_incident_nor_page(open_one: i
     joined = replace(job(), ranks=(*job().ranks, *other.ranks))
     if open_one == 500:
         entry = life.snapshot.jobs["42"]
-        later = progress.discovered(Snapshot(), [other], life.now, life.unix)[0].jobs["42-p500"]
+        later = steps.discovered(Snapshot(), [other], life.now, life.unix)[0].jobs["42-p500"]
         watch = replace(entry.watch, job_id="42-p500", job_key="42-p500", generation=later.watch.generation)
         moved = replace(entry, job=other, watch=watch)
-        fresh = progress.discovered(Snapshot(), [job()], life.now, life.unix)[0].jobs["42"]
+        fresh = steps.discovered(Snapshot(), [job()], life.now, life.unix)[0].jobs["42"]
         life.snapshot = life.snapshot.with_job(moved).with_job(fresh)
     life.discover(joined)
     (alive,) = (entry for entry in life.snapshot.jobs.values() if entry.watch.state is not JobState.ENDED)
@@ -363,7 +363,7 @@ def test_a_capture_that_fails_as_a_whole_is_tried_again() -> None:
     life.discover(job())
     life.power(600, 60)
     life.power(110, 26)
-    life._take(progress.unjudged(life.snapshot, "42", now=life.now, unix_now=life.unix, settings=RULES))
+    life._take(steps.unjudged(life.snapshot, "42", now=life.now, unix_now=life.unix, settings=RULES))
     assert life.state is JobState.STALLED
     life.power(110, 40)
     assert life.captures == 2
@@ -414,13 +414,13 @@ def test_ranks_that_gave_a_stack_were_seen_whatever_they_do() -> None:
     """A job whose ranks all spin beside idle GPUs is unjudged; it pages all the same after the stalled hold."""
     members = tuple(Member(id=RankId(node="n1", rank=i), signature=Signature.SPINS) for i in range(2))
     stack = (Frame(function="step", file="mine.py", line=7),)
-    seen = progress.motion_count(Grouping(groups=(Group(key="k", activity="unknown", members=members, frames=stack),)))
+    seen = steps.motion_count(Grouping(groups=(Group(key="k", activity="unknown", members=members, frames=stack),)))
     assert (seen.frozen, seen.moving, seen.unknown, seen.stacked) == (0, 0, 2, 2)
 
 
 def test_who_moves_is_said_as_everywhere() -> None:
     loading = Member(id=RankId(node="n1", rank=2, pid=7), motion=Motion.MOVING)
-    seen = progress.motion_count(
+    seen = steps.motion_count(
         Grouping(
             groups=(
                 *grouping(Motion.MOVING).groups,
@@ -585,7 +585,7 @@ def test_an_incident_goes_on_in_the_next_daemon_and_is_looked_at_at_once() -> No
     assert life.saved[-1].captures == left.captures
     assert life.saved[-1].timeline[: len(left.timeline)] == left.timeline
     assert life.saved[-1].timeline[-1].message == STARTED_AGAIN
-    assert watched.quiet_seconds(entry.watch, life.now) >= 50, "the time before the restart counts"
+    assert job_watch.quiet_seconds(entry.watch, life.now) >= 50, "the time before the restart counts"
     life.power(110, 1)
     assert life.captures == 1
     life.look(grouping())
@@ -701,7 +701,7 @@ def result(check: str, status: CheckStatus = CheckStatus.OK, xids: int = 0) -> C
 def errors_at(*results: CheckResult) -> float | None:
     snapshot = Snapshot()
     for second, one in enumerate(results):
-        snapshot = progress.checked(snapshot, one, now=float(second))
+        snapshot = steps.checked(snapshot, one, now=float(second))
         assert snapshot.checks[one.check] == one
     return snapshot.gpu_errors_at
 
@@ -729,7 +729,7 @@ def life_with_a_pause(*after: Job, checks: tuple[CheckResult, ...] = ()) -> Life
     life.power(80, 25)
     life.look(AT_A_SERVER)
     for check in checks:
-        life.snapshot = progress.checked(life.snapshot, check, now=life.now)
+        life.snapshot = steps.checked(life.snapshot, check, now=life.now)
     life.power(80, 15)
     life.power(600, 30)
     for found in after:
@@ -779,11 +779,11 @@ def test_the_time_out_that_an_open_operation_recorded_is_the_jobs() -> None:
         for group, told in zip(AT_A_SERVER.groups, recorded, strict=True)
     )
     life = life_with_a_pause()
-    assert (watched.time_out_seconds(life.snapshot.jobs["42"].watch), life.snapshot.jobs["42"].page) == (600.0, False)
+    assert (job_watch.time_out_seconds(life.snapshot.jobs["42"].watch), life.snapshot.jobs["42"].page) == (600.0, False)
     life.look(Grouping(groups=groups))
-    assert (watched.time_out_seconds(life.snapshot.jobs["42"].watch), life.snapshot.jobs["42"].page) == (140.0, True)
+    assert (job_watch.time_out_seconds(life.snapshot.jobs["42"].watch), life.snapshot.jobs["42"].page) == (140.0, True)
     life.discover(life.snapshot.jobs["42"].job)
-    assert watched.time_out_seconds(life.snapshot.jobs["42"].watch) == 140.0, "a scan knows its environment only"
+    assert job_watch.time_out_seconds(life.snapshot.jobs["42"].watch) == 140.0, "a scan knows its environment only"
 
 
 def test_the_timeline_of_an_incident_says_why_it_was_looked_at_before_the_time_out() -> None:
@@ -791,7 +791,7 @@ def test_the_timeline_of_an_incident_says_why_it_was_looked_at_before_the_time_o
     life.power(110, 20)
     before = life.captures
     entry = life.snapshot.jobs["42"]
-    told = replace(entry.watch, recorded_seconds=watched.quiet_seconds(entry.watch, life.now) + 40.0)
+    told = replace(entry.watch, recorded_seconds=job_watch.quiet_seconds(entry.watch, life.now) + 40.0)
     life.snapshot = life.snapshot.with_job(replace(entry, watch=replace(told, captured_at=life.now - 60)))
     life.power(110, 5)
     assert life.captures == before + 1
@@ -838,7 +838,7 @@ def test_processes_that_are_gone_are_remembered_and_bounded() -> None:
 
 def remains(life: Life, *found: Job) -> list[tuple[list[int], int]]:
     """What is to be read after a scan that finds these jobs: the pids of the dead ranks, and how many live."""
-    life.snapshot, actions = progress.discovered(life.snapshot, found, life.now, life.unix)
+    life.snapshot, actions = steps.discovered(life.snapshot, found, life.now, life.unix)
     reads = [action.job for action in actions if isinstance(action, ReadRemains)]
     return [([one.id.pid for one in read.ended], len(read.ranks)) for read in reads]
 
@@ -859,11 +859,11 @@ def test_why_a_rank_died_is_known_of_the_job_that_goes_on_without_it() -> None:
     life, whole = Life(), job(ranks=3)
     remains(life, whole)
     without = replace(whole, ranks=whole.ranks[:2])
-    life.snapshot, actions = progress.discovered(life.snapshot, [without], life.now, life.unix)
+    life.snapshot, actions = steps.discovered(life.snapshot, [without], life.now, life.unix)
     (dead,) = (action.job for action in actions if isinstance(action, ReadRemains))
     died = Died(text="ValueError: empty shard, by its error file", unix_seconds=1.0, is_first=True)
     told = replace(dead, ended=(replace(dead.ended[0], died=died),))
-    life.snapshot, _ = progress.crashed(life.snapshot, replace(crash(1), job=told), now=life.now)
+    life.snapshot, _ = steps.crashed(life.snapshot, replace(crash(1), job=told), now=life.now)
     life.discover(without)
     entry = life.snapshot.jobs["42"]
     assert [one.died for one in entry.job.ended] == [died]
@@ -903,15 +903,15 @@ def crash(number: int, *gone: int, share: str = "uid 1000") -> Incident:
 
 
 def test_a_crash_of_the_same_processes_is_one_incident_told_anew() -> None:
-    snapshot, actions = progress.crashed(Snapshot(), crash(1, 100), now=0.0)
+    snapshot, actions = steps.crashed(Snapshot(), crash(1, 100), now=0.0)
     assert [action.moved_to for action in actions if isinstance(action, SaveIncident)] == [JobState.ENDED]
-    snapshot, actions = progress.crashed(snapshot, crash(1, 100, 101), now=5.0)
+    snapshot, actions = steps.crashed(snapshot, crash(1, 100, 101), now=5.0)
     (one,) = snapshot.crashes
     assert (one.incident.incident_id, one.incident.verdict.message, one.found_monotonic_seconds) == ("i1-1", "2", 0.0)
     assert snapshot.crash_count == 1
     told = [(action.incident.incident_id, action.moved_to) for action in actions if isinstance(action, SaveIncident)]
     assert told == [("i1-1", None)], "its hook was called already"
-    snapshot, _ = progress.crashed(snapshot, crash(1, 200), now=9.0)
+    snapshot, _ = steps.crashed(snapshot, crash(1, 200), now=9.0)
     assert [one.incident.job.ended[0].id.pid for one in snapshot.crashes] == [200]
     assert snapshot.crash_count == 2
 
@@ -920,10 +920,10 @@ def test_who_followed_does_not_take_the_place_of_the_rank_that_is_named() -> Non
     """The next attempt of the job, whose ranks complain of each other; its warning would end after seconds."""
     named = crash(1, 100)
     named = replace(named, verdict=replace(named.verdict, named=(RankId(rank=0),)))
-    snapshot, _ = progress.crashed(Snapshot(), named, now=0.0)
-    after, actions = progress.crashed(snapshot, crash(1, 200), now=5.0)
+    snapshot, _ = steps.crashed(Snapshot(), named, now=0.0)
+    after, actions = steps.crashed(snapshot, crash(1, 200), now=5.0)
     assert (after.crashes, after.crash_count, actions) == (snapshot.crashes, 2, ())
-    after, actions = progress.crashed(after, replace(named, job=crash(1, 300).job), now=9.0)
+    after, actions = steps.crashed(after, replace(named, job=crash(1, 300).job), now=9.0)
     assert [one.incident.job.ended[0].id.pid for one in after.crashes] == [300]
     assert len(actions) == 1
 
@@ -931,19 +931,19 @@ def test_who_followed_does_not_take_the_place_of_the_rank_that_is_named() -> Non
 def test_of_one_owner_so_many_crashes_are_kept_in_a_quarter_of_an_hour() -> None:
     snapshot, saved = Snapshot(), 0
     for number in range(50):
-        snapshot, actions = progress.crashed(snapshot, crash(number, number + 1), now=1.0)
+        snapshot, actions = steps.crashed(snapshot, crash(number, number + 1), now=1.0)
         saved += len(actions)
     assert saved == CRASHES_SHOWN_PER_SHARE
-    _, actions = progress.crashed(snapshot, crash(99, 999, share="uid 2000"), now=1.0)
+    _, actions = steps.crashed(snapshot, crash(99, 999, share="uid 2000"), now=1.0)
     assert len(actions) == 1
 
 
 def test_crashes_are_bounded_and_one_owner_hides_no_other() -> None:
-    snapshot, _ = progress.crashed(Snapshot(), crash(0, 1, share="uid 2000"), now=0.0)
+    snapshot, _ = steps.crashed(Snapshot(), crash(0, 1, share="uid 2000"), now=0.0)
     for number in range(1, 200):
-        snapshot, _ = progress.crashed(snapshot, crash(number, number + 1), now=1.0)
+        snapshot, _ = steps.crashed(snapshot, crash(number, number + 1), now=1.0)
     shares = [one.incident.job.share for one in snapshot.crashes]
     assert (shares.count("uid 2000"), shares.count("uid 1000")) == (1, CRASHES_SHOWN_PER_SHARE)
     assert snapshot.crash_count == 200
-    snapshot, _ = progress.crashed(snapshot, crash(300, 5), now=1e6)
+    snapshot, _ = steps.crashed(snapshot, crash(300, 5), now=1e6)
     assert len(snapshot.crashes) == 1

@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from hangwatch import progress
-from hangwatch.board import Snapshot
-from hangwatch.hang.detector import TakeCapture
-from hangwatch.hang.watched import MotionCount
-from hangwatch.look import Look
+from hangwatch.detector import TakeCapture
+from hangwatch.detector.job_watch import MotionCount
 from hangwatch.model import (
     Capture,
     GpuSample,
@@ -28,8 +25,11 @@ from hangwatch.model import (
     TimelineEntry,
     Verdict,
 )
-from hangwatch.progress import SaveIncident
-from hangwatch.progress.left_open import STARTED_AGAIN
+from hangwatch.state import steps
+from hangwatch.state.board import Snapshot
+from hangwatch.state.restored_incidents import STARTED_AGAIN
+from hangwatch.state.steps import SaveIncident
+from hangwatch.verdict.diagnosis import Diagnosis
 from tests.unit.test_progress import RULES, Life, grouping, hung, job, started_again
 
 
@@ -50,12 +50,12 @@ def gpu(index: int, watts: float) -> GpuSample:
     return GpuSample(index=index, uuid=f"GPU-{index}", power_watts=watts, power_limit_watts=700)
 
 
-def look(number: int, seen: Grouping, key: str = "42") -> Look:
+def look(number: int, seen: Grouping, key: str = "42") -> Diagnosis:
     capture = Capture(
         job_id="42", job_key=key, node="n1", started_unix_seconds=number, duration_seconds=1, rounds=3, ranks=()
     )
     verdict = Verdict(kind="AllWaiting", message=f"look {number}")
-    return Look(capture=capture, grouping=seen, verdict=verdict, judged_unix_seconds=number)
+    return Diagnosis(capture=capture, grouping=seen, verdict=verdict, judged_unix_seconds=number)
 
 
 # --- a sample --------------------------------------------------------------------------------------------------------
@@ -65,11 +65,11 @@ def test_a_sample_is_on_the_board_and_teaches_the_idle_level_of_gpus_that_nobody
     life = Life()
     life.discover(job())
     taken, status = sweep(gpu(0, 90.0), gpu(5, 70.0)), SamplerStatus(alive=False)
-    shown, _ = progress.sampled(life.snapshot, taken, status, now=1001.0, settings=RULES, gap_seconds=10)
+    shown, _ = steps.sampled(life.snapshot, taken, status, now=1001.0, settings=RULES, gap_seconds=10)
     assert (shown.sweep, shown.sampler, shown.idle_watts) == (taken, status, {"GPU-5": 70.0})
     life.discover()
     life.discover()
-    later, _ = progress.sampled(life.snapshot, taken, status, now=1002.0, settings=RULES, gap_seconds=10)
+    later, _ = steps.sampled(life.snapshot, taken, status, now=1002.0, settings=RULES, gap_seconds=10)
     assert set(later.idle_watts) == {"GPU-0", "GPU-5"}, "a job that ended holds none"
 
 
@@ -88,7 +88,7 @@ def test_the_idle_level_that_was_learnt_is_the_floor_of_the_quiet_line() -> None
 
 def test_a_gpu_that_no_sample_speaks_of_is_no_reason_to_fail() -> None:
     life = hung()
-    shown, _ = progress.sampled(
+    shown, _ = steps.sampled(
         life.snapshot, sweep(gpu(1, 110.0)), SamplerStatus(alive=True), now=life.now + 1, settings=RULES, gap_seconds=10
     )
     assert shown.jobs["42"].watch.state is JobState.HUNG
@@ -127,17 +127,17 @@ def test_a_stalled_job_pages_by_a_sample_once_its_hold_is_over() -> None:
 @pytest.mark.parametrize(("ticks_per_second", "began"), [(100.0, 3.0), (1000.0, 0.3)])
 def test_a_job_began_with_its_first_rank(ticks_per_second: float, began: float) -> None:
     ranks = tuple(Rank(id=ProcessId(pid=ticks, start_ticks=ticks), rank=None, local_rank=None) for ticks in (900, 300))
-    found, _ = progress.discovered(Snapshot(), [replace(job(), ranks=ranks)], 1000.0, 2e9, ticks_per_second)
+    found, _ = steps.discovered(Snapshot(), [replace(job(), ranks=ranks)], 1000.0, 2e9, ticks_per_second)
     assert found.jobs["42"].watch.began == began
 
 
 def test_a_tick_is_a_hundredth_of_a_second_where_nothing_else_is_said() -> None:
-    found, _ = progress.discovered(Snapshot(), [job(pid=500)], 1000.0, 2e9)
+    found, _ = steps.discovered(Snapshot(), [job(pid=500)], 1000.0, 2e9)
     assert found.jobs["42"].watch.began == 5.0
 
 
 def test_a_job_without_ranks_here_began_with_the_machine() -> None:
-    found, _ = progress.discovered(Snapshot(), [replace(job(), ranks=())], 1000.0, 2e9)
+    found, _ = steps.discovered(Snapshot(), [replace(job(), ranks=())], 1000.0, 2e9)
     assert found.jobs["42"].watch.began == 0.0
 
 
@@ -233,8 +233,8 @@ def test_a_capture_in_which_all_are_stopped_counts_as_a_rest() -> None:
         Member(id=RankId(node="n1", rank=rank), state="T", signature=Signature.STOPPED) for rank in range(2)
     )
     rests = Grouping(groups=(Group(key="k", activity="lock", members=stopped),))
-    assert progress.motion_count(rests).resting is JobState.SUSPENDED
-    assert progress.motion_count(count(frozen=2)).resting is None
+    assert steps.motion_count(rests).resting is JobState.SUSPENDED
+    assert steps.motion_count(count(frozen=2)).resting is None
 
 
 def test_a_glance_is_counted_opens_no_incident_and_begins_a_suspicion_where_all_stand_still() -> None:
@@ -243,8 +243,8 @@ def test_a_glance_is_counted_opens_no_incident_and_begins_a_suspicion_where_all_
     life.power(600, 60)
     life.power(430, 30)
     before, still = life.snapshot, MotionCount(frozen=2, moving=0, unknown=0)
-    assert progress.glanced(before, "nobody", still, now=life.now, unix_now=7.0, settings=RULES) == (before, ())
-    shown, actions = progress.glanced(before, "42", still, now=life.now, unix_now=7.0, settings=RULES)
+    assert steps.glanced(before, "nobody", still, now=life.now, unix_now=7.0, settings=RULES) == (before, ())
+    shown, actions = steps.glanced(before, "42", still, now=life.now, unix_now=7.0, settings=RULES)
     assert shown.captures == {"frozen": 1}
     entry = shown.jobs["42"]
     assert (entry.watch.state, entry.incident) == (JobState.SUSPECTED, None)
@@ -255,8 +255,8 @@ def test_a_glance_is_counted_opens_no_incident_and_begins_a_suspicion_where_all_
 def test_a_capture_that_failed_is_counted_as_such_and_pages_nobody() -> None:
     life = quiet()
     before = life.snapshot
-    assert progress.unjudged(before, "nobody", now=life.now, unix_now=life.unix, settings=RULES) == (before, ())
-    shown, _ = progress.unjudged(before, "42", now=life.now, unix_now=life.unix, settings=RULES)
+    assert steps.unjudged(before, "nobody", now=life.now, unix_now=life.unix, settings=RULES) == (before, ())
+    shown, _ = steps.unjudged(before, "42", now=life.now, unix_now=life.unix, settings=RULES)
     assert shown.captures == {"failed": 1}
     entry = shown.jobs["42"]
     assert (entry.watch.capturing, entry.page, entry.incident) == (False, False, None)
@@ -268,13 +268,13 @@ def test_a_capture_that_failed_of_a_job_without_ranks_judges_it_as_little() -> N
     life = quiet()
     entry = life.snapshot.jobs["42"]
     life.snapshot = life.snapshot.with_job(replace(entry, job=replace(entry.job, ranks=())))
-    shown, _ = progress.unjudged(life.snapshot, "42", now=life.now, unix_now=life.unix, settings=RULES)
+    shown, _ = steps.unjudged(life.snapshot, "42", now=life.now, unix_now=life.unix, settings=RULES)
     watch = shown.jobs["42"].watch
     assert (watch.state, watch.message) == (JobState.STALLED, "1 of 1 ranks could not be judged")
 
 
 def test_nothing_of_a_job_is_nothing() -> None:
-    assert progress.motion_count(Grouping(groups=())) == MotionCount(frozen=0, moving=0, unknown=0)
+    assert steps.motion_count(Grouping(groups=())) == MotionCount(frozen=0, moving=0, unknown=0)
 
 
 def test_each_look_is_saved_once_and_says_what_is_known_by_now() -> None:
@@ -284,7 +284,7 @@ def test_each_look_is_saved_once_and_says_what_is_known_by_now() -> None:
         grown = replace(job(), command=f"command {number}")
         life.discover(grown)
         before = len(life.saved)
-        life._take(progress.captured(life.snapshot, look(number, count(frozen=number)), now=life.now, settings=RULES))
+        life._take(steps.captured(life.snapshot, look(number, count(frozen=number)), now=life.now, settings=RULES))
         (saved,) = life.saved[before:]
         assert saved == life.snapshot.jobs["42"].incident
         assert (saved.incident_id, saved.state, saved.job.command) == (
@@ -342,7 +342,7 @@ def test_what_was_closed_meanwhile_is_saved_without_power_and_with_its_end() -> 
     left = hung().saved[-1]
     life = Life()
     life.now = left.opened_unix_seconds - 1e9 + 30
-    shown, (action,) = progress.resumed(
+    shown, (action,) = steps.resumed(
         life.snapshot, [left], frozenset(), now=life.now, unix_now=life.unix, settings=RULES
     )
     assert shown.jobs == {}
@@ -359,7 +359,7 @@ def test_what_goes_on_is_saved_with_the_power_that_its_job_draws() -> None:
     life.now = left.opened_unix_seconds - 1e9 + 30
     life.discover(job())
     living = frozenset(rank.id for rank in job().ranks)
-    shown, actions = progress.resumed(life.snapshot, [left], living, now=life.now, unix_now=life.unix, settings=RULES)
+    shown, actions = steps.resumed(life.snapshot, [left], living, now=life.now, unix_now=life.unix, settings=RULES)
     (saved,) = (action for action in actions if isinstance(action, SaveIncident))
     assert saved.is_watched
     assert saved.incident.timeline[-1].unix_seconds == life.unix

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from hangwatch.model import Fault
-from hangwatch.probes import dump_child, left_behind, pyspy
+from hangwatch.probes import abandoned_children
+from hangwatch.probes.process import dump_child, pyspy
 from tests.conftest import wait_for
 from tests.fake_pyspy import fake_pyspy
 from tests.proc_tree import lay_out
@@ -457,7 +458,7 @@ def test_once_it_has_ended_the_process_is_dumped_again(
 def test_where_too_many_hang_none_is_started_for_this_user_or_pod(
     target: Target, unkillable: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    for number in range(left_behind.MOST_OF_ONE_SHARE):
+    for number in range(abandoned_children.MOST_OF_ONE_SHARE):
         other = Target(tmp_path / str(number))
         stat = other.proc / str(TARGET) / "stat"
         stat.write_text(stat.read_text().replace("1000", str(2000 + number)))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch import pyspy_output
+from hangwatch.formats import pyspy_json
 
 
 def thread(name: str | None, tid: int, *frames: tuple[str, str, int]) -> dict[str, object]:
@@ -39,7 +39,7 @@ def thread(name: str | None, tid: int, *frames: tuple[str, str, int]) -> dict[st
 
 def test_frames_keep_order_names_and_lines() -> None:
     text = json.dumps([thread("MainThread", 7, ("Condition.wait", "threading.py", 320), ("main", "train.py", 9))])
-    (read,) = pyspy_output.parse_json(text, 7)
+    (read,) = pyspy_json.parse_json(text, 7)
     assert [str(frame) for frame in read.frames] == ["Condition.wait (threading.py:320)", "main (train.py:9)"]
     assert (read.name, read.thread_id, read.is_main) == ("MainThread", "7", True)
 
@@ -55,22 +55,22 @@ def test_frames_keep_order_names_and_lines() -> None:
     ],
 )
 def test_whose_the_innermost_frame_is(file: str, installed: int) -> None:
-    (read,) = pyspy_output.parse_json(json.dumps([thread("MainThread", 7, ("f", file, 1))]), 7)
+    (read,) = pyspy_json.parse_json(json.dumps([thread("MainThread", 7, ("f", file, 1))]), 7)
     assert read.installed_frames == installed
 
 
 def test_without_a_name_the_thread_of_the_pid_is_main() -> None:
-    read = pyspy_output.parse_json(json.dumps([thread(None, 8), thread(None, 7)]), 7)
+    read = pyspy_json.parse_json(json.dumps([thread(None, 8), thread(None, 7)]), 7)
     assert [one.is_main for one in read] == [False, True]
 
 
 def test_in_a_pid_namespace_the_name_tells_the_main_thread() -> None:
-    read = pyspy_output.parse_json(json.dumps([thread("MainThread", 1), thread("Thread-1", 9)]), 4711)
+    read = pyspy_json.parse_json(json.dumps([thread("MainThread", 1), thread("Thread-1", 9)]), 4711)
     assert [one.is_main for one in read] == [True, False]
 
 
 def test_without_name_and_pid_the_thread_that_runs_a_module_is_main() -> None:
-    read = pyspy_output.parse_json(
+    read = pyspy_json.parse_json(
         json.dumps([thread(None, 8, ("run", "threading.py", 1)), thread(None, 1, ("<module>", "train.py", 3))]), None
     )
     assert [one.is_main for one in read] == [False, True]
@@ -82,7 +82,7 @@ def test_locals_are_kept_when_a_person_asked_for_them() -> None:
         {"name": "step", "addr": 1, "arg": False, "repr": "12"},
         {"name": "x", "repr": None},
     ]  # type: ignore[index]
-    (read,) = pyspy_output.parse_json(json.dumps(dump), 7)
+    (read,) = pyspy_json.parse_json(json.dumps(dump), 7)
     assert read.frames[0].locals == (("step", "12"), ("x", ""))
 
 
@@ -90,8 +90,8 @@ def test_locals_are_kept_when_a_person_asked_for_them() -> None:
     "text", ["", "{}", "[1]", '[{"frames": 1}]', "Process 7: python", b"\xff\xfe", '[{"frames": [{"name": 3}]}]']
 )
 def test_what_is_not_a_dump_is_told(text: str | bytes) -> None:
-    with pytest.raises(pyspy_output.DumpError, match="py-spy dump --json"):
-        pyspy_output.parse_json(text, 7)
+    with pytest.raises(pyspy_json.DumpError, match="py-spy dump --json"):
+        pyspy_json.parse_json(text, 7)
 
 
 @given(
@@ -104,8 +104,8 @@ def test_what_is_not_a_dump_is_told(text: str | bytes) -> None:
     )
 )
 def test_garbage_is_an_error_and_never_a_crash(text: str | bytes) -> None:
-    with contextlib.suppress(pyspy_output.DumpError):
-        pyspy_output.parse_json(text, 1)
+    with contextlib.suppress(pyspy_json.DumpError):
+        pyspy_json.parse_json(text, 1)
 
 
 def test_runaway_recursion_and_floods_of_threads_are_bounded() -> None:
@@ -113,11 +113,11 @@ def test_runaway_recursion_and_floods_of_threads_are_bounded() -> None:
     last = {**frame, "name": "<module>"}
     main = {"thread_name": "MainThread", "thread_id": 1, "os_thread_id": 1, "frames": [*[frame] * 5000, last]}
     other = {"thread_name": "t", "thread_id": 2, "os_thread_id": 2, "frames": [frame]}
-    threads = pyspy_output.parse_json(json.dumps([*[other] * 1000, main]), 1)
-    assert len(threads) == pyspy_output.MOST_THREADS + 1
+    threads = pyspy_json.parse_json(json.dumps([*[other] * 1000, main]), 1)
+    assert len(threads) == pyspy_json.MOST_THREADS + 1
     assert "left out" in (threads[-1].name or "")
     assert threads[0].is_main
-    assert len(threads[0].frames) == pyspy_output.INNERMOST_FRAMES + pyspy_output.OUTERMOST_FRAMES + 1
+    assert len(threads[0].frames) == pyspy_json.INNERMOST_FRAMES + pyspy_json.OUTERMOST_FRAMES + 1
     assert threads[0].frames[-1].function == "<module>"
 
 
@@ -129,7 +129,7 @@ def test_where_whole_paths_are_given_a_file_begins_at_its_package_or_at_the_prog
         {"name": "load", "filename": "/job/data/load.py", "line": 9},
         {"name": "<module>", "filename": "/job/train.py", "line": 1},
     ]
-    (thread,) = pyspy_output.parse_json(json.dumps([{"os_thread_id": 7, "owns_gil": False, "frames": frames}]), 7)
+    (thread,) = pyspy_json.parse_json(json.dumps([{"os_thread_id": 7, "owns_gil": False, "frames": frames}]), 7)
     assert [frame.file for frame in thread.frames] == ["threading.py", "torch/x.py", "data/load.py", "train.py"]
     assert (thread.is_main, thread.installed_frames) == (True, 2)
 
@@ -137,7 +137,7 @@ def test_where_whole_paths_are_given_a_file_begins_at_its_package_or_at_the_prog
 def test_names_that_a_program_has_made_up_are_cut() -> None:
     """py-spy reads 4,095 characters of each: those of a few processes were gigabytes in the daemon."""
     long = "x" * 4000
-    (read,) = pyspy_output.parse_json(json.dumps([thread(long, 7, (f"f{long}", f"/home/u/{long}/train.py", 3))]), 7)
+    (read,) = pyspy_json.parse_json(json.dumps([thread(long, 7, (f"f{long}", f"/home/u/{long}/train.py", 3))]), 7)
     (frame,) = read.frames
     assert (len(read.name or ""), len(frame.function), len(frame.file)) == (256, 256, 256)
     assert frame.function.startswith("fxx") and frame.function.endswith("…")

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from msgspec import structs
 
 from hangwatch import metrics
-from hangwatch.board import JobEntry, Snapshot
 from hangwatch.config import Detector
-from hangwatch.hang import reached, watched
-from hangwatch.hang.reached import Collective, Found
-from hangwatch.metrics.collectives import COLLECTIVES_OF_AN_OWNER
+from hangwatch.detector import job_watch
+from hangwatch.metrics import collective_progress
+from hangwatch.metrics.collective_metrics import COLLECTIVES_OF_AN_OWNER
+from hangwatch.metrics.collective_progress import Collective, Found
 from hangwatch.model import Frame, Group, Grouping, JobState, Member
+from hangwatch.state.board import JobEntry, Snapshot
 from tests import samples
 from tests.unit.test_waitfor import WORLD, done, member, record, recorder, standing, waits
 
@@ -25,7 +26,7 @@ def grouping(*members: Member, waits_for: str = "ranks") -> Grouping:
 
 
 def found(*members: Member, most: int = 100) -> Found:
-    return reached.found(grouping(*members), most)
+    return collective_progress.found(grouping(*members), most)
 
 
 def numbers(told: Found) -> dict[tuple[int, str], tuple[int, int | None]]:
@@ -44,7 +45,7 @@ def scraped(entries: Iterable[JobEntry]) -> dict[str, list[tuple[dict[str, str],
 def hung(key: str, *members: Member, share: str = "uid 1") -> JobEntry:
     job = structs.replace(samples.job(range(2), 2), job_id=key, job_key=key, share=share)
     incident = samples.replaced(samples.all_waiting(), job=job, grouping=grouping(*members), state=JobState.HUNG)
-    return JobEntry(job=job, watch=watched.begin(job, 0.0), incident=incident)
+    return JobEntry(job=job, watch=job_watch.begin(job, 0.0), incident=incident)
 
 
 def busy(rank: int, groups: int) -> Member:
@@ -59,8 +60,8 @@ def test_a_rank_shows_how_far_it_is_and_what_it_waits_in() -> None:
     told = found(standing(0, waits(6)), ahead)
     assert numbers(told) == {(0, "gloo:default_pg"): (6, 6), (1, "gloo:default_pg"): (8, 6), (1, "gloo:1"): (2, None)}
     assert [one.place.has_open for one in told.reached] == [True, True, True]
-    assert reached.waited_since(told.reached) == {"gloo:default_pg": 6.0}
-    assert reached.collectives(told.reached) == {
+    assert collective_progress.waited_since(told.reached) == {"gloo:default_pg": 6.0}
+    assert collective_progress.collectives(told.reached) == {
         Collective("gloo:default_pg", "the default group", 6, "all_reduce", waits=True): 2,
         Collective("gloo:default_pg", "the default group", 8, "all_reduce", waits=False): 1,
     }
@@ -93,7 +94,7 @@ def test_of_many_groups_the_waited_one_the_default_one_and_those_last_used_are_t
         "gloo:default_pg",
         *(f"gloo:g{place}" for place in range(19, 13, -1)),
     ]
-    assert told.left_out == 21 - reached.MOST_GROUPS_OF_A_RANK
+    assert told.left_out == 21 - collective_progress.MOST_GROUPS_OF_A_RANK
 
 
 def test_who_is_left_out_is_not_known_and_counted() -> None:
@@ -114,7 +115,7 @@ def test_names_of_groups_stay_two_whatever_is_cut_off() -> None:
 
 def test_what_a_job_wrote_is_short_and_printable() -> None:
     evil = record(3, "1", group_description="\x1b[31m" + "d" * 500, operation="gloo:" + "o\n" * 500, state="open")
-    ((one, _),) = reached.collectives(found(member(0, recorder(evil))).reached).items()
+    ((one, _),) = collective_progress.collectives(found(member(0, recorder(evil))).reached).items()
     assert len(one.operation) <= 40 and len(one.description) <= 60
     assert one.operation.isprintable() and one.description.isprintable()
 

@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.flight_record import RankRecords
-from hangwatch.hang import activity
-from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import Fault, Grouping, Incident, ProcessDump, RankDump, RankId, Verdict
+from hangwatch.model.flight_records import RankRecords
 from hangwatch.report import as_json, html, text
+from hangwatch.stacks import activity
+from hangwatch.stacks.grouping import group_ranks
 from tests import samples
 from tests.unit.test_waitfor import record, recorder
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hangwatch.fleet import nodeset, sighting, transports
-from hangwatch.fleet.collect import Reply
-from hangwatch.fleet.replies import Replies
+from hangwatch.fleet.node_replies import Replies
+from hangwatch.fleet.remote_run import Reply
 from hangwatch.report import as_json
 from tests import samples
 

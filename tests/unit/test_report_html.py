@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hangwatch.model import Capture, Frame, Group, Grouping, JobState, PowerSeries, Stack, TimelineEntry, Verdict
-from hangwatch.report import html, power
+from hangwatch.report import html, power_chart
 from tests import samples
 from tests.unit.test_report_text import _hostile, hostile
 
@@ -192,7 +192,7 @@ def test_a_hostile_amount_of_everything_fits() -> None:
 
 def test_more_gpus_than_lines_become_a_band() -> None:
     incident = samples.replaced(samples.loader_hang(), power=samples.power(frozenset({7}), gpus=40))
-    chart = power.chart(incident)
+    chart = power_chart.chart(incident)
     assert chart is not None
     assert [line.name for line in chart.lines] == ["median of 40 GPUs", "GPU 7"]
     assert chart.band.startswith("M")
@@ -205,12 +205,12 @@ def test_a_silence_is_a_gap_and_peaks_survive_thinning() -> None:
     incident = samples.replaced(
         samples.loader_hang(), power=(PowerSeries(uuid="u", index=0, unix_seconds=times, watts=watts),)
     )
-    chart = power.chart(incident)
+    chart = power_chart.chart(incident)
     assert chart is not None
     (line,) = chart.lines
     assert line.path.count("M") == 2
     lowest = min(float(y) for y in re.findall(r",([\d.]+)", line.path))
-    assert lowest == pytest.approx(power.BOTTOM - (power.BOTTOM - power.TOP) / 1.06, abs=0.2)
+    assert lowest == pytest.approx(power_chart.BOTTOM - (power_chart.BOTTOM - power_chart.TOP) / 1.06, abs=0.2)
 
 
 @given(
@@ -229,13 +229,13 @@ def test_every_point_lies_in_the_plot(watts: list[tuple[float, ...]], every: flo
         )
         for index, values in enumerate(watts)
     )
-    chart = power.chart(samples.replaced(samples.loader_hang(), power=series))
+    chart = power_chart.chart(samples.replaced(samples.loader_hang(), power=series))
     assert (chart is None) == (max(map(len, watts), default=0) < 2)
     if chart is not None:
         for path in (*(line.path for line in chart.lines), chart.band):
             for x, y in re.findall(r"([\d.]+),([\d.]+)", path):
-                assert power.LEFT <= float(x) <= power.RIGHT
-                assert power.TOP <= float(y) <= power.BOTTOM
+                assert power_chart.LEFT <= float(x) <= power_chart.RIGHT
+                assert power_chart.TOP <= float(y) <= power_chart.BOTTOM
         assert len(chart.clock) <= 10
         assert len(chart.levels) <= 12
 
@@ -253,7 +253,7 @@ def test_many_captures_do_not_write_over_each_other() -> None:
         )
         for n in range(100)
     )
-    chart = power.chart(samples.replaced(incident, captures=captures))
+    chart = power_chart.chart(samples.replaced(incident, captures=captures))
     assert chart is not None
     labelled = [mark.at for mark in chart.captures if mark.label]
     assert len(labelled) > 1

@@ -25,7 +25,7 @@ from hangwatch.model import (
     Verdict,
 )
 from hangwatch.report import text
-from hangwatch.report.dumps import GONE, dump_files, prefix, process_lines, rank_lines
+from hangwatch.report.dump_text import GONE, dump_files, prefix, process_lines, rank_lines
 from tests import samples
 
 FRAME = re.compile(r"^    \S.* \(.*\)$")

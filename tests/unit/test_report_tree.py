@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch.model import Fault, Frame, Group, Member, RankId
-from hangwatch.report.tree import Node, merge_tree
+from hangwatch.report.stack_tree import Node, merge_tree
 
 FUNCTIONS = st.sampled_from(["main", "train", "step", "all_reduce", "__next__"])
 FILES = st.sampled_from(["a.py", "b.py"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from hangwatch.hang.culprit import judge
-from hangwatch.hang.rest import is_refused, is_serving, resting_state
 from hangwatch.model import Fault, FileLock, Frame, Group, Grouping, JobState, Member, RankId, Signature, Store
+from hangwatch.stacks.idle_reasons import is_refused, is_serving, resting_state
+from hangwatch.verdict.judge import judge
 
 LINGERS = Member(id=RankId(node="n1"), signature=Signature.BLOCKED, motion=Signature.BLOCKED.motion, state="S", peers=0)
 STOPPED = replace(LINGERS, signature=Signature.STOPPED, state="T")

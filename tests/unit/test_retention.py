@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.retention import Stored, in_turn, surplus
+from hangwatch.store.retention import Stored, in_turn, surplus
 
 BIG = 1 << 40
 

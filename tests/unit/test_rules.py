@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hangwatch.hang import activity, votes
-from hangwatch.hang.culprit import judge
 from hangwatch.model import (
     Awaited,
     Confidence,
@@ -29,6 +27,9 @@ from hangwatch.model import (
     Store,
     Verdict,
 )
+from hangwatch.stacks import activity
+from hangwatch.verdict import evidence
+from hangwatch.verdict.judge import judge
 from tests.unit.test_waitfor import member, record, recorder
 
 HIGH, MEDIUM, LOW, NONE = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE
@@ -433,7 +434,7 @@ def test_what_was_measured_of_an_accused_rank_is_told_with_its_links() -> None:
         pcie_bytes_per_second=2.34e6,
     )
     group = Group(key="a", activity="unknown", members=(accused,))
-    told = [one.message for one in votes.on_accused([group], [accused], []) if one.kind == "signature"]
+    told = [one.message for one in evidence.on_accused([group], [accused], []) if one.kind == "signature"]
     assert told == [
         "rank 3 stands behind its GPU: main thread at 99% of a core, 0.0 pauses of its own per second, GPU at 100%, "
         "118 W, 9% of the way from idle to busy, NVLink 0.0 MB/s, PCIe 2.3 MB/s"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.probes.sdnotify import Notifier
+from hangwatch.probes.node.sdnotify import Notifier
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hangwatch.hang import second_round
+from hangwatch.verdict import second_round
 from tests.hangs import TABLE, rank_dumps
 
 ALL_REDUCE = "all_reduce (torch/distributed/distributed_c10d.py:2501)"

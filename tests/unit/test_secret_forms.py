@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch import secret_forms
+from hangwatch.tables import secret_forms
 from tests.secret_texts import FORMS, MORE, PLAIN, Text
 
 ALL = FORMS | MORE

@@ -15,9 +15,9 @@ from hangwatch import words
 from hangwatch.selftest import launch, parts
 from hangwatch.selftest.halving import halve
 from hangwatch.selftest.launch import Course
+from hangwatch.selftest.outcome import Event, Finding, bandwidths, judge
 from hangwatch.selftest.parts import Offer
 from hangwatch.selftest.rank import NO_TORCH, groups_of, late
-from hangwatch.selftest.verdict import Event, Finding, bandwidths, judge
 
 ALL = (0, 1, 2, 3)
 

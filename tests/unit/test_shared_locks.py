@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from hangwatch.probes import shared_locks
+from hangwatch.probes.process import shared_locks
 
 MAPPED = 3 * shared_locks.MOST_REGIONS
 FIRST, APART, LENGTH = 0x7F0000000000, 0x2000, 0x1000

@@ -10,23 +10,25 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch import look as look_module
-from hangwatch.beats import Turns
-from hangwatch.board import JobEntry, Snapshot
+from hangwatch.capture import diagnosis as look_module
+from hangwatch.capture.job_scan import ENDPOINTS_PER_SCAN, JobScan
 from hangwatch.config import Settings
 from hangwatch.daemon import Daemon
 from hangwatch.daemon.dead_ranks import MOST_DEAD_JOBS
-from hangwatch.hang import jobs, owners, watched
-from hangwatch.hang.detector import TakeCapture
-from hangwatch.hang.jobs import find
-from hangwatch.hang.pauses import Pause
-from hangwatch.job_scan import ENDPOINTS_PER_SCAN, JobScan
+from hangwatch.detector import TakeCapture, job_watch
+from hangwatch.detector.known_pauses import Pause
+from hangwatch.jobs import discovery as jobs
+from hangwatch.jobs import owners
+from hangwatch.jobs.discovery import find
 from hangwatch.model import FoundJobs, GpuSweep, Job, JobState, LeftOut, Process, ProcessId, Rank
-from hangwatch.probes import process_scan, sockets
-from hangwatch.probes.nvml.sampler import NvmlSampler
-from hangwatch.probes.process_scan import ProcessScan
-from hangwatch.progress import ReadRemains, discovered
-from hangwatch.progress.scan import ENDED_SHOWN_PER_SHARE
+from hangwatch.probes.gpu.sampler import NvmlSampler
+from hangwatch.probes.network import sockets
+from hangwatch.probes.process import process_scan
+from hangwatch.probes.process.process_scan import ProcessScan
+from hangwatch.schedule import Turns
+from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.state.on_scan import ENDED_SHOWN_PER_SHARE
+from hangwatch.state.steps import ReadRemains, discovered
 from tests.proc_tree import lay_out, sweep
 
 VICTIM, HOSTILE = 1004, 65534
@@ -168,7 +170,7 @@ def ended_job(number: int, share: str) -> JobEntry:
     one = Rank(id=ProcessId(pid=number, start_ticks=1), rank=0, local_rank=0)
     key = str(number)
     job = Job(job_id=key, launcher="plain", launcher_id=None, ranks=(one,), owner="uid 0", job_key=key, share=share)
-    return JobEntry(job=job, watch=watched.begin(job, 0.0, 0.0))
+    return JobEntry(job=job, watch=job_watch.begin(job, 0.0, 0.0))
 
 
 def test_jobs_that_ended_are_shown_a_bounded_number_of_a_pod_and_another_pods_stay() -> None:
@@ -300,7 +302,7 @@ def test_a_pod_is_not_paged_late_by_the_pauses_that_another_pod_was_taught() -> 
         )
 
     taught = Pause(place="here", longest_seconds=900.0, seen_at=0.0)
-    watch = replace(watched.begin(job(1, "a"), 0.0, 0.0), pauses=(taught,))
+    watch = replace(job_watch.begin(job(1, "a"), 0.0, 0.0), pauses=(taught,))
     before, _ = discovered(Snapshot(jobs={"k": JobEntry(job=job(1, "a"), watch=watch)}), (), 1.0, 1.0)
     for pod, pauses in (("a", (taught,)), ("b", ())):
         after, _ = discovered(before, (job(2, pod),), 2.0, 2.0)

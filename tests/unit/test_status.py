@@ -7,8 +7,7 @@ import itertools
 import pytest
 from msgspec.structs import replace
 
-from hangwatch.board import JobEntry, Snapshot
-from hangwatch.hang import watched
+from hangwatch.detector import job_watch
 from hangwatch.model import (
     GpuSample,
     GpuSweep,
@@ -21,7 +20,8 @@ from hangwatch.model import (
     Verdict,
     Worker,
 )
-from hangwatch.status import view
+from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.state.status import view
 
 UUID = "GPU-0"
 
@@ -40,7 +40,7 @@ def claimant(key: str, pid: int, *workers: int) -> Job:
 def holders(jobs: tuple[Job, ...], pids: tuple[int, ...], ended: frozenset[str] = frozenset()) -> list[str]:
     entries = {}
     for job in jobs:
-        watch = watched.begin(job, 5.0, 0.0)
+        watch = job_watch.begin(job, 5.0, 0.0)
         entries[job.key] = JobEntry(job=job, watch=replace(watch, state=JobState.ENDED) if job.key in ended else watch)
     sweep = GpuSweep(
         taken_monotonic_seconds=6.0, taken_unix_seconds=1e9, gpus=(GpuSample(index=0, uuid=UUID, pids=pids),)
@@ -86,6 +86,6 @@ def test_a_new_silence_is_not_told_by_the_verdict_of_the_last_hang(
         grouping=Grouping(groups=()),
         closed_unix_seconds=closed,
     )
-    entry = JobEntry(job=job, watch=replace(watched.begin(job, 5.0, 0.0), state=state), incident=incident)
+    entry = JobEntry(job=job, watch=replace(job_watch.begin(job, 5.0, 0.0), state=state), incident=incident)
     (seen,) = view(Snapshot(jobs={job.key: entry}), "n1", 7.0).jobs
     assert (seen.verdict, seen.incident) == (("Everybody waits", "i1") if shown else (None, None))

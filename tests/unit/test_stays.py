@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hangwatch.hang import stays
-from hangwatch.hang.stays import Standstill
+from hangwatch.detector import standstill
+from hangwatch.detector.standstill import Standstill
 from hangwatch.model import RankId, Stay
 
 RANK = RankId(rank=0)
@@ -17,7 +17,7 @@ def after(*looks: Stay | None, seconds: float = 100.0) -> Standstill | None:
     """What is known after looks so far apart; None is one in which the rank moved otherwise."""
     known: dict[RankId, Standstill] = {}
     for number, one in enumerate(looks):
-        known = stays.followed(known, {} if one is None else {RANK: one}, seconds * number)
+        known = standstill.followed(known, {} if one is None else {RANK: one}, seconds * number)
     return known.get(RANK)
 
 
@@ -35,6 +35,6 @@ def test_it_begins_anew_elsewhere() -> None:
 
 def test_a_rank_is_settled_after_several_looks_and_so_much_time() -> None:
     known = {RANK: Standstill(stay=stay("1"), since=0.0, looks=2)}
-    assert list(stays.settled(known, 240.0, 240.0)) == [RANK]
-    assert not list(stays.settled(known, 239.0, 240.0))
-    assert not list(stays.settled({RANK: Standstill(stay=stay("1"), since=0.0)}, 999.0, 240.0))
+    assert list(standstill.settled(known, 240.0, 240.0)) == [RANK]
+    assert not list(standstill.settled(known, 239.0, 240.0))
+    assert not list(standstill.settled({RANK: Standstill(stay=stay("1"), since=0.0)}, 999.0, 240.0))

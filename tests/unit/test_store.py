@@ -20,11 +20,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hangwatch import __version__, incident_file, store
-from hangwatch.incident_file import StoreError
+from hangwatch import __version__, store
+from hangwatch.formats import incident_file
+from hangwatch.formats.incident_file import StoreError
 from hangwatch.model import CRASHED, Frame, Incident, JobState
-from hangwatch.store import Store, folders
-from hangwatch.store.lock import LOCK_FILE
+from hangwatch.store import Store
+from hangwatch.store import incident_folders as folders
+from hangwatch.store.store_lock import LOCK_FILE
 from hangwatch.words import incident_name
 from tests import samples
 from tests.conftest import wait_for
@@ -284,7 +286,7 @@ def test_a_directory_without_permission_says_what_to_do(tmp_path: Path) -> None:
     code = """
         import os, sys
         from pathlib import Path
-        from hangwatch.incident_file import StoreError
+        from hangwatch.formats.incident_file import StoreError
         from hangwatch.store import open_writable
         Path(sys.argv[1]).chmod(0o555)
         if os.geteuid() == 0:

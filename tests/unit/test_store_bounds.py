@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hangwatch import incident_file, store
-from hangwatch.incident_file import StoreError, Summary
+from hangwatch import store
+from hangwatch.formats import incident_file
+from hangwatch.formats.incident_file import StoreError, Summary
 from hangwatch.model import (
     INCIDENT_VERSION,
     MOST_RANKS,
@@ -26,7 +27,8 @@ from hangwatch.model import (
     RankDump,
     RankId,
 )
-from hangwatch.store import Store, folders
+from hangwatch.store import Store
+from hangwatch.store import incident_folders as folders
 from hangwatch.words import incident_name
 from tests import samples
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.probes import system_calls
+from hangwatch.probes.process import system_calls
 
 HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "/usr/include/asm-generic/unistd.h"}
 IN_HEADER = re.compile(r"#define __NR(?:3264)?_(\w+)\s+(\d+)")

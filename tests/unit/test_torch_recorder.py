@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.flight_record import RankRecords
+from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes.torch_recorder import decode, layouts, libraries, rows, search
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.memory_image import UnreadableError

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from hangwatch import config
 from hangwatch.explain import traces
-from hangwatch.hang import activity, culprit
-from hangwatch.hang.grouping import group_ranks
 from hangwatch.model import RankDump, RankId
+from hangwatch.stacks import activity
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import judge
 
 TABLE = activity.load()
 WAITS = ("all_reduce (torch/distributed/distributed_c10d.py:2501)", "train (train.py:50)", "<module> (train.py:80)")
@@ -547,7 +548,7 @@ def test_garbage_truncated_and_mixed_input_never_crashes(lines: list[tuple[str, 
     grouping = group_ranks(found.ranks, TABLE, config.Capture())
     placed = [member.id for group in grouping.groups for member in group.members]
     assert len(placed) == len(set(placed)) <= len(found.ranks)
-    culprit.judge(grouping)
+    judge.judge(grouping)
 
 
 def test_truncated_at_every_byte(capsys: pytest.CaptureFixture[str]) -> None:
@@ -555,7 +556,7 @@ def test_truncated_at_every_byte(capsys: pytest.CaptureFixture[str]) -> None:
     text = "\n".join(lines)
     for end in range(len(text)):
         found = traces.collect([("x.out", text[:end].splitlines())])
-        culprit.judge(group_ranks(found.ranks, TABLE, config.Capture()))
+        judge.judge(group_ranks(found.ranks, TABLE, config.Capture()))
     with capsys.disabled():
         print(f" [{len(text)} truncations]", end="")
 
@@ -576,6 +577,6 @@ def test_bytes_changed_at_random_never_crash(capsys: pytest.CaptureFixture[str])
         if chance.random() < 0.5:
             chance.shuffle(lines)
         found = traces.collect([("x.out", lines)])
-        culprit.judge(group_ranks(found.ranks, TABLE, config.Capture()))
+        judge.judge(group_ranks(found.ranks, TABLE, config.Capture()))
     with capsys.disabled():
         print(f" [{tried} mutations]", end="")

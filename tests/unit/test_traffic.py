@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.hang.traffic import LinkRates, gpu_use, link_rates, port_traffic
 from hangwatch.model import GpuTraffic, GpuUse, PortCounters, PortTraffic, TrafficSweep
+from hangwatch.stacks.link_traffic import LinkRates, gpu_use, link_rates, port_traffic
 
 Pair = tuple[int, int] | None
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.hang import activity, first_look, rules
 from hangwatch.report import phrases
+from hangwatch.stacks import activity
+from hangwatch.verdict import check_first, rules
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "verdicts.md"
@@ -49,8 +50,8 @@ def accusing_rules() -> Iterable[str]:
 def first_looks() -> Iterable[str]:
     yield "| ranks that | the others | those are at least | named, low, if the machine says the same |"
     yield "|---|---|---|---|"
-    for rule in first_look.FIRST_LOOKS:
-        others = "stand anywhere" if rule.waiting == first_look.ANYTHING else OTHERS[rule.waiting]
+    for rule in check_first.FIRST_LOOKS:
+        others = "stand anywhere" if rule.waiting == check_first.ANYTHING else OTHERS[rule.waiting]
         yield f"| {rule.who} | {others} | {OUTNUMBER[rule.outnumber]} | {'yes' if rule.may_name else 'no'} |"
 
 

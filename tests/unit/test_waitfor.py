@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from hangwatch.flight_record import FlightRecord, GroupMembers, GroupStatus, RankRecords
-from hangwatch.hang import waitfor
-from hangwatch.hang.recorded import MOST_GROUPS, motion, progress, recorded, shortened, stands
-from hangwatch.hang.waitfor import Answer, Stance
+from hangwatch.collectives import wait_graph
+from hangwatch.collectives.rank_records import MOST_GROUPS, motion, progress, recorded, shortened, stands
+from hangwatch.collectives.wait_graph import Answer, Stance
 from hangwatch.model import Member, Motion, RankId
+from hangwatch.model.flight_records import FlightRecord, GroupMembers, GroupStatus, RankRecords
 
 WORLD = "0"
 Numbers = Mapping[str, tuple[int, int]]
@@ -87,7 +87,7 @@ def stances(**by_rank: Stance) -> Callable[[Member], Stance]:
 
 
 def judge(members: Sequence[Member], world_size: int | None = None, **by_rank: Stance) -> Answer:
-    return waitfor.judge(members, stances(**by_rank), len(members) if world_size is None else world_size)
+    return wait_graph.judge(members, stances(**by_rank), len(members) if world_size is None else world_size)
 
 
 def three_and(numbers: Numbers) -> list[Member]:

@@ -14,14 +14,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hangwatch import config, progress
-from hangwatch.board import Snapshot
+from hangwatch import config, detector
+from hangwatch.capture import capture
 from hangwatch.config import Detector
-from hangwatch.hang import culprit, detector, jobs, watched, wording
-from hangwatch.hang.capture import capture
-from hangwatch.hang.detector import TakeCapture
-from hangwatch.hang.watched import MotionCount
-from hangwatch.look import Look
+from hangwatch.detector import TakeCapture, job_watch
+from hangwatch.detector.job_watch import MotionCount
+from hangwatch.jobs import discovery
 from hangwatch.model import (
     Capture,
     Frame,
@@ -40,10 +38,15 @@ from hangwatch.model import (
     SamplerStatus,
     Waiting,
 )
-from hangwatch.probes import procs, sockets
-from hangwatch.probes.process_scan import ProcessScan
-from hangwatch.progress import SaveIncident
-from hangwatch.progress.scan import ENDED_SHOWN_SECONDS, WAITS_NO_MORE
+from hangwatch.probes.network import sockets
+from hangwatch.probes.process import procfs
+from hangwatch.probes.process.process_scan import ProcessScan
+from hangwatch.state import steps
+from hangwatch.state.board import Snapshot
+from hangwatch.state.on_scan import ENDED_SHOWN_SECONDS, WAITS_NO_MORE
+from hangwatch.state.steps import SaveIncident
+from hangwatch.verdict import judge, sentences
+from hangwatch.verdict.diagnosis import Diagnosis
 from tests.proc_tree import jobs_in, lay_out
 
 RULES = Detector(hold_seconds=20, startup_hold_seconds=100, startup_stalled_hold_seconds=300)
@@ -63,7 +66,7 @@ def test_a_launcher_that_waits_is_not_the_program_of_its_ranks(tmp_path: Path) -
     launcher = "1 (init) S parent=0 start=1\n50 (torchrun) S parent=1 start=50\n  $ python torchrun train.py\n"
     rank = "51 (python) S parent=50 start=60\n  $ python -u train.py\n  + RANK=0 WORLD_SIZE=1 LOCAL_RANK=0\n"
     for text, program in ((launcher, ""), (launcher + rank, "train.py")):
-        (job,) = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path / f"of{program}")).processes())
+        (job,) = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path / f"of{program}")).processes())
         assert job.program == program
 
 
@@ -71,7 +74,7 @@ def test_a_child_that_has_not_executed_its_program_yet_changes_nothing(tmp_path:
     line = "  $ python torchrun --nnodes 2 train.py\n"
     text = f"1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n{line}"
     text += f"51 (pt_elastic) S parent=50 start=60\n{line}"
-    (job,) = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    (job,) = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
     assert [process.pid for process in job.processes] == [50]
 
 
@@ -94,7 +97,7 @@ def test_who_executes_its_program_while_it_is_read_is_read_as_that_program(tmp_p
 
     executing = threading.Thread(target=execute)
     executing.start()
-    (job,) = jobs.find_jobs(ProcessScan(root).processes())
+    (job,) = discovery.find_jobs(ProcessScan(root).processes())
     executing.join()
     assert (job.waiting, [rank.id.pid for rank in job.ranks], job.uid) == (None, [51], 7)
 
@@ -102,13 +105,13 @@ def test_who_executes_its_program_while_it_is_read_is_read_as_that_program(tmp_p
 def test_who_has_no_command_line_yet_is_no_launcher_that_waits(tmp_path: Path) -> None:
     text = "1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n  $ python torchrun --nnodes 2 t.py\n"
     text += "51 (pt_elastic) S parent=50 start=60\n"
-    assert jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()) == ()
+    assert discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()) == ()
 
 
 def test_what_a_user_wrote_is_cut_short_and_printable(tmp_path: Path) -> None:
     command = "'torchrun' '--rdzv-id' '\x1b[2J" + "x" * 900 + "' --nnodes 2 --rdzv-endpoint a:99999999 t.py"
     text = f"1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n  $ {command}\n"
-    (job,) = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    (job,) = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
     assert job.waiting is not None and job.waiting.port is None
     assert len(job.waiting.run_id) == 64 and job.waiting.run_id.isprintable()
     assert len(job.job_id) <= 72
@@ -117,7 +120,7 @@ def test_what_a_user_wrote_is_cut_short_and_printable(tmp_path: Path) -> None:
 def test_password_in_the_endpoint_of_a_launcher_is_not_kept(tmp_path: Path) -> None:
     command = "'torchrun' '--rdzv-id' 'r' '--nnodes' '2' '--rdzv-endpoint' 'etcd://ada:hunter2@10.0.0.1:2379' t.py"
     text = f"1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n  $ {command}\n"
-    (job,) = jobs.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    (job,) = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
     assert job.waiting is not None
     assert (job.waiting.endpoint, job.waiting.port) == ("etcd://***@10.0.0.1:2379", 2379)
 
@@ -128,7 +131,7 @@ def test_a_thousand_launchers_of_one_owner_are_bounded_and_do_not_take_the_place
         text += f"{pid} (pt_elastic) S parent=1 start=5\n $ torchrun --nnodes 2 --rdzv-id r{pid} t.py\n @ uid=7 /u\n"
     seat = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0"
     text += f"3000 (python) S parent=1 start=9\n $ python t.py\n + {seat}\n @ uid=7 /u\n"
-    found = jobs.find(
+    found = discovery.find(
         ProcessScan(lay_out(text, tmp_path)).processes(max_per_owner=5000, budget_seconds=60),
         limits=config.Jobs(max_jobs_per_owner=4),
     )
@@ -165,14 +168,14 @@ class Life:
         self.saved: list[Incident] = []
 
     def discover(self, *found: Job) -> None:
-        self._take(progress.discovered(self.snapshot, found, self.now, self.now))
+        self._take(steps.discovered(self.snapshot, found, self.now, self.now))
 
     def passes(self, seconds: int) -> None:
         for _ in range(seconds):
             self.now += 1
             sweep = GpuSweep(taken_monotonic_seconds=self.now, taken_unix_seconds=self.now)
             alive = SamplerStatus(alive=True)
-            self._take(progress.sampled(self.snapshot, sweep, alive, now=self.now, settings=RULES, gap_seconds=10))
+            self._take(steps.sampled(self.snapshot, sweep, alive, now=self.now, settings=RULES, gap_seconds=10))
 
     def look(self, motion: Motion = Motion.FROZEN, frames: tuple[Frame, ...] = STORE_WAIT) -> None:
         found = Grouping(groups=(group(motion=motion, frames=frames),))
@@ -185,8 +188,8 @@ class Life:
             rounds=3,
             ranks=(),
         )
-        seen = Look(capture=taken, grouping=found, verdict=culprit.judge(found), judged_unix_seconds=self.now)
-        self._take(progress.captured(self.snapshot, seen, now=self.now, settings=RULES))
+        seen = Diagnosis(capture=taken, grouping=found, verdict=judge.judge(found), judged_unix_seconds=self.now)
+        self._take(steps.captured(self.snapshot, seen, now=self.now, settings=RULES))
 
     @property
     def states(self) -> dict[str, JobState]:
@@ -196,7 +199,7 @@ class Life:
     def pages(self) -> bool:
         return any(entry.page for entry in self.snapshot.jobs.values())
 
-    def _take(self, step: tuple[Snapshot, tuple[progress.Action, ...]]) -> None:
+    def _take(self, step: tuple[Snapshot, tuple[steps.Action, ...]]) -> None:
         self.snapshot, actions = step
         self.looks += [action.reason for action in actions if isinstance(action, TakeCapture)]
         self.saved += [action.incident for action in actions if isinstance(action, SaveIncident)]
@@ -284,9 +287,9 @@ def test_two_launchers_of_one_job_on_one_node_are_both_over_when_their_ranks_com
         seat = f"RANK={number} WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 TORCHELASTIC_RUN_ID=r"
         seat += " MASTER_ADDR=127.0.0.1 MASTER_PORT=40000"
         come += f"{pid + 1} (python) S parent={pid} start={70 + number}\n  $ python t.py\n + {seat}\n @ uid=7 /u\n"
-    before = jobs.find_jobs(ProcessScan(lay_out(waiting, tmp_path / "before")).processes())
+    before = discovery.find_jobs(ProcessScan(lay_out(waiting, tmp_path / "before")).processes())
     assert [job.job_id for job in before] == ["r", "r-p60"]
-    (job,) = jobs.find_jobs(ProcessScan(lay_out(come, tmp_path / "come")).processes())
+    (job,) = discovery.find_jobs(ProcessScan(lay_out(come, tmp_path / "come")).processes())
     assert sorted(launcher.pid for launcher in job.launcher_ids) == [50, 60]
     life = Life()
     life.discover(*before)
@@ -351,7 +354,7 @@ def test_an_open_incident_goes_on_under_a_new_daemon_while_the_launcher_lives() 
         later.discover(found)
         living = frozenset({LAUNCHER, *found.processes})
         later._take(
-            progress.resumed(later.snapshot, [incident], living, now=later.now, unix_now=later.now, settings=RULES)
+            steps.resumed(later.snapshot, [incident], living, now=later.now, unix_now=later.now, settings=RULES)
         )
         return later, later.saved[-1]
 
@@ -364,7 +367,7 @@ def test_an_open_incident_goes_on_under_a_new_daemon_while_the_launcher_lives() 
 
 
 def test_a_watch_without_ranks_asks_for_a_lost_look_again() -> None:
-    watch = watched.begin(launcher(), 1000.0)
+    watch = job_watch.begin(launcher(), 1000.0)
     watch, _ = detector.step(watch, {}, 1100.0, RULES)
     watch, actions = detector.step(watch, {}, 1101.0, RULES)
     assert watch.state is JobState.SUSPECTED and actions == ()
@@ -394,7 +397,7 @@ def test_a_watch_without_ranks_asks_for_a_lost_look_again() -> None:
 )
 def test_the_verdict_says_what_it_waits_for_and_accuses_nobody(shown: dict[str, object], said: str) -> None:
     waiting = replace(WAITING, seconds=900.0, **shown)
-    verdict = culprit.judge(Grouping(groups=(group(member(waiting)),)))
+    verdict = judge.judge(Grouping(groups=(group(member(waiting)),)))
     assert (verdict.kind, verdict.named) == ("NoRanks", ())
     head = "torchrun (pid 50 on n1, run id llama-7b, 2 nodes wanted) has no rank 15 min 00 s after its start and waits"
     assert verdict.message.startswith(f"{head} at 10.0.0.1:29400 for other nodes")
@@ -402,12 +405,12 @@ def test_the_verdict_says_what_it_waits_for_and_accuses_nobody(shown: dict[str, 
 
 
 def test_a_launcher_of_one_node_waits_for_no_other() -> None:
-    verdict = culprit.judge(Grouping(groups=(group(member(Waiting(launcher="srun", seconds=61.0)), frames=()),)))
+    verdict = judge.judge(Grouping(groups=(group(member(Waiting(launcher="srun", seconds=61.0)), frames=()),)))
     assert verdict.message == "srun (pid 50 on n1) has no rank 1 min 01 s after its start."
 
 
 def test_launchers_of_many_nodes_are_counted() -> None:
-    verdict = culprit.judge(Grouping(groups=(group(*(member(node=f"n{i}") for i in range(9))),)))
+    verdict = judge.judge(Grouping(groups=(group(*(member(node=f"n{i}") for i in range(9))),)))
     assert verdict.kind == "NoRanks" and "and 5 other launchers" in verdict.message
 
 
@@ -415,7 +418,7 @@ def test_beside_ranks_of_other_nodes_a_launcher_is_evidence_and_no_rank() -> Non
     two = (Member(id=RankId(node="n2", rank=i), motion=Motion.FROZEN) for i in range(2))
     alone = Grouping(groups=(Group(key="r", activity="collective_wait", waits_for="ranks", members=tuple(two)),))
     both = replace(alone, groups=(*alone.groups, group(member())))
-    verdict, without = culprit.judge(both), culprit.judge(alone)
+    verdict, without = judge.judge(both), judge.judge(alone)
     assert (verdict.kind, verdict.message, verdict.named) == (without.kind, without.message, without.named)
     assert [vote.kind for vote in verdict.evidence if vote not in without.evidence] == ["launcher"]
 
@@ -435,9 +438,9 @@ def port_of(server: socket.socket) -> int:
 
 def measured(port: int) -> Waiting:
     """What the sockets of this very process tell, taken for a launcher's."""
-    (state,) = [found for found in [procs.read_state(os.getpid())] if found]
+    (state,) = [found for found in [procfs.read_state(os.getpid())] if found]
     job = replace(launcher(replace(WAITING, endpoint=f"127.0.0.1:{port}")), launcher_id=state[0])
-    began = state[0].start_ticks / procs.TICKS_PER_SECOND
+    began = state[0].start_ticks / procfs.TICKS_PER_SECOND
     youngest = time.monotonic() - began
     taken = capture(
         job, settings=config.Capture(rounds=1, dump_deadline_seconds=1.0), node="here", pyspy_path=Path("/bin/false")
@@ -463,7 +466,7 @@ def test_a_request_to_connect_without_an_answer_is_seen(listening: socket.socket
             client = clients.enter_context(closing(socket.socket()))
             client.setblocking(False)
             client.connect_ex(("127.0.0.1", port))
-        states = {one.state for one in sockets.held_at(port, os.getpid(), procs.PROC) or ()}
+        states = {one.state for one in sockets.held_at(port, os.getpid(), procfs.PROC) or ()}
         assert sockets.SYN_SENT in states
 
 
@@ -513,5 +516,5 @@ def _hex(end: str) -> str:
 
 def test_every_answer_has_words() -> None:
     answers = ("serving", "connected", "silent", "none")
-    said = {wording.launcher(member(replace(WAITING, socket=answer, peers=("10.0.0.9",)))) for answer in answers}
+    said = {sentences.launcher(member(replace(WAITING, socket=answer, peers=("10.0.0.9",)))) for answer in answers}
     assert len(said) == 4 and not any("None" in one for one in said)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch import admission, passwords, web_config, yaml_file
+from hangwatch.formats import yaml_file
+from hangwatch.web import auth, passwords, web_config
 from tests.certificates import authority, issued
 
 HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
@@ -165,8 +166,8 @@ def test_rules_that_ask_for_less_are_weaker(folder: Path) -> None:
 
 def test_names_of_a_certificate() -> None:
     certificate = {"subjectAltName": (("DNS", "a"), ("IP Address", "FE80:0:0:0:0:0:0:1"), ("URI", "spiffe://x"))}
-    assert admission.names_of(certificate) == {"a", "fe80::1", "spiffe://x"}
-    assert admission.names_of({}) == frozenset()
+    assert auth.names_of(certificate) == {"a", "fe80::1", "spiffe://x"}
+    assert auth.names_of({}) == frozenset()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hangwatch.probes.nvml.wedged import LONGEST_PAUSE_SECONDS, WedgedGpus
+from hangwatch.probes.gpu.blocked_gpus import LONGEST_PAUSE_SECONDS, WedgedGpus
 
 
 def left_out(first_pause_seconds: float = 10.0) -> WedgedGpus:

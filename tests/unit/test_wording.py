@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from hangwatch.hang import activity, clauses, wording
-from hangwatch.hang.culprit import judge
 from hangwatch.model import (
     Behind,
     FileLock,
@@ -19,6 +17,9 @@ from hangwatch.model import (
     RankId,
     Signature,
 )
+from hangwatch.stacks import activity
+from hangwatch.verdict import clauses, sentences
+from hangwatch.verdict.judge import judge
 
 
 def group(name: str, ranks: range, *functions: str, node: str = "n1") -> Group:
@@ -33,23 +34,23 @@ def group(name: str, ranks: range, *functions: str, node: str = "n1") -> Group:
 
 
 def test_two_are_both() -> None:
-    assert wording.others_wait([group("collective_wait", range(2))]) == "both other ranks wait in barrier"
-    assert wording.others_wait([group("collective_wait", range(3))]) == "all 3 other ranks wait in barrier"
+    assert sentences.others_wait([group("collective_wait", range(2))]) == "both other ranks wait in barrier"
+    assert sentences.others_wait([group("collective_wait", range(3))]) == "all 3 other ranks wait in barrier"
     assert judge(Grouping(groups=(group("collective_wait", range(2)),))).message.startswith("Both ranks that answered")
 
 
 def test_who_waits_for_locks_waits_for_locks_and_not_for_something_else() -> None:
-    assert wording.others_wait([group("lock", range(3))]).startswith("all 3 other ranks wait for a lock")
-    two = wording.others_wait([group("lock", range(3)), group("thread_wait", range(3, 4))])
+    assert sentences.others_wait([group("lock", range(3))]).startswith("all 3 other ranks wait for a lock")
+    two = sentences.others_wait([group("lock", range(3)), group("thread_wait", range(3, 4))])
     assert two.startswith("all 4 other ranks wait for locks or threads: lock (3 ranks) and thread wait (1 rank)")
 
 
 @pytest.mark.parametrize(("inner", "told"), [("save", "save (train.py:1)"), ("load", "load (train.py:1)")])
 def test_of_two_groups_with_the_same_words_the_first_frame_that_differs_is_told(inner: str, told: str) -> None:
     one, two = group("unknown", range(2), "read", inner, "main"), group("unknown", range(2, 4), "read", "other", "main")
-    first, second = wording.each([one, two])
+    first, second = sentences.each([one, two])
     assert first.endswith(f" in {told}") and second.endswith(" in other (train.py:1)")
-    assert not wording.each([one])[0].endswith(told)
+    assert not sentences.each([one])[0].endswith(told)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_of_two_groups_with_the_same_words_the_first_frame_that_differs_is_told(
 )
 def test_sequence_numbers_that_are_there_are_not_asked_for(has_numbers: bool, told: str) -> None:
     two = [group("collective_wait", range(2)), group("gpu_wait", range(2, 4))]
-    assert wording.mismatch(two, has_numbers=has_numbers).endswith(told)
+    assert sentences.mismatch(two, has_numbers=has_numbers).endswith(told)
 
 
 def test_that_nobody_waits_is_said_of_waits_that_are_known() -> None:
@@ -78,8 +79,8 @@ def test_a_node_that_is_odd_as_a_whole_is_told(odd: range, said: str) -> None:
     members = (*here.members, *waiting.members)
     found = Grouping(groups=(replace(here, members=members), there))
     named = list(there.members)
-    assert wording.whole_nodes(named, found) == said
-    assert wording.whole_nodes(named, Grouping(groups=(there,))) == "", "nothing else is in view"
+    assert sentences.whole_nodes(named, found) == said
+    assert sentences.whole_nodes(named, Grouping(groups=(there,))) == "", "nothing else is in view"
 
 
 SHARD = Behind(kind="file", what="/mnt/data/shard-3", mount="/mnt/data (fuse.s3fs)", is_remote=True)

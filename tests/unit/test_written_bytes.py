@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.probes.filesystems import Mount, written_bytes
+from hangwatch.probes.node.filesystems import Mount, written_bytes
 
 # show_vfsstat in fs/proc_namespace.c, nfs_show_stats in fs/nfs/super.c; the sixth count is what the server was sent.
 MOUNTSTATS = """\

@@ -18,9 +18,10 @@ from typing import Literal, TypeVar
 
 from msgspec.structs import replace
 
-from hangwatch.flight_record import RankRecords
 from hangwatch.model import Fault, ProcessId
-from hangwatch.probes import memory, procs, pseudofiles
+from hangwatch.model.flight_records import RankRecords
+from hangwatch.probes import pseudo_files
+from hangwatch.probes.process import process_memory, procfs
 from hangwatch.probes.torch_recorder import decode, layouts, libraries, search, symbols
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.libraries import Mapped, Mappings
@@ -39,7 +40,7 @@ _Known = TypeVar("_Known")
 class Recorders:
     """The recorders of the processes of this node: where those were found that took a search, and which are there."""
 
-    def __init__(self, proc_root: Path = procs.PROC) -> None:
+    def __init__(self, proc_root: Path = procfs.PROC) -> None:
         self._proc_root = proc_root
         self._lock = threading.Lock()
         self._found: dict[tuple[ProcessId, int], tuple[int, Layout]] = {}
@@ -129,7 +130,7 @@ class Recorders:
             known[key] = value
 
     def _is_gone(self, process: ProcessId) -> bool:
-        state = procs.read_state(process.pid, self._proc_root)
+        state = procfs.read_state(process.pid, self._proc_root)
         return state is None or state[0] != process
 
     def _reader(self, process: ProcessId, name: str) -> Read:
@@ -138,7 +139,7 @@ class Recorders:
         def read(places: Sequence[Place]) -> Sequence[bytes]:
             if time.monotonic() > end:
                 raise UnreadableError("NoAnswer", f"it was not read within {MOST_SECONDS:.0f} s")
-            answer = memory.SHARED.read_pieces(path, places)
+            answer = process_memory.SHARED.read_pieces(path, places)
             if isinstance(answer, int):
                 raise _refused(answer, path)
             return answer
@@ -183,7 +184,7 @@ def _refused(number: int, path: Path) -> UnreadableError:
     """What an error of open(2) means; EBUSY is that of `memory`."""
     if number == errno.EBUSY:
         return UnreadableError("NoAnswer", f"{path} gives no answer")
-    fault = pseudofiles.fault_of(OSError(number, os.strerror(number)), str(path), str(path))
+    fault = pseudo_files.fault_of(OSError(number, os.strerror(number)), str(path), str(path))
     return (
         UnreadableError(fault.reason, fault.detail)
         if fault

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from hangwatch.flight_record import (
+from hangwatch.model.flight_records import (
     EARLIEST_UNIX_NS,
     LATEST_UNIX_NS,
     GroupMembers,

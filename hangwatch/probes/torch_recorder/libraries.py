@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from hangwatch.flight_record import Library
+from hangwatch.model.flight_records import Library
 
 # Debian's has a number behind it. In libtorch_cpu is gloo's recorder, in libtorch_cuda NCCL's.
 _NAME = re.compile(rb"/libtorch_(cpu|cuda)\.so[0-9.]*(?: \(deleted\))?$")

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from hangwatch import words
-from hangwatch.flight_record import FlightRecord, Library
+from hangwatch.model.flight_records import FlightRecord, Library
 from hangwatch.probes.torch_recorder import layouts
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.memory_image import Part, Place, content, fits, small_vector, text, vector

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch.model import ProcessId
-from hangwatch.probes import procs
-from hangwatch.probes.left_behind import LeftBehind
+from hangwatch.probes.abandoned_children import LeftBehind
+from hangwatch.probes.process import procfs
 from hangwatch.probes.torch_recorder.libraries import Mapped
 
 CHILD = Path(__file__).with_name("symbols_child.py")
@@ -124,7 +124,7 @@ def _answer(child: subprocess.Popen[bytes], seconds: float) -> bytes:
         try:
             return child.communicate(timeout=seconds)[0]
         except subprocess.TimeoutExpired:
-            seen = procs.read_counters(child.pid)
+            seen = procfs.read_counters(child.pid)
             blocked = 0 if seen.state == "R" else blocked + 1
             has_had_core = seen.cpu_seconds is None or seen.cpu_seconds > STARVED_CPU_SECONDS
             if blocked > 2 or has_had_core or time.monotonic() > end:

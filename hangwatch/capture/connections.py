@@ -1,0 +1,452 @@
+"""What the processes of a job exchange with others: bytes over their connections, children, who is outside of the job.
+
+Read once a round, within bounds, from the kernel; nothing is asked of a process. What is not permitted stays None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from msgspec.structs import replace
+
+from hangwatch import words
+from hangwatch.capture import rank_dependencies as asked
+from hangwatch.jobs import process_role
+from hangwatch.model import (
+    BLOCKED_STATES,
+    ENDED_STATES,
+    STOPPED_STATES,
+    Awaited,
+    Job,
+    ProcessDump,
+    ProcessId,
+    Store,
+    SystemCall,
+    is_loopback,
+)
+from hangwatch.probes.network import interfaces, sockets
+from hangwatch.probes.network.sockets import Connection, Connections, End
+from hangwatch.probes.node import filesystems
+from hangwatch.probes.process import blocked_call, file_locks, main_thread, proc_pid, procfs, shared_locks
+
+_DEADLINE_SECONDS = 2.0  # for what one round reads of connections
+_MOST_NAMESPACES = 8
+_MOST_CHILDREN = 64
+_MOST_ENDPOINT_CHARACTERS = 80
+_MOST_PATH_CHARACTERS = 200
+_MOST_PARENTS = 16  # of so many ranks: those of a job on one node are started alike
+_MOST_THREADS = 64
+_MOST_REGIONS = 1 << 16  # of shared memory, over all ranks: some 300 bytes each
+_MOST_ANCESTORS = 4  # a shell, a launcher and the like between a server and its workers
+_TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
+
+
+class _Counted:
+    """Bytes of the connections of one process. One that is closed loses its counter, not what was counted."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, int] | None = None
+        self._total = 0
+
+    def total(self, held: Iterable[Connection]) -> int:
+        now = {connection.inode: connection.bytes or 0 for connection in held}
+        if self._before is not None:
+            self._total += sum(max(0, count - self._before.get(inode, 0)) for inode, count in now.items())
+        self._before = now
+        return self._total
+
+
+class Surroundings:
+    """The connections of a job's processes, from round to round of one capture."""
+
+    def __init__(self, job: Job, targets: Sequence[ProcessId], proc_root: Path, sys_root: Path) -> None:
+        self._root, self._sys_root = proc_root, sys_root
+        self._pids = [target.pid for target in targets]
+        self._launchers = tuple(launcher.pid for launcher in job.launcher_ids)
+        address, port = process_role.rendezvous(job.environ)
+        self._store_port = int(port) if port.isdecimal() else None
+        self._is_store_on_loopback = is_loopback(address)
+        self._store_endpoint = words.elided(f"{address}:{port}", _MOST_ENDPOINT_CHARACTERS)
+        self._is_elsewhere_too = job.is_elsewhere_too
+        self._rank_of = {
+            process.pid: rank.id.pid for rank in job.ranks for process in (rank.id, *(one.id for one in rank.workers))
+        }
+        self._ranks = frozenset(self._rank_of.values())
+        self._counted: dict[int, _Counted] = {}
+        self._sockets: dict[int, dict[int, int]] = {}
+        self._tables: dict[int, Connections] = {}
+        self._inside: set[End] = set()
+        self._ends: dict[int, set[End]] = {}
+        self._rank_at: dict[End, int] = {}
+        self._listens_at: dict[End, int] = {}
+        self._unix: dict[int, sockets.UnixSocket] = {}
+        self._servers: dict[int, frozenset[str]] = {}
+        self._open: dict[int, frozenset[str]] = {}
+        self._writable: dict[int, frozenset[str]] = {}
+        self._shared: dict[int, shared_locks.Regions] = {}
+        self._shared_seconds = 0.0
+        self._of_one_node: frozenset[str] = frozenset()
+
+    def begin_round(self) -> None:
+        """Read the connections of every namespace of the job, and who holds which."""
+        end = time.monotonic() + _DEADLINE_SECONDS
+        self._sockets, self._tables, self._inside, self._ends, self._open = {}, {}, set(), {}, {}
+        self._writable, self._shared, self._shared_seconds = {}, {}, 0.0
+        self._rank_at, self._listens_at = {}, {}
+        spaces: dict[str | None, Connections | None] = {}
+        for pid in (*self._pids, *self._launchers):
+            space = proc_pid.namespace(self._root, pid, "net")
+            if space is not None and space not in spaces and len(spaces) < _MOST_NAMESPACES and time.monotonic() < end:
+                spaces[space] = sockets.read(pid, self._root)
+            table = spaces.get(space)
+            held = sockets.held_by(pid, self._root) if table is not None and time.monotonic() < end else None
+            if table is not None and held is not None:
+                self._tables[pid], self._sockets[pid] = table, held
+                found = [table[inode] for inode in held.values() if inode in table]
+                ends = {one.local for one in found if not one.listens}
+                self._inside |= ends
+                self._ends.setdefault(self._rank_of.get(pid, pid), set()).update(ends)
+                if (rank := self._rank_of.get(pid)) is not None:
+                    self._rank_at.update(dict.fromkeys(ends, rank))
+                    self._listens_at.update({one.local: rank for one in found if one.listens})
+        self._of_one_node = self._addresses_of_one_node() if self._is_elsewhere_too else frozenset()
+        self._servers = {} if self._is_elsewhere_too else self._find_servers(spaces)
+
+    def _find_servers(self, spaces: Mapping[str | None, Connections | None]) -> dict[int, frozenset[str]]:
+        """Ranks, and processes above them, that wait for clients, with the far ends of their pipes and Unix sockets."""
+        ranks = [pid for pid, rank in self._rank_of.items() if pid == rank]
+        above = dict.fromkeys(itertools.chain.from_iterable(map(self._ancestors, ranks[:_MOST_PARENTS])))
+        for pid in above:
+            table = spaces.get(proc_pid.namespace(self._root, pid, "net"))
+            held = sockets.held_by(pid, self._root) if table is not None else None
+            if table is not None and held is not None:
+                self._tables[pid], self._sockets[pid] = table, held
+        self._unix = sockets.read_unix(ranks[0], self._root) or {} if ranks else {}
+        calls = {pid: main_thread.read_call(pid, self._root) for pid in (*ranks, *above) if pid in self._sockets}
+        serving = [pid for pid, call in calls.items() if call is not None and self._awaits_clients(pid, call)]
+        return {pid: self._far_ends(pid) for pid in serving}
+
+    def exchanged(self, pid: int, dump: ProcessDump) -> ProcessDump:
+        """The dump of a process, with what it has exchanged by this round; `call` and `state` are known."""
+        call, state = dump.call, dump.state
+        kind = call.kind if call else None
+        awaited, children_bytes, children_cpu = None, None, None
+        children: list[int] = []
+        if call is not None and kind == "receives":
+            awaited = self._person(pid, call.descriptors) or self._outside(pid, call.descriptors)
+        pipes = self._pipes(pid, call) if call is not None and kind == "receives" and awaited is None else frozenset()
+        if call is not None and (kind == "awaits_child" or pipes):
+            children = self._children(pid, call, pipes)
+            awaited = next(filter(None, map(self._connected, children)), None) or self._living(children)
+            strangers = [child for child in children if child not in self._pids]
+            counters = [procfs.read_counters(child, self._root) for child in strangers]
+            carried = [self._carried(child) or 0 for child in strangers]
+            if counters:
+                children_bytes = sum(one.io_bytes or 0 for one in counters) + sum(carried)
+                children_cpu = sum(one.cpu_seconds or 0.0 for one in counters)
+        others = self._other_ranks(pid)
+        asks_rank = None if call is None else others.asked_by(pid, call, children)
+        if call is not None and kind == "locks":
+            lock = file_locks.awaited(pid, call.descriptors[0], self._root)
+        else:
+            lock = others.lock_for(children)
+        if lock is not None or asks_rank is not None:
+            awaited = None
+        server = None if call is None else self._server(pid, call)
+        is_apart = bool(children) or server not in (None, pid)
+        peers = None if call is None and state != "R" else self._peers(pid, call, is_apart=is_apart)
+        device_bytes, dirty_bytes = self._written(pid, state, kind)
+        return replace(
+            dump,
+            socket_bytes=self._carried(pid),
+            children_bytes=children_bytes,
+            children_cpu_seconds=children_cpu,
+            awaited=awaited,
+            device_bytes=device_bytes,
+            dirty_bytes=dirty_bytes,
+            peers=peers,
+            server=server,
+            store=self._store(pid, call),
+            awaits_store=None if call is None else self._awaits_store(pid, call),
+            enclosed_at=self._enclosed_at(pid),
+            stuck_on=None if call is None else self._stuck_on(pid, call),
+            file_lock=lock,
+            asks_rank=asks_rank,
+            shares_lock=call is not None and call.name == "futex" and self._shares_lock(pid),
+        )
+
+    def _other_ranks(self, pid: int) -> asked.OtherRanks:
+        return asked.OtherRanks(
+            own=self._rank_of.get(pid, pid),
+            pids=self._ranks,
+            ends=self._rank_at,
+            listening=self._listens_at,
+            store_port=self._store_port,
+            held=self._held,
+            links=self._links_of,
+            written=self._written_by,
+            proc_root=self._root,
+        )
+
+    def _shares_lock(self, pid: int) -> bool:
+        """Whether a rank waits for a lock in memory that another rank maps, too: that one may hold it."""
+        address = shared_locks.awaited_address(pid, self._root) if self._rank_of.get(pid) == pid else None
+        place = None if address is None else shared_locks.at(address, self._regions(pid))
+        return place is not None and any(place in self._regions(rank) for rank in self._ranks - {pid})
+
+    def _regions(self, pid: int) -> shared_locks.Regions:
+        """Its shared memory, read once a round; none is known once that has taken a round's time."""
+        if pid not in self._shared:
+            began, ranks = time.monotonic(), len(set(self._rank_of.values()))
+            is_late = self._shared_seconds > _DEADLINE_SECONDS
+            most = max(1, min(shared_locks.MOST_REGIONS, _MOST_REGIONS // ranks))
+            self._shared[pid] = {} if is_late else shared_locks.regions(pid, self._root, most)
+            self._shared_seconds += time.monotonic() - began
+        return self._shared[pid]
+
+    def _stuck_on(self, pid: int, call: SystemCall) -> str | None:
+        """The one file, FIFO or pipe that a call reads or writes; None where a process of the job has it open, too.
+
+        A terminal is no file, and a pipe of which a process holds both ends wakes it itself.
+        """
+        if call.kind not in ("receives", "writes") or len(call.descriptors) != 1:
+            return None
+        link = next(self._links(pid, call.descriptors), "")
+        is_file = link.startswith("/") and not link.startswith(("/dev/", "/memfd:"))
+        if not (is_file or link.startswith("pipe:")) or self._is_shared(pid, link):
+            return None
+        return (
+            words.elided(link, _MOST_PATH_CHARACTERS)
+            if is_file
+            else "a pipe of which nobody of its job has the other end"
+        )
+
+    def _is_shared(self, pid: int, link: str) -> bool:
+        """Whether it has a link twice, or another process of the job, one of its children or who started it has it."""
+        if list(self._all_links(pid)).count(link) > 1:
+            return True
+        children = procfs.read_children(pid, self._root, _MOST_CHILDREN)
+        below = (one for child in children for one in procfs.read_children(child, self._root, _MOST_CHILDREN))
+        others = dict.fromkeys((*children, *below, *self._rank_of, *self._launchers, *self._ancestors(pid)))
+        return any(link in self._links_of(other) for other in others if other != pid)
+
+    def _links_of(self, pid: int) -> frozenset[str]:
+        """What a process has open, read once a round."""
+        if pid not in self._open:
+            self._open[pid] = frozenset(self._all_links(pid))
+        return self._open[pid]
+
+    def _written_by(self, pid: int) -> frozenset[str]:
+        """What a process has open for writing, read once a round."""
+        if pid not in self._writable:
+            self._writable[pid] = blocked_call.written(pid, self._root)
+        return self._writable[pid]
+
+    def _store(self, pid: int, call: SystemCall | None) -> Store | None:
+        held, port = self._held(pid), self._store_port
+        if held is None or port is None:
+            return None
+        use = sockets.use_of(port, held.values())
+        sleeps = call is not None and call.kind == "sleeps"
+        return Store(endpoint=self._store_endpoint, socket="retries" if use == "none" and sleeps else use)
+
+    def _awaits_store(self, pid: int, call: SystemCall) -> Literal["main", "thread"] | None:
+        """Which thread of a rank receives an answer of its store, as `store.wait` does: some rank is to set a key."""
+        held, port = self._held(pid) or {}, self._store_port
+        asked = {descriptor for descriptor, one in held.items() if one.is_open and one.remote[1] == port}
+        if not asked or self._rank_of.get(pid) != pid:
+            return None
+        if call.kind == "receives" and not asked.isdisjoint(call.descriptors):
+            return "main"
+        others = main_thread.other_threads(pid, self._root, _MOST_THREADS) if call.name == "futex" else ()
+        calls = (main_thread.read_call(pid, self._root, thread) for thread in others)
+        receive = (one for one in calls if one is not None and one.kind == "receives")
+        return "thread" if any(not asked.isdisjoint(one.descriptors) for one in receive) else None
+
+    def _enclosed_at(self, pid: int) -> str | None:
+        """Where a rank waits for others that no other node reaches; None too where all ranks are here."""
+        held = self._held(pid)
+        if held is None or not self._is_elsewhere_too or pid not in self._rank_of:
+            return None
+        has_store = self._store_port is not None and sockets.use_of(self._store_port, held.values()) != "none"
+        if self._is_store_on_loopback and has_store:
+            return f"the store at {self._store_endpoint}"
+        return sockets.only_at(self._of_one_node, self._store_port, held.values())
+
+    def _addresses_of_one_node(self) -> frozenset[str]:
+        found = interfaces.interfaces(self._root / str(self._pids[0]) / "net", None) if self._pids else ()
+        known = found if isinstance(found, tuple) else ()
+        return frozenset(address for one in known if one.is_of_one_node for address in one.addresses)
+
+    def _peers(self, pid: int, call: SystemCall | None, *, is_apart: bool) -> int | None:
+        """How many ways lead from a process to other ranks: connections, and what its main thread receives from.
+
+        Where the job has ranks on other nodes any connection may lead to one. `is_apart`: what its main thread receives
+        from is known, and is a child or who waits for clients.
+        """
+        held = self._held(pid)
+        if held is None:
+            return None
+        own = self._ends.get(self._rank_of.get(pid, pid), set())
+        open_ = {descriptor for descriptor, one in held.items() if not one.listens}
+        connections = [one for one in held.values() if one.is_open and one.remote not in own]
+        found = sum(self._is_elsewhere_too or self._stays_here(one) for one in connections)
+        if call is None or call.kind != "receives" or is_apart or self._rank_of.get(pid) != pid:
+            return found  # a worker receives from its own rank
+        links = self._links(pid, (one for one in call.descriptors if one not in open_))
+        return found + sum(link.startswith(("pipe:", "socket:")) for link in links)
+
+    def _stays_here(self, connection: Connection) -> bool:
+        """Whether the other end may be a rank of this node, or the store."""
+        local, remote = connection.local, connection.remote
+        return remote[1] == self._store_port or remote in self._inside or remote[0] == local[0]
+
+    def _ancestors(self, pid: int) -> Iterator[int]:
+        for _ in range(_MOST_ANCESTORS):
+            pid = procfs.read_parent(pid, self._root) or 1
+            if pid == 1:
+                return
+            yield pid
+
+    def _awaits_clients(self, pid: int, call: SystemCall) -> bool:
+        """Whether its main thread waits on a socket that listens, and on no connection to somebody of its job."""
+        if call.kind != "receives":
+            return False
+        held, every = self._held(pid) or {}, self._sockets.get(pid, {})
+        tcp = [held[one] for one in call.descriptors if one in held]
+        unix = [self._unix[every[one]] for one in call.descriptors if every.get(one) in self._unix]
+        listens = any(one.listens for one in tcp) or any(one.listens for one in unix)
+        return listens and all(one.listens or self._leaves_job(one) for one in tcp)
+
+    def _far_ends(self, pid: int) -> frozenset[str]:
+        """As /proc/PID/fd calls them, in whatever process holds them; both ends of a pipe are called alike."""
+        links = self._all_links(pid)
+        peers = (self._unix[inode].peer for inode in self._sockets.get(pid, {}).values() if inode in self._unix)
+        pipes = {link for link in links if link.startswith("pipe:")}
+        return frozenset(pipes | {f"socket:[{peer}]" for peer in peers if peer is not None})
+
+    def _server(self, pid: int, call: SystemCall) -> int | None:
+        """Who waits for clients: itself, or the one process to which all lead from which its main thread receives."""
+        if self._is_elsewhere_too or call.kind != "receives":
+            return None
+        if self._awaits_clients(pid, call):
+            return pid
+        links = self._links(pid, call.descriptors)
+        ways = {link for link in links if link.startswith(("pipe:", "socket:"))}
+        return next((server for server, ends in self._servers.items() if ways and ways <= ends), None)
+
+    def _carried(self, pid: int) -> int | None:
+        held = self._held(pid)
+        if held is None or any(connection.bytes is None for connection in held.values()):
+            return None
+        return self._counted.setdefault(pid, _Counted()).total(held.values())
+
+    def _held(self, pid: int) -> dict[int, Connection] | None:
+        """The connections of a process by descriptor."""
+        table, held = self._tables.get(pid), self._sockets.get(pid)
+        if table is None or held is None:
+            return None
+        return {descriptor: table[inode] for descriptor, inode in held.items() if inode in table}
+
+    def _outside(self, pid: int, descriptors: Iterable[int]) -> Awaited | None:
+        held = self._held(pid) or {}
+        found = [held[one] for one in descriptors if one in held and self._leaves_job(held[one])]
+        if not found:
+            return None
+        return Awaited(who=sockets.words_of(found[0].remote), is_lost=all(one.is_lost for one in found))
+
+    def _person(self, pid: int, descriptors: Iterable[int]) -> Awaited | None:
+        """Who sits at the terminal from which it reads: a debugger's prompt, a question of the program."""
+        links = self._links(pid, itertools.islice(descriptors, 16))
+        terminal = next((link for link in links if _TERMINAL.fullmatch(link)), None)
+        return None if terminal is None else Awaited(who=f"a person at the terminal {terminal}")
+
+    def _leaves_job(self, connection: Connection) -> bool:
+        """Whether the other end is nobody of this job here, nor its store."""
+        remote = connection.remote
+        return connection.is_open and remote[1] != self._store_port and remote not in self._inside
+
+    def _pipes(self, pid: int, call: SystemCall) -> frozenset[str]:
+        links = self._links(pid, call.descriptors[:16])
+        return frozenset(link for link in links if link.startswith("pipe:"))
+
+    def _children(self, pid: int, call: SystemCall, pipes: frozenset[str]) -> list[int]:
+        """The children that are waited for, with all below them: by pid, or by the other end of the pipe.
+
+        A loader worker at a pipe is none of them: it has rounds of its own, and is judged by these. It was forked, so
+        it runs the same program; what the rank started runs another one.
+        """
+        found = list(procfs.read_children(pid, self._root, _MOST_CHILDREN))
+        if pipes:
+            own = self._program(pid)
+            others = (child for child in found if child not in self._pids or self._program(child) != own)
+            found = [child for child in others if self._holds(child, pipes)]
+        elif call.child is not None:
+            wanted = [child for child in found if procfs.read_inner_pid(child, self._root) == call.child]
+            found = [*wanted, *(below for child in wanted for below in procfs.read_children(child, self._root))]
+        alive = [
+            child for child in found if (state := procfs.read_state(child, self._root)) and state[1] not in ENDED_STATES
+        ]
+        for child in alive:
+            self._sockets[child] = sockets.held_by(child, self._root) or {}
+            self._tables[child] = self._tables.get(pid, {})
+        return alive
+
+    def _program(self, pid: int) -> str | None:
+        """The path of the file that a process runs; None where it is gone or that may not be read."""
+        with contextlib.suppress(OSError):
+            return os.readlink(f"{self._root}/{pid}/exe")  # noqa: PTH115 - a magic link, not a path
+        return None
+
+    def _holds(self, pid: int, pipes: frozenset[str]) -> bool:
+        return any(link in pipes for link in self._all_links(pid))
+
+    def _all_links(self, pid: int) -> Collection[str]:
+        """What all descriptors of a process are; nothing where that may not be read."""
+        try:
+            return sockets.descriptors(pid, self._root).values()
+        except OSError:
+            return ()
+
+    def _links(self, pid: int, descriptors: Iterable[int]) -> Iterator[str]:
+        """What these descriptors of a process are, as far as that may be read."""
+        return filter(None, (blocked_call.link_of(pid, one, self._root) for one in descriptors))
+
+    def _connected(self, child: int) -> Awaited | None:
+        """A child that is connected to somebody outside of the job."""
+        held = [one for one in (self._held(child) or {}).values() if self._leaves_job(one)]
+        if not held:
+            return None
+        comm = procfs.read_counters(child, self._root).comm
+        who = f"its child {child} ({words.printable(comm)}), connected to {sockets.words_of(held[0].remote)}"
+        return Awaited(who=who, is_lost=all(one.is_lost for one in held))
+
+    def _living(self, children: Sequence[int]) -> Awaited | None:
+        """Who is waited for where no child is connected to anybody: one that works elsewhere or sleeps is idle, too.
+
+        One that is a rank, or is connected within the job, is of the job. One that is stopped, or in `D`, does nothing
+        for anybody.
+        """
+        ranks = set(self._rank_of.values())
+        if any(one.is_open for child in children for one in (self._held(child) or {}).values()):
+            return None
+        states = {child: procfs.read_state(child, self._root) for child in children if child not in ranks}
+        able = [child for child, state in states.items() if state and state[1] not in BLOCKED_STATES | STOPPED_STATES]
+        if not able or len(able) < len(children):
+            return None
+        comm = procfs.read_counters(able[0], self._root).comm
+        return Awaited(who=f"its child {able[0]} ({words.printable(comm)})")
+
+    def _written(self, pid: int, state: str | None, kind: str | None) -> tuple[int | None, int | None]:
+        if state not in BLOCKED_STATES or kind != "writes":
+            return None, None
+        mount = filesystems.called(self._root, pid)
+        device = filesystems.written_bytes(mount, pid, self._root, self._sys_root) if mount else None
+        return device, filesystems.dirty_bytes(self._root)

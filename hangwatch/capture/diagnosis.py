@@ -1,0 +1,257 @@
+"""One look: what the ranks of a job do: captured, grouped, judged."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from hangwatch import config
+from hangwatch.capture import ObserveDump, capture, stack_limits
+from hangwatch.capture.kernel_log import lines_of as kernel_lines_of
+from hangwatch.detector.power_level import GpuLevels
+from hangwatch.model import (
+    Capture,
+    GpuSweep,
+    Job,
+    KernelCall,
+    LastLines,
+    OutputEnd,
+    ProcessDetails,
+    ProcessDump,
+    ProcessId,
+    RankId,
+    TrafficSweep,
+    WorkerCall,
+)
+from hangwatch.probes.node import host, kmsg
+from hangwatch.probes.process import blocked_call, locked_memory, process_details, procfs, rank_output
+from hangwatch.probes.process import environment as environments
+from hangwatch.stacks.activity import Table
+from hangwatch.verdict import clauses, environment_diff, second_round
+from hangwatch.verdict.diagnosis import Diagnosis, diagnose
+
+KERNEL_LOG = Path("/dev/kmsg")
+if TYPE_CHECKING:
+    from hangwatch.explain.logs.merged_logs import RankLog
+
+_MOST_CALLS = 8
+_CALLS_DEADLINE_SECONDS = 2.0
+_OUTPUT_DEADLINE_SECONDS = 3.0
+_ENVIRONMENT_SECONDS = 2.0
+_DETAILS_DEADLINE_SECONDS = 3.0
+
+
+def diagnose_job(
+    job: Job,
+    *,
+    settings: config.Capture,
+    activities: Table,
+    node: str,
+    sweep: GpuSweep | None = None,
+    latest_sweep: Callable[[], GpuSweep | None] | None = None,
+    gpu_levels: Mapping[str, GpuLevels] | None = None,
+    read_traffic: Callable[[], TrafficSweep | None] | None = None,
+    proc_root: Path = procfs.PROC,
+    rounds: int | None = None,
+    looks_again: bool = False,
+    native: bool = False,
+    include_locals: bool = False,
+    may_pause: bool = True,
+    stop: threading.Event | None = None,
+    slots: threading.Semaphore | None = None,
+    observe_dump: ObserveDump | None = None,
+    kernel_log: Path = KERNEL_LOG,
+    ask_nccl: bool = True,
+    capture_bytes: int = stack_limits.OF_OWNER_BYTES,
+) -> Diagnosis:
+    """Take the stacks of every rank of a job on this node (see `capture`), group them and judge the groups.
+
+    With `looks_again` a second round follows a single one that may mislead, see `second_round`.
+    """
+    taken = capture(
+        job,
+        settings=settings,
+        node=node,
+        proc_root=proc_root,
+        gpus=sweep,
+        latest_gpus=latest_sweep,
+        gpu_levels=gpu_levels,
+        read_traffic=read_traffic,
+        native=native,
+        include_locals=include_locals,
+        may_pause=may_pause,
+        rounds=rounds,
+        looks_again=partial(second_round.is_needed, table=activities) if looks_again else None,
+        stop=stop,
+        slots=slots,
+        observe_dump=observe_dump,
+        ask_nccl=ask_nccl,
+        capture_bytes=capture_bytes,
+    )
+    taken = _with_kernel_lines(taken, job, proc_root, kernel_log) if settings.kernel_log else taken
+    facts = host.facts(sweep.driver_version if sweep else None)
+    here = job.ranks_here or None
+    own = {} if stop is not None and stop.is_set() else _own_ranks(taken, job, proc_root)
+    ends, notes = _outputs(own, job, stop, proc_root) if settings.logs else ({}, ())
+    compared = environment_diff.compare(_environs(own, job, proc_root)) if settings.environment else None
+    taken = replace(taken, notes=(*taken.notes, *notes), environment=compared)
+    inner_pids = {rank: procfs.read_inner_pid(rank.pid, proc_root) for rank in ends if rank.pid is not None}
+    logs, last_lines = _logs(ends, inner_pids)
+    look = diagnose(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here, logs=logs)
+    is_ending = stop is not None and stop.is_set()
+    if pointed := [] if is_ending else _pointed_at(look):
+        calls = _kernel_calls(_rounds_of(taken, pointed), job, proc_root)
+        at_work = _workers_at_work(look, pointed)
+        worker_calls = _kernel_calls(_rounds_of_workers(taken, at_work), job, proc_root)
+        details = _details(own, job, pointed, stop) if settings.details else {}
+        ranks = tuple(
+            replace(
+                rank,
+                kernel_call=calls.get(rank.id.pid),
+                worker_call=_worker_call(at_work.get(rank.id.pid), worker_calls),
+                last_lines=last_lines.get(rank.id, ()),
+                details=details.get(rank.id),
+            )
+            if rank.id.pid in pointed
+            else rank
+            for rank in taken.ranks
+        )
+        taken = replace(taken, ranks=ranks)
+        look = diagnose(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here, logs=logs)
+    return replace(look, uid=job.uid)
+
+
+def _with_kernel_lines(taken: Capture, job: Job, proc_root: Path, kernel_log: Path) -> Capture:
+    """The ranks with what the kernel's log says of them; where it cannot be read, `check xid` says so."""
+    log = kmsg.SHARED.read(kernel_log)
+    if not isinstance(log, kmsg.KernelEvents):
+        return taken
+    found = kernel_lines_of(job, log.lines, now=time.monotonic(), unix_now=time.time(), proc_root=proc_root)
+    if not found:
+        return taken
+    ranks = (replace(rank, kernel_lines=found.get(rank.id.pid or 0, ())) for rank in taken.ranks)
+    return replace(taken, ranks=tuple(ranks))
+
+
+def _own_ranks(taken: Capture, job: Job, proc_root: Path) -> dict[RankId, tuple[ProcessId, int]]:
+    """The processes of the ranks that are the job owner's in each regard, with their user id: he reads the incident."""
+    ids = {process.pid: process for process in job.processes}
+    found = {}
+    for rank in taken.ranks:
+        target = ids.get(rank.id.pid or 0)
+        users = set(procfs.read_user_ids(target.pid, proc_root)) if target is not None else set()
+        if target is not None and len(users) == 1 and (not job.uid or users == {job.uid}):
+            found[rank.id] = target, users.pop()
+    return found
+
+
+def _environs(
+    own: Mapping[RankId, tuple[ProcessId, int]], job: Job, proc_root: Path
+) -> dict[RankId, Mapping[str, str]]:
+    targets = [locked_memory.Target(target, job.share or job.owner) for target, _ in own.values()]
+    answers = locked_memory.SHARED.read(
+        targets, lambda target: environments.allowed(target.pid, proc_root), _ENVIRONMENT_SECONDS
+    )
+    read = ((rank, answers.get(target)) for rank, (target, _) in own.items())
+    return {rank: answer for rank, answer in read if isinstance(answer, dict) and answer}
+
+
+def _outputs(
+    own: Mapping[RankId, tuple[ProcessId, int]], job: Job, stop: threading.Event | None, proc_root: Path
+) -> tuple[dict[RankId, tuple[OutputEnd, ...]], tuple[str, ...]]:
+    """The ends of what the ranks write to files of the job's owner, and what could not be read."""
+    if not own:
+        return {}, ()
+    found, faults = rank_output.read(
+        dict(own.values()),
+        share=job.share or job.owner,
+        deadline_seconds=_OUTPUT_DEADLINE_SECONDS,
+        stop=stop,
+        proc_root=proc_root,
+    )
+    ends = {rank: found[target] for rank, (target, _) in own.items() if target in found}
+    return ends, tuple(sorted({f"the logs of some ranks were not read: {fault.reason}" for fault in faults}))
+
+
+def _logs(
+    ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId, int]
+) -> tuple[tuple[RankLog, ...], dict[RankId, tuple[LastLines, ...]]]:
+    """What each rank says, and its last lines."""
+    if not ends:
+        return (), {}
+    from hangwatch.explain.logs import live_output  # only a look needs it
+
+    return live_output.logs_of(ends, inner_pids), {rank: live_output.last_lines(found) for rank, found in ends.items()}
+
+
+def _details(
+    own: Mapping[RankId, tuple[ProcessId, int]], job: Job, pids: Collection[int], stop: threading.Event | None
+) -> dict[RankId, ProcessDetails]:
+    """What psutil tells of these ranks, where they still are their owner's afterwards."""
+    targets = {rank: target for rank, (target, _) in own.items() if target.pid in pids}
+    found = process_details.read(
+        list(targets.values()), share=job.share or job.owner, deadline_seconds=_DETAILS_DEADLINE_SECONDS, stop=stop
+    )
+    return {
+        rank: found[target]
+        for rank, target in targets.items()
+        if target in found and set(procfs.read_user_ids(target.pid)) == {own[rank][1]}
+    }
+
+
+def _pointed_at(look: Diagnosis) -> list[int]:
+    """The pids of those at whom it points, or would once other looks told that the lines of nobody show work."""
+    stays = [member.id for member in look.grouping.members if member.stay is not None]
+    verdicts = (look.verdict, look.without_motion_of(stays).verdict)
+    ranks = (rank for verdict in verdicts for rank in (*verdict.named, *verdict.first_look))
+    return list(dict.fromkeys(rank.pid for rank in ranks if rank.pid is not None))[:_MOST_CALLS]
+
+
+def _rounds_of(taken: Capture, pids: Collection[int]) -> dict[int, Sequence[ProcessDump]]:
+    return {rank.id.pid: rank.rounds for rank in taken.ranks if rank.id.pid is not None and rank.id.pid in pids}
+
+
+def _workers_at_work(look: Diagnosis, pids: Collection[int]) -> dict[int | None, int]:
+    """The worker for which each of these ranks waits, where it does that alone in its group; by pid."""
+    found: dict[int | None, int] = {}
+    for group in look.grouping.groups:
+        worker = clauses.at_work(group)
+        if group.size == 1 and group.members[0].id.pid in pids and worker is not None and worker.pid is not None:
+            found[group.members[0].id.pid] = worker.pid
+    return found
+
+
+def _rounds_of_workers(taken: Capture, at_work: Mapping[int | None, int]) -> dict[int, Sequence[ProcessDump]]:
+    return {
+        worker.pid: worker.rounds
+        for rank in taken.ranks
+        for worker in rank.workers
+        if at_work.get(rank.id.pid) == worker.pid
+    }
+
+
+def _worker_call(pid: int | None, calls: Mapping[int, KernelCall]) -> WorkerCall | None:
+    return None if pid is None or pid not in calls else WorkerCall(pid=pid, call=calls[pid])
+
+
+def _kernel_calls(rounds: Mapping[int, Sequence[ProcessDump]], job: Job, proc_root: Path) -> dict[int, KernelCall]:
+    """The system calls of these processes, by pid: of those that are what was dumped, and whose owner reads it."""
+    end = time.monotonic() + _CALLS_DEADLINE_SECONDS
+    ids = {process.pid: process for process in job.processes}
+    ids |= {worker.id.pid: worker.id for rank in job.ranks for worker in rank.workers}
+    found: dict[int, KernelCall] = {}
+    for target, dumps in ((ids[pid], dumps) for pid, dumps in rounds.items() if pid in ids):
+        if time.monotonic() > end:
+            break
+        call = blocked_call.read(target.pid, [dump.call for dump in dumps], sorted(job.pids), end, proc_root)
+        state, users = procfs.read_state(target.pid, proc_root), set(procfs.read_user_ids(target.pid, proc_root))
+        is_same = state is not None and state[0] == target and (not job.uid or users == {job.uid})
+        if call is not None and is_same:
+            found[target.pid] = call
+    return found

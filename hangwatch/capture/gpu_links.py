@@ -1,0 +1,60 @@
+"""What the links of the GPUs of a job, and the ports of its node, carry while the rounds of a capture go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+
+from hangwatch.model import PortCounters, PortTraffic, TrafficSweep
+from hangwatch.probes.network import infiniband
+from hangwatch.stacks.link_traffic import port_traffic
+
+
+class Links:
+    """The counters of one capture: those of GPUs read in each round, until there is no answer; those of ports twice.
+
+    With `is_counting` they are read from the first round on, else only after `begin`.
+    """
+
+    def __init__(
+        self, read_traffic: Callable[[], TrafficSweep | None] | None, sys_root: Path, *, is_counting: bool
+    ) -> None:
+        self._read_traffic, self._sys_root, self._is_counting = read_traffic, sys_root, is_counting
+        self._since = time.monotonic()
+        self._traffic: list[TrafficSweep | None] = []
+        self._ports: tuple[PortCounters, ...] = ()
+        self._reading: Future[TrafficSweep | None] | None = None
+        self._reading_ports: Future[tuple[PortCounters, ...]] | None = None
+
+    def begin(self) -> None:
+        """Count from now on, in a capture that was to have a single round."""
+        self._is_counting, self._since = True, time.monotonic()
+        self._traffic += [self._read_traffic()] if self._read_traffic else []
+        self._ports = infiniband.TRAFFIC.read(self._sys_root)
+
+    def begin_round(self, number: int, pool: Executor) -> None:
+        """Have the counters read in threads of this pool, beside the dumps of the round; the first has number 0."""
+        if self._is_counting and self._read_traffic and None not in self._traffic:
+            self._reading = pool.submit(self._read_traffic)
+        if self._is_counting and number == 0:
+            self._reading_ports = pool.submit(infiniband.TRAFFIC.read, self._sys_root)
+
+    def end_round(self) -> None:
+        """Take what was read in this round."""
+        if self._reading is not None:
+            self._traffic.append(self._reading.result())
+        if self._reading_ports is not None:
+            self._ports = self._reading_ports.result()
+        self._reading = self._reading_ports = None
+
+    def of_gpus(self) -> list[TrafficSweep]:
+        """What was read of the links of GPUs, in order."""
+        return [one for one in self._traffic if one is not None]
+
+    def of_ports(self) -> PortTraffic | None:
+        """What the ports have carried until now; None where nobody counts, or none was read twice."""
+        if not self._ports:
+            return None
+        return port_traffic(self._ports, infiniband.TRAFFIC.read(self._sys_root), time.monotonic() - self._since)

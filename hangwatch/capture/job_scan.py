@@ -1,0 +1,88 @@
+"""Finds the jobs of this node, again and again, for the daemon, `dump` and `check`."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hangwatch import config
+from hangwatch.jobs import discovery, membership, owners, user_limits
+from hangwatch.model import FoundJobs, GpuSweep, LeftOut, Process, ProcessId
+from hangwatch.probes.network import sockets
+from hangwatch.probes.process import crash_artifacts, procfs
+from hangwatch.probes.process.process_scan import ProcessScan
+
+ENDPOINTS_PER_SCAN = 64
+_DEFAULT_LIMITS = config.Jobs()
+
+
+class JobScan:
+    """Finds the jobs of this node, again and again: keeps what never changes, and how ranks were seen last.
+
+    `processes` is the scan that finds them, for who asks for others.
+    """
+
+    def __init__(self, proc_root: Path = procfs.PROC, limits: config.Jobs = _DEFAULT_LIMITS) -> None:
+        self._proc_root = proc_root
+        self._limits = limits
+        self.processes = ProcessScan(proc_root)
+        self._endpoints: dict[ProcessId, str] = {}
+        self._asked: dict[ProcessId, int] = {}  # in the how-manieth scan last, of those without an endpoint
+        self._scans = 0
+        self.last_seen = crash_artifacts.LastSeen(proc_root, limits.max_ranks_per_owner)
+
+    def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
+        """The jobs on the node of this name; what holds a GPU by `sweep` is read whoever started it."""
+        holders = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
+        processes = self.processes.processes(
+            holders,
+            share_of=lambda process: owners.owner_of(process).share,
+            max_per_owner=self._limits.max_processes_per_owner,
+            budget_seconds=self._limits.scan_budget_seconds,
+        )
+        self._endpoints = self._connected(processes)
+        found = discovery.find(
+            processes,
+            sweep,
+            limits=self._limits,
+            node=node,
+            ticks_per_second=procfs.TICKS_PER_SECOND,
+            endpoints=self._endpoints,
+        )
+        by_id = {process.id: process for process in processes}
+        self.last_seen.note((by_id[rank.id], job.share) for job in found.jobs for rank in job.ranks if rank.id in by_id)
+        unread = [LeftOut(owner=owner, processes=count) for owner, count in self.processes.unread.items()]
+        return replace(found, left_out=user_limits.folded([*found.left_out, *unread])) if unread else found
+
+    def _connected(self, processes: Sequence[Process]) -> dict[ProcessId, str]:
+        """The stores of the processes that need one; asked of so many new ones in each scan, and for so long.
+
+        The owners in turn, and who was asked longest ago: who is never connected must not keep others from being asked.
+        """
+        ends = time.monotonic() + self._limits.scan_budget_seconds
+        self._scans += 1
+        ports = {process.id: port for process in processes if (port := membership.needs_endpoint(process)) is not None}
+        found = {process: self._endpoints[process] for process in ports if process in self._endpoints}
+        self._asked = {process: scan for process, scan in self._asked.items() if process in ports}
+        new = [process for process in processes if process.id in ports and process.id not in found]
+        established = sockets.Established(self._proc_root)
+        for process in self._in_turn(new)[:ENDPOINTS_PER_SCAN]:
+            self._asked[process] = self._scans
+            endpoint = sockets.store_endpoint(process.pid, ports[process], self._proc_root, established)
+            if endpoint is not None:
+                found[process] = endpoint
+            if time.monotonic() > ends:
+                break
+        return found
+
+    def _in_turn(self, processes: Sequence[Process]) -> list[ProcessId]:
+        turns, seen = [], Counter[str]()
+        for process in sorted(processes, key=lambda process: self._asked.get(process.id, 0)):
+            share = owners.owner_of(process).share
+            turns.append((seen[share], self._asked.get(process.id, 0), process.id))
+            seen[share] += 1
+        return [process for *_, process in sorted(turns, key=lambda turn: turn[:2])]

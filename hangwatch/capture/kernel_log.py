@@ -1,0 +1,124 @@
+"""Which lines of the kernel's log speak of the ranks of a job: by pid, by mounted file system, or of their node.
+
+The kernel counts pids in the initial pid namespace, so by pid only where the daemon sees that one. Lines from before
+the job began are none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hangwatch import words
+from hangwatch.model import BLOCKED_STATES, Job, KernelLine, ProcessId
+from hangwatch.probes.node import filesystems
+from hangwatch.probes.node.kmsg import SaidLine
+from hangwatch.probes.process import proc_pid, procfs
+from hangwatch.tables import kernel_lines
+
+LINES_OF_A_RANK = 8
+SLACK_SECONDS = 60.0
+"""The clock of the log is its own and drifts against that of processes; no pid comes round again so soon."""
+
+_TEXT_CHARACTERS = 300
+
+
+def lines_of(
+    job: Job, said: Sequence[SaidLine], *, now: float, unix_now: float, proc_root: Path
+) -> dict[int, tuple[KernelLine, ...]]:
+    """By the pid of a rank, living or ended, the newest lines that speak of it or of its workers, oldest first.
+
+    `now` is CLOCK_MONOTONIC and `unix_now` the same moment, in seconds.
+    """
+    ids = [*job.processes, *(one.id for one in job.ended)]
+    if not ids or not said:
+        return {}
+    began = min(process.start_ticks for process in ids) / procfs.TICKS_PER_SECOND - SLACK_SECONDS
+    recent = [line for line in said if line.boot_seconds >= began]
+    found: dict[int, list[SaidLine]] = {}
+    for pid, line in (*_by_pid(job, recent, now, unix_now, proc_root), *_by_mount(job, recent, proc_root)):
+        found.setdefault(pid, []).append(line)
+    return {
+        pid: tuple(
+            KernelLine(
+                name=line.name,
+                text=words.elided(line.text, _TEXT_CHARACTERS),
+                unix_seconds=unix_now - (now - line.boot_seconds),
+                subject=words.printable(line.subject),
+                where=words.printable(line.where),
+            )
+            for line in sorted(lines, key=lambda line: line.boot_seconds)[-LINES_OF_A_RANK:]
+        )
+        for pid, lines in found.items()
+    }
+
+
+def _by_pid(
+    job: Job, said: Sequence[SaidLine], now: float, unix_now: float, proc_root: Path
+) -> Iterator[tuple[int, SaidLine]]:
+    """Lines that name a process of the job while that lived, or a thread of it that is still blocked in the kernel."""
+    if not proc_pid.sees_all_pids(proc_root):
+        return
+    known = _processes(job, now, unix_now)
+    rows = kernel_lines.load()
+    for line in said:
+        names, number = rows[line.name].names, int(line.subject) if line.subject.isdecimal() else 0
+        if names == "process":
+            rank, process, until = known.get(number, (None, None, 0.0))
+            if rank is not None and process is not None:
+                began = process.start_ticks / procfs.TICKS_PER_SECOND
+                if began - SLACK_SECONDS <= line.boot_seconds <= until + SLACK_SECONDS:
+                    yield rank, line
+        elif names == "task":
+            yield from ((rank.id.pid, line) for rank in job.ranks if _is_blocked(rank.id.pid, number, proc_root))
+
+
+def _processes(job: Job, now: float, unix_now: float) -> dict[int, tuple[int, ProcessId, float]]:
+    """By pid: the pid of the rank that it belongs to, which process it is, and when it was gone, in CLOCK_MONOTONIC."""
+    by_place = {(rank.rank, rank.local_rank): rank.id.pid for rank in job.ranks}
+    by_place |= {(one.rank, one.local_rank): one.id.pid for one in job.ended if not one.is_worker}
+    found = {}
+    for one in job.ended:
+        pid = by_place.get((one.rank, one.local_rank), one.id.pid) if one.is_worker else one.id.pid
+        found[one.id.pid] = (pid, one.id, now - (unix_now - one.gone_unix_seconds))
+    for rank in job.ranks:
+        for process in (rank.id, *(worker.id for worker in rank.workers)):
+            found[process.pid] = (rank.id.pid, process, now)
+    return found
+
+
+def _is_blocked(pid: int, thread: int, proc_root: Path) -> bool:
+    """Whether this is a thread of the process, in an uninterruptible sleep now; see proc_pid_stat(5)."""
+    try:
+        stat = (proc_root / str(pid) / "task" / str(thread) / "stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2][1:2].decode() in BLOCKED_STATES
+
+
+def _by_mount(job: Job, said: Sequence[SaidLine], proc_root: Path) -> Iterator[tuple[int, SaidLine]]:
+    """Lines about a file system that a rank has mounted, and about devices of this node, which all ranks may use."""
+    rows = kernel_lines.load()
+    lines = [line for line in said if rows[line.name].names not in {"process", "task"}]
+    if not lines:
+        return
+    mounts: dict[str | None, tuple[filesystems.Mount, ...]] = {}
+    for rank in job.ranks:
+        namespace = proc_pid.namespace(proc_root, rank.id.pid, "mnt")
+        if namespace not in mounts:
+            read = filesystems.mounts(proc_root, rank.id.pid)
+            mounts[namespace] = read if isinstance(read, tuple) else ()
+        for line in lines:
+            if _is_about(line, rows[line.name].names, mounts[namespace]):
+                yield rank.id.pid, line
+
+
+def _is_about(line: SaidLine, names: kernel_lines.Names, mounts: Sequence[filesystems.Mount]) -> bool:
+    match names:
+        case "nfs":
+            return any(one.type.startswith("nfs") and one.source.rpartition(":")[0] == line.subject for one in mounts)
+        case "lustre":
+            return any(one.type == "lustre" and one.source.endswith(f":/{line.subject}") for one in mounts)
+        case "ceph":
+            return any(one.type == "ceph" for one in mounts)
+    return True

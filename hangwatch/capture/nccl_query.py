@@ -1,0 +1,46 @@
+"""NCCL asked of itself, beside the rounds: how far it says that the ranks of a job are."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from hangwatch import config
+from hangwatch.collectives import nccl_counts
+from hangwatch.model import Fault, Job, NcclRas, ProcessDump, ProcessId
+from hangwatch.probes.network import nccl_ras
+
+
+class Said(NamedTuple):
+    """What NCCL said of the ranks of a job, or why it said nothing."""
+
+    of_ranks: dict[ProcessId, NcclRas]
+    fault: Fault | None
+
+
+def is_recorded(dumps: Iterable[ProcessDump]) -> bool:
+    """Whether a flight recorder of NCCL was read, so that NCCL itself need not be asked."""
+    return any(recorder.library == "nccl" and recorder.records for dump in dumps for recorder in dump.recorders)
+
+
+def asked(job: Job, settings: config.Capture, stop: threading.Event, proc_root: Path) -> Said:
+    """What NCCL says of itself, until its deadline; of a job without NCCL nothing, and no fault."""
+    ranks = [rank.id for rank in job.ranks]
+    if not settings.nccl_ras:
+        return Said({}, nccl_ras.OFF if nccl_ras.has_nccl(ranks, proc_root) else None)
+    found = nccl_ras.answers(
+        ranks,
+        job.share,
+        wanted=settings.nccl_ras_answers,
+        pause_seconds=settings.nccl_ras_pause_seconds,
+        min_age_seconds=settings.nccl_ras_min_age_seconds,
+        end=time.monotonic() + settings.nccl_ras_deadline_seconds,
+        stop=stop,
+        proc_root=proc_root,
+    )
+    if found is None or isinstance(found, Fault):
+        return Said({}, found)
+    return Said(nccl_counts.of_ranks(found, nccl_ras.names(ranks, proc_root), ranks, job.world_size), None)

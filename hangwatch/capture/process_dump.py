@@ -1,0 +1,189 @@
+"""One process in one round: what the kernel says of it, its stacks, and what its flight recorders show."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from hangwatch import config, words
+from hangwatch.capture import stack_limits
+from hangwatch.capture.connections import Surroundings
+from hangwatch.collectives import rank_records
+from hangwatch.formats import pyspy_json
+from hangwatch.model import ENDED_STATES, Fault, ProcessDump, ProcessId, Thread
+from hangwatch.model.flight_records import RankRecords
+from hangwatch.probes import torch_recorder
+from hangwatch.probes.node import filesystems
+from hangwatch.probes.process import cgroup_freezer, main_thread, native_stack, procfs, pyspy, pystack
+
+_DESCRIPTORS_KEPT = 16
+_MOST_FAULTS = 4  # of the recorders of one rank
+_FAULT_CHARACTERS = 256
+_LATE = ("RoundDeadline", "the round was over before its turn came")
+ObserveDump = Callable[[float, Fault | None], None]
+"""Called after each dump with its duration in seconds and what went wrong, if anything."""
+
+
+class Taker(NamedTuple):
+    """What all dumps of one capture have in common."""
+
+    settings: config.Capture
+    proc_root: Path
+    stop: threading.Event
+    slots: threading.Semaphore | None
+    observe: ObserveDump | None
+    pyspy_path: Path | None
+    around: Surroundings
+    sys_root: Path
+    share: str
+    native: bool
+    include_locals: bool
+    may_pause: bool
+    reader_uid: int | None
+    ranks: frozenset[ProcessId]
+    unreadable: set[ProcessId]
+    room: stack_limits.Room
+
+    def take(self, target: ProcessId, end: float) -> ProcessDump:
+        """One process in one round; `end` is the round's deadline on CLOCK_MONOTONIC."""
+        counters = procfs.read_counters(target.pid, self.proc_root)
+        now = time.monotonic()
+        if counters.id != target or (counters.state or "X") in ENDED_STATES:
+            gone = Fault(
+                subject=f"pid {target.pid}", reason="ProcessGone", detail="the process has ended", about="target"
+            )
+            return ProcessDump(taken_monotonic_seconds=now, fault=gone)
+        if (fault := self._anothers(target)) is not None:
+            return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
+        call = main_thread.read_call(target.pid, self.proc_root)
+        dump = ProcessDump(
+            taken_monotonic_seconds=now,
+            state=counters.state,
+            wchan=counters.wchan,
+            kernel_stack=counters.kernel_stack,
+            cpu_seconds=counters.cpu_seconds,
+            io_bytes=counters.io_bytes,
+            fetched_bytes=counters.fetched_bytes,
+            call=call,
+        )
+        dump = self.around.exchanged(target.pid, dump)
+        recorders, recorder_faults = self._recorders(target, end - time.monotonic())
+        with self._slot(end - now):
+            before = main_thread.read_counters(target.pid, self.proc_root)
+            threads, answer = self._stacks(target, counters.state, end - time.monotonic())
+            after = main_thread.read_counters(target.pid, self.proc_root)
+        if (fault := self._anothers(target)) is not None:  # it has become so meanwhile: execve keeps the pid
+            return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
+        if self.observe is not None:
+            self.observe(answer.duration_seconds, answer.fault)
+        return replace(
+            dump,
+            threads=threads,
+            fault=answer.fault,
+            state_after=answer.state_after,
+            called=self._called(target, answer.fault),
+            duration_seconds=answer.duration_seconds,
+            call=None if call is None else replace(call, descriptors=call.descriptors[:_DESCRIPTORS_KEPT]),
+            main_before=before,
+            main_after=after,
+            frozen_cgroup=cgroup_freezer.frozen_cgroup(
+                target.pid, counters.state, counters.wchan, self.proc_root, self.sys_root
+            ),
+            recorders=recorders,
+            recorder_faults=recorder_faults,
+            waits_in_torch=native_stack.waits_in_torch(target.pid, self.proc_root) if target in self.ranks else None,
+        )
+
+    def _recorders(self, target: ProcessId, left_seconds: float) -> tuple[tuple[RankRecords, ...], tuple[Fault, ...]]:
+        """What the flight recorders of a rank show, and why one could not be read.
+
+        Of its workers, and where the round is over, nothing.
+        """
+        if target not in self.ranks or self.stop.is_set() or left_seconds <= 0:
+            return (), ()
+        read = torch_recorder.SHARED.read(target, self.share, rank_records.NEWEST_KEPT)
+        faults = (one for one in read if isinstance(one, Fault))
+        return (
+            tuple(rank_records.shortened(one) for one in read if not isinstance(one, Fault)),
+            tuple(replace(one, detail=words.elided(one.detail, _FAULT_CHARACTERS)) for one in faults)[:_MOST_FAULTS],
+        )
+
+    def _anothers(self, target: ProcessId) -> Fault | None:
+        """Why the job's owner, who may read the incident, must not see this process: to the kernel it is not his."""
+        ids = procfs.read_user_ids(target.pid, self.proc_root)
+        if not self.reader_uid or not ids or set(ids) == {self.reader_uid}:
+            return None
+        detail = "it runs as another user than its job, whose owner reads the incident"
+        remedy = f"as root: py-spy dump --pid {target.pid}"
+        return Fault(subject=f"pid {target.pid}", reason="AnotherUsers", detail=detail, remedy=remedy)
+
+    @contextmanager
+    def _slot(self, left_seconds: float) -> Iterator[None]:
+        """One of the places for a dump; without one when the round is over, which `_stacks` says."""
+        has_one = self.slots is not None and self.slots.acquire(timeout=max(0.0, left_seconds))
+        try:
+            yield
+        finally:
+            if has_one and self.slots is not None:
+                self.slots.release()
+
+    def _called(self, target: ProcessId, fault: Fault | None) -> str | None:
+        if fault is None or fault.reason not in pyspy.STUCK_REASONS:
+            return None
+        mount = filesystems.called(self.proc_root, target.pid)
+        return mount.device if mount else None
+
+    def _stacks(
+        self, target: ProcessId, state: str | None, left_seconds: float
+    ) -> tuple[tuple[Thread, ...], pyspy.PyspyAnswer]:
+        subject = f"pid {target.pid}"
+        if self.stop.is_set() or left_seconds <= 0:
+            why = ("Interrupted", "hangwatch was asked to stop") if self.stop.is_set() else _LATE
+            fault = Fault(subject=subject, reason=why[0], detail=why[1])
+            return (), pyspy.PyspyAnswer(json=None, fault=fault, duration_seconds=0.0, state_after=state)
+        answer = pyspy.dump(
+            target.pid,
+            deadline_seconds=self._deadline_seconds(left_seconds),
+            native=self.native,
+            include_locals=self.include_locals,
+            may_pause=self.may_pause,
+            pyspy_path=self.pyspy_path,
+            stop=self.stop,
+            proc_root=self.proc_root,
+            share=self.share,
+        )
+        answer = self._second(target, answer, left_seconds - answer.duration_seconds)
+        if answer.json is None:
+            return (), answer
+        try:
+            found = pyspy_json.parse_json(answer.json, procfs.read_inner_pid(target.pid, self.proc_root))
+            room = self.room.rank_bytes if target in self.ranks else self.room.worker_bytes
+            return stack_limits.kept(found, room), answer
+        except pyspy_json.DumpError as error:
+            return (), replace(answer, json=None, fault=Fault(subject=subject, reason="BadDump", detail=str(error)))
+
+    def _deadline_seconds(self, left_seconds: float) -> float:
+        """How long one dump may take: what is left of its round, at most."""
+        return min(self.settings.dump_deadline_seconds, left_seconds)
+
+    def _second(self, target: ProcessId, answer: pyspy.PyspyAnswer, left_seconds: float) -> pyspy.PyspyAnswer:
+        """What pystack reads where py-spy could not; a process that neither can read is asked for once."""
+        if answer.fault is None or not self.settings.pystack or target in self.unreadable or left_seconds <= 0:
+            return answer
+        second = pystack.dump(
+            target.pid,
+            answer,
+            deadline_seconds=self._deadline_seconds(left_seconds),
+            stop=self.stop,
+            proc_root=self.proc_root,
+            share=self.share,
+        )
+        if second.fault is not None and second.fault.reason in pystack.REASONS:
+            self.unreadable.add(target)
+        return second

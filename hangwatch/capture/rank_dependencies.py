@@ -1,0 +1,89 @@
+"""Whether a rank, or a process that it started and waits for, waits for another rank of the job.
+
+By the kernel's word: who holds the lock of a file, who has the other end of a connection, who may write into a FIFO.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from hangwatch.model import AsksRank, FileLock, SystemCall
+from hangwatch.probes.network.sockets import Connection, End
+from hangwatch.probes.process import blocked_call, file_locks, main_thread
+
+_MOST_CHILDREN = 16  # of one rank
+_MOST_DESCRIPTORS = 16  # of one call
+_MOST_THREADS = 64
+_ANY_HOST = (bytes(4), bytes(16))  # who listens at all addresses of its node
+
+
+class OtherRanks(NamedTuple):
+    """The ranks of a job on this node as one of them, `own`, sees them: their `pids`, and what leads to them.
+
+    `ends` are those of their connections, and `listening` where they listen, each with the pid of its rank: who has
+    connected there waits even if not accepted. `store_port` is the store's, which answers for itself; `held` are the
+    connections of a process by descriptor, `links` what it has open, `written` what for writing.
+    """
+
+    own: int
+    pids: Set[int]
+    ends: Mapping[End, int]
+    listening: Mapping[End, int]
+    store_port: int | None
+    held: Callable[[int], Mapping[int, Connection] | None]
+    links: Callable[[int], Set[str]]
+    written: Callable[[int], Set[str]]
+    proc_root: Path
+
+    def lock_for(self, children: Iterable[int]) -> FileLock | None:
+        """The lock of a file for which one of the children waits and which one of these ranks holds."""
+        for child in itertools.islice(children, _MOST_CHILDREN):
+            call = main_thread.read_call(child, self.proc_root)
+            if call is None or call.kind != "locks":
+                continue
+            lock = file_locks.awaited(child, call.descriptors[0], self.proc_root)
+            if lock is not None and lock.holder_pid in self.pids and lock.holder_pid != self.own:
+                return replace(lock, by_child=True)
+        return None
+
+    def asked_by(self, pid: int, call: SystemCall, children: Sequence[int]) -> AsksRank | None:
+        """Who of a process receives from one of them: its main thread, in `call`, a child that it awaits, or a thread.
+
+        Of another thread only a call about one descriptor counts: those of gloo and NCCL watch all their connections.
+        """
+        if self._receives(pid, call):
+            return "main"
+        if any(
+            self._receives(child, main_thread.read_call(child, self.proc_root)) for child in children[:_MOST_CHILDREN]
+        ):
+            return "child"
+        if call.name != "futex" or pid != self.own:
+            return None
+        threads = main_thread.other_threads(pid, self.proc_root, _MOST_THREADS)
+        calls = (main_thread.read_call(pid, self.proc_root, thread) for thread in threads)
+        about_one = (one for one in calls if one is not None and len(one.descriptors) == 1)
+        return "thread" if any(self._receives(pid, one) for one in about_one) else None
+
+    def _receives(self, pid: int, call: SystemCall | None) -> bool:
+        """Whether this call of a process receives over a connection to one, or from what one of them writes to."""
+        if call is None or call.kind != "receives":
+            return False
+        held = self.held(pid) or {}
+        if any(self._leads_there(held[one]) for one in call.descriptors if one in held):
+            return True
+        links = (blocked_call.link_of(pid, one, self.proc_root) for one in call.descriptors[:_MOST_DESCRIPTORS])
+        ways = set(filter(blocked_call.is_way, links))
+        return any(ways & self.links(rank) & self.written(rank) for rank in self.pids if ways and rank != self.own)
+
+    def _leads_there(self, connection: Connection) -> bool:
+        host, port = connection.remote
+        if not connection.is_open or port == self.store_port:
+            return False
+        hosts = (host, *(_ANY_HOST if host == connection.local[0] else ()))
+        found = (self.ends.get(connection.remote), *(self.listening.get((one, port)) for one in hosts))
+        return any(rank not in (None, self.own) for rank in found)

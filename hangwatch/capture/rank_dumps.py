@@ -1,0 +1,121 @@
+"""Dumps of ranks, out of those of their processes: those that are there, gone, or were never seen."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hangwatch.capture import silent_mounts
+from hangwatch.detector.power_level import GpuLevels
+from hangwatch.model import (
+    ENDED_STATES,
+    GpuSweep,
+    GpuUse,
+    Job,
+    ProcessDump,
+    ProcessId,
+    Rank,
+    RankDump,
+    RankId,
+    TrafficSweep,
+    Worker,
+    WorkerDump,
+)
+from hangwatch.probes.node import filesystems
+from hangwatch.stacks.link_traffic import gpu_use, link_rates
+
+ABSENT_LISTED = 64
+
+
+class GpuNumbers(NamedTuple):
+    """What the driver tells of the GPUs of one rank; None where it does not."""
+
+    power_watts: float | None
+    utilization_ratio: float | None
+    busy_power_ratio: float | None
+    works_lightly: bool
+    nvlink_bytes_per_second: float | None
+    pcie_bytes_per_second: float | None
+    gpu_use: GpuUse | None
+
+
+def gpu_numbers(
+    rank: Rank, sweeps: Sequence[GpuSweep], levels: Mapping[str, GpuLevels], carried: Sequence[TrafficSweep]
+) -> GpuNumbers:
+    """Means over all sweeps and all GPUs of a rank; of its links, those of its busiest GPU."""
+    held = [gpu for sweep in sweeps for gpu in sweep.gpus if gpu.uuid in rank.gpu_uuids]
+    known = [(levels[gpu.uuid], gpu.power_watts) for gpu in held if gpu.uuid in levels and gpu.power_watts is not None]
+    return GpuNumbers(
+        _mean([gpu.power_watts for gpu in held]),
+        _mean([gpu.utilization_ratio for gpu in held]),
+        _mean([level.ratio(watts) for level, watts in known]),
+        bool(known) and all(level.is_light for level, _ in known),
+        *link_rates(rank.gpu_uuids, carried),
+        gpu_use(rank.gpu_uuids, carried),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def of_rank(
+    rank: Rank,
+    taken: Sequence[dict[ProcessId, ProcessDump]],
+    node: str,
+    numbers: GpuNumbers,
+    silent: Mapping[int, filesystems.Mount],
+) -> RankDump:
+    """The dump of a rank and of its workers, out of the rounds in which they were taken; `silent` are mounts by pid."""
+    mount = silent.get(rank.id.pid)
+    rounds = tuple(silent_mounts.told(one[rank.id], mount) for one in taken)
+    return RankDump(
+        id=RankId(node=node, rank=rank.rank, local_rank=rank.local_rank, pid=rank.id.pid),
+        rounds=rounds,
+        workers=tuple(
+            _worker_dump(worker, tuple(one[worker.id] for one in taken), silent.get(worker.id.pid))
+            for worker in rank.workers
+            if taken and worker.id in taken[0]
+        ),
+        gone=bool(rounds) and _is_gone(rounds[-1]),
+        **numbers._asdict(),
+        silent_mount=str(mount) if mount else None,
+        waits_for_mount=silent_mounts.waits_for(rounds, mount),
+    )
+
+
+def _worker_dump(worker: Worker, rounds: tuple[ProcessDump, ...], mount: filesystems.Mount | None) -> WorkerDump:
+    return WorkerDump(
+        pid=worker.id.pid,
+        comm=worker.comm,
+        rounds=tuple(silent_mounts.told(dump, mount) for dump in rounds),
+        waits_for_mount=silent_mounts.waits_for(rounds, mount),
+    )
+
+
+def _is_gone(dump: ProcessDump) -> bool:
+    """By what /proc says, not by what py-spy complains of."""
+    return (dump.state_after or "X") in ENDED_STATES
+
+
+def absent(job: Job, node: str) -> tuple[RankDump, ...]:
+    """The ranks that should be on this node and have no process, with their number where it was seen or others tell it.
+
+    As many as a node has ranks, at most: how many should be there is a number in an environment.
+    """
+    offsets = {
+        rank.rank - rank.local_rank for rank in job.ranks if rank.rank is not None and rank.local_rank is not None
+    }
+    offset = offsets.pop() if len(offsets) == 1 else None
+    seen = {one.local_rank: one for one in job.ended if not one.is_worker}
+
+    def absent(place: int) -> RankDump:
+        known = seen.get(place)
+        rank = known.rank if known is not None else None if offset is None else offset + place
+        pid = None if known is None else known.id.pid
+        died = None if known is None else known.died
+        return RankDump(id=RankId(node=node, rank=rank, local_rank=place, pid=pid), gone=True, died=died)
+
+    return tuple(map(absent, itertools.islice(itertools.chain.from_iterable(job.absent), ABSENT_LISTED)))

@@ -1,0 +1,42 @@
+"""File systems that give no answer, under the processes on which a dump hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hangwatch.model import BLOCKED_STATES, FUSE_WAITS, Fault, ProcessDump, ProcessId
+from hangwatch.probes.node import filesystems
+from hangwatch.probes.process import pyspy
+
+_MOUNT_DEADLINE_SECONDS = 3.0
+
+
+def silent(
+    targets: Sequence[ProcessId], taken: Sequence[dict[ProcessId, ProcessDump]], proc_root: Path
+) -> dict[int, filesystems.Mount]:
+    """Of each process on which py-spy hangs the file system that gives no answer, by pid: asked, not told by a name."""
+    stuck = [target.pid for target in targets if any(_hung(one[target].fault) for one in taken)]
+    return filesystems.SHARED.silent(proc_root, stuck, _MOUNT_DEADLINE_SECONDS) if stuck else {}
+
+
+def _hung(fault: Fault | None) -> bool:
+    return fault is not None and fault.reason in pyspy.STUCK_REASONS
+
+
+def told(dump: ProcessDump, mount: filesystems.Mount | None) -> ProcessDump:
+    """The dump with a word about the file system on which it hung, where there is one."""
+    if mount is None or dump.fault is None or not _hung(dump.fault):
+        return dump
+    detail = f"{dump.fault.detail}; its program or a library lies on {mount}, which gives no answer"
+    return replace(dump, fault=replace(dump.fault, detail=detail))
+
+
+def waits_for(rounds: Sequence[ProcessDump], mount: filesystems.Mount | None) -> bool:
+    """Whether the kernel shows a process in a call on this file system in every round."""
+    if mount is None:
+        return False
+    places = FUSE_WAITS if mount.type.startswith("fuse") else frozenset[str]()
+    return all(dump.state in BLOCKED_STATES or dump.called == mount.device or dump.wchan in places for dump in rounds)

@@ -1,0 +1,154 @@
+"""`hangwatch check`: is this node fit to train?"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hangwatch import config, words
+from hangwatch.capture.job_scan import JobScan
+from hangwatch.checks.framework import asked_ports, node_facts, registry, result_table, runner
+from hangwatch.checks.framework.contract import Settings as CheckSettings
+from hangwatch.checks.framework.node_facts import Facts
+from hangwatch.cli.config_choice import config_option, settings_with_checks
+from hangwatch.cli.node_options import nodes_options, reach_of
+from hangwatch.cli.text_tables import print_checks
+from hangwatch.cli.usage_errors import InputError
+from hangwatch.model import CheckResult
+from hangwatch.probes.gpu.sampler import NvmlSampler
+from hangwatch.probes.network.ports import MOST_PORTS, Port, parse
+from hangwatch.probes.node import host
+from hangwatch.probes.node.machine import Clock, Node
+
+DEADLINE_SECONDS = 9.0  # with the start of Python, the whole command stays within 10 s
+FIRST_SWEEP_SECONDS = 3.0
+LEAST_FACTS_SECONDS = 0.2
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/json.md describes it.")
+@click.option("--verbose", "-v", is_flag=True, help="Also show the checks' own tables, such as the NVLink matrix.")
+@click.option("--fail-on", type=click.Choice(["warning", "critical"]), help="Exit 0 for anything less than this.")
+@click.option(
+    "--to", "places", multiple=True, metavar="HOST:PORT", help="With network: does this port answer? May be repeated."
+)
+@nodes_options
+def check(
+    *,
+    names: tuple[str, ...],
+    config_path: Path | None,
+    as_json: bool,
+    verbose: bool,
+    fail_on: result_table.FailOn | None,
+    places: tuple[str, ...],
+    **reaching: Any,
+) -> int:
+    """Is this node fit to train? Runs all checks (or those named) side by side, within 10 seconds.
+
+    `check network --to HOST:PORT...` tries TCP ports instead, and says what to type about each that does not answer;
+    with --nodes from each of them, and :PORT is that port of each of them.
+
+    With --nodes or --jobid on many nodes at the same time: nodes with the same answer stand in one line, and what
+    should be the same on all of them and is not (versions, firmware, limits, clocks) is a finding of its own. See
+    docs/many-nodes.md.
+
+    Exits 0, 1, 2, 3 for OK, WARNING, CRITICAL, UNKNOWN, as Nagios and Slurm's HealthCheckProgram expect.
+    """
+    names, wanted = _ports(names, places)
+    if (reach := reach_of(**reaching)) is not None:
+        if config_path:
+            raise click.UsageError("--nodes and --jobid do not go with --config: nodes have their own")
+        registry.select(names)
+        from hangwatch.cli.check_nodes import check_nodes
+
+        return check_nodes(reach, names, wanted, fail_on, as_json_form=as_json, verbose=verbose)
+    began_unix_seconds = time.time()
+    settings, _, check_settings = settings_with_checks(config_path)
+    registry.select(names)
+    if wanted:
+        if any(not port.host for port in wanted):
+            raise click.UsageError("--to :PORT goes with --nodes: it is that port of each of them")
+        results, found = [asked_ports.run(wanted, Clock())], Facts()
+    else:
+        results, found = _run(names, settings, check_settings, with_facts=as_json)
+    if as_json:
+        click.echo(
+            result_table.to_json(
+                results,
+                host.node_name(),
+                fail_on,
+                facts=found,
+                began_unix_seconds=began_unix_seconds,
+                printed_unix_seconds=time.time(),
+            )
+        )
+    else:
+        _print(results, verbose)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(result_table.exit_code(results, fail_on))  # a check that blocks in the kernel must not keep the process
+
+
+def _ports(names: tuple[str, ...], places: tuple[str, ...]) -> tuple[tuple[str, ...], list[Port]]:
+    """The checks that are named, and the ports: those after the first may stand without --to. Raises UsageError."""
+    if not places:
+        return names, []
+    places = (*places, *(name for name in names if ":" in name))
+    names = tuple(name for name in names if ":" not in name)
+    if names != (asked_ports.CHECK_NAME,):
+        raise click.UsageError(f"--to goes with {asked_ports.CHECK_NAME}: hangwatch check network --to HOST:PORT")
+    if len(places) > MOST_PORTS:
+        raise InputError(f"--to: {len(places)} ports are more than {MOST_PORTS} at a time")
+    wanted = []
+    for place in places:
+        port = parse(place)
+        if port is None:
+            raise InputError(f"--to {words.elided(place, 80)}: is no HOST:PORT, such as gpu01:29500 or [fd00::1]:29500")
+        wanted.append(port)
+    return names, wanted
+
+
+def _run(
+    names: tuple[str, ...],
+    settings: config.Settings,
+    check_settings: dict[str, CheckSettings],
+    *,
+    with_facts: bool,
+) -> tuple[list[CheckResult], Facts]:
+    gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=5.0)
+    gpus.start()
+    try:
+        sweep = gpus.wait_for_sweep(FIRST_SWEEP_SECONDS)
+        node = Node(
+            gpus=gpus,
+            jobs=JobScan(limits=settings.jobs).find(sweep, host.node_name()).jobs,
+            state_directory=Path(settings.store.directory),
+            dump_after_seconds=settings.dump_after_seconds,
+        )
+        began, deadline_seconds = time.monotonic(), DEADLINE_SECONDS - FIRST_SWEEP_SECONDS
+        wait = node_facts.begin(node) if with_facts else None
+        results = runner.run_all(node, check_settings, names, deadline_seconds=deadline_seconds)
+        left = began + deadline_seconds - time.monotonic()
+        return results, wait(max(left, LEAST_FACTS_SECONDS)) if wait else Facts()
+    finally:
+        gpus.stop()
+
+
+def _print(results: list[CheckResult], verbose: bool) -> None:
+    _header, *rows = result_table.report_table(results, verbose)
+    print_checks(rows)
+    for title, table in result_table.verbose_tables(results) if verbose else ():
+        click.echo(f"\n{title}")
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for row in table:
+            click.echo("  " + "  ".join(f"{cell:{size}}" for cell, size in zip(row, widths, strict=True)).rstrip())
+
+
+COMMANDS = (check,)

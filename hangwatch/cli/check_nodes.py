@@ -1,0 +1,105 @@
+"""`hangwatch check --nodes`: are these nodes fit to train, and the same?"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+import click
+
+from hangwatch import words
+from hangwatch.checks.framework import result_table
+from hangwatch.cli.node_options import MOST_NAME_CHARACTERS, Reach, ask, nodes_of
+from hangwatch.cli.text_tables import print_checks
+from hangwatch.cli.usage_errors import InputError
+from hangwatch.fleet import fitness
+from hangwatch.fleet.cross_node import ClockOffset
+from hangwatch.fleet.remote_run import Reply
+from hangwatch.model import CheckStatus, Value
+from hangwatch.probes.network.ports import MOST_PORTS, Port
+from hangwatch.report import as_json
+
+
+class NodesCheck(Value, frozen=True):
+    """`hangwatch check --nodes ... --json`: what checks on many nodes have found, and what differs between the nodes.
+
+    `well` are the nodes on which every check was OK; `unanswered` did not by the deadline, or could not be reached.
+    `findings` hold differences, clocks and nodes without an answer, too.
+    """
+
+    schema_version: int
+    status: result_table.Status
+    exit_code: int
+    answered: tuple[str, ...]
+    well: tuple[str, ...]
+    unanswered: tuple[str, ...]
+    failed: tuple[as_json.FailedNodes, ...]
+    findings: tuple[fitness.Finding, ...]
+    differences: tuple[fitness.Difference, ...]
+    clocks: tuple[ClockOffset, ...]
+
+
+def check_nodes(
+    reach: Reach,
+    names: Sequence[str],
+    wanted: Sequence[Port],
+    fail_on: result_table.FailOn | None,
+    *,
+    as_json_form: bool,
+    verbose: bool,
+) -> int:
+    """Check many nodes at the same time. Returns the exit code of the worst that was found."""
+    replies = fitness.Fitness()
+    reports: dict[str, fitness.NodeReport] = {}
+
+    def take(reply: Reply) -> None:
+        report = replies.take(reply)
+        if report is not None:
+            reports[reply.node] = report
+
+    nodes = nodes_of(reach)
+    ask(reach, nodes, shlex.join(("check", "--json", *names, *_to(wanted, nodes))), replies, take)
+    own = fitness.unreached(reports) if wanted else fitness.findings(reports, every_wording=verbose)
+    differences = fitness.differences(reports)
+    beside = [*map(fitness.of_difference, differences), *fitness.of_clocks(replies.clocks)]
+    found = fitness.ranked((*own, *beside, *fitness.of_absent(replies)))
+    well = sorted(set(reports) - {node for finding in own for node in finding.nodes})
+    status = fitness.worst(found)
+    exit_code = result_table.exit_code_of(CheckStatus[status], fail_on)
+    if as_json_form:
+        form = NodesCheck(
+            schema_version=as_json.SCHEMA_VERSION,
+            status=status,
+            exit_code=exit_code,
+            answered=tuple(sorted(replies.answered)),
+            well=tuple(well),
+            unanswered=tuple(sorted(replies.silent)),
+            failed=as_json.failed_nodes(replies.failed),
+            findings=tuple(found),
+            differences=tuple(differences),
+            clocks=tuple(replies.clocks),
+        )
+        click.echo(as_json.render(form), nl=False)
+        return exit_code
+    rows = [
+        (one.check, one.status, "", f"{_told(one.nodes)}: {one.reason}: {one.message}", one.remedy) for one in found
+    ]
+    if well:
+        checks = max(len(reports[node].checks) for node in well)
+        rows.append((words.count(checks, "check"), "OK", "", _told(well), ""))
+    print_checks(rows)
+    return exit_code
+
+
+def _to(wanted: Sequence[Port], nodes: Sequence[str]) -> list[str]:
+    """The options that say which ports a node tries; one without a host is that of each node. Raises InputError."""
+    hosts = [Port(host=host, port=port.port) for port in wanted for host in ([port.host] if port.host else nodes)]
+    if len(hosts) > MOST_PORTS:
+        raise InputError(
+            f"--to: are {len(hosts)} ports, more than {MOST_PORTS} for each node: give --to HOST:PORT, or fewer nodes"
+        )
+    return [f"--to={port}" for port in dict.fromkeys(hosts)]
+
+
+def _told(nodes: Sequence[str]) -> str:
+    return words.elided(words.fold_nodes(nodes), MOST_NAME_CHARACTERS)

@@ -1,0 +1,170 @@
+"""Commands around the daemon: run, config, demo."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from hangwatch import config
+from hangwatch.cli import screen
+from hangwatch.cli.config_choice import Proof, config_option, settings_with_checks
+from hangwatch.cli.usage_errors import InputError, MachineError
+
+if TYPE_CHECKING:
+    from hangwatch.checks.framework.contract import Settings as CheckSettings
+
+SIGNAL_SECONDS = 0.2  # a signal is obeyed within this time
+STOP_SECONDS = 8.0  # for an orderly end; of these 5 s are for incidents that are not written yet
+
+log = logging.getLogger("hangwatch")
+
+
+def _proven(path: Path | None) -> tuple[config.Settings, str, dict[str, CheckSettings]]:
+    """The settings, where they come from and those of every check, found to be such that a daemon can run with them.
+
+    What `run` refuses, `config --check` refuses. Raises ConfigError or PortTakenError.
+    """
+    from hangwatch import hooks
+    from hangwatch.stacks import activity
+    from hangwatch.web import http_server
+
+    proofs: dict[str, Proof] = {
+        "activities": lambda settings, _: activity.load(settings.activities.rules),
+        "http": lambda settings, _: http_server.prepared(settings.http),
+        "hooks": lambda settings, source: hooks.refuse_unusable(settings.hooks, source),
+    }
+    return settings_with_checks(path, proofs)
+
+
+@click.command()
+@config_option
+def run(config_path: Path | None) -> None:
+    """Watch this node until told to stop (SIGTERM or Ctrl-C).
+
+    Samples GPU power, finds jobs, takes stacks when a job falls quiet, keeps incidents, and serves metrics on
+    port 9836. Changes nothing in the jobs. Runs without a GPU, too: the checks that need none work on.
+    """
+    from hangwatch.probes.node import daemon_heap
+
+    daemon_heap.share()  # before there is any thread
+    from hangwatch.daemon import Daemon
+    from hangwatch.probes.gpu.sampler import NvmlSampler
+    from hangwatch.probes.node.sdnotify import Notifier
+    from hangwatch.web import http_server
+
+    settings, source, check_settings = _proven(config_path)
+    _log_to_stderr(settings.log.level)
+    faulthandler.enable()  # the watchdog's SIGABRT leaves the daemon's own stacks in the journal
+    gpus = NvmlSampler(sample_seconds=settings.gpu.sample_seconds, deadline_seconds=settings.gpu.deadline_seconds)
+    notifier = Notifier.from_environ(os.environ)
+    daemon = Daemon(settings, gpus, notifier=notifier, check_settings=check_settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: daemon.ask_to_stop())
+    log.info("started with %s", source)
+    for caution in http_server.cautions(settings.http):
+        log.warning("%s", caution.replace("\n ", ";"))
+    try:
+        daemon.start()
+        daemon_heap.give_back()  # what reading the modules used
+        # The kernel may deliver a signal to any thread, which does not wake this one; its handler runs when it wakes.
+        while not daemon.wait(SIGNAL_SECONDS):
+            pass
+    except OSError as error:
+        daemon.stop()
+        raise MachineError(f"the daemon cannot run now: {error}") from error
+    except BaseException:
+        daemon.stop()
+        raise
+    log.info("stopping")
+    threading.Thread(target=_leave_after, args=(STOP_SECONDS,), daemon=True).start()
+    daemon.stop()
+    _leave()
+
+
+def _leave_after(seconds: float) -> NoReturn:
+    """Whatever does not come to an end in this time (a slow client, a dead mount) is left behind."""
+    time.sleep(seconds)
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """End at once: a thread that is blocked in a dead driver or mount must not keep the process."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)
+
+
+def _log_to_stderr(level: str) -> None:
+    from hangwatch.probes.node import journal
+
+    handler = logging.StreamHandler(sys.stderr)
+    if journal.is_journal(os.environ, sys.stderr.fileno()):
+        handler.setFormatter(journal.JournalFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+@click.command("config")
+@click.option("--check", "check_path", type=click.Path(path_type=Path), help="Say whether this file can be used.")
+@click.option("--sample", is_flag=True, help="Print a configuration with every key, its default and its limits.")
+def configuration(check_path: Path | None, sample: bool) -> None:
+    """Check a configuration file, or print one to start from."""
+    if sample == (check_path is not None):
+        raise click.UsageError("give either --check FILE or --sample")
+    from hangwatch.checks.framework import registry
+
+    if sample:
+        click.echo(config.sample({name: check.settings for name, check in registry.checks().items()}))
+        return
+    assert check_path is not None
+    settings, _, _ = _proven(check_path)
+    from hangwatch.web import http_server
+
+    for caution in http_server.cautions(settings.http):
+        screen.complain(f"warning: {caution}")
+    click.echo(f"{check_path}: ok")
+
+
+@click.command()
+@click.option("--scenario", default="loader", show_default=True, help="What goes wrong; `list` shows them all.")
+@click.option("--ranks", default=8, show_default=True, type=click.IntRange(2, 64), help="Ranks on the simulated node.")
+@click.option("--seed", default=None, type=int, help="Which rank gets stuck; by default another one each time.")
+@click.option(
+    "--keep", "directory", type=click.Path(path_type=Path, file_okay=False), help="Where the report is to be left."
+)
+def demo(scenario: str, ranks: int, seed: int | None, directory: Path | None) -> int:
+    """See the whole chain work, without a GPU: a job of real processes hangs, and the odd rank is named.
+
+    Exits 0 if the answer was right, 1 if it was wrong.
+    """
+    from hangwatch.demo import playback
+
+    if scenario == "list":
+        for name, text in playback.descriptions().items():
+            click.echo(f"{name:14} {text}")
+        return 0
+    if scenario not in playback.descriptions():
+        raise InputError(f"there is no scenario {scenario!r}\n  scenarios: {', '.join(playback.descriptions())}")
+    seed = int(time.time()) % 100000 if seed is None else seed
+    logging.basicConfig(handlers=[logging.NullHandler()])  # the log goes to a file, beside the incident
+    outcome = playback.play(scenario, ranks=ranks, seed=seed, say=click.echo, directory=directory)
+    if outcome.report is not None:
+        ours = [sys.executable, "-m", "hangwatch"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
+        click.echo(f"again: {shlex.join([*ours, 'report', str(outcome.report)])}")
+    return 0 if outcome.right else 1
+
+
+COMMANDS = (run, configuration, demo)

@@ -1,0 +1,106 @@
+"""`hangwatch dump --nodes --agentless`: one verdict from nodes on which only py-spy is installed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+from msgspec.structs import replace
+
+from hangwatch import config, words
+from hangwatch.cli import screen
+from hangwatch.cli.node_options import Reach, ask_shell, nodes_of
+from hangwatch.cli.output import nodes_dump, verdict_text
+from hangwatch.cli.output_files import NewFolder
+from hangwatch.explain import traces
+from hangwatch.fleet import agentless, cross_node
+from hangwatch.fleet.agentless import Process
+from hangwatch.fleet.remote_run import Reply
+from hangwatch.model import Grouping, RankId
+from hangwatch.report import as_json, dump_text
+from hangwatch.stacks.activity import load as load_activities
+from hangwatch.stacks.grouping import group_ranks
+
+
+class AgentlessQuestion(NamedTuple):
+    """What `hangwatch dump --agentless` was told; `reach.remote_command` is how py-spy is called."""
+
+    reach: Reach
+    wanted: str | None
+    rounds: int
+    as_json_form: bool
+    raw: Path | None
+
+
+def dump_agentless(question: AgentlessQuestion, settings: config.Settings) -> int:
+    """Call py-spy on many nodes, and give one verdict for each job. Exits 1 where no rank was found."""
+    nodes = nodes_of(question.reach)
+    replies = agentless.Replies()
+    stacks = None if question.raw is None else NewFolder(question.raw)
+
+    def take(reply: Reply) -> None:
+        found = replies.take(reply)
+        for process in found.processes if found is not None else ():
+            replies.processes.append(process)
+            if stacks is not None:
+                id_ = _id(process)
+                lines = "".join(f"{line}\n" for line in _lines(process))
+                stacks.write(_folder_of(process.job), f"{process.node}.{dump_text.file_name(id_)}", lines)
+
+    reach = question.reach
+    command = agentless.command(reach.remote_command, reach.deadline_seconds, question.rounds, question.wanted or "")
+    ask_shell(reach, nodes, command, replies, take)
+    if stacks is not None:
+        click.echo(f"stacks: {words.count(stacks.files, 'file')} in {question.raw}", err=True)
+    answers = []
+    for (uid, run), processes in replies.jobs.items():
+        if question.wanted not in (None, run, run.partition("@")[0]):
+            continue
+        grouping = _grouped(processes, settings)
+        silent = replies.silent if grouping.absent or grouping.world_size is None else ()
+        verdict = cross_node.judge(grouping, None, silent, replies.clocks)
+        answers.append(as_json.answer(grouping, verdict))
+        if not question.as_json_form:
+            on_nodes = words.fold_nodes(process.node for process in processes)
+            click.echo(f"Job {words.printable(run).strip('@:') or 'unknown'} (user {uid}) on {on_nodes}\n")
+            click.echo(verdict_text(grouping, verdict), color=screen.is_colored())
+    if question.as_json_form:
+        without_job = set(replies.answered) - {process.node for process in replies.processes}
+        form = nodes_dump(replies, without_job, answers)
+        click.echo(as_json.render(form), nl=False)
+    if not answers:
+        click.echo("no rank was found: no Python with RANK in an environment that may be read, no torchrun", err=True)
+    return 0 if answers else 2 if replies.failed and not replies.answered else 1
+
+
+def _grouped(processes: Sequence[Process], settings: config.Settings) -> Grouping:
+    sources = [(f"{process.node}.{dump_text.file_name(_id(process))}", _lines(process)) for process in processes]
+    world_size = max((process.world_size or 0 for process in processes), default=0) or None
+    collected = traces.collect(sources, world_size)
+    grouping = group_ranks(collected.ranks, load_activities(settings.activities.rules), settings.capture, world_size)
+    unknown = sum(process.rank is None for process in processes)
+    notes = [
+        f"{unknown} of {len(processes)} environments may not be read: these ranks have no number, and by their owner "
+        "alone they are taken for one job; ask as their owner, or as root"
+    ] * bool(unknown)
+    return replace(grouping, notes=(*grouping.notes, *collected.notes, *notes))
+
+
+def _id(process: Process) -> RankId:
+    return RankId(node=process.node, rank=process.rank, pid=process.pid)
+
+
+def _lines(process: Process) -> Iterator[str]:
+    """What py-spy printed, each line with its prefix: `[node:7]`, or `node: ` where the rank is not known."""
+    lead = dump_text.prefix(_id(process))
+    for printed in process.rounds:
+        if not printed.startswith("Process "):  # an error, which does not say of whom it is
+            yield f"{lead}Process {process.pid}: python"
+        yield from (f"{lead}{words.printable(line)}" for line in printed.rstrip("\n").split("\n"))
+
+
+def _folder_of(job: tuple[int, str]) -> str:
+    return f"uid{job[0]}-{hashlib.sha256(job[1].encode()).hexdigest()[:12]}"

@@ -1,0 +1,51 @@
+"""How commands say what they found: as text, JSON or a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hangwatch.cli import screen
+from hangwatch.cli.output_files import write_text
+from hangwatch.model import Grouping, Job, Verdict
+from hangwatch.report import as_json, html, text
+
+if TYPE_CHECKING:
+    from hangwatch.fleet.node_replies import RollCall
+
+html_option = click.option(
+    "--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report as one page."
+)
+json_option = click.option("--json", "as_json_form", is_flag=True, help="Print JSON, as docs/json.md describes it.")
+
+
+def print_answer(
+    grouping: Grouping, verdict: Verdict, job: Job | None, as_json_form: bool, html_path: Path | None
+) -> None:
+    """Print the verdict on groups as text or JSON; as a page, too, where one is asked for."""
+    if html_path is not None:
+        write_text(html_path, html.render_grouping(grouping, verdict))
+    if as_json_form:
+        click.echo(as_json.render(as_json.answer(grouping, verdict, job)), nl=False)
+    else:
+        screen.show(verdict_text(grouping, verdict))
+
+
+def verdict_text(grouping: Grouping, verdict: Verdict) -> str:
+    """The verdict on groups, laid out for standard output."""
+    return text.render_verdict(grouping, verdict, color=screen.is_colored(), width=screen.width())
+
+
+def nodes_dump(replies: RollCall[Any], without_job: Iterable[str], jobs: Iterable[as_json.Answer]) -> as_json.NodesDump:
+    """The answers on the jobs of many nodes, and who gave none."""
+    return as_json.NodesDump(
+        schema_version=as_json.SCHEMA_VERSION,
+        answered=tuple(sorted(replies.answered)),
+        without_job=tuple(sorted(without_job)),
+        unanswered=tuple(sorted(replies.silent)),
+        failed=as_json.failed_nodes(replies.failed),
+        jobs=tuple(jobs),
+    )

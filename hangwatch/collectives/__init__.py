@@ -1,0 +1,1 @@
+"""What the ranks of a job have enqueued: sequence numbers, and the wait-for graph that follows. Pure."""

@@ -1,0 +1,238 @@
+"""Pure: what the flight recorder of a rank held in two rounds, or once -> what counts of it, see `waitfor`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, get_args
+
+from msgspec.structs import replace
+
+from hangwatch.model import Enqueued, Fault, GroupRecords, Motion, Recorded
+from hangwatch.model.flight_records import FlightRecord, GroupStatus, Library, RankRecords
+
+MOST_GROUPS = 64
+NEWEST_KEPT = 4
+_OPEN_KEPT = 8
+_MOST_DIMENSIONS = 8
+_STANDS_SECONDS = 10.0  # of healthy jobs most steps are shorter; who is wrong pays one round more
+
+# torch/distributed/flight_recorder/components/types.py: those whose input sizes are equal on all ranks.
+_EQUAL_SIZES = frozenset(
+    {"all_reduce", "_all_gather_base", "all_gather_into_tensor", "_reduce_scatter_base", "broadcast"}
+)
+
+
+def shortened(records: RankRecords) -> RankRecords:
+    """A recorder without the records that no rule asks for: kept are the oldest of all, and of each group a few.
+
+    The oldest is that from which on none was left out. The few are the newest ones of a group, and of its open ones the
+    oldest. Of more than 64 groups those last used are kept.
+    """
+    by_group: dict[tuple[str, int], list[FlightRecord]] = {}
+    for record in records.records:
+        by_group.setdefault((record.group_name, record.group_id), []).append(record)
+    last_used = sorted(by_group.values(), key=lambda of_group: of_group[-1].id)[-MOST_GROUPS:]
+    whole = (record for record in records.records if record.id >= records.oldest_id)
+    kept = {record.id: record for record in itertools.islice(whole, 1)}
+    for of_group in last_used:
+        still_open = [record for record in of_group if record.is_open and not record.is_coalesced_part]
+        for record in (*still_open[:_OPEN_KEPT], *of_group[-NEWEST_KEPT:]):
+            kept[record.id] = record
+    shown = {record.group_id for record in kept.values()}
+    return replace(
+        records,
+        records=tuple(kept[number] for number in sorted(kept)),
+        groups=tuple(status for status in records.groups if status.group_id in shown),
+        members=records.members[:MOST_GROUPS],
+    )
+
+
+def recorded(rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None = None) -> tuple[Recorded, ...]:
+    """What counts of the recorders of one process, given by round: by library what is in the first and in the last
+    round in which that was read; nothing of one that was read in one alone. Of two recorders of one library in a
+    process, as of two copies of torch, the last counts.
+
+    `main_thread_id` as `model.Thread.pthread_id` of its main thread, None where that is not known.
+    """
+    read: dict[Library, list[RankRecords]] = {}
+    for recorders in rounds:
+        for library, recorder in {one.library: one for one in recorders}.items():
+            read.setdefault(library, []).append(recorder)
+    found = (_recorded(each[0], each[-1], main_thread_id) for _, each in sorted(read.items()) if len(each) > 1)
+    return tuple(one for one in found if one is not None)
+
+
+def faults(rounds: Sequence[Sequence[Fault]], found: Iterable[Recorded]) -> tuple[Fault, ...]:
+    """Why recorders were not read at last, given by round, but for those of `found`, which two other rounds show."""
+    last = next((told for told in reversed(rounds) if told), ())
+    read = {one.library for one in found}
+    return tuple(fault for fault in last if not read or library_of(fault) not in {None, *read})
+
+
+def library_of(fault: Fault) -> Library | None:
+    """Of which recorder a fault tells, None where it is of all of a process."""
+    return next((library for library in get_args(Library) if fault.subject.endswith(f" {library}")), None)
+
+
+def stands(recorders: Iterable[RankRecords]) -> bool:
+    """Whether an operation had been open for ten seconds when it was read: so its rank may stand, but need not."""
+    return any(
+        recorder.read_unix_seconds - record.created_unix_ns / 1e9 >= _STANDS_SECONDS
+        for recorder in recorders
+        for record in recorder.records
+        if _counts_as_open(record)
+    )
+
+
+def recorded_once(recorders: Sequence[RankRecords], opened_before_unix_seconds: float) -> tuple[Recorded, ...]:
+    """What counts of recorders that were read once: what is open, and was enqueued before that time.
+
+    So long before that every rank has had the time to come, and that a torn cut of a healthy job holds none. Time-outs
+    are left out: they were over long ago.
+    """
+
+    def of_one(recorder: RankRecords) -> Recorded:
+        late = {
+            _identity(record)
+            for record in recorder.records
+            if _counts_as_open(record) and record.created_unix_ns < opened_before_unix_seconds * 1e9
+        }
+        records = tuple(replace(record, timeout_ms=-1) for record in recorder.records)
+        return _with_open(replace(recorder, records=records), late, None)
+
+    return tuple(sorted(map(of_one, recorders), key=lambda one: one.library))
+
+
+def _recorded(first: RankRecords, last: RankRecords, main_thread_id: int | None) -> Recorded | None:
+    if first.reset_epoch != last.reset_epoch or last.next_id < first.next_id:
+        return None  # emptied between the rounds, or another one
+    stays_open = {_identity(record) for record in first.records if _counts_as_open(record)}
+    return _with_open(last, stays_open, main_thread_id)
+
+
+def _with_open(last: RankRecords, stays_open: set[tuple[int, int, int]], main_thread_id: int | None) -> Recorded:
+    """A recorder by its groups; of what is open in it these operations stay so."""
+    by_name: dict[str, dict[int, list[FlightRecord]]] = {}
+    for record in last.records:
+        if record.group_name:  # all are "" under TORCH_DISTRIBUTED_DEBUG=DETAIL: nothing tells them apart
+            by_name.setdefault(record.group_name, {}).setdefault(record.group_id, []).append(record)
+    whole = (record for record in last.records if record.id >= last.oldest_id)
+    oldest = next((record.created_unix_ns / 1e9 for record in whole), None)
+    groups = (_group(name, by_id, last, stays_open, main_thread_id) for name, by_id in sorted(by_name.items()))
+    return Recorded(
+        library=last.library,
+        is_wrapped=last.is_wrapped or last.reset_epoch > 0,
+        oldest_unix_seconds=oldest,
+        groups=tuple(groups),
+    )
+
+
+def _group(
+    name: str,
+    by_id: dict[int, list[FlightRecord]],
+    last: RankRecords,
+    stays_open: set[tuple[int, int, int]],
+    main_thread_id: int | None,
+) -> GroupRecords:
+    """The newest group of this name in this process."""
+    newest = max(by_id)
+    records = by_id[newest]
+    statuses = (status for status in last.groups if status.group_id == newest)
+    any_open = any(record.is_open for record in records)
+    members = (listed.ranks for listed in last.members if listed.name == name)
+    return GroupRecords(
+        library=last.library,
+        name=name,
+        description=records[-1].group_description,
+        number=max((record.collective_seq for record in records), default=0),
+        generation=len(by_id),
+        operations=tuple(
+            _enqueued(record, last.read_unix_seconds, stays_open, main_thread_id)
+            for record in records
+            if not record.is_coalesced_part
+        ),
+        has_lost_open=last.is_wrapped and not any_open and any(_is_one_gone(status, records) for status in statuses),
+        ranks=next(members, ()),
+    )
+
+
+def _is_one_gone(status: GroupStatus, completed: list[FlightRecord]) -> bool:
+    """Whether an operation that torch does not count as completed is no longer among the records of its group.
+
+    Gloo completes in several threads, so that the last to be counted may be an older one than the last to be enqueued.
+    """
+    not_counted = range(status.last_completed + 1, status.last_enqueued + 1)
+    shown = {record.collective_seq for record in completed if record.collective_seq in not_counted}
+    return status.last_enqueued - status.last_completed > len(shown)
+
+
+def _enqueued(
+    record: FlightRecord, read_unix_seconds: float, stays_open: set[tuple[int, int, int]], main_thread_id: int | None
+) -> Enqueued:
+    operation = record.operation.rpartition(":")[2]
+    created = record.created_unix_ns / 1e9
+    are_equal = operation in _EQUAL_SIZES
+    return Enqueued(
+        number=record.collective_seq,
+        operation=operation,
+        order=record.id,
+        created_unix_seconds=created,
+        open_seconds=max(0.0, read_unix_seconds - created) if record.is_open else 0.0,
+        stays_open=_counts_as_open(record) and _identity(record) in stays_open,
+        is_p2p=record.is_p2p,
+        dtypes=record.input_dtypes[:_MOST_DIMENSIONS] if are_equal else (),
+        sizes=tuple(size[:_MOST_DIMENSIONS] for size in record.input_sizes[:_MOST_DIMENSIONS]) if are_equal else (),
+        timeout_seconds=record.timeout_ms / 1e3 if record.timeout_ms > 0 else None,
+        by_main=main_thread_id is None or not record.thread_id or record.thread_id == main_thread_id,
+    )
+
+
+def _identity(record: FlightRecord) -> tuple[int, int, int]:
+    return record.id, record.group_id, record.collective_seq
+
+
+def _counts_as_open(record: FlightRecord) -> bool:
+    """Whether it has not completed; parts of a batch never do in NCCL: the record that closes it stands for them."""
+    return record.is_open and not record.is_coalesced_part
+
+
+class Progress(NamedTuple):
+    """How far a process was in one round: `opened`, its oldest open operation, `newest`, the last of its main thread.
+
+    Both as (library, epoch, id), None without one. `by_main`: the open one is its main thread's.
+    """
+
+    opened: tuple[str, int, int] | None
+    newest: tuple[str, int, int] | None
+    by_main: bool
+
+
+def progress(recorders: Iterable[RankRecords], main_thread_id: int | None) -> Progress:
+    """How far a process is; what other threads have open counts where the main thread has nothing open."""
+    every = [
+        (record.created_unix_ns, (recorder.library, recorder.reset_epoch, record.id), record)
+        for recorder in recorders
+        for record in recorder.records
+    ]
+    mains = [one for one in every if main_thread_id is not None and one[2].thread_id == main_thread_id]
+    opened = [one for one in every if _counts_as_open(one[2])]
+    opened_by_main = [one for one in mains if _counts_as_open(one[2])]
+    oldest = min(opened_by_main or opened, key=lambda one: one[:2], default=None)
+    newest = max(mains, key=lambda one: one[:2], default=None)
+    return Progress(oldest and oldest[1], newest and newest[1], by_main=bool(opened_by_main))
+
+
+def motion(rounds: Sequence[Progress]) -> Motion:
+    """What the recorders of a process say of its progress, one of each round; unknown where they tell nothing.
+
+    Who keeps its oldest open operation is frozen, whatever other threads of it count. It moves where its main thread
+    has another one open; that other threads do is no progress of the job.
+    """
+    if len(rounds) < 2:
+        return Motion.UNKNOWN
+    first, last = rounds[0], rounds[-1]
+    if first.by_main and last.by_main and first.opened != last.opened:
+        return Motion.MOVING
+    is_kept = first.opened is not None and all(one.opened == first.opened for one in rounds)
+    return Motion.FROZEN if is_kept and first.newest == last.newest else Motion.UNKNOWN

@@ -1,0 +1,156 @@
+"""Looks at jobs: the stacks of all ranks taken and judged, the owners of the jobs in turn."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from hangwatch import words
+from hangwatch.capture import stack_limits
+from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.daemon.context import Common
+from hangwatch.detector import TakeCapture
+from hangwatch.detector.job_watch import MotionCount
+from hangwatch.detector.power_level import GpuLevels, gpu_levels
+from hangwatch.model import Fault, Job
+from hangwatch.probes.gpu import query
+from hangwatch.probes.node import daemon_heap
+from hangwatch.probes.process import pyspy
+from hangwatch.schedule import CAPTURES_PER_OWNER, Turns
+from hangwatch.state import steps
+from hangwatch.state.board import HANDOVER, Snapshot
+from hangwatch.state.incident_timeline import CAPTURES_KEPT
+from hangwatch.verdict.diagnosis import Diagnosis
+
+log = logging.getLogger(__package__)  # one name for all parts: people filter by it
+
+
+class _Asked(NamedTuple):
+    wanted: TakeCapture
+    at: float
+
+
+class Looking:
+    """The looks of one daemon; `scan` finds the jobs anew, unless a scan began after the time that it is given."""
+
+    def __init__(self, common: Common, scan: Callable[[float], None]) -> None:
+        self._common, self._scan = common, scan
+        self._turns: Turns[_Asked] = Turns(CAPTURES_PER_OWNER)
+        parallel = common.settings.capture.parallel
+        self._slots = threading.BoundedSemaphore(parallel) if parallel else None
+
+    def ask(self, wanted: TakeCapture) -> None:
+        """Let a capture wait for the turn of the job's owner."""
+        entry = self._common.board.snapshot.jobs.get(wanted.job_key)
+        self._turns.add(entry.job.share if entry else "", _Asked(wanted, self._common.clock()))
+        self._common.beats.once("capture", self._in_turn)
+
+    def _in_turn(self) -> None:
+        """The capture whose owner's turn it is; none where who waits has as many under way as one owner may."""
+        turn = self._turns.take()
+        if turn is None:
+            return
+        try:
+            with self._common.board.running("capture", self._common.clock()):
+                self._look(turn.wanted.wanted, turn.wanted.at)
+        finally:
+            daemon_heap.give_back()
+            if self._turns.end(turn):
+                self._common.beats.once("capture", self._in_turn)
+
+    def _look(self, wanted: TakeCapture, asked_at: float) -> None:
+        """Take the stacks of every rank of one job and judge them; if that fails, the job is not forgotten over it."""
+        common, settings = self._common, self._common.settings.detector
+        try:
+            # Ranks that came or went since the last slow beat must be known before they are dumped.
+            self._scan(asked_at)
+            entry = common.board.snapshot.jobs.get(wanted.job_key)
+            if entry is None or common.stop.is_set():
+                return
+            job = entry.job
+            whose = words.count(len(job.ranks), "rank") if job.ranks else "its launcher"
+            log.info("%s: taking stacks of %s: %s", job.name.in_log, whose, wanted.reason)
+            levels = gpu_levels(entry.watch.gpus, settings)
+            look = self.look_at(job, levels, may_pause=not wanted.is_glance)
+            if look is None:
+                return
+            if wanted.is_glance:
+                self._glanced(job.key, steps.motion_count(look.grouping))
+                return
+            with common.board.running(HANDOVER, common.clock()):
+                self._scan(common.clock())  # a job that ended while it was looked at has ended, and is not hung
+                common.do(common.board.change(steps.captured, look, now=common.clock(), settings=settings))
+            log.info("%s: %s", job.name.in_log, look.verdict.message)
+        except Exception:  # whatever it was, this hang must not be lost with it
+            log.exception("job %s: its stacks could not be taken or judged; please report this", wanted.job_key)
+            if wanted.is_glance:
+                self._glanced(wanted.job_key, MotionCount(frozen=0, moving=0))
+                return
+            now, unix_now = common.clock(), time.time()
+            common.do(
+                common.board.change(steps.unjudged, wanted.job_key, now=now, unix_now=unix_now, settings=settings)
+            )
+
+    def _glanced(self, job_key: str, seen: MotionCount) -> None:
+        common, settings = self._common, self._common.settings.detector
+        now, unix_now = common.clock(), time.time()
+        common.do(common.board.change(steps.glanced, job_key, seen, now=now, unix_now=unix_now, settings=settings))
+
+    def asked_for(self, job: Job, rounds: int | None) -> Diagnosis | None:
+        """A look that the owner of a job has asked for, and waits for."""
+        with self._common.board.running("capture", self._common.clock()):
+            return self.look_at(job, rounds=rounds or 1, looks_again=rounds is None, ask_nccl=False)
+
+    def look_at(
+        self,
+        job: Job,
+        levels: Mapping[str, GpuLevels] | None = None,
+        *,
+        may_pause: bool = True,
+        rounds: int | None = None,
+        looks_again: bool = False,
+        ask_nccl: bool = True,
+    ) -> Diagnosis | None:
+        """Capture and judge one job whose GPUs have these levels; None when the daemon was asked to stop meanwhile."""
+        common = self._common
+        look = diagnose_job(
+            job,
+            settings=common.settings.capture,
+            activities=common.activities,
+            node=common.node,
+            sweep=common.board.snapshot.sweep,
+            latest_sweep=lambda: common.board.snapshot.sweep,
+            gpu_levels=levels,
+            read_traffic=partial(query.traffic, common.gpus),
+            proc_root=common.proc_root,
+            may_pause=may_pause,
+            stop=common.stop,
+            slots=self._slots,
+            observe_dump=self._count_dump,
+            rounds=rounds,
+            looks_again=looks_again,
+            ask_nccl=may_pause and ask_nccl,
+            capture_bytes=self._capture_bytes(job),
+        )
+        return None if common.stop.is_set() else look
+
+    def _capture_bytes(self, job: Job) -> int:
+        """What one capture of a job may take: one part of its owner's room, of as many as his jobs that hang.
+
+        What an earlier one took stays: n jobs that hang one after the other take 1 + 1/2 + ... + 1/n times the room.
+        """
+        entries = self._common.board.snapshot.jobs.values()
+        others = sum(
+            entry.incident is not None and entry.job.share == job.share and entry.job.key != job.key
+            for entry in entries
+        )
+        return stack_limits.OF_OWNER_BYTES // ((1 + others) * CAPTURES_KEPT)
+
+    def _count_dump(self, seconds: float, fault: Fault | None) -> None:
+        self._common.board.put(Snapshot.with_dump, seconds, fault)
+        if fault is not None and fault.reason in pyspy.STUCK_REASONS:
+            self._common.board.set(dumpers_stuck=pyspy.left_behind())

@@ -1,0 +1,214 @@
+"""Keeps incidents: on disk, with the power that led to them, and their hooks called once they are there to be read."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hangwatch import hooks
+from hangwatch.daemon.context import Common
+from hangwatch.formats.incident_file import StoreError
+from hangwatch.hooks import Ended, Hooks
+from hangwatch.model import ENDED_STATES, Incident, JobState, ProcessId
+from hangwatch.probes.process import procfs
+from hangwatch.report.folder import folder_files
+from hangwatch.state import steps
+from hangwatch.state.board import HANDOVER, Snapshot, extend
+from hangwatch.state.steps import SaveIncident
+from hangwatch.store import Store, StoreTakenError
+
+log = logging.getLogger(__package__)  # one name for all parts: people filter by it
+
+PRUNE_SECONDS = 3600.0
+PRUNED_BY_AGE = 3
+STORE_SECONDS = 60.0
+LAST_SECONDS = 5.0  # for the incidents that are not written yet when the daemon ends
+_POLL_SECONDS = 0.02
+LOCK_SECONDS = 3.0  # so long the start waits for a file system that may never answer
+
+
+class Keeping:
+    """The incidents of one daemon: those of the jobs on its board, and those that an earlier one left open."""
+
+    def __init__(self, common: Common, store: Store) -> None:
+        self._common, self._board, self._store = common, common.board, store
+        self._has_read_back = False
+        self._pending: deque[SaveIncident] = deque()  # the first is being written
+        self._unmarked: deque[SaveIncident] = deque()
+        self._writing = threading.Lock()
+        wanted = common.settings.hooks
+        common.board.set(hook_runs=hooks.none_yet(wanted))
+        self._hooks = Hooks(wanted, partial(common.beats.once, "hooks"), self._hook_ended)
+
+    def refuse_second_daemon(self) -> None:
+        """Raise StoreTakenError where another daemon has the state directory; a disk that is broken or silent is none.
+
+        It is asked in a thread, since the file system may never answer; then `_tend_store` asks again.
+        """
+        taken: list[StoreTakenError] = []
+
+        def lock() -> None:
+            try:
+                self._store.lock()
+            except StoreTakenError as error:
+                taken.append(error)
+            except StoreError as error:
+                log.debug("no lock yet: %s", error)
+
+        asking = threading.Thread(target=lock, name="lock", daemon=True)
+        asking.start()
+        asking.join(LOCK_SECONDS)
+        if taken:
+            raise taken[0]
+
+    def begin(self) -> None:
+        """Put the care for the store on the schedule; it is opened at once."""
+        beats = self._common.beats
+        beats.every(STORE_SECONDS, "store", "store", self._tend_store)
+        beats.once("store", self._tend_store)
+        beats.every(PRUNE_SECONDS, "store", "prune", self._prune, PRUNED_BY_AGE)
+
+    def save(self, wanted: SaveIncident) -> None:
+        """Have an incident written as soon as those before it are."""
+        self._unmarked.append(wanted)
+        self._pending.append(wanted)
+        self._common.beats.once("store", self._write_pending)
+
+    def finish(self, seconds: float = LAST_SECONDS) -> None:
+        """Write what is not written yet, for at most so long, and log what is given up. The beats have ended."""
+        ends = time.monotonic() + seconds
+        last = threading.Thread(target=self._write_last, args=(ends,), name="last incidents", daemon=True)
+        last.start()
+        last.join(seconds)
+        given_up = {wanted.incident.incident_id: wanted.incident for wanted in tuple(self._pending)}
+        why = f"the store did not take it within {seconds:g} s"
+        if (problem := self._board.snapshot.store_problem) is not None:
+            incidents = (entry.incident for entry in self._board.snapshot.jobs.values())
+            given_up |= {incident.incident_id: incident for incident in incidents if incident is not None}
+            why = problem
+        for incident in given_up.values():
+            where = f"incident {incident.incident_id} is given up, not on disk as it was last"
+            log.error("%s: %s: %s", incident.job.name.in_log, where, why)
+
+    def _write_last(self, ends: float) -> None:
+        """Write what is pending, and what looks that were judged before the end are about to hand over."""
+        self._write_pending()
+        while self._board.snapshot.running.get(HANDOVER) and time.monotonic() < ends:
+            time.sleep(_POLL_SECONDS)
+        self._write_pending()
+
+    def _write_pending(self) -> None:
+        """Write the incidents that wait; each has its marker on disk before the first of them is rendered."""
+        with self._writing:
+            while self._pending:
+                while self._unmarked:
+                    self._mark(self._unmarked.popleft().incident)
+                wanted = self._pending[0]
+                try:
+                    (self._save if wanted.is_watched else self._keep)(wanted.incident, wanted.moved_to)
+                finally:
+                    self._pending.popleft()
+
+    def _mark(self, incident: Incident) -> None:
+        if self._board.snapshot.store_problem is None:
+            try:
+                self._store.mark(incident)
+            except StoreError as error:
+                self._say_store(str(error))
+
+    def resume(self, incidents: Iterable[Incident]) -> None:
+        """Go on with incidents that an earlier daemon left open, as far as their processes live and are found."""
+        processes = {process for incident in incidents for process in incident.job.processes}
+        living = frozenset(filter(self._lives, processes))
+        common, settings = self._common, self._common.settings.detector
+        now, unix_now = common.clock(), time.time()
+        common.do(common.board.change(steps.resumed, incidents, living, now=now, unix_now=unix_now, settings=settings))
+
+    def _lives(self, process: ProcessId) -> bool:
+        found = procfs.read_state(process.pid, self._common.proc_root)
+        return found is not None and found[0] == process and found[1] not in ENDED_STATES
+
+    def _save(self, incident: Incident, moved_to: JobState | None = None) -> None:
+        """Write the incident with the power that led to it; a full disk costs this incident's folder, nothing else."""
+        entry = self._board.snapshot.jobs.get(incident.job.key)
+        if entry is not None:
+            series = self._board.power_series(entry, self._common.settings.detector)
+            incident = replace(incident, power=extend(incident.power, series))
+            self._board.put(Snapshot.with_power, incident)
+        self._keep(incident, moved_to)
+
+    def _keep(self, incident: Incident, moved_to: JobState | None = None) -> None:
+        """Write it, and then call the hook for which it is there to be read."""
+        folder = None
+        if self._board.snapshot.store_problem is None:  # else it is saved when the store is back, see `_tend_store`
+            try:
+                folder = self._store.save(incident, folder_files(incident))
+            except StoreError as error:
+                self._say_store(str(error))
+            else:
+                log.info("incident %s: %s", incident.incident_id, folder)
+        self._hooks.call(incident, moved_to, folder)
+        if folder is not None:
+            self._prune()
+
+    def _hook_ended(self, ended: Ended) -> None:
+        """Tell what came of a hook, in the log and in the incident; what it printed is kept beside that."""
+        call = ended.call
+        self._board.put(Snapshot.with_hook, call.event, ended.outcome)
+        level = logging.INFO if ended.is_ok else logging.WARNING
+        log.log(level, "%s: %s", call.incident.job.name.in_log, ended.message)
+        if ended.output and call.folder is not None:
+            self._common.beats.once("store", self._keep_output, call.folder, f"{call.key}.txt", ended.output)
+        self._common.do(self._board.change(steps.noted, call.incident, ended.message, unix_now=time.time()))
+
+    def _keep_output(self, folder: Path, name: str, output: bytes) -> None:
+        try:
+            self._store.add_output(folder.name, name, output)
+        except StoreError as error:
+            log.warning("what a hook printed cannot be kept: %s", error)
+
+    def _tend_store(self) -> None:
+        """Open the store, and again once a minute after it failed. A full disk must not end the watch."""
+        if self._board.snapshot.store_problem is None:
+            return
+        try:
+            self._store.lock()
+            self._store.make_writable()
+            if not self._has_read_back:
+                self.resume(self._store.left_open(self._common.node))
+                self._has_read_back = True
+        except StoreError as error:
+            self._say_store(str(error))
+            return
+        self._say_store(None)
+        for entry in self._board.snapshot.jobs.values():
+            if entry.incident is not None:
+                self.save(SaveIncident(incident=entry.incident))
+
+    def _say_store(self, problem: str | None) -> None:
+        """Say once that incidents cannot be kept, and why."""
+        if problem is not None and problem != self._board.snapshot.store_problem:
+            log.error("incidents cannot be kept: %s\n  the watch goes on; tried again every minute", problem)
+        self._board.set(store_problem=problem)
+
+    def _prune(self, by_age: int = 0) -> None:
+        """Keep the bounds of the store; a few that are old may go as well, see `Store.prune`."""
+        if self._board.snapshot.store_problem is not None:
+            return
+        entries = self._board.snapshot.jobs.values()
+        incidents = (*(entry.incident for entry in entries), *self._board.snapshot.left_open)
+        still_open = frozenset(incident.incident_id for incident in incidents if incident is not None)
+        try:
+            removed = self._store.prune(still_open, by_age=by_age)
+        except StoreError as error:
+            log.warning("old incidents cannot be removed: %s", error)
+        else:
+            if removed:
+                log.info("removed %d old incidents", len(removed))

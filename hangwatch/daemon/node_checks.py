@@ -1,0 +1,80 @@
+"""Runs the checks of the node, each on a beat of its own, and again when a job comes that they had missed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from hangwatch.checks.framework import registry, runner
+from hangwatch.checks.framework.contract import ABSENT, Settings
+from hangwatch.daemon.context import Common
+from hangwatch.probes.node.machine import Node
+from hangwatch.state import steps
+from hangwatch.state.board import Snapshot
+
+CHECK_AGAIN_SECONDS = 30.0  # after a job came: it has begun by then
+CHECKED_AGAIN_PACE_SECONDS = 60.0  # of one check at most, whatever comes and goes
+
+
+class Checking:
+    """The checks of one daemon that are in `settings`, by name, and enabled there."""
+
+    def __init__(self, common: Common, settings: Mapping[str, Settings]) -> None:
+        self._common, self._settings = common, settings
+        self._checks = {name: check for name, check in registry.checks().items() if self._is_on(name)}
+        self._windows = {name: runner.new_window(check) for name, check in self._checks.items()}
+        self._began: dict[str, float] = {}
+        self._again_at: dict[str, float] = {}
+
+    def _is_on(self, name: str) -> bool:
+        settings = self._settings.get(name)
+        return settings is not None and settings.enabled
+
+    def begin(self) -> None:
+        """Put every check on the schedule, the first time at once."""
+        for check in self._checks.values():
+            self._common.beats.every(check.every_seconds, "checks", f"check-{check.name}", self._check, check.name)
+            self._common.beats.once("checks", self._check, check.name)
+
+    def _check(self, name: str) -> None:
+        """One run of one check."""
+        self._began[name] = time.time()
+        node = self._node()
+        result = runner.run(self._checks[name], node, self._settings[name], self._windows[name])
+        self._common.board.put(steps.checked, result, now=self._common.clock())
+        if self._common.board.snapshot.living_keys - {job.key for job in node.jobs}:
+            self.again((name,))
+
+    def again(self, names: Iterable[str]) -> None:
+        """Let those of these checks that had nothing to look at look soon, since a job has come.
+
+        A user's jobs that come and go by the second make no check run more than once a minute.
+        """
+        now, found = self._common.clock(), self._common.board.snapshot.checks
+        for name in names:
+            last = self._again_at.get(name)
+            is_due = last is None or now - last >= CHECKED_AGAIN_PACE_SECONDS
+            if is_due and name in found and found[name].verdict.reason == ABSENT:
+                self._again_at[name] = now
+                self._common.beats.within(CHECK_AGAIN_SECONDS, f"check-{name}")
+
+    def missed(self, beat: str) -> bool:
+        """Whether this beat is that of a check, whose last turn is not over; the check says so from now on."""
+        name = beat.removeprefix("check-")
+        if name not in self._checks:
+            return False
+        now = time.time()
+        stalled = runner.stalled(self._checks[name], self._began.get(name, now), now)
+        self._common.board.put(Snapshot.with_check, stalled)
+        return True
+
+    def _node(self) -> Node:
+        settings = self._common.settings
+        return Node(
+            proc_root=self._common.proc_root,
+            gpus=self._common.gpus,
+            jobs=tuple(entry.job for entry in self._common.board.snapshot.living),
+            state_directory=Path(settings.store.directory),
+            dump_after_seconds=settings.dump_after_seconds,
+        )

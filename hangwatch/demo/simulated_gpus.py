@@ -1,0 +1,105 @@
+"""Simulated GPUs whose power follows what the ranks of a simulated node really do.
+
+The levels are those of H100 with a limit of 700 W: measured hung jobs lie at 14 to 29 % of the limit, at 100 %
+utilisation where ranks wait in NCCL, and often at 0 % on the rank that they wait for.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import NamedTuple
+
+from hangwatch.demo.phases import Phase, Seen
+from hangwatch.demo.simulated_node import SimulatedNode
+from hangwatch.model import Fault, GpuSample, GpuSweep, SamplerStatus
+from hangwatch.probes.gpu.source import DetailsT
+
+LIMIT_WATTS = 700.0
+DRAINED_SECONDS = 1.0  # NVML averages power over a second, and queued kernels run on for a moment
+
+
+class Load(NamedTuple):
+    """What a GPU draws, give or take, and how busy the driver says that it is."""
+
+    watts: float
+    spread_watts: float
+    utilization_ratio: float
+
+
+TRAINING = Load(600.0, 30.0, 0.98)
+WAITING = Load(120.0, 10.0, 1.0)
+STUCK = Load(85.0, 2.0, 0.0)
+IDLE = Load(70.0, 2.0, 0.0)
+EVALUATION = Load(165.0, 12.0, 0.35)
+
+MODEL_LOADED = Load(118.0, 4.0, 0.0)
+
+_AT_ONCE = {
+    Phase.STARTING: MODEL_LOADED,
+    Phase.IDLE: MODEL_LOADED,
+    Phase.EVALUATION: EVALUATION,
+}
+
+
+def load(seen: Seen, alive: bool = True) -> Load:
+    """What the GPU of a rank does that has been in this phase for that long."""
+    if not alive:
+        return IDLE
+    if seen.phase in _AT_ONCE:
+        return _AT_ONCE[seen.phase]
+    if seen.age_seconds < DRAINED_SECONDS:
+        return TRAINING
+    return WAITING if seen.phase is Phase.COLLECTIVE else STUCK
+
+
+class SimulatedGpus:
+    """One GPU per rank of the simulated jobs; stands where the daemon otherwise asks the driver."""
+
+    def __init__(self, *nodes: SimulatedNode, seed: int = 0) -> None:
+        self._ranks = [(node, local_rank) for node in nodes for local_rank in range(node.ranks)]
+        self._random = random.Random(seed)  # noqa: S311 - noise of a sensor
+
+    def start(self) -> None:
+        """Nothing to start: a sweep is read when it is asked for."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    def latest(self) -> GpuSweep:
+        """All GPUs, now."""
+        return GpuSweep(
+            taken_monotonic_seconds=time.monotonic(),
+            taken_unix_seconds=time.time(),
+            gpus=tuple(self._sample(index, *rank) for index, rank in enumerate(self._ranks)),
+            driver_version="simulated",
+        )
+
+    def status(self) -> SamplerStatus:
+        """How the sampling fares: always well."""
+        return SamplerStatus(alive=True, last_answer_monotonic_seconds=time.monotonic())
+
+    def query(self, kind: type[DetailsT], deadline_seconds: float) -> Fault:
+        """Details are what only a driver has."""
+        return Fault(
+            subject="simulated GPUs",
+            reason="NotSimulated",
+            detail=f"no {kind.__name__} within {deadline_seconds:g} s nor later: the demo simulates power only",
+        )
+
+    def _sample(self, index: int, node: SimulatedNode, local_rank: int) -> GpuSample:
+        alive = node.is_alive(local_rank)
+        now = load(node.phases.read(local_rank), alive)
+        return GpuSample(
+            index=index,
+            uuid=f"GPU-demo-{index}",
+            name="Simulated H100",
+            power_watts=now.watts + self._random.uniform(-now.spread_watts, now.spread_watts),
+            power_limit_watts=LIMIT_WATTS,
+            utilization_ratio=now.utilization_ratio,
+            memory_used_bytes=60 << 30 if alive else 0,
+            memory_total_bytes=80 << 30,
+            sm_clock_hertz=1.98e9,
+            temperature_celsius=35.0 + now.watts / 20,
+            pids=(node.pids[local_rank],) if alive else (),
+        )

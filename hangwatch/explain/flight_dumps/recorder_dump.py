@@ -1,0 +1,402 @@
+"""Pure: a dump that torch wrote of its own flight recorder -> its records, as `probes.torch_recorder` reads a live one.
+
+The watchdog writes one as a pickle where an operation has timed out, to TORCH_FR_DUMP_TEMP_FILE (before,
+TORCH_NCCL_DEBUG_INFO_TEMP_FILE) and the rank; a program makes one with `_dump_fr_trace()`, or with
+`_dump_fr_trace_json()` as JSON. What stands in it, by version: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp,
+before torch 2.7 NCCLUtils.hpp. Its writer, or whoever could write there, may have put anything into it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from hangwatch import words
+from hangwatch.explain.flight_dumps.safe_pickle import MOST_BYTES, plain_values
+from hangwatch.formats import decoding, pyspy_json
+from hangwatch.model import MOST_RANKS, Frame, spans
+from hangwatch.model.flight_records import (
+    EARLIEST_UNIX_NS,
+    LATEST_UNIX_NS,
+    FlightRecord,
+    GroupMembers,
+    GroupStatus,
+    Library,
+    RankRecords,
+    with_batches,
+)
+
+MOST_RECORDS = 1 << 17  # the newest of a larger buffer
+MOST_GROUPS = 4096
+_MOST_CONTAINERS = 2_000_000  # of JSON
+_MOST_COMMAS = 4_000_000
+_MOST_MEMBERS = 1 << 21  # of all groups together
+_LONGEST_RANKS = 1 << 21
+_MOST_NAME = 128
+_MOST_SIZES = 8
+_MOST_FRAMES = 256
+_MOST_SEQUENCE = 1 << 53
+
+_KEY = re.compile(rb"comm_lib_version|nccl_version|nccl_comm_state|pg_config|pg_status|collective_seq_id")
+_OPENS = re.compile(rb"^\s*\{\s*\"")
+_PICKLED = re.compile(rb"^\x80[\x02-\x05]")
+_VERSION = re.compile(r"^2\.\d{1,4}$")
+_PEERS = re.compile(r"^[a-z]+:(?:send|recv) (\d{1,7})(?:->|<-)\d{1,7}$")
+_RANKS = re.compile(r"^\[?[\d, ]*\]?$", re.ASCII)
+_DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
+
+
+class LastEnqueued(NamedTuple):
+    """The newest operation of a process, and the innermost frame of the program's own that enqueued it, if known."""
+
+    operation: str
+    number: int
+    group_description: str
+    frame: Frame | None
+
+
+class FlightDump(NamedTuple):
+    """What one file tells of one process; `version` is that of the format.
+
+    `possible_ranks` are the global ranks that it can be of by the groups whose operations it holds, as [first, last] of
+    each range, None where these have no list of members. `newest_unix_seconds` is the latest time that stands in it: it
+    was written later.
+    """
+
+    recorders: tuple[RankRecords, ...]
+    version: str
+    newest_unix_seconds: float
+    world_size: int | None = None
+    possible_ranks: tuple[tuple[int, int], ...] | None = None
+    last: LastEnqueued | None = None
+
+    @property
+    def opened(self) -> Iterator[FlightRecord]:
+        """The operations that were open."""
+        return (
+            record
+            for recorder in self.recorders
+            for record in recorder.records
+            if record.is_open and not record.is_coalesced_part
+        )
+
+
+def begins_so(head: bytes) -> bool:
+    """Whether a file that begins so is meant to be a dump: a pickle or a map of JSON, with a key of one."""
+    return (_PICKLED.match(head) or _OPENS.match(head)) is not None and _KEY.search(head) is not None
+
+
+def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
+    """What a dump tells, which was written at that time as far as is known. Raises ValueError, with the reason."""
+    values = plain_values(content) if _PICKLED.match(content) else _json(content)
+    if not isinstance(values, dict) or "version" not in values:
+        raise ValueError("is no dump of a flight recorder: it has no version")
+    version = values["version"]
+    if not isinstance(version, str) or not _VERSION.match(version):
+        raise ValueError(f"is of format {words.elided(str(version)[:_MOST_NAME], 16)}, which is not known")
+    rows = _rows(values.get("entries", ()))
+    by_library: dict[Library, list[FlightRecord]] = defaultdict(list)
+    newest = 0
+    for row in rows:
+        record, library, latest = _record(row)
+        by_library[library].append(record)
+        newest = max(newest, latest)
+    statuses = tuple(_statuses(values.get("pg_status", {})))
+    members = tuple(_members(values.get("pg_config", {})))
+    library_version = values.get("comm_lib_version", values.get("nccl_version", ""))
+    described = _Described(statuses, members, _text(library_version, "comm_lib_version"), version, written_unix_seconds)
+    recorders = tuple(described.recorder(library, found) for library, found in sorted(by_library.items()))
+    world = next((one.ranks for one in members if (one.name, one.description) == _DEFAULT_GROUP), ())
+    return FlightDump(
+        recorders=recorders,
+        version=version,
+        newest_unix_seconds=newest / 1e9,
+        world_size=world[0][1] + 1 if len(world) == 1 and world[0][0] == 0 else None,
+        possible_ranks=_possible_ranks(by_library.get("nccl", ()), members),
+        last=_last(rows),
+    )
+
+
+def _json(content: bytes) -> object:
+    """Raises ValueError where it is no JSON, or may take more memory than a dump does."""
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
+    if content.count(b"[") + content.count(b"{") > _MOST_CONTAINERS or content.count(b",") > _MOST_COMMAS:
+        raise ValueError("holds more values than a flight recorder does")
+    try:
+        found = decoding.plain(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"is no whole JSON: {words.elided(str(error), _MOST_NAME)}") from None
+    return found
+
+
+# --- what stands in it: every value may be of any type ---------------------------------------------------------------
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"has a {name} that is no text")
+    return words.elided(value[: 4 * _MOST_NAME], _MOST_NAME)
+
+
+def _integer(value: object, name: str, lowest: int = 0) -> int:
+    """An integer, in JSON's pg_status one that is written as a text."""
+    if isinstance(value, str) and len(value) <= 20 and value.removeprefix("-").isdecimal() and value.isascii():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value < _MOST_SEQUENCE:
+        raise ValueError(f"has a {name} that is no number, or out of its range")
+    return value
+
+
+def _nanoseconds(value: object, name: str) -> int:
+    """A time; None, or 0 in JSON, is none."""
+    if value in (None, 0):
+        return 0
+    if not isinstance(value, int) or not EARLIEST_UNIX_NS < value < LATEST_UNIX_NS:
+        raise ValueError(f"has a {name} that is no time")
+    return value
+
+
+def _flag(value: object, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"has a {name} that is neither true nor false")
+    return value
+
+
+def _mapping(value: object, name: str) -> Mapping[object, object]:
+    if not isinstance(value, dict) or len(value) > MOST_GROUPS:
+        raise ValueError(f"has a {name} that is no map, or too large")
+    return value
+
+
+def _rows(value: object) -> Sequence[Mapping[str, object]]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("has entries that are no list")
+    rows = value[-MOST_RECORDS:]
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError("has an entry that is no map")
+    return rows
+
+
+def _record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int]:
+    """One operation, whose it is, and the latest time that it tells."""
+    operation = _text(row.get("profiling_name"), "profiling_name")
+    library = _library(operation)
+    names = row.get("process_group")
+    if not isinstance(names, (list, tuple)) or len(names) != 2:
+        raise ValueError("has a process_group that is no pair of name and description")
+    state, is_retired = row.get("state"), _flag(row.get("retired"), "retired")
+    if state not in ("scheduled", "started", "completed"):
+        raise ValueError("has an unknown state")
+    created = _nanoseconds(row.get("time_created_ns"), "time_created_ns")
+    if not created:
+        raise ValueError("has an entry of no time")
+    seen = (_nanoseconds(row.get(key), key) for key in ("time_discovered_started_ns", "time_discovered_completed_ns"))
+    is_p2p = row.get("is_p2p", operation.partition(":")[2].startswith(("send", "recv")))
+    thread_id = row.get("thread_id", "")
+    record = FlightRecord(
+        id=_integer(row.get("record_id"), "record_id"),
+        reset_epoch=0,
+        group_id=_integer(row.get("pg_id"), "pg_id"),
+        group_name=_text(names[0], "process_group"),
+        group_description=_text(names[1], "process_group"),
+        collective_seq=_integer(row.get("collective_seq_id"), "collective_seq_id"),
+        p2p_seq=_integer(row.get("p2p_seq_id"), "p2p_seq_id"),
+        op_id=_integer(row.get("op_id"), "op_id"),
+        is_p2p=_flag(is_p2p, "is_p2p"),
+        operation=operation,
+        state="completed" if (is_retired if library == "gloo" else state == "completed") else "open",
+        is_started=state != "scheduled",
+        is_retired=is_retired,
+        created_unix_ns=created,
+        timeout_ms=_integer(row.get("timeout_ms", -1), "timeout_ms", -1),
+        input_sizes=_sizes(row.get("input_sizes", ())),
+        output_sizes=_sizes(row.get("output_sizes", ())),
+        input_dtypes=_types(row.get("input_dtypes", ())),
+        output_dtypes=_types(row.get("output_dtypes", ())),
+        thread_id=int(thread_id) if isinstance(thread_id, str) and re.fullmatch(r"[0-9]{1,20}", thread_id) else 0,
+        thread_name=_text(row.get("thread_name", ""), "thread_name"),
+    )
+    return record, library, max(created, *seen)
+
+
+def _library(operation: str) -> Library:
+    prefix: Literal["gloo", "nccl"]
+    for prefix in ("gloo", "nccl"):
+        if operation.startswith(f"{prefix}:"):
+            return prefix
+    raise ValueError(f"is of another library than gloo and NCCL: {words.elided(operation, 32)}")
+
+
+def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
+    """Of the first tensors the first dimensions, as many as are compared."""
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("has sizes that are no list")
+    return tuple(
+        tuple(_integer(number, "size") for number in size[:_MOST_SIZES])
+        for size in value[:_MOST_SIZES]
+        if isinstance(size, (list, tuple))
+    )
+
+
+def _types(value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("has types that are no list")
+    return tuple(_text(name, "type") for name in value[:_MOST_SIZES])
+
+
+def _statuses(value: object) -> Iterator[GroupStatus]:
+    for group, status in _mapping(value, "pg_status").items():
+        told = _mapping(status, "pg_status")
+        enqueued, started, completed = (
+            _integer(told.get(f"last_{what}_collective", -1), "pg_status", -1)
+            for what in ("enqueued", "started", "completed")
+        )
+        yield GroupStatus(
+            group_id=_integer(group, "pg_status"),
+            last_enqueued=enqueued,
+            last_started=started,
+            last_completed=completed,
+        )
+
+
+def _members(value: object) -> Iterator[GroupMembers]:
+    """The members of groups with a name; gloo has one entry without, which each new group overwrites."""
+    left = _MOST_MEMBERS
+    for name, config in _mapping(value, "pg_config").items():
+        told = _mapping(config, "pg_config")
+        if not name:
+            continue
+        ranks = _ranks(told.get("ranks"))
+        left -= len(ranks)
+        if left < 0:
+            raise ValueError(f"lists more than {_MOST_MEMBERS:,} members of groups")
+        yield GroupMembers(
+            name=_text(name, "pg_config"),
+            description=_text(told.get("desc", ""), "pg_config"),
+            ranks=spans(range(rank, rank + 1) for rank in ranks),
+        )
+
+
+def _ranks(value: object) -> list[int]:
+    """Ranks as torch's ranks_str writes them: `[0, 1, 2]`, or without the brackets."""
+    if not isinstance(value, str) or len(value) > _LONGEST_RANKS or not _RANKS.match(value):
+        raise ValueError("has a list of ranks that is none, or too long")
+    numbers = sorted({int(number) for number in re.findall(r"\d{1,9}", value)})
+    if numbers and numbers[-1] >= MOST_RANKS:
+        raise ValueError("has a rank out of its range")
+    return numbers
+
+
+# --- what follows from it --------------------------------------------------------------------------------------------
+
+
+class _Described(NamedTuple):
+    """What a dump tells beside its operations."""
+
+    statuses: tuple[GroupStatus, ...]
+    members: tuple[GroupMembers, ...]
+    library_version: str
+    version: str
+    written_unix_seconds: float
+
+    def recorder(self, library: Library, found: Sequence[FlightRecord]) -> RankRecords:
+        """The recorder of these operations, of one library. Raises ValueError where their order is wrong."""
+        ids = [record.id for record in found]
+        if any(later <= earlier for earlier, later in itertools.pairwise(ids)):
+            raise ValueError("has entries that are not in the order in which they were recorded")
+        return RankRecords(
+            library=library,
+            records=with_batches(found) if library == "nccl" else tuple(found),
+            groups=self.statuses,
+            members=self.members if library == "nccl" else (),
+            next_id=ids[-1] + 1,
+            oldest_id=_whole_from(found, self.statuses),
+            is_wrapped=_has_lost(found, self.statuses),
+            capacity=len(ids),
+            library_version=self.library_version,
+            layout=f"dump {self.version}",
+            read_unix_seconds=self.written_unix_seconds,
+        )
+
+
+def _leaves_out_completed(found: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> bool:
+    """Whether only what was open was written (TORCH_INCLUDE_ONLY_ACTIVE): what has completed is nowhere shown."""
+    none_shown = all(record.state == "open" for record in found)
+    return none_shown and any(status.last_completed > 0 for status in statuses)
+
+
+def _whole_from(found: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> int:
+    """From which id on nothing is left out."""
+    if _leaves_out_completed(found, statuses):
+        return found[-1].id + 1
+    first = found[-1].id
+    for record in reversed(found):
+        if record.id < first - 1:
+            break
+        first = record.id
+    return first
+
+
+def _has_lost(found: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> bool:
+    """Whether operations of before are not in it: the first has another number than 0, or a group begins over 1.
+
+    The second is so after a reset, from which on a recorder counts anew. A dump does not tell of one.
+    """
+    begins: dict[int, int] = {}
+    for record in found:
+        if not record.is_p2p:
+            begins[record.group_id] = min(begins.get(record.group_id, record.collective_seq), record.collective_seq)
+    return _whole_from(found, statuses) > 0 or any(number > 1 for number in begins.values())
+
+
+def _possible_ranks(
+    found: Sequence[FlightRecord], members: Sequence[GroupMembers]
+) -> tuple[tuple[int, int], ...] | None:
+    """The ranks that are in all groups of which there are operations; one, where a send or recv tells its place."""
+    listed = {one.name: one.ranks for one in members}
+    possible: set[int] | None = None
+    places: dict[str, str] = {}
+    for record in found:
+        if record.group_name not in places or _PEERS.match(record.operation):
+            places[record.group_name] = record.operation
+    for name, operation in places.items():
+        if name not in listed:
+            continue
+        ranks = [rank for first, last in listed[name] for rank in range(first, last + 1)]
+        peers = _PEERS.match(operation)
+        if peers and int(peers.group(1)) < len(ranks):
+            ranks = [ranks[int(peers.group(1))]]
+        possible = set(ranks) if possible is None else possible & set(ranks)
+    return None if possible is None else spans(range(rank, rank + 1) for rank in possible)
+
+
+def _last(rows: Sequence[Mapping[str, object]]) -> LastEnqueued | None:
+    if not rows:
+        return None
+    record, _, _ = _record(rows[-1])
+    return LastEnqueued(
+        operation=record.operation.rpartition(":")[2],
+        number=record.collective_seq,
+        group_description=record.group_description,
+        frame=_own_frame(rows[-1].get("frames", ())),
+    )
+
+
+def _own_frame(frames: object) -> Frame | None:
+    """The innermost frame outside of installed packages."""
+    for frame in frames[:_MOST_FRAMES] if isinstance(frames, (list, tuple)) else ():
+        told = _mapping(frame, "frames")
+        file, line = told.get("filename"), told.get("line")
+        if isinstance(file, str) and not pyspy_json.is_installed(file) and file.endswith(".py"):
+            return Frame(
+                function=_text(told.get("name"), "frames"),
+                file=_text(file.rpartition("/")[2], "frames"),
+                line=line if isinstance(line, int) and 0 < line < 1 << 31 else None,
+            )
+    return None

@@ -1,0 +1,100 @@
+"""Pure: the prefix of a line -> whose line it is: torchrun, mpirun, srun --label, pdsh, kubectl and many programs.
+
+And the line itself, where a log keeps each as JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from hangwatch.formats import decoding
+from hangwatch.model import RankId
+
+_HOST_RANK = re.compile(r"^\[([^\[\]\s:]+):(\d{1,7})\](:?)")
+_TORCHRUN = re.compile(r"^\[([A-Za-z_][\w.-]*?)(\d{1,7})\]:")
+_OF_RANK = re.compile(r"^\[[Rr](?:ank|ANK)[ =:_-]?(\d{1,7})\](?::|(?= |$))")  # torch's, and of many programs
+_MPIRUN = re.compile(r"^\[(?:[^\[\],]*@)?\d+,(\d{1,7})\]<std\w+>:")
+_KUBECTL = re.compile(r"^\[pod/([^/\]\s]+)/[^\]\s]+\] ?")
+_LABEL = re.compile(r"^\s*([\w.-]+): ?")
+_LABELLED = re.compile(r"^\s*([\w.-]+): ?(?:Process \d+:|Thread (?:0x[0-9A-Fa-f]+|\d+) \()")
+_LABEL_OF_TASK = re.compile(r"^ *(\d{1,7}): ")
+
+
+class _Entry(msgspec.Struct):
+    """An entry of Docker's json-file log, or of journalctl -o json."""
+
+    log: str = ""
+    MESSAGE: str = ""
+
+
+def unwrapped(line: str) -> list[str]:
+    """The lines that are kept in a line of JSON: of Docker's json-file log, of journalctl -o json; else the line."""
+    if not line.startswith("{"):
+        return [line]
+    try:
+        entry = decoding.json(line, _Entry)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return [line]
+    return (entry.log or entry.MESSAGE or line).rstrip("\r\n").split("\n")
+
+
+def are_labelled(head: Sequence[str]) -> bool:
+    """Whether lines begin with `N: ` (srun --label) or `host: ` (pdsh, clush): some label stands before `Process`.
+
+    Of a log it is told by `N: ` before nearly every line, where few numbers return again and again.
+    """
+    if any(found and found.group(1) not in {"Process", "Error"} for found in map(_LABELLED.match, head)):
+        return True
+    written = [line for line in head if line.strip()]
+    labels = [found.group(1) for found in map(_LABEL_OF_TASK.match, written) if found]
+    return len(labels) > 1 and len(labels) * 10 >= len(written) * 9 and len(set(labels)) * 2 <= len(labels)
+
+
+def pasted(head: Sequence[str]) -> str:
+    """What stands before every line of a text that was quoted in a mail, or indented in a page: `> `, or spaces."""
+    written = [line for line in head if line.strip("> \t")]
+    first = next(iter(written), "")
+    before = first[: len(first) - len(first.lstrip("> \t"))]
+    while not all(line.startswith(before) for line in written):
+        before = before[:-1]
+    return before
+
+
+def without(pasted: str, line: str) -> str:
+    """A line of such a text as it was before; of an empty one a mail has cut the space at its end."""
+    return "" if line.rstrip() == pasted.rstrip() else line.removeprefix(pasted)
+
+
+def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:
+    """The rank that a line's prefix tells, whether it is sure to be a rank, and the rest of the line."""
+    if line.startswith("["):
+        return _split_bracket(line, file_id)
+    found = _LABEL.match(line) if labelled else None
+    if found and found.group(1) not in {"Process", "Error", "Reason"}:
+        label, rest = found.group(1), line[found.end() :]
+        if label.isascii() and label.isdigit() and len(label) < 8:
+            return RankId(rank=int(label)), False, rest
+        return RankId(node=label), False, rest
+    return file_id, True, line
+
+
+def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
+    if found := _OF_RANK.match(line):  # torch's own is a global rank; of a file whose local rank is known it is a part
+        if file_id.local_rank is not None:
+            return file_id, True, line
+        rank = RankId(rank=int(found.group(1)))
+    elif found := _HOST_RANK.match(line):
+        number, is_local = int(found.group(2)), bool(found.group(3))  # a colon after it: torchrun --tee
+        rank = RankId(node=found.group(1), rank=None if is_local else number, local_rank=number if is_local else None)
+    elif found := _MPIRUN.match(line):
+        rank = RankId(rank=int(found.group(1)))
+    elif found := _TORCHRUN.match(line):
+        rank = RankId(node=file_id.node, local_rank=int(found.group(2)))
+    elif found := _KUBECTL.match(line):
+        rank = RankId(node=found.group(1))
+    else:
+        return file_id, True, line
+    return rank, True, line[found.end() :]

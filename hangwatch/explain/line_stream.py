@@ -1,0 +1,113 @@
+"""Pure: one stream of lines, a file or what has one prefix in it: the stacks of any tool, and the log around them."""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+
+from hangwatch.explain.logs.rank_log import Log, last_written, without_colours
+from hangwatch.explain.stacks import faulthandler_text, gdb_text, pyspy_text, pystack_text
+from hangwatch.explain.stacks.parsed_processes import LONGEST_LINE, FoundProcess, Interned, StackText
+from hangwatch.formats.pyspy_json import UNHEARD
+
+_TEXTS: tuple[ModuleType, ...] = (faulthandler_text, pystack_text, gdb_text)
+_EXAMPLE_CHARACTERS = 80
+_STAMP = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)(?: (?:std(?:out|err) [FP](?: |$))?|$)", re.ASCII
+)
+
+
+class Reader:
+    """Reads one stream. Its lines are py-spy's text, or another one from where that begins; the rest is `log`.
+
+    `strange` counts the lines of no stack dump. `has_dump`: a tool was run to make it; what faulthandler prints stands
+    in a log. `is_log`: it is known to be a log, where words such as "Error: " are none of py-spy. From a dump on that
+    begins behind a stamp of time (`kubectl logs --timestamps`, a file below /var/log/pods) stamps are no part of lines;
+    of a log they are.
+    """
+
+    def __init__(self, interned: Interned, *, is_log: bool = False) -> None:
+        self.processes: list[FoundProcess] = []
+        self.log = Log()
+        self.strange = 0
+        self.strange_example = ""
+        self.has_dump = False
+        self.is_log = is_log
+        self._interned = interned
+        self._pyspy: pyspy_text.Reader | None = None
+        self._text: StackText | None = None
+        self._kind: ModuleType | None = None
+        self._unclear: list[FoundProcess] = []
+        self._number = 0
+        self._is_stamped = False
+
+    def feed(self, line: str, number: int) -> None:
+        """Take one line, without its prefix and line end; `number` is that of its file. Raises HugeStackError."""
+        self._number = number
+        if "\r" in line:
+            line = last_written(line)
+        if "\x1b" in line:
+            line = without_colours(line)
+        line = self._without_stamp(line)
+        if self._text is not None:
+            if self._text.feed(line[:LONGEST_LINE]):
+                return
+            self._close_text()
+        if self._pyspy is None and not self.is_log and pyspy_text.begins(line):
+            self._pyspy = pyspy_text.Reader(self._interned, self._found, self._odd)
+        if self._pyspy is None:
+            self._odd(line)
+        else:
+            self._pyspy.feed(line)
+
+    def _without_stamp(self, line: str) -> str:
+        if self.is_log or not (stamp := _STAMP.match(line)):
+            return line
+        rest = line[stamp.end() :]
+        begins = pyspy_text.begins(rest) or any(kind.begins(rest[:LONGEST_LINE]) for kind in _TEXTS)
+        self._is_stamped = self._is_stamped or begins
+        return rest if self._is_stamped else line
+
+    def end(self) -> None:
+        """Close what is still open."""
+        self._close_text()
+        if self._pyspy is not None:
+            self._pyspy.end()
+        self.log.end()
+        if not self.strange:
+            self.processes += self._unclear
+            self.has_dump = self.has_dump or bool(self._unclear)
+        self._unclear = []
+
+    def _found(self, process: FoundProcess) -> None:
+        """An error that nobody has heard of is one of py-spy only where nothing else is said."""
+        if not process.threads and process.fault is not None and process.fault.reason == UNHEARD:
+            self._unclear.append(process)
+            self.log.feed(f"Error: {process.fault.detail}", self._number)
+            return
+        self.has_dump = True
+        self.processes.append(process)
+
+    def _odd(self, line: str) -> None:
+        short = line[:LONGEST_LINE]
+        for kind in _TEXTS:
+            if kind.begins(short):
+                if self._pyspy is not None:
+                    self._pyspy.end()
+                self._kind, self._text = kind, kind.Reader(self._interned)
+                self._text.feed(short)
+                if short.startswith("Fatal Python error: "):
+                    self.log.feed(short, self._number)
+                return
+        if line.strip():
+            self.strange += 1
+            self.strange_example = self.strange_example or line.strip()[:_EXAMPLE_CHARACTERS]
+            self.log.feed(line, self._number)
+
+    def _close_text(self) -> None:
+        if self._text is None:
+            return
+        found = self._text.end()
+        self.processes += found
+        self.has_dump = self.has_dump or (bool(found) and self._kind is not faulthandler_text)
+        self._text = self._kind = None

@@ -1,0 +1,1 @@
+"""What logs of ranks, launchers and the kernel say."""

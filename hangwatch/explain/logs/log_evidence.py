@@ -1,0 +1,270 @@
+"""Pure: what the logs of all ranks say together -> evidence. Who fails first is looked at first, and never accused."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from hangwatch import words
+from hangwatch.explain.logs import log_ends
+from hangwatch.explain.logs.log_ends import LINE_CHARACTERS, SHOWN, TIMES_AS_MANY, End
+from hangwatch.explain.logs.merged_logs import RankLog
+from hangwatch.explain.logs.rank_log import Failure, Moment, common_clock, time_on
+from hangwatch.model import INTERFACES_OF_ONE_NODE, Evidence, FirstLook, RankId, Verdict
+from hangwatch.tables import nccl_messages
+
+_TEXT_CHARACTERS = 160
+_NO_DEVICE = "No device"  # nccl_messages.toml, no_ib_device
+_MOVES_OR_RESTS = frozenset({"Moving", "Serving", "Suspended", "Over", "NoRanks"})
+_NOT_FLUSHED = "output to a file may lie unwritten in the process without PYTHONUNBUFFERED=1"
+
+
+class _Kind(NamedTuple):
+    """Failures of one kind, one for each rank that has it, the earliest first; `failure` is that one."""
+
+    failure: Failure
+    logs: tuple[RankLog, ...]
+
+    @property
+    def ids(self) -> tuple[RankId, ...]:
+        return tuple(log.id for log in self.logs)
+
+
+class _First(NamedTuple):
+    """Who failed first, of its own; `order` says how that is known, empty where it needs no order."""
+
+    kind: _Kind
+    order: str
+
+
+def judge(verdict: Verdict | None, logs: Sequence[RankLog]) -> Verdict:
+    """A verdict on stacks, None where there are none, with what the logs say: it then names whom it named, or nobody.
+
+    Their evidence speaks neither for nor against. Where the stacks point at nobody, the headline says who failed first,
+    and that one, or who ends before the others, is the first look.
+    """
+    kinds, ends = _kinds(logs), log_ends.fold(logs)
+    first, behind = _first_failure(kinds, logs), log_ends.behind(ends)
+    evidence = tuple(_evidence(logs, kinds, ends))
+    caveat = log_ends.caveat([log.id for log in logs if first is None or not log.failures], log_ends.unwritten(logs))
+    looks = tuple(_looks(first, behind, len(logs), caveat))
+    if verdict is None:
+        message = _headline(logs, first, ends, behind, caveat)
+        return Verdict(kind="LogsOnly", message=message, evidence=evidence, first_look=looks)
+    verdict = replace(verdict, evidence=(*verdict.evidence, *evidence))
+    if verdict.named:
+        return verdict
+    if first is not None:
+        verdict = replace(verdict, message=f"{verdict.message.rstrip('.')}. By the logs, {_told(first)}{caveat}")
+    return verdict if verdict.first_look else replace(verdict, first_look=looks)
+
+
+def beside(verdict: Verdict, logs: Sequence[RankLog], ranks_here: int) -> Verdict:
+    """A verdict on a live job of so many ranks here, with what their logs say: evidence, and a first look at most.
+
+    First to look at, where nobody is yet and the job stands still, is who alone fails or complains, of the logs of at
+    least half of the ranks. No line of a log stands in the sentence, which metrics and pages carry.
+    """
+    kinds = _kinds(logs)
+    verdict = replace(verdict, evidence=(*verdict.evidence, *_evidence(logs, kinds, log_ends.fold(logs))))
+    if verdict.named or verdict.first_look or verdict.kind in _MOVES_OR_RESTS or len(logs) * 2 < max(ranks_here, 3):
+        return verdict
+    looks = tuple(_first_to_complain(kinds, logs))
+    if not looks:
+        return verdict
+    verb = "are" if len(looks) > 1 else "is"
+    said = f" By the logs {words.who(looks)} {verb} the first to complain, see the evidence: look there first."
+    return replace(verdict, message=f"{verdict.message}{said}", first_look=looks)
+
+
+def _first_to_complain(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterator[FirstLook]:
+    """Who failed first, else the one rank to which NCCL said what is a trouble; of at least three times as many."""
+    first = _first_failure(kinds, logs)
+    if first is not None:
+        if len(first.kind.ids) * (TIMES_AS_MANY + 1) <= len(logs) or len(first.kind.ids) == 1:
+            why = f"the first to fail by its own log: {_what(first.kind.failure)}"
+            yield from (_look(rank, why, f"read the end of {first.kind.logs[0].source}") for rank in first.kind.ids)
+        return
+    rows = nccl_messages.load()
+    said = [(rows[name], log, told) for log in logs for name, told in log.messages.items()]
+    troubles = [(row, log, told) for row, log, told in said if row.about in ("self", "peer")]
+    if len({log.id for _, log, _ in troubles}) == 1 and len(logs) > TIMES_AS_MANY:
+        row, log, told = min(troubles, key=lambda trouble: trouble[2].number)
+        why = f"it alone complains in its log: {row.meaning} ({words.elided(told.text, _TEXT_CHARACTERS)})"
+        yield _look(log.id, why, row.remedy)
+
+
+def _headline(
+    logs: Sequence[RankLog],
+    first: _First | None,
+    ends: Sequence[End],
+    behind: End | None,
+    caveat: str,
+) -> str:
+    accuses = "Logs accuse nobody; for stacks: `hangwatch dump`, or py-spy on each rank that lives"
+    if first is not None:
+        told = _told(first)
+    elif behind is not None:
+        told = f"the log of {words.who(behind.ids)} ends before the others: {log_ends.told(ends)}"
+    else:
+        told = f"logs of {words.count(len(logs))}, in which nobody fails or ends before the others"
+        told += f": {log_ends.told(ends)}" if ends else ""
+    return f"{told[:1].upper()}{told[1:]}{caveat}. {accuses}"
+
+
+# --- who failed first ------------------------------------------------------------------------------------------------
+
+
+def _kinds(logs: Sequence[RankLog]) -> list[_Kind]:
+    """The first failure of each rank, by its words without their numbers; the kinds that tell of a cause come first."""
+    found: dict[tuple[str, bool], list[tuple[Failure, RankLog]]] = defaultdict(list)
+    for log in logs:
+        if log.failures:
+            failure = log.failures[0]
+            found[log_ends.without_numbers(failure.text), failure.of_others].append((failure, log))
+    kinds = []
+    for alike in found.values():
+        clock = common_clock([failure.moment for failure, _ in alike])
+        alike.sort(key=lambda entry: (*time_on(entry[0].moment, clock), entry[1].id.sort_key()))
+        kinds.append(_Kind(alike[0][0], tuple(log for _, log in alike)))
+    clock = common_clock([kind.failure.moment for kind in kinds])
+    return sorted(
+        kinds,
+        key=lambda kind: (kind.failure.of_others, time_on(kind.failure.moment, clock), kind.failure.text),
+    )
+
+
+def _first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _First | None:
+    """The kind of failure that came first, of those that complain of nobody else; None where nothing tells which."""
+    own = [kind for kind in kinds if not kind.failure.of_others]
+    if len(own) <= 1:
+        return _First(own[0], "") if own else None
+    moments = [kind.failure.moment for kind in own]
+    clock = common_clock(moments)
+    if all(moment is not None and moment.clock == clock for moment in moments):
+        earliest, second = sorted(time_on(moment, clock) for moment in moments)[:2]
+        return None if earliest == second else _First(own[0], "by the clocks of the logs")
+    if len({log.source for log in logs}) == 1:
+        return _First(min(own, key=lambda kind: kind.failure.number), "by the order of lines")
+    return None
+
+
+def _told(first: _First) -> str:
+    """`first to fail: rank 7 at 2026-...: ValueError: ...`."""
+    failure, ids = first.kind.failure, first.kind.ids
+    several = f", {words.count(len(ids))} alike," if len(ids) > 1 else ""
+    order = f" ({first.order})" if first.order else ""
+    return f"first to fail: {words.who(ids[:1])}{several}{_at(failure.moment)}{order}: {_what(failure)}"
+
+
+def _what(failure: Failure) -> str:
+    where = f", in {failure.where}" if failure.where else ""
+    return f"{words.elided(failure.text, _TEXT_CHARACTERS)}{words.printable(where)}"
+
+
+# --- evidence --------------------------------------------------------------------------------------------------------
+
+
+def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[End]) -> Iterator[Evidence]:
+    for kind in kinds[:SHOWN]:
+        blames = ", which complains of others" if kind.failure.of_others else ""
+        first = (
+            f", {words.who(kind.ids[:1])} first{_at(kind.failure.moment)}"
+            if len(kind.ids) > 1
+            else _at(kind.failure.moment)
+        )
+        yield _vote("log_failure", f"{words.who(kind.ids)}{first}: {_what(kind.failure)}{blames}", kind.ids)
+    if len(kinds) > SHOWN:
+        rest = [rank for kind in kinds[SHOWN:] for rank in kind.ids]
+        yield _vote("log_failure", f"{words.count(len(kinds) - SHOWN, 'other failure')}", rest)
+    blamed = [log.id for log in logs if not log.failures]
+    few = 0 < TIMES_AS_MANY * len(blamed) <= len(logs) - len(blamed)
+    if few and all(kind.failure.of_others for kind in kinds):
+        yield _vote("log_failure", f"no failure of {words.who(blamed)}; all others complain of others", blamed)
+    if ends:
+        yield _vote("log_end", log_ends.told(ends), ())
+    yield from _stopped(logs)
+    yield from _messages(logs)
+
+
+def _messages(logs: Sequence[RankLog]) -> Iterator[Evidence]:
+    """What NCCL says, in words; what it chose only where it is not the same everywhere, or leads to no other node."""
+    said: dict[str, dict[str, list[RankLog]]] = defaultdict(lambda: defaultdict(list))
+    for log in logs:
+        for name, message in log.messages.items():
+            said[name][message.value].append(log)
+    for name, row in nccl_messages.load().items():
+        by_value = said.get(name, {})
+        if row.about == "setup":
+            yield from _setup(row, by_value)
+        elif by_value:
+            ranks = sorted({log.id for found in by_value.values() for log in found}, key=RankId.sort_key)
+            first = next(log for found in by_value.values() for log in found if log.id == ranks[0])
+            line = words.elided(first.messages[name].text, _TEXT_CHARACTERS)
+            yield _vote("nccl_message", f"{words.who(ranks)}: {row.meaning} ({line}); {row.remedy}", ranks)
+
+
+def _setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]) -> Iterator[Evidence]:
+    if len(by_value) < 2 and not by_value.keys() & (INTERFACES_OF_ONE_NODE | {_NO_DEVICE}):
+        return
+    rarest = sorted(by_value.items(), key=lambda entry: (len(entry[1]), entry[0]))
+    told = [f"{words.printable(value)} on {words.who([log.id for log in found])}" for value, found in rarest[:SHOWN]]
+    more = words.count(len(rarest) - SHOWN, "other") if len(rarest) > SHOWN else ""
+    listed = ", ".join([*told, more] if more else told)
+    yield _vote("nccl_message", f"{row.meaning}: {listed}; {row.remedy}", [log.id for log in rarest[0][1]])
+
+
+def _stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
+    """Who wrote last long before the others: further from the one in the middle than that one from the last."""
+    moments = [log.last.moment for log in logs if log.last]
+    clock = common_clock(moments)
+    timed = sorted(
+        (
+            (log.last.moment.seconds, log)
+            for log in logs
+            if log.last and log.last.moment and log.last.moment.clock == clock
+        ),
+        key=lambda entry: (entry[0], entry[1].id.sort_key()),
+    )
+    if len(timed) < TIMES_AS_MANY:
+        return
+    (first, log), (middle, _), (last, end) = timed[0], timed[len(timed) // 2], timed[-1]
+    if middle - first > last - middle and timed[1][0] > first:
+        until = end.last.moment.text if end.last and end.last.moment else ""
+        yield _vote(
+            "log_end", f"stopped first: {words.who([log.id])}{_at(_moment(log))}, the last of all at {until}", [log.id]
+        )
+
+
+def _looks(first: _First | None, behind: End | None, ranks: int, caveat: str) -> Iterator[FirstLook]:
+    if first is not None:
+        if len(first.kind.ids) == 1 or len(first.kind.ids) * (TIMES_AS_MANY + 1) <= ranks:
+            why = f"the first to fail by its own log: {_what(first.kind.failure)}{caveat}"
+            settle = f"read {words.printable(first.kind.logs[0].source)} from line {first.kind.failure.number} back"
+            yield from (_look(rank, why, settle) for rank in first.kind.ids)
+    elif behind is not None:
+        why = f"its log ends at '{words.elided(behind.text, LINE_CHARACTERS)}', before the others{caveat}"
+        settle = f"dump its stack (`hangwatch dump --pid N`): {_NOT_FLUSHED}"
+        yield from (_look(rank, why, settle) for rank in behind.ids)
+
+
+def _look(rank: RankId, why: str, settle: str) -> FirstLook:
+    return FirstLook(node=rank.node, rank=rank.rank, local_rank=rank.local_rank, pid=rank.pid, why=why, settle=settle)
+
+
+def _vote(kind: str, message: str, ranks: Sequence[RankId]) -> Evidence:
+    return Evidence(kind=kind, message=message, ranks=tuple(ranks))
+
+
+# --- words and times -------------------------------------------------------------------------------------------------
+
+
+def _moment(log: RankLog) -> Moment | None:
+    return log.last.moment if log.last else None
+
+
+def _at(moment: Moment | None) -> str:
+    return f" at {words.printable(moment.text)}" if moment else ""

@@ -1,0 +1,1 @@
+"""Parsers of stack dumps as text, one module for each tool."""

@@ -1,0 +1,83 @@
+"""Pure: what Python's `faulthandler` prints: `dump_traceback`, `dump_traceback_later`, on a signal, on a fatal error.
+
+The form is that of `_Py_DumpTracebackThreads` in CPython's Python/traceback.c: threads from the youngest to the main
+one, frames innermost first, no pid, and no names of threads before 3.14.
+"""
+
+from __future__ import annotations
+
+import re
+
+from hangwatch.explain.stacks.parsed_processes import (
+    MOST_FRAMES,
+    FoundProcess,
+    FoundThread,
+    Interned,
+    Place,
+    is_outermost,
+    process_of,
+)
+
+_THREAD = re.compile(
+    r"^(?:(?:Current thread|Thread) (0x[0-9a-fA-F]{1,16})(?: \[(.*)\])?|Stack) \(most recent call first\):$"
+)
+NO_NUMBER = "?"  # of a thread that was dumped alone
+_FRAME = re.compile(r'^  File "(.*)", line (\d{1,9}|\?\?\?) in (.*)$')
+_OTHER = re.compile(r"^  (?:<|\.\.\.$|Garbage-collecting$|Binary file )|^Current thread's C stack trace")
+_FATAL = re.compile(r"^(?:Timeout \(\d+:\d\d:\d\d(?:\.\d+)?\)!$|Fatal Python error: )")
+
+
+def begins(line: str) -> bool:
+    """Whether such a text begins here."""
+    return (
+        line.endswith(("(most recent call first):", ")!")) and (_THREAD.match(line) or _FATAL.match(line)) is not None
+    )
+
+
+class Reader:
+    """One or more dumps, one below the other; where a main thread ends, the next dump begins."""
+
+    def __init__(self, interned: Interned) -> None:
+        self._interned = interned
+        self._processes: list[FoundProcess] = []
+        self._threads: list[FoundThread] = []
+        self._header: tuple[str, str | None] | None = None
+        self._places: list[Place] = []
+
+    def feed(self, line: str) -> bool:
+        """Take a line; False where it is no part of a dump."""
+        if found := _THREAD.match(line):
+            self._close_thread()
+            thread_id = found.group(1) or NO_NUMBER
+            if any(thread.thread_id == thread_id for thread in self._threads):
+                self._close_process()
+            self._header = thread_id, found.group(2)
+            return True
+        if self._header is not None and (found := _FRAME.match(line)):
+            number = None if found.group(2) == "???" else int(found.group(2))
+            if len(self._places) < MOST_FRAMES:
+                self._places.append(Place(found.group(3), found.group(1), number))
+            return True
+        return not line.strip() or _FATAL.match(line) is not None or _OTHER.match(line) is not None
+
+    def end(self) -> list[FoundProcess]:
+        """The processes that were read, one for each dump."""
+        self._close_thread()
+        self._close_process()
+        return self._processes
+
+    def _close_thread(self) -> None:
+        if self._header is None:
+            return
+        thread_id, name = self._header
+        is_main = bool(self._places) and is_outermost(self._places[-1])
+        self._threads.append(FoundThread(thread_id, self._places, name))
+        self._header, self._places = None, []
+        if is_main:
+            self._close_process()
+
+    def _close_process(self) -> None:
+        """The main thread is the last one: a stack deeper than 100 frames does not show where it began."""
+        if any(thread.places for thread in self._threads):
+            self._processes.append(process_of(None, self._threads, self._threads[-1], self._interned))
+        self._threads = []

@@ -1,0 +1,160 @@
+"""Pure: what gdb prints for `thread apply all bt` and `thread apply all py-bt`, with and without python-gdb.
+
+Python frames come from python-gdb: as `Frame 0x..., for file F, line N, in NAME` among the arguments of the
+interpreter's own frames (until 3.10), or as the traceback of py-bt. Without it a stack is of compiled frames alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import dropwhile
+
+from hangwatch.explain.stacks.parsed_processes import (
+    MOST_FRAMES,
+    FoundProcess,
+    FoundThread,
+    Interned,
+    Place,
+    process_of,
+)
+
+_THREAD = re.compile(
+    r'^Thread (\d{1,6}) \((?:Thread 0x[0-9a-f]{1,16} \()?(?:LWP|process) (\d{1,10})\)?(?: "(.*)")?\):$'
+)
+_FRAME = re.compile(r"^#(\d{1,6}) +(?:0x[0-9a-f]+ in )?(.*)$")
+_PYTHON = re.compile(r"\bFrame (0x[0-9a-f]+), for file (.*?), line (\d{1,9}), in (\S+) \(")
+_TRACEBACK = re.compile(r'^  File "(.*)", line (\d{1,9}), in (.*)$')
+_WHERE = re.compile(r" (?:(from) (\S+)|(at) (\S+?)(?::\d+)?)$")
+_INTERPRETER = re.compile(r"^_?Py[A-Z_]|^_Py|^call_function$|^do_call_core$")
+_INTERPRETER_FILE = re.compile(r"^(?:\.{0,2}/)*(?:Python|Objects|Include|Programs|Parser)/|(?:^|/)Modules/main\.c$")
+_C_LIBRARY = re.compile(r"(?:^|/)(?:nptl|sysdeps|csu)/")
+_LONGEST_PREAMBLE = 500  # lines before the first thread: the others that it found, what it warns of
+_SAID = re.compile(
+    r"^(?:\[|warning: |Traceback \(most recent call first\):|Unable to |\(|Using host libthread_db|\s|\d+\t)"
+)
+
+
+def begins(line: str) -> bool:
+    """Whether such a text begins here."""
+    return line.startswith(("Thread ", "[New ")) and (_THREAD.match(line) is not None or line.startswith("[New LWP "))
+
+
+def died_in(lines: Iterable[str]) -> tuple[str, ...]:
+    """The compiled frames of thread 1 of a core, the one that died, innermost first; with those of the C library."""
+    found: list[str] = []
+    is_it = False
+    for line in lines:
+        if thread := _THREAD.match(line):
+            is_it = thread.group(1) == "1"
+        elif is_it and len(found) < MOST_FRAMES and (frame := _FRAME.match(line)):
+            where = _WHERE.search(frame.group(2))
+            file = (where.group(2) or where.group(4)).rpartition("/")[2] if where else "?"
+            found.append(f"{_name(frame.group(2))} ({file})")
+    return tuple(found)
+
+
+class Reader:
+    """One or more processes, one below the other; threads count down to 1, which is the main one."""
+
+    def __init__(self, interned: Interned) -> None:
+        self._interned = interned
+        self._processes: list[FoundProcess] = []
+        self._threads: list[FoundThread] = []
+        self._header: tuple[int, str, str | None] | None = None
+        self._main: FoundThread | None = None
+        self._last_number = 0
+        self._preamble = _LONGEST_PREAMBLE
+        self._clear()
+
+    def feed(self, line: str) -> bool:
+        """Take a line; False where it is no part of what gdb prints."""
+        if found := _THREAD.match(line):
+            number = int(found.group(1))
+            self._close_thread()
+            if self._threads and number >= self._last_number:
+                self._close_process()
+            self._header, self._last_number, self._preamble = (number, found.group(2), found.group(3)), number, 0
+            return True
+        if self._header is None:
+            self._preamble -= 1
+            return self._preamble >= 0
+        if found := _FRAME.match(line):
+            if len(self._places) < MOST_FRAMES:
+                self._frame(found.group(2))
+            return True
+        if found := _TRACEBACK.match(line):
+            if len(self._traced) < MOST_FRAMES:
+                self._traced.append(Place(found.group(3), found.group(1), int(found.group(2))))
+            return True
+        if line.startswith("[Inferior "):
+            self._close_thread()
+            self._close_process()
+            return True
+        return not line.strip() or _SAID.match(line) is not None
+
+    def end(self) -> list[FoundProcess]:
+        """The processes that were read."""
+        self._close_thread()
+        self._close_process()
+        return self._processes
+
+    def _clear(self) -> None:
+        self._places: list[Place] = []
+        self._traced: list[Place] = []
+        self._shown = ""  # the address of the Python frame that was shown last: two compiled ones may print it
+
+    def _frame(self, text: str) -> None:
+        name = _name(text)
+        python = _PYTHON.search(text, len(name)) if name.startswith(("_PyEval_", "PyEval_")) else None
+        if python is not None:
+            address, file, line, function = python.groups()
+            if address != self._shown:
+                self._places.append(Place(function, file, int(line) or None))
+            self._shown = address
+            return
+        where = _WHERE.search(text)
+        file = (where.group(2) or where.group(4)) if where else "?"
+        if name.startswith("??") or _INTERPRETER.match(name) or _INTERPRETER_FILE.search(file):
+            return
+        file = "libc.so.6" if _C_LIBRARY.search(file) else file.rpartition("/")[2]
+        self._places.append(Place(name, file, None, True))
+
+    def _close_thread(self) -> None:
+        if self._header is None:
+            return
+        number, thread_id, name = self._header
+        places = self._places
+        if self._traced:
+            places = [*(place for place in places if place.is_compiled), *self._traced]
+        if all(place.is_compiled for place in places):
+            places = list(dropwhile(_is_of_c_library, places)) or places
+        thread = FoundThread(thread_id, places, name)
+        self._threads.append(thread)
+        self._main = thread if number == 1 else None
+        self._header = None
+        self._clear()
+
+    def _close_process(self) -> None:
+        if any(thread.places for thread in self._threads):
+            pid = int(self._main.thread_id) if self._main else None
+            self._processes.append(process_of(pid, self._threads, self._main, self._interned))
+        self._threads, self._main = [], None
+
+
+def _is_of_c_library(place: Place) -> bool:
+    """How a thread waits; without Python frames it would stand for what it waits for: every wait would be a lock."""
+    return place.file.startswith(("libc.so", "libpthread", "libstdc++.so"))
+
+
+def _name(text: str) -> str:
+    """The function of a frame: what stands before its arguments, which begin outside of any template's brackets."""
+    depth = 0
+    for index, character in enumerate(text):
+        if character == "<":
+            depth += 1
+        elif character == ">":
+            depth -= 1
+        elif character == "(" and depth <= 0 and index and text[index - 1] == " ":
+            return text[: index - 1]
+    return text

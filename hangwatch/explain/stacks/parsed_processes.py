@@ -1,0 +1,142 @@
+"""Pure: what every reader of stacks hands on: processes with their threads; equal frames are kept once."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from msgspec import structs
+
+from hangwatch.formats import pyspy_json
+from hangwatch.model import Fault, Frame, Thread
+
+LONGEST_LINE = 8192
+"""Characters of a line that are looked at, but for JSON."""
+
+MOST_FRAMES = 4096
+"""Frames of one thread that are kept: what a dump of the tools has at most, made of lines by whoever wrote them."""
+
+
+MOST_FRAMES_OF_TOOLS = 1 << 14
+"""Frames of one thread that py-spy prints at most: 4,096 of Python, and those of C between them (`--native`)."""
+
+
+class HugeStackError(ValueError):
+    """A thread has more frames than any tool prints: the text is no stack dump."""
+
+
+class FoundProcess(NamedTuple):
+    """One process of a text: its threads, or the fault in their place; `pid` is None where it is not printed."""
+
+    pid: int | None
+    command: str
+    parent_pid: int | None
+    threads: tuple[Thread, ...]
+    fault: Fault | None
+
+
+class Place(NamedTuple):
+    """A frame as a tool prints it that gives whole paths; `line` is None where it is not known."""
+
+    function: str
+    file: str
+    line: int | None
+    is_compiled: bool = False
+
+
+class StackText(Protocol):
+    """The reader of one kind of text, from the first line that is its own to the first that is not."""
+
+    def feed(self, line: str) -> bool:
+        """Take a line; False where it is no part of this text, which ends then."""
+
+    def end(self) -> list[FoundProcess]:
+        """The processes that were read."""
+
+
+class Interned:
+    """Equal frames and stacks once: thousands of ranks show the same ones. `lines` are frames by their line of text."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, Frame] = {}
+        self._frames: dict[tuple[str, str], Frame] = {}
+        self._stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
+
+    def frame(self, function: str, where: str) -> Frame:
+        """The frame of `function (file:line)`; `where` is what stands in the brackets."""
+        found = self._frames.get((function, where))
+        if found is None:
+            file, colon, line = where.rpartition(":")
+            number = int(line) if colon and line.isascii() and line.isdigit() and len(line) < 10 else None
+            name = where if number is None else file
+            found = Frame(function=function, file=name or "?", line=number or None)
+            self._frames[function, where] = found
+        return found
+
+    def stack(self, frames: list[Frame]) -> tuple[Frame, ...]:
+        """The tuple of these frames, the same object for equal ones."""
+        stack = tuple(frames)
+        return self._stacks.setdefault(stack, stack)
+
+
+def with_main(threads: list[Thread], pid: int | None) -> tuple[Thread, ...]:
+    """The threads, with the main one marked: by name, else by its id, else by the module at its outer end."""
+    if any(thread.is_main for thread in threads):
+        return tuple(threads)
+    unnamed = [thread for thread in threads if thread.name is None]
+    chosen = next((thread for thread in unnamed if thread.thread_id == str(pid)), None) or next(
+        (thread for thread in unnamed if thread.frames and thread.frames[-1].function == "<module>"), None
+    )
+    return tuple(structs.replace(thread, is_main=True) if thread is chosen else thread for thread in threads)
+
+
+class FoundThread(NamedTuple):
+    """A thread as a tool prints it that gives whole paths: its frames innermost first."""
+
+    thread_id: str
+    places: list[Place]
+    name: str | None = None
+    owns_gil: bool | None = None
+
+
+def process_of(
+    pid: int | None, threads: Sequence[FoundThread], main: FoundThread | None, interned: Interned
+) -> FoundProcess:
+    """A process with these threads, whose paths are cut as py-spy cuts them.
+
+    A path begins at its package, one of the program at the folder of the program.
+    """
+    program = next((place.file for place in reversed(main.places) if _is_program(place)), "") if main else ""
+    folder = posixpath.dirname(program).rstrip("/")
+    found = tuple(_thread(thread, folder, thread is main, interned) for thread in threads)
+    return FoundProcess(pid, "", None, found, None)
+
+
+def _thread(thread: FoundThread, folder: str, is_main: bool, interned: Interned) -> Thread:
+    frames = []
+    for place in thread.places:
+        file = pyspy_json.from_package(place.file, folder)
+        frames.append(interned.frame(place.function, file if place.line is None else f"{file}:{place.line}"))
+    own = (number for number, place in enumerate(thread.places) if not _is_installed(place))
+    return Thread(
+        name=thread.name,
+        thread_id=thread.thread_id,
+        frames=interned.stack(frames),
+        owns_gil=thread.owns_gil,
+        is_main=is_main,
+        installed_frames=next(own, len(frames)),
+    )
+
+
+def is_outermost(place: Place) -> bool:
+    """Whether the main thread of a process ends in this frame; other threads end in `_bootstrap`."""
+    return place.function in {"<module>", "_run_module_as_main"}
+
+
+def _is_installed(place: Place) -> bool:
+    return place.is_compiled or pyspy_json.is_installed(place.file)
+
+
+def _is_program(place: Place) -> bool:
+    return place.function == "<module>" and place.file.startswith("/") and not pyspy_json.is_installed(place.file)

@@ -1,0 +1,83 @@
+"""Pure: what `pystack remote` and `pystack core` print, with and without --native and --locals.
+
+Frames come outermost first, threads from the youngest to the main one; a pid is not printed, but the main thread has
+its number (gettid(2)).
+"""
+
+from __future__ import annotations
+
+import re
+
+from hangwatch.explain.stacks.parsed_processes import (
+    MOST_FRAMES,
+    FoundProcess,
+    FoundThread,
+    Interned,
+    Place,
+    is_outermost,
+    process_of,
+)
+
+_THREAD = re.compile(r"^Traceback for thread (\d{1,10}) \((.*)\) \[(.*)\] \(most recent call last\):$")
+_FRAME = re.compile(r'^    \((Python|C)\) File "(.*)", line (\d{1,9}), in (.*)$')
+_NATIVE = re.compile(r"^(.*?)(?: \(inlined\))? \(([^()]*)\)$")
+_INTERPRETER = re.compile(r"^_?Py[A-Z_]|^_Py|^pymain_|^run_mod$|^run_eval_code_obj$|^pyrun_file$|^cfunction_")
+
+
+def begins(line: str) -> bool:
+    """Whether such a text begins here."""
+    return line.startswith("Traceback for thread ") and _THREAD.match(line) is not None
+
+
+class Reader:
+    """One or more processes, one below the other."""
+
+    def __init__(self, interned: Interned) -> None:
+        self._interned = interned
+        self._processes: list[FoundProcess] = []
+        self._threads: list[FoundThread] = []
+        self._header: tuple[str, str] | None = None
+        self._places: list[Place] = []
+
+    def feed(self, line: str) -> bool:
+        """Take a line; False where it is no part of a dump."""
+        if found := _THREAD.match(line):
+            self._close_thread()
+            if any(thread.thread_id == found.group(1) for thread in self._threads):
+                self._close_process()
+            self._header = found.group(1), found.group(3)
+            return True
+        if found := _FRAME.match(line):
+            if len(self._places) < MOST_FRAMES:
+                self._place(*found.groups())
+            return True
+        return not line.strip() or line.startswith("      ")  # the source line, arguments, locals
+
+    def end(self) -> list[FoundProcess]:
+        """The processes that were read."""
+        self._close_thread()
+        self._close_process()
+        return self._processes
+
+    def _place(self, kind: str, file: str, line: str, function: str) -> None:
+        if kind == "Python":
+            self._places.append(Place(function, file, int(line) or None))
+        elif (found := _NATIVE.match(function)) and not _INTERPRETER.match(found.group(1)):
+            self._places.append(Place(found.group(1), found.group(2).rpartition("/")[2] or "?", None, True))
+
+    def _close_thread(self) -> None:
+        if self._header is None:
+            return
+        thread_id, flags = self._header
+        places = self._places[::-1]
+        is_main = any(is_outermost(place) for place in places)
+        self._threads.append(FoundThread(thread_id, places, owns_gil="Has the GIL" in flags))
+        self._header, self._places = None, []
+        if is_main:
+            self._close_process()
+
+    def _close_process(self) -> None:
+        if any(thread.places for thread in self._threads):
+            main = self._threads[-1]
+            self._processes.append(process_of(int(main.thread_id), self._threads, main, self._interned))
+        self._threads = []

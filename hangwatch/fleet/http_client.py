@@ -1,0 +1,164 @@
+"""By what a client says who it is, and whom it trusts, in the format of Prometheus' `http_config` (promtool's file).
+
+No password is ever on a command line, where everybody on the machine can read it.
+
+Format: Prometheus, docs/configuration/promtool.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import ssl
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from hangwatch.formats import bounded_read, yaml_file
+from hangwatch.formats.yaml_file import Document
+
+MAX_SECRET_BYTES = 64 << 10
+MAX_PEM_BYTES = 16 << 20  # a bundle of authorities
+NOT_CARRIED = {
+    ("oauth2",): "give basic_auth or authorization",
+    ("bearer_token",): "give authorization with credentials_file",
+    ("bearer_token_file",): "give authorization with credentials_file",
+    ("http_headers",): "leave it out",
+    ("proxy_url",): "nodes are asked directly: leave it out",
+    ("proxy_from_environment",): "nodes are asked directly: leave it out",
+    ("proxy_connect_header",): "nodes are asked directly: leave it out",
+    ("no_proxy",): "nodes are asked directly: leave it out",
+    ("tls_config", "ca"): "give ca_file",
+    ("tls_config", "cert"): "give cert_file",
+    ("tls_config", "key"): "give key_file",
+    ("tls_config", "min_version"): "it is TLS 1.2: leave it out",
+    ("tls_config", "max_version"): "leave it out",
+}
+
+
+class _BasicAuth(msgspec.Struct, forbid_unknown_fields=True):
+    username: str = ""
+    username_file: str = ""
+    password: str = ""
+    password_file: str = ""
+
+
+class _Authorization(msgspec.Struct, forbid_unknown_fields=True):
+    type: str = "Bearer"
+    credentials: str = ""
+    credentials_file: str = ""
+
+
+class _TlsConfig(msgspec.Struct, forbid_unknown_fields=True):
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    server_name: str = ""
+    insecure_skip_verify: bool = False
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    basic_auth: _BasicAuth | None = None
+    authorization: _Authorization | None = None
+    tls_config: _TlsConfig | None = None
+    follow_redirects: bool = False
+    enable_http2: bool = False
+
+
+class WebClient(NamedTuple):
+    """The header that says who asks, None where nobody is to know, and the trust of connections by https."""
+
+    authorization: str | None
+    tls: ssl.SSLContext
+
+
+class _Named(ssl.SSLContext):
+    """Verifies another name than the one that is connected to."""
+
+    server_name: str | None = None
+
+    def wrap_socket(self, *arguments: Any, **options: Any) -> ssl.SSLSocket:
+        """As for any other, with that name."""
+        if self.server_name is not None:
+            options["server_hostname"] = self.server_name
+        return super().wrap_socket(*arguments, **options)
+
+
+def anonymous() -> WebClient:
+    """Somebody who trusts the authorities of the machine, and says nothing of himself."""
+    return WebClient(None, ssl.create_default_context())
+
+
+def load(path: Path) -> WebClient:
+    """Read such a file, and those that it names, relative to its folder. Raises YamlError with file, line and key."""
+    document = yaml_file.read(path)
+    for keys, instead in NOT_CARRIED.items():
+        if keys in document.lines:
+            raise document.wrong(keys, f"is not supported by hangwatch\n  {instead}")
+    found = yaml_file.decode(document, _File)
+    for key in ("follow_redirects", "enable_http2"):
+        if getattr(found, key):
+            raise document.wrong((key,), "is not supported by hangwatch: set it to false")
+    if found.basic_auth is not None and found.authorization is not None:
+        raise document.wrong(("authorization",), "and basic_auth exclude each other")
+    return WebClient(_authorization(document, found), _tls(document, found.tls_config or _TlsConfig()))
+
+
+def _authorization(document: Document, found: _File) -> str | None:
+    if found.basic_auth is not None:
+        basic = found.basic_auth
+        user = _secret(document, "basic_auth", "username", basic.username, basic.username_file)
+        password = _secret(document, "basic_auth", "password", basic.password, basic.password_file)
+        if ":" in user:
+            raise document.wrong(("basic_auth", "username"), "no name of a user holds a colon")
+        return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+    if found.authorization is not None:
+        given = found.authorization
+        secret = _secret(document, "authorization", "credentials", given.credentials, given.credentials_file)
+        header = f"{given.type} {secret}"
+        if not (header.isascii() and header.isprintable()):
+            raise document.wrong(("authorization",), "holds what cannot be in a header")
+        return header
+    return None
+
+
+def _secret(document: Document, section: str, key: str, value: str, file: str) -> str:
+    """What is given, or stands in a file, without the line end. Raises YamlError."""
+    if bool(value) == bool(file):
+        raise document.wrong((section, key), f"either {key} or {key}_file is needed")
+    if value:
+        return value
+    try:
+        return bounded_read.read(document.path.parent / file, MAX_SECRET_BYTES, flags=os.O_NONBLOCK).decode().strip()
+    except (bounded_read.FileError, UnicodeDecodeError) as error:
+        raise document.wrong((section, f"{key}_file"), str(error)) from None
+
+
+def _tls(document: Document, wanted: _TlsConfig) -> ssl.SSLContext:
+    context = _Named(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.server_name = wanted.server_name or None
+    if wanted.insecure_skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif wanted.ca_file:
+        path = document.path.parent / wanted.ca_file
+        try:
+            content = bounded_read.read(path, MAX_PEM_BYTES, flags=os.O_NONBLOCK)
+            context.load_verify_locations(cadata=content.decode("ascii", "replace"))
+        except (ssl.SSLError, ValueError, bounded_read.FileError) as error:
+            raise document.wrong(("tls_config", "ca_file"), f"{path}: cannot be used: {error}") from None
+    else:
+        context.load_default_certs()
+    if bool(wanted.cert_file) != bool(wanted.key_file):
+        raise document.wrong(("tls_config",), "cert_file and key_file go together; only one of them is set")
+    if wanted.cert_file:
+        try:
+            # Without a password here, OpenSSL would ask the terminal for that of an encrypted key.
+            context.load_cert_chain(
+                document.path.parent / wanted.cert_file, document.path.parent / wanted.key_file, password=""
+            )
+        except (OSError, ValueError) as error:
+            raise document.wrong(("tls_config", "cert_file"), f"cannot be used with its key: {error}") from None
+    return context

@@ -1,0 +1,234 @@
+"""Fetches the incidents of nodes from their daemons, many at the same time; no answer is believed to be whole or small.
+
+No redirect is followed and nothing is decompressed. Each node has one deadline for all that it is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.iostream import UnsatisfiableReadError
+from tornado.simple_httpclient import HTTPStreamClosedError, SimpleAsyncHTTPClient
+
+from hangwatch.errors import UserError
+from hangwatch.fleet.http_client import WebClient
+from hangwatch.fleet.remote_run import FANOUT, MOST_ANSWER_BYTES, Progress, Reply
+from hangwatch.formats import decoding
+from hangwatch.formats.incident_file import Incidents, Summary
+
+MOST_LIST_BYTES = 4 << 20  # 4,096 incidents take a third of it
+MOST_OF_A_NODE = 16  # incidents that are open at the same time
+MAX_HEADER_BYTES = 64 << 10
+MOST_URL_CHARACTERS = 2000
+_SHOWN_CHARACTERS = 200
+_INCIDENT = re.compile(r"(?P<base>.*?)/incidents(?:/(?P<incident>[A-Za-z0-9._-]{1,200})(?:/[A-Za-z0-9._-]*)?)?/?")
+_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+_REFUSED: dict[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "asks who you are: --http-config FILE with basic_auth or authorization",
+    HTTPStatus.FORBIDDEN: "asks for another client certificate: --http-config FILE with tls_config",
+    HTTPStatus.NOT_FOUND: "serves no such incident: [http] web_config_file of that node says to whom it does",
+    HTTPStatus.TOO_MANY_REQUESTS: "has too many passwords to check, try again in a minute",
+}
+
+
+class AddressError(UserError):
+    """A URL that cannot be meant; the message says why."""
+
+
+class FetchError(Exception):
+    """A node that was reached and gave nothing; the message says why."""
+
+
+class Site(NamedTuple):
+    """Where a node serves: the URL up to its own pages. `incident` is the one that is meant, None for its newest."""
+
+    node: str
+    base: str
+    incident: str | None = None
+
+
+def site(url: str) -> Site:
+    """What a URL means: a daemon, or one of its incidents; named after its host. Raises AddressError."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        port = f":{parts.port}" if parts.port is not None else ""
+    except ValueError as error:
+        raise AddressError(f"{url[:80]!r}: {error}") from None
+    if parts.username is not None or parts.password is not None:
+        raise AddressError(
+            "a URL holds a password, which everybody on this machine can read: put it into a file, see --help"
+        )
+    if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+        raise AddressError(f"{url[:80]!r}: is no http://HOST:PORT of a hangwatch, nor one of its incidents")
+    if len(url) > MOST_URL_CHARACTERS or not (url.isascii() and url.isprintable()) or " " in url:
+        raise AddressError(f"{url[:80]!r}: is no URL")
+    of_incident = _INCIDENT.fullmatch(parts.path)
+    path = of_incident["base"] if of_incident else parts.path.rstrip("/")
+    incident = of_incident["incident"] if of_incident else None
+    shown = f"[{host}]" if ":" in host else host
+    return Site(node=f"{shown}{port}", base=f"{parts.scheme}://{shown}{port}{path}", incident=incident)
+
+
+def named_shortly(sites: Sequence[Site]) -> list[Site]:
+    """The same, without their ports where the hosts alone tell them apart."""
+    hosts = [re.sub(r":[0-9]+$", "", one.node).strip("[]") for one in sites]
+    bases = {host: {one.base for one, other in zip(sites, hosts, strict=True) if other == host} for host in set(hosts)}
+    return [one._replace(node=host) if len(bases[host]) == 1 else one for one, host in zip(sites, hosts, strict=True)]
+
+
+def fetch(
+    sites: Sequence[Site],
+    client: WebClient,
+    *,
+    wanted: str | None,
+    deadline_seconds: float,
+    on_reply: Callable[[Reply], object],
+    on_failure: Callable[[str, str], None],
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> None:
+    """Ask all, and hand on each incident as it comes, as what its node printed; a node without one gives nothing.
+
+    `wanted` is the id, key or name of a job; without it that of every job with an open incident, else the newest one. A
+    node that cannot be reached, or has not answered after `deadline_seconds`, is late; `on_failure` takes the node and
+    why for others.
+    """
+    asyncio.run(_Fetching(client, wanted, deadline_seconds, on_reply, on_failure).all(sites, on_progress))
+
+
+def page(url: str, client: WebClient, *, most_bytes: int, deadline_seconds: float) -> bytes:
+    """One page, within bounds of bytes and time. Raises FetchError, and TimeoutError where nobody answers."""
+    try:
+        return asyncio.run(asyncio.wait_for(_page(url, client, most_bytes, deadline_seconds), deadline_seconds))
+    except asyncio.TimeoutError as error:  # which is another one than TimeoutError in Python 3.10
+        raise TimeoutError(str(error) or f"no answer in {deadline_seconds:g} s") from None
+
+
+class _Fetching:
+    """One question to many nodes."""
+
+    def __init__(
+        self,
+        client: WebClient,
+        wanted: str | None,
+        deadline_seconds: float,
+        on_reply: Callable[[Reply], object],
+        on_failure: Callable[[str, str], None],
+    ) -> None:
+        self._client, self._wanted, self._deadline_seconds = client, wanted, deadline_seconds
+        self._on_reply, self._on_failure = on_reply, on_failure
+
+    async def all(self, sites: Sequence[Site], on_progress: Callable[[Progress], None]) -> None:
+        began = time.monotonic()
+        slots = asyncio.Semaphore(FANOUT)
+        asking = [asyncio.create_task(self._one(one, slots)) for one in sites]
+        try:
+            for ended, done in enumerate(asyncio.as_completed(asking), 1):
+                await done
+                on_progress(Progress(ended, len(sites), time.monotonic() - began))
+        finally:
+            for task in asking:
+                task.cancel()
+
+    async def _one(self, one: Site, slots: asyncio.Semaphore) -> None:
+        async with slots:
+            asked = time.time()
+            try:
+                await asyncio.wait_for(self._of_node(one), self._deadline_seconds)
+            except FetchError as error:
+                self._on_failure(one.node, str(error))
+            except (TimeoutError, asyncio.TimeoutError):
+                self._on_reply(Reply(one.node, b"", None, asked, time.time(), is_late=True))
+
+    async def _of_node(self, one: Site) -> None:
+        names = [one.incident] if one.incident is not None else await self._newest(one)
+        for name in names:
+            asked = time.time()
+            url = f"{one.base}/incidents/{name}/grouped.json"
+            body = await _page(url, self._client, MOST_ANSWER_BYTES, self._deadline_seconds)
+            self._on_reply(Reply(one.node, body, 0, asked, time.time()))
+
+    async def _newest(self, one: Site) -> list[str]:
+        """Raises FetchError."""
+        body = await _page(f"{one.base}/incidents", self._client, MOST_LIST_BYTES, self._deadline_seconds)
+        try:
+            listed = decoding.json(body, Incidents).incidents
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            raise FetchError("gave no list of incidents: is it a hangwatch?") from None
+        return chosen(listed, self._wanted)
+
+
+def chosen(listed: Sequence[Summary], wanted: str | None) -> list[str]:
+    """Those of a node's incidents that are meant, by their folders: of each job the newest, see `fetch`."""
+    readable = [one for one in listed if not one.problem and _FOLDER.fullmatch(one.folder)]
+    newest_first = sorted(readable, key=lambda one: (one.opened_unix_seconds, one.folder), reverse=True)
+    if wanted is not None:
+        meant = [one for one in newest_first if wanted and wanted in (one.job_key, one.job_id, one.job_name)]
+    else:
+        meant = [one for one in newest_first if one.closed_unix_seconds is None] or newest_first[:1]
+    of_job: dict[str, str] = {}
+    for one in meant:
+        of_job.setdefault(one.job_key or one.job_id, one.folder)
+    return list(of_job.values())[:MOST_OF_A_NODE]
+
+
+async def _page(url: str, client: WebClient, most_bytes: int, deadline_seconds: float) -> bytes:
+    """Raises FetchError, TimeoutError where nobody answers."""
+    logging.getLogger("tornado").setLevel(logging.CRITICAL)  # what a node sends wrong is told by us
+    connection = SimpleAsyncHTTPClient(
+        force_instance=True,
+        max_buffer_size=most_bytes + MAX_HEADER_BYTES,
+        max_header_size=MAX_HEADER_BYTES,
+        max_body_size=most_bytes,
+    )
+    request = HTTPRequest(
+        url,
+        headers={"Authorization": client.authorization} if client.authorization is not None else {},
+        connect_timeout=deadline_seconds,
+        request_timeout=deadline_seconds,
+        follow_redirects=False,
+        decompress_response=False,
+        ssl_options=client.tls,
+        user_agent="hangwatch",
+    )
+    try:
+        answer = await connection.fetch(request, raise_error=False)
+        error = answer.error if answer.code == 599 else None
+    except Exception as raised:  # tornado has errors of its own for each way to answer wrongly
+        answer, error = None, raised
+    finally:
+        connection.close()
+    if error is not None:
+        raise _explained(error, url, most_bytes)
+    assert answer is not None
+    if answer.code != HTTPStatus.OK:
+        elsewhere = "leads elsewhere, which is not followed" if 300 <= answer.code < 400 else ""
+        raise FetchError(f"{_REFUSED.get(answer.code, elsewhere) or 'gave an error'} (HTTP {answer.code})")
+    return bytes(answer.body)
+
+
+def _explained(error: BaseException, url: str, most_bytes: int) -> Exception:
+    """TimeoutError where nobody was there to answer, else FetchError."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return FetchError(f"its certificate is not trusted: {error.verify_message}: --http-config FILE with tls_config")
+    if isinstance(error, ssl.SSLError):
+        return FetchError(f"TLS fails: {error.reason or error}: http:// instead, or another certificate?")
+    if isinstance(error, UnsatisfiableReadError):
+        return FetchError("sends headers without end: is it a hangwatch?")
+    if isinstance(error, HTTPStreamClosedError):
+        why = "closed the connection" + (" (is a client certificate asked for?)" if url.startswith("https") else "")
+        return FetchError(f"{why}, sends no HTTP, or sent more than {most_bytes >> 20} MiB")
+    if isinstance(error, socket.gaierror | OSError | HTTPClientError):
+        return TimeoutError(str(error))
+    return FetchError(f"sends no HTTP that can be read: {str(error)[:_SHOWN_CHARACTERS]}")

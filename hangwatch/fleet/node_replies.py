@@ -1,0 +1,194 @@
+"""Pure: what nodes replied -> who answered, who did not and why, and what they saw. A node speaks of itself alone."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from msgspec.structs import replace
+
+from hangwatch import words
+from hangwatch.fleet import sighting
+from hangwatch.fleet.cross_node import ClockOffset
+from hangwatch.fleet.merge import Gathering
+from hangwatch.fleet.remote_run import MOST_ANSWER_BYTES, Reply
+from hangwatch.fleet.sighting import GroupedDump, Sighting
+from hangwatch.formats.incident_file import StoreError
+from hangwatch.model import Capture, Grouping, Member
+
+LEAST_OFFSET_SECONDS = 1.0
+_NOT_FOUND = 127  # sh(1), timeout(1): no such command
+_NOT_EXECUTABLE = 126
+_UNREACHED = 255  # ssh(1)
+_TIMED_OUT = frozenset({124, 137})  # timeout(1): its time was over, and SIGKILL was needed
+_DUMPED = frozenset({0, 1})  # 1: no job runs there
+_REASON_CHARACTERS = 300
+_COMPLAINT_LINES = 8
+
+AnswerT = TypeVar("AnswerT")
+
+
+class AnswerError(Exception):
+    """What a node sent is no answer; the message says why."""
+
+
+class RollCall(Generic[AnswerT]):
+    """Who has answered one question and who has not; replies are taken in as they come.
+
+    `read` makes an answer of what a node printed, under the name by which it was asked; it raises AnswerError. With the
+    exit codes of `answered` a node says something. `moments` are the first and the last time in an answer, by the clock
+    of its node; clocks that differ by less than `least_offset_seconds` are not told. `tool` is what runs there.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[bytes, str], AnswerT],
+        answered: Collection[int],
+        moments: Callable[[AnswerT], tuple[float, float]],
+        least_offset_seconds: float = LEAST_OFFSET_SECONDS,
+        tool: str = "hangwatch",
+    ) -> None:
+        self.answered: list[str] = []
+        self.silent: list[str] = []
+        self.clocks: list[ClockOffset] = []
+        self._read = read
+        self._answering = answered
+        self._moments = moments
+        self._tool = tool
+        self._least_offset_seconds = least_offset_seconds
+        self._failed: dict[str, list[str]] = defaultdict(list)
+        self._complaints: dict[str, list[str]] = defaultdict(list)
+
+    @property
+    def failed(self) -> list[tuple[str, list[str]]]:
+        """Why nodes that could be reached gave no answer, each reason with its nodes; the most frequent first."""
+        return _folded(self._failed)
+
+    @property
+    def complaints(self) -> list[tuple[str, list[str]]]:
+        """What nodes said beside their answers, each text with its nodes; the most frequent first."""
+        return _folded(self._complaints)
+
+    def take(self, reply: Reply) -> AnswerT | None:
+        """Take a reply in. Returns its answer, None without one."""
+        if reply.is_late or reply.status in _TIMED_OUT or reply.status == _UNREACHED:
+            self.silent.append(reply.node)
+            return None
+        try:
+            answer = self._read(self._printed(reply), reply.node)
+        except AnswerError as error:
+            self._failed[words.elided(str(error).partition("\n")[0], _REASON_CHARACTERS)].append(reply.node)
+            return None
+        self.answered.append(reply.node)
+        offset = _offset(reply, *self._moments(answer))
+        if self._least_offset_seconds <= abs(offset) < math.inf:
+            self.clocks.append(ClockOffset(node=reply.node, seconds=offset))
+        return answer
+
+    def fail(self, node: str, why: str) -> None:
+        """Take in that a node was reached, and what kept it from an answer."""
+        self._failed[words.elided(words.printable(why), _REASON_CHARACTERS)].append(node)
+
+    def complain(self, complaints: Mapping[str, bytes]) -> None:
+        """Take in what nodes printed on standard error."""
+        for node, complaint in complaints.items():
+            if said := _text(complaint):
+                self._complaints[said].append(node)
+
+    def _printed(self, reply: Reply) -> bytes:
+        """The JSON in a reply. Raises AnswerError, which says why there is none."""
+        if reply.is_too_large:
+            raise AnswerError(f"sent more than {MOST_ANSWER_BYTES >> 20} MiB")
+        if reply.status in (_NOT_FOUND, _NOT_EXECUTABLE):
+            raise AnswerError(f"has no {self._tool} on its PATH: --remote-command /path/to/{self._tool}")
+        if reply.status is not None and reply.status not in self._answering:
+            raise AnswerError(f"{self._tool} ended with exit code {reply.status}")
+        start = _start(reply.output)
+        if start is None:
+            raise AnswerError("gave no answer that can be read" + (f" (exit code {reply.status})" * bool(reply.status)))
+        return reply.output[start:]
+
+
+class Replies(RollCall[GroupedDump]):
+    """All replies to `hangwatch dump --json --grouped`; `with_stacks`: they hold every stack, too."""
+
+    def __init__(self, *, with_stacks: bool = False) -> None:
+        read = _dump_with_stacks if with_stacks else _dump
+        super().__init__(read, _DUMPED, lambda dump: (dump.printed_unix_seconds, dump.printed_unix_seconds))
+        self.gathering = Gathering()
+        self.without_job: list[str] = []
+
+    def take(self, reply: Reply) -> GroupedDump | None:
+        """Take a reply in. What the node said of its jobs, under the name by which it was asked; None without that."""
+        dump = super().take(reply)
+        if dump is None:
+            return None
+        if not dump.jobs:
+            self.without_job.append(reply.node)
+        for one in dump.jobs:
+            self.gathering.add(one)
+        return dump
+
+
+def _folded(nodes_of: dict[str, list[str]]) -> list[tuple[str, list[str]]]:
+    return sorted(nodes_of.items(), key=lambda item: (-len(item[1]), item[0]))
+
+
+def _text(complaint: bytes) -> str:
+    lines = [line.strip() for line in complaint.decode("utf-8", "replace").splitlines()]
+    shown = [words.printable(line) for line in lines if line][:_COMPLAINT_LINES]
+    return "\n".join(shown)
+
+
+def _start(output: bytes) -> int | None:
+    """Where the form begins: behind what a login prints. None without one."""
+    if output.startswith(b"{"):
+        return 0
+    at = output.find(b"\n{")
+    return None if at < 0 else at + 1
+
+
+def _dump(printed: bytes, node: str) -> GroupedDump:
+    try:
+        return _of_node(sighting.parse(Path("its answer"), printed), node)
+    except StoreError as error:
+        raise AnswerError(str(error)) from None
+
+
+def _dump_with_stacks(printed: bytes, node: str) -> GroupedDump:
+    dump = _dump(printed, node)
+    try:
+        captures = sighting.captures(Path("its answer"), printed)
+    except StoreError as error:
+        raise AnswerError(str(error)) from None
+    return replace(dump, captures=tuple(_capture_of(capture, node) for capture in captures))
+
+
+def _capture_of(capture: Capture, node: str) -> Capture:
+    ranks = (replace(rank, id=replace(rank.id, node=node)) for rank in capture.ranks)
+    return replace(capture, node=node, ranks=tuple(ranks))
+
+
+def _of_node(dump: GroupedDump, node: str) -> GroupedDump:
+    """The same, of the node that was asked, whatever it calls itself and others."""
+    return replace(dump, node=node, jobs=tuple(_sighting_of(one, node) for one in dump.jobs))
+
+
+def _sighting_of(one: Sighting, node: str) -> Sighting:
+    groups = (replace(group, members=tuple(_members_of(group.members, node))) for group in one.grouping.groups)
+    grouping = Grouping(groups=tuple(groups), world_size=one.grouping.world_size, notes=one.grouping.notes)
+    return replace(one, node=node, grouping=grouping)
+
+
+def _members_of(members: Iterable[Member], node: str) -> Iterable[Member]:
+    return (replace(member, id=replace(member.id, node=node)) for member in members)
+
+
+def _offset(reply: Reply, first_unix_seconds: float, last_unix_seconds: float) -> float:
+    """By how much the clocks differ at least: the node worked between our question and our end of its answer."""
+    ahead = last_unix_seconds - reply.ended_unix_seconds
+    behind = first_unix_seconds - reply.asked_unix_seconds
+    return ahead if ahead > 0 else min(behind, 0.0)

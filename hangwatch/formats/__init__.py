@@ -1,0 +1,1 @@
+"""Parsers of foreign formats, and reading files of others within bounds."""

@@ -1,0 +1,220 @@
+"""Pure: what py-spy prints of one process -> its threads, or what its complaint means.
+
+The door to py-spy and the reader of dumps that people kept share it. The text form of stacks is read in `explain`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from hangwatch.formats import decoding
+from hangwatch.model import Fault, Frame, Thread
+
+MAY_DUMP = (
+    "run hangwatch as root, or grant it CAP_SYS_PTRACE (and CAP_DAC_READ_SEARCH for interpreters under a 0700 folder)"
+)
+_LONGEST_DETAIL = 400
+
+
+class _Complaint(NamedTuple):
+    """Words of py-spy, of any version, of the kernel or of a shell, and what they say of whom."""
+
+    words: re.Pattern[str]
+    reason: str
+    about: Literal["target", "tool"] = "tool"
+    remedy: str = ""
+
+
+# The first row that is found in the message counts. "tool": what failed is the dumping, whatever the process does.
+_COMPLAINTS = (
+    _Complaint(
+        re.compile(r"permission denied|not permitted|os error 1\b|os error 13\b|EPERM|EACCES", re.IGNORECASE),
+        "PermissionDenied",
+        "target",
+        MAY_DUMP,
+    ),
+    _Complaint(
+        re.compile(r"no such process|check that the process is running|os error 3\b|ESRCH", re.IGNORECASE),
+        "ProcessGone",
+        "target",
+    ),
+    _Complaint(re.compile(r"failed to suspend", re.IGNORECASE), "CannotPause", "target"),
+    _Complaint(re.compile(r"timed? ?out", re.IGNORECASE), "Timeout", "target"),
+    _Complaint(re.compile(r"python version|not a python", re.IGNORECASE), "NotPython"),
+    _Complaint(
+        re.compile(r"python interpreter", re.IGNORECASE),
+        "NoInterpreter",
+        remedy="py-spy 0.4 says so of a Python, too, whose stack is deeper than 4,096 frames: ask pystack or gdb",
+    ),
+    _Complaint(re.compile(r"failed to get stack trace", re.IGNORECASE), "StackChanged"),
+    _Complaint(
+        re.compile(r"py-spy\S*: (command )?not found|command not found|py-spy\S*: no such file", re.IGNORECASE),
+        "NoPyspy",
+    ),
+)
+
+UNHEARD = "DumpFailed"
+"""The reason of a complaint that nobody has heard of."""
+
+
+def fault(subject: str, message: str) -> Fault:
+    """What a complaint means. One that nobody has heard of is `DumpFailed`, and says nothing of the process."""
+    detail = message[:_LONGEST_DETAIL]
+    for complaint in _COMPLAINTS:
+        if complaint.words.search(message):
+            return Fault(
+                subject=subject,
+                reason=complaint.reason,
+                detail=detail,
+                remedy=complaint.remedy,
+                about=complaint.about,
+            )
+    return Fault(subject=subject, reason=UNHEARD, detail=detail)
+
+
+class DumpError(Exception):
+    """A dump that cannot be read; the message says what was expected and what was found."""
+
+
+class _Local(msgspec.Struct):
+    name: str = ""
+    repr: str | None = None
+
+
+class _PySpyFrame(msgspec.Struct):
+    name: str = ""
+    filename: str | None = None
+    short_filename: str | None = None
+    module: str | None = None
+    line: int = 0
+    locals: list[_Local] | None = None
+
+
+class _PySpyThread(msgspec.Struct):
+    frames: list[_PySpyFrame] = []
+    thread_id: int | None = None
+    thread_name: str | None = None
+    os_thread_id: int | None = None
+    active: bool | None = None
+    owns_gil: bool | None = None
+
+
+_JSON = decoding.decoder(list[_PySpyThread])
+MOST_THREADS = 256  # of one process: one job's stacks must not fill the daemon's memory
+INNERMOST_FRAMES = 192
+OUTERMOST_FRAMES = 64
+LONGEST_NAME = 256  # characters of a function, a file or a thread: a program may make them up
+
+
+def parse_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
+    """Read what `py-spy dump --json` (0.4) prints of one process.
+
+    `pid` is the process as its own pid namespace numbers it; it tells the main thread where py-spy gives no names.
+    Of more than 256 threads the main one and 255 others are kept; one without frames behind them says how many are not.
+    Raises DumpError when the text is not such a dump.
+    """
+    try:
+        found = _JSON.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        start = text[:60]
+        raise DumpError(
+            f"not the JSON of `py-spy dump --json` (a list of threads): {error}; it starts {start!r}"
+        ) from None
+    main = _main_index(found, pid)
+    folder = "" if main is None else _program_folder(found[main].frames)
+    threads = [_thread(thread, folder, is_main=index == main) for index, thread in enumerate(found)]
+    if len(threads) <= MOST_THREADS:
+        return tuple(threads)
+    threads.sort(key=lambda thread: not thread.is_main)
+    left_out = Thread(name=f"<{len(threads) - MOST_THREADS:,} threads left out>", thread_id="", frames=())
+    return (*threads[:MOST_THREADS], left_out)
+
+
+def _main_index(threads: list[_PySpyThread], pid: int | None) -> int | None:
+    """Which thread is the main one: by its name, by its id, or because its outermost frame is a module."""
+    for index, thread in enumerate(threads):
+        if thread.thread_name == "MainThread":
+            return index
+    for index, thread in enumerate(threads):
+        if pid is not None and thread.os_thread_id == pid:
+            return index
+    for index, thread in enumerate(threads):
+        if not thread.thread_name and thread.frames and thread.frames[-1].name == "<module>":
+            return index
+    return None
+
+
+_INSTALLED = re.compile(
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d+(?:\.\d+)?t?/|^<frozen |/torchinductor_[^/]+/|^<eval_with_key>"
+)  # python3.13t: a free-threaded build; what torch generates is not what the user wrote
+
+
+_TO_PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/|^.*?/lib(?:64)?/python\d+(?:\.\d+)?t?/")
+
+
+def from_package(path: str, folder: str = "") -> str:
+    """A whole path cut as py-spy cuts it: it begins at its package, one of the program below its `folder`."""
+    cut = _TO_PACKAGE.sub("", path)
+    return cut.removeprefix(f"{folder}/") if folder else cut
+
+
+def _installed(frames: Sequence[_PySpyFrame]) -> int:
+    """How many of the innermost frames lie in the standard library, in installed packages or in compiled code."""
+    own = (number for number, frame in enumerate(frames) if not frame.module and not is_installed(frame.filename))
+    return next(own, len(frames))
+
+
+def is_installed(file: str | None) -> bool:
+    """Whether a whole path lies in the standard library or in installed packages."""
+    return file is not None and _INSTALLED.search(file) is not None
+
+
+def _program_folder(frames: Sequence[_PySpyFrame]) -> str:
+    """Where the program of a main thread lies, empty where nothing tells."""
+    files = (
+        frame.filename for frame in reversed(frames) if frame.name == "<module>" and not is_installed(frame.filename)
+    )
+    program = next(filter(None, files), "")
+    return program.rpartition("/")[0] if program.startswith("/") else ""
+
+
+def _thread(thread: _PySpyThread, folder: str, *, is_main: bool) -> Thread:
+    number = thread.thread_id if thread.os_thread_id is None else thread.os_thread_id
+    frames = [frame for frame in thread.frames if frame.name != "<shim>"]
+    return Thread(
+        name=_cut(thread.thread_name) if thread.thread_name else None,
+        thread_id="" if number is None else str(number),
+        frames=_bounded([_frame(frame, folder) for frame in frames]),
+        active=thread.active,
+        owns_gil=thread.owns_gil,
+        is_main=is_main,
+        installed_frames=min(_installed(frames), INNERMOST_FRAMES),
+        pthread_id=thread.thread_id,
+    )
+
+
+def _bounded(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """All frames; of a runaway recursion the innermost and the outermost ones."""
+    if len(frames) <= INNERMOST_FRAMES + OUTERMOST_FRAMES:
+        return tuple(frames)
+    left_out = Frame(function="<frames left out>", file="<hangwatch>")
+    return (*frames[:INNERMOST_FRAMES], left_out, *frames[-OUTERMOST_FRAMES:])
+
+
+def _frame(frame: _PySpyFrame, folder: str) -> Frame:
+    file = frame.short_filename or (from_package(frame.filename, folder) if frame.filename else "?")
+    return Frame(
+        function=_cut(frame.name),
+        file=file if len(file) <= LONGEST_NAME else f"…{file[1 - LONGEST_NAME :]}",
+        line=frame.line or None,
+        module=frame.module and _cut(frame.module),
+        locals=tuple((local.name, local.repr or "") for local in frame.locals or ()),
+    )
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"

@@ -1,0 +1,122 @@
+"""Reads the YAML that sites have for Prometheus, strictly: what is wrong is said with file, line and key."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import yaml
+
+from hangwatch.errors import UserError
+from hangwatch.formats import bounded_read, decoding
+
+MOST_BYTES = 1 << 20
+MOST_NODES = 10_000  # aliases make few bytes many values
+MOST_DEEP = 16
+_AT = re.compile(r" - at `\$\.?([^`]*)`$")
+_UNKNOWN = re.compile(r"unknown field `([^`]+)`")
+_VALUES = {"tag:yaml.org,2002:bool": bool, "tag:yaml.org,2002:int": int, "tag:yaml.org,2002:null": type(None)}
+_LOADER = yaml.SafeLoader
+
+T = TypeVar("T")
+
+
+class YamlError(UserError):
+    """A file that cannot be used; the message names the file, the line and the key."""
+
+
+class Document(NamedTuple):
+    """A file as plain values, and on which line each key stands, by its path of keys."""
+
+    path: Path
+    value: Any
+    lines: Mapping[tuple[str, ...], int]
+
+    def wrong(self, keys: tuple[str, ...], what: str) -> YamlError:
+        """The error that says what is wrong with a key, or with the nearest one around it that the file has."""
+        near = next((keys[:end] for end in range(len(keys), -1, -1) if keys[:end] in self.lines), ())
+        where = f"{self.path}:{self.lines.get(near, 1)}"
+        return YamlError(f"{where}: {'.'.join(keys)}: {what}" if keys else f"{where}: {what}")
+
+
+def read(path: Path) -> Document:
+    """A file of one mapping, of text, whole numbers, booleans, lists and mappings. Raises YamlError.
+
+    It is composed, not constructed: no tag makes anything else, and a key that comes twice is an error.
+    """
+    try:
+        content = bounded_read.read(path, MOST_BYTES, flags=os.O_NONBLOCK).decode("utf-8")
+        root = yaml.compose(content, Loader=_LOADER)
+    except bounded_read.FileError as error:
+        raise YamlError(str(error)) from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise YamlError(f"{path}:{line}: is not valid YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise YamlError(f"{path}:1: is not valid YAML: {str(error).partition(chr(10))[0]}") from None
+    reading = _Reading(path)
+    value = reading.plain(root, ()) if root is not None else {}
+    document = Document(path, {} if value is None else value, reading.lines)
+    if not isinstance(document.value, dict):
+        raise document.wrong((), "must be a mapping of keys to values")
+    return document
+
+
+def decode(document: Document, kind: type[T]) -> T:
+    """The document as a value of this type, of which every key is known. Raises YamlError."""
+    try:
+        return decoding.convert(document.value, kind)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        found = _AT.search(message)
+        keys = tuple(part for part in re.split(r"[.\[]", found[1]) if part and part[-1] != "]") if found else ()
+        problem = message[: found.start()] if found else message
+        if unknown := _UNKNOWN.search(problem):
+            raise document.wrong((*keys, unknown[1]), "is no key of this format") from None
+        raise document.wrong(keys, problem) from None
+
+
+class _Reading:
+    """Nodes of YAML as plain values; remembers the lines of the keys."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._left = MOST_NODES
+        self.lines: dict[tuple[str, ...], int] = {}
+
+    def plain(self, node: yaml.Node, keys: tuple[str, ...]) -> Any:
+        self.lines.setdefault(keys, node.start_mark.line + 1)
+        self._left -= 1
+        if self._left < 0 or len(keys) > MOST_DEEP:
+            raise self._wrong(node, keys, "holds more than is read of such a file")
+        if isinstance(node, yaml.MappingNode):
+            return dict(self._items(node, keys))
+        if isinstance(node, yaml.SequenceNode):
+            return [self.plain(item, (*keys, str(number))) for number, item in enumerate(node.value)]
+        kind = _VALUES.get(node.tag, str)
+        if kind is bool:
+            return node.value.lower() in ("true", "yes", "on")
+        if kind is int and re.fullmatch(r"[0-9]{1,18}", node.value):
+            return int(node.value)
+        return None if kind is type(None) else node.value
+
+    def _items(self, node: yaml.MappingNode, keys: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+        seen: set[str] = set()
+        for name, value in node.value:
+            if not isinstance(name, yaml.ScalarNode):
+                raise self._wrong(name, keys, "has a key that is no text")
+            here = (*keys, name.value)
+            if name.value in seen:
+                raise self._wrong(name, here, "comes twice")
+            seen.add(name.value)
+            self.lines[here] = name.start_mark.line + 1
+            yield name.value, self.plain(value, here)
+
+    def _wrong(self, node: yaml.Node, keys: tuple[str, ...], what: str) -> YamlError:
+        return Document(self._path, None, {(): node.start_mark.line + 1, keys: node.start_mark.line + 1}).wrong(
+            keys, what
+        )

@@ -1,1 +1,0 @@
-"""Is this job making progress? Jobs, detection, capture, groups, verdict."""

@@ -1,0 +1,1 @@
+"""Which processes form a training job, and which rank each of them is. Pure."""

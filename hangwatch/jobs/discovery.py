@@ -1,0 +1,281 @@
+"""Pure: a snapshot of processes -> the training jobs of this node, with their ranks, workers and GPUs."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from types import MappingProxyType
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from hangwatch import config, words
+from hangwatch.jobs import owners, process_role, rank_gpus, user_limits
+from hangwatch.jobs.membership import Crew, claim, find_crews, holds_gpu
+from hangwatch.jobs.process_role import Seat
+from hangwatch.jobs.process_tree import INIT_PID, Tree, by_start
+from hangwatch.model import FoundJobs, GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker, gaps, spans
+
+_DEFAULT_LIMITS = config.Jobs()
+_MAX_NAME = 48  # of what a launcher gave; a checksum and a pid may follow
+_LOOPBACK = ("localhost", "127.", "::1", "[::1]")
+
+
+def find_jobs(
+    processes: Sequence[Process],
+    gpus: GpuSweep | None = None,
+    *,
+    node: str = "",
+    ticks_per_second: int = 100,
+    endpoints: Mapping[ProcessId, str] = MappingProxyType({}),
+) -> tuple[Job, ...]:
+    """The jobs of `find`, within the default limits."""
+    return find(processes, gpus, node=node, ticks_per_second=ticks_per_second, endpoints=endpoints).jobs
+
+
+def find(
+    processes: Sequence[Process],
+    gpus: GpuSweep | None = None,
+    *,
+    limits: config.Jobs = _DEFAULT_LIMITS,
+    node: str = "",
+    ticks_per_second: int = 100,
+    endpoints: Mapping[ProcessId, str] = MappingProxyType({}),
+) -> FoundJobs:
+    """The jobs among `processes` on the node of that name, by job_id, and what is beyond the limits.
+
+    A job is what has the variables of a launcher (see launchers.toml), or what mp.spawn started and holds GPUs; its
+    ranks are processes of one owner (see `owners`), whatever others write into their environments. `ticks_per_second`
+    is the unit of `start_ticks`: a process that began after `gpus` was read cannot be the one that the driver meant by
+    its pid. `endpoints` are the stores to which the processes of `needs_endpoint` are connected, where they are.
+    """
+    tree = Tree(processes)
+    samples = _samples(gpus, tree, ticks_per_second)
+    crews, left_out = user_limits.watched(find_crews(tree, samples, endpoints), tree, samples, limits)
+    ranks = {process.id.pid for crew in crews for process, _ in crew.members}
+    names = _names(crews, tree, node, lambda crew: claim(crew, samples, endpoints))
+    jobs = [_job(name, crew, tree, samples, ranks) for crew, name in zip(crews, names, strict=True)]
+    return FoundJobs(jobs=tuple(sorted(jobs, key=lambda job: (job.job_id, job.processes[0]))), left_out=left_out)
+
+
+def told_apart(job: Job) -> Job:
+    """This job by the name and the key that it has where another one holds its own."""
+    name = _told_apart_by(_Name(job.job_id, job.key), job.processes[0].pid)
+    return replace(job, job_id=name.job_id, job_key=name.job_key)
+
+
+def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
+    """These pids as the ranks of one job, whatever they are; a pid that has no process becomes a rank that is gone."""
+    tree = Tree(processes)
+    chosen = dict.fromkeys(pids)
+    ranks = []
+    for pid in chosen:
+        process = tree.get(pid)
+        if process is None:
+            ranks.append(Rank(id=ProcessId(pid=pid, start_ticks=-1), rank=None, local_rank=None))
+        else:
+            seat = process_role.seat(process, None)
+            if seat is not None and seat.variables.led_by_first and process_role.node_number(process.environ, seat):
+                seat = None  # of another node than the first its rank follows from how many are on each
+            ranks.append(_rank(process, seat, place=None, tree=tree, samples=(), ranks=set(chosen)))
+    return Job(
+        job_id=_safe("pids-" + "-".join(map(str, chosen))), launcher="pids", launcher_id=None, ranks=tuple(ranks)
+    )
+
+
+# --- one job --------------------------------------------------------------------------------------------------------
+
+
+def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> Job:
+    first, first_seat = _first(crew)
+    # Arguments stay where they are: they hold keys of trackers and hubs.
+    program = process_role.program((crew.head or first).cmdline if first_seat is None else first.cmdline)
+    local_world_size = first_seat.local_world_size if first_seat else None
+    found = [
+        _rank(process, seat, place=place, tree=tree, samples=samples, ranks=ranks)
+        for place, (process, seat) in enumerate(crew.members)
+    ]
+    found, notes = _without_others(found, tree)
+    present = sorted({rank.local_rank for rank in found if rank.local_rank is not None})
+    return Job(
+        job_id=name.job_id,
+        launcher=crew.launcher,
+        launcher_id=crew.head.id if crew.head else None,
+        ranks=tuple(found),
+        world_size=first_seat.world_size if first_seat else None,
+        local_world_size=local_world_size,
+        absent_local_ranks=spans(gaps(present, local_world_size or 0)),
+        command=program,
+        user=first.user or (None if first.uid is None else f"uid {first.uid}"),
+        environ=first.environ,
+        job_key=name.job_key,
+        owner=crew.owner.name,
+        uid=_uid(crew),
+        share=crew.owner.share,
+        holds_gpu=holds_gpu(crew, samples),
+        notes=(*crew.notes, *(first_seat.doubts if first_seat else ()), *notes),
+        waiting=crew.waiting,
+        more_launcher_ids=tuple(head.id for head in crew.more_heads),
+        job_name=name.job_name,
+        program="" if program == "-c" or crew.waiting is not None else words.plain(program),
+    )
+
+
+def _first(crew: Crew) -> tuple[Process, Seat | None]:
+    """Its first rank; its launcher, which has no seat, while it has none."""
+    return crew.members[0] if crew.members else (crew.processes[0], None)
+
+
+def _without_others(ranks: list[Rank], tree: Tree) -> tuple[list[Rank], tuple[str, ...]]:
+    """The ranks without what runs below them as somebody else, through sudo: their owner reads the stacks of all."""
+    kept = [
+        replace(rank, workers=tuple(worker for worker in rank.workers if _is_own(worker, rank, tree))) for rank in ranks
+    ]
+    others = sum(len(rank.workers) for rank in ranks) - sum(len(rank.workers) for rank in kept)
+    note = f"processes below its ranks that run as another user are not looked at: {others}"
+    return kept, (note,) if others else ()
+
+
+def _is_own(worker: Worker, rank: Rank, tree: Tree) -> bool:
+    process, above = tree.get(worker.id.pid), tree.get(rank.id.pid)
+    return process is not None and above is not None and process.uid == above.uid and not process.is_setuid
+
+
+def _uid(crew: Crew) -> int | None:
+    """Who may read of all ranks, as the node knows him; a number in a pod says nothing of the users of the node."""
+    uids = {None if process.is_setuid else process.uid for process in crew.processes}
+    return uids.pop() if len(uids) == 1 and not crew.owner.place else None
+
+
+def _rank(
+    process: Process,
+    seat: Seat | None,
+    *,
+    place: int | None,
+    tree: Tree,
+    samples: Sequence[GpuSample],
+    ranks: set[int],
+) -> Rank:
+    local_rank = seat.local_rank if seat else place
+    others = ranks - {process.id.pid}
+    below = [child for child in tree.descendants(process, others) if not process_role.is_resource_tracker(child)]
+    # Loader workers first, then other Python: where dumps are bounded, these are the ones that explain a rank.
+    below.sort(
+        key=lambda child: (not process_role.is_loader_worker(child), not process_role.is_python(child), child.id)
+    )
+    pids = {process.id.pid, *(child.id.pid for child in below)}
+    return Rank(
+        id=process.id,
+        rank=seat.rank if seat else None,
+        local_rank=local_rank,
+        gpu_uuids=rank_gpus.gpus_of(pids, process.environ, local_rank, samples),
+        workers=tuple(Worker(id=child.id, comm=child.comm) for child in below),
+    )
+
+
+def _samples(gpus: GpuSweep | None, tree: Tree, ticks_per_second: int) -> list[GpuSample]:
+    """The GPUs, with only those pids that were the same process when the driver was asked."""
+    if gpus is None:
+        return []
+    last_ticks = gpus.taken_monotonic_seconds * ticks_per_second
+    alive = {process.id.pid for process in tree if process.id.start_ticks <= last_ticks}
+    return [
+        GpuSample(index=gpu.index, uuid=gpu.uuid, pids=tuple(pid for pid in gpu.pids if pid in alive))
+        for gpu in gpus.gpus
+    ]
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+class _Name(NamedTuple):
+    """The name of a job for people, its key, and what its user calls it."""
+
+    job_id: str
+    job_key: str
+    job_name: str = ""
+
+
+def _names(crews: list[Crew], tree: Tree, node: str, order: Callable[[Crew], tuple[int, ...]]) -> list[_Name]:
+    """A name for each job, the same on all its nodes where anything says it.
+
+    Of several with one key the one with the best claim has it, the others get a pid each: whoever copies a job's
+    variables must not change what that job is called.
+    """
+    names = [_name(crew, tree, node) for crew in crews]
+    best: dict[str, Crew] = {}
+    for name, crew in sorted(zip(names, crews, strict=True), key=lambda named: order(named[1])):
+        best.setdefault(name.job_key, crew)
+    return [
+        name if best[name.job_key] is crew else _told_apart_by(name, crew.processes[0].id.pid)
+        for name, crew in zip(names, crews, strict=True)
+    ]
+
+
+def _told_apart_by(name: _Name, pid: int) -> _Name:
+    return _Name(f"{name.job_id}-p{pid}", _key(name.job_key, str(pid)), name.job_name)
+
+
+def _name(crew: Crew, tree: Tree, node: str) -> _Name:
+    process, seat = _first(crew)
+    environ = process.environ
+    address, port = _meeting_place(crew)
+    is_here = address.startswith(_LOOPBACK) or (
+        seat is not None and seat.world_size in (seat.local_world_size, len(crew.members))
+    )
+    name = process_role.scheduled_id(environ) or (process_role.run_id(environ, seat) if seat else "")
+    if crew.waiting is not None:
+        name, is_here = name or crew.waiting.run_id, is_here or not crew.waiting.is_for_nodes
+    if not name and (seat or crew.waiting) and address and not is_here:
+        name = "-".join(filter(None, (address, port)))
+    if not name:
+        is_here = True
+        origin = _origin(crew, tree)
+        # One shell may have started several jobs that have no launcher; their ports differ.
+        is_told_by_port = port and crew.head is None
+        name = f"pid{origin.pid}-{origin.start_ticks}" + (f"-{port}" if is_told_by_port else "")
+    key = _key(name, crew.owner.name, address, port, node if is_here else "")
+    return _Name(_safe(name), key, _job_name(crew, node))
+
+
+def _job_name(crew: Crew, node: str) -> str:
+    """What people call it, by its first rank, else by its launcher."""
+    told = (
+        process_role.job_name(one.environ, in_pod=owners.is_in_pod(one), node=node)
+        for one in filter(None, (_first(crew)[0], crew.head))
+    )
+    return next(filter(None, told), "")
+
+
+def _meeting_place(crew: Crew) -> tuple[str, str]:
+    """Address and port at which its ranks, or the launchers of all its nodes, meet; empty where nothing says it."""
+    if crew.waiting is None:
+        return process_role.rendezvous(crew.processes[0].environ)
+    if crew.waiting.port is None:
+        return crew.waiting.endpoint, ""
+    address, _, port = crew.waiting.endpoint.rpartition(":")
+    return address, port
+
+
+def _key(*parts: str) -> str:
+    """A checksum that nobody can aim at: 64 bits of BLAKE2b, in hex."""
+    return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+def _origin(crew: Crew, tree: Tree) -> ProcessId:
+    """The launcher; else the one parent of all ranks; else the rank that started first."""
+    if crew.head is not None:
+        return crew.head.id
+    parents = {parent.id if (parent := tree.parent(process)) else None for process, _ in crew.members}
+    parent_id = parents.pop() if len(parents) == 1 else None
+    if parent_id is not None and parent_id.pid != INIT_PID:
+        return parent_id
+    return min((process for process, _ in crew.members), key=by_start).id
+
+
+def _safe(text: str) -> str:
+    """A name that serves as a label and in the name of a folder; a changed one ends in a checksum of the original."""
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".-_")[:_MAX_NAME]
+    return clean if clean == text else f"{clean}-{zlib.crc32(text.encode()):08x}".lstrip("-")

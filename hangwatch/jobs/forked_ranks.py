@@ -1,0 +1,48 @@
+"""Pure: ranks that were forked and execute no program of their own: notebook_launcher, ddp_fork, a Pool of processes.
+
+Each writes its rank into its environment, where the kernel does not show it: that was laid down when its parent began.
+So only the driver tells that they are ranks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+from hangwatch.jobs import process_role
+from hangwatch.jobs.owners import Owner, owner_of
+from hangwatch.jobs.process_tree import Tree, by_start, is_within
+from hangwatch.model import GpuSample, Process
+
+
+def siblings(
+    tree: Tree, samples: Sequence[GpuSample], ranks: Collection[int]
+) -> list[tuple[Process, tuple[Process, ...]]]:
+    """Python processes with their forks: two or more of one owner, each of which shares its GPUs with no other one.
+
+    Their parent holds no GPU itself: CUDA does not outlive a fork, so who holds one has forked helpers. Not of a server
+    or a notebook, nor of what runs within the pids in `ranks`.
+    """
+    held: defaultdict[int, set[str]] = defaultdict(set)
+    for gpu in samples:
+        for pid in gpu.pids:
+            held[pid].add(gpu.uuid)
+    found: defaultdict[tuple[int, Owner], list[Process]] = defaultdict(list)
+    for pid in held:
+        process = tree.get(pid)
+        parent = None if process is None else tree.parent(process)
+        if process is None or parent is None or parent.id.pid in held or not _is_forked(process, parent):
+            continue
+        if not is_within(process, ranks, tree):
+            found[parent.id.pid, owner_of(process)].append(process)
+    crews = []
+    for (parent_pid, _), group in found.items():
+        parent, gpus = tree.get(parent_pid), [held[process.id.pid] for process in group]
+        if parent is not None and len(group) > 1 and sum(map(len, gpus)) == len(set().union(*gpus)):
+            crews.append((parent, tuple(sorted(group, key=by_start))))
+    return crews
+
+
+def _is_forked(process: Process, parent: Process) -> bool:
+    is_fork = bool(process.cmdline) and process.cmdline == parent.cmdline
+    return is_fork and process_role.is_python(process) and not process_role.is_server(parent)

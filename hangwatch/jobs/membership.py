@@ -1,0 +1,388 @@
+"""Pure: a snapshot of processes -> crews: which of them are the ranks of one job, and who sits on which seat.
+
+What an environment says is what its user wrote there. So processes are one crew only where the kernel names one owner,
+and a seat that a living process holds is given to nobody else.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from hangwatch import words
+from hangwatch.jobs import forked_ranks, process_role
+from hangwatch.jobs import program_launched as led
+from hangwatch.jobs.owners import Owner, owner_of
+from hangwatch.jobs.process_role import Seat
+from hangwatch.jobs.process_tree import INIT_PID, Tree, by_start, is_within
+from hangwatch.model import GpuSample, Process, ProcessId, Waiting
+
+
+class Crew(NamedTuple):
+    """The processes of one job. A member without a seat knows only its place in the order of start.
+
+    Without any member it is a launcher that has no rank, its head, and `waiting` is what it was told. `more_heads` are
+    the launchers of its other parts.
+    """
+
+    launcher: str
+    head: Process | None
+    members: list[tuple[Process, Seat | None]]
+    owner: Owner
+    notes: tuple[str, ...] = ()
+    waiting: Waiting | None = None
+    more_heads: tuple[Process, ...] = ()
+
+    @property
+    def processes(self) -> list[Process]:
+        """Its ranks, or its launcher while it has none."""
+        launcher = [self.head] if self.head is not None else []
+        return [process for process, _ in self.members] or launcher
+
+    @property
+    def began_ticks(self) -> int:
+        """When its first rank started, or its launcher."""
+        return min(process.id.start_ticks for process in self.processes)
+
+
+class _Seated(NamedTuple):
+    process: Process
+    seat: Seat
+    head: Process | None
+    owner: Owner
+
+
+def find_crews(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Crew]:
+    """The crews among these processes; `samples` tell who holds a GPU, `endpoints` who is connected to which store."""
+    crews = _seated_crews(tree, samples, endpoints)
+    seated = {process.id.pid for crew in crews for process, _ in crew.members}
+    crews += _spawned_crews(tree, samples, seated)
+    ranks = {process.id.pid for crew in crews for process, _ in crew.members}
+    crews += [_of_siblings("fork", *siblings) for siblings in forked_ranks.siblings(tree, samples, ranks)]
+    crews += _hidden_crews(tree, crews)
+    crews += _waiting_crews(tree, crews)
+    return crews
+
+
+# --- ranks that know who they are ----------------------------------------------------------------------------------
+
+
+def _seated_crews(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Crew]:
+    groups: dict[tuple[object, ...], list[_Seated]] = {}
+    for seated in _seated(tree):
+        groups.setdefault(_crew_key(seated), []).append(seated)
+    led = {_owned_run(seated) for group in groups.values() for seated in group if seated.head is not None}
+    crews = []
+    for group in groups.values():
+        # What a dead launcher left behind of a run that lives on is no job of its own.
+        if group[0].head is None and _owned_run(group[0]) in led:
+            continue
+        for part in _without_doubles(group, tree):
+            members = _ranks_of(part, tree, samples)
+            if members and not process_role.is_server(members[0][0]):
+                crews.append(Crew(_launcher_name(part[0]), part[0].head, list(members), part[0].owner))
+    return _joined(crews, samples, endpoints)
+
+
+def needs_endpoint(process: Process) -> int | None:
+    """The port of its store, for a process of which only the store tells to which job it belongs; None for others.
+
+    That is the rank of a job that may lie in several pods or containers: all ranks of a run hold a connection to one
+    store, and who copies their variables holds none.
+    """
+    port = process_role.rendezvous(process.environ)[1]
+    if not owner_of(process).place or process_role.is_loader_worker(process) or not process_role.is_python(process):
+        return None
+    return int(port) if port.isdecimal() and 0 < int(port) < 1 << 16 else None
+
+
+def claim(crew: Crew, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> tuple[int, ...]:
+    """An order of claims to one name or seat, the best first.
+
+    Who holds a GPU by the driver's word comes before who is connected to a store, and that before who is older.
+    """
+    connected = any(process.id in endpoints for process, _ in crew.members)
+    return not holds_gpu(crew, samples), not connected, crew.began_ticks, crew.processes[0].id.pid
+
+
+def holds_gpu(crew: Crew, samples: Sequence[GpuSample]) -> bool:
+    """Whether the driver lists one of its ranks."""
+    return any(process.id.pid in gpu.pids for gpu in samples for process, _ in crew.members)
+
+
+def _joined(crews: list[Crew], samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Crew]:
+    """Crews of one run and size that have different ranks are one job: pods or containers with a part each.
+
+    Only where the kernel says that they belong together: by one owner and place, or by connections to one store. Until
+    a job in two pods has connected it is two jobs; a stranger who copied its variables is one for ever.
+
+    Who has the best claim holds its ranks: another one, while its process lives, is a job of its own.
+    """
+    runs: dict[tuple[object, ...], _Run] = {}
+    for crew in sorted(crews, key=lambda crew: claim(crew, samples, endpoints)):
+        process, seat = crew.members[0]
+        assert seat is not None
+        run = (*_run(process, seat), *process_role.rendezvous(process.environ))
+        runs.setdefault((crew.owner.name, *run, seat.world_size), _Run()).place(crew, _stores(crew, endpoints))
+    return [part.joined() for run in runs.values() for part in run.parts]
+
+
+class _Run:
+    """The jobs that one run may be so far, the best claim first.
+
+    One user can make thousands of claimants to one rank. So that each is not compared with each, it is kept who has a
+    rank, an owner or a store: as numbers of which bit n stands for job n.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[_Part] = []
+        self._having: defaultdict[Hashable, int] = defaultdict(int)
+
+    def place(self, crew: Crew, stores: frozenset[str]) -> None:
+        """Take a crew into the first job that has none of its ranks and to which the kernel says that it belongs."""
+        ranks = {_rank_number(member) for member in crew.members}
+        taken = functools.reduce(operator.or_, (self._having[rank] for rank in ranks))
+        of_it = self._having[crew.owner] | (self._having[stores] if stores else 0)
+        fitting = of_it & ~taken
+        if fitting:
+            number = (fitting & -fitting).bit_length() - 1
+            self._having[self.parts[number].stores] &= ~(1 << number)
+            self.parts[number].add(crew, ranks, stores)
+        else:
+            number, first = len(self.parts), self.parts[0] if self.parts else None
+            self.parts.append(_Part(_second_claimant(crew, ranks, first) if first else crew, ranks, stores))
+        for key in (*ranks, crew.owner, self.parts[number].stores):
+            self._having[key] |= 1 << number
+
+
+class _Part:
+    """Crews that are taken for one job so far; the first has the best claim."""
+
+    def __init__(self, crew: Crew, ranks: set[int], stores: frozenset[str]) -> None:
+        self.crews, self.ranks, self.stores = [crew], ranks, stores
+
+    def add(self, crew: Crew, ranks: set[int], stores: frozenset[str]) -> None:
+        """Take a crew into it."""
+        self.crews.append(crew)
+        self.ranks |= ranks
+        self.stores |= stores
+
+    def joined(self) -> Crew:
+        """All as one."""
+        first = self.crews[0]
+        members = sorted((member for crew in self.crews for member in crew.members), key=_rank_number)
+        heads = tuple(crew.head for crew in self.crews[1:] if crew.head is not None)
+        return first._replace(members=members, more_heads=heads) if len(self.crews) > 1 else first
+
+
+def _stores(crew: Crew, endpoints: Mapping[ProcessId, str]) -> frozenset[str]:
+    return frozenset(endpoints[process.id] for process, _ in crew.members if process.id in endpoints)
+
+
+def _rank_number(member: tuple[Process, Seat | None]) -> int:
+    _, seat = member
+    return -1 if seat is None else seat.rank
+
+
+def _second_claimant(crew: Crew, ranks: set[int], first: _Part) -> Crew:
+    shared, pid = words.fold(sorted(first.ranks & ranks)), first.crews[0].members[0][0].id.pid
+    if not shared:
+        note = f"says that it is of the same run as pid {pid}; that both are connected to one store is not seen: a job"
+        note += " of its own"
+    else:
+        note = f"claims ranks {shared} of a run of the same name whose processes live (pid {pid}): a job of its own"
+    return crew._replace(notes=(note,))
+
+
+def _seated(tree: Tree) -> Iterator[_Seated]:
+    kinds = {process.id.pid: kind for process in tree if (kind := process_role.launcher_kind(process))}
+    above = {up.id.pid for pid in kinds for up in tree.ancestors(_known(tree, pid))}
+    started: list[tuple[Process, Seat]] = []
+    for process in tree:
+        if (
+            process.id.pid in kinds
+            or process_role.is_loader_worker(process)
+            or process_role.is_resource_tracker(process)
+        ):
+            continue
+        head = next((up for up in tree.ancestors(process) if up.id.pid in kinds), None)
+        seat = process_role.seat(process, kinds[head.id.pid] if head else None)
+        # A process above a launcher has the seat of its node (Kubernetes, srun), not of a rank. A rank may start a
+        # job within the job, though; its seat has a local rank.
+        if seat is None:
+            continue
+        if seat.variables.led_by_first:
+            started += (
+                [(process, seat)] if head is None or not process_role.starts_only_ranks(kinds[head.id.pid]) else []
+            )
+            continue
+        is_ranks = seat.variables.read_by_torch and seat.local_rank is not None
+        if is_ranks or process.id.pid not in above:
+            yield _Seated(process, seat, head, owner_of(process))
+    for process, seat in led.seated(tree, started):
+        yield _Seated(process, seat, None, owner_of(process))
+
+
+def _known(tree: Tree, pid: int) -> Process:
+    process = tree.get(pid)
+    assert process is not None
+    return process
+
+
+def _crew_key(seated: _Seated) -> tuple[object, ...]:
+    """What makes processes one crew: their launcher, else their run. Never the environment alone."""
+    if seated.head is not None:
+        return seated.owner, seated.head.id
+    return seated.owner, None, *_run(seated.process, seated.seat), seated.seat.world_size
+
+
+def _owned_run(seated: _Seated) -> tuple[object, ...]:
+    return seated.owner, *_run(seated.process, seated.seat)
+
+
+def _run(process: Process, seat: Seat) -> tuple[str, ...]:
+    """What tells one run of an owner from another where no launcher is left to tell it."""
+    run_id = process_role.run_id(process.environ, seat)
+    return (run_id,) if run_id else process_role.rendezvous(process.environ)
+
+
+def _launcher_name(seated: _Seated) -> str:
+    if seated.head is not None:
+        return process_role.launcher_kind(seated.head) or "plain"
+    return process_role.launcher_of(seated.process.environ, seated.seat)
+
+
+def _without_doubles(group: list[_Seated], tree: Tree) -> list[list[_Seated]]:
+    """Split what has no launcher and has a rank twice, or two attempts: jobs in containers share addresses and ports.
+
+    What stands together afterwards has one parent. An attempt counts only among siblings: anybody can write a number.
+    """
+    is_one = len({seated.seat.attempt for seated in group}) == 1 and not _has_doubles(group, tree)
+    if group[0].head is not None or is_one:
+        return [group]
+    by_parent: dict[ProcessId | None, list[_Seated]] = {}
+    pids = {seated.process.id.pid for seated in group}
+    for seated in group:
+        outside = next((up for up in tree.ancestors(seated.process) if up.id.pid not in pids), None)
+        by_parent.setdefault(outside.id if outside else None, []).append(seated)
+    return list(by_parent.values())
+
+
+def _has_doubles(group: list[_Seated], tree: Tree) -> bool:
+    tops = [seated.seat.rank for seated in _topmost(group, tree)]
+    return len(tops) > len(set(tops))
+
+
+def _ranks_of(group: list[_Seated], tree: Tree, samples: Sequence[GpuSample]) -> list[tuple[Process, Seat | None]]:
+    """One process per rank: of the latest attempt, a Python one, the topmost of those that inherited the seat."""
+    group = [seated for seated in group if seated.seat.variables.read_by_torch] or group
+    attempt = max(seated.seat.attempt for seated in group)
+    on_gpu = {pid for gpu in samples for pid in gpu.pids}
+    group = [
+        seated
+        for seated in group
+        if seated.seat.attempt == attempt
+        and (process_role.is_python(seated.process) or seated.process.id.pid in on_gpu)
+    ]
+    chosen: dict[int, _Seated] = {}
+    # A helper that outlived its parent hangs under init and is younger: it must not take the seat.
+    for seated in sorted(_topmost(group, tree), key=_orphans_last_youngest_first):
+        chosen.setdefault(seated.seat.rank, seated)
+    return [(chosen[rank].process, chosen[rank].seat) for rank in sorted(chosen)]
+
+
+def _orphans_last_youngest_first(seated: _Seated) -> tuple[bool, int]:
+    return seated.process.parent_pid == INIT_PID, -seated.process.id.start_ticks
+
+
+def _topmost(group: list[_Seated], tree: Tree) -> list[_Seated]:
+    seats = {seated.process.id.pid: seated.seat.rank for seated in group}
+    return [
+        seated
+        for seated in group
+        if not any(seats.get(up.id.pid) == seated.seat.rank for up in tree.ancestors(seated.process))
+    ]
+
+
+# --- ranks of mp.spawn, which only know their place in the order of start -------------------------------------------
+
+
+def _spawned_crews(tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> list[Crew]:
+    siblings: dict[int, list[Process]] = {}
+    for process in tree:
+        if process_role.is_spawned(process) and not is_within(process, ranks, tree):
+            siblings.setdefault(process.parent_pid, []).append(process)
+    holders = tree.with_ancestors(pid for gpu in samples for pid in gpu.pids)
+    crews = []
+    for parent_pid, group in siblings.items():
+        head = tree.get(parent_pid) if parent_pid != INIT_PID else None
+        members = _spawned_ranks(group, holders)
+        if len(members) > 1 and not (head and process_role.is_server(head)):
+            crews.append(_of_siblings("spawn", head, members))
+    return crews
+
+
+def _of_siblings(launcher: str, head: Process | None, members: Sequence[Process]) -> Crew:
+    return Crew(launcher, head, [(process, None) for process in members], owner_of(members[0]))
+
+
+def _spawned_ranks(group: list[Process], holders: set[int]) -> list[Process]:
+    """Those that hold a GPU, themselves or below; if none does, all that were started with an address to meet at."""
+    members = [process for process in group if process.id.pid in holders]
+    members = members or [process for process in group if process_role.rendezvous(process.environ)[0]]
+    return sorted(members, key=by_start)
+
+
+# --- ranks whose environment may not be read ------------------------------------------------------------------------
+
+
+def _hidden_crews(tree: Tree, known: Sequence[Crew]) -> list[Crew]:
+    """The Python children of a launcher, where this daemon lacks the right to read who they are.
+
+    That they cannot be dumped must be told when the job hangs, not kept silent for the whole of its life.
+    """
+    heads = {head.id for crew in known for head in (crew.head, *crew.more_heads) if head is not None}
+    crews = []
+    for process in tree:
+        kind = process_role.launcher_kind(process)
+        if kind is None or not process_role.starts_only_ranks(kind) or process.id in heads:
+            continue
+        ranks = [child for child in tree.children(process) if child.faults and _may_be_rank(child)]
+        if ranks:
+            ranks.sort(key=by_start)
+            crews.append(Crew(kind, process, [(rank, None) for rank in ranks], owner_of(ranks[0])))
+    return crews
+
+
+def _may_be_rank(process: Process) -> bool:
+    helper = process_role.is_loader_worker(process) or process_role.is_resource_tracker(process)
+    return process_role.is_python(process) and not helper and process_role.launcher_kind(process) is None
+
+
+# --- launchers that have no rank ------------------------------------------------------------------------------------
+
+
+def _waiting_crews(tree: Tree, known: Sequence[Crew]) -> list[Crew]:
+    """The launchers that have started nothing: torchrun that waits for another node, mpirun before its tasks.
+
+    One with any child is none: `accelerate launch` on one GPU gives its child no rank, DeepSpeed's runner has only
+    ssh below it, and srun starts shells. So of nested launchers the innermost counts. What runs below a rank belongs to
+    that rank's job.
+    """
+    ranks = {process.id.pid for crew in known for process, _ in crew.members}
+    crews = []
+    for process in tree:
+        waiting = process_role.waiting(process)
+        if waiting is None or is_within(process, ranks, tree) or _is_fork(process, tree.parent(process)):
+            continue
+        if all(_is_fork(child, process) for child in tree.children(process)):
+            crews.append(Crew(waiting.launcher, process, [], owner_of(process), waiting=waiting))
+    return crews
+
+
+def _is_fork(process: Process, parent: Process | None) -> bool:
+    """Whether it is a child that has not executed its program yet, and so looks as its parent does."""
+    return parent is not None and (process.comm, process.cmdline) == (parent.comm, parent.cmdline)

@@ -1,0 +1,266 @@
+"""Pure: what one process says of its place in a job: the launcher that it is, or the seat that a launcher gave it.
+
+A seat is a rank and what goes with it, read from the variables that launchers set. Every process that descends from a
+rank inherits the same variables, so a seat alone makes no rank: `jobs` decides who sits on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from hangwatch import words
+from hangwatch.model import Process, Waiting
+from hangwatch.tables import secret_forms
+from hangwatch.tables.launchers import TABLE, Launcher, RankVariables
+
+MAX_LOCAL_RANKS = 1024
+MAX_RANKS = 1 << 20  # the largest clusters have some 200,000 GPUs
+
+_BY_PROGRAM = {name: row for row in TABLE.launchers for name in row.programs}
+_BY_COMM = {comm: row for row in TABLE.launchers for comm in row.comms}
+_MAX_TOLD = 64  # characters of each thing that a launcher was told
+_MAX_NAME_READ = 253  # a host name with its domain
+_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+class Seat(NamedTuple):
+    """A rank as the environment of a process states it, and the row of the table whose variables say so.
+
+    `doubts` are sentences about numbers that are not believed: they count as not given.
+    """
+
+    launcher: str
+    variables: RankVariables
+    rank: int
+    world_size: int | None
+    local_rank: int | None
+    local_world_size: int | None
+    attempt: int
+    doubts: tuple[str, ...] = ()
+
+
+def launcher_kind(process: Process) -> str | None:
+    """Which launcher this process is, by its name in the table ("torchrun", "srun"); None when it is none."""
+    row = _row(process)
+    return row.name if row else None
+
+
+def _row(process: Process) -> Launcher | None:
+    row = _BY_PROGRAM.get(program(process.cmdline))
+    if row is not None:
+        return row
+    row = _BY_COMM.get(process.comm)
+    return row if row is not None and re.match(row.title, " ".join(process.cmdline)) else None
+
+
+def waiting(process: Process) -> Waiting | None:
+    """What this launcher was told of ranks that are to come; None where alone it is no job (see `alone` in the table).
+
+    What a user wrote into a command line is shown, cut short, and decides nothing. Who has none is between two
+    programs.
+    """
+    row = _row(process)
+    if row is None or not process.cmdline or not {program(process.cmdline), process.comm} & set(row.alone):
+        return None
+    if row.told is None:
+        return Waiting(launcher=row.name)
+    endpoint = _told(process, row.told.endpoint)
+    if not endpoint:
+        endpoint = ":".join(filter(None, (_told(process, row.told.address), _told(process, row.told.port))))
+    return Waiting(
+        launcher=row.name,
+        run_id=_told(process, row.told.run_id),
+        nodes=_told(process, row.told.nodes),
+        endpoint=endpoint,
+    )
+
+
+def _told(process: Process, names: Sequence[str]) -> str:
+    """The value of the first of these options or variables that is given; an option counts with "_" for "-"."""
+    for name in names:
+        value = _option(process.cmdline, name) if name.startswith("--") else process.environ.get(name, "")
+        if value:
+            return words.elided(secret_forms.mask(value), _MAX_TOLD)
+    return ""
+
+
+def _option(cmdline: Sequence[str], wanted: str) -> str:
+    for at, argument in enumerate(cmdline):
+        name, equals, value = argument.partition("=")
+        if name.replace("_", "-") == wanted:
+            return value if equals else "".join(cmdline[at + 1 : at + 2])
+    return ""
+
+
+def starts_only_ranks(kind: str | None) -> bool:
+    """Whether the Python children of this kind of launcher are ranks, each of them."""
+    return any(row.starts_only_ranks for row in TABLE.launchers if row.name == kind)
+
+
+def program(cmdline: Sequence[str]) -> str:
+    """What a command line runs: the module after -m, "-c", the script's name, or the program itself."""
+    if not cmdline:
+        return ""
+    name = PurePosixPath(cmdline[0]).name
+    if not name.startswith(("python", "pypy")):
+        return name
+    arguments = iter(cmdline[1:])
+    for argument in arguments:
+        if argument == "-m":
+            return next(arguments, "")
+        if argument in _OPTIONS_WITH_VALUE:
+            next(arguments, "")
+        elif argument == "-c" or not argument.startswith("-"):
+            return PurePosixPath(argument).name
+    return name
+
+
+def seat(process: Process, launcher: str | None) -> Seat | None:
+    """The rank that this process's environment states; `launcher` is the kind of the nearest launcher above it.
+
+    The table is asked row by row: RANK and WORLD_SIZE win, since with torchrun under srun the variables of Slurm are
+    the agent's.
+    """
+    if not process.environ:  # most processes of a node, at each scan
+        return None
+    for row in TABLE.launchers:
+        if row.ranks is None or (row.ranks.only_below and launcher != row.name):
+            continue
+        found = _seat(process.environ, row.name, row.ranks)
+        # One process alone under srun or mpirun is a program that was started so: a notebook, or one that starts ranks.
+        if found is not None and (found.world_size != 1 or row.ranks.read_by_torch):
+            return found
+    return None
+
+
+def scheduled_id(environ: Mapping[str, str]) -> str:
+    """What the scheduler calls the job, with its step where that is not the first; empty where it knows of none."""
+    for scheduler in TABLE.schedulers:
+        job_id = environ.get(scheduler.job_id)
+        if job_id:
+            step = environ.get(scheduler.step, "")
+            is_later = step.isdecimal() and 0 < int(step) < 1 << 31  # batch and extern count down from 2^32
+            return job_id + (f".{step}" if is_later else "")
+    return ""
+
+
+def job_name(environ: Mapping[str, str], *, in_pod: bool, node: str) -> str:
+    """What people call the job, by the first variable of the table that tells; empty where none does."""
+    for row in TABLE.names:
+        value = environ.get(row.variable, "")[:_MAX_NAME_READ]
+        is_of_node = row.is_host_name and value.partition(".")[0] == node.partition(".")[0]
+        if not value or is_of_node or (row.only_in_pod and not in_pod):
+            continue
+        found = (re.fullmatch(pattern, value) for pattern in row.patterns)
+        if name := words.plain(value if not row.patterns else next((one[1] for one in found if one), "")):
+            return name
+    return ""
+
+
+def node_number(environ: Mapping[str, str], seat: Seat) -> int | None:
+    """Which of the job's nodes it is on, by the variable of its launcher; None where nothing believable says it."""
+    return _number(environ, seat.variables.node_id)
+
+
+def run_id(environ: Mapping[str, str], seat: Seat) -> str:
+    """What the launcher calls the run, on all nodes alike; empty where it was given no name."""
+    name = environ.get(seat.variables.job_id, "")
+    return "" if name == seat.variables.no_job_id else name
+
+
+def launcher_of(environ: Mapping[str, str], seat: Seat) -> str:
+    """The launcher of a rank whose launcher is not to be seen: by the variable that it alone sets, else "plain"."""
+    return seat.launcher if seat.variables.led_by_first or seat.variables.job_id in environ else "plain"
+
+
+def rendezvous(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Address and port at which the ranks meet, empty where they are not set."""
+    return environ.get(TABLE.rendezvous.address, ""), environ.get(TABLE.rendezvous.port, "")
+
+
+def is_python(process: Process) -> bool:
+    """Whether the process looks like a Python interpreter, by its name or by what started it."""
+    if process.comm.startswith(TABLE.python_comms):
+        return True
+    return bool(process.cmdline) and PurePosixPath(process.cmdline[0]).name.startswith(("python", "pypy"))
+
+
+def is_loader_worker(process: Process) -> bool:
+    """Whether this is a DataLoader worker, which has its rank's command line and environment."""
+    return process.comm == "pt_data_worker"
+
+
+def is_resource_tracker(process: Process) -> bool:
+    """Whether this is multiprocessing's bookkeeper, which works for nobody's progress."""
+    return any("multiprocessing.resource_tracker" in argument for argument in process.cmdline)
+
+
+def is_spawned(process: Process) -> bool:
+    """Whether multiprocessing started this process with its spawn method, as mp.spawn does."""
+    return not is_loader_worker(process) and any("multiprocessing.spawn" in argument for argument in process.cmdline)
+
+
+def is_server(process: Process) -> bool:
+    """Whether the command line names a program that serves requests or a notebook."""
+    return any(word in argument.lower() for argument in process.cmdline[:4] for word in TABLE.servers)
+
+
+def _seat(environ: Mapping[str, str], launcher: str, variables: RankVariables) -> Seat | None:
+    rank, world_size = _number(environ, variables.rank), _number(environ, *variables.size)
+    doubts = _unbelievable(environ, variables.size, MAX_RANKS) if world_size is None else []
+    if rank is None or (world_size is None and not doubts) or (world_size is not None and rank >= world_size):
+        return None
+    local_world_size = _number(environ, *variables.local_size) or _local_tasks(environ, variables)
+    doubts += _unbelievable(environ, variables.local_size, MAX_LOCAL_RANKS)
+    if local_world_size is not None and not 0 < local_world_size <= min(world_size or MAX_RANKS, MAX_LOCAL_RANKS):
+        local_world_size = None
+    local_rank = _number(environ, *variables.local_rank)
+    return Seat(
+        launcher=launcher,
+        variables=variables,
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank if local_rank is not None and local_rank < MAX_LOCAL_RANKS else None,
+        local_world_size=local_world_size,
+        attempt=_number(environ, variables.attempt) or 0,
+        doubts=tuple(doubts),
+    )
+
+
+def _number(environ: Mapping[str, str], *names: str) -> int | None:
+    """The first of these variables that holds a number of a believable size."""
+    for name in names:
+        value = environ.get(name, "")
+        if value.isascii() and value.isdecimal() and len(value) < 10 and int(value) <= MAX_RANKS:
+            return int(value)
+    return None
+
+
+def _unbelievable(environ: Mapping[str, str], names: Sequence[str], most: int) -> list[str]:
+    """A sentence about each of these variables that holds a number over `most`."""
+    said = ((name, environ.get(name, "")) for name in names)
+    numbers = [(name, value) for name, value in said if value.isascii() and value.isdecimal()]
+    return [
+        f"{name} says {words.elided(value, 20)}, which is not believed: at most {most:,}"
+        for name, value in numbers
+        if len(value.lstrip("0")) > 9 or int(value) > most
+    ]
+
+
+def _local_tasks(environ: Mapping[str, str], variables: RankVariables) -> int | None:
+    """How many tasks the step has on this node: "8(x2),4" and node 2 give 4."""
+    node = _number(environ, variables.node_id)
+    layout = next(filter(None, map(environ.get, variables.tasks_per_node)), "")
+    if node is None:
+        return None
+    for part in layout.split(","):
+        found = re.fullmatch(r"(\d{1,5})(?:\(x(\d{1,7})\))?", part)
+        if found is None:
+            return None
+        node -= int(found[2] or 1)
+        if node < 0:
+            return int(found[1])
+    return None

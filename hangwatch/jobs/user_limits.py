@@ -1,0 +1,92 @@
+"""Pure: how much of one owner's crews is watched, so that nobody's processes crowd out another's job.
+
+Who holds a GPU by the driver's list comes first, then who has ranks, then who began first: what is written into
+environments counts for nothing. What is left out is told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from hangwatch import config
+from hangwatch.jobs.membership import Crew
+from hangwatch.jobs.process_tree import Tree
+from hangwatch.model import GpuSample, LeftOut
+
+OWNERS_NAMED = 16
+OTHERS = "others"
+
+
+def watched(
+    crews: Sequence[Crew], tree: Tree, samples: Sequence[GpuSample], limits: config.Jobs
+) -> tuple[list[Crew], tuple[LeftOut, ...]]:
+    """The crews to watch, each of at most `max_ranks_per_job` ranks, and what is left out of each owner's."""
+    holders = _holders(tree, samples)
+    trimmed = [_trimmed(crew, holders, limits.max_ranks_per_job) for crew in crews]
+    jobs, ranks = Counter[str](), Counter[str]()
+    for crew, kept in zip(crews, trimmed, strict=True):
+        ranks[crew.owner.share] += len(crew.members) - len(kept.members)
+    chosen = _chosen(trimmed, holders, limits)
+    for place, crew in enumerate(trimmed):
+        if place not in chosen:
+            jobs[crew.owner.share] += 1
+            ranks[crew.owner.share] += len(crew.members)
+    owners = [owner for owner in ranks if ranks[owner] or jobs[owner]]
+    left_out = [LeftOut(owner=owner, jobs=jobs[owner], ranks=ranks[owner]) for owner in owners]
+    return [crew for place, crew in enumerate(trimmed) if place in chosen], folded(left_out)
+
+
+def folded(left_out: Sequence[LeftOut]) -> tuple[LeftOut, ...]:
+    """One for each owner, most ranks first; behind the first 16 all are one: a user may have many uids."""
+    found: dict[str, LeftOut] = {}
+    for one in left_out:
+        before = found.get(one.owner, LeftOut(owner=one.owner))
+        found[one.owner] = LeftOut(
+            owner=one.owner,
+            jobs=before.jobs + one.jobs,
+            ranks=before.ranks + one.ranks,
+            processes=before.processes + one.processes,
+        )
+    ordered = sorted(found.values(), key=lambda one: (-one.ranks, -one.processes, -one.jobs, one.owner))
+    named, rest = ordered[:OWNERS_NAMED], ordered[OWNERS_NAMED:]
+    if rest:
+        sums = {name: sum(getattr(one, name) for one in rest) for name in ("jobs", "ranks", "processes")}
+        named.append(LeftOut(owner=OTHERS, **sums))
+    return tuple(named)
+
+
+def _chosen(crews: Sequence[Crew], holders: set[int], limits: config.Jobs) -> set[int]:
+    """The places of the crews that are watched: of each owner the first, and of the node the owners in turn."""
+    order = sorted(range(len(crews)), key=lambda place: _precedence(crews[place], holders))
+    jobs, ranks = Counter[object](), Counter[object]()
+    turns = []
+    for place in order:
+        crew = crews[place]
+        is_within = jobs[crew.owner] < limits.max_jobs_per_owner
+        if is_within and ranks[crew.owner] + len(crew.members) <= limits.max_ranks_per_owner:
+            turns.append((not _holds(crew, holders), jobs[crew.owner], place))
+            jobs[crew.owner] += 1
+            ranks[crew.owner] += len(crew.members)
+    return {place for _, _, place in sorted(turns)[: limits.max_jobs]}
+
+
+def _precedence(crew: Crew, holders: set[int]) -> tuple[bool, bool, int, int]:
+    return not _holds(crew, holders), not crew.members, crew.began_ticks, crew.processes[0].id.pid
+
+
+def _holds(crew: Crew, holders: set[int]) -> bool:
+    return any(process.id.pid in holders for process, _ in crew.members)
+
+
+def _holders(tree: Tree, samples: Sequence[GpuSample]) -> set[int]:
+    """Who holds a GPU, itself or by a child."""
+    return tree.with_ancestors(pid for gpu in samples for pid in gpu.pids)
+
+
+def _trimmed(crew: Crew, holders: set[int], most: int) -> Crew:
+    if len(crew.members) <= most:
+        return crew
+    first = sorted(range(len(crew.members)), key=lambda at: (crew.members[at][0].id.pid not in holders, at))[:most]
+    note = f"{most} of {len(crew.members):,} ranks on this node are watched: max_ranks_per_job is {most}"
+    return crew._replace(members=[crew.members[at] for at in sorted(first)], notes=(*crew.notes, note))

@@ -1,0 +1,136 @@
+"""The process that owns the NVIDIA driver: samples on a beat, answers questions between samples.
+
+Run as `python -m hangwatch.probes.gpu.driver_process BEGIN`; BEGIN is the JSON of `messages.Begin`. It
+writes one JSON message a line to stdout, reads orders from stdin, and ends when stdin is closed or its parent dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+import msgspec
+import pynvml
+
+from hangwatch.formats import decoding
+from hangwatch.model import Fault, GpuSweep, Value
+from hangwatch.probes.gpu.details import XidDetails
+from hangwatch.probes.gpu.driver_process.driver import Driver
+from hangwatch.probes.gpu.driver_process.nvml_device import driver_fault
+from hangwatch.probes.gpu.messages import Admit, Answer, Asking, Begin, Failed, Hello, Message, Order, Question, Swept
+from hangwatch.probes.node import daemon_heap
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def private_stdout() -> BinaryIO:
+    """The pipe to the parent; what else prints to stdout (the driver library does, at times) goes to stderr."""
+    pipe = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return pipe
+
+
+def send(parent: BinaryIO, message: Message) -> None:
+    """One line to the parent; a parent that has gone ends this process."""
+    try:
+        parent.write(msgspec.json.encode(message) + b"\n")
+        parent.flush()
+    except BrokenPipeError:
+        os._exit(0)
+
+
+def answer(question: Question, driver: Driver, between: Callable[[], object]) -> Answer:
+    """Collect the details asked for; `between` is called now and then, so that sampling goes on."""
+    details = _details(question.kind, driver, between)
+    if isinstance(details, Fault):
+        return Answer(number=question.number, fault=details)
+    return Answer(number=question.number, details=msgspec.Raw(msgspec.json.encode(details)))
+
+
+def _details(kind: str, driver: Driver, between: Callable[[], object]) -> Value:
+    from hangwatch.probes.gpu.driver_process import collect  # only a daemon that runs the GPU checks pays for it
+
+    if kind == GpuSweep.__name__:
+        return driver.sweep()
+    if kind == XidDetails.__name__:
+        driver.xids.drain()
+        return XidDetails(events=tuple(driver.xids.events))
+    if kind in collect.KINDS:
+        return collect.collect(kind, driver.gpus, driver.lost, between, driver.asking)
+    return Fault(subject="driver", reason="UnknownQuestion", detail=f"there are no details {kind}")
+
+
+class Beat:
+    """Samples are due every `every_seconds`; after a delay the beat goes on from then."""
+
+    def __init__(self, driver: Driver, parent: BinaryIO, every_seconds: float) -> None:
+        self.driver, self.parent, self.every_seconds = driver, parent, every_seconds
+        self.due = time.monotonic()
+
+    def sample_if_due(self) -> float:
+        """Send a sweep if it is time; the seconds until the next one."""
+        wait = self.due - time.monotonic()
+        if wait > 0:
+            return wait
+        send(self.parent, Swept(sweep=self.driver.sweep()))
+        self.due = max(self.due + self.every_seconds, time.monotonic())
+        return max(0.0, self.due - time.monotonic())
+
+
+def serve(driver: Driver, parent: BinaryIO, sample_seconds: float) -> None:
+    """Sample on a steady beat, and answer questions between samples, until stdin is closed."""
+    beat = Beat(driver, parent, sample_seconds)
+    pending = b""
+    while True:
+        wait = beat.sample_if_due()
+        if not select.select([0], [], [], wait)[0]:
+            continue
+        received = os.read(0, 65536)
+        if not received:
+            return
+        *lines, pending = (pending + received).split(b"\n")
+        for line in lines:
+            order = decoding.json(line, Order)
+            if isinstance(order, Admit):
+                driver.admit(order.gpu)
+            else:
+                send(parent, answer(order, driver, beat.sample_if_due))
+
+
+def die_with(parent_pid: int) -> None:
+    """Ask the kernel to kill this process when its parent dies, even while it is stuck in the driver."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit(0)
+
+
+def main() -> None:
+    """Own the driver until the parent goes; every way in which the driver fails becomes a `Failed` message."""
+    begin = decoding.json(sys.argv[1], Begin)
+    die_with(begin.parent_pid)
+    parent = private_stdout()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        send(parent, Failed(fault=driver_fault(error, "nvmlInit")))
+        return
+    driver = Driver(begin, lambda gpu, purpose: send(parent, Asking(gpu=gpu, purpose=purpose)))
+    try:
+        driver.open_gpus()  # seconds for each GPU that nobody holds open: the parent is more patient before Hello
+        daemon_heap.give_back()  # what reading the modules used
+        send(parent, Hello())
+        serve(driver, parent, begin.sample_seconds)
+    except pynvml.NVMLError as error:
+        send(parent, Failed(fault=driver_fault(error, "sweep")))
+    # nvmlShutdown is left to the kernel: it can block, and the parent waits for this process to end
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,394 @@
+"""Details of GPUs that are too slow to sample each second: how each kind of them is read."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pynvml
+from msgspec.structs import replace
+
+from hangwatch.model import Fault, GpuTraffic, TrafficSweep, Value
+from hangwatch.probes.gpu.details import (
+    FabricDetails,
+    FirmwareDetails,
+    GpuBus,
+    GpuFabric,
+    GpuFirmware,
+    GpuHealth,
+    GpuLinks,
+    GpuOccupancy,
+    GpuPlace,
+    HealthDetails,
+    NvLink,
+    NvLinkDetails,
+    OccupancyDetails,
+    PcieDetails,
+    PeerAccess,
+    TopologyDetails,
+)
+from hangwatch.probes.gpu.driver_process import gpm
+from hangwatch.probes.gpu.driver_process.nvml_device import ABSENT, Gpu, gpu_fault, pci_address, scaled
+
+READ = 0  # NVML_P2P_CAPS_INDEX_READ, which pynvml spells as a tuple
+SET_WORDS = 16  # CPUs and memory nodes up to 1024, 64 a word
+ALL_LINKS = 0xFFFFFFFF  # the scope that asks for the sum over all NVLinks (nvml.h)
+WIDE = (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG)
+
+LINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
+LINK_PEERS = {
+    pynvml.NVML_NVLINK_DEVICE_TYPE_GPU: "gpu",
+    pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU: "cpu",
+    pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH: "switch",
+}
+ACCESS = {
+    pynvml.NVML_P2P_STATUS_OK: "Ok",
+    pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED: "ChipsetNotSupported",
+    pynvml.NVML_P2P_STATUS_GPU_NOT_SUPPORTED: "GpuNotSupported",
+    pynvml.NVML_P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED: "TopologyNotSupported",
+    pynvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY: "DisabledByRegistryKey",
+    pynvml.NVML_P2P_STATUS_NOT_SUPPORTED: "NotSupported",
+}
+PATHS = {
+    pynvml.NVML_TOPOLOGY_INTERNAL: "PIX",
+    pynvml.NVML_TOPOLOGY_SINGLE: "PIX",
+    pynvml.NVML_TOPOLOGY_MULTIPLE: "PXB",
+    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "PHB",
+    pynvml.NVML_TOPOLOGY_NODE: "NODE",
+    pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
+}
+RECOVERY_ACTIONS = {
+    pynvml.NVML_GPU_RECOVERY_ACTION_NONE: "None",
+    pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: "GpuReset",
+    pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "NodeReboot",
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: "DrainPeerToPeer",
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: "DrainAndReset",
+    5: "RecoverImexDomain",
+    6: "BusReset",
+    7: "SystemReboot",
+}
+FABRIC_STATES = {
+    pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED: None,
+    pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: "NotStarted",
+    pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: "InProgress",
+    pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: "Completed",
+}
+FABRIC_PROBLEMS = {"DegradedBandwidth": 0, "RouteRecovery": 2, "RouteUnhealthy": 4, "AccessTimeoutRecovery": 6}
+"""Two-bit fields of the fabric health mask by their shift: 0 not supported, 1 true, 2 false (nvml.h)."""
+
+MISCONFIGURATION_SHIFT = 8
+"""A four-bit field: 0 not supported, 1 none, above that one of the words below (nvml.h)."""
+
+MISCONFIGURATIONS = {
+    2: "IncorrectSystemGuid",
+    3: "IncorrectChassisSerial",
+    4: "NoPartition",
+    5: "InsufficientNvLinks",
+    6: "IncompatibleFirmware",
+    7: "InvalidLocation",
+    8: "InvalidGpuState",
+}
+
+
+def _field(gpu: Gpu, field: int, scope: int = 0) -> int | None:
+    """One NVML field value, an unsigned number; `scope` is the NVLink it is about, where it is about one."""
+    answer = _answered(gpu, field, scope)
+    if answer is None:
+        return None
+    return int(answer.value.ullVal if answer.valueType in WIDE else answer.value.uiVal)
+
+
+def _counters(gpu: Gpu, fields: Iterable[int], scope: int = 0, unit: int = 1) -> tuple[int, int] | None:
+    """Two counters of bytes, sent and received; None where one is missing, or so narrow that it wraps unseen."""
+    answers = [_answered(gpu, field, scope) for field in fields]
+    found = [int(one.value.ullVal) * unit for one in answers if one is not None and one.valueType in WIDE]
+    return (found[0], found[1]) if len(found) == 2 else None
+
+
+def _answered(gpu: Gpu, field: int, scope: int) -> Any:
+    """The c_nvmlFieldValue_t of one field; None where the GPU has none, and a fault beside it where it should."""
+    values = gpu.ask(pynvml.nvmlDeviceGetFieldValues, [(field, scope)])
+    if values is None:
+        return None
+    if values[0].nvmlReturn not in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_INVALID_ARGUMENT, *ABSENT):
+        error = pynvml.NVMLError(values[0].nvmlReturn)
+        gpu.faults.append(gpu_fault(gpu.index, error, f"nvmlDeviceGetFieldValues({field})"))
+    return values[0] if values[0].nvmlReturn == pynvml.NVML_SUCCESS else None
+
+
+def _members(words: Iterable[int] | None) -> tuple[int, ...]:
+    """The numbers of a bit set given in words of 64 bits."""
+    return tuple(64 * i + bit for i, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1)
+
+
+def _link_peer(gpu: Gpu, link: int) -> tuple[str | None, str | None]:
+    """What a link that is up leads to, and the PCI address of that."""
+    kind = gpu.ask(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, link)
+    pci = gpu.ask(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, link)
+    return None if kind is None else LINK_PEERS.get(kind), pci_address(pci) if pci else None
+
+
+def _link(gpu: Gpu, link: int, up: bool) -> NvLink:
+    peer, peer_pci = _link_peer(gpu, link) if up else (None, None)
+    ask = gpu.ask
+    return NvLink(
+        link=link,
+        up=up,
+        version=LINK_VERSIONS.get(ask(pynvml.nvmlDeviceGetNvLinkVersion, link) or 0),
+        peer=peer,
+        peer_pci=peer_pci,
+        replays=ask(pynvml.nvmlDeviceGetNvLinkErrorCounter, link, pynvml.NVML_NVLINK_ERROR_DL_REPLAY),
+        recoveries=ask(pynvml.nvmlDeviceGetNvLinkErrorCounter, link, pynvml.NVML_NVLINK_ERROR_DL_RECOVERY),
+        crc_flit_errors=ask(pynvml.nvmlDeviceGetNvLinkErrorCounter, link, pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT),
+        crc_data_errors=ask(pynvml.nvmlDeviceGetNvLinkErrorCounter, link, pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA),
+        failed_recoveries=_field(gpu, pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, link)
+        if up
+        else None,
+        symbol_errors=_field(gpu, pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS, link) if up else None,
+    )
+
+
+def _link_states(gpu: Gpu) -> dict[int, bool]:
+    """Whether each NVLink is up; empty on a GPU that has none."""
+    count = _field(gpu, pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
+    states: dict[int, bool] = {}
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS if count is None else count):
+        try:
+            states[link] = bool(pynvml.nvmlDeviceGetNvLinkState(gpu.handle, link))
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT or error.value in ABSENT:
+                break  # past the last link of this GPU
+            raise
+    return states
+
+
+def links(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuLinks:
+    """NVLinks and peer-to-peer access."""
+    return GpuLinks(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        links=tuple(_link(gpu, link, up) for link, up in _link_states(gpu).items()),
+        peers=tuple(_peer_access(gpu, other) for other in gpus if other is not gpu),
+    )
+
+
+def _peer_access(gpu: Gpu, other: Gpu) -> PeerAccess:
+    def access(capability: int) -> str | None:
+        status = gpu.ask_pair(pynvml.nvmlDeviceGetP2PStatus, other, capability)
+        return None if status is None else ACCESS.get(status, "Unknown")
+
+    return PeerAccess(
+        peer=other.index,
+        nvlink=access(pynvml.NVML_P2P_CAPS_INDEX_NVLINK),
+        read=access(READ),
+        write=access(pynvml.NVML_P2P_CAPS_INDEX_WRITE),
+    )
+
+
+def place(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuPlace:
+    """Where the GPU sits, and its distance to the others."""
+    ask = gpu.ask
+    memory_nodes = _members(ask(pynvml.nvmlDeviceGetMemoryAffinity, SET_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE))
+    others = [other for other in gpus if other is not gpu]
+    levels = {other.index: gpu.ask_pair(pynvml.nvmlDeviceGetTopologyCommonAncestor, other) for other in others}
+    peers = [_link_peer(gpu, link) for link, up in _link_states(gpu).items() if up]
+    return GpuPlace(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        pci_address=gpu.pci_address,
+        cpus=_members(ask(pynvml.nvmlDeviceGetCpuAffinity, SET_WORDS)),
+        numa_node=memory_nodes[0] if memory_nodes else None,
+        gpu_numa_node=ask(pynvml.nvmlDeviceGetNumaNodeId),
+        paths={index: PATHS[level] for index, level in levels.items() if level in PATHS},
+        direct_links=dict(Counter(address for kind, address in peers if kind == "gpu" and address)),
+        switch_links=sum(kind == "switch" for kind, _ in peers),
+    )
+
+
+def health(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuHealth:
+    """Errors, remapped rows, what slows the clocks, what the driver wants done."""
+    del gpus
+    ask = gpu.ask
+    action = _field(gpu, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
+    ecc = ask(pynvml.nvmlDeviceGetEccMode)
+    correctable, uncorrectable, pending, failed = ask(pynvml.nvmlDeviceGetRemappedRows) or (None, None, None, None)
+    uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+    persistence = ask(pynvml.nvmlDeviceGetPersistenceMode)
+    return GpuHealth(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        recovery_action=None if action is None else RECOVERY_ACTIONS.get(action, f"Action{action}"),
+        ecc_enabled=None if ecc is None else bool(ecc[0]),
+        uncorrected_errors=ask(pynvml.nvmlDeviceGetTotalEccErrors, uncorrected, pynvml.NVML_VOLATILE_ECC),
+        lifetime_uncorrected_errors=ask(pynvml.nvmlDeviceGetTotalEccErrors, uncorrected, pynvml.NVML_AGGREGATE_ECC),
+        remapped_rows_correctable=correctable,
+        remapped_rows_uncorrectable=uncorrectable,
+        row_remap_pending=None if pending is None else bool(pending),
+        row_remap_failed=None if failed is None else bool(failed),
+        clocks_event_reasons=ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons),
+        persistence_mode=None if persistence is None else bool(persistence),
+        temperature_celsius=scaled(ask(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU), 1.0),
+    )
+
+
+def bus(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuBus:
+    """The PCIe link."""
+    del gpus
+    ask = gpu.ask
+    utilization = ask(pynvml.nvmlDeviceGetUtilizationRates)
+    return GpuBus(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        pci_address=gpu.pci_address,
+        generation=ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
+        generation_max=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration),
+        width=ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth),
+        width_max=ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth),
+        replays=ask(pynvml.nvmlDeviceGetPcieReplayCounter),
+        utilization_ratio=None if utilization is None else utilization.gpu / 100,
+        nvlinks_up=sum(_link_states(gpu).values()),
+    )
+
+
+def occupancy(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuOccupancy:
+    """The processes with a context, and the memory that is taken; of a GPU that is split by MIG neither."""
+    del gpus
+    ask = gpu.ask
+    if _is_split(gpu):
+        return GpuOccupancy(index=gpu.index, uuid=gpu.uuid)
+    compute = ask(pynvml.nvmlDeviceGetComputeRunningProcesses_v3)
+    graphics = ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3) or ()
+    memory = ask(pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
+    return GpuOccupancy(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        pids=None if compute is None else tuple(sorted({process.pid for process in (*compute, *graphics)})),
+        memory_used_bytes=None if memory is None else memory.used,
+    )
+
+
+def _is_split(gpu: Gpu) -> bool:
+    mig = gpu.ask(pynvml.nvmlDeviceGetMigMode)
+    return mig is not None and bool(mig[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def traffic(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuTraffic:
+    """What NVLink and PCIe have carried, and what it did."""
+    del gpus
+    began = GpuTraffic(index=gpu.index, uuid=gpu.uuid, taken_monotonic_seconds=time.monotonic())
+    if _is_split(gpu):
+        return began
+    pcie = _counters(gpu, (pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES))
+    return replace(
+        began,
+        nvlink_bytes=_nvlink_bytes(gpu),
+        pcie_bytes=pcie,
+        pcie_bytes_per_second=None if pcie else _pcie_rates(gpu),
+        use=gpm.use(gpu),
+    )
+
+
+def _nvlink_bytes(gpu: Gpu) -> tuple[int, int] | None:
+    """By the counters of NVLink 4 and older, in KiB, else by those of NVLink 5."""
+    kibibytes = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
+    in_bytes = (pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES)
+    return _counters(gpu, kibibytes, ALL_LINKS, 1024) or _counters(gpu, in_bytes, ALL_LINKS)
+
+
+def _pcie_rates(gpu: Gpu) -> tuple[float, float] | None:
+    """Over the 20 ms for which each of these calls blocks; drivers before 555 have nothing else."""
+    sent = scaled(gpu.ask(pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_TX_BYTES), 1e3)
+    received = scaled(gpu.ask(pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_RX_BYTES), 1e3)
+    return None if sent is None or received is None else (sent, received)
+
+
+def fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuFabric:
+    """What the fabric manager has made of this GPU."""
+    del gpus
+    answer = pynvml.c_nvmlGpuFabricInfo_v2_t()
+    if gpu.ask(pynvml.nvmlDeviceGetGpuFabricInfoV, pynvml.byref(answer)) is None:
+        return GpuFabric(index=gpu.index, uuid=gpu.uuid)
+    state = FABRIC_STATES.get(answer.state & 0xFF, f"State{answer.state & 0xFF}")
+    cluster = bytes(answer.clusterUuid)
+    return GpuFabric(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        state=state,
+        error=answer.status if state == "Completed" else 0,
+        clique=answer.cliqueId if state == "Completed" else None,
+        cluster_uuid=cluster.hex() if any(cluster) else None,
+        health_problems=tuple(_fabric_problems(answer.healthMask)),
+    )
+
+
+def _fabric_problems(mask: int) -> list[str]:
+    problems = [word for word, shift in FABRIC_PROBLEMS.items() if mask >> shift & 0x3 == 1]
+    misconfiguration = mask >> MISCONFIGURATION_SHIFT & 0xF
+    if misconfiguration > 1:
+        problems.append(MISCONFIGURATIONS.get(misconfiguration, f"Misconfiguration{misconfiguration}"))
+    return problems
+
+
+def firmware(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuFirmware:
+    """Versions that a flash tool changes, and that of CUDA."""
+    del gpus
+    cuda = gpu.ask(_cuda_driver_version)
+    return GpuFirmware(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        vbios=gpu.ask(pynvml.nvmlDeviceGetVbiosVersion),
+        inforom=gpu.ask(pynvml.nvmlDeviceGetInforomImageVersion),
+        cuda_version=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+    )
+
+
+def _cuda_driver_version(_: object) -> int:
+    """1000 times the major and 10 times the minor number (nvml.h); the same of all GPUs."""
+    return int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+
+
+KINDS: dict[str, tuple[type[Value], Callable[[Gpu, Sequence[Gpu]], Value]]] = {
+    kind.__name__: (kind, read)
+    for kind, read in (
+        (NvLinkDetails, links),
+        (TopologyDetails, place),
+        (HealthDetails, health),
+        (OccupancyDetails, occupancy),
+        (PcieDetails, bus),
+        (FabricDetails, fabric),
+        (FirmwareDetails, firmware),
+        (TrafficSweep, traffic),
+    )
+}
+
+
+def collect(
+    kind: str,
+    gpus: Sequence[Gpu],
+    lost: Sequence[Fault],
+    between: Callable[[], object],
+    asking: Callable[[int | None, str], object],
+) -> Value:
+    """Details of one kind (a key of KINDS) of all GPUs; `between` is called after each, so that sampling goes on.
+
+    `asking` is told before each GPU which one is asked, and None after it.
+    """
+    details, read = KINDS[kind]
+    values: list[Value] = []
+    faults = list(lost)
+    for gpu in gpus:
+        gpu.faults = []
+        asking(gpu.index, kind)
+        try:
+            values.append(read(gpu, gpus))
+        except pynvml.NVMLError as error:
+            gpu.faults = [gpu_fault(gpu.index, error, kind)]
+        faults += gpu.faults
+        asking(None, "")
+        between()
+    return details(gpus=tuple(values), faults=tuple(faults))

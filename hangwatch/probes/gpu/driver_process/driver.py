@@ -1,0 +1,150 @@
+"""All GPUs of this node behind an opened driver.
+
+Units are converted here: mW to W, MHz to Hz, percent to ratio, mJ to J.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pynvml
+
+from hangwatch.model import Fault, GpuSample, GpuSweep
+from hangwatch.probes.gpu.driver_process.nvml_device import Gpu, gpu_fault, scaled
+from hangwatch.probes.gpu.driver_process.xid_events import XidListener
+from hangwatch.probes.gpu.messages import Begin
+
+STATIC_EVERY_SECONDS = 30.0
+"""How often what rarely changes is read again: count, names, uuids, limits; and a driver in error is opened again."""
+
+SAMPLE = "sample"
+"""The purpose of asking that is no kind of details."""
+
+PIDS_EVERY_SECONDS = 10.0
+"""How often the compute processes are listed: two driver calls per GPU."""
+
+
+class Driver:
+    """The GPUs of this node behind an opened NVML. Raises NVMLError where the driver as a whole does not answer.
+
+    `begin` says which GPUs are left out or asked last. `asking` is told before every GPU which one is asked and what
+    for, and None once it is none of them.
+    """
+
+    def __init__(self, begin: Begin, asking: Callable[[int | None, str], object]) -> None:
+        self.asking = asking
+        self.left_out = dict(begin.left_out)
+        self._last, self._only = begin.last, begin.only
+        self.gpus: list[Gpu] = []
+        self.lost: list[Fault] = []
+        self.version: str | None = None
+        self.static_at = self.pids_at = float("-inf")
+        self.healthy = True
+        self.xids = XidListener()
+
+    def sweep(self) -> GpuSweep:
+        """Read all GPUs once."""
+        now = time.monotonic()
+        if now - self.static_at >= STATIC_EVERY_SECONDS:
+            self.open_gpus()
+        list_pids = now - self.pids_at >= PIDS_EVERY_SECONDS
+        if list_pids:
+            self.pids_at = now
+        samples: list[GpuSample] = []
+        faults = list(self.lost)
+        for gpu in self.gpus:
+            self.asking(gpu.index, SAMPLE)
+            reading = read_gpu(gpu, list_pids)
+            if isinstance(reading, Fault):
+                faults.append(reading)
+            else:
+                samples.append(reading)
+        self.asking(None, "")
+        self.healthy = bool(samples) or len(faults) == len(self.left_out)
+        self.xids.drain()
+        return GpuSweep(
+            taken_monotonic_seconds=now,
+            taken_unix_seconds=time.time(),
+            gpus=tuple(samples),
+            faults=tuple(faults),
+            driver_version=self.version,
+        )
+
+    def open_gpus(self) -> None:
+        """Find the GPUs and read what rarely changes. Where none answered any more, the driver is opened anew."""
+        self.static_at = time.monotonic()
+        if not self.healthy:
+            self.xids.forget()
+            pynvml.nvmlShutdown()
+            pynvml.nvmlInit()
+        self.version = driver_version()
+        pids = {gpu.uuid: gpu.pids for gpu in self.gpus}
+        self.gpus, self.lost = [], []
+        for index in sorted(range(pynvml.nvmlDeviceGetCount()), key=lambda index: (index in self._last, index)):
+            if index in self.left_out:
+                self.lost.append(self.left_out[index])
+            if index in self.left_out or self._only not in (None, index):
+                continue
+            self.asking(index, "open")
+            try:
+                gpu = Gpu(index)
+            except pynvml.NVMLError as error:
+                self.lost.append(gpu_fault(index, error, "nvmlDeviceGetHandleByIndex"))
+                continue
+            gpu.pids = pids.get(gpu.uuid, ())
+            self.gpus.append(gpu)
+        self.gpus.sort(key=lambda gpu: gpu.index)
+        self.xids.listen(self.gpus, self.asking)
+        self.asking(None, "")
+
+    def admit(self, index: int) -> None:
+        """Ask a GPU that was left out as all others, from the next sweep on."""
+        if self.left_out.pop(index, None) is not None:
+            self.static_at = float("-inf")
+
+
+def driver_version() -> str | None:
+    """The driver's version, None where it does not say."""
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
+
+
+def read_gpu(gpu: Gpu, list_pids: bool) -> GpuSample | Fault:
+    """One reading of one GPU, or the one fault that says why there is none."""
+    gpu.faults = []
+    try:
+        sample = _read_fields(gpu, list_pids)
+    except pynvml.NVMLError as error:
+        return gpu_fault(gpu.index, error, "sample")
+    readings = (sample.power_watts, sample.utilization_ratio, sample.memory_used_bytes, sample.temperature_celsius)
+    if gpu.faults and all(reading is None for reading in readings):
+        return gpu.faults[0]
+    return sample
+
+
+def _read_fields(gpu: Gpu, list_pids: bool) -> GpuSample:
+    ask = gpu.ask
+    utilization = ask(pynvml.nvmlDeviceGetUtilizationRates)
+    memory = ask(pynvml.nvmlDeviceGetMemoryInfo)
+    if list_pids:
+        processes = ask(pynvml.nvmlDeviceGetComputeRunningProcesses_v3)
+        if processes is not None:
+            gpu.pids = tuple(sorted({process.pid for process in processes}))
+    return GpuSample(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        power_watts=scaled(ask(pynvml.nvmlDeviceGetPowerUsage), 1e-3),
+        power_limit_watts=gpu.power_limit_watts,
+        utilization_ratio=None if utilization is None else utilization.gpu / 100,
+        memory_used_bytes=None if memory is None else memory.used,
+        memory_total_bytes=None if memory is None else memory.total,
+        sm_clock_hertz=scaled(ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM), 1e6),
+        temperature_celsius=scaled(ask(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU), 1.0),
+        energy_joules=scaled(ask(pynvml.nvmlDeviceGetTotalEnergyConsumption), 1e-3),
+        pids=gpu.pids,
+        faults=(*gpu.static_faults, *gpu.faults),
+    )

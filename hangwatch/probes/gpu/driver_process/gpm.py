@@ -1,0 +1,81 @@
+"""What a GPU did between two readings, by GPM: its own counters, from Hopper on (NVML API reference, "GPM Functions").
+
+A reading copies counters that run anyway. Two pieces of memory for each GPU are asked for once, and used in turn.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, NamedTuple
+
+import pynvml
+
+from hangwatch.model import GpuUse
+from hangwatch.probes.gpu.driver_process.nvml_device import Gpu
+
+LONGEST_SECONDS = 60.0
+"""Between two readings: what a GPU did before that is nothing of this look."""
+_METRICS = (
+    pynvml.NVML_GPM_METRIC_SM_UTIL,
+    pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+    pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
+)
+
+
+class Reading(NamedTuple):
+    """One sample of NVML, and when it was taken; `spare` is the memory of the one before."""
+
+    sample: Any
+    taken_monotonic_seconds: float
+    spare: Any
+
+
+def use(gpu: Gpu) -> GpuUse | None:
+    """What the GPU did since the last call for it; None of the first, after a minute, and where it has no GPM."""
+    if not _has_gpm(gpu):
+        return None
+    before, now = gpu.gpm, time.monotonic()
+    sample = _sample(gpu, before)
+    if sample is None:
+        return None
+    gpu.gpm = Reading(sample, now, before.sample if before is not None else None)
+    if before is None or now - before.taken_monotonic_seconds > LONGEST_SECONDS:
+        return None
+    return _between(gpu, before.sample, sample)
+
+
+def _has_gpm(gpu: Gpu) -> bool:
+    support = gpu.ask(pynvml.nvmlGpmQueryDeviceSupport)
+    return support is not None and bool(support.isSupportedDevice)
+
+
+def _sample(gpu: Gpu, before: Reading | None) -> Any:
+    memory = before.spare if before is not None else None
+    if memory is None:
+        memory = gpu.ask(_allocate)
+    return memory if memory is not None and gpu.ask(pynvml.nvmlGpmSampleGet, memory) is not None else None
+
+
+def _allocate(_: object) -> Any:
+    return pynvml.nvmlGpmSampleAlloc()
+
+
+def _compute(_: object, question: Any) -> Any:
+    return pynvml.nvmlGpmMetricsGet(question)
+
+
+def _between(gpu: Gpu, first: Any, last: Any) -> GpuUse | None:
+    question = pynvml.c_nvmlGpmMetricsGet_t()
+    question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+    question.numMetrics = len(_METRICS)
+    question.sample1, question.sample2 = first, last
+    for place, metric in enumerate(_METRICS):
+        question.metrics[place].metricId = metric
+    if gpu.ask(_compute, question) is None:
+        return None
+    answers = [question.metrics[place] for place in range(len(_METRICS))]
+    ratios = [one.value / 100 for one in answers if one.nvmlReturn == pynvml.NVML_SUCCESS]
+    if len(ratios) < len(_METRICS) or not all(math.isfinite(ratio) and 0 <= ratio <= 1 for ratio in ratios):
+        return None
+    return GpuUse(*ratios)

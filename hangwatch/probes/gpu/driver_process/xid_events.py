@@ -1,0 +1,80 @@
+"""XIDs as NVML tells them."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pynvml
+
+from hangwatch.probes.gpu.details import XidEvent
+from hangwatch.probes.gpu.driver_process.nvml_device import Gpu
+
+EVENTS_KEPT = 256
+MAX_PER_DRAIN = 64
+
+
+class XidListener:
+    """Listens for the XIDs of all GPUs. What a driver cannot do here is left out: the kernel's log is the first source.
+
+    `listen` is called again whenever the GPUs were opened anew, `drain` with each sample; neither waits.
+    """
+
+    def __init__(self) -> None:
+        self.events: deque[XidEvent] = deque(maxlen=EVENTS_KEPT)
+        self._set: Any = None
+        self._gpus: dict[int | None, Gpu] = {}
+
+    def listen(self, gpus: Sequence[Gpu], asking: Callable[[int | None, str], object]) -> None:
+        """Register for the XIDs of these GPUs, if they are not those that are registered already.
+
+        `asking` is told which GPU is asked.
+        """
+        handles = {_address(gpu.handle): gpu for gpu in gpus}
+        if self._set is not None and handles.keys() == self._gpus.keys():
+            return
+        self.forget()
+        self._gpus = dict(handles)
+        try:
+            self._set = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError:
+            return
+        for gpu in gpus:
+            asking(gpu.index, "register for XIDs")
+            try:
+                pynvml.nvmlDeviceRegisterEvents(gpu.handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
+            except pynvml.NVMLError:
+                continue
+
+    def forget(self) -> None:
+        """Free what the driver holds for us; to be called before the driver is closed."""
+        if self._set is not None:
+            listening, self._set = self._set, None
+            try:
+                pynvml.nvmlEventSetFree(listening)
+            except pynvml.NVMLError:
+                return
+
+    def drain(self) -> None:
+        """Take in what has happened since the last time."""
+        for _ in range(MAX_PER_DRAIN if self._set is not None else 0):
+            try:
+                event = pynvml.nvmlEventSetWait_v2(self._set, 0)
+            except pynvml.NVMLError:  # no more of them (Timeout); a lost GPU is told by its own readings
+                return
+            gpu = self._gpus.get(_address(event.device))
+            self.events.append(
+                XidEvent(
+                    code=event.eventData,
+                    seen_monotonic_seconds=time.monotonic(),
+                    index=None if gpu is None else gpu.index,
+                    pci_address=None if gpu is None else gpu.pci_address,
+                )
+            )
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value

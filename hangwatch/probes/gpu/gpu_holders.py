@@ -1,0 +1,165 @@
+"""To whom the GPUs of this node are given, whether he uses them or not: by the kubelet, and by Slurm.
+
+The kubelet keeps what it gave to which pod in a file of its own, readable by root, as JSON; pods that have ended may
+stand there for long, so a pod counts while a process lives in its control group. The other way to ask it, the socket of
+pod-resources, needs gRPC. Slurm tells its GPUs to the job alone, in variables: who changes them says so of himself, for
+the job and its user are the kernel's word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from hangwatch import words
+from hangwatch.formats import decoding
+from hangwatch.model import Fault, Value
+from hangwatch.probes import pseudo_files
+from hangwatch.probes.process import proc_pid, procfs
+from hangwatch.tables import cgroups
+from hangwatch.tables.launchers import TABLE
+
+CHECKPOINT = Path("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")
+CHECKPOINT_BYTES = 16 << 20
+PROCESSES_ASKED = 8  # of a Slurm job, the oldest: the first of a batch job or an interactive one has the variables
+_RESOURCE = "nvidia.com/"
+# By the strategies of NVIDIA's device plugin (uuid, index; shared GPUs end in ::N), and as GKE's plugin names them.
+_DEVICE = re.compile(r"(?P<uuid>GPU-[0-9a-f-]{8,40})|(?:nvidia)?(?P<index>\d{1,3})")
+
+
+class Holder(Value, frozen=True):
+    """To whom GPUs are given. `name` is "Slurm job 4711" or "pod 6f1c..."; `uid` the user of the Slurm job.
+
+    `began_boot_seconds` is when its first living process began; `container` is the one of the pod.
+    """
+
+    name: str
+    gpu_uuids: tuple[str, ...]
+    began_boot_seconds: float
+    uid: int | None = None
+    container: str = ""
+
+
+class Holders(Value, frozen=True):
+    """All that are known; `faults` say who could not be asked."""
+
+    holders: tuple[Holder, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
+class _Entry(msgspec.Struct):
+    pod: str = msgspec.field(name="PodUID", default="")
+    container: str = msgspec.field(name="ContainerName", default="")
+    resource: str = msgspec.field(name="ResourceName", default="")
+    # By NUMA node since Kubernetes 1.20, before that without it.
+    devices: dict[str, list[str]] | list[str] | None = msgspec.field(name="DeviceIDs", default=None)
+
+    @property
+    def ids(self) -> Iterator[str]:
+        groups = self.devices.values() if isinstance(self.devices, dict) else [self.devices or []]
+        return (device for group in groups for device in group)
+
+
+class _Data(msgspec.Struct):
+    entries: list[_Entry] | None = msgspec.field(name="PodDeviceEntries", default=None)
+
+
+class _Checkpoint(msgspec.Struct):
+    data: _Data = msgspec.field(name="Data")
+
+
+class _Member(NamedTuple):
+    began_ticks: int
+    pid: int
+
+
+def read(proc_root: Path, uuids: Sequence[str]) -> Holders:
+    """Who holds which of the GPUs with these uuids, in the order of their index."""
+    members = _members(proc_root)
+    slurm = [_slurm_holder(proc_root, job, members[job], uuids) for job in members if not job.startswith("pod ")]
+    pods = _pods(proc_root, members, uuids)
+    if isinstance(pods, Fault):
+        return Holders(holders=tuple(filter(None, slurm)), faults=(pods,))
+    return Holders(holders=(*filter(None, slurm), *pods))
+
+
+def _members(proc_root: Path) -> dict[str, list[_Member]]:
+    """The processes of each Slurm job and pod, the oldest first."""
+    found: dict[str, list[_Member]] = {}
+    for pid, paths in procfs.read_cgroups(proc_root):
+        name = next(filter(None, map(cgroups.holder, paths)), "")
+        now = procfs.read_state(pid, proc_root) if name else None
+        if now is not None:
+            found.setdefault(name, []).append(_Member(now[0].start_ticks, pid))
+    return {name: sorted(found[name]) for name in sorted(found)}
+
+
+def _slurm_holder(proc_root: Path, job: str, members: Sequence[_Member], uuids: Sequence[str]) -> Holder | None:
+    """slurmstepd is root's and has none of the variables; all else is the user's."""
+    users = {member.pid: procfs.read_user_id(member.pid, proc_root) for member in members}
+    uid = next((user for user in users.values() if user), 0)
+    asked = [member.pid for member in members if users[member.pid] == uid][:PROCESSES_ASKED]
+    given = {uuid for pid in asked for uuid in _given(proc_root, pid, uuids)}  # srun gives each step some of them
+    if not given:
+        return None
+    gpus = tuple(uuid for uuid in uuids if uuid in given)
+    return Holder(name=job, gpu_uuids=gpus, began_boot_seconds=_seconds(members), uid=uid)
+
+
+def _given(proc_root: Path, pid: int, uuids: Sequence[str]) -> tuple[str, ...]:
+    """The GPUs that the variables of a process name: those of the whole job before those of its step."""
+    names = [name for scheduler in TABLE.schedulers for name in reversed(scheduler.gpus)]
+    given = proc_pid.variables(proc_root, pid, names)
+    value = next(filter(None, map(given.get, names)), "") if isinstance(given, dict) else ""
+    return tuple(uuids[index] for index in words.unfold(value) or () if index < len(uuids))
+
+
+def _pods(
+    proc_root: Path, members: Mapping[str, Sequence[_Member]], uuids: Sequence[str]
+) -> tuple[Holder, ...] | Fault:
+    """By the kubelet's file as process 1 sees it, not our container. Nobody is asked without a pod."""
+    if not any(name.startswith("pod ") for name in members):
+        return ()
+    path = proc_root / "1" / "root" / CHECKPOINT
+    raw = pseudo_files.read_bytes(path, "kubelet", CHECKPOINT_BYTES)
+    if not isinstance(raw, bytes):
+        return raw or ()
+    try:
+        entries = decoding.json(raw, _Checkpoint).data.entries or []
+    except (msgspec.DecodeError, RecursionError) as error:
+        detail = f"/{CHECKPOINT}: {words.elided(str(error), 120)}"
+        remedy = "this kubelet writes it in another form: `[checks.gpu_allocation]`, `enabled = false`, and report it"
+        return Fault(subject="kubelet", reason="UnreadableCheckpoint", detail=detail, remedy=remedy)
+    return tuple(_pod_holders(entries, members, uuids))
+
+
+def _pod_holders(
+    entries: Iterable[_Entry], members: Mapping[str, Sequence[_Member]], uuids: Sequence[str]
+) -> Iterator[Holder]:
+    for entry in entries:
+        name = f"pod {entry.pod}"
+        given = {uuid for device in entry.ids if (uuid := _uuid(device, uuids)) is not None}
+        if entry.resource.startswith(_RESOURCE) and given and name in members:
+            yield Holder(
+                name=name,
+                gpu_uuids=tuple(uuid for uuid in uuids if uuid in given),
+                began_boot_seconds=_seconds(members[name]),
+                container=words.elided(entry.container, 63),
+            )
+
+
+def _uuid(device: str, uuids: Sequence[str]) -> str | None:
+    found = _DEVICE.fullmatch(device.partition("::")[0])
+    if found is None:
+        return None
+    if found["uuid"]:
+        return found["uuid"] if found["uuid"] in uuids else None
+    return uuids[int(found["index"])] if int(found["index"]) < len(uuids) else None
+
+
+def _seconds(members: Sequence[_Member]) -> float:
+    return members[0].began_ticks / procfs.TICKS_PER_SECOND

@@ -1,0 +1,431 @@
+"""GPU readings through a child process, which can be given up when the NVIDIA driver blocks or crashes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+import msgspec
+
+from hangwatch.formats import decoding
+from hangwatch.model import Fault, GpuSweep, SamplerStatus
+from hangwatch.probes.gpu import blocked_gpus
+from hangwatch.probes.gpu.blocked_gpus import NO_ANSWER, WedgedGpus
+from hangwatch.probes.gpu.messages import Admit, Answer, Asking, Begin, Failed, Hello, Message, Order, Question, Swept
+from hangwatch.probes.gpu.source import NO_DRIVER, DetailsT
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+SUSPENDED_SECONDS = 600.0
+"""How long a kind of details that made the driver block is not asked for again."""
+
+MAX_ABANDONED = 3
+"""No further process is started while this many hang in calls about no single GPU: each new one would as well.
+
+One that hangs in a call about one GPU is followed by one that leaves this GPU out: at most one hangs for each GPU.
+"""
+
+MAX_MESSAGE_BYTES = 8 << 20
+KEEP_OPEN = (
+    "nvidia-smi -pm 1, or systemctl enable --now nvidia-persistenced: without persistence mode, opening takes seconds "
+    "for each GPU; if `nvidia-smi` does not return at all, drain and reboot the node"
+)
+REAP_SECONDS = 2.0
+
+
+class NvmlSampler:
+    """Samples all GPUs every `sample_seconds`; a `GpuSource`.
+
+    A child that is silent for `deadline_seconds` longer than it should be, or dies, is killed and replaced, with
+    growing pauses. One that cannot be killed (blocked in the driver) is left behind and counted. Where the call that
+    does not return is about one GPU, the next child starts at once and leaves that GPU out: the sweeps go on with the
+    others, and a fault in its place. Where no other GPU answered that child, the driver as a whole may be at fault: the
+    next one asks that GPU last. A process of its own asks it again, after `gpu_retry_seconds` and then with growing
+    pauses, and never beside one that still hangs in it. Without a driver the status says so, and it is looked for again
+    every `driver_retry_seconds`. `start_deadline_seconds` bounds the opening of the driver, a quarter of it that of
+    each GPU, which takes seconds where persistence mode is off. `environ` is the child's environment.
+    """
+
+    def __init__(
+        self,
+        *,
+        sample_seconds: float,
+        deadline_seconds: float,
+        environ: Mapping[str, str] | None = None,
+        start_deadline_seconds: float = 60.0,
+        driver_retry_seconds: float = 60.0,
+        gpu_retry_seconds: float = blocked_gpus.FIRST_PAUSE_SECONDS,
+    ) -> None:
+        self._sample_seconds = sample_seconds
+        self._deadline_seconds = deadline_seconds
+        self._silence_seconds = sample_seconds + deadline_seconds
+        self._start_deadline_seconds = max(start_deadline_seconds, deadline_seconds)
+        self._open_deadline_seconds = max(self._start_deadline_seconds / 4, deadline_seconds)
+        self._driver_retry_seconds = driver_retry_seconds
+        self._environ = dict(os.environ if environ is None else environ)
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._child: _Child | None = None
+        self._left_behind: list[_Child] = []
+        self._wedged = WedgedGpus(gpu_retry_seconds)
+        self._trying: dict[int, _Child | None] = {}
+        self._asked_last: tuple[int, ...] = ()
+        self._latest: GpuSweep | None = None
+        self._status = SamplerStatus()
+        self._questions = 0
+        self._pending: dict[int, tuple[str, Future[Answer]]] = {}
+        self._suspended_until: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Start the child and the thread that reads it; returns at once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="nvml-reader", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Kill the child and wait for the thread, at most a few seconds."""
+        with self._changed:
+            self._stopping.set()
+            for child in (self._child, *self._trying.values()):
+                if child is not None:
+                    child.kill()
+        if self._thread is not None:
+            self._thread.join(2 * REAP_SECONDS)
+
+    def latest(self) -> GpuSweep | None:
+        """The last sweep, however old: compare `taken_monotonic_seconds` with the clock."""
+        return self._latest
+
+    def wait_for_sweep(self, deadline_seconds: float) -> GpuSweep | None:
+        """The first sweep, as soon as it is there; None where the driver failed or did not answer in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._latest or self._status.fault, deadline_seconds)
+            return self._latest
+
+    def status(self) -> SamplerStatus:
+        """How the sampling itself fares."""
+        with self._changed:
+            return msgspec.structs.replace(self._status, abandoned=len(self._reap()))
+
+    def query(self, kind: type[DetailsT], deadline_seconds: float) -> DetailsT | Fault:
+        """Ask the child for details of one kind; waits for the driver to be opened, at most `deadline_seconds` in all.
+
+        A kind that made the driver block is refused for a while, so that the sampling of power goes on.
+        """
+        end = time.monotonic() + deadline_seconds
+        name = kind.__name__
+        if time.monotonic() < self._suspended_until.get(name, 0.0):
+            return _stalled(name, "made the driver block a short while ago; power is still sampled")
+        with self._changed:
+            self._changed.wait_for(lambda: self._status.alive or self._status.fault is not None, deadline_seconds)
+            child = self._child
+            if child is None or not self._status.alive:
+                return self._status.fault or _stalled(name, "the driver is still being opened", KEEP_OPEN)
+            self._questions += 1
+            number = self._questions
+            future: Future[Answer] = Future()
+            self._pending[number] = name, future
+            child.order(Question(number=number, kind=name))
+        try:
+            answer = future.result(max(0.0, end - time.monotonic()))
+        except FutureTimeoutError:
+            return _stalled(name, f"the driver did not answer within {deadline_seconds:g} s")
+        finally:
+            self._pending.pop(number, None)
+        return answer.fault or decoding.json(answer.details, kind)
+
+    # --- the reading thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            fault = self._live_one_child()
+            if fault is None:
+                return
+            if time.monotonic() - started > LONGEST_PAUSE_SECONDS:
+                pause = FIRST_PAUSE_SECONDS
+            if fault.reason == blocked_gpus.REASON:
+                continue
+            missing = fault.reason in NO_DRIVER
+            self._stopping.wait(self._driver_retry_seconds if missing else pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            while self._hanging_in_driver() >= MAX_ABANDONED and not self._stopping.wait(LONGEST_PAUSE_SECONDS):
+                pass
+
+    def _live_one_child(self) -> Fault | None:
+        """From the start of one child to its end; the fault says why it ended, None that we are stopping."""
+        with self._changed:
+            if self._stopping.is_set():
+                return None
+            try:
+                child = self._child = self._start_child(left_out=dict(self._wedged.faults))
+            except OSError as error:
+                fault = _not_started(error)
+                self._update(alive=False, stalled=False, fault=fault)
+                return fault
+        fault = self._listen(child)
+        with self._changed:
+            self._child = None
+        child.kill()
+        reaped = child.reap(REAP_SECONDS)
+        with self._changed:
+            if not reaped:
+                self._left_behind.append(child)
+            stopping = self._stopping.is_set()
+            silent = fault.reason in ("Stalled", blocked_gpus.REASON)
+            self._update(
+                alive=False,
+                stalled=not stopping and silent,
+                fault=None if stopping else fault,
+                restarts=self._status.restarts + (not stopping and fault.reason not in NO_DRIVER),
+            )
+            if silent:
+                self._suspend(child.asking)
+            for number in list(self._pending):
+                self._settle(Answer(number=number, fault=fault))
+        return None if stopping else fault
+
+    def _listen(self, child: _Child) -> Fault:
+        """Take in what the child says until it fails, dies, or is silent for too long."""
+        patience, remedy, is_open = self._start_deadline_seconds, KEEP_OPEN, False
+        while True:
+            try:
+                messages = child.read(patience)
+            except TimeoutError:
+                if child.asking.gpu is not None and child.got_answer:
+                    return self._leave_out(child.asking, patience)
+                if child.asking.gpu is not None:
+                    self._asked_last = (*self._asked_last, child.asking.gpu)
+                    child.asking = Asking(gpu=None)
+                detail = f"process {child.pid} has been waiting for the driver for {patience:g} s"
+                return _stalled("driver", detail, remedy)
+            except EOFError:
+                return child.ending()
+            except msgspec.MsgspecError as error:
+                return Fault(subject="driver", reason="Garbled", detail=f"the sampling process said: {error}")
+            for message in messages:
+                if isinstance(message, Failed):
+                    return message.fault
+                is_open = is_open or isinstance(message, Hello)
+                if isinstance(message, Asking):
+                    child.got_answer = child.got_answer or child.asking.gpu is not None
+                    child.asking = message
+                else:
+                    self._take(message)
+            one = child.asking.gpu is not None
+            if is_open:
+                patience, remedy = self._deadline_seconds if one else self._silence_seconds, NO_ANSWER
+            else:
+                patience = self._open_deadline_seconds if one else self._start_deadline_seconds
+            self._try_wedged()
+
+    def _leave_out(self, asking: Asking, deadline_seconds: float) -> Fault:
+        """The fault of the one GPU that the driver does not answer about; from now on it is left out."""
+        assert asking.gpu is not None
+        with self._changed:
+            self._wedged.leave_out(asking.gpu, asking.purpose, deadline_seconds, time.monotonic())
+            return self._wedged.faults[asking.gpu]
+
+    # --- GPUs that are left out ------------------------------------------------------------------------------------
+
+    def _try_wedged(self) -> None:
+        """Ask those again whose pause is over, each in a process of its own, beside the sampling of the others."""
+        with self._changed:
+            hanging = {child.asking.gpu for child in self._reap()}
+            for index in self._wedged.due(time.monotonic(), hanging | self._trying.keys()):
+                self._trying[index] = None
+                threading.Thread(target=self._try, args=(index,), name=f"nvml-try-{index}", daemon=True).start()
+
+    def _try(self, index: int) -> None:
+        answers = False
+        try:
+            with self._changed:
+                child = None if self._stopping.is_set() else self._start_child(only=index)
+                self._trying[index] = child
+            if child is not None:
+                answers = self._answers(child)
+                child.kill()
+                if not child.reap(REAP_SECONDS):
+                    child.asking = Asking(gpu=index)
+                    with self._changed:
+                        self._left_behind.append(child)
+        except OSError:  # no process could be started: the next try may find room for one
+            answers = False
+        finally:
+            with self._changed:
+                del self._trying[index]
+                if not answers:
+                    self._wedged.silent(index, time.monotonic())
+                else:
+                    self._wedged.answered(index, time.monotonic())
+                    if self._child is not None:
+                        self._child.order(Admit(gpu=index))
+
+    def _answers(self, child: _Child) -> bool:
+        """Whether a process that asks one GPU gets an answer about it, be it an error."""
+        end = time.monotonic() + self._start_deadline_seconds
+        try:
+            while True:
+                for message in child.read(max(0.0, end - time.monotonic())):
+                    if isinstance(message, Swept):
+                        return True
+        except (TimeoutError, EOFError, msgspec.MsgspecError):
+            return False
+
+    # --- what the threads share; `_changed` is held ----------------------------------------------------------------
+
+    def _start_child(self, *, left_out: dict[int, Fault] | None = None, only: int | None = None) -> _Child:
+        """Raises OSError where no process can be started."""
+        begin = Begin(
+            sample_seconds=self._sample_seconds,
+            parent_pid=os.getpid(),
+            left_out=left_out or {},
+            last=self._asked_last,
+            only=only,
+        )
+        return _Child(begin, self._environ)
+
+    def _reap(self) -> list[_Child]:
+        """The processes that could not be killed and still exist."""
+        self._left_behind = [child for child in self._left_behind if not child.reap(0.0)]
+        return self._left_behind
+
+    def _hanging_in_driver(self) -> int:
+        """How many of them hang in a call that the next process would make as well."""
+        with self._changed:
+            return sum(child.asking.gpu is None for child in self._reap())
+
+    def _take(self, message: Hello | Swept | Answer) -> None:
+        with self._changed:
+            if isinstance(message, Answer):
+                self._settle(message)
+            elif isinstance(message, Swept):
+                self._latest = message.sweep
+                self._update(
+                    alive=True,
+                    stalled=False,
+                    fault=None,
+                    last_answer_monotonic_seconds=message.sweep.taken_monotonic_seconds,
+                )
+            else:
+                self._update(alive=True)
+
+    def _update(self, **changes: object) -> None:
+        self._status = msgspec.structs.replace(self._status, **changes)
+        self._changed.notify_all()
+
+    def _settle(self, answer: Answer) -> None:
+        _, future = self._pending.pop(answer.number, ("", None))
+        if future is not None and future.set_running_or_notify_cancel():
+            future.set_result(answer)
+
+    def _suspend(self, asking: Asking) -> None:
+        """Ask no more for the kind of details that made the driver block.
+
+        Questions are answered in order: where no GPU was asked, the first open one is what it blocked on.
+        """
+        kinds = [name for name, _ in self._pending.values()]
+        blocked = [name for name in kinds if name == asking.purpose] if asking.gpu is not None else kinds[:1]
+        for name in blocked[:1]:
+            self._suspended_until[name] = time.monotonic() + SUSPENDED_SECONDS
+
+
+class _Child:
+    """One process of `hangwatch.probes.gpu.driver_process` and its two pipes.
+
+    `asking` is what it said last that it asks, `got_answer` whether the driver has answered it about any GPU.
+    """
+
+    def __init__(self, begin: Begin, environ: Mapping[str, str]) -> None:
+        # It imports what this process imports, and nothing from a folder that it happens to run in.
+        import_path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100 - strings in and out
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "hangwatch.probes.gpu.driver_process", msgspec.json.encode(begin).decode()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            env={**environ, "PYTHONPATH": import_path},
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._stdin, False)
+        self._partial = b""
+        self._decoder = decoding.decoder(Message)
+        self.pid = self._process.pid
+        self.asking = Asking(gpu=None)
+        self.got_answer = False
+
+    def read(self, patience_seconds: float) -> list[Message]:
+        """The messages that came together.
+
+        Raises TimeoutError when none comes in time, EOFError when the child has ended, MsgspecError for anything else.
+        """
+        end = time.monotonic() + patience_seconds
+        while True:
+            if not select.select([self._stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise TimeoutError
+            received = os.read(self._stdout, 1 << 16)
+            if not received:
+                raise EOFError
+            *lines, self._partial = (self._partial + received).split(b"\n")
+            if len(self._partial) > MAX_MESSAGE_BYTES:
+                raise msgspec.DecodeError(f"a line of more than {MAX_MESSAGE_BYTES} bytes")
+            if lines:
+                return [self._decoder.decode(line) for line in lines]
+
+    def order(self, order: Order) -> None:
+        """Pass an order on; a child that ended or reads no more will not obey, which its deadline settles."""
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
+            os.write(self._stdin, msgspec.json.encode(order) + b"\n")
+
+    def kill(self) -> None:
+        """Send SIGKILL; a process that is blocked in the driver ignores it for now."""
+        self._process.kill()
+
+    def reap(self, seconds: float) -> bool:
+        """Wait for the end of the process; false when it still exists."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        return True
+
+    def ending(self) -> Fault:
+        """Why the process ended by itself."""
+        self.reap(REAP_SECONDS)
+        code = self._process.returncode
+        how = f"exit code {code}" if code is None or code >= 0 else f"{signal.Signals(-code).name} (signal {-code})"
+        return Fault(
+            subject="driver",
+            reason="Crashed",
+            detail=f"the process that reads the driver ended with {how}; it is started again",
+            remedy="dmesg | grep -i -e nvrm -e xid; the line before says more if Python failed",
+        )
+
+
+def _not_started(error: OSError) -> Fault:
+    return Fault(
+        subject="driver",
+        reason="SamplerNotStarted",
+        detail=f"the process that reads the GPUs cannot be started: {error}",
+        remedy=f"make {sys.executable} executable for this user",
+    )
+
+
+def _stalled(subject: str, detail: str, remedy: str = NO_ANSWER) -> Fault:
+    return Fault(subject=subject, reason="Stalled", detail=detail, remedy=remedy)

@@ -1,0 +1,1 @@
+"""Networks of this node: interfaces, ports, sockets, InfiniBand, and NCCL's RAS."""

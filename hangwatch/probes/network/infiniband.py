@@ -1,0 +1,206 @@
+"""InfiniBand and RoCE ports as /sys/class/infiniband shows them: state, rate, error counters."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from hangwatch.model import Fault, PortCounters, Value
+from hangwatch.probes import pseudo_files
+
+# Those that tell of a bad link or a fabric that loses packets; the others count traffic.
+COUNTERS = (
+    "link_downed",
+    "link_error_recovery",
+    "symbol_error",
+    "port_rcv_errors",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+    "port_xmit_discards",
+)
+HARDWARE_COUNTERS = ("local_ack_timeout_err", "packet_seq_err", "out_of_sequence", "roce_adp_retrans_to")
+
+# In units of 4 bytes (Documentation/ABI/stable/sysfs-class-infiniband).
+TRAFFIC_COUNTERS = ("port_xmit_data", "port_rcv_data")
+TRAFFIC_DEADLINE_SECONDS = 2.0
+
+_RATE = re.compile(r"([\d.]+)\s*Gb/sec\s*(?:\((\d+)X)?")
+
+
+class Port(Value, frozen=True):
+    """One port. `state` is ACTIVE, DOWN, INIT, ...; `physical_state` LinkUp, Polling, Disabled, ...
+
+    `rate_bytes_per_second` and `lanes` come from e.g. `400 Gb/sec (4X NDR)`, whose text is `rate`. `counters` hold
+    what this adapter counts.
+    """
+
+    device: str
+    port: int
+    link_layer: str
+    state: str
+    physical_state: str
+    rate: str
+    rate_bytes_per_second: float | None
+    lanes: int | None
+    counters: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Device and port as rdma tools write it, e.g. `mlx5_0/1`."""
+        return f"{self.device}/{self.port}"
+
+
+class Adapter(Value, frozen=True):
+    """One adapter: `kind` is its board and type, e.g. `MT4129 MT_0000000838`, empty where it does not say."""
+
+    device: str
+    firmware: str
+    kind: str
+
+
+class Ports(Value, frozen=True):
+    """All ports of the node, by device and number, and what could not be read."""
+
+    ports: tuple[Port, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
+class Traffic:
+    """What the ports have carried, read in a thread: the driver of an adapter that hangs may not answer.
+
+    While one reading is not done no other is begun.
+    """
+
+    def __init__(self, deadline_seconds: float = TRAFFIC_DEADLINE_SECONDS) -> None:
+        self._deadline_seconds = deadline_seconds
+        self._one = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def read(self, sys_root: Path) -> tuple[PortCounters, ...]:
+        """All ports that count; none where there are none, or no answer came by the deadline."""
+        if not self._one.acquire(timeout=self._deadline_seconds):
+            return ()
+        try:
+            if self._thread is not None and self._thread.is_alive():
+                return ()
+            found: list[PortCounters] = []
+            self._thread = threading.Thread(
+                target=lambda: found.extend(_port_counters(sys_root)), name="infiniband", daemon=True
+            )
+            self._thread.start()
+            self._thread.join(self._deadline_seconds)
+            return () if self._thread.is_alive() else tuple(found)
+        except RuntimeError:  # as many threads as TasksMax or ulimit -u allow
+            self._thread = None
+            return ()
+        finally:
+            self._one.release()
+
+
+def _port_counters(sys_root: Path) -> Iterator[PortCounters]:
+    root = sys_root / "class" / "infiniband"
+    devices = pseudo_files.names(root, "infiniband")
+    for device in devices if isinstance(devices, tuple) else ():
+        for number in _port_numbers(root / device / "ports"):
+            folder = root / device / "ports" / number
+            files = (pseudo_files.read(folder / "counters" / name, name) for name in TRAFFIC_COUNTERS)
+            counts = [count for count in map(pseudo_files.number, files) if count is not None]
+            if len(counts) == len(TRAFFIC_COUNTERS):
+                errors = tuple(_counters(folder))
+                yield PortCounters(name=f"{device}/{number}", carried_bytes=4 * sum(counts), errors=errors)
+
+
+TRAFFIC = Traffic()
+
+
+def read(sys_root: Path) -> Ports | Fault | None:
+    """All ports; None where the node has no such adapter."""
+    root = sys_root / "class" / "infiniband"
+    devices = pseudo_files.names(root, "infiniband")
+    if not isinstance(devices, tuple):
+        return devices
+    if not devices:
+        return None
+    read_ports = [
+        _read_port(root / device / "ports" / number, device, int(number))
+        for device in devices
+        for number in _port_numbers(root / device / "ports")
+    ]
+    return Ports(
+        ports=tuple(port for port in read_ports if isinstance(port, Port)),
+        faults=tuple(port for port in read_ports if isinstance(port, Fault)),
+    )
+
+
+def adapters(sys_root: Path) -> tuple[Adapter, ...]:
+    """All adapters by name, with the firmware that they say; empty without any."""
+    root = sys_root / "class" / "infiniband"
+    devices = pseudo_files.names(root, "infiniband")
+    return tuple(
+        Adapter(
+            device=device,
+            firmware=_line(root / device / "fw_ver"),
+            kind=" ".join(filter(None, (_line(root / device / "hca_type"), _line(root / device / "board_id")))),
+        )
+        for device in (sorted(devices) if isinstance(devices, tuple) else ())
+    )
+
+
+def _line(path: Path) -> str:
+    text = pseudo_files.read(path, path.name)
+    return text.strip() if isinstance(text, str) else ""
+
+
+def _port_numbers(folder: Path) -> list[str]:
+    numbers = pseudo_files.names(folder, "infiniband")
+    found = [name for name in numbers if name.isdecimal()] if isinstance(numbers, tuple) else []
+    return sorted(found, key=int)
+
+
+def _read_port(folder: Path, device: str, number: int) -> Port | Fault | None:
+    subject = f"{device}/{number}"
+    texts = {}
+    for name in ("state", "phys_state", "rate", "link_layer"):
+        text = pseudo_files.read(folder / name, subject)
+        if isinstance(text, Fault):
+            return text
+        texts[name] = (text or "").strip()
+    if not texts["state"]:  # the adapter went away between the listing and the reading
+        return None
+    rate, lanes = parse_rate(texts["rate"])
+    return Port(
+        device=device,
+        port=number,
+        link_layer=texts["link_layer"] or "unknown",
+        state=parse_state(texts["state"]),
+        physical_state=parse_state(texts["phys_state"]),
+        rate=texts["rate"],
+        rate_bytes_per_second=rate,
+        lanes=lanes,
+        counters=tuple(_counters(folder)),
+    )
+
+
+def _counters(folder: Path) -> Iterator[tuple[str, int]]:
+    for group, names in (("counters", COUNTERS), ("hw_counters", HARDWARE_COUNTERS)):
+        for name in names:
+            # An adapter that lacks a counter has no file, or answers EINVAL or "N/A (no PMA)": not counted, no fault.
+            count = pseudo_files.number(pseudo_files.read(folder / group / name, name))
+            if count is not None:
+                yield name, count
+
+
+def parse_state(text: str) -> str:
+    """`ACTIVE` of `4: ACTIVE`."""
+    return text.partition(":")[2].strip() or text.strip() or "unknown"
+
+
+def parse_rate(text: str) -> tuple[float | None, int | None]:
+    """Bytes per second and lanes of `400 Gb/sec (4X NDR)`; None for what is not said."""
+    found = _RATE.match(text)
+    if found is None:
+        return None, None
+    lanes = found.group(2)
+    return float(found.group(1)) * 1e9 / 8, int(lanes) if lanes else None

@@ -1,0 +1,227 @@
+"""Network interfaces and routes as /proc and /sys show them, and one bounded connect."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import struct
+from pathlib import Path
+
+from hangwatch.model import INTERFACES_OF_ONE_NODE, Fault, Value
+from hangwatch.probes import pseudo_files
+
+TABLE_LIMIT_BYTES = 32 << 20
+_RTF_UP = 0x1
+_RTF_REJECT = 0x200
+
+
+class Interface(Value, frozen=True):
+    """One interface. `up` is None where it cannot be told (another network namespace); errors and drops both ways."""
+
+    name: str
+    up: bool | None
+    state: str
+    addresses: tuple[str, ...]
+    receive_errors: int
+    transmit_errors: int
+    receive_drops: int
+    transmit_drops: int
+
+    @property
+    def is_of_one_node(self) -> bool:
+        """Whether no other node is reached over it."""
+        return self.name in INTERFACES_OF_ONE_NODE
+
+
+class Route(Value, frozen=True):
+    """One row of the IPv4 routing table."""
+
+    interface: str
+    network: ipaddress.IPv4Network
+    metric: int
+
+
+def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] | Fault | None:
+    """All interfaces of the network namespace whose /proc/PID/net is `net_root`.
+
+    `sys_root` is None for a namespace that is not ours: /sys shows only the interfaces of the reader.
+    """
+    dev = pseudo_files.read(net_root / "dev", "network interfaces")
+    if not isinstance(dev, str):
+        return dev
+    known_routes = routes(net_root)
+    v6 = pseudo_files.read(net_root / "if_inet6", "IPv6 addresses")
+    by_interface = _parse_inet6(v6 if isinstance(v6, str) else "")
+    local = _local_addresses(net_root)
+    routed = [route.network for route in known_routes if route.network.prefixlen]
+    # A /32 (GCE, Calico, Cilium) lies in no route of its interface: one that has routes and no other address has it.
+    loose = [
+        address for address in local if not address.is_loopback and not any(address in subnet for subnet in routed)
+    ]
+    found = []
+    for name, counters in parse_dev(dev).items():
+        subnets = [route.network for route in known_routes if route.interface == name and route.network.prefixlen]
+        own = [address for address in local if any(address in subnet for subnet in subnets)]
+        if name == "lo":
+            own = [address for address in local if address.is_loopback]
+        elif not own and any(route.interface == name for route in known_routes):
+            own = loose
+        v4 = [str(address) for address in own]
+        state, up = _operational_state(sys_root, name)
+        found.append(
+            Interface(
+                name=name,
+                up=up,
+                state=state,
+                addresses=(*v4, *by_interface.get(name, ())),
+                receive_errors=counters[2],
+                receive_drops=counters[3],
+                transmit_errors=counters[10],
+                transmit_drops=counters[11],
+            )
+        )
+    return tuple(found)
+
+
+def _operational_state(sys_root: Path | None, name: str) -> tuple[str, bool | None]:
+    """`operstate` of an interface; many virtual ones say "unknown" while they work."""
+    text = pseudo_files.read(sys_root / "class" / "net" / name / "operstate", name) if sys_root else None
+    state = text.strip() if isinstance(text, str) else "unknown"
+    return state, {"up": True, "down": False, "lowerlayerdown": False, "notpresent": False}.get(state)
+
+
+def parse_dev(text: str) -> dict[str, list[int]]:
+    """The 16 counters of each interface in /proc/net/dev: 8 of receiving, 8 of sending; the third is errors."""
+    found = {}
+    for line in text.splitlines():
+        name, colon, counters = line.rpartition(":")
+        words = counters.split()
+        if colon and len(words) >= 16 and all(word.isdecimal() for word in words):
+            found[name.strip()] = [int(word) for word in words]
+    return found
+
+
+def routes(net_root: Path) -> tuple[Route, ...]:
+    """The IPv4 routes that are up, /proc/PID/net/route; empty where there are none."""
+    text = pseudo_files.read(net_root / "route", "routes")
+    return parse_routes(text) if isinstance(text, str) else ()
+
+
+def parse_routes(text: str) -> tuple[Route, ...]:
+    """Rows of /proc/net/route that are up: interface, destination, gateway, flags, ..., metric, mask."""
+    found = []
+    for line in text.splitlines()[1:]:
+        words = line.split()
+        if len(words) >= 8 and int(words[3], 16) & _RTF_UP:
+            prefix = bin(int(words[7], 16)).count("1")
+            network = ipaddress.IPv4Network((int(_v4(words[1])), prefix), strict=False)
+            found.append(Route(interface=words[0], network=network, metric=int(words[6])))
+    return tuple(found)
+
+
+def interface_to(address: str, known_routes: tuple[Route, ...]) -> str | None:
+    """The interface that leads to an IPv4 address: the longest prefix, then the lowest metric; None without a route."""
+    try:
+        target = ipaddress.IPv4Address(address)
+    except ValueError:
+        return None
+    fitting = [route for route in known_routes if target in route.network]
+    best = max(fitting, key=lambda route: (route.network.prefixlen, -route.metric), default=None)
+    return best.interface if best else None
+
+
+def default_interface(known_routes: tuple[Route, ...]) -> str | None:
+    """The interface of the default route; None without one."""
+    defaults = [route for route in known_routes if not route.network.prefixlen]
+    best = min(defaults, key=lambda route: route.metric, default=None)
+    return best.interface if best else None
+
+
+def default_interface_v6(net_root: Path) -> str | None:
+    """The interface of the IPv6 default route, /proc/PID/net/ipv6_route; None without one."""
+    text = pseudo_files.read(net_root / "ipv6_route", "IPv6 routes", TABLE_LIMIT_BYTES)
+    return parse_default_v6(text) if isinstance(text, str) else None
+
+
+def parse_default_v6(text: str) -> str | None:
+    """Rows of ipv6_route: destination and source with their prefix lengths, gateway, metric, ..., flags, interface."""
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 10 and words[1] == "00" and int(words[8], 16) & (_RTF_UP | _RTF_REJECT) == _RTF_UP:
+            found.append((int(words[5], 16), words[9]))
+    return min(found)[1] if found else None
+
+
+def resolve(host: str) -> tuple[str, ...] | Fault:
+    """The addresses of a host name, IPv4 first."""
+    try:
+        answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        return Fault(
+            subject=host,
+            reason="UnknownHost",
+            detail=f"the name does not resolve: {error}",
+            remedy=f"getent hosts {host}",
+        )
+    addresses = dict.fromkeys(str(answer[4][0]) for answer in answers)
+    return tuple(sorted(addresses, key=lambda address: ":" in address))
+
+
+_REASONS = {
+    errno.ECONNREFUSED: "Refused",
+    errno.EHOSTUNREACH: "NoRoute",
+    errno.ENETUNREACH: "NoRoute",
+    errno.EACCES: "NotAllowed",
+    errno.EPERM: "NotAllowed",
+}
+
+
+def connect(address: str, port: int, deadline_seconds: float) -> Fault | None:
+    """Open a TCP connection and close it at once, sending nothing; None when the other end answers."""
+    try:
+        socket.create_connection((address, port), timeout=deadline_seconds).close()
+    except OSError as error:
+        detail = f"no answer within {deadline_seconds:g} s" if isinstance(error, TimeoutError) else str(error)
+        reason = _REASONS.get(error.errno or 0, "NoAnswer")
+        return Fault(subject=f"{address} port {port}", reason=reason, detail=detail)
+    return None
+
+
+def _v4(word: str) -> ipaddress.IPv4Address:
+    """An address in hex, in the byte order of the host."""
+    return ipaddress.IPv4Address(struct.pack("=I", int(word, 16)))
+
+
+def addresses(net_root: Path) -> frozenset[str]:
+    """The own addresses of the network namespace whose /proc/PID/net is `net_root`, without link-local ones of IPv6."""
+    v6 = pseudo_files.read(net_root / "if_inet6", "IPv6 addresses")
+    by_interface = _parse_inet6(v6 if isinstance(v6, str) else "")
+    return frozenset([*map(str, _local_addresses(net_root)), *(one for own in by_interface.values() for one in own)])
+
+
+def _local_addresses(net_root: Path) -> tuple[ipaddress.IPv4Address, ...]:
+    """This namespace's own IPv4 addresses: the leaves marked `host LOCAL` of /proc/net/fib_trie."""
+    text = pseudo_files.read(net_root / "fib_trie", "addresses")
+    found: dict[ipaddress.IPv4Address, None] = {}
+    leaf = ""
+    for line in text.splitlines() if isinstance(text, str) else ():
+        _, dashes, address = line.partition("|-- ")
+        if dashes:
+            leaf = address.strip()
+        elif "host LOCAL" in line and leaf:
+            found[ipaddress.IPv4Address(leaf)] = None
+    return tuple(found)
+
+
+def _parse_inet6(text: str) -> dict[str, list[str]]:
+    """IPv6 addresses by interface, without link-local ones, from /proc/net/if_inet6."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 6 and len(words[0]) == 32:
+            address = ipaddress.IPv6Address(int(words[0], 16))
+            if not address.is_link_local:
+                found.setdefault(words[5], []).append(str(address))
+    return found

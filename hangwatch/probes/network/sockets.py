@@ -1,0 +1,410 @@
+"""What the TCP connections of processes have carried, and how they fare: NETLINK_SOCK_DIAG, see sock_diag(7).
+
+/proc/PID/io counts read(2) and write(2), not recv(2) and send(2); the kernel counts those per connection, in tcp_info.
+One question gives all connections of a network namespace; nothing is asked of a process, and nothing is paused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ipaddress
+import itertools
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from hangwatch.model import PortUse
+from hangwatch.probes import pseudo_files
+from hangwatch.probes.process import proc_pid
+
+MOST_CONNECTIONS = 1 << 15  # of one namespace: anybody may open a hundred thousand
+MOST_DESCRIPTORS = 4096  # of one process
+DEADLINE_SECONDS = 0.5  # for one namespace
+
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_NLM_F_REQUEST_DUMP = 0x1 | 0x300
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_INET_DIAG_INFO = 2
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr
+_REQUEST = struct.Struct("=BBBxI48x")  # inet_diag_req_v2: family, protocol, extensions, states, any socket
+_ATTRIBUTE = struct.Struct("=HH")
+_MESSAGE_BYTES = 72  # inet_diag_msg
+_RETRANSMITS_AT, _UNACKED_AT, _BYTES_AT, _INFO_BYTES = 2, 24, 120, 136  # in tcp_info
+_RECEIVE_BYTES = 1 << 18
+_LISTED_BYTES = 32 << 20
+_MAPPED = bytes(10) + b"\xff\xff"
+_CLONE_NEWNET = 0x40000000
+
+ESTABLISHED, SYN_SENT, _CLOSE_WAIT = 1, 2, 8
+_LISTEN = 10
+_WANTED_STATES = 0xFFF & ~(1 << 6)  # all but TIME_WAIT, which nobody holds
+_UNIX_REQUEST = struct.Struct("=BBHIIIII")  # unix_diag_req: family, protocol, pad, states, inode, what to show, cookie
+_UNIX_MESSAGE_BYTES = 16  # unix_diag_msg
+_UNIX_SHOW_PEER = 0x4
+_UNIX_PEER = 2
+_CONNECTED = frozenset({ESTABLISHED, SYN_SENT, 4, 5, _CLOSE_WAIT})
+_RETRANSMITS_OF_A_LOST_PEER = 2
+
+End = tuple[bytes, int]
+"""Address, packed, and port of one end of a connection."""
+
+
+class Connection(NamedTuple):
+    """One TCP connection by its two ends, or a socket that listens for such.
+
+    `bytes` were received, or acknowledged by the other end, since it began; None where only /proc/PID/net/tcp tells.
+    """
+
+    inode: int
+    state: int
+    local: End
+    remote: End
+    bytes: int | None
+    unacknowledged: int
+    retransmits: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something may still come, or is still on its way."""
+        return self.state in _CONNECTED
+
+    @property
+    def listens(self) -> bool:
+        """Whether it is none, but waits for some."""
+        return self.state == _LISTEN
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the other end has closed it, or has not acknowledged repeated segments."""
+        repeated = self.unacknowledged > 0 and self.retransmits >= _RETRANSMITS_OF_A_LOST_PEER
+        return self.state == _CLOSE_WAIT or repeated
+
+
+class UnixSocket(NamedTuple):
+    """A Unix socket: whether it listens, and the inode of the one at its other end, None where there is none."""
+
+    listens: bool
+    peer: int | None
+
+
+Connections = Mapping[int, Connection]
+"""The connections of one network namespace, by inode."""
+
+
+def read(pid: int, proc_root: Path) -> Connections | None:
+    """The TCP connections in the network namespace of a process.
+
+    Where that is not permitted (another namespace needs CAP_SYS_ADMIN) without bytes, by /proc/PID/net/tcp. None where
+    the process is gone, where there are more than `MOST_CONNECTIONS`, or where it takes longer than `DEADLINE_SECONDS`.
+    """
+    try:
+        channel = _channel(pid, proc_root)
+    except OSError:
+        return _listed(pid, proc_root)
+    with channel:
+        end = time.monotonic() + DEADLINE_SECONDS
+        found: dict[int, Connection] = {}
+        try:
+            for family in (socket.AF_INET, socket.AF_INET6):
+                for connection in _ask(channel, family, end):
+                    found[connection.inode] = connection
+                    if len(found) > MOST_CONNECTIONS:
+                        return None
+        except (OSError, struct.error):
+            return None
+    return found
+
+
+def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
+    """The Unix sockets in the network namespace of a process, by inode, see sock_diag(7); bounds are those of `read`.
+
+    None where the process is gone, where that is not permitted, or where it is too much.
+    """
+    found: dict[int, UnixSocket] = {}
+    request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _UNIX_SHOW_PEER, 0, 0)
+    try:
+        with _channel(pid, proc_root) as channel:
+            for answer, at, size in _messages(channel, socket.AF_UNIX, request, time.monotonic() + DEADLINE_SECONDS):
+                (inode,) = struct.unpack_from("=I", answer, at + 4)
+                peer = _attribute(answer, at + _UNIX_MESSAGE_BYTES, size, _UNIX_PEER)
+                found[inode] = UnixSocket(answer[at + 2] == _LISTEN, int.from_bytes(peer[:4], sys.byteorder) or None)
+                if len(found) > MOST_CONNECTIONS:
+                    return None
+    except (OSError, struct.error, IndexError):
+        return None
+    return found
+
+
+def listed(net_root: Path, port: int | None = None) -> Iterator[Connection]:
+    """The TCP connections as proc_pid_net(5) lists them, without bytes; with `port` those that have it at one end.
+
+    It reaches into every network namespace. A table that cannot be read is empty.
+    """
+    ending = "" if port is None else f":{port:04X}"
+    for table in ("tcp", "tcp6"):
+        text = pseudo_files.read(net_root / table, table, _LISTED_BYTES)
+        for row in text.splitlines()[1:] if isinstance(text, str) else ():
+            fields = row.split(maxsplit=10)
+            if len(fields) > 9 and (fields[1].endswith(ending) or fields[2].endswith(ending)):
+                inode, waiting = int(fields[9]), int(fields[4].partition(":")[0], 16)
+                ends = _listed_end(fields[1]), _listed_end(fields[2])
+                yield Connection(inode, int(fields[3], 16), *ends, None, waiting, int(fields[6], 16))
+
+
+def _listed(pid: int, proc_root: Path) -> Connections | None:
+    net_root = proc_root / str(pid) / "net"
+    rows = list(itertools.islice(listed(net_root), MOST_CONNECTIONS + 1))
+    if len(rows) > MOST_CONNECTIONS or not (net_root / "tcp").exists():  # too many, or gone meanwhile
+        return None
+    return {one.inode: one for one in rows}
+
+
+def _listed_end(field: str) -> End:
+    """Address and port in hex; the address in words of four bytes, in the byte order of the host."""
+    address, _, port = field.partition(":")
+    parts = [struct.pack("=I", int(address[at : at + 8], 16)) for at in range(0, len(address), 8)]
+    return _plain(b"".join(parts)), int(port, 16)
+
+
+def descriptors(pid: int, proc_root: Path) -> dict[int, str]:
+    """What the first `MOST_DESCRIPTORS` descriptors of a process are, see proc_pid_fd(5).
+
+    Raises OSError where that is not permitted, or the process is gone.
+    """
+    found = {}
+    with os.scandir(f"{proc_root}/{pid}/fd") as entries:
+        for entry in itertools.islice(entries, MOST_DESCRIPTORS):
+            with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+                found[int(entry.name)] = os.readlink(entry.path)  # noqa: PTH115 - a magic link, not a path
+    return found
+
+
+def held_by(pid: int, proc_root: Path) -> dict[int, int] | None:
+    """The sockets of a process, inode by descriptor, of any kind; None where that is not permitted, or too many."""
+    try:
+        every = descriptors(pid, proc_root)
+    except OSError:
+        return None
+    return None if len(every) >= MOST_DESCRIPTORS else _sockets_among(every)
+
+
+def _sockets_among(every: Mapping[int, str]) -> dict[int, int]:
+    return {number: int(link[8:-1]) for number, link in every.items() if link.startswith("socket:[")}
+
+
+def connections_to(addresses: Collection[str], port: int, net_root: Path) -> list[Connection]:
+    """The TCP connections of a network namespace whose remote end is `port` at one of `addresses`."""
+    at_port = (one for one in listed(net_root, port) if one.remote[1] == port)
+    return [one for one in at_port if address_of(one.remote) in addresses]
+
+
+def is_listened_to(port: int, net_root: Path) -> bool:
+    """Whether anybody in a network namespace listens on a port, at whatever address."""
+    return any(one.listens and one.local[1] == port for one in listed(net_root, port))
+
+
+def held_at(port: int, pid: int, proc_root: Path) -> list[Connection] | None:
+    """Of a process its own TCP sockets with `port` at one end; None where that may not be read, or is too much."""
+    held = held_by(pid, proc_root)
+    if held is None:
+        return None
+    own = set(held.values())
+    return [one for one in listed(proc_root / str(pid) / "net", port) if one.inode in own]
+
+
+def use_of(port: int, held: Iterable[Connection]) -> PortUse:
+    """What these sockets of one process have to do with a port that somebody serves.
+
+    One that waits for connections there serves it itself; one whose request has no answer (SYN_SENT) is silent.
+    """
+    held = list(held)
+    if any(one.listens and one.local[1] == port for one in held):
+        return "serving"
+    states = {one.state for one in held if one.remote[1] == port}
+    return "connected" if ESTABLISHED in states else "silent" if SYN_SENT in states else "none"
+
+
+def only_at(addresses: Collection[str], store_port: int | None, held: Iterable[Connection]) -> str | None:
+    """Where a process waits for others, if that is at loopback or one of `addresses` alone; else None.
+
+    One that also listens elsewhere, or is connected to another address, has a way there. What it has to do with the
+    store is left out: that is reached by the address of the one who serves it.
+    """
+    own = [one for one in held if store_port not in (one.local[1], one.remote[1])]
+    listening = [one for one in own if one.listens]
+    ends = [one.local for one in listening] + [one.remote for one in own if one.is_open]
+    if not listening or not all(_is_within(end, addresses) for end in ends):
+        return None
+    return words_of(listening[0].local)
+
+
+def _is_within(end: End, addresses: Collection[str]) -> bool:
+    return ipaddress.ip_address(end[0]).is_loopback or address_of(end) in addresses
+
+
+class Established:
+    """The established connections to a port, read once for each network namespace; for the length of one scan."""
+
+    def __init__(self, proc_root: Path) -> None:
+        self._root = proc_root
+        self._known: dict[tuple[str, int], dict[int, End]] = {}
+
+    def to(self, port: int, pid: int) -> dict[int, End]:
+        """The other ends by inode, of whatever process in the namespace of this one."""
+        space = proc_pid.namespace(self._root, pid, "net")
+        if space is None:
+            return self._read(port, pid)
+        if (space, port) not in self._known:
+            self._known[space, port] = self._read(port, pid)
+        return self._known[space, port]
+
+    def _read(self, port: int, pid: int) -> dict[int, End]:
+        at_port = (one for one in listed(self._root / str(pid) / "net", port) if one.remote[1] == port)
+        return {one.inode: one.remote for one in at_port if one.state == ESTABLISHED}
+
+
+def store_endpoint(pid: int, port: int, proc_root: Path, established: Established | None = None) -> str | None:
+    """The other end of this process's own TCP connection to `port`, None where it holds none.
+
+    What the environment says of an address is the user's word; a connection is the kernel's. A loopback address comes
+    with its network namespace, since every one has its own. So does any address where the process is not in the user
+    namespace of init: there a user may make a network of his own, with the addresses of others (user_namespaces(7)).
+    `established` is what was read in this scan already.
+    """
+    ends = (established or Established(proc_root)).to(port, pid)
+    if not ends:
+        return None
+    try:
+        own = _sockets_among(descriptors(pid, proc_root)).values()
+    except OSError:
+        return None
+    end = next((ends[inode] for inode in own if inode in ends), None)
+    if end is None:
+        return None
+    is_loopback = ipaddress.ip_address(end[0]).is_loopback
+    is_everywhere_the_same = not is_loopback and _is_in_first_user_space(pid, proc_root)
+    space = None if is_everywhere_the_same else proc_pid.namespace(proc_root, pid, "net")
+    return f"{words_of(end)}{f' in {space}' if space else ''}"
+
+
+def _is_in_first_user_space(pid: int, proc_root: Path) -> bool:
+    """Whether init's user namespace is that of the process; false where one of them may not be read."""
+    space = proc_pid.namespace(proc_root, pid, "user")
+    return space is not None and space == proc_pid.namespace(proc_root, 1, "user")
+
+
+def _channel(pid: int, proc_root: Path) -> socket.socket:
+    """A socket to ask about the network namespace of a process. Raises OSError where that is not permitted."""
+    space = f"{proc_root}/{pid}/ns/net"
+    is_ours = os.readlink(space) == os.readlink("/proc/self/ns/net")  # noqa: PTH115 - magic links, no paths
+    return _open() if is_ours else _open_within(space)
+
+
+def _open() -> socket.socket:
+    channel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
+    channel.settimeout(DEADLINE_SECONDS)
+    return channel
+
+
+def _open_within(space: str) -> socket.socket:
+    """A socket in another network namespace; a thread that ends at once goes there, see setns(2)."""
+    opened: list[socket.socket | OSError] = []
+
+    def go() -> None:
+        try:
+            descriptor = os.open(space, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                libc = ctypes.CDLL(None, use_errno=True)
+                if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+                    raise OSError(ctypes.get_errno(), "setns")
+                opened.append(_open())
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            opened.append(error)
+
+    thread = threading.Thread(target=go, name="setns", daemon=True)
+    thread.start()
+    thread.join()
+    answer = opened[0]
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
+
+
+def _ask(channel: socket.socket, family: int, end: float) -> Iterator[Connection]:
+    request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), _WANTED_STATES)
+    for answer, at, size in _messages(channel, family, request, end):
+        if size - at >= _MESSAGE_BYTES:
+            yield _connection(answer, at, size)
+
+
+def _messages(channel: socket.socket, family: int, request: bytes, end: float) -> Iterator[tuple[bytes, int, int]]:
+    """What is answered to a request: in which bytes, from where, and up to where."""
+    length = _HEADER.size + len(request)
+    channel.send(_HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, family, 0) + request)
+    while True:
+        if time.monotonic() > end:
+            raise TimeoutError
+        answer = channel.recv(_RECEIVE_BYTES)
+        at = 0
+        while at + _HEADER.size <= len(answer):
+            size, kind, _, _, _ = _HEADER.unpack_from(answer, at)
+            if kind == _NLMSG_DONE:
+                return
+            if kind == _NLMSG_ERROR or size < _HEADER.size:
+                raise OSError("sock_diag refused")
+            yield answer, at + _HEADER.size, at + size
+            at += (size + 3) & ~3
+
+
+def _connection(answer: bytes, at: int, end: int) -> Connection:
+    family, state = answer[at], answer[at + 1]
+    local_port, remote_port = struct.unpack_from("!HH", answer, at + 4)
+    (inode,) = struct.unpack_from("=I", answer, at + 68)
+    width = 4 if family == socket.AF_INET else 16
+    ends = (
+        (_plain(answer[at + 8 : at + 8 + width]), local_port),
+        (_plain(answer[at + 24 : at + 24 + width]), remote_port),
+    )
+    carried = unacknowledged = retransmits = 0
+    info = _attribute(answer, at + _MESSAGE_BYTES, end, _INET_DIAG_INFO)
+    if len(info) >= _INFO_BYTES:
+        carried = sum(struct.unpack_from("=QQ", info, _BYTES_AT))
+        retransmits = info[_RETRANSMITS_AT]
+        (unacknowledged,) = struct.unpack_from("=I", info, _UNACKED_AT)
+    return Connection(inode, state, *ends, carried, unacknowledged, retransmits)
+
+
+def _attribute(answer: bytes, at: int, end: int, wanted: int) -> bytes:
+    while at + _ATTRIBUTE.size <= end:
+        length, kind = _ATTRIBUTE.unpack_from(answer, at)
+        if length < _ATTRIBUTE.size:
+            break
+        if kind == wanted:
+            return answer[at + _ATTRIBUTE.size : at + length]
+        at += (length + 3) & ~3
+    return b""
+
+
+def _plain(packed: bytes) -> bytes:
+    """An IPv4 address inside IPv6 as the IPv4 address that it is."""
+    return packed[12:] if packed.startswith(_MAPPED) else packed
+
+
+def words_of(end: End) -> str:
+    """One end for people: "10.0.0.7 port 8000"."""
+    return f"{address_of(end)} port {end[1]}"
+
+
+def address_of(end: End) -> str:
+    """The address of one end for people."""
+    return str(ipaddress.ip_address(end[0]))

@@ -1,0 +1,1 @@
+"""This node: kernel log, clock, file systems, buses, and the daemon's own surroundings."""

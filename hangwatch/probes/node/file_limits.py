@@ -1,0 +1,163 @@
+"""How many files a login or a unit of systemd may open that is started now: configuration, read as files.
+
+See limits.conf(5), pam_limits(8), systemd-system.conf(5) and setrlimit(2). It is what files say: a unit may have a
+`LimitNOFILE=` of its own, a user or group a line of its own; nothing is started to try it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hangwatch.formats import bounded_read
+from hangwatch.model import Value
+from hangwatch.probes import pseudo_files
+from hangwatch.probes.process.proc_pid import FileLimit
+
+_MOST_FILES = 64  # of one folder
+_MOST_BYTES = 1 << 16  # of one file
+_OF_SYSTEMD = FileLimit(soft=1024, hard=524288)  # since 240, where nothing is configured
+_SYSTEMD_ROOTS = ("etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd", "lib/systemd")
+_DEFAULT = re.compile(r"\s*DefaultLimitNOFILE\s*=\s*(.*?)\s*")
+_SIZE = re.compile(r"(\d{1,18})([KMG]?)")
+_LIMIT = re.compile(r"\s*(\S+)\s+(soft|hard|-)\s+nofile\s+(\S+)\s*(?:#.*)?")
+_UNLIMITED = frozenset({"unlimited", "infinity", "-1"})
+
+
+class NewProcess(Value, frozen=True):
+    """What may be started: `who`, its limits (inf: none), no more than fs.nr_open, and which file says so.
+
+    `others` are lines for single users or groups, who get something else.
+    """
+
+    who: str
+    soft: float
+    hard: float
+    source: str
+    others: int = 0
+
+
+def read(file_root: Path, proc_root: Path) -> tuple[NewProcess, ...]:
+    """A unit of systemd, where that is process 1, and a login by PAM, where that is asked for limits; else nothing.
+
+    A login begins with the limits of who lets it in, which is a unit. Files that cannot be read say nothing, and
+    nothing does where `file_root` is not that of process 1: in a container of our own.
+    """
+    if not _is_of_first_process(file_root, proc_root):
+        return ()
+    comm = pseudo_files.read(proc_root / "1" / "comm", "pid 1")
+    unit = _unit(file_root) if isinstance(comm, str) and comm.strip() == "systemd" else None
+    login = _login(file_root, unit) if _is_asked(file_root) else None
+    most = _nr_open(proc_root)
+    found = [one for one in (unit, login) if one is not None]
+    return tuple(replace(one, soft=min(one.soft, most), hard=min(one.hard, most)) for one in found)
+
+
+def _unit(file_root: Path) -> NewProcess:
+    limit, source = _OF_SYSTEMD, "systemd's own default"
+    for path, line in _lines(_systemd_files(file_root)):
+        match = _DEFAULT.fullmatch(line)
+        said = parse_default(match[1]) if match else None
+        limit, source = (said, _name(path, file_root)) if said else (limit, source)
+    return NewProcess("a unit of systemd", limit.soft, limit.hard, source)
+
+
+def _login(file_root: Path, unit: NewProcess | None) -> NewProcess | None:
+    """What lines for everybody say; None where no unit is known and no line says both limits."""
+    soft, hard, source = (unit.soft, unit.hard, unit.source) if unit else (None, None, "")
+    others = 0
+    for path, line in _lines(_pam_files(file_root)):
+        match = _LIMIT.fullmatch(line)
+        value = _number(match[3]) if match else None
+        if match is None or value is None:
+            continue
+        if match[1] != "*":
+            others += 1
+            continue
+        soft = value if match[2] in ("soft", "-") else soft
+        hard = value if match[2] in ("hard", "-") else hard
+        source = _name(path, file_root)
+    if soft is None or hard is None:
+        return None
+    return NewProcess("a login", min(soft, hard), hard, source, others)
+
+
+def _is_of_first_process(file_root: Path, proc_root: Path) -> bool:
+    """Whether both see one /etc; taken for granted where that of process 1 may not be looked at."""
+    try:
+        return (proc_root / "1" / "root" / "etc").samefile(file_root / "etc")
+    except OSError:
+        return True
+
+
+def parse_default(text: str) -> FileLimit | None:
+    """A value of `DefaultLimitNOFILE=`: both limits, or `soft:hard`; None where it is none."""
+    first, colon, second = text.partition(":")
+    soft, hard = _number(first), _number(second if colon else first)
+    return None if soft is None or hard is None else FileLimit(soft=soft, hard=hard)
+
+
+def _number(word: str) -> float | None:
+    if word in _UNLIMITED:
+        return math.inf
+    match = _SIZE.fullmatch(word)
+    return float(int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]) if match else None
+
+
+def _nr_open(proc_root: Path) -> float:
+    number = pseudo_files.number(pseudo_files.read(proc_root / "sys" / "fs" / "nr_open", "fs.nr_open"))
+    return math.inf if number is None else number
+
+
+def _systemd_files(file_root: Path) -> Iterator[Path]:
+    """The main file, the first that is there; then what lies in folders, by name: the first folder's counts."""
+    roots = [file_root / root for root in _SYSTEMD_ROOTS]
+    main = next((root / "system.conf" for root in roots if (root / "system.conf").is_file()), None)
+    if main is not None:
+        yield main
+    by_name: dict[str, Path] = {}
+    for root in roots:
+        for path in _conf_files(root / "system.conf.d"):
+            by_name.setdefault(path.name, path)
+    yield from (by_name[name] for name in sorted(by_name))
+
+
+def _pam_files(file_root: Path) -> list[Path]:
+    folder = file_root / "etc" / "security"
+    return [folder / "limits.conf", *_conf_files(folder / "limits.d")]
+
+
+def _is_asked(file_root: Path) -> bool:
+    """Whether any service of PAM asks pam_limits: without it limits.conf counts for nobody."""
+    folder = file_root / "etc" / "pam.d"
+    names = pseudo_files.names(folder, "services of PAM")
+    files = [folder / name for name in names[:_MOST_FILES]] if isinstance(names, tuple) else []
+    return any("pam_limits.so" in line.partition("#")[0] for _, line in _lines(files))
+
+
+def _conf_files(folder: Path) -> list[Path]:
+    names = pseudo_files.names(folder, "drop-ins")
+    found = [folder / name for name in names if name.endswith(".conf")] if isinstance(names, tuple) else []
+    return found[:_MOST_FILES]
+
+
+def _lines(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    """The lines of files, comments left out; of anything but a plain file none."""
+    for path in itertools.islice(paths, _MOST_FILES):
+        try:
+            content = bounded_read.read(path, _MOST_BYTES, flags=os.O_NONBLOCK)
+        except bounded_read.FileError:
+            continue
+        for line in content.decode("utf-8", "replace").splitlines():
+            if not line.lstrip().startswith(("#", ";")):
+                yield path, line
+
+
+def _name(path: Path, file_root: Path) -> str:
+    return f"/{path.relative_to(file_root)}"

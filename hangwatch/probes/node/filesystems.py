@@ -1,0 +1,320 @@
+"""Mounted file systems, asked so that a dead one can never block us: a child process asks, and may be left behind.
+
+statvfs(2) on a dead NFS, Lustre or FUSE mount can block for ever, and not even SIGKILL ends the process before the
+kernel gives up. Hence a child; one that does not answer is killed, left to the kernel, and its paths are not asked
+again until it is gone: as many children can hang as there are dead mounts, never more. What a process is said to wait
+for is read from /proc, without touching the file system itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from hangwatch import words
+from hangwatch.model import Fault, Value
+from hangwatch.probes import pseudo_files
+from hangwatch.probes.process import system_calls
+
+CHILD = Path(__file__).with_name("filesystems_child.py")
+STARTUP_SECONDS = 2.0
+NOT_STARTED = "OnlookerNotStarted"
+NETWORK_TYPES = frozenset(
+    """
+    nfs nfs4 cifs smb3 smbfs lustre gpfs beegfs ceph glusterfs wekafs afs 9p virtiofs orangefs pvfs2 panfs ocfs2 gfs2
+    coda acfs mmfs quobyte vastnfs fuse fuseblk
+    """.split()  # noqa: SIM905 - a table
+)
+# Served by this node's own desktop or container runtime: no storage.
+_LOCAL_FUSE = frozenset({"fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal", "fuse.snapfuse", "fuse.fuse-overlayfs"})
+_SECTOR_BYTES = 512  # of /sys/dev/block, whatever the device's own are
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+class Mount(Value, frozen=True):
+    """One mounted file system: `device` is `major:minor`, the same for every mount of it; `id` is this mount's own."""
+
+    path: str
+    type: str
+    source: str
+    device: str
+    id: str = ""
+
+    def __str__(self) -> str:
+        return f"{words.printable(self.path)} ({words.printable(self.type)})"
+
+
+class Space(Value, frozen=True):
+    """An answer: size, bytes available to ordinary users, and how long it took."""
+
+    size_bytes: int
+    available_bytes: int
+    seconds: float
+    read_only: bool = False
+
+
+def mounts(proc_root: Path, pid: int | str = "self") -> tuple[Mount, ...] | Fault | None:
+    """The mounts that a process sees, /proc/PID/mountinfo; None when it is gone."""
+    text = pseudo_files.read(proc_root / str(pid) / "mountinfo", "mounts")
+    return parse_mounts(text) if isinstance(text, str) else text
+
+
+def parse_mounts(text: str) -> tuple[Mount, ...]:
+    """Rows of mountinfo, see proc_pid_mountinfo(5): the type and the source stand after a lone hyphen."""
+    found = []
+    for line in text.splitlines():
+        left, hyphen, right = line.partition(" - ")
+        fields, after = left.split(), right.split()
+        if hyphen and len(fields) >= 5 and len(after) >= 2:
+            found.append(
+                Mount(
+                    path=_unescape(fields[4]),
+                    type=after[0],
+                    source=_unescape(after[1]),
+                    device=fields[2],
+                    id=fields[0],
+                )
+            )
+    return tuple(found)
+
+
+def called(proc_root: Path, pid: int) -> Mount | None:
+    """The file system on whose open file the main thread is in a system call now; None where that is not to be seen.
+
+    By /proc/PID/syscall, see proc_pid_syscall(5). A call that names its file by path is not seen.
+    """
+    call = pseudo_files.read(proc_root / str(pid) / "syscall", f"pid {pid}")
+    fields = call.split() if isinstance(call, str) else []
+    if len(fields) < 2 or not fields[0].isdecimal() or not _is_on_descriptor(int(fields[0])):
+        return None
+    return mount_of(proc_root, pid, int(fields[1], 16))
+
+
+def _is_on_descriptor(number: int) -> bool:
+    name = system_calls.names().get(number)
+    return name is not None and system_calls.rows()[name].on == "descriptor"
+
+
+def mount_of(proc_root: Path, pid: int, descriptor: int) -> Mount | None:
+    """The file system on which a file lies that a process has open; None where it is no file, or not to be seen.
+
+    By `mnt_id` of /proc/PID/fdinfo, see proc_pid_fdinfo(5): the file itself is not touched.
+    """
+    text = pseudo_files.read(proc_root / str(pid) / "fdinfo" / str(descriptor), f"pid {pid}")
+    rows = text.splitlines() if isinstance(text, str) else []
+    ids = [row.split()[-1] for row in rows if row.startswith("mnt_id:")]
+    seen = mounts(proc_root, pid)
+    return next((mount for mount in seen if mount.id in ids), None) if isinstance(seen, tuple) else None
+
+
+def written_bytes(mount: Mount, pid: int, proc_root: Path, sys_root: Path) -> int | None:
+    """What was written so far to the device of a mount, or by this node to its NFS server; None where nobody counts.
+
+    See Documentation/admin-guide/iostats.rst for /sys/dev/block/MAJOR:MINOR/stat, and nfsiostat(8) for mountstats.
+    """
+    text = pseudo_files.read(sys_root / "dev" / "block" / mount.device / "stat", mount.device)
+    fields = text.split() if isinstance(text, str) else []
+    if len(fields) > 6 and fields[6].isdecimal():
+        return int(fields[6]) * _SECTOR_BYTES
+    if not mount.type.startswith("nfs"):
+        return None
+    stats = pseudo_files.read(proc_root / str(pid) / "mountstats", mount.type)
+    blocks = stats.split("\ndevice ") if isinstance(stats, str) else []
+    mounted = f" mounted on {mount.path} with "
+    block = next((block for block in blocks if mounted in _unescape(block.partition("\n")[0])), "")
+    counters = block.partition("\tbytes:")[2].partition("\n")[0].split()
+    return int(counters[5]) if len(counters) > 5 and counters[5].isdecimal() else None
+
+
+def dirty_bytes(proc_root: Path) -> int | None:
+    """What waits on this node for being written, or is being written: Dirty and Writeback of /proc/meminfo."""
+    text = pseudo_files.read(proc_root / "meminfo", "memory")
+    rows = dict(line.split(":", 1) for line in text.splitlines() if ":" in line) if isinstance(text, str) else {}
+    found = [rows[name].split()[0] for name in ("Dirty", "Writeback") if rows.get(name, "").split()]
+    return sum(int(word) << 10 for word in found) if len(found) == 2 else None
+
+
+def is_network(mount: Mount, also: Iterable[str] = ()) -> bool:
+    """Whether another machine, or a process that talks to one, stands behind a mount; `also` names more types."""
+    named = mount.type in NETWORK_TYPES or mount.type in also
+    return named or (mount.type.startswith("fuse.") and mount.type not in _LOCAL_FUSE)
+
+
+class Onlookers:
+    """Asks paths through child processes, and remembers those that were left behind."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left_behind: dict[subprocess.Popen[bytes], frozenset[str]] = {}
+        self._names: dict[str, str] = {}
+
+    def space(self, paths: Sequence[str], deadline_seconds: float) -> dict[str, Space | Fault]:
+        """Size and free space of the file system of each path, within the deadline."""
+        answers = self._ask([("space", path) for path in paths], deadline_seconds)
+        return {path: _space(path, answers["space", path]) for path in paths}
+
+    def names(self, folders: Sequence[str], deadline_seconds: float) -> dict[str, tuple[str, ...] | Fault]:
+        """The names in each folder, within the deadline; at most 20,000."""
+        answers = self._ask([("names", folder) for folder in folders], deadline_seconds)
+        return {folder: _names(folder, answers["names", folder]) for folder in folders}
+
+    def silent(self, proc_root: Path, pids: Sequence[int], deadline_seconds: float) -> dict[int, Mount]:
+        """Of each process, by pid, the file system that its program or a library lies on and that gives no answer.
+
+        Takes twice the deadline at most. A process whose mappings cannot be read in time is left out.
+        """
+        rows = {pid: f"{proc_root}/{pid}/maps" for pid in pids}
+        answers = self._ask([("devices", path) for path in rows.values()], deadline_seconds)
+        here = _by_device(mounts(proc_root))
+        lies_on: dict[int, list[Mount]] = {}
+        for pid, path in rows.items():
+            answer, seen = answers["devices", path], _by_device(mounts(proc_root, pid))
+            devices = answer.get("devices", ()) if isinstance(answer, dict) else ()
+            lies_on[pid] = [seen[device] for device in devices if device in seen]
+        asked: dict[str, str] = {}
+        for pid, found in lies_on.items():
+            for mount in found:  # each file system is asked once, by one name, however many lie on it
+                own = here.get(mount.device)
+                asked.setdefault(mount.device, own.path if own else self._name_of(proc_root, pid, mount))
+        spaces = self.space(list(asked.values()), deadline_seconds)
+        dead = {device for device, path in asked.items() if _is_silent(spaces[path])}
+        first = {pid: next((mount for mount in found if mount.device in dead), None) for pid, found in lies_on.items()}
+        return {pid: mount for pid, mount in first.items() if mount is not None}
+
+    def _name_of(self, proc_root: Path, pid: int, mount: Mount) -> str:
+        """A path to a mount that only another mount namespace has; the one that a child still hangs in, if any does."""
+        path = f"{proc_root}/{pid}/root{mount.path}"
+        with self._lock:
+            stuck = frozenset().union(*self._left_behind.values())
+            known = self._names.get(mount.device)
+            self._names[mount.device] = known if known in stuck and known is not None else path
+            return self._names[mount.device]
+
+    def left_behind(self) -> int:
+        """How many children still hang in the kernel."""
+        with self._lock:
+            self._left_behind = {child: asked for child, asked in self._left_behind.items() if child.poll() is None}
+            return len(self._left_behind)
+
+    def _ask(self, questions: list[tuple[str, str]], deadline_seconds: float) -> dict[tuple[str, str], object]:
+        """The raw answer to each question: what the child printed, or None where it printed nothing in time."""
+        self.left_behind()
+        with self._lock:
+            stuck = frozenset().union(*self._left_behind.values())
+        asked = [question for question in dict.fromkeys(questions) if question[1] not in stuck]
+        answers: dict[tuple[str, str], object] = dict.fromkeys(questions)
+        if not asked:
+            return answers
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(CHILD), str(deadline_seconds), json.dumps(asked)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={},
+            )
+        except OSError as error:
+            return dict.fromkeys(questions, _not_started(error))
+        assert child.stdout is not None
+        with child.stdout as pipe:
+            for line in _lines(pipe.fileno(), deadline_seconds + STARTUP_SECONDS):
+                with contextlib.suppress(ValueError):
+                    index, answer = json.loads(line)
+                    answers[asked[index]] = answer
+        self._dismiss(child, frozenset(path for kind, path in asked if answers[kind, path] is None))
+        return answers
+
+    def _dismiss(self, child: subprocess.Popen[bytes], unanswered: frozenset[str]) -> None:
+        """Reap the child; one that the kernel holds is left behind, together with what it was asked."""
+        try:
+            child.wait(0.5 if not unanswered else 0.1)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            try:
+                child.wait(0.2)
+            except subprocess.TimeoutExpired:
+                with self._lock:
+                    self._left_behind[child] = unanswered
+
+
+SHARED = Onlookers()
+"""For all who ask in this process: who hangs at a dead mount is known to each of them."""
+
+
+def _by_device(found: tuple[Mount, ...] | Fault | None) -> dict[str, Mount]:
+    return {mount.device: mount for mount in reversed(found)} if isinstance(found, tuple) else {}
+
+
+def _is_silent(answer: Space | Fault) -> bool:
+    return isinstance(answer, Fault) and answer.reason == "NoAnswer"
+
+
+def _lines(descriptor: int, deadline_seconds: float) -> Iterator[bytes]:
+    """The lines that come until the pipe is closed or the deadline passes."""
+    end = time.monotonic() + deadline_seconds
+    rest = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while (left := end - time.monotonic()) > 0 and selector.select(left):
+            piece = os.read(descriptor, 1 << 16)
+            if not piece:
+                return
+            *lines, rest = (rest + piece).split(b"\n")
+            yield from lines
+
+
+def _space(path: str, answer: object) -> Space | Fault:
+    if isinstance(answer, dict) and "size" in answer:
+        return Space(
+            size_bytes=answer["size"],
+            available_bytes=answer["available"],
+            seconds=answer["seconds"],
+            read_only=bool(answer.get("read_only")),
+        )
+    return _fault(path, answer)
+
+
+def _names(folder: str, answer: object) -> tuple[str, ...] | Fault:
+    if isinstance(answer, dict) and "names" in answer:
+        return tuple(answer["names"])
+    return _fault(folder, answer)
+
+
+def _not_started(error: OSError) -> Fault:
+    return Fault(
+        subject="file systems",
+        reason=NOT_STARTED,
+        detail=f"the process that asks file systems cannot be started: {error}",
+        remedy=f"make {sys.executable} executable for this user; `ulimit -u`, and memory that is left",
+    )
+
+
+def _fault(path: str, answer: object) -> Fault:
+    if isinstance(answer, Fault):
+        return answer
+    if isinstance(answer, dict) and "errno" in answer:
+        code = int(answer["errno"])
+        reason = {
+            errno.ENOENT: "Missing",
+            errno.ESRCH: "Missing",
+            errno.EACCES: "PermissionDenied",
+            errno.EPERM: "PermissionDenied",
+        }
+        detail = f"{path}: {os.strerror(code)}"
+        return Fault(subject=path, reason=reason.get(code, "CannotRead"), detail=detail)
+    return Fault(subject=path, reason="NoAnswer", detail=f"{path} gives no answer")
+
+
+def _unescape(word: str) -> str:
+    return _OCTAL.sub(lambda found: chr(int(found.group(1), 8)), word)

@@ -1,0 +1,57 @@
+"""Memory: what is left (/proc/meminfo) and how long tasks wait for it (/proc/pressure/memory, PSI)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hangwatch.model import Fault, Value
+from hangwatch.probes import pseudo_files
+
+_ROW = re.compile(r"(some|full) avg10=([\d.]+) avg60=([\d.]+) avg300=([\d.]+) total=(\d+)")
+
+
+class Stall(Value, frozen=True):
+    """Share of time in which tasks waited for memory over the last 10, 60 and 300 s, and the total so far."""
+
+    ratio_10s: float
+    ratio_60s: float
+    ratio_300s: float
+    total_seconds: float
+
+
+class Memory(Value, frozen=True):
+    """Memory of the node. `some`: a task waited; `full`: all did. Both None where the kernel has no PSI (psi=0)."""
+
+    total_bytes: int
+    available_bytes: int
+    some: Stall | None = None
+    full: Stall | None = None
+
+
+def read(proc_root: Path) -> Memory | Fault | None:
+    """Both files; None where even /proc/meminfo is missing."""
+    meminfo = pseudo_files.read(proc_root / "meminfo", "memory")
+    if not isinstance(meminfo, str):
+        return meminfo
+    pressure = pseudo_files.read(proc_root / "pressure" / "memory", "memory pressure")
+    if isinstance(pressure, Fault):
+        return pressure
+    return parse(meminfo, pressure or "")
+
+
+def parse(meminfo: str, pressure: str) -> Memory | Fault:
+    """Memory of the two texts; a Fault when /proc/meminfo lacks MemTotal or MemAvailable."""
+    rows = {name: value.split() for name, _, value in (line.partition(":") for line in meminfo.splitlines())}
+    try:
+        total, available = (int(rows[name][0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    except (KeyError, ValueError, IndexError):
+        detail = "/proc/meminfo holds no MemTotal and MemAvailable"
+        return Fault(subject="memory", reason="UnreadableMeminfo", detail=detail)
+    stalls = {row[0]: _stall(row) for row in _ROW.findall(pressure)}
+    return Memory(total_bytes=total, available_bytes=available, some=stalls.get("some"), full=stalls.get("full"))
+
+
+def _stall(row: tuple[str, ...]) -> Stall:
+    tens, sixties, three_hundreds = (float(percent) / 100 for percent in row[1:4])
+    return Stall(ratio_10s=tens, ratio_60s=sixties, ratio_300s=three_hundreds, total_seconds=int(row[4]) / 1e6)

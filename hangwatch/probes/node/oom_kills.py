@@ -1,0 +1,171 @@
+"""Who the kernel killed for lack of memory, and at whose limit, by the lines of its log and its counter.
+
+See mm/oom_kill.c: `oom-kill:constraint=CONSTRAINT_MEMCG,...,oom_memcg=A,task_memcg=B,task=python,pid=1,uid=0` comes
+first, but not more than ten times in five seconds (dump_header), then for each victim `Memory cgroup out of memory:
+Killed process 1 (python) ...`, or `Out of memory: ...` where no control group's limit was hit. Names of control groups
+and processes are chosen by their owners: a line that can be read in two ways tells no control group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict, deque
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from hangwatch.model import Fault, Value
+from hangwatch.probes import pseudo_files
+from hangwatch.tables import cgroups
+
+OWNERS_KEPT = 128
+KILLS_KEPT = 16  # of each owner: a flood of one hides no other
+KEYS_KEPT = 512
+SAME_KILL_SECONDS = 1.0  # the lines of one kill are written under one lock, one after the other
+
+Limit: TypeAlias = Literal["cgroup", "cpuset", "node"]
+"""What was used up: the limit of a control group, the NUMA nodes that a process may use, or the memory of the node."""
+
+_LIMITS: dict[str, Limit] = {
+    "CONSTRAINT_MEMCG": "cgroup",
+    "CONSTRAINT_CPUSET": "cpuset",
+    "CONSTRAINT_MEMORY_POLICY": "cpuset",
+    "CONSTRAINT_NONE": "node",
+}
+_SUMMARY = re.compile(
+    r"oom-kill:constraint=(?P<constraint>CONSTRAINT_[A-Z_]{1,16}),.*"
+    r"(?:,oom_memcg=(?P<limit_cgroup>/.*)|,global_oom),task_memcg=(?P<cgroup>/.*),task=.{1,15},pid=(?P<pid>\d{1,10}),uid=\d{1,10}"
+)
+_KEYS = (",mems_allowed=", ",oom_memcg=", ",global_oom", ",task_memcg=", ",task=")
+_KILLED = re.compile(
+    r"(?P<by_cgroup>Memory cgroup out|Out) of memory(?: \([a-z_ ]{1,40}\))?: "
+    r"Kill(?:ed)? process (?P<pid>\d{1,10}) \((?P<comm>.{1,15})\)"
+    r"(?: total-vm:\d+kB, anon-rss:\d+kB, file-rss:\d+kB, shmem-rss:\d+kB, UID:(?P<uid>\d{1,10}) |[ ,]|$)"
+)
+_GROUP = re.compile(r"Tasks in (?P<cgroup>/.*) are going to be killed due to memory\.oom\.group set")
+
+
+class OomKill(Value, frozen=True):
+    """One killed process. `cgroup` is its own, `limit_cgroup` the one whose limit was hit; empty where not known."""
+
+    pid: int
+    comm: str
+    boot_seconds: float
+    limit: Limit
+    uid: int | None = None
+    cgroup: str = ""
+    limit_cgroup: str = ""
+
+    @property
+    def owner(self) -> str:
+        """Whose it was: "Slurm job 4711", "pod 6f1c...", else its user."""
+        return cgroups.holder(self.cgroup) or ("an unknown user" if self.uid is None else f"uid {self.uid}")
+
+
+class OomKills(Value, frozen=True):
+    """The newest kills of each owner, oldest first, and how many were seen in all, by comm and limit."""
+
+    kills: tuple[OomKill, ...] = ()
+    counts: tuple[tuple[str, Limit, int], ...] = ()
+
+
+class _Place(Value, frozen=True):
+    """What a line said that came before a kill: of the process of this pid, or of all of a control group."""
+
+    boot_seconds: float
+    limit: Limit
+    limit_cgroup: str
+    cgroup: str
+    pid: int | None = None
+
+
+class Listener:
+    """Hears the lines of the log one after the other; keeps so many kills of so many owners, however many come."""
+
+    def __init__(self) -> None:
+        self._place: _Place | None = None
+        self._kept: OrderedDict[tuple[Limit, str], deque[OomKill]] = OrderedDict()
+        self._counts: Counter[tuple[str, Limit]] = Counter()
+        self._told: OomKills | None = None  # made once: a check keeps ten minutes of them
+
+    def hear(self, text: str, boot_seconds: float) -> None:
+        """Take a line of the log, without its time."""
+        if text.startswith("oom-kill:"):
+            self._place = _parse_summary(text, boot_seconds)
+        elif text.startswith("Tasks in "):
+            self._hear_group(text, boot_seconds)
+        elif "ut of memory" in text and (found := _KILLED.match(text)):
+            self._keep(self._kill(found, boot_seconds))
+
+    def _hear_group(self, text: str, boot_seconds: float) -> None:
+        found, place = _GROUP.fullmatch(text), self._place
+        if found is None:
+            return
+        is_same = place is not None and boot_seconds - place.boot_seconds < SAME_KILL_SECONDS
+        limit_cgroup = place.limit_cgroup if place is not None and is_same else ""
+        self._place = _Place(
+            boot_seconds=boot_seconds, limit="cgroup", limit_cgroup=limit_cgroup, cgroup=found["cgroup"]
+        )
+
+    def _kill(self, found: re.Match[str], boot_seconds: float) -> OomKill:
+        pid, uid, place = int(found["pid"]), found["uid"], self._place
+        limit: Limit = "cgroup" if found["by_cgroup"].startswith("Memory") else "node"
+        cgroup = limit_cgroup = ""
+        if (
+            place is not None
+            and place.pid in (None, pid)
+            and boot_seconds - place.boot_seconds < SAME_KILL_SECONDS
+            and (place.limit == "cgroup") == (limit == "cgroup")
+        ):
+            limit, cgroup, limit_cgroup = place.limit, place.cgroup, place.limit_cgroup
+        return OomKill(
+            pid=pid,
+            comm=found["comm"],
+            boot_seconds=boot_seconds,
+            limit=limit,
+            uid=None if uid is None else int(uid),
+            cgroup=cgroup,
+            limit_cgroup=limit_cgroup,
+        )
+
+    def _keep(self, kill: OomKill) -> None:
+        self._told = None
+        key = (kill.limit, kill.owner)
+        self._kept.setdefault(key, deque(maxlen=KILLS_KEPT)).append(kill)
+        self._kept.move_to_end(key)
+        if len(self._kept) > OWNERS_KEPT:
+            self._kept.popitem(last=False)
+        if (kill.comm, kill.limit) in self._counts or len(self._counts) < KEYS_KEPT:
+            self._counts[kill.comm, kill.limit] += 1
+
+    def kills(self) -> OomKills:
+        """What is kept."""
+        if self._told is None:
+            kills = sorted((kill for kept in self._kept.values() for kill in kept), key=lambda kill: kill.boot_seconds)
+            counts = tuple((*key, count) for key, count in sorted(self._counts.items()))
+            self._told = OomKills(kills=tuple(kills), counts=counts)
+        return self._told
+
+
+def _parse_summary(text: str, boot_seconds: float) -> _Place | None:
+    found = None if any(text.count(key) > 1 for key in _KEYS) else _SUMMARY.fullmatch(text)
+    if found is None or found["constraint"] not in _LIMITS:
+        return None
+    return _Place(
+        boot_seconds=boot_seconds,
+        limit=_LIMITS[found["constraint"]],
+        limit_cgroup=found["limit_cgroup"] or "",
+        cgroup=found["cgroup"],
+        pid=int(found["pid"]),
+    )
+
+
+def count(proc_root: Path) -> int | Fault | None:
+    """How many processes were killed since the node started, whatever limit was hit: `oom_kill` of /proc/vmstat.
+
+    None before Linux 4.13, which does not count them.
+    """
+    text = pseudo_files.read(proc_root / "vmstat", "OOM kills")
+    if not isinstance(text, str):
+        return text
+    rows = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
+    return pseudo_files.number(rows.get("oom_kill"))

@@ -1,0 +1,1 @@
+"""Processes of this node: their state, memory, environment and stacks."""

@@ -1,0 +1,329 @@
+"""What a rank leaves when it dies: torchelastic's error file, and a core. See core(5) and proc_sys_kernel(5).
+
+Where these lie is told by a living process only, so it is noted while it lives. The paths are the owner's word: a child
+opens them (`remains_child`), as regular files of that owner and through no link of his, and may be left behind where a
+file system gives no answer. A core is read by gdb as its owner, without scripts; a living rank never is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hangwatch import words
+from hangwatch.model import Process, ProcessId, Value
+from hangwatch.probes.abandoned_children import LeftBehind
+from hangwatch.probes.process import proc_pid, procfs
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+MOST_ERROR_BYTES = 1 << 18
+MOST_LOG_BYTES = 1 << 16
+MOST_LOGS = 16
+MOST_ANSWER_BYTES = 8 << 20
+MOST_STACK_BYTES = 1 << 20
+FILES_DEADLINE_SECONDS = 10.0
+CORE_DEADLINE_SECONDS = 180.0
+DEAD_KEPT_OF_A_SHARE = 1024
+_SHARES_KEPT = 4  # that have so many dead each
+_CORE_PATTERN = Path("sys/kernel/core_pattern")
+_CORE_USES_PID = Path("sys/kernel/core_uses_pid")
+_SPECIFIER = re.compile(r"%(.?)")
+_EXIT_CODE = 49  # the field behind the name and its parenthesis, counted from 0
+_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+
+
+class Seen(NamedTuple):
+    """A rank as it was when it lived: `mounts` is its mount namespace, `inner_pid` its pid in its own pid namespace.
+
+    `logs` are the files to which it and its parent, which may be its launcher, write.
+    """
+
+    id: ProcessId
+    share: str
+    uid: int | None
+    comm: str
+    error_file: str
+    program: str
+    folder: str
+    mounts: str | None
+    inner_pid: int
+    logs: tuple[str, ...] = ()
+
+
+class ErrorFile(Value, frozen=True):
+    """The text of an error file, or why it was not read; both are empty where there is none."""
+
+    text: str = ""
+    refused: str = ""
+
+
+class Core(Value, frozen=True):
+    """A core: where it lies, when it was written, the signal that its process died of; or why it is not read."""
+
+    path: str
+    unix_seconds: float = 0.0
+    signal: str = ""
+    refused: str = ""
+
+
+class LastSeen:
+    """The ranks as they were seen last; of the dead so many at most, the newest, and of one user or pod fewer.
+
+    `most_of_a_share` is how many ranks of one are watched at once: where all die together, who was first is kept.
+    """
+
+    def __init__(self, proc_root: Path = procfs.PROC, most_of_a_share: int = DEAD_KEPT_OF_A_SHARE) -> None:
+        self._proc_root = proc_root
+        self._most_of_a_share = most_of_a_share
+        self._living: dict[ProcessId, Seen] = {}
+        self._dead: dict[ProcessId, Seen] = {}
+
+    def note(self, ranks: Iterable[tuple[Process, str]]) -> None:
+        """Take the ranks that live now, each with the share it belongs to."""
+        living = {process.id: self._seen(process, share) for process, share in ranks}
+        self._dead |= {known: seen for known, seen in self._living.items() if known not in living}
+        self._living = living
+        counts = Counter(seen.share for seen in self._dead.values())
+        for known, seen in list(self._dead.items()):
+            if counts[seen.share] > self._most_of_a_share:
+                counts[seen.share] -= 1
+                del self._dead[known]
+        while len(self._dead) > _SHARES_KEPT * self._most_of_a_share:
+            del self._dead[next(iter(self._dead))]
+
+    def of(self, process: ProcessId) -> Seen | None:
+        """How a rank was seen last."""
+        return self._dead.get(process) or self._living.get(process)
+
+    def _seen(self, process: Process, share: str) -> Seen:
+        before, folder = self._living.get(process.id), self._proc_root / str(process.id.pid)
+        now = Seen(
+            id=process.id,
+            share=share,
+            uid=None if process.is_setuid else process.uid,
+            comm=process.comm,
+            error_file=process.environ.get(ERROR_FILE, ""),
+            program=_link(folder / "exe"),
+            folder=_link(folder / "cwd"),
+            mounts=proc_pid.namespace(self._proc_root, process.id.pid, "mnt"),
+            inner_pid=procfs.read_inner_pid(process.id.pid, self._proc_root),
+            logs=self._logs(process),
+        )
+        # One that ends just now shows no more of it: its program goes first, with its memory.
+        is_whole = now.mounts is not None and now.folder and now.program
+        return now if before is None or is_whole else before
+
+    def _logs(self, process: Process) -> tuple[str, ...]:
+        folders = (self._proc_root / str(pid) / "fd" for pid in (process.parent_pid, process.id.pid))
+        links = (_link(folder / name) for folder in folders for name in ("2", "1"))
+        return tuple(dict.fromkeys(link for link in links if link.startswith("/") and not link.startswith("/dev/")))
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def root_of(mounts: str | None, living: Iterable[int], proc_root: Path = procfs.PROC) -> Path | None:
+    """Where the files of a mount namespace are found: the root of a process that is in it now, else None."""
+    places: tuple[int | str, ...] = ("self", 1, *living)
+    for pid in places:
+        if mounts is not None and proc_pid.namespace(proc_root, pid, "mnt") == mounts:
+            return Path("/") if pid == "self" else proc_root / str(pid) / "root"
+    return None
+
+
+_LEFT_BEHIND = LeftBehind()
+
+
+def error_files(ranks: Sequence[tuple[Seen, Path]]) -> list[ErrorFile]:
+    """The error file of each rank, below the root beside it."""
+    questions = [
+        {"kind": "error", "root": str(root), "path": seen.error_file, "uid": seen.uid, "most_bytes": MOST_ERROR_BYTES}
+        for seen, root in ranks
+    ]
+    return [ErrorFile(text=one.get("content", ""), refused=one.get("refused", "")) for one in _ask(questions, ranks)]
+
+
+def log_ends(ranks: Sequence[tuple[Seen, Path]]) -> dict[str, str]:
+    """By path, the ends of the logs of these ranks and of their launchers, of what is a file of their user."""
+    wanted = dict.fromkeys((path, root, seen.uid) for seen, root in ranks for path in seen.logs)
+    asked = [
+        {"kind": "end", "root": str(root), "path": path, "uid": uid, "most_bytes": MOST_LOG_BYTES}
+        for path, root, uid in list(wanted)[:MOST_LOGS]
+    ]
+    answers = _ask(asked, ranks)
+    return {str(one["path"]): told["content"] for one, told in zip(asked, answers, strict=True) if "content" in told}
+
+
+def exit_code(process: ProcessId, proc_root: Path = procfs.PROC) -> int | None:
+    """How a process ended that its parent has not asked for yet, negative for a signal; None where it is no zombie.
+
+    `exit_code` of proc_pid_stat(5), in the form of waitpid(2).
+    """
+    state = procfs.read_state(process.pid, proc_root)
+    if state is None or state[0] != process or state[1] != "Z":
+        return None
+    try:
+        fields = (proc_root / str(process.pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def cores(ranks: Sequence[tuple[Seen, Path]], proc_root: Path = procfs.PROC) -> list[Core | None]:
+    """The core of each rank, None where it left none; what cannot be told from the kernel's pattern is said."""
+    pattern = _text(proc_root / _CORE_PATTERN)
+    if not pattern:
+        return [None] * len(ranks)
+    if pattern.startswith("|"):
+        return [Core(path="", refused=_piped(pattern, seen.id.pid)) for seen, _ in ranks]
+    uses_pid = _text(proc_root / _CORE_USES_PID) == "1"
+    asked = [
+        (place, seen, root, path)
+        for place, (seen, root) in enumerate(ranks)
+        for path in core_paths(pattern, seen, uses_pid=uses_pid)
+    ]
+    questions = [{"kind": "core", "root": str(root), "path": path, "uid": seen.uid} for _, seen, root, path in asked]
+    found: list[Core | None] = [None] * len(ranks)
+    for (place, seen, _, path), one in zip(asked, _ask(questions, ranks), strict=True):
+        is_its_own = one.get("pid") in (seen.id.pid, seen.inner_pid)
+        if one.get("refused") or is_its_own:
+            name = _signal_name(one.get("signal", 0)) if is_its_own else ""
+            found[place] = Core(
+                path=path, unix_seconds=one.get("unix_seconds", 0.0), signal=name, refused=one.get("refused", "")
+            )
+    return found
+
+
+def core_paths(pattern: str, seen: Seen, *, uses_pid: bool) -> tuple[str, ...]:
+    """Where a core of this process can lie by a plain pattern of core(5); nothing where the pattern holds a time."""
+    values = {
+        "%": "%",
+        "p": str(seen.inner_pid),
+        "P": str(seen.id.pid),
+        "i": str(seen.inner_pid),
+        "I": str(seen.id.pid),
+        "u": str(seen.uid),
+        "e": seen.comm,
+        "E": seen.program.replace("/", "!"),
+        "h": os.uname().nodename,
+        "": "",
+    }
+    if any(name not in {*values, "s"} for name in _SPECIFIER.findall(pattern)):
+        return ()
+    if uses_pid and not re.search("%[pP]", pattern):
+        pattern += f".{seen.inner_pid}"
+    found = []
+    for number in _SIGNALS if "%s" in pattern else _SIGNALS[:1]:
+        name = _SPECIFIER.sub(lambda one, number=number: (values | {"s": str(int(number))})[one[1]], pattern)  # type: ignore[misc]
+        found.append(name if name.startswith("/") else f"{seen.folder}/{name}")
+    return tuple(path for path in found if path.startswith("/"))
+
+
+def native_stack(seen: Seen, core: Core, root: Path) -> str:
+    """What gdb prints of all threads of a core, at most 1 MiB and three minutes; else a line that says why not."""
+    gdb = shutil.which("gdb", path="/usr/local/bin:/usr/bin:/bin")
+    if gdb is None:
+        return "gdb is not installed"
+    settings = ("auto-load off", "auto-load safe-path /nonexistent", "debuginfod enabled off", "pagination off")
+    command = [gdb, "-nx", "-nh", "-batch", *(word for one in settings for word in ("-iex", f"set {one}"))]
+    question = {"kind": "core", "root": str(root), "path": core.path, "uid": seen.uid}
+    program = seen.program if seen.program.startswith("/") else ""
+    asked = {"core": question, "debugger": [*command, "-ex", "thread apply all bt 64"], "program": program}
+    return _run(asked, seen, MOST_STACK_BYTES, CORE_DEADLINE_SECONDS).decode("utf-8", "replace")
+
+
+def _piped(pattern: str, pid: int) -> str:
+    """Where cores go to a program; not to be asked here, for it runs as root on what the job's owner wrote."""
+    if "systemd-coredump" in pattern:
+        return f"cores go to systemd-coredump: coredumpctl info {pid}"
+    return f"cores go to a program: {words.elided(pattern[1:].strip().partition(' ')[0], 200)}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _ask(questions: Sequence[dict[str, Any]], ranks: Sequence[tuple[Seen, Path]]) -> list[dict[str, Any]]:
+    """An answer for each question, with `refused` where none came in time."""
+    answers: list[dict[str, Any]] = []
+    if questions:
+        raw = _run({"files": questions}, ranks[0][0], MOST_ANSWER_BYTES, FILES_DEADLINE_SECONDS)
+        for line in raw.splitlines():
+            with contextlib.suppress(ValueError):
+                answers.append(json.loads(line))
+    silent = {"refused": "gives no answer"}
+    return [*answers[: len(questions)], *([silent] * (len(questions) - len(answers)))]
+
+
+def _run(asked: dict[str, Any], seen: Seen, most_bytes: int, deadline_seconds: float) -> bytes:
+    """What a child prints, so many bytes and seconds at most; one that cannot be ended is left behind."""
+    if not _LEFT_BEHIND.begin(seen.share, deadline_seconds):
+        return b"too many children of this owner hang in the kernel"
+    child: subprocess.Popen[bytes] | None = None
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-m", f"{__package__}.crash_artifacts_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={},
+            start_new_session=True,
+        )
+        assert child.stdin is not None
+        with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
+            pipe.write(json.dumps(asked).encode())
+        return _printed(child, most_bytes, time.monotonic() + deadline_seconds)
+    except OSError as error:
+        return f"no child to read it: {error.strerror}".encode()
+    finally:
+        _LEFT_BEHIND.end(seen.share, seen.id, None if child is None or _end(child) else child)
+
+
+def _printed(child: subprocess.Popen[bytes], most_bytes: int, end: float) -> bytes:
+    assert child.stdout is not None
+    printed = bytearray()
+    while len(printed) < most_bytes and (left := end - time.monotonic()) > 0:
+        if select.select([child.stdout], [], [], left)[0]:
+            part = os.read(child.stdout.fileno(), 1 << 16)
+            if not part:
+                break
+            printed += part
+    return bytes(printed[:most_bytes])
+
+
+def _end(child: subprocess.Popen[bytes]) -> bool:
+    """End it with all that it started; false where the kernel does not let it go."""
+    with contextlib.suppress(OSError):
+        os.killpg(child.pid, signal.SIGKILL)
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=1.0)
+    return child.returncode is not None

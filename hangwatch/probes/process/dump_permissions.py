@@ -1,0 +1,75 @@
+"""What this process may do to others: capabilities, ptrace restrictions, and whether py-spy is there. See ptrace(2)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from hangwatch.model import Fault, Value
+from hangwatch.probes import pseudo_files
+from hangwatch.probes.process import proc_pid
+
+# Bits of CapEff, <linux/capability.h>; only those that hangwatch has a use for.
+CAPABILITIES = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_SYSLOG": 34}
+
+
+class Rights(Value, frozen=True):
+    """Of this process. `ptrace_scope` is yama's 0 to 3, None without yama; `seccomp_filter` is true under a filter.
+
+    `pyspy_version` is None where py-spy is not installed, `pyspy_path` where its program is not found.
+    """
+
+    user_id: int
+    capabilities: tuple[str, ...]
+    ptrace_scope: int | None
+    seccomp_filter: bool
+    pyspy_version: str | None
+    pyspy_path: str | None
+
+
+def own(proc_root: Path) -> Rights | Fault | None:
+    """Read /proc/self/status, kernel.yama.ptrace_scope, and look for py-spy."""
+    rows = proc_pid.status(proc_root, "self")
+    if not isinstance(rows, dict):
+        return rows
+    effective = int(rows.get("CapEff", "0"), 16)
+    words = rows.get("Uid", "").split()
+    scope = pseudo_files.read(proc_root / "sys" / "kernel" / "yama" / "ptrace_scope", "yama")
+    return Rights(
+        user_id=int(words[1]) if len(words) > 1 else os.geteuid(),
+        capabilities=tuple(name for name, bit in CAPABILITIES.items() if effective >> bit & 1),
+        ptrace_scope=pseudo_files.number(scope),
+        seccomp_filter=rows.get("Seccomp") == "2",
+        pyspy_version=_pyspy_version(),
+        pyspy_path=shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"),
+    )
+
+
+def _pyspy_version() -> str | None:
+    try:
+        return metadata.version("py-spy")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def may_attach(proc_root: Path, pid: int) -> bool | None:
+    """Whether the kernel would let us ptrace a process; None when it is gone.
+
+    Opening /proc/PID/mem asks for the very right that ptrace and process_vm_readv need (PTRACE_MODE_ATTACH), and does
+    nothing to the process.
+    """
+    try:
+        os.close(os.open(proc_root / str(pid) / "mem", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return None if error.errno in pseudo_files.ABSENT else False
+    return True
+
+
+def user_of(proc_root: Path, pid: int) -> int | None:
+    """The effective user id of a process."""
+    rows = proc_pid.status(proc_root, pid)
+    words = rows.get("Uid", "").split() if isinstance(rows, dict) else []
+    return int(words[1]) if len(words) > 1 else None

@@ -1,0 +1,136 @@
+"""What the main thread of a process does in the kernel: its time, its switches, the system call that it is in.
+
+See proc_pid_stat(5), proc_pid_status(5), proc_pid_syscall(5); `schedstat` as Documentation/scheduler/sched-stats.rst
+has it. Nothing is paused. Calls and their numbers: `system_calls`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import time
+from pathlib import Path
+
+from hangwatch.model import SystemCall, ThreadCounters
+from hangwatch.probes import pseudo_files
+from hangwatch.probes.process import process_memory, system_calls
+
+MOST_DESCRIPTORS = 1024  # of one poll, select or epoll
+
+_F_OFD_SETLKW = 38
+_MOST_PIDS = 1 << 22  # PID_MAX_LIMIT
+_MOST_PATH_BYTES = 512
+_UNKNOWN = system_calls.Row()
+_POLLFD = struct.Struct("=ihh")
+
+
+def read_counters(pid: int, proc_root: Path) -> ThreadCounters | None:
+    """What the main thread used so far; None where it is gone or was not to be read."""
+    folder = f"{proc_root}/{pid}/task/{pid}"
+    stat, status, sched = (
+        pseudo_files.read(f"{folder}/{name}", f"pid {pid}") for name in ("stat", "status", "schedstat")
+    )
+    fields = stat.rpartition(")")[2].split() if isinstance(stat, str) else []
+    if len(fields) < 13 or not isinstance(status, str):
+        return None
+    ticks = os.sysconf("SC_CLK_TCK")
+    user_seconds, system_seconds = int(fields[11]) / ticks, int(fields[12]) / ticks
+    on_core = sched.split() if isinstance(sched, str) else []
+    switches = dict(line.split(":", 1) for line in status.splitlines() if "ctxt_switches:" in line)
+    return ThreadCounters(
+        read_monotonic_seconds=time.monotonic(),
+        cpu_seconds=int(on_core[0]) / 1e9 if on_core else user_seconds + system_seconds,
+        system_seconds=system_seconds,
+        delay_seconds=int(on_core[1]) / 1e9 if len(on_core) > 1 else None,
+        voluntary_switches=pseudo_files.number(switches.get("voluntary_ctxt_switches")),
+        involuntary_switches=pseudo_files.number(switches.get("nonvoluntary_ctxt_switches")),
+    )
+
+
+def read_call(pid: int, proc_root: Path, thread: int | None = None) -> SystemCall | None:
+    """The system call that the main thread is in, with its descriptors; None where it runs, or it is not permitted.
+
+    Or another `thread` of the process, by its number.
+    """
+    folder = proc_root / str(pid)
+    text = pseudo_files.read(f"{folder}/task/{thread or pid}/syscall", f"pid {pid}")
+    fields = text.split() if isinstance(text, str) else []
+    if len(fields) < 7 or not fields[0].isdecimal():
+        return None
+    number, arguments = int(fields[0]), [int(field, 16) for field in fields[1:7]]
+    name = system_calls.names().get(number, "")
+    row = system_calls.rows().get(name, _UNKNOWN)
+    kind, first = row.kind, arguments[0]
+    if name == "fcntl" and arguments[1] not in (fcntl.F_SETLKW, _F_OFD_SETLKW):
+        kind = "other"
+    if row.on == "selected" and not first and arguments[4]:
+        kind = "sleeps"  # on no descriptor, with a time-out: time.sleep of Python 3.10
+    child = 0
+    descriptors: tuple[int, ...] = ()
+    match row.on:
+        case "child":
+            child = arguments[1] if name == "waitid" else first
+        case "polled":
+            descriptors = _polled(folder, first, arguments[1])
+        case "selected":
+            descriptors = _selected(folder, first, arguments[1])
+        case "watched":
+            descriptors = _watched(folder, first)
+        case "descriptor":
+            descriptors = (first,)
+    is_one = 0 < child <= _MOST_PIDS
+    return SystemCall(number=number, name=name, kind=kind, descriptors=descriptors, child=child if is_one else None)
+
+
+def other_threads(pid: int, proc_root: Path, most: int) -> tuple[int, ...]:
+    """The numbers of its other threads, the `most` youngest at most."""
+    names = pseudo_files.names(proc_root / str(pid) / "task", f"pid {pid}")
+    found = (int(name) for name in names if name.isdecimal()) if isinstance(names, tuple) else ()
+    return tuple(sorted((one for one in found if one != pid), reverse=True)[:most])
+
+
+def read_path(pid: int, proc_root: Path) -> str | None:
+    """The path that the main thread handed to the system call that it is in; None where it handed none.
+
+    As it stands in its memory: its owner can write there what he likes.
+    """
+    folder = proc_root / str(pid)
+    text = pseudo_files.read(folder / "task" / str(pid) / "syscall", f"pid {pid}")
+    fields = text.split() if isinstance(text, str) else []
+    if len(fields) < 7 or not fields[0].isdecimal():
+        return None
+    place = {"path": 1, "path_at": 2}.get(system_calls.rows().get(_name(fields[0]), _UNKNOWN).on)
+    raw = b"" if place is None else process_memory.SHARED.read(folder / "mem", int(fields[place], 16), _MOST_PATH_BYTES)
+    return os.fsdecode(raw.partition(b"\0")[0]) or None
+
+
+def _name(number: str) -> str:
+    return system_calls.names().get(int(number), "")
+
+
+def _polled(folder: Path, address: int, count: int) -> tuple[int, ...]:
+    raw = _memory(folder, address, min(count, MOST_DESCRIPTORS) * _POLLFD.size)
+    return tuple(descriptor for descriptor, _, _ in _POLLFD.iter_unpack(raw) if descriptor >= 0)
+
+
+def _selected(folder: Path, count: int, address: int) -> tuple[int, ...]:
+    """The descriptors of the set that select(2) waits to read from."""
+    raw = _memory(folder, address, (min(count, MOST_DESCRIPTORS) + 63) // 64 * 8)
+    return tuple(bit for bit in range(min(count, len(raw) * 8)) if raw[bit // 8] >> bit % 8 & 1)
+
+
+def _watched(folder: Path, descriptor: int) -> tuple[int, ...]:
+    """What an epoll instance watches, see proc_pid_fdinfo(5)."""
+    text = pseudo_files.read(folder / "fdinfo" / str(descriptor), "epoll")
+    rows = text.splitlines() if isinstance(text, str) else []
+    found = [row.split()[1] for row in rows if row.startswith("tfd:")]
+    return tuple(int(word) for word in found[:MOST_DESCRIPTORS] if word.isdecimal())
+
+
+def _memory(folder: Path, address: int, count: int) -> bytes:
+    """So many bytes of the memory of a process, or none; needs what py-spy needs, and pauses nothing."""
+    if not address or not count:
+        return b""
+    raw = process_memory.SHARED.read(folder / "mem", address, count)
+    return raw[: len(raw) - len(raw) % _POLLFD.size]

@@ -1,0 +1,112 @@
+"""What /proc/PID says of one process beyond its counters: limits, open files, rights, chosen variables, libraries.
+
+Each answer is a value, None (the process is gone), or a Fault (it may not be asked). See proc(5).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from hangwatch.model import Fault, ProcessId, Value
+from hangwatch.probes import pseudo_files
+from hangwatch.probes.process import environment, locked_memory, procfs
+from hangwatch.probes.process.locked_memory import Target
+
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
+
+
+class FileLimit(Value, frozen=True):
+    """`Max open files` of a process; infinity where it is unlimited."""
+
+    soft: float
+    hard: float
+
+
+def file_limit(proc_root: Path, pid: int) -> FileLimit | Fault | None:
+    """The limit on open files of a process, /proc/PID/limits."""
+    text = pseudo_files.read(proc_root / str(pid) / "limits", f"pid {pid}")
+    return parse_file_limit(text, f"pid {pid}") if isinstance(text, str) else text
+
+
+def parse_file_limit(text: str, subject: str) -> FileLimit | Fault:
+    """The row `Max open files` of /proc/PID/limits, e.g. `Max open files   1024   524288   files`."""
+    for line in text.splitlines():
+        if line.startswith("Max open files"):
+            fields = line[len("Max open files") :].split()
+            if len(fields) >= 2 and all(word == "unlimited" or word.isdecimal() for word in fields[:2]):
+                soft, hard = (math.inf if word == "unlimited" else float(word) for word in fields[:2])
+                return FileLimit(soft=soft, hard=hard)
+    return Fault(subject=subject, reason="UnreadableLimits", detail="/proc/PID/limits holds no row `Max open files`")
+
+
+def open_files(proc_root: Path, pid: int) -> int | Fault | None:
+    """How many files a process has open. Linux 6.2 and later say it as the size of the folder, without a list."""
+    folder = proc_root / str(pid) / "fd"
+    try:
+        listed = folder.stat().st_size if proc_root == Path("/proc") else 0
+        return listed or sum(1 for _ in os.scandir(folder))
+    except OSError as error:
+        return pseudo_files.fault_of(error, f"pid {pid}", str(folder))
+
+
+def status(proc_root: Path, pid: int | str) -> dict[str, str] | Fault | None:
+    """The rows of /proc/PID/status by name, e.g. `CapEff`, `VmRSS`, `Seccomp`."""
+    text = pseudo_files.read(proc_root / str(pid) / "status", f"pid {pid}")
+    if not isinstance(text, str):
+        return text
+    rows = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in rows if value}
+
+
+def resident_bytes(rows: dict[str, str]) -> int | None:
+    """Resident memory by the row VmRSS; None for a zombie, which has none."""
+    fields = rows.get("VmRSS", "").split()
+    return int(fields[0]) * 1024 if fields and fields[0].isdecimal() else None
+
+
+def variables(proc_root: Path, pid: int, wanted: Collection[str]) -> dict[str, str] | Fault | None:
+    """Those variables of the environment a process was started with that are asked for, see `environments`."""
+    folder = proc_root / str(pid)
+
+    def read(_: ProcessId) -> dict[str, str] | Fault | None:
+        try:
+            with (folder / "environ").open("rb", buffering=0) as file:
+                return environment.read(file.fileno(), str(folder), wanted).variables
+        except OSError as error:
+            return pseudo_files.fault_of(error, f"pid {pid}", str(folder / "environ"))
+
+    return locked_memory.SHARED.read_one(_target(proc_root, pid), read)
+
+
+def mapped_files(proc_root: Path, pid: int, pattern: re.Pattern[str]) -> tuple[str, ...] | Fault | None:
+    """The paths of mapped files (libraries) in which `pattern` is found, each once, in the order of addresses."""
+    path = proc_root / str(pid) / "maps"
+    text = locked_memory.SHARED.read_one(
+        _target(proc_root, pid), lambda _: pseudo_files.read(path, f"pid {pid}", limit_bytes=16 << 20)
+    )
+    if not isinstance(text, str):
+        return text
+    paths = (line[line.index("/") :] for line in text.splitlines() if "/" in line)
+    return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in paths if pattern.search(path)))
+
+
+def _target(proc_root: Path, pid: int) -> Target:
+    now = procfs.read_state(pid, proc_root)
+    return Target(now[0] if now else ProcessId(pid=pid, start_ticks=-1), f"uid {procfs.read_user_id(pid, proc_root)}")
+
+
+def namespace(proc_root: Path, pid: int | str, kind: str) -> str | None:
+    """The name of a namespace of a process, e.g. `net:[4026531840]`; None where it cannot be told."""
+    try:
+        return os.readlink(f"{proc_root}/{pid}/ns/{kind}")  # noqa: PTH115 - a magic link, not a path
+    except OSError:
+        return None
+
+
+def sees_all_pids(proc_root: Path) -> bool:
+    """Whether pids mean here what the kernel and its drivers mean by them: in the initial pid namespace only."""
+    return namespace(proc_root, "self", "pid") == _INITIAL_PID_NAMESPACE

@@ -1,0 +1,126 @@
+"""The ends of the regular files to which ranks write, by /proc/PID/fd/1 and 2: what a job was told to redirect there.
+
+Read by a child, one for each file system: it may give no answer. See proc_pid_fd(5).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from hangwatch import words
+from hangwatch.formats import decoding
+from hangwatch.model import Fault, OutputEnd, ProcessId
+from hangwatch.probes.abandoned_children import LeftBehind
+from hangwatch.probes.node import filesystems
+from hangwatch.probes.process import dump_child, procfs
+
+CHILD = Path(__file__).with_name("rank_output_child.py")
+MOST_BYTES = 64 << 10  # of one file
+MOST_BYTES_OF_ALL = 4 << 20
+FEWEST_BYTES = 4 << 10
+_MOST_PATH_CHARACTERS = 200
+_MOST_MOUNTS = 8
+_PARALLEL = 4
+_DELETED = " (deleted)"
+_LEFT_BEHIND = LeftBehind()
+_ANSWER = decoding.decoder(tuple[int, int, str, int, str])
+
+
+def left_behind() -> int:
+    """How many children wait for a file system now."""
+    return _LEFT_BEHIND.count()
+
+
+def read(
+    targets: Mapping[ProcessId, int],
+    *,
+    share: str,
+    deadline_seconds: float,
+    stop: threading.Event | None = None,
+    proc_root: Path = procfs.PROC,
+) -> tuple[dict[ProcessId, tuple[OutputEnd, ...]], tuple[Fault, ...]]:
+    """The ends of what each of these processes writes, and faults of file systems without an answer.
+
+    `targets` are processes with the user id that must own a file: of any other one nothing is read, nor of a pipe, a
+    terminal or a device. 64 KiB of a file, less of each where they are many; 8 file systems. `share` as in `Job`.
+    """
+    by_mount: dict[str, dict[ProcessId, dict[int, str]]] = {}
+    for target in targets:
+        for descriptor, (device, path) in _files(target, proc_root).items():
+            by_mount.setdefault(device, {}).setdefault(target, {})[descriptor] = path
+    most = max(FEWEST_BYTES, min(MOST_BYTES, MOST_BYTES_OF_ALL // max(1, len(targets))))
+    found: dict[ProcessId, tuple[OutputEnd, ...]] = {}
+    faults: list[Fault] = []
+    end = time.monotonic() + deadline_seconds
+
+    def ask(files: Mapping[ProcessId, Mapping[int, str]]) -> dump_child.Printed | Fault:
+        question = [most, [[target.pid, targets[target], list(paths)] for target, paths in files.items()]]
+        return dump_child.run(
+            "reader of logs",
+            [sys.executable, "-I", "-S", str(CHILD), json.dumps(question)],
+            next(iter(files)),
+            share=share,
+            deadline_seconds=max(0.0, end - time.monotonic()),
+            stop=stop,
+            places=_LEFT_BEHIND,
+        )
+
+    asked = [files for files in by_mount.values() if _LEFT_BEHIND.of(next(iter(files))) is None][:_MOST_MOUNTS]
+    with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="outputs") as pool:
+        for files, printed in zip(asked, pool.map(ask, asked), strict=True):
+            if isinstance(printed, Fault):
+                faults.append(printed)
+                continue
+            for target, one in _ends(printed.out, files):
+                found[target] = (*found.get(target, ()), one)
+    return {target: ends for target, ends in found.items() if _is_same(target, proc_root)}, tuple(faults)
+
+
+def _files(target: ProcessId, proc_root: Path) -> dict[int, tuple[str, str]]:
+    """Standard output and error where they are paths, with the device of their file system. No file is touched."""
+    found = {}
+    for descriptor in (1, 2):
+        try:
+            path = os.readlink(f"{proc_root}/{target.pid}/fd/{descriptor}")  # noqa: PTH115 - a magic link, not a path
+        except OSError:
+            continue
+        mount = filesystems.mount_of(proc_root, target.pid, descriptor) if path.startswith("/") else None
+        if path.startswith("/") and not path.startswith("/dev/"):
+            found[descriptor] = (mount.device if mount else "", path)
+    return found
+
+
+def _ends(raw: bytes, files: Mapping[ProcessId, Mapping[int, str]]) -> Iterator[tuple[ProcessId, OutputEnd]]:
+    by_pid = {target.pid: target for target in files}
+    for line in raw.splitlines():
+        try:
+            pid, descriptor, identity, size, text = _ANSWER.decode(line)
+            path = files[by_pid[pid]][descriptor]
+            end = base64.b64decode(text)
+        except (msgspec.DecodeError, KeyError, ValueError):
+            continue
+        yield (
+            by_pid[pid],
+            OutputEnd(
+                file=identity,
+                path=words.elided(path.removesuffix(_DELETED), _MOST_PATH_CHARACTERS),
+                is_deleted=path.endswith(_DELETED),
+                size_bytes=size,
+                text=end,
+            ),
+        )
+
+
+def _is_same(target: ProcessId, proc_root: Path) -> bool:
+    now = procfs.read_state(target.pid, proc_root)
+    return now is not None and now[0] == target

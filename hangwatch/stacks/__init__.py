@@ -1,0 +1,1 @@
+"""Stacks to groups: what each rank does, and whether it progresses. Pure."""

@@ -1,0 +1,426 @@
+"""Pure: a stack -> what it is doing, by the rules of activities.toml."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import translate
+from functools import cache, lru_cache
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from hangwatch import config, tables
+from hangwatch.model import Frame, Thread
+from hangwatch.stacks import frames as stack_frames
+
+Order = Literal["entered", "certain", "sync", "top", "leaf", "base", "native", "context", "loop"]
+WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
+Whose = Literal["anybody", "library", "installed"]
+Mark = Literal["wrapper", "collective", "service", "work", "rooted", "orders", "at_master", "boot"]
+
+SERVING = "serving"
+"""The activity of who was measured to wait for clients, whatever its functions are called."""
+_LEAF_DEPTH = 4
+_AROUND = ("context", "loop")
+_CHECKOUT = r"/(?:/(?:.*/)?)?"  # the root, or any folder of a whole path: a short path that still begins with `/`
+_CACHE_LIMIT = 1 << 16
+_WILD = frozenset("*?[")
+
+
+class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What the table says of an activity; the columns are explained at the top of activities.toml."""
+
+    waits_for: WaitsFor
+    says: str
+    tells: int | None = None
+    in_key: bool = False
+    work_is_in: Literal["threads", "autograd", "workers"] | None = None
+    unless_a_thread_is_in: str | None = None
+    leaves_the_job: bool = False
+    held_elsewhere: bool = False
+    is_between_two: bool = False
+    phase: str | None = None
+    idles: bool = False
+    by_name_alone: bool = False
+    may_read_gpu: bool = False
+    look_at: str | None = None
+    meets_at_store: bool = False
+
+
+class _Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    activity: str
+    order: Order
+    why: str
+    functions: tuple[str, ...]
+    file: str = ""
+    files: tuple[str, ...] = ()
+    whose: Whose = "anybody"
+    operation: str = ""
+    around_waits: bool = False
+
+
+class _Marked(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    mark: Mark
+    why: str
+    functions: tuple[str, ...]
+    file: str = ""
+    files: tuple[str, ...] = ()
+
+
+class _Tables(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    packages: tuple[str, ...]
+    checkouts: frozenset[str]
+    activities: dict[str, Activity]
+    rules: tuple[_Rule, ...]
+    marks: tuple[_Marked, ...]
+
+
+class Doing(NamedTuple):
+    """What a stack is doing: an activity of the table, the operation where one is known, a wait for ranks or not."""
+
+    activity: str
+    operation: str | None
+    waits: bool
+
+
+class Match(NamedTuple):
+    """A rule's match: what the stack is doing, and how deep in it the frame stands that tells (-1: none)."""
+
+    doing: Doing
+    depth: int
+
+
+class _Globs:
+    """Names that one of several globs fits, see fnmatch(3). They are compiled when a name comes that may fit one.
+
+    Most names of functions stand in rules as they are, and most rules are never asked about a file: to compile all of
+    them takes longer than to read the table. So does to compile those in which some words stand that the name lacks.
+    """
+
+    def __init__(self, globs: Iterable[str], expression: Callable[[str], str]) -> None:
+        self._globs = tuple(globs)
+        self._literals = tuple(map(_literal, self._globs))
+        self._expression = expression
+        self._pattern: re.Pattern[str] | None = None
+
+    def match(self, name: str) -> bool:
+        """Whether one of them fits the whole name."""
+        if not any(literal in name for literal in self._literals):
+            return False
+        if self._pattern is None:
+            self._pattern = re.compile("|".join(map(self._expression, self._globs)))
+        return self._pattern.match(name) is not None
+
+
+def _literal(glob: str) -> str:
+    """The longest part that stands in every name that a glob fits; nothing is told of what follows a `[`."""
+    return max(re.split(r"[*?]", glob.partition("[")[0]), key=len)
+
+
+class _Names:
+    """Names as they are, and others by globs."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        parted = {name: _WILD.isdisjoint(name) for name in names}
+        self._plain = frozenset(name for name, is_plain in parted.items() if is_plain)
+        self._globs = _Globs((name for name, is_plain in parted.items() if not is_plain), translate)
+
+    def match(self, name: str) -> bool:
+        """Whether this is one of them."""
+        return name in self._plain or self._globs.match(name)
+
+
+class _Compiled(NamedTuple):
+    activity: str
+    order: Order
+    function: _Names
+    file: _Globs
+    whose: Whose
+    operation: str
+    around_waits: bool
+
+    def may_be_of(self, of_user: bool | None) -> bool:
+        """Whether the rule speaks about a frame of the user's own program (True), of others (False) or of either."""
+        return {"anybody": True, "library": of_user is not True, "installed": of_user is False}[self.whose]
+
+
+def _compile(rule: _Rule) -> _Compiled:
+    patterns = _patterns(rule)
+    return _Compiled(rule.activity, rule.order, *patterns, rule.whose, rule.operation, rule.around_waits)
+
+
+def _patterns(row: _Rule | _Marked) -> tuple[_Names, _Globs]:
+    """Return what a plain name of a function, and a short path with a `/` before it, must match."""
+    files = row.files or ((row.file,) if row.file else ("*/*",))
+    return _Names(row.functions), _Globs(files, _path)
+
+
+def _path(pattern: str) -> str:
+    """Return the expression of a file pattern, which begins at the root of a package or of the standard library.
+
+    Exceptions: one that begins with `*/`, and a package of `checkouts` in a whole path, which does not tell its root.
+    """
+    if pattern.startswith("*/"):
+        return translate(pattern)
+    package, folder, _ = pattern.partition("/")
+    is_run_from_checkout = bool(folder) and package in _built_in().checkouts
+    return f"{_CHECKOUT}{translate(pattern)}" if is_run_from_checkout else translate(f"/{pattern}")
+
+
+class Table:
+    """The rules, compiled. Answers are remembered per frame and per stack, since most ranks show the same ones.
+
+    `installed_frames` of a stack, as in `model.Thread`, tells which of its frames are of the user's own program.
+    """
+
+    def __init__(self, rules: Sequence[_Rule]) -> None:
+        self._rules = tuple(_compile(rule) for rule in rules)
+        self._of_place: dict[_Owned, dict[Order, _Compiled]] = {}
+        self._of_stack: dict[tuple[tuple[stack_frames.Place, ...], int | None], Match] = {}
+
+    def classify(self, frames: Sequence[Frame], installed_frames: int | None = None) -> Doing:
+        """What a stack (innermost frame first) is doing: (activity, operation or None, waits for other ranks)."""
+        return self.match(frames, installed_frames).doing
+
+    def classify_thread(self, thread: Thread) -> Doing:
+        """As `classify`, of a thread's stack."""
+        return self.classify(thread.frames, thread.installed_frames)
+
+    def match(self, frames: Sequence[Frame], installed_frames: int | None = None) -> Match:
+        """As `classify`, with the place in the stack that told it."""
+        stack = tuple(frame.place for frame in frames)
+        found = self._of_stack.get((stack, installed_frames))
+        if found is None:
+            if len(self._of_stack) >= _CACHE_LIMIT:
+                self._of_stack.clear()
+            owned = stack_frames.owned_by_user([file for _, file in stack], installed_frames)
+            found = self._of_stack[stack, installed_frames] = self._find(tuple(map(_Owned, stack, owned)))
+        return found
+
+    def context(self, frames: Sequence[Frame]) -> Doing | None:
+        """What the part of the program around a stack does, whatever its innermost frames do; None: no frame tells.
+
+        What a function of the user's program is called tells it, too.
+        """
+        stack = _of_anybody(frames)
+        found = self._first(stack, _python(stack), "context")
+        return self._widened(stack, *found).doing if found else None
+
+    def phase(self, frames: Sequence[Frame]) -> str | None:
+        """The activity of the part of the program around a stack ("evaluation"); None where no frame tells."""
+        for owned in _of_anybody(frames):
+            rule = self._rules_of(owned).get("context")
+            if rule and known(rule.activity).phase:
+                return rule.activity
+        return None
+
+    def _find(self, stack: tuple[_Owned, ...]) -> Match:
+        python = _python(stack)
+        native = [index for index, owned in enumerate(stack) if stack_frames.is_native(*owned.place)]
+        if importing([owned.place for owned in stack], python):
+            return Match(Doing("import", None, waits=False), python[0])
+        program = list(itertools.takewhile(lambda index: not is_marked("boot", *stack[index].place), python))
+        # Where the boot frame is the innermost one, it decides only if a rule is certain of it, as of an idle actor.
+        awaits_task: _Places = (("certain", python[:1]), ("native", native))
+        for order, indexes in _in_order(program, native) if program else awaits_task:
+            found = self._first(stack, indexes, order)
+            if found:
+                return self._widened(stack, *found)
+        return Match(Doing("unknown", _label(stack, _leaf(stack)) if stack else None, waits=False), -1)
+
+    def _first(self, stack: Sequence[_Owned], indexes: Sequence[int], order: Order) -> tuple[int, _Compiled] | None:
+        for index in indexes:
+            rule = self._rules_of(stack[index]).get(order)
+            if rule and (not rule.around_waits or self._stands_around_wait(stack, index)):
+                return index, rule
+        return None
+
+    def _stands_around_wait(self, stack: Sequence[_Owned], index: int) -> bool:
+        """Whether the call that a frame made has come to a wait, a lock or I/O that a rule knows."""
+        within = (place for place in _python(stack)[:_LEAF_DEPTH] if place < index)
+        return any(self._rules_of(stack[place]).keys() & {"leaf", "base"} for place in within)
+
+    def _widened(self, stack: Sequence[_Owned], index: int, rule: _Compiled) -> Match:
+        """An activity is named by the call that the program made: the outermost frame of the same file.
+
+        Around a wait, frames of thin wrappers (loggers, context managers) are passed over.
+        """
+        last, named, told = index, index, rule
+        waits = known(rule.activity).waits_for == "ranks"
+        while last + 1 < len(stack):
+            last += 1
+            outer = self._rules_of(stack[last]).get(rule.order)
+            same = outer is not None and (waits or outer.activity == rule.activity)
+            if outer and same and stack[last].place[1] == stack[named].place[1]:
+                named, told = last, outer
+            elif not (waits and is_marked("wrapper", *stack[last].place)):
+                break
+        name = _label(stack, _leaf(stack) if rule.order in _AROUND else named)
+        operation = told.operation or (name.lstrip("_") if waits else name)
+        return Match(Doing(told.activity, operation, waits), named)
+
+    def _rules_of(self, owned: _Owned) -> dict[Order, _Compiled]:
+        found = self._of_place.get(owned)
+        if found is None:
+            if len(self._of_place) >= _CACHE_LIMIT:
+                self._of_place.clear()
+            found = self._of_place[owned] = self._match_place(owned)
+        return found
+
+    def _match_place(self, owned: _Owned) -> dict[Order, _Compiled]:
+        function, file = owned.place[0], "/" + stack_frames.short_path(owned.place[1])
+        if not stack_frames.is_native(*owned.place):
+            function = stack_frames.plain_name(function)
+        found: dict[Order, _Compiled] = {}
+        for rule in self._rules:
+            wanted = rule.order not in found and rule.may_be_of(owned.by_user)
+            if wanted and rule.function.match(function) and rule.file.match(file):
+                found[rule.order] = rule
+        return found
+
+
+class _Owned(NamedTuple):
+    """A frame, and whether it is of the user's own program; None: nothing tells."""
+
+    place: stack_frames.Place
+    by_user: bool | None
+
+
+_Places = tuple[tuple[Order, list[int]], ...]
+
+
+def _in_order(python: list[int], native: list[int]) -> _Places:
+    """Return the places of the frames about which the rules of each order are asked."""
+    return (
+        ("entered", python),
+        ("certain", python),
+        ("sync", python),
+        ("top", python[:1]),
+        ("leaf", python[:_LEAF_DEPTH]),
+        ("base", python[:1]),
+        ("native", native),
+        ("context", python),
+        ("loop", python[:1]),
+    )
+
+
+def _of_anybody(frames: Sequence[Frame]) -> list[_Owned]:
+    return [_Owned(frame.place, None) for frame in frames]
+
+
+def _python(stack: Sequence[_Owned]) -> list[int]:
+    return [index for index, owned in enumerate(stack) if not stack_frames.is_native(*owned.place)]
+
+
+def _leaf(stack: Sequence[_Owned]) -> int:
+    """The place of the innermost Python frame; of the innermost of all where there is none."""
+    return next(iter(_python(stack)), 0)
+
+
+def _label(stack: Sequence[_Owned], index: int) -> str:
+    """The name of a frame; of one without a name (a lambda, an address) that of the next one around it that has one.
+
+    Compiled code is named by the compiled code right around it, else by the innermost Python function; a library is the
+    name only where nothing else is known, since an address means nothing.
+    """
+    around = [owned.place for owned in stack[index:]]
+    compiled = itertools.takewhile(lambda place: stack_frames.is_native(*place), around)
+    python = (place for place in around if not stack_frames.is_native(*place))
+    names = (stack_frames.called(place) for place in (*compiled, *python))
+    function, file = around[0]
+    nameless = stack_frames.short_path(file) if function.startswith("0x") else stack_frames.plain_name(function)
+    return next(filter(None, names), nameless)
+
+
+def importing(stack: Sequence[stack_frames.Place], python: Sequence[int]) -> bool:
+    """Whether nothing but module bodies lies between the innermost frame and the import machinery."""
+    for index in python:
+        if stack_frames.is_import(stack[index][1]):
+            return True
+        if stack[index][0] != "<module>":
+            return False
+    return False
+
+
+@cache
+def _built_in() -> _Tables:
+    return tables.load("hangwatch.tables", "activities.toml", _Tables)
+
+
+def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
+    """The built-in table; `extra_rules` of the configuration come first and are certain.
+
+    Raises config.ConfigError when a rule names no activity of the table in lower_case words.
+    """
+    built_in = _built_in()
+    extra = []
+    for number, rule in enumerate(extra_rules):
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", rule.activity):
+            raise config.ConfigError(
+                f"[activities] rules[{number}]: activity {rule.activity!r} is no name\n"
+                f"  allowed: {', '.join(built_in.activities)}, or a new name in lower_case"
+            )
+        near = difflib.get_close_matches(rule.activity, built_in.activities, n=1, cutoff=0.8)
+        if near and rule.activity not in built_in.activities:  # a new name waits for nothing, and is accused first
+            raise config.ConfigError(
+                f"[activities] rules[{number}]: activity {rule.activity!r} looks like {near[0]!r}, misspelt\n"
+                f"  type {near[0]!r}, or choose a name that is further from it"
+            )
+        extra.append(
+            _Rule(
+                rule.activity,
+                "certain",
+                "configured",
+                (rule.function,),
+                file=f"*/{rule.file.removeprefix('*/')}",
+                operation=rule.operation,
+            )
+        )
+    return Table((*extra, *built_in.rules))
+
+
+def names() -> tuple[str, ...]:
+    """The names of all activities of the built-in table."""
+    return tuple(_built_in().activities)
+
+
+@cache
+def packages() -> frozenset[str]:
+    """The packages that the built-in table names, in its rules or as no program of a user's."""
+    paths = (path for rule in _built_in().rules for path in (*rule.files, rule.file) if "/" in path)
+    named = (path.partition("/")[0] for path in paths)
+    return frozenset(package for package in named if package.isidentifier()).union(_built_in().packages)
+
+
+@cache
+def known(name: str) -> Activity:
+    """What follows from an activity; one that only the user's rules name waits for nothing."""
+    return _built_in().activities.get(name) or Activity("nothing", f"is in {name.replace('_', ' ')} ({{operation}})")
+
+
+@cache
+def _marks(mark: Mark) -> tuple[tuple[_Names, _Globs], ...]:
+    return tuple(_patterns(row) for row in _built_in().marks if row.mark == mark)
+
+
+@lru_cache(maxsize=_CACHE_LIMIT)
+def is_marked(mark: Mark, function: str, file: str = "") -> bool:
+    """Whether a frame, or the name of a collective, bears a mark of the table."""
+    name, path = stack_frames.plain_name(function), f"/{stack_frames.short_path(file)}"
+    return any(functions.match(name) and files.match(path) for functions, files in _marks(mark))
+
+
+def says(name: str, operation: str | None) -> str:
+    """A clause for a sentence about one rank: "waits in all_reduce", "is loading data (DataLoader)"."""
+    clause = known(name).says
+    if operation:
+        return clause.replace("{operation}", operation)
+    return clause.replace(" ({operation})", "").replace("{operation}", name.replace("_", " "))
+
+
+def phase_words(name: str, phase: str | None) -> str:
+    """Where in the program an activity stands: "during evaluation"; empty where that is the activity itself."""
+    return "" if phase is None or phase == name else known(phase).phase or ""

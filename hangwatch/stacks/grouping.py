@@ -1,0 +1,412 @@
+"""Pure: ranks whose processes stand at the same place -> groups."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence, Set
+from typing import Literal, NamedTuple
+
+from msgspec import structs
+
+from hangwatch import config
+from hangwatch.collectives import rank_records
+from hangwatch.model import (
+    BLOCKED_STATES,
+    ENDED_STATES,
+    AsksRank,
+    Capture,
+    Fault,
+    Frame,
+    Group,
+    Grouping,
+    Member,
+    Motion,
+    ProcessDump,
+    RankDump,
+    RankId,
+    Signature,
+    Stack,
+    Thread,
+    WorkerDump,
+)
+from hangwatch.stacks import activity, kernel_facts, progress
+from hangwatch.stacks import frames as stack_frames
+from hangwatch.stacks.process_activity import Standing, find_standing
+from hangwatch.stacks.user_code import user_frames
+
+_STARTS = ("threading.py", "concurrent/futures/thread.py")
+_LOADER_LOOP = "torch/utils/data/_utils/worker.py"
+_SHOWN = 16
+
+
+def group_ranks(
+    capture: Capture | Iterable[RankDump],
+    table: activity.Table,
+    settings: config.Capture,
+    world_size: int | None = None,
+) -> Grouping:
+    """Group ranks whose processes stand at the same place, by the last round that has stacks.
+
+    `world_size` is the number of ranks of the job, None where nothing says it (a capture says it itself). Ranks that
+    could not be dumped are grouped by the kind of their fault, ranks whose process is gone by themselves, and of these
+    those that died first.
+    """
+    notes: tuple[str, ...] = ()
+    if isinstance(capture, Capture):
+        notes, world_size = capture.notes, capture.world_size if world_size is None else world_size
+        ranks: Iterable[RankDump] = capture.ranks
+    else:
+        ranks = capture
+    ranks = list(ranks)
+    mount_holds_job = any(
+        rank.waits_for_mount or any(worker.waits_for_mount for worker in rank.workers) for rank in ranks
+    )
+    memory: dict[_Places, Standing] = {}
+    stood = [[_standing(dump, table, memory) for dump in rank.rounds] for rank in ranks]
+    in_torch = {
+        standing.key
+        for rank, standings in zip(ranks, stood, strict=True)
+        if kernel_facts.waits_in_torch(rank) and (standing := _last(standings)) is not None
+    }
+    processes = {(rank.id.node, rank.id.pid) for rank in ranks if rank.id.pid is not None}
+    shown: dict[str, tuple[RankDump, _Answer]] = {}
+    members: dict[str, list[Member]] = {}
+    for rank, standings in zip(ranks, stood, strict=True):
+        measured = progress.measure(rank, standings, settings, mount_holds_job=mount_holds_job)
+        answer = _answer(rank, standings, measured, in_torch)
+        member = _member(rank, answer, standings, measured, table)
+        if (asks_rank := _asks_rank(rank, answer.standing, processes)) is not None:
+            member = structs.replace(member, asks_rank=asks_rank)
+        members.setdefault(answer.key, []).append(member)
+        if answer.key not in shown or rank.id.sort_key() < shown[answer.key][0].id.sort_key():
+            shown[answer.key] = (rank, answer)
+    groups = (_group(key, tuple(found), *shown[key], table) for key, found in members.items())
+    return merge_groups(groups, world_size, notes)
+
+
+def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterable[str]) -> Grouping:
+    """Put groups together: equal keys become one group, each rank keeps one place, the largest group comes first.
+
+    A group is shown by its lowest rank. A rank that is in two groups stays in the one with the smaller key, so that the
+    order of `groups` never matters.
+    """
+    by_key: dict[str, list[Group]] = {}
+    for group in groups:
+        by_key.setdefault(group.key, []).append(group)
+    taken: set[_Identity] = set()
+    merged = []
+    for key in sorted(by_key):
+        parts = sorted(by_key[key], key=lambda part: part.members[0].id.sort_key())
+        found: dict[_Identity, Member] = {}
+        for part in parts:
+            for member in part.members:
+                found.setdefault(_identity(member.id), member)
+        fresh = [member for identity, member in found.items() if identity not in taken]
+        if fresh:
+            taken.update(found)
+            fresh.sort(key=lambda member: member.id.sort_key())
+            merged.append(structs.replace(parts[0], members=tuple(fresh)))
+    merged.sort(key=lambda group: (-group.size, group.members[0].id.sort_key(), group.key))
+    return Grouping(
+        groups=tuple(merged),
+        world_size=world_size,
+        notes=tuple(sorted(set(notes))),
+    )
+
+
+_Identity = tuple[str | None, int | None, int | None, int | None]
+_Places = tuple[tuple[bool, str | None, int | None, tuple[stack_frames.Place, ...]], ...]
+
+
+class _Answer(NamedTuple):
+    """What a rank showed last: where it stands in which dump, or the fault in place of a stack, or that it is gone."""
+
+    key: str
+    standing: Standing | None
+    dump: ProcessDump | None
+    fault: Fault | None
+    gone: bool
+
+
+def _identity(rank: RankId) -> _Identity:
+    """What makes two dumps the same rank: its global rank on its node, else its local rank, else its pid."""
+    if rank.rank is not None:
+        return rank.node, rank.rank, None, None
+    if rank.local_rank is not None:
+        return rank.node, None, rank.local_rank, None
+    return rank.node, None, None, rank.pid
+
+
+def _standing(dump: ProcessDump, table: activity.Table, memory: dict[_Places, Standing]) -> Standing | None:
+    """Where a process stands in one round, None without a stack. Most ranks stand alike: each place is judged once."""
+    if not any(thread.frames for thread in dump.threads):
+        return None
+    places = tuple(
+        (
+            thread.is_main,
+            thread.name,
+            thread.installed_frames,
+            tuple(frame.place for frame in thread.frames),
+        )
+        for thread in dump.threads
+    )
+    if places not in memory:
+        memory[places] = find_standing(dump.threads, table)
+    return memory[places]
+
+
+def _last(standings: Sequence[Standing | None]) -> Standing | None:
+    return next((standing for standing in reversed(standings) if standing is not None), None)
+
+
+def _answer(
+    rank: RankDump, standings: Sequence[Standing | None], measured: progress.Measured, in_torch: Set[str]
+) -> _Answer:
+    last = rank.rounds[-1] if rank.rounds else None
+    if rank.gone or (last is not None and last.state in ENDED_STATES):
+        is_first = rank.died is not None and rank.died.is_first
+        return _Answer("gone-first" if is_first else "gone", None, last, None, gone=True)
+    for dump, standing in zip(reversed(rank.rounds), reversed(standings), strict=True):
+        if standing is not None:
+            judged = _by_measurement(standing, measured, rank, in_torch)
+            return _Answer(judged.key, judged, dump, None, gone=False)
+    fault = (last.fault if last else None) or Fault(subject="rank", reason="NoStack", detail="no thread in the dump")
+    return _Answer(f"undumpable:{fault.reason}:{fault.about}", None, last, fault, gone=False)
+
+
+def _by_measurement(standing: Standing, measured: progress.Measured, rank: RankDump, in_torch: Set[str]) -> Standing:
+    """A rank that was measured behind its GPU, at a lock of a file or in shared memory, or at clients, waits for that.
+
+    Whatever its functions are called. So does one that sleeps in torch's own code, which no frame of Python shows, for
+    its GPU or for other ranks; and one that waits for an answer of the store, for the rank that is to set a key. Those
+    at the same place that were not are another group: one of them may be the one that is waited for. But of who could
+    not be looked at, or was met awake in one round, that is not known: at one of the places `in_torch` it stands as the
+    others do.
+    """
+    if kernel_facts.file_lock(rank) is not None and standing.waits_for not in ("ranks", "gpu"):
+        return standing._replace(key=f"{standing.key}-lock", waits_for="lock")
+    if kernel_facts.shares_lock(rank) and standing.waits_for not in ("ranks", "gpu"):
+        return standing._replace(key=f"{standing.key}-shared-lock", waits_for="lock")
+    if (
+        rank.id.pid is not None
+        and kernel_facts.server(rank) == rank.id.pid
+        and standing.waits_for in ("unknown", "thread")
+    ):
+        serves = standing.doing._replace(activity=activity.SERVING, waits=True)
+        return standing._replace(key=f"{standing.key}-serves", doing=serves, waits_for="ranks")
+    if measured.signature is Signature.BEHIND_GPU and standing.waits_for not in ("ranks", "gpu"):
+        return standing._replace(key=f"{standing.key}-gpu", waits_for="gpu")
+    if kernel_facts.awaits_store(rank) == "main" and standing.waits_for == "unknown":
+        asks = standing.doing._replace(operation="the store", waits=True)
+        return standing._replace(key=f"{standing.key}-store", doing=asks, waits_for="ranks")
+    may_be_in_torch = standing.key in in_torch and kernel_facts.waits_in_torch(rank) is not False
+    if may_be_in_torch and standing.waits_for == "unknown":
+        return standing._replace(key=f"{standing.key}-torch", waits_for="gpu")
+    return standing
+
+
+def _member(
+    rank: RankDump,
+    answer: _Answer,
+    standings: Sequence[Standing | None],
+    measured: progress.Measured,
+    table: activity.Table,
+) -> Member:
+    told = answer.standing.telling if answer.standing else None
+    main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
+    found = rank_records.recorded([dump.recorders for dump in rank.rounds], main.pthread_id if main else None)
+    return Member(
+        id=rank.id,
+        motion=_motion(rank.rounds, standings, measured),
+        signature=measured.signature,
+        user_frames=user_frames(answer.dump.threads[told]) if answer.dump and told is not None else (),
+        rounds=len(rank.rounds),
+        waited_before=any(_comes(standing) for standing in standings[:-1] if standing),
+        owns_gil=main.owns_gil if main else None,
+        state=_state(rank.rounds),
+        wchan=answer.dump.wchan if answer.dump else None,
+        cpu_ratio=measured.cpu_ratio,
+        io_bytes_per_second=measured.io_bytes_per_second,
+        main_cpu_ratio=measured.main.cpu_ratio,
+        switches_per_second=measured.main.switches,
+        awaited=measured.awaited,
+        power_watts=rank.power_watts,
+        utilization_ratio=rank.utilization_ratio,
+        busy_power_ratio=rank.busy_power_ratio,
+        nvlink_bytes_per_second=rank.nvlink_bytes_per_second,
+        pcie_bytes_per_second=rank.pcie_bytes_per_second,
+        gpu_use=rank.gpu_use,
+        ports=rank.ports,
+        silent_mount=rank.silent_mount,
+        waits_for_mount=rank.waits_for_mount,
+        frozen_cgroup=kernel_facts.frozen_cgroup(rank.rounds),
+        waiting=rank.waiting,
+        peers=kernel_facts.peers(rank),
+        server=kernel_facts.server(rank),
+        file_lock=kernel_facts.file_lock(rank),
+        shares_lock=kernel_facts.shares_lock(rank),
+        stuck_on=kernel_facts.stuck_on(rank),
+        store=kernel_facts.store(rank),
+        enclosed_at=rank.rounds[-1].enclosed_at if rank.rounds else None,
+        recorded=found,
+        recorder_faults=rank_records.faults([dump.recorder_faults for dump in rank.rounds], found),
+        receives=_receives(rank.rounds),
+        is_held_outside=kernel_facts.is_held_outside(rank),
+        waits_in_torch=kernel_facts.waits_in_torch(rank) is True,
+        awaits_store=_awaits_store(rank, answer.standing),
+        stay=measured.stay,
+        kernel_call=rank.kernel_call,
+        worker_call=rank.worker_call,
+        kernel_lines=rank.kernel_lines,
+        died=rank.died,
+        nccl_ras=rank.nccl_ras,
+        nccl_ras_fault=rank.nccl_ras_fault,
+        task=_task(rank.rounds, table),
+    )
+
+
+def _asks_rank(rank: RankDump, standing: Standing | None, processes: Set[tuple[str | None, int]]) -> AsksRank | None:
+    """Who of it waits for another rank; of its workers only where it waits for them. `processes` are those of ranks."""
+    own = kernel_facts.asks_rank(rank)
+    if own is not None or standing is None or activity.known(standing.doing.activity).work_is_in != "workers":
+        return own
+    locks = filter(None, (kernel_facts.file_lock(worker) for worker in rank.workers))
+    holders = {(rank.id.node, lock.holder_pid) for lock in locks} - {(rank.id.node, rank.id.pid)}
+    is_locked = not processes.isdisjoint(holders)
+    return "child" if is_locked or any(map(kernel_facts.asks_rank, rank.workers)) else None
+
+
+def _awaits_store(rank: RankDump, standing: Standing | None) -> Literal["main", "thread"] | None:
+    found = kernel_facts.awaits_store(rank)
+    is_asked = found == "main" or (standing is not None and standing.waits_for == "thread")
+    return found if is_asked else None
+
+
+def _motion(rounds: Sequence[ProcessDump], standings: Sequence[Standing | None], measured: progress.Measured) -> Motion:
+    """Whether a rank made progress: by what it has recorded, unless its program's own lines changed; else by behaviour.
+
+    A process that has ended, or is stopped, is frozen whatever it has recorded.
+    """
+    behaves = measured.signature.motion
+    told = [
+        dump.threads[stand.telling]
+        for dump, stand in zip(rounds, standings, strict=True)
+        if stand is not None and stand.telling is not None
+    ]
+    if not all(dump.recorders for dump in rounds) or len({user_frames(thread) for thread in told}) > 1:
+        return behaves
+    mains = (stack_frames.main_thread(dump.threads) for dump in rounds)
+    ids = [main.pthread_id if main else None for main in mains]
+    by_records = rank_records.motion(
+        [rank_records.progress(dump.recorders, main) for dump, main in zip(rounds, ids, strict=True)]
+    )
+    return behaves if by_records is Motion.UNKNOWN else by_records
+
+
+def _task(rounds: Sequence[ProcessDump], table: activity.Table) -> Frame | None:
+    """Where a task of an executor's thread stood in the user's own program in every round, of two at least."""
+    if len(rounds) < 2:
+        return None
+    found = [{frame: None for thread in dump.threads for frame in _tasks(thread, table)} for dump in rounds]
+    return next((frame for frame in found[-1] if all(frame in one for one in found)), None)
+
+
+def _tasks(thread: Thread, table: activity.Table) -> tuple[Frame, ...]:
+    """The innermost frame of the user's program in the task of an executor's thread; who awaits orders has none."""
+    if thread.is_main or not any(_is_executor(frame) for frame in thread.frames):
+        return ()
+    frames = tuple(itertools.takewhile(lambda frame: not _is_executor(frame), thread.frames))
+    task = structs.replace(thread, frames=frames)
+    if activity.known(table.classify_thread(task).activity).waits_for not in ("unknown", "nothing", "lock"):
+        return ()
+    return user_frames(task)[:1]
+
+
+def _is_executor(frame: Frame) -> bool:
+    return frame.file.endswith("concurrent/futures/thread.py")
+
+
+def _receives(rounds: Sequence[ProcessDump]) -> bool:
+    call = rounds[-1].call if rounds else None
+    return call is not None and call.kind == "receives"
+
+
+def _comes(standing: Standing) -> bool:
+    """Whether a process waits for other ranks to meet them. One that leaves or serves waits, but does not come."""
+    known = activity.known(standing.doing.activity)
+    return standing.waits_for == "ranks" and not known.leaves_the_job and not known.idles
+
+
+def _state(rounds: Sequence[ProcessDump]) -> str | None:
+    """The state of all rounds; where they differ, the last one outside `D`: a passing disk wait is no news."""
+    states = [dump.state for dump in rounds if dump.state is not None]
+    passing = (state for state in reversed(states) if state not in BLOCKED_STATES)
+    return next(passing, states[-1] if states else None)
+
+
+def _group(key: str, members: tuple[Member, ...], rank: RankDump, answer: _Answer, table: activity.Table) -> Group:
+    members = tuple(sorted(members, key=lambda member: member.id.sort_key()))
+    workers = _workers(rank, table)
+    if answer.standing is None or answer.dump is None:
+        return Group(
+            key=key, activity="unknown", members=members, workers=workers, fault=answer.fault, gone=answer.gone
+        )
+    standing, threads = answer.standing, answer.dump.threads
+    return Group(
+        key=key,
+        activity=standing.doing.activity,
+        operation=standing.doing.operation,
+        waits_for=standing.waits_for,
+        phase=standing.phase,
+        members=members,
+        frames=() if standing.telling is None else threads[standing.telling].frames,
+        threads=tuple(_shown(threads[index], table) for index in standing.others[:_SHOWN]),
+        workers=workers,
+    )
+
+
+def _shown(thread: Thread, table: activity.Table) -> Stack:
+    return Stack(
+        name=thread.name or f"thread {thread.thread_id}",
+        frames=thread.frames,
+        activity=table.classify_thread(_without_start(thread)).activity,
+    )
+
+
+def _without_start(thread: Thread) -> Thread:
+    """The thread without the frames that started it, which are those of a wait; as it is, where it has no others."""
+    frames = thread.frames
+    while frames and not thread.is_main and frames[-1].file.endswith(_STARTS):
+        frames = frames[:-1]
+    return structs.replace(thread, frames=frames) if frames else thread
+
+
+def _workers(rank: RankDump, table: activity.Table) -> tuple[Stack, ...]:
+    """The worker processes of one rank, equal stacks once, the most common first."""
+    counted: dict[tuple[stack_frames.Place, ...], list[tuple[WorkerDump, Thread]]] = {}
+    for worker in rank.workers:
+        threads = worker.rounds[-1].threads if worker.rounds else ()
+        main = stack_frames.main_thread(threads) or next(iter(threads), None)
+        if main and main.frames:
+            counted.setdefault(stack_frames.key_places(main.frames), []).append((worker, main))
+    ordered = sorted(counted.items(), key=lambda item: (-len(item[1]), item[0]))
+    return tuple(_worker(len(found), *found[0], table) for _, found in ordered[:_SHOWN])
+
+
+def _worker(count: int, worker: WorkerDump, thread: Thread, table: activity.Table) -> Stack:
+    """Some equal workers, shown by one."""
+    return Stack(
+        name=f"{count} x {worker.comm}",
+        frames=thread.frames,
+        activity=table.classify_thread(thread).activity,
+        pid=worker.pid,
+        state=_state(worker.rounds),
+        own=_own_frame(thread),
+    )
+
+
+def _own_frame(thread: Thread) -> Frame | None:
+    """The innermost frame of the user's code in a worker's task; a forked one has its parent's frames around that."""
+    task = list(itertools.takewhile(lambda frame: not frame.file.endswith(_LOADER_LOOP), thread.frames))
+    within = task[thread.installed_frames or 0 :] if len(task) < len(thread.frames) else []
+    return next(iter(within), None)

@@ -1,0 +1,325 @@
+"""Pure: what does a rank do, by measurement? Names of functions decide nothing here.
+
+The signature of a rank is made of what changed between the rounds of a capture: lines, bytes, the time and the switches
+of its main thread, the power and the links of its GPU. The thresholds, and where they come from: docs/evidence.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from itertools import pairwise
+from typing import NamedTuple
+
+from hangwatch import config
+from hangwatch.model import (
+    BLOCKED_STATES,
+    ENDED_STATES,
+    STOPPED_STATES,
+    Awaited,
+    Member,
+    Motion,
+    ProcessDump,
+    RankDump,
+    Signature,
+    Stay,
+    Thread,
+)
+from hangwatch.stacks import activity, kernel_facts, rates
+from hangwatch.stacks import frames as stack_frames
+from hangwatch.stacks.process_activity import Standing
+from hangwatch.stacks.rates import POLLS_PER_SECOND, MainRates, Rates, over
+
+SPINNING_RATIO = 0.5  # of the time its main thread runs, or waits for a core
+GPU_AT_WORK_RATIO = 0.75  # between the floor and the busy level of its own GPU
+_GPU_IN_KERNEL_RATIO = 0.5
+MOST_PLACES_OF_A_STAY = 3  # a loop that asks has its condition, its pause, and maybe a count
+LINK_AT_WORK_BYTES_PER_SECOND = 2e9  # a kernel that hangs polls with less: docs/evidence.md
+_ROUNDS_OF_SLEEP = 3
+_ASLEEP = frozenset("S") | BLOCKED_STATES | STOPPED_STATES
+
+
+class Measured(NamedTuple):
+    """The signature of a rank with the numbers that made it, workers included in `cpu_ratio` and `io_bytes`."""
+
+    signature: Signature
+    cpu_ratio: float | None = None
+    io_bytes_per_second: float | None = None
+    main: MainRates = MainRates()
+    awaited: Awaited | None = None
+    stay: Stay | None = None
+
+
+def measure(
+    rank: RankDump,
+    standings: Sequence[Standing | None],
+    settings: config.Capture,
+    *,
+    mount_holds_job: bool = False,
+) -> Measured:
+    """The signature of one rank; `standings` is where it stood in each round, None for a round without a stack.
+
+    One that cannot be dumped is stopped or blocked when the kernel says so (`T`, `D` in every round). Where a file
+    system under its program gives no answer, so that nobody can dump it, it is also blocked when it slept through three
+    rounds without CPU and I/O, or waits for that file system; and with `mount_holds_job` (another rank of the job waits
+    for it) when it spins without I/O, as one that waits for ranks does. One round tells nothing.
+    """
+    own = rates.of_process(rank.rounds)
+    others = [*(rates.of_process(worker.rounds) for worker in rank.workers), rates.of_children(rank.rounds)]
+    every = [own, *others]
+    total = Rates(rates.total([one.cpu_ratio for one in every]), rates.total([one.io_bytes for one in every]))
+    main = rates.of_main_thread(rank.rounds)
+    awaited = kernel_facts.awaited(rank.rounds)
+    stood = [_Stood.of(dump, stand) for dump, stand in zip(rank.rounds, standings, strict=True) if stand is not None]
+    seen = _Seen(rank, stood, own, others, total, main, awaited, settings)
+    signature = _signature(seen, mount_holds_job=mount_holds_job)
+    return Measured(signature, total.cpu_ratio, total.io_bytes, main, awaited, _stay(seen, signature))
+
+
+def asks_again(member: Member) -> bool:
+    """Whether it polls; or only its lines changed, as those of a loop do, while it mostly slept, again and again."""
+    if member.signature is not Signature.COMPUTES:
+        return member.signature is Signature.POLLS
+    return over(member.switches_per_second, POLLS_PER_SECOND) and not over(member.main_cpu_ratio, SPINNING_RATIO)
+
+
+class _Stood(NamedTuple):
+    """Where a process stood in one round: its program's own frames, what stands inside them, and whose the GIL was.
+
+    `in_lock`, and `at_loader`, at the workers of its data loader: by the table of activities; that parts two ways to
+    stand still, and makes nobody move.
+    """
+
+    own: tuple[_Line, ...]
+    installed: tuple[_Line, ...]
+    owns_gil: bool | None
+    in_lock: bool = False
+    at_loader: bool = False
+
+    @classmethod
+    def of(cls, dump: ProcessDump, stand: Standing) -> _Stood:
+        stood = cls.at(None if stand.telling is None else dump.threads[stand.telling])
+        at_loader = activity.known(stand.doing.activity).work_is_in == "workers"
+        return stood._replace(in_lock=stand.waits_for == "lock", at_loader=at_loader)
+
+    @classmethod
+    def at(cls, thread: Thread | None) -> _Stood:
+        if thread is None:
+            return cls((), (), None)
+        cut = thread.installed_frames or 0
+        return cls(_lines(thread, cut, None), _lines(thread, 0, cut), thread.owns_gil)
+
+
+_Line = tuple[str, str, int | None]
+
+
+class _Seen(NamedTuple):
+    """All that was measured of one rank."""
+
+    rank: RankDump
+    stood: Sequence[_Stood]
+    own: Rates
+    others: Sequence[Rates]
+    total: Rates
+    main: MainRates
+    awaited: Awaited | None
+    settings: config.Capture
+
+    @property
+    def uses_cpu(self) -> bool:
+        """Whether any of its processes does."""
+        return over(self.total.cpu_ratio, self.settings.motion_cpu_ratio)
+
+    def carries(self, used: Rates) -> bool:
+        """Whether so much flows that it is work."""
+        return over(used.io_bytes, self.settings.motion_io_bytes_per_second)
+
+    def is_in(self, states: frozenset[str]) -> bool:
+        """Whether the kernel showed its main thread in these states in every round."""
+        return all(dump.state in states for dump in self.rank.rounds)
+
+    @property
+    def gpu_works(self) -> bool:
+        """Whether its GPU draws what work draws, or its links carry what only work moves."""
+        links = (self.rank.nvlink_bytes_per_second, self.rank.pcie_bytes_per_second)
+        at_work = over(self.rank.busy_power_ratio, GPU_AT_WORK_RATIO) and not self.rank.works_lightly
+        return at_work or any(over(carried, LINK_AT_WORK_BYTES_PER_SECOND) for carried in links)
+
+    @property
+    def gpu_tells_nothing(self) -> bool:
+        """Whether it draws what its work draws, and that is so little that a hang may draw it, too."""
+        ratio = self.rank.busy_power_ratio
+        return self.rank.works_lightly and (ratio is None or ratio > GPU_AT_WORK_RATIO)
+
+    @property
+    def workers_work(self) -> bool:
+        """Whether its workers or children do."""
+        if any(_worker_computes(worker.rounds, self.settings) for worker in self.rank.workers):
+            return True
+        return any(map(self.carries, self.others))
+
+    @property
+    def spins(self) -> bool:
+        """Whether its main thread runs all the time; of a process without counters of threads, whether the process."""
+        ratio = self.own.cpu_ratio if self.main.runnable_ratio is None else self.main.runnable_ratio
+        return ratio is not None and ratio >= SPINNING_RATIO
+
+
+def _signature(seen: _Seen, *, mount_holds_job: bool) -> Signature:
+    """The first that fits, from what is certain to what is left."""
+    rank, rounds = seen.rank, seen.rank.rounds
+    if rank.gone or (rounds and rounds[-1].state in ENDED_STATES):
+        return Signature.GONE
+    if len(rounds) < 2:
+        return Signature.UNKNOWN
+    if seen.is_in(STOPPED_STATES) or kernel_facts.frozen_cgroup(rounds) is not None:
+        return Signature.STOPPED
+    if seen.is_in(BLOCKED_STATES) and _writes_back(rounds, seen.settings):
+        return Signature.TRANSFERS
+    if not seen.stood:
+        return _unseen(seen, mount_holds_job=mount_holds_job)
+    if len(seen.stood) < 2:
+        return Signature.UNKNOWN
+    return _by_stack(seen)
+
+
+def _by_stack(seen: _Seen) -> Signature:
+    if _computes(seen.stood, seen.main, seen.own, seen.settings):
+        return Signature.COMPUTES
+    if seen.carries(seen.own):
+        return Signature.TRANSFERS
+    if seen.gpu_works:
+        return Signature.GPU_WORKS
+    if seen.is_in(BLOCKED_STATES) and not over(seen.own.cpu_ratio, seen.settings.motion_cpu_ratio):
+        return Signature.BLOCKED
+    is_behind_gpu = _is_behind_gpu(seen)
+    if is_behind_gpu and not seen.gpu_tells_nothing:
+        if _is_in_lock(seen):
+            return Signature.BLOCKED
+        if not _waits_for_another_process(seen):
+            return Signature.BEHIND_GPU
+    if any(_worker_computes(worker.rounds, seen.settings) for worker in seen.rank.workers):
+        return Signature.COMPUTES
+    if any(map(seen.carries, seen.others)):
+        return Signature.TRANSFERS
+    return Signature.UNKNOWN if is_behind_gpu and seen.gpu_tells_nothing else _at_one_line(seen)
+
+
+def _is_in_lock(seen: _Seen) -> bool:
+    """Whether it is blocked in a lock, whatever its GPU reads: a kernel may be under way that it started before."""
+    return all(stood.in_lock for stood in seen.stood) and _at_one_line(seen) is Signature.BLOCKED
+
+
+def _waits_for_another_process(seen: _Seen) -> bool:
+    """Whether it sleeps in what no GPU ends: a call about a file, a child or somebody outside; or at loader workers."""
+    at_loader = bool(seen.rank.workers) and all(stood.at_loader for stood in seen.stood)
+    return kernel_facts.is_held_outside(seen.rank) or (at_loader and _at_one_line(seen) is Signature.BLOCKED)
+
+
+def _stay(seen: _Seen, signature: Signature) -> Stay | None:
+    """Where a rank stands of which one look cannot tell whether it works; None where it can, or where it went about.
+
+    Lines that alternate may be a loop that works, or one that asks again and again for what never comes.
+    """
+    is_moving = signature.motion is Motion.MOVING
+    if signature.motion is Motion.FROZEN or len(seen.stood) < 2 or (is_moving and not _may_ask(seen, signature)):
+        return None
+    within = {(tuple(line[:2] for line in stood.own[:1]), stood.own[1:]) for stood in seen.stood}
+    places = {(stood.own[:1], stood.installed) for stood in seen.stood}
+    if len(within) > 1 or len(places) > MOST_PLACES_OF_A_STAY:
+        return None
+    return Stay(within=_digest(within.pop()), places=tuple(sorted(map(_digest, places))))
+
+
+def _may_ask(seen: _Seen, signature: Signature) -> bool:
+    """Whether nothing but its lines says that it works."""
+    if signature is not Signature.COMPUTES or seen.gpu_works or seen.gpu_tells_nothing:
+        return False
+    return not seen.carries(seen.own) and not seen.workers_work
+
+
+def _digest(part: object) -> str:
+    return blake2b(repr(part).encode(), digest_size=6).hexdigest()
+
+
+def _at_one_line(seen: _Seen) -> Signature:
+    """Nothing changes and nothing flows: how does it wait?"""
+    if seen.spins:
+        return Signature.SPINS
+    if seen.main.polls or _sleeps_again(seen):
+        return Signature.POLLS
+    if seen.uses_cpu:
+        return Signature.UNKNOWN
+    if seen.awaited is not None and not seen.awaited.is_lost:
+        return Signature.AWAITS_OUTSIDE
+    return Signature.BLOCKED
+
+
+def _sleeps_again(seen: _Seen) -> bool:
+    """Whether it sleeps, has woken in between and sleeps again: however long, that ends by itself.
+
+    A round may have met it awake, between two sleeps; two must have met it asleep.
+    """
+    calls = [dump.call.kind for dump in seen.rank.rounds if dump.call is not None]
+    return len(calls) > 1 and set(calls) == {"sleeps"} and over(seen.main.switches, 0.0)
+
+
+def _is_behind_gpu(seen: _Seen) -> bool:
+    """Whether its GPU runs a kernel that does no work, while no Python of the telling thread runs."""
+    at_work = seen.rank.utilization_ratio
+    holds_gil = any(stood.owns_gil is True for stood in seen.stood)
+    return at_work is not None and at_work >= _GPU_IN_KERNEL_RATIO and not holds_gil
+
+
+def _unseen(seen: _Seen, *, mount_holds_job: bool) -> Signature:
+    """A rank without any stack: only the kernel's word tells."""
+    if seen.is_in(BLOCKED_STATES | STOPPED_STATES) and not over(seen.own.cpu_ratio, seen.settings.motion_cpu_ratio):
+        return Signature.TRANSFERS if seen.carries(seen.own) else Signature.BLOCKED
+    rank, total = seen.rank, seen.total
+    if rank.silent_mount is None or len(rank.rounds) < _ROUNDS_OF_SLEEP:
+        return Signature.UNKNOWN
+    if total.cpu_ratio is None or seen.carries(total):
+        return Signature.UNKNOWN
+    asleep = seen.is_in(_ASLEEP) and not seen.uses_cpu
+    return Signature.BLOCKED if rank.waits_for_mount or asleep or mount_holds_job else Signature.UNKNOWN
+
+
+def _computes(stood: Sequence[_Stood], main: MainRates, used: Rates, settings: config.Capture) -> bool:
+    """Whether lines of the program changed; or lines inside of it, while it computed.
+
+    What a library's loop does inside one line of the program may be no more than polling: that takes no time, or the
+    kernel's.
+    """
+    if any(before.own != after.own for before, after in pairwise(stood)):
+        return True
+    if all(before.installed == after.installed for before, after in pairwise(stood)):
+        return False
+    return over(used.cpu_ratio, settings.motion_cpu_ratio) and not main.polls and not main.is_in_kernel
+
+
+def _worker_computes(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:
+    threads = [stack_frames.main_thread(dump.threads) or next(iter(dump.threads), None) for dump in rounds]
+    stood = [_Stood.at(thread) for thread in threads if thread is not None and thread.frames]
+    return _computes(stood, rates.of_main_thread(rounds), rates.of_process(rounds), settings)
+
+
+def _lines(thread: Thread, begin: int, end: int | None) -> tuple[_Line, ...]:
+    return tuple(
+        (frame.function, frame.file, frame.line)
+        for frame in thread.frames[begin:end]
+        if not stack_frames.is_native(frame.function, frame.file)
+    )
+
+
+def _writes_back(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:
+    """Whether what a process waits for in a write is being written: by the device of the file, else by the node."""
+    first, last = rounds[0], rounds[-1]
+    seconds = last.taken_monotonic_seconds - first.taken_monotonic_seconds
+    if seconds <= 0:
+        return False
+    least = settings.motion_io_bytes_per_second
+    if first.device_bytes is not None and last.device_bytes is not None:
+        return (last.device_bytes - first.device_bytes) / seconds > least
+    if first.dirty_bytes is not None and last.dirty_bytes is not None:
+        return (first.dirty_bytes - last.dirty_bytes) / seconds > least
+    return False

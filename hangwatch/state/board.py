@@ -1,0 +1,273 @@
+"""The latest of everything: one frozen `Snapshot` behind one lock, the only shared mutable state of the daemon.
+
+Writers replace the snapshot in one step (`change`); readers (a scrape, a status page) take the reference and never
+wait for a machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Concatenate, ParamSpec, TypeVar
+
+from msgspec import field
+from msgspec.structs import replace
+
+from hangwatch.config import Detector
+from hangwatch.detector import power_level
+from hangwatch.detector.job_watch import JobWatch
+from hangwatch.model import (
+    CheckResult,
+    Fault,
+    GpuSweep,
+    Incident,
+    Job,
+    JobState,
+    LeftOut,
+    PowerSeries,
+    SamplerStatus,
+    TimelineEntry,
+    Value,
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+HANDOVER = "handover"  # in `Snapshot.running`: a look is judged, and its incident is not on the board yet
+DUMP_BUCKETS_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+HISTORY_SECONDS = 900.0
+SERIES_POINTS = 450
+
+
+class JobEntry(Value, frozen=True):
+    """One job as the daemon sees it: who it is, what the detector thinks, and its open incident.
+
+    `held_gpu`: the driver has listed one of its ranks, at any time in its life.
+    """
+
+    job: Job
+    watch: JobWatch
+    held_gpu: bool = False
+    page: bool = False
+    incident: Incident | None = None
+    timeline: tuple[TimelineEntry, ...] = ()
+
+    @property
+    def open_incident(self) -> Incident | None:
+        """Its incident while that is open."""
+        return self.incident if self.incident is not None and self.incident.closed_unix_seconds is None else None
+
+
+class Crash(Value, frozen=True):
+    """A job whose ranks crashed: its incident, and when it was found, in CLOCK_MONOTONIC seconds."""
+
+    incident: Incident
+    found_monotonic_seconds: float
+
+
+class DumpHistogram(Value, frozen=True):
+    """Durations of single dumps in seconds: cumulative only when exported."""
+
+    counts: tuple[int, ...] = (0,) * (len(DUMP_BUCKETS_SECONDS) + 1)
+    sum_seconds: float = 0.0
+
+    def add(self, seconds: float) -> DumpHistogram:
+        """The histogram with one more observation."""
+        index = bisect_left(DUMP_BUCKETS_SECONDS, seconds)
+        counts = tuple(count + (i == index) for i, count in enumerate(self.counts))
+        return DumpHistogram(counts=counts, sum_seconds=self.sum_seconds + seconds)
+
+
+class Snapshot(Value, frozen=True):
+    """Everything that a reader can ask for, as of one moment."""
+
+    sweep: GpuSweep | None = None
+    sampler: SamplerStatus = SamplerStatus()
+    idle_watts: dict[str, float] = field(default_factory=dict)
+    jobs: dict[str, JobEntry] = field(default_factory=dict)  # by Job.key
+    checks: dict[str, CheckResult] = field(default_factory=dict)
+    captures: dict[str, int] = field(default_factory=dict)
+    dump_failures: dict[str, int] = field(default_factory=dict)
+    dumps: DumpHistogram = DumpHistogram()
+    hook_runs: dict[tuple[str, str], int] = field(default_factory=dict)  # by event and outcome
+    left_out: tuple[LeftOut, ...] = ()
+    running: dict[str, tuple[float, ...]] = field(default_factory=dict)  # scan, capture: when each began, monotonic
+    scan_seconds: float | None = None
+    dumpers_stuck: int = 0
+    gpu_errors_at: float | None = None  # when XIDs or link errors last came, monotonic seconds
+    crashes: tuple[Crash, ...] = ()  # the last ones, each job once
+    crash_count: int = 0
+    unread_crash_count: int = 0  # jobs with dead ranks that were dropped unread: so many of their owner waited
+    left_open: tuple[Incident, ...] = ()  # by an earlier daemon; of jobs that live and no scan has found yet
+    store_problem: str | None = "the store is not open yet"
+
+    @property
+    def living(self) -> tuple[JobEntry, ...]:
+        """The jobs that have not ended."""
+        return tuple(entry for entry in self.jobs.values() if entry.watch.state is not JobState.ENDED)
+
+    @property
+    def living_keys(self) -> frozenset[str]:
+        """The keys of the jobs that have not ended."""
+        return frozenset(entry.job.key for entry in self.living)
+
+    def with_job(self, entry: JobEntry) -> Snapshot:
+        """The snapshot with this job added or replaced."""
+        return replace(self, jobs={**self.jobs, entry.job.key: entry})
+
+    def without_job(self, key: str) -> Snapshot:
+        """The snapshot without this job."""
+        return replace(self, jobs={other: entry for other, entry in self.jobs.items() if other != key})
+
+    def with_check(self, result: CheckResult) -> Snapshot:
+        """The snapshot with the newest result of one check."""
+        return replace(self, checks={**self.checks, result.check: result})
+
+    def with_running(self, beat: str, began: float) -> Snapshot:
+        """The snapshot with one more scan or capture, which began at this time."""
+        return replace(self, running={**self.running, beat: (*self.running.get(beat, ()), began)})
+
+    def with_over(self, beat: str, began: float) -> Snapshot:
+        """The snapshot without the scan or capture that began at this time."""
+        left = list(self.running.get(beat, ()))
+        left.remove(began)
+        return replace(self, running={**self.running, beat: tuple(left)})
+
+    def running_seconds(self, beat: str, now: float) -> float:
+        """For how long the scan or capture that runs longest has been running; 0 when none is."""
+        return max((now - began for began in self.running.get(beat, ())), default=0.0)
+
+    def with_scan(self, seconds: float, left_out: tuple[LeftOut, ...]) -> Snapshot:
+        """The snapshot with how long the newest scan took, and what it left out."""
+        return replace(self, scan_seconds=seconds, left_out=left_out)
+
+    def with_dump(self, seconds: float, fault: Fault | None) -> Snapshot:
+        """The snapshot with one more dump: how long it took, and what went wrong, if anything."""
+        counted = replace(self, dumps=self.dumps.add(seconds))
+        return counted if fault is None else counted.count("dump_failures", fault.reason)
+
+    def with_hook(self, event: str, outcome: str) -> Snapshot:
+        """The snapshot with one more hook that ended so, or was not called."""
+        key = (event, outcome)
+        return replace(self, hook_runs={**self.hook_runs, key: self.hook_runs.get(key, 0) + 1})
+
+    def with_power(self, incident: Incident) -> Snapshot:
+        """The snapshot with the power series of this incident, where it is still its job's."""
+        entry = self.jobs.get(incident.job.key)
+        if entry is None or entry.incident is None or entry.incident.incident_id != incident.incident_id:
+            return self
+        return self.with_job(replace(entry, incident=replace(entry.incident, power=incident.power)))
+
+    def count(self, name: str, key: str) -> Snapshot:
+        """The snapshot with one more under `key` in the counter `captures` or `dump_failures`."""
+        counter: dict[str, int] = getattr(self, name)
+        return replace(self, **{name: {**counter, key: counter.get(key, 0) + 1}})
+
+
+class Board:
+    """Holds the snapshot and the power history."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._snapshot = Snapshot()
+        self._history: dict[str, deque[tuple[float, float]]] = {}
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The present snapshot; it never changes after it was taken."""
+        return self._snapshot
+
+    def change(
+        self, step: Callable[Concatenate[Snapshot, P], tuple[Snapshot, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Replace the snapshot by what `step(snapshot, ...)` makes of it, and return what else `step` returned.
+
+        `step` runs under the lock: it must be quick and must not touch the machine.
+        """
+        with self._lock:
+            self._snapshot, answer = step(self._snapshot, *args, **kwargs)
+            return answer
+
+    def put(self, step: Callable[Concatenate[Snapshot, P], Snapshot], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Replace the snapshot by `step(snapshot, ...)`, under the same conditions as `change`."""
+        with self._lock:
+            self._snapshot = step(self._snapshot, *args, **kwargs)
+
+    def set(self, **changes: object) -> None:
+        """Replace some fields of the snapshot."""
+        with self._lock:
+            self._snapshot = replace(self._snapshot, **changes)
+
+    @contextmanager
+    def running(self, beat: str, began: float) -> Iterator[None]:
+        """Tell readers of a scan or a capture while it runs; it begins at this CLOCK_MONOTONIC time, in seconds."""
+        self.put(Snapshot.with_running, beat, began)
+        try:
+            yield
+        finally:
+            self.put(Snapshot.with_over, beat, began)
+
+    def remember_power(self, sweep: GpuSweep) -> None:
+        """Keep the powers of a sweep for the reports, for the last 15 minutes."""
+        oldest = sweep.taken_unix_seconds - HISTORY_SECONDS
+        with self._lock:
+            for gpu in sweep.gpus:
+                if gpu.power_watts is not None:
+                    self._history.setdefault(gpu.uuid, deque()).append((sweep.taken_unix_seconds, gpu.power_watts))
+            for uuid in list(self._history):
+                points = self._history[uuid]
+                while points and points[0][0] < oldest:
+                    points.popleft()
+                if not points:
+                    del self._history[uuid]
+
+    def power_series(self, entry: JobEntry, settings: Detector) -> tuple[PowerSeries, ...]:
+        """The last 15 minutes of the power of a job's GPUs, thinned to a bounded number of points."""
+        with self._lock:
+            history = {uuid: tuple(self._history.get(uuid, ())) for uuid in entry.job.gpu_uuids}
+        index = {gpu.uuid: gpu.index for gpu in (self._snapshot.sweep.gpus if self._snapshot.sweep else ())}
+        series: list[PowerSeries] = []
+        for uuid, points in history.items():
+            gpu = entry.watch.gpus.get(uuid)
+            kept = thin(points, SERIES_POINTS)
+            series.append(
+                PowerSeries(
+                    uuid=uuid,
+                    index=index.get(uuid, len(series)),
+                    unix_seconds=tuple(round(at, 1) for at, _ in kept),
+                    watts=tuple(round(watts, 1) for _, watts in kept),
+                    limit_watts=gpu.limit_watts if gpu else None,
+                    busy_watts=gpu.busy_watts if gpu else None,
+                    quiet_line_watts=power_level.quiet_line_watts(gpu, settings) if gpu else None,
+                    local_ranks=tuple(
+                        rank.local_rank
+                        for rank in entry.job.ranks
+                        if uuid in rank.gpu_uuids and rank.local_rank is not None
+                    ),
+                )
+            )
+        return tuple(series)
+
+
+def thin(points: Iterable[tuple[float, float]], most: int) -> tuple[tuple[float, float], ...]:
+    """Every n-th point and the last, so that at most about `most` remain."""
+    kept = tuple(points)
+    stride = max(1, -(-len(kept) // most))
+    thinned = kept[::stride]
+    return thinned if not kept or thinned[-1] == kept[-1] else (*thinned, kept[-1])
+
+
+def extend(old: tuple[PowerSeries, ...], new: tuple[PowerSeries, ...]) -> tuple[PowerSeries, ...]:
+    """An incident's series with the points that came since: the beginning is kept, the whole stays bounded."""
+    by_uuid = {series.uuid: series for series in new}
+    extended = []
+    for series in old:
+        fresh = by_uuid.pop(series.uuid, None)
+        last = series.unix_seconds[-1] if series.unix_seconds else 0.0
+        later = [] if fresh is None else [p for p in zip(fresh.unix_seconds, fresh.watts, strict=True) if p[0] > last]
+        points = thin((*zip(series.unix_seconds, series.watts, strict=True), *later), 2 * SERIES_POINTS)
+        extended.append(replace(series, unix_seconds=tuple(p[0] for p in points), watts=tuple(p[1] for p in points)))
+    return (*extended, *by_uuid.values())

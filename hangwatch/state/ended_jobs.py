@@ -1,0 +1,49 @@
+"""What of a job is there no more: its local ranks that are absent, and its processes that ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from hangwatch.model import EndedProcess, Job, ProcessId, gaps, spans
+from hangwatch.state.actions import ReadRemains
+from hangwatch.state.board import JobEntry
+
+ENDED_RANKS_KEPT = 1024  # of a job, the newest: as many as can live at once, so who died first is among them
+ENDED_WORKERS_KEPT = 64
+
+
+def with_known_absent(entry: JobEntry, job: Job) -> Job:
+    """Local ranks that were there and went are absent, also where no environment says how many there should be."""
+    here = sorted({rank.local_rank for rank in job.ranks if rank.local_rank is not None})
+    before = [range(rank.local_rank, rank.local_rank + 1) for rank in entry.job.ranks if rank.local_rank is not None]
+    known = (*before, *entry.job.absent, *job.absent)
+    absent = spans(gap for first, last in spans(known) for gap in gaps(here, last + 1, first))
+    return job if absent == job.absent_local_ranks else replace(job, absent_local_ranks=absent)
+
+
+def with_ended(before: Job, job: Job, unix_now: float) -> Job:
+    """The job with those of its processes that were there before and are gone: by them the kernel's log is read."""
+    present = {process for process, *_ in _processes(job)}
+    gone = [
+        EndedProcess(id=process, rank=rank, local_rank=local, gone_unix_seconds=unix_now, is_worker=is_worker)
+        for process, rank, local, is_worker in _processes(before)
+        if process not in present
+    ]
+    ranks, workers = ([one for one in (*before.ended, *gone) if one.is_worker is kind] for kind in (False, True))
+    ended = (*ranks[-ENDED_RANKS_KEPT:], *workers[-ENDED_WORKERS_KEPT:])
+    return job if ended == job.ended else replace(job, ended=ended)
+
+
+def remains(before: Job, after: Job) -> tuple[ReadRemains, ...]:
+    """What is to be read where a rank is gone that was there before."""
+    known = {one.id for one in before.ended}
+    new = any(not one.is_worker and one.id not in known for one in after.ended)
+    return (ReadRemains(job=after),) if new else ()
+
+
+def _processes(job: Job) -> Iterator[tuple[ProcessId, int | None, int | None, bool]]:
+    for rank in job.ranks:
+        yield rank.id, rank.rank, rank.local_rank, False
+        yield from ((worker.id, rank.rank, rank.local_rank, True) for worker in rank.workers)

@@ -1,0 +1,61 @@
+"""The crashes on the board: ranks that died, each job once, and of one owner so many."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from hangwatch.model import Incident, Job, JobState, ProcessId
+from hangwatch.state.actions import Action, SaveIncident
+from hangwatch.state.board import Crash, Snapshot
+
+CRASH_SHOWN_SECONDS = 900.0
+CRASHES_SHOWN = 64
+CRASHES_SHOWN_PER_SHARE = 8
+
+
+def crashed(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple[Snapshot, tuple[Action, ...]]:
+    """Take it that ranks of a job have crashed; of the same processes the incident that is there is told anew.
+
+    Of a job that goes on without them it is known from now on why they died.
+    """
+    snapshot = _with_died(snapshot, incident.job)
+    processes = _gone_ranks(incident)
+    kept = [one for one in snapshot.crashes if now - one.found_monotonic_seconds <= CRASH_SHOWN_SECONDS]
+    same = [one for one in kept if one.incident.job.key == incident.job.key]
+    before = next((one for one in same if _gone_ranks(one.incident) & processes), None)
+    if before is not None:
+        incident = replace(
+            incident, incident_id=before.incident.incident_id, opened_unix_seconds=before.incident.opened_unix_seconds
+        )
+    if before is None and not incident.verdict.named and any(one.incident.verdict.named for one in same):
+        return replace(snapshot, crash_count=snapshot.crash_count + 1), ()  # those who followed, or the next attempt's
+    crash = Crash(incident=incident, found_monotonic_seconds=before.found_monotonic_seconds if before else now)
+    others = [one for one in kept if one not in same]
+    of_share = [one for one in others if one.incident.job.share == incident.job.share]
+    for one in of_share[: max(0, len(of_share) + 1 - CRASHES_SHOWN_PER_SHARE)]:
+        others.remove(one)
+    snapshot = replace(
+        snapshot, crashes=(*others, crash)[-CRASHES_SHOWN:], crash_count=snapshot.crash_count + (before is None)
+    )
+    if before is None and len(of_share) >= CRASHES_SHOWN_PER_SHARE:
+        return snapshot, ()  # any user can make ranks that die, and the store is everybody's
+    moved_to = JobState.ENDED if before is None else None
+    return snapshot, (SaveIncident(incident=incident, is_watched=False, moved_to=moved_to),)
+
+
+def left_unread(snapshot: Snapshot) -> tuple[Snapshot, int]:
+    """Count a job with dead ranks that is not looked after; and how many there have been."""
+    count = snapshot.unread_crash_count + 1
+    return replace(snapshot, unread_crash_count=count), count
+
+
+def _with_died(snapshot: Snapshot, dead: Job) -> Snapshot:
+    entry, died = snapshot.jobs.get(dead.key), {one.id: one.died for one in dead.ended}
+    if entry is None:
+        return snapshot
+    ended = tuple(replace(one, died=died.get(one.id, one.died)) for one in entry.job.ended)
+    return snapshot.with_job(replace(entry, job=replace(entry.job, ended=ended)))
+
+
+def _gone_ranks(incident: Incident) -> set[ProcessId]:
+    return {one.id for one in incident.job.ended if not one.is_worker}

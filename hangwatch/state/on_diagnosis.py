@@ -1,0 +1,125 @@
+"""What a look at the stacks of a job does to it: a capture, a glance, or one that came to nothing."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from hangwatch import detector, words
+from hangwatch.config import Detector
+from hangwatch.detector import job_watch, standstill
+from hangwatch.detector.job_watch import JobWatch, MotionCount
+from hangwatch.detector.known_pauses import places_of
+from hangwatch.model import Grouping, Motion
+from hangwatch.stacks.idle_reasons import is_serving, resting_state
+from hangwatch.state.actions import Action, SaveIncident
+from hangwatch.state.board import Snapshot
+from hangwatch.state.incident_timeline import settle, with_capture
+from hangwatch.verdict import sequence_numbers
+from hangwatch.verdict.diagnosis import Diagnosis
+from hangwatch.verdict.remote_wait import waits_elsewhere
+
+
+def captured(
+    snapshot: Snapshot, look: Diagnosis, *, now: float, settings: Detector
+) -> tuple[Snapshot, tuple[Action, ...]]:
+    """Take what a capture showed: the job is hung, stalled, at rest, or honestly at work."""
+    entry = snapshot.jobs.get(look.capture.job_key)
+    if entry is None:
+        return snapshot, ()
+    looked_at = {dump.id.pid for dump in look.capture.ranks}
+    came = sum(rank.id.pid not in looked_at for rank in entry.job.ranks)
+    look = look.without_motion_of(detector.settled(entry.watch, standstill.of(look.grouping), now, settings))
+    seen = replace(
+        motion_count(look.grouping),
+        came=came,
+        places=places_of(look.grouping, look.verdict.named),
+        waits_elsewhere=waits_elsewhere(look.grouping, look.verdict, is_elsewhere_too=entry.job.is_elsewhere_too),
+    )
+    watch, wanted = detector.captured(_with_timeout(entry.watch, look), seen, now, settings)
+    entry = replace(entry, watch=watch, page=job_watch.pages(watch, now, settings))
+    if watch.is_open:
+        entry = replace(entry, incident=with_capture(entry, look))
+    entry, actions = settle(entry, wanted, look.judged_unix_seconds)
+    if watch.is_open and entry.incident is not None and not any(isinstance(action, SaveIncident) for action in actions):
+        actions = (*actions, SaveIncident(incident=entry.incident))
+    return snapshot.count("captures", _result(seen)).with_job(entry), actions
+
+
+def _with_timeout(watch: JobWatch, look: Diagnosis) -> JobWatch:
+    """The time-out that the open operations have recorded stands above what the environment lets assume."""
+    told = sequence_numbers.timeout_seconds(look.grouping)
+    return watch if told is None else replace(watch, recorded_seconds=told)
+
+
+def glanced(
+    snapshot: Snapshot, job_key: str, seen: MotionCount, *, now: float, unix_now: float, settings: Detector
+) -> tuple[Snapshot, tuple[Action, ...]]:
+    """Take what a glance showed, which pauses nothing: it opens no incident, but may begin a suspicion."""
+    entry = snapshot.jobs.get(job_key)
+    if entry is None:
+        return snapshot, ()
+    watch, wanted = detector.glanced(entry.watch, seen, now, settings)
+    entry, actions = settle(replace(entry, watch=watch), wanted, unix_now)
+    return snapshot.count("captures", _result(seen)).with_job(entry), actions
+
+
+def unjudged(
+    snapshot: Snapshot, job_key: str, *, now: float, unix_now: float, settings: Detector
+) -> tuple[Snapshot, tuple[Action, ...]]:
+    """Take it that a capture failed as a whole: nothing is known of the ranks, and it is tried again later."""
+    entry = snapshot.jobs.get(job_key)
+    if entry is None:
+        return snapshot, ()
+    seen = MotionCount(frozen=0, moving=0, unknown=max(1, len(entry.job.ranks)))
+    watch, wanted = detector.captured(entry.watch, seen, now, settings)
+    entry, actions = settle(replace(entry, watch=watch, page=job_watch.pages(watch, now, settings)), wanted, unix_now)
+    return snapshot.count("captures", "failed").with_job(entry), actions
+
+
+def motion_count(grouping: Grouping) -> MotionCount:
+    """How many ranks of a capture are frozen, moving or unjudged. A rank that is gone makes no progress: frozen.
+
+    A job of which nothing is left is unjudged.
+    """
+    ended = all(group.gone for group in grouping.groups)
+    frozen = moving = unknown = 0
+    who = []
+    for group in grouping.groups:
+        movers = [member for member in group.members if member.motion is Motion.MOVING]
+        for member in group.members:
+            if member.motion is Motion.MOVING:
+                moving += 1
+            elif (member.motion is Motion.FROZEN or group.gone) and not ended:
+                frozen += 1
+            else:
+                unknown += 1
+        if movers:
+            doing = group.activity.replace("_", " ") if group.activity != "unknown" else "its own code"
+            who.append(f"{words.who([member.id for member in movers])} in {doing}")
+    stacked = sum(group.size for group in grouping.groups if group.frames)
+    return MotionCount(
+        frozen=frozen,
+        moving=moving,
+        unknown=unknown,
+        stacked=stacked,
+        absent=0 if ended else sum(group.size for group in grouping.groups if group.gone),
+        who="; ".join(who),
+        resting=resting_state(grouping),
+        serves=is_serving(grouping),
+        movers=frozenset(member.id for member in grouping.members if member.motion is Motion.MOVING),
+        stays=standstill.of(grouping),
+    )
+
+
+def _result(seen: MotionCount) -> str:
+    if not seen.total:
+        return "empty"
+    if seen.serves:
+        return "serving"
+    if seen.resting is not None:
+        return seen.resting.value
+    if seen.frozen == seen.total:
+        return "waits_elsewhere" if seen.waits_elsewhere else "frozen"
+    if seen.moving:
+        return "moving"
+    return "unjudged"

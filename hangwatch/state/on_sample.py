@@ -1,0 +1,76 @@
+"""What a power sample does to the jobs on the board, and a check that tells of errors of GPUs."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from hangwatch import detector
+from hangwatch.checks import nvlink_status, xid
+from hangwatch.config import Detector
+from hangwatch.detector import job_watch
+from hangwatch.detector.capture_due import LOOK_SECONDS
+from hangwatch.detector.power_level import idle_levels
+from hangwatch.model import CheckResult, CheckStatus, GpuSweep, SamplerStatus
+from hangwatch.state.actions import Action
+from hangwatch.state.board import Snapshot
+from hangwatch.state.incident_timeline import settle
+
+
+def sampled(
+    snapshot: Snapshot,
+    sweep: GpuSweep,
+    status: SamplerStatus,
+    *,
+    now: float,
+    settings: Detector,
+    gap_seconds: float,
+    look_seconds: float = LOOK_SECONDS,
+) -> tuple[Snapshot, tuple[Action, ...]]:
+    """Feed one sweep to every job; `now` is CLOCK_MONOTONIC in seconds, and a look takes `look_seconds`."""
+    held = frozenset(uuid for entry in snapshot.living for uuid in entry.job.gpu_uuids)
+    snapshot = replace(
+        snapshot, sweep=sweep, sampler=status, idle_watts=idle_levels(snapshot.idle_watts, sweep.gpus, held)
+    )
+    by_uuid = {gpu.uuid: gpu for gpu in sweep.gpus}
+    actions: list[Action] = []
+    for entry in snapshot.living:
+        samples = {uuid: by_uuid[uuid] for uuid in entry.job.gpu_uuids if uuid in by_uuid}
+        watch, wanted = detector.step(
+            entry.watch,
+            samples,
+            now,
+            settings,
+            idle=snapshot.idle_watts,
+            gap_seconds=gap_seconds,
+            gpu_errors_at=snapshot.gpu_errors_at,
+            look_seconds=look_seconds,
+        )
+        stepped = replace(entry, watch=watch, page=job_watch.pages(watch, now, settings))
+        stepped, more = settle(stepped, wanted, sweep.taken_unix_seconds)
+        snapshot = snapshot.with_job(stepped)
+        actions += more
+    return snapshot, tuple(actions)
+
+
+def unsampled(
+    snapshot: Snapshot, status: SamplerStatus, *, now: float, unix_now: float, settings: Detector
+) -> tuple[Snapshot, tuple[Action, ...]]:
+    """Take it that no new sweep has come; `now` is CLOCK_MONOTONIC in seconds."""
+    snapshot = replace(snapshot, sampler=status)
+    actions: list[Action] = []
+    for entry in snapshot.living:
+        watch, wanted = detector.unsampled(entry.watch, now, settings)
+        if wanted:
+            stepped, more = settle(replace(entry, watch=watch), wanted, unix_now)
+            snapshot = snapshot.with_job(stepped)
+            actions += more
+    return snapshot, tuple(actions)
+
+
+def checked(snapshot: Snapshot, result: CheckResult, *, now: float) -> Snapshot:
+    """Take the newest result of one check; `now` is CLOCK_MONOTONIC in seconds. XIDs and link errors are timed."""
+    before = snapshot.checks.get(result.check)
+    came = result.check == nvlink_status.CHECK.name and result.verdict.status >= CheckStatus.WARNING
+    if result.check == xid.CHECK.name and before is not None:
+        came = xid.errors_told(result.points) > xid.errors_told(before.points)
+    return replace(snapshot.with_check(result), gpu_errors_at=now if came else snapshot.gpu_errors_at)

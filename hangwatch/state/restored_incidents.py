@@ -1,0 +1,90 @@
+"""What becomes of the incidents that an earlier daemon left open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from hangwatch.config import Detector
+from hangwatch.detector import job_watch
+from hangwatch.model import Incident, JobState, ProcessId, TimelineEntry
+from hangwatch.state.actions import Action, SaveIncident
+from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.state.ended_jobs import with_known_absent
+from hangwatch.state.incident_timeline import TIMELINE_LENGTH
+
+STARTED_AGAIN = "hangwatch was started again: the processes are the same, the incident goes on"
+
+
+def resumed(
+    snapshot: Snapshot,
+    incidents: Iterable[Incident],
+    living: frozenset[ProcessId],
+    *,
+    now: float,
+    unix_now: float,
+    settings: Detector,
+) -> tuple[Snapshot, tuple[Action, ...]]:
+    """Take up the open incidents that an earlier daemon left, newest first; `living` are the processes that live.
+
+    Where the same processes are found the incident goes on. Where none lives, or other ranks are in their place, it is
+    closed with that reason. Where no scan has found them yet it waits in `left_open`.
+    """
+    actions: list[Action] = []
+    waiting: list[Incident] = []
+    for incident in incidents:
+        ranks = job_watch.generation(incident.job)
+        entry = next((one for one in snapshot.living if ranks & {*one.job.processes, *one.job.launcher_ids}), None)
+        reason = _closed_meanwhile(entry, ranks, living)
+        if reason is not None:
+            line = TimelineEntry(unix_seconds=unix_now, state=JobState.ENDED, message=reason)
+            closed = replace(
+                incident, state=JobState.ENDED, closed_unix_seconds=unix_now, timeline=(*incident.timeline, line)
+            )
+            actions.append(SaveIncident(incident=closed, is_watched=False, moved_to=JobState.ENDED))
+        elif entry is None:
+            waiting.append(incident)
+        else:
+            snapshot = snapshot.without_job(entry.job.key)
+            entry = _resumed(entry, incident, now, unix_now, settings)
+            snapshot = snapshot.with_job(entry)
+            if entry.incident is not None:
+                actions.append(SaveIncident(incident=entry.incident))
+    return replace(snapshot, left_open=tuple(waiting)), tuple(actions)
+
+
+def _closed_meanwhile(entry: JobEntry | None, ranks: frozenset[ProcessId], living: frozenset[ProcessId]) -> str | None:
+    """Why an incident that was left open does not go on; None where it does, or may."""
+    if not ranks & living:
+        return "its processes were gone when hangwatch was started again"
+    if entry is None:
+        return None
+    present = job_watch.generation(entry.job)
+    if present - ranks and ranks - present:
+        return "its ranks had been replaced by new ones when hangwatch was started again"
+    if entry.watch.is_open:
+        return "a later incident of the same processes goes on"
+    if entry.watch.state in (JobState.TRAINING, JobState.RECOVERED):
+        return "the job was at work when hangwatch had read this again"
+    return None
+
+
+def _resumed(entry: JobEntry, incident: Incident, now: float, unix_now: float, settings: Detector) -> JobEntry:
+    """The job under the name that it had, with its incident, looked at at once."""
+    job = with_known_absent(replace(entry, job=incident.job), entry.job)
+    job = replace(job, job_id=incident.job.job_id, job_key=incident.job.key)
+    timeline = incident.timeline
+    if timeline and timeline[-1].message == STARTED_AGAIN:
+        timeline = timeline[:-1]  # a daemon that is started again and again
+    timeline = (*timeline, TimelineEntry(unix_seconds=unix_now, state=incident.state, message=STARTED_AGAIN))
+    incident = replace(incident, job=job, timeline=timeline)
+    watch = job_watch.resumed(entry.watch, incident, now, unix_now, settings)
+    return replace(
+        entry,
+        job=job,
+        watch=watch,
+        page=job_watch.pages(watch, now, settings),
+        incident=incident,
+        timeline=timeline[-TIMELINE_LENGTH:],
+    )

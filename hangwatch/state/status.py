@@ -1,0 +1,187 @@
+"""What the daemon sees, as one value: the answer of /status and the source of `hangwatch status`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hangwatch.config import Detector
+from hangwatch.detector.power_level import quiet_line_watts
+from hangwatch.model import GpuSample, Incident, Job, JobName, JobState, LeftOut, Value
+from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.verdict.timeout_forecast import time_out
+
+_USUAL = Detector()
+SCHEMA_VERSION = 2  # 2: JobStatus.absent_local_ranks are [first, last] of each range; GpuStatus.jobs for job_id
+
+
+class JobStatus(Value, frozen=True):
+    """One job as /status shows it; no command line, no stack. `job_name` is what its user calls it.
+
+    `power_watts` is what its GPUs draw together, `line_watts` at or under what all of them would be quiet; null where
+    one of them has no reading, or no line yet. `ends_itself_unix_seconds` is when its own collective time-out ends it.
+    """
+
+    job_id: str
+    job_key: str
+    owner: str
+    launcher: str
+    user: str | None
+    state: JobState
+    message: str
+    seconds_in_state: float
+    ranks: int
+    world_size: int | None
+    absent_local_ranks: tuple[tuple[int, int], ...]
+    page: bool
+    verdict: str | None = None
+    incident: str | None = None
+    job_name: str = ""
+    program: str = ""
+    power_watts: float | None = None
+    line_watts: float | None = None
+    ends_itself_unix_seconds: float | None = None
+
+
+class GpuStatus(Value, frozen=True):
+    """One GPU as /status shows it; `fault` says why one has no readings.
+
+    `jobs` hold it: several that claim it, where the driver does not say which does.
+    """
+
+    index: int
+    name: str | None
+    power_watts: float | None
+    power_limit_watts: float | None
+    utilization_ratio: float | None
+    jobs: tuple[JobName, ...] = ()
+    fault: str | None = None
+
+
+class CheckLine(Value, frozen=True):
+    """One check as /status shows it; `ran_unix_seconds` is when it looked, null from a daemon that does not say."""
+
+    check: str
+    status: str
+    reason: str
+    message: str
+    ran_unix_seconds: float | None = None
+
+
+class Status(Value, frozen=True, kw_only=True):
+    """What the local daemon sees: the answer of /status; docs/json.md describes it."""
+
+    schema_version: int = SCHEMA_VERSION
+    node: str
+    sampler: str
+    gpus: tuple[GpuStatus, ...]
+    jobs: tuple[JobStatus, ...]
+    checks: tuple[CheckLine, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    store: str = "ok"
+
+
+def view(snapshot: Snapshot, node: str, now: float, settings: Detector = _USUAL) -> Status:
+    """The status of a snapshot; `now` is CLOCK_MONOTONIC in seconds. It holds no stack and no command line."""
+    sampler = snapshot.sampler
+    silent = sampler.fault.detail if sampler.fault else "no answer from the driver yet"
+    return Status(
+        node=node,
+        sampler="ok" if sampler.alive else silent,
+        store=snapshot.store_problem or "ok",
+        gpus=_gpus(snapshot),
+        jobs=_jobs(snapshot, now, settings),
+        left_out=snapshot.left_out,
+        checks=tuple(
+            CheckLine(
+                check=name,
+                status=result.verdict.status.name,
+                reason=result.verdict.reason,
+                message=result.verdict.message,
+                ran_unix_seconds=result.ran_unix_seconds,
+            )
+            for name, result in sorted(snapshot.checks.items())
+        ),
+    )
+
+
+def _gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
+    if snapshot.sweep is None:
+        return ()
+    jobs = [entry.job for entry in snapshot.living]
+    read = [
+        GpuStatus(
+            index=gpu.index,
+            name=gpu.name,
+            power_watts=gpu.power_watts,
+            power_limit_watts=gpu.power_limit_watts,
+            utilization_ratio=gpu.utilization_ratio,
+            jobs=tuple(job.name for job in _holders(gpu, jobs)),
+        )
+        for gpu in snapshot.sweep.gpus
+    ]
+    unread = [
+        GpuStatus(
+            index=index,
+            name=None,
+            power_watts=None,
+            power_limit_watts=None,
+            utilization_ratio=None,
+            fault=f"{fault.reason}: {fault.detail}",
+        )
+        for index, fault in snapshot.sweep.unread.items()
+    ]
+    return tuple(sorted((*read, *unread), key=lambda gpu: gpu.index))
+
+
+def _holders(gpu: GpuSample, jobs: Iterable[Job]) -> list[Job]:
+    """Whose it is: an environment can claim any GPU, so where the driver shows a process of a job on it, that job."""
+    claims = [job for job in jobs if gpu.uuid in job.gpu_uuids]
+    return [job for job in claims if not job.pids.isdisjoint(gpu.pids)] or claims
+
+
+def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus, ...]:
+    readings = {gpu.uuid: gpu.power_watts for gpu in (snapshot.sweep.gpus if snapshot.sweep else ())}
+    return tuple(
+        JobStatus(
+            job_id=entry.job.job_id,
+            job_key=entry.job.key,
+            owner=entry.job.owner,
+            launcher=entry.job.launcher,
+            user=entry.job.user,
+            state=entry.watch.state,
+            message=entry.watch.message,
+            seconds_in_state=now - entry.watch.since,
+            ranks=len(entry.job.ranks),
+            world_size=entry.job.world_size,
+            absent_local_ranks=entry.job.absent_local_ranks,
+            page=entry.page,
+            verdict=incident.verdict.message if incident else None,
+            incident=incident.incident_id if incident else None,
+            job_name=entry.job.job_name,
+            program=entry.job.program,
+            power_watts=_total(readings.get(uuid) for uuid in entry.job.gpu_uuids),
+            line_watts=_total(
+                quiet_line_watts(gpu, settings) if (gpu := entry.watch.gpus.get(uuid)) else None
+                for uuid in entry.job.gpu_uuids
+            ),
+            ends_itself_unix_seconds=ends.at_unix_seconds if ends else None,
+        )
+        for entry in snapshot.jobs.values()
+        for incident in [_present_incident(entry)]
+        for ends in [time_out(incident) if incident else None]
+    )
+
+
+def _total(watts: Iterable[float | None]) -> float | None:
+    """The sum; None where there is nothing to sum, or one of them is not known."""
+    known = list(watts)
+    return sum(one for one in known if one is not None) if known and None not in known else None
+
+
+def _present_incident(entry: JobEntry) -> Incident | None:
+    """The open incident; a closed one only while the state is what it ended in: a new silence is not told by an old
+    verdict."""
+    incident = entry.incident
+    if incident is None or incident.closed_unix_seconds is None:
+        return incident
+    return incident if entry.watch.state in (JobState.RECOVERED, JobState.ENDED) else None

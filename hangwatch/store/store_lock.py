@@ -1,0 +1,75 @@
+"""One daemon writes to a store: who has it, and for how long."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+from hangwatch.errors import TemporaryError
+from hangwatch.formats.incident_file import NO_LINK, StoreError
+from hangwatch.store import durable
+from hangwatch.store.error_advice import explained
+
+LOCK_FILE = "lock"
+
+
+class StoreTakenError(StoreError, TemporaryError):
+    """Another daemon keeps its incidents here; the message names it, where that is known."""
+
+
+class Lock:
+    """The lock of the state directory `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._taking = threading.Lock()
+        self._descriptor: int | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """True from `take` to `give_back`."""
+        return self._descriptor is not None
+
+    def take(self) -> None:
+        """Take the directory for this process, until `give_back` or its end; again costs nothing.
+
+        An flock(2), which the kernel takes back whatever the process dies of; it is never waited for. Raises
+        StoreTakenError where another process has it, StoreError where there can be no lock (disk full, read-only).
+        """
+        with self._taking:
+            if self._descriptor is None:
+                self._descriptor = self._locked()
+
+    def _locked(self) -> int:
+        """A descriptor that holds the lock."""
+        path = self._root / LOCK_FILE
+        with explained(self._root / "incidents"):
+            self._root.mkdir(mode=0o755, parents=True, exist_ok=True)
+            with durable.folder(self._root) as root:
+                durable.refuse_unsafe(self._root, root)
+                descriptor = os.open(LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NO_LINK, 0o600, dir_fd=root)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(descriptor, 20, 0).strip()
+                os.close(descriptor)
+                who = f"another hangwatch (pid {holder.decode()})" if holder.isdigit() else "another hangwatch"
+                raise StoreTakenError(
+                    f"{path}: {who} keeps its incidents here\n  end that one, or give each its own [store] directory"
+                ) from None
+            except OSError:
+                os.close(descriptor)
+                raise
+        with contextlib.suppress(OSError):  # on a full disk nobody learns our pid, and the lock holds all the same
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        return descriptor
+
+    def give_back(self) -> None:
+        """Give the directory back."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)

@@ -1,0 +1,443 @@
+"""Pure: where to look first when nobody can be accused, as one table of rules. They pass the gate of `culprit`, too.
+
+Whoever stands apart for a reason that holds in general, and is innocent often enough not to be named by stacks alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hangwatch.model import Confidence, Group, Member, Motion, Signature
+from hangwatch.stacks import activity, user_code
+from hangwatch.stacks.user_code import caller, is_in_user_code, python_frames
+from hangwatch.tables import kernel_lines
+from hangwatch.verdict import sentences
+from hangwatch.verdict.rules import (
+    Rule,
+    Scene,
+    Suspicion,
+    asks_unknown_thread,
+    died_first,
+    holder,
+    is_rooted,
+    may_be_late,
+    only_roles,
+    part_of,
+    waits_for,
+)
+
+DEADLY = tuple(name for name, row in kernel_lines.load().items() if row.deadly)
+ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
+
+
+def by_line(scene: Scene) -> Scene:
+    """The scene with groups that agree in the lines of the user's code, too."""
+    fine = user_code.by_line(scene.grouping)
+    return scene._replace(
+        grouping=fine, stacked=tuple(group for group in fine.groups if group.fault is None and not group.gone)
+    )
+
+
+# --- who stands apart ------------------------------------------------------------------------------------------------
+
+
+def _apart(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene], Sequence[Group]]:
+    """The one group of those, beside the largest of all; where several stand apart, none stands out."""
+
+    def suspects(scene: Scene) -> Sequence[Group]:
+        found = [group for group in scene.stacked[1:] if wanted(scene, group)]
+        return found if len(found) == 1 else []
+
+    return suspects
+
+
+def _is_in_own_code(scene: Scene, group: Group) -> bool:
+    """Whether it stands still in the program's own code, and no name or measurement says that it only waits there.
+
+    Who may wait for its GPU there, as others may in such code of theirs, is only at another place.
+    """
+    moves = any(member.motion is Motion.MOVING for member in group.members)
+    may_be = all(map(may_be_late(scene), group.members))
+    if not may_be or moves or not is_in_user_code(group):
+        return False
+    alike = (other for other in scene.stacked if other is not group and is_in_user_code(other))
+    kind = waits_for(group)
+    return kind == "unknown" or (kind == "gpu" and all(other.waits_for != "gpu" for other in alike))
+
+
+def _asks_unknown_thread(scene: Scene, group: Group) -> bool:
+    """Whether it waits for such a thread, still, and nothing that was measured says that it only waits there."""
+    moves = any(member.motion is Motion.MOVING for member in group.members)
+    return asks_unknown_thread(group) and not moves and all(map(may_be_late(scene), group.members))
+
+
+def _is_collective(group: Group) -> bool:
+    """Whether it waits for ranks that must come to the same call, and not for an answer, a request or the end."""
+    known = activity.known(group.activity)
+    return group.waits and known.work_is_in is None and not known.leaves_the_job
+
+
+def _is_alone_in_a_collective(scene: Scene, group: Group) -> bool:
+    """One rank in another collective, or called from elsewhere; but for the root of one, and stages of a pipeline."""
+    stages = any(map(_is_between_two, scene.stacked))
+    return group.size == 1 and all(map(_is_collective, scene.stacked)) and not stages and not only_roles(scene.stacked)
+
+
+def _is_between_two(group: Group) -> bool:
+    return activity.known(group.activity).is_between_two
+
+
+def _is_few_in_a_collective(scene: Scene, group: Group) -> bool:
+    return _is_collective(group) and all(other.waits_for == "gpu" for other in scene.stacked if other is not group)
+
+
+def _is_at_another_line(scene: Scene, _: Group) -> bool:
+    """The same functions, other lines of the user's code, and nobody moves.
+
+    In health, too, the root of a collective calls it from a line of its own, and so do the stages of a pipeline.
+    """
+    moves = any(member.motion is Motion.MOVING for other in scene.stacked for member in other.members)
+    return have_parted(scene) and not moves
+
+
+def have_parted(scene: Scene) -> bool:
+    """Whether all ranks stand in the same functions, at lines that differ for more than the role of a rank."""
+    groups = scene.stacked
+    lines = {group.members[0].user_frames for group in groups}
+    if len(groups) < 2 or len(lines) < len(groups) or () in lines or _is_between_two(groups[0]):
+        return False
+    are_alike = len({_functions(group) for group in groups}) == 1
+    return are_alike and (not is_rooted(groups[0]) or len({own[1:] for own in lines}) > 1)
+
+
+def _functions(group: Group) -> tuple[object, ...]:
+    return group.activity, *(frame.place for frame in python_frames(group))
+
+
+def _idles(group: Group) -> bool:
+    """Whether it waits, in a loop, for what comes from outside of the job."""
+    return activity.known(group.activity).idles
+
+
+def _idle_servers(scene: Scene) -> Sequence[Group]:
+    """Ranks in a loop without anything to serve, while others have gone on into a collective."""
+    return _beside_collectives(scene, _idles)
+
+
+def _awaits_orders(group: Group) -> bool:
+    """Whether it waits, in a loop, for what somebody else tells it to do next."""
+    frame = caller(group.frames)
+    receives = is_rooted(group) or _is_between_two(group) or not _is_collective(group)
+    return group.waits and receives and frame is not None and activity.is_marked("orders", frame.function, frame.file)
+
+
+def _idle_side(scene: Scene) -> Sequence[Group]:
+    """Ranks that wait for their next order, while others have gone on into a collective."""
+    return _beside_collectives(scene, _awaits_orders)
+
+
+def _awaits_answer(scene: Scene, group: Group) -> bool:
+    """Whether it waits for an answer or for events, while all others stand behind their GPUs.
+
+    Beside a collective an engine may wait so for its next request, in health; nobody begins a step without one.
+    """
+    others = [other for other in scene.stacked if other is not group]
+    moves = any(member.motion is Motion.MOVING for member in group.members)
+    return (_asks(group) or _idles(group)) and not moves and all(other.waits_for == "gpu" for other in others)
+
+
+def _asks(group: Group) -> bool:
+    """Whether it waits for an answer of another process, which may be none of the job."""
+    known = activity.known(group.activity)
+    return group.waits and known.work_is_in is not None and not known.idles
+
+
+def _asking_side(scene: Scene) -> Sequence[Group]:
+    """Ranks that wait for an answer, while others have gone on into a collective."""
+    return _beside_collectives(scene, _asks)
+
+
+def _beside_collectives(scene: Scene, wanted: Callable[[Group], bool]) -> Sequence[Group]:
+    """Such groups, where all others stand in collectives."""
+    idle = [group for group in scene.stacked if wanted(group)]
+    inside = [group for group in scene.stacked if group not in idle]
+    return idle if inside and all(map(_is_collective, inside)) else []
+
+
+def _told_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
+    """Ranks of which the kernel's log has such a line, however their stacks look."""
+
+    def suspects(scene: Scene) -> Sequence[Group]:
+        told = (
+            part_of(group, lambda member: any(line.name in names for line in member.kernel_lines))
+            for group in scene.stacked
+        )
+        return [part for part in told if part]
+
+    return suspects
+
+
+def _outside_of_a_lock(scene: Scene, group: Group) -> bool:
+    """As `_is_in_own_code`, beside others who wait for a lock of which nobody knows that somebody else holds it."""
+    others = [member for other in scene.stacked if other is not group for member in other.members]
+    holders = {holder(member) for member in others if member.file_lock is not None and member.file_lock.holder_pid}
+    return holders <= {(member.id.node, member.id.pid) for member in group.members} and _is_in_own_code(scene, group)
+
+
+def _without_a_thread(scene: Scene, group: Group) -> bool:
+    """Whether it stands where all others do, who have a thread in a collective, and has no such thread."""
+    others = [other for other in scene.stacked if other is not group]
+    are_alike = all(_functions(other) == _functions(group) for other in others)
+    return are_alike and not _has_a_collective(group) and all(map(_has_a_collective, others))
+
+
+def _has_a_collective(group: Group) -> bool:
+    return any(activity.known(thread.activity).in_key for thread in group.threads)
+
+
+def _holders(scene: Scene) -> Sequence[Group]:
+    """Ranks that hold the lock of a file for which another rank waits, and do not come themselves."""
+    members = scene.grouping.members
+    held = {holder(member) for member in members if member.file_lock is not None}
+
+    def holds(member: Member) -> bool:
+        return (member.id.node, member.id.pid) in held
+
+    return [part for group in scene.stacked if group.waits_for != "gpu" and (part := part_of(group, holds))]
+
+
+def _other_of_two(scene: Scene) -> Sequence[Group]:
+    if scene.grouping.ranks_known != 2 or len(scene.stacked) != 2:
+        return []
+    found = [
+        group
+        for group in scene.stacked
+        if _is_in_own_code(scene, group) or group.waits_for == "unknown" or asks_unknown_thread(group)
+    ]
+    waiting = [group for group in scene.stacked if _is_collective(group)]
+    return found if len(found) == len(waiting) == 1 else []
+
+
+def _busy_half(scene: Scene) -> Sequence[Group]:
+    """Ranks in one known activity of their own, while all others stand at one call of one collective."""
+    busy = [group for group in scene.stacked if group.waits_for == "nothing"]
+    others = [group for group in scene.stacked if group not in busy]
+    is_one = len({group.activity for group in busy}) == len(others) == 1
+    return busy if is_one and _is_collective(others[0]) else []
+
+
+def _is_behind_gpu(_: Scene, group: Group) -> bool:
+    return group.waits_for == "gpu"
+
+
+def _low_power(scene: Scene) -> Sequence[Group]:
+    """Ranks whose GPUs all draw less than every GPU that is at work."""
+    working = [member for group in scene.stacked for member in group.members if _gpu_works(member.signature)]
+    still = [group for group in scene.stacked if not any(_gpu_works(member.signature) for member in group.members)]
+    drawn = [member.power_watts for group in still for member in group.members]
+    least = min((member.power_watts or 0.0 for member in working), default=0.0)
+    return still if drawn and all(watts is not None and watts < least for watts in drawn) else []
+
+
+def _gpu_works(signature: Signature) -> bool:
+    return signature is Signature.GPU_WORKS
+
+
+# --- in which words --------------------------------------------------------------------------------------------------
+
+
+def _settled_by_what_holds(suspicion: Suspicion) -> str:
+    return sentences.what_holds(suspicion.members)
+
+
+def _settled_by_numbers(suspicion: Suspicion) -> str:
+    return sentences.NUMBERS_BELOW if suspicion.scene.has_numbers else sentences.SEQUENCE_NUMBERS
+
+
+def _settled_by_what_it_is_in(suspicion: Suspicion) -> str:
+    return sentences.look_at(suspicion.suspects[0])
+
+
+def _why(say: Callable[[Sequence[Group], Sequence[Group]], str]) -> Callable[[Suspicion], str]:
+    return lambda suspicion: say(suspicion.suspects, suspicion.others)
+
+
+def _first_look(
+    who: str,
+    suspects: Callable[[Scene], Sequence[Group]],
+    waiting: tuple[str, ...],
+    why: Callable[[Sequence[Group], Sequence[Group]], str],
+    settle: Callable[[Suspicion], str],
+    *,
+    few: bool = True,
+    may_name: bool = False,
+    by_stack: bool = True,
+) -> Rule:
+    return Rule(
+        kind="OutsideCollective",
+        who=who,
+        suspects=suspects,
+        waiting=waiting,
+        half_of="answered",
+        outnumber="three times" if few else "as many",
+        confidence=Confidence.NONE,
+        weigh=lambda suspicion: suspicion.rule.confidence,
+        words=_why(why),
+        by_stack=by_stack,
+        settle=settle,
+        may_name=may_name,
+    )
+
+
+FIRST_LOOKS: tuple[Rule, ...] = (
+    _first_look(
+        "have no process any more, and died first by what they left, while no wait for ranks is known of the others",
+        died_first,
+        ANYTHING,
+        sentences.died,
+        lambda _: sentences.DIED,
+        few=False,
+        by_stack=False,
+    ),
+    _first_look(
+        "have a thread that is blocked in state `D`, of which the kernel's log says that it has been for minutes",
+        _told_by_kernel("hung_task"),
+        ("ranks", "gpu"),
+        sentences.hung_task,
+        lambda _: sentences.HUNG_TASK,
+        few=False,
+        by_stack=False,
+    ),
+    _first_look(
+        "have lost a worker process to a fault or the OOM killer, by the kernel's log",
+        _told_by_kernel(*DEADLY),
+        ("ranks", "gpu"),
+        sentences.lost_worker,
+        lambda suspicion: sentences.whether_it_waits(suspicion.members),
+        few=False,
+        by_stack=False,
+    ),
+    _first_look(
+        "hold the lock of a file for which others of the job wait",
+        _holders,
+        ("ranks", "gpu", "lock"),
+        sentences.holds_lock,
+        lambda _: sentences.LOCK,
+        few=False,
+        by_stack=False,
+    ),
+    _first_look(
+        "is the other one of two ranks, in no wait that is known",
+        _other_of_two,
+        ("ranks",),
+        sentences.stands_apart,
+        _settled_by_what_holds,
+        few=False,
+        may_name=True,
+    ),
+    _first_look(
+        "stand still in the program's own code",
+        _apart(_is_in_own_code),
+        ("ranks", "gpu"),
+        sentences.stands_apart,
+        _settled_by_what_holds,
+        may_name=True,
+    ),
+    _first_look(
+        "wait for a thread of theirs that is in functions that no rule knows",
+        _apart(_asks_unknown_thread),
+        ("ranks",),
+        sentences.stands_apart,
+        lambda _: sentences.THREAD,
+        may_name=True,
+    ),
+    _first_look(
+        "stand still in the program's own code, while the others wait for a lock",
+        _apart(_outside_of_a_lock),
+        ("lock",),
+        sentences.stands_apart,
+        _settled_by_what_holds,
+    ),
+    _first_look(
+        "have no thread in a collective, while all others, whose main threads stand where theirs do, have one",
+        _apart(_without_a_thread),
+        ANYTHING,
+        sentences.without_a_thread,
+        _settled_by_what_holds,
+    ),
+    _first_look(
+        "stand in the same functions as all others, at another line of the user's code",
+        _apart(_is_at_another_line),
+        ANYTHING,
+        sentences.other_line,
+        _settled_by_numbers,
+    ),
+    _first_look(
+        "wait for their next order, while the others have gone on into a collective",
+        _idle_side,
+        ("ranks",),
+        sentences.awaits_orders,
+        lambda _: sentences.ORDERS,
+        few=False,
+    ),
+    _first_look(
+        "wait in a loop for clients or events, while the others have gone on into a collective",
+        _idle_servers,
+        ("ranks",),
+        sentences.has_not_joined,
+        lambda _: sentences.LOOP,
+        few=False,
+    ),
+    _first_look(
+        "wait for an answer of another process, while the others have gone on into a collective",
+        _asking_side,
+        ("ranks",),
+        sentences.has_not_joined,
+        _settled_by_what_it_is_in,
+    ),
+    _first_look(
+        "wait for another process or for events, while the others stand behind their GPUs",
+        _apart(_awaits_answer),
+        ("gpu",),
+        sentences.stands_apart,
+        _settled_by_what_it_is_in,
+    ),
+    _first_look(
+        "is one rank, in another collective or another caller of it",
+        _apart(_is_alone_in_a_collective),
+        ("ranks",),
+        sentences.other_call,
+        _settled_by_numbers,
+    ),
+    _first_look(
+        "wait in a collective, while the others stand behind their GPUs",
+        _apart(_is_few_in_a_collective),
+        ("gpu",),
+        sentences.other_call,
+        _settled_by_numbers,
+    ),
+    _first_look(
+        "are busy with one thing, half of the job, while the others stand at one call of a collective",
+        _busy_half,
+        ("ranks",),
+        sentences.stands_apart,
+        _settled_by_what_it_is_in,
+        few=False,
+    ),
+    _first_look(
+        "stand behind the GPU, where nobody knows how many ranks there are",
+        _apart(_is_behind_gpu),
+        ("ranks",),
+        sentences.stands_apart,
+        _settled_by_numbers,
+    ),
+    _first_look(
+        "draw less than every GPU that is at work",
+        _low_power,
+        ("work",),
+        sentences.low_power,
+        _settled_by_what_holds,
+        few=False,
+    ),
+)
+"""Whom to look at first, in their order. Section 4 of docs/verdicts.md is printed from them."""

@@ -1,0 +1,255 @@
+"""Pure: what the ranks of a group do, as a clause after their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import structs
+
+from hangwatch import words
+from hangwatch.model import (
+    BLOCKED_STATES,
+    FUSE_WAITS,
+    STOPPED_STATES,
+    Behind,
+    FileLock,
+    Frame,
+    Group,
+    KernelCall,
+    Member,
+    Motion,
+    RankId,
+    Signature,
+    Stack,
+)
+from hangwatch.stacks import activity
+from hangwatch.stacks import frames as stack_frames
+from hangwatch.stacks.user_code import caller, own_frame
+from hangwatch.tables import kernel_lines
+
+_SINGULAR = (("is ", "are "), ("waits ", "wait "), ("stands ", "stand "), ("sleeps", "sleep"))
+
+
+def does(group: Group, *, several: bool = False) -> str:
+    """What the ranks of a group do: "is loading data (DataLoader)", for several "are loading data (DataLoader)"."""
+    worker = at_work(group)
+    if worker is not None and worker.own is not None:
+        if several:
+            return f"wait for their loader workers, in {worker.own}"
+        return f"waits for its loader worker ({_which(worker)}) in {worker.own}"
+    clause = (
+        _waits_for_file_lock(group)
+        or _shares_lock(group)
+        or _awaits_store(group)
+        or activity.says(group.activity, group.operation)
+    )
+    if group.waits_for == "gpu" and activity.known(group.activity).waits_for != "gpu":
+        by_stack = f"sleeps in PyTorch's own code, for ranks or its GPU, in {_innermost(group)}"
+        clause = by_stack if _is_in_torch(group) else f"waits for its GPU in {_innermost(group)}"  # both measured
+    if several:
+        for singular, plural in _SINGULAR:
+            if clause.startswith(singular):
+                return plural + clause[len(singular) :].replace("its GPU", "their GPUs")
+    return clause
+
+
+def ended_by(member: Member) -> str | None:
+    """How its process or a worker of it ended by the kernel's log: "segfault in libc.so.6"; None where that is silent.
+
+    The library's name is what a file is called, so it is told only.
+    """
+    rows = kernel_lines.load()
+    line = next((one for one in member.kernel_lines if one.name in rows and rows[one.name].deadly), None)
+    if line is None:
+        return None
+    return line.name.replace("_", " ") + (f" in {line.where}" if line.where else "")
+
+
+def _waits_for_file_lock(group: Group) -> str | None:
+    """By measurement, see `probes.file_locks`; None where not all of its ranks wait for the same one."""
+    locks = {member.file_lock for member in group.members}
+    lock = locks.pop() if len(locks) == 1 else None
+    if lock is None:
+        return None
+    child = "a process that it started, which waits for " if lock.by_child else ""
+    return f"waits for {child}the lock of {lock.path}{_held_by(lock)}"
+
+
+def _shares_lock(group: Group) -> str | None:
+    """By measurement, see `probes.shared_locks`."""
+    shares = group.waits_for == "lock" and all(member.shares_lock for member in group.members)
+    return "waits for a lock in memory shared with another rank" if shares else None
+
+
+def _awaits_store(group: Group) -> str | None:
+    """By measurement, see `hang.surroundings`; of functions that no rule knows."""
+    asks = group.waits and activity.known(group.activity).waits_for == "unknown"
+    waits = asks and all(member.awaits_store == "main" for member in group.members)
+    return f"waits for a key of the store in {_innermost_function(group)}" if waits else None
+
+
+def _held_by(lock: FileLock) -> str:
+    if lock.holder_pid is None:
+        return ", whose holder is not listed: it has ended and left it to a process that it started, or is elsewhere"
+    return f", which pid {lock.holder_pid} ({lock.holder_comm}) holds"
+
+
+def in_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
+    """What the kernel says of where a rank stands: "read from /data/shard-3, on /data (nfs4), for 3 rounds".
+
+    `ranks` are those of its node, by pid. None where it was not asked, or stood in no call.
+    """
+    return None if member.kernel_call is None else _in_call(member.kernel_call, member, ranks)
+
+
+def worker_in_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
+    """What the kernel says of where the worker stands for which a rank waits; None where it was not asked."""
+    worker = member.worker_call
+    if worker is None:
+        return None
+    # What the rank's own state says of a file system, it does not say of its worker's.
+    of_worker = structs.replace(member, id=structs.replace(member.id, pid=worker.pid), state=None, wchan=None)
+    return f"its worker {worker.pid} stands in {_in_call(worker.call, of_worker, ranks)}"
+
+
+def _in_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> str:
+    rounds = "" if call.rounds < 2 else f", in each of {call.rounds} rounds"
+    if call.file_lock is not None:
+        return f"{call.says} {call.file_lock.path}{_held_by(call.file_lock)}{rounds}"
+    about = [_behind(one, member, ranks) for one in call.behind]
+    if call.descriptors > len(about) > 0:
+        about.append(words.count(call.descriptors - len(about), "other descriptor"))
+    if call.path:
+        about = [call.path]
+    if call.child_pid is not None:
+        about = [f"its child {call.child_pid} ({call.child_comm})"]
+    if not about:
+        return f"{call.name}{rounds}"
+    return f"{call.says} {words.listing(about)}{rounds}"
+
+
+def tells_call(member: Member) -> bool:
+    """Whether more is known of the call of a rank than its name: every lock between threads is a futex."""
+    return _tells(member.kernel_call)
+
+
+def tells_what_holds(member: Member) -> bool:
+    """Whether that is so of its call, or of that of the worker for which it waits."""
+    return _tells(member.kernel_call) or (member.worker_call is not None and _tells(member.worker_call.call))
+
+
+def _tells(call: KernelCall | None) -> bool:
+    return call is not None and bool(call.behind or call.path or call.child_pid or call.file_lock)
+
+
+def _behind(one: Behind, member: Member, ranks: Mapping[int, RankId]) -> str:
+    """One file, pipe or peer. A file system that is served from elsewhere gives no answer where nothing flows.
+
+    And where the kernel waits for it: a FIFO that lies there waits for its other end, in state S.
+    """
+    match one.kind:
+        case "file" if one.mount:
+            waits_for_it = member.state in BLOCKED_STATES or member.wchan in FUSE_WAITS
+            is_silent = one.is_remote and waits_for_it and member.signature is Signature.BLOCKED
+            return f"{one.what}, on {one.mount}{', which gives no answer' if is_silent else ''}"
+        case "pipe":
+            return f"a pipe whose other end {_other(one, member, ranks)}"
+        case "unix":
+            return f"{one.what} whose other end {_other(one, member, ranks)}"
+        case "connection":
+            gone = ", which is gone" if one.is_lost else ""
+            who = f", whose other end {_other(one, member, ranks)}" if one.other_pid is not None else ""
+            return f"{one.what}{who}{gone}"
+        case "listening":
+            return f"{one.what}, where it listens"
+    return one.what
+
+
+def _other(one: Behind, member: Member, ranks: Mapping[int, RankId]) -> str:
+    if one.other_pid is None:
+        return "was not found"
+    if one.other_pid == member.id.pid:
+        return "is it itself"
+    rank = ranks.get(one.other_pid)
+    return f"is {words.who([rank])}" if rank is not None else f"is pid {one.other_pid} ({one.other_comm})"
+
+
+def at_work(group: Group) -> Stack | None:
+    """The worker process that has a task, where the group leaves its work to workers."""
+    if activity.known(group.activity).work_is_in != "workers":
+        return None
+    return next((worker for worker in group.workers if worker.own is not None), None)
+
+
+def _which(worker: Stack) -> str:
+    state = "stopped" if worker.state in STOPPED_STATES else "blocked in the kernel"
+    held = worker.state in STOPPED_STATES | BLOCKED_STATES
+    return f"pid {worker.pid}, {state}" if held else f"pid {worker.pid}"
+
+
+def _innermost(group: Group) -> str:
+    """The operation that is known, else the function in which it stands."""
+    return group.operation or _innermost_function(group)
+
+
+def _innermost_function(group: Group) -> str:
+    return stack_frames.plain_name(group.frames[0].function) if group.frames else "its own code"
+
+
+def has_gpu(group: Group) -> bool:
+    """Whether it is known that its ranks wait for a GPU, or have one: backward stands on a job without any, too."""
+    known = activity.known(group.activity)
+    waits = "its GPU" in known.says or (known.waits_for != "gpu" and not _is_in_torch(group))
+    return waits or any(member.utilization_ratio is not None for member in group.members)
+
+
+def _is_in_torch(group: Group) -> bool:
+    """Whether all that is known of its waits is that it sleeps in code of PyTorch, NCCL or CUDA."""
+    return all(member.waits_in_torch for member in group.members)
+
+
+def at(group: Group) -> str:
+    """Where in the user's code it stands, else who called the collective: " at train.py:38"; else empty."""
+    frame = own_frame(group) or (caller(group.frames) if group.waits else None)
+    return "" if frame is None else f" at {place(frame)}"
+
+
+def place(frame: Frame) -> str:
+    """File and line of a frame, the function where the line is not known."""
+    return str(frame) if frame.line is None else f"{frame.file}:{frame.line}"
+
+
+def operations(groups: Iterable[Group]) -> str:
+    """What groups wait in, the largest first: "broadcast (7 ranks) and all_reduce (4 ranks)"."""
+    counts: dict[str, int] = {}
+    for group in groups:
+        name = (group.operation if group.waits else None) or _measured(group) or group.activity.replace("_", " ")
+        counts[name] = counts.get(name, 0) + len(group.members)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{name} ({words.count(number)})" for name, number in ordered[:4]]
+    if len(ordered) > 4:
+        shown.append(f"{words.count(len(ordered) - 4, 'other operation')}")
+    return ordered[0][0] if len(ordered) == 1 else words.listing(shown)
+
+
+def _measured(group: Group) -> str | None:
+    """Where it waits by measurement alone, in functions that no rule knows."""
+    if group.activity != "unknown" or group.waits_for != "gpu":
+        return None
+    own = _innermost_function(group)
+    return f"PyTorch's own code ({own})" if _is_in_torch(group) else own
+
+
+def top(group: Group, depth: int = 4) -> str:
+    """The innermost frames of a group in one line."""
+    return " < ".join(str(frame) for frame in group.frames[:depth])
+
+
+def may_come(members: Sequence[Member]) -> str:
+    """What to think of first where those who have not come do not stand still."""
+    who = "It" if len(members) == 1 else "Of them some"
+    if any(member.motion is Motion.MOVING for member in members):
+        return f" {who} {'is' if who == 'It' else 'are'} at work there, and may come when that is done."
+    if any(member.signature is Signature.SPINS for member in members):
+        return f" {who} {'uses' if who == 'It' else 'use'} CPU there: work that will end, or a loop that will not."
+    return ""

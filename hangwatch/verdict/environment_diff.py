@@ -1,0 +1,76 @@
+"""Pure: the environments of the ranks of a job -> what differs between them, and what all have. It accuses nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from hangwatch import words
+from hangwatch.model import Difference, Environment, Evidence, RankId, Setting
+from hangwatch.tables import environment_names
+
+_MOST_DIFFERENCES = 32
+_MOST_RANKS = 64
+_MOST_VALUES = 4
+_MOST_VOTES = 8
+_VALUE_CHARACTERS = 200
+
+
+def compare(environs: Mapping[RankId, Mapping[str, str]]) -> Environment | None:
+    """What differs among ranks, the rarest first, and what all of them have; None where nothing was read.
+
+    Left out is what should differ by the table, and what nearly each of three ranks or more has of its own.
+    """
+    if not environs:
+        return None
+    found: list[Difference] = []
+    common: list[tuple[str, str]] = []
+    for name in sorted({name for variables in environs.values() for name in variables}):
+        row = environment_names.row_of(name)
+        if row is None:
+            continue
+        by_value: dict[str | None, list[RankId]] = {}
+        for rank, variables in environs.items():
+            by_value.setdefault(variables.get(name), []).append(rank)
+        if len(by_value) == 1:
+            common += [(name, words.elided(value, _VALUE_CHARACTERS)) for value in by_value if value is not None]
+        elif not row.differs and len(by_value) <= max(2, len(environs) // 2):
+            found.append(_difference(name, row.why, by_value))
+    found.sort(key=lambda one: (sum(setting.count for setting in one.settings[:-1]), one.name))
+    return Environment(differences=tuple(found[:_MOST_DIFFERENCES]), common=tuple(common))
+
+
+def _difference(name: str, why: str, by_value: Mapping[str | None, list[RankId]]) -> Difference:
+    rarest = sorted(by_value.items(), key=lambda entry: (len(entry[1]), entry[0] or ""))
+    settings = tuple(
+        Setting(
+            value=None if value is None else words.elided(value, _VALUE_CHARACTERS),
+            ranks=tuple(sorted(ranks, key=RankId.sort_key)[:_MOST_RANKS]),
+            count=len(ranks),
+        )
+        for value, ranks in rarest
+    )
+    return Difference(name=name, why=why, settings=(*settings[:-1][: _MOST_VALUES - 1], settings[-1]))
+
+
+def votes(environment: Environment, pointed: Collection[RankId]) -> Iterator[Evidence]:
+    """What differs, as evidence; where those at whom a verdict points are the ones that differ comes first."""
+    pids = {(rank.node, rank.rank, rank.pid) for rank in pointed}
+
+    def is_theirs(one: Difference) -> bool:
+        odd = {(rank.node, rank.rank, rank.pid) for rank in one.odd}
+        return bool(odd) and odd <= pids
+
+    for one in sorted(environment.differences, key=lambda one: not is_theirs(one))[:_MOST_VOTES]:
+        yield Evidence(kind="environment", message=f"{said(one)}; {one.why}", ranks=one.odd)
+
+
+def said(one: Difference) -> str:
+    """`NCCL_SOCKET_IFNAME differs: eth1 on rank 3, eth0 on 7 others`."""
+    *odd, most = one.settings
+    told = [f"{_value(setting)} on {words.who(setting.ranks)}" for setting in odd]
+    rest = f"{_value(most)} on {words.count(most.count, 'other')}"
+    return f"{one.name} differs: {', '.join([*told, rest])}"
+
+
+def _value(setting: Setting) -> str:
+    return "not set" if setting.value is None else setting.value or "empty"

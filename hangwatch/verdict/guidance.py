@@ -1,0 +1,100 @@
+"""Pure: where to look first when nobody can be named. It accuses nobody."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from hangwatch import words
+from hangwatch.model import Group, Grouping, Member, PortUse
+from hangwatch.stacks import activity
+
+_MOST_SENTENCES = 2
+_LINKS = "XIDs, NVLink and network errors"
+_BRANCH = "or a rank took another branch or another process group: compare sequence numbers"
+
+ITS_GPU = (
+    "XIDs of that GPU in the kernel log, the errors of its links (`nvidia-smi nvlink -e`) and of the network adapter "
+    "beside it, and which kernel its stream is in"
+)
+"""What would settle whether a rank is held up by its GPU."""
+
+
+def where_to_look(grouping: Grouping) -> str:
+    """Sentences to put after a headline that names nobody, with a space before them.
+
+    First who has not answered; then what the groups wait for, by measurement where that tells, else by activity. Links
+    and sequence numbers only where everybody waits for ranks or GPUs.
+    """
+    groups = [group for group in grouping.groups if not group.fault and not group.gone]
+    failed = sum(group.size for group in grouping.groups if group.fault)
+    if failed:
+        return f" {words.count(failed).capitalize()} could not be dumped, see the evidence: start there."
+    found = list(dict.fromkeys(filter(None, map(_look_at, groups))))[:_MOST_SENTENCES]
+    return "".join(f" {sentence}" for sentence in (*_absent(grouping), *(found or _alike(grouping, groups))))
+
+
+def _look_at(group: Group) -> str | None:
+    locks = {member.file_lock for member in group.members}
+    if len(locks) == 1 and (lock := locks.pop()):
+        if lock.holder_pid is None:
+            return f"Look at who has {lock.path} open (`fuser -v`): its holder has ended, or is on another node."
+        return f"Look at pid {lock.holder_pid} ({lock.holder_comm}), which holds {lock.path}."
+    awaited = {member.awaited for member in group.members}
+    if len(awaited) == 1 and (outside := awaited.pop()):
+        return f"Look at {outside.who}" + (", which is gone." if outside.is_lost else ": does it answer?")
+    known = activity.known(group.activity)
+    return (known.meets_at_store and _store(group.members)) or known.look_at
+
+
+def _store(members: Sequence[Member]) -> str | None:
+    """What the sockets of ranks show of the store at which they meet."""
+    seen = [(member, member.store) for member in members if member.store is not None]
+    if not seen:
+        return None
+
+    def who(socket: PortUse) -> str:
+        return words.who([member.id for member, store in seen if store.socket == socket])
+
+    uses = {store.socket for _, store in seen}
+    parts = [f"Look at the store at {seen[0][1].endpoint}"]
+    parts.append(f"{who('serving')} serves it" if "serving" in uses else "none of these ranks serves it")
+    if "silent" in uses:
+        parts.append(f"the requests of {who('silent')} to connect have no answer")
+    apart = [member.id for member, store in seen if not store.has_connection]
+    if apart:
+        parts.append(f"{words.who(apart)} {'has' if len(apart) == 1 else 'have'} no connection to it")
+    return f"{parts[0]}: {words.listing(parts[1:])}."
+
+
+def _absent(grouping: Grouping) -> list[str]:
+    if grouping.unanswered:
+        silent = f"{words.count_ranges(grouping.unanswered)} ({words.fold_ranges(grouping.unanswered)}"
+        nodes = _silent_nodes(grouping)
+        whole = f", as many as {words.count(nodes, 'whole node')} would hold" if nodes else ""
+        return [f"No answer from {silent}{whole}): look there first."]
+    return ["Look at the other nodes, too."] if grouping.elsewhere else []
+
+
+def _alike(grouping: Grouping, groups: list[Group]) -> list[str]:
+    """Where no group says more than that it waits, or what is not known."""
+    if grouping.unanswered:
+        return []
+    if any(group.waits_for not in {"ranks", "gpu"} for group in groups):
+        return ["`hangwatch dump --native` shows what they call below Python."]
+    alone = len(grouping.members) == 1 and (grouping.world_size or 1) == 1
+    return [f"Look for {_LINKS}." if alone else f"Look for {_LINKS}; {_BRANCH}."]
+
+
+def _silent_nodes(grouping: Grouping) -> int:
+    """How many nodes would be silent as a whole, if all nodes hold as many ranks as those that answered."""
+    per_node = Counter(member.id.node for member in grouping.members if member.id.rank is not None)
+    ranks = max(per_node.values(), default=0)
+    if ranks < 2 or None in per_node:
+        return 0
+    return sum(_whole_nodes(silent, ranks) for silent in grouping.unanswered)
+
+
+def _whole_nodes(silent: range, ranks: int) -> int:
+    """How many blocks of so many ranks, counted from rank 0, lie within a range."""
+    return max(0, silent.stop // ranks - -(-silent.start // ranks))

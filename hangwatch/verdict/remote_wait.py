@@ -1,0 +1,31 @@
+"""Pure: do all ranks of a node wait for ranks of other nodes? Then the job may hang, but not this node."""
+
+from __future__ import annotations
+
+from hangwatch.collectives import wait_graph
+from hangwatch.model import Grouping, Verdict
+from hangwatch.verdict.sequence_numbers import stance_of
+
+
+def waits_elsewhere(grouping: Grouping, verdict: Verdict, *, is_elsewhere_too: bool) -> bool:
+    """Whether nobody here holds the job up: every rank waits, and what they wait for is not on this node.
+
+    Exactly where flight recorders tell it: everybody here has come to what is waited for, or waits elsewhere himself,
+    and there are members on other nodes. Where they tell nothing all must stand in one wait, of a job that
+    `is_elsewhere_too`: it is known to have ranks that are not of this node. Whoever is named, or to be looked at first,
+    is of this node, so then it is false.
+    """
+    members = [member for member in grouping.members if not member.waiting]
+    stance = stance_of(grouping)
+    if verdict.named or verdict.first_look or not members or any(stance(member) != "waits" for member in members):
+        return False
+    found = wait_graph.judge(members, stance, grouping.world_size)
+    if not found.meetings:
+        return is_elsewhere_too and verdict.kind == "AllWaiting"
+    here = {member.id.rank for member in members}
+    outward = [
+        one for one in found.meetings if not here.issuperset(one.members) or (is_elsewhere_too and not one.is_whole)
+    ]
+    waiting = {rank for one in outward for rank in one.waiting}
+    missing = {rank for one in found.meetings for rank in one.missing if rank in here}
+    return found.kind == "unknown" and bool(outward) and missing <= waiting

@@ -1,0 +1,33 @@
+"""Pure: does one round of a capture tell enough, or is a second one needed?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hangwatch.collectives import rank_records
+from hangwatch.model import RankDump
+from hangwatch.stacks import activity
+from hangwatch.stacks.process_activity import find_standing
+from hangwatch.verdict.rules import GPU_IN_KERNEL_RATIO
+
+
+def is_needed(ranks: Iterable[RankDump], table: activity.Table) -> bool:
+    """True if what one round shows of a rank may mislead: only a second one tells who moves and who is behind its GPU.
+
+    So it is of a rank in code that no rule knows, or in a place that may be behind its GPU, of one that does not wait
+    for ranks while its GPU runs a kernel, and where a flight recorder shows that its rank may stand.
+    """
+    return any(_may_mislead(rank, table) for rank in ranks)
+
+
+def _may_mislead(rank: RankDump, table: activity.Table) -> bool:
+    last = rank.rounds[-1] if rank.rounds else None
+    if last is None or rank.gone:
+        return False
+    if rank_records.stands(last.recorders):
+        return True
+    if not any(thread.frames for thread in last.threads):
+        return False
+    waits_for = find_standing(last.threads, table).waits_for
+    is_in_kernel = (rank.utilization_ratio or 0.0) >= GPU_IN_KERNEL_RATIO
+    return waits_for in {"unknown", "gpu"} or (is_in_kernel and waits_for != "ranks")

@@ -1,0 +1,33 @@
+"""Pure: when a job that hangs is ended by its collective time-out, as its ranks have recorded it, else as it is set."""
+
+from __future__ import annotations
+
+from hangwatch.jobs.collective_timeout import patience
+from hangwatch.model import Incident, JobState, Value
+from hangwatch.verdict import sequence_numbers
+
+
+class TimeOut(Value, frozen=True):
+    """After how long torch.distributed ends a job that waits; `source` says where that stands.
+
+    `at_unix_seconds` counts from when it fell quiet; None where that was not seen, as in a dump by hand.
+    """
+
+    seconds: float
+    source: str
+    at_unix_seconds: float | None
+
+
+def time_out(incident: Incident) -> TimeOut | None:
+    """None where nothing waits, where it waits for ever, and where the incident is closed."""
+    waits = any(group.waits_for in ("ranks", "gpu") for group in incident.grouping.groups)
+    if incident.closed_unix_seconds is not None or not waits or not incident.captures:
+        return None
+    recorded = sequence_numbers.timeout_seconds(incident.grouping)
+    assumed = patience(incident.job, incident.job.environ)
+    seconds = assumed.collective_seconds if recorded is None else recorded
+    if seconds is None:
+        return None
+    source = "as its ranks recorded" if recorded is not None else f"{assumed.source}, unless its code says otherwise"
+    quiet = [step.unix_seconds for step in incident.timeline if step.state is JobState.QUIET]
+    return TimeOut(seconds=seconds, source=source, at_unix_seconds=quiet[-1] + seconds if quiet else None)

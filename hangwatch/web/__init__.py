@@ -1,0 +1,1 @@
+"""What leaves this node over HTTP and the user socket."""

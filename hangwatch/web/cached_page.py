@@ -1,0 +1,58 @@
+"""Pages that are made in a thread beside the event loop, once for all who ask meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+
+from hangwatch.web.listener import Answer
+
+LEAST_KEPT_SECONDS = 0.25  # a page that was just made is given to whoever asks within this time
+
+
+class Page:
+    """What is made on demand, for all who ask meanwhile, and kept for as long as making it took.
+
+    So a flood of requests costs half of one core at most, and clients that read slowly hold few versions in memory.
+    """
+
+    def __init__(self, content_type: str, make: Callable[[], bytes], pool: ThreadPoolExecutor) -> None:
+        self._content_type, self._make, self._pool = content_type, make, pool
+        self._making: asyncio.Future[bytes] | None = None
+        self._kept_until = 0.0
+
+    async def get(self) -> Answer:
+        """The page; one request that is given up does not end the making of it for the others."""
+        if self._making is None or (self._making.done() and time.monotonic() >= self._kept_until):
+            self._making = asyncio.get_running_loop().run_in_executor(self._pool, self._timed)
+        return Answer(HTTPStatus.OK, self._content_type, await asyncio.shield(self._making))
+
+    def _timed(self) -> bytes:
+        began = time.monotonic()
+        try:
+            return self._make()
+        finally:
+            now = time.monotonic()
+            self._kept_until = now + max(LEAST_KEPT_SECONDS, now - began)
+
+
+class Gzipped:
+    """A page for who takes it compressed, which happens once for each time that it was made."""
+
+    def __init__(self, page: Page, pool: ThreadPoolExecutor) -> None:
+        self._page, self._pool = page, pool
+        self._plain: bytes | None = None
+        self._made: asyncio.Future[bytes] | None = None
+
+    async def get(self) -> Answer:
+        """The page; one request that is given up does not end the making of it for the others."""
+        answer = await self._page.get()
+        if self._made is None or answer.body is not self._plain:
+            self._plain = answer.body
+            self._made = asyncio.get_running_loop().run_in_executor(self._pool, gzip.compress, answer.body)
+        headers = {**answer.headers, "Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+        return answer._replace(body=await asyncio.shield(self._made), headers=headers)

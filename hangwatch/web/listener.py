@@ -1,0 +1,461 @@
+"""One listening socket and its connections, in a thread with an event loop of its own (tornado).
+
+Whoever reaches the port may be hostile. A connection carries one request; from accept to the end of its header, TLS
+handshake included, it has REQUEST_SECONDS, and its answer ANSWER_SECONDS. A caller (a user, an address) that opens too
+many is refused at accept, before anything is made for the connection. So many connections are kept, and no more: the
+next one takes the place of one of the caller with most connections: the oldest that has not asked anything yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+import ssl
+import struct
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters, HTTP1ServerConnection
+from tornado.httputil import (
+    HTTPConnection,
+    HTTPHeaders,
+    HTTPMessageDelegate,
+    HTTPServerConnectionDelegate,
+    RequestStartLine,
+    ResponseStartLine,
+)
+from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
+
+from hangwatch.web.connection_limits import Caller, ConnectionLimits, Rate, caller_at
+
+REQUEST_SECONDS = 5.0  # from accept to the end of the header
+ANSWER_SECONDS = 10.0  # from there to the last byte of the answer: Prometheus' default deadline
+RENEWED_BYTES = 1 << 20  # an answer in pieces has that time again after so many: 100 kB/s at least
+STOP_SECONDS = 2.0
+MAX_HEADER_BYTES = 16 * 1024  # more is answered with 431, twice as much with the end of the connection
+READ_BYTES = 4 * 1024
+BACKLOG = 1024
+ACCEPT_BATCH = 32  # connections taken before those that are here have their turn; at most a quarter of the places
+REFUSED_BATCH = 32
+ACCEPTS_PER_SECOND = 4000  # refused ones included
+ACCEPTS_SECONDS = 0.05  # over which they are counted
+RATE_OF_ADDRESS = Rate(at_once=500.0, per_second=50.0)
+ACCEPT_PAUSE_SECONDS = 0.5  # when the process or the machine has no descriptor left
+SHARE_OF_FDS = 4  # a listener keeps at most this part of what the process may open: 1/4
+
+_REFUSED = (
+    b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    b"Content-Length: %d\r\n\r\nconnections are refused: %b\n"
+)
+log = logging.getLogger(__name__)
+# What a client sends wrong is no news for the journal, and a flood of it is an attack on the disk.
+logging.getLogger("tornado.general").setLevel(logging.ERROR)
+
+
+class Peer(NamedTuple):
+    """The process at the other end of a unix socket as it connected, by the kernel: SO_PEERCRED of unix(7)."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+class Request(NamedTuple):
+    """What a client asks for: the path as it was sent, without the query, and who it is by the connection.
+
+    `certificate` is that of the client as ssl tells it, None where it has shown none that was verified; `peer` is who
+    asks over a unix socket.
+    """
+
+    path: str
+    headers: Mapping[str, str]
+    address: str = ""
+    certificate: Mapping[str, Any] | None = None
+    peer: Peer | None = None
+    query: str = ""
+
+
+class Pieces(Protocol):
+    """A body that is read while it is sent; closed in any case, also where nothing was sent of it."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """The bytes, in order. Raises OSError."""
+
+    async def aclose(self) -> None:
+        """Give back what it holds."""
+
+
+class Answer(NamedTuple):
+    """What it gets; `body` is not copied, so that many connections can be sent the same one.
+
+    Where there are `pieces` they are the body, sent as the client takes them: `size_bytes` in all.
+    """
+
+    status: HTTPStatus
+    content_type: str
+    body: bytes
+    headers: Mapping[str, str] = {}
+    pieces: Pieces | None = None
+    size_bytes: int = 0
+
+
+def text(status: HTTPStatus, words: str) -> Answer:
+    """An answer of one line."""
+    return Answer(status, "text/plain; charset=utf-8", f"{words}\n".encode())
+
+
+def resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    """Family and address to bind. Raises socket.gaierror, UnicodeError or OverflowError where there is none."""
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return family, address
+
+
+def peer_of(connection: socket.socket) -> Peer | None:
+    """Who is at the other end of a unix socket; None for every other one, and where it is gone."""
+    if connection.family != socket.AF_UNIX:
+        return None
+    try:
+        return Peer(*struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)))
+    except OSError:
+        return None
+
+
+class Listener(HTTPServerConnectionDelegate):
+    """Serves `answer` on one socket, which `bind` or `bind_unix` opens.
+
+    `max_connections` is lowered where descriptors are few; `max_of_user` are those of one user of a unix socket, and
+    `rate` how many it may open; of an address `RATE_OF_ADDRESS`. Where there are `making_seconds`, an answer must be
+    there within them, and has its own time to be sent. `answer` runs in the event loop: what takes longer than a
+    millisecond belongs into a thread of its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        answer: Callable[[Request], Awaitable[Answer]],
+        *,
+        max_connections: int,
+        tls: ssl.SSLContext | None = None,
+        max_of_user: int | None = None,
+        rate: Rate = RATE_OF_ADDRESS,
+        making_seconds: float | None = None,
+    ) -> None:
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.max_connections = min(max_connections, max(1, allowed // SHARE_OF_FDS))
+        self._max_of_user, self._making_seconds = max_of_user, making_seconds
+        self._answer, self._tls = answer, tls
+        self._waiting: dict[IOStream, asyncio.TimerHandle] = {}  # both by age: a dict keeps the order
+        self._answering: dict[IOStream, asyncio.TimerHandle] = {}
+        self._callers: dict[IOStream, Caller] = {}
+        self._limits = ConnectionLimits(name, rate)
+        self._batch = max(1, min(ACCEPT_BATCH, self.max_connections // 4))
+        self._accepted = 0
+        self._accepted_since = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._socket: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._started, self._stopping = threading.Event(), asyncio.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name=name, daemon=True)
+
+    def bind(self, host: str, port: int) -> int:
+        """Open the socket; returns its port, of the system's choice where `port` is 0.
+
+        `::` takes IPv4 as well. Raises OSError, socket.gaierror where `host` is no address.
+        """
+        family, address = resolved(host, port)
+        both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
+        self._socket = socket.create_server(
+            (str(address[0]), int(address[1])), family=family, backlog=BACKLOG, dualstack_ipv6=both
+        )
+        self._socket.setblocking(False)
+        return int(self._socket.getsockname()[1])
+
+    def bind_unix(self, path: str) -> None:
+        """Open a unix socket to which every user of this node may connect. Raises OSError, also where it is there."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.bind(path)
+            Path(path).chmod(0o666)
+            self._socket.listen(BACKLOG)
+        except OSError:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+
+    def start(self) -> None:
+        """Serve what was opened."""
+        self._thread.start()
+        self._started.wait()
+
+    def stop(self) -> None:
+        """Close the socket and every connection, whatever they were at."""
+        if self._loop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(STOP_SECONDS)
+        elif self._socket is not None:
+            self._socket.close()
+
+    def replace_tls(self, tls: ssl.SSLContext) -> None:
+        """Use another certificate for the connections that come from now on."""
+        self._tls = tls
+
+    # --- in the thread of the loop -------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        assert self._socket is not None
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket, self._accept)
+        self._started.set()
+        await self._stopping.wait()
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        for stream in (*self._waiting, *self._answering):
+            stream.close()
+        while self._waiting or self._answering:
+            await asyncio.sleep(0)  # each connection's coroutine sees the end and calls `on_close`
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        opened = 0
+        for _ in range(REFUSED_BATCH):
+            if self._has_to_wait():
+                return
+            try:
+                connection, address = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._pause(error)
+                return
+            peer = peer_of(connection)
+            caller = caller_at(address[0]) if connection.family != socket.AF_UNIX else peer.uid if peer else -1
+            why = self._refusal(caller)
+            if why is not None:
+                self._refuse(connection, caller, why)
+                continue
+            self._open(connection, caller)
+            opened += 1
+            if opened == self._batch:
+                return
+
+    def _has_to_wait(self) -> bool:
+        """Count one accept; where there were too many, the next ones wait in the kernel's queue for a moment."""
+        assert self._loop is not None
+        assert self._socket is not None
+        now = self._loop.time()
+        if now - self._accepted_since >= ACCEPTS_SECONDS:
+            self._accepted, self._accepted_since = 0, now
+        if self._accepted >= ACCEPTS_PER_SECOND * ACCEPTS_SECONDS:
+            self._loop.remove_reader(self._socket)
+            self._loop.call_at(self._accepted_since + ACCEPTS_SECONDS, self._resume)
+            return True
+        self._accepted += 1
+        return False
+
+    def _refusal(self, caller: Caller) -> str | None:
+        """Why a connection of this caller is not taken; None where it is, and there is room for it."""
+        assert self._loop is not None
+        if not self._limits.begin(caller, self._loop.time()):
+            return "too many within a minute"
+        for stream in [stream for stream in self._callers if stream.closed()]:
+            self._forget(stream)  # its coroutine has not seen the end yet
+        if self._max_of_user and not self._has_room_of(caller, self._max_of_user):
+            return f"{self._max_of_user} of them are being answered"
+        while len(self._waiting) + len(self._answering) >= self.max_connections:
+            if not self._close_for(caller):
+                return f"all {self.max_connections} places are taken"
+        return None
+
+    def _refuse(self, connection: socket.socket, caller: Caller, why: str) -> None:
+        """End a connection for which nothing was made; a user of this node is told why."""
+        self._limits.log_refused(caller, why)
+        if connection.family == socket.AF_UNIX:
+            with contextlib.suppress(OSError):
+                connection.send(_REFUSED % (len(why) + 26, why.encode()), socket.MSG_DONTWAIT)
+        connection.close()
+
+    def _pause(self, error: OSError) -> None:
+        """No descriptor is left: give one back, and let the others of this process have theirs."""
+        assert self._loop is not None
+        assert self._socket is not None
+        log.warning("a connection cannot be accepted: %s", error)
+        self._close(next(iter((*self._waiting, *self._answering)), None))
+        self._loop.remove_reader(self._socket)
+        self._loop.call_later(ACCEPT_PAUSE_SECONDS, self._resume)
+
+    def _resume(self) -> None:
+        if self._loop is not None and self._socket is not None and self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket, self._accept)
+
+    def _open(self, connection: socket.socket, caller: Caller) -> None:
+        assert self._loop is not None
+        connection.setblocking(False)
+        sizes = {"max_buffer_size": 2 * MAX_HEADER_BYTES + READ_BYTES, "read_chunk_size": READ_BYTES}
+        try:
+            if self._tls is None:
+                stream = IOStream(connection, **sizes)
+            else:
+                wrapped = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+                stream = SSLIOStream(wrapped, ssl_options=self._tls, **sizes)
+        except OSError:  # it is gone already, or has sent what is no handshake
+            connection.close()
+            return
+        self._waiting[stream] = self._loop.call_later(REQUEST_SECONDS, stream.close)
+        self._callers[stream] = caller
+        params = HTTP1ConnectionParameters(
+            no_keep_alive=True, chunk_size=READ_BYTES, max_header_size=2 * MAX_HEADER_BYTES, max_body_size=0
+        )
+        HTTP1ServerConnection(stream, params).start_serving(self)
+
+    def _has_room_of(self, caller: Caller, most: int) -> bool:
+        """True if this user may have one more; its oldest connection that has asked nothing gives its place to that."""
+        own = [stream for stream, other in self._callers.items() if other == caller]
+        if len(own) < most:
+            return True
+        silent = next((stream for stream in own if stream in self._waiting), None)
+        self._close(silent)
+        return silent is not None
+
+    def _close_for(self, caller: Caller) -> bool:
+        """Close a connection of the caller with most of them: the oldest that has asked nothing, else one that has.
+
+        None of a user who has no more than `caller` would have then: False.
+        """
+        count = Counter(self._callers.values())
+        most = max(count.values(), default=0)
+        silent = next((stream for stream in self._waiting if count[self._callers[stream]] == most), None)
+        asked = [stream for stream in self._answering if count[self._callers[stream]] == most]
+        if not self._max_of_user:
+            self._close(silent or asked[0])
+            return True
+        victim, least = (silent, count[caller] + 1) if silent is not None else (asked[-1], count[caller] + 2)
+        if most < least:
+            return False
+        self._close(victim)
+        return True
+
+    def _close(self, stream: IOStream | None) -> None:
+        if stream is not None:
+            self._forget(stream)
+            stream.close()
+
+    def _forget(self, stream: IOStream) -> None:
+        self._callers.pop(stream, None)
+        for known in (self._waiting, self._answering):
+            timer = known.pop(stream, None)
+            if timer is not None:
+                timer.cancel()
+
+    def _renew(self, stream: IOStream) -> None:
+        """Give an answer its time again: it moves on."""
+        assert self._loop is not None
+        if stream in self._answering:
+            self._answering[stream].cancel()
+            self._answering[stream] = self._loop.call_later(ANSWER_SECONDS, stream.close)
+
+    def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:  # noqa: ARG002 - tornado's
+        """A connection sends its request."""
+        assert isinstance(request_conn, HTTP1Connection)
+        return _Exchange(self, request_conn)
+
+    def on_close(self, server_conn: object) -> None:
+        """A connection has ended."""
+        assert isinstance(server_conn, HTTP1ServerConnection)
+        self._forget(server_conn.stream)
+        server_conn.stream.error = None  # its traceback holds the stream, which would wait for the garbage collector
+
+    def on_request(self, connection: HTTP1Connection, start_line: RequestStartLine, headers: HTTPHeaders) -> None:
+        """A request is here as a whole."""
+        assert self._loop is not None
+        stream = connection.stream
+        if stream in self._waiting:
+            self._waiting.pop(stream).cancel()
+            self._answering[stream] = self._loop.call_later(self._making_seconds or ANSWER_SECONDS, stream.close)
+        task = self._loop.create_task(self._respond(connection, start_line, headers))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _respond(self, connection: HTTP1Connection, start_line: RequestStartLine, headers: HTTPHeaders) -> None:
+        answer = await self._answer_to(connection.stream, start_line, headers)
+        if self._making_seconds:
+            self._renew(connection.stream)
+        try:
+            if not connection.stream.closed():
+                await self._send(connection, start_line, answer)
+        finally:
+            if answer.pieces is not None:
+                await answer.pieces.aclose()
+
+    async def _send(self, connection: HTTP1Connection, start_line: RequestStartLine, answer: Answer) -> None:
+        status = answer.status
+        size_bytes = len(answer.body) if answer.pieces is None else answer.size_bytes
+        sent = HTTPHeaders(
+            {
+                "Server": "hangwatch",
+                "Content-Type": answer.content_type,
+                "Content-Length": str(size_bytes),
+                "X-Content-Type-Options": "nosniff",
+                "Cache-Control": "no-store",
+                **answer.headers,
+            }
+        )
+        connection.write_headers(ResponseStartLine("HTTP/1.1", status, status.phrase), sent)
+        if start_line.method != "HEAD" and answer.pieces is None:
+            connection.write(answer.body)  # apart from the headers: together they would be copied
+        elif start_line.method != "HEAD" and answer.pieces is not None:
+            try:
+                sent_bytes = 0
+                async for piece in answer.pieces:
+                    await connection.write(piece)
+                    sent_bytes += len(piece)
+                    if sent_bytes >= RENEWED_BYTES:
+                        sent_bytes = 0
+                        self._renew(connection.stream)
+            except (StreamClosedError, OSError):
+                connection.stream.close()  # who waits for the rest learns that there is none
+                return
+        connection.finish()
+
+    async def _answer_to(self, stream: IOStream, start_line: RequestStartLine, headers: HTTPHeaders) -> Answer:
+        if start_line.method not in ("GET", "HEAD"):
+            return text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET")._replace(headers={"Allow": "GET, HEAD"})
+        if sum(len(name) + len(value) + 4 for name, value in headers.get_all()) > MAX_HEADER_BYTES:
+            return text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"at most {MAX_HEADER_BYTES} bytes of headers")
+        try:
+            path, _, query = start_line.path.partition("?")
+            return await self._answer(Request(path, headers, *_client_of(stream), query))
+        except Exception:
+            log.exception("%s could not be answered; please report this", start_line.path[:100])
+            return text(HTTPStatus.INTERNAL_SERVER_ERROR, "an error inside hangwatch; its log says more")
+
+
+def _client_of(stream: IOStream) -> tuple[str, Mapping[str, Any] | None, Peer | None]:
+    """The address at the other end, its certificate where it has shown one that was verified, and who is at it."""
+    address, certificate, peer = "", None, None
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # it is gone already
+        peer = peer_of(stream.socket)
+        address = str(stream.socket.getpeername()[0]) if peer is None else ""
+        if isinstance(stream, SSLIOStream):
+            certificate = stream.socket.getpeercert() or None
+    return address, certificate, peer
+
+
+class _Exchange(HTTPMessageDelegate):
+    """One request, as tornado reads it."""
+
+    def __init__(self, listener: Listener, connection: HTTP1Connection) -> None:
+        self._listener, self._connection = listener, connection
+
+    def headers_received(self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders) -> None:
+        assert isinstance(start_line, RequestStartLine)
+        self._start_line, self._headers = start_line, headers
+
+    def finish(self) -> None:
+        self._listener.on_request(self._connection, self._start_line, self._headers)

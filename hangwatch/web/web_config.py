@@ -1,0 +1,191 @@
+"""Who may ask over the network, in the format of Prometheus' exporters (exporter-toolkit's `--web.config.file`).
+
+Carried are TLS with its versions, cipher suites and client certificates, and users with bcrypt hashes. Every other key
+of the format is refused by its name: nothing is silently weaker than it says.
+
+Format: exporter-toolkit, docs/web-configuration.md.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from hangwatch.formats import bounded_read, yaml_file
+from hangwatch.formats.yaml_file import Document
+from hangwatch.web import passwords
+from hangwatch.web.auth import Rules
+
+MAX_PEM_BYTES = 1 << 20
+MOST_USERS = 64
+NOT_CARRIED = {
+    ("tls_server_config", "cert"): "give cert_file: certificates are read from files",
+    ("tls_server_config", "key"): "give key_file: keys are read from files",
+    ("tls_server_config", "client_ca"): "give client_ca_file: certificates are read from files",
+    ("tls_server_config", "curve_preferences"): "Python's ssl cannot set a list of curves; leave it out",
+    ("http_server_config", "headers"): "hangwatch sends headers of its own; leave it out",
+    ("rate_limit",): "hangwatch has bounds of its own ([http] max_connections); leave it out",
+}
+_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+_CLIENTS = {
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
+_UNVERIFIED = ("RequestClientCert", "RequireAnyClientCert", "RequireClientCert")
+_AES = {"128_GCM_SHA256": "128-GCM-SHA256", "256_GCM_SHA384": "256-GCM-SHA384", "128_CBC_SHA": "128-SHA"}
+_AES["256_CBC_SHA"] = "256-SHA"
+# Go's names of what crypto/tls offers as secure, by those of OpenSSL.
+_CIPHERS = {
+    f"TLS_ECDHE_{key}_WITH_AES_{cipher}": f"ECDHE-{key}-AES{known}"
+    for key in ("ECDSA", "RSA")
+    for cipher, known in _AES.items()
+} | {f"TLS_ECDHE_{key}_WITH_CHACHA20_POLY1305_SHA256": f"ECDHE-{key}-CHACHA20-POLY1305" for key in ("ECDSA", "RSA")}
+# Always on, in Go as in OpenSSL.
+_CIPHERS_OF_TLS13 = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
+
+
+class _Tls(msgspec.Struct, forbid_unknown_fields=True):
+    cert_file: str = ""
+    key_file: str = ""
+    client_auth_type: str = "NoClientCert"
+    client_ca_file: str = ""
+    client_allowed_sans: tuple[str, ...] = ()
+    min_version: Literal["TLS12", "TLS13"] = "TLS12"
+    max_version: Literal["TLS12", "TLS13"] = "TLS13"
+    cipher_suites: tuple[str, ...] = ()
+    prefer_server_cipher_suites: bool = True
+
+
+class _HttpServer(msgspec.Struct, forbid_unknown_fields=True):
+    http2: bool = False
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    tls_server_config: _Tls | None = None
+    http_server_config: _HttpServer | None = None
+    basic_auth_users: dict[str, str] | None = None
+
+
+def load(path: Path) -> Rules:
+    """Read a web configuration and the files that it names, relative to its folder.
+
+    Raises YamlError, which names file, line and key.
+    """
+    document = yaml_file.read(path)
+    _refuse_writers(path)
+    for keys, instead in NOT_CARRIED.items():
+        if keys in document.lines:
+            raise document.wrong(keys, f"is not supported by hangwatch\n  {instead}")
+    found = yaml_file.decode(document, _File)
+    if found.http_server_config is not None and found.http_server_config.http2:
+        raise document.wrong(("http_server_config", "http2"), "hangwatch speaks HTTP/1.1 alone: set it to false")
+    users = found.basic_auth_users or {}
+    _refuse_users(document, users)
+    if found.tls_server_config is None:
+        return Rules(users=users, files=(path,))
+    tls, files = _tls(document, found.tls_server_config)
+    return Rules(tls, users, frozenset(found.tls_server_config.client_allowed_sans), (path, *files))
+
+
+def _refuse_writers(path: Path) -> None:
+    """Who may write it may name himself a user, and read the stacks of all."""
+    try:
+        everybody = path.stat().st_mode & stat.S_IWOTH
+    except OSError as error:
+        raise yaml_file.YamlError(f"{path}: {error.strerror}") from None
+    if everybody:
+        raise yaml_file.YamlError(f"{path}: everybody may write it, and so see all incidents: chmod o-w {path}")
+
+
+def _refuse_users(document: Document, users: Mapping[str, str]) -> None:
+    if len(users) > MOST_USERS:
+        raise document.wrong(("basic_auth_users",), f"are more than {MOST_USERS} users")
+    for user, hashed in users.items():
+        keys = ("basic_auth_users", user)
+        cost = passwords.cost_of(hashed)
+        if not user or ":" in user:
+            raise document.wrong(keys, "no name of a user is empty or holds a colon")
+        if cost is None:
+            raise document.wrong(keys, "is no hash of bcrypt\n  `htpasswd -nBC 10 NAME` prints one")
+        if cost > passwords.MOST_COST:
+            raise document.wrong(
+                keys, f"has a cost of {cost}: each try would take seconds of CPU; at most {passwords.MOST_COST}"
+            )
+
+
+def _tls(document: Document, wanted: _Tls) -> tuple[ssl.SSLContext, list[Path]]:
+    """The context of a server, and the files that it was made of. Raises YamlError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version, context.maximum_version = _VERSIONS[wanted.min_version], _VERSIONS[wanted.max_version]
+    if context.minimum_version > context.maximum_version:
+        raise _wrong(document, "max_version", "is below min_version")
+    if not wanted.prefer_server_cipher_suites:
+        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    _set_ciphers(document, context, wanted.cipher_suites)
+    files = {name: document.path.parent / getattr(wanted, name) for name in ("cert_file", "key_file")}
+    for name, path in files.items():
+        if path == document.path.parent:
+            raise _wrong(document, name, "is needed for TLS, and not set")
+        _pem(document, name, path)
+    try:
+        # Without a password here, OpenSSL would ask the terminal for that of an encrypted key.
+        context.load_cert_chain(files["cert_file"], files["key_file"], password="")
+    except (OSError, ValueError) as error:
+        raise _wrong(document, "cert_file", f"this certificate and key cannot be used: {error}") from None
+    return context, [*files.values(), *_set_clients(document, context, wanted)]
+
+
+def _set_ciphers(document: Document, context: ssl.SSLContext, names: Iterable[str]) -> None:
+    chosen = []
+    for name in names:
+        if name not in _CIPHERS and name not in _CIPHERS_OF_TLS13:
+            raise _wrong(document, "cipher_suites", f"{name!r} is none of {', '.join((*_CIPHERS, *_CIPHERS_OF_TLS13))}")
+        chosen += [_CIPHERS[name]] if name in _CIPHERS else []
+    if chosen:
+        try:
+            context.set_ciphers(":".join(chosen))
+        except ssl.SSLError as error:
+            raise _wrong(document, "cipher_suites", f"OpenSSL here has none of them: {error}") from None
+
+
+def _set_clients(document: Document, context: ssl.SSLContext, wanted: _Tls) -> list[Path]:
+    """Whether clients must show a certificate, and of whom; returns the file of who vouches for them."""
+    kind = wanted.client_auth_type
+    if kind in _UNVERIFIED:
+        raise _wrong(document, "client_auth_type", f"{kind} verifies nobody: set RequireAndVerifyClientCert")
+    if kind not in _CLIENTS:
+        raise _wrong(document, "client_auth_type", f"{kind!r} is none of {', '.join(_CLIENTS)}")
+    if wanted.client_allowed_sans and kind != "RequireAndVerifyClientCert":
+        raise _wrong(document, "client_allowed_sans", "needs client_auth_type: RequireAndVerifyClientCert")
+    if kind == "NoClientCert":
+        if wanted.client_ca_file:
+            raise _wrong(document, "client_ca_file", "needs a client_auth_type: RequireAndVerifyClientCert")
+        return []
+    if not wanted.client_ca_file:
+        raise _wrong(document, "client_auth_type", f"{kind} needs a client_ca_file")
+    path = document.path.parent / wanted.client_ca_file
+    try:
+        context.load_verify_locations(cadata=_pem(document, "client_ca_file", path))
+    except (ssl.SSLError, ValueError) as error:
+        raise _wrong(document, "client_ca_file", f"{path}: cannot be used: {error}") from None
+    context.verify_mode = _CLIENTS[kind]
+    return [path]
+
+
+def _pem(document: Document, key: str, path: Path) -> str:
+    """What a file of PEM holds, within bounds: OpenSSL reads on for as long as something comes."""
+    try:
+        return bounded_read.read(path, MAX_PEM_BYTES, flags=os.O_NONBLOCK).decode("ascii", "replace")
+    except bounded_read.FileError as error:
+        raise _wrong(document, key, str(error)) from None
+
+
+def _wrong(document: Document, key: str, what: str) -> yaml_file.YamlError:
+    return document.wrong(("tls_server_config", key), what)

@@ -1,0 +1,49 @@
+"""The layout of the package: few modules at the top, one subject for each package, names that do not repeat."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "hangwatch"
+MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+PACKAGES = {path.parent for path in MODULES}
+
+# A module and a module or package of the same name: the pure and the reading half of one subject.
+TWO_HALVES = {
+    "checks",
+    "collective_timeout",
+    "diagnosis",
+    "environment",
+    "explain",
+    "incidents",
+    "infiniband",
+    "jobs",
+    "memory_pressure",
+    "network",
+    "selftest",
+    "stacks",
+    "status",
+}
+
+
+def test_top_level_has_at_most_8_modules() -> None:
+    assert len([path for path in MODULES if path.parent == Path()]) <= 8
+
+
+def test_number_of_packages_is_25_to_40() -> None:
+    assert 25 <= len(PACKAGES) <= 40, sorted(map(str, PACKAGES))
+
+
+def test_base_name_repeats_only_for_two_halves_of_a_subject() -> None:
+    names = Counter(path.stem for path in MODULES if not path.stem.startswith("__"))
+    names.update(package.name for package in PACKAGES)
+    repeated = {name for name, count in names.items() if count > 1}
+    assert repeated <= TWO_HALVES
+    assert len(TWO_HALVES) <= 15
+    assert repeated == TWO_HALVES, "a name that no longer repeats leaves the list"
+
+
+def test_every_package_says_what_it_holds() -> None:
+    for package in PACKAGES:
+        assert (PACKAGE / package / "__init__.py").read_text().startswith('"""'), package

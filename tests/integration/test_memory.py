@@ -74,3 +74,15 @@ def test_a_ctrl_c_for_who_asks_does_not_reach_the_child() -> None:
         [sys.executable, "-c", script], start_new_session=True, capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.stdout, done.stderr) == ("8 8\n", "")
+
+
+@pytest.mark.parametrize("question", [b'["/proc/self/maps", [[0, 100000]]]\n', b'["/proc/self/ma'])
+def test_child_whose_parent_has_ended_ends_without_a_word(question: bytes) -> None:
+    """The daemon ends in the middle of a capture; a traceback of its child stood in the journal."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-I", "-S", str(memory.CHILD)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=writing, stderr=subprocess.PIPE) as child:
+        os.close(writing)
+        os.close(reading)
+        _, said = child.communicate(question, timeout=60)
+    assert (child.returncode, said) == (0, b"")

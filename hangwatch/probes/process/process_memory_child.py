@@ -42,12 +42,15 @@ def serve() -> None:
     """Answer one question after the other."""
     while select.select([0], [], [], IDLE_SECONDS)[0]:
         line = sys.stdin.buffer.readline()
-        if not line:
+        if not line.endswith(b"\n"):  # the parent has ended, perhaps in the middle of a question
             return
         number, pieces = answer(*json.loads(line))
         lengths = struct.pack(f"=i{len(pieces)}I", number, *map(len, pieces))
-        sys.stdout.buffer.write(lengths + b"".join(pieces))
-        sys.stdout.buffer.flush()
+        try:
+            sys.stdout.buffer.write(lengths + b"".join(pieces))
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:  # it has ended before our answer
+            os._exit(0)  # Python's own end would try to write again, and complain
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def test_a_ctrl_c_for_who_asks_does_not_reach_the_child() -> None:
 def test_child_whose_parent_has_ended_ends_without_a_word(question: bytes) -> None:
     """The daemon ends in the middle of a capture; a traceback of its child stood in the journal."""
     reading, writing = os.pipe()
-    command = [sys.executable, "-I", "-S", str(memory.CHILD)]
+    command = [sys.executable, "-I", "-S", str(process_memory.CHILD)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=writing, stderr=subprocess.PIPE) as child:
         os.close(writing)
         os.close(reading)

@@ -190,7 +190,9 @@ def test_captures_of_one_pod_let_those_of_another_go_first(tmp_path: Path) -> No
     for number, share in enumerate(("uid 0, a stranger's",) * 9 + ("uid 0, mine",)):
         daemon.board.put(Snapshot.with_job, ended_job(number, share))
     daemon._do([TakeCapture(job_key=str(number), reason="quiet") for number in range(10)])
-    turns = [turn.wanted.job_key for turn in (daemon.looking._turns.take(), daemon.looking._turns.take()) if turn]
+    turns = [
+        turn.wanted.wanted.job_key for turn in (daemon.looking._turns.take(), daemon.looking._turns.take()) if turn
+    ]
     assert turns == ["0", "9"]
 
 

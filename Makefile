@@ -20,15 +20,50 @@ IMAGE ?= localhost/hangwatch
 IMAGE_ARGS ?=
 BUILDER ?= $(firstword $(foreach name,podman buildah docker,$(shell command -v $(name))))
 
-.PHONY: first-hour demo man test mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
+# The series of `make long`; each takes at most an hour on two cores.
+PART ?=
+PARTS := frameworks verdicts soak fuzz
+
+.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-soak long-fuzz mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
+
+# For every change: lint, types, contracts and unit tests; no torch, no root, under three minutes on two cores.
+quick: check
+	$(BIN)/python -m compileall -q hangwatch
+	$(BIN)/python -m pytest -q --dist load --tx '$(WORKERS)*popen//python=tests/worker $(BIN)/python' -m 'not torch' \
+	  $(PYTEST_ARGS) tests/unit
 
 # Compiled once: where PYTHONDONTWRITEBYTECODE is set, each of a thousand starts of hangwatch would do it again.
 test: $(VENV)/.test
 	$(BIN)/python -m compileall -q hangwatch
 	$(BIN)/python -m pytest --dist load --tx '$(WORKERS)*popen//python=tests/worker $(BIN)/python' $(PYTEST_ARGS)
+
+# What takes long: series, life cycles of clusters, soak, fuzzing. Run the parts that a change touches.
+long: $(VENV)/.test
+	$(if $(filter $(PART),$(PARTS)),,$(error make long PART=NAME, where NAME is one of: $(PARTS)))
+	$(MAKE) --no-print-directory long-$(PART)
+
+long-frameworks:
+	$(BIN)/python -m pytest -q -m frameworks $(PYTEST_ARGS)
+
+# `python -m tests.verdicts` prints a line for each verdict: compare two commits with diff.
+long-verdicts:
+	$(BIN)/python -m tests.robustness $(CASES)
+	mkdir -p build
+	$(BIN)/python -m tests.verdicts $(CASES) > build/verdicts.txt
+	$(BIN)/python -m tests.scenarios.day
+
+# As root. Each script says what it asserts and ends with 1 where that does not hold.
+long-soak:
+	$(BIN)/python -m tests.soak.sigterms --count 60
+	$(BIN)/python -m tests.soak.sigterms_at_writes
+	$(BIN)/python -m tests.soak.socket_floods
+	$(BIN)/python -m tests.soak.hostile_neighbour --minutes 10
+
+long-fuzz:
+	$(BIN)/python -m tests.fuzz_recorder --count 100000
 
 mutations: $(VENV)/.test
 	$(BIN)/python -m tests.mutations $(MUTATIONS_ARGS)

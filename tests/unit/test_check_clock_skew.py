@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import struct
@@ -191,6 +192,7 @@ def real_chronyd(folder: Path) -> Iterator[tuple[int, int]]:
         daemon.wait(10)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: chronyd starts as root only")
 def test_a_real_chronyd_on_loopback(tmp_path: Path) -> None:
     with real_chronyd(tmp_path) as (ntp, command):
         arguments = ("-h", "127.0.0.1", "-p", str(command))

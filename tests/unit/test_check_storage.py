@@ -17,7 +17,6 @@ from hangwatch.checks.storage import INCIDENTS, Answer, Sample, Settings, judge
 from hangwatch.model import Fault
 from hangwatch.probes.node import filesystems
 from hangwatch.probes.node.filesystems import Mount, Onlookers, Space
-from hangwatch.probes.node.machine import Node
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, tmpfs
 from tests.node_tree import NodeTree, job, rank, run, told, values
@@ -182,10 +181,13 @@ def test_what_answers_mean(answer: Answer, expected: tuple[str, str]) -> None:
 # --- a real dead mount ---------------------------------------------------------------------------------------------
 
 
-def test_a_dead_mount_is_hung_and_blocks_nobody(tmp_path: Path) -> None:
+def test_a_dead_mount_is_hung_and_blocks_nobody(tree: NodeTree) -> None:
     onlookers = Onlookers()
-    with dead_mount(tmp_path / "dead") as dead:
-        node = Node(filesystems=onlookers)
+    with dead_mount(tree.root / "dead") as dead:
+        # Only this mount: others on this machine, and their tests, mount and unmount what they like meanwhile.
+        rows = Path("/proc/self/mountinfo").read_text().splitlines(keepends=True)
+        tree.write("proc/self/mountinfo", PLAIN + "".join(row for row in rows if row.split()[4] == str(dead)))
+        node = tree.node(filesystems=onlookers)
         started = time.monotonic()
         result = run("storage", node, deadline_seconds=0.5)
         assert time.monotonic() - started < 5
@@ -265,6 +267,6 @@ def test_types_of_this_node(kind: str) -> None:
 
 
 def test_this_machine() -> None:
-    found = filesystems.mounts(Path("/proc"))
-    assert isinstance(found, tuple) and any(mount.path == "/proc" for mount in found)
-    assert filesystems.mounts(Path("/proc"), os.getpid()) == found
+    for pid in "self", os.getpid():
+        found = filesystems.mounts(Path("/proc"), pid)
+        assert isinstance(found, tuple) and any(mount.path == "/proc" for mount in found)

@@ -83,11 +83,14 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     not_asked = next((fault for fault in faults if fault.reason == NOT_STARTED), None)
     if not_asked is not None:
         return not_asked
+    # A mount that was taken away while it was asked fails, and is not broken.
+    mounted = _paths(node, settings) if any(isinstance(spaces[path], Fault) for path in wanted) else wanted
     answers = [
         _answer(mount, spaces[path], seen_by)
         for path, (mount, seen_by) in wanted.items()
         # What is missing from a rank's view has gone with the rank, or with what mounted it there.
         if not _is_private(spaces[path]) and not (seen_by is not None and _is_missing(spaces[path]))
+        if isinstance(spaces[path], filesystems.Space) or mounted.get(path) == (mount, seen_by)
     ]
     if homes:
         home = next((spaces[place] for place in homes if not _is_missing(spaces[place])), spaces[homes[0]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import subprocess
 import time
@@ -78,6 +80,15 @@ def test_a_mount_that_is_gone_from_under_its_path(tree: NodeTree) -> None:
     result = run("storage", tree.node())
     assert told(result) == ("CRITICAL", "StorageBroken")
     assert "No such file" in result.verdict.message
+
+
+def test_mount_taken_away_while_it_is_asked_is_not_broken(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted(tree, ("data", "nfs4"))
+    mounts = str(tree.proc / "self" / "mountinfo")
+    answer = json.dumps([0, {"errno": errno.ENOTCONN}])
+    child = tree.write("child.py", f"open({mounts!r}, 'w').write({PLAIN!r})\nprint({answer!r})\n")
+    monkeypatch.setattr(filesystems, "CHILD", child)
+    assert told(run("storage", tree.node())) == ("OK", "NotPresent")
 
 
 def test_the_mounts_of_a_job_in_its_own_namespace_are_asked_through_its_root(tree: NodeTree) -> None:

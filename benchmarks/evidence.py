@@ -28,7 +28,7 @@ import msgspec  # noqa: E402
 
 from benchmarks.recorder import cpu_seconds, gap_seconds, hung_job  # noqa: E402
 from hangwatch import config  # noqa: E402
-from hangwatch.capture import diagnosis, job_of_pids  # noqa: E402
+from hangwatch.capture import CaptureRequest, diagnosis, job_of_pids  # noqa: E402
 from hangwatch.stacks import activity  # noqa: E402
 
 SOURCES = tuple(one.name for one in msgspec.structs.fields(config.Capture) if isinstance(one.default, bool))
@@ -55,7 +55,7 @@ def look_once(chosen: str, pids: Sequence[int]) -> Cost:
     ranks = tuple(msgspec.structs.replace(rank, rank=number) for number, rank in enumerate(job.ranks))
     job = msgspec.structs.replace(job, ranks=ranks, world_size=len(pids))
     wall, cpu = time.monotonic(), cpu_seconds()
-    diagnosis.diagnose_job(job, settings=settings(chosen), activities=activity.load(), node="here")
+    diagnosis.diagnose_job(job, CaptureRequest(node="here", settings=settings(chosen), ask_nccl=True), activity.load())
     wall, cpu = time.monotonic() - wall, cpu_seconds() - cpu
     most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return Cost(wall, cpu, most * 1024)

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 from msgspec.structs import replace  # noqa: E402
 
 from benchmarks.checks_cost import cpu_seconds, real_job  # noqa: E402
+from hangwatch.capture import CaptureRequest  # noqa: E402
 from hangwatch.capture.diagnosis import diagnose_job  # noqa: E402
 from hangwatch.config import Settings  # noqa: E402
 from hangwatch.probes.process import main_thread, procfs  # noqa: E402
@@ -49,10 +50,8 @@ def main() -> None:
             began, used = time.monotonic(), cpu_seconds()
             diagnose_job(
                 job,
-                settings=replace(settings.capture, pause_seconds=0.0),
-                activities=table,
-                node="node-1",
-                may_pause=False,
+                CaptureRequest(node="node-1", settings=replace(settings.capture, pause_seconds=0.0), may_pause=False),
+                table,
             )
             costs.append(cpu_seconds() - used)
             seconds.append(time.monotonic() - began)

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from hangwatch import config
-from hangwatch.capture import capture, job_of_pids
+from hangwatch.capture import CaptureRequest, capture, job_of_pids
 from tests.conftest import wait_for
 
 PROGRAM = """
@@ -37,7 +37,11 @@ def main(python: str) -> int:
         child = subprocess.Popen([python, program, ready])
         try:
             wait_for(ready.exists, "the interpreter")
-            (dump,) = capture(job_of_pids([child.pid]), settings=config.Capture(rounds=1), node="here").ranks[0].rounds
+            (dump,) = (
+                capture(job_of_pids([child.pid]), CaptureRequest(settings=config.Capture(rounds=1), node="here"))
+                .ranks[0]
+                .rounds
+            )
         finally:
             child.kill()
             child.wait()

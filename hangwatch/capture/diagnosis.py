@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from hangwatch import config
-from hangwatch.capture import ObserveDump, capture, stack_limits
+from hangwatch.capture import capture
 from hangwatch.capture.kernel_log import lines_of as kernel_lines_of
-from hangwatch.detector.power_level import GpuLevels
+from hangwatch.capture.request import CaptureRequest, NodePaths
 from hangwatch.model import (
     Capture,
-    GpuSweep,
     Job,
     KernelCall,
     LastLines,
@@ -26,17 +23,15 @@ from hangwatch.model import (
     ProcessDump,
     ProcessId,
     RankId,
-    TrafficSweep,
     WorkerCall,
 )
 from hangwatch.probes.node import host, kmsg
 from hangwatch.probes.process import blocked_call, locked_memory, process_details, procfs, rank_output
 from hangwatch.probes.process import environment as environments
 from hangwatch.stacks.activity import Table
-from hangwatch.verdict import clauses, environment_diff, second_round
+from hangwatch.verdict import clauses, environment_diff
 from hangwatch.verdict.diagnosis import Diagnosis, diagnose
 
-KERNEL_LOG = Path("/dev/kmsg")
 if TYPE_CHECKING:
     from hangwatch.explain.logs.merged_logs import RankLog
 
@@ -47,92 +42,66 @@ _ENVIRONMENT_SECONDS = 2.0
 _DETAILS_DEADLINE_SECONDS = 3.0
 
 
-def diagnose_job(
-    job: Job,
-    *,
-    settings: config.Capture,
-    activities: Table,
-    node: str,
-    sweep: GpuSweep | None = None,
-    latest_sweep: Callable[[], GpuSweep | None] | None = None,
-    gpu_levels: Mapping[str, GpuLevels] | None = None,
-    read_traffic: Callable[[], TrafficSweep | None] | None = None,
-    proc_root: Path = procfs.PROC,
-    rounds: int | None = None,
-    looks_again: bool = False,
-    native: bool = False,
-    include_locals: bool = False,
-    may_pause: bool = True,
-    stop: threading.Event | None = None,
-    slots: threading.Semaphore | None = None,
-    observe_dump: ObserveDump | None = None,
-    kernel_log: Path = KERNEL_LOG,
-    ask_nccl: bool = True,
-    capture_bytes: int = stack_limits.OF_OWNER_BYTES,
-) -> Diagnosis:
+def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagnosis:
     """Take the stacks of every rank of a job on this node (see `capture`), group them and judge the groups.
 
-    With `looks_again` a second round follows a single one that may mislead, see `second_round`.
+    What costs more, such as the kernel's word on a call, is read only of the ranks that the first verdict is about.
     """
-    taken = capture(
-        job,
-        settings=settings,
-        node=node,
-        proc_root=proc_root,
-        gpus=sweep,
-        latest_gpus=latest_sweep,
-        gpu_levels=gpu_levels,
-        read_traffic=read_traffic,
-        native=native,
-        include_locals=include_locals,
-        may_pause=may_pause,
-        rounds=rounds,
-        looks_again=partial(second_round.is_needed, table=activities) if looks_again else None,
-        stop=stop,
-        slots=slots,
-        observe_dump=observe_dump,
-        ask_nccl=ask_nccl,
-        capture_bytes=capture_bytes,
-    )
-    taken = _with_kernel_lines(taken, job, proc_root, kernel_log) if settings.kernel_log else taken
+    settings, stop, proc_root = request.settings, request.stop, request.paths.proc_root
+    taken = capture(job, request)
+    if settings.kernel_log:
+        taken = _with_kernel_lines(taken, job, request.paths)
+    sweep = request.gpus.read_sweep() if request.gpus.read_sweep else None
     facts = host.facts(sweep.driver_version if sweep else None)
-    here = job.ranks_here or None
-    own = {} if stop is not None and stop.is_set() else _own_ranks(taken, job, proc_root)
+    own = {} if stop.is_set() else _own_ranks(taken, job, proc_root)
     ends, notes = _outputs(own, job, stop, proc_root) if settings.logs else ({}, ())
     compared = environment_diff.compare(_environs(own, job, proc_root)) if settings.environment else None
     taken = replace(taken, notes=(*taken.notes, *notes), environment=compared)
     inner_pids = {rank: procfs.read_inner_pid(rank.pid, proc_root) for rank in ends if rank.pid is not None}
     logs, last_lines = _logs(ends, inner_pids)
-    look = diagnose(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here, logs=logs)
-    is_ending = stop is not None and stop.is_set()
-    if pointed := [] if is_ending else _pointed_at(look):
-        calls = _kernel_calls(_rounds_of(taken, pointed), job, proc_root)
-        at_work = _workers_at_work(look, pointed)
-        worker_calls = _kernel_calls(_rounds_of_workers(taken, at_work), job, proc_root)
+
+    def judged(taken: Capture) -> Diagnosis:
+        here = job.ranks_here or None
+        return diagnose(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here, logs=logs)
+
+    look = judged(taken)
+    if pointed := [] if stop.is_set() else _pointed_at(look):
+        taken = _with_calls(taken, look, pointed, job, proc_root)
         details = _details(own, job, pointed, stop) if settings.details else {}
         ranks = tuple(
-            replace(
-                rank,
-                kernel_call=calls.get(rank.id.pid),
-                worker_call=_worker_call(at_work.get(rank.id.pid), worker_calls),
-                last_lines=last_lines.get(rank.id, ()),
-                details=details.get(rank.id),
-            )
+            replace(rank, last_lines=last_lines.get(rank.id, ()), details=details.get(rank.id))
             if rank.id.pid in pointed
             else rank
             for rank in taken.ranks
         )
-        taken = replace(taken, ranks=ranks)
-        look = diagnose(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here, logs=logs)
+        look = judged(replace(taken, ranks=ranks))
     return replace(look, uid=job.uid)
 
 
-def _with_kernel_lines(taken: Capture, job: Job, proc_root: Path, kernel_log: Path) -> Capture:
+def _with_calls(taken: Capture, look: Diagnosis, pointed: list[int], job: Job, proc_root: Path) -> Capture:
+    """The ranks with the system calls of those at whom the look points, and of the workers for which these wait."""
+    calls = _kernel_calls(_rounds_of(taken, pointed), job, proc_root)
+    at_work = _workers_at_work(look, pointed)
+    worker_calls = _kernel_calls(_rounds_of_workers(taken, at_work), job, proc_root)
+    ranks = tuple(
+        replace(
+            rank,
+            kernel_call=calls.get(rank.id.pid),
+            worker_call=_worker_call(at_work.get(rank.id.pid), worker_calls),
+        )
+        if rank.id.pid in pointed
+        else rank
+        for rank in taken.ranks
+    )
+    return replace(taken, ranks=ranks)
+
+
+def _with_kernel_lines(taken: Capture, job: Job, paths: NodePaths) -> Capture:
     """The ranks with what the kernel's log says of them; where it cannot be read, `check xid` says so."""
-    log = kmsg.SHARED.read(kernel_log)
+    log = kmsg.SHARED.read(paths.kernel_log)
     if not isinstance(log, kmsg.KernelEvents):
         return taken
-    found = kernel_lines_of(job, log.lines, now=time.monotonic(), unix_now=time.time(), proc_root=proc_root)
+    found = kernel_lines_of(job, log.lines, now=time.monotonic(), unix_now=time.time(), proc_root=paths.proc_root)
     if not found:
         return taken
     ranks = (replace(rank, kernel_lines=found.get(rank.id.pid or 0, ())) for rank in taken.ranks)
@@ -163,7 +132,7 @@ def _environs(
 
 
 def _outputs(
-    own: Mapping[RankId, tuple[ProcessId, int]], job: Job, stop: threading.Event | None, proc_root: Path
+    own: Mapping[RankId, tuple[ProcessId, int]], job: Job, stop: threading.Event, proc_root: Path
 ) -> tuple[dict[RankId, tuple[OutputEnd, ...]], tuple[str, ...]]:
     """The ends of what the ranks write to files of the job's owner, and what could not be read."""
     if not own:
@@ -191,7 +160,7 @@ def _logs(
 
 
 def _details(
-    own: Mapping[RankId, tuple[ProcessId, int]], job: Job, pids: Collection[int], stop: threading.Event | None
+    own: Mapping[RankId, tuple[ProcessId, int]], job: Job, pids: Collection[int], stop: threading.Event
 ) -> dict[RankId, ProcessDetails]:
     """What psutil tells of these ranks, where they still are their owner's afterwards."""
     targets = {rank: target for rank, (target, _) in own.items() if target.pid in pids}

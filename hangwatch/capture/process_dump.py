@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch import config, words
+from hangwatch import words
 from hangwatch.capture import stack_limits
 from hangwatch.capture.connections import Surroundings
+from hangwatch.capture.request import CaptureRequest
 from hangwatch.collectives import rank_records
 from hangwatch.formats import pyspy_json
 from hangwatch.model import ENDED_STATES, Fault, ProcessDump, ProcessId, Thread
@@ -26,25 +25,14 @@ _DESCRIPTORS_KEPT = 16
 _MOST_FAULTS = 4  # of the recorders of one rank
 _FAULT_CHARACTERS = 256
 _LATE = ("RoundDeadline", "the round was over before its turn came")
-ObserveDump = Callable[[float, Fault | None], None]
-"""Called after each dump with its duration in seconds and what went wrong, if anything."""
 
 
 class Taker(NamedTuple):
     """What all dumps of one capture have in common."""
 
-    settings: config.Capture
-    proc_root: Path
-    stop: threading.Event
-    slots: threading.Semaphore | None
-    observe: ObserveDump | None
-    pyspy_path: Path | None
+    request: CaptureRequest
     around: Surroundings
-    sys_root: Path
     share: str
-    native: bool
-    include_locals: bool
-    may_pause: bool
     reader_uid: int | None
     ranks: frozenset[ProcessId]
     unreadable: set[ProcessId]
@@ -52,7 +40,8 @@ class Taker(NamedTuple):
 
     def take(self, target: ProcessId, end: float) -> ProcessDump:
         """One process in one round; `end` is the round's deadline on CLOCK_MONOTONIC."""
-        counters = procfs.read_counters(target.pid, self.proc_root)
+        proc_root = self.request.paths.proc_root
+        counters = procfs.read_counters(target.pid, proc_root)
         now = time.monotonic()
         if counters.id != target or (counters.state or "X") in ENDED_STATES:
             gone = Fault(
@@ -61,7 +50,7 @@ class Taker(NamedTuple):
             return ProcessDump(taken_monotonic_seconds=now, fault=gone)
         if (fault := self._anothers(target)) is not None:
             return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
-        call = main_thread.read_call(target.pid, self.proc_root)
+        call = main_thread.read_call(target.pid, proc_root)
         dump = ProcessDump(
             taken_monotonic_seconds=now,
             state=counters.state,
@@ -75,13 +64,13 @@ class Taker(NamedTuple):
         dump = self.around.exchanged(target.pid, dump)
         recorders, recorder_faults = self._recorders(target, end - time.monotonic())
         with self._slot(end - now):
-            before = main_thread.read_counters(target.pid, self.proc_root)
+            before = main_thread.read_counters(target.pid, proc_root)
             threads, answer = self._stacks(target, counters.state, end - time.monotonic())
-            after = main_thread.read_counters(target.pid, self.proc_root)
+            after = main_thread.read_counters(target.pid, proc_root)
         if (fault := self._anothers(target)) is not None:  # it has become so meanwhile: execve keeps the pid
             return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
-        if self.observe is not None:
-            self.observe(answer.duration_seconds, answer.fault)
+        if self.request.observe_dump is not None:
+            self.request.observe_dump(answer.duration_seconds, answer.fault)
         return replace(
             dump,
             threads=threads,
@@ -93,11 +82,11 @@ class Taker(NamedTuple):
             main_before=before,
             main_after=after,
             frozen_cgroup=cgroup_freezer.frozen_cgroup(
-                target.pid, counters.state, counters.wchan, self.proc_root, self.sys_root
+                target.pid, counters.state, counters.wchan, proc_root, self.request.paths.sys_root
             ),
             recorders=recorders,
             recorder_faults=recorder_faults,
-            waits_in_torch=native_stack.waits_in_torch(target.pid, self.proc_root) if target in self.ranks else None,
+            waits_in_torch=native_stack.waits_in_torch(target.pid, proc_root) if target in self.ranks else None,
         )
 
     def _recorders(self, target: ProcessId, left_seconds: float) -> tuple[tuple[RankRecords, ...], tuple[Fault, ...]]:
@@ -105,7 +94,7 @@ class Taker(NamedTuple):
 
         Of its workers, and where the round is over, nothing.
         """
-        if target not in self.ranks or self.stop.is_set() or left_seconds <= 0:
+        if target not in self.ranks or self.request.stop.is_set() or left_seconds <= 0:
             return (), ()
         read = torch_recorder.SHARED.read(target, self.share, rank_records.NEWEST_KEPT)
         faults = (one for one in read if isinstance(one, Fault))
@@ -116,7 +105,7 @@ class Taker(NamedTuple):
 
     def _anothers(self, target: ProcessId) -> Fault | None:
         """Why the job's owner, who may read the incident, must not see this process: to the kernel it is not his."""
-        ids = procfs.read_user_ids(target.pid, self.proc_root)
+        ids = procfs.read_user_ids(target.pid, self.request.paths.proc_root)
         if not self.reader_uid or not ids or set(ids) == {self.reader_uid}:
             return None
         detail = "it runs as another user than its job, whose owner reads the incident"
@@ -126,43 +115,43 @@ class Taker(NamedTuple):
     @contextmanager
     def _slot(self, left_seconds: float) -> Iterator[None]:
         """One of the places for a dump; without one when the round is over, which `_stacks` says."""
-        has_one = self.slots is not None and self.slots.acquire(timeout=max(0.0, left_seconds))
+        has_one = self.request.slots is not None and self.request.slots.acquire(timeout=max(0.0, left_seconds))
         try:
             yield
         finally:
-            if has_one and self.slots is not None:
-                self.slots.release()
+            if has_one and self.request.slots is not None:
+                self.request.slots.release()
 
     def _called(self, target: ProcessId, fault: Fault | None) -> str | None:
         if fault is None or fault.reason not in pyspy.STUCK_REASONS:
             return None
-        mount = filesystems.called(self.proc_root, target.pid)
+        mount = filesystems.called(self.request.paths.proc_root, target.pid)
         return mount.device if mount else None
 
     def _stacks(
         self, target: ProcessId, state: str | None, left_seconds: float
     ) -> tuple[tuple[Thread, ...], pyspy.PyspyAnswer]:
         subject = f"pid {target.pid}"
-        if self.stop.is_set() or left_seconds <= 0:
-            why = ("Interrupted", "hangwatch was asked to stop") if self.stop.is_set() else _LATE
+        if self.request.stop.is_set() or left_seconds <= 0:
+            why = ("Interrupted", "hangwatch was asked to stop") if self.request.stop.is_set() else _LATE
             fault = Fault(subject=subject, reason=why[0], detail=why[1])
             return (), pyspy.PyspyAnswer(json=None, fault=fault, duration_seconds=0.0, state_after=state)
         answer = pyspy.dump(
             target.pid,
             deadline_seconds=self._deadline_seconds(left_seconds),
-            native=self.native,
-            include_locals=self.include_locals,
-            may_pause=self.may_pause,
-            pyspy_path=self.pyspy_path,
-            stop=self.stop,
-            proc_root=self.proc_root,
+            native=self.request.native,
+            include_locals=self.request.include_locals,
+            may_pause=self.request.may_pause,
+            pyspy_path=self.request.paths.pyspy_path,
+            stop=self.request.stop,
+            proc_root=self.request.paths.proc_root,
             share=self.share,
         )
         answer = self._second(target, answer, left_seconds - answer.duration_seconds)
         if answer.json is None:
             return (), answer
         try:
-            found = pyspy_json.parse_json(answer.json, procfs.read_inner_pid(target.pid, self.proc_root))
+            found = pyspy_json.parse_json(answer.json, procfs.read_inner_pid(target.pid, self.request.paths.proc_root))
             room = self.room.rank_bytes if target in self.ranks else self.room.worker_bytes
             return stack_limits.kept(found, room), answer
         except pyspy_json.DumpError as error:
@@ -170,18 +159,18 @@ class Taker(NamedTuple):
 
     def _deadline_seconds(self, left_seconds: float) -> float:
         """How long one dump may take: what is left of its round, at most."""
-        return min(self.settings.dump_deadline_seconds, left_seconds)
+        return min(self.request.settings.dump_deadline_seconds, left_seconds)
 
     def _second(self, target: ProcessId, answer: pyspy.PyspyAnswer, left_seconds: float) -> pyspy.PyspyAnswer:
         """What pystack reads where py-spy could not; a process that neither can read is asked for once."""
-        if answer.fault is None or not self.settings.pystack or target in self.unreadable or left_seconds <= 0:
+        if answer.fault is None or not self.request.settings.pystack or target in self.unreadable or left_seconds <= 0:
             return answer
         second = pystack.dump(
             target.pid,
             answer,
             deadline_seconds=self._deadline_seconds(left_seconds),
-            stop=self.stop,
-            proc_root=self.proc_root,
+            stop=self.request.stop,
+            proc_root=self.request.paths.proc_root,
             share=self.share,
         )
         if second.fault is not None and second.fault.reason in pystack.REASONS:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -14,113 +12,27 @@ from hangwatch import config, words
 from hangwatch.capture import launcher_wait, nccl_query, rank_dumps, silent_mounts, stack_limits
 from hangwatch.capture.connections import Surroundings
 from hangwatch.capture.gpu_links import Links
-from hangwatch.capture.process_dump import ObserveDump, Taker
-from hangwatch.detector.power_level import GpuLevels
+from hangwatch.capture.process_dump import Taker
+from hangwatch.capture.request import CaptureRequest
 from hangwatch.jobs import discovery
-from hangwatch.model import STOPPED_STATES, Capture, GpuSweep, Job, ProcessDump, ProcessId, Rank, RankDump, TrafficSweep
+from hangwatch.model import STOPPED_STATES, Capture, GpuSweep, Job, PortTraffic, ProcessDump, ProcessId, Rank, RankDump
 from hangwatch.probes.node.filesystems import Mount
-from hangwatch.probes.process import procfs
 from hangwatch.probes.process.process_scan import ProcessScan
 
 
-def capture(
-    job: Job,
-    *,
-    settings: config.Capture,
-    node: str,
-    proc_root: Path = procfs.PROC,
-    sys_root: Path = Path("/sys"),
-    gpus: GpuSweep | None = None,
-    latest_gpus: Callable[[], GpuSweep | None] | None = None,
-    gpu_levels: Mapping[str, GpuLevels] | None = None,
-    read_traffic: Callable[[], TrafficSweep | None] | None = None,
-    native: bool = False,
-    include_locals: bool = False,
-    may_pause: bool = True,
-    rounds: int | None = None,
-    looks_again: Callable[[Sequence[RankDump]], bool] | None = None,
-    stop: threading.Event | None = None,
-    slots: threading.Semaphore | None = None,
-    observe_dump: ObserveDump | None = None,
-    pyspy_path: Path | None = None,
-    ask_nccl: bool = False,
-    capture_bytes: int = stack_limits.OF_OWNER_BYTES,
-) -> Capture:
-    """Take the stacks of every rank of `job` and of its workers, `rounds` times (default: the settings').
+def capture(job: Job, request: CaptureRequest) -> Capture:
+    """Take the stacks of every rank of `job` and of its workers, in as many rounds as the request says.
 
     Of a job without ranks its launcher stands in their place, with what its sockets show of whom it waits for.
 
     A rank that cannot be dumped keeps its place: what the kernel says of it, and the fault. A rank whose process does
-    not exist any more, or that was absent before, is `gone`. Once `stop` is set it returns what it has, within a
-    second. Without `may_pause` no process is paused or signalled: what could only be read so is not. `slots` bounds the
-    dumps at the same time over all captures that share it. GPU numbers are the mean of the sweeps that `latest_gpus`
-    gives after each round, else those of `gpus`; `gpu_levels` are the levels of the job's GPUs by uuid. `read_traffic`
-    is asked in each round, in a thread beside the dumps, until it has no answer. `looks_again` is asked
-    after a single round, with what it showed of the ranks, whether a second one follows. With `ask_nccl`, and
-    more than one round, NCCL itself is asked beside the later rounds, where no flight recorder of NCCL was read in the
-    first. Of its stacks about `capture_bytes` are kept (`stack_bounds`). Never raises for what it finds: processes come
-    and go.
+    not exist any more, or that was absent before, is `gone`. Never raises for what it finds: processes come and go.
     """
-    stop = stop or threading.Event()
     began, began_unix = time.monotonic(), time.time()
-    wanted = settings.rounds if rounds is None else rounds
-    links = Links(read_traffic, sys_root, is_counting=settings.counters and wanted > 1)
-    ranks = job.ranks or tuple(Rank(id=process, rank=None, local_rank=None) for process in job.processes)
-    targets = _targets(ranks, settings.max_workers_per_rank)
-    around = Surroundings(job, targets, proc_root, sys_root)
-    taker = Taker(
-        settings,
-        proc_root,
-        stop,
-        slots,
-        observe_dump,
-        pyspy_path,
-        around,
-        sys_root,
-        share=job.share,
-        native=native,
-        include_locals=include_locals,
-        may_pause=may_pause,
-        reader_uid=job.uid,
-        ranks=frozenset(rank.id for rank in job.ranks),
-        unreadable=set(),
-        room=stack_limits.room(capture_bytes, len(ranks), len(targets) - len(ranks), max(wanted, 2)),
-    )
-    sweeps: list[GpuSweep] = []
-    taken: list[dict[ProcessId, ProcessDump]] = []
-    asked: Future[nccl_query.Said] | None = None
-
-    def of_ranks(silent: Mapping[int, Mount]) -> list[RankDump]:
-        carried = links.of_gpus()
-        numbers = (rank_dumps.gpu_numbers(rank, sweeps, gpu_levels or {}, carried) for rank in ranks)
-        return [
-            rank_dumps.of_rank(rank, taken, node, of_gpus, silent) for rank, of_gpus in zip(ranks, numbers, strict=True)
-        ]
-
-    with ThreadPoolExecutor(1, thread_name_prefix="nccl-ras") as beside:
-        # Native dumps need 340 MB each: one at a time.
-        with ThreadPoolExecutor(1 if native else settings.parallel, thread_name_prefix="dump") as pool:
-            while len(taken) < wanted:
-                number = len(taken)
-                if number > 0 and stop.wait(settings.pause_seconds):
-                    break
-                around.begin_round()
-                end = time.monotonic() + settings.round_deadline_seconds
-                links.begin_round(number, pool)
-                dumps = pool.map(taker.take, targets, [end] * len(targets))
-                taken.append(dict(zip(targets, dumps, strict=True)))
-                sweep = latest_gpus() if latest_gpus else gpus
-                sweeps += [sweep] if sweep else []
-                links.end_round()
-                if looks_again is not None and wanted == 1 and looks_again(of_ranks({})):
-                    wanted = 2
-                    if settings.counters:
-                        links.begin()
-                if number == 0 and wanted > 1 and ask_nccl and not nccl_query.is_recorded(taken[0].values()):
-                    asked = beside.submit(nccl_query.asked, job, settings, stop, proc_root)
-        by_ports = links.of_ports()
-    said = asked.result() if asked is not None else nccl_query.Said({}, None)
-    silent = silent_mounts.silent(targets, taken, proc_root)
+    rounds = _Rounds(job, request)
+    said, by_ports = rounds.take_all()
+    proc_root = request.paths.proc_root
+    silent = silent_mounts.silent(rounds.targets, rounds.taken, proc_root)
     waiting = launcher_wait.waits_for(job, proc_root)
     present = [
         replace(
@@ -130,19 +42,95 @@ def capture(
             nccl_ras=said.of_ranks.get(rank.id),
             nccl_ras_fault=said.fault,
         )
-        for rank, dump in zip(ranks, of_ranks(silent), strict=True)
+        for rank, dump in zip(rounds.ranks, rounds.rank_dumps(silent), strict=True)
     ]
     return Capture(
         job_id=job.job_id,
         job_key=job.key,
-        node=node,
+        node=request.node,
         started_unix_seconds=began_unix,
         duration_seconds=time.monotonic() - began,
-        rounds=len(taken),
-        ranks=(*present, *rank_dumps.absent(job, node)),
+        rounds=len(rounds.taken),
+        ranks=(*present, *rank_dumps.absent(job, request.node)),
         world_size=job.world_size,
-        notes=_notes(job, settings, taken, interrupted=stop.is_set()),
+        notes=_notes(job, request.settings, rounds.taken, interrupted=request.stop.is_set()),
     )
+
+
+class _Rounds:
+    """The rounds of one capture of `ranks`: `taken` are the dumps of each that is over, by process of `targets`."""
+
+    def __init__(self, job: Job, request: CaptureRequest) -> None:
+        settings, paths = request.settings, request.paths
+        self._job, self._request = job, request
+        self._wanted = settings.rounds if request.rounds is None else request.rounds
+        is_counting = settings.counters and self._wanted > 1
+        self._links = Links(request.gpus.read_traffic, paths.sys_root, is_counting=is_counting)
+        self.ranks = job.ranks or tuple(Rank(id=process, rank=None, local_rank=None) for process in job.processes)
+        self.targets = _targets(self.ranks, settings.max_workers_per_rank)
+        self._around = Surroundings(job, self.targets, paths.proc_root, paths.sys_root)
+        workers = len(self.targets) - len(self.ranks)
+        self._taker = Taker(
+            request,
+            self._around,
+            share=job.share,
+            reader_uid=job.uid,
+            ranks=frozenset(rank.id for rank in job.ranks),
+            unreadable=set(),
+            room=stack_limits.room(request.kept_stacks_bytes, len(self.ranks), workers, max(self._wanted, 2)),
+        )
+        self._sweeps: list[GpuSweep] = []
+        self.taken: list[dict[ProcessId, ProcessDump]] = []
+
+    def take_all(self) -> tuple[nccl_query.Said, PortTraffic | None]:
+        """Take all rounds; what NCCL said beside them, and what the ports of this node counted."""
+        request, settings = self._request, self._request.settings
+        asked: Future[nccl_query.Said] | None = None
+        with ThreadPoolExecutor(1, thread_name_prefix="nccl-ras") as beside:
+            # Native dumps need 340 MB each: one at a time.
+            parallel = 1 if request.native else settings.parallel
+            with ThreadPoolExecutor(parallel, thread_name_prefix="dump") as pool:
+                while len(self.taken) < self._wanted:
+                    if self.taken and request.stop.wait(settings.pause_seconds):
+                        break
+                    self._take_round(pool)
+                    if self._is_nccl_due():
+                        asked = beside.submit(
+                            nccl_query.asked, self._job, settings, request.stop, request.paths.proc_root
+                        )
+            by_ports = self._links.of_ports()
+        return asked.result() if asked is not None else nccl_query.Said({}, None), by_ports
+
+    def _take_round(self, pool: ThreadPoolExecutor) -> None:
+        request = self._request
+        self._around.begin_round()
+        end = time.monotonic() + request.settings.round_deadline_seconds
+        self._links.begin_round(len(self.taken), pool)
+        dumps = pool.map(self._taker.take, self.targets, [end] * len(self.targets))
+        self.taken.append(dict(zip(self.targets, dumps, strict=True)))
+        sweep = request.gpus.read_sweep() if request.gpus.read_sweep else None
+        self._sweeps += [sweep] if sweep else []
+        self._links.end_round()
+        if request.needs_second_round is None or self._wanted != 1:
+            return
+        if request.needs_second_round(self.rank_dumps({})):
+            self._wanted = 2
+            if request.settings.counters:
+                self._links.begin()
+
+    def _is_nccl_due(self) -> bool:
+        """True after the first of several rounds, where it read no flight recorder of NCCL."""
+        is_first_of_several = len(self.taken) == 1 and self._wanted > 1
+        return is_first_of_several and self._request.ask_nccl and not nccl_query.is_recorded(self.taken[0].values())
+
+    def rank_dumps(self, silent: Mapping[int, Mount]) -> list[RankDump]:
+        """The ranks by the rounds so far; `silent` are the file systems that do not answer, by pid."""
+        carried, levels = self._links.of_gpus(), self._request.gpus.levels
+        numbers = (rank_dumps.gpu_numbers(rank, self._sweeps, levels, carried) for rank in self.ranks)
+        return [
+            rank_dumps.of_rank(rank, self.taken, self._request.node, of_gpus, silent)
+            for rank, of_gpus in zip(self.ranks, numbers, strict=True)
+        ]
 
 
 def _targets(ranks: Sequence[Rank], max_workers: int) -> list[ProcessId]:

@@ -29,6 +29,7 @@ from hangwatch.probes.process import procfs
 from hangwatch.report import text
 from hangwatch.stacks import activity
 from hangwatch.tables.launchers import TABLE
+from hangwatch.verdict import second_round
 
 GPU_SECONDS = 3.0
 MOST_OWNERS = 8
@@ -156,20 +157,17 @@ def dump(  # noqa: PLR0912 - an option is a branch
                 dumped.append(by_daemon)
                 shown(by_daemon, alone=len(found) == 1)
                 continue
-            look = diagnose_job(
-                job,
-                settings=settings.capture,
-                activities=activities,
+            asked = capture.CaptureRequest(
                 node=node,
-                sweep=sweep,
-                read_traffic=partial(query.traffic, gpus),
+                settings=settings.capture,
                 rounds=rounds or 1,
-                looks_again=rounds is None,
+                needs_second_round=partial(second_round.is_needed, table=activities) if rounds is None else None,
                 native=native,
                 include_locals=include_locals,
                 ask_nccl=not grouped,  # who asks many nodes waits for the slowest, and not for long
+                gpus=capture.GpuSources(read_sweep=lambda: sweep, read_traffic=partial(query.traffic, gpus)),
             )
-            dumped.append(incident := look.incident(job, JobState.SUSPECTED))
+            dumped.append(incident := diagnose_job(job, asked, activities).incident(job, JobState.SUSPECTED))
             shown(incident, alone=len(found) == 1)
     if not (pids or native or include_locals):
         further = _only_by_the_daemon(wanted, {job.key for job in found}, settings, rounds)

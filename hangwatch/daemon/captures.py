@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.capture import stack_limits
+from hangwatch.capture import CaptureRequest, GpuSources, NodePaths, stack_limits
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.daemon.context import Common
 from hangwatch.detector import TakeCapture
@@ -24,6 +24,7 @@ from hangwatch.schedule import CAPTURES_PER_OWNER, Turns
 from hangwatch.state import steps
 from hangwatch.state.board import HANDOVER, Snapshot
 from hangwatch.state.incident_timeline import CAPTURES_KEPT
+from hangwatch.verdict import second_round
 from hangwatch.verdict.diagnosis import Diagnosis
 
 log = logging.getLogger(__package__)  # one name for all parts: people filter by it
@@ -117,25 +118,25 @@ class Looking:
     ) -> Diagnosis | None:
         """Capture and judge one job whose GPUs have these levels; None when the daemon was asked to stop meanwhile."""
         common = self._common
-        look = diagnose_job(
-            job,
-            settings=common.settings.capture,
-            activities=common.activities,
+        request = CaptureRequest(
             node=common.node,
-            sweep=common.board.snapshot.sweep,
-            latest_sweep=lambda: common.board.snapshot.sweep,
-            gpu_levels=levels,
-            read_traffic=partial(query.traffic, common.gpus),
-            proc_root=common.proc_root,
+            settings=common.settings.capture,
+            rounds=rounds,
+            needs_second_round=partial(second_round.is_needed, table=common.activities) if looks_again else None,
             may_pause=may_pause,
+            ask_nccl=may_pause and ask_nccl,
+            kept_stacks_bytes=self._capture_bytes(job),
             stop=common.stop,
             slots=self._slots,
             observe_dump=self._count_dump,
-            rounds=rounds,
-            looks_again=looks_again,
-            ask_nccl=may_pause and ask_nccl,
-            capture_bytes=self._capture_bytes(job),
+            gpus=GpuSources(
+                read_sweep=lambda: common.board.snapshot.sweep,
+                read_traffic=partial(query.traffic, common.gpus),
+                levels=levels or {},
+            ),
+            paths=NodePaths(proc_root=common.proc_root),
         )
+        look = diagnose_job(job, request, common.activities)
         return None if common.stop.is_set() else look
 
     def _capture_bytes(self, job: Job) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import capture, job_of_pids
+from hangwatch.capture import CaptureRequest, capture, job_of_pids
 from hangwatch.model import FileLock, Group, Member
 from hangwatch.probes.process import main_thread, procfs
 from hangwatch.stacks.activity import Table
@@ -78,7 +78,7 @@ def seen(kind: str, pid: int, *ranks: int) -> tuple[Group, Member]:
 
     wait_for(waits, "the call")
     groups = group_ranks(
-        capture(job_of_pids([*ranks, pid]), settings=SETTINGS, node="here"), Table(()), SETTINGS
+        capture(job_of_pids([*ranks, pid]), CaptureRequest(settings=SETTINGS, node="here")), Table(()), SETTINGS
     ).groups
     group = next(one for one in groups if any(member.id.pid == pid for member in one.members))
     return group, next(member for member in group.members if member.id.pid == pid)

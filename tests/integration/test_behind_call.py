@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
+from hangwatch.capture import CaptureRequest
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.model import Behind, Job, KernelCall, ProcessId, Rank, Worker
 from hangwatch.probes.process import blocked_call, main_thread, procfs
@@ -178,7 +179,7 @@ def looked_at(pids: list[int], workers: Mapping[int, int] = {}, table: activity.
         for number, pid in enumerate(pids)
     )
     job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=ranks, world_size=len(ranks), job_key="x")
-    return diagnose_job(job, settings=config.Capture(rounds=2, pause_seconds=0.2), activities=table, node="here")
+    return diagnose_job(job, CaptureRequest(settings=config.Capture(rounds=2, pause_seconds=0.2), node="here"), table)
 
 
 def test_a_verdict_says_where_the_rank_stands_at_whom_it_points(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 from hangwatch import config
+from hangwatch.capture import CaptureRequest
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.model import Job, Rank
 from hangwatch.probes.process import procfs
@@ -50,7 +51,7 @@ def test_the_rank_whose_executor_is_stuck_in_its_own_code_is_the_first_to_look_a
             ranks.append(Rank(id=found[0], rank=number, local_rank=number))
         job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=tuple(ranks), world_size=8, share="test")
         limits = config.Capture(rounds=2, pause_seconds=0.3, dump_deadline_seconds=60.0)
-        look = diagnose_job(job, settings=limits, activities=activity.load(MEETS), node="n")
+        look = diagnose_job(job, CaptureRequest(settings=limits, node="n"), activity.load(MEETS))
     verdict = look.verdict
     assert verdict.named == ()
     assert [look.rank for look in verdict.first_look] == [2]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import capture, job_of_pids
+from hangwatch.capture import CaptureRequest, capture, job_of_pids
 from hangwatch.model import FileLock, Group
 from hangwatch.probes.process import main_thread, procfs
 from hangwatch.stacks.activity import Table
@@ -56,7 +56,9 @@ def seen(pid: int) -> Group:
     wait_for(
         lambda: (call := main_thread.read_call(pid, procfs.PROC)) and call.kind == "locks", "the call for the lock"
     )
-    (group,) = group_ranks(capture(job_of_pids([pid]), settings=SETTINGS, node="here"), Table(()), SETTINGS).groups
+    (group,) = group_ranks(
+        capture(job_of_pids([pid]), CaptureRequest(settings=SETTINGS, node="here")), Table(()), SETTINGS
+    ).groups
     return group
 
 
@@ -83,7 +85,9 @@ def test_a_holder_that_ended_and_left_the_lock_to_its_child_is_not_made_up(tmp_p
 
 def test_who_waits_for_something_else_waits_for_no_lock_of_a_file(tmp_path: Path) -> None:
     with targets.python(targets.SLEEPING, tmp_path) as pid:
-        (group,) = group_ranks(capture(job_of_pids([pid]), settings=SETTINGS, node="here"), Table(()), SETTINGS).groups
+        (group,) = group_ranks(
+            capture(job_of_pids([pid]), CaptureRequest(settings=SETTINGS, node="here")), Table(()), SETTINGS
+        ).groups
     assert [member.file_lock for member in group.members] == [None]
 
 

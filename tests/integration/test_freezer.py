@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import capture, job_of_pids
+from hangwatch.capture import CaptureRequest, capture, job_of_pids
 from hangwatch.model import Signature
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis, diagnose
@@ -60,7 +60,7 @@ def _is_frozen(group: Path, is_v1: bool) -> bool:
 
 
 def look(pid: int) -> Diagnosis:
-    taken = capture(job_of_pids([pid]), settings=QUICK, node="here")
+    taken = capture(job_of_pids([pid]), CaptureRequest(settings=QUICK, node="here"))
     return diagnose(taken, QUICK, activity.load(), unix_now=0.0)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import capture
+from hangwatch.capture import CaptureRequest, capture
 from hangwatch.jobs.discovery import find_jobs
 from hangwatch.model import Grouping, Verdict
 from hangwatch.probes.network import sockets
@@ -84,7 +84,7 @@ def looked_at(pids: set[int]) -> tuple[Grouping, int] | None:
     jobs = [job for job in find_jobs(ProcessScan().processes(pids)) if pids <= {rank.id.pid for rank in job.ranks}]
     if not jobs:
         return None
-    taken = capture(jobs[0], settings=QUICK, node="here")
+    taken = capture(jobs[0], CaptureRequest(settings=QUICK, node="here"))
     return group_ranks(taken, activity.load(), QUICK), jobs[0].ranks_here
 
 

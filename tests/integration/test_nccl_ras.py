@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.capture import job_of_pids
+from hangwatch.capture import CaptureRequest, job_of_pids
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.model import Fault, ProcessId
 from hangwatch.probes.network import nccl_ras
@@ -202,7 +202,7 @@ def looked(stack: contextlib.ExitStack, folder: Path, *answers: list[int], ask_n
         ranks = [rank(place, pid, AllReduce=count) for place, (pid, count) in enumerate(zip(pids, counts, strict=True))]
         (folder / "0" / f"answer{number}").write_text(as_json(communicator(ranks)))
     job = job_of_pids(pids)
-    return diagnose_job(job, settings=SETTINGS, activities=activity.load(), node="here", ask_nccl=ask_nccl)
+    return diagnose_job(job, CaptureRequest(settings=SETTINGS, node="here", ask_nccl=ask_nccl), activity.load())
 
 
 @needs_networks
@@ -236,7 +236,9 @@ def test_why_nccl_said_nothing_stands_in_the_notes(how: str, reason: str, tmp_pa
     """And the look ends: who never answers is waited for until the deadline, and no longer."""
     settings = structs.replace(SETTINGS, nccl_ras_deadline_seconds=1.0)
     with process(tmp_path, how) as pid:
-        look = diagnose_job(job_of_pids([pid]), settings=settings, activities=activity.load(), node="here")
+        look = diagnose_job(
+            job_of_pids([pid]), CaptureRequest(settings=settings, node="here", ask_nccl=True), activity.load()
+        )
     notes = phrases.notes(look.grouping)
     assert any("no counts of NCCL's own of pid" in note and f"({reason})" in note for note in notes), notes
 
@@ -247,6 +249,8 @@ def test_nccl_by_default_is_not_asked(tmp_path: Path) -> None:
     settings = config.Capture(rounds=2, pause_seconds=0.1, nccl_ras_min_age_seconds=0.0)
     (tmp_path / "answer").write_text(FOUR)
     with process(tmp_path) as pid:
-        look = diagnose_job(job_of_pids([pid]), settings=settings, activities=activity.load(), node="here")
+        look = diagnose_job(
+            job_of_pids([pid]), CaptureRequest(settings=settings, node="here", ask_nccl=True), activity.load()
+        )
     assert look.grouping.members[0].nccl_ras is None
     assert asked(tmp_path) == []

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from hangwatch import config
+from hangwatch.capture import CaptureRequest, GpuSources
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.model import Job, Rank
 from hangwatch.probes.gpu import query
@@ -50,11 +51,12 @@ def test_the_rank_whose_gpu_has_no_kernel_is_looked_at_first(fake_driver: FakeDr
         def look(**settings: bool) -> Diagnosis:
             return diagnose_job(
                 job,
-                settings=config.Capture(rounds=3, pause_seconds=0.3, dump_deadline_seconds=60.0, **settings),
-                activities=activity.load(MEETS),
-                node="n",
-                latest_sweep=sampler.latest,
-                read_traffic=partial(query.traffic, sampler),
+                CaptureRequest(
+                    settings=config.Capture(rounds=3, pause_seconds=0.3, dump_deadline_seconds=60.0, **settings),
+                    node="n",
+                    gpus=GpuSources(read_sweep=sampler.latest, read_traffic=partial(query.traffic, sampler)),
+                ),
+                activity.load(MEETS),
             )
 
         sampler.start()

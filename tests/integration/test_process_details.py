@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
+from hangwatch.capture import CaptureRequest
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.model import Job, JobState, ProcessId, Rank
 from hangwatch.probes.process import process_details, procfs
@@ -117,7 +118,7 @@ def test_the_incident_has_the_details_of_who_is_pointed_at_and_of_nobody_else(tm
             ranks = tuple(Rank(id=identity(pid), rank=n, local_rank=n) for n, pid in enumerate((odd, one, two, three)))
             job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=ranks, world_size=4, share="test")
             limits = config.Capture(rounds=2, pause_seconds=0.1, dump_deadline_seconds=60.0, details=asked)
-            look = diagnose_job(job, settings=limits, activities=activity.load(rules), node="n")
+            look = diagnose_job(job, CaptureRequest(settings=limits, node="n"), activity.load(rules))
     told = {rank.id.rank: rank.details is not None for rank in look.capture.ranks}
     pointed = {rank.rank for rank in (*look.verdict.named, *look.verdict.first_look)}
     assert pointed == {0}

@@ -18,7 +18,7 @@ import pytest
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.capture import capture
+from hangwatch.capture import CaptureRequest, capture
 from hangwatch.formats.pyspy_json import parse_json
 from hangwatch.model import Job, ProcessId, Rank
 from hangwatch.probes.abandoned_children import MOST_OF_ONE_SHARE, LeftBehind
@@ -62,7 +62,9 @@ def test_a_pod_whose_py_spys_hang_uses_up_nobody_elses(tmp_path: Path, monkeypat
             job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(rank,), owner="uid 0")
             reasons = []
             for share in ("uid 0, mine", "uid 0, a stranger's"):
-                seen = capture(structs.replace(job, share=share), settings=config.Capture(rounds=1), node="n")
+                seen = capture(
+                    structs.replace(job, share=share), CaptureRequest(settings=config.Capture(rounds=1), node="n")
+                )
                 fault = seen.ranks[0].rounds[0].fault
                 reasons.append(fault and fault.reason)
         finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import capture
+from hangwatch.capture import CaptureRequest, NodePaths, capture
 from hangwatch.formats.pyspy_json import parse_json
 from hangwatch.model import Fault, Job, ProcessDump, Rank
 from hangwatch.probes.process import dump_child, procfs, pystack
@@ -41,7 +41,10 @@ def one_look(pid: int, tmp_path: Path, **settings: object) -> ProcessDump:
     assert found is not None
     job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(Rank(id=found[0], rank=0, local_rank=0),))
     limits = config.Capture(rounds=1, dump_deadline_seconds=60.0, round_deadline_seconds=120.0, **settings)  # type: ignore[arg-type]
-    seen = capture(job, settings=limits, node="n", pyspy_path=fake_pyspy(tmp_path / "bin", FOREIGN))
+    seen = capture(
+        job,
+        CaptureRequest(settings=limits, node="n", paths=NodePaths(pyspy_path=fake_pyspy(tmp_path / "bin", FOREIGN))),
+    )
     return seen.ranks[0].rounds[0]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
+from hangwatch.capture import CaptureRequest
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.model import Job, JobState, OutputEnd, ProcessId, Rank
 from hangwatch.probes.process import procfs, rank_output
@@ -162,7 +163,7 @@ def job_of(ranks: list[ProcessId]) -> Job:
 
 def look(ranks: list[ProcessId], **settings: object) -> Diagnosis:
     limits = config.Capture(rounds=2, pause_seconds=0.1, dump_deadline_seconds=60.0, **settings)  # type: ignore[arg-type]
-    return diagnose_job(job_of(ranks), settings=limits, activities=activity.load(MEETS), node="n")
+    return diagnose_job(job_of(ranks), CaptureRequest(settings=limits, node="n"), activity.load(MEETS))
 
 
 def test_among_equal_stacks_the_rank_whose_log_alone_complains_is_the_first_to_look_at(

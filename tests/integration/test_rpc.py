@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import capture, job_of_pids
+from hangwatch.capture import CaptureRequest, capture, job_of_pids
 from hangwatch.model import Signature
 from hangwatch.stacks import activity
 from hangwatch.stacks.activity import Table
@@ -51,7 +51,7 @@ def test_who_waits_for_another_rank_by_rpc(does: str, expected: Signature, tmp_p
         targets.python(client.replace("{meeting}", str(tmp_path / "meeting")), folders[0]) as asks,
         targets.python(SERVER.replace("{meeting}", str(tmp_path / "meeting")), folders[1]) as asked,
     ):
-        taken = capture(job_of_pids([asks, asked]), settings=SETTINGS, node="here")
+        taken = capture(job_of_pids([asks, asked]), CaptureRequest(settings=SETTINGS, node="here"))
     measured = {one.id.pid: one.signature for one in group_ranks(taken, Table(()), SETTINGS).members}
     assert measured == {asks: Signature.BLOCKED, asked: expected}
     named = {group.members[0].id.pid: group for group in group_ranks(taken, activity.load(), SETTINGS).groups}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import capture, job_of_pids
+from hangwatch.capture import CaptureRequest, capture, job_of_pids
 from hangwatch.model import Group
 from hangwatch.probes.process import procfs, shared_locks
 from hangwatch.stacks.activity import Table
@@ -72,7 +72,9 @@ def held(name: str) -> Iterator[int]:
 def seen(*pids: int) -> Group:
     """The group of the last of these ranks, which waits in a futex."""
     wait_for(lambda: targets.futex_call(pids[-1]), "the wait for the lock")
-    groups = group_ranks(capture(job_of_pids(pids), settings=SETTINGS, node="here"), Table(()), SETTINGS).groups
+    groups = group_ranks(
+        capture(job_of_pids(pids), CaptureRequest(settings=SETTINGS, node="here")), Table(()), SETTINGS
+    ).groups
     return next(group for group in groups if any(member.id.pid == pids[-1] for member in group.members))
 
 

@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.capture import capture, job_of_pids
+from hangwatch.capture import CaptureRequest, GpuSources, capture, job_of_pids
 from hangwatch.model import GpuSample, GpuSweep, Job, Member, Motion, Rank, Signature, Store, Worker
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler
@@ -103,7 +103,7 @@ def job_of(pid: int, **environ: str) -> Job:
 def measured(job: Job, utilization_ratio: float | None = None) -> Member:
     gpu = GpuSample(index=0, uuid="GPU-0", power_watts=120.0, utilization_ratio=utilization_ratio)
     sweep = GpuSweep(taken_monotonic_seconds=0.0, taken_unix_seconds=0.0, gpus=(gpu,))
-    taken = capture(job, settings=SETTINGS, node="here", gpus=sweep)
+    taken = capture(job, CaptureRequest(settings=SETTINGS, node="here", gpus=GpuSources(read_sweep=lambda: sweep)))
     (member,) = group_ranks(taken, Table(()), SETTINGS).members
     return member
 
@@ -169,7 +169,12 @@ def test_a_rank_behind_its_gpu_whose_links_are_read(
             (rank,) = job.ranks
             job = replace(job, ranks=(replace(rank, gpu_uuids=(uuid_of(0),)),))
             taken = capture(
-                job, settings=SETTINGS, node="here", gpus=sweep, read_traffic=partial(query.traffic, sampler)
+                job,
+                CaptureRequest(
+                    settings=SETTINGS,
+                    node="here",
+                    gpus=GpuSources(read_sweep=lambda: sweep, read_traffic=partial(query.traffic, sampler)),
+                ),
             )
             (member,) = group_ranks(taken, Table(()), SETTINGS).members
     finally:
@@ -276,7 +281,7 @@ def test_which_thread_waits_for_an_answer_of_the_store(tmp_path: Path) -> None:
             with targets.python(code.replace("{port}", str(port)), tmp_path) as pid:
                 wait_for(partial(main_thread.read_call, pid, procfs.PROC), "the call")
                 job = job_of(pid, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store))
-                taken = capture(job, settings=SETTINGS, node="here")
+                taken = capture(job, CaptureRequest(settings=SETTINGS, node="here"))
             assert {dump.awaits_store for dump in taken.ranks[0].rounds} == {which}
 
 
@@ -309,7 +314,7 @@ peer.recv(1)
                 replace(job_of(pid).ranks[0], rank=number, local_rank=number)
                 for number, pid in enumerate((first, second))
             )
-            taken = capture(replace(job_of(first), ranks=ranks), settings=SETTINGS, node="here")
+            taken = capture(replace(job_of(first), ranks=ranks), CaptureRequest(settings=SETTINGS, node="here"))
     grouping = group_ranks(taken, Table(()), SETTINGS)
     assert {member.signature for member in grouping.members} == {Signature.BLOCKED}
 
@@ -332,7 +337,7 @@ def test_who_stands_in_a_debugger_waits_for_the_person_at_his_terminal() -> None
             said += os.read(ours, 4096)
         wait_for(lambda: main_thread.read_call(child.pid, procfs.PROC) is not None, "the prompt to wait")
         settings = config.Capture(rounds=2, pause_seconds=0.2)
-        taken = capture(job_of_pids([child.pid]), settings=settings, node="here")
+        taken = capture(job_of_pids([child.pid]), CaptureRequest(settings=settings, node="here"))
         (group,) = group_ranks(taken, activity.load(), settings).groups
     finally:
         child.kill()
@@ -363,7 +368,7 @@ def test_who_stands_in_the_debugger_of_an_editor_polls(comes: bool) -> None:
         assert child.stdout is not None
         port = int(child.stdout.readline())
         with debug_client.attached(port) if comes else contextlib.nullcontext():
-            taken = capture(job_of_pids([child.pid]), settings=SETTINGS, node="here")
+            taken = capture(job_of_pids([child.pid]), CaptureRequest(settings=SETTINGS, node="here"))
     finally:
         child.kill()
         child.communicate(timeout=60)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from hangwatch import config, detector
-from hangwatch.capture import capture
+from hangwatch.capture import CaptureRequest, capture
 from hangwatch.detector import job_watch
 from hangwatch.model import Job, JobState, Rank
 from hangwatch.probes.process import procfs, pyspy
@@ -93,7 +93,7 @@ def settled(pid: int, body: str) -> bool:
 
 
 def look(job: Job, settings: config.Capture = QUICK) -> Diagnosis:
-    taken = capture(job, settings=settings, node="here")
+    taken = capture(job, CaptureRequest(settings=settings, node="here"))
     return diagnose(taken, settings, activity.load(), unix_now=1e9)
 
 

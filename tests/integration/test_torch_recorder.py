@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import diagnosis, job_of_pids
+from hangwatch.capture import CaptureRequest, diagnosis, job_of_pids
 from hangwatch.model import Fault, ProcessId
 from hangwatch.probes import torch_recorder
 from hangwatch.probes.torch_recorder import layouts, libraries, search, symbols, symbols_child
@@ -75,7 +75,7 @@ def test_a_capture_keeps_why_a_recorder_could_not_be_read(tmp_path: Path) -> Non
     settings = config.Capture(pause_seconds=0.0)
     with targets.python(ALONE.format(more=""), tmp_path, TORCH_FR_BUFFER_SIZE="0") as pid:
         taken = diagnosis.diagnose_job(
-            job_of_pids([pid]), settings=settings, activities=activity.load(), node="here", rounds=2
+            job_of_pids([pid]), CaptureRequest(settings=settings, node="here", rounds=2), activity.load()
         )
     (rank,) = taken.capture.ranks
     assert [[one.reason for one in dump.recorder_faults] for dump in rank.rounds] == [["RecorderOff"]] * 2
@@ -83,7 +83,7 @@ def test_a_capture_keeps_why_a_recorder_could_not_be_read(tmp_path: Path) -> Non
     assert [note for note in notes if "set TORCH_FR_BUFFER_SIZE=2000" in note]
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         taken = diagnosis.diagnose_job(
-            job_of_pids([pid]), settings=settings, activities=activity.load(), node="here", rounds=1
+            job_of_pids([pid]), CaptureRequest(settings=settings, node="here", rounds=1), activity.load()
         )
     assert [one.reason for one in taken.grouping.members[0].recorder_faults] == ["NoTorch"]
     assert not [note for note in as_json.answer(taken.grouping, taken.verdict).notes if "sequence numbers" in note]

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from hangwatch import config
-from hangwatch.capture import capture
+from hangwatch.capture import CaptureRequest, capture
 from hangwatch.cli.dump import dump
 from hangwatch.cli.explain import explain
 from hangwatch.jobs.discovery import find_jobs
@@ -93,7 +93,7 @@ class RealJob:
 
     def judge(self) -> tuple[Job, Grouping, Verdict]:
         job = self.find()
-        taken = capture(job, settings=QUICK, node="here")
+        taken = capture(job, CaptureRequest(settings=QUICK, node="here"))
         grouping = group_ranks(taken, activity.load(), QUICK)
         return job, grouping, culprit.judge(grouping)
 
@@ -152,7 +152,7 @@ def test_it_is_found_whole_with_its_loaders(job: RealJob) -> None:
 
 
 def test_the_counters_of_a_job_that_trains_grow_from_round_to_round(job: RealJob) -> None:
-    taken = capture(job.find(), settings=QUICK, node="here")
+    taken = capture(job.find(), CaptureRequest(settings=QUICK, node="here"))
     for rank in taken.ranks:
         first, _, last = rank.rounds
         (loader,) = rank.workers

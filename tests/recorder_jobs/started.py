@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.capture import diagnosis, job_of_pids
+from hangwatch.capture import CaptureRequest, diagnosis, job_of_pids
 from hangwatch.collectives.wait_graph import Answer
 from hangwatch.model import Job
 from hangwatch.model.flight_records import RankRecords
@@ -55,7 +55,7 @@ class Started(NamedTuple):
     def look(self, pause_seconds: float = 0.5) -> Diagnosis:
         """Two rounds of all ranks that are read."""
         settings = config.Capture(pause_seconds=pause_seconds)
-        return diagnosis.diagnose_job(self.job(), settings=settings, activities=TABLE, node="here", rounds=2)
+        return diagnosis.diagnose_job(self.job(), CaptureRequest(settings=settings, node="here", rounds=2), TABLE)
 
     def dumps(self, ask: str) -> Path:
         """The folder of the dumps that the ranks write of themselves, each anew; those that are stopped write none."""

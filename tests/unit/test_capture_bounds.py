@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.capture import capture
+from hangwatch.capture import CaptureRequest, GpuSources, NodePaths, capture
 from hangwatch.detector.power_level import GpuLevels
 from hangwatch.model import (
     Capture,
@@ -88,8 +89,9 @@ class Node:
     def take(
         self, program: Path, settings: config.Capture = ONCE, job: Job | None = None, **options: object
     ) -> Capture:
-        given = {"node": "here", "proc_root": self.proc, "sys_root": self.folder, "pyspy_path": program, **options}
-        return capture(job or self.job, settings=settings, **given)  # type: ignore[arg-type]
+        paths = NodePaths(proc_root=self.proc, sys_root=self.folder, pyspy_path=program)
+        request = CaptureRequest(node="here", settings=settings, paths=paths, **options)  # type: ignore[arg-type]
+        return capture(job or self.job, request)
 
     @property
     def calls(self) -> list[str]:
@@ -320,9 +322,7 @@ def test_numbers_are_means_over_the_sweeps_after_each_round_and_a_ranks_own_gpus
     taken = node.take(
         node.pyspy(),
         replace(ONCE, rounds=3),
-        gpus=sweep(gpu(0, 7.0)),
-        latest_gpus=lambda: next(coming),
-        gpu_levels=levels,
+        gpus=GpuSources(read_sweep=lambda: next(coming), levels=levels),
     )
     first, second = taken.ranks
     assert (first.power_watts, first.utilization_ratio, first.busy_power_ratio) == (200.0, 0.5, 0.25)
@@ -330,10 +330,10 @@ def test_numbers_are_means_over_the_sweeps_after_each_round_and_a_ranks_own_gpus
     assert next(coming, "all asked for") == "all asked for"
 
 
-def test_without_later_sweeps_the_given_one_counts_and_without_any_there_are_no_numbers(tmp_path: Path) -> None:
+def test_numbers_of_one_sweep_count_and_without_any_there_are_none(tmp_path: Path) -> None:
     node = Node(tmp_path, ranks=1)
     for gpus, watts in ((sweep(gpu(0, 70.0)), 70.0), (None, None)):
-        (rank,) = node.take(node.pyspy(), gpus=gpus).ranks
+        (rank,) = node.take(node.pyspy(), gpus=GpuSources(read_sweep=partial(next, iter((gpus,))))).ranks
         assert (rank.power_watts, rank.utilization_ratio, rank.busy_power_ratio) == (watts, None, None)
 
 
@@ -350,7 +350,9 @@ def traffic(seconds: float, *carried: int) -> TrafficSweep:
 def test_links_are_read_once_a_round_and_each_rank_has_those_of_its_own_gpus(tmp_path: Path) -> None:
     node = Node(tmp_path)
     coming = iter((traffic(10.0, 100, 100), traffic(15.0, 600, 100), traffic(20.0, 1100, 100)))
-    taken = node.take(node.pyspy(), replace(ONCE, rounds=3), gpus=sweep(), read_traffic=lambda: next(coming))
+    taken = node.take(
+        node.pyspy(), replace(ONCE, rounds=3), gpus=GpuSources(read_sweep=sweep, read_traffic=lambda: next(coming))
+    )
     rates = [(rank.nvlink_bytes_per_second, rank.pcie_bytes_per_second) for rank in taken.ranks]
     assert rates == [(100.0, None), (0.0, None)]
     assert next(coming, "all asked for") == "all asked for"
@@ -359,7 +361,11 @@ def test_links_are_read_once_a_round_and_each_rank_has_those_of_its_own_gpus(tmp
 def test_who_gives_no_answer_about_links_is_not_asked_again_in_this_capture(tmp_path: Path) -> None:
     node = Node(tmp_path, ranks=1)
     asked: list[None] = []
-    taken = node.take(node.pyspy(), replace(ONCE, rounds=3), gpus=sweep(), read_traffic=lambda: asked.append(None))
+    taken = node.take(
+        node.pyspy(),
+        replace(ONCE, rounds=3),
+        gpus=GpuSources(read_sweep=sweep, read_traffic=lambda: asked.append(None)),
+    )
     assert (len(asked), taken.rounds, taken.ranks[0].nvlink_bytes_per_second) == (1, 3, None)
 
 

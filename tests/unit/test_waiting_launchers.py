@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config, detector
-from hangwatch.capture import capture
+from hangwatch.capture import CaptureRequest, NodePaths, capture
 from hangwatch.config import Detector
 from hangwatch.detector import TakeCapture, job_watch
 from hangwatch.detector.job_watch import MotionCount
@@ -443,7 +443,12 @@ def measured(port: int) -> Waiting:
     began = state[0].start_ticks / procfs.TICKS_PER_SECOND
     youngest = time.monotonic() - began
     taken = capture(
-        job, settings=config.Capture(rounds=1, dump_deadline_seconds=1.0), node="here", pyspy_path=Path("/bin/false")
+        job,
+        CaptureRequest(
+            settings=config.Capture(rounds=1, dump_deadline_seconds=1.0),
+            node="here",
+            paths=NodePaths(pyspy_path=Path("/bin/false")),
+        ),
     )
     (dump,) = taken.ranks
     assert dump.waiting is not None and dump.id == RankId(node="here", pid=os.getpid())
@@ -503,7 +508,9 @@ def test_what_sockets_tell(
         if inode < len(rows):
             (pid / f"fd/{inode + 3}").symlink_to(f"socket:[{900 + inode}]")
     (pid / "net/tcp").write_text(table)
-    taken = capture(launcher(), settings=config.Capture(rounds=1), node="n1", proc_root=tmp_path)
+    taken = capture(
+        launcher(), CaptureRequest(settings=config.Capture(rounds=1), node="n1", paths=NodePaths(proc_root=tmp_path))
+    )
     (dump,) = taken.ranks
     assert dump.waiting is not None
     assert (dump.waiting.socket, dump.waiting.peers) == (socket_state, peers)

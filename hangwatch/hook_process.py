@@ -1,6 +1,6 @@
 """Runs one hook without any of the daemon's rights, and ends it with all that it has started.
 
-Started as `python -I -S hook_child.py SECONDS PROGRAM ARGUMENT...`; on its own: it imports nothing of hangwatch. Prints
+Started as `python -I -S hook_process.py SECONDS PROGRAM ARGUMENT...`; on its own: it imports nothing of hangwatch. Prints
 the beginning of what the hook prints, and exits as the hook does; as timeout(1) with 124 where it was ended, with 126
 where it cannot be run, with 128 and the signal where it died of one.
 """

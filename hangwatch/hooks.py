@@ -1,6 +1,6 @@
 """Programs of the site that are called as a job's state changes: which, with what arguments, and how they ended.
 
-A hook runs as the daemon's user without its capabilities (`hook_child`), in threads and processes of its own: neither a
+A hook runs as the daemon's user without its capabilities (`hook_process`), in threads and processes of its own: neither a
 look nor a page waits for it. What a job's owner wrote comes to it in safe characters only.
 """
 

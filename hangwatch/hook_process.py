@@ -1,8 +1,8 @@
 """Runs one hook without any of the daemon's rights, and ends it with all that it has started.
 
-Started as `python -I -S hook_process.py SECONDS PROGRAM ARGUMENT...`; on its own: it imports nothing of hangwatch. Prints
-the beginning of what the hook prints, and exits as the hook does; as timeout(1) with 124 where it was ended, with 126
-where it cannot be run, with 128 and the signal where it died of one.
+Started as `python -I -S hook_process.py SECONDS PROGRAM ARGUMENT...`. It imports nothing of hangwatch. It prints the
+beginning of what the hook prints, and exits as the hook does. Like timeout(1) it exits with 124 if the hook was ended
+at the deadline, with 126 if the hook cannot be run, and with 128 plus the signal if the hook died of one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Programs of the site that are called as a job's state changes: which, with what arguments, and how they ended.
 
-A hook runs as the daemon's user without its capabilities (`hook_process`), in threads and processes of its own: neither a
-look nor a page waits for it. What a job's owner wrote comes to it in safe characters only.
+A hook runs as the daemon's user without its capabilities (`hook_process`), in threads and processes of its own: no
+capture and no page waits for it. What a job's owner wrote reaches it in safe characters only.
 """
 
 from __future__ import annotations

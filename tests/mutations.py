@@ -74,6 +74,7 @@ STORE_TESTS = ("unit/test_store_bounds.py", "unit/test_store.py", "integration/t
 TESTS = {
     "verdict/judge.py": VERDICT_TESTS,
     "verdict/rules.py": VERDICT_TESTS,
+    "verdict/scene.py": VERDICT_TESTS,
     "verdict/check_first.py": VERDICT_TESTS,
     "detector/capture_due.py": DETECTOR_TESTS,
     "detector/baseline.py": DETECTOR_TESTS,
@@ -169,7 +170,7 @@ NAMED = (
     Named(
         "roles of one collective have one caller",
         "unit/test_hangs.py",
-        "verdict/rules.py",
+        "verdict/scene.py",
         r"return None not in called_by and len\(places\) == 1",
         "return True",
     ),

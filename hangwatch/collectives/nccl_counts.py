@@ -145,10 +145,14 @@ def _elsewhere(ranks: Iterable[RasRank], names: Names) -> tuple[str, ...]:
 
 
 def answer(members: Sequence[Member], stance: Callable[[Member], Stance], world_size: int | None) -> Answer:
-    """Who has not come by NCCL's own counts; else whom NCCL does not reach; else whether nobody is behind.
+    """Which ranks have not come, by flight recorders; where these tell nothing, by NCCL's own counts.
 
-    Named is who is behind as if a flight recorder said so; who is not named, but is behind, is a first look.
+    By counts: else which ranks NCCL does not reach; else that none is behind. A rank is named that is behind as if a
+    flight recorder said so; one that is behind and not named is a first look.
     """
+    recorded = judge(members, stance, world_size)
+    if recorded.meetings:
+        return recorded
     found = _judged(members, stance, world_size, lambda member: stance(member) == "waits")
     if found.named:
         return found

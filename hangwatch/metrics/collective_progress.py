@@ -16,7 +16,7 @@ from hangwatch import words
 from hangwatch.collectives.wait_graph import DEFAULT_GROUP, Stance, is_busy, waits_in
 from hangwatch.model import Enqueued, Grouping, GroupRecords, Member
 from hangwatch.model.flight_records import Library
-from hangwatch.verdict.sequence_numbers import stance_of
+from hangwatch.verdict.scene import stance_of
 
 MOST_GROUPS_OF_A_RANK = 8
 _TEXT_LENGTH = 40

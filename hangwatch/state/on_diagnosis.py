@@ -14,7 +14,7 @@ from hangwatch.stacks.idle_reasons import is_serving, resting_state
 from hangwatch.state.actions import Action, SaveIncident
 from hangwatch.state.board import Snapshot
 from hangwatch.state.incident_timeline import settle, with_capture
-from hangwatch.verdict import sequence_numbers
+from hangwatch.verdict import timeout_forecast
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.remote_wait import waits_elsewhere
 
@@ -47,7 +47,7 @@ def captured(
 
 def _with_timeout(watch: JobWatch, look: Diagnosis) -> JobWatch:
     """The time-out that the open operations have recorded stands above what the environment lets assume."""
-    told = sequence_numbers.timeout_seconds(look.grouping)
+    told = timeout_forecast.recorded_seconds(look.grouping)
     return watch if told is None else replace(watch, recorded_seconds=told)
 
 

@@ -1,32 +1,29 @@
-"""Pure: where to look first when nobody can be accused, as one table of rules. They pass the gate of `culprit`, too.
+"""Pure: which ranks to check first when none can be named, as one table of rules. They pass the gate of `judge`, too.
 
-Whoever stands apart for a reason that holds in general, and is innocent often enough not to be named by stacks alone.
+Such a rank stands apart for a reason that holds in general, and is innocent too often to be named by stacks alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hangwatch.model import Confidence, Group, Member, Motion, Signature
+from hangwatch.model import Confidence, Group, Motion, Signature
 from hangwatch.stacks import activity, user_code
 from hangwatch.stacks.user_code import caller, is_in_user_code, python_frames
-from hangwatch.tables import kernel_lines
-from hangwatch.verdict import sentences
-from hangwatch.verdict.rules import (
-    Rule,
+from hangwatch.verdict.findings import Rule
+from hangwatch.verdict.rules import died_first
+from hangwatch.verdict.scene import (
+    DEADLY,
     Scene,
-    Suspicion,
     asks_unknown_thread,
-    died_first,
-    holder,
     is_rooted,
-    may_be_late,
+    lock_holder,
     only_roles,
-    part_of,
+    parts_of,
+    process_of,
     waits_for,
 )
 
-DEADLY = tuple(name for name, row in kernel_lines.load().items() if row.deadly)
 ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
 
 
@@ -57,7 +54,7 @@ def _is_in_own_code(scene: Scene, group: Group) -> bool:
     Who may wait for its GPU there, as others may in such code of theirs, is only at another place.
     """
     moves = any(member.motion is Motion.MOVING for member in group.members)
-    may_be = all(map(may_be_late(scene), group.members))
+    may_be = all(map(scene.may_be_late, group.members))
     if not may_be or moves or not is_in_user_code(group):
         return False
     alike = (other for other in scene.stacked if other is not group and is_in_user_code(other))
@@ -68,7 +65,7 @@ def _is_in_own_code(scene: Scene, group: Group) -> bool:
 def _asks_unknown_thread(scene: Scene, group: Group) -> bool:
     """Whether it waits for such a thread, still, and nothing that was measured says that it only waits there."""
     moves = any(member.motion is Motion.MOVING for member in group.members)
-    return asks_unknown_thread(group) and not moves and all(map(may_be_late(scene), group.members))
+    return asks_unknown_thread(group) and not moves and all(map(scene.may_be_late, group.members))
 
 
 def _is_collective(group: Group) -> bool:
@@ -168,11 +165,7 @@ def _told_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
     """Ranks of which the kernel's log has such a line, however their stacks look."""
 
     def suspects(scene: Scene) -> Sequence[Group]:
-        told = (
-            part_of(group, lambda member: any(line.name in names for line in member.kernel_lines))
-            for group in scene.stacked
-        )
-        return [part for part in told if part]
+        return parts_of(scene.stacked, lambda member: any(line.name in names for line in member.kernel_lines))
 
     return suspects
 
@@ -180,8 +173,8 @@ def _told_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
 def _outside_of_a_lock(scene: Scene, group: Group) -> bool:
     """As `_is_in_own_code`, beside others who wait for a lock of which nobody knows that somebody else holds it."""
     others = [member for other in scene.stacked if other is not group for member in other.members]
-    holders = {holder(member) for member in others if member.file_lock is not None and member.file_lock.holder_pid}
-    return holders <= {(member.id.node, member.id.pid) for member in group.members} and _is_in_own_code(scene, group)
+    locked = [member for member in others if member.file_lock is not None and member.file_lock.holder_pid]
+    return set(map(lock_holder, locked)) <= set(map(process_of, group.members)) and _is_in_own_code(scene, group)
 
 
 def _without_a_thread(scene: Scene, group: Group) -> bool:
@@ -198,12 +191,9 @@ def _has_a_collective(group: Group) -> bool:
 def _holders(scene: Scene) -> Sequence[Group]:
     """Ranks that hold the lock of a file for which another rank waits, and do not come themselves."""
     members = scene.grouping.members
-    held = {holder(member) for member in members if member.file_lock is not None}
-
-    def holds(member: Member) -> bool:
-        return (member.id.node, member.id.pid) in held
-
-    return [part for group in scene.stacked if group.waits_for != "gpu" and (part := part_of(group, holds))]
+    held = {lock_holder(member) for member in members if member.file_lock is not None}
+    stacked = (group for group in scene.stacked if group.waits_for != "gpu")
+    return parts_of(stacked, lambda member: process_of(member) in held)
 
 
 def _other_of_two(scene: Scene) -> Sequence[Group]:
@@ -243,31 +233,15 @@ def _gpu_works(signature: Signature) -> bool:
     return signature is Signature.GPU_WORKS
 
 
-# --- in which words --------------------------------------------------------------------------------------------------
+# --- the table -------------------------------------------------------------------------------------------------------
 
 
-def _settled_by_what_holds(suspicion: Suspicion) -> str:
-    return sentences.what_holds(suspicion.members)
-
-
-def _settled_by_numbers(suspicion: Suspicion) -> str:
-    return sentences.NUMBERS_BELOW if suspicion.scene.has_numbers else sentences.SEQUENCE_NUMBERS
-
-
-def _settled_by_what_it_is_in(suspicion: Suspicion) -> str:
-    return sentences.look_at(suspicion.suspects[0])
-
-
-def _why(say: Callable[[Sequence[Group], Sequence[Group]], str]) -> Callable[[Suspicion], str]:
-    return lambda suspicion: say(suspicion.suspects, suspicion.others)
-
-
-def _first_look(
+def _check_first(
     who: str,
     suspects: Callable[[Scene], Sequence[Group]],
     waiting: tuple[str, ...],
-    why: Callable[[Sequence[Group], Sequence[Group]], str],
-    settle: Callable[[Suspicion], str],
+    says: str,
+    settle: str,
     *,
     few: bool = True,
     may_name: bool = False,
@@ -281,163 +255,163 @@ def _first_look(
         half_of="answered",
         outnumber="three times" if few else "as many",
         confidence=Confidence.NONE,
-        weigh=lambda suspicion: suspicion.rule.confidence,
-        words=_why(why),
+        weigh=lambda _: Confidence.NONE,
+        says=says,
         by_stack=by_stack,
         settle=settle,
         may_name=may_name,
     )
 
 
-FIRST_LOOKS: tuple[Rule, ...] = (
-    _first_look(
+CHECK_FIRST: tuple[Rule, ...] = (
+    _check_first(
         "have no process any more, and died first by what they left, while no wait for ranks is known of the others",
         died_first,
         ANYTHING,
-        sentences.died,
-        lambda _: sentences.DIED,
+        "died",
+        "died",
         few=False,
         by_stack=False,
     ),
-    _first_look(
+    _check_first(
         "have a thread that is blocked in state `D`, of which the kernel's log says that it has been for minutes",
         _told_by_kernel("hung_task"),
         ("ranks", "gpu"),
-        sentences.hung_task,
-        lambda _: sentences.HUNG_TASK,
+        "hung_task",
+        "hung_task",
         few=False,
         by_stack=False,
     ),
-    _first_look(
+    _check_first(
         "have lost a worker process to a fault or the OOM killer, by the kernel's log",
         _told_by_kernel(*DEADLY),
         ("ranks", "gpu"),
-        sentences.lost_worker,
-        lambda suspicion: sentences.whether_it_waits(suspicion.members),
+        "lost_worker",
+        "whether_it_waits",
         few=False,
         by_stack=False,
     ),
-    _first_look(
+    _check_first(
         "hold the lock of a file for which others of the job wait",
         _holders,
         ("ranks", "gpu", "lock"),
-        sentences.holds_lock,
-        lambda _: sentences.LOCK,
+        "holds_lock",
+        "lock",
         few=False,
         by_stack=False,
     ),
-    _first_look(
+    _check_first(
         "is the other one of two ranks, in no wait that is known",
         _other_of_two,
         ("ranks",),
-        sentences.stands_apart,
-        _settled_by_what_holds,
+        "stands_apart",
+        "what_holds",
         few=False,
         may_name=True,
     ),
-    _first_look(
+    _check_first(
         "stand still in the program's own code",
         _apart(_is_in_own_code),
         ("ranks", "gpu"),
-        sentences.stands_apart,
-        _settled_by_what_holds,
+        "stands_apart",
+        "what_holds",
         may_name=True,
     ),
-    _first_look(
+    _check_first(
         "wait for a thread of theirs that is in functions that no rule knows",
         _apart(_asks_unknown_thread),
         ("ranks",),
-        sentences.stands_apart,
-        lambda _: sentences.THREAD,
+        "stands_apart",
+        "thread",
         may_name=True,
     ),
-    _first_look(
+    _check_first(
         "stand still in the program's own code, while the others wait for a lock",
         _apart(_outside_of_a_lock),
         ("lock",),
-        sentences.stands_apart,
-        _settled_by_what_holds,
+        "stands_apart",
+        "what_holds",
     ),
-    _first_look(
+    _check_first(
         "have no thread in a collective, while all others, whose main threads stand where theirs do, have one",
         _apart(_without_a_thread),
         ANYTHING,
-        sentences.without_a_thread,
-        _settled_by_what_holds,
+        "without_a_thread",
+        "what_holds",
     ),
-    _first_look(
+    _check_first(
         "stand in the same functions as all others, at another line of the user's code",
         _apart(_is_at_another_line),
         ANYTHING,
-        sentences.other_line,
-        _settled_by_numbers,
+        "other_line",
+        "numbers",
     ),
-    _first_look(
+    _check_first(
         "wait for their next order, while the others have gone on into a collective",
         _idle_side,
         ("ranks",),
-        sentences.awaits_orders,
-        lambda _: sentences.ORDERS,
+        "awaits_orders",
+        "orders",
         few=False,
     ),
-    _first_look(
+    _check_first(
         "wait in a loop for clients or events, while the others have gone on into a collective",
         _idle_servers,
         ("ranks",),
-        sentences.has_not_joined,
-        lambda _: sentences.LOOP,
+        "has_not_joined",
+        "loop",
         few=False,
     ),
-    _first_look(
+    _check_first(
         "wait for an answer of another process, while the others have gone on into a collective",
         _asking_side,
         ("ranks",),
-        sentences.has_not_joined,
-        _settled_by_what_it_is_in,
+        "has_not_joined",
+        "look_at",
     ),
-    _first_look(
+    _check_first(
         "wait for another process or for events, while the others stand behind their GPUs",
         _apart(_awaits_answer),
         ("gpu",),
-        sentences.stands_apart,
-        _settled_by_what_it_is_in,
+        "stands_apart",
+        "look_at",
     ),
-    _first_look(
+    _check_first(
         "is one rank, in another collective or another caller of it",
         _apart(_is_alone_in_a_collective),
         ("ranks",),
-        sentences.other_call,
-        _settled_by_numbers,
+        "other_call",
+        "numbers",
     ),
-    _first_look(
+    _check_first(
         "wait in a collective, while the others stand behind their GPUs",
         _apart(_is_few_in_a_collective),
         ("gpu",),
-        sentences.other_call,
-        _settled_by_numbers,
+        "other_call",
+        "numbers",
     ),
-    _first_look(
+    _check_first(
         "are busy with one thing, half of the job, while the others stand at one call of a collective",
         _busy_half,
         ("ranks",),
-        sentences.stands_apart,
-        _settled_by_what_it_is_in,
+        "stands_apart",
+        "look_at",
         few=False,
     ),
-    _first_look(
+    _check_first(
         "stand behind the GPU, where nobody knows how many ranks there are",
         _apart(_is_behind_gpu),
         ("ranks",),
-        sentences.stands_apart,
-        _settled_by_numbers,
+        "stands_apart",
+        "numbers",
     ),
-    _first_look(
+    _check_first(
         "draw less than every GPU that is at work",
         _low_power,
         ("work",),
-        sentences.low_power,
-        _settled_by_what_holds,
+        "low_power",
+        "what_holds",
         few=False,
     ),
 )
-"""Whom to look at first, in their order. Section 4 of docs/verdicts.md is printed from them."""
+"""Which ranks to check first, in their order. Section 4 of docs/verdicts.md is printed from them."""

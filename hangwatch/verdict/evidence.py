@@ -2,76 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from statistics import median
 
+from msgspec import structs
+
 from hangwatch import words
+from hangwatch.collectives import nccl_counts
 from hangwatch.model import Evidence, GpuUse, Group, Grouping, KernelLine, Member, Motion, RankId, Signature
 from hangwatch.tables import kernel_lines
-from hangwatch.verdict import clauses, sentences
+from hangwatch.verdict import clauses, sentences, sequence_numbers
+from hangwatch.verdict.findings import Finding
+from hangwatch.verdict.measurements import (
+    CPU_GAP,
+    SM_OF_A_KERNEL,
+    UTILIZATION_GAP,
+    cpu,
+    find_lone,
+    power,
+    utilization,
+    values,
+)
+from hangwatch.verdict.scene import Scene
 
-_POWER_RATIO = 0.9
-_UTILIZATION_GAP = 0.5
-_CPU_GAP = 0.5
 _CONTEXT_THREADS = 3
 _MOST_IDS = 64
 _MOST_CALLS = 8
 _MOST_KERNEL_LINES = 8
 _MOST_DIED = 8
 _OF_PROCESSES = frozenset({"process", "task"})
-_FEWEST_TO_STAND_OUT = 3
 _MOST_NODES = 8
-# Calculated: one block of a kernel keeps one SM, of 132 on H100 and 148 on B200; NCCL's work reads and writes memory.
-_SM_OF_NO_KERNEL = 0.001
-_SM_OF_A_KERNEL = 0.005
 _TENSOR_OF_WORK = 0.01
 _DRAM_OF_WORK = 0.02
-MACHINE = frozenset({"gpu_power", "gpu_utilization", "cpu"})
-"""Kinds of evidence that do not come from stacks; one that supports raises the confidence."""
 
 
-def on_accused(named: Sequence[Group], members: Sequence[Member], others: Sequence[Group]) -> tuple[Evidence, ...]:
-    """All votes on the accused members: what they do, what the others do, and how their numbers differ."""
+def gather(finding: Finding, scene: Scene) -> tuple[Evidence, ...]:
+    """All evidence on a finding in a scene, in the order in which a report shows it."""
+    if finding.kind == "NoRanks":
+        return context(scene.grouping)
+    is_named = finding.is_named and finding.kind != "MountSilent"
+    numbers = sequence_numbers.evidence(finding.answer)
+    evidence: list[Evidence] = []
+    if finding.by_numbers:
+        evidence += (structs.replace(one, supports=True if is_named else None) for one in numbers)
+    if is_named or finding.rule is not None:
+        compared = on_named(finding.suspects, finding.members, finding.others)
+        evidence += compared if is_named else (structs.replace(one, supports=None) for one in compared)
+    is_compared = is_named or finding.contradicted is not None
+    evidence += absence(scene.grouping) if is_compared else context(finding.scene.grouping)
+    if not finding.by_numbers:
+        evidence += numbers
+        is_told = scene.health is not None or finding.kind == "WrongInterface"
+        evidence += () if is_told or sequence_numbers.have_met(finding.answer) else enclosed(scene.grouping)
+    return (*evidence, *_of_all(finding, scene))
+
+
+def _of_all(finding: Finding, scene: Scene) -> Iterator[Evidence]:
+    """What kernel, NCCL and counters of the nodes tell beside any finding."""
+    suspects, members = {member.id for member in finding.members}, scene.grouping.members
+    named = suspects if finding.is_named else set()
+    yield from in_kernel([member for member in members if member.id in suspects], members)
+    yield from nccl_counts.evidence(members)
+    yield from died(members, named)
+    yield from kernel_log(members, named)
+    yield from machine(members)
+    if scene.launchers:
+        yield launchers(scene.launchers)
+
+
+def on_named(suspects: Sequence[Group], members: Sequence[Member], others: Sequence[Group]) -> tuple[Evidence, ...]:
+    """What the suspects do, what the others do, and how their numbers differ."""
     ids = tuple(member.id for member in members)
     rest = [member for group in others for member in group.members]
     waiting = [group for group in others if group.waits]
-    votes = [_stack(group) for group in named if group.frames]
-    votes += [_fault(group) for group in named if group.fault]
-    votes += [vote for group in named for vote in _workers(group)]
-    votes += _waiting(waiting, len(rest), "other ranks", supports=True)
+    evidence = [_stack(group) for group in suspects if group.frames]
+    evidence += [_fault(group) for group in suspects if group.fault]
+    evidence += [one for group in suspects for one in _workers(group)]
+    evidence += _waiting(waiting, len(rest), "other ranks", supports=True)
     behind = [group for group in others if group.waits_for == "gpu"]
     whom = "their GPUs" if any(map(clauses.has_gpu, behind)) else "their GPUs or for ranks"
-    votes += _waiting(behind, len(rest), whom, supports=None)
-    votes += _signature(members)
-    votes += _state(members)
-    votes += _gpu(ids, members, rest)
-    votes += _cpu(ids, members, rest)
-    votes += _motion(ids, members, rest)
-    return tuple(votes)
-
-
-def machine_says_the_same(members: Sequence[Member], others: Sequence[Group]) -> bool:
-    """Whether the machine, too, tells ranks that stand apart by their stacks from all others.
-
-    Their GPUs draw less than any other and are idle, where the others' are not (power alone may be higher with the odd
-    one); or their main program uses no CPU where the others spin; or they wait for somebody outside of the job, or in a
-    call for a file or pipe that nobody else of it has open.
-    """
-    rest = [member for group in others for member in group.members]
-    if all(member.awaited is not None or member.stuck_on is not None for member in members):
-        return True
-    own_watts, watts = (_values(some, lambda one: one.power_watts) for some in (members, rest))
-    draws_less = bool(own_watts and watts) and max(own_watts) < _POWER_RATIO * min(watts)
-    is_idle = _is_lower(members, rest, lambda one: one.utilization_ratio, _UTILIZATION_GAP)
-    return (draws_less and is_idle) or _is_lower(members, rest, lambda one: one.cpu_ratio, _CPU_GAP)
-
-
-def _is_lower(
-    members: Sequence[Member], rest: Sequence[Member], read: Callable[[Member], float | None], gap: float
-) -> bool:
-    own, others = _values(members, read), _values(rest, read)
-    return bool(own and others) and max(own) <= min(others) - gap
+    evidence += _waiting(behind, len(rest), whom, supports=None)
+    evidence += _signature(members)
+    evidence += _state(members)
+    evidence += _gpu(ids, members, rest)
+    evidence += _cpu(ids, members, rest)
+    evidence += _motion(ids, members, rest)
+    return tuple(evidence)
 
 
 def _shows(group: Group) -> str:
@@ -83,7 +100,7 @@ def _shows(group: Group) -> str:
 def context(grouping: Grouping) -> tuple[Evidence, ...]:
     """What a reader must know when nobody is named: where the groups stand, other threads, GPUs that differ."""
     groups = grouping.groups
-    votes = [
+    evidence = [
         Evidence(
             kind="group",
             message=f"{words.who([member.id for member in group.members])}: {_shows(group)}",
@@ -91,7 +108,7 @@ def context(grouping: Grouping) -> tuple[Evidence, ...]:
         )
         for group in groups[:6]
     ]
-    votes += [
+    evidence += [
         Evidence(
             kind="thread",
             message=f"thread {stack.name} of {words.who([group.members[0].id])} "
@@ -102,9 +119,9 @@ def context(grouping: Grouping) -> tuple[Evidence, ...]:
         for stack in group.threads[:_CONTEXT_THREADS]
     ]
     everybody = grouping.members
-    for member in _lone(everybody, lambda one: one.utilization_ratio, _UTILIZATION_GAP):
-        votes.append(_gpu_differs(member, everybody))
-    return (*votes, *absence(grouping))
+    for member in find_lone(everybody, lambda one: one.utilization_ratio, UTILIZATION_GAP):
+        evidence.append(_gpu_differs(member, everybody))
+    return (*evidence, *absence(grouping))
 
 
 def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> tuple[Evidence, ...]:
@@ -123,7 +140,7 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> tuple[E
     return tuple(found)
 
 
-def died(members: Iterable[Member], accused: Collection[RankId]) -> tuple[Evidence, ...]:
+def died(members: Iterable[Member], named: Collection[RankId]) -> tuple[Evidence, ...]:
     """What ranks that are gone left, the earliest first."""
     told = [(member.died, member.id) for member in members if member.died is not None]
     told.sort(key=lambda entry: entry[0].unix_seconds)
@@ -133,13 +150,13 @@ def died(members: Iterable[Member], accused: Collection[RankId]) -> tuple[Eviden
             message=f"{words.who([rank])} at {words.utc(one.unix_seconds)}: {one.told}"
             f"{', which complains of others' if one.of_others else ''}",
             ranks=(rank,),
-            supports=True if rank in accused else None,
+            supports=True if rank in named else None,
         )
         for one, rank in told[:_MOST_DIED]
     )
 
 
-def kernel_log(members: Iterable[Member], accused: Collection[RankId]) -> tuple[Evidence, ...]:
+def kernel_log(members: Iterable[Member], named: Collection[RankId]) -> tuple[Evidence, ...]:
     """Lines of the kernel's log about these ranks, those of a process first, each once for all its ranks."""
     found: dict[tuple[str | None, KernelLine], list[RankId]] = {}
     for member in members:
@@ -154,45 +171,10 @@ def kernel_log(members: Iterable[Member], accused: Collection[RankId]) -> tuple[
             message=f"the kernel's log, {words.utc(line.unix_seconds)}, of {words.who(ranks)}: {line.text}: "
             f"{row.meaning}; {row.remedy}",
             ranks=tuple(ranks)[:_MOST_IDS],
-            supports=True if row.names in _OF_PROCESSES and set(ranks) <= set(accused) else None,
+            supports=True if row.names in _OF_PROCESSES and set(ranks) <= set(named) else None,
         )
         for row, line, ranks in told[:_MOST_KERNEL_LINES]
     )
-
-
-def odd_gpu(members: Sequence[Member]) -> tuple[Member, str] | None:
-    """The one rank whose GPU stands out from all others, and by what; None where none does, or two do.
-
-    It draws less than nine tenths of what any other draws, or is idle where all others are busy, or has no kernel where
-    all others have one; of three ranks at least, all of which have such a number.
-    """
-    found = {}
-    if (lowest := _lowest(members, lambda one: one.power_watts)) is not None:
-        member, own, others = lowest
-        if own < _POWER_RATIO * min(others):
-            drawn = f"those of the others {min(others):.0f} to {max(others):.0f} W"
-            found[member.id] = member, f"its GPU draws {own:.0f} W, {drawn}"
-    if (lowest := _lowest(members, lambda one: one.utilization_ratio)) is not None:
-        member, own, others = lowest
-        if own <= min(others) - _UTILIZATION_GAP:
-            found[member.id] = member, f"its GPU is at {own:.0%}, those of the others at {median(others):.0%}"
-    if (lowest := _lowest(members, lambda one: one.gpu_use.sm_ratio if one.gpu_use else None)) is not None:
-        member, own, others = lowest
-        if own < _SM_OF_NO_KERNEL and min(others) >= _SM_OF_A_KERNEL:
-            found[member.id] = member, f"its GPU runs no kernel, those of the others on {_ratios(others)} of their SMs"
-    return next(iter(found.values())) if len(found) == 1 else None
-
-
-def _lowest(
-    members: Sequence[Member], read: Callable[[Member], float | None]
-) -> tuple[Member, float, list[float]] | None:
-    """The member with the lowest value, that value, and those of all others; None of two, or where one is missing."""
-    values = _values(members, read)
-    if len(values) < max(_FEWEST_TO_STAND_OUT, len(members)):
-        return None
-    own = min(values)
-    place = values.index(own)
-    return members[place], own, values[:place] + values[place + 1 :]
 
 
 def launchers(members: Sequence[Member]) -> Evidence:
@@ -224,9 +206,9 @@ def machine(members: Sequence[Member]) -> tuple[Evidence, ...]:
             Evidence(
                 kind="gpu_use",
                 message=f"kernels run on the GPUs of {words.count(len(uses))} and only wait: they are on "
-                f"{_ratios([use.sm_ratio for use in uses])} of the SMs, and use "
-                f"{_ratios([use.tensor_ratio for use in uses])} of the tensor cores and "
-                f"{_ratios([use.dram_ratio for use in uses])} of the memory's bandwidth",
+                f"{sentences.ratios([use.sm_ratio for use in uses])} of the SMs, and use "
+                f"{sentences.ratios([use.tensor_ratio for use in uses])} of the tensor cores and "
+                f"{sentences.ratios([use.dram_ratio for use in uses])} of the memory's bandwidth",
             )
         )
     by_node = {member.id.node: member.ports for member in members if member.ports is not None and member.ports.worse}
@@ -244,21 +226,16 @@ def machine(members: Sequence[Member]) -> tuple[Evidence, ...]:
 
 
 def _only_waits(use: GpuUse) -> bool:
-    return use.sm_ratio >= _SM_OF_A_KERNEL and use.tensor_ratio < _TENSOR_OF_WORK and use.dram_ratio < _DRAM_OF_WORK
-
-
-def _ratios(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.1%}", f"{max(values):.1%}"
-    return low if low == high else f"{low} to {high}"
+    return use.sm_ratio >= SM_OF_A_KERNEL and use.tensor_ratio < _TENSOR_OF_WORK and use.dram_ratio < _DRAM_OF_WORK
 
 
 def absence(grouping: Grouping) -> tuple[Evidence, ...]:
     """Ranks without an answer: those among the ones that answered, apart from those of nodes that were not asked."""
-    votes = []
+    evidence = []
     if grouping.unanswered:
         silent = f"{words.count_ranges(grouping.unanswered)} ({words.fold_ranges(grouping.unanswered)})"
         first = islice(chain.from_iterable(grouping.unanswered), _MOST_IDS)
-        votes.append(
+        evidence.append(
             Evidence(
                 kind="unanswered",
                 message=f"no answer from {silent}: "
@@ -267,14 +244,14 @@ def absence(grouping: Grouping) -> tuple[Evidence, ...]:
             )
         )
     if grouping.elsewhere:
-        votes.append(
+        evidence.append(
             Evidence(
                 kind="other_nodes",
                 message=f"{words.count_ranges(grouping.elsewhere)} of the job are on other nodes, not in this view "
                 f"({words.fold_ranges(grouping.elsewhere)})",
             )
         )
-    return tuple(votes)
+    return tuple(evidence)
 
 
 def _some(groups: Iterable[Group]) -> tuple[RankId, ...]:
@@ -388,51 +365,43 @@ def _state(members: Sequence[Member]) -> list[Evidence]:
     ]
 
 
-def _values(members: Iterable[Member], read: Callable[[Member], float | None]) -> list[float]:
-    return [value for value in map(read, members) if value is not None]
-
-
 def _gpu(ids: tuple[RankId, ...], members: Sequence[Member], rest: Sequence[Member]) -> list[Evidence]:
-    votes = []
-    own, others = (_values(some, lambda one: one.power_watts) for some in (members, rest))
-    if own and others:
-        lower = max(own) < _POWER_RATIO * min(others)
-        votes.append(
+    evidence = []
+    drawn, used = power(members, rest), utilization(members, rest)
+    if drawn.is_measured:
+        evidence.append(
             Evidence(
                 kind="gpu_power",
-                message=f"GPU power {median(own):.0f} W, the others {median(others):.0f} W "
-                f"({min(others):.0f} to {max(others):.0f})",
+                message=f"GPU power {median(drawn.own):.0f} W, the others {median(drawn.others):.0f} W "
+                f"({min(drawn.others):.0f} to {max(drawn.others):.0f})",
                 ranks=ids[:_MOST_IDS],
-                supports=True if lower else None,
+                supports=True if drawn.draws_less else None,
             )
         )
-    own, others = (_values(some, lambda one: one.utilization_ratio) for some in (members, rest))
-    if own and others:
-        differs = abs(median(own) - median(others)) >= _UTILIZATION_GAP
-        votes.append(
+    if used.is_measured:
+        evidence.append(
             Evidence(
                 kind="gpu_utilization",
-                message=f"GPU utilisation {median(own):.0%}, the others {median(others):.0%}",
+                message=f"GPU utilisation {median(used.own):.0%}, the others {median(used.others):.0%}",
                 ranks=ids[:_MOST_IDS],
-                supports=True if differs else None,
+                supports=True if used.is_apart(UTILIZATION_GAP) else None,
             )
         )
-    return votes
+    return evidence
 
 
 def _cpu(ids: tuple[RankId, ...], members: Sequence[Member], rest: Sequence[Member]) -> list[Evidence]:
-    own, others = (_values(some, lambda one: one.cpu_ratio) for some in (members, rest))
-    if not own or not others:
+    used = cpu(members, rest)
+    if not used.is_measured:
         return []
-    differs = abs(median(own) - median(others)) >= _CPU_GAP
-    io = _values(members, lambda one: one.io_bytes_per_second)
+    io = values(members, lambda one: one.io_bytes_per_second)
     return [
         Evidence(
             kind="cpu",
-            message=f"uses {median(own):.2f} of a core, the others {median(others):.2f}"
+            message=f"uses {median(used.own):.2f} of a core, the others {median(used.others):.2f}"
             + (f"; reads and writes {median(io):.0f} bytes per second" if io else ""),
             ranks=ids[:_MOST_IDS],
-            supports=True if differs else None,
+            supports=True if used.is_apart(CPU_GAP) else None,
         )
     ]
 
@@ -453,19 +422,9 @@ def _motion(ids: tuple[RankId, ...], members: Sequence[Member], rest: Sequence[M
     ]
 
 
-def _lone(members: Sequence[Member], read: Callable[[Member], float | None], gap: float) -> list[Member]:
-    """The single member whose value is far from everybody else's, if there is exactly one."""
-    known = [member for member in members if read(member) is not None]
-    if len(known) < 3:
-        return []
-    middle = median(_values(known, read))
-    far = [member for member in known if abs((read(member) or 0.0) - middle) >= gap]
-    return far if len(far) == 1 else []
-
-
 def _gpu_differs(member: Member, everybody: Sequence[Member]) -> Evidence:
     others = [one for one in everybody if one is not member]
-    utilization = median(_values(others, lambda one: one.utilization_ratio))
+    utilization = median(values(others, lambda one: one.utilization_ratio))
     return Evidence(
         kind="gpu_utilization",
         message=f"the GPU of {words.who([member.id])} is at {member.utilization_ratio or 0.0:.0%}, "

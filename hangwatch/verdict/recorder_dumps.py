@@ -15,7 +15,9 @@ from hangwatch import words
 from hangwatch.collectives.rank_records import recorded_once
 from hangwatch.model import Confidence, Evidence, Fault, Group, Grouping, Member, ProcessDump, RankDump, RankId, Verdict
 from hangwatch.model.flight_records import RankRecords
-from hangwatch.verdict import rules, sequence_numbers
+from hangwatch.verdict import sequence_numbers
+from hangwatch.verdict.judge import answer_by_numbers
+from hangwatch.verdict.scene import survey
 
 Records = Mapping[int, Sequence[RankRecords]]
 """The recorders of ranks, by global rank."""
@@ -76,4 +78,4 @@ def _open_then(world_size: int | None, records: Records) -> tuple[Evidence, ...]
         groups=(Group(key="", activity="unknown", fault=_NO_STACK, members=members),), world_size=world_size
     )
     every = with_records(alone, records, float("inf"))
-    return sequence_numbers.open_then(sequence_numbers.answer(rules.survey(every, None)))
+    return sequence_numbers.open_then(answer_by_numbers(survey(every, None)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hangwatch.collectives import wait_graph
 from hangwatch.model import Grouping, Verdict
-from hangwatch.verdict.sequence_numbers import stance_of
+from hangwatch.verdict.scene import stance_of
 
 
 def waits_elsewhere(grouping: Grouping, verdict: Verdict, *, is_elsewhere_too: bool) -> bool:

@@ -1,139 +1,27 @@
-"""Pure: the rules by which ranks are accused, as one table. `culprit` applies them, docs/verdicts.md prints them."""
+"""Pure: the rules by which ranks are named, as one table. `judge` applies them, docs/verdicts.md prints them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from msgspec import structs
-
-from hangwatch.model import (
-    BLOCKED_STATES,
-    STOPPED_STATES,
-    Confidence,
-    Group,
-    Grouping,
-    Member,
-    Motion,
-    Signature,
-)
+from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, Confidence, Group, Member, Motion, Signature
 from hangwatch.stacks import activity, user_code
-from hangwatch.stacks import frames as stack_frames
-from hangwatch.stacks.idle_reasons import is_refused
-from hangwatch.stacks.user_code import caller
-from hangwatch.verdict import clauses, sentences
+from hangwatch.verdict.findings import Finding, Rule
+from hangwatch.verdict.scene import (
+    DEADLY,
+    GPU_IN_KERNEL_RATIO,
+    Scene,
+    asks_unknown_thread,
+    count_ranks,
+    may_be_behind_gpu,
+    part_of,
+    parts_of,
+    waits_for,
+    wants_gil,
+)
 
-GPU_IN_KERNEL_RATIO = 0.5
-_REFUSALS = ("PermissionDenied", "CannotPause")  # of the rank, or of all that this user may touch
-
-
-Process: TypeAlias = tuple[str | None, int | None]
-"""A node, and a pid on it."""
-
-
-class Scene(NamedTuple):
-    """A grouping, sorted by what its groups can tell; `failed` have a fault that says something of the rank.
-
-    `shut` have a file system under their program that gives no answer: that they cannot be dumped says nothing of them.
-    `existing` is how many ranks are known to exist where was looked: on one node (`is_part`), or in the whole job.
-    """
-
-    grouping: Grouping
-    stacked: tuple[Group, ...]
-    failed: tuple[Group, ...]
-    gone: tuple[Group, ...]
-    shut: tuple[Group, ...]
-    existing: int
-    is_part: bool
-
-    @property
-    def has_numbers(self) -> bool:
-        """Whether a flight recorder shows an operation that stays open: then sequence numbers are evidence."""
-        return any(
-            one.stays_open
-            for member in self.grouping.members
-            for recorder in member.recorded
-            for group in recorder.groups
-            for one in group.operations
-        )
-
-    @property
-    def answered(self) -> int:
-        """How many ranks gave a stack or a telling fault."""
-        return count_ranks((*self.stacked, *self.failed))
-
-
-class Rule(NamedTuple):
-    """When ranks are accused: these are suspect, so many of the others wait for these kinds, so sure, in these words.
-
-    `who` and `waiting` say it for docs/verdicts.md. Those that wait for one of `waiting` must be at least half of the
-    ranks in `half_of` ("dumped": that gave a stack and are no suspects; "others": that answered and are no suspects;
-    "answered": all that answered), and outnumber the suspects: "as many" may be equal, "more" allows one against one,
-    "three times" does not. `by_stack`: a stack makes them suspect, so who stands at the same place does not wait
-    for them; of such rules the first with suspects decides, but for one that `gives_way`.
-
-    A rule of `first_look` accuses nobody: `settle` says what would tell more of its suspects. They are named only where
-    it `may_name` and the machine says the same of them.
-    """
-
-    kind: str
-    who: str
-    suspects: Callable[[Scene], Sequence[Group]]
-    waiting: tuple[str, ...]
-    half_of: Literal["dumped", "others", "answered"]
-    outnumber: Literal["as many", "more", "three times"]
-    confidence: Confidence
-    weigh: Callable[[Suspicion], Confidence]
-    words: Callable[[Suspicion], str]
-    by_stack: bool = False
-    gives_way: bool = False
-    settle: Callable[[Suspicion], str] | None = None
-    may_name: bool = False
-
-
-class Suspicion(NamedTuple):
-    """What a rule found: the suspects, all others with a stack, and how many of those that answered are no suspects."""
-
-    rule: Rule
-    scene: Scene
-    suspects: tuple[Group, ...]
-    others: tuple[Group, ...]
-    rest: int
-
-    @property
-    def members(self) -> list[Member]:
-        """All suspected ranks."""
-        return [member for group in self.suspects for member in group.members]
-
-    def waiting(self, *kinds: str) -> int:
-        """How many of the others wait for one of `kinds`."""
-        beside = {group.key for group in self.suspects} if self.rule.by_stack else set()
-        if "work" in kinds:
-            return sum(member.signature is Signature.GPU_WORKS for group in self.others for member in group.members)
-        return count_ranks(group for group in self.others if waits_for(group) in kinds and group.key not in beside)
-
-
-def survey(grouping: Grouping, ranks_here: int | None) -> Scene:
-    """A grouping, sorted for the rules; `ranks_here` as in `culprit.judge`."""
-    gone = tuple(g for g in grouping.groups if g.gone or (g.fault and g.fault.reason == "ProcessGone"))
-    stacked = tuple(g for g in grouping.groups if g.fault is None and not g.gone)
-    failed = tuple(g for g in grouping.groups if g.fault and g not in gone and _tells(g, stacked))
-    groups = (g for g in grouping.groups if g.fault and g not in gone and g not in failed)
-    shut = (part_of(g, lambda member: member.silent_mount is not None) for g in groups)
-    is_part = ranks_here is not None and ranks_here < grouping.ranks_known
-    existing = max(ranks_here or 0, len(grouping.members)) if is_part else grouping.ranks_known
-    return Scene(grouping, stacked, failed, gone, tuple(g for g in shut if g), existing, is_part)
-
-
-def _tells(group: Group, stacked: Sequence[Group]) -> bool:
-    """Whether a failed dump says something of the rank; a refusal does only where a neighbour could be dumped."""
-    if group.fault is None or group.fault.about != "target":
-        return False
-    return group.fault.reason not in _REFUSALS or _neighbours(stacked, group) > 0
-
-
-# --- who is suspect, and how sure that is ----------------------------------------------------------------------------
+# --- which ranks are suspect, and how sure that is -------------------------------------------------------------------
 
 
 def _stacked_where(
@@ -148,13 +36,11 @@ def _stacked_where(
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:
-        may_be = may_be_late(scene)
-
         def suspected(group: Group) -> Group | None:
             return part_of(
                 group,
                 lambda member: (
-                    may_be(member)
+                    scene.may_be_late(member)
                     and not may_be_behind_gpu(member)
                     and member.asks_rank is None
                     and also(group, member)
@@ -186,31 +72,6 @@ def _without_held_up(found: Callable[[Scene], Sequence[Group]]) -> Callable[[Sce
     return suspects
 
 
-def may_be_late(scene: Scene) -> Callable[[Member], bool]:
-    """Whether what was measured of a rank allows that the others wait for it, see `_stacked_where`."""
-    blocked = any(_is_blocked_outside(group) for group in scene.stacked)
-    processes = processes_of(scene.grouping)
-
-    def may_be(member: Member) -> bool:
-        if member.waited_before or member.signature is Signature.BEHIND_GPU:
-            return False
-        if member.shares_lock or holder(member) in processes or member.awaits_store is not None:
-            return False
-        return not (blocked and member.signature is Signature.SPINS and member.owns_gil is not True)
-
-    return may_be
-
-
-def may_be_behind_gpu(member: Member) -> bool:
-    """True if its GPU runs a kernel and it was seen in one round: only a second one tells whether it waits for that."""
-    return member.rounds < 2 and (member.utilization_ratio or 0.0) >= GPU_IN_KERNEL_RATIO
-
-
-def _is_blocked_outside(group: Group) -> bool:
-    stands = any(member.signature is Signature.BLOCKED for member in group.members)
-    return stands and group.waits_for not in {"ranks", "gpu"}
-
-
 def _is_in_torch(group: Group, member: Member) -> bool:
     """Whether it sleeps in torch's own code, called from a function that no rule knows: `work.wait()` has no frame."""
     return member.waits_in_torch and activity.known(group.activity).waits_for == "unknown"
@@ -229,13 +90,12 @@ def _is_held(group: Group, member: Member) -> bool:
 
 def _where(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Group]:
     """Ranks of which the kernel says so in every round: its word counts however their dump failed."""
-    groups = (group for group in scene.grouping.groups if group not in scene.gone)
-    return [part for group in groups if (part := part_of(group, wanted))]
+    return parts_of((group for group in scene.grouping.groups if group not in scene.gone), wanted)
 
 
 def _gone_for_a_reason(scene: Scene) -> Sequence[Group]:
     """Of the ranks without a process those that are known to have crashed: who died first, else all."""
-    return died_first(scene) or [part for group in scene.gone if (part := part_of(group, has_crashed))]
+    return died_first(scene) or parts_of(scene.gone, has_crashed)
 
 
 def _gone_without_another(scene: Scene) -> Sequence[Group]:
@@ -244,7 +104,7 @@ def _gone_without_another(scene: Scene) -> Sequence[Group]:
     def followed(member: Member) -> bool:
         return member.died is not None and member.died.of_others
 
-    return [part for group in scene.gone if (part := part_of(group, lambda member: not followed(member)))]
+    return parts_of(scene.gone, lambda member: not followed(member))
 
 
 def died_first(scene: Scene) -> Sequence[Group]:
@@ -253,12 +113,12 @@ def died_first(scene: Scene) -> Sequence[Group]:
     def is_first(member: Member) -> bool:
         return member.died is not None and member.died.is_first and not member.died.of_others
 
-    return [part for group in scene.gone if (part := part_of(group, is_first))]
+    return parts_of(scene.gone, is_first)
 
 
 def has_crashed(member: Member) -> bool:
     """Whether the kernel's log says that its process, or a worker of it, ended by a fault or was killed for memory."""
-    return clauses.ended_by(member) is not None
+    return any(line.name in DEADLY for line in member.kernel_lines)
 
 
 def _stopped(scene: Scene) -> Sequence[Group]:
@@ -272,72 +132,63 @@ def _blocked(scene: Scene) -> Sequence[Group]:
     Not one that was seen so once, in a wait for ranks: that passes, and it is where the others are. Nor one that was
     seen so once and may be behind its GPU.
     """
-    groups = (part_of(group, lambda member: member.waits_for_mount) for group in scene.shut)
 
     def is_blocked(member: Member) -> bool:
         return member.state in BLOCKED_STATES and member.frozen_cgroup is None and not may_be_behind_gpu(member)
 
     blocked = _where(scene, is_blocked)
     blocked = [group for group in blocked if not (group.waits and max(member.rounds for member in group.members) < 2)]
-    return [*blocked, *(group for group in groups if group)]
+    return [*blocked, *parts_of(scene.shut, lambda member: member.waits_for_mount)]
 
 
 def _undumpable(scene: Scene) -> Sequence[Group]:
     """Ranks that cannot be dumped, by a fault that says something of them."""
-    return [part for group in scene.failed if (part := part_of(group, lambda member: not may_be_behind_gpu(member)))]
+    return parts_of(scene.failed, lambda member: not may_be_behind_gpu(member))
 
 
 def _deaf_master(scene: Scene) -> Sequence[Group]:
     """Rank 0 where it does something else than to serve the store, of which others are refused."""
-    if not any(is_refused(group, member) for group in scene.stacked for member in group.members):
+    if not scene.refused:
         return []
 
     def is_deaf(member: Member) -> bool:
         return member.id.rank == 0 and member.store is not None and not member.store.has_connection
 
     elsewhere = [group for group in scene.stacked if not activity.known(group.activity).meets_at_store]
-    return [part for group in elsewhere if (part := part_of(group, is_deaf))]
+    return parts_of(elsewhere, is_deaf)
 
 
-def _weigh_deaf_master(suspicion: Suspicion) -> Confidence:
+def _weigh_deaf_master(finding: Finding) -> Confidence:
     """Less sure where it works: it may be at its start, and come."""
-    works = any(member.signature in {Signature.SPINS, Signature.COMPUTES} for member in suspicion.members)
+    works = any(member.signature in {Signature.SPINS, Signature.COMPUTES} for member in finding.members)
     return Confidence.MEDIUM if works else Confidence.HIGH
 
 
-def _weigh_gone(suspicion: Suspicion) -> Confidence:
+def _weigh_gone(finding: Finding) -> Confidence:
     """Less sure where most of the others show GPU waits only."""
-    return Confidence.HIGH if suspicion.waiting("ranks") * 2 >= count_ranks(suspicion.others) else Confidence.MEDIUM
+    return Confidence.HIGH if finding.waiting("ranks") * 2 >= count_ranks(finding.others) else Confidence.MEDIUM
 
 
-def _weigh_blocked(suspicion: Suspicion) -> Confidence:
+def _weigh_blocked(finding: Finding) -> Confidence:
     """A disk wait passes: one round is not enough to be sure."""
-    return Confidence.HIGH if min(member.rounds for member in suspicion.members) > 1 else Confidence.MEDIUM
+    return Confidence.HIGH if min(member.rounds for member in finding.members) > 1 else Confidence.MEDIUM
 
 
-def _weigh_as_it_is(suspicion: Suspicion) -> Confidence:
-    return suspicion.rule.confidence
-
-
-def _weigh_undumpable(suspicion: Suspicion) -> Confidence:
+def _weigh_undumpable(finding: Finding) -> Confidence:
     """Sure where three neighbours could be dumped and three quarters of the job wait explicitly."""
-    explicit = suspicion.waiting("ranks") * 4 >= 3 * suspicion.scene.answered
-    return Confidence.HIGH if explicit and _fewest_neighbours(suspicion) >= 3 else Confidence.MEDIUM
+    explicit = finding.waiting("ranks") * 4 >= 3 * finding.scene.answered
+    return Confidence.HIGH if explicit and finding.fewest_neighbours >= 3 else Confidence.MEDIUM
 
 
-def _weigh_outside(suspicion: Suspicion) -> Confidence:
+def _weigh_outside(finding: Finding, sure: Confidence) -> Confidence:
     """Less sure where few wait explicitly for ranks (GPU waits are weaker) or where many are named."""
-    sure, named, answered = suspicion.rule.confidence, len(suspicion.members), suspicion.scene.answered
-    explicit = suspicion.waiting("ranks")
+    named, answered = len(finding.members), finding.scene.answered
+    explicit = finding.waiting("ranks")
     if sure is Confidence.MEDIUM and explicit * 2 < answered - named:
         return Confidence.LOW
     many = named > 1 and named * 4 > answered
     few = explicit * 4 < 3 * (answered - named)
     return Confidence.MEDIUM if sure is Confidence.HIGH and (many or few) else sure
-
-
-def _say_undumpable(suspicion: Suspicion) -> str:
-    return sentences.undumpable(suspicion.suspects, suspicion.others, _fewest_neighbours(suspicion))
 
 
 def _outside(
@@ -351,7 +202,7 @@ def _outside(
     knows_size: bool = False,
     may_be_held_up: bool = True,
 ) -> Rule:
-    """A rule on ranks that are in no wait while the others are. A weak suspicion needs a clear majority.
+    """A rule on ranks that are in no wait while the others are. A weak finding needs a clear majority.
 
     With `knows_size` only where the world size is known: whom the others wait for may not be in view. Without
     `may_be_held_up` nobody who may wait for another one to leave a block of the program's code.
@@ -367,8 +218,8 @@ def _outside(
         half_of="answered",
         outnumber="three times" if confidence is Confidence.LOW else "more",
         confidence=confidence,
-        weigh=_weigh_outside,
-        words=lambda suspicion: sentences.outside(suspicion.suspects, suspicion.others),
+        weigh=partial(_weigh_outside, sure=confidence),
+        says="outside",
         by_stack=True,
         gives_way=gives_way,
     )
@@ -384,7 +235,7 @@ RULES: tuple[Rule, ...] = (
         outnumber="as many",
         confidence=Confidence.HIGH,
         weigh=_weigh_gone,
-        words=lambda suspicion: sentences.gone(suspicion.suspects, suspicion.others, suspicion.scene.gone),
+        says="gone_first",
     ),
     Rule(
         kind="RankGone",
@@ -395,7 +246,7 @@ RULES: tuple[Rule, ...] = (
         outnumber="as many",
         confidence=Confidence.HIGH,
         weigh=_weigh_gone,
-        words=lambda suspicion: sentences.gone(suspicion.suspects, suspicion.others),
+        says="gone",
     ),
     Rule(
         kind="RankBlocked",
@@ -406,7 +257,7 @@ RULES: tuple[Rule, ...] = (
         outnumber="as many",
         confidence=Confidence.HIGH,
         weigh=_weigh_blocked,
-        words=lambda suspicion: sentences.blocked(suspicion.suspects, suspicion.others),
+        says="blocked",
     ),
     Rule(
         kind="RankStopped",
@@ -416,8 +267,8 @@ RULES: tuple[Rule, ...] = (
         half_of="others",
         outnumber="as many",
         confidence=Confidence.HIGH,
-        weigh=_weigh_as_it_is,
-        words=lambda suspicion: sentences.stopped(suspicion.suspects, suspicion.others),
+        weigh=lambda _: Confidence.HIGH,
+        says="stopped",
     ),
     Rule(
         kind="RankUndumpable",
@@ -428,7 +279,7 @@ RULES: tuple[Rule, ...] = (
         outnumber="as many",
         confidence=Confidence.MEDIUM,
         weigh=_weigh_undumpable,
-        words=_say_undumpable,
+        says="undumpable",
     ),
     Rule(
         kind="MasterRefused",
@@ -439,7 +290,7 @@ RULES: tuple[Rule, ...] = (
         outnumber="as many",
         confidence=Confidence.HIGH,
         weigh=_weigh_deaf_master,
-        words=lambda suspicion: sentences.deaf_master(suspicion.suspects, suspicion.others),
+        says="deaf_master",
     ),
     _outside(
         "are busy or stuck by themselves, or hold the GIL in a function that no rule knows",
@@ -496,78 +347,4 @@ RULES: tuple[Rule, ...] = (
         knows_size=True,
     ),
 )
-"""The rules by which ranks are accused, in their order. Section 4 of docs/verdicts.md is printed from them."""
-
-
-# --- facts of several groups ---------------------------------------------------------------------------------------
-
-
-def count_ranks(groups: Iterable[Group]) -> int:
-    """How many ranks the groups hold."""
-    return sum(group.size for group in groups)
-
-
-def waits_for(group: Group) -> str:
-    """What a group waits for; who runs Python that no rule knows waits for nothing."""
-    return "nothing" if group.runs_python else group.waits_for
-
-
-def processes_of(grouping: Grouping) -> frozenset[Process]:
-    """Those of all ranks."""
-    return frozenset((member.id.node, member.id.pid) for member in grouping.members)
-
-
-def asks_unknown_thread(group: Group) -> bool:
-    """Whether it waits for a thread, and one of it stands in functions that no rule knows: it may wait for ranks."""
-    threads = (activity.known(thread.activity) for thread in group.threads)
-    return group.waits_for == "thread" and any(known.waits_for == "unknown" for known in threads)
-
-
-def wants_gil(group: Group) -> bool:
-    """Whether a thread of it waits for the GIL: Python that runs gives it away, code that waits inside it does not."""
-    return any(frame.function.startswith("take_gil") for thread in group.threads for frame in thread.frames)
-
-
-def holder(member: Member) -> Process | None:
-    """The process that holds the lock of a file for which a rank waits; None where it waits for none."""
-    return None if member.file_lock is None else (member.id.node, member.file_lock.holder_pid)
-
-
-def only_roles(groups: Sequence[Group]) -> bool:
-    """Sender and receivers of one rooted collective, entered through the same helper."""
-    if len(groups) != 2 or not all(group.waits for group in groups):
-        return False
-    first, second = groups
-    if first.operation != second.operation or not is_rooted(first):
-        return False
-    called_by = [caller(group.frames) for group in groups]
-    places = {(frame.function, stack_frames.short_path(frame.file)) for frame in called_by if frame is not None}
-    return None not in called_by and len(places) == 1
-
-
-def is_rooted(group: Group) -> bool:
-    """Whether it waits in a collective of which one rank is the root, and stands in other code or at another line."""
-    return group.waits and activity.is_marked("rooted", group.operation or "")
-
-
-def part_of(group: Group, wanted: Callable[[Member], bool]) -> Group | None:
-    """The group with only these members, None without any."""
-    members = tuple(member for member in group.members if wanted(member))
-    return structs.replace(group, members=members) if members else None
-
-
-def without(suspects: Sequence[Group], groups: Sequence[Group]) -> tuple[Group, ...]:
-    """The groups without the suspected members."""
-    suspected = {member.id for group in suspects for member in group.members}
-    parts = (part_of(group, lambda member: member.id not in suspected) for group in groups)
-    return tuple(part for part in parts if part)
-
-
-def _fewest_neighbours(suspicion: Suspicion) -> int:
-    return min(_neighbours(suspicion.scene.stacked, group) for group in suspicion.suspects)
-
-
-def _neighbours(stacked: Sequence[Group], group: Group) -> int:
-    """How many ranks could be dumped on each node of this group, at least."""
-    dumped = Counter(member.id.node for other in stacked for member in other.members)
-    return min(dumped[node] for node in {member.id.node for member in group.members})
+"""The rules by which ranks are named, in their order. Section 4 of docs/verdicts.md is printed from them."""

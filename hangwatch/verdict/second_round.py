@@ -8,7 +8,7 @@ from hangwatch.collectives import rank_records
 from hangwatch.model import RankDump
 from hangwatch.stacks import activity
 from hangwatch.stacks.process_activity import find_standing
-from hangwatch.verdict.rules import GPU_IN_KERNEL_RATIO
+from hangwatch.verdict.scene import GPU_IN_KERNEL_RATIO
 
 
 def is_needed(ranks: Iterable[RankDump], table: activity.Table) -> bool:

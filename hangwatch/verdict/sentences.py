@@ -1,16 +1,18 @@
-"""Pure: the sentences of a verdict, written for somebody who was woken by them. They decide nothing."""
+"""Pure: the sentences of a verdict, written for a person who was woken by them. They decide nothing."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from statistics import median
 
 from hangwatch import words
 from hangwatch.model import Group, Grouping, Member, Motion, RankId, Waiting
 from hangwatch.stacks import activity
 from hangwatch.stacks.user_code import caller, is_in_user_code, own_frame
 from hangwatch.verdict import clauses
+from hangwatch.verdict.measurements import OddGpu
 
 _SHOWN = 4
 
@@ -420,16 +422,26 @@ def named(ranks: Sequence[Group], why: str) -> str:
     return f"{words.who(_ids(ranks))}: {why}"
 
 
+def odd_gpu(odd: OddGpu) -> str:
+    """Why to check a rank whose GPU stands out, which says "its"."""
+    if odd.number == "power":
+        drawn = f"those of the others {min(odd.others):.0f} to {max(odd.others):.0f} W"
+        return f"its GPU draws {odd.own:.0f} W, {drawn}"
+    if odd.number == "utilization":
+        return f"its GPU is at {odd.own:.0%}, those of the others at {median(odd.others):.0%}"
+    return f"its GPU runs no kernel, those of the others on {ratios(odd.others)} of their SMs"
+
+
+def ratios(values: Sequence[float]) -> str:
+    """The lowest and the highest of some ratios: "0.5%", "0.1% to 2.0%"."""
+    low, high = f"{min(values):.1%}", f"{max(values):.1%}"
+    return low if low == high else f"{low} to {high}"
+
+
 def stuck_task(member: Member) -> str:
     """Why to look at a rank whose main thread stands as those of all others do."""
     rounds = words.count(member.rounds, "round")
     return f"a task of its ThreadPoolExecutor stands in {member.task}, code of the program itself, in each of {rounds}"
-
-
-def look_at_tasks(odd: Sequence[Member], settle: str) -> str:
-    """The headline for ranks that only such a task tells from the others."""
-    who = words.who([member.id for member in odd])
-    return f"look first at {who}: {stuck_task(odd[0])}. What would settle it: {settle}. Nobody is accused."
 
 
 def stands_apart(ranks: Sequence[Group], others: Sequence[Group]) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from hangwatch.jobs.collective_timeout import patience
-from hangwatch.model import Incident, JobState, Value
-from hangwatch.verdict import sequence_numbers
+from hangwatch.model import Grouping, Incident, JobState, Value
 
 
 class TimeOut(Value, frozen=True):
@@ -23,7 +22,7 @@ def time_out(incident: Incident) -> TimeOut | None:
     waits = any(group.waits_for in ("ranks", "gpu") for group in incident.grouping.groups)
     if incident.closed_unix_seconds is not None or not waits or not incident.captures:
         return None
-    recorded = sequence_numbers.timeout_seconds(incident.grouping)
+    recorded = recorded_seconds(incident.grouping)
     assumed = patience(incident.job, incident.job.environ)
     seconds = assumed.collective_seconds if recorded is None else recorded
     if seconds is None:
@@ -31,3 +30,16 @@ def time_out(incident: Incident) -> TimeOut | None:
     source = "as its ranks recorded" if recorded is not None else f"{assumed.source}, unless its code says otherwise"
     quiet = [step.unix_seconds for step in incident.timeline if step.state is JobState.QUIET]
     return TimeOut(seconds=seconds, source=source, at_unix_seconds=quiet[-1] + seconds if quiet else None)
+
+
+def recorded_seconds(grouping: Grouping) -> float | None:
+    """How long what the ranks wait in waits, as they recorded it: the shortest; None where nothing stays open."""
+    found = (
+        one.timeout_seconds
+        for member in grouping.members
+        for recorder in member.recorded
+        for records in recorder.groups
+        for one in records.operations
+        if one.stays_open and one.timeout_seconds is not None
+    )
+    return min(found, default=None)

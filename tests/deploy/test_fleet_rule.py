@@ -23,7 +23,7 @@ from hangwatch.config import Detector
 from hangwatch.detector import job_watch
 from hangwatch.model import Frame, Group, Grouping, GroupRecords, JobState, Member
 from hangwatch.state.board import JobEntry, Snapshot
-from hangwatch.verdict import sequence_numbers
+from hangwatch.verdict.scene import stance_of
 from tests import samples
 from tests.conftest import wait_for
 from tests.deploy import promql
@@ -149,7 +149,7 @@ def said(cases: Sequence[Case]) -> dict[str, list[dict[str, Any]]]:
 
 def answer_of(case: Case) -> Answer:
     whole = case.whole()
-    return wait_graph.judge(whole.members, sequence_numbers.stance_of(whole), whole.world_size)
+    return wait_graph.judge(whole.members, stance_of(whole), whole.world_size)
 
 
 def kind_of(case: Case, answer: Answer) -> str:
@@ -445,7 +445,7 @@ def test_a_real_job_over_two_nodes(name: str, tmp_path: Path) -> None:
 
         def settled() -> Case | None:
             grouping = job.look().grouping
-            stance = sequence_numbers.stance_of(grouping)
+            stance = stance_of(grouping)
             members = tuple(sorted(grouping.members, key=lambda one: one.id.sort_key()))
             case = Case(name, members, tuple(map(stance, members)), grouping.world_size)
             return case if kind_of(case, answer_of(case)) == REAL[name] else None

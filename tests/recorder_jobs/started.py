@@ -23,8 +23,9 @@ from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
 from hangwatch.probes.process import procfs
 from hangwatch.stacks import activity
-from hangwatch.verdict import rules, sequence_numbers
 from hangwatch.verdict.diagnosis import Diagnosis
+from hangwatch.verdict.judge import answer_by_numbers
+from hangwatch.verdict.scene import survey
 from tests.conftest import DATA, wait_for
 from tests.servers import free_port
 
@@ -73,7 +74,7 @@ class Started(NamedTuple):
 
     def answer(self, taken: Diagnosis) -> Answer:
         """What the sequence numbers alone say."""
-        return sequence_numbers.answer(rules.survey(taken.grouping, len(self.read)))
+        return answer_by_numbers(survey(taken.grouping, len(self.read)))
 
 
 @cache

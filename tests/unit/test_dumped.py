@@ -18,7 +18,9 @@ from hangwatch.explain.flight_dumps.rank_recorders import DumpFile
 from hangwatch.model import Confidence, Fault, Group, Grouping, Member, RankId, Verdict
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
-from hangwatch.verdict import judge, recorder_dumps, rules, sequence_numbers
+from hangwatch.verdict import judge, recorder_dumps, sequence_numbers
+from hangwatch.verdict.judge import answer_by_numbers
+from hangwatch.verdict.scene import survey
 from tests.unit.test_flight_dump import CREATED_NS, entry, parse
 
 TABLE = activity.load()
@@ -62,7 +64,7 @@ def judged(dumps: Mapping[int, dict[str, Any]], seconds: float = TIME_OUT_SECOND
     grouping = group_ranks(ranks, TABLE, config.Capture(), joined.world_size)
     grouping = recorder_dumps.with_records(grouping, joined.timed, joined.opened_before_unix_seconds)
     verdict = recorder_dumps.judge(judge.judge(grouping), grouping, joined.by_rank)
-    return sequence_numbers.answer(rules.survey(grouping, None)), verdict
+    return answer_by_numbers(survey(grouping, None)), verdict
 
 
 def referee(dumps: Mapping[int, dict[str, Any]]) -> dict[tuple[str, int], tuple[set[int], set[int]]]:

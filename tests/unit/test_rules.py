@@ -28,8 +28,10 @@ from hangwatch.model import (
     Verdict,
 )
 from hangwatch.stacks import activity
-from hangwatch.verdict import evidence
+from hangwatch.verdict import evidence, render
+from hangwatch.verdict.check_first import CHECK_FIRST
 from hangwatch.verdict.judge import judge
+from hangwatch.verdict.rules import RULES
 from tests.unit.test_waitfor import member, record, recorder
 
 HIGH, MEDIUM, LOW, NONE = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE
@@ -434,7 +436,7 @@ def test_what_was_measured_of_an_accused_rank_is_told_with_its_links() -> None:
         pcie_bytes_per_second=2.34e6,
     )
     group = Group(key="a", activity="unknown", members=(accused,))
-    told = [one.message for one in evidence.on_accused([group], [accused], []) if one.kind == "signature"]
+    told = [one.message for one in evidence.on_named([group], [accused], []) if one.kind == "signature"]
     assert told == [
         "rank 3 stands behind its GPU: main thread at 99% of a core, 0.0 pauses of its own per second, GPU at 100%, "
         "118 W, 9% of the way from idle to busy, NVLink 0.0 MB/s, PCIe 2.3 MB/s"
@@ -451,3 +453,9 @@ def test_who_stands_beside_another_one_that_may_be_late_is_named_with_less_confi
     assert (moving.confidence, "too" in moving.message) == (HIGH, False)
     many = verdict(Ranks(6, "ranks"), Ranks(1, "nothing"), Ranks(2, "unknown"))
     assert "others that stand apart" not in many.message, "who are more are rather victims"
+
+
+def test_rule_names_texts_that_exist() -> None:
+    for rule in (*RULES, *CHECK_FIRST):
+        assert rule.says in render.TEXTS
+        assert (rule.settle in render.SETTLES) is (rule in CHECK_FIRST)

@@ -50,7 +50,7 @@ def accusing_rules() -> Iterable[str]:
 def first_looks() -> Iterable[str]:
     yield "| ranks that | the others | those are at least | named, low, if the machine says the same |"
     yield "|---|---|---|---|"
-    for rule in check_first.FIRST_LOOKS:
+    for rule in check_first.CHECK_FIRST:
         others = "stand anywhere" if rule.waiting == check_first.ANYTHING else OTHERS[rule.waiting]
         yield f"| {rule.who} | {others} | {OUTNUMBER[rule.outnumber]} | {'yes' if rule.may_name else 'no'} |"
 

@@ -1,0 +1,144 @@
+"""Pure: the numbers that the machine gives of some ranks, compared with those of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Literal, NamedTuple
+
+from hangwatch.model import Group, Member
+
+_POWER_RATIO = 0.9
+UTILIZATION_GAP = 0.5
+CPU_GAP = 0.5
+_FEWEST_TO_STAND_OUT = 3
+# Calculated: one block of a kernel keeps one SM, of 132 on H100 and 148 on B200; NCCL's work reads and writes memory.
+_SM_OF_NO_KERNEL = 0.001
+SM_OF_A_KERNEL = 0.005
+
+Read = Callable[[Member], float | None]
+
+
+class Compared(NamedTuple):
+    """One number of some ranks, and of all others that have it."""
+
+    own: list[float]
+    others: list[float]
+
+    @property
+    def is_measured(self) -> bool:
+        """True if both sides have it."""
+        return bool(self.own and self.others)
+
+    @property
+    def draws_less(self) -> bool:
+        """True if all draw less than nine tenths of what any other draws."""
+        return self.is_measured and max(self.own) < _POWER_RATIO * min(self.others)
+
+    def is_lower(self, gap: float) -> bool:
+        """True if all are lower than every other, by this gap."""
+        return self.is_measured and max(self.own) <= min(self.others) - gap
+
+    def is_apart(self, gap: float) -> bool:
+        """True if the middle ones are this far apart."""
+        return self.is_measured and abs(median(self.own) - median(self.others)) >= gap
+
+
+def compare(members: Iterable[Member], others: Iterable[Member], read: Read) -> Compared:
+    """One number of these members, and of the others."""
+    return Compared(values(members, read), values(others, read))
+
+
+def power(members: Iterable[Member], others: Iterable[Member]) -> Compared:
+    """What their GPUs draw, in watts."""
+    return compare(members, others, lambda one: one.power_watts)
+
+
+def utilization(members: Iterable[Member], others: Iterable[Member]) -> Compared:
+    """How busy their GPUs are, as a ratio."""
+    return compare(members, others, lambda one: one.utilization_ratio)
+
+
+def cpu(members: Iterable[Member], others: Iterable[Member]) -> Compared:
+    """How much of a core their processes use."""
+    return compare(members, others, lambda one: one.cpu_ratio)
+
+
+def is_supported(members: Sequence[Member], others: Sequence[Group]) -> bool:
+    """True if the machine speaks for naming these ranks: power, utilization or CPU differ from those of the others."""
+    rest = [member for group in others for member in group.members]
+    return (
+        power(members, rest).draws_less
+        or utilization(members, rest).is_apart(UTILIZATION_GAP)
+        or cpu(members, rest).is_apart(CPU_GAP)
+    )
+
+
+def machine_says_the_same(members: Sequence[Member], others: Sequence[Group]) -> bool:
+    """True if the machine, too, tells ranks that stand apart by their stacks from all others.
+
+    Their GPUs draw less than any other and are idle, where the others' are not (power alone may be higher with the odd
+    one); or their main program uses no CPU where the others spin; or they wait for somebody outside of the job, or in a
+    call for a file or pipe that nobody else of it has open.
+    """
+    rest = [member for group in others for member in group.members]
+    if all(member.awaited is not None or member.stuck_on is not None for member in members):
+        return True
+    is_idle = utilization(members, rest).is_lower(UTILIZATION_GAP)
+    return (power(members, rest).draws_less and is_idle) or cpu(members, rest).is_lower(CPU_GAP)
+
+
+class OddGpu(NamedTuple):
+    """The rank whose GPU stands out from all others, by one number, and that number of all others."""
+
+    member: Member
+    number: Literal["power", "utilization", "kernel"]
+    own: float
+    others: list[float]
+
+
+def find_odd_gpu(members: Sequence[Member]) -> OddGpu | None:
+    """The one rank whose GPU stands out from all others; None where none does, or two do.
+
+    It draws less than nine tenths of what any other draws, or is idle where all others are busy, or has no kernel where
+    all others have one; of three ranks at least, all of which have such a number.
+    """
+    found: dict[object, OddGpu] = {}
+    if (lowest := _lowest(members, lambda one: one.power_watts)) is not None:
+        member, own, others = lowest
+        if own < _POWER_RATIO * min(others):
+            found[member.id] = OddGpu(member, "power", own, others)
+    if (lowest := _lowest(members, lambda one: one.utilization_ratio)) is not None:
+        member, own, others = lowest
+        if own <= min(others) - UTILIZATION_GAP:
+            found[member.id] = OddGpu(member, "utilization", own, others)
+    if (lowest := _lowest(members, lambda one: one.gpu_use.sm_ratio if one.gpu_use else None)) is not None:
+        member, own, others = lowest
+        if own < _SM_OF_NO_KERNEL and min(others) >= SM_OF_A_KERNEL:
+            found[member.id] = OddGpu(member, "kernel", own, others)
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _lowest(members: Sequence[Member], read: Read) -> tuple[Member, float, list[float]] | None:
+    """The member with the lowest value, that value, and those of all others; None of two, or where one is missing."""
+    found = values(members, read)
+    if len(found) < max(_FEWEST_TO_STAND_OUT, len(members)):
+        return None
+    own = min(found)
+    place = found.index(own)
+    return members[place], own, found[:place] + found[place + 1 :]
+
+
+def find_lone(members: Sequence[Member], read: Read, gap: float) -> list[Member]:
+    """The single member whose value is far from everybody else's, if there is exactly one."""
+    known = [member for member in members if read(member) is not None]
+    if len(known) < 3:
+        return []
+    middle = median(values(known, read))
+    far = [member for member in known if abs((read(member) or 0.0) - middle) >= gap]
+    return far if len(far) == 1 else []
+
+
+def values(members: Iterable[Member], read: Read) -> list[float]:
+    """The number of each member that has it."""
+    return [value for value in map(read, members) if value is not None]

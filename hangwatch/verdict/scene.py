@@ -1,0 +1,267 @@
+"""Pure: the ranks of a job, surveyed once: which gave a stack, which failed, what each waits for, which progress."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import NamedTuple, TypeAlias
+
+from msgspec import structs
+
+from hangwatch.collectives.wait_graph import Stance
+from hangwatch.model import STOPPED_STATES, Group, Grouping, JobState, Member, Motion, Signature
+from hangwatch.stacks import activity
+from hangwatch.stacks import frames as stack_frames
+from hangwatch.stacks.idle_reasons import is_refused, is_serving, resting_state
+from hangwatch.stacks.progress import asks_again
+from hangwatch.stacks.user_code import caller, is_in_user_code
+from hangwatch.tables import kernel_lines
+
+GPU_IN_KERNEL_RATIO = 0.5
+DEADLY = frozenset(name for name, row in kernel_lines.load().items() if row.deadly)
+"""Lines of the kernel log which say that a process ended by a fault or was killed for memory."""
+_REFUSALS = ("PermissionDenied", "CannotPause")  # of the rank, or of all that this user may touch
+_REST = {JobState.SUSPENDED: "Suspended", JobState.OVER: "Over"}
+
+Process: TypeAlias = tuple[str | None, int | None]
+"""A node, and a pid on it."""
+
+
+class Scene(NamedTuple):
+    """A grouping without its launchers (unless nothing else is in view), sorted by what its groups can tell.
+
+    `failed` have a fault that says something of the rank. `shut` have a file system under their program that gives no
+    answer: that they cannot be dumped says nothing of them. `existing` is how many ranks are known to exist where was
+    looked: on one node (`is_part`), or in the whole job. `health` is set where the job is at work or at rest, `moving`
+    counts its ranks that make progress. `is_blocked_outside`: a rank is blocked in what is no wait for ranks or GPUs.
+    """
+
+    grouping: Grouping
+    launchers: tuple[Member, ...]
+    stacked: tuple[Group, ...]
+    failed: tuple[Group, ...]
+    gone: tuple[Group, ...]
+    shut: tuple[Group, ...]
+    existing: int
+    is_part: bool
+    processes: frozenset[Process]
+    stacks_by_node: Mapping[str | None, int]
+    refused: tuple[Member, ...]
+    moving: int
+    health: str | None
+    is_blocked_outside: bool
+
+    @property
+    def has_numbers(self) -> bool:
+        """True if a flight recorder shows an operation that stays open: then sequence numbers are evidence."""
+        return any(
+            one.stays_open
+            for member in self.grouping.members
+            for recorder in member.recorded
+            for group in recorder.groups
+            for one in group.operations
+        )
+
+    @property
+    def answered(self) -> int:
+        """How many ranks gave a stack or a telling fault."""
+        return count_ranks((*self.stacked, *self.failed))
+
+    def may_be_late(self, member: Member) -> bool:
+        """True if what was measured of a rank allows that the others wait for it, see `rules`."""
+        if member.waited_before or member.signature is Signature.BEHIND_GPU:
+            return False
+        if member.shares_lock or lock_holder(member) in self.processes or member.awaits_store is not None:
+            return False
+        spins = member.signature is Signature.SPINS and member.owns_gil is not True
+        return not (self.is_blocked_outside and spins)
+
+    def neighbours(self, group: Group) -> int:
+        """How many ranks gave a stack on each node of this group, at least."""
+        return min(self.stacks_by_node.get(member.id.node, 0) for member in group.members)
+
+
+def survey(grouping: Grouping, ranks_here: int | None) -> Scene:
+    """A grouping, sorted for the rules; `ranks_here` as in `judge`."""
+    launchers = tuple(member for member in grouping.members if member.waiting)
+    if launchers:
+        ranks = tuple(parts_of(grouping.groups, lambda member: not member.waiting))
+        grouping = structs.replace(grouping, groups=ranks or grouping.groups)
+    gone = tuple(g for g in grouping.groups if g.gone or (g.fault and g.fault.reason == "ProcessGone"))
+    stacked = tuple(g for g in grouping.groups if g.fault is None and not g.gone)
+    by_node = Counter(member.id.node for group in stacked for member in group.members)
+    failed = tuple(g for g in grouping.groups if g.fault and g not in gone and _tells(g, by_node))
+    others = (g for g in grouping.groups if g.fault and g not in gone and g not in failed)
+    shut = tuple(parts_of(others, lambda member: member.silent_mount is not None))
+    is_part = ranks_here is not None and ranks_here < grouping.ranks_known
+    moving = sum(member.motion is Motion.MOVING for group in stacked for member in group.members)
+    return Scene(
+        grouping=grouping,
+        launchers=launchers,
+        stacked=stacked,
+        failed=failed,
+        gone=gone,
+        shut=shut,
+        existing=max(ranks_here or 0, len(grouping.members)) if is_part else grouping.ranks_known,
+        is_part=is_part,
+        processes=frozenset(map(process_of, grouping.members)),
+        stacks_by_node=by_node,
+        refused=tuple(member for group in stacked for member in group.members if is_refused(group, member)),
+        moving=moving,
+        health=_health(grouping, is_moving=moving * 2 > by_node.total()),
+        is_blocked_outside=any(map(_is_blocked_outside, stacked)),
+    )
+
+
+def _tells(group: Group, stacks_by_node: Mapping[str | None, int]) -> bool:
+    """True if a failed dump says something of the rank; a refusal does only where a neighbour could be dumped."""
+    if group.fault is None or group.fault.about != "target":
+        return False
+    return group.fault.reason not in _REFUSALS or all(stacks_by_node.get(m.id.node) for m in group.members)
+
+
+def _health(grouping: Grouping, *, is_moving: bool) -> str | None:
+    if is_moving:
+        return "Moving"
+    if is_serving(grouping):
+        return "Serving"
+    state = resting_state(grouping)
+    return None if state is None else _REST.get(state)
+
+
+def _is_blocked_outside(group: Group) -> bool:
+    is_blocked = any(member.signature is Signature.BLOCKED for member in group.members)
+    return is_blocked and group.waits_for not in {"ranks", "gpu"}
+
+
+def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
+    """What stack and kernel say of each member of a grouping."""
+    known = [(group, is_in_user_code(group)) for group in grouping.groups if group.members]
+    groups = {member.id.rank: (group, is_in_code) for group, is_in_code in known for member in group.members}
+    processes = frozenset(map(process_of, grouping.members))
+
+    def stance(member: Member) -> Stance:
+        group, is_in_code = groups[member.id.rank]
+        return _stance(group, member, processes, is_in_code=is_in_code)
+
+    return stance
+
+
+def _stance(group: Group, member: Member, processes: Set[Process], *, is_in_code: bool) -> Stance:
+    """What a rank does by its stack, its system call and its state.
+
+    A rank that waits for a lock which a rank of the job holds waits for that rank. One that receives from an unknown
+    sender, or waits for a lock in memory that another rank maps, too, may wait for any rank. So may one that waits for
+    a lock or a thread while another thread of it waits for ranks, and one that asks again and again in its own code.
+    One that sleeps in torch's code waits, though no frame of Python shows it.
+    """
+    if member.state in STOPPED_STATES or member.frozen_cgroup is not None:
+        return "elsewhere"
+    if group.fault is not None or group.gone:
+        return "unclear"
+    if lock_holder(member) in processes:
+        return "waits"
+    if member.waits_in_torch and waits_for(group) in {"nothing", "unknown"}:
+        return "waits"
+    if is_in_code and not _has_a_busy_thread(member) and asks_again(member):
+        return "unclear"
+    match waits_for(group):
+        case "ranks" | "gpu":
+            return "waits"
+        case _ if member.asks_rank is not None:
+            return "unclear"
+        case "lock" if member.shares_lock:
+            return "unclear"
+        case "lock" | "thread" if any(activity.known(one.activity).waits_for == "ranks" for one in group.threads):
+            return "unclear"
+        case "nothing":
+            return "elsewhere"
+        case "lock":
+            return "held"
+        case "unknown" if is_in_code and not member.receives:
+            return "elsewhere"
+    return "elsewhere" if member.signature is Signature.AWAITS_OUTSIDE else "unclear"
+
+
+def _has_a_busy_thread(member: Member) -> bool:
+    """True if a thread other than its main thread has an operation open."""
+    return any(
+        one.stays_open and not one.by_main
+        for recorder in member.recorded
+        for records in recorder.groups
+        for one in records.operations
+    )
+
+
+# --- facts of groups and ranks ---------------------------------------------------------------------------------------
+
+
+def count_ranks(groups: Iterable[Group]) -> int:
+    """How many ranks the groups hold."""
+    return sum(group.size for group in groups)
+
+
+def waits_for(group: Group) -> str:
+    """What a group waits for; nothing where it runs Python that no rule knows."""
+    return "nothing" if group.runs_python else group.waits_for
+
+
+def process_of(member: Member) -> Process:
+    """The process of a rank."""
+    return member.id.node, member.id.pid
+
+
+def lock_holder(member: Member) -> Process | None:
+    """The process that holds the lock of a file for which a rank waits; None where it waits for none."""
+    return None if member.file_lock is None else (member.id.node, member.file_lock.holder_pid)
+
+
+def may_be_behind_gpu(member: Member) -> bool:
+    """True if its GPU runs a kernel and it was seen in one round: only a second one tells whether it waits for that."""
+    return member.rounds < 2 and (member.utilization_ratio or 0.0) >= GPU_IN_KERNEL_RATIO
+
+
+def asks_unknown_thread(group: Group) -> bool:
+    """True if it waits for a thread, and one of it is in functions that no rule knows: it may wait for ranks."""
+    threads = (activity.known(thread.activity) for thread in group.threads)
+    return group.waits_for == "thread" and any(known.waits_for == "unknown" for known in threads)
+
+
+def wants_gil(group: Group) -> bool:
+    """True if a thread of it waits for the GIL: Python that runs gives it away, code that waits inside it does not."""
+    return any(frame.function.startswith("take_gil") for thread in group.threads for frame in thread.frames)
+
+
+def only_roles(groups: Sequence[Group]) -> bool:
+    """True for sender and receivers of one rooted collective, entered through the same helper."""
+    if len(groups) != 2 or not all(group.waits for group in groups):
+        return False
+    first, second = groups
+    if first.operation != second.operation or not is_rooted(first):
+        return False
+    called_by = [caller(group.frames) for group in groups]
+    places = {(frame.function, stack_frames.short_path(frame.file)) for frame in called_by if frame is not None}
+    return None not in called_by and len(places) == 1
+
+
+def is_rooted(group: Group) -> bool:
+    """True if it waits in a collective of which one rank is the root, and stands in other code or at another line."""
+    return group.waits and activity.is_marked("rooted", group.operation or "")
+
+
+def part_of(group: Group, wanted: Callable[[Member], bool]) -> Group | None:
+    """The group with only these members, None without any."""
+    members = tuple(member for member in group.members if wanted(member))
+    return structs.replace(group, members=members) if members else None
+
+
+def parts_of(groups: Iterable[Group], wanted: Callable[[Member], bool]) -> list[Group]:
+    """The groups with only these members, those that have any."""
+    parts = (part_of(group, wanted) for group in groups)
+    return [part for part in parts if part]
+
+
+def without(suspects: Sequence[Group], groups: Sequence[Group]) -> tuple[Group, ...]:
+    """The groups without the suspected members."""
+    suspected = {member.id for group in suspects for member in group.members}
+    return tuple(parts_of(groups, lambda member: member.id not in suspected))

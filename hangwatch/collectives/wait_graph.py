@@ -82,6 +82,11 @@ class Answer(NamedTuple):
     differs: tuple[tuple[str, tuple[int, ...]], ...] = ()
     by_counts: bool = False
 
+    @property
+    def have_met(self) -> bool:
+        """True if the ranks that wait have met before: what they wait in is nowhere the first of its group."""
+        return bool(self.meetings) and all(one.number > 1 for one in self.meetings)
+
 
 def waits_in(records: GroupRecords) -> Enqueued | None:
     """What a rank waits in in one group: its oldest collective that stays open, for the later ones stand behind it."""

@@ -28,10 +28,10 @@ def resting_state(grouping: Grouping) -> JobState | None:
     living = [member for member in members if member.signature is not Signature.GONE]
     if any(group.fault and not group.gone for group in grouping.groups):
         return None
+    if any(is_refused(group, member) for group in grouping.groups for member in group.members):
+        return None
     doing = [activity.known(group.activity) for group in grouping.groups]
     if any(one.held_elsewhere or one.meets_at_store for one in doing):
-        return None
-    if any(is_refused(group, member) for group in grouping.groups for member in group.members):
         return None
     if living and (grouping.world_size or 0) > 1 and moving * 2 <= len(members) and all(map(_is_alone, living)):
         return JobState.OVER

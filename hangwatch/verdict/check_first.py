@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hangwatch.model import Confidence, Group, Motion, Signature
-from hangwatch.stacks import activity, user_code
-from hangwatch.stacks.user_code import caller, is_in_user_code, python_frames
-from hangwatch.verdict.findings import Rule
+from hangwatch.stacks import activity
+from hangwatch.stacks.user_code import caller, is_in_user_code
+from hangwatch.verdict import sentences
+from hangwatch.verdict.findings import Rule, Text
 from hangwatch.verdict.rules import died_first
 from hangwatch.verdict.scene import (
     DEADLY,
     Scene,
     asks_unknown_thread,
+    functions_of,
+    is_between_two,
     is_rooted,
     lock_holder,
-    only_roles,
     parts_of,
     process_of,
     waits_for,
@@ -27,15 +29,7 @@ from hangwatch.verdict.scene import (
 ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
 
 
-def by_line(scene: Scene) -> Scene:
-    """The scene with groups that agree in the lines of the user's code, too."""
-    fine = user_code.by_line(scene.grouping)
-    return scene._replace(
-        grouping=fine, stacked=tuple(group for group in fine.groups if group.fault is None and not group.gone)
-    )
-
-
-# --- who stands apart ------------------------------------------------------------------------------------------------
+# --- which ranks stand apart ------------------------------------------------------------------------------------------
 
 
 def _apart(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene], Sequence[Group]]:
@@ -76,12 +70,8 @@ def _is_collective(group: Group) -> bool:
 
 def _is_alone_in_a_collective(scene: Scene, group: Group) -> bool:
     """One rank in another collective, or called from elsewhere; but for the root of one, and stages of a pipeline."""
-    stages = any(map(_is_between_two, scene.stacked))
-    return group.size == 1 and all(map(_is_collective, scene.stacked)) and not stages and not only_roles(scene.stacked)
-
-
-def _is_between_two(group: Group) -> bool:
-    return activity.known(group.activity).is_between_two
+    stages = any(map(is_between_two, scene.stacked))
+    return group.size == 1 and all(map(_is_collective, scene.stacked)) and not stages and not scene.only_roles
 
 
 def _is_few_in_a_collective(scene: Scene, group: Group) -> bool:
@@ -94,21 +84,7 @@ def _is_at_another_line(scene: Scene, _: Group) -> bool:
     In health, too, the root of a collective calls it from a line of its own, and so do the stages of a pipeline.
     """
     moves = any(member.motion is Motion.MOVING for other in scene.stacked for member in other.members)
-    return have_parted(scene) and not moves
-
-
-def have_parted(scene: Scene) -> bool:
-    """Whether all ranks stand in the same functions, at lines that differ for more than the role of a rank."""
-    groups = scene.stacked
-    lines = {group.members[0].user_frames for group in groups}
-    if len(groups) < 2 or len(lines) < len(groups) or () in lines or _is_between_two(groups[0]):
-        return False
-    are_alike = len({_functions(group) for group in groups}) == 1
-    return are_alike and (not is_rooted(groups[0]) or len({own[1:] for own in lines}) > 1)
-
-
-def _functions(group: Group) -> tuple[object, ...]:
-    return group.activity, *(frame.place for frame in python_frames(group))
+    return scene.have_parted and not moves
 
 
 def _idles(group: Group) -> bool:
@@ -124,7 +100,7 @@ def _idle_servers(scene: Scene) -> Sequence[Group]:
 def _awaits_orders(group: Group) -> bool:
     """Whether it waits, in a loop, for what somebody else tells it to do next."""
     frame = caller(group.frames)
-    receives = is_rooted(group) or _is_between_two(group) or not _is_collective(group)
+    receives = is_rooted(group) or is_between_two(group) or not _is_collective(group)
     return group.waits and receives and frame is not None and activity.is_marked("orders", frame.function, frame.file)
 
 
@@ -180,7 +156,7 @@ def _outside_of_a_lock(scene: Scene, group: Group) -> bool:
 def _without_a_thread(scene: Scene, group: Group) -> bool:
     """Whether it stands where all others do, who have a thread in a collective, and has no such thread."""
     others = [other for other in scene.stacked if other is not group]
-    are_alike = all(_functions(other) == _functions(group) for other in others)
+    are_alike = all(functions_of(other) == functions_of(group) for other in others)
     return are_alike and not _has_a_collective(group) and all(map(_has_a_collective, others))
 
 
@@ -240,8 +216,8 @@ def _check_first(
     who: str,
     suspects: Callable[[Scene], Sequence[Group]],
     waiting: tuple[str, ...],
-    says: str,
-    settle: str,
+    says: Text,
+    settle: str | Text,
     *,
     few: bool = True,
     may_name: bool = False,
@@ -268,8 +244,8 @@ CHECK_FIRST: tuple[Rule, ...] = (
         "have no process any more, and died first by what they left, while no wait for ranks is known of the others",
         died_first,
         ANYTHING,
-        "died",
-        "died",
+        sentences.died,
+        sentences.DIED,
         few=False,
         by_stack=False,
     ),
@@ -277,8 +253,8 @@ CHECK_FIRST: tuple[Rule, ...] = (
         "have a thread that is blocked in state `D`, of which the kernel's log says that it has been for minutes",
         _told_by_kernel("hung_task"),
         ("ranks", "gpu"),
-        "hung_task",
-        "hung_task",
+        sentences.hung_task,
+        sentences.HUNG_TASK,
         few=False,
         by_stack=False,
     ),
@@ -286,8 +262,8 @@ CHECK_FIRST: tuple[Rule, ...] = (
         "have lost a worker process to a fault or the OOM killer, by the kernel's log",
         _told_by_kernel(*DEADLY),
         ("ranks", "gpu"),
-        "lost_worker",
-        "whether_it_waits",
+        sentences.lost_worker,
+        sentences.whether_it_waits,
         few=False,
         by_stack=False,
     ),
@@ -295,8 +271,8 @@ CHECK_FIRST: tuple[Rule, ...] = (
         "hold the lock of a file for which others of the job wait",
         _holders,
         ("ranks", "gpu", "lock"),
-        "holds_lock",
-        "lock",
+        sentences.holds_lock,
+        sentences.LOCK,
         few=False,
         by_stack=False,
     ),
@@ -304,8 +280,8 @@ CHECK_FIRST: tuple[Rule, ...] = (
         "is the other one of two ranks, in no wait that is known",
         _other_of_two,
         ("ranks",),
-        "stands_apart",
-        "what_holds",
+        sentences.stands_apart,
+        sentences.what_holds,
         few=False,
         may_name=True,
     ),
@@ -313,104 +289,104 @@ CHECK_FIRST: tuple[Rule, ...] = (
         "stand still in the program's own code",
         _apart(_is_in_own_code),
         ("ranks", "gpu"),
-        "stands_apart",
-        "what_holds",
+        sentences.stands_apart,
+        sentences.what_holds,
         may_name=True,
     ),
     _check_first(
         "wait for a thread of theirs that is in functions that no rule knows",
         _apart(_asks_unknown_thread),
         ("ranks",),
-        "stands_apart",
-        "thread",
+        sentences.stands_apart,
+        sentences.THREAD,
         may_name=True,
     ),
     _check_first(
         "stand still in the program's own code, while the others wait for a lock",
         _apart(_outside_of_a_lock),
         ("lock",),
-        "stands_apart",
-        "what_holds",
+        sentences.stands_apart,
+        sentences.what_holds,
     ),
     _check_first(
         "have no thread in a collective, while all others, whose main threads stand where theirs do, have one",
         _apart(_without_a_thread),
         ANYTHING,
-        "without_a_thread",
-        "what_holds",
+        sentences.without_a_thread,
+        sentences.what_holds,
     ),
     _check_first(
         "stand in the same functions as all others, at another line of the user's code",
         _apart(_is_at_another_line),
         ANYTHING,
-        "other_line",
-        "numbers",
+        sentences.other_line,
+        sentences.numbers,
     ),
     _check_first(
         "wait for their next order, while the others have gone on into a collective",
         _idle_side,
         ("ranks",),
-        "awaits_orders",
-        "orders",
+        sentences.awaits_orders,
+        sentences.ORDERS,
         few=False,
     ),
     _check_first(
         "wait in a loop for clients or events, while the others have gone on into a collective",
         _idle_servers,
         ("ranks",),
-        "has_not_joined",
-        "loop",
+        sentences.has_not_joined,
+        sentences.LOOP,
         few=False,
     ),
     _check_first(
         "wait for an answer of another process, while the others have gone on into a collective",
         _asking_side,
         ("ranks",),
-        "has_not_joined",
-        "look_at",
+        sentences.has_not_joined,
+        sentences.look_at,
     ),
     _check_first(
         "wait for another process or for events, while the others stand behind their GPUs",
         _apart(_awaits_answer),
         ("gpu",),
-        "stands_apart",
-        "look_at",
+        sentences.stands_apart,
+        sentences.look_at,
     ),
     _check_first(
         "is one rank, in another collective or another caller of it",
         _apart(_is_alone_in_a_collective),
         ("ranks",),
-        "other_call",
-        "numbers",
+        sentences.other_call,
+        sentences.numbers,
     ),
     _check_first(
         "wait in a collective, while the others stand behind their GPUs",
         _apart(_is_few_in_a_collective),
         ("gpu",),
-        "other_call",
-        "numbers",
+        sentences.other_call,
+        sentences.numbers,
     ),
     _check_first(
         "are busy with one thing, half of the job, while the others stand at one call of a collective",
         _busy_half,
         ("ranks",),
-        "stands_apart",
-        "look_at",
+        sentences.stands_apart,
+        sentences.look_at,
         few=False,
     ),
     _check_first(
         "stand behind the GPU, where nobody knows how many ranks there are",
         _apart(_is_behind_gpu),
         ("ranks",),
-        "stands_apart",
-        "numbers",
+        sentences.stands_apart,
+        sentences.numbers,
     ),
     _check_first(
         "draw less than every GPU that is at work",
         _low_power,
         ("work",),
-        "low_power",
-        "what_holds",
+        sentences.low_power,
+        sentences.what_holds,
         few=False,
     ),
 )

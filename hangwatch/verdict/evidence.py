@@ -54,7 +54,7 @@ def gather(finding: Finding, scene: Scene) -> tuple[Evidence, ...]:
     if not finding.by_numbers:
         evidence += numbers
         is_told = scene.health is not None or finding.kind == "WrongInterface"
-        evidence += () if is_told or sequence_numbers.have_met(finding.answer) else enclosed(scene.grouping)
+        evidence += () if is_told or finding.answer.have_met else enclosed(scene.grouping)
     return (*evidence, *_of_all(finding, scene))
 
 
@@ -118,9 +118,11 @@ def context(grouping: Grouping) -> tuple[Evidence, ...]:
         for group in groups[:2]
         for stack in group.threads[:_CONTEXT_THREADS]
     ]
-    everybody = grouping.members
-    for member in find_lone(everybody, lambda one: one.utilization_ratio, UTILIZATION_GAP):
-        evidence.append(_gpu_differs(member, everybody))
+    lone = find_lone(grouping.members, lambda one: one.utilization_ratio, UTILIZATION_GAP)
+    if lone is not None:
+        member, own, others = lone
+        differs = f"the GPU of {words.who([member.id])} is at {own:.0%}, the others at {median(others):.0%}"
+        evidence.append(Evidence("gpu_utilization", f"{differs}: a hint, no proof", (member.id,)))
     return (*evidence, *absence(grouping))
 
 
@@ -420,14 +422,3 @@ def _motion(ids: tuple[RankId, ...], members: Sequence[Member], rest: Sequence[M
             ranks=ids[:_MOST_IDS],
         )
     ]
-
-
-def _gpu_differs(member: Member, everybody: Sequence[Member]) -> Evidence:
-    others = [one for one in everybody if one is not member]
-    utilization = median(values(others, lambda one: one.utilization_ratio))
-    return Evidence(
-        kind="gpu_utilization",
-        message=f"the GPU of {words.who([member.id])} is at {member.utilization_ratio or 0.0:.0%}, "
-        f"the others at {utilization:.0%}: a hint, no proof",
-        ranks=(member.id,),
-    )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from hangwatch.collectives.wait_graph import Answer
 from hangwatch.model import Confidence, Group, Member, Signature
 from hangwatch.verdict.measurements import OddGpu
 from hangwatch.verdict.scene import Scene, count_ranks, waits_for
+
+Text: TypeAlias = "Callable[[Finding], str]"
 
 
 class Rule(NamedTuple):
@@ -21,7 +23,7 @@ class Rule(NamedTuple):
     of such rules the first with suspects decides, except for one that `gives_way`.
 
     A rule that is to be checked first names no rank: `settle` is what would tell more of its suspects. They are named
-    only where it `may_name` and the machine says the same of them. `says` and `settle` are texts of `render`.
+    only where it `may_name` and the machine says the same of them. `says` and `settle` make its text, see `render`.
     """
 
     kind: str
@@ -32,10 +34,10 @@ class Rule(NamedTuple):
     outnumber: Literal["as many", "more", "three times"]
     confidence: Confidence
     weigh: Callable[[Finding], Confidence]
-    says: str
+    says: Text
     by_stack: bool = False
     gives_way: bool = False
-    settle: str = ""
+    settle: str | Text = ""
     may_name: bool = False
 
 
@@ -44,17 +46,17 @@ class Finding(NamedTuple):
 
     `others` are the other ranks with a stack. `rule` is set where a rule compared the two. `answer` is what sequence
     numbers tell of a job that stands still; they decided if `by_numbers`. `scene` may be apart by lines.
-    `says` and `settle` are texts of `render`; what these state besides: `apart` stand apart, too, `contradicted` was
+    `says` and `settle` make its text; what these state besides: `apart` stand apart, too, `contradicted` was
     what the stacks alone would have told.
     """
 
     kind: str
     scene: Scene
-    says: str
+    says: Text
     suspects: tuple[Group, ...] = ()
     others: tuple[Group, ...] = ()
     confidence: Confidence = Confidence.NONE
-    settle: str = ""
+    settle: str | Text = ""
     rule: Rule | None = None
     answer: Answer = Answer("unknown")
     by_numbers: bool = False

@@ -7,34 +7,32 @@ from collections.abc import Iterator, Sequence
 from hangwatch.collectives import nccl_counts
 from hangwatch.collectives.wait_graph import Answer
 from hangwatch.model import Confidence, Group, Grouping, Member, Motion, Signature, Verdict
-from hangwatch.verdict.check_first import CHECK_FIRST, by_line, have_parted
+from hangwatch.verdict import guidance, sentences, sequence_numbers
+from hangwatch.verdict.check_first import CHECK_FIRST
 from hangwatch.verdict.evidence import gather
-from hangwatch.verdict.findings import Finding, Rule
-from hangwatch.verdict.measurements import find_odd_gpu, is_supported, machine_says_the_same
+from hangwatch.verdict.findings import Finding, Rule, Text
+from hangwatch.verdict.measurements import is_supported, machine_says_the_same
 from hangwatch.verdict.render import render
 from hangwatch.verdict.rules import RULES
-from hangwatch.verdict.scene import (
-    Scene,
-    count_ranks,
-    may_be_behind_gpu,
-    only_roles,
-    parts_of,
-    stance_of,
-    survey,
-    waits_for,
-    without,
-)
-from hangwatch.verdict.sequence_numbers import have_met
+from hangwatch.verdict.scene import Scene, count_ranks, may_be_behind_gpu, parts_of, survey, waits_for, without
 
 _CONFIDENCES = (Confidence.NONE, Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 _BY_KERNEL = frozenset({"RankGone", "RankBlocked", "RankStopped"})
-_BY_ANSWER = {
-    "circle": ("Circle", "branch"),
-    "still_open": ("EverybodyCame", ""),
-    "not_reached": ("NotReached", "its_network"),
-    "mismatch": ("Mismatch", "branch"),
+_HEALTH: dict[str, Text] = {
+    "Moving": sentences.moving,
+    "Serving": sentences.serving,
+    "Suspended": sentences.suspended,
+    "Over": sentences.over,
 }
-"""Answers that name no rank: the kind of verdict, and what would settle it."""
+_BY_ANSWER: dict[str, tuple[str, Text, str]] = {
+    "not_come": ("NotCome", sequence_numbers.may_not_come, sequence_numbers.OWN_CODE),
+    "everybody": ("EverybodyCame", sequence_numbers.everybody, guidance.ITS_GPU),
+    "circle": ("Circle", sequence_numbers.circle, sequence_numbers.BRANCH),
+    "still_open": ("EverybodyCame", sequence_numbers.still_open, ""),
+    "not_reached": ("NotReached", sequence_numbers.not_reached, sequence_numbers.ITS_NETWORK),
+    "mismatch": ("Mismatch", sequence_numbers.mismatch, sequence_numbers.BRANCH),
+}
+"""Answers that name no rank: the kind of verdict, its text, and what would settle it."""
 
 
 def judge(grouping: Grouping, ranks_here: int | None = None) -> Verdict:
@@ -44,7 +42,8 @@ def judge(grouping: Grouping, ranks_here: int | None = None) -> Verdict:
     """
     scene = survey(grouping, ranks_here)
     finding = find(scene)
-    return render(finding, gather(finding, scene))
+    evidence = gather(finding, scene)
+    return render(finding, evidence)
 
 
 def find(scene: Scene) -> Finding:
@@ -56,9 +55,9 @@ def find(scene: Scene) -> Finding:
     that merely did not answer is never named, and launchers are no ranks.
     """
     if scene.launchers and len(scene.launchers) == len(scene.grouping.members):
-        return Finding("NoRanks", scene, "no_ranks")
+        return Finding("NoRanks", scene, sentences.no_ranks)
     if scene.health is not None:
-        return Finding(scene.health, scene, scene.health, others=scene.stacked)
+        return Finding(scene.health, scene, _HEALTH[scene.health], others=scene.stacked)
     answer = answer_by_numbers(scene)
     return _decide(scene, answer)._replace(answer=answer)
 
@@ -66,7 +65,7 @@ def find(scene: Scene) -> Finding:
 def answer_by_numbers(scene: Scene) -> Answer:
     """Which rank waits for which in a scene; by NCCL's own counts where no flight recorder tells."""
     grouping = scene.grouping
-    return nccl_counts.answer(grouping.members, stance_of(grouping), grouping.world_size)
+    return nccl_counts.answer(grouping.members, scene.stance, grouping.world_size)
 
 
 def _decide(scene: Scene, answer: Answer) -> Finding:
@@ -80,7 +79,7 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
         return by_numbers
     if named is not None:
         return _contradiction(named, answer) if is_by_stack and _contradicts(answer, named) else named
-    enclosed = None if have_met(answer) else _enclosed(scene)
+    enclosed = None if answer.have_met else _enclosed(scene)
     return _mount_silent(scene) or enclosed or _refused(scene) or _open(scene, is_quiet=suspicion is None)
 
 
@@ -89,30 +88,25 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
 
 def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
     """What the answer makes of the scene; None where it tells nothing, so that the rules on stacks decide."""
+    odd = scene.odd_gpu if answer.kind == "everybody" else None
+    ranks = {odd.member.id.rank} - {None} if odd is not None else set(answer.named or answer.first_look)
+    suspects = tuple(parts_of(scene.grouping.groups, lambda member: member.id.rank in ranks))
     if answer.named:
-        suspects = _with_ranks(scene, answer.named)
-        finding = Finding("NotCome", scene, "not_come", suspects, without(suspects, scene.stacked), by_numbers=True)
-        is_outside = any(member.signature is Signature.AWAITS_OUTSIDE for member in finding.members)
-        return finding._replace(confidence=Confidence.MEDIUM if answer.partly or is_outside else Confidence.HIGH)
-    suspects = _with_ranks(scene, answer.first_look)
-    if answer.kind == "not_come" and answer.first_look:
-        return Finding("NotCome", scene, "may_not_come", suspects, settle="own_code", by_numbers=True)
-    if answer.kind == "everybody":
-        finding = Finding("EverybodyCame", scene, "everybody", suspects, by_numbers=True)
-        odd = find_odd_gpu(scene.grouping.members)
-        if odd is None or odd.member.id.rank is None:
-            return finding
-        return finding._replace(suspects=_with_ranks(scene, (odd.member.id.rank,)), settle="its_gpu", odd_gpu=odd)
-    if answer.kind not in _BY_ANSWER:
+        members = [member for group in suspects for member in group.members]
+        is_sure = not answer.partly and all(one.signature is not Signature.AWAITS_OUTSIDE for one in members)
+        return Finding(
+            kind="NotCome",
+            scene=scene,
+            says=sequence_numbers.not_come,
+            suspects=suspects,
+            others=without(suspects, scene.stacked),
+            confidence=Confidence.HIGH if is_sure else Confidence.MEDIUM,
+            by_numbers=True,
+        )
+    if answer.kind not in _BY_ANSWER or (answer.kind == "not_come" and not suspects):
         return None
-    kind, settle = _BY_ANSWER[answer.kind]
-    return Finding(kind, scene, f"{answer.kind}_by_number", suspects, settle=settle, by_numbers=True)
-
-
-def _with_ranks(scene: Scene, ranks: Sequence[int]) -> tuple[Group, ...]:
-    """The groups with these ranks alone."""
-    wanted = set(ranks)
-    return tuple(parts_of(scene.grouping.groups, lambda member: member.id.rank in wanted))
+    kind, says, settle = _BY_ANSWER[answer.kind]
+    return Finding(kind, scene, says, suspects, settle=settle, by_numbers=True, odd_gpu=odd if suspects else None)
 
 
 def _outweighs(answer: Answer) -> bool:
@@ -130,8 +124,8 @@ def _contradiction(named: Finding, answer: Answer) -> Finding:
     """No rank is named: both answers are shown."""
     return named._replace(
         kind="Contradiction",
-        says="contradiction",
-        settle="own_code",
+        says=sequence_numbers.contradiction,
+        settle=sequence_numbers.OWN_CODE,
         confidence=Confidence.NONE,
         by_numbers=True,
         contradicted=named._replace(answer=answer),
@@ -233,30 +227,28 @@ def _mount_silent(scene: Scene) -> Finding | None:
 
     Named is a rank that waits for it, where others do not: that these wait for the named one is likely, but not seen.
     """
-    shut = count_ranks(scene.shut)
+    shut, held = len(scene.shut), sum(member.waits_for_mount for member in scene.shut)
     if not shut or shut * 2 < len(scene.grouping.members):
         return None
-    held = tuple(parts_of(scene.shut, lambda member: member.waits_for_mount))
-    is_named = held and count_ranks(held) * 2 <= shut
+    is_named = 0 < held * 2 <= shut
     confidence = Confidence.MEDIUM if is_named else Confidence.NONE
-    return Finding("MountSilent", scene, "mount_silent", held if is_named else (), confidence=confidence)
+    suspects = scene.held if is_named else ()
+    return Finding("MountSilent", scene, sentences.mount_silent, suspects, confidence=confidence)
 
 
 def _enclosed(scene: Scene) -> Finding | None:
     """All wait for ranks, and most where no other node can reach them, while the job has ranks there."""
-    enclosed = count_ranks(parts_of(scene.stacked, lambda member: member.enclosed_at is not None))
     all_wait = all(group.waits_for == "ranks" for group in scene.stacked)
-    if not enclosed or not all_wait or enclosed * 2 <= count_ranks(scene.stacked):
+    if not all_wait or len(scene.enclosed) * 2 <= scene.stacks:
         return None
-    return Finding("WrongInterface", scene, "enclosed")
+    return Finding("WrongInterface", scene, sentences.enclosed)
 
 
 def _refused(scene: Scene) -> Finding | None:
     """All want to meet at the store and are refused there, except a rank that serves it itself, at another address."""
-    serving = parts_of(scene.stacked, lambda member: member.store is not None and member.store.socket == "serving")
-    if not scene.refused or len(scene.refused) + count_ranks(serving) < count_ranks(scene.stacked):
+    if not scene.refused or len(scene.refused) + len(scene.store_servers) < scene.stacks:
         return None
-    return Finding("MasterRefused", scene, "refused", others=tuple(serving))
+    return Finding("MasterRefused", scene, sentences.refused)
 
 
 def _open(scene: Scene, *, is_quiet: bool) -> Finding:
@@ -265,7 +257,7 @@ def _open(scene: Scene, *, is_quiet: bool) -> Finding:
     Those to check first are named, with low confidence, where the machine says the same of them, and no rule on stacks
     would speak if more ranks had answered (`is_quiet`).
     """
-    fine = by_line(scene)
+    fine = scene.by_line
     standing = _standing(scene, fine)
     lead = next(_passing(CHECK_FIRST, fine), None)
     if lead is None or not _covers(lead):
@@ -280,11 +272,11 @@ def _open(scene: Scene, *, is_quiet: bool) -> Finding:
 def _with_odd_gpu(standing: Finding) -> Finding | None:
     """All ranks of the job wait alike, and of one the GPU stands out: only that one's kernel may never have begun."""
     members = standing.scene.grouping.members
-    odd = find_odd_gpu(members)
+    odd = standing.scene.odd_gpu
     if standing.kind != "AllWaiting" or odd is None or len(members) < standing.scene.grouping.ranks_known:
         return None
     suspects = parts_of(standing.scene.grouping.groups, lambda member: member is odd.member)
-    return standing._replace(suspects=tuple(suspects), settle="its_gpu", odd_gpu=odd)
+    return standing._replace(suspects=tuple(suspects), settle=guidance.ITS_GPU, odd_gpu=odd)
 
 
 def _with_stuck_task(standing: Finding) -> Finding | None:
@@ -295,7 +287,7 @@ def _with_stuck_task(standing: Finding) -> Finding | None:
     odd = count_ranks(suspects)
     if group is None or not odd or 4 * odd > group.size or group.motion is Motion.MOVING:
         return None
-    return standing._replace(suspects=tuple(suspects), settle="native_frames")
+    return standing._replace(suspects=tuple(suspects), settle=sentences.native_frames)
 
 
 def _has_task(member: Member) -> bool:
@@ -307,12 +299,12 @@ def _standing(scene: Scene, fine: Scene) -> Finding:
     groups = scene.stacked
     wait = all(group.waits_for in {"ranks", "gpu"} for group in groups)
     if groups and not scene.failed:
-        if have_parted(fine):
-            return Finding("Mismatch" if wait else "CannotTell", scene, "parted", others=fine.stacked)
+        if fine.have_parted:
+            return Finding("Mismatch" if wait else "CannotTell", scene, sentences.parted, others=fine.stacked)
         if len(groups) == 1:
-            return Finding("AllWaiting" if wait else "AllAlike", scene, "together", others=groups)
-        if wait and only_roles(groups):
-            return Finding("AllWaiting", scene, "roles", others=groups)
+            return Finding("AllWaiting" if wait else "AllAlike", scene, sentences.together, others=groups)
+        if wait and scene.only_roles:
+            return Finding("AllWaiting", scene, sentences.roles, others=groups)
         if wait:
-            return Finding("Mismatch", scene, "mismatch", others=groups)
-    return Finding("CannotTell", scene, "cannot_tell", others=groups)
+            return Finding("Mismatch", scene, sentences.mismatch, others=groups)
+    return Finding("CannotTell", scene, sentences.cannot_tell, others=groups)

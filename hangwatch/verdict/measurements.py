@@ -129,14 +129,16 @@ def _lowest(members: Sequence[Member], read: Read) -> tuple[Member, float, list[
     return members[place], own, found[:place] + found[place + 1 :]
 
 
-def find_lone(members: Sequence[Member], read: Read, gap: float) -> list[Member]:
-    """The single member whose value is far from everybody else's, if there is exactly one."""
-    known = [member for member in members if read(member) is not None]
-    if len(known) < 3:
-        return []
-    middle = median(values(known, read))
-    far = [member for member in known if abs((read(member) or 0.0) - middle) >= gap]
-    return far if len(far) == 1 else []
+def find_lone(members: Sequence[Member], read: Read, gap: float) -> tuple[Member, float, list[float]] | None:
+    """The single member whose value is far from all others, if there is exactly one; its value, and those of others."""
+    known = [(member, value) for member in members if (value := read(member)) is not None]
+    if len(known) < _FEWEST_TO_STAND_OUT:
+        return None
+    middle = median(value for _, value in known)
+    far = [place for place, (_, value) in enumerate(known) if abs(value - middle) >= gap]
+    if len(far) != 1:
+        return None
+    return *known[far[0]], [value for place, (_, value) in enumerate(known) if place != far[0]]
 
 
 def values(members: Iterable[Member], read: Read) -> list[float]:

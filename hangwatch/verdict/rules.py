@@ -7,6 +7,7 @@ from functools import partial
 
 from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, Confidence, Group, Member, Motion, Signature
 from hangwatch.stacks import activity, user_code
+from hangwatch.verdict import sentences
 from hangwatch.verdict.findings import Finding, Rule
 from hangwatch.verdict.scene import (
     DEADLY,
@@ -138,7 +139,7 @@ def _blocked(scene: Scene) -> Sequence[Group]:
 
     blocked = _where(scene, is_blocked)
     blocked = [group for group in blocked if not (group.waits and max(member.rounds for member in group.members) < 2)]
-    return [*blocked, *parts_of(scene.shut, lambda member: member.waits_for_mount)]
+    return [*blocked, *scene.held]
 
 
 def _undumpable(scene: Scene) -> Sequence[Group]:
@@ -219,7 +220,7 @@ def _outside(
         outnumber="three times" if confidence is Confidence.LOW else "more",
         confidence=confidence,
         weigh=partial(_weigh_outside, sure=confidence),
-        says="outside",
+        says=sentences.outside,
         by_stack=True,
         gives_way=gives_way,
     )
@@ -235,7 +236,7 @@ RULES: tuple[Rule, ...] = (
         outnumber="as many",
         confidence=Confidence.HIGH,
         weigh=_weigh_gone,
-        says="gone_first",
+        says=sentences.gone_first,
     ),
     Rule(
         kind="RankGone",
@@ -246,7 +247,7 @@ RULES: tuple[Rule, ...] = (
         outnumber="as many",
         confidence=Confidence.HIGH,
         weigh=_weigh_gone,
-        says="gone",
+        says=sentences.gone,
     ),
     Rule(
         kind="RankBlocked",
@@ -257,7 +258,7 @@ RULES: tuple[Rule, ...] = (
         outnumber="as many",
         confidence=Confidence.HIGH,
         weigh=_weigh_blocked,
-        says="blocked",
+        says=sentences.blocked,
     ),
     Rule(
         kind="RankStopped",
@@ -268,7 +269,7 @@ RULES: tuple[Rule, ...] = (
         outnumber="as many",
         confidence=Confidence.HIGH,
         weigh=lambda _: Confidence.HIGH,
-        says="stopped",
+        says=sentences.stopped,
     ),
     Rule(
         kind="RankUndumpable",
@@ -279,7 +280,7 @@ RULES: tuple[Rule, ...] = (
         outnumber="as many",
         confidence=Confidence.MEDIUM,
         weigh=_weigh_undumpable,
-        says="undumpable",
+        says=sentences.undumpable,
     ),
     Rule(
         kind="MasterRefused",
@@ -290,7 +291,7 @@ RULES: tuple[Rule, ...] = (
         outnumber="as many",
         confidence=Confidence.HIGH,
         weigh=_weigh_deaf_master,
-        says="deaf_master",
+        says=sentences.deaf_master,
     ),
     _outside(
         "are busy or stuck by themselves, or hold the GIL in a function that no rule knows",

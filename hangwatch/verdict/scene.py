@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, TypeAlias
 
 from msgspec import structs
 
 from hangwatch.collectives.wait_graph import Stance
-from hangwatch.model import STOPPED_STATES, Group, Grouping, JobState, Member, Motion, Signature
-from hangwatch.stacks import activity
+from hangwatch.model import STOPPED_STATES, Enqueued, Group, Grouping, JobState, Member, Motion, Signature
+from hangwatch.stacks import activity, user_code
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.idle_reasons import is_refused, is_serving, resting_state
 from hangwatch.stacks.progress import asks_again
-from hangwatch.stacks.user_code import caller, is_in_user_code
+from hangwatch.stacks.user_code import caller, is_in_user_code, python_frames
 from hangwatch.tables import kernel_lines
+from hangwatch.verdict.measurements import OddGpu, find_odd_gpu
 
 GPU_IN_KERNEL_RATIO = 0.5
 DEADLY = frozenset(name for name, row in kernel_lines.load().items() if row.deadly)
 """Lines of the kernel log which say that a process ended by a fault or was killed for memory."""
 _REFUSALS = ("PermissionDenied", "CannotPause")  # of the rank, or of all that this user may touch
-_REST = {JobState.SUSPENDED: "Suspended", JobState.OVER: "Over"}
+_REST: dict[JobState | None, str] = {JobState.SUSPENDED: "Suspended", JobState.OVER: "Over"}
 
 Process: TypeAlias = tuple[str | None, int | None]
 """A node, and a pid on it."""
@@ -31,9 +32,11 @@ class Scene(NamedTuple):
     """A grouping without its launchers (unless nothing else is in view), sorted by what its groups can tell.
 
     `failed` have a fault that says something of the rank. `shut` have a file system under their program that gives no
-    answer: that they cannot be dumped says nothing of them. `existing` is how many ranks are known to exist where was
-    looked: on one node (`is_part`), or in the whole job. `health` is set where the job is at work or at rest, `moving`
-    counts its ranks that make progress. `is_blocked_outside`: a rank is blocked in what is no wait for ranks or GPUs.
+    answer: that they cannot be dumped says nothing of them; `held` wait for it in the kernel. `existing` is how many
+    ranks are known to exist where was looked: on one node (`is_part`), or in the whole job. `health` is set where the
+    job is at work or at rest, `moving` counts its ranks that make progress. `enclosed` wait where no other node reaches
+    them, `refused` are refused at the store that `store_servers` serve. `is_blocked_outside`: a rank is blocked in what
+    is no wait for ranks or GPUs.
     """
 
     grouping: Grouping
@@ -41,12 +44,15 @@ class Scene(NamedTuple):
     stacked: tuple[Group, ...]
     failed: tuple[Group, ...]
     gone: tuple[Group, ...]
-    shut: tuple[Group, ...]
+    shut: tuple[Member, ...]
+    held: tuple[Group, ...]
     existing: int
     is_part: bool
     processes: frozenset[Process]
     stacks_by_node: Mapping[str | None, int]
+    enclosed: tuple[Member, ...]
     refused: tuple[Member, ...]
+    store_servers: tuple[Member, ...]
     moving: int
     health: str | None
     is_blocked_outside: bool
@@ -54,18 +60,57 @@ class Scene(NamedTuple):
     @property
     def has_numbers(self) -> bool:
         """True if a flight recorder shows an operation that stays open: then sequence numbers are evidence."""
-        return any(
-            one.stays_open
-            for member in self.grouping.members
-            for recorder in member.recorded
-            for group in recorder.groups
-            for one in group.operations
-        )
+        return any(any(open_operations(member)) for member in self.grouping.members)
 
     @property
     def answered(self) -> int:
         """How many ranks gave a stack or a telling fault."""
         return count_ranks((*self.stacked, *self.failed))
+
+    @property
+    def stacks(self) -> int:
+        """How many ranks gave a stack."""
+        return sum(self.stacks_by_node.values())
+
+    @property
+    def stance(self) -> Callable[[Member], Stance]:
+        """What stack and kernel say of each rank."""
+        return stance_of(self.grouping)
+
+    @property
+    def odd_gpu(self) -> OddGpu | None:
+        """The one rank whose GPU stands out from all others."""
+        return find_odd_gpu(self.grouping.members)
+
+    @property
+    def by_line(self) -> Scene:
+        """The scene with groups that agree in the lines of the user's code, too."""
+        fine = user_code.by_line(self.grouping)
+        stacked = tuple(group for group in fine.groups if group.fault is None and not group.gone)
+        return self._replace(grouping=fine, stacked=stacked)
+
+    @property
+    def have_parted(self) -> bool:
+        """True if all ranks stand in the same functions, at lines that differ for more than the role of a rank."""
+        groups = self.stacked
+        lines = {group.members[0].user_frames for group in groups}
+        if len(groups) < 2 or len(lines) < len(groups) or () in lines or is_between_two(groups[0]):
+            return False
+        are_alike = len({functions_of(group) for group in groups}) == 1
+        return are_alike and (not is_rooted(groups[0]) or len({own[1:] for own in lines}) > 1)
+
+    @property
+    def only_roles(self) -> bool:
+        """True for sender and receivers of one rooted collective, entered through the same helper."""
+        groups = self.stacked
+        if len(groups) != 2 or not all(group.waits for group in groups):
+            return False
+        first, second = groups
+        if first.operation != second.operation or not is_rooted(first):
+            return False
+        called_by = [caller(group.frames) for group in groups]
+        places = {(frame.function, stack_frames.short_path(frame.file)) for frame in called_by if frame is not None}
+        return None not in called_by and len(places) == 1
 
     def may_be_late(self, member: Member) -> bool:
         """True if what was measured of a rank allows that the others wait for it, see `rules`."""
@@ -92,23 +137,31 @@ def survey(grouping: Grouping, ranks_here: int | None) -> Scene:
     by_node = Counter(member.id.node for group in stacked for member in group.members)
     failed = tuple(g for g in grouping.groups if g.fault and g not in gone and _tells(g, by_node))
     others = (g for g in grouping.groups if g.fault and g not in gone and g not in failed)
-    shut = tuple(parts_of(others, lambda member: member.silent_mount is not None))
+    shut = parts_of(others, lambda member: member.silent_mount is not None)
+    held = tuple(parts_of(shut, lambda member: member.waits_for_mount))
     is_part = ranks_here is not None and ranks_here < grouping.ranks_known
-    moving = sum(member.motion is Motion.MOVING for group in stacked for member in group.members)
+    members = [member for group in stacked for member in group.members]
+    moving = sum(member.motion is Motion.MOVING for member in members)
+    refused = tuple(member for group in stacked for member in group.members if is_refused(group, member))
+    is_moving = moving * 2 > len(members)
+    health = "Moving" if is_moving else "Serving" if is_serving(grouping) else _REST.get(resting_state(grouping))
     return Scene(
         grouping=grouping,
         launchers=launchers,
         stacked=stacked,
         failed=failed,
         gone=gone,
-        shut=shut,
+        shut=tuple(member for group in shut for member in group.members),
+        held=held,
         existing=max(ranks_here or 0, len(grouping.members)) if is_part else grouping.ranks_known,
         is_part=is_part,
         processes=frozenset(map(process_of, grouping.members)),
         stacks_by_node=by_node,
-        refused=tuple(member for group in stacked for member in group.members if is_refused(group, member)),
+        enclosed=tuple(member for member in members if member.enclosed_at is not None),
+        refused=refused,
+        store_servers=tuple(member for member in members if member.store and member.store.socket == "serving"),
         moving=moving,
-        health=_health(grouping, is_moving=moving * 2 > by_node.total()),
+        health=health,
         is_blocked_outside=any(map(_is_blocked_outside, stacked)),
     )
 
@@ -118,15 +171,6 @@ def _tells(group: Group, stacks_by_node: Mapping[str | None, int]) -> bool:
     if group.fault is None or group.fault.about != "target":
         return False
     return group.fault.reason not in _REFUSALS or all(stacks_by_node.get(m.id.node) for m in group.members)
-
-
-def _health(grouping: Grouping, *, is_moving: bool) -> str | None:
-    if is_moving:
-        return "Moving"
-    if is_serving(grouping):
-        return "Serving"
-    state = resting_state(grouping)
-    return None if state is None else _REST.get(state)
 
 
 def _is_blocked_outside(group: Group) -> bool:
@@ -163,7 +207,7 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, is_in_code
         return "waits"
     if member.waits_in_torch and waits_for(group) in {"nothing", "unknown"}:
         return "waits"
-    if is_in_code and not _has_a_busy_thread(member) and asks_again(member):
+    if is_in_code and asks_again(member) and all(one.by_main for one in open_operations(member)):
         return "unclear"
     match waits_for(group):
         case "ranks" | "gpu":
@@ -183,17 +227,14 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, is_in_code
     return "elsewhere" if member.signature is Signature.AWAITS_OUTSIDE else "unclear"
 
 
-def _has_a_busy_thread(member: Member) -> bool:
-    """True if a thread other than its main thread has an operation open."""
-    return any(
-        one.stays_open and not one.by_main
-        for recorder in member.recorded
-        for records in recorder.groups
-        for one in records.operations
-    )
-
-
 # --- facts of groups and ranks ---------------------------------------------------------------------------------------
+
+
+def open_operations(member: Member) -> Iterator[Enqueued]:
+    """What the flight recorders of a rank show as open in the first and in the last round."""
+    for recorder in member.recorded:
+        for records in recorder.groups:
+            yield from (one for one in records.operations if one.stays_open)
 
 
 def count_ranks(groups: Iterable[Group]) -> int:
@@ -232,21 +273,19 @@ def wants_gil(group: Group) -> bool:
     return any(frame.function.startswith("take_gil") for thread in group.threads for frame in thread.frames)
 
 
-def only_roles(groups: Sequence[Group]) -> bool:
-    """True for sender and receivers of one rooted collective, entered through the same helper."""
-    if len(groups) != 2 or not all(group.waits for group in groups):
-        return False
-    first, second = groups
-    if first.operation != second.operation or not is_rooted(first):
-        return False
-    called_by = [caller(group.frames) for group in groups]
-    places = {(frame.function, stack_frames.short_path(frame.file)) for frame in called_by if frame is not None}
-    return None not in called_by and len(places) == 1
-
-
 def is_rooted(group: Group) -> bool:
     """True if it waits in a collective of which one rank is the root, and stands in other code or at another line."""
     return group.waits and activity.is_marked("rooted", group.operation or "")
+
+
+def is_between_two(group: Group) -> bool:
+    """True if it waits for one other rank, as a stage of a pipeline does."""
+    return activity.known(group.activity).is_between_two
+
+
+def functions_of(group: Group) -> tuple[object, ...]:
+    """The functions in which a group stands, without their lines."""
+    return group.activity, *(frame.place for frame in python_frames(group))
 
 
 def part_of(group: Group, wanted: Callable[[Member], bool]) -> Group | None:

@@ -11,8 +11,10 @@ from hangwatch import words
 from hangwatch.model import Group, Grouping, Member, Motion, RankId, Waiting
 from hangwatch.stacks import activity
 from hangwatch.stacks.user_code import caller, is_in_user_code, own_frame
-from hangwatch.verdict import clauses
+from hangwatch.verdict import clauses, guidance
+from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.measurements import OddGpu
+from hangwatch.verdict.scene import Scene
 
 _SHOWN = 4
 
@@ -103,20 +105,25 @@ def _during(groups: Sequence[Group]) -> str:
     return f" {around}" if around else ""
 
 
-def gone(ranks: Sequence[Group], others: Sequence[Group], all_gone: Sequence[Group] = ()) -> str:
+def gone_first(finding: Finding) -> str:
+    """The headline for ranks without a process that died first, and for others that are gone."""
+    return gone(finding, finding.scene.gone)
+
+
+def gone(finding: Finding, all_gone: Sequence[Group] = ()) -> str:
     """The headline for ranks without a process; `all_gone` are these and all others that are gone."""
-    ids = _ids(ranks)
+    ids = _ids(finding.suspects)
     verb = "has no process any more" if len(ids) == 1 else "have no process any more"
-    why = _why_gone([member for group in ranks for member in group.members])
+    why = _why_gone(finding.members)
     told = {member.id for group in all_gone for member in group.members if member.died is not None}
     silent = [rank for rank in _ids(all_gone) if rank not in ids and rank not in told]
     too = f"; {words.who(silent)} {'has' if len(silent) == 1 else 'have'} none either, and nothing says why"
-    return f"{words.who(ids)} {verb}{why}, while {others_wait(others)}{too if silent else ''}."
+    return f"{words.who(ids)} {verb}{why}, while {others_wait(finding.others)}{too if silent else ''}."
 
 
-def died(ranks: Sequence[Group], _: Sequence[Group]) -> str:
+def died(finding: Finding) -> str:
     """Why one is looked at first that is gone, where nothing shows that the others wait for it."""
-    return f"it has no process any more{_why_gone([member for group in ranks for member in group.members])}"
+    return f"it has no process any more{_why_gone(finding.members)}"
 
 
 def _why_gone(members: Sequence[Member]) -> str:
@@ -130,47 +137,49 @@ def _why_gone(members: Sequence[Member]) -> str:
     return f" (by the kernel's log: {words.listing(ends[:_SHOWN])})" if ends else ""
 
 
-def hung_task(_: Sequence[Group], others: Sequence[Group]) -> str:
+def hung_task(finding: Finding) -> str:
     """Why one is looked at first of whom the kernel says that a thread is blocked."""
     return (
         "by the kernel's log a thread of it has been blocked in the kernel (state D) for minutes, and still is, "
-        f"while {others_wait(others)}"
+        f"while {others_wait(finding.others)}"
     )
 
 
-def lost_worker(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+def lost_worker(finding: Finding) -> str:
     """Why one is looked at first a worker of which has crashed or was killed."""
+    ranks, others = finding.suspects, finding.others
     ends = sorted({end for group in ranks for member in group.members if (end := clauses.ended_by(member))})
     return f"by the kernel's log a worker process of it has ended ({words.listing(ends)}), while {others_wait(others)}"
 
 
-def blocked(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+def blocked(finding: Finding) -> str:
     """The headline for ranks in a system call that does not return."""
-    mounts = {member.silent_mount for group in ranks for member in group.members if member.waits_for_mount}
+    mounts = {member.silent_mount for member in finding.members if member.waits_for_mount}
     mount = next(iter(mounts)) if len(mounts) == 1 else None
     how = f"waiting in the kernel for {mount}, which gives no answer" if mount else "blocked in the kernel (state D)"
-    return _held(ranks, others, how)
+    return _held(finding, how)
 
 
-def stopped(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+def stopped(finding: Finding) -> str:
     """The headline for ranks that somebody stopped."""
-    frozen = {member.frozen_cgroup for group in ranks for member in group.members}
+    frozen = {member.frozen_cgroup for member in finding.members}
     if None not in frozen:
-        return _held(ranks, others, f"frozen (control group {words.listing(sorted(map(str, frozen)))})")
-    return _held(ranks, others, "stopped (state T: a debugger, a tracer or SIGSTOP holds it)")
+        return _held(finding, f"frozen (control group {words.listing(sorted(map(str, frozen)))})")
+    return _held(finding, "stopped (state T: a debugger, a tracer or SIGSTOP holds it)")
 
 
-def _held(ranks: Sequence[Group], others: Sequence[Group], how: str) -> str:
-    ids = _ids(ranks)
-    where = next((f", in {member.wchan}" for group in ranks for member in group.members if member.wchan), "")
-    stacks = [busy(group) for group in ranks if group.frames]
+def _held(finding: Finding, how: str) -> str:
+    ids = _ids(finding.suspects)
+    where = next((f", in {member.wchan}" for member in finding.members if member.wchan), "")
+    stacks = [busy(group) for group in finding.suspects if group.frames]
     doing = f"; by its stack it {stacks[0]}" if len(ids) == 1 and stacks else ""
     verb = "is" if len(ids) == 1 else "are"
-    return f"{words.who(ids)} {verb} {how}{where}{doing}; {others_wait(others)}."
+    return f"{words.who(ids)} {verb} {how}{where}{doing}; {others_wait(finding.others)}."
 
 
-def mount_silent(shut: Sequence[Member], held: Sequence[Member]) -> str:
+def mount_silent(finding: Finding) -> str:
     """The headline for ranks under whose program a file system gives no answer; `held` wait for it in the kernel."""
+    shut, held = finding.scene.shut, [member for member in finding.scene.shut if member.waits_for_mount]
     mounts = sorted({member.silent_mount for member in shut if member.silent_mount is not None})
     verb = "gives" if len(mounts) == 1 else "give"
     wait = "waits" if len(held) == 1 else "wait"
@@ -182,9 +191,9 @@ def mount_silent(shut: Sequence[Member], held: Sequence[Member]) -> str:
     )
 
 
-def deaf_master(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+def deaf_master(finding: Finding) -> str:
     """The headline for rank 0 where it does something else than to serve the store."""
-    members = [member for group in ranks for member in group.members]
+    ranks, others, members = finding.suspects, finding.others, finding.members
     return (
         f"{words.who(_ids(ranks))} does not listen at {_endpoint(members)}, where the others look for it: "
         f"it {'; '.join(busy(group) + clauses.at(group) for group in ranks)}; {others_wait(others)}, refused there."
@@ -192,8 +201,9 @@ def deaf_master(ranks: Sequence[Group], others: Sequence[Group]) -> str:
     )
 
 
-def enclosed(ranks: Sequence[Member], of: int) -> str:
+def enclosed(finding: Finding) -> str:
     """The headline for ranks that wait for others where no other node can reach them."""
+    ranks, of = finding.scene.enclosed, finding.scene.stacks
     places = sorted({str(member.enclosed_at) for member in ranks})
     more = f" and {len(places) - 2} more places" if len(places) > 2 else ""
     subject = _all(of) if len(ranks) == of > 1 else words.who([member.id for member in ranks])
@@ -201,12 +211,13 @@ def enclosed(ranks: Sequence[Member], of: int) -> str:
     return (
         f"{subject} {verb} for the others at {words.listing(places[:2])}{more}, which no other node can reach, and the "
         "job has ranks on others: correct MASTER_ADDR, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, or this node's name in "
-        "/etc/hosts."
+        f"/etc/hosts.{of_this_node(finding.scene)}"
     )
 
 
-def refused(ranks: Sequence[Member], serving: Sequence[Member]) -> str:
+def refused(finding: Finding) -> str:
     """The headline for ranks of which each attempt to connect to their store fails at once."""
+    ranks, serving = finding.scene.refused, finding.scene.store_servers
     if serving:
         who = words.who([member.id for member in serving])
         where = f"{who} serves that port, so the address leads elsewhere: correct MASTER_ADDR."
@@ -221,7 +232,7 @@ def refused(ranks: Sequence[Member], serving: Sequence[Member]) -> str:
     verb = "is" if len(ranks) == 1 else "are"
     return (
         f"{subject} {verb} refused at {_endpoint(ranks)}, where the ranks of the job meet: {them} between attempts "
-        f"that fail at once. {where}"
+        f"that fail at once. {where}{of_this_node(finding.scene)}"
     )
 
 
@@ -229,14 +240,16 @@ def _endpoint(members: Iterable[Member]) -> str:
     return next((f"MASTER_ADDR:MASTER_PORT ({one.store.endpoint})" for one in members if one.store), "the store")
 
 
-def undumpable(ranks: Sequence[Group], others: Sequence[Group], neighbours: int) -> str:
-    """The headline for ranks that gave no stack; so many `neighbours` on the same node gave theirs."""
+def undumpable(finding: Finding) -> str:
+    """The headline for ranks that gave no stack, and how many on the same node gave theirs."""
+    neighbours = finding.fewest_neighbours
     also = f", although {words.count(neighbours, 'other rank')} of its node could" if neighbours else ""
-    return f"{words.who(_ids(ranks))} cannot be dumped{also}, while {others_wait(others)}."
+    return f"{words.who(_ids(finding.suspects))} cannot be dumped{also}, while {others_wait(finding.others)}."
 
 
-def outside(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+def outside(finding: Finding) -> str:
     """The headline for ranks that are not where the others wait."""
+    ranks, others = finding.suspects, finding.others
     if not any(group.motion is Motion.MOVING for group in ranks):
         return f"{words.listing(each(ranks))}, while {others_wait(others)}."
     ids = _ids(ranks)
@@ -248,14 +261,15 @@ def outside(ranks: Sequence[Group], others: Sequence[Group]) -> str:
     )
 
 
-def moving(groups: Sequence[Group], ranks: int, total: int) -> str:
+def moving(finding: Finding) -> str:
     """The headline for a job at work."""
-    return f"{ranks:,} of {words.count(total)} moved between the rounds, the job is at work: {'; '.join(each(groups))}."
+    moved = f"{finding.scene.moving:,} of {words.count(finding.scene.stacks)}"
+    return f"{moved} moved between the rounds, the job is at work: {'; '.join(each(finding.others))}."
 
 
-def suspended(grouping: Grouping) -> str:
-    """The headline for a job of which every rank is stopped or frozen, and who may have done that."""
-    members = grouping.members
+def suspended(finding: Finding) -> str:
+    """The headline for a job of which every rank is stopped or frozen, and what may have done that."""
+    members = finding.scene.grouping.members
     who = f"{_all(len(members))} are" if len(members) > 1 else f"{words.who([members[0].id])} is"
     frozen = sorted({member.frozen_cgroup for member in members if member.frozen_cgroup})
     is_stopped = any(member.frozen_cgroup is None for member in members)
@@ -266,19 +280,21 @@ def suspended(grouping: Grouping) -> str:
     return f"{who} {'stopped' if is_stopped else 'frozen'}: {'; '.join(reasons)}."
 
 
-def over(groups: Sequence[Group]) -> str:
+def over(finding: Finding) -> str:
     """The headline for a job whose ranks have nothing to do with each other any more."""
-    doing = f"; {'; '.join(each(groups))}" if groups else ""
+    doing = f"; {'; '.join(each(finding.others))}" if finding.others else ""
     return f"no rank is connected to another one or waits for one: training is over, or has not begun{doing}."
 
 
-def serving(groups: Sequence[Group]) -> str:
+def serving(finding: Finding) -> str:
     """The headline for a service to which no request comes."""
-    return f"all ranks wait for clients: a service without requests, and no job that trains; {'; '.join(each(groups))}."
+    doing = "; ".join(each(finding.others))
+    return f"all ranks wait for clients: a service without requests, and no job that trains; {doing}."
 
 
-def mismatch(groups: Sequence[Group], *, has_numbers: bool) -> str:
+def mismatch(finding: Finding) -> str:
     """The headline for ranks that wait in different places."""
+    groups, has_numbers = finding.others, finding.scene.has_numbers
     tells = (
         "what the sequence numbers tell of it is in the evidence"
         if has_numbers
@@ -290,8 +306,13 @@ def mismatch(groups: Sequence[Group], *, has_numbers: bool) -> str:
     )
 
 
-def together(group: Group, answered: int, world_size: int | None) -> str:
-    """The headline for ranks that all stand at one place."""
+def together(finding: Finding) -> str:
+    """The headline for ranks that all stand at one place, and where to look."""
+    return _together(finding.others[0], finding.scene) + guidance.where_to_look(finding.scene.grouping)
+
+
+def _together(group: Group, scene: Scene) -> str:
+    answered, world_size = scene.answered, scene.grouping.world_size
     if answered == 1 and world_size == 1:
         return f"the only rank of the job, {words.who(_ids([group]))}, {busy(group, several=False)}{_during([group])}."
     if answered == 1:
@@ -305,17 +326,19 @@ def together(group: Group, answered: int, world_size: int | None) -> str:
     )
 
 
-def roles(groups: Sequence[Group], answered: int) -> str:
-    """The headline for the sender and the receivers of one collective."""
+def roles(finding: Finding) -> str:
+    """The headline for the sender and the receivers of one collective, and where to look."""
+    groups = finding.others
     root = min(groups, key=lambda group: group.size)
     return (
-        f"{_all(answered)} that answered wait in {clauses.operations(groups)}; "
-        f"{words.who(_ids([root]))} differs only by its role in it."
+        f"{_all(finding.scene.answered)} that answered wait in {clauses.operations(groups)}; "
+        f"{words.who(_ids([root]))} differs only by its role in it.{guidance.where_to_look(finding.scene.grouping)}"
     )
 
 
-def no_ranks(launchers: Sequence[Member], groups: Sequence[Group]) -> str:
+def no_ranks(finding: Finding) -> str:
     """The headline for launchers that have started no rank."""
+    launchers, groups = finding.scene.launchers, finding.scene.grouping.groups
     said = "; ".join(launcher(member) for member in launchers[:_SHOWN])
     if len(launchers) > _SHOWN:
         said = f"{said}; and {words.count(len(launchers) - _SHOWN, 'other launcher')}"
@@ -354,19 +377,19 @@ def _shown_by_sockets(waiting: Waiting) -> str:
     return answers.get(waiting.socket or "", "")
 
 
-def cannot_tell(groups: Sequence[Group], answered: int, waiting: int, existing: int) -> str:
-    """The headline where the groups allow no answer; `existing` ranks are known to exist where was looked."""
+def cannot_tell(finding: Finding) -> str:
+    """The headline where the groups allow no answer, and where to look."""
+    scene, groups = finding.scene, finding.others
+    where = guidance.where_to_look(scene.grouping)
     if not groups:
-        return "no rank gave a stack that tells anything."
-    if answered * 2 < existing:
-        few = f"only {answered:,} of {existing:,} ranks answered"
-        return f"{few}, which is too little to accuse anybody: {'; '.join(each(groups))}."
-    few = (
-        f"only {waiting:,} of {answered:,} ranks wait for other ranks"
-        if waiting
-        else "no rank is in a wait for others that is known"
-    )
-    return f"{few}, which is too little to accuse anybody: {'; '.join(each(groups))}."
+        return f"no rank gave a stack that tells anything.{where}"
+    waiting = _size(group for group in groups if group.waits)
+    few = "no rank is in a wait for others that is known"
+    if scene.answered * 2 < scene.existing:
+        few = f"only {scene.answered:,} of {scene.existing:,} ranks answered"
+    elif waiting:
+        few = f"only {waiting:,} of {scene.answered:,} ranks wait for other ranks"
+    return f"{few}, which is too little to accuse anybody: {'; '.join(each(groups))}.{where}"
 
 
 SEQUENCE_NUMBERS = "sequence numbers (flight recorder, NCCL RAS): who is a call behind, or took another branch or group"
@@ -387,27 +410,37 @@ LOCK = "whether it can go on without them: a collective inside of a lock that ea
 SLOW_CALL = "whether that call returns: its file system or service, state D and wchan of these ranks"
 
 
-def look_at(group: Group) -> str:
+def numbers(finding: Finding) -> str:
+    """What would settle it, by sequence numbers."""
+    return NUMBERS_BELOW if finding.scene.has_numbers else SEQUENCE_NUMBERS
+
+
+def look_at(finding: Finding) -> str:
     """What to look at where ranks are in one activity of their own, as what would settle it."""
-    said = activity.known(group.activity).look_at
+    said = activity.known(finding.suspects[0].activity).look_at
     return f"{said[:1].lower()}{said[1:]}".rstrip(".") if said else SLOW_CALL
 
 
-def native_frames(members: Sequence[Member]) -> str:
+def native_frames(finding: Finding) -> str:
     """What shows in which call a rank stands that Python does not show."""
+    return _native_frames(finding.members)
+
+
+def _native_frames(members: Sequence[Member]) -> str:
     pids = [member.id.pid for member in members if member.id.pid is not None]
     return f"`hangwatch dump --native{f' --pid {pids[0]}' if pids else ''}` shows the call in which it stands"
 
 
-def what_holds(members: Sequence[Member]) -> str:
+def what_holds(finding: Finding) -> str:
     """What shows why ranks stand where they do; native frames add nothing where the kernel has named it."""
-    untold = [member for member in members if not clauses.tells_what_holds(member)]
-    return native_frames(untold) if untold else BEHIND_CALL
+    untold = [member for member in finding.members if not clauses.tells_what_holds(member)]
+    return _native_frames(untold) if untold else BEHIND_CALL
 
 
-def whether_it_waits(members: Sequence[Member]) -> str:
+def whether_it_waits(finding: Finding) -> str:
     """What shows whether ranks still wait for a worker process that they have lost."""
-    shown = "the call in which it stands" if all(map(clauses.tells_call, members)) else "`hangwatch dump --native`"
+    is_told = all(map(clauses.tells_call, finding.members))
+    shown = "the call in which it stands" if is_told else "`hangwatch dump --native`"
     return f"whether it still waits for that worker: {shown}, and its log"
 
 
@@ -444,8 +477,9 @@ def stuck_task(member: Member) -> str:
     return f"a task of its ThreadPoolExecutor stands in {member.task}, code of the program itself, in each of {rounds}"
 
 
-def stands_apart(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+def stands_apart(finding: Finding) -> str:
     """Ranks that do something of their own, and what the others wait for."""
+    ranks, others = finding.suspects, finding.others
     return f"{'; '.join(map(_alone, ranks))}, while {others_wait(others)}{_call(others)}"
 
 
@@ -462,20 +496,23 @@ def _call(groups: Sequence[Group]) -> str:
     return clauses.at(groups[0]) if len(groups) == 1 else ""
 
 
-def other_call(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+def other_call(finding: Finding) -> str:
     """Ranks in another wait than the others, both sides."""
+    ranks, others = finding.suspects, finding.others
     return f"{'; '.join(map(_alone, ranks))}; {others_wait(others)}{_call(others)}"
 
 
-def other_line(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+def other_line(finding: Finding) -> str:
     """Ranks at another line of the same functions."""
+    ranks, others = finding.suspects, finding.others
     rest = words.listing([f"{words.who(_ids([group]))} at {line}" for group, line in _lines((*ranks, *others))[1:]])
     it = "it stands" if _size(ranks) == 1 else "they stand"
     return f"{it} at {_lines((*ranks, *others))[0][1]}, {rest}, in the same functions"
 
 
-def apart(groups: Sequence[Group]) -> str:
+def parted(finding: Finding) -> str:
     """The headline for ranks that stand in the same functions, at lines that differ."""
+    groups = finding.others
     stand = [f"{words.who(_ids([group]))} at {line}" for group, line in _lines(groups)]
     doing = busy(groups[0], several=True)
     return f"all ranks {doing}, but not at the same place: {words.listing(stand)}."
@@ -488,16 +525,18 @@ def _lines(groups: Sequence[Group]) -> list[tuple[Group, str]]:
     return [(group, clauses.place(stack[differs])) for group, stack in zip(groups, stacks, strict=True)]
 
 
-def without_a_thread(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+def without_a_thread(finding: Finding) -> str:
     """Ranks whose main thread stands where all others' do, but without a thread in a collective."""
+    ranks, others = finding.suspects, finding.others
     has = "it has" if _size(ranks) == 1 else "they have"
     inside = {thread.frames[0].function for group in others for thread in group.threads[:1] if thread.frames}
     where = f" ({min(inside)})" if len(inside) == 1 else ""
     return f"{has} no thread in a collective, as {words.who(_ids(others))} have{where}; all main threads stand alike"
 
 
-def holds_lock(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+def holds_lock(finding: Finding) -> str:
     """Ranks that hold a lock for which others wait, and what they do in the meantime."""
+    ranks, others = finding.suspects, finding.others
     held = {(member.id.node, member.id.pid) for group in ranks for member in group.members}
     locks = [(member.id, member.file_lock) for group in others for member in group.members if member.file_lock]
     found = [(rank, lock.path) for rank, lock in locks if (rank.node, lock.holder_pid) in held]
@@ -508,8 +547,9 @@ def holds_lock(ranks: Sequence[Group], others: Sequence[Group]) -> str:
     return f"{it} {hold} the lock of {path}, for which {words.who(waiting)} {verb}, and {doing}"
 
 
-def has_not_joined(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+def has_not_joined(finding: Finding) -> str:
     """Ranks that wait for whatever comes from outside, while others have gone on."""
+    ranks, others = finding.suspects, finding.others
     it, has = ("it", "has") if _size(ranks) == 1 else ("they", "have")
     doing = words.listing([clauses.does(group, several=_size(ranks) > 1) + clauses.at(group) for group in ranks])
     joined = f"{clauses.operations(others)}{_call(others)}"
@@ -520,8 +560,9 @@ def _where_others_wait(others: Sequence[Group]) -> str:
     return f"where {words.who(_ids(others))} {'waits' if _size(others) == 1 else 'wait'}"
 
 
-def awaits_orders(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+def awaits_orders(finding: Finding) -> str:
     """Ranks that wait to be told what to do, while others have gone on."""
+    ranks, others = finding.suspects, finding.others
     loop = caller(ranks[0].frames)
     it, wait, have = ("it", "waits", "has") if _size(ranks) == 1 else ("they", "wait", "have")
     return (
@@ -530,8 +571,9 @@ def awaits_orders(ranks: Sequence[Group], others: Sequence[Group]) -> str:
     )
 
 
-def low_power(ranks: Sequence[Group], others: Sequence[Group]) -> str:
+def low_power(finding: Finding) -> str:
     """Ranks whose GPUs draw less than those of the others, which work."""
+    ranks, others = finding.suspects, finding.others
     own, rest = ([m.power_watts or 0.0 for g in groups for m in g.members] for groups in (ranks, others))
     works = f"those of {words.who(_ids(others))} work ({min(rest):.0f} W and more)"
     return f"{'; '.join(map(_alone, ranks))}, with {max(own):.0f} W or less on the GPU, while {works}"
@@ -554,6 +596,7 @@ def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
     return f" These are all ranks of {words.listing(nodes)}: look at the node{'s' if len(nodes) > 1 else ''}."
 
 
-def of_this_node(here: int, whole: int) -> str:
-    """Of whom a verdict speaks that was made on one node of several."""
-    return f" This is said of the {words.count(here)} on this node; the job has {whole:,}."
+def of_this_node(scene: Scene) -> str:
+    """Of which ranks a verdict speaks that was made on one node of several; empty for one on the whole job."""
+    here, whole = words.count(scene.existing), f"{scene.grouping.ranks_known:,}"
+    return f" This is said of the {here} on this node; the job has {whole}." if scene.is_part else ""

@@ -12,17 +12,12 @@ from hangwatch.model import STOPPED_STATES, Evidence, Group, Member, RankId
 from hangwatch.stacks import activity
 from hangwatch.verdict import clauses, sentences
 from hangwatch.verdict.findings import Finding
-from hangwatch.verdict.scene import Scene, process_of, waits_for
+from hangwatch.verdict.scene import Scene, open_operations, process_of, waits_for
 
 _SHOWN = 4
 _DESCRIPTION_SHOWN = 40
 _MOST_IDS = 64
 _NO_DESCRIPTION = "undefined"  # of a group that was made without one: torch/distributed/distributed_c10d.py
-
-
-def have_met(answer: Answer) -> bool:
-    """True if the ranks that wait have met before: what they wait in is nowhere the first operation of its group."""
-    return bool(answer.meetings) and all(one.number > 1 for one in answer.meetings)
 
 
 def evidence(found: Answer) -> tuple[Evidence, ...]:
@@ -145,14 +140,7 @@ def _why_not_named(finding: Finding) -> str:
         return "Its stack shows a wait, too: for whom, NCCL's counts do not tell."
     if len(members) == 1 and (asks := members[0].asks_rank or _asks_by_call(members[0], finding.scene)):
         return f"{_ASKS_RANK[asks]} waits for what another rank of the job may give, by the kernel's word."
-    still_open = [
-        one
-        for m in members
-        for recorder in m.recorded
-        for group in recorder.groups
-        for one in group.operations
-        if one.stays_open
-    ]
+    still_open = [one for member in members for one in open_operations(member)]
     if any(one.by_main for one in still_open):
         return "An operation of its own is open as well, for which others may have to come."
     if still_open:

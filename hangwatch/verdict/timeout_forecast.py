@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hangwatch.jobs.collective_timeout import patience
 from hangwatch.model import Grouping, Incident, JobState, Value
+from hangwatch.verdict.scene import open_operations
 
 
 class TimeOut(Value, frozen=True):
@@ -34,12 +35,5 @@ def time_out(incident: Incident) -> TimeOut | None:
 
 def recorded_seconds(grouping: Grouping) -> float | None:
     """How long what the ranks wait in waits, as they recorded it: the shortest; None where nothing stays open."""
-    found = (
-        one.timeout_seconds
-        for member in grouping.members
-        for recorder in member.recorded
-        for records in recorder.groups
-        for one in records.operations
-        if one.stays_open and one.timeout_seconds is not None
-    )
-    return min(found, default=None)
+    found = (one.timeout_seconds for member in grouping.members for one in open_operations(member))
+    return min((seconds for seconds in found if seconds is not None), default=None)

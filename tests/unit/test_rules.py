@@ -28,10 +28,8 @@ from hangwatch.model import (
     Verdict,
 )
 from hangwatch.stacks import activity
-from hangwatch.verdict import evidence, render
-from hangwatch.verdict.check_first import CHECK_FIRST
+from hangwatch.verdict import evidence
 from hangwatch.verdict.judge import judge
-from hangwatch.verdict.rules import RULES
 from tests.unit.test_waitfor import member, record, recorder
 
 HIGH, MEDIUM, LOW, NONE = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE
@@ -453,9 +451,3 @@ def test_who_stands_beside_another_one_that_may_be_late_is_named_with_less_confi
     assert (moving.confidence, "too" in moving.message) == (HIGH, False)
     many = verdict(Ranks(6, "ranks"), Ranks(1, "nothing"), Ranks(2, "unknown"))
     assert "others that stand apart" not in many.message, "who are more are rather victims"
-
-
-def test_rule_names_texts_that_exist() -> None:
-    for rule in (*RULES, *CHECK_FIRST):
-        assert rule.says in render.TEXTS
-        assert (rule.settle in render.SETTLES) is (rule in CHECK_FIRST)

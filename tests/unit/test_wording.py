@@ -7,19 +7,24 @@ from msgspec.structs import replace
 
 from hangwatch.model import (
     Behind,
+    Enqueued,
     FileLock,
     Frame,
     Group,
     Grouping,
+    GroupRecords,
     KernelCall,
     Member,
     Motion,
     RankId,
+    Recorded,
     Signature,
 )
 from hangwatch.stacks import activity
 from hangwatch.verdict import clauses, sentences
+from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.judge import judge
+from hangwatch.verdict.scene import survey
 
 
 def group(name: str, ranks: range, *functions: str, node: str = "n1") -> Group:
@@ -59,7 +64,11 @@ def test_of_two_groups_with_the_same_words_the_first_frame_that_differs_is_told(
 )
 def test_sequence_numbers_that_are_there_are_not_asked_for(has_numbers: bool, told: str) -> None:
     two = [group("collective_wait", range(2)), group("gpu_wait", range(2, 4))]
-    assert sentences.mismatch(two, has_numbers=has_numbers).endswith(told)
+    open_in = Enqueued(number=1, operation="barrier", order=1, created_unix_seconds=0.0, stays_open=has_numbers)
+    records = GroupRecords(library="gloo", name="0", description="", number=1, operations=(open_in,))
+    first = replace(two[0].members[0], recorded=(Recorded(library="gloo", groups=(records,)),))
+    scene = survey(Grouping(groups=(replace(two[0], members=(first, two[0].members[1])), two[1])), None)
+    assert sentences.mismatch(Finding("Mismatch", scene, sentences.mismatch, others=scene.stacked)).endswith(told)
 
 
 def test_that_nobody_waits_is_said_of_waits_that_are_known() -> None:

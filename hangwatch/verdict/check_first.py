@@ -231,7 +231,6 @@ def _check_first(
         half_of="answered",
         outnumber="three times" if few else "as many",
         confidence=Confidence.NONE,
-        weigh=lambda _: Confidence.NONE,
         says=says,
         by_stack=by_stack,
         settle=settle,

@@ -20,7 +20,7 @@ class Rule(NamedTuple):
     ranks in `half_of` ("dumped": that gave a stack and are no suspects; "others": that answered and are no suspects;
     "answered": all that answered), and outnumber the suspects: "as many" may be equal, "more" allows one against one,
     "three times" does not. `by_stack`: a stack makes them suspect, so a rank at the same place does not wait for them;
-    of such rules the first with suspects decides, except for one that `gives_way`.
+    of such rules the first with suspects decides, except for one that `gives_way`. `weigh` may change the `confidence`.
 
     A rule that is to be checked first names no rank: `settle` is what would tell more of its suspects. They are named
     only where it `may_name` and the machine says the same of them. `says` and `settle` make its text, see `render`.
@@ -29,12 +29,12 @@ class Rule(NamedTuple):
     kind: str
     who: str
     suspects: Callable[[Scene], Sequence[Group]]
-    waiting: tuple[str, ...]
-    half_of: Literal["dumped", "others", "answered"]
-    outnumber: Literal["as many", "more", "three times"]
-    confidence: Confidence
-    weigh: Callable[[Finding], Confidence]
     says: Text
+    waiting: tuple[str, ...] = ("ranks", "gpu")
+    half_of: Literal["dumped", "others", "answered"] = "others"
+    outnumber: Literal["as many", "more", "three times"] = "as many"
+    confidence: Confidence = Confidence.HIGH
+    weigh: Callable[[Finding], Confidence] | None = None
     by_stack: bool = False
     gives_way: bool = False
     settle: str | Text = ""

@@ -197,7 +197,7 @@ def _name(finding: Finding) -> Finding:
     """Name all suspects. The machine may raise the confidence; one node alone allows medium at most."""
     rule, members = finding.rule, finding.members
     assert rule is not None
-    sure = _CONFIDENCES.index(rule.weigh(finding))
+    sure = _CONFIDENCES.index(rule.weigh(finding) if rule.weigh is not None else rule.confidence)
     if rule.may_name or is_supported(members, finding.others):
         sure = min(sure + 1, len(_CONFIDENCES) - 1)
     apart = _stand_apart(finding) if rule.by_stack else ()

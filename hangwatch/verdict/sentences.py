@@ -14,17 +14,13 @@ from hangwatch.stacks.user_code import caller, is_in_user_code, own_frame
 from hangwatch.verdict import clauses, guidance
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.measurements import OddGpu
-from hangwatch.verdict.scene import Scene
+from hangwatch.verdict.scene import Scene, count_ranks
 
 _SHOWN = 4
 
 
 def _ids(groups: Iterable[Group]) -> list[RankId]:
     return [member.id for group in groups for member in group.members]
-
-
-def _size(groups: Iterable[Group]) -> int:
-    return sum(group.size for group in groups)
 
 
 def busy(group: Group, *, several: bool | None = None) -> str:
@@ -46,7 +42,7 @@ def each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
         for group, doing in zip(groups, doings, strict=False)
     ]
     if len(groups) > shown:
-        parts.append(f"{words.count(_size(groups[shown:]))} in {len(groups) - shown} other places")
+        parts.append(f"{words.count(count_ranks(groups[shown:]))} in {len(groups) - shown} other places")
     return parts
 
 
@@ -90,7 +86,7 @@ def others_wait(others: Sequence[Group]) -> str:
         ("wait for locks or threads:", [group for group in others if group.waits_for in {"lock", "thread"}]),
     )
     verb, waiting = next(((verb, groups) for verb, groups in kinds if groups), ("are in", list(others)))
-    total, rest = _size(waiting), _size(others)
+    total, rest = count_ranks(waiting), count_ranks(others)
     if rest == 1:
         return f"the other rank {clauses.does(waiting[0])}"
     share = _all(rest, "other rank") if total == rest else f"{total:,} of the {rest:,} other ranks"
@@ -383,7 +379,7 @@ def cannot_tell(finding: Finding) -> str:
     where = guidance.where_to_look(scene.grouping)
     if not groups:
         return f"no rank gave a stack that tells anything.{where}"
-    waiting = _size(group for group in groups if group.waits)
+    waiting = count_ranks(group for group in groups if group.waits)
     few = "no rank is in a wait for others that is known"
     if scene.answered * 2 < scene.existing:
         few = f"only {scene.answered:,} of {scene.existing:,} ranks answered"
@@ -506,7 +502,7 @@ def other_line(finding: Finding) -> str:
     """Ranks at another line of the same functions."""
     ranks, others = finding.suspects, finding.others
     rest = words.listing([f"{words.who(_ids([group]))} at {line}" for group, line in _lines((*ranks, *others))[1:]])
-    it = "it stands" if _size(ranks) == 1 else "they stand"
+    it = "it stands" if count_ranks(ranks) == 1 else "they stand"
     return f"{it} at {_lines((*ranks, *others))[0][1]}, {rest}, in the same functions"
 
 
@@ -528,7 +524,7 @@ def _lines(groups: Sequence[Group]) -> list[tuple[Group, str]]:
 def without_a_thread(finding: Finding) -> str:
     """Ranks whose main thread stands where all others' do, but without a thread in a collective."""
     ranks, others = finding.suspects, finding.others
-    has = "it has" if _size(ranks) == 1 else "they have"
+    has = "it has" if count_ranks(ranks) == 1 else "they have"
     inside = {thread.frames[0].function for group in others for thread in group.threads[:1] if thread.frames}
     where = f" ({min(inside)})" if len(inside) == 1 else ""
     return f"{has} no thread in a collective, as {words.who(_ids(others))} have{where}; all main threads stand alike"
@@ -541,8 +537,8 @@ def holds_lock(finding: Finding) -> str:
     locks = [(member.id, member.file_lock) for group in others for member in group.members if member.file_lock]
     found = [(rank, lock.path) for rank, lock in locks if (rank.node, lock.holder_pid) in held]
     waiting, path = [rank for rank, _ in found], found[0][1]
-    it, hold = ("it", "holds") if _size(ranks) == 1 else ("they", "hold")
-    doing = words.listing([clauses.does(group, several=_size(ranks) > 1) + clauses.at(group) for group in ranks])
+    it, hold = ("it", "holds") if count_ranks(ranks) == 1 else ("they", "hold")
+    doing = words.listing([clauses.does(group, several=count_ranks(ranks) > 1) + clauses.at(group) for group in ranks])
     verb = "waits" if len(waiting) == 1 else "wait"
     return f"{it} {hold} the lock of {path}, for which {words.who(waiting)} {verb}, and {doing}"
 
@@ -550,21 +546,21 @@ def holds_lock(finding: Finding) -> str:
 def has_not_joined(finding: Finding) -> str:
     """Ranks that wait for whatever comes from outside, while others have gone on."""
     ranks, others = finding.suspects, finding.others
-    it, has = ("it", "has") if _size(ranks) == 1 else ("they", "have")
-    doing = words.listing([clauses.does(group, several=_size(ranks) > 1) + clauses.at(group) for group in ranks])
+    it, has = ("it", "has") if count_ranks(ranks) == 1 else ("they", "have")
+    doing = words.listing([clauses.does(group, several=count_ranks(ranks) > 1) + clauses.at(group) for group in ranks])
     joined = f"{clauses.operations(others)}{_call(others)}"
     return f"{it} {doing}, and {has} not joined {joined}, {_where_others_wait(others)}"
 
 
 def _where_others_wait(others: Sequence[Group]) -> str:
-    return f"where {words.who(_ids(others))} {'waits' if _size(others) == 1 else 'wait'}"
+    return f"where {words.who(_ids(others))} {'waits' if count_ranks(others) == 1 else 'wait'}"
 
 
 def awaits_orders(finding: Finding) -> str:
     """Ranks that wait to be told what to do, while others have gone on."""
     ranks, others = finding.suspects, finding.others
     loop = caller(ranks[0].frames)
-    it, wait, have = ("it", "waits", "has") if _size(ranks) == 1 else ("they", "wait", "have")
+    it, wait, have = ("it", "waits", "has") if count_ranks(ranks) == 1 else ("they", "wait", "have")
     return (
         f"{it} {wait} for the next order in {loop}, and {have} not joined {clauses.operations(others)}{_call(others)}, "
         f"{_where_others_wait(others)}"

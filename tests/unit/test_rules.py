@@ -434,7 +434,7 @@ def test_what_was_measured_of_an_accused_rank_is_told_with_its_links() -> None:
         pcie_bytes_per_second=2.34e6,
     )
     group = Group(key="a", activity="unknown", members=(accused,))
-    told = [one.message for one in evidence.on_named([group], [accused], []) if one.kind == "signature"]
+    told = [one.message for one in evidence.on_named([group], []) if one.kind == "signature"]
     assert told == [
         "rank 3 stands behind its GPU: main thread at 99% of a core, 0.0 pauses of its own per second, GPU at 100%, "
         "118 W, 9% of the way from idle to busy, NVLink 0.0 MB/s, PCIe 2.3 MB/s"

@@ -29,8 +29,9 @@ from hangwatch.probes.node import host, kmsg
 from hangwatch.probes.process import blocked_call, locked_memory, process_details, procfs, rank_output
 from hangwatch.probes.process import environment as environments
 from hangwatch.stacks.activity import Table
-from hangwatch.verdict import clauses, environment_diff
+from hangwatch.verdict import environment_diff
 from hangwatch.verdict.diagnosis import Diagnosis, diagnose
+from hangwatch.verdict.wording import clauses
 
 if TYPE_CHECKING:
     from hangwatch.explain.logs.merged_logs import RankLog

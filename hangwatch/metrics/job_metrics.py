@@ -12,7 +12,7 @@ from hangwatch.metrics.series import JOB, LABEL_LENGTH, counter, folded, gauge, 
 from hangwatch.model import Group, Incident, JobState, Member, Signature
 from hangwatch.state.board import Snapshot
 from hangwatch.state.on_crash import CRASH_SHOWN_SECONDS
-from hangwatch.verdict import sentences
+from hangwatch.verdict.wording import sentences
 
 
 def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:

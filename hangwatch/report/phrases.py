@@ -28,7 +28,7 @@ from hangwatch.model import (
 )
 from hangwatch.stacks import activity
 from hangwatch.stacks.user_code import user_frames
-from hangwatch.verdict import clauses
+from hangwatch.verdict.wording import clauses
 from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, printable, utc, who
 
 _NAMED_LISTED = 4

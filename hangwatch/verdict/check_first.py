@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from hangwatch.model import Confidence, Group, Motion, Signature
 from hangwatch.stacks import activity
 from hangwatch.stacks.user_code import caller, is_in_user_code
-from hangwatch.verdict import sentences
 from hangwatch.verdict.findings import Rule, Text
 from hangwatch.verdict.rules import died_first
 from hangwatch.verdict.scene import (
@@ -25,6 +24,7 @@ from hangwatch.verdict.scene import (
     process_of,
     waits_for,
 )
+from hangwatch.verdict.wording import sentences
 
 ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
 
@@ -43,7 +43,7 @@ def _apart(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene], Sequence
 
 
 def _is_in_own_code(scene: Scene, group: Group) -> bool:
-    """Whether it stands still in the program's own code, and no name or measurement says that it only waits there.
+    """True if it stands still in the program's own code, and no name or measurement says that it only waits there.
 
     Who may wait for its GPU there, as others may in such code of theirs, is only at another place.
     """
@@ -57,13 +57,13 @@ def _is_in_own_code(scene: Scene, group: Group) -> bool:
 
 
 def _asks_unknown_thread(scene: Scene, group: Group) -> bool:
-    """Whether it waits for such a thread, still, and nothing that was measured says that it only waits there."""
+    """True if it waits for such a thread, still, and nothing that was measured says that it only waits there."""
     moves = any(member.motion is Motion.MOVING for member in group.members)
     return asks_unknown_thread(group) and not moves and all(map(scene.may_be_late, group.members))
 
 
 def _is_collective(group: Group) -> bool:
-    """Whether it waits for ranks that must come to the same call, and not for an answer, a request or the end."""
+    """True if it waits for ranks that must come to the same call, and not for an answer, a request or the end."""
     known = activity.known(group.activity)
     return group.waits and known.work_is_in is None and not known.leaves_the_job
 
@@ -88,7 +88,7 @@ def _is_at_another_line(scene: Scene, _: Group) -> bool:
 
 
 def _idles(group: Group) -> bool:
-    """Whether it waits, in a loop, for what comes from outside of the job."""
+    """True if it waits, in a loop, for what comes from outside of the job."""
     return activity.known(group.activity).idles
 
 
@@ -98,7 +98,7 @@ def _idle_servers(scene: Scene) -> Sequence[Group]:
 
 
 def _awaits_orders(group: Group) -> bool:
-    """Whether it waits, in a loop, for what somebody else tells it to do next."""
+    """True if it waits, in a loop, for what somebody else tells it to do next."""
     frame = caller(group.frames)
     receives = is_rooted(group) or is_between_two(group) or not _is_collective(group)
     return group.waits and receives and frame is not None and activity.is_marked("orders", frame.function, frame.file)
@@ -110,7 +110,7 @@ def _idle_side(scene: Scene) -> Sequence[Group]:
 
 
 def _awaits_answer(scene: Scene, group: Group) -> bool:
-    """Whether it waits for an answer or for events, while all others stand behind their GPUs.
+    """True if it waits for an answer or for events, while all others stand behind their GPUs.
 
     Beside a collective an engine may wait so for its next request, in health; nobody begins a step without one.
     """
@@ -120,7 +120,7 @@ def _awaits_answer(scene: Scene, group: Group) -> bool:
 
 
 def _asks(group: Group) -> bool:
-    """Whether it waits for an answer of another process, which may be none of the job."""
+    """True if it waits for an answer of another process, which may be none of the job."""
     known = activity.known(group.activity)
     return group.waits and known.work_is_in is not None and not known.idles
 
@@ -154,7 +154,7 @@ def _outside_of_a_lock(scene: Scene, group: Group) -> bool:
 
 
 def _without_a_thread(scene: Scene, group: Group) -> bool:
-    """Whether it stands where all others do, who have a thread in a collective, and has no such thread."""
+    """True if it stands where all others do, who have a thread in a collective, and has no such thread."""
     others = [other for other in scene.stacked if other is not group]
     are_alike = all(functions_of(other) == functions_of(group) for other in others)
     return are_alike and not _has_a_collective(group) and all(map(_has_a_collective, others))

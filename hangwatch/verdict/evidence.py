@@ -12,7 +12,6 @@ from hangwatch import words
 from hangwatch.collectives import nccl_counts
 from hangwatch.model import Evidence, GpuUse, Group, Grouping, KernelLine, Member, Motion, RankId, Signature, Stack
 from hangwatch.tables import kernel_lines
-from hangwatch.verdict import clauses, sentences, sequence_numbers
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.measurements import (
     CPU_GAP,
@@ -25,6 +24,7 @@ from hangwatch.verdict.measurements import (
     values,
 )
 from hangwatch.verdict.scene import Scene
+from hangwatch.verdict.wording import clauses, sentences, sequence_numbers
 
 _CONTEXT_THREADS = 3
 _MOST_IDS = 64

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from hangwatch.collectives import nccl_counts
 from hangwatch.collectives.wait_graph import Answer
 from hangwatch.model import Confidence, Group, Grouping, Member, Motion, Signature, Verdict
-from hangwatch.verdict import guidance, sentences, sequence_numbers
 from hangwatch.verdict.check_first import CHECK_FIRST
 from hangwatch.verdict.evidence import gather
 from hangwatch.verdict.findings import Finding, Rule, Text
 from hangwatch.verdict.measurements import is_supported, machine_says_the_same
-from hangwatch.verdict.render import render
 from hangwatch.verdict.rules import RULES
 from hangwatch.verdict.scene import Scene, count_ranks, may_be_behind_gpu, parts_of, survey, waits_for, without
+from hangwatch.verdict.wording import guidance, sentences, sequence_numbers
+from hangwatch.verdict.wording.render import render
 
 _CONFIDENCES = (Confidence.NONE, Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 _BY_KERNEL = frozenset({"RankGone", "RankBlocked", "RankStopped"})

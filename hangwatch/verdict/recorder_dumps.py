@@ -15,9 +15,9 @@ from hangwatch import words
 from hangwatch.collectives.rank_records import recorded_once
 from hangwatch.model import Confidence, Evidence, Fault, Group, Grouping, Member, ProcessDump, RankDump, RankId, Verdict
 from hangwatch.model.flight_records import RankRecords
-from hangwatch.verdict import sequence_numbers
 from hangwatch.verdict.judge import answer_by_numbers
 from hangwatch.verdict.scene import survey
+from hangwatch.verdict.wording import sequence_numbers
 
 Records = Mapping[int, Sequence[RankRecords]]
 """The recorders of ranks, by global rank."""

@@ -8,7 +8,7 @@ from hangwatch.verdict.scene import stance_of
 
 
 def waits_elsewhere(grouping: Grouping, verdict: Verdict, *, is_elsewhere_too: bool) -> bool:
-    """Whether nobody here holds the job up: every rank waits, and what they wait for is not on this node.
+    """True if nobody here holds the job up: every rank waits, and what they wait for is not on this node.
 
     Exactly where flight recorders tell it: everybody here has come to what is waited for, or waits elsewhere himself,
     and there are members on other nodes. Where they tell nothing all must stand in one wait, of a job that

@@ -7,7 +7,6 @@ from functools import partial
 
 from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, Confidence, Group, Member, Motion, Signature
 from hangwatch.stacks import activity, user_code
-from hangwatch.verdict import sentences
 from hangwatch.verdict.findings import Finding, Rule
 from hangwatch.verdict.scene import (
     DEADLY,
@@ -21,6 +20,7 @@ from hangwatch.verdict.scene import (
     waits_for,
     wants_gil,
 )
+from hangwatch.verdict.wording import sentences
 
 # --- which ranks are suspect, and how sure that is -------------------------------------------------------------------
 
@@ -74,12 +74,12 @@ def _without_held_up(found: Callable[[Scene], Sequence[Group]]) -> Callable[[Sce
 
 
 def _is_in_torch(group: Group, member: Member) -> bool:
-    """Whether it sleeps in torch's own code, called from a function that no rule knows: `work.wait()` has no frame."""
+    """True if it sleeps in torch's own code, called from a function that no rule knows: `work.wait()` has no frame."""
     return member.waits_in_torch and activity.known(group.activity).waits_for == "unknown"
 
 
 def _is_held(group: Group, member: Member) -> bool:
-    """Whether it was measured to wait for something, with a GPU that has nothing to do.
+    """True if it was measured to wait for something, with a GPU that has nothing to do.
 
     Where its calls may read a tensor it may be blocked behind its GPU: then for whom it waits must be known.
     """
@@ -118,7 +118,7 @@ def died_first(scene: Scene) -> Sequence[Group]:
 
 
 def has_crashed(member: Member) -> bool:
-    """Whether the kernel's log says that its process, or a worker of it, ended by a fault or was killed for memory."""
+    """True if the kernel's log says that its process, or a worker of it, ended by a fault or was killed for memory."""
     return any(line.name in DEADLY for line in member.kernel_lines)
 
 

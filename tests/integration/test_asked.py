@@ -16,7 +16,7 @@ from hangwatch.model import FileLock, Group, Member
 from hangwatch.probes.process import main_thread, procfs
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
-from hangwatch.verdict import clauses
+from hangwatch.verdict.wording import clauses
 from tests.conftest import wait_for
 from tests.integration import targets
 

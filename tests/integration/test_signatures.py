@@ -25,7 +25,7 @@ from hangwatch.probes.process import main_thread, procfs
 from hangwatch.stacks import activity
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
-from hangwatch.verdict import clauses
+from hangwatch.verdict.wording import clauses
 from tests import debug_client
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, uuid_of

@@ -18,9 +18,10 @@ from hangwatch.explain.flight_dumps.rank_recorders import DumpFile
 from hangwatch.model import Confidence, Fault, Group, Grouping, Member, RankId, Verdict
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
-from hangwatch.verdict import judge, recorder_dumps, sequence_numbers
+from hangwatch.verdict import judge, recorder_dumps
 from hangwatch.verdict.judge import answer_by_numbers
 from hangwatch.verdict.scene import survey
+from hangwatch.verdict.wording import sequence_numbers
 from tests.unit.test_flight_dump import CREATED_NS, entry, parse
 
 TABLE = activity.load()

@@ -18,7 +18,8 @@ from hangwatch.model import Capture, Fault, FileLock, Frame, Grouping, ProcessDu
 from hangwatch.report import as_json, html
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
-from hangwatch.verdict import clauses, judge
+from hangwatch.verdict import judge
+from hangwatch.verdict.wording import clauses
 
 TABLE = activity.load()
 SETTINGS = config.Capture()

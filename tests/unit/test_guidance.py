@@ -8,8 +8,8 @@ import pytest
 
 from hangwatch.model import Awaited, Fault, FileLock, Group, Grouping, Member, PortUse, RankId, Store
 from hangwatch.stacks import activity
-from hangwatch.verdict.guidance import where_to_look
 from hangwatch.verdict.judge import judge
+from hangwatch.verdict.wording.guidance import where_to_look
 
 LINKS = "Look for XIDs, NVLink and network errors"
 

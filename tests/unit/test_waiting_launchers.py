@@ -45,8 +45,9 @@ from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
 from hangwatch.state.on_scan import ENDED_SHOWN_SECONDS, WAITS_NO_MORE
 from hangwatch.state.steps import SaveIncident
-from hangwatch.verdict import judge, sentences
+from hangwatch.verdict import judge
 from hangwatch.verdict.diagnosis import Diagnosis
+from hangwatch.verdict.wording import sentences
 from tests.proc_tree import jobs_in, lay_out
 
 RULES = Detector(hold_seconds=20, startup_hold_seconds=100, startup_stalled_hold_seconds=300)

@@ -21,10 +21,10 @@ from hangwatch.model import (
     Signature,
 )
 from hangwatch.stacks import activity
-from hangwatch.verdict import clauses, sentences
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.judge import judge
 from hangwatch.verdict.scene import survey
+from hangwatch.verdict.wording import clauses, sentences
 
 
 def group(name: str, ranks: range, *functions: str, node: str = "n1") -> Group:

@@ -10,9 +10,9 @@ from hangwatch.collectives import nccl_counts
 from hangwatch.collectives.wait_graph import Answer, Meeting
 from hangwatch.model import STOPPED_STATES, Evidence, Group, Member, RankId
 from hangwatch.stacks import activity
-from hangwatch.verdict import clauses, sentences
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import Scene, open_operations, process_of, waits_for
+from hangwatch.verdict.wording import clauses, sentences
 
 _SHOWN = 4
 _DESCRIPTION_SHOWN = 40

@@ -11,10 +11,10 @@ from hangwatch import words
 from hangwatch.model import Group, Grouping, Member, Motion, RankId, Waiting
 from hangwatch.stacks import activity
 from hangwatch.stacks.user_code import caller, is_in_user_code, own_frame
-from hangwatch.verdict import clauses, guidance
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.measurements import OddGpu
 from hangwatch.verdict.scene import Scene, count_ranks
+from hangwatch.verdict.wording import clauses, guidance
 
 _SHOWN = 4
 

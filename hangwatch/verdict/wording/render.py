@@ -8,8 +8,8 @@ from msgspec import structs
 
 from hangwatch import words
 from hangwatch.model import Evidence, FirstLook, Member, RankId, Verdict
-from hangwatch.verdict import clauses, guidance, sentences
 from hangwatch.verdict.findings import Finding
+from hangwatch.verdict.wording import clauses, guidance, sentences
 
 
 def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:

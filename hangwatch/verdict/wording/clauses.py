@@ -129,12 +129,12 @@ def _in_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> s
 
 
 def tells_call(member: Member) -> bool:
-    """Whether more is known of the call of a rank than its name: every lock between threads is a futex."""
+    """True if more is known of the call of a rank than its name: every lock between threads is a futex."""
     return _tells(member.kernel_call)
 
 
 def tells_what_holds(member: Member) -> bool:
-    """Whether that is so of its call, or of that of the worker for which it waits."""
+    """True if that is so of its call, or of that of the worker for which it waits."""
     return _tells(member.kernel_call) or (member.worker_call is not None and _tells(member.worker_call.call))
 
 
@@ -197,14 +197,14 @@ def _innermost_function(group: Group) -> str:
 
 
 def has_gpu(group: Group) -> bool:
-    """Whether it is known that its ranks wait for a GPU, or have one: backward stands on a job without any, too."""
+    """True if it is known that its ranks wait for a GPU, or have one: backward stands on a job without any, too."""
     known = activity.known(group.activity)
     waits = "its GPU" in known.says or (known.waits_for != "gpu" and not _is_in_torch(group))
     return waits or any(member.utilization_ratio is not None for member in group.members)
 
 
 def _is_in_torch(group: Group) -> bool:
-    """Whether all that is known of its waits is that it sleeps in code of PyTorch, NCCL or CUDA."""
+    """True if all that is known of its waits is that it sleeps in code of PyTorch, NCCL or CUDA."""
     return all(member.waits_in_torch for member in group.members)
 
 

@@ -83,6 +83,7 @@ TESTS = {
     "detector/on_power.py": DETECTOR_TESTS,
     "detector/transitions.py": DETECTOR_TESTS,
     "detector/job_watch.py": DETECTOR_TESTS,
+    "detector/watch_parts.py": DETECTOR_TESTS,
     "capture/launcher_wait.py": CAPTURE_TESTS,
     "capture/gpu_links.py": CAPTURE_TESTS,
     "capture/silent_mounts.py": CAPTURE_TESTS,

@@ -75,7 +75,7 @@ class Looking:
             job = entry.job
             whose = words.count(len(job.ranks), "rank") if job.ranks else "its launcher"
             log.info("%s: taking stacks of %s: %s", job.name.in_log, whose, wanted.reason)
-            levels = gpu_levels(entry.watch.gpus, settings)
+            levels = gpu_levels(entry.watch.power.gpus, settings)
             look = self.look_at(job, levels, may_pause=not wanted.is_glance)
             if look is None:
                 return

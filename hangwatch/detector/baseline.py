@@ -7,43 +7,54 @@ from msgspec.structs import replace
 from hangwatch.config import Detector
 from hangwatch.detector import known_pauses, power_level
 from hangwatch.detector.capture_due import doubled_pause
-from hangwatch.detector.job_watch import JobWatch
+from hangwatch.detector.job_watch import JobWatch, with_looks, with_power
 from hangwatch.detector.known_pauses import EndedPause
+from hangwatch.detector.transitions import Action, go
+from hangwatch.detector.watch_parts import Recovered
+from hangwatch.model import JobState
 
 ERRORS_BEFORE_SECONDS = 120.0  # XIDs and link errors, read each minute, may be the cause of a silence that begins later
 
 
 def taught(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
     """The watch of a job whose ranks were seen moving: what it draws now is work, and that is looked at again."""
-    pause = 0.0 if watch.low_since is None else doubled_pause(watch, settings)
-    gpus = {uuid: power_level.teach(gpu) for uuid, gpu in watch.gpus.items()}
-    return replace(watch, gpus=gpus, low_since=now, relook_pause=pause)
+    pause = 0.0 if watch.looks.low_since is None else doubled_pause(watch, settings)
+    gpus = {uuid: power_level.teach(gpu) for uuid, gpu in watch.power.gpus.items()}
+    return with_looks(with_power(watch, gpus=gpus), low_since=now, relook_pause_seconds=pause)
 
 
 def without_low_levels(watch: JobWatch, settings: Detector) -> JobWatch:
     """What was once shown to be work, under the ordinary line, is work no more when a look does not confirm it."""
-    low = {uuid: gpu for uuid, gpu in watch.gpus.items() if power_level.is_low(gpu, settings)}
-    return replace(watch, gpus=watch.gpus | {uuid: replace(gpu, taught_watts=None) for uuid, gpu in low.items()})
+    low = {uuid: gpu for uuid, gpu in watch.power.gpus.items() if power_level.is_low(gpu, settings)}
+    untaught = {uuid: replace(gpu, taught_watts=None) for uuid, gpu in low.items()}
+    return with_power(watch, gpus=watch.power.gpus | untaught)
 
 
-def ended_pause(watch: JobWatch) -> EndedPause | None:
+def recover(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+    """End an open incident: the job works again. Its pause is learnt once it is over."""
+    ended = _ended_pause(watch)
+    watch, actions = go(watch, JobState.RECOVERED, message, now)
+    return replace(watch, phase=Recovered(ended=ended)), actions
+
+
+def _ended_pause(watch: JobWatch) -> EndedPause | None:
     """What may be learnt once power is back; ranks that move while it is not are no end of a pause."""
-    if watch.quiet_since is None or watch.back_since is None:
+    back_since = None if watch.open is None else watch.open.back_since
+    if watch.silence is None or watch.suspicion is None or back_since is None:
         return None
-    return EndedPause(places=watch.places, began=watch.quiet_since, seconds=watch.back_since - watch.quiet_since)
+    began = watch.silence.since
+    return EndedPause(places=watch.suspicion.places, began=began, seconds=back_since - began)
 
 
 def taught_by_pause(watch: JobWatch, now: float) -> JobWatch:
     """With the pause learnt that ended. Only now: whether ranks were replaced in it is what a later scan sees."""
-    ended = watch.ended
-    if ended is None:
+    ended = watch.phase.ended if isinstance(watch.phase, Recovered) else None
+    if ended is None or had_gpu_errors(watch, ended.began):
         return watch
-    if had_gpu_errors(watch, ended.began):
-        return replace(watch, ended=None)
-    return replace(watch, ended=None, pauses=known_pauses.learn(watch.pauses, ended, now))
+    return replace(watch, pauses=known_pauses.learn(watch.pauses, ended, now))
 
 
 def had_gpu_errors(watch: JobWatch, silent_since: float | None) -> bool:
     """Whether XIDs or link errors came on this node since shortly before the job fell silent."""
-    errors = watch.gpu_errors_at
+    errors = watch.power.gpu_errors_at
     return errors is not None and silent_since is not None and errors >= silent_since - ERRORS_BEFORE_SECONDS

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-from msgspec.structs import replace
-
 from hangwatch.config import Capture, Detector
 from hangwatch.detector import power_level
 from hangwatch.detector.gpu_quorum import has_quorum
-from hangwatch.detector.job_watch import JobWatch, quiet_seconds, time_out_seconds
+from hangwatch.detector.job_watch import JobWatch, quiet_seconds, with_looks, with_open, with_suspicion
 from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.transitions import Action, TakeCapture, confirm
 from hangwatch.model import JobState
@@ -24,27 +22,30 @@ def glance_when_due(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     """Ask for a glance where power alone can tell nothing: it fell and is flat, or the job draws little anyway."""
-    if watch.glancing_since is not None:
-        is_lost = now - watch.glancing_since >= CAPTURE_LOST_SECONDS
-        return (shown_nothing(replace(watch, glancing_since=None, glanced_at=now), settings) if is_lost else watch), ()
+    looks = watch.looks
+    if looks.glancing_since is not None:
+        is_lost = now - looks.glancing_since >= CAPTURE_LOST_SECONDS
+        ended = with_looks(watch, glancing_since=None, glanced_at=now)
+        return (shown_nothing(ended, settings) if is_lost else watch), ()
     fallen = [gpu for gpu in voters if power_level.is_under_work(gpu, settings)]
     flat = sum(power_level.flat_seconds(gpu, now) >= settings.hold_seconds for gpu in fallen)
-    if has_quorum(flat, voters, settings) and _rested(watch.fall_glanced_at, now) >= watch.glance_pause:
+    if has_quorum(flat, voters, settings) and _rested(looks.fall_glanced_at, now) >= looks.glance_pause_seconds:
         # Another level: what was seen at the last one says nothing.
-        watch = replace(watch, low_since=None, relook_pause=0.0, fall_glanced_at=now)
+        watch = with_looks(watch, low_since=None, relook_pause_seconds=0.0, fall_glanced_at=now)
         reason = f"its power fell and has been flat for {settings.hold_seconds:.0f} s"
-    elif min(_rested(watch.glanced_at, now), _low_seconds(watch, now)) >= _relook_pause(watch, settings):
+    elif min(_rested(looks.glanced_at, now), _low_seconds(watch, now)) >= _relook_pause(watch, settings):
         reason = f"draws little, and it is {_low_seconds(watch, now):.0f} s since its ranks were last seen moving"
     else:
         return watch, ()
-    wanted = TakeCapture(job_key=watch.job_key, reason=reason, is_glance=True)
-    return replace(watch, glancing_since=now), (wanted,)
+    wanted = TakeCapture(job_key=watch.identity.job_key, reason=reason, is_glance=True)
+    return with_looks(watch, glancing_since=now), (wanted,)
 
 
 def shown_nothing(watch: JobWatch, settings: Detector) -> JobWatch:
     """After a glance that nothing came of, the next one comes later."""
-    glance_pause = min(2 * watch.glance_pause, RELOOK_MAX_SECONDS)
-    return replace(watch, glance_pause=glance_pause, relook_pause=doubled_pause(watch, settings))
+    glance_pause = min(2 * watch.looks.glance_pause_seconds, RELOOK_MAX_SECONDS)
+    relook_pause = doubled_pause(watch, settings)
+    return with_looks(watch, glance_pause_seconds=glance_pause, relook_pause_seconds=relook_pause)
 
 
 def doubled_pause(watch: JobWatch, settings: Detector) -> float:
@@ -53,7 +54,7 @@ def doubled_pause(watch: JobWatch, settings: Detector) -> float:
 
 
 def _relook_pause(watch: JobWatch, settings: Detector) -> float:
-    return max(watch.relook_pause, settings.hold_seconds)
+    return max(watch.looks.relook_pause_seconds, settings.hold_seconds)
 
 
 def _rested(glanced_at: float | None, now: float) -> float:
@@ -61,14 +62,15 @@ def _rested(glanced_at: float | None, now: float) -> float:
 
 
 def _low_seconds(watch: JobWatch, now: float) -> float:
-    return 0.0 if watch.low_since is None else now - watch.low_since
+    return 0.0 if watch.looks.low_since is None else now - watch.looks.low_since
 
 
 def look_when_due(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
     """Ask for the next look at an open incident, where its time has come."""
-    if not watch.capturing and watch.capture_wanted_at is not None and now >= watch.capture_wanted_at:
-        watch = replace(watch, capturing=True, capture_wanted_at=None)
-        return watch, (TakeCapture(job_key=watch.job_key, reason=f"still {watch.state.value}"),)
+    wanted_at = None if watch.open is None else watch.open.capture_wanted_at
+    if not watch.looks.capturing and wanted_at is not None and now >= wanted_at:
+        watch = with_open(with_looks(watch, capturing=True), capture_wanted_at=None)
+        return watch, (TakeCapture(job_key=watch.identity.job_key, reason=f"still {watch.state.value}"),)
     return watch, ()
 
 
@@ -78,23 +80,26 @@ def last_look(watch: JobWatch, now: float, look_seconds: float) -> tuple[JobWatc
     Nobody knows when a job began to wait that was never at work. So short before its end that a look would meet dying
     ranks none begins.
     """
-    may_end = watch.state in (JobState.HUNG, JobState.STALLED, JobState.WAITS_ELSEWHERE) and watch.was_busy
-    time_out = time_out_seconds(watch)
-    if not may_end or time_out is None or watch.last_look_at is not None or watch.capturing:
+    may_end = watch.state in (JobState.HUNG, JobState.STALLED, JobState.WAITS_ELSEWHERE) and watch.power.was_busy
+    time_out, looks = watch.time_out.seconds, watch.looks
+    is_taken = watch.suspicion is not None and watch.suspicion.last_look_at is not None
+    if not may_end or time_out is None or is_taken or looks.capturing:
         return watch, ()
     left = time_out - quiet_seconds(watch, now)
-    is_fresh = watch.captured_at is not None and now - watch.captured_at < LAST_LOOK_SECONDS
-    if is_fresh or watch.back_since is not None or not look_seconds < left <= look_seconds + LAST_LOOK_SECONDS:
+    is_fresh = looks.captured_at is not None and now - looks.captured_at < LAST_LOOK_SECONDS
+    is_back = watch.open is not None and watch.open.back_since is not None
+    if is_fresh or is_back or not look_seconds < left <= look_seconds + LAST_LOOK_SECONDS:
         return watch, ()
-    source = "by its environment" if watch.recorded_seconds is None else "as its ranks recorded"
+    source = "by its environment" if watch.time_out.recorded_seconds is None else "as its ranks recorded"
     reason = f"looked at once more: in {left:.0f} s its collective time-out may end the job ({source})"
-    watch = replace(watch, capturing=True, capture_wanted_at=None, last_look_at=now)
-    return watch, (TakeCapture(job_key=watch.job_key, reason=reason, is_told=True),)
+    watch = with_open(with_looks(watch, capturing=True), capture_wanted_at=None)
+    wanted = TakeCapture(job_key=watch.identity.job_key, reason=reason, is_told=True)
+    return with_suspicion(watch, last_look_at=now), (wanted,)
 
 
 def unless_lost(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """Take it that a look which has not come back for so long never will: its job is stalled, and looked at again."""
     if now - watch.since >= CAPTURE_LOST_SECONDS:
         message = f"its stacks could not be taken in {CAPTURE_LOST_SECONDS:g} s"
-        return confirm(replace(watch, capturing=False), JobState.STALLED, message, now, settings)
+        return confirm(with_looks(watch, capturing=False), JobState.STALLED, message, now, settings)
     return watch, ()

@@ -20,7 +20,7 @@ def is_quiet(voters: list[GpuPower], settings: Detector) -> bool:
 
 def quiet_uuids(watch: JobWatch, settings: Detector) -> frozenset[str]:
     """The GPUs that are quiet, by uuid."""
-    return frozenset(uuid for uuid, gpu in watch.gpus.items() if power_level.is_quiet(gpu, settings))
+    return frozenset(uuid for uuid, gpu in watch.power.gpus.items() if power_level.is_quiet(gpu, settings))
 
 
 def has_fallen(voters: list[GpuPower], settings: Detector) -> bool:
@@ -36,13 +36,14 @@ def is_down(voters: list[GpuPower], settings: Detector) -> bool:
 
 def is_still_down(watch: JobWatch, settings: Detector) -> bool:
     """Whether the power that a glance was for has lasted as long as the glance."""
-    voters = [gpu for gpu in watch.gpus.values() if gpu.recent]
-    return not watch.was_busy or has_fallen(voters, settings) or is_down(voters, settings)
+    voters = [gpu for gpu in watch.power.gpus.values() if gpu.recent]
+    return not watch.power.was_busy or has_fallen(voters, settings) or is_down(voters, settings)
 
 
 def is_back(watch: JobWatch, voters: list[GpuPower], settings: Detector) -> bool:
     """Power is back: over the quiet line, or for a job that never rose, over what only work draws."""
-    if (watch.was_busy or watch.fell) and any(
+    fell = watch.suspicion is not None and watch.suspicion.fell
+    if (watch.power.was_busy or fell) and any(
         power_level.quiet_line_watts(gpu, settings) is not None for gpu in voters
     ):
         low = sum(power_level.is_quiet(gpu, settings) or power_level.is_low(gpu, settings) for gpu in voters)

@@ -1,25 +1,36 @@
 """What the detector remembers of one job: from when it is found, over joins and restarts, to whether it pages now.
 
 All times are CLOCK_MONOTONIC seconds, so a clock that steps changes nothing. How one state follows another:
-`hang.detector`.
+`hangwatch.detector`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import field
 from msgspec.structs import replace
 
 from hangwatch.config import Detector
 from hangwatch.detector import known_pauses, power_level
-from hangwatch.detector.known_pauses import EndedPause, Pause
+from hangwatch.detector.known_pauses import Pause
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.detector.standstill import Standstill
+from hangwatch.detector.watch_parts import (
+    CollectiveTimeout,
+    JobIdentity,
+    LookRecord,
+    OpenIncident,
+    PowerRecord,
+    Recovered,
+    Silence,
+    Starting,
+    Suspicion,
+    Unknown,
+)
 from hangwatch.jobs.collective_timeout import patience
 from hangwatch.model import OPEN_STATES, RESTING_STATES, Incident, Job, JobState, ProcessId, RankId, Stay, Value
 
-GLANCE_SECONDS = 300.0  # least time between two glances at power that fell and is flat
 STALLED_STATES = frozenset({JobState.STALLED, JobState.WAITS_ELSEWHERE}) | RESTING_STATES
 
 
@@ -65,82 +76,25 @@ class MotionCount(Value, frozen=True):
 
 
 class JobWatch(Value, frozen=True):
-    """What the detector remembers of one job. `generation` are the ranks' processes: a restart begins a new watch.
+    """What the detector remembers of one job.
 
-    `has_ranks` is false for a launcher that has none: it draws no power, and only time tells. Times are
-    CLOCK_MONOTONIC seconds, None where they mean nothing:
-
-    * `began`: the job; `since`: its state; `sampled_at`: the last power sample; `captured_at`: the last capture.
-    * `quiet_since` is set in quiet, suspected and the open states, and in no other; in quiet, `quiet_gpus` are those
-      that have been quiet since then.
-    * `stalled_since` is set in stalled, waits_elsewhere, suspended and over, and nowhere else; `back_since` at most in
-      the open states, while power is back and not yet for long enough; `capture_wanted_at` at most there, while no
-      capture is under way.
-    * `capturing` is set in suspected, and while a capture of an open incident is under way. `capture_pause` seconds lie
-      before the next one; `frozen_captures` in a row found everybody frozen; `saw_stacks`: one of them found any stack.
-    * `read_at`: the last power sample with a reading of a GPU of the job; `known_state` is the state before unknown.
-    * `over_since`: set at most in starting, since when the job draws more than the plain line of the settings.
-    * `fell`: the suspicion began with a fall of power, so power that is over the line again ends it.
-    * `low_since`: since when the job draws little without being quiet (it was taught that level, or has never worked
-      hard), and was last seen moving; `relook_pause` seconds later, or after the hold, it is glanced at again.
-    * `glancing_since`: a glance is under way; `glanced_at`: the last one ended. A glance that finds the job standing
-      still begins a suspicion. `fall_glanced_at`: the last one at power that had fallen was asked for; `glance_pause`
-      seconds lie before the next, and more after one that showed nothing.
-    * `pauses` are those that ended by themselves; `places` are where the looks of this silence found the awaited ranks;
-      `ended` is set at most in recovered: the pause that is learnt from there. `gpu_errors_at`: when XIDs or link
-      errors last came on this node. `collective_seconds`: what a collective of the job waits by its
-      environment, None for ever; `recorded_seconds`: as the last look found it recorded, which stands above that.
-    * `last_look_at`: the look of this hang that was asked for since the job is going to end itself.
-
-    `standstills` are the ranks that the last looks found between the same few lines; `moved` those that were seen
-    moving since the suspicion, of a job that never worked hard: its power proves nothing.
-
-    `is_elsewhere_too`: other nodes have ranks of it. `serves`: as the last look found it; its power is no measure of
-    work until it is busy.
+    `since`: its state began; `message` says why. `pauses` are those that ended by themselves. A part is set exactly in
+    its states: `phase` in starting, recovered and unknown; `silence` in quiet, suspected and the open states;
+    `suspicion` in suspected and the open states; `open` in the open states.
     """
 
-    job_id: str
-    job_key: str
-    generation: frozenset[ProcessId]
-    began: float
-    has_ranks: bool
+    identity: JobIdentity
     state: JobState = JobState.STARTING
     since: float = 0.0
     message: str = "waiting for the first sign of work"
-    gpus: dict[str, GpuPower] = field(default_factory=dict)
-    was_busy: bool = False
-    sampled_at: float | None = None
-    read_at: float | None = None
-    known_state: JobState = JobState.STARTING
-    quiet_since: float | None = None
-    quiet_gpus: frozenset[str] = frozenset()
-    back_since: float | None = None
-    stalled_since: float | None = None
-    capture_wanted_at: float | None = None
-    capture_pause: float = 0.0
-    capturing: bool = False
-    captured_at: float | None = None
-    saw_stacks: bool = False
-    frozen_captures: int = 0
-    over_since: float | None = None
-    fell: bool = False
-    low_since: float | None = None
-    relook_pause: float = 0.0
-    glancing_since: float | None = None
-    glanced_at: float | None = None
-    fall_glanced_at: float | None = None
-    glance_pause: float = GLANCE_SECONDS
-    is_elsewhere_too: bool = False
+    time_out: CollectiveTimeout = CollectiveTimeout()
+    power: PowerRecord = PowerRecord()
+    looks: LookRecord = LookRecord()
     pauses: tuple[Pause, ...] = ()
-    places: frozenset[str] = frozenset()
-    ended: EndedPause | None = None
-    gpu_errors_at: float | None = None
-    collective_seconds: float | None = None
-    recorded_seconds: float | None = None
-    last_look_at: float | None = None
-    serves: bool = False
-    standstills: Mapping[RankId, Standstill] = field(default_factory=dict)
-    moved: frozenset[RankId] = frozenset()
+    phase: Starting | Recovered | Unknown | None = Starting()
+    silence: Silence | None = None
+    suspicion: Suspicion | None = None
+    open: OpenIncident | None = None
 
     @property
     def is_open(self) -> bool:
@@ -150,12 +104,32 @@ class JobWatch(Value, frozen=True):
     @property
     def is_starting(self) -> bool:
         """Whether it has shown no work yet, as far as its GPUs could be read."""
-        return (self.known_state if self.state is JobState.UNKNOWN else self.state) is JobState.STARTING
+        return (self.phase.before if isinstance(self.phase, Unknown) else self.state) is JobState.STARTING
+
+    @property
+    def quiet_since(self) -> float | None:
+        """Since when the job is silent; None when it is not."""
+        return None if self.silence is None else self.silence.since
 
 
-def time_out_seconds(watch: JobWatch) -> float | None:
-    """How long a collective of the job waits before the job ends itself, as far as is known; None for ever."""
-    return watch.collective_seconds if watch.recorded_seconds is None else watch.recorded_seconds
+def with_power(watch: JobWatch, **changes: Any) -> JobWatch:
+    """The watch with these fields of its power changed."""
+    return replace(watch, power=replace(watch.power, **changes))
+
+
+def with_looks(watch: JobWatch, **changes: Any) -> JobWatch:
+    """The watch with these fields of its looks changed."""
+    return replace(watch, looks=replace(watch.looks, **changes))
+
+
+def with_suspicion(watch: JobWatch, **changes: Any) -> JobWatch:
+    """The watch with these fields of its suspicion changed."""
+    return replace(watch, suspicion=replace(watch.suspicion or Suspicion(), **changes))
+
+
+def with_open(watch: JobWatch, **changes: Any) -> JobWatch:
+    """The watch of an open incident with these fields of it changed."""
+    return replace(watch, open=replace(watch.open or OpenIncident(), **changes))
 
 
 def begin(job: Job, now: float, started: float | None = None, earlier: JobWatch | None = None) -> JobWatch:
@@ -164,17 +138,20 @@ def begin(job: Job, now: float, started: float | None = None, earlier: JobWatch 
     It keeps the pauses of an `earlier` watch, of the processes that were started again.
     """
     began = now if started is None else min(now, started)
-    return JobWatch(
+    identity = JobIdentity(
         job_id=job.job_id,
         job_key=job.key,
         generation=generation(job),
         began=began,
         has_ranks=job.waiting is None,
+        is_elsewhere_too=job.is_elsewhere_too,
+    )
+    return JobWatch(
+        identity=identity,
         since=now,
         message="its launcher has started no rank" if job.waiting else "waiting for the first sign of work",
-        is_elsewhere_too=job.is_elsewhere_too,
+        time_out=CollectiveTimeout(environment_seconds=patience(job, job.environ).collective_seconds),
         pauses=earlier.pauses if earlier else (),
-        collective_seconds=patience(job, job.environ).collective_seconds,
     )
 
 
@@ -196,23 +173,26 @@ def resumed(watch: JobWatch, incident: Incident, now: float, unix_now: float, se
     gpus = {
         series.uuid: GpuPower(limit_watts=series.limit_watts, busy_watts=series.busy_watts) for series in incident.power
     }
-    return replace(
-        watch,
+    was_busy = watch.power.was_busy or any(power_level.has_worked(gpu, settings) for gpu in gpus.values())
+    identity = replace(
+        watch.identity,
         job_id=incident.job.job_id,
         job_key=incident.job.key,
-        generation=watch.generation | generation(incident.job),
+        generation=watch.identity.generation | generation(incident.job),
+    )
+    gpus |= {uuid: gpu for uuid, gpu in watch.power.gpus.items() if uuid not in gpus}
+    watch = with_power(watch, gpus=gpus, was_busy=was_busy)
+    watch = with_suspicion(watch, saw_stacks=any(group.frames for group in incident.grouping.groups))
+    is_stalled = incident.state in STALLED_STATES
+    return replace(
+        with_looks(watch, capturing=False),
+        identity=identity,
         state=incident.state,
         since=then(opened),
         message=incident.timeline[-1].message if incident.timeline else watch.message,
-        gpus=gpus | {uuid: gpu for uuid, gpu in watch.gpus.items() if uuid not in gpus},
-        was_busy=watch.was_busy or any(power_level.has_worked(gpu, settings) for gpu in gpus.values()),
-        quiet_since=then(fell),
-        stalled_since=then(opened) if incident.state in STALLED_STATES else None,
-        back_since=None,
-        over_since=None,
-        capturing=False,
-        capture_wanted_at=now,
-        saw_stacks=any(group.frames for group in incident.grouping.groups),
+        phase=None,
+        silence=Silence(since=then(fell)),
+        open=OpenIncident(stalled_since=then(opened) if is_stalled else None, capture_wanted_at=now),
     )
 
 
@@ -226,33 +206,32 @@ def is_restart(watch: JobWatch, job: Job) -> bool:
 
     Ranks are none of a launcher that had none, nor it one of theirs, though it be one process: execve(2) keeps the pid.
     """
-    if watch.has_ranks != (job.waiting is None):
+    if watch.identity.has_ranks != (job.waiting is None):
         return True
     present = generation(job)
-    return bool(present - watch.generation) and bool(watch.generation - present)
+    known = watch.identity.generation
+    return bool(present - known) and bool(known - present)
 
 
 def joined(watch: JobWatch, job: Job) -> JobWatch:
     """The watch by the job's name and key; ranks that came later in start-up belong to the generation, ranks that went
     stay in it."""
-    return replace(
-        watch,
+    identity = replace(
+        watch.identity,
         job_id=job.job_id,
         job_key=job.key,
         is_elsewhere_too=job.is_elsewhere_too,
-        generation=watch.generation | generation(job),
-        collective_seconds=patience(job, job.environ).collective_seconds,
+        generation=watch.identity.generation | generation(job),
     )
+    environment_seconds = patience(job, job.environ).collective_seconds
+    return replace(watch, identity=identity, time_out=replace(watch.time_out, environment_seconds=environment_seconds))
 
 
 def merged(watch: JobWatch, other: JobWatch) -> JobWatch:
     """The first of two watches whose processes turned out to be one job, with what the other knows of its GPUs."""
-    return replace(
-        watch,
-        generation=watch.generation | other.generation,
-        began=min(watch.began, other.began),
-        gpus={**other.gpus, **watch.gpus},
-    )
+    first, second = watch.identity, other.identity
+    identity = replace(first, generation=first.generation | second.generation, began=min(first.began, second.began))
+    return replace(with_power(watch, gpus={**other.power.gpus, **watch.power.gpus}), identity=identity)
 
 
 def pages(watch: JobWatch, now: float, settings: Detector) -> bool:
@@ -263,28 +242,38 @@ def pages(watch: JobWatch, now: float, settings: Detector) -> bool:
     """
     if watch.state is JobState.HUNG:
         return quiet_seconds(watch, now) >= pause_hold_seconds(watch, now, settings)
-    if watch.state not in STALLED_STATES or watch.stalled_since is None or not watch.saw_stacks:
+    stalled_since = None if watch.open is None else watch.open.stalled_since
+    if watch.state not in STALLED_STATES or stalled_since is None:
         return False
-    if watch.state in RESTING_STATES and not watch.is_elsewhere_too:
+    if watch.suspicion is None or not watch.suspicion.saw_stacks:
         return False
-    hold = settings.stalled_hold_seconds if watch.was_busy else settings.startup_stalled_hold_seconds
-    return now - watch.stalled_since >= hold or _ends_itself_soon(watch, now)
+    if watch.state in RESTING_STATES and not watch.identity.is_elsewhere_too:
+        return False
+    hold = settings.stalled_hold_seconds if watch.power.was_busy else settings.startup_stalled_hold_seconds
+    return now - stalled_since >= hold or _ends_itself_soon(watch, now)
 
 
 def _ends_itself_soon(watch: JobWatch, now: float) -> bool:
     """Whether what a job at work waits in on other nodes times out before long: then nobody is left to be paged for."""
-    time_out = time_out_seconds(watch)
-    if watch.state is not JobState.WAITS_ELSEWHERE or time_out is None or not watch.was_busy:
+    time_out = watch.time_out.seconds
+    if watch.state is not JobState.WAITS_ELSEWHERE or time_out is None or not watch.power.was_busy:
         return False
     return quiet_seconds(watch, now) >= time_out - known_pauses.END_MARGIN_SECONDS
 
 
 def pause_hold_seconds(watch: JobWatch, now: float, settings: Detector) -> float:
     """For how long a hang pages not yet, because the job has paused at this place before; see `pauses`."""
-    longest = known_pauses.longest_seconds(watch.pauses, watch.places, now)
-    return known_pauses.hold_seconds(longest, settings.stalled_hold_seconds, time_out_seconds(watch))
+    return known_pauses.hold_seconds(
+        longest_pause_seconds(watch, now), settings.stalled_hold_seconds, watch.time_out.seconds
+    )
+
+
+def longest_pause_seconds(watch: JobWatch, now: float) -> float | None:
+    """The longest pause that is known of the places where the job stands; None where there is none."""
+    places = frozenset[str]() if watch.suspicion is None else watch.suspicion.places
+    return known_pauses.longest_seconds(watch.pauses, places, now)
 
 
 def quiet_seconds(watch: JobWatch, now: float) -> float:
     """For how long the job has been quiet; 0 when it is not."""
-    return 0.0 if watch.quiet_since is None else max(0.0, now - watch.quiet_since)
+    return 0.0 if watch.silence is None else max(0.0, now - watch.silence.since)

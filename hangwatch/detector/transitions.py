@@ -7,7 +7,8 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from hangwatch.config import Detector
-from hangwatch.detector.job_watch import STALLED_STATES, JobWatch
+from hangwatch.detector.job_watch import STALLED_STATES, JobWatch, with_looks, with_open, with_power
+from hangwatch.detector.watch_parts import OpenIncident, Silence, Starting, Suspicion
 from hangwatch.model import OPEN_STATES, JobName, JobState, Value
 
 
@@ -37,38 +38,27 @@ Action: TypeAlias = TakeCapture | Transition
 
 def go(watch: JobWatch, state: JobState, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
     """Enter a state. What is timed in a silence is forgotten where that is over."""
-    name = JobName(job_id=watch.job_id, job_key=watch.job_key)
+    name = JobName(job_id=watch.identity.job_id, job_key=watch.identity.job_key)
     move = Transition(job=name, before=watch.state, state=state, message=message)
     if state not in (JobState.QUIET, JobState.SUSPECTED) and state not in OPEN_STATES:
-        watch = replace(
-            watch,
-            quiet_since=None,
-            stalled_since=None,
-            capture_wanted_at=None,
-            back_since=None,
-            over_since=None,
-            recorded_seconds=None,
-        )
-        watch = replace(watch, gpus={uuid: replace(gpu, stuck_watts=None) for uuid, gpu in watch.gpus.items()})
-    return replace(watch, state=state, since=now, message=message), (move,)
+        time_out = replace(watch.time_out, recorded_seconds=None)
+        watch = replace(watch, silence=None, suspicion=None, open=None, time_out=time_out)
+        gpus = {uuid: replace(gpu, stuck_watts=None) for uuid, gpu in watch.power.gpus.items()}
+        watch = with_power(watch, gpus=gpus)
+    phase = Starting() if state is JobState.STARTING else None
+    return replace(watch, state=state, since=now, message=message, phase=phase), (move,)
 
 
 def suspect(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
     """Begin a suspicion, and ask for the stacks of every rank."""
-    since = watch.quiet_since if watch.quiet_since is not None else watch.low_since
+    since = watch.identity.began if watch.looks.low_since is None else watch.looks.low_since
     watch = replace(
-        watch,
-        capturing=True,
-        frozen_captures=0,
-        saw_stacks=False,
-        last_look_at=None,
-        places=frozenset(),
-        moved=frozenset(),
-        fell=watch.state is not JobState.STARTING,
-        quiet_since=watch.began if since is None else since,
+        with_looks(watch, capturing=True),
+        silence=Silence(since=since) if watch.silence is None else watch.silence,
+        suspicion=Suspicion(fell=watch.state is not JobState.STARTING),
     )
     watch, actions = go(watch, JobState.SUSPECTED, reason, now)
-    return watch, (*actions, TakeCapture(job_key=watch.job_key, reason=reason))
+    return watch, (*actions, TakeCapture(job_key=watch.identity.job_key, reason=reason))
 
 
 def confirm(
@@ -77,10 +67,11 @@ def confirm(
     """Enter or stay in an open state, and plan the next look."""
     if watch.state is not state:
         # A hung job in which something moves once has stood still all the same: its page must not come and go.
-        stood_since = watch.since if watch.state is JobState.HUNG else watch.stalled_since
-        stalled_since = now if stood_since is None else stood_since
-        watch = replace(watch, stalled_since=stalled_since if state in STALLED_STATES else None)
-        watch, actions = go(replace(watch, back_since=None, capture_pause=0.0), state, message, now)
+        stalled_since = now if watch.open is None or watch.open.stalled_since is None else watch.open.stalled_since
+        if watch.state is JobState.HUNG:
+            stalled_since = watch.since
+        begun = OpenIncident(stalled_since=stalled_since if state in STALLED_STATES else None)
+        watch, actions = go(replace(watch, open=begun), state, message, now)
     else:
         watch, actions = replace(watch, message=message), ()
     return look_again(watch, now, settings), actions
@@ -88,8 +79,9 @@ def confirm(
 
 def look_again(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
     """Plan the next look at an open incident: at doubling pauses."""
-    pause = min(max(settings.recapture_seconds, 2 * watch.capture_pause), settings.recapture_max_seconds)
-    return replace(watch, capture_pause=pause, capture_wanted_at=now + pause)
+    before = 0.0 if watch.open is None else watch.open.capture_pause_seconds
+    pause = min(max(settings.recapture_seconds, 2 * before), settings.recapture_max_seconds)
+    return with_open(watch, capture_pause_seconds=pause, capture_wanted_at=now + pause)
 
 
 def end(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:

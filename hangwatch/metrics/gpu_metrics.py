@@ -86,7 +86,7 @@ def _hardest_working(snapshot: Snapshot) -> dict[str, GpuPower]:
     """The power of each GPU as the job sees it that drew most: two jobs may share one, no series may come twice."""
     found: dict[str, GpuPower] = {}
     for entry in snapshot.jobs.values():
-        for uuid, gpu in entry.watch.gpus.items() if entry.watch.state is not JobState.ENDED else ():
+        for uuid, gpu in entry.watch.power.gpus.items() if entry.watch.state is not JobState.ENDED else ():
             known = found.get(uuid)
             if known is None or (gpu.busy_watts or 0.0) > (known.busy_watts or 0.0):
                 found[uuid] = gpu

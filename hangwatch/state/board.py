@@ -231,7 +231,7 @@ class Board:
         index = {gpu.uuid: gpu.index for gpu in (self._snapshot.sweep.gpus if self._snapshot.sweep else ())}
         series: list[PowerSeries] = []
         for uuid, points in history.items():
-            gpu = entry.watch.gpus.get(uuid)
+            gpu = entry.watch.power.gpus.get(uuid)
             kept = thin(points, SERIES_POINTS)
             series.append(
                 PowerSeries(

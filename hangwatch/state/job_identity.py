@@ -23,14 +23,14 @@ class Match(NamedTuple):
 
 def matched(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Match]:
     """A watch follows its processes, whatever the scan calls them; where a job fell apart, the part with most ranks."""
-    holders = {process: entry for entry in snapshot.living for process in entry.watch.generation}
+    holders = {process: entry for entry in snapshot.living for process in entry.watch.identity.generation}
     matches: list[Match] = []
     followed: set[str] = set()
     for job in sorted(jobs, key=lambda job: -sum(process in holders for process in job.processes)):
         found = {holders[process].job.key: holders[process] for process in job.processes if process in holders}
         free = [entry for key, entry in found.items() if key not in followed]
         followed.update(found)
-        free.sort(key=lambda entry: (_progress(entry), entry.job.key != job.key, entry.watch.began))
+        free.sort(key=lambda entry: (_progress(entry), entry.job.key != job.key, entry.watch.identity.began))
         matches.append(Match(job, tuple(free)))
     return matches
 
@@ -44,7 +44,7 @@ def _progress(entry: JobEntry) -> int:
 
 def _is_pinned(entry: JobEntry) -> bool:
     """Whether a capture that is under way or an incident goes by its key."""
-    return entry.watch.is_open or entry.watch.capturing or entry.incident is not None
+    return entry.watch.is_open or entry.watch.looks.capturing or entry.incident is not None
 
 
 def with_kept_names(matches: Sequence[Match]) -> dict[str, Match]:

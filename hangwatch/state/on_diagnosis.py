@@ -48,7 +48,7 @@ def captured(
 def _with_timeout(watch: JobWatch, look: Diagnosis) -> JobWatch:
     """The time-out that the open operations have recorded stands above what the environment lets assume."""
     told = timeout_forecast.recorded_seconds(look.grouping)
-    return watch if told is None else replace(watch, recorded_seconds=told)
+    return watch if told is None else replace(watch, time_out=replace(watch.time_out, recorded_seconds=told))
 
 
 def glanced(

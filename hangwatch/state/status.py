@@ -161,7 +161,7 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
             program=entry.job.program,
             power_watts=_total(readings.get(uuid) for uuid in entry.job.gpu_uuids),
             line_watts=_total(
-                quiet_line_watts(gpu, settings) if (gpu := entry.watch.gpus.get(uuid)) else None
+                quiet_line_watts(gpu, settings) if (gpu := entry.watch.power.gpus.get(uuid)) else None
                 for uuid in entry.job.gpu_uuids
             ),
             ends_itself_unix_seconds=ends.at_unix_seconds if ends else None,

@@ -207,7 +207,7 @@ def quick_daemon(node: SimulatedNode, folder: Path, **sections: object) -> Itera
     daemon.start()
     try:
         wait_for(lambda: state_of(daemon) is JobState.TRAINING, "the job to train")
-        wait_for(lambda: all(gpu.busy_watts for gpu in job_of(daemon).watch.gpus.values()), "busy levels")
+        wait_for(lambda: all(gpu.busy_watts for gpu in job_of(daemon).watch.power.gpus.values()), "busy levels")
         yield daemon
     finally:
         daemon.stop()
@@ -228,7 +228,7 @@ def test_a_look_that_fails_as_a_whole_loses_no_hang(tmp_path: Path) -> None:
     with SimulatedNode(2) as node, quick_daemon(node, tmp_path, capture=config.Capture(parallel=0)) as daemon:
         node.order(1, "lock")
         wait_for(lambda: state_of(daemon) is JobState.STALLED, "the job to be held as stalled")
-        assert job_of(daemon).watch.capture_wanted_at is not None, "and to be looked at again"
+        assert job_of(daemon).watch.open.capture_wanted_at is not None, "and to be looked at again"
         assert daemon.board.snapshot.captures["failed"] >= 1
         assert not job_of(daemon).page, "nobody has seen a stack"
 

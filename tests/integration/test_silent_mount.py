@@ -15,6 +15,7 @@ import pytest
 from hangwatch import config, detector
 from hangwatch.capture import CaptureRequest, capture
 from hangwatch.detector import job_watch
+from hangwatch.detector.watch_parts import JobIdentity, Silence, Suspicion
 from hangwatch.model import Job, JobState, Rank
 from hangwatch.probes.process import procfs, pyspy
 from hangwatch.stacks import activity
@@ -171,14 +172,14 @@ def assert_pages(seen: Diagnosis) -> None:
     count = motion_count(seen.grouping)
     assert (count.frozen, count.moving, count.unknown) == (len(seen.grouping.members), 0, 0)
     settings = config.Detector()
+    identity = JobIdentity(job_id="x", job_key="x", generation=frozenset(), began=0.0, has_ranks=True)
     suspected = job_watch.JobWatch(
-        job_id="x",
-        job_key="x",
-        generation=frozenset(),
-        began=0.0,
-        has_ranks=True,
+        identity=identity,
         state=JobState.SUSPECTED,
         since=100.0,
+        phase=None,
+        silence=Silence(since=100.0),
+        suspicion=Suspicion(),
     )
     watch, _ = detector.captured(suspected, count, 110.0, settings)
     assert (watch.state, job_watch.pages(watch, 110.0, settings)) == (JobState.HUNG, True)

@@ -382,7 +382,7 @@ class _Daemon:
         doing = self.node.doing(gpu, t)
         lost = doing is None or self.node.lost(gpu, t)
         watched = self._snapshot.jobs.get(taking.job_id)
-        levels = gpu_levels(watched.watch.gpus, self.settings.detector) if watched else {}
+        levels = gpu_levels(watched.watch.power.gpus, self.settings.detector) if watched else {}
         level = levels.get(f"GPU-{gpu}")
         return RankDump(
             id=RankId(node=NODE, rank=rank, local_rank=rank, pid=self.node.process(gpu, t).pid),

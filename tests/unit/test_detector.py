@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from hangwatch import detector
 from hangwatch.config import Detector
-from hangwatch.detector import TakeCapture, Transition, job_watch, power_level
+from hangwatch.detector import TakeCapture, Transition, job_watch, power_level, watch_parts
 from hangwatch.detector.capture_due import CAPTURE_LOST_SECONDS, LAST_LOOK_SECONDS, LOOK_SECONDS, RELOOK_MAX_SECONDS
 from hangwatch.detector.job_watch import JobWatch, MotionCount
 from hangwatch.detector.power_level import GpuPower
@@ -35,17 +35,19 @@ def job(ranks: int = 8, pid: int = 100, world_size: int | None = None) -> Job:
 
 
 def assert_times_mean_something(watch: JobWatch) -> None:
-    """Which times are set in which state, as the docstring of JobWatch says."""
+    """Which parts are set in which state, as the docstrings of JobWatch and of its parts say."""
     is_open = watch.state in OPEN_STATES
-    assert (watch.quiet_since is not None) == (is_open or watch.state in (S.QUIET, S.SUSPECTED))
-    assert watch.state is not S.QUIET or watch.quiet_gpus
-    assert (watch.stalled_since is not None) == (is_open and watch.state is not S.HUNG)
-    assert watch.back_since is None or is_open
-    assert watch.capture_wanted_at is None or (is_open and not watch.capturing)
-    assert watch.capturing or watch.state is not S.SUSPECTED
-    assert all(gpu.stuck_watts is None or is_open or watch.state is S.SUSPECTED for gpu in watch.gpus.values())
-    assert watch.over_since is None or watch.state is S.STARTING
-    assert watch.ended is None or watch.state is S.RECOVERED
+    is_suspected = is_open or watch.state is S.SUSPECTED
+    assert (watch.silence is not None) == (is_suspected or watch.state is S.QUIET)
+    assert watch.state is not S.QUIET or (watch.silence and watch.silence.gpus)
+    assert (watch.suspicion is not None) == is_suspected
+    assert (watch.open is not None) == is_open
+    assert watch.open is None or (watch.open.stalled_since is not None) == (watch.state is not S.HUNG)
+    assert watch.open is None or watch.open.capture_wanted_at is None or not watch.looks.capturing
+    assert watch.looks.capturing or watch.state is not S.SUSPECTED
+    assert all(gpu.stuck_watts is None or is_suspected for gpu in watch.power.gpus.values())
+    phases = {S.STARTING: watch_parts.Starting, S.RECOVERED: watch_parts.Recovered, S.UNKNOWN: watch_parts.Unknown}
+    assert type(watch.phase) is phases.get(watch.state, type(None))
 
 
 class Series:
@@ -170,7 +172,7 @@ def test_a_rank_that_moves_makes_it_stalled_and_pages_late() -> None:
     looked = len(series.captures)
     for _ in range(40):
         series.feed(110, 20)
-        if series.watch.capturing:
+        if series.watch.looks.capturing:
             series.captured(frozen=7, moving=1)
     assert not series.pages
     pauses = [b - a for a, b in zip(series.captures[1:], series.captures[2:], strict=False)]
@@ -209,7 +211,7 @@ def test_by_the_plain_rule_a_share_of_the_limit_is_quiet_whatever_the_card_idled
     series.idle = {f"GPU-{i}": 68.0 for i in range(8)}
     series.feed(working, 300)
     fell = series.now
-    if series.watch.glancing_since is not None:
+    if series.watch.looks.glancing_since is not None:
         series.glanced(frozen=0, moving=8)
     series.feed(watts, 130)
     assert series.states == [S.TRAINING, S.QUIET, S.SUSPECTED]
@@ -277,7 +279,7 @@ def test_a_taught_job_is_glanced_at_again_after_the_hold_and_then_with_growing_p
     taught_at = series.now
     for _ in range(2000):
         series.feed(110, 10)
-        if series.watch.glancing_since is not None:
+        if series.watch.looks.glancing_since is not None:
             series.glanced(0, 8)
     assert series.glances[0] - taught_at == pytest.approx(DEFAULTS.hold_seconds, abs=2)
     pauses = [b - a for a, b in zip(series.glances, series.glances[1:], strict=False)]
@@ -299,11 +301,11 @@ def test_a_light_job_that_falls_to_a_flat_level_over_the_line_is_glanced_at_afte
     limit: float, working: float, hung: float
 ) -> None:
     series = Series(limit=limit).feed(working, 1000)
-    if series.watch.capturing:
+    if series.watch.looks.capturing:
         series.captured(0, 8)
     for _ in range(100):
         series.feed(working, 10)
-        if series.watch.glancing_since is not None:
+        if series.watch.looks.glancing_since is not None:
             series.glanced(0, 8)
     fell, before = series.now, len(series.glances)
     series.feed(hung, 130)
@@ -323,13 +325,13 @@ def test_a_light_job_that_falls_to_a_flat_level_over_the_line_is_glanced_at_afte
 
 def test_what_a_job_fell_to_and_stays_at_is_not_taken_for_its_work() -> None:
     series = Series().feed(250, 600)
-    line = power_level.quiet_line_watts(series.watch.gpus["GPU-0"], DEFAULTS)
+    line = power_level.quiet_line_watts(series.watch.power.gpus["GPU-0"], DEFAULTS)
     series.feed(140, 3600)
-    assert power_level.quiet_line_watts(series.watch.gpus["GPU-0"], DEFAULTS) == line == pytest.approx(133)
+    assert power_level.quiet_line_watts(series.watch.power.gpus["GPU-0"], DEFAULTS) == line == pytest.approx(133)
     series.glanced(frozen=0, moving=8)
-    assert power_level.quiet_line_watts(series.watch.gpus["GPU-0"], DEFAULTS) == pytest.approx(70 + 0.35 * 70)
+    assert power_level.quiet_line_watts(series.watch.power.gpus["GPU-0"], DEFAULTS) == pytest.approx(70 + 0.35 * 70)
     series.feed(140, 1200)
-    assert series.watch.gpus["GPU-0"].busy_watts == 140, "a look has shown that it is"
+    assert series.watch.power.gpus["GPU-0"].busy_watts == 140, "a look has shown that it is"
 
 
 def test_flat_power_at_the_working_level_is_no_reason_for_a_glance() -> None:
@@ -349,7 +351,7 @@ def test_a_healthy_flat_phase_is_glanced_at_once_and_then_ever_less() -> None:
     series = Series(ranks=1).feed(600, 600)
     for _ in range(8640):
         series.feed(350, 10)
-        if series.watch.glancing_since is not None:
+        if series.watch.looks.glancing_since is not None:
             series.glanced(0, 8)
     assert series.captures == []
     assert series.states == [S.TRAINING]
@@ -361,18 +363,18 @@ def test_phases_that_come_and_go_are_glanced_at_a_bounded_number_of_times() -> N
     for _ in range(20):
         for _ in range(14):
             series.feed(350, 10)
-            if series.watch.glancing_since is not None:
+            if series.watch.looks.glancing_since is not None:
                 series.glanced(0, 8)
         series.feed(600, 60)
     pauses = [b - a for a, b in zip(series.glances, series.glances[1:], strict=False)]
-    assert min(pauses) >= job_watch.GLANCE_SECONDS
+    assert min(pauses) >= watch_parts.GLANCE_SECONDS
 
 
 def test_a_glance_that_shows_nothing_is_taken_again_ever_less() -> None:
     series = Series(ranks=1).feed(600, 300)
     for _ in range(1000):
         series.feed(350, 10)
-        if series.watch.glancing_since is not None:
+        if series.watch.looks.glancing_since is not None:
             series.glanced(0, 0, unknown=8)
     pauses = [b - a for a, b in zip(series.glances, series.glances[1:], strict=False)]
     assert pauses == sorted(pauses) and pauses[-1] > 3 * pauses[0]
@@ -393,7 +395,7 @@ def test_a_glance_that_finds_half_of_the_ranks_standing_still_begins_a_suspicion
 def test_a_taught_level_at_which_most_ranks_cannot_be_judged_any_more_is_no_work_any_more() -> None:
     """Spinners whose GPUs show 0 %: they may compute or wait. What was work once must not hide them for ever."""
     series = Series().feed(600, 300).feed(84, 125).captured(0, 8)
-    while series.watch.glancing_since is None:
+    while series.watch.looks.glancing_since is None:
         series.feed(84, 10)
     series.glanced(1, 0, unknown=7, stacked=8).feed(84, 130)
     assert series.watch.state is S.SUSPECTED
@@ -404,7 +406,7 @@ def test_a_taught_level_at_which_most_ranks_cannot_be_judged_any_more_is_no_work
 @pytest.mark.parametrize(("moving", "unknown", "stacked"), [(5, 3, 8), (0, 8, 3)])
 def test_a_taught_level_stays_where_most_ranks_move_or_gave_no_stack(moving: int, unknown: int, stacked: int) -> None:
     series = Series().feed(600, 300).feed(84, 125).captured(0, 8)
-    while series.watch.glancing_since is None:
+    while series.watch.looks.glancing_since is None:
         series.feed(84, 10)
     series.glanced(0, moving, unknown=unknown, stacked=stacked).feed(84, 200)
     assert series.watch.state is S.TRAINING
@@ -412,14 +414,14 @@ def test_a_taught_level_stays_where_most_ranks_move_or_gave_no_stack(moving: int
 
 def test_a_glance_that_ends_after_power_came_back_says_nothing() -> None:
     series = Series().feed(600, 300).feed(350, 130)
-    assert series.watch.glancing_since is not None
+    assert series.watch.looks.glancing_since is not None
     series.feed(600, 10).glanced(8, 0)
     assert series.states == [S.TRAINING]
 
 
 def test_the_pause_to_the_next_glance_begins_where_the_last_one_ended() -> None:
     series = Series().feed(600, 300).feed(84, 125).captured(0, 8)
-    while series.watch.glancing_since is None:
+    while series.watch.looks.glancing_since is None:
         series.feed(84, 10)
     ended = series.feed(84, 200).glanced(0, 0, unknown=8).now
     asked = len(series.glances)
@@ -623,7 +625,7 @@ def test_dumps_that_all_fail_are_no_proof_of_a_hang() -> None:
 
 def test_gpus_of_different_models_have_their_own_lines() -> None:
     series = Series(ranks=2).feed([600.0, 140.0], 300)
-    gpus = series.watch.gpus
+    gpus = series.watch.power.gpus
     lines = [power_level.quiet_line_watts(gpus[f"GPU-{i}"], DEFAULTS) for i in range(2)]
     assert lines[0] == pytest.approx(70 + 0.35 * 530)
     assert lines[1] is not None and lines[1] < 140
@@ -633,7 +635,7 @@ def test_an_idle_level_that_was_seen_is_the_floor() -> None:
     series = Series(ranks=1, limit=1100)
     series.idle = {"GPU-0": 183.5}
     series.feed(1050, 60)
-    assert power_level.quiet_line_watts(series.watch.gpus["GPU-0"], DEFAULTS) == pytest.approx(
+    assert power_level.quiet_line_watts(series.watch.power.gpus["GPU-0"], DEFAULTS) == pytest.approx(
         183.5 + 0.35 * (1050 - 183.5)
     )
 
@@ -684,9 +686,9 @@ def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
             series.now += event
         elif isinstance(event[0], list):  # type: ignore[index]
             before = len(series.captures)
-            was_capturing = series.watch.capturing
+            was_capturing = series.watch.looks.capturing
             series.feed(*event)  # type: ignore[misc]
-            if was_capturing and series.watch.capturing:
+            if was_capturing and series.watch.looks.capturing:
                 assert len(series.captures) <= before + 1
         else:
             judged = judged or bool(series.captures)  # of one that was given up the answer may come late
@@ -700,9 +702,9 @@ def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
             assert job_watch.quiet_seconds(series.watch, series.now) == 0
     series.feed(650.0, 200)
     for _ in range(20):  # what a glance at this very power began, only a look ends, and the next may be an hour away
-        if series.watch.state is S.STALLED and not series.watch.capturing:
+        if series.watch.state is S.STALLED and not series.watch.looks.capturing:
             series.feed(650.0, 200)
-    if series.watch.state is S.STALLED and series.watch.capturing:
+    if series.watch.state is S.STALLED and series.watch.looks.capturing:
         series.captured(0, 8)
     if series.watch.state is not S.SUSPECTED:
         assert series.watch.state in (S.TRAINING, S.RECOVERED, S.QUIET)
@@ -713,7 +715,7 @@ def test_a_flapping_job_is_left_to_rest_between_captures() -> None:
     series = Series(rules=rules).feed(600, 100)
     for _ in range(12):
         series.feed(110, 12)
-        if series.watch.capturing:
+        if series.watch.looks.capturing:
             series.captured(0, 0, unknown=0)
         series.feed(600, 15)
     pauses = [b - a for a, b in zip(series.captures, series.captures[1:], strict=False)]
@@ -765,7 +767,7 @@ def looked_at(series: Series, seconds: int, moving: int = 0, takes: int = 12) ->
     """Hangs on; each look that is asked for comes back."""
     for _ in range(seconds):
         series.feed(110, 1)
-        if series.watch.capturing and series.now - series.captures[-1] >= takes:
+        if series.watch.looks.capturing and series.now - series.captures[-1] >= takes:
             series.captured(8 - moving, moving)
     return series
 
@@ -775,9 +777,13 @@ def last_looks(series: Series) -> list[float]:
     return [series.hung_at + 600 - at for at in series.told]
 
 
+def with_time_out(watch: JobWatch, **known: object) -> JobWatch:
+    return replace(watch, time_out=replace(watch.time_out, **known))
+
+
 def hangs(moving: int = 0, rules: Detector = DEFAULTS, **known: object) -> Series:
     series = Series(rules=rules).feed(600, 300)
-    series.watch = replace(series.watch, **known)
+    series.watch = with_time_out(series.watch, **known)
     series.hung_at = series.now
     return looked_at(series, 130, moving)
 
@@ -799,12 +805,12 @@ def test_a_second_hang_has_a_last_look_of_its_own() -> None:
 @pytest.mark.parametrize(
     "known",
     [
-        {"collective_seconds": None},
-        {"collective_seconds": 100.0},  # is in the past when it is looked at
-        {"collective_seconds": 160.0},  # the first look is as fresh
-        {"collective_seconds": 0.0},
-        {"collective_seconds": math.inf},
-        {"collective_seconds": 1e300, "recorded_seconds": -1.0},
+        {"environment_seconds": None},
+        {"environment_seconds": 100.0},  # is in the past when it is looked at
+        {"environment_seconds": 160.0},  # the first look is as fresh
+        {"environment_seconds": 0.0},
+        {"environment_seconds": math.inf},
+        {"environment_seconds": 1e300, "recorded_seconds": -1.0},
     ],
 )
 def test_who_waits_for_ever_or_not_any_more_has_no_last_look(known: dict[str, object]) -> None:
@@ -827,7 +833,8 @@ def test_what_the_ranks_recorded_holds_for_one_hang() -> None:
 def test_a_time_out_that_changes_with_each_look_costs_one_look_in_a_hang() -> None:
     series = hangs()
     for _ in range(100):
-        series.watch = replace(series.watch, recorded_seconds=job_watch.quiet_seconds(series.watch, series.now) + 40)
+        recorded_seconds = job_watch.quiet_seconds(series.watch, series.now) + 40
+        series.watch = with_time_out(series.watch, recorded_seconds=recorded_seconds)
         looked_at(series, 60)
     assert len(series.told) == 1
 
@@ -837,7 +844,7 @@ def test_a_job_that_is_stopped_or_was_never_at_work_or_has_power_again_has_no_la
     stopped.feed(110, 900)
     assert stopped.told == []
     never = Series().feed(90, 905).captured(8, 0)
-    never.watch = replace(never.watch, collective_seconds=1000.0)
+    never.watch = with_time_out(never.watch, environment_seconds=1000.0)
     assert (never.watch.state, looked_at(never, 200).told) == (S.HUNG, [])
     back = looked_at(hangs(rules=Detector(recover_seconds=3600)), 400).feed(600, 300)
     assert (back.watch.state, back.told) == (S.HUNG, [])
@@ -846,13 +853,13 @@ def test_a_job_that_is_stopped_or_was_never_at_work_or_has_power_again_has_no_la
 def test_a_look_that_takes_long_begins_as_much_earlier() -> None:
     series = Series().feed(600, 300).feed(110, 125)
     series.captured(8, 0)
-    series.watch = replace(series.watch, capture_wanted_at=None)
+    series.watch = job_watch.with_open(series.watch, capture_wanted_at=None)
     sample = {f"GPU-{i}": GpuSample(index=i, uuid=f"GPU-{i}", power_watts=110, power_limit_watts=700) for i in range(8)}
     fell = series.watch.quiet_since
 
     def asks(left: float, **known: float) -> bool:
         at = fell + 600 - left
-        watch = replace(series.watch, sampled_at=at - 1)
+        watch = job_watch.with_power(series.watch, sampled_at=at - 1)
         return bool(detector.step(watch, sample, at, DEFAULTS, **known)[1])
 
     assert [asks(left) for left in (46, 45, 16, 15, 1, -1)] == [False, True, True, False, False, False]
@@ -903,18 +910,18 @@ def test_another_place_pages_at_once_and_goes_on_paging() -> None:
 def test_a_learnt_place_pages_no_later_than_two_minutes_before_the_job_ends_itself() -> None:
     assert seconds_to_page(paused(400).feed(600, 300)) == pytest.approx(480, abs=5)
     patient = paused(400).feed(600, 300)
-    patient.watch = replace(patient.watch, collective_seconds=None)
+    patient.watch = with_time_out(patient.watch, environment_seconds=None)
     assert seconds_to_page(patient) == pytest.approx(800, abs=5)
     patient = paused(800).feed(600, 300)
-    patient.watch = replace(patient.watch, collective_seconds=7200.0)
+    patient.watch = with_time_out(patient.watch, environment_seconds=7200.0)
     assert seconds_to_page(patient) == pytest.approx(DEFAULTS.stalled_hold_seconds, abs=5)
 
 
 def test_what_a_collective_waits_is_read_of_the_ranks() -> None:
-    assert job_watch.begin(job(), 0.0).collective_seconds == 600
+    assert job_watch.begin(job(), 0.0).time_out.seconds == 600
     told = replace(job(), environ={"DEEPSPEED_TIMEOUT": "45"})
-    assert job_watch.begin(told, 0.0).collective_seconds == 2700
-    assert job_watch.joined(job_watch.begin(job(), 0.0), told).collective_seconds == 2700
+    assert job_watch.begin(told, 0.0).time_out.seconds == 2700
+    assert job_watch.joined(job_watch.begin(job(), 0.0), told).time_out.seconds == 2700
 
 
 def test_a_look_that_saw_the_work_begin_again_ends_the_pause_too() -> None:
@@ -979,7 +986,7 @@ def at_two_lines(ranks: int, *, moving: bool) -> MotionCount:
 
 
 def look(series: Series, seen: MotionCount) -> None:
-    take = detector.glanced if series.watch.glancing_since is not None else detector.captured
+    take = detector.glanced if series.watch.looks.glancing_since is not None else detector.captured
     series._take(*take(series.watch, seen, series.now, series.rules))
 
 
@@ -1001,8 +1008,8 @@ def test_ranks_that_only_go_to_and_fro_are_suspected_by_a_later_look_and_page_af
 def test_work_in_between_ends_what_looks_remember() -> None:
     series = Series().feed(600, 900).feed(120, 130)
     look(series, at_two_lines(7, moving=True))
-    assert series.watch.standstills
-    assert not series.feed(600, 30).watch.standstills
+    assert series.watch.looks.standstills
+    assert not series.feed(600, 30).watch.looks.standstills
 
 
 def test_an_unjudged_place_over_the_line_is_suspected_by_its_second_look() -> None:

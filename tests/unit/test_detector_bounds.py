@@ -111,7 +111,7 @@ def test_the_way_from_the_start_to_a_suspicion_in_words() -> None:
         went(JobState.QUIET, JobState.SUSPECTED, "quiet for 60 s"),
         TakeCapture(job_key="key", reason="quiet for 60 s"),
     ]
-    assert (played.watch.quiet_since, played.watch.capturing, played.watch.fell) == (fell, True, True)
+    assert (played.watch.quiet_since, played.watch.looks.capturing, played.watch.suspicion.fell) == (fell, True, True)
 
 
 @pytest.mark.parametrize(("low", "is_quiet"), [(1, False), (2, True), (3, True)])
@@ -120,7 +120,7 @@ def test_half_of_the_gpus_are_enough(low: int, is_quiet: bool) -> None:
     assert (played.watch.state is JobState.QUIET) == is_quiet
     if is_quiet:
         assert played.watch.message == f"{low} of 4 GPUs are quiet"
-        assert played.watch.quiet_gpus == {f"GPU-{i}" for i in range(low)}
+        assert played.watch.silence.gpus == {f"GPU-{i}" for i in range(low)}
 
 
 def test_gpus_that_take_turns_are_never_quiet_for_long() -> None:
@@ -134,9 +134,9 @@ def test_gpus_that_take_turns_are_never_quiet_for_long() -> None:
 
 def test_what_was_quiet_all_the_time_counts_and_what_joined_later_does_not() -> None:
     played = worked().feed(33, HANG, HANG, WORK, WORK).feed(10, HANG)
-    assert played.watch.quiet_gpus == {"GPU-0", "GPU-1"}
+    assert played.watch.silence.gpus == {"GPU-0", "GPU-1"}
     played.feed(10, WORK, HANG, HANG, HANG)
-    assert played.watch.quiet_gpus == {"GPU-1", "GPU-2", "GPU-3"}
+    assert played.watch.silence.gpus == {"GPU-1", "GPU-2", "GPU-3"}
     assert job_watch.quiet_seconds(played.watch, played.now) < 10, "counted anew"
 
 
@@ -200,13 +200,13 @@ def test_a_start_up_is_given_its_time_and_whoever_is_found_late_an_ordinary_hold
     assert isinstance(move, Transition)
     assert move.message == f"not busy, {suspected_at - min(0.0, started or 0.0):.0f} s after its start"
     assert capture == TakeCapture(job_key="key", reason=move.message)
-    assert (played.watch.quiet_since, played.watch.fell) == (min(0.0, started or 0.0), False)
+    assert (played.watch.quiet_since, played.watch.suspicion.fell) == (min(0.0, started or 0.0), False)
 
 
 @pytest.mark.parametrize(("busy", "works"), [(1, False), (2, True)])
 def test_half_of_the_gpus_at_work_are_work(busy: int, works: bool) -> None:
     played = Played().feed(1, *[WORK] * busy, *[90.0] * (4 - busy))
-    assert (played.watch.state is JobState.TRAINING, played.watch.was_busy) == (works, works)
+    assert (played.watch.state is JobState.TRAINING, played.watch.power.was_busy) == (works, works)
 
 
 @pytest.mark.parametrize(("was_busy", "hold"), [(True, 300), (False, 400)])
@@ -244,21 +244,21 @@ def test_a_job_that_never_worked_pages_after_a_hold_of_its_own(was_busy: bool, h
 def test_what_a_capture_showed_in_words(seen: dict[str, object], state: JobState, message: str) -> None:
     played = suspected().captured(**seen)  # type: ignore[arg-type]
     assert played.take() == [went(JobState.SUSPECTED, state, message)]
-    assert (played.watch.state, played.watch.message, played.watch.capturing) == (state, message, False)
+    assert (played.watch.state, played.watch.message, played.watch.looks.capturing) == (state, message, False)
     assert played.pages == (state is JobState.HUNG)
 
 
 def test_a_capture_that_nobody_waits_for_any_more_decides_nothing() -> None:
     played = worked().captured(frozen=8)
-    assert (played.take(), played.watch.state, played.watch.captured_at) == ([], JobState.TRAINING, played.now)
+    assert (played.take(), played.watch.state, played.watch.looks.captured_at) == ([], JobState.TRAINING, played.now)
 
 
 def test_a_stalled_job_whose_message_changes_stays_stalled_and_goes_on_to_its_page() -> None:
     played = suspected().captured(frozen=7, moving=1)
-    since = played.watch.stalled_since
+    since = played.watch.open.stalled_since
     played.feed(200, HANG).take()
     played.captured(frozen=6, moving=2)
-    assert (played.take(), played.watch.message, played.watch.stalled_since) == ([], "2 of 8 ranks move", since)
+    assert (played.take(), played.watch.message, played.watch.open.stalled_since) == ([], "2 of 8 ranks move", since)
     played.feed(100, HANG)
     assert played.pages
 
@@ -269,7 +269,7 @@ def test_a_hung_job_in_which_something_moves_once_is_stalled_since_it_was_hung()
     played.feed(200, HANG).take()
     played.captured(frozen=7, moving=1)
     assert played.take() == [went(JobState.HUNG, JobState.STALLED, "1 of 8 ranks moves")]
-    assert (played.watch.stalled_since, played.pages) == (hung, False)
+    assert (played.watch.open.stalled_since, played.pages) == (hung, False)
     played.feed(100, HANG)
     assert played.pages
 
@@ -282,7 +282,7 @@ def test_a_stalled_job_is_hung_after_two_frozen_looks_in_a_row() -> None:
     played.feed(100, HANG).take()
     played.captured(frozen=8)
     assert played.take() == [went(JobState.STALLED, JobState.HUNG, "all 8 ranks are frozen")]
-    assert played.watch.stalled_since is None
+    assert played.watch.open.stalled_since is None
 
 
 def test_most_moving_ends_an_incident_with_the_reason() -> None:
@@ -301,7 +301,7 @@ def test_looks_at_an_open_incident_come_ever_less_up_to_a_bound() -> None:
         while not (asked := played.take()):
             played.feed(1, HANG)
         assert asked == [TakeCapture(job_key="key", reason="still hung")]
-        assert (played.watch.capturing, played.watch.capture_wanted_at) == (True, None)
+        assert (played.watch.looks.capturing, played.watch.open.capture_wanted_at) == (True, None)
         played.feed(50, HANG)
         assert played.take() == [], "one at a time"
         pauses.append(played.now - 50 - before)
@@ -317,7 +317,7 @@ def test_a_capture_that_is_lost_stalls_the_job_after_five_minutes() -> None:
     played.feed(1, HANG)
     message = "its stacks could not be taken in 300 s"
     assert played.take() == [went(JobState.SUSPECTED, JobState.STALLED, message)]
-    assert (played.watch.capturing, played.pages) == (False, False)
+    assert (played.watch.looks.capturing, played.pages) == (False, False)
     played.feed(400, HANG)
     assert not played.pages, "no stack was ever seen"
 
@@ -332,9 +332,13 @@ def test_one_stack_is_enough_to_page_and_none_is_not(seen: dict[str, int], pages
 
 def test_stacks_that_were_seen_once_were_seen_and_a_new_suspicion_sees_anew() -> None:
     played = suspected().captured(frozen=1, unknown=7).feed(100, HANG).captured(unknown=8)
-    assert played.watch.saw_stacks
+    assert played.watch.suspicion.saw_stacks
     played.feed(100, WORK).feed(300, HANG)
-    assert (played.watch.state, played.watch.saw_stacks, played.watch.frozen_captures) == (JobState.SUSPECTED, False, 0)
+    assert (played.watch.state, played.watch.suspicion.saw_stacks, played.watch.suspicion.frozen_captures) == (
+        JobState.SUSPECTED,
+        False,
+        0,
+    )
 
 
 # --- and back --------------------------------------------------------------------------------------------------------
@@ -359,7 +363,7 @@ def test_power_that_comes_and_goes_is_not_back() -> None:
     played.take()
     for _ in range(5):
         played.feed(10, WORK).feed(10, HANG)
-    assert (played.watch.state, played.watch.back_since) == (JobState.HUNG, None)
+    assert (played.watch.state, played.watch.open.back_since) == (JobState.HUNG, None)
 
 
 def test_while_power_is_back_nobody_is_looked_at() -> None:
@@ -429,17 +433,22 @@ def test_a_restart_has_ranks_that_came_and_ranks_that_went(pids: tuple[int, ...]
 
 def test_who_joins_belongs_and_who_went_stays_known_under_the_jobs_name() -> None:
     watch = job_watch.joined(job_watch.begin(job(1, 2), 0.0), job(2, 3, job_id="43", job_key="other"))
-    assert (watch.job_id, watch.job_key, {process.pid for process in watch.generation}) == ("43", "other", {1, 2, 3})
+    assert (watch.identity.job_id, watch.identity.job_key, {process.pid for process in watch.identity.generation}) == (
+        "43",
+        "other",
+        {1, 2, 3},
+    )
 
 
 def test_two_watches_of_one_job_are_the_first_with_what_the_second_knows() -> None:
     first, second = job_watch.begin(job(1), 50.0), job_watch.begin(job(2), 100.0, 20.0)
-    first = replace(first, gpus={"a": GpuPower(limit_watts=1.0)})
-    second = replace(second, gpus={"a": GpuPower(limit_watts=2.0), "b": GpuPower(limit_watts=3.0)})
+    first = job_watch.with_power(first, gpus={"a": GpuPower(limit_watts=1.0)})
+    second = job_watch.with_power(second, gpus={"a": GpuPower(limit_watts=2.0), "b": GpuPower(limit_watts=3.0)})
     watch = job_watch.merged(first, second)
-    assert ({process.pid for process in watch.generation}, watch.began, watch.since) == ({1, 2}, 20.0, 50.0)
-    assert {uuid: gpu.limit_watts for uuid, gpu in watch.gpus.items()} == {"a": 1.0, "b": 3.0}
-    assert job_watch.merged(second, first).began == 20.0
+    pids = {process.pid for process in watch.identity.generation}
+    assert (pids, watch.identity.began, watch.since) == ({1, 2}, 20.0, 50.0)
+    assert {uuid: gpu.limit_watts for uuid, gpu in watch.power.gpus.items()} == {"a": 1.0, "b": 3.0}
+    assert job_watch.merged(second, first).identity.began == 20.0
 
 
 def test_who_moved_in_an_earlier_hang_says_nothing_of_this_one() -> None:
@@ -450,6 +459,6 @@ def test_who_moved_in_an_earlier_hang_says_nothing_of_this_one() -> None:
 
     job = Played().feed(520, 100.0).captured(frozen=2, moving=2, **movers(0, 1))
     assert job.watch.state is JobState.STALLED
-    assert job.watch.moved
+    assert job.watch.suspicion.moved
     job.feed(300, WORK).feed(80, HANG)
-    assert (job.watch.state, job.watch.moved) == (JobState.SUSPECTED, frozenset())
+    assert (job.watch.state, job.watch.suspicion.moved) == (JobState.SUSPECTED, frozenset())

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from hangwatch.detector.watch_parts import CollectiveTimeout
 from hangwatch.model import (
     CheckResult,
     CheckStatus,
@@ -158,7 +159,8 @@ def test_it_says_so_and_pages_when_the_collective_is_about_to_end() -> None:
 def test_it_pages_after_the_stalled_hold_where_a_collective_waits_for_ever() -> None:
     life = at_the_hold()
     entry = life.snapshot.jobs["42"]
-    life.snapshot = life.snapshot.with_job(replace(entry, watch=replace(entry.watch, collective_seconds=None)))
+    watch = replace(entry.watch, time_out=CollectiveTimeout())
+    life.snapshot = life.snapshot.with_job(replace(entry, watch=watch))
     life.power(110, int(RULES.stalled_hold_seconds) - 1)
     assert not life.snapshot.jobs["42"].page
     life.power(110, 1)
@@ -193,7 +195,7 @@ def test_a_page_does_not_come_and_go() -> None:
 
 def test_the_hold_counts_through_looks_in_which_something_moves() -> None:
     life = at_the_hold()
-    since = life.snapshot.jobs["42"].watch.stalled_since
+    since = life.snapshot.jobs["42"].watch.open.stalled_since
     life.power(110, 60)
     moving = grouping(replace(TWO[0], motion=Motion.MOVING), replace(TWO[1], motion=Motion.FROZEN))
     life.look(moving)
@@ -201,7 +203,7 @@ def test_the_hold_counts_through_looks_in_which_something_moves() -> None:
     life.look(waiting())
     life.look(waiting())
     watch = life.snapshot.jobs["42"].watch
-    assert (watch.state, watch.stalled_since) == (JobState.WAITS_ELSEWHERE, since)
+    assert (watch.state, watch.open.stalled_since) == (JobState.WAITS_ELSEWHERE, since)
 
 
 def test_power_that_comes_back_ends_it() -> None:

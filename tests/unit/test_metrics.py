@@ -18,6 +18,7 @@ from hangwatch import metrics
 from hangwatch.config import Detector
 from hangwatch.detector import job_watch
 from hangwatch.detector.power_level import GpuPower
+from hangwatch.detector.watch_parts import Silence
 from hangwatch.metrics.series import LABEL_LENGTH, sentence
 from hangwatch.model import (
     CheckResult,
@@ -57,9 +58,8 @@ def board(**changes: object) -> Board:
     lost = Fault(subject="gpu 8", reason="GpuIsLost", detail="GPU is lost")
     watch = job_watch.begin(incident.job, NOW - 900)
     power = GpuPower(recent=(115.0,), limit_watts=700.0, busy_watts=600.0)
-    watch = replace(
-        watch, state=JobState.HUNG, since=NOW - 5, quiet_since=NOW - 140, gpus={incident.job.gpu_uuids[0]: power}
-    )
+    watch = job_watch.with_power(watch, gpus={incident.job.gpu_uuids[0]: power})
+    watch = replace(watch, state=JobState.HUNG, since=NOW - 5, silence=Silence(since=NOW - 140))
     entry = JobEntry(job=incident.job, watch=watch, page=True, incident=incident)
     check = CheckResult(
         check="clock_skew",

@@ -274,9 +274,15 @@ def test_a_key_goes_from_who_never_held_a_gpu_to_whom_the_scan_gives_it_and_who_
     life.discover(apart(), real)
     taken, given = life.snapshot.jobs["42"], life.snapshot.jobs["42-p100"]
     assert (taken.job.ranks, given.job.ranks) == (real.ranks, job().ranks)
-    assert (taken.watch.job_id, taken.watch.job_key) == ("42", "42")
-    assert (taken.watch.state, taken.watch.since, taken.watch.gpus) == (began.state, began.since, began.gpus)
-    assert (given.watch.state, given.watch.job_key) == (JobState.TRAINING, "42-p100"), "a watch follows its processes"
+    assert (taken.watch.identity.job_id, taken.watch.identity.job_key) == ("42", "42")
+    assert (taken.watch.state, taken.watch.since, taken.watch.power.gpus) == (
+        began.state,
+        began.since,
+        began.power.gpus,
+    )
+    assert (given.watch.state, given.watch.identity.job_key) == (JobState.TRAINING, "42-p100"), (
+        "a watch follows its processes"
+    )
     assert set(life.snapshot.jobs) == {"42", "42-p100"}
     life.discover(job(), replace(real, job_id="42-p500", job_key="42-p500"))
     assert life.snapshot.jobs["42"].job.ranks == real.ranks, "and is not taken back"
@@ -303,7 +309,7 @@ def test_who_comes_and_goes_does_not_begin_a_start_anew() -> None:
         life.now += 10
         life.discover(job())
         after = life.snapshot.jobs["42"].watch
-        assert (after.began, after.since, after.state) == (before.began, before.since, before.state)
+        assert (after.identity.began, after.since, after.state) == (before.identity.began, before.since, before.state)
 
 
 def test_at_its_start_a_job_takes_the_name_that_the_scan_finds_later_and_goes_on() -> None:
@@ -325,7 +331,9 @@ def test_two_pods_that_become_one_job_lose_neither_incident_nor_page(open_one: i
     if open_one == 500:
         entry = life.snapshot.jobs["42"]
         later = steps.discovered(Snapshot(), [other], life.now, life.unix)[0].jobs["42-p500"]
-        watch = replace(entry.watch, job_id="42-p500", job_key="42-p500", generation=later.watch.generation)
+        generation = later.watch.identity.generation
+        identity = replace(entry.watch.identity, job_id="42-p500", job_key="42-p500", generation=generation)
+        watch = replace(entry.watch, identity=identity)
         moved = replace(entry, job=other, watch=watch)
         fresh = steps.discovered(Snapshot(), [job()], life.now, life.unix)[0].jobs["42"]
         life.snapshot = life.snapshot.with_job(moved).with_job(fresh)
@@ -779,11 +787,11 @@ def test_the_time_out_that_an_open_operation_recorded_is_the_jobs() -> None:
         for group, told in zip(AT_A_SERVER.groups, recorded, strict=True)
     )
     life = life_with_a_pause()
-    assert (job_watch.time_out_seconds(life.snapshot.jobs["42"].watch), life.snapshot.jobs["42"].page) == (600.0, False)
+    assert (life.snapshot.jobs["42"].watch.time_out.seconds, life.snapshot.jobs["42"].page) == (600.0, False)
     life.look(Grouping(groups=groups))
-    assert (job_watch.time_out_seconds(life.snapshot.jobs["42"].watch), life.snapshot.jobs["42"].page) == (140.0, True)
+    assert (life.snapshot.jobs["42"].watch.time_out.seconds, life.snapshot.jobs["42"].page) == (140.0, True)
     life.discover(life.snapshot.jobs["42"].job)
-    assert job_watch.time_out_seconds(life.snapshot.jobs["42"].watch) == 140.0, "a scan knows its environment only"
+    assert life.snapshot.jobs["42"].watch.time_out.seconds == 140.0, "a scan knows its environment only"
 
 
 def test_the_timeline_of_an_incident_says_why_it_was_looked_at_before_the_time_out() -> None:
@@ -791,8 +799,10 @@ def test_the_timeline_of_an_incident_says_why_it_was_looked_at_before_the_time_o
     life.power(110, 20)
     before = life.captures
     entry = life.snapshot.jobs["42"]
-    told = replace(entry.watch, recorded_seconds=job_watch.quiet_seconds(entry.watch, life.now) + 40.0)
-    life.snapshot = life.snapshot.with_job(replace(entry, watch=replace(told, captured_at=life.now - 60)))
+    recorded_seconds = job_watch.quiet_seconds(entry.watch, life.now) + 40.0
+    told = replace(entry.watch, time_out=replace(entry.watch.time_out, recorded_seconds=recorded_seconds))
+    told = job_watch.with_looks(told, captured_at=life.now - 60)
+    life.snapshot = life.snapshot.with_job(replace(entry, watch=told))
     life.power(110, 5)
     assert life.captures == before + 1
     entry = life.snapshot.jobs["42"]

@@ -128,17 +128,17 @@ def test_a_stalled_job_pages_by_a_sample_once_its_hold_is_over() -> None:
 def test_a_job_began_with_its_first_rank(ticks_per_second: float, began: float) -> None:
     ranks = tuple(Rank(id=ProcessId(pid=ticks, start_ticks=ticks), rank=None, local_rank=None) for ticks in (900, 300))
     found, _ = steps.discovered(Snapshot(), [replace(job(), ranks=ranks)], 1000.0, 2e9, ticks_per_second)
-    assert found.jobs["42"].watch.began == began
+    assert found.jobs["42"].watch.identity.began == began
 
 
 def test_a_tick_is_a_hundredth_of_a_second_where_nothing_else_is_said() -> None:
     found, _ = steps.discovered(Snapshot(), [job(pid=500)], 1000.0, 2e9)
-    assert found.jobs["42"].watch.began == 5.0
+    assert found.jobs["42"].watch.identity.began == 5.0
 
 
 def test_a_job_without_ranks_here_began_with_the_machine() -> None:
     found, _ = steps.discovered(Snapshot(), [replace(job(), ranks=())], 1000.0, 2e9)
-    assert found.jobs["42"].watch.began == 0.0
+    assert found.jobs["42"].watch.identity.began == 0.0
 
 
 def test_whoever_was_once_seen_on_a_gpu_was_seen_on_one() -> None:
@@ -259,7 +259,7 @@ def test_a_capture_that_failed_is_counted_as_such_and_pages_nobody() -> None:
     shown, _ = steps.unjudged(before, "42", now=life.now, unix_now=life.unix, settings=RULES)
     assert shown.captures == {"failed": 1}
     entry = shown.jobs["42"]
-    assert (entry.watch.capturing, entry.page, entry.incident) == (False, False, None)
+    assert (entry.watch.looks.capturing, entry.page, entry.incident) == (False, False, None)
     assert (entry.timeline[-1].state, entry.timeline[-1].unix_seconds) == (JobState.STALLED, life.unix)
     assert entry.watch.message == "2 of 2 ranks could not be judged"
 
@@ -401,7 +401,7 @@ def test_a_job_that_goes_on_has_name_and_key_of_its_incident_whatever_a_scan_cal
     life = started_again(left, replace(job(), job_id="42-p100", job_key="other"))
     (entry,) = life.snapshot.jobs.values()
     assert (entry.job.job_id, entry.job.job_key) == ("42", "42")
-    assert (entry.watch.job_id, entry.watch.job_key) == ("42", "42")
+    assert (entry.watch.identity.job_id, entry.watch.identity.job_key) == ("42", "42")
 
 
 # --- which watch goes on ---------------------------------------------------------------------------------------------
@@ -422,7 +422,7 @@ def test_of_two_watches_that_become_one_the_one_that_is_looked_at_goes_on() -> N
     other = replace(job(pid=50, ranks=1), job_id="42-p50", job_key="42-p50")
     life.discover(job(), other)
     life.discover(replace(job(), ranks=(*other.ranks, *job().ranks)))
-    assert (life.state, life.snapshot.jobs["42"].watch.capturing) == (JobState.SUSPECTED, True)
+    assert (life.state, life.snapshot.jobs["42"].watch.looks.capturing) == (JobState.SUSPECTED, True)
 
 
 def test_of_two_watches_that_are_alike_the_one_of_the_key_goes_on_and_then_the_older() -> None:

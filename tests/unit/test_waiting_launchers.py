@@ -261,7 +261,7 @@ def test_once_its_ranks_come_the_incident_closes_and_there_is_one_job_that_start
     life.look()
     life.discover(ranks(key=key))
     assert life.states == {key: JobState.STARTING}
-    assert life.snapshot.jobs[key].watch.began == life.now, "its start begins with its ranks"
+    assert life.snapshot.jobs[key].watch.identity.began == life.now, "its start begins with its ranks"
     last = life.saved[-1]
     assert last.closed_unix_seconds == life.now and last.timeline[-1].message == "its ranks have come"
 
@@ -273,7 +273,7 @@ def test_who_was_taken_for_a_launcher_and_is_a_rank_begins_to_train_with_its_fir
     life.discover(replace(launcher(), launcher_id=rank.id, job_key="of-the-ranks"))
     life.discover(ranks())
     (entry,) = life.snapshot.jobs.values()
-    assert entry.watch.has_ranks and entry.watch.message == "waiting for the first sign of work"
+    assert entry.watch.identity.has_ranks and entry.watch.message == "waiting for the first sign of work"
 
 
 @pytest.mark.parametrize("first", [50, 60], ids=["the one that waited longer", "the one that came"])
@@ -312,7 +312,7 @@ def test_a_launcher_whose_ranks_ended_is_the_end_of_that_job_and_waits_only_when
     life.discover(launcher())
     life.discover(launcher())
     assert life.states == {"of-the-launcher": JobState.STARTING}
-    assert life.snapshot.jobs["of-the-launcher"].watch.began == 1300, "it waits since its ranks ended"
+    assert life.snapshot.jobs["of-the-launcher"].watch.identity.began == 1300, "it waits since its ranks ended"
 
 
 def test_a_launcher_whose_ranks_worked_for_long_is_the_end_of_that_job() -> None:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 from msgspec.structs import replace  # noqa: E402
 
 from benchmarks.checks_cost import cpu_seconds, real_job  # noqa: E402
-from hangwatch.capture import CaptureRequest  # noqa: E402
+from hangwatch.capture import CaptureRequest, DumpMode  # noqa: E402
 from hangwatch.capture.diagnosis import diagnose_job  # noqa: E402
 from hangwatch.config import Settings  # noqa: E402
 from hangwatch.probes.process import main_thread, procfs  # noqa: E402
@@ -50,7 +50,9 @@ def main() -> None:
             began, used = time.monotonic(), cpu_seconds()
             diagnose_job(
                 job,
-                CaptureRequest(node="node-1", settings=replace(settings.capture, pause_seconds=0.0), may_pause=False),
+                CaptureRequest(
+                    node="node-1", settings=replace(settings.capture, pause_seconds=0.0), mode=DumpMode(may_pause=False)
+                ),
                 table,
             )
             costs.append(cpu_seconds() - used)

@@ -139,9 +139,7 @@ class Taker(NamedTuple):
         answer = pyspy.dump(
             target.pid,
             deadline_seconds=self._deadline_seconds(left_seconds),
-            native=self.request.native,
-            include_locals=self.request.include_locals,
-            may_pause=self.request.may_pause,
+            mode=self.request.mode,
             pyspy_path=self.request.paths.pyspy_path,
             stop=self.request.stop,
             proc_root=self.request.paths.proc_root,

@@ -14,6 +14,7 @@ from hangwatch.capture import stack_limits
 from hangwatch.detector.power_level import GpuLevels
 from hangwatch.model import Fault, GpuSweep, RankDump, TrafficSweep, Value
 from hangwatch.probes.process import procfs
+from hangwatch.probes.process.pyspy import DumpMode
 
 ObserveDump: TypeAlias = Callable[[float, Fault | None], None]
 """Called after each dump with its duration in seconds and what went wrong, if anything."""
@@ -45,8 +46,7 @@ class CaptureRequest(Value, frozen=True):
 
     * `rounds`: how many; None for as many as the settings say. `needs_second_round` is asked after a single one, with
       what it showed of the ranks.
-    * `native`, `include_locals`: native frames and local variables, too. Without `may_pause` no process is paused or
-      signalled, and what could only be read so is not.
+    * `mode`: what each dump shows, and whether it may pause its process.
     * `ask_nccl`: with more than one round, NCCL itself is asked beside the later ones where the first round read no
       flight recorder of NCCL.
     * `kept_stacks_bytes`: about so much of the stacks is kept, see `stack_limits`.
@@ -58,9 +58,7 @@ class CaptureRequest(Value, frozen=True):
     settings: config.Capture
     rounds: int | None = None
     needs_second_round: Callable[[Sequence[RankDump]], bool] | None = None
-    native: bool = False
-    include_locals: bool = False
-    may_pause: bool = True
+    mode: DumpMode = DumpMode()
     ask_nccl: bool = False
     kept_stacks_bytes: int = stack_limits.OF_OWNER_BYTES
     stop: threading.Event = field(default_factory=threading.Event)

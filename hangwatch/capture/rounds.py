@@ -88,7 +88,7 @@ class _Rounds:
         asked: Future[nccl_query.Said] | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="nccl-ras") as beside:
             # Native dumps need 340 MB each: one at a time.
-            parallel = 1 if request.native else settings.parallel
+            parallel = 1 if request.mode.native else settings.parallel
             with ThreadPoolExecutor(parallel, thread_name_prefix="dump") as pool:
                 while len(self.taken) < self._wanted:
                     if self.taken and request.stop.wait(settings.pause_seconds):

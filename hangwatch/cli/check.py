@@ -62,7 +62,7 @@ def check(
     Exits 0, 1, 2, 3 for OK, WARNING, CRITICAL, UNKNOWN, as Nagios and Slurm's HealthCheckProgram expect.
     """
     names, wanted = _ports(names, places)
-    if (reach := reach_of(**reaching)) is not None:
+    if (reach := reach_of(reaching)) is not None:
         if config_path:
             raise click.UsageError("--nodes and --jobid do not go with --config: nodes have their own")
         registry.select(names)

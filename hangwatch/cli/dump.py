@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -40,6 +40,29 @@ NO_JOB = (
 )
 
 SEE_ALL = "`sudo hangwatch dump`, or install the daemon (docs/install-systemd.md)"
+
+
+class DumpOptions(NamedTuple):
+    """What `hangwatch dump` was told, except which nodes."""
+
+    wanted: str | None
+    pids: tuple[int, ...]
+    rounds: int | None
+    native: bool
+    include_locals: bool
+    as_json_form: bool
+    grouped: bool
+    with_stacks: bool
+    raw: Path | None
+    agentless: bool
+    topology: Path | None
+    directory: Path | None
+    config_path: Path | None
+
+    @property
+    def is_special(self) -> bool:
+        """True where only this process can answer: its daemon neither takes pids, nor native frames or locals."""
+        return bool(self.pids or self.native or self.include_locals)
 
 
 @click.command(context_settings={"allow_extra_args": True})
@@ -75,23 +98,7 @@ SEE_ALL = "`sudo hangwatch dump`, or install the daemon (docs/install-systemd.md
 @nodes_options
 @screen.no_pager_option
 @config_option
-def dump(  # noqa: PLR0912 - an option is a branch
-    *,
-    wanted: str | None,
-    pids: tuple[int, ...],
-    rounds: int | None,
-    native: bool,
-    include_locals: bool,
-    as_json_form: bool,
-    grouped: bool,
-    with_stacks: bool,
-    raw: Path | None,
-    agentless: bool,
-    topology: Path | None,
-    directory: Path | None,
-    config_path: Path | None,
-    **reaching: Any,
-) -> int:
+def dump(**given: Any) -> int:
     """Stacks of all ranks on this node, now: of every launcher at once, grouped, with the odd one named.
 
     With --nodes or --jobid on many nodes at the same time, with one verdict for each job over them; a node that does
@@ -103,85 +110,116 @@ def dump(  # noqa: PLR0912 - an option is a branch
     Reads, and changes nothing: no process is stopped (but see --native). Exits 1 when there is nothing to dump.
     """
     _refuse_bare(click.get_current_context().args)
-    if (reach := reach_of(**reaching, tool="py-spy" if agentless else "hangwatch")) is not None:
-        if any((pids, native, include_locals, grouped, with_stacks, config_path)):
-            raise click.UsageError(
-                "--nodes and --jobid do not go with --pid, --native, --locals, --grouped or --config"
-            )
-        if agentless:
-            if directory is not None or topology is not None or reach.via == "kubectl":
-                raise click.UsageError(
-                    "--agentless does not go with -o (--raw keeps the text), --topology or --via kubectl"
-                )
-            return _dump_agentless(reach, wanted, rounds or 2, raw, as_json_form=as_json_form)
-        from hangwatch.cli.many_nodes import Question, dump_nodes  # as below: only who is asked for it is paid for
+    options = DumpOptions(**{name: given.pop(name) for name in DumpOptions._fields})
+    reach = reach_of(given, tool="py-spy" if options.agentless else "hangwatch")
+    return _dump_here(options) if reach is None else _dump_there(reach, options)
 
-        return dump_nodes(
-            Question(
-                reach=reach,
-                wanted=wanted,
-                rounds=rounds or 2,
-                as_json_form=as_json_form,
-                directory=directory,
-                raw=raw,
-                topology=topology,
+
+def _dump_there(reach: Reach, options: DumpOptions) -> int:
+    """Dump on other nodes. Raises click.UsageError."""
+    if options.is_special or options.grouped or options.with_stacks or options.config_path is not None:
+        raise click.UsageError("--nodes and --jobid do not go with --pid, --native, --locals, --grouped or --config")
+    rounds = options.rounds or 2
+    if options.agentless:
+        if options.directory is not None or options.topology is not None or reach.via == "kubectl":
+            raise click.UsageError(
+                "--agentless does not go with -o (--raw keeps the text), --topology or --via kubectl"
             )
+        return _dump_agentless(reach, options.wanted, rounds, options.raw, as_json_form=options.as_json_form)
+    from hangwatch.cli.many_nodes import Question, dump_nodes  # as below: only who is asked for it is paid for
+
+    return dump_nodes(
+        Question(
+            reach=reach,
+            wanted=options.wanted,
+            rounds=rounds,
+            as_json_form=options.as_json_form,
+            directory=options.directory,
+            raw=options.raw,
+            topology=options.topology,
         )
-    if raw is not None or topology is not None or agentless:
-        raise click.UsageError(
-            "--raw, --topology and --agentless go with --nodes or --jobid; on one node -o leaves all stacks"
-        )
-    if pids and wanted:
-        raise click.UsageError("give either --job or --pid")
-    if grouped and not as_json_form:
-        raise click.UsageError("--grouped is a form of --json")
-    if with_stacks and as_json_form and not grouped:
-        raise click.UsageError("--json has all stacks; --stacks goes with --json --grouped, or with text")
-    settings, _ = settings_from(config_path)
+    )
+
+
+def _dump_here(options: DumpOptions) -> int:
+    """Dump the jobs of this node. Raises click.UsageError and InputError."""
+    _refuse_unfit(options)
+    settings, _ = settings_from(options.config_path)
+    dumped: list[Incident] = []
+    missing: InputError | None = None
     with _sampled(settings) as gpus:
-        node, activities = host.node_name(), activity.load(settings.activities.rules)
-        sweep = gpus.wait_for_sweep(GPU_SECONDS)
-        missing: InputError | None = None
+        taken = _Taken(options, settings, gpus)
         try:
-            found = [_job_of_pids(pids, sweep, settings.jobs)] if pids else []
-            found = found or _jobs(wanted, sweep, settings.jobs, every=grouped)
+            found = taken.jobs()
         except InputError as error:
             found, missing = [], error
-        others = _of_others(found) if wanted is None and not pids else []
+        others = _of_others(found) if options.wanted is None and not options.pids else []
         found = [job for job in found if job not in others]
-        dumped: list[Incident] = []
-        shown = partial(_leave_or_show, directory, silent=as_json_form, with_stacks=with_stacks)
         for job in found:
-            by_daemon = None if pids or native or include_locals else _asked_of_the_daemon(job, settings, rounds)
-            if by_daemon is not None:
-                dumped.append(by_daemon)
-                shown(by_daemon, alone=len(found) == 1)
-                continue
-            asked = capture.CaptureRequest(
-                node=node,
-                settings=settings.capture,
-                rounds=rounds or 1,
-                needs_second_round=partial(second_round.is_needed, table=activities) if rounds is None else None,
-                native=native,
-                include_locals=include_locals,
-                ask_nccl=not grouped,  # who asks many nodes waits for the slowest, and not for long
-                gpus=capture.GpuSources(read_sweep=lambda: sweep, read_traffic=partial(query.traffic, gpus)),
-            )
-            dumped.append(incident := diagnose_job(job, asked, activities).incident(job, JobState.SUSPECTED))
-            shown(incident, alone=len(found) == 1)
-    if not (pids or native or include_locals):
-        further = _only_by_the_daemon(wanted, {job.key for job in found}, settings, rounds)
+            dumped.append(incident := taken.incident(job))
+            _leave_or_show(options, incident, alone=len(found) == 1)
+    if not options.is_special:
+        further = _only_by_the_daemon(options.wanted, {job.key for job in found}, settings, options.rounds)
         for incident in further:
-            shown(incident, alone=len(found) + len(further) == 1)
+            _leave_or_show(options, incident, alone=len(found) + len(further) == 1)
         dumped += further
     if missing is not None and not dumped:
         raise missing
-    if as_json_form:
-        click.echo(_as_json(node, dumped, grouped=grouped, with_stacks=with_stacks), nl=False)
-    elif directory is not None or len(dumped) > 1:
-        print_jobs(dumped, with_message=directory is not None)
+    if options.as_json_form:
+        form = _as_json(host.node_name(), dumped, grouped=options.grouped, with_stacks=options.with_stacks)
+        click.echo(form, nl=False)
+    elif options.directory is not None or len(dumped) > 1:
+        print_jobs(dumped, with_message=options.directory is not None)
     _tell(others, anything=bool(dumped))
     return 0 if dumped else 1
+
+
+def _refuse_unfit(options: DumpOptions) -> None:
+    """Raise click.UsageError for options that do not go together on one node."""
+    if options.raw is not None or options.topology is not None or options.agentless:
+        raise click.UsageError(
+            "--raw, --topology and --agentless go with --nodes or --jobid; on one node -o leaves all stacks"
+        )
+    if options.pids and options.wanted:
+        raise click.UsageError("give either --job or --pid")
+    if options.grouped and not options.as_json_form:
+        raise click.UsageError("--grouped is a form of --json")
+    if options.with_stacks and options.as_json_form and not options.grouped:
+        raise click.UsageError("--json has all stacks; --stacks goes with --json --grouped, or with text")
+
+
+class _Taken:
+    """What one dump of this node takes: its jobs, and the incident of each."""
+
+    def __init__(self, options: DumpOptions, settings: config.Settings, gpus: NvmlSampler) -> None:
+        self._options, self._settings, self._gpus = options, settings, gpus
+        self._node, self._activities = host.node_name(), activity.load(settings.activities.rules)
+        self._sweep = gpus.wait_for_sweep(GPU_SECONDS)
+
+    def jobs(self) -> list[Job]:
+        """The jobs that are asked for. Raises InputError."""
+        options, limits = self._options, self._settings.jobs
+        if options.pids:
+            return [_job_of_pids(options.pids, self._sweep, limits)]
+        return _jobs(options.wanted, self._sweep, limits, every=options.grouped)
+
+    def incident(self, job: Job) -> Incident:
+        """The incident of one job: the daemon's, where the kernel keeps this user from its own job's stacks."""
+        options = self._options
+        by_daemon = None if options.is_special else _asked_of_the_daemon(job, self._settings, options.rounds)
+        if by_daemon is not None:
+            return by_daemon
+        may_add_round = options.rounds is None
+        request = capture.CaptureRequest(
+            node=self._node,
+            settings=self._settings.capture,
+            rounds=options.rounds or 1,
+            needs_second_round=partial(second_round.is_needed, table=self._activities) if may_add_round else None,
+            mode=capture.DumpMode(native=options.native, include_locals=options.include_locals),
+            ask_nccl=not options.grouped,  # who asks many nodes waits for the slowest, and not for long
+            gpus=capture.GpuSources(read_sweep=lambda: self._sweep, read_traffic=partial(query.traffic, self._gpus)),
+        )
+        return diagnose_job(job, request, self._activities).incident(job, JobState.SUSPECTED)
 
 
 def print_jobs(dumped: Sequence[Incident], *, with_message: bool) -> None:
@@ -266,14 +304,15 @@ def _only_by_the_daemon(
     return []
 
 
-def _leave_or_show(directory: Path | None, incident: Incident, *, silent: bool, with_stacks: bool, alone: bool) -> None:
+def _leave_or_show(options: DumpOptions, incident: Incident, *, alone: bool) -> None:
     """Leave a report, else print the answer on a job as soon as it is there: a pager would hold up the next one."""
-    if directory is not None:
-        click.echo(f"report: {_leave(directory, incident)}", err=True)
+    if options.directory is not None:
+        click.echo(f"report: {_leave(options.directory, incident)}", err=True)
         return
-    if silent:
+    if options.as_json_form:
         return
-    answer = text.render_answer(incident, color=screen.is_colored(), width=screen.width(), stacks=with_stacks)
+    stacks = options.with_stacks
+    answer = text.render_answer(incident, color=screen.is_colored(), width=screen.width(), stacks=stacks)
     if alone:
         screen.show(answer)
     else:

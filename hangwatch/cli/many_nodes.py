@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from msgspec.structs import replace
@@ -63,15 +63,11 @@ job_option = click.option("--job", "wanted", help="Only this job of several, by 
 def merge(
     *,
     sources: tuple[str, ...],
-    prometheus: str | None,
-    wanted: str | None,
     as_one_job: bool,
-    http_config: Path | None,
-    prometheus_http_config: Path | None,
-    deadline_seconds: float,
     topology: Path | None,
     as_json_form: bool,
     html_path: Path | None,
+    **fetching: Any,
 ) -> int:
     """One answer from the incidents of many nodes: the odd rank is usually on another one.
 
@@ -86,13 +82,15 @@ def merge(
 
     gc.disable()  # values refer to no later ones, so there is nothing to collect; to look for it doubles the time
     by_file = _by_file(topology)
-    if not sources and prometheus is None:
+    asked = incident_sources.Asked(
+        urls=[source for source in sources if source.lower().startswith(("http://", "https://"))], **fetching
+    )
+    wanted = asked.wanted
+    if not sources and asked.prometheus is None:
         raise click.UsageError("give what is to be merged: FILE, DIR, URL or --prometheus")
-    urls = [source for source in sources if source.lower().startswith(("http://", "https://"))]
     replies = Replies()
-    problems = _gather([Path(source) for source in sources if source not in urls], replies.gathering)
-    if urls or prometheus is not None:
-        asked = incident_sources.Asked(urls, prometheus, wanted, http_config, prometheus_http_config, deadline_seconds)
+    problems = _gather([Path(source) for source in sources if source not in asked.urls], replies.gathering)
+    if asked.urls or asked.prometheus is not None:
         wanted = incident_sources.fetch(asked, replies)
     jobs = replies.gathering.jobs
     if not jobs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
@@ -71,22 +71,25 @@ def nodes_options(command: _Command) -> _Command:
     return command
 
 
-def reach_of(
-    *,
-    nodeset: str | None,
-    via: Via | None,
-    jobid: str | None,
-    deadline_seconds: float | None,
-    remote_command: str | None,
-    via_options: str | None,
-    selector: str | None,
-    namespace: str | None,
-    tool: str = "hangwatch",
-) -> Reach | None:
+class _Given(NamedTuple):
+    """The options of `nodes_options` as they were given; None where one was not."""
+
+    nodeset: str | None
+    via: Via | None
+    jobid: str | None
+    deadline_seconds: float | None
+    remote_command: str | None
+    via_options: str | None
+    selector: str | None
+    namespace: str | None
+
+
+def reach_of(options: Mapping[str, Any], tool: str = "hangwatch") -> Reach | None:
     """What the options of `nodes_options` mean; None where no other node is meant. `tool` is what runs there.
 
     Raises UsageError.
     """
+    nodeset, via, jobid, deadline_seconds, remote_command, via_options, selector, namespace = _Given(**options)
     given = {"--nodes": nodeset, "--jobid": jobid, "--selector": selector, "--remote-command": remote_command}
     for name, value in given.items():
         if value is not None and not value.strip():

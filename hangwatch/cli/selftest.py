@@ -68,23 +68,7 @@ class Answer(Value, frozen=True):
 @click.option("--node-name", default="", hidden=True)
 @click.option("--port", type=click.IntRange(1, 65535), hidden=True)
 @nodes_options
-def selftest(
-    *,
-    devices: str | None,
-    ranks: int | None,
-    backend: str,
-    timeout_seconds: float,
-    late_seconds: float,
-    python: str | None,
-    bisect: bool,
-    as_json: bool,
-    script: bool,
-    offer: bool,
-    part: str | None,
-    node_name: str,
-    port: int | None,
-    **reaching: Any,
-) -> int:
+def selftest(*, script: bool, **given: Any) -> int:
     """Can the GPUs of this node compute, and can ranks on them talk? For before a job, or to find the bad one.
 
     Starts a rank on each GPU (without GPUs: on the CPU, over gloo), lets each compute, then lets pairs, groups and all
@@ -100,18 +84,24 @@ def selftest(
     if script:
         click.echo(launch.SCRIPT)
         return 0
-    trial = _Trial(backend=backend, late_seconds=late_seconds, bisect=bisect, as_json=as_json)
-    if (reach := reach_of(**reaching)) is not None:
-        nodes = Nodes(reach, Question(backend, timeout_seconds, python, devices, ranks))
-        return trial.conclude(nodes.units, _Test(lambda half, _: nodes.run(half), python or "python3", trial))
-    gpus = () if ranks is not None else _gpus()
+    trial = _Trial(**{name: given.pop(name) for name in _Trial._fields})
+    own = _OnThisNode(**{name: given.pop(name) for name in _OnThisNode._fields})
+    question = Question(trial.backend, **{name: given.pop(name) for name in Question._fields[1:]})
+    if (reach := reach_of(given)) is not None:
+        nodes = Nodes(reach, question)
+        python = question.python or "python3"
+        return trial.conclude(nodes.units, _Test(lambda half, _: nodes.run(half), python, trial))
+    gpus = () if question.ranks is not None else _gpus()
     plan = launch.Plan(
-        python=_interpreter(python), backend=backend, timeout_seconds=timeout_seconds, sees_gpus=bool(gpus)
+        python=_interpreter(question.python),
+        backend=question.backend,
+        timeout_seconds=question.timeout_seconds,
+        sees_gpus=bool(gpus),
     )
-    if part is not None:
-        return _take_part(part, node_name, port or 0, gpus, plan)
-    tested = _devices(devices, ranks, gpus)
-    if offer:
+    if own.part is not None:
+        return _take_part(own.part, own.node_name, own.port or 0, gpus, plan)
+    tested = _devices(question.devices, question.ranks, gpus)
+    if own.offer:
         here = parts.Offer(devices=tested, port=launch.free_port(), printed_unix_seconds=time.time())
         click.echo(msgspec.json.encode(here))
         return 0
@@ -138,6 +128,15 @@ def _take_part(part: str, node: str, port: int, gpus: Sequence[GpuSample], plan:
 
 def _no_interpreter(python: str, error: OSError) -> InputError:
     return InputError(f"--python {python}: {error.strerror or error}")
+
+
+class _OnThisNode(NamedTuple):
+    """How a test over several nodes calls `hangwatch selftest` on each of them."""
+
+    offer: bool
+    part: str | None
+    node_name: str
+    port: int | None
 
 
 class _Trial(NamedTuple):

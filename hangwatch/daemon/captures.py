@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.capture import CaptureRequest, GpuSources, NodePaths, stack_limits
+from hangwatch.capture import CaptureRequest, DumpMode, GpuSources, NodePaths, stack_limits
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.daemon.context import Common
 from hangwatch.detector import TakeCapture
@@ -123,7 +123,7 @@ class Looking:
             settings=common.settings.capture,
             rounds=rounds,
             needs_second_round=partial(second_round.is_needed, table=common.activities) if looks_again else None,
-            may_pause=may_pause,
+            mode=DumpMode(may_pause=may_pause),
             ask_nccl=may_pause and ask_nccl,
             kept_stacks_bytes=self._capture_bytes(job),
             stop=common.stop,

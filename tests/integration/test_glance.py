@@ -55,7 +55,7 @@ def _dumps(daemon: RealDaemon) -> float:
 
 
 def _is_in(pid: int, function: str) -> bool:
-    answer = pyspy.dump(pid, deadline_seconds=5.0, may_pause=False)
+    answer = pyspy.dump(pid, deadline_seconds=5.0, mode=pyspy.DumpMode(may_pause=False))
     return answer.json is not None and f'"{function}"'.encode() in answer.json
 
 

@@ -97,7 +97,7 @@ def test_after_a_torn_stack_the_target_is_paused_once_and_runs_on(tmp_path: Path
 
 def test_before_a_suspicion_a_torn_stack_stays_unread_and_nothing_is_paused(tmp_path: Path) -> None:
     with targets.python(targets.SPINNING, tmp_path) as pid:
-        answer = dump(pid, pyspy_path=_torn_at_first(tmp_path), may_pause=False)
+        answer = dump(pid, pyspy_path=_torn_at_first(tmp_path), mode=pyspy.DumpMode(may_pause=False))
         assert (answer.json, answer.paused, targets.state(pid)) == (None, False, "R")
         assert answer.fault is not None
 
@@ -122,7 +122,7 @@ def test_a_process_in_the_kernel_is_read_without_a_pause(tmp_path: Path) -> None
 def test_with_native_a_process_in_the_kernel_is_read_without_a_pause_all_the_same(tmp_path: Path) -> None:
     with targets.python(targets.IN_KERNEL, tmp_path) as pid:
         targets.wait_for_state(pid, "D")
-        answer = dump(pid, native=True)
+        answer = dump(pid, mode=pyspy.DumpMode(native=True))
         assert functions(answer, pid) == ["blocked_in_kernel", "<module>"]
         assert not answer.paused
 
@@ -140,7 +140,7 @@ def test_one_thread_in_the_kernel_forbids_the_pause(tmp_path: Path) -> None:
 def test_native_frames_when_a_person_asks(tmp_path: Path) -> None:
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         targets.wait_for_state(pid, "S")
-        answer = dump(pid, native=True, deadline_seconds=60.0)
+        answer = dump(pid, mode=pyspy.DumpMode(native=True), deadline_seconds=60.0)
         names = functions(answer, pid)
         assert "asleep" in names and len(names) > 2
         assert answer.paused and answer.state_after in ("R", "S")
@@ -150,7 +150,7 @@ def test_variables_are_shown_only_when_a_person_asks(tmp_path: Path) -> None:
     code = "import time\ndef asleep(token):\n    ready()\n    time.sleep(600)\nasleep('hunter2')"
     with targets.python(code, tmp_path) as pid:
         targets.wait_for_state(pid, "S")
-        without, shown = dump(pid), dump(pid, include_locals=True)
+        without, shown = dump(pid), dump(pid, mode=pyspy.DumpMode(include_locals=True))
     assert b"hunter2" not in (without.json or b"")
     assert b"hunter2" in (shown.json or b"")
 

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, GpuSources, NodePaths, capture
+from hangwatch.capture import CaptureRequest, DumpMode, GpuSources, NodePaths, capture
 from hangwatch.detector.power_level import GpuLevels
 from hangwatch.model import (
     Capture,
@@ -145,7 +145,7 @@ def test_py_spy_is_asked_for_what_the_person_asked_for(
     for thread in (node.proc / str(FIRST) / "task" / str(FIRST),):
         thread.mkdir(parents=True)
         (thread / "stat").write_text((node.proc / f"{FIRST}/stat").read_text())
-    node.take(node.pyspy(), **options)
+    node.take(node.pyspy(), mode=DumpMode(**options))
     assert node.calls == [f"dump --json {arguments} --pid {FIRST}"]
 
 
@@ -155,7 +155,7 @@ def test_before_a_suspicion_nobody_is_paused(tmp_path: Path, may_pause: bool, ca
     thread = node.proc / f"{FIRST}/task/{FIRST}"
     thread.mkdir(parents=True)
     (thread / "stat").write_text((node.proc / f"{FIRST}/stat").read_text())
-    node.take(node.pyspy("echo 'Error: Failed to get stack traces' >&2; exit 1"), may_pause=may_pause)
+    node.take(node.pyspy("echo 'Error: Failed to get stack traces' >&2; exit 1"), mode=DumpMode(may_pause=may_pause))
     assert len(node.calls) == calls
 
 
@@ -168,7 +168,7 @@ def test_so_many_dumps_at_the_same_time_as_may_be_and_native_ones_alone(
     until_others = f"until [ $(ls {tmp_path} | grep -c begun-) -ge {most} ]; do sleep 0.02; done"
     counted = f"ls {tmp_path} | grep -c running- >> {tmp_path}/counts"
     body = f"touch {running} {tmp_path}/begun-$pid; {until_others}; {counted}; rm {running}; echo '[]'"
-    node.take(node.pyspy(body), replace(ONCE, parallel=3), native=native)
+    node.take(node.pyspy(body), replace(ONCE, parallel=3), mode=DumpMode(native=native))
     counts = [int(line) for line in (tmp_path / "counts").read_text().split()]
     assert (max(counts), len(counts)) == (most, 6)
 

@@ -288,7 +288,7 @@ def test_one_thread_that_the_kernel_does_not_let_go_forbids_the_pause(target: Ta
     target.shows("S", threads=f"SS{letter}S")
     answer = target.dump(target.pyspy(TORN, paused=STACKS))
     assert answer.paused == (letter in "RS")
-    assert target.dump(target.pyspy(STACKS), native=True).paused == (letter in "RS")
+    assert target.dump(target.pyspy(STACKS), mode=pyspy.DumpMode(native=True)).paused == (letter in "RS")
 
 
 def test_of_whom_no_thread_is_known_none_is_paused(target: Target) -> None:
@@ -299,14 +299,14 @@ def test_of_whom_no_thread_is_known_none_is_paused(target: Target) -> None:
 def test_a_pause_is_tried_once(target: Target) -> None:
     answer = target.dump(target.pyspy(TORN))
     assert (fault_of(answer).reason, answer.paused, len(target.calls)) == ("StackChanged", True, 2)
-    target.dump(target.pyspy(TORN), native=True)
+    target.dump(target.pyspy(TORN), mode=pyspy.DumpMode(native=True))
     assert len(target.calls) == 3
 
 
 def test_where_no_pause_is_allowed_none_is_tried(target: Target) -> None:
-    answer = target.dump(target.pyspy(TORN, paused=STACKS), may_pause=False)
+    answer = target.dump(target.pyspy(TORN, paused=STACKS), mode=pyspy.DumpMode(may_pause=False))
     assert (fault_of(answer).reason, answer.paused, len(target.calls)) == ("StackChanged", False, 1)
-    assert not target.dump(target.pyspy(STACKS), may_pause=False, native=True).paused
+    assert not target.dump(target.pyspy(STACKS), mode=pyspy.DumpMode(may_pause=False, native=True)).paused
     assert "--nonblocking" in target.calls[-1]
 
 

@@ -60,13 +60,24 @@ class PyspyAnswer(Value, frozen=True):
     state_after: str | None = None
 
 
+class DumpMode(Value, frozen=True):
+    """What a dump shows, and whether it may pause its target.
+
+    `native` adds C frames and always pauses the target (0.7 s, 340 MB); `include_locals` shows variables, secrets too:
+    both only when a person asks. Without `may_pause` the target is read while it runs on and is sent no signal; there
+    is no second attempt.
+    """
+
+    native: bool = False
+    include_locals: bool = False
+    may_pause: bool = True
+
+
 def dump(
     pid: int,
     *,
     deadline_seconds: float,
-    native: bool = False,
-    include_locals: bool = False,
-    may_pause: bool = True,
+    mode: DumpMode = DumpMode(),  # noqa: B008 - a frozen value
     pyspy_path: Path | None = None,
     stop: threading.Event | None = None,
     proc_root: Path = procfs.PROC,
@@ -74,10 +85,8 @@ def dump(
 ) -> PyspyAnswer:
     """Take the stacks of `pid`.
 
-    `deadline_seconds` bounds the first attempt, and as much again a second one. `native` adds C frames and always
-    pauses the target (0.7 s, 340 MB); `include_locals` shows variables, secrets too: both only when a person asks.
-    Without `may_pause`, or where py-spy does not tell its version in time, the target is read while it runs on and is
-    sent no signal; there is no second attempt.
+    `deadline_seconds` bounds the first attempt, and as much again a second one. Where py-spy does not tell its version
+    in time, the target is not paused.
     Returns early with the fault `Interrupted` once `stop` is set. A py-spy that SIGKILL does not end is left behind:
     `pid` is not dumped again until it has ended, nor is any other process while too many hang, of all or of its `share`
     (see `Job`; of its user where none is given): `STUCK_REASONS`.
@@ -88,12 +97,13 @@ def dump(
     fault = _refusal(pid, before, program)
     if fault is not None or program is None or before is None:
         return PyspyAnswer(json=None, fault=fault, duration_seconds=0.0, state_after=before and before[1])
+    may_pause = mode.may_pause
     if version(program) == SILENT:  # an old one could leave what it pauses stopped; reading alone harms nothing
         may_pause = False
-    options = ("--locals",) if include_locals else ()
+    options = ("--locals",) if mode.include_locals else ()
     call = _Call(program, before[0], share or f"uid {procfs.read_user_id(pid, proc_root)}", options, stop, proc_root)
     was_stopped = before[1] in STOPPED_STATES or procfs.is_stop_pending(pid, proc_root)
-    paused = may_pause and native and _may_pause(pid, proc_root)
+    paused = may_pause and mode.native and _may_pause(pid, proc_root)
     answer = _attempt(call, ("--native",) if paused else ("--nonblocking",), deadline_seconds)
     # What nothing paused needs nobody to continue it; whoever stops it meanwhile may have wanted to.
     after = _let_run_on(before[0], was_stopped or not may_pause, proc_root)

@@ -75,7 +75,7 @@ class NodeTree:
         target.write_text(text)
         return target
 
-    def process(
+    def process(  # noqa: PLR0913 - a file's field each, and most tests set one
         self,
         pid: int | str,
         *,

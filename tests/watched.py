@@ -127,7 +127,7 @@ class RealDaemon:
 class TorchJob:
     """A real `torchrun` job of `ranks` ranks over gloo; all its processes are gone when `with` is left."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - an option of torchrun each
         self,
         folder: Path,
         program: str,

@@ -32,7 +32,7 @@ OF = f'{ON},job_key=~"$job_key"'
 TO_NODE = "/d/hangwatch-node?var-node=${__value.raw}&${__url_time_range}"
 
 
-def dashboard() -> builders.Dashboard:
+def dashboard() -> builders.Dashboard:  # long: the panels in their order on the page
     """The fleet dashboard."""
     built = page(
         "hangwatch-fleet",

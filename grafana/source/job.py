@@ -81,7 +81,7 @@ def _at_a_glance(built: builders.Dashboard) -> None:
         built.with_panel(panel)
 
 
-def _ranks(built: builders.Dashboard) -> None:
+def _ranks(built: builders.Dashboard) -> None:  # long: the panels in their order on the page
     built.with_row(builders.Row("Who, where, in what"))
     where = {"rank": "Rank", "instance": "Node", "activity": "Activity", "motion": "Motion", "frame": "Innermost frame"}
     for panel in (

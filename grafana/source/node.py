@@ -105,7 +105,7 @@ def _at_a_glance(built: builders.Dashboard) -> None:
         built.with_panel(panel)
 
 
-def _jobs(built: builders.Dashboard) -> None:
+def _jobs(built: builders.Dashboard) -> None:  # long: the panels in their order on the page
     built.with_row(builders.Row("Jobs and incidents"))
     for panel in (
         timeline(
@@ -254,7 +254,7 @@ def _checks(built: builders.Dashboard) -> None:
     )
 
 
-def _own_health(built: builders.Dashboard) -> None:
+def _own_health(built: builders.Dashboard) -> None:  # long: the panels in their order on the page
     row = builders.Row("hangwatch itself")  # folded, since it holds panels
     for panel in (
         lines(

@@ -107,7 +107,7 @@ def big_number(
     )
 
 
-def lines(
+def lines(  # noqa: PLR0913 - what differs between panels, each with a default
     title: str,
     unit: str,
     targets: Sequence[tuple[str, str]],
@@ -199,7 +199,7 @@ def timeline(
     )
 
 
-def rows(
+def rows(  # noqa: PLR0913 - what differs between tables, each with a default
     title: str,
     targets: str | Sequence[str],
     columns: Mapping[str, str],

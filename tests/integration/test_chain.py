@@ -22,7 +22,7 @@ COUNTED = ["gpu all field 138 1", "gpu all field 139 1", "gpu all field 197 2e6/
 HUNG_POWER = ["gpu all power_watts 118", "gpu 2 power_watts 86", "gpu 2 utilization_ratio 0"]
 
 
-def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_path: Path) -> None:
+def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_path: Path) -> None:  # long: one story
     fake_driver.write([*h100(4), *COUNTED])
     os.mkfifo(tmp_path / "shard")
     with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon, TorchJob(tmp_path, "stuck_on_a_fifo.py") as job:

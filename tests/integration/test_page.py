@@ -35,7 +35,7 @@ def alertmanager_config(webhook: str) -> dict[str, object]:
 
 def test_one_page_names_the_job_and_the_rank_and_resolves(
     fake_driver: FakeDriver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+) -> None:  # long: one life of an alert, in its order
     fake_driver.write(h100(4))
     os.mkfifo(tmp_path / "shard")
     with (

@@ -279,7 +279,7 @@ class Life:
         self.crowd.end()
 
 
-def play(daemon: RealDaemon, driver: FakeDriver, who: str, first: str) -> tuple[bool, str]:
+def play(daemon: RealDaemon, driver: FakeDriver, who: str, first: str) -> tuple[bool, str]:  # long: a sequence
     """One row of the table."""
     cgroups = [Cgroup(pod) for pod in PODS]
     is_user = who == "another user"

@@ -426,7 +426,7 @@ def test_a_real_connection_is_enough_and_none_is_opened() -> None:
     assert values(result, "network_master_answers") == {("77",): 1}
 
 
-def test_a_master_on_a_network_that_drops_packets(tmp_path: Path) -> None:
+def test_a_master_on_a_network_that_drops_packets(tmp_path: Path) -> None:  # long: a program in it
     """In a namespace of our own: a master that answers, then a blackhole in its place."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         pytest.skip("needs root and iproute2: makes a network namespace")

@@ -60,7 +60,7 @@ def in_calls(*calls: SystemCall | None) -> tuple[ProcessDump, ...]:
     return tuple(structs.replace(dump, call=call) for dump, call in zip(found, calls, strict=True))
 
 
-def dumps(
+def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
     stacks: list[list[str]],
     cpu: float = 0.0,
     io: float = 0.0,

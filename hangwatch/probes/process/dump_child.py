@@ -104,7 +104,7 @@ def _start(command: Sequence[str], subject: str) -> subprocess.Popen[bytes] | Fa
         return Fault(subject=subject, reason="CannotStart", detail=f"{command[0]}: {error.strerror}")
 
 
-def _answer(  # noqa: PLR0917 - said once, by `run`
+def _answer(
     tool: str,
     child: subprocess.Popen[bytes],
     subject: str,

@@ -102,7 +102,7 @@ def said(fault: Fault) -> tuple[str, str, str, str]:
 def test_the_target_is_paused_only_for_who_asks_for_native_frames(
     target: Target, options: dict[str, bool], arguments: str
 ) -> None:
-    answer = target.dump(target.pyspy(STACKS), **options)
+    answer = target.dump(target.pyspy(STACKS), mode=pyspy.DumpMode(**options))
     assert target.calls == [f"{arguments} --pid {TARGET}"]
     assert (answer.json, answer.fault, answer.paused, answer.state_after) == (b"[]\n", None, "native" in options, "S")
 

@@ -72,18 +72,23 @@ def status_where(sampler: NvmlSampler, holds: Callable[[SamplerStatus], bool], w
     return found
 
 
+DRIVER_PROCESS = b"hangwatch.probes.gpu.driver_process"
+
+
 def is_child(folder: Path) -> bool:
     """Whether this folder of /proc is that of a sampling process that this test process started."""
     try:
         parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-        return parent == os.getpid() and b"nvml.child" in (folder / "cmdline").read_bytes()
+        return parent == os.getpid() and DRIVER_PROCESS in (folder / "cmdline").read_bytes()
     except OSError:
         return False
 
 
 def child_pid() -> int:
-    """The sampling process that this test process started."""
-    return next((int(folder.name) for folder in Path("/proc").glob("[0-9]*") if is_child(folder)), 0)
+    """The sampling process that this test process started. Fails where there is none: 0 would be this process itself."""
+    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if is_child(folder)]
+    assert pids, "no sampling process runs"
+    return pids[0]
 
 
 def test_eight_healthy_gpus_in_base_units(fake_driver: FakeDriver, start: Start) -> None:

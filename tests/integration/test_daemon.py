@@ -191,7 +191,7 @@ def test_without_the_right_to_dump_the_incident_says_what_is_missing(fake_driver
         daemon.wait_for_state(job_id, "stalled")
         (row, _) = daemon.samples("hangwatch_incident_info", job_id=job_id)[0]
         folder = daemon.state / "incidents" / row["incident"]
-        wait_for(lambda: (folder / "report.txt").exists(), "the incident")
+        wait_for((folder / "incident.json").exists, "the incident")
         assert "CAP_SYS_PTRACE" in (folder / "report.txt").read_text()
         assert incident_file.load(folder).verdict.named == ()
         assert daemon.samples("hangwatch_dump_failures_total", reason="PermissionDenied")[0][1] >= 4

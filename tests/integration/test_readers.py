@@ -287,7 +287,8 @@ def test_the_owner_reads_what_a_real_daemon_saved_of_his_job_and_a_stranger_noth
             fake_driver.add("gpu all power_watts 100")
             daemon.wait_for_state("his", "hung")
             (folder,) = wait_for(lambda: list((place / "state/incidents").glob("2*-his-*")), "the incident")
-            read = wait_for(lambda: read_as(OWNER, folder), "an incident that its owner may read")
+            wait_for((folder / "incident.json").exists, "the incident in place of its marker")
+            read = read_as(OWNER, folder)
             assert read_as(STRANGER, folder) == {}
             assert not any(folder.name in text for text in read_as(STRANGER, place / "state").values())
     assert {"incident.json", "report.txt", "report.html"} <= read.keys()

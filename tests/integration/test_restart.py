@@ -30,7 +30,7 @@ def test_killed_twice_in_a_hang_it_goes_on_with_the_one_incident(fake_driver: Fa
             daemon.wait_for_state(node.run_id, "hung")
             incident = _incident(daemon, node.run_id)
             folder = Path(kept["directory"]) / "incidents" / incident
-            wait_for(lambda: (folder / "report.html").exists(), "the incident")
+            wait_for((folder / "incident.json").exists, "the incident")
             daemon.process.kill()
         looks = len(incident_file.load(folder).captures)
 
@@ -64,7 +64,7 @@ def test_an_incident_whose_processes_are_gone_is_closed_and_says_so(fake_driver:
         fake_driver.add("gpu all power_watts 100")
         daemon.wait_for_state(node.run_id, "hung")
         folder = Path(kept["directory"]) / "incidents" / _incident(daemon, node.run_id)
-        wait_for(lambda: (folder / "report.html").exists(), "the incident")
+        wait_for((folder / "incident.json").exists, "the incident")
         daemon.process.kill()
     with RealDaemon(tmp_path / "hw1", fake_driver.environ, store=kept):
         wait_for(lambda: incident_file.load(folder).closed_unix_seconds, "the incident to be closed")

@@ -153,6 +153,8 @@ def answer(members: Sequence[Member], stance: Callable[[Member], Stance], world_
     recorded = judge(members, stance, world_size)
     if recorded.meetings:
         return recorded
+    if all(member.nccl_ras is None for member in members):
+        return Answer("unknown", by_counts=True)
     found = _judged(members, stance, world_size, lambda member: stance(member) == "waits")
     if found.named:
         return found
@@ -167,9 +169,7 @@ def answer(members: Sequence[Member], stance: Callable[[Member], Stance], world_
     lost = tuple(member.id.rank for member in members if is_lost(member) and member.id.rank is not None)
     if lost and 2 * len(lost) <= len(members):
         return found._replace(kind="not_reached", first_look=lost)
-    is_even = members and all(
-        ras is not None and 0 < ras.communicators == ras.even for ras in (one.nccl_ras for one in members)
-    )
+    is_even = all(ras is not None and 0 < ras.communicators == ras.even for ras in (one.nccl_ras for one in members))
     if is_even and all(stance(member) == "waits" for member in members):
         return found._replace(kind="everybody")
     return found

@@ -7,7 +7,13 @@ from types import ModuleType
 
 from hangwatch.explain.logs.rank_log import Log, last_written, without_colours
 from hangwatch.explain.stacks import faulthandler_text, gdb_text, pyspy_text, pystack_text
-from hangwatch.explain.stacks.parsed_processes import LONGEST_LINE, FoundProcess, Interned, StackText
+from hangwatch.explain.stacks.parsed_processes import (
+    LONGEST_LINE,
+    FoundProcess,
+    Interned,
+    StackText,
+    check_processes,
+)
 from hangwatch.formats.pyspy_json import UNHEARD
 
 _TEXTS: tuple[ModuleType, ...] = (faulthandler_text, pystack_text, gdb_text)
@@ -82,10 +88,12 @@ class Reader:
     def _found(self, process: FoundProcess) -> None:
         """An error that nobody has heard of is one of py-spy only where nothing else is said."""
         if not process.threads and process.fault is not None and process.fault.reason == UNHEARD:
+            check_processes(len(self._unclear))
             self._unclear.append(process)
             self.log.feed(f"Error: {process.fault.detail}", self._number)
             return
         self.has_dump = True
+        check_processes(len(self.processes))
         self.processes.append(process)
 
     def _odd(self, line: str) -> None:
@@ -108,6 +116,7 @@ class Reader:
         if self._text is None:
             return
         found = self._text.end()
+        check_processes(len(self.processes) + len(found) - 1)
         self.processes += found
         self.has_dump = self.has_dump or (bool(found) and self._kind is not faulthandler_text)
         self._text = self._kind = None

@@ -64,6 +64,7 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
         if named[name].is_old:
             hearsay.old += 1
             continue
+        interned.begin_text()
         try:
             streams = _read(name, named[name], lines, interned, hearsay)
         except HugeStackError as error:

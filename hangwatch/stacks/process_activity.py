@@ -46,18 +46,15 @@ def find_standing(threads: Sequence[Thread], table: activity.Table) -> Standing:
     if instead:
         doing = table.classify_thread(instead[0])
     beside = [*instead, *((main, *workers) if main else workers)]
+    places = {id(thread): place for place, thread in enumerate(threads)}
     return Standing(
         key=_digest(main_places, telling_places, tuple(sorted(shown)), doing),
         doing=doing,
         waits_for=activity.known(doing.activity).waits_for,
         phase=table.phase(frames) or (table.phase(main.frames) if main else None),
-        telling=_index(threads, telling) if telling else None,
-        others=tuple(_index(threads, thread) for thread in beside if thread is not telling and _python(thread)),
+        telling=places[id(telling)] if telling else None,
+        others=tuple(places[id(thread)] for thread in beside if thread is not telling and _python(thread)),
     )
-
-
-def _index(threads: Sequence[Thread], wanted: Thread) -> int:
-    return next(index for index, thread in enumerate(threads) if thread is wanted)
 
 
 def _doing(thread: Thread, table: activity.Table) -> activity.Doing:

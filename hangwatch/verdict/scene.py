@@ -180,19 +180,19 @@ def _is_blocked_outside(group: Group) -> bool:
 
 def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
     """What stack and kernel say of each member of a grouping."""
-    known = [(group, is_in_user_code(group)) for group in grouping.groups if group.members]
-    groups = {member.id.rank: (group, is_in_code) for group, is_in_code in known for member in group.members}
+    known = [(group, waits_for(group), is_in_user_code(group)) for group in grouping.groups if group.members]
+    groups = {member.id.rank: (group, kind, in_code) for group, kind, in_code in known for member in group.members}
     processes = frozenset(map(process_of, grouping.members))
 
     def stance(member: Member) -> Stance:
-        group, is_in_code = groups[member.id.rank]
-        return _stance(group, member, processes, is_in_code=is_in_code)
+        group, kind, is_in_code = groups[member.id.rank]
+        return _stance(group, member, processes, kind=kind, is_in_code=is_in_code)
 
     return stance
 
 
-def _stance(group: Group, member: Member, processes: Set[Process], *, is_in_code: bool) -> Stance:
-    """What a rank does by its stack, its system call and its state.
+def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str, is_in_code: bool) -> Stance:
+    """What a rank does by its stack, its system call and its state; `kind` is what its group waits for.
 
     A rank that waits for a lock which a rank of the job holds waits for that rank. One that receives from an unknown
     sender, or waits for a lock in memory that another rank maps, too, may wait for any rank. So may one that waits for
@@ -205,11 +205,11 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, is_in_code
         return "unclear"
     if lock_holder(member) in processes:
         return "waits"
-    if member.waits_in_torch and waits_for(group) in {"nothing", "unknown"}:
+    if member.waits_in_torch and kind in {"nothing", "unknown"}:
         return "waits"
     if is_in_code and asks_again(member) and all(one.by_main for one in open_operations(member)):
         return "unclear"
-    match waits_for(group):
+    match kind:
         case "ranks" | "gpu":
             return "waits"
         case _ if member.asks_rank is not None:

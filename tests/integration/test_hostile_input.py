@@ -294,6 +294,41 @@ def test_text_of_a_million_frames_in_a_thread_is_refused(frame: str, tmp_path: P
     assert "left out: a thread has more than 16,384 frames" in " ".join(done.stdout.split())
 
 
+TEN_FRAMES = "".join(f"    f{number} (a{number}.py:{number + 1})\n" for number in range(10))
+LINES_OF_FAULTHANDLER = "".join(f'  File "/a/a{number}.py", line {number + 1} in f{number}\n' for number in range(10))
+PROCESS = 'Process {0}: python\nThread {0} (idle): "MainThread"\n'
+MANY: dict[str, tuple[str, str, str]] = {
+    "processes": ("", f"{PROCESS}{TEN_FRAMES}", "more than 16,384 processes"),
+    "threads": (PROCESS.format(7), f'{TEN_FRAMES}Thread {{0}} (idle): "mine"\n', "more than 16,384 threads"),
+    "threads of faulthandler": (
+        "",
+        f"Thread 0x00007f00{{0:08x}} (most recent call first):\n{LINES_OF_FAULTHANDLER}\n",
+        "more than 16,384 threads",
+    ),
+    "different frames": ("", f"{PROCESS}{TEN_FRAMES.replace('(a', '(a{0}_')}", "more than 65,536 different frames"),
+}
+
+
+def _text_of(case: str, count: int, path: Path) -> None:
+    head, each, _ = MANY[case]
+    with path.open("w") as file:
+        file.write(head)
+        file.writelines(each.format(number + 7) for number in range(count))
+
+
+@pytest.mark.parametrize("case", MANY)
+def test_text_of_a_million_frames_is_refused_in_time(case: str, tmp_path: Path) -> None:
+    _text_of(case, 100_000, tmp_path / "dump.txt")
+    refused("explain", str(tmp_path / "dump.txt"), says=MANY[case][2], **SMALL)
+
+
+@pytest.mark.parametrize("case", ["processes", "threads of faulthandler"])
+def test_text_of_16000_processes_or_threads_is_answered_in_time(case: str, tmp_path: Path) -> None:
+    _text_of(case, 16_000, tmp_path / "dump.txt")
+    done = hangwatch("explain", str(tmp_path / "dump.txt"), **SMALL)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_dump_with_a_number_of_5000_digits(tmp_path: Path) -> None:
     path = tmp_path / "dump.txt"
     path.write_text(

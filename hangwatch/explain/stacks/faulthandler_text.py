@@ -14,6 +14,8 @@ from hangwatch.explain.stacks.parsed_processes import (
     FoundThread,
     Interned,
     Place,
+    check_processes,
+    check_threads,
     is_outermost,
     process_of,
 )
@@ -41,6 +43,7 @@ class Reader:
         self._interned = interned
         self._processes: list[FoundProcess] = []
         self._threads: list[FoundThread] = []
+        self._thread_ids: set[str] = set()
         self._header: tuple[str, str | None] | None = None
         self._places: list[Place] = []
 
@@ -49,7 +52,7 @@ class Reader:
         if found := _THREAD.match(line):
             self._close_thread()
             thread_id = found.group(1) or NO_NUMBER
-            if any(thread.thread_id == thread_id for thread in self._threads):
+            if thread_id in self._thread_ids:
                 self._close_process()
             self._header = thread_id, found.group(2)
             return True
@@ -71,6 +74,8 @@ class Reader:
             return
         thread_id, name = self._header
         is_main = bool(self._places) and is_outermost(self._places[-1])
+        self._thread_ids.add(thread_id)
+        check_threads(len(self._threads))
         self._threads.append(FoundThread(thread_id, self._places, name))
         self._header, self._places = None, []
         if is_main:
@@ -79,5 +84,6 @@ class Reader:
     def _close_process(self) -> None:
         """The main thread is the last one: a stack deeper than 100 frames does not show where it began."""
         if any(thread.places for thread in self._threads):
+            check_processes(len(self._processes))
             self._processes.append(process_of(None, self._threads, self._threads[-1], self._interned))
-        self._threads = []
+        self._threads, self._thread_ids = [], set()

@@ -16,6 +16,8 @@ from hangwatch.explain.stacks.parsed_processes import (
     FoundThread,
     Interned,
     Place,
+    check_processes,
+    check_threads,
     process_of,
 )
 
@@ -130,6 +132,7 @@ class Reader:
         if all(place.is_compiled for place in places):
             places = list(dropwhile(_is_of_c_library, places)) or places
         thread = FoundThread(thread_id, places, name)
+        check_threads(len(self._threads))
         self._threads.append(thread)
         self._main = thread if number == 1 else None
         self._header = None
@@ -138,6 +141,7 @@ class Reader:
     def _close_process(self) -> None:
         if any(thread.places for thread in self._threads):
             pid = int(self._main.thread_id) if self._main else None
+            check_processes(len(self._processes))
             self._processes.append(process_of(pid, self._threads, self._main, self._interned))
         self._threads, self._main = [], None
 

@@ -17,13 +17,36 @@ LONGEST_LINE = 8192
 MOST_FRAMES = 4096
 """Frames of one thread that are kept: what a dump of the tools has at most, made of lines by whoever wrote them."""
 
-
 MOST_FRAMES_OF_TOOLS = 1 << 14
 """Frames of one thread that py-spy prints at most: 4,096 of Python, and those of C between them (`--native`)."""
 
+MOST_THREADS = 1 << 14
+"""Threads of one process that are read."""
+
+MOST_PROCESSES = 1 << 14
+"""Processes of one stream that are read: of a text, or of one prefix in it."""
+
+MOST_DIFFERENT_FRAMES = 1 << 16
+"""Different frames of one text that are read. Ranks of one program show the same ones."""
+
 
 class HugeStackError(ValueError):
-    """A thread has more frames than any tool prints: the text is no stack dump."""
+    """A text holds more than any job shows, and is left out; the message says of what."""
+
+
+def check_threads(threads: int) -> None:
+    """Raise HugeStackError if a process that has so many threads has one more."""
+    if threads >= MOST_THREADS:
+        raise HugeStackError(f"a process has more than {MOST_THREADS:,} threads: is no stack dump")
+
+
+def check_processes(processes: int) -> None:
+    """Raise HugeStackError if a stream that has so many processes has one more."""
+    if processes >= MOST_PROCESSES:
+        raise HugeStackError(
+            f"more than {MOST_PROCESSES:,} processes that no prefix tells apart: put a prefix such as [host:rank] "
+            "before each line, or give each process a file of its own"
+        )
 
 
 class FoundProcess(NamedTuple):
@@ -62,11 +85,21 @@ class Interned:
         self.lines: dict[str, Frame] = {}
         self._frames: dict[tuple[str, str], Frame] = {}
         self._stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
+        self._most_frames = MOST_DIFFERENT_FRAMES
+
+    def begin_text(self) -> None:
+        """Count the different frames of the next text from here on."""
+        self._most_frames = len(self._frames) + MOST_DIFFERENT_FRAMES
 
     def frame(self, function: str, where: str) -> Frame:
-        """The frame of `function (file:line)`; `where` is what stands in the brackets."""
+        """The frame of `function (file:line)`; `where` is what stands in the brackets. Raises HugeStackError."""
         found = self._frames.get((function, where))
         if found is None:
+            if len(self._frames) >= self._most_frames:
+                raise HugeStackError(
+                    f"more than {MOST_DIFFERENT_FRAMES:,} different frames: is no stack dump of one job; "
+                    "if it is, give each process a file of its own"
+                )
             file, colon, line = where.rpartition(":")
             number = int(line) if colon and line.isascii() and line.isdigit() and len(line) < 10 else None
             name = where if number is None else file

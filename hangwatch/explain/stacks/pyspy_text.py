@@ -14,6 +14,7 @@ from hangwatch.explain.stacks.parsed_processes import (
     FoundProcess,
     HugeStackError,
     Interned,
+    check_threads,
     with_main,
 )
 from hangwatch.formats import decoding, pyspy_json
@@ -176,6 +177,7 @@ class Reader:
             return
         number, flags, name = self._thread
         words = set(re.split(r"[+,\s]+", flags.lower()))
+        check_threads(len(self._threads))
         self._threads.append(
             Thread(
                 name=name or None,

@@ -14,6 +14,8 @@ from hangwatch.explain.stacks.parsed_processes import (
     FoundThread,
     Interned,
     Place,
+    check_processes,
+    check_threads,
     is_outermost,
     process_of,
 )
@@ -36,6 +38,7 @@ class Reader:
         self._interned = interned
         self._processes: list[FoundProcess] = []
         self._threads: list[FoundThread] = []
+        self._thread_ids: set[str] = set()
         self._header: tuple[str, str] | None = None
         self._places: list[Place] = []
 
@@ -43,7 +46,7 @@ class Reader:
         """Take a line; False where it is no part of a dump."""
         if found := _THREAD.match(line):
             self._close_thread()
-            if any(thread.thread_id == found.group(1) for thread in self._threads):
+            if found.group(1) in self._thread_ids:
                 self._close_process()
             self._header = found.group(1), found.group(3)
             return True
@@ -71,6 +74,8 @@ class Reader:
         thread_id, flags = self._header
         places = self._places[::-1]
         is_main = any(is_outermost(place) for place in places)
+        self._thread_ids.add(thread_id)
+        check_threads(len(self._threads))
         self._threads.append(FoundThread(thread_id, places, owns_gil="Has the GIL" in flags))
         self._header, self._places = None, []
         if is_main:
@@ -79,5 +84,6 @@ class Reader:
     def _close_process(self) -> None:
         if any(thread.places for thread in self._threads):
             main = self._threads[-1]
+            check_processes(len(self._processes))
             self._processes.append(process_of(int(main.thread_id), self._threads, main, self._interned))
-        self._threads = []
+        self._threads, self._thread_ids = [], set()

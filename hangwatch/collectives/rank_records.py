@@ -55,6 +55,8 @@ def recorded(rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None
 
     `main_thread_id` as `model.Thread.pthread_id` of its main thread, None where that is not known.
     """
+    if not any(rounds):
+        return ()
     read: dict[Library, list[RankRecords]] = {}
     for recorders in rounds:
         for library, recorder in {one.library: one for one in recorders}.items():
@@ -65,7 +67,9 @@ def recorded(rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None
 
 def faults(rounds: Sequence[Sequence[Fault]], found: Iterable[Recorded]) -> tuple[Fault, ...]:
     """Why recorders were not read at last, given by round, but for those of `found`, which two other rounds show."""
-    last = next((told for told in reversed(rounds) if told), ())
+    last = next((told for told in reversed(rounds) if told), None)
+    if last is None:
+        return ()
     read = {one.library for one in found}
     return tuple(fault for fault in last if not read or library_of(fault) not in {None, *read})
 

@@ -57,29 +57,31 @@ def group_ranks(
         ranks: Iterable[RankDump] = capture.ranks
     else:
         ranks = capture
-    ranks = list(ranks)
+    ranks = sorted(ranks, key=lambda rank: rank.id.sort_key())
     mount_holds_job = any(
         rank.waits_for_mount or any(worker.waits_for_mount for worker in rank.workers) for rank in ranks
     )
-    memory: dict[_Places, Standing] = {}
-    stood = [[_standing(dump, table, memory) for dump in rank.rounds] for rank in ranks]
+    memory = _Memory(table)
+    stood = [[memory.standing(dump) for dump in rank.rounds] for rank in ranks]
+    every = [
+        progress.measure(rank, standings, settings, mount_holds_job=mount_holds_job)
+        for rank, standings in zip(ranks, stood, strict=True)
+    ]
     in_torch = {
         standing.key
-        for rank, standings in zip(ranks, stood, strict=True)
-        if kernel_facts.waits_in_torch(rank) and (standing := _last(standings)) is not None
+        for standings, measured in zip(stood, every, strict=True)
+        if measured.facts.waits_in_torch and (standing := _last(standings)) is not None
     }
     processes = {(rank.id.node, rank.id.pid) for rank in ranks if rank.id.pid is not None}
     shown: dict[str, tuple[RankDump, _Answer]] = {}
     members: dict[str, list[Member]] = {}
-    for rank, standings in zip(ranks, stood, strict=True):
-        measured = progress.measure(rank, standings, settings, mount_holds_job=mount_holds_job)
+    for rank, standings, measured in zip(ranks, stood, every, strict=True):
         answer = _answer(rank, standings, measured, in_torch)
-        member = _member(rank, answer, standings, measured, table)
-        if (asks_rank := _asks_rank(rank, answer.standing, processes)) is not None:
+        member = _member(rank, answer, standings, measured, memory)
+        if (asks_rank := _asks_rank(rank, answer.standing, measured.facts, processes)) is not None:
             member = structs.replace(member, asks_rank=asks_rank)
         members.setdefault(answer.key, []).append(member)
-        if answer.key not in shown or rank.id.sort_key() < shown[answer.key][0].id.sort_key():
-            shown[answer.key] = (rank, answer)
+        shown.setdefault(answer.key, (rank, answer))
     groups = (_group(key, tuple(found), *shown[key], table) for key, found in members.items())
     return merge_groups(groups, world_size, notes)
 
@@ -115,6 +117,7 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
 
 
 _Identity = tuple[str | None, int | None, int | None, int | None]
+_Stacks = tuple[tuple[bool, str | None, int | None, tuple[Frame, ...]], ...]
 _Places = tuple[tuple[bool, str | None, int | None, tuple[stack_frames.Place, ...]], ...]
 
 
@@ -137,22 +140,41 @@ def _identity(rank: RankId) -> _Identity:
     return rank.node, None, None, rank.pid
 
 
-def _standing(dump: ProcessDump, table: activity.Table, memory: dict[_Places, Standing]) -> Standing | None:
-    """Where a process stands in one round, None without a stack. Most ranks stand alike: each place is judged once."""
-    if not any(thread.frames for thread in dump.threads):
-        return None
-    places = tuple(
-        (
-            thread.is_main,
-            thread.name,
-            thread.installed_frames,
-            tuple(frame.place for frame in thread.frames),
+class _Memory:
+    """Where processes stand. Most ranks stand alike: each stack is read once, each place is judged once."""
+
+    def __init__(self, table: activity.Table) -> None:
+        self.table = table
+        self._by_stacks: dict[_Stacks, Standing] = {}
+        self._by_places: dict[_Places, Standing] = {}
+        self._user_frames: dict[tuple[tuple[Frame, ...], int | None], tuple[Frame, ...]] = {}
+
+    def standing(self, dump: ProcessDump) -> Standing | None:
+        """Where a process stands in one round, None without a stack."""
+        if not any(thread.frames for thread in dump.threads):
+            return None
+        stacks = tuple(
+            [(thread.is_main, thread.name, thread.installed_frames, thread.frames) for thread in dump.threads]
         )
-        for thread in dump.threads
-    )
-    if places not in memory:
-        memory[places] = find_standing(dump.threads, table)
-    return memory[places]
+        found = self._by_stacks.get(stacks)
+        if found is None:
+            places = tuple(
+                (is_main, name, installed_frames, tuple([frame.place for frame in frames]))
+                for is_main, name, installed_frames, frames in stacks
+            )
+            found = self._by_places.get(places)
+            if found is None:
+                found = self._by_places[places] = find_standing(dump.threads, self.table)
+            self._by_stacks[stacks] = found
+        return found
+
+    def user_frames(self, thread: Thread) -> tuple[Frame, ...]:
+        """As `user_code.user_frames`."""
+        stack = thread.frames, thread.installed_frames
+        found = self._user_frames.get(stack)
+        if found is None:
+            found = self._user_frames[stack] = user_frames(thread)
+        return found
 
 
 def _last(standings: Sequence[Standing | None]) -> Standing | None:
@@ -183,23 +205,20 @@ def _by_measurement(standing: Standing, measured: progress.Measured, rank: RankD
     not be looked at, or was met awake in one round, that is not known: at one of the places `in_torch` it stands as the
     others do.
     """
-    if kernel_facts.file_lock(rank) is not None and standing.waits_for not in ("ranks", "gpu"):
+    facts = measured.facts
+    if facts.file_lock is not None and standing.waits_for not in ("ranks", "gpu"):
         return standing._replace(key=f"{standing.key}-lock", waits_for="lock")
-    if kernel_facts.shares_lock(rank) and standing.waits_for not in ("ranks", "gpu"):
+    if facts.shares_lock and standing.waits_for not in ("ranks", "gpu"):
         return standing._replace(key=f"{standing.key}-shared-lock", waits_for="lock")
-    if (
-        rank.id.pid is not None
-        and kernel_facts.server(rank) == rank.id.pid
-        and standing.waits_for in ("unknown", "thread")
-    ):
+    if rank.id.pid is not None and facts.server == rank.id.pid and standing.waits_for in ("unknown", "thread"):
         serves = standing.doing._replace(activity=activity.SERVING, waits=True)
         return standing._replace(key=f"{standing.key}-serves", doing=serves, waits_for="ranks")
     if measured.signature is Signature.BEHIND_GPU and standing.waits_for not in ("ranks", "gpu"):
         return standing._replace(key=f"{standing.key}-gpu", waits_for="gpu")
-    if kernel_facts.awaits_store(rank) == "main" and standing.waits_for == "unknown":
+    if facts.awaits_store == "main" and standing.waits_for == "unknown":
         asks = standing.doing._replace(operation="the store", waits=True)
         return standing._replace(key=f"{standing.key}-store", doing=asks, waits_for="ranks")
-    may_be_in_torch = standing.key in in_torch and kernel_facts.waits_in_torch(rank) is not False
+    may_be_in_torch = standing.key in in_torch and facts.waits_in_torch is not False
     if may_be_in_torch and standing.waits_for == "unknown":
         return standing._replace(key=f"{standing.key}-torch", waits_for="gpu")
     return standing
@@ -210,16 +229,17 @@ def _member(
     answer: _Answer,
     standings: Sequence[Standing | None],
     measured: progress.Measured,
-    table: activity.Table,
+    memory: _Memory,
 ) -> Member:
+    facts = measured.facts
     told = answer.standing.telling if answer.standing else None
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     found = rank_records.recorded([dump.recorders for dump in rank.rounds], main.pthread_id if main else None)
     return Member(
         id=rank.id,
-        motion=_motion(rank.rounds, standings, measured),
+        motion=_motion(rank.rounds, standings, measured, memory),
         signature=measured.signature,
-        user_frames=user_frames(answer.dump.threads[told]) if answer.dump and told is not None else (),
+        user_frames=memory.user_frames(answer.dump.threads[told]) if answer.dump and told is not None else (),
         rounds=len(rank.rounds),
         waited_before=any(_comes(standing) for standing in standings[:-1] if standing),
         owns_gil=main.owns_gil if main else None,
@@ -239,21 +259,21 @@ def _member(
         ports=rank.ports,
         silent_mount=rank.silent_mount,
         waits_for_mount=rank.waits_for_mount,
-        frozen_cgroup=kernel_facts.frozen_cgroup(rank.rounds),
+        frozen_cgroup=facts.frozen_cgroup,
         waiting=rank.waiting,
         peers=kernel_facts.peers(rank),
-        server=kernel_facts.server(rank),
-        file_lock=kernel_facts.file_lock(rank),
-        shares_lock=kernel_facts.shares_lock(rank),
-        stuck_on=kernel_facts.stuck_on(rank),
+        server=facts.server,
+        file_lock=facts.file_lock,
+        shares_lock=facts.shares_lock,
+        stuck_on=facts.stuck_on,
         store=kernel_facts.store(rank),
         enclosed_at=rank.rounds[-1].enclosed_at if rank.rounds else None,
         recorded=found,
         recorder_faults=rank_records.faults([dump.recorder_faults for dump in rank.rounds], found),
         receives=_receives(rank.rounds),
-        is_held_outside=kernel_facts.is_held_outside(rank),
-        waits_in_torch=kernel_facts.waits_in_torch(rank) is True,
-        awaits_store=_awaits_store(rank, answer.standing),
+        is_held_outside=kernel_facts.is_held_outside(rank, facts),
+        waits_in_torch=facts.waits_in_torch is True,
+        awaits_store=_awaits_store(facts, answer.standing),
         stay=measured.stay,
         kernel_call=rank.kernel_call,
         worker_call=rank.worker_call,
@@ -261,39 +281,45 @@ def _member(
         died=rank.died,
         nccl_ras=rank.nccl_ras,
         nccl_ras_fault=rank.nccl_ras_fault,
-        task=_task(rank.rounds, table),
+        task=_task(rank.rounds, memory.table),
     )
 
 
-def _asks_rank(rank: RankDump, standing: Standing | None, processes: Set[tuple[str | None, int]]) -> AsksRank | None:
+def _asks_rank(
+    rank: RankDump, standing: Standing | None, facts: kernel_facts.Facts, processes: Set[tuple[str | None, int]]
+) -> AsksRank | None:
     """Who of it waits for another rank; of its workers only where it waits for them. `processes` are those of ranks."""
-    own = kernel_facts.asks_rank(rank)
+    own = facts.asks_rank
     if own is not None or standing is None or activity.known(standing.doing.activity).work_is_in != "workers":
         return own
-    locks = filter(None, (kernel_facts.file_lock(worker) for worker in rank.workers))
-    holders = {(rank.id.node, lock.holder_pid) for lock in locks} - {(rank.id.node, rank.id.pid)}
-    is_locked = not processes.isdisjoint(holders)
-    return "child" if is_locked or any(map(kernel_facts.asks_rank, rank.workers)) else None
+    of_workers = [kernel_facts.read_facts(worker.rounds) for worker in rank.workers]
+    holders = {(rank.id.node, one.file_lock.holder_pid) for one in of_workers if one.file_lock is not None}
+    is_locked = not processes.isdisjoint(holders - {(rank.id.node, rank.id.pid)})
+    return "child" if is_locked or any(one.asks_rank is not None for one in of_workers) else None
 
 
-def _awaits_store(rank: RankDump, standing: Standing | None) -> Literal["main", "thread"] | None:
-    found = kernel_facts.awaits_store(rank)
+def _awaits_store(facts: kernel_facts.Facts, standing: Standing | None) -> Literal["main", "thread"] | None:
+    found = facts.awaits_store
     is_asked = found == "main" or (standing is not None and standing.waits_for == "thread")
     return found if is_asked else None
 
 
-def _motion(rounds: Sequence[ProcessDump], standings: Sequence[Standing | None], measured: progress.Measured) -> Motion:
+def _motion(
+    rounds: Sequence[ProcessDump], standings: Sequence[Standing | None], measured: progress.Measured, memory: _Memory
+) -> Motion:
     """Whether a rank made progress: by what it has recorded, unless its program's own lines changed; else by behaviour.
 
     A process that has ended, or is stopped, is frozen whatever it has recorded.
     """
     behaves = measured.signature.motion
+    if len(rounds) < 2 or not all(dump.recorders for dump in rounds):
+        return behaves
     told = [
         dump.threads[stand.telling]
         for dump, stand in zip(rounds, standings, strict=True)
         if stand is not None and stand.telling is not None
     ]
-    if not all(dump.recorders for dump in rounds) or len({user_frames(thread) for thread in told}) > 1:
+    if len({memory.user_frames(thread) for thread in told}) > 1:
         return behaves
     mains = (stack_frames.main_thread(dump.threads) for dump in rounds)
     ids = [main.pthread_id if main else None for main in mains]
@@ -345,7 +371,6 @@ def _state(rounds: Sequence[ProcessDump]) -> str | None:
 
 
 def _group(key: str, members: tuple[Member, ...], rank: RankDump, answer: _Answer, table: activity.Table) -> Group:
-    members = tuple(sorted(members, key=lambda member: member.id.sort_key()))
     workers = _workers(rank, table)
     if answer.standing is None or answer.dump is None:
         return Group(

@@ -48,6 +48,7 @@ class Measured(NamedTuple):
     main: MainRates = MainRates()
     awaited: Awaited | None = None
     stay: Stay | None = None
+    facts: kernel_facts.Facts = kernel_facts.Facts()
 
 
 def measure(
@@ -62,18 +63,21 @@ def measure(
     One that cannot be dumped is stopped or blocked when the kernel says so (`T`, `D` in every round). Where a file
     system under its program gives no answer, so that nobody can dump it, it is also blocked when it slept through three
     rounds without CPU and I/O, or waits for that file system; and with `mount_holds_job` (another rank of the job waits
-    for it) when it spins without I/O, as one that waits for ranks does. One round tells nothing.
+    for it) when it spins without I/O, as one that waits for ranks does. One round tells only that it is gone.
     """
+    facts = kernel_facts.read_facts(rank.rounds)
+    if len(rank.rounds) < 2 and all(len(worker.rounds) < 2 for worker in rank.workers):
+        signature = Signature.GONE if _is_gone(rank) else Signature.UNKNOWN
+        return Measured(signature, awaited=facts.awaited, facts=facts)
     own = rates.of_process(rank.rounds)
     others = [*(rates.of_process(worker.rounds) for worker in rank.workers), rates.of_children(rank.rounds)]
     every = [own, *others]
     total = Rates(rates.total([one.cpu_ratio for one in every]), rates.total([one.io_bytes for one in every]))
     main = rates.of_main_thread(rank.rounds)
-    awaited = kernel_facts.awaited(rank.rounds)
     stood = [_Stood.of(dump, stand) for dump, stand in zip(rank.rounds, standings, strict=True) if stand is not None]
-    seen = _Seen(rank, stood, own, others, total, main, awaited, settings)
+    seen = _Seen(rank, stood, own, others, total, main, facts, settings)
     signature = _signature(seen, mount_holds_job=mount_holds_job)
-    return Measured(signature, total.cpu_ratio, total.io_bytes, main, awaited, _stay(seen, signature))
+    return Measured(signature, total.cpu_ratio, total.io_bytes, main, facts.awaited, _stay(seen, signature), facts)
 
 
 def asks_again(member: Member) -> bool:
@@ -122,7 +126,7 @@ class _Seen(NamedTuple):
     others: Sequence[Rates]
     total: Rates
     main: MainRates
-    awaited: Awaited | None
+    facts: kernel_facts.Facts
     settings: config.Capture
 
     @property
@@ -167,12 +171,12 @@ class _Seen(NamedTuple):
 
 def _signature(seen: _Seen, *, mount_holds_job: bool) -> Signature:
     """The first that fits, from what is certain to what is left."""
-    rank, rounds = seen.rank, seen.rank.rounds
-    if rank.gone or (rounds and rounds[-1].state in ENDED_STATES):
+    rounds = seen.rank.rounds
+    if _is_gone(seen.rank):
         return Signature.GONE
     if len(rounds) < 2:
         return Signature.UNKNOWN
-    if seen.is_in(STOPPED_STATES) or kernel_facts.frozen_cgroup(rounds) is not None:
+    if seen.is_in(STOPPED_STATES) or seen.facts.frozen_cgroup is not None:
         return Signature.STOPPED
     if seen.is_in(BLOCKED_STATES) and _writes_back(rounds, seen.settings):
         return Signature.TRANSFERS
@@ -181,6 +185,11 @@ def _signature(seen: _Seen, *, mount_holds_job: bool) -> Signature:
     if len(seen.stood) < 2:
         return Signature.UNKNOWN
     return _by_stack(seen)
+
+
+def _is_gone(rank: RankDump) -> bool:
+    """True if its process has ended."""
+    return rank.gone or (bool(rank.rounds) and rank.rounds[-1].state in ENDED_STATES)
 
 
 def _by_stack(seen: _Seen) -> Signature:
@@ -213,7 +222,9 @@ def _is_in_lock(seen: _Seen) -> bool:
 def _waits_for_another_process(seen: _Seen) -> bool:
     """Whether it sleeps in what no GPU ends: a call about a file, a child or somebody outside; or at loader workers."""
     at_loader = bool(seen.rank.workers) and all(stood.at_loader for stood in seen.stood)
-    return kernel_facts.is_held_outside(seen.rank) or (at_loader and _at_one_line(seen) is Signature.BLOCKED)
+    return kernel_facts.is_held_outside(seen.rank, seen.facts) or (
+        at_loader and _at_one_line(seen) is Signature.BLOCKED
+    )
 
 
 def _stay(seen: _Seen, signature: Signature) -> Stay | None:
@@ -250,7 +261,7 @@ def _at_one_line(seen: _Seen) -> Signature:
         return Signature.POLLS
     if seen.uses_cpu:
         return Signature.UNKNOWN
-    if seen.awaited is not None and not seen.awaited.is_lost:
+    if seen.facts.awaited is not None and not seen.facts.awaited.is_lost:
         return Signature.AWAITS_OUTSIDE
     return Signature.BLOCKED
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from hangwatch import config
@@ -357,8 +359,40 @@ def test_a_rank_that_a_freezer_holds_is_stopped_whatever_its_state() -> None:
 
     for state in ("S", "D"):
         assert measure(held(state, "/job", "/job", "/job")).signature is Signature.STOPPED
-    assert kernel_facts.frozen_cgroup(held("S", "/job", "/job", "/job").rounds) == "/job"
+    assert kernel_facts.read_facts(held("S", "/job", "/job", "/job").rounds).frozen_cgroup == "/job"
     assert measure(held("S", "/job", None, "/job")).signature is Signature.BLOCKED
+
+
+ROUNDS = st.lists(
+    st.builds(
+        ProcessDump,
+        taken_monotonic_seconds=st.just(0.0),
+        server=st.sampled_from([None, 1, 2]),
+        frozen_cgroup=st.sampled_from([None, "/job", "/other"]),
+        shares_lock=st.booleans(),
+        waits_in_torch=st.sampled_from([None, False, True]),
+        stuck_on=st.sampled_from([None, "/a", "/b"]),
+    ),
+    max_size=3,
+)
+
+
+@given(ROUNDS)
+def test_a_fact_of_a_rank_is_what_all_of_its_rounds_show(rounds: list[ProcessDump]) -> None:
+    facts = kernel_facts.read_facts(rounds)
+    for name in ("server", "waits_in_torch"):
+        shown = {getattr(dump, name) for dump in rounds}
+        assert getattr(facts, name) == (shown.pop() if len(shown) == 1 else None)
+    cgroups = [dump.frozen_cgroup for dump in rounds]
+    assert facts.frozen_cgroup == (cgroups[-1] if cgroups and None not in cgroups else None)
+    assert facts.shares_lock == (bool(rounds) and all(dump.shares_lock for dump in rounds))
+    files = {dump.stuck_on for dump in rounds}
+    assert facts.stuck_on == (files.pop() if len(files) == 1 and len(rounds) > 1 else None)
+
+
+def test_workers_seen_in_two_rounds_are_measured_where_their_rank_was_seen_in_one() -> None:
+    found = measure(rank(dumps([HERE]), dumps([HERE] * 2, cpu=0.5)))
+    assert (found.signature, found.cpu_ratio) == (Signature.UNKNOWN, pytest.approx(0.5))
 
 
 FURTHER = ["step (mine.py:9)", HERE[1]]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -793,3 +793,10 @@ def test_claimants_of_one_rank_are_not_compared_each_with_each() -> None:
 
     calls(1)
     assert calls(400) < 2.2 * calls(200)
+
+
+@given(st.text(alphabet="ab./\0 \\", max_size=12))
+@example("a/b/")
+@example("a/.")
+def test_base_name_is_that_of_pathlib(path: str) -> None:
+    assert process_role.base_name(path) == PurePosixPath(path).name

@@ -92,7 +92,9 @@ TESTS = {
     "capture/rank_dumps.py": CAPTURE_TESTS,
     "capture/rounds.py": CAPTURE_TESTS,
     "probes/process/pyspy.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py"),
-    "probes/process/dump_child.py": (
+    "probes/child.py": (
+        "unit/test_child.py",
+        "unit/test_left_behind.py",
         "unit/test_pyspy_faults.py",
         "integration/test_pyspy.py",
         "integration/test_pystack.py",

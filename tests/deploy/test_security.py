@@ -51,6 +51,7 @@ def test_the_only_signal_to_a_process_of_somebody_else_is_sigcont() -> None:
     children = {
         ("selftest/launch.py", "process.pid", "signal.SIGKILL"),
         ("probes/process/crash_artifacts.py", "child.pid", "signal.SIGKILL"),
+        ("probes/child.py", "self.pid", "signal.SIGKILL"),
         ("hook_process.py", "int(pid)", "signal.SIGKILL"),
     }
     itself = {("cli/top.py", "os.getpid()", "signal.SIGSTOP")}

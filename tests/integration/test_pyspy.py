@@ -21,8 +21,8 @@ from hangwatch import config
 from hangwatch.capture import CaptureRequest, capture
 from hangwatch.formats.pyspy_json import parse_json
 from hangwatch.model import Job, ProcessId, Rank
-from hangwatch.probes.abandoned_children import MOST_OF_ONE_SHARE, LeftBehind
-from hangwatch.probes.process import dump_child, procfs, pyspy
+from hangwatch.probes.child import MOST_ABANDONED_OF_SHARE, AbandonedChildren, Child
+from hangwatch.probes.process import procfs, pyspy
 from tests.conftest import wait_for
 from tests.fake_pyspy import fake_pyspy
 from tests.integration import targets
@@ -51,11 +51,12 @@ def test_a_sleeping_process(tmp_path: Path) -> None:
 
 def test_a_pod_whose_py_spys_hang_uses_up_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The users of both pods are uid 0."""
-    left = LeftBehind()
-    monkeypatch.setitem(dump_child.run.__kwdefaults__, "places", left)
-    with targets.python(targets.SLEEPING, tmp_path) as pid, subprocess.Popen(["sleep", "600"]) as stuck:
+    left = AbandonedChildren()
+    monkeypatch.setattr(pyspy.DUMPER, "abandoned", left)
+    stuck = Child(["sleep", "600"])
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
         try:
-            for number in range(MOST_OF_ONE_SHARE):
+            for number in range(MOST_ABANDONED_OF_SHARE):
                 assert left.begin("uid 0, a stranger's", 0.0)
                 left.end("uid 0, a stranger's", ProcessId(pid=-number, start_ticks=1), stuck)
             rank = Rank(id=procfs.read_state(pid)[0], rank=0, local_rank=0)  # type: ignore[index]
@@ -68,7 +69,7 @@ def test_a_pod_whose_py_spys_hang_uses_up_nobody_elses(tmp_path: Path, monkeypat
                 fault = seen.ranks[0].rounds[0].fault
                 reasons.append(fault and fault.reason)
         finally:
-            stuck.kill()
+            assert stuck.end(10.0)
     assert reasons == [None, "TooManyDumpersStuck"]
 
 
@@ -341,7 +342,7 @@ def test_version_that_never_comes_costs_no_stack_and_pauses_nothing(
 
 
 def test_endless_output_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dump_child, "MAX_DUMP_BYTES", 1 << 20)
+    monkeypatch.setattr(pyspy.DUMPER, "most_bytes", 1 << 20)
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         answer = dump(pid, pyspy_path=fake_pyspy(tmp_path, "exec yes"))
     assert answer.fault is not None and answer.fault.reason == "TooLarge"

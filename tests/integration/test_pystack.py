@@ -13,7 +13,7 @@ from hangwatch import config
 from hangwatch.capture import CaptureRequest, NodePaths, capture
 from hangwatch.formats.pyspy_json import parse_json
 from hangwatch.model import Fault, Job, ProcessDump, Rank
-from hangwatch.probes.process import dump_child, procfs, pystack
+from hangwatch.probes.process import procfs, pyspy, pystack
 from hangwatch.probes.process.pyspy import PyspyAnswer
 from tests.fake_pyspy import fake_pyspy
 from tests.integration import targets
@@ -127,7 +127,7 @@ def test_what_does_not_answer_is_ended_at_the_deadline(tmp_path: Path, monkeypat
     assert answer.fault.detail == "none; pystack: no stacks within 3 s"
     started = tmp_path / "pid"  # on a loaded machine it may not have come so far
     assert not started.exists() or not Path(f"/proc/{started.read_text()}").exists()
-    assert dump_child.left_behind() == 0
+    assert pyspy.left_behind() == 0
 
 
 def test_without_it_the_fault_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from hangwatch.model import ProcessId
-from hangwatch.probes.abandoned_children import MOST, MOST_OF_ONE_SHARE, LeftBehind
+from hangwatch.probes.child import MOST_ABANDONED, MOST_ABANDONED_OF_SHARE, AbandonedChildren, Child
 from tests.conftest import wait_for
 
 
 @pytest.fixture
-def child() -> Iterator[subprocess.Popen[bytes]]:
-    one = subprocess.Popen(["sleep", "600"])
+def child() -> Iterator[Child]:
+    one = Child(["sleep", "600"])
     yield one
-    one.kill()
-    one.wait()
+    assert one.end(10.0)
 
 
 def target(number: int) -> ProcessId:
     return ProcessId(pid=number, start_ticks=1)
 
 
-def fill(left: LeftBehind, child: subprocess.Popen[bytes], share: int, count: int) -> int:
+def fill(left: AbandonedChildren, child: Child, share: int, count: int) -> int:
     """Leave children behind until no more are begun; how many were."""
     for number in range(count):
         if not left.begin(f"uid {share}", 0.0):
@@ -33,28 +31,30 @@ def fill(left: LeftBehind, child: subprocess.Popen[bytes], share: int, count: in
     return count
 
 
-def test_one_user_cannot_use_up_what_all_share(child: subprocess.Popen[bytes]) -> None:
-    left = LeftBehind()
-    assert fill(left, child, 1, 100) == MOST_OF_ONE_SHARE
+def test_one_user_cannot_use_up_what_all_share(child: Child) -> None:
+    left = AbandonedChildren()
+    assert fill(left, child, 1, 100) == MOST_ABANDONED_OF_SHARE
     assert left.begin("uid 2", 0.0)
 
 
-def test_there_is_a_bound_over_all(child: subprocess.Popen[bytes]) -> None:
-    left = LeftBehind()
-    assert sum(fill(left, child, user, 100) for user in range(1, 20)) == MOST == left.count()
+def test_there_is_a_bound_over_all(child: Child) -> None:
+    left = AbandonedChildren()
+    assert sum(fill(left, child, user, 100) for user in range(1, 20)) == MOST_ABANDONED == left.count()
 
 
-def test_what_still_runs_counts_as_if_it_stayed(child: subprocess.Popen[bytes]) -> None:
-    left = LeftBehind()
-    assert [left.begin("uid 1", 0.0) for _ in range(MOST_OF_ONE_SHARE + 1)] == [True] * MOST_OF_ONE_SHARE + [False]
+def test_what_still_runs_counts_as_if_it_stayed(child: Child) -> None:
+    left = AbandonedChildren()
+    assert [left.begin("uid 1", 0.0) for _ in range(MOST_ABANDONED_OF_SHARE + 1)] == [
+        True
+    ] * MOST_ABANDONED_OF_SHARE + [False]
     left.end("uid 1", target(1), None)
     assert left.begin("uid 1", 0.0)
 
 
-def test_those_that_end_are_reaped_and_forgotten(child: subprocess.Popen[bytes]) -> None:
-    left = LeftBehind()
-    fill(left, child, 1, MOST_OF_ONE_SHARE)
-    assert left.of(target(1000)) == child.pid
+def test_those_that_end_are_reaped_and_forgotten(child: Child) -> None:
+    left = AbandonedChildren()
+    fill(left, child, 1, MOST_ABANDONED_OF_SHARE)
+    assert left.pid_for(target(1000)) == child.pid
     child.kill()
     wait_for(lambda: left.count() == 0, "the child to be reaped")
-    assert (left.of(target(1000)), left.begin("uid 1", 0.0)) == (None, True)
+    assert (left.pid_for(target(1000)), left.begin("uid 1", 0.0)) == (None, True)

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from hangwatch.model import Fault
-from hangwatch.probes import abandoned_children
-from hangwatch.probes.process import dump_child, pyspy
+from hangwatch.probes import child as children
+from hangwatch.probes.process import pyspy
 from tests.conftest import wait_for
 from tests.fake_pyspy import fake_pyspy
 from tests.proc_tree import lay_out
@@ -382,7 +382,7 @@ def test_what_is_no_dump_is_told_in_its_words(target: Target, body: str, detail:
 
 
 def test_who_answers_and_does_not_end_is_ended(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dump_child, "_KILL_SECONDS", 0.1)
+    monkeypatch.setattr(children, "KILL_SECONDS", 0.1)
     body = f"echo $$ > {target.folder}/pid; {STACKS}; exec sleep 600 >&- 2>&-"
     fault = fault_of(target.dump(target.pyspy(body), deadline_seconds=0.5))
     assert said(fault) == ("Timeout", "tool", "py-spy printed its answer and did not end", "")
@@ -420,7 +420,7 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Pope
     """The kernel keeps whom it holds in a call: SIGKILL does nothing, until the test is over."""
     kept: list[subprocess.Popen[bytes]] = []
     monkeypatch.setattr(subprocess.Popen, "kill", lambda child: kept.append(child))
-    monkeypatch.setattr(dump_child, "_KILL_SECONDS", 0.05)
+    monkeypatch.setattr(children, "KILL_SECONDS", 0.05)
     yield kept
     for child in kept:
         os.kill(child.pid, signal.SIGKILL)
@@ -458,7 +458,7 @@ def test_once_it_has_ended_the_process_is_dumped_again(
 def test_where_too_many_hang_none_is_started_for_this_user_or_pod(
     target: Target, unkillable: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    for number in range(abandoned_children.MOST_OF_ONE_SHARE):
+    for number in range(children.MOST_ABANDONED_OF_SHARE):
         other = Target(tmp_path / str(number))
         stat = other.proc / str(TARGET) / "stat"
         stat.write_text(stat.read_text().replace("1000", str(2000 + number)))

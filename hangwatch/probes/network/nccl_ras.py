@@ -12,18 +12,16 @@ import ipaddress
 import json
 import os
 import re
-import select
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from hangwatch.formats.nccl_ras_status import MOST_BYTES, BadAnswerError, RasStatus, parse
 from hangwatch.model import Fault, ProcessId
-from hangwatch.probes.abandoned_children import LeftBehind
+from hangwatch.probes import child
 from hangwatch.probes.network import interfaces, sockets
 from hangwatch.probes.process import proc_pid, procfs
 
@@ -37,7 +35,7 @@ _LIBRARY = re.compile(r"/libnccl\.so")
 _ABSENT = frozenset({"NoListener", "RasDisabled"})
 _VARIABLES = ("NCCL_RAS_ENABLE", "NCCL_RAS_ADDR")
 _MOST_RANKS = 256
-_LEFT_BEHIND = LeftBehind()
+_RUNNER = child.Runner("child that asks NCCL", waits_for_place=False)
 _REMEDIES = {
     "not_permitted": "run as root, or grant CAP_SYS_ADMIN: it is in another network namespace",
     "too_large": "for people: ncclras, on the node of the job",
@@ -232,51 +230,23 @@ def _answered(
     asked: Door, space: int, share: str, seconds: float, stop: threading.Event, *, form: Form
 ) -> bytes | Fault:
     """What the child brings; it is ended where it takes longer than it should, or `stop` is set."""
-    if not _LEFT_BEHIND.begin(share, 0.0):
-        return _fault("NoAnswer", "too many children that ask are left behind")
     where = {"space": space, "address": asked.address, "port": asked.port}
     question = json.dumps({**where, "seconds": seconds, "most_bytes": MOST_BYTES, "form": form})
-    left: subprocess.Popen[bytes] | None = None
-    try:
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(CHILD), question],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            pass_fds=() if space < 0 else (space,),
-            cwd="/",
-            env={},
-        )
-        try:
-            assert child.stdout is not None
-            raw = b"".join(_parts(child.stdout.fileno(), time.monotonic() + seconds + STARVED_SECONDS, stop))
-        finally:
-            assert child.stdout is not None
-            child.stdout.close()
-            child.kill()
-            try:
-                child.wait(1.0)
-            except subprocess.TimeoutExpired:
-                left = child
-    except OSError as error:
-        return _fault("NoAnswer", f"no child could be started: {error}")
-    finally:
-        _LEFT_BEHIND.end(share, asked.process, left)
-    how, _, answer = raw.partition(b"\n")
+    printed = _RUNNER.run(
+        [sys.executable, "-I", "-S", str(CHILD), question],
+        asked.process,
+        share=share,
+        deadline_seconds=seconds + STARVED_SECONDS,
+        stop=stop,
+        pass_fds=() if space < 0 else (space,),
+    )
+    if isinstance(printed, Fault) and printed.reason in ("CannotStart", "TooManyDumpersStuck"):
+        return _fault("NoAnswer", printed.detail)
+    how, _, answer = (b"" if isinstance(printed, Fault) else printed.out).partition(b"\n")
     if how == b"answer":
         return answer
     reason, detail = _REASONS.get(how.decode("ascii", "replace"), _REASONS["no_answer"])
     return _fault(reason, detail, _REMEDIES.get(how.decode("ascii", "replace"), ""))
-
-
-def _parts(descriptor: int, end: float, stop: threading.Event) -> Iterator[bytes]:
-    """What can be read until nothing more comes, the time is over, or `stop` is set."""
-    while time.monotonic() < end and not stop.is_set():
-        if select.select([descriptor], [], [], 0.1)[0]:
-            part = os.read(descriptor, 1 << 16)
-            if not part:
-                return
-            yield part
 
 
 OFF = Fault(

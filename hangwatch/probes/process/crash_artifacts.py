@@ -11,20 +11,17 @@ import contextlib
 import json
 import os
 import re
-import select
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hangwatch import words
-from hangwatch.model import Process, ProcessId, Value
-from hangwatch.probes.abandoned_children import LeftBehind
+from hangwatch.model import Fault, Process, ProcessId, Value
+from hangwatch.probes import child
 from hangwatch.probes.process import proc_pid, procfs
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -147,7 +144,8 @@ def root_of(mounts: str | None, living: Iterable[int], proc_root: Path = procfs.
     return None
 
 
-_LEFT_BEHIND = LeftBehind()
+_FILES = child.Runner("reader of crash artifacts", keeps_part=True, most_bytes=MOST_ANSWER_BYTES)
+_CORES = child.Runner("reader of cores", abandoned=_FILES.abandoned, keeps_part=True, most_bytes=MOST_STACK_BYTES)
 
 
 def error_files(ranks: Sequence[tuple[Seen, Path]]) -> list[ErrorFile]:
@@ -245,7 +243,7 @@ def native_stack(seen: Seen, core: Core, root: Path) -> str:
     question = {"kind": "core", "root": str(root), "path": core.path, "uid": seen.uid}
     program = seen.program if seen.program.startswith("/") else ""
     asked = {"core": question, "debugger": [*command, "-ex", "thread apply all bt 64"], "program": program}
-    return _run(asked, seen, MOST_STACK_BYTES, CORE_DEADLINE_SECONDS).decode("utf-8", "replace")
+    return _run(_CORES, asked, seen, CORE_DEADLINE_SECONDS).decode("utf-8", "replace")
 
 
 def _piped(pattern: str, pid: int) -> str:
@@ -273,7 +271,7 @@ def _ask(questions: Sequence[dict[str, Any]], ranks: Sequence[tuple[Seen, Path]]
     """An answer for each question, with `refused` where none came in time."""
     answers: list[dict[str, Any]] = []
     if questions:
-        raw = _run({"files": questions}, ranks[0][0], MOST_ANSWER_BYTES, FILES_DEADLINE_SECONDS)
+        raw = _run(_FILES, {"files": questions}, ranks[0][0], FILES_DEADLINE_SECONDS)
         for line in raw.splitlines():
             with contextlib.suppress(ValueError):
                 answers.append(json.loads(line))
@@ -281,49 +279,13 @@ def _ask(questions: Sequence[dict[str, Any]], ranks: Sequence[tuple[Seen, Path]]
     return [*answers[: len(questions)], *([silent] * (len(questions) - len(answers)))]
 
 
-def _run(asked: dict[str, Any], seen: Seen, most_bytes: int, deadline_seconds: float) -> bytes:
-    """What a child prints, so many bytes and seconds at most; one that cannot be ended is left behind."""
-    if not _LEFT_BEHIND.begin(seen.share, deadline_seconds):
-        return b"too many children of this owner hang in the kernel"
-    child: subprocess.Popen[bytes] | None = None
-    try:
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-m", f"{__package__}.crash_artifacts_child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={},
-            start_new_session=True,
-        )
-        assert child.stdin is not None
-        with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
-            pipe.write(json.dumps(asked).encode())
-        return _printed(child, most_bytes, time.monotonic() + deadline_seconds)
-    except OSError as error:
-        return f"no child to read it: {error.strerror}".encode()
-    finally:
-        _LEFT_BEHIND.end(seen.share, seen.id, None if child is None or _end(child) else child)
-
-
-def _printed(child: subprocess.Popen[bytes], most_bytes: int, end: float) -> bytes:
-    assert child.stdout is not None
-    printed = bytearray()
-    while len(printed) < most_bytes and (left := end - time.monotonic()) > 0:
-        if select.select([child.stdout], [], [], left)[0]:
-            part = os.read(child.stdout.fileno(), 1 << 16)
-            if not part:
-                break
-            printed += part
-    return bytes(printed[:most_bytes])
-
-
-def _end(child: subprocess.Popen[bytes]) -> bool:
-    """End it with all that it started; false where the kernel does not let it go."""
-    with contextlib.suppress(OSError):
-        os.killpg(child.pid, signal.SIGKILL)
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            pipe.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(timeout=1.0)
-    return child.returncode is not None
+def _run(runner: child.Runner, asked: dict[str, Any], seen: Seen, deadline_seconds: float) -> bytes:
+    """What a child prints until its deadline, else a line that says why there was none."""
+    printed = runner.run(
+        [sys.executable, "-I", "-m", f"{__package__}.crash_artifacts_child"],
+        seen.id,
+        share=seen.share,
+        deadline_seconds=deadline_seconds,
+        question=json.dumps(asked).encode(),
+    )
+    return printed.detail.encode() if isinstance(printed, Fault) else printed.out

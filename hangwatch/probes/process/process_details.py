@@ -18,15 +18,15 @@ import msgspec
 from hangwatch import words
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, ProcessDetails, ProcessId
-from hangwatch.probes.abandoned_children import LeftBehind
-from hangwatch.probes.process import dump_child, procfs
+from hangwatch.probes import child
+from hangwatch.probes.process import procfs
 
 CHILD = Path(__file__).with_name("process_details_child.py")
 MOST_PROCESSES = 8
 _PARALLEL = 2
 _LISTED = 32
 _CHARACTERS = 200
-_LEFT_BEHIND = LeftBehind()
+_RUNNER = child.Runner("reader of details")
 
 
 class _Answer(msgspec.Struct):
@@ -49,7 +49,7 @@ _ANSWER = decoding.decoder(_Answer)
 
 def left_behind() -> int:
     """How many children wait for a process or a file system now."""
-    return _LEFT_BEHIND.count()
+    return _RUNNER.abandoned.count()
 
 
 def read(
@@ -64,18 +64,10 @@ def read(
 
     def ask(target: ProcessId) -> ProcessDetails | None:
         left = end - time.monotonic()
-        if left <= 0 or _LEFT_BEHIND.of(target) is not None:
+        if left <= 0 or _RUNNER.refusal(target) is not None:
             return None
         command = [sys.executable, "-I", str(CHILD), str(target.pid)]
-        printed = dump_child.run(
-            "reader of details",
-            command,
-            target,
-            share=share,
-            deadline_seconds=left,
-            stop=stop,
-            places=_LEFT_BEHIND,
-        )
+        printed = _RUNNER.run(command, target, share=share, deadline_seconds=left, stop=stop)
         return None if isinstance(printed, Fault) or not _is_same(target) else _parsed(printed.out)
 
     asked = targets[:MOST_PROCESSES]

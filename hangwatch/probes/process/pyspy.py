@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from hangwatch.formats import pyspy_json
 from hangwatch.model import BLOCKED_STATES, ENDED_STATES, STOPPED_STATES, Fault, ProcessId, Value
-from hangwatch.probes.abandoned_children import LeftBehind
-from hangwatch.probes.process import dump_child, procfs
+from hangwatch.probes import child
+from hangwatch.probes.process import procfs
 
 BLOCKING_DEADLINE_SECONDS = 5.0
 OLDEST_VERSION = (0, 4)  # older ones leave a rank that waits in the kernel stopped for ever
@@ -40,11 +40,11 @@ _MORE_TRIES = 4
 _LOCK = threading.Lock()
 _VERSIONS: dict[Path, Future[tuple[int, ...] | None]] = {}
 _SILENT_UNTIL: dict[Path, float] = {}
-_ASKED = LeftBehind()
+_VERSION_READER = child.Runner("py-spy")
+DUMPER = child.Runner("py-spy", answer="stacks", bounds_memory=False)
 _NEVER_PAUSE = BLOCKED_STATES | STOPPED_STATES | ENDED_STATES | {"I"}
 
-
-STUCK_REASONS = dump_child.STUCK_REASONS
+STUCK_REASONS = child.STUCK_REASONS
 
 
 class PyspyAnswer(Value, frozen=True):
@@ -131,7 +131,7 @@ def find() -> Path | None:
 
 def left_behind() -> int:
     """How many dumpers hang in the kernel now and could not be ended."""
-    return dump_child.left_behind()
+    return DUMPER.abandoned.count()
 
 
 def version(program: Path) -> tuple[int, ...] | None:
@@ -164,7 +164,7 @@ def version(program: Path) -> tuple[int, ...] | None:
 def _version(program: Path) -> tuple[int, ...] | None:
     us = ProcessId(pid=os.getpid(), start_ticks=0)
     command = [str(program), "--version"]
-    printed = dump_child.run("py-spy", command, us, share="", deadline_seconds=_VERSION_DEADLINE_SECONDS, places=_ASKED)
+    printed = _VERSION_READER.run(command, us, share="", deadline_seconds=_VERSION_DEADLINE_SECONDS)
     if isinstance(printed, Fault):
         return None if printed.reason == "CannotStart" else SILENT
     found = re.search(rb"py-spy (\d+)\.(\d+)(?:\.(\d+))?", printed.out)
@@ -197,7 +197,7 @@ def _refusal(pid: int, before: tuple[ProcessId, str] | None, program: Path | Non
         words = ".".join(str(part) for part in found) if found else "unknown"
         detail = f"{program} has version {words}; before 0.4 it can leave a rank stopped for ever"
         return Fault(subject=subject, reason="PyspyTooOld", detail=detail, remedy=install)
-    return dump_child.refusal("py-spy", before[0])
+    return DUMPER.refusal(before[0])
 
 
 def _may_pause(pid: int, proc_root: Path) -> bool:
@@ -251,9 +251,7 @@ def _attempt(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> byt
 def _run(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes | Fault:
     """Run py-spy once."""
     command = [str(call.program), "dump", "--json", *mode, *call.options, "--pid", str(call.target.pid)]
-    printed = dump_child.run(
-        "py-spy", command, call.target, share=call.share, deadline_seconds=deadline_seconds, stop=call.stop
-    )
+    printed = DUMPER.run(command, call.target, share=call.share, deadline_seconds=deadline_seconds, stop=call.stop)
     if isinstance(printed, Fault):
         return printed
     is_whole = printed.code == 0 and printed.out.strip()

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.model import Fault
-from hangwatch.probes.process import dump_child, procfs
+from hangwatch.probes import child
+from hangwatch.probes.process import procfs, pyspy
 from hangwatch.probes.process.pyspy import PyspyAnswer
 
 CHILD = Path(__file__).with_name("pystack_child.py")
@@ -26,6 +27,8 @@ REASONS = frozenset({"DumpFailed", "NoInterpreter", "NotPython", "TooManyThreads
 _NEEDED = frozenset({"NoInterpreter", "TooManyThreads"})
 _INSTALL = "pystack reads free-threaded builds and what py-spy does not know: pip install 'pystack>=1.7,<2'"
 _LONGEST_DETAIL = 200
+# Both hang for the same cause.
+_RUNNER = child.Runner("pystack", answer="stacks", abandoned=pyspy.DUMPER.abandoned, bounds_memory=False)
 
 
 def is_installed() -> bool:
@@ -53,8 +56,7 @@ def dump(
         remedy = "; ".join(filter(None, (fault.remedy, _INSTALL)))
         return replace(before, fault=replace(fault, remedy=remedy)) if fault.reason in _NEEDED else before
     began = time.monotonic()
-    printed = dump_child.refusal("pystack", found[0]) or dump_child.run(
-        "pystack",
+    printed = _RUNNER.refusal(found[0]) or _RUNNER.run(
         [sys.executable, "-I", str(CHILD), str(pid)],
         found[0],
         share=share or f"uid {procfs.read_user_id(pid, proc_root)}",
@@ -68,7 +70,7 @@ def dump(
         state_after=None if now is None else now[1],
     )
     if isinstance(printed, Fault):
-        is_stuck = printed.reason in dump_child.STUCK_REASONS
+        is_stuck = printed.reason in child.STUCK_REASONS
         return replace(answer, fault=printed if is_stuck else _beside(fault, printed.detail))
     if printed.code != 0:
         return replace(answer, fault=_beside(fault, printed.err.decode("utf-8", "replace").strip()))

@@ -20,9 +20,9 @@ import msgspec
 from hangwatch import words
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, OutputEnd, ProcessId
-from hangwatch.probes.abandoned_children import LeftBehind
+from hangwatch.probes import child
 from hangwatch.probes.node import filesystems
-from hangwatch.probes.process import dump_child, procfs
+from hangwatch.probes.process import procfs
 
 CHILD = Path(__file__).with_name("rank_output_child.py")
 MOST_BYTES = 64 << 10  # of one file
@@ -32,13 +32,13 @@ _MOST_PATH_CHARACTERS = 200
 _MOST_MOUNTS = 8
 _PARALLEL = 4
 _DELETED = " (deleted)"
-_LEFT_BEHIND = LeftBehind()
+_RUNNER = child.Runner("reader of logs")
 _ANSWER = decoding.decoder(tuple[int, int, str, int, str])
 
 
 def left_behind() -> int:
     """How many children wait for a file system now."""
-    return _LEFT_BEHIND.count()
+    return _RUNNER.abandoned.count()
 
 
 def read(
@@ -63,19 +63,17 @@ def read(
     faults: list[Fault] = []
     end = time.monotonic() + deadline_seconds
 
-    def ask(files: Mapping[ProcessId, Mapping[int, str]]) -> dump_child.Printed | Fault:
+    def ask(files: Mapping[ProcessId, Mapping[int, str]]) -> child.Printed | Fault:
         question = [most, [[target.pid, targets[target], list(paths)] for target, paths in files.items()]]
-        return dump_child.run(
-            "reader of logs",
+        return _RUNNER.run(
             [sys.executable, "-I", "-S", str(CHILD), json.dumps(question)],
             next(iter(files)),
             share=share,
             deadline_seconds=max(0.0, end - time.monotonic()),
             stop=stop,
-            places=_LEFT_BEHIND,
         )
 
-    asked = [files for files in by_mount.values() if _LEFT_BEHIND.of(next(iter(files))) is None][:_MOST_MOUNTS]
+    asked = [files for files in by_mount.values() if _RUNNER.refusal(next(iter(files))) is None][:_MOST_MOUNTS]
     with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="outputs") as pool:
         for files, printed in zip(asked, pool.map(ask, asked), strict=True):
             if isinstance(printed, Fault):

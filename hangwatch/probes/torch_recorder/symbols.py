@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-from hangwatch.model import ProcessId
-from hangwatch.probes.abandoned_children import LeftBehind
-from hangwatch.probes.process import procfs
+from hangwatch.model import Fault, ProcessId
+from hangwatch.probes import child
 from hangwatch.probes.torch_recorder.libraries import Mapped
 
 CHILD = Path(__file__).with_name("symbols_child.py")
 DEADLINE_SECONDS = 10.0
-STARVED_SECONDS = 20.0  # a child that waits for a core does not wait for a file
-STARVED_CPU_SECONDS = 2.0  # one that has used more has had its core: libtorch_cpu.so takes 0.2
+STARVATION = child.Starvation(20.0, cpu_seconds=2.0, most_asleep=2)
+"""A child that waits for a core does not wait for a file. After 2 s of CPU it has had one: libtorch_cpu takes 0.2."""
+
 SILENCE_SECONDS = 600.0  # after which a file that gave no answer is asked again
 PAGE_BYTES = 4096
 MOST_KNOWN = 256
@@ -57,11 +56,11 @@ class SymbolTables:
         self._known: dict[_Key, Symbols] = {}
         self._silent: dict[_Key, float] = {}
         self._asking: dict[_Key, threading.Lock] = {}
-        self._left_behind = LeftBehind()
+        self._runner = child.Runner("reader of symbols", starvation=STARVATION)
 
     def left_behind(self) -> int:
         """How many children wait for a file now."""
-        return self._left_behind.count()
+        return self._runner.abandoned.count()
 
     def of(self, library: Mapped, first_page: bytes, process: ProcessId, share: str, proc_root: Path) -> Symbols:
         """What the file that this process has mapped says; nothing where it cannot be read."""
@@ -87,49 +86,17 @@ class SymbolTables:
 
     def _ask(self, key: _Key, path: str, process: ProcessId, share: str, proc_root: Path) -> Symbols | None:
         """None where there was no answer."""
-        if not self._left_behind.begin(share, self._deadline_seconds):
-            return None
-        left: subprocess.Popen[bytes] | None = None
         question = [f"{proc_root}/{process.pid}/root", path, key.device, key.inode, key.offset, key.library]
+        printed = self._runner.run(
+            [sys.executable, "-I", str(CHILD), json.dumps(question)],
+            process,
+            share=share,
+            deadline_seconds=self._deadline_seconds,
+        )
         try:
-            child = subprocess.Popen(
-                [sys.executable, "-I", str(CHILD), json.dumps(question)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env={},
-            )
-            try:
-                raw = _answer(child, self._deadline_seconds)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                try:
-                    child.wait(0.2)
-                except subprocess.TimeoutExpired:
-                    left = child
-                return None
-            return _symbols(raw, key.page)
-        except (OSError, ValueError):  # no child could be started; a path that is none
+            return None if isinstance(printed, Fault) else _symbols(printed.out, key.page)
+        except ValueError:  # no JSON
             return None
-        finally:
-            self._left_behind.end(share, process, left)
-
-
-def _answer(child: subprocess.Popen[bytes], seconds: float) -> bytes:
-    """What it prints. Raises subprocess.TimeoutExpired after so long, later where it has had no core yet."""
-    end = time.monotonic() + seconds + STARVED_SECONDS
-    blocked = 0
-    while True:
-        try:
-            return child.communicate(timeout=seconds)[0]
-        except subprocess.TimeoutExpired:
-            seen = procfs.read_counters(child.pid)
-            blocked = 0 if seen.state == "R" else blocked + 1
-            has_had_core = seen.cpu_seconds is None or seen.cpu_seconds > STARVED_CPU_SECONDS
-            if blocked > 2 or has_had_core or time.monotonic() > end:
-                raise
-            seconds = 0.1
 
 
 def _symbols(raw: bytes, page: str) -> Symbols:

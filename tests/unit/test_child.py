@@ -1,0 +1,104 @@
+"""The runner of children: what a child gets, how much it may take, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hangwatch.model import Fault, ProcessId
+from hangwatch.probes import child
+from hangwatch.probes.child import Printed, Runner
+from tests.conftest import wait_for
+
+US = ProcessId(pid=os.getpid(), start_ticks=0)
+ENDS = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
+SLEEPS = "import time; time.sleep(600)"
+FLOODS = "while True: print('x' * 65536)"
+
+
+def run(runner: Runner, code: str, *, seconds: float = 60.0, question: bytes | None = None) -> Printed | Fault:
+    command = [sys.executable, "-I", "-S", "-c", code]
+    return runner.run(command, US, share="", deadline_seconds=seconds, question=question)
+
+
+def printed(answer: Printed | Fault) -> bytes:
+    assert isinstance(answer, Printed), answer
+    return answer.out
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """A daemon with more files open than select(2) knows of."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[1], 4096), limits[1]))
+    kept = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    yield
+    for descriptor in kept:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_child_gets_no_file_no_folder_and_path_alone_of_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    reader, writer = os.pipe()
+    os.set_inheritable(reader, True)
+    code = "import json, os\nprint(json.dumps([os.getcwd(), sorted(os.environ), os.listdir('/proc/self/fd')]))"
+    folder, names, files = json.loads(printed(run(Runner("child"), code)))
+    os.close(reader), os.close(writer)
+    assert (folder, set(names) - {"LC_CTYPE"}) == ("/", {"PATH", "RUST_BACKTRACE"})
+    assert set(files) == {"0", "1", "2", "3"}, "3 is the folder that it lists"
+
+
+def test_child_may_take_so_much_memory_and_no_more() -> None:
+    code = "import resource, sys; sys.stdin.read(); print(resource.getrlimit(resource.RLIMIT_DATA)[0])"
+    assert int(printed(run(Runner("child"), code, question=b""))) == child.MOST_MEMORY_BYTES
+
+
+def test_child_reads_a_question_that_no_pipe_holds() -> None:
+    assert (
+        printed(run(Runner("child"), "import sys; print(len(sys.stdin.read()))", question=b"x" * 300_000))
+        == b"300000\n"
+    )
+
+
+def test_child_that_takes_no_question_costs_its_deadline() -> None:
+    began = time.monotonic()
+    answer = run(Runner("child"), SLEEPS, seconds=0.5, question=b"x" * 300_000)
+    assert isinstance(answer, Fault) and answer.reason == "Timeout"
+    assert time.monotonic() - began < 30
+
+
+def test_child_is_read_where_many_files_are_open(many_files: None) -> None:
+    assert run(Runner("child"), ENDS) == Printed(3, b"out\n", b"err\n")
+
+
+def test_child_that_cannot_start_is_a_fault(tmp_path: Path) -> None:
+    answer = Runner("child").run([str(tmp_path / "none")], US, share="", deadline_seconds=1.0)
+    assert isinstance(answer, Fault)
+    assert (answer.reason, answer.detail) == ("CannotStart", f"{tmp_path}/none: No such file or directory")
+
+
+def test_program_by_a_relative_path_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program").symlink_to("/bin/echo")
+    answer = Runner("child").run(["./program", "x"], US, share="", deadline_seconds=60.0)
+    assert printed(answer) == b"x\n"
+
+
+def test_part_of_an_answer_counts_where_the_kind_says_so() -> None:
+    prints = ["sh", "-c", "echo part; exec sleep 600"]
+    assert printed(Runner("child", keeps_part=True).run(prints, US, share="", deadline_seconds=2.0)) == b"part\n"
+    assert printed(run(Runner("child", keeps_part=True, most_bytes=1000), FLOODS)) == b"x" * 1000
+
+
+def test_what_a_child_has_started_ends_with_it() -> None:
+    code = "import subprocess; print(subprocess.Popen(['sleep', '600'], stdout=-3, stderr=-3).pid)"
+    pid = int(printed(run(Runner("child", keeps_part=True), code)))
+    wait_for(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text(), "its end")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hangwatch.probes.child import MOST_ABANDONED_OF_SHARE
 from hangwatch.probes.process import main_thread, process_memory, procfs
 from tests.conftest import wait_for
 from tests.locked import polling
@@ -34,7 +35,7 @@ def test_memory_that_gives_no_answer_costs_a_child_and_half_a_second(tmp_path: P
 
 
 def test_so_many_children_are_left_behind_and_no_more(tmp_path: Path) -> None:
-    most = process_memory.MOST_LEFT_BEHIND
+    most = MOST_ABANDONED_OF_SHARE
     with polling(tmp_path, NOBODY, most + 2) as pids:
         for pid in pids:
             main_thread.read_call(pid, procfs.PROC)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -162,6 +164,24 @@ def test_a_chronyc_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(chrony, "DEADLINE_SECONDS", 0.3)
     answer = chrony.tracking()
     assert isinstance(answer, Fault) and answer.reason == "ChronyNoAnswer"
+
+
+def test_chronyc_that_cannot_be_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel holds it: SIGKILL does nothing, until the test is over."""
+    kept: list[subprocess.Popen[bytes]] = []
+    program = tmp_path / "chronyc"
+    program.write_text("#!/bin/sh\nexec sleep 20\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(chrony, "DEADLINE_SECONDS", 0.3)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda child: kept.append(child))
+    began = time.monotonic()
+    answers = [chrony.tracking(), chrony.tracking()]
+    assert time.monotonic() - began < 15
+    assert [isinstance(answer, Fault) and answer.reason for answer in answers] == ["ChronyNoAnswer"] * 2
+    (child,) = kept  # no second one is started beside it
+    os.kill(child.pid, signal.SIGKILL)
+    wait_for(lambda: child.poll() is not None, "its end")
 
 
 def free_port() -> int:

@@ -236,9 +236,8 @@ def test_a_child_that_the_kernel_holds_is_left_behind_once(tmp_path: Path, monke
     assert onlookers.left_behind() == 1
     monkeypatch.undo()
     assert isinstance(onlookers.space(["/"], 5.0)["/"], Space), "other paths are still asked"
-    for child in list(onlookers._left_behind):
-        child.kill()
-        child.wait()
+    for one in onlookers._abandoned._abandoned:
+        assert one.child.end(10.0)
     assert onlookers.left_behind() == 0
     assert isinstance(onlookers.space(["/"], 5.0)["/"], Space)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +16,7 @@ import msgspec
 
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, GpuSweep, SamplerStatus
+from hangwatch.probes.child import Child
 from hangwatch.probes.gpu import blocked_gpus
 from hangwatch.probes.gpu.blocked_gpus import NO_ANSWER, WedgedGpus
 from hangwatch.probes.gpu.messages import Admit, Answer, Asking, Begin, Failed, Hello, Message, Order, Question, Swept
@@ -177,8 +176,7 @@ class NvmlSampler:
         fault = self._listen(child)
         with self._changed:
             self._child = None
-        child.kill()
-        reaped = child.reap(REAP_SECONDS)
+        reaped = child.end(REAP_SECONDS)
         with self._changed:
             if not reaped:
                 self._left_behind.append(child)
@@ -201,7 +199,7 @@ class NvmlSampler:
         patience, remedy, is_open = self._start_deadline_seconds, KEEP_OPEN, False
         while True:
             try:
-                messages = child.read(patience)
+                messages = child.messages(patience)
             except TimeoutError:
                 if child.asking.gpu is not None and child.got_answer:
                     return self._leave_out(child.asking, patience)
@@ -255,8 +253,7 @@ class NvmlSampler:
                 self._trying[index] = child
             if child is not None:
                 answers = self._answers(child)
-                child.kill()
-                if not child.reap(REAP_SECONDS):
+                if not child.end(REAP_SECONDS):
                     child.asking = Asking(gpu=index)
                     with self._changed:
                         self._left_behind.append(child)
@@ -277,7 +274,7 @@ class NvmlSampler:
         end = time.monotonic() + self._start_deadline_seconds
         try:
             while True:
-                for message in child.read(max(0.0, end - time.monotonic())):
+                for message in child.messages(max(0.0, end - time.monotonic())):
                     if isinstance(message, Swept):
                         return True
         except (TimeoutError, EOFError, msgspec.MsgspecError):
@@ -298,7 +295,7 @@ class NvmlSampler:
 
     def _reap(self) -> list[_Child]:
         """The processes that could not be killed and still exist."""
-        self._left_behind = [child for child in self._left_behind if not child.reap(0.0)]
+        self._left_behind = [child for child in self._left_behind if child.wait() is None]
         return self._left_behind
 
     def _hanging_in_driver(self) -> int:
@@ -341,7 +338,7 @@ class NvmlSampler:
             self._suspended_until[name] = time.monotonic() + SUSPENDED_SECONDS
 
 
-class _Child:
+class _Child(Child):
     """One process of `hangwatch.probes.gpu.driver_process` and its two pipes.
 
     `asking` is what it said last that it asks, `got_answer` whether the driver has answered it about any GPU.
@@ -350,33 +347,26 @@ class _Child:
     def __init__(self, begin: Begin, environ: Mapping[str, str]) -> None:
         # It imports what this process imports, and nothing from a folder that it happens to run in.
         import_path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100 - strings in and out
-        self._process = subprocess.Popen(
+        super().__init__(
             [sys.executable, "-m", "hangwatch.probes.gpu.driver_process", msgspec.json.encode(begin).decode()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd="/",
-            env={**environ, "PYTHONPATH": import_path},
-            start_new_session=True,
+            environ={**environ, "PYTHONPATH": import_path},
+            is_asked=True,
+            errors=None,
+            own_session=True,
         )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._stdin, False)
         self._partial = b""
         self._decoder = decoding.decoder(Message)
-        self.pid = self._process.pid
         self.asking = Asking(gpu=None)
         self.got_answer = False
 
-    def read(self, patience_seconds: float) -> list[Message]:
+    def messages(self, patience_seconds: float) -> list[Message]:
         """The messages that came together.
 
         Raises TimeoutError when none comes in time, EOFError when the child has ended, MsgspecError for anything else.
         """
         end = time.monotonic() + patience_seconds
         while True:
-            if not select.select([self._stdout], [], [], max(0.0, end - time.monotonic()))[0]:
-                raise TimeoutError
-            received = os.read(self._stdout, 1 << 16)
+            received, _ = self.read(end)
             if not received:
                 raise EOFError
             *lines, self._partial = (self._partial + received).split(b"\n")
@@ -387,28 +377,12 @@ class _Child:
 
     def order(self, order: Order) -> None:
         """Pass an order on; a child that ended or reads no more will not obey, which its deadline settles."""
-        with contextlib.suppress(BrokenPipeError, BlockingIOError):
-            os.write(self._stdin, msgspec.json.encode(order) + b"\n")
-
-    def kill(self) -> None:
-        """Send SIGKILL; a process that is blocked in the driver ignores it for now."""
-        self._process.kill()
-
-    def reap(self, seconds: float) -> bool:
-        """Wait for the end of the process; false when it still exists."""
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-        return True
+        with contextlib.suppress(BrokenPipeError, TimeoutError):
+            self.write(msgspec.json.encode(order) + b"\n", 0.0)
 
     def ending(self) -> Fault:
         """Why the process ended by itself."""
-        self.reap(REAP_SECONDS)
-        code = self._process.returncode
+        code = self.wait(REAP_SECONDS)
         how = f"exit code {code}" if code is None or code >= 0 else f"{signal.Signals(-code).name} (signal {-code})"
         return Fault(
             subject="driver",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 
-from hangwatch.model import Fault, Value
+from hangwatch.model import Fault, ProcessId, Value
+from hangwatch.probes import child
 
 DEADLINE_SECONDS = 3.0
 FIELDS = 14
+_RUNNER = child.Runner("chronyc")
 
 
 class Tracking(Value, frozen=True):
@@ -31,27 +32,21 @@ def tracking(arguments: tuple[str, ...] = ()) -> Tracking | Fault | None:
     program = shutil.which("chronyc", path=os.environ.get("PATH", os.defpath) + ":/usr/bin")
     if program is None:
         return None
-    try:
-        answer = subprocess.run(
-            [program, "-c", *arguments, "tracking"],
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
+    us = ProcessId(pid=os.getpid(), start_ticks=0)
+    command = [program, "-c", *arguments, "tracking"]
+    answer = _RUNNER.refusal(us) or _RUNNER.run(command, us, share="", deadline_seconds=DEADLINE_SECONDS)
+    if isinstance(answer, Fault) and answer.reason == "CannotStart":
+        return Fault(subject="chronyc", reason="CannotRun", detail=answer.detail)
+    if isinstance(answer, Fault):
         return Fault(
             subject="chronyd",
             reason="ChronyNoAnswer",
             detail=f"chronyc tracking gave no answer within {DEADLINE_SECONDS:g} s",
             remedy="systemctl status chronyd",
         )
-    except OSError as error:
-        return Fault(subject="chronyc", reason="CannotRun", detail=f"{program}: {error.strerror}")
-    if answer.returncode != 0:  # "506 Cannot talk to daemon": chrony is installed, something else keeps the time
+    if answer.code != 0:  # "506 Cannot talk to daemon": chrony is installed, something else keeps the time
         return None
-    return parse_tracking(answer.stdout)
+    return parse_tracking(answer.out.decode("utf-8", "replace"))
 
 
 def parse_tracking(text: str) -> Tracking | Fault:

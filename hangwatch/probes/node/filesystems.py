@@ -13,8 +13,6 @@ import errno
 import json
 import os
 import re
-import selectors
-import subprocess
 import sys
 import threading
 import time
@@ -24,10 +22,12 @@ from pathlib import Path
 from hangwatch import words
 from hangwatch.model import Fault, Value
 from hangwatch.probes import pseudo_files
+from hangwatch.probes.child import KILL_SECONDS, AbandonedChildren, Child
 from hangwatch.probes.process import system_calls
 
 CHILD = Path(__file__).with_name("filesystems_child.py")
 STARTUP_SECONDS = 2.0
+_STUCK_SECONDS = 0.3  # the end of a child that has not answered: it is not likely to come
 NOT_STARTED = "OnlookerNotStarted"
 NETWORK_TYPES = frozenset(
     """
@@ -155,7 +155,7 @@ class Onlookers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._left_behind: dict[subprocess.Popen[bytes], frozenset[str]] = {}
+        self._abandoned = AbandonedChildren()
         self._names: dict[str, str] = {}
 
     def space(self, paths: Sequence[str], deadline_seconds: float) -> dict[str, Space | Fault]:
@@ -195,57 +195,34 @@ class Onlookers:
         """A path to a mount that only another mount namespace has; the one that a child still hangs in, if any does."""
         path = f"{proc_root}/{pid}/root{mount.path}"
         with self._lock:
-            stuck = frozenset().union(*self._left_behind.values())
+            stuck = self._abandoned.targets()
             known = self._names.get(mount.device)
             self._names[mount.device] = known if known in stuck and known is not None else path
             return self._names[mount.device]
 
     def left_behind(self) -> int:
         """How many children still hang in the kernel."""
-        with self._lock:
-            self._left_behind = {child: asked for child, asked in self._left_behind.items() if child.poll() is None}
-            return len(self._left_behind)
+        return self._abandoned.count()
 
     def _ask(self, questions: list[tuple[str, str]], deadline_seconds: float) -> dict[tuple[str, str], object]:
         """The raw answer to each question: what the child printed, or None where it printed nothing in time."""
-        self.left_behind()
-        with self._lock:
-            stuck = frozenset().union(*self._left_behind.values())
+        stuck = self._abandoned.targets()
         asked = [question for question in dict.fromkeys(questions) if question[1] not in stuck]
         answers: dict[tuple[str, str], object] = dict.fromkeys(questions)
         if not asked:
             return answers
         try:
-            child = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(CHILD), str(deadline_seconds), json.dumps(asked)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env={},
-            )
+            child = Child([sys.executable, "-I", "-S", str(CHILD), str(deadline_seconds), json.dumps(asked)])
         except OSError as error:
             return dict.fromkeys(questions, _not_started(error))
-        assert child.stdout is not None
-        with child.stdout as pipe:
-            for line in _lines(pipe.fileno(), deadline_seconds + STARTUP_SECONDS):
-                with contextlib.suppress(ValueError):
-                    index, answer = json.loads(line)
-                    answers[asked[index]] = answer
-        self._dismiss(child, frozenset(path for kind, path in asked if answers[kind, path] is None))
+        for line in _lines(child, time.monotonic() + deadline_seconds + STARTUP_SECONDS):
+            with contextlib.suppress(ValueError):
+                index, answer = json.loads(line)
+                answers[asked[index]] = answer
+        unanswered = frozenset(path for kind, path in asked if answers[kind, path] is None)
+        if not child.end(_STUCK_SECONDS if unanswered else KILL_SECONDS):
+            self._abandoned.add(child, unanswered)
         return answers
-
-    def _dismiss(self, child: subprocess.Popen[bytes], unanswered: frozenset[str]) -> None:
-        """Reap the child; one that the kernel holds is left behind, together with what it was asked."""
-        try:
-            child.wait(0.5 if not unanswered else 0.1)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            try:
-                child.wait(0.2)
-            except subprocess.TimeoutExpired:
-                with self._lock:
-                    self._left_behind[child] = unanswered
 
 
 SHARED = Onlookers()
@@ -260,16 +237,11 @@ def _is_silent(answer: Space | Fault) -> bool:
     return isinstance(answer, Fault) and answer.reason == "NoAnswer"
 
 
-def _lines(descriptor: int, deadline_seconds: float) -> Iterator[bytes]:
-    """The lines that come until the pipe is closed or the deadline passes."""
-    end = time.monotonic() + deadline_seconds
+def _lines(child: Child, end: float) -> Iterator[bytes]:
+    """The lines that it prints until it closes its output, or `end`."""
     rest = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        while (left := end - time.monotonic()) > 0 and selector.select(left):
-            piece = os.read(descriptor, 1 << 16)
-            if not piece:
-                return
+    with contextlib.suppress(TimeoutError):
+        while piece := child.read(end)[0]:
             *lines, rest = (rest + piece).split(b"\n")
             yield from lines
 

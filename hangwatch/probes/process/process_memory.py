@@ -13,20 +13,19 @@ import errno
 import itertools
 import json
 import os
-import select
 import struct
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hangwatch.probes.child import KILL_SECONDS, AbandonedChildren, Child, Starvation
+
 CHILD = Path(__file__).with_name("process_memory_child.py")
 STARTUP_SECONDS = 2.0
 DEADLINE_SECONDS = 0.5
-STARVED_SECONDS = 5.0  # a child that waits for a core does not wait for a page
-MOST_LEFT_BEHIND = 8
+STARVATION = Starvation(5.0)  # a child that waits for a core does not wait for a page
 MOST_BYTES = 1 << 15  # of one piece, where nothing else is said
 MOST_PIECES = 1024  # of one question, which so fits into a pipe: to ask never waits
 
@@ -36,8 +35,8 @@ class MemoryReader:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._left_behind: dict[subprocess.Popen[bytes], str] = {}
+        self._child: Child | None = None
+        self._abandoned = AbandonedChildren()
 
     def read(self, memory: Path, address: int, count: int) -> bytes:
         """So many bytes of a /proc/PID/mem, or none: not permitted, not there, or no answer within half a second."""
@@ -61,76 +60,55 @@ class MemoryReader:
     def _read(self, memory: Path, places: Sequence[tuple[int, int]]) -> list[bytes] | int:
         question = json.dumps([str(memory), places]).encode() + b"\n"
         with self._lock:
-            self._left_behind = {child: place for child, place in self._left_behind.items() if child.poll() is None}
-            if str(memory) in self._left_behind.values() or len(self._left_behind) >= MOST_LEFT_BEHIND:
+            if self._abandoned.pid_for(memory) is not None or not self._abandoned.begin("", 0.0):
                 return errno.EBUSY
-            for _ in range(2):  # one that had nothing to do for long has ended
-                with contextlib.suppress(EOFError, BrokenPipeError):
-                    return self._ask(question, len(places), str(memory))
-                self._child = None
+            stuck = None
+            try:
+                for _ in range(2):  # one that had nothing to do for long has ended
+                    with contextlib.suppress(EOFError, BrokenPipeError):
+                        return self._ask(question, len(places))
+                    stuck = self._end_child(KILL_SECONDS)
+            except OSError:  # no child, or no answer
+                stuck = self._end_child(0.0)
+            finally:
+                self._abandoned.end("", memory, stuck)
             return errno.EBUSY
 
     def left_behind(self) -> int:
         """How many children wait for a process now."""
-        with self._lock:
-            return sum(child.poll() is None for child in self._left_behind)
+        return self._abandoned.count()
 
-    def _ask(self, question: bytes, count: int, place: str) -> list[bytes] | int:
-        """Raises EOFError or BrokenPipeError where the child has ended."""
+    def _end_child(self, seconds: float) -> Child | None:
+        """End the child; it is returned where it cannot be ended so soon."""
+        child, self._child = self._child, None
+        return None if child is None or child.end(seconds) else child
+
+    def _ask(self, question: bytes, count: int) -> list[bytes] | int:
+        """Raises EOFError or BrokenPipeError where the child has ended, other OSErrors where there is no answer."""
         end = time.monotonic() + DEADLINE_SECONDS
-        if self._child is None or self._child.poll() is not None:
+        if self._child is None or self._child.wait() is not None:
             end += STARTUP_SECONDS
-            try:
-                self._child = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(CHILD)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    start_new_session=True,  # a Ctrl-C is meant for who asks
-                )
-            except OSError:
-                return errno.EBUSY
-        child = self._child
-        assert child.stdin is not None and child.stdout is not None
-        child.stdin.write(question)
-        child.stdin.flush()
-        try:
-            output, head = child.stdout.fileno(), struct.Struct(f"=i{count}I")
-            number, *lengths = head.unpack(_take(output, head.size, end, child.pid))
-            raw = _take(output, sum(lengths), end, child.pid)
-        except TimeoutError:
-            child.kill()
-            self._left_behind[child] = place
-            self._child = None
-            return errno.EBUSY
+            self._end_child(0.0)
+            command = [sys.executable, "-I", "-S", str(CHILD)]
+            self._child = Child(command, environ=os.environ, is_asked=True, errors=None, own_session=True)
+        self._child.write(question, end)
+        head, answer = struct.Struct(f"=i{count}I"), bytearray()
+        _take(self._child, answer, head.size, end)
+        number, *lengths = head.unpack_from(answer)
+        _take(self._child, answer, head.size + sum(lengths), end)
         if number:
             return int(number)
-        ends = list(itertools.accumulate(lengths, initial=0))
-        return [raw[first:last] for first, last in itertools.pairwise(ends)]
+        ends = list(itertools.accumulate(lengths, initial=head.size))
+        return [bytes(answer[first:last]) for first, last in itertools.pairwise(ends)]
 
 
-def _take(descriptor: int, count: int, end: float, writer: int) -> bytes:
-    """So many bytes. Raises TimeoutError at `end`, later where the writer has no core; EOFError where no more come."""
-    taken = bytearray()
+def _take(child: Child, taken: bytearray, count: int, end: float) -> None:
+    """Take so many bytes in all. Raises TimeoutError at `end`, later where the child has no core; EOFError."""
     while len(taken) < count:
-        if not select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0]:
-            if time.monotonic() > end + STARVED_SECONDS or not _is_runnable(writer):
-                raise TimeoutError
-            select.select([descriptor], [], [], 0.05)
-            continue
-        part = os.read(descriptor, count - len(taken))
+        part, _ = child.read(end, STARVATION)
         if not part:
             raise EOFError
         taken += part
-    return bytes(taken)
-
-
-def _is_runnable(pid: int) -> bool:
-    """By its state in proc_pid_stat(5)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
-    return stat.rpartition(b")")[2].split()[:1] == [b"R"]
 
 
 SHARED = MemoryReader()

@@ -365,6 +365,8 @@ def _comes(standing: Standing) -> bool:
 
 def _state(rounds: Sequence[ProcessDump]) -> str | None:
     """The state of all rounds; where they differ, the last one outside `D`: a passing disk wait is no news."""
+    if len(rounds) == 1:
+        return rounds[0].state
     states = [dump.state for dump in rounds if dump.state is not None]
     passing = (state for state in reversed(states) if state not in BLOCKED_STATES)
     return next(passing, states[-1] if states else None)

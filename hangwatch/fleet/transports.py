@@ -99,8 +99,12 @@ def ssh(command: str, seconds: float, options: Sequence[str] = ()) -> OnePerNode
 
 
 def local(command: str, seconds: float) -> OnePerNode:
-    """Here, once for each name, for which %h stands in the command: `ip netns exec %h hangwatch`."""
-    return OnePerNode(lambda node: ["sh", "-c", script(_named(command, node), seconds)])
+    """Here, once for each name, for which %h stands in the command: `ip netns exec %h hangwatch`.
+
+    The shell that we end is another one than the shell that runs the script, as behind ssh(1): ended between the start
+    of the command and that of what watches it, the script would leave the command behind.
+    """
+    return OnePerNode(lambda node: ["sh", "-c", 'sh -c "$0"; exit $?', script(_named(command, node), seconds)])
 
 
 def _named(command: str, node: str) -> str:

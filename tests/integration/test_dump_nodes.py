@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -274,6 +275,30 @@ def test_when_we_are_ended_so_is_what_runs_on_the_nodes(nodes: Path, ending: sig
         asking.wait(30)
     wait_for(lambda: not running(nodes), "an end of what was started")
     assert asking.returncode == {signal.SIGINT: 130}.get(ending, -ending)
+
+
+def test_command_whose_shell_is_slow_ends_with_us(nodes: Path, tmp_path: Path) -> None:
+    """As where others have the cores: a second passes between what a shell starts and what it starts next."""
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("needs strace")
+    slow = tmp_path / "bin" / "sh"
+    slow.parent.mkdir()
+    slowly = f"{strace} -D -qq -o /dev/null --inject=clone,clone3,fork,vfork:delay_exit=1000000"
+    slow.write_text(f'#!/bin/sh\nexec {slowly} /bin/sh "$@"\n')
+    slow.chmod(0o755)
+    remote(nodes, 'echo up >"$folder/up-$node"; exec sleep 600')
+    command = [sys.executable, "-m", "hangwatch", "dump", "--nodes", "n[0-3]", "--via", "local", "--deadline", "600"]
+    with subprocess.Popen(
+        [*command, "--remote-command", f"sh {nodes}/answer %h"],
+        env={**os.environ, "PATH": f"{slow.parent}:{os.environ['PATH']}"},
+        stderr=subprocess.PIPE,
+        preexec_fn=obeys_ctrl_c,
+    ) as asking:
+        wait_for(lambda: len(list(nodes.glob("up-*"))) == 4, "four nodes that run")
+        asking.send_signal(signal.SIGINT)
+        asking.wait(60)
+    wait_for(lambda: not running(nodes), "an end of what was started")
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ def is_needed(ranks: Iterable[RankDump], table: activity.Table) -> bool:
     """True if what one round shows of a rank may mislead: only a second one tells who moves and who is behind its GPU.
 
     So it is of a rank in code that no rule knows, or in a place that may be behind its GPU, of one that does not wait
-    for ranks while its GPU runs a kernel, and where a flight recorder shows that its rank may stand.
+    for ranks while its GPU runs a kernel, of one that waits for its loader's workers, as healthy ranks do at each step,
+    and where a flight recorder shows that its rank may stand.
     """
     return any(_may_mislead(rank, table) for rank in ranks)
 
@@ -28,6 +29,8 @@ def _may_mislead(rank: RankDump, table: activity.Table) -> bool:
         return True
     if not any(thread.frames for thread in last.threads):
         return False
-    waits_for = find_standing(last.threads, table).waits_for
+    standing = find_standing(last.threads, table)
     is_in_kernel = (rank.utilization_ratio or 0.0) >= GPU_IN_KERNEL_RATIO
-    return waits_for in {"unknown", "gpu"} or (is_in_kernel and waits_for != "ranks")
+    if standing.waits_for in {"unknown", "gpu"} or activity.known(standing.doing.activity).work_is_in == "workers":
+        return True
+    return is_in_kernel and standing.waits_for != "ranks"

@@ -10,6 +10,7 @@ from hangwatch.verdict import second_round
 from tests.hangs import TABLE, rank_dumps
 
 ALL_REDUCE = "all_reduce (torch/distributed/distributed_c10d.py:2501)"
+LOADER = ["get (queue.py:180)", "_try_get_data (torch/utils/data/dataloader.py:1131)"]
 SAVE = "save (torch/serialization.py:965)"
 
 
@@ -25,6 +26,7 @@ def is_needed(**stand: Any) -> bool:
         ([SAVE], 0.0, False),
         ([SAVE], None, False),
         ([SAVE], 1.0, True),
+        (LOADER, 0.0, True),
         (["update_cache (cache.py:21)"], 0.0, True),
         (["update_cache (cache.py:21)"], None, True),
         (["synchronize (torch/cuda/__init__.py:800)"], 0.0, True),

@@ -45,7 +45,6 @@ def gpus(count: int, name: str, watts: float, limit_watts: float, memory_gib: in
         "gpu all inforom G520.0200.00.05",
         "gpu all persistence_mode 1",
         "gpu all clocks_event_reasons 0x4",  # the power cap, as on any busy GPU
-        "gpu all ecc_mode 1",
         "gpu all ecc uncorrected volatile 0",
         "gpu all ecc uncorrected aggregate 0",
         "gpu all remapped_rows 0 0 0 0",

@@ -65,10 +65,10 @@ class Meeting(NamedTuple):
 class Answer(NamedTuple):
     """Who waits for whom. `named` and `first_look` are ranks, `circle` those that wait for each other.
 
-    `meetings` are what is waited for, what concerns the ranks that are said first. `also_waiting` are awaited, and in a
-    wait that no record shows. `came` are the ranks that are known to have come to all that others wait for, `partly`:
-    ranks of the job were not read. `differs` is what the ranks did in place of the same, with the ranks. `by_counts`:
-    NCCL's own counts say so (`launched`), and no record of a flight recorder.
+    `meetings` are what is waited for, what concerns the ranks that are said first. `came` are the ranks that are known
+    to have come to all that others wait for, `partly`: ranks of the job were not read. `differs` is what the ranks did
+    in place of the same, with the ranks. `by_counts`: NCCL's own counts say so (`launched`), and no record of a flight
+    recorder.
     """
 
     kind: Kind
@@ -76,7 +76,6 @@ class Answer(NamedTuple):
     first_look: tuple[int, ...] = ()
     circle: tuple[int, ...] = ()
     meetings: tuple[Meeting, ...] = ()
-    also_waiting: tuple[int, ...] = ()
     came: frozenset[int] = frozenset()
     partly: bool = False
     differs: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -314,9 +313,8 @@ def _awaited(
     if there := _still_open(groups, base.meetings, stands):
         return base._replace(kind="still_open", meetings=(*there, *(one for one in base.meetings if one not in there)))
     idle = [rank for rank in stands if rank not in busy]
-    also_waiting = tuple(rank for rank in idle if stands[rank] == "waits")
-    if also_waiting or not idle:
-        return base._replace(also_waiting=also_waiting)
+    if not idle or any(stands[rank] == "waits" for rank in idle):
+        return base
     return base._replace(kind="not_come", first_look=tuple(idle) if len(idle) == 1 else ())
 
 

@@ -42,7 +42,6 @@ class Outcome(Value, frozen=True):
     scenario: str
     right: bool
     sentence: str
-    planted: int | None
     seconds: float
     states: tuple[JobState, ...] = ()
     paged: bool = False
@@ -210,7 +209,6 @@ def _judge(scenario: Scenario, planted: int | None, seconds: float, watcher: Wat
         scenario=scenario.name,
         right=right,
         sentence=sentence,
-        planted=planted,
         seconds=seconds,
         states=tuple(watcher.states),
         paged=watcher.paged,

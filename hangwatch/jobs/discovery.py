@@ -23,18 +23,6 @@ _MAX_NAME = 48  # of what a launcher gave; a checksum and a pid may follow
 _LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 
 
-def find_jobs(
-    processes: Sequence[Process],
-    gpus: GpuSweep | None = None,
-    *,
-    node: str = "",
-    ticks_per_second: int = 100,
-    endpoints: Mapping[ProcessId, str] = MappingProxyType({}),
-) -> tuple[Job, ...]:
-    """The jobs of `find`, within the default limits."""
-    return find(processes, gpus, node=node, ticks_per_second=ticks_per_second, endpoints=endpoints).jobs
-
-
 def find(
     processes: Sequence[Process],
     gpus: GpuSweep | None = None,

@@ -472,15 +472,6 @@ int nvmlDeviceGetTopologyCommonAncestor(Gpu *gpu, Gpu *other, uint *out)
     return pair(gpu, other, __func__, "topology", out);
 }
 
-int nvmlDeviceGetEccMode(Gpu *gpu, uint *current, uint *pending)
-{
-    double value;
-    int code = number(gpu, __func__, &value, "ecc_mode");
-    if (code == SUCCESS)
-        *current = *pending = (uint)value;
-    return code;
-}
-
 int nvmlDeviceGetTotalEccErrors(Gpu *gpu, uint type, uint counter, u64 *out)
 {
     double value;

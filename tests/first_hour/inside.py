@@ -137,7 +137,6 @@ def set_power(watts: list[float], pids: list[int] | None = None) -> None:
         f"gpu all memory_total_bytes {80 * 2**30}",
         f"gpu all memory_used_bytes {70 * 2**30 if pids else 0}",
         "gpu all temperature_celsius 55",
-        "gpu all ecc_mode 1",
         "gpu all persistence_mode 1",
     ]
     for gpu in range(RANKS):

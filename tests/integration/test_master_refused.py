@@ -13,7 +13,7 @@ import pytest
 
 from hangwatch import config
 from hangwatch.capture import CaptureRequest, capture
-from hangwatch.jobs.discovery import find_jobs
+from hangwatch.jobs import discovery
 from hangwatch.model import Grouping, Verdict
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process import procfs
@@ -81,7 +81,9 @@ def ranks(*programs: str, world_size: int, master: str = "127.0.0.1", is_served:
 
 def looked_at(pids: set[int]) -> tuple[Grouping, int] | None:
     """The ranks of the job, grouped, and how many they are; None before they are seen."""
-    jobs = [job for job in find_jobs(ProcessScan().processes(pids)) if pids <= {rank.id.pid for rank in job.ranks}]
+    jobs = [
+        job for job in discovery.find(ProcessScan().processes(pids)).jobs if pids <= {rank.id.pid for rank in job.ranks}
+    ]
     if not jobs:
         return None
     taken = capture(jobs[0], CaptureRequest(settings=QUICK, node="here"))

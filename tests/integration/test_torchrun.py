@@ -22,7 +22,7 @@ from hangwatch import config
 from hangwatch.capture import CaptureRequest, capture
 from hangwatch.cli.dump import dump
 from hangwatch.cli.explain import explain
-from hangwatch.jobs.discovery import find_jobs
+from hangwatch.jobs import discovery
 from hangwatch.model import Grouping, Job, RankId, Verdict
 from hangwatch.probes.process import pyspy
 from hangwatch.probes.process.process_scan import ProcessScan
@@ -87,7 +87,7 @@ class RealJob:
 
     def find(self) -> Job:
         on_gpus = sweep({rank: (self.pid(rank),) for rank in range(RANKS)})
-        found = find_jobs(ProcessScan().processes({pid for gpu in on_gpus.gpus for pid in gpu.pids}), on_gpus)
+        found = discovery.find(ProcessScan().processes({pid for gpu in on_gpus.gpus for pid in gpu.pids}), on_gpus).jobs
         (job,) = (job for job in found if self.pid(0) in {rank.id.pid for rank in job.ranks})
         return job
 

@@ -140,8 +140,6 @@ def test_tracking_as_chronyc_prints_it() -> None:
         source="time.example",
         stratum=3,
         offset_seconds=0.000012,
-        root_delay_seconds=0.0015,
-        root_dispersion_seconds=0.0009,
         synchronized=True,
     )
 

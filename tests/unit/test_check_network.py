@@ -529,7 +529,6 @@ NAMES = ["lo", "eth0", "eth1", "ib0", "docker0"]
 ALL = tuple(
     Interface(
         name=name, up=True, state="up", addresses=("10.0.0.1",), receive_errors=0, transmit_errors=0,
-        receive_drops=0, transmit_drops=0,
     )
     for name in NAMES
 )  # fmt: skip

@@ -71,7 +71,7 @@ def test_a_pytorchjob_in_pods_is_called_by_its_name(tmp_path: Path) -> None:
 def test_ranks_that_hold_only_an_address_are_called_as_their_launcher_was_told(tmp_path: Path) -> None:
     pod = "  @ uid=0 /kubepods/pod8c1f0a52-6d1e-4f0e-9f57-0d2c6a1b7e11/aa\n"
     text = re.sub(r"(?m)^(  \+ .*\n)", rf"\1{pod}", (FOLDER / "kubeflow.proc").read_text())
-    (job,) = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    (job,) = discovery.find(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
     assert (job.job_id, job.job_name) == ("10.1.2.3-29400", "job")
 
 
@@ -91,7 +91,7 @@ def test_a_name_is_read_of_real_environments_and_cleaned(tmp_path: Path) -> None
     text = (
         (FOLDER / "slurm.proc").read_text().replace("SLURM_JOB_ID=1 ", "SLURM_JOB_ID=1 SLURM_JOB_NAME='llama 70b <!>' ")
     )
-    step, elastic = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    step, elastic = discovery.find(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
     assert (step.job_id, step.job_name) == ("1", "llama_70b")
     assert (elastic.job_id, elastic.job_name) == ("1.2", "llama_70b"), "as all steps of it"
 
@@ -103,8 +103,8 @@ def test_a_pod_is_called_by_its_own_name_but_never_by_its_nodes(tmp_path: Path) 
         .replace("MASTER_ADDR=llama-worker-0", "MASTER_ADDR=10.0.0.6 HOSTNAME=n-7")
     )
     found = ProcessScan(lay_out(text, tmp_path)).processes()
-    assert {job.job_name for job in discovery.find_jobs(found, node="elsewhere")} == {"n"}
-    assert {job.job_name for job in discovery.find_jobs(found, node="n-7.cluster.local")} == {""}
+    assert {job.job_name for job in discovery.find(found, node="elsewhere").jobs} == {"n"}
+    assert {job.job_name for job in discovery.find(found, node="n-7.cluster.local").jobs} == {""}
 
 
 @settings(max_examples=40, deadline=None)

@@ -117,19 +117,19 @@ def test_srun_with_a_shell_around_each_rank(tmp_path: Path) -> None:
 def test_absent_ranks_of_a_slurm_step_are_told_by_its_layout(tmp_path: Path) -> None:
     text = (FOLDER / "srun_wrapper.proc").read_text().replace(" RANK=8 LOCAL_RANK=0", "").replace("8,2", "8,3")
     root = lay_out(text.replace(" RANK=9 LOCAL_RANK=1", ""), tmp_path)
-    (job,) = discovery.find_jobs(ProcessScan(root).processes())
+    (job,) = discovery.find(ProcessScan(root).processes()).jobs
     assert (seats(job), job.local_world_size, job.absent_local_ranks) == ([(8, 0, 511), (9, 1, 521)], 3, ((2, 2),))
 
 
 def test_a_loader_that_outlived_its_rank_is_not_the_rank(tmp_path: Path) -> None:
     text = (FOLDER / "slurm.proc").read_text().replace("6087 (python3)", "6087 (pt_data_worker)")
-    step, _ = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    step, _ = discovery.find(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
     assert (seats(step), step.absent_local_ranks) == ([(0, 0, 6086)], ((1, 1),))
 
 
 def test_ranks_whose_mpirun_was_killed_keep_the_name_of_their_job(tmp_path: Path) -> None:
     text = (FOLDER / "mpirun.proc").read_text().replace("5330 (mpirun) S", "5330 (bash) S")
-    (job,) = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes())
+    (job,) = discovery.find(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
     assert (job.job_id, job.launcher, job.launcher_id) == ("2016149505", "mpirun", None)
 
 
@@ -344,11 +344,11 @@ def test_what_a_neighbour_copies_changes_nothing_of_a_job_in_either_order_of_sta
     """A higher attempt, a younger process, a launcher of the same run, a server: each took a job over before."""
     text = (FOLDER / "hostile_neighbour.proc").read_text()
     alone = "\n".join(line for part in text.split("# ")[:2] for line in part.splitlines()[1:])
-    (mine,) = discovery.find_jobs(ProcessScan(lay_out(alone, tmp_path)).processes(), node="n")
+    (mine,) = discovery.find(ProcessScan(lay_out(alone, tmp_path)).processes(), node="n").jobs
     assert (mine.owner, seats(mine)) == ("uid 1004", [(0, 0, 310), (1, 1, 311)])
     for start in ("start=1", "start=9"):
         hostile = re.sub(r"\b(3[234]\d) \(python3\) S parent=(\d+) start=3", rf"\1 (python3) S parent=\2 {start}", text)
-        found = discovery.find_jobs(ProcessScan(lay_out(hostile, tmp_path)).processes(), node="n")
+        found = discovery.find(ProcessScan(lay_out(hostile, tmp_path)).processes(), node="n").jobs
         assert [job for job in found if job.owner == "uid 1004"] == [mine]
         assert mine.job_key not in {job.job_key for job in found if job != mine}
 
@@ -379,7 +379,7 @@ def test_a_job_has_the_uid_of_all_its_ranks_as_the_node_knows_it(
         )
         for rank, uid in enumerate(uids)
     ]
-    (job,) = discovery.find_jobs(processes)
+    (job,) = discovery.find(processes).jobs
     assert (len(job.ranks), job.uid) == (2, reader)
 
 
@@ -387,7 +387,7 @@ def test_a_second_claimant_of_a_living_seat_is_a_job_of_its_own_and_says_so(tmp_
     """Two containers whose users are both uid 0, each with all ranks of the same run."""
     text = (FOLDER / "two_containers.proc").read_text()
     intruder = text.replace("RANK=1", "RANK=0")
-    first, second = discovery.find_jobs(ProcessScan(lay_out(intruder, tmp_path)).processes(), node="n")
+    first, second = discovery.find(ProcessScan(lay_out(intruder, tmp_path)).processes(), node="n").jobs
     assert (seats(first), first.notes) == ([(0, None, 132)], ())
     assert seats(second) == [(0, None, 142)]
     assert second.notes == (
@@ -403,15 +403,15 @@ def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path
     processes = ProcessScan(lay_out(text + intruder, tmp_path)).processes()
     assert [membership.needs_endpoint(process) for process in processes if process.environ] == [23456, 23456, 23456]
     store = dict.fromkeys((process.id for process in processes if process.id.pid in (132, 142)), "10.0.0.5 port 23456")
-    mine, other = discovery.find_jobs(processes, endpoints=store)
+    mine, other = discovery.find(processes, endpoints=store).jobs
     assert seats(mine) == [(2, None, 132), (3, None, 142)]
     assert seats(other) == [(1, None, 152)]
     assert other.notes == (
         "says that it is of the same run as pid 132; that both are connected to one store is not seen: a job of its own",
     )
     elsewhere = store | {process.id: "10.0.0.9 port 23456" for process in processes if process.id.pid == 152}
-    assert len(discovery.find_jobs(processes, endpoints=elsewhere)) == 2
-    (joined,) = discovery.find_jobs(processes, endpoints=dict.fromkeys(elsewhere, "10.0.0.5 port 23456"))
+    assert len(discovery.find(processes, endpoints=elsewhere).jobs) == 2
+    (joined,) = discovery.find(processes, endpoints=dict.fromkeys(elsewhere, "10.0.0.5 port 23456")).jobs
     assert [number for number, _, _ in seats(joined)] == [1, 2, 3]
 
 
@@ -480,7 +480,7 @@ def test_the_key_of_a_job_is_equal_on_its_nodes_and_on_no_other_job(tmp_path: Pa
 
     def keys(**changes: object) -> list[str]:
         changed = [structs.replace(process, **changes) for process in processes]
-        return [job.job_key for node in ("a", "b") for job in discovery.find_jobs(changed, node=node)]
+        return [job.job_key for node in ("a", "b") for job in discovery.find(changed, node=node).jobs]
 
     mine = keys(uid=1004)
     assert mine[0] == mine[1], "ranks of other nodes: one job everywhere"
@@ -488,9 +488,9 @@ def test_the_key_of_a_job_is_equal_on_its_nodes_and_on_no_other_job(tmp_path: Pa
     here = [
         job.job_key
         for node in ("a", "b")
-        for job in discovery.find_jobs(
+        for job in discovery.find(
             ProcessScan(lay_out((FOLDER / "sweep.proc").read_text(), tmp_path)).processes(), node=node
-        )
+        ).jobs
     ]
     assert len(set(here)) == 6, "all ranks here: a job of this node"
 
@@ -502,14 +502,14 @@ def test_two_jobs_of_one_name_keep_apart(tmp_path: Path) -> None:
         f"  + RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 SLURM_JOB_ID=9 TORCHELASTIC_RUN_ID=r{agent}\n"
         for agent in (100, 200)
     )
-    found = discovery.find_jobs(ProcessScan(lay_out(f"1 (init) S parent=0 start=1\n{agents}", tmp_path)).processes())
+    found = discovery.find(ProcessScan(lay_out(f"1 (init) S parent=0 start=1\n{agents}", tmp_path)).processes()).jobs
     assert [job.job_id for job in found] == ["9", "9-p201"], "the older keeps the name"
 
 
 def test_a_parent_that_is_younger_than_its_child_is_another_process(tmp_path: Path) -> None:
     text = (FOLDER / "torchrun.proc").read_text().replace("parent=900 start=1000", "parent=900 start=9999")
     job, other = sorted(
-        discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()), key=lambda job: not job.ranks
+        discovery.find(ProcessScan(lay_out(text, tmp_path)).processes()).jobs, key=lambda job: not job.ranks
     )
     assert (job.launcher_id, seats(job)) == (None, [(2, 0, 1010), (3, 1, 1011)])
     assert other.waiting is not None and [one.pid for one in other.processes] == [1000]
@@ -532,9 +532,9 @@ def test_of_two_jobs_of_one_key_the_one_on_the_gpus_keeps_it(tmp_path: Path) -> 
     intruder = re.sub(r"\b14(\d)\b", r"12\1", pod).replace("RANK=3", "RANK=2").replace("3b7d9e04", "f00dcafe")
     processes = ProcessScan(lay_out(text + intruder, tmp_path)).processes()
     store = dict.fromkeys((process.id for process in processes if process.id.pid in (132, 142)), "10.0.0.5 port 23456")
-    (alone,) = discovery.find_jobs([one for one in processes if one.id.pid not in (120, 122)], endpoints=store)
+    (alone,) = discovery.find([one for one in processes if one.id.pid not in (120, 122)], endpoints=store).jobs
     on_gpus = sweep({0: (132,), 1: (142,)})
-    found = {job.ranks[0].id.pid: job for job in discovery.find_jobs(processes, on_gpus, endpoints=store)}
+    found = {job.ranks[0].id.pid: job for job in discovery.find(processes, on_gpus, endpoints=store).jobs}
     assert found[132].job_key == alone.job_key != found[122].job_key
     assert (found[132].job_id, found[122].job_id) == (alone.job_id, f"{alone.job_id}-p122")
 
@@ -665,7 +665,7 @@ _processes = st.builds(
 def test_any_processes_give_jobs_with_safe_names_and_each_process_one_place(
     found: list[Process], held: list[int]
 ) -> None:
-    result = discovery.find_jobs(found, sweep({0: tuple(held), 1: tuple(reversed(held))}))
+    result = discovery.find(found, sweep({0: tuple(held), 1: tuple(reversed(held))})).jobs
     names = [job.job_id for job in result]
     assert len(set(names)) == len(names)
     for job in result:

@@ -523,7 +523,7 @@ class Shared(Life):
             for process in processes
             if any(process.id.pid == one.pid and one.is_connected for one in strangers)
         }
-        self.discover(*jobs.find_jobs(processes, sweep, node="n1", endpoints=endpoints))
+        self.discover(*jobs.find(processes, sweep, node="n1", endpoints=endpoints).jobs)
 
     @property
     def mine(self) -> JobEntry:

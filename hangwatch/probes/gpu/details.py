@@ -94,7 +94,6 @@ class GpuHealth(Value, frozen=True):
     uuid: str
     name: str | None = None
     recovery_action: str | None = None
-    ecc_enabled: bool | None = None
     uncorrected_errors: int | None = None
     lifetime_uncorrected_errors: int | None = None
     remapped_rows_correctable: int | None = None

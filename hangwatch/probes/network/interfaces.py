@@ -17,7 +17,7 @@ _RTF_REJECT = 0x200
 
 
 class Interface(Value, frozen=True):
-    """One interface. `up` is None where it cannot be told (another network namespace); errors and drops both ways."""
+    """One interface. `up` is None where it cannot be told (another network namespace); errors both ways."""
 
     name: str
     up: bool | None
@@ -25,8 +25,6 @@ class Interface(Value, frozen=True):
     addresses: tuple[str, ...]
     receive_errors: int
     transmit_errors: int
-    receive_drops: int
-    transmit_drops: int
 
     @property
     def is_of_one_node(self) -> bool:
@@ -76,9 +74,7 @@ def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] |
                 state=state,
                 addresses=(*v4, *by_interface.get(name, ())),
                 receive_errors=counters[2],
-                receive_drops=counters[3],
                 transmit_errors=counters[10],
-                transmit_drops=counters[11],
             )
         )
     return tuple(found)

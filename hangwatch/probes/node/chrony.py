@@ -22,8 +22,6 @@ class Tracking(Value, frozen=True):
     source: str
     stratum: int
     offset_seconds: float
-    root_delay_seconds: float
-    root_dispersion_seconds: float
     synchronized: bool
 
 
@@ -62,8 +60,6 @@ def parse_tracking(text: str) -> Tracking | Fault:
             source=fields[1] or fields[0],
             stratum=int(fields[2]),
             offset_seconds=-float(fields[4]),
-            root_delay_seconds=float(fields[10]),
-            root_dispersion_seconds=float(fields[11]),
             synchronized=fields[13] != "Not synchronised",
         )
     except ValueError as error:

@@ -8,15 +8,13 @@ from pathlib import Path
 from hangwatch.model import Fault, Value
 from hangwatch.probes import pseudo_files
 
-_ROW = re.compile(r"(some|full) avg10=([\d.]+) avg60=([\d.]+) avg300=([\d.]+) total=(\d+)")
+_ROW = re.compile(r"(some|full) avg10=[\d.]+ avg60=([\d.]+) avg300=[\d.]+ total=(\d+)")
 
 
 class Stall(Value, frozen=True):
-    """Share of time in which tasks waited for memory over the last 10, 60 and 300 s, and the total so far."""
+    """Share of time in which tasks waited for memory over the last 60 s, and the total so far."""
 
-    ratio_10s: float
     ratio_60s: float
-    ratio_300s: float
     total_seconds: float
 
 
@@ -53,5 +51,5 @@ def parse(meminfo: str, pressure: str) -> Memory | Fault:
 
 
 def _stall(row: tuple[str, ...]) -> Stall:
-    tens, sixties, three_hundreds = (float(percent) / 100 for percent in row[1:4])
-    return Stall(ratio_10s=tens, ratio_60s=sixties, ratio_300s=three_hundreds, total_seconds=int(row[4]) / 1e6)
+    _, ratio_60s, total_us = row
+    return Stall(ratio_60s=float(ratio_60s) / 100, total_seconds=int(total_us) / 1e6)

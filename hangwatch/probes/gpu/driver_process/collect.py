@@ -213,7 +213,6 @@ def health(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuHealth:
     del gpus
     ask = gpu.ask
     action = _field(gpu, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
-    ecc = ask(pynvml.nvmlDeviceGetEccMode)
     correctable, uncorrectable, pending, failed = ask(pynvml.nvmlDeviceGetRemappedRows) or (None, None, None, None)
     uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
     persistence = ask(pynvml.nvmlDeviceGetPersistenceMode)
@@ -222,7 +221,6 @@ def health(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuHealth:
         uuid=gpu.uuid,
         name=gpu.name,
         recovery_action=None if action is None else RECOVERY_ACTIONS.get(action, f"Action{action}"),
-        ecc_enabled=None if ecc is None else bool(ecc[0]),
         uncorrected_errors=ask(pynvml.nvmlDeviceGetTotalEccErrors, uncorrected, pynvml.NVML_VOLATILE_ECC),
         lifetime_uncorrected_errors=ask(pynvml.nvmlDeviceGetTotalEccErrors, uncorrected, pynvml.NVML_AGGREGATE_ECC),
         remapped_rows_correctable=correctable,

@@ -594,5 +594,7 @@ def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
 
 def of_this_node(scene: Scene) -> str:
     """Of which ranks a verdict speaks that was made on one node of several; empty for one on the whole job."""
+    if not scene.is_part:
+        return ""
     here, whole = words.count(scene.existing), f"{scene.grouping.ranks_known:,}"
-    return f" This is said of the {here} on this node; the job has {whole}." if scene.is_part else ""
+    return f" This is said of the {here} on this node; the job has {whole}."

@@ -113,7 +113,7 @@ def _answer(
     job = incidents[0].job if incidents else None
     verdict = judge.judge(grouping, _ranks_here(incidents) if not files else None) if dumps else None
     if verdict is not None and recorders.by_rank:
-        verdict = recorder_dumps.judge(verdict, grouping, recorders.by_rank)
+        verdict = recorder_dumps.qualify(verdict, grouping, recorders.by_rank)
         verdict = replace(verdict, evidence=(*verdict.evidence, *recorders.evidence))
     if collected.logs:
         verdict = log_evidence.judge(verdict, collected.logs)

@@ -79,7 +79,7 @@ def _is_few_in_a_collective(scene: Scene, group: Group) -> bool:
 
 
 def _is_at_another_line(scene: Scene, _: Group) -> bool:
-    """The same functions, other lines of the user's code, and nobody moves.
+    """The same functions, other lines of the user's code, and no rank moves.
 
     In health, too, the root of a collective calls it from a line of its own, and so do the stages of a pipeline.
     """
@@ -98,7 +98,7 @@ def _idle_servers(scene: Scene) -> Sequence[Group]:
 
 
 def _awaits_orders(group: Group) -> bool:
-    """True if it waits, in a loop, for what somebody else tells it to do next."""
+    """True if it waits, in a loop, for an order of what to do next."""
     frame = caller(group.frames)
     receives = is_rooted(group) or is_between_two(group) or not _is_collective(group)
     return group.waits and receives and frame is not None and activity.is_marked("orders", frame.function, frame.file)
@@ -112,7 +112,7 @@ def _idle_side(scene: Scene) -> Sequence[Group]:
 def _awaits_answer(scene: Scene, group: Group) -> bool:
     """True if it waits for an answer or for events, while all others stand behind their GPUs.
 
-    Beside a collective an engine may wait so for its next request, in health; nobody begins a step without one.
+    Beside a collective an engine may wait so for its next request, in health; no rank begins a step without one.
     """
     others = [other for other in scene.stacked if other is not group]
     moves = any(member.motion is Motion.MOVING for member in group.members)
@@ -147,14 +147,14 @@ def _told_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
 
 
 def _outside_of_a_lock(scene: Scene, group: Group) -> bool:
-    """As `_is_in_own_code`, beside others who wait for a lock of which nobody knows that somebody else holds it."""
+    """As `_is_in_own_code`, beside others that wait for a lock which no rank outside the group is known to hold."""
     others = [member for other in scene.stacked if other is not group for member in other.members]
     locked = [member for member in others if member.file_lock is not None and member.file_lock.holder_pid]
     return set(map(lock_holder, locked)) <= set(map(process_of, group.members)) and _is_in_own_code(scene, group)
 
 
 def _without_a_thread(scene: Scene, group: Group) -> bool:
-    """True if it stands where all others do, who have a thread in a collective, and has no such thread."""
+    """True if it stands where all others do, which have a thread in a collective, and has no such thread."""
     others = [other for other in scene.stacked if other is not group]
     are_alike = all(functions_of(other) == functions_of(group) for other in others)
     return are_alike and not _has_a_collective(group) and all(map(_has_a_collective, others))

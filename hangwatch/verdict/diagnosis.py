@@ -103,7 +103,7 @@ def _verdict(grouping: Grouping, taken: Capture, ranks_here: int | None, logs: S
         verdict = log_evidence.beside(verdict, logs, here)
     if taken.environment is None:
         return verdict
-    beside = environment_diff.votes(taken.environment, (*verdict.named, *verdict.first_look))
+    beside = environment_diff.as_evidence(taken.environment, (*verdict.named, *verdict.first_look))
     return replace(verdict, evidence=(*verdict.evidence, *beside))
 
 

@@ -1,4 +1,4 @@
-"""Pure: the environments of the ranks of a job -> what differs between them, and what all have. It accuses nobody."""
+"""Pure: the environments of the ranks of a job -> what differs between them, and what all have. It names no rank."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _difference(name: str, why: str, by_value: Mapping[str | None, list[RankId]]
     return Difference(name=name, why=why, settings=(*settings[:-1][: _MOST_VALUES - 1], settings[-1]))
 
 
-def votes(environment: Environment, pointed: Collection[RankId]) -> Iterator[Evidence]:
-    """What differs, as evidence; where those at whom a verdict points are the ones that differ comes first."""
+def as_evidence(environment: Environment, pointed: Collection[RankId]) -> Iterator[Evidence]:
+    """What differs, as evidence; first where the ranks that differ are those of a verdict."""
     pids = {(rank.node, rank.rank, rank.pid) for rank in pointed}
 
     def is_theirs(one: Difference) -> bool:

@@ -1,8 +1,8 @@
 """Pure: recorders of ranks that torch dumped itself, at one moment -> a verdict beside their stacks, or without any.
 
 The rules are those of `waitfor`. What stands in a dump is a moment that may be minutes away from that of the stacks, so
-whoever is named by it is named with medium confidence at most. Who has no stack stands nobody knows where: that rank is
-looked at first at most.
+a rank is named by it with medium confidence at most. Where a rank without a stack stands is not known: it is checked
+first at most.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def with_records(grouping: Grouping, records: Records, opened_before_unix_second
     return replace(grouping, groups=tuple(groups))
 
 
-def judge(verdict: Verdict, grouping: Grouping, records: Records) -> Verdict:
+def qualify(verdict: Verdict, grouping: Grouping, records: Records) -> Verdict:
     """The verdict on a grouping `with_records`, with what follows from their being of one moment.
 
     Where they decide nothing, what was open then in any of `records` is evidence, whatever the time of its file says.

@@ -8,11 +8,11 @@ from hangwatch.verdict.scene import stance_of
 
 
 def waits_elsewhere(grouping: Grouping, verdict: Verdict, *, is_elsewhere_too: bool) -> bool:
-    """True if nobody here holds the job up: every rank waits, and what they wait for is not on this node.
+    """True if no rank here holds the job up: every rank waits, and what they wait for is not on this node.
 
-    Exactly where flight recorders tell it: everybody here has come to what is waited for, or waits elsewhere himself,
+    Exactly where flight recorders tell it: every rank here has come to what is waited for, or waits elsewhere itself,
     and there are members on other nodes. Where they tell nothing all must stand in one wait, of a job that
-    `is_elsewhere_too`: it is known to have ranks that are not of this node. Whoever is named, or to be looked at first,
+    `is_elsewhere_too`: it is known to have ranks that are not of this node. A rank that is named, or checked first,
     is of this node, so then it is false.
     """
     members = [member for member in grouping.members if not member.waiting]

@@ -57,7 +57,7 @@ def _stacked_where(
 def _without_held_up(found: Callable[[Scene], Sequence[Group]]) -> Callable[[Scene], Sequence[Group]]:
     """Those that it finds, without ranks that may wait for a lock in which another one stands, see `is_before`.
 
-    Stacks alone cannot tell that from a culprit; of whom the kernel was asked, it was asked about locks, too.
+    Stacks alone cannot tell that from a culprit; where the kernel was asked of a rank, it was asked about locks, too.
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:
@@ -81,7 +81,7 @@ def _is_in_torch(group: Group, member: Member) -> bool:
 def _is_held(group: Group, member: Member) -> bool:
     """True if it was measured to wait for something, with a GPU that has nothing to do.
 
-    Where its calls may read a tensor it may be blocked behind its GPU: then for whom it waits must be known.
+    Where its calls may read a tensor it may be blocked behind its GPU: then it must be known what it waits for.
     """
     idle = member.utilization_ratio is not None and member.utilization_ratio < GPU_IN_KERNEL_RATIO
     is_known = member.awaited is not None or member.stuck_on is not None
@@ -95,12 +95,12 @@ def _where(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Group]:
 
 
 def _gone_for_a_reason(scene: Scene) -> Sequence[Group]:
-    """Of the ranks without a process those that are known to have crashed: who died first, else all."""
+    """Of the ranks without a process those that are known to have crashed: the one that died first, else all."""
     return died_first(scene) or parts_of(scene.gone, has_crashed)
 
 
 def _gone_without_another(scene: Scene) -> Sequence[Group]:
-    """Of the ranks without a process those that followed nobody, as far as is known: who was first may be elsewhere."""
+    """Of the ranks without a process those that followed no other, as far as is known: the first may be elsewhere."""
 
     def followed(member: Member) -> bool:
         return member.died is not None and member.died.of_others
@@ -205,8 +205,8 @@ def _outside(
 ) -> Rule:
     """A rule on ranks that are in no wait while the others are. A weak finding needs a clear majority.
 
-    With `knows_size` only where the world size is known: whom the others wait for may not be in view. Without
-    `may_be_held_up` nobody who may wait for another one to leave a block of the program's code.
+    With `knows_size` only where the world size is known: the rank that the others wait for may not be in view. Without
+    `may_be_held_up` no rank that may wait for another one to leave a block of the program's code.
     """
     found = _stacked_where(wanted, also)
     if not may_be_held_up:

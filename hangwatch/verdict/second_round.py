@@ -12,7 +12,7 @@ from hangwatch.verdict.scene import GPU_IN_KERNEL_RATIO
 
 
 def is_needed(ranks: Iterable[RankDump], table: activity.Table) -> bool:
-    """True if what one round shows of a rank may mislead: only a second one tells who moves and who is behind its GPU.
+    """True if one round of a rank may mislead: only a second one tells which moves, and which is behind its GPU.
 
     So it is of a rank in code that no rule knows, or in a place that may be behind its GPU, of one that does not wait
     for ranks while its GPU runs a kernel, of one that waits for its loader's workers, as healthy ranks do at each step,

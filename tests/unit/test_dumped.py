@@ -64,7 +64,7 @@ def judged(dumps: Mapping[int, dict[str, Any]], seconds: float = TIME_OUT_SECOND
     ranks = recorder_dumps.without_stacks(joined.by_rank, [])
     grouping = group_ranks(ranks, TABLE, config.Capture(), joined.world_size)
     grouping = recorder_dumps.with_records(grouping, joined.timed, joined.opened_before_unix_seconds)
-    verdict = recorder_dumps.judge(judge.judge(grouping), grouping, joined.by_rank)
+    verdict = recorder_dumps.qualify(judge.judge(grouping), grouping, joined.by_rank)
     return answer_by_numbers(survey(grouping, None)), verdict
 
 
@@ -143,7 +143,7 @@ def test_what_a_rank_has_come_to_is_not_known_where_completed_operations_were_le
 def test_stacks_that_answer_let_a_rank_be_named_with_medium_confidence() -> None:
     named = Verdict(kind="NotCome", message="Rank 2.", confidence=Confidence.HIGH, evidence=())
     answer, verdict = judged({rank: recorder(rank, [WORLD] * (1 if rank == 2 else 2), 1) for rank in range(4)})
-    sure = recorder_dumps.judge(replace(named, evidence=sequence_numbers.evidence(answer)), Grouping(groups=()), {})
+    sure = recorder_dumps.qualify(replace(named, evidence=sequence_numbers.evidence(answer)), Grouping(groups=()), {})
     assert (sure.confidence, verdict.confidence) == (Confidence.MEDIUM, Confidence.NONE)
     assert sure.message.endswith("the one at which torch's dumps were written.")
 
@@ -154,7 +154,7 @@ def test_what_the_kernel_says_of_a_rank_is_not_hidden_by_dumps() -> None:
     blocked = Verdict(kind="RankBlocked", message="Rank 0 is blocked.", named=(RankId(rank=0),))
     _, alone = judged({0: recorder(0, [WORLD], 0)}, 5.0)
     records = rank_recorders.join([DumpFile("rank0", CREATED_NS / 1e9, parse(recorder(0, [WORLD], 0)))]).by_rank
-    found = recorder_dumps.judge(blocked, Grouping(groups=(group,)), records)
+    found = recorder_dumps.qualify(blocked, Grouping(groups=(group,)), records)
     assert (found.named, found.message) == (blocked.named, blocked.message)
     assert [one.kind for one in found.evidence] == ["sequence"]
     assert alone.kind == "RecordsOnly"

@@ -59,7 +59,7 @@ def test_the_rank_with_another_interface_is_told_with_what_the_others_have() -> 
     assert environment_diff.said(found) == (
         "NCCL_SOCKET_IFNAME differs: eth1 on rank 3 on n (local rank 3, pid 103), eth0 on 7 others"
     )
-    (vote,) = environment_diff.votes(environment_diff.Environment(differences=(found,)), [RANKS[3]])
+    (vote,) = environment_diff.as_evidence(environment_diff.Environment(differences=(found,)), [RANKS[3]])
     assert (vote.supports, vote.ranks, vote.kind) == (None, (RANKS[3],), "environment")
 
 
@@ -77,8 +77,8 @@ def test_those_of_who_is_pointed_at_come_first() -> None:
     both[2]["NCCL_ALGO"], both[5]["OMP_NUM_THREADS"] = "Tree", "1"
     found = environment_diff.compare(dict(zip(RANKS, both, strict=True)))
     assert found is not None
-    assert [vote.ranks for vote in environment_diff.votes(found, [RANKS[5]])] == [(RANKS[5],), (RANKS[2],)]
-    assert [vote.ranks for vote in environment_diff.votes(found, [])] == [(RANKS[2],), (RANKS[5],)]
+    assert [vote.ranks for vote in environment_diff.as_evidence(found, [RANKS[5]])] == [(RANKS[5],), (RANKS[2],)]
+    assert [vote.ranks for vote in environment_diff.as_evidence(found, [])] == [(RANKS[2],), (RANKS[5],)]
 
 
 def test_a_thousand_names_and_long_values_of_a_hostile_owner_are_bounded() -> None:

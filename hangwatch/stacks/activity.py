@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import translate
 from functools import cache, lru_cache
@@ -60,6 +61,7 @@ class _Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     whose: Whose = "anybody"
     operation: str = ""
     around_waits: bool = False
+    runs_program: bool = False
 
 
 class _Marked(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -167,6 +169,7 @@ class _Compiled(NamedTuple):
     whose: Whose
     operation: str
     around_waits: bool
+    runs_program: bool
 
     def may_be_of(self, of_user: bool | None) -> bool:
         """Whether the rule speaks about a frame of the user's own program (True), of others (False) or of either."""
@@ -175,7 +178,8 @@ class _Compiled(NamedTuple):
 
 def _compile(rule: _Rule) -> _Compiled:
     patterns = _patterns(rule)
-    return _Compiled(rule.activity, rule.order, *patterns, rule.whose, rule.operation, rule.around_waits)
+    conditions = (rule.around_waits, rule.runs_program)
+    return _Compiled(rule.activity, rule.order, *patterns, rule.whose, rule.operation, *conditions)
 
 
 def _patterns(row: _Rule | _Marked) -> tuple[_Names, _Globs]:
@@ -261,7 +265,9 @@ class Table:
     def _first(self, stack: Sequence[_Owned], indexes: Sequence[int], order: Order) -> tuple[int, _Compiled] | None:
         for index in indexes:
             rule = self._rules_of(stack[index]).get(order)
-            if rule and (not rule.around_waits or self._stands_around_wait(stack, index)):
+            if rule is None or (rule.around_waits and not self._stands_around_wait(stack, index)):
+                continue
+            if not (rule.runs_program and any(map(_is_of_program, stack[:index]))):
                 return index, rule
         return None
 
@@ -298,7 +304,7 @@ class Table:
         return found
 
     def _match_place(self, owned: _Owned) -> dict[Order, _Compiled]:
-        function, file = owned.place[0], "/" + stack_frames.short_path(owned.place[1])
+        function, file = owned.place[0], _rooted_path(owned)
         if not stack_frames.is_native(*owned.place):
             function = stack_frames.plain_name(function)
         found: dict[Order, _Compiled] = {}
@@ -314,6 +320,31 @@ class _Owned(NamedTuple):
 
     place: stack_frames.Place
     by_user: bool | None
+
+
+def _rooted_path(owned: _Owned) -> str:
+    """Return the short path with `/` before it; the user's own `queue.py` is in a folder that no pattern names.
+
+    Exception: a whole path. It tells the folder itself, and in an archive the standard library may lie, too.
+    """
+    file = stack_frames.short_path(owned.place[1])
+    is_users = owned.by_user is True and not owned.place[1].startswith("/")
+    is_named_alike = is_users and _root(file) in sys.stdlib_module_names
+    return f"/./{file}" if is_named_alike else f"/{file}"
+
+
+def _is_of_program(owned: _Owned) -> bool:
+    """True for Python code of the user's program. Where nothing tells: of no package that the table names."""
+    if stack_frames.is_native(*owned.place):
+        return False
+    file = stack_frames.short_path(owned.place[1])
+    is_library = file.startswith("<") or _root(file) in packages()
+    return owned.by_user is True or (owned.by_user is None and not is_library)
+
+
+def _root(file: str) -> str:
+    """Return the package or module of a short path; empty for a path from the root of the file system."""
+    return file.partition("/")[0].removesuffix(".py")
 
 
 _Places = tuple[tuple[Order, list[int]], ...]

@@ -320,6 +320,90 @@ def test_boot_frames_never_decide_what_a_rank_does(boot: list[str]) -> None:
     assert TABLE.classify(waiting) == ("collective_wait", "all_reduce", True)
 
 
+RUNPY = ["_run_code (<frozen runpy>)", "run_path (<frozen runpy>)"]
+THREAD = ["run (threading.py)", "_bootstrap_inner (threading.py)", "_bootstrap (threading.py)"]
+LOOP = [
+    "_run_once (asyncio/base_events.py)",
+    "run_forever (asyncio/base_events.py)",
+    "run_until_complete (asyncio/base_events.py)",
+    "run (asyncio/runners.py)",
+]
+PYDEVD = "/home/ann/.vscode-server/extensions/ms-python.debugpy/bundled/libs/debugpy/_vendored/pydevd/pydevd.py"
+RUNNERS = {
+    "asyncio": ["_run (asyncio/events.py)", *LOOP],
+    "asyncio, below the program": ["_run (asyncio/events.py)", *LOOP, "<module> (train.py)"],
+    "trio": ["unrolled_run (trio/_core/_run.py)", "run (trio/_core/_run.py)", "<module> (train.py)"],
+    "anyio": ["run (anyio/_backends/_asyncio.py)", *THREAD],
+    "a server": ["handle (http/server.py)", "process_request (socketserver.py)", "serve_forever (socketserver.py)"],
+    "grpc": ["_call_behavior (grpc/_server.py)", "<module> (train.py)"],
+    "pdb": ["run (bdb.py)", "_run (pdb.py)", "main (pdb.py)"],
+    "debugpy": [*RUNPY, "run_file (debugpy/server/cli.py)", "main (debugpy/server/cli.py)"],
+    "an editor": [f"_exec ({PYDEVD})", f"run ({PYDEVD})", f"main ({PYDEVD})"],
+    "a console": ["runcode (code.py)", "push (code.py)", "interact (code.py)"],
+    "mpi4py": [*RUNPY, "run_command_line (mpi4py/run.py)", "main (mpi4py/run.py)", "<module> (mpi4py/__main__.py)"],
+    "mpi4py.futures": ["server_exec (mpi4py/futures/_core.py)", "main (mpi4py/futures/server.py)"],
+    "a thread": THREAD,
+    "a pool of threads": ["run (concurrent/futures/thread.py)", "_worker (concurrent/futures/thread.py)", *THREAD],
+    "a pool of processes": ["_process_worker (concurrent/futures/process.py)", *PROCESS],
+    "loky": ["_process_worker (joblib/externals/loky/process_executor.py)", "<module> (train.py)"],
+}
+
+
+@pytest.mark.parametrize("installed", [0, None])
+@pytest.mark.parametrize("runner", RUNNERS.values(), ids=RUNNERS)
+def test_program_decides_below_the_code_that_runs_it(runner: list[str], installed: int | None) -> None:
+    blocked = frames("load_shard (train.py)", "main (train.py)", *runner)
+    assert TABLE.classify(blocked, installed) == ("unknown", "load_shard", False)
+    waiting = frames(f"all_reduce ({C10D})", "main (train.py)", *runner)
+    assert TABLE.classify(waiting, installed and 1) == ("collective_wait", "all_reduce", True)
+
+
+@pytest.mark.parametrize(
+    "runner",
+    [THREAD, RUNNERS["a pool of threads"], RUNNERS["a pool of processes"], RUNNERS["mpi4py"]],
+)
+def test_library_decides_below_the_frames_that_started_it(runner: list[str]) -> None:
+    assert TABLE.classify(frames("dot (numpy/core.py)", *runner)) == ("unknown", "dot", False)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["select (selectors.py)", *LOOP, "<module> (train.py)"], "serving"),
+        (["epoll_wait (/lib/x86_64-linux-gnu/libc.so.6)", "select (selectors.py)", *LOOP], "serving"),
+        (["get_events (trio/_core/_io_epoll.py)", *RUNNERS["trio"]], "serving"),
+        (["_worker (concurrent/futures/thread.py)", *THREAD], "thread_wait"),
+        (["get (multiprocessing/queues.py)", *RUNNERS["a pool of processes"]], "thread_wait"),
+        (["wait (threading.py)", "main (train.py)", *RUNNERS["asyncio"]], "thread_wait"),
+        (["switch (gevent/hub.py)", "get (queue.py)", "main (train.py)"], "thread_wait"),
+        (["Barrier (mpi4py/util/sync.py)", "main (train.py)", *RUNNERS["mpi4py"]], "collective_wait"),
+        (["bcast (numpy/core.py)", "bcast (mpi4py/util/pkl5.py)", "main (train.py)"], "collective_wait"),
+        (["cmdloop (cmd.py)", "interaction (pdb.py)", "main (train.py)", *RUNNERS["pdb"]], "debugger"),
+        (["select (prompt_toolkit/input.py)", "cmdloop (IPython/terminal/debugger.py)", "main (train.py)"], "debugger"),
+        (["wait (threading.py)", f"do_wait_suspend ({PYDEVD})", "main (train.py)", *RUNNERS["an editor"]], "debugger"),
+    ],
+)
+def test_wait_nearer_to_the_leaf_than_the_program_decides(lines: list[str], expected: str) -> None:
+    assert TABLE.classify(frames(*lines)).activity == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "of_standard_library"),
+    [
+        ("get (queue.py)", "thread_wait"),
+        ("wait (threading.py)", "thread_wait"),
+        ("set_trace (pdb.py)", "debugger"),
+        ("emit (logging/handlers.py)", "logging"),
+        ("recv (multiprocessing/connection.py)", "thread_wait"),
+    ],
+)
+def test_file_of_the_program_is_not_the_module_of_that_name(line: str, of_standard_library: str) -> None:
+    stack = frames(line, "main (train.py)")
+    of_program, of_nobody_knows, of_library = (TABLE.classify(stack, installed) for installed in (0, None, 1))
+    assert (of_program.activity, of_program.operation) == ("unknown", line.partition(" ")[0])
+    assert (of_nobody_knows.activity, of_library.activity) == (of_standard_library, of_standard_library)
+
+
 def test_ray_worker_without_a_task_waits_for_one() -> None:
     assert TABLE.classify(frames(*ACTOR[2:])).activity == "rpc_wait"
 

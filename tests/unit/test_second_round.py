@@ -30,6 +30,12 @@ def is_needed(**stand: Any) -> bool:
         (["update_cache (cache.py:21)"], 0.0, True),
         (["update_cache (cache.py:21)"], None, True),
         (["synchronize (torch/cuda/__init__.py:800)"], 0.0, True),
+        (
+            ["load_shard (train.py:9)", "_run (asyncio/events.py:88)", "_run_once (asyncio/base_events.py:1986)"],
+            0.0,
+            True,
+        ),
+        (["select (selectors.py:468)", "_run_once (asyncio/base_events.py:1949)"], 0.0, False),
     ],
 )
 def test_second_round_is_needed_where_one_may_mislead(

@@ -79,7 +79,7 @@ def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
 def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> Job:
     first, first_seat = _first(crew)
     # Arguments stay where they are: they hold keys of trackers and hubs.
-    program = process_role.program((crew.head or first).cmdline if first_seat is None else first.cmdline)
+    program = process_role.program_name((crew.head or first).cmdline if first_seat is None else first.cmdline)
     local_world_size = first_seat.local_world_size if first_seat else None
     found = [
         _rank(process, seat, place=place, tree=tree, samples=samples, ranks=ranks)

@@ -124,6 +124,15 @@ def program(cmdline: Sequence[str]) -> str:
     return name
 
 
+def program_name(cmdline: Sequence[str]) -> str:
+    """What a command line runs, for everybody to read: one word without secrets.
+
+    A process that sets its title can have its whole command line in its first argument.
+    """
+    name = program((*" ".join(cmdline[:1]).split(), *cmdline[1:]))
+    return secret_forms.mask("".join(name.split()[:1]))
+
+
 def seat(process: Process, launcher: str | None) -> Seat | None:
     """The rank that this process's environment states; `launcher` is the kind of the nearest launcher above it.
 

@@ -575,7 +575,31 @@ def test_pids_as_ranks_with_what_is_known_of_them(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_command_line_runs(cmdline: tuple[str, ...], program: str) -> None:
-    assert process_role.program(cmdline) == program
+    assert process_role.program(cmdline) == process_role.program_name(cmdline) == program
+
+
+@pytest.mark.parametrize(
+    ("cmdline", "name"),
+    [
+        (("train.py --lr 3 --token=hunter2/x",), "train.py"),
+        (("python train.py --password hunter2",), "train.py"),
+        (("/venv/bin/python -m trl.cli\t--token hunter2", ""), "trl.cli"),
+        (("python", "train.py --token hunter2"), "train.py"),
+        (("python", "-m", "trl --token hunter2"), "trl"),
+        (("--password=hunter2 train.py",), "--password=***"),
+        ((" ",), ""),
+    ],
+)
+def test_program_name_is_one_word_without_secrets(cmdline: tuple[str, ...], name: str) -> None:
+    """setproctitle puts a whole command line into the first argument."""
+    assert process_role.program_name(cmdline) == name
+
+
+def test_job_of_ranks_with_titles_is_told_without_their_arguments(tmp_path: Path) -> None:
+    tree = (FOLDER / "pytorchjob_pods.proc").read_text()
+    tree = tree.replace("$ python3 train.py", "$ 'train.py --lr 3 --token=hunter2'")
+    jobs = discovery.find_jobs(ProcessScan(lay_out(tree, tmp_path)).processes())
+    assert {(job.program, job.command) for job in jobs} == {("train.py", "train.py")}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,10 @@ the job's files (metrics, pages, the daemon's log), the text of an exception doe
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
+
+from msgspec import structs
 
 from hangwatch import tables
 from hangwatch.model import Value
@@ -23,10 +26,28 @@ class Row(Value, frozen=True, forbid_unknown_fields=True):
     pattern: str
 
 
+class Table(Value, frozen=True, forbid_unknown_fields=True):
+    """Parts of patterns by the name that stands for them in braces, and the rows."""
+
+    fragments: dict[str, str]
+    rows: dict[str, Row]
+
+
 @cache
 def load() -> dict[str, Row]:
     """The rows by name, in the order in which they are applied. Raises MsgspecError where one is not of the form."""
-    return tables.load("hangwatch.tables", "secret_forms.toml", dict[str, Row])
+    table = tables.load("hangwatch.tables", "secret_forms.toml", Table)
+    fragments: dict[str, str] = {}
+    for name, pattern in table.fragments.items():
+        fragments[name] = _whole(pattern, fragments)
+    return {name: structs.replace(row, pattern=_whole(row.pattern, fragments)) for name, row in table.rows.items()}
+
+
+def _whole(pattern: str, fragments: Mapping[str, str]) -> str:
+    """The pattern with the fragments that it names."""
+    for name, fragment in fragments.items():
+        pattern = pattern.replace(f"{{{name}}}", fragment)
+    return pattern
 
 
 @cache

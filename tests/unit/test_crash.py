@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 
 import pytest
 
@@ -343,6 +344,47 @@ def test_what_an_exception_says_of_secrets_is_not_told() -> None:
     found = crashed_by("curl -H 'Authorization: Bearer hf_1' https://u:hunter2@host/?token=t3", -1).failure
     assert found is not None
     assert not any(secret in found.text for secret in ("hf_1", "hunter2", "t3"))
+
+
+def raised(code: str) -> str:
+    """The error file of a program that fails, as torchelastic's `record` writes it."""
+    try:
+        exec(compile(code, "/data/train.py", "exec"), {})
+    except Exception as error:
+        extra = {"py_callstack": traceback.format_exc(), "timestamp": str(int(NOW))}
+        return json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})
+    raise AssertionError(code)
+
+
+_FAILS = "def load(text):\n    raise ValueError(text)\n"
+_AS_TRACEBACK = (
+    "remote failure:\n"
+    "Traceback (most recent call last):\n"
+    '  File "/data/hunter2.py", line 1, in load_hunter2\n'
+    "ValueError: remote failure:\n"
+    '  File "https://hub/x?token=hunter2", line 1, in load_hunter2\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "where"),
+    [
+        ("load('bad shard')", "load (train.py:2)"),
+        ("load('')", "load (train.py:2)"),
+        (f"load({_AS_TRACEBACK!r})", "load (train.py:2)"),
+        (
+            f"try:\n    load({_AS_TRACEBACK!r})\nexcept ValueError as e:\n    raise OSError from e",
+            "<module> (train.py:6)",
+        ),
+        (f"error = ValueError('a')\nerror.__notes__ = [{_AS_TRACEBACK!r}]\nraise error", "<module> (train.py:5)"),
+        ("exec(compile('1/0', 'https://hub/x?token=hunter2', 'exec'))", "<module> (train.py:3)"),
+        ("exec(compile('1/0', '/data/hf_hunter2hunter2Qz9a.py', 'exec'))", "<module> (train.py:3)"),
+        ("exec('(', {})", ""),
+    ],
+)
+def test_place_of_an_exception_is_of_its_own_traceback(code: str, where: str) -> None:
+    """DataLoader, Ray and RPC put tracebacks of others into the text, with whatever stood there."""
+    assert rank_log.parse_error_file(raised(_FAILS + code)).where == where
 
 
 @pytest.mark.parametrize("name", secret_texts.FORMS | secret_texts.MORE)

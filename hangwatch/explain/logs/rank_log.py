@@ -5,6 +5,7 @@ A log is written by the job and by whoever can write there: it is evidence, and 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -42,7 +43,12 @@ _LEAP_YEAR = 2000
 
 _TRACEBACK = "Traceback (most recent call last):"
 _OF_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|EXCEPTION)\b|^\[?[EF]\d{4} ", re.IGNORECASE)
-_CODE = re.compile(r'^ +File "(.{1,1000})", line (\d{1,9}), in (.{1,200})$')
+_CODE = re.compile(
+    r'^ +File "([\w./+-]{1,1000})", line (\d{1,9}), '
+    r"in ([^\W\d]\w{0,199}|<(?:module|lambda|genexpr|(?:list|set|dict)comp)>)$"
+)
+"""A place in a program: other names of files and functions can hold anything, and places are shown to everybody."""
+
 _EXCEPTION_TYPE = re.compile(r"((?:[A-Za-z_]\w{0,63}\.){0,8}_{0,2}(?:[A-Z]\w{0,63}|error|timeout)):(?: |$)", re.ASCII)
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]{0,200})(?:: ?(.*))?$")
 _FATAL = re.compile(
@@ -384,9 +390,7 @@ def parse_error_file(text: str) -> Failure:
         raise ValueError(f"is no error.json of torchelastic: {error}") from None
     has_type = not isinstance(found.message, str)
     told = _Message(message=found.message) if isinstance(found.message, str) else found.message
-    where = ""
-    for line in told.extraInfo.py_callstack[-_CALLSTACK_CHARACTERS:].split("\n"):
-        where = _where(line) or where
+    where = _raised_in(told.extraInfo.py_callstack, told.message)
     first_line = clean(told.message.partition("\n")[0])
     text, of_others = _kept(first_line), _is_of_others(first_line[:LONGEST_TEXT])
     exception = _EXCEPTION_TYPE.match(text) if has_type else None
@@ -394,12 +398,30 @@ def parse_error_file(text: str) -> Failure:
     return Failure(text, where, moment, 1, of_others, exception=exception.group(1) if exception else "")
 
 
+def _raised_in(callstack: str, message: str) -> str:
+    """The innermost place in the program of the traceback in front of an exception's own line; empty without one.
+
+    `message` is "Type: text", as record_exception writes it, and the call stack has it behind the module's name. Lines
+    of its text, and of the exceptions that it came of, can look like a traceback and hold anything.
+    """
+    said = message.removesuffix(": ")
+    before = callstack.removesuffix("\n").removesuffix(said)
+    if not callstack.startswith(f"{before}{said}"):  # notes follow
+        before = callstack[: max(callstack.find(said), 0)]
+    lines = before[-_CALLSTACK_CHARACTERS:].split("\n")
+    if re.fullmatch(r"[\w.<>]{0,1000}", lines.pop()) is None:
+        return ""
+    frames = itertools.takewhile(lambda line: line.startswith("  "), reversed(lines))
+    return next(filter(None, map(_where, frames)), "")
+
+
 def _where(line: str) -> str:
     """The place that a line of a traceback names, where it is in the program; empty for other lines."""
     found = _CODE.match(line)
     if found is None or pyspy_json.is_installed(found.group(1)):
         return ""
-    return f"{found.group(3)} ({found.group(1).rpartition('/')[2]}:{found.group(2)})"
+    place = f"{found.group(3)} ({found.group(1).rpartition('/')[2]}:{found.group(2)})"
+    return place if secret_forms.mask(place) == place else ""
 
 
 def _unix(timestamp: str | float | None) -> Moment | None:

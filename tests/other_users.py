@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+
+_SYS_SETRESUID = 117 if os.uname().machine == "x86_64" else 147
 
 # The interpreter may lie under a folder that only root may enter (/root/.pyenv): in a mount namespace of its own, where
 # nobody else is touched, an empty folder is put in the place of that one, and what is needed is bound into it.
@@ -46,3 +50,14 @@ def as_user(uid: int, gid: int | None = None, groups: Iterable[int] = ()) -> lis
     needed = [tree for tree in trees if closed in Path(tree).parents]
     opened = ["unshare", "--mount", "--propagation", "private", "sh", "-euc", _OPENED, "sh"]
     return [*opened, str(closed), str(len(needed)), *needed, *become]
+
+
+@contextmanager
+def as_thread_of(uid: int) -> Iterator[None]:
+    """This thread alone is this user's meanwhile: glibc's setresuid would change all threads."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.syscall(_SYS_SETRESUID, -1, uid, -1) == 0
+    try:
+        yield
+    finally:
+        assert libc.syscall(_SYS_SETRESUID, -1, 0, -1) == 0

@@ -8,11 +8,13 @@ from collections import OrderedDict
 from typing import NamedTuple, TypeAlias
 
 Caller: TypeAlias = int | str
-"""A user id by the kernel's word, or an address: of IPv6 the first 64 bits, which one host may have as a whole."""
+"""A user id by this kernel's word, or an address: of IPv6 the first 64 bits, which one host may have as a whole."""
 
 MOST_CALLERS = 4096  # remembered; the one that was seen longest ago is forgotten
 MOST_LOGGED = 64
 _ALL_AT_ONCE, _ALL_PER_SECOND = 2000.0, 200.0
+_RESERVE_RATIO = 0.25  # of what all may open: that much more, for quiet callers while others flood
+QUIET_SECONDS = 5.0  # a caller that has not tried for so long is no flooder; who scrapes does it less often
 
 log = logging.getLogger(__name__)
 
@@ -30,27 +32,41 @@ class _Bucket(NamedTuple):
 
 
 class ConnectionLimits:
-    """What each caller of one listener, and all together, have opened; a caller over its limit is logged once."""
+    """What each caller of one listener, and all together, have opened; a caller over its limit is logged once.
+
+    Where all together are over their limit, a caller that was quiet before draws on a reserve.
+    """
 
     def __init__(self, listener: str, of_caller: Rate) -> None:
         self._listener, self._of_caller = listener, of_caller
         self._all = Rate(max(_ALL_AT_ONCE, of_caller.at_once), max(_ALL_PER_SECOND, of_caller.per_second))
         self._buckets: OrderedDict[Caller, _Bucket] = OrderedDict()
+        self._of_reserve = Rate(self._all.at_once * _RESERVE_RATIO, self._all.per_second * _RESERVE_RATIO)
         self._everybody: _Bucket | None = None
+        self._reserve: _Bucket | None = None
         self._logged: set[Caller] = set()
 
     def begin(self, caller: Caller, now: float) -> bool:
         """Count one connection of this caller at a CLOCK_MONOTONIC time; one too many is not counted: False."""
-        own = _filled(self._buckets.get(caller), self._of_caller, now)
+        known = self._buckets.get(caller)
+        is_quiet = known is None or now - known.as_of >= QUIET_SECONDS
+        own = _filled(known, self._of_caller, now)
         everybody = _filled(self._everybody, self._all, now)
-        is_allowed = own.left >= 1.0 and everybody.left >= 1.0
+        reserve = _filled(self._reserve, self._of_reserve, now)
+        is_allowed = own.left >= 1.0
+        if is_allowed and everybody.left >= 1.0:
+            everybody = everybody._replace(left=everybody.left - 1.0)
+        elif is_allowed and is_quiet and reserve.left >= 1.0:
+            reserve = reserve._replace(left=reserve.left - 1.0)
+        else:
+            is_allowed = False
         if is_allowed:
-            own, everybody = own._replace(left=own.left - 1.0), everybody._replace(left=everybody.left - 1.0)
+            own = own._replace(left=own.left - 1.0)
         self._buckets[caller] = own
         self._buckets.move_to_end(caller)
         if len(self._buckets) > MOST_CALLERS:
             self._buckets.popitem(last=False)
-        self._everybody = everybody
+        self._everybody, self._reserve = everybody, reserve
         return is_allowed
 
     def log_refused(self, caller: Caller, why: str) -> None:

@@ -2,8 +2,9 @@
 
 Whoever reaches the port may be hostile. A connection carries one request; from accept to the end of its header, TLS
 handshake included, it has REQUEST_SECONDS, and its answer ANSWER_SECONDS. A caller (a user, an address) that opens too
-many is refused at accept, before anything is made for the connection. So many connections are kept, and no more: the
-next one takes the place of one of the caller with most connections: the oldest that has not asked anything yet.
+many is refused at accept, before anything is made for the connection. A TCP client on this node is known by its user,
+whatever address it comes from. So many connections are kept, and no more: the next one takes the place of one of the
+caller with most connections: the oldest that has not asked anything yet.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tornado.httputil import (
 )
 from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 
+from hangwatch.probes.network.local_client import LocalClients
 from hangwatch.web.connection_limits import Caller, ConnectionLimits, Rate, caller_at
 
 REQUEST_SECONDS = 5.0  # from accept to the end of the header
@@ -127,6 +129,16 @@ def peer_of(connection: socket.socket) -> Peer | None:
         return None
 
 
+def _has_ended(connection: socket.socket) -> bool:
+    """True if the client has closed its end without a byte of a request."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 class Listener(HTTPServerConnectionDelegate):
     """Serves `answer` on one socket, which `bind` or `bind_unix` opens.
 
@@ -155,6 +167,7 @@ class Listener(HTTPServerConnectionDelegate):
         self._answering: dict[IOStream, asyncio.TimerHandle] = {}
         self._callers: dict[IOStream, Caller] = {}
         self._limits = ConnectionLimits(name, rate)
+        self._local_clients = LocalClients()
         self._batch = max(1, min(ACCEPT_BATCH, self.max_connections // 4))
         self._accepted = 0
         self._accepted_since = 0.0
@@ -216,6 +229,7 @@ class Listener(HTTPServerConnectionDelegate):
         await self._stopping.wait()
         self._loop.remove_reader(self._socket)
         self._socket.close()
+        self._local_clients.close()
         for stream in (*self._waiting, *self._answering):
             stream.close()
         while self._waiting or self._answering:
@@ -234,8 +248,10 @@ class Listener(HTTPServerConnectionDelegate):
             except OSError as error:
                 self._pause(error)
                 return
-            peer = peer_of(connection)
-            caller = caller_at(address[0]) if connection.family != socket.AF_UNIX else peer.uid if peer else -1
+            caller = self._caller_of(connection, address)
+            if caller is None:
+                connection.close()
+                continue
             why = self._refusal(caller)
             if why is not None:
                 self._refuse(connection, caller, why)
@@ -244,6 +260,18 @@ class Listener(HTTPServerConnectionDelegate):
             opened += 1
             if opened == self._batch:
                 return
+
+    def _caller_of(self, connection: socket.socket, address: Any) -> Caller | None:
+        """Who has connected: a user of this node, else an address; None where nobody is there to read an answer."""
+        if connection.family == socket.AF_UNIX:
+            peer = peer_of(connection)
+            return peer.uid if peer else -1
+        if _has_ended(connection):
+            return None
+        client = self._local_clients.find(connection)
+        if client is None:
+            return caller_at(address[0])
+        return None if client.has_closed else client.uid
 
     def _has_to_wait(self) -> bool:
         """Count one accept; where there were too many, the next ones wait in the kernel's queue for a moment."""

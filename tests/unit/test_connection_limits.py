@@ -20,9 +20,21 @@ def test_caller_over_its_rate_is_refused_until_time_has_passed() -> None:
 def test_callers_without_number_are_bounded_together() -> None:
     limits = ConnectionLimits("one", Rate(at_once=100.0, per_second=2.0))
     allowed = sum(limits.begin(f"10.0.{number >> 8}.{number & 255}", 0.0) for number in range(2 * MOST_CALLERS))
-    assert allowed == 2000
+    assert allowed == 2000 + 500
     assert len(limits._buckets) == MOST_CALLERS
-    assert sum(limits.begin(number, 1.0) for number in range(MOST_CALLERS)) == 200
+    assert sum(limits.begin(number, 1.0) for number in range(MOST_CALLERS)) == 200 + 50
+
+
+@pytest.mark.parametrize("addresses", [5, 248, 2000])
+def test_caller_that_has_not_flooded_passes_beside_many_addresses_that_do(addresses: int) -> None:
+    limits = ConnectionLimits("one", Rate(at_once=500.0, per_second=50.0))
+    opened, scrapes = 0, []
+    for tick in range(40_000):  # 1,000 a second
+        number = tick % addresses
+        opened += limits.begin(f"10.0.{number >> 8}.{number & 255}", tick / 1000)
+        if tick % 15_000 == 9_000:
+            scrapes.append(limits.begin("10.9.9.9", tick / 1000))
+    assert scrapes == [True] * 3 and opened <= 2500 + 250 * 40
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0.0, 2.0)), max_size=200))

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO
@@ -31,9 +31,11 @@ from hangwatch.config import Http
 from hangwatch.formats.incident_file import Summary
 from hangwatch.model import Value
 from hangwatch.web import listener
+from hangwatch.web.connection_limits import Rate
 from hangwatch.web.http_server import PortTakenError, ServeError, Server
-from hangwatch.web.listener import MAX_HEADER_BYTES, REQUEST_SECONDS, Answer, Listener
+from hangwatch.web.listener import MAX_HEADER_BYTES, REQUEST_SECONDS, Answer, Listener, Request, text
 from tests.conftest import wait_for
+from tests.other_users import as_thread_of, needs_root
 
 
 class Status(Value, frozen=True):
@@ -525,6 +527,58 @@ sys.stdin.read()
 print(sum(os.times()[:2]))
 os._exit(0)
 """
+
+
+@contextmanager
+def listener_of_five_connections() -> Iterator[tuple[Listener, int]]:
+    """One that takes five connections of each caller; it is to be started."""
+
+    async def answer(_: Request) -> Answer:
+        return text(HTTPStatus.OK, "here")
+
+    one = Listener("one", answer, max_connections=64, rate=Rate(at_once=5.0, per_second=0.0))
+    port = one.bind("127.0.0.1", 0)
+    try:
+        yield one, port
+    finally:
+        one.stop()
+
+
+def connected_as(uid: int, address: str, port: int) -> socket.socket:
+    """A connection from this address by this user, which this thread is while it makes the socket."""
+    with as_thread_of(uid):
+        ours = socket.socket()
+    ours.settimeout(10)
+    ours.bind((address, 0))
+    ours.connect(("127.0.0.1", port))
+    return ours
+
+
+@needs_root
+@pytest.mark.parametrize("addresses", [["127.0.0.1"] * 8, [f"127.0.1.{number}" for number in range(2, 10)]])
+def test_user_that_floods_from_loopback_is_refused_and_no_other(addresses: list[str]) -> None:
+    request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    with listener_of_five_connections() as (one, port), ExitStack() as stack:
+        one.start()
+        answers = []
+        for address in addresses:
+            ours = stack.enter_context(connected_as(424242, address, port))
+            with suppress(ConnectionError):
+                ours.sendall(request)
+            answers.append(rest(ours)[:15])
+        assert answers == [b"HTTP/1.1 200 OK"] * 5 + [b""] * 3
+        assert sent(port, request).startswith(b"HTTP/1.1 200 OK"), "another user, from 127.0.0.1"
+
+
+def test_client_that_has_closed_before_it_is_accepted_costs_no_place() -> None:
+    request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    with listener_of_five_connections() as (one, port):
+        for what in (b"", request):
+            for _ in range(10):
+                with socket.create_connection(("127.0.0.1", port), timeout=10) as gone:
+                    gone.sendall(what)
+        one.start()
+        assert [sent(port, request)[:15] for _ in range(5)] == [b"HTTP/1.1 200 OK"] * 5
 
 
 def test_without_a_descriptor_it_waits_and_goes_on() -> None:

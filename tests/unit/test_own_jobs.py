@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import socket
@@ -29,10 +28,9 @@ from hangwatch.web.listener import Answer, Listener, Peer, Request, peer_of, tex
 from hangwatch.web.user_socket import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_USER, OwnJobs
 from tests import samples
 from tests.conftest import wait_for
-from tests.other_users import needs_root
+from tests.other_users import as_thread_of, needs_root
 
 UID = 1004
-SYS_SETRESUID = 117 if os.uname().machine == "x86_64" else 147
 
 
 def job(uid: int | None = UID, pid: int = 100) -> Job:
@@ -235,12 +233,8 @@ def open_folder() -> Iterator[Path]:
 
 def connected_as(uid: int, path: Path) -> socket.socket:
     """A connection of this user: SO_PEERCRED is who connects, and this thread is for a moment."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.syscall(SYS_SETRESUID, -1, uid, -1) == 0
-    try:
+    with as_thread_of(uid):
         return connected(path)
-    finally:
-        assert libc.syscall(SYS_SETRESUID, -1, 0, -1) == 0
 
 
 def test_everybody_may_connect_and_it_goes_with_the_daemon(tmp_path: Path) -> None:

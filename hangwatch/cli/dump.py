@@ -6,7 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.node_options import Reach, nodes_options, reach_of, topology_option
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
+from hangwatch.errors import TemporaryError, UserError
 from hangwatch.model import GpuSweep, Incident, Job, JobState, Verdict, called
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler
@@ -146,31 +147,33 @@ def _dump_here(options: DumpOptions) -> int:
     _refuse_unfit(options)
     settings, _ = settings_from(options.config_path)
     dumped: list[Incident] = []
-    missing: InputError | None = None
     with _sampled(settings) as gpus:
         taken = _Taken(options, settings, gpus)
         try:
             found = taken.jobs()
         except InputError as error:
-            found, missing = [], error
+            found = []
+            taken.refused.append(error)
         others = _of_others(found) if options.wanted is None and not options.pids else []
         found = [job for job in found if job not in others]
         for job in found:
             dumped.append(incident := taken.incident(job))
             _leave_or_show(options, incident, alone=len(found) == 1)
+    refused = taken.refused
     if not options.is_special:
-        further = _only_by_the_daemon(options.wanted, {job.key for job in found}, settings, options.rounds)
+        known = {job.key for job in found}
+        further = _only_by_the_daemon(options.wanted, known, settings, options.rounds, refused)
         for incident in further:
             _leave_or_show(options, incident, alone=len(found) + len(further) == 1)
         dumped += further
-    if missing is not None and not dumped:
-        raise missing
+    if refused and not dumped:
+        raise refused[-1]
     if options.as_json_form:
         form = _as_json(host.node_name(), dumped, grouped=options.grouped, with_stacks=options.with_stacks)
         click.echo(form, nl=False)
     elif options.directory is not None or len(dumped) > 1:
         print_jobs(dumped, with_message=options.directory is not None)
-    _tell(others, anything=bool(dumped))
+    _tell(others, refused, anything=bool(dumped))
     return 0 if dumped else 1
 
 
@@ -189,12 +192,13 @@ def _refuse_unfit(options: DumpOptions) -> None:
 
 
 class _Taken:
-    """What one dump of this node takes: its jobs, and the incident of each."""
+    """What one dump of this node takes: its jobs, the incident of each, and why some were `refused`."""
 
     def __init__(self, options: DumpOptions, settings: config.Settings, gpus: NvmlSampler) -> None:
         self._options, self._settings, self._gpus = options, settings, gpus
         self._node, self._activities = host.node_name(), activity.load(settings.activities.rules)
         self._sweep = gpus.wait_for_sweep(GPU_SECONDS)
+        self.refused: list[UserError | TemporaryError] = []
 
     def jobs(self) -> list[Job]:
         """The jobs that are asked for. Raises InputError."""
@@ -206,7 +210,9 @@ class _Taken:
     def incident(self, job: Job) -> Incident:
         """The incident of one job: the daemon's, where the kernel keeps this user from its own job's stacks."""
         options = self._options
-        by_daemon = None if options.is_special else _asked_of_the_daemon(job, self._settings, options.rounds)
+        by_daemon = (
+            None if options.is_special else _asked_of_the_daemon(job, self._settings, options.rounds, self.refused)
+        )
         if by_daemon is not None:
             return by_daemon
         may_add_round = options.rounds is None
@@ -257,8 +263,8 @@ def _of_others(found: Sequence[Job]) -> list[Job]:
     return [job for job in closed if job.uid != os.geteuid()]
 
 
-def _tell(others: Sequence[Job], *, anything: bool) -> None:
-    """Whose jobs were left out, or that there is none."""
+def _tell(others: Sequence[Job], refused: Sequence[Exception], *, anything: bool) -> None:
+    """Whose jobs were left out, or that there is none. Raises TemporaryError where a job was refused for now."""
     if others:
         owners = sorted({job.owner for job in others})
         whose = ", ".join(owners[:MOST_OWNERS]) + (" and more" if len(owners) > MOST_OWNERS else "")
@@ -266,10 +272,18 @@ def _tell(others: Sequence[Job], *, anything: bool) -> None:
         click.echo(f"left out: {jobs} of others, whose stacks this user may not read: {whose}\n  {SEE_ALL}", err=True)
     elif not anything:
         click.echo(NO_JOB, err=True)
+    for error in refused:
+        if isinstance(error, TemporaryError):
+            raise error
 
 
-def _asked_of_the_daemon(job: Job, settings: config.Settings, rounds: int | None) -> Incident | None:
-    """The own job as the daemon of this node sees it, where the kernel keeps us from its stacks; else None."""
+def _asked_of_the_daemon(
+    job: Job, settings: config.Settings, rounds: int | None, refused: list[UserError | TemporaryError]
+) -> Incident | None:
+    """The own job as the daemon of this node sees it, where the kernel keeps us from its stacks; else None.
+
+    What the daemon refuses for now goes to `refused`.
+    """
     if os.geteuid() == 0:
         return None
     from hangwatch.cli import user_socket_client
@@ -281,6 +295,8 @@ def _asked_of_the_daemon(job: Job, settings: config.Settings, rounds: int | None
         try:
             return user_socket_client.dump(settings, f"pid={ranks[0]}", rounds)
         except user_socket_client.SocketError as error:
+            if isinstance(error, user_socket_client.BusyError):
+                refused.append(error)
             why = f"its socket does it for your own jobs, but {error}"
     else:
         why = f"they are not yours: {job.owner}"
@@ -289,19 +305,31 @@ def _asked_of_the_daemon(job: Job, settings: config.Settings, rounds: int | None
 
 
 def _only_by_the_daemon(
-    wanted: str | None, known: Collection[str], settings: config.Settings, rounds: int | None
+    wanted: str | None,
+    known: Collection[str],
+    settings: config.Settings,
+    rounds: int | None,
+    refused: list[UserError | TemporaryError],
 ) -> list[Incident]:
-    """The own jobs that only the daemon finds: this user may not even read the environment of their ranks."""
+    """The own jobs that only the daemon finds: this user may not even read the environment of their ranks.
+
+    What it refuses for now goes to `refused`.
+    """
     if os.geteuid() == 0:
         return []
     from hangwatch.cli import user_socket_client
 
-    with suppress(user_socket_client.SocketError):
+    dumped: list[Incident] = []
+    try:
         named = [job for job in user_socket_client.jobs(settings) if wanted in (None, job.job_id, job.job_key)]
-        return [
-            user_socket_client.dump(settings, f"job={job.job_key}", rounds) for job in named if job.job_key not in known
-        ]
-    return []
+        for job in named:
+            if job.job_key not in known:
+                dumped.append(user_socket_client.dump(settings, f"job={job.job_key}", rounds))
+    except user_socket_client.BusyError as error:
+        refused.append(error)
+    except user_socket_client.SocketError:
+        pass
+    return dumped
 
 
 def _leave_or_show(options: DumpOptions, incident: Incident, *, alone: bool) -> None:

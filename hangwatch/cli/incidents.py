@@ -92,7 +92,7 @@ class _Place:
         return user_socket_client.incident(path, found.folder) if found is not None else None
 
     def _asked(self, ask: Callable[[], T]) -> T | None:
-        """What the daemon answers; root reads the files themselves."""
+        """What the daemon answers; root reads the files themselves. Raises TemporaryError."""
         if os.geteuid() == 0:
             return None
         from hangwatch.cli import user_socket_client
@@ -100,6 +100,8 @@ class _Place:
         self._daemon = f"the daemon behind {self.settings.socket.path} lists none of your jobs, either"
         try:
             return ask()
+        except user_socket_client.BusyError:
+            raise
         except user_socket_client.SocketError as error:
             self._daemon = f"the daemon could not be asked: {error}"
             return None

@@ -13,7 +13,7 @@ import msgspec
 
 from hangwatch import config
 from hangwatch.cli.incident_sources import client_of
-from hangwatch.cli.usage_errors import InputError
+from hangwatch.cli.usage_errors import InputError, MachineError
 from hangwatch.fleet.http_client import WebClient
 from hangwatch.formats import decoding, yaml_file
 from hangwatch.state.status import Status
@@ -23,9 +23,10 @@ STATUS_MOST_BYTES = 64 << 20
 
 
 def answer_of(settings: config.Settings, source: str, url: str | None, http_config: Path | None) -> Any:
-    """The answer of /status; over the daemon's socket, with the own jobs, where the port refuses us. Raises InputError.
+    """The answer of /status; over the daemon's socket, with the own jobs, where the port refuses us.
 
-    `source` is where the settings come from. Who says where to ask, or who he is, is taken at his word.
+    Raises InputError, and MachineError where the socket refuses for now. `source` is where the settings come
+    from. Who says where to ask, or who he is, is taken at his word.
     """
     base = url or _local_url(settings.http)
     try:
@@ -35,13 +36,15 @@ def answer_of(settings: config.Settings, source: str, url: str | None, http_conf
             raise
         from hangwatch.cli import user_socket_client
 
+        kind: type[Exception]
         try:
             return decoding.plain(user_socket_client.ask(settings.socket.path, "/status"))
         except user_socket_client.SocketError as refused:
             why = str(refused)
+            kind = MachineError if isinstance(refused, user_socket_client.BusyError) else InputError
         except (ValueError, RecursionError):
-            why = f"{settings.socket.path}: what answers is no hangwatch"
-        raise InputError(
+            why, kind = f"{settings.socket.path}: what answers is no hangwatch", InputError
+        raise kind(
             f"{error}\n"
             f"  nor over its socket: {why}\n"
             f"  where to ask stands in {source} ([http], [socket]); --config FILE or --url names another place"

@@ -17,11 +17,12 @@ from urllib.parse import quote
 import msgspec
 
 from hangwatch import config
+from hangwatch.errors import TemporaryError
 from hangwatch.formats import decoding, incident_file
 from hangwatch.model import Incident, JobName, JobState
 from hangwatch.probes.process import dump_permissions, procfs
 from hangwatch.state.status import Status
-from hangwatch.web.listener import peer_of
+from hangwatch.web.listener import AGAIN_SECONDS, peer_of
 from hangwatch.web.user_socket import MOST_ROUNDS
 
 MOST_BYTES = 64 << 20
@@ -29,10 +30,15 @@ SERVICE_USER = "hangwatch"
 SHORT_SECONDS = 5.0
 MARGIN_SECONDS = 60.0
 _PIECE_BYTES = 1 << 16
+_BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 class SocketError(Exception):
     """No answer over the socket: there is none, it is not the daemon's, or it refuses; the message says which."""
+
+
+class BusyError(SocketError, TemporaryError):
+    """The daemon refuses for now: its places, or those of this user, are taken."""
 
 
 def may_not_read(pids: list[int]) -> bool:
@@ -85,7 +91,7 @@ def incident(path: str, name: str) -> Incident:
 
 
 def ask(path: str, what: str, deadline_seconds: float = SHORT_SECONDS) -> bytes:
-    """The answer to a question, of `MOST_BYTES` at most. Raises SocketError."""
+    """The answer to a question, of `MOST_BYTES` at most. Raises SocketError; BusyError where it is refused for now."""
     if not path:
         raise SocketError('[socket] path = "": there is none')
     end = time.monotonic() + deadline_seconds
@@ -101,10 +107,13 @@ def ask(path: str, what: str, deadline_seconds: float = SHORT_SECONDS) -> bytes:
                 if len(content) > MOST_BYTES or left <= 0:
                     raise SocketError(f"{path}: its answer is longer than {MOST_BYTES >> 20} MiB, or does not end")
                 ours.settimeout(left)
+    except (http.client.RemoteDisconnected, ConnectionResetError, TimeoutError) as error:
+        raise BusyError(f"{path}: the daemon has not answered: {error}; try again in {AGAIN_SECONDS} s") from None
     except (OSError, http.client.HTTPException) as error:
         raise SocketError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if answer.status != HTTPStatus.OK:
-        raise SocketError(f"the daemon says: {content[:500].decode('utf-8', 'replace').strip()}")
+        kind = BusyError if answer.status in _BUSY else SocketError
+        raise kind(f"the daemon says: {content[:500].decode('utf-8', 'replace').strip()}")
     return content
 
 

@@ -48,6 +48,7 @@ ACCEPT_BATCH = 32  # connections taken before those that are here have their tur
 REFUSED_BATCH = 32
 ACCEPTS_PER_SECOND = 4000  # refused ones included
 ACCEPTS_SECONDS = 0.05  # over which they are counted
+AGAIN_SECONDS = 10
 RATE_OF_ADDRESS = Rate(at_once=500.0, per_second=50.0)
 ACCEPT_PAUSE_SECONDS = 0.5  # when the process or the machine has no descriptor left
 SHARE_OF_FDS = 4  # a listener keeps at most this part of what the process may open: 1/4
@@ -291,14 +292,14 @@ class Listener(HTTPServerConnectionDelegate):
         """Why a connection of this caller is not taken; None where it is, and there is room for it."""
         assert self._loop is not None
         if not self._limits.begin(caller, self._loop.time()):
-            return "too many within a minute"
+            return f"too many within a minute; try again in {AGAIN_SECONDS} s"
         for stream in [stream for stream in self._callers if stream.closed()]:
             self._forget(stream)  # its coroutine has not seen the end yet
         if self._max_of_user and not self._has_room_of(caller, self._max_of_user):
             return f"{self._max_of_user} of them are being answered"
         while len(self._waiting) + len(self._answering) >= self.max_connections:
             if not self._close_for(caller):
-                return f"all {self.max_connections} places are taken"
+                return f"all {self.max_connections} places are taken; try again in {AGAIN_SECONDS} s"
         return None
 
     def _refuse(self, connection: socket.socket, caller: Caller, why: str) -> None:

@@ -15,7 +15,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from hangwatch import config
 from hangwatch.formats import incident_file
 from hangwatch.model import Job, JobState
-from hangwatch.schedule import MINUTE_SECONDS, Pace
+from hangwatch.schedule import MINUTE_SECONDS, Pace, Turns
 from hangwatch.state import status
 from hangwatch.state.board import Board, Snapshot
 from hangwatch.store import Store, overflow_uid
@@ -36,12 +36,15 @@ from hangwatch.web.connection_limits import Rate
 from hangwatch.web.incident_pages import JSON, IncidentPages
 from hangwatch.web.listener import Answer, Listener, Request, text
 
-MAX_CONNECTIONS = 16
+MAX_CONNECTIONS = 128  # they are small; what answers take is bounded by [socket] per_minute
 MAX_CONNECTIONS_OF_USER = 2
 REQUESTS_PER_MINUTE, REQUESTS_PER_MINUTE_OF_USER = 1200, 120
 DUMP_THREADS = 2
+MOST_WAITING_DUMPS = 64  # under way and waiting: a dump takes some seconds
+AGAIN_SECONDS = 30  # of a user whose dump had no turn
 MOST_DUMP_BYTES = 16 << 20
 MOST_ROUNDS = 3
+SENDING_SECONDS = 2.0  # before a connection is closed, to say why
 MARGIN_SECONDS = 30.0  # over the deadlines of a capture: scans, and the wait for a thread
 UNKNOWN = text(
     HTTPStatus.FORBIDDEN,
@@ -58,6 +61,15 @@ class _Which(NamedTuple):
 
     pid: str
     job: str
+
+
+class _Dump(NamedTuple):
+    """A dump that waits for its turn."""
+
+    uid: int
+    which: _Which
+    rounds: int | None
+    answer: Future[Answer]
 
 
 class OwnJobs:
@@ -84,6 +96,7 @@ class OwnJobs:
         self._pace = Pace(wanted.per_minute, wanted.per_minute_of_owner, clock, is_shared_out=True)
         self._requests = Pace(REQUESTS_PER_MINUTE, REQUESTS_PER_MINUTE_OF_USER, clock, is_shared_out=True)
         self._dumping: set[int] = set()
+        self._turns: Turns[_Dump] = Turns(1)
         self._dumps = ThreadPoolExecutor(DUMP_THREADS, "own-dumps")
         self._reading = ThreadPoolExecutor(1, "own-reading")
         self._listener: Listener | None = None
@@ -159,13 +172,31 @@ class OwnJobs:
             return text(HTTPStatus.TOO_MANY_REQUESTS, "a dump of yours is under way")
         if too_many := self._pace.begin(str(uid)):
             return text(HTTPStatus.TOO_MANY_REQUESTS, f"more dumps within a minute than [socket] {too_many} allows")
+        if len(self._dumping) >= MOST_WAITING_DUMPS:
+            return _refused_for_now(f"all {MOST_WAITING_DUMPS} places for dumps are taken")
         self._dumping.add(uid)
+        wanted = _Dump(uid, which, None if rounds is None else int(rounds), Future())
+        wanted.answer.add_done_callback(lambda _: self._dumping.discard(uid))
+        self._turns.add(str(uid), wanted)
+        self._dumps.submit(self._dump_in_turn)
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._dumps, self._dump, uid, which, None if rounds is None else int(rounds)
-            )
+            return await asyncio.wait_for(asyncio.wrap_future(wanted.answer), self._making_seconds - SENDING_SECONDS)
+        except asyncio.TimeoutError:
+            return _refused_for_now("your dump had no turn: dumps of other users were before it")
+
+    def _dump_in_turn(self) -> None:
+        """The dump of the user who was served longest ago, so that a newcomer does not wait for all who ask again."""
+        turn = self._turns.take()
+        if turn is None:
+            return
+        wanted = turn.wanted
+        try:
+            if wanted.answer.set_running_or_notify_cancel():
+                wanted.answer.set_result(self._dump(wanted.uid, wanted.which, wanted.rounds))
+        except Exception as error:
+            wanted.answer.set_exception(error)
         finally:
-            self._dumping.discard(uid)
+            self._turns.end(turn)  # a user has one at most, and each has a call in the pool
 
     def _dump(self, uid: int, which: _Which, rounds: int | None) -> Answer:
         """The incident that `hangwatch dump` would make: looked for before and after, since a process can become
@@ -186,6 +217,10 @@ class OwnJobs:
         if len(content) > MOST_DUMP_BYTES:
             return text(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {MOST_DUMP_BYTES >> 20} MiB of stacks")
         return Answer(HTTPStatus.OK, JSON, content)
+
+
+def _refused_for_now(why: str) -> Answer:
+    return text(HTTPStatus.SERVICE_UNAVAILABLE, f"dumps are refused: {why}; try again in {AGAIN_SECONDS} s")
 
 
 def _own_job(snapshot: Snapshot, uid: int, which: _Which) -> Job | None:

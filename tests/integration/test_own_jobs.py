@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from hangwatch.cli import user_socket_client
 from hangwatch.cli.user_socket_client import SocketError
 from hangwatch.probes.process import procfs
 from hangwatch.store import Store
+from hangwatch.web.listener import Answer, Listener, Request, text
 from tests import samples
 from tests.conftest import wait_for
 from tests.integration import targets
@@ -169,6 +171,26 @@ def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> No
     finally:
         rank.kill()
         rank.wait()
+
+
+@pytest.mark.parametrize("command", [["dump", "--job", "job-of-nobody"], ["status"], ["incidents"]])
+def test_command_that_the_daemon_refuses_for_now_says_so_and_exits_with_75(node: Node, command: list[str]) -> None:
+    said = "connections are refused: all 128 places are taken; try again in 10 s"
+
+    async def answer(_: Request) -> Answer:
+        return text(HTTPStatus.TOO_MANY_REQUESTS, said)
+
+    busy = Listener("busy", answer, max_connections=16)
+    path = node.socket.with_name("busy")
+    busy.bind_unix(str(path))
+    busy.start()
+    try:
+        done = node._replace(socket=path).hangwatch(OWNER, *command)
+    finally:
+        busy.stop()
+        path.unlink()
+    assert done.returncode == 75 and f"the daemon says: {said}" in done.stderr
+    assert "no such job" not in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_user_reads_his_incidents_and_status_also_where_files_and_port_refuse_him(node: Node) -> None:

@@ -22,10 +22,10 @@ from hangwatch.model import Job, ProcessId, Rank
 from hangwatch.state.board import Board, JobEntry
 from hangwatch.store import Store
 from hangwatch.verdict.diagnosis import Diagnosis
-from hangwatch.web import listener
+from hangwatch.web import listener, user_socket
 from hangwatch.web.incident_pages import JSON
 from hangwatch.web.listener import Answer, Listener, Peer, Request, peer_of, text
-from hangwatch.web.user_socket import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_USER, OwnJobs
+from hangwatch.web.user_socket import MAX_CONNECTIONS_OF_USER, OwnJobs
 from tests import samples
 from tests.conftest import wait_for
 from tests.other_users import as_thread_of, needs_root
@@ -165,6 +165,63 @@ def test_one_dump_of_a_user_at_a_time_and_so_many_in_a_minute(tmp_path: Path) ->
     assert desk.asked("/dump?pid=100").status == 503
 
 
+def test_dump_of_a_newcomer_goes_before_one_of_a_user_who_was_served(tmp_path: Path) -> None:
+    begun, go_on = {uid: threading.Event() for uid in (1, 2)}, {uid: threading.Event() for uid in (1, 2)}
+    looked: list[int | None] = []
+
+    def look(found: Job, rounds: int | None) -> Diagnosis | None:
+        looked.append(found.uid)
+        if found.uid in begun:
+            begun[found.uid].set()
+            go_on[found.uid].wait(60)
+        return look_at(found, rounds)
+
+    desk = Desk(tmp_path, *(job(uid, 100 + uid) for uid in range(1, 5)), look=look)
+
+    async def dumps() -> list[int]:
+        async def dump(uid: int) -> Answer:
+            return await desk.own_jobs.answer(desk.request(f"/dump?pid={100 + uid}", uid))
+
+        answers = [await dump(4)]
+        under_way = [asyncio.create_task(dump(uid)) for uid in begun]
+        for event in begun.values():
+            assert await asyncio.to_thread(event.wait, 60)
+        waiting = [asyncio.create_task(dump(uid)) for uid in (4, 3)]
+        await asyncio.sleep(0)  # both have asked
+        go_on[1].set()
+        answers += await asyncio.gather(*waiting)
+        go_on[2].set()
+        return [answer.status for answer in (*answers, *await asyncio.gather(*under_way))]
+
+    assert asyncio.run(dumps()) == [200] * 5
+    assert looked[-2:] == [3, 4]
+
+
+def test_dump_without_a_turn_is_refused_in_time_and_says_when_to_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def look(found: Job, rounds: int | None) -> Diagnosis | None:
+        go_on.wait(60)
+        return look_at(found, rounds)
+
+    monkeypatch.setattr(user_socket, "MARGIN_SECONDS", user_socket.SENDING_SECONDS + 0.5)
+    monkeypatch.setattr(config.Settings, "capture_seconds", property(lambda _: 0.0))
+    desk = Desk(tmp_path, *(job(uid, 100 + uid) for uid in range(1, 4)), look=look)
+
+    async def dumps() -> list[Answer]:
+        asked = [desk.own_jobs.answer(desk.request(f"/dump?pid={100 + uid}", uid)) for uid in range(1, 4)]
+        return await asyncio.gather(*asked)
+
+    answers = asyncio.run(dumps())
+    go_on.set()
+    assert [answer.status for answer in answers] == [503] * 3
+    assert answers[2].body == (
+        b"dumps are refused: your dump had no turn: dumps of other users were before it; try again in 30 s\n"
+    )
+
+
 def test_questions_are_bounded_for_each_user(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     answers = [desk.asked("/status").status for _ in range(130)]
@@ -274,7 +331,7 @@ def test_newcomer_between_idle_connections_of_many_users_is_answered(open_folder
     async def answer(_: Request) -> Answer:
         return text(HTTPStatus.OK, "here")
 
-    one = Listener("one", answer, max_connections=MAX_CONNECTIONS, max_of_user=MAX_CONNECTIONS_OF_USER)
+    one = Listener("one", answer, max_connections=16, max_of_user=MAX_CONNECTIONS_OF_USER)
     path = open_folder / "socket"
     one.bind_unix(str(path))
     with contextlib.ExitStack() as stack:
@@ -293,6 +350,7 @@ def test_user_with_most_connections_gives_a_place_to_a_newcomer(
     open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "REQUEST_SECONDS", 600.0)
+    monkeypatch.setattr(user_socket, "MAX_CONNECTIONS", 16)
     with served(open_folder) as (_, path), contextlib.ExitStack() as stack:
         singles = [stack.enter_context(connected_as(uid, path)) for uid in range(2000, 2008)]
         pairs = [stack.enter_context(connected_as(uid, path)) for uid in range(3000, 3004) for _ in range(2)]
@@ -301,6 +359,29 @@ def test_user_with_most_connections_gives_a_place_to_a_newcomer(
         assert pairs[0].recv(1) == b"", "the oldest of those who have two"
         for one in singles:
             assert asked_by(one, "/status").startswith(b"HTTP/1.1 200 OK")
+
+
+@needs_root
+def test_newcomer_beside_dumps_of_many_users_is_answered(open_folder: Path) -> None:
+    go_on = threading.Event()
+
+    def look(found: Job, rounds: int | None) -> Diagnosis | None:
+        go_on.wait(60)
+        return look_at(found, rounds)
+
+    users = range(2000, 2018)
+    with served(open_folder, look=look) as (desk, path), contextlib.ExitStack() as stack:
+        desk.put(*(job(uid, uid) for uid in (*users, 4000)))
+        dumps = [stack.enter_context(connected_as(uid, path)) for uid in users]
+        for uid, one in zip(users, dumps, strict=True):
+            one.sendall(f"GET /dump?pid={uid} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        with connected_as(4000, path) as newcomer:
+            assert asked_by(newcomer, "/status").startswith(b"HTTP/1.1 200 OK")
+        go_on.set()
+        with connected_as(4000, path) as newcomer:
+            assert asked_by(newcomer, "/dump?pid=4000").startswith(b"HTTP/1.1 200 OK")
+        for one in dumps:
+            assert one.recv(1 << 10).startswith(b"HTTP/1.1 200 OK")
 
 
 @needs_root
@@ -316,7 +397,7 @@ def test_user_over_its_limit_is_refused_at_accept_and_logged_once(
         with connected_as(2001, path) as other:
             assert asked_by(other, "/status").startswith(b"HTTP/1.1 200 OK")
     (said,) = [message for message in caplog.messages if "refused" in message]
-    assert said == "own-jobs: connections of user 2000 are refused: too many within a minute"
+    assert said == "own-jobs: connections of user 2000 are refused: too many within a minute; try again in 10 s"
 
 
 def test_third_connection_of_a_user_ends_no_dump_of_his(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from hangwatch.probes.node import daemon_heap
 from hangwatch.probes.process import pyspy
 from hangwatch.schedule import CAPTURES_PER_OWNER, Turns
 from hangwatch.state import steps
-from hangwatch.state.board import HANDOVER, Snapshot
+from hangwatch.state.board import Snapshot
 from hangwatch.state.incident_timeline import CAPTURES_KEPT
 from hangwatch.verdict import second_round
 from hangwatch.verdict.diagnosis import Diagnosis
@@ -82,7 +82,7 @@ class Looking:
             if wanted.is_glance:
                 self._glanced(job.key, steps.motion_count(look.grouping))
                 return
-            with common.board.running(HANDOVER, common.clock()):
+            with common.handovers.running(job.name.in_log, "the scan after its capture"):
                 self._scan(common.clock())  # a job that ended while it was looked at has ended, and is not hung
                 common.do(common.board.change(steps.captured, look, now=common.clock(), settings=settings))
             log.info("%s: %s", job.name.in_log, look.verdict.message)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,34 @@ from hangwatch.schedule import Beats
 from hangwatch.stacks.activity import Table
 from hangwatch.state.board import Board
 from hangwatch.state.steps import Action
+
+
+class Handovers:
+    """What is found out of jobs and not handed to the store yet, each with the job's name; the end waits for it."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[str, str]] = []
+
+    def begin(self, job: str, step: str) -> None:
+        """An incident of this job may come of this step."""
+        self._open.append((job, step))
+
+    def end(self, job: str, step: str) -> None:
+        """It has come, or none has."""
+        self._open.remove((job, step))
+
+    @contextmanager
+    def running(self, job: str, step: str) -> Iterator[None]:
+        """Both around a block."""
+        self.begin(job, step)
+        try:
+            yield
+        finally:
+            self.end(job, step)
+
+    def open_steps(self) -> tuple[tuple[str, str], ...]:
+        """The job and the step of each that has not ended."""
+        return tuple(self._open)
 
 
 class Common(NamedTuple):
@@ -31,3 +60,4 @@ class Common(NamedTuple):
     stop: threading.Event
     do: Callable[[Iterable[Action]], None]
     clock: Callable[[], float]
+    handovers: Handovers

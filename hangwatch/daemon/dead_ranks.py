@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 from hangwatch import crash, words
@@ -15,6 +16,7 @@ from hangwatch.state import steps
 log = logging.getLogger(__package__)  # one name for all parts: people filter by it
 
 MOST_DEAD_JOBS = 16  # of one owner, that wait for being read
+_STEP = "the reading of what its dead ranks left"
 
 
 class DeadRanks:
@@ -28,21 +30,37 @@ class DeadRanks:
         """Let a job whose ranks are gone wait for being read; of an owner with too many the job is left out."""
         if not self._common.settings.crashes.read:
             return
+        self._common.handovers.begin(job.name.in_log, _STEP)
         if self._turns.add(job.share, job, MOST_DEAD_JOBS):
             self._common.beats.once("remains", self._in_turn)
         else:
+            self._common.handovers.end(job.name.in_log, _STEP)
             self._leave_out(job)
 
+    def read_last(self) -> None:
+        """Begin to read what still waits, in a thread: the beats have ended, and the end waits for `handovers`."""
+        threading.Thread(target=self._in_turn, name="last dead ranks", daemon=True).start()
+
     def _in_turn(self) -> None:
-        """The dead ranks whose owner's turn it is: his file system may give no answer, and keeps one thread at most."""
+        """The dead ranks whose owner's turn it is: his file system may give no answer, and keeps one thread at most.
+
+        All of them where the daemon is ending: no beat comes any more.
+        """
+        while self._read_next() and self._common.stop.is_set():
+            pass
+
+    def _read_next(self) -> bool:
+        """Read those of one job; False where none waits whose owner may have another one."""
         turn = self._turns.take()
-        if turn is None or self._common.stop.is_set():
-            return
+        if turn is None:
+            return False
         try:
             self._read(turn.wanted)
         finally:
-            if self._turns.end(turn):
+            self._common.handovers.end(turn.wanted.name.in_log, _STEP)
+            if self._turns.end(turn) and not self._common.stop.is_set():
                 self._common.beats.once("remains", self._in_turn)
+        return True
 
     def _leave_out(self, job: Job) -> None:
         """Say that a job is left out: a user's jobs that end by the hundred must not fill the memory, nor the log."""

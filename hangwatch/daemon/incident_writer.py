@@ -20,7 +20,7 @@ from hangwatch.model import ENDED_STATES, Incident, JobState, ProcessId
 from hangwatch.probes.process import procfs
 from hangwatch.report.folder import folder_files
 from hangwatch.state import steps
-from hangwatch.state.board import HANDOVER, Snapshot, extend
+from hangwatch.state.board import Snapshot, extend
 from hangwatch.state.steps import SaveIncident
 from hangwatch.store import Store, StoreTakenError
 
@@ -96,12 +96,15 @@ class Keeping:
         for incident in given_up.values():
             where = f"incident {incident.incident_id} is given up, not on disk as it was last"
             log.error("%s: %s: %s", incident.job.name.in_log, where, why)
+        for job, step in self._common.handovers.open_steps():
+            log.error("%s: what may be an incident is given up: %s did not end within %g s", job, step, seconds)
 
     def _write_last(self, ends: float) -> None:
-        """Write what is pending, and what looks that were judged before the end are about to hand over."""
+        """Write what is pending, and what captures and reads that began before the end are about to hand over."""
         self._write_pending()
-        while self._board.snapshot.running.get(HANDOVER) and time.monotonic() < ends:
+        while self._common.handovers.open_steps() and time.monotonic() < ends:
             time.sleep(_POLL_SECONDS)
+            self._write_pending()
         self._write_pending()
 
     def _write_pending(self) -> None:

@@ -20,7 +20,7 @@ from hangwatch.capture.job_scan import JobScan
 from hangwatch.checks.framework.contract import Settings as CheckSettings
 from hangwatch.config import Settings
 from hangwatch.daemon.captures import Looking
-from hangwatch.daemon.context import Common
+from hangwatch.daemon.context import Common, Handovers
 from hangwatch.daemon.dead_ranks import DeadRanks
 from hangwatch.daemon.incident_writer import Keeping
 from hangwatch.daemon.node_checks import Checking
@@ -104,6 +104,7 @@ class Daemon:
             stop=self._stop,
             do=self._do,
             clock=clock,
+            handovers=Handovers(),
         )
         self._checking = Checking(common, check_settings or {})
         self._keeping = Keeping(common, self.store)
@@ -251,6 +252,7 @@ class Daemon:
         self._stop.set()
         self._notifier.stopping()
         self._beats.stop()
+        self._dead_ranks.read_last()
         self._keeping.finish()
         self._own_jobs.stop()
         if self._server is not None:

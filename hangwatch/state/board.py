@@ -36,7 +36,6 @@ from hangwatch.model import (
 P = ParamSpec("P")
 T = TypeVar("T")
 
-HANDOVER = "handover"  # in `Snapshot.running`: a look is judged, and its incident is not on the board yet
 DUMP_BUCKETS_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 HISTORY_SECONDS = 900.0
 SERIES_POINTS = 450

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from hangwatch import config
-from hangwatch.daemon.context import Common
+from hangwatch.daemon.context import Common, Handovers
 from hangwatch.daemon.incident_writer import Keeping
 from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.formats import incident_file
@@ -24,9 +26,12 @@ from hangwatch.state.board import Board
 from hangwatch.state.steps import SaveIncident
 from hangwatch.store import Store
 from tests import samples
+from tests.conftest import wait_for
 from tests.dead_mount import dead_mount
+from tests.integration.test_secrets_in_exceptions import DyingRank
 from tests.other_users import needs_root
 from tests.soak import sigterms_at_writes as sigterms
+from tests.watched import RealDaemon
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -41,7 +46,7 @@ def test_sigterm_while_an_incident_is_written_keeps_it(fake_nvml_library: Path, 
 
 
 @contextmanager
-def keeping_in(folder: Path) -> Iterator[Keeping]:
+def keeping_in(folder: Path) -> Iterator[tuple[Common, Keeping]]:
     """The incidents of a daemon whose beats have ended, with a store that works."""
     kept = Store(folder)
     kept.make_writable()
@@ -58,23 +63,72 @@ def keeping_in(folder: Path) -> Iterator[Keeping]:
         stop=threading.Event(),
         do=lambda _: None,
         clock=time.monotonic,
+        handovers=Handovers(),
     )
-    yield Keeping(common, kept)
+    yield common, Keeping(common, kept)
 
 
 def test_incident_that_waits_for_its_turn_is_written_at_the_end(tmp_path: Path) -> None:
-    with keeping_in(tmp_path) as keeping:
+    with keeping_in(tmp_path) as (_, keeping):
         keeping.save(SaveIncident(incident=samples.loader_hang(), is_watched=False))
         keeping.finish()
     (folder,) = Store(tmp_path).incidents.iterdir()
     assert incident_file.load(folder).incident_id == samples.loader_hang().incident_id
 
 
+def test_hang_that_is_handed_over_late_is_written_or_given_up_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on, begun = threading.Event(), threading.Event()
+    incident = samples.loader_hang()
+
+    with keeping_in(tmp_path) as (common, keeping):
+
+        def hand_over() -> None:
+            with common.handovers.running(incident.job.name.in_log, "the scan after its capture"):
+                begun.set()
+                go_on.wait(60)
+                keeping.save(SaveIncident(incident=incident, is_watched=False))
+
+        capture = threading.Thread(target=hand_over)
+        capture.start()
+        assert begun.wait(60)
+        keeping.finish(0.2)
+        (said,) = caplog.messages
+        assert incident.job.name.in_log in said and "given up: the scan after its capture did not end" in said
+        threading.Timer(0.3, go_on.set).start()
+        keeping.finish(60.0)
+        capture.join(60)
+    (folder,) = Store(tmp_path).incidents.iterdir()
+    assert incident_file.load(folder).incident_id == incident.incident_id
+    assert len(caplog.messages) == 1
+
+
+def test_sigterm_while_crashes_are_read_keeps_them(tmp_path: Path) -> None:
+    with RealDaemon(tmp_path / "hw", {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}) as daemon, ExitStack() as stack:
+        ranks = [DyingRank(tmp_path, f"r{number}") for number in range(2)]
+        for rank in ranks:
+            stack.callback(rank.end)
+        for rank in ranks:
+            wait_for(lambda job=rank.job_id: daemon.samples("hangwatch_job_ranks", job_id=job), rank.job_id, 200)
+        for rank in ranks:
+            rank.die_of("bad shard")
+        for rank in ranks:
+            wait_for(lambda job=rank.job_id: daemon.job_state(job) == "ended", f"{rank.job_id} to end", 60)
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(60) == 0
+        log = daemon.log
+    kept = [path.parent.name for path in (daemon.state / "incidents").glob("*/incident.json")]
+    for rank in ranks:
+        given_up = f"job {rank.job_id} " in log and "is given up: the reading of what its dead ranks left" in log
+        assert any(rank.job_id in name for name in kept) or given_up, log
+
+
 @needs_root
 def test_incident_that_the_disk_does_not_take_is_given_up_in_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with keeping_in(tmp_path) as keeping, dead_mount(tmp_path / "incidents"):
+    with keeping_in(tmp_path) as (_, keeping), dead_mount(tmp_path / "incidents"):
         keeping.save(SaveIncident(incident=samples.loader_hang(), is_watched=False))
         began = time.monotonic()
         keeping.finish(0.5)

@@ -49,7 +49,6 @@ log = logging.getLogger(__package__)
 ORDER_FILE = "order"
 OWNER_FILE = "owner"
 CRASH_FILE = "crash"
-MARKER_REPLACED_SECONDS = 3600.0
 MOST_LEFT_OPEN = 256
 MOST_LEFT_OPEN_BYTES = 16 << 20  # eight ranks take half of one MiB
 _USUAL = config.Store()
@@ -155,8 +154,8 @@ class Store:
 
         A new folder appears whole or not at all. In one that exists each file is replaced by rename, and files under
         `dumps/`, which never change, stay as they are. Where a marker stands, incident.json comes last, and the marker
-        goes, with those that the same job got up to an hour before. Raises StoreError (disk full, not writable): what
-        was stored before is untouched.
+        goes; another one of the same job may be all that is left of an earlier hang, and stays. Raises StoreError (disk full, not
+        writable): what was stored before is untouched.
         """
         content = {
             INCIDENT_FILE: incident_file.encode(incident),
@@ -179,7 +178,6 @@ class Store:
                 self._create(incidents, name, incident, content)
             if is_marked:
                 durable.discard(incidents, name, MARKER_FILE)
-                self._remove_replaced(incident)
         return folder
 
     def _create(self, incidents: int, name: str, incident: Incident, content: Mapping[str, bytes]) -> None:
@@ -190,22 +188,6 @@ class Store:
             whole[CRASH_FILE] = _bytes(incident.job.share or incident.job.owner)
         durable.create(incidents, name, whole, self._sharing.owner_and_group(incident.job.uid))
         self._sharing.enlist(name, incident.job.uid)
-
-    def _remove_replaced(self, incident: Incident) -> None:
-        """Remove the markers that a daemon left which ended in the hang that this incident tells of. Raises OSError."""
-        earliest = incident.opened_unix_seconds - MARKER_REPLACED_SECONDS
-        mine = (incident.node, incident.job.job_key)
-        replaced = {
-            name
-            for name in self._names()
-            if (there := incident_file.marker(self.incidents / name)) is not None
-            and (there.node, there.job_key) == mine
-            and earliest <= there.opened_unix_seconds <= incident.opened_unix_seconds
-        }
-        for name in replaced:
-            durable.remove(self.incidents / name)
-        if replaced:
-            self._sharing.unlist(replaced.__contains__)
 
     def add_output(self, name: str, file_name: str, content: bytes) -> None:
         """Keep what a hook printed in the incident of this name, for root, us and the group; its owner reads it not.

@@ -154,8 +154,8 @@ class Store:
 
         A new folder appears whole or not at all. In one that exists each file is replaced by rename, and files under
         `dumps/`, which never change, stay as they are. Where a marker stands, incident.json comes last, and the marker
-        goes; another one of the same job may be all that is left of an earlier hang, and stays. Raises StoreError (disk full, not
-        writable): what was stored before is untouched.
+        goes; another one of the same job may be all that is left of an earlier hang, and stays. Raises StoreError
+        (disk full, not writable): what was stored before is untouched.
         """
         content = {
             INCIDENT_FILE: incident_file.encode(incident),

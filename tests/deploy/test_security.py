@@ -50,7 +50,6 @@ def test_the_only_signal_to_a_process_of_somebody_else_is_sigcont() -> None:
                 sent.add((str(path.relative_to(ROOT / "hangwatch")), *map(ast.unparse, call.args)))
     children = {
         ("selftest/launch.py", "process.pid", "signal.SIGKILL"),
-        ("probes/process/crash_artifacts.py", "child.pid", "signal.SIGKILL"),
         ("probes/child.py", "self.pid", "signal.SIGKILL"),
         ("hook_process.py", "int(pid)", "signal.SIGKILL"),
     }

@@ -1,7 +1,7 @@
-"""Whether a hung job would end itself before its stacks have been taken.
+"""The collective timeout of each job, against the time that a capture needs before the job ends itself.
 
-torch.distributed gives up on a collective after its time-out and kills the process, and the evidence with it. What a
-job will wait stands in what its ranks have recorded, else it is derived in `patience`; the message says which.
+torch.distributed gives up on a collective after its timeout and ends the process, and the evidence with it. The timeout
+is what the ranks have recorded, else it is derived in `jobs/collective_timeout`. The message says which.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Pure: what NCCL's RAS says of communicators -> of each rank, and who is behind: an answer of `waitfor`.
+"""Pure: what NCCL's RAS says of communicators, to the progress of each rank, as an `Answer` of `wait_graph`.
 
-NCCL counts what each rank has launched, on the host. What a rank has launched may be done, so a count that is higher is
-no wait: to name somebody, the stack of who is ahead must show one. Who has the lowest count of a communicator, the same
-in all answers, has not come. A count that rises tells nothing, and neither does a communicator of which a rank did not
-answer.
+NCCL counts what each rank has launched, on the host. A launched operation may be done, so a higher count is no wait: a
+rank is named only if the stack of a rank that is ahead shows a wait. The rank with the lowest count of a communicator,
+the same in all answers, has not joined. A count that rises tells nothing, and neither does a communicator of which a
+rank did not respond.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pure: what the flight recorder of a rank held in two rounds, or once -> what counts of it, see `waitfor`."""
+"""Pure: the flight recorder of a rank, seen in two rounds or once, to the records that count; see `wait_graph`."""
 
 from __future__ import annotations
 

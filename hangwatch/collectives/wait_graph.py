@@ -1,4 +1,4 @@
-"""Pure: sequence numbers -> who waits for whom. The rules in words: docs/verdicts.md; what a record is: `recorded`.
+"""Pure: sequence numbers -> who waits for whom. The rules in words: docs/verdicts.md; what a record is: `rank_records`.
 
 A rank *has come* to (group, number) if it has a record there with that number or a higher one; it *has not come* if
 what its recorder holds reaches back before the first peer's record of it, and holds none; else that is *not known*.

@@ -36,7 +36,7 @@ def judge(
     clocks: Sequence[ClockOffset] = (),
     leaves: Mapping[str, Leaf] = MappingProxyType({}),
 ) -> Verdict:
-    """The verdict on groups of many nodes (`ranks_here` as in `culprit.judge`), with what the nodes tell beside it.
+    """The verdict on groups of many nodes (`ranks_here` as in `judge.judge`), with what the nodes tell beside it.
 
     `unanswered` are the nodes that were asked and did not answer, `leaves` the leaf switches of nodes.
     """

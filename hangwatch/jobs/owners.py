@@ -1,7 +1,7 @@
 """Pure: whose process is it, as the kernel says? An environment is written by its user, a control group is not.
 
 The owner of a process is its Slurm job, else its Kubernetes pod, each by the path of its control group, else the real
-user id as the host sees it. How paths are read: `cgroup_paths`.
+user id as the host sees it. How paths are read: `tables/cgroups`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Pure: the ranks of one node -> how far each is in each process group, as series tell it to the rules over all nodes.
+"""Pure: the progress of each rank of this node in each process group, as series for the rules over all nodes.
 
-Who has not come is judged there by the definitions of `waitfor`; what PromQL cannot tell is said in docs/decisions.md.
-Names of groups are what a job's owner wrote: each is told by a short text that two groups of one job never share.
+The rules decide which rank has not joined, by the definitions of `wait_graph`. What PromQL cannot express is in
+docs/decisions.md. The job's owner writes the names of groups: each is replaced by a short text, unique in the job.
 """
 
 from __future__ import annotations

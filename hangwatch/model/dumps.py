@@ -271,7 +271,7 @@ class Difference(Value, frozen=True):
 
 
 class Environment(Value, frozen=True):
-    """What the ranks were started with, of the variables that `environment_table` allows: bounded, printable."""
+    """What the ranks were started with, of the variables that `tables/environment_names` allows: bounded, printable."""
 
     differences: tuple[Difference, ...] = ()
     common: tuple[tuple[str, str], ...] = ()

@@ -18,7 +18,7 @@ class ProcessId(Value, frozen=True, order=True):
 
 
 class Process(Value, frozen=True):
-    """One process as /proc shows it. `environ` holds only variables of `launcher_table`, as its user wrote them.
+    """One process as /proc shows it. `environ` holds only variables of `tables/launchers`, as its user wrote them.
 
     `uid` is the real user id in the namespace of the daemon, `cgroups` are the different paths of /proc/PID/cgroup.
     `is_setuid` where its effective or saved user id is another: then it is more than a process of that user.

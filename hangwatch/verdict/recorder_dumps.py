@@ -1,8 +1,7 @@
-"""Pure: recorders of ranks that torch dumped itself, at one moment -> a verdict beside their stacks, or without any.
+"""Pure: flight recorders that torch dumped itself, at one moment, to a verdict beside their stacks or without any.
 
-The rules are those of `waitfor`. What stands in a dump is a moment that may be minutes away from that of the stacks, so
-a rank is named by it with medium confidence at most. Where a rank without a stack stands is not known: it is checked
-first at most.
+The rules are those of `wait_graph`. A dump may be minutes older or newer than the stacks, so a rank is named by it with
+medium confidence at most. A rank without a stack is checked first at most.
 """
 
 from __future__ import annotations

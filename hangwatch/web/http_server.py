@@ -1,7 +1,7 @@
-"""Answers /metrics, /healthz, /status and, to those who may see them, incidents; health has a port of its own.
+"""Answer /metrics, /healthz, /status and, for permitted readers, incidents; health has a port of its own.
 
-How connections are kept is the part of `listener`, who may ask for what that of `admission`. What takes time is made in
-threads beside the event loop, once for all who ask meanwhile.
+`listener` keeps the connections, `auth` decides on access. What takes time is made in threads beside the event loop,
+once for all who ask meanwhile.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The fleet rule and the daemon's own judgement of sequence numbers: the same jobs, what each node exports, one answer.
 
-Each job is seen by two nodes. What the nodes export goes through promtool; what `waitfor` says of all ranks together is
+Each job is seen by two nodes. What the nodes export goes through promtool; what `wait_graph` says of all ranks together is
 what it has to come to. Where a rule cannot tell as much (docs/decisions.md) it says nothing: never another name.
 """
 

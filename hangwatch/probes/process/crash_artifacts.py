@@ -1,8 +1,9 @@
-"""What a rank leaves when it dies: torchelastic's error file, and a core. See core(5) and proc_sys_kernel(5).
+"""Crash artifacts of a rank: torchelastic's error file, and a core. See core(5) and proc_sys_kernel(5).
 
-Where these lie is told by a living process only, so it is noted while it lives. The paths are the owner's word: a child
-opens them (`remains_child`), as regular files of that owner and through no link of his, and may be left behind where a
-file system gives no answer. A core is read by gdb as its owner, without scripts; a living rank never is.
+Only a living process tells where they are, so the paths are noted while it lives. The paths come from the job's owner:
+a child (`crash_artifacts_child`) opens them as that owner, as regular files, and follows no link of the owner. The
+child may be abandoned where a file system does not respond. gdb reads a core as its owner, without scripts. A living
+rank is never given to gdb.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """In whose code a thread waits, where Python shows no frame of it: `work.wait()` is a method of C++.
 
-Nothing is paused. Its frames are walked by the tables of its libraries (`call_frames`) up to the first that is
+Nothing is paused. Its frames are walked by the tables of its libraries (`native_frames`) up to the first that is
 PyTorch's or Python's. Where they do not tell (another architecture, a library without tables), its return addresses are
 looked for in the first half KiB of its stack; as the memory of a stack is not cleared, that may take a lock of Python's
 for a wait of PyTorch's, never the other way round. Tried on torch 2.13.0 with gloo: 264 bytes from the top in a wait

@@ -69,7 +69,7 @@ def resident_bytes(rows: dict[str, str]) -> int | None:
 
 
 def variables(proc_root: Path, pid: int, wanted: Collection[str]) -> dict[str, str] | Fault | None:
-    """Those variables of the environment a process was started with that are asked for, see `environments`."""
+    """Those variables of the environment a process was started with that are asked for, see `process/environment`."""
     folder = proc_root / str(pid)
 
     def read(_: ProcessId) -> dict[str, str] | Fault | None:

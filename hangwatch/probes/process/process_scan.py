@@ -1,6 +1,6 @@
 """All processes of this node, again and again: who runs, whose it is, and with which launcher variables.
 
-A scan must cost next to nothing on a node with thousands of processes: `procs` reads them, and what a process never
+A scan must cost next to nothing on a node with thousands of processes: `procfs` reads them, and what a process never
 changes is kept.
 """
 

@@ -1,9 +1,9 @@
-"""The static pointer of a flight recorder by the symbols of its library: asked of a child once for each library file.
+"""The static pointer of a flight recorder, by the symbols of its library: a child reads each library file once.
 
-The file is the job's and may lie on a file system that never answers: the child is left behind then (`left_behind`),
-and that library is searched by shape. What was found is kept by the file (device and inode by the kernel's word in
-/proc/PID/maps) and by its first page as the process has it mapped, with its build id and the places of its parts: no
-other file is taken for it, whatever becomes of the path.
+The file belongs to the job and may be on a file system that never responds: then the child is abandoned, and that
+library is searched by shape. Results are kept by file (device and inode, as the kernel shows them in /proc/PID/maps)
+and by the file's first page as the process has it mapped, with its build id and the places of its parts. No other file
+is taken for it, whatever happens to the path.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ class Outcome(Value, frozen=True):
     scenario: str
     right: bool
     sentence: str
+    planted: int | None
     seconds: float
     states: tuple[JobState, ...] = ()
     paged: bool = False
@@ -209,6 +210,7 @@ def _judge(scenario: Scenario, planted: int | None, seconds: float, watcher: Wat
         scenario=scenario.name,
         right=right,
         sentence=sentence,
+        planted=planted,
         seconds=seconds,
         states=tuple(watcher.states),
         paged=watcher.paged,

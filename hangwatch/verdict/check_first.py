@@ -16,8 +16,8 @@ from hangwatch.verdict.scene import (
     DEADLY,
     Scene,
     asks_unknown_thread,
-    functions_of,
     is_between_two,
+    is_collective,
     is_rooted,
     lock_holder,
     parts_of,
@@ -62,20 +62,13 @@ def _asks_unknown_thread(scene: Scene, group: Group) -> bool:
     return asks_unknown_thread(group) and not moves and all(map(scene.may_be_late, group.members))
 
 
-def _is_collective(group: Group) -> bool:
-    """True if it waits for ranks that must come to the same call, and not for an answer, a request or the end."""
-    known = activity.known(group.activity)
-    return group.waits and known.work_is_in is None and not known.leaves_the_job
-
-
 def _is_alone_in_a_collective(scene: Scene, group: Group) -> bool:
     """One rank in another collective, or called from elsewhere; but for the root of one, and stages of a pipeline."""
-    stages = any(map(is_between_two, scene.stacked))
-    return group.size == 1 and all(map(_is_collective, scene.stacked)) and not stages and not scene.only_roles
+    return group.size == 1 and scene.are_all_collective and not scene.has_pipeline_stages and not scene.only_roles
 
 
 def _is_few_in_a_collective(scene: Scene, group: Group) -> bool:
-    return _is_collective(group) and all(other.waits_for == "gpu" for other in scene.stacked if other is not group)
+    return is_collective(group) and all(other.waits_for == "gpu" for other in scene.stacked if other is not group)
 
 
 def _is_at_another_line(scene: Scene, _: Group) -> bool:
@@ -83,8 +76,7 @@ def _is_at_another_line(scene: Scene, _: Group) -> bool:
 
     In health, too, the root of a collective calls it from a line of its own, and so do the stages of a pipeline.
     """
-    moves = any(member.motion is Motion.MOVING for other in scene.stacked for member in other.members)
-    return scene.have_parted and not moves
+    return scene.have_parted and not scene.has_movers
 
 
 def _idles(group: Group) -> bool:
@@ -100,7 +92,7 @@ def _idle_servers(scene: Scene) -> Sequence[Group]:
 def _awaits_orders(group: Group) -> bool:
     """True if it waits, in a loop, for an order of what to do next."""
     frame = caller(group.frames)
-    receives = is_rooted(group) or is_between_two(group) or not _is_collective(group)
+    receives = is_rooted(group) or is_between_two(group) or not is_collective(group)
     return group.waits and receives and frame is not None and activity.is_marked("orders", frame.function, frame.file)
 
 
@@ -134,7 +126,7 @@ def _beside_collectives(scene: Scene, wanted: Callable[[Group], bool]) -> Sequen
     """Such groups, where all others stand in collectives."""
     idle = [group for group in scene.stacked if wanted(group)]
     inside = [group for group in scene.stacked if group not in idle]
-    return idle if inside and all(map(_is_collective, inside)) else []
+    return idle if inside and all(map(is_collective, inside)) else []
 
 
 def _told_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
@@ -148,16 +140,16 @@ def _told_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
 
 def _outside_of_a_lock(scene: Scene, group: Group) -> bool:
     """As `_is_in_own_code`, beside others that wait for a lock which no rank outside the group is known to hold."""
-    others = [member for other in scene.stacked if other is not group for member in other.members]
-    locked = [member for member in others if member.file_lock is not None and member.file_lock.holder_pid]
-    return set(map(lock_holder, locked)) <= set(map(process_of, group.members)) and _is_in_own_code(scene, group)
+    own = set(map(process_of, group.members))
+    holders = {lock_holder(member) for member in scene.locked_out if process_of(member) not in own}
+    return holders <= own and _is_in_own_code(scene, group)
 
 
 def _without_a_thread(scene: Scene, group: Group) -> bool:
     """True if it stands where all others do, which have a thread in a collective, and has no such thread."""
-    others = [other for other in scene.stacked if other is not group]
-    are_alike = all(functions_of(other) == functions_of(group) for other in others)
-    return are_alike and not _has_a_collective(group) and all(map(_has_a_collective, others))
+    if not scene.are_alike or _has_a_collective(group):
+        return False
+    return all(_has_a_collective(other) for other in scene.stacked if other is not group)
 
 
 def _has_a_collective(group: Group) -> bool:
@@ -180,7 +172,7 @@ def _other_of_two(scene: Scene) -> Sequence[Group]:
         for group in scene.stacked
         if _is_in_own_code(scene, group) or group.waits_for == "unknown" or asks_unknown_thread(group)
     ]
-    waiting = [group for group in scene.stacked if _is_collective(group)]
+    waiting = [group for group in scene.stacked if is_collective(group)]
     return found if len(found) == len(waiting) == 1 else []
 
 
@@ -189,7 +181,7 @@ def _busy_half(scene: Scene) -> Sequence[Group]:
     busy = [group for group in scene.stacked if group.waits_for == "nothing"]
     others = [group for group in scene.stacked if group not in busy]
     is_one = len({group.activity for group in busy}) == len(others) == 1
-    return busy if is_one and _is_collective(others[0]) else []
+    return busy if is_one and is_collective(others[0]) else []
 
 
 def _is_behind_gpu(_: Scene, group: Group) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
 
 from msgspec import structs
 
@@ -28,7 +30,8 @@ Process: TypeAlias = tuple[str | None, int | None]
 """A node, and a pid on it."""
 
 
-class Scene(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Scene:
     """A grouping without its launchers (unless nothing else is in view), sorted by what its groups can tell.
 
     `failed` have a fault that says something of the rank. `shut` have a file system under their program that gives no
@@ -57,49 +60,74 @@ class Scene(NamedTuple):
     health: str | None
     is_blocked_outside: bool
 
-    @property
+    @cached_property
     def has_numbers(self) -> bool:
         """True if a flight recorder shows an operation that stays open: then sequence numbers are evidence."""
         return any(any(open_operations(member)) for member in self.grouping.members)
 
-    @property
+    @cached_property
     def answered(self) -> int:
         """How many ranks gave a stack or a telling fault."""
         return count_ranks((*self.stacked, *self.failed))
 
-    @property
+    @cached_property
     def stacks(self) -> int:
         """How many ranks gave a stack."""
         return sum(self.stacks_by_node.values())
 
-    @property
+    @cached_property
     def stance(self) -> Callable[[Member], Stance]:
         """What stack and kernel say of each rank."""
         return stance_of(self.grouping)
 
-    @property
+    @cached_property
     def odd_gpu(self) -> OddGpu | None:
         """The one rank whose GPU stands out from all others."""
         return find_odd_gpu(self.grouping.members)
 
-    @property
+    @cached_property
     def by_line(self) -> Scene:
         """The scene with groups that agree in the lines of the user's code, too."""
         fine = user_code.by_line(self.grouping)
         stacked = tuple(group for group in fine.groups if group.fault is None and not group.gone)
-        return self._replace(grouping=fine, stacked=stacked)
+        return replace(self, grouping=fine, stacked=stacked)
 
-    @property
+    @cached_property
     def have_parted(self) -> bool:
         """True if all ranks stand in the same functions, at lines that differ for more than the role of a rank."""
         groups = self.stacked
         lines = {group.members[0].user_frames for group in groups}
         if len(groups) < 2 or len(lines) < len(groups) or () in lines or is_between_two(groups[0]):
             return False
-        are_alike = len({functions_of(group) for group in groups}) == 1
-        return are_alike and (not is_rooted(groups[0]) or len({own[1:] for own in lines}) > 1)
+        return self.are_alike and (not is_rooted(groups[0]) or len({own[1:] for own in lines}) > 1)
 
-    @property
+    @cached_property
+    def are_alike(self) -> bool:
+        """True if all groups stand in the same functions."""
+        return len({functions_of(group) for group in self.stacked}) <= 1
+
+    @cached_property
+    def locked_out(self) -> tuple[Member, ...]:
+        """Ranks that wait for the lock of a file whose holder is known."""
+        members = (member for group in self.stacked for member in group.members)
+        return tuple(member for member in members if member.file_lock is not None and member.file_lock.holder_pid)
+
+    @cached_property
+    def has_movers(self) -> bool:
+        """True if any rank that gave a stack makes progress."""
+        return any(member.motion is Motion.MOVING for group in self.stacked for member in group.members)
+
+    @cached_property
+    def has_pipeline_stages(self) -> bool:
+        """True if any group waits for one other rank, as the stages of a pipeline do."""
+        return any(map(is_between_two, self.stacked))
+
+    @cached_property
+    def are_all_collective(self) -> bool:
+        """True if every group is in a wait for ranks."""
+        return all(map(is_collective, self.stacked))
+
+    @cached_property
     def only_roles(self) -> bool:
         """True for sender and receivers of one rooted collective, entered through the same helper."""
         groups = self.stacked
@@ -276,6 +304,12 @@ def wants_gil(group: Group) -> bool:
 def is_rooted(group: Group) -> bool:
     """True if it waits in a collective of which one rank is the root, and stands in other code or at another line."""
     return group.waits and activity.is_marked("rooted", group.operation or "")
+
+
+def is_collective(group: Group) -> bool:
+    """True if it waits for ranks that must come to the same call, and not for an answer, a request or the end."""
+    known = activity.known(group.activity)
+    return group.waits and known.work_is_in is None and not known.leaves_the_job
 
 
 def is_between_two(group: Group) -> bool:

@@ -598,7 +598,7 @@ def test_program_name_is_one_word_without_secrets(cmdline: tuple[str, ...], name
 def test_job_of_ranks_with_titles_is_told_without_their_arguments(tmp_path: Path) -> None:
     tree = (FOLDER / "pytorchjob_pods.proc").read_text()
     tree = tree.replace("$ python3 train.py", "$ 'train.py --lr 3 --token=hunter2'")
-    jobs = discovery.find_jobs(ProcessScan(lay_out(tree, tmp_path)).processes())
+    jobs = discovery.find(ProcessScan(lay_out(tree, tmp_path)).processes()).jobs
     assert {(job.program, job.command) for job in jobs} == {("train.py", "train.py")}
 
 

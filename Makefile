@@ -22,9 +22,9 @@ BUILDER ?= $(firstword $(foreach name,podman buildah docker,$(shell command -v $
 
 # The series of `make long`; each takes at most an hour on two cores.
 PART ?=
-PARTS := frameworks verdicts soak fuzz
+PARTS := verdicts soak fuzz
 
-.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-soak long-fuzz mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
+.PHONY: first-hour demo man quick test long long-verdicts long-soak long-fuzz mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
@@ -40,13 +40,10 @@ test: $(VENV)/.test
 	$(BIN)/python -m compileall -q hangwatch
 	$(BIN)/python -m pytest --dist load --tx '$(WORKERS)*popen//python=tests/worker $(BIN)/python' $(PYTEST_ARGS)
 
-# What takes long: series, life cycles of clusters, soak, fuzzing. Run the parts that a change touches.
+# What takes long: series of verdicts, soak, fuzzing. Run the parts that a change touches.
 long: $(VENV)/.test
 	$(if $(filter $(PART),$(PARTS)),,$(error make long PART=NAME, where NAME is one of: $(PARTS)))
 	$(MAKE) --no-print-directory long-$(PART)
-
-long-frameworks:
-	$(BIN)/python -m pytest -q -m frameworks $(PYTEST_ARGS)
 
 # `python -m tests.verdicts` prints a line for each verdict: compare two commits with diff.
 long-verdicts:

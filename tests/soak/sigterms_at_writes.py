@@ -36,7 +36,6 @@ QUICK = {
     "detector": {"hold_seconds": 1.0, "startup_hold_seconds": 1.0, "cooldown_seconds": 0.0},
     "capture": {"pause_seconds": 0.1, "rounds": 2},
 }
-_JUDGED = re.compile(r"suspected -> (hung|stalled)")
 _IN_TIME = "incident, written before the signal"
 _INCIDENT = "incident, written after the signal"
 _MARKER = "marker"
@@ -46,8 +45,9 @@ KEPT = {_IN_TIME, _INCIDENT, _MARKER}
 def once(environ: Mapping[str, str], folder: Path, job_id: str, seed: int) -> str:
     """What a daemon that is ended in the middle leaves of the incident: one of `KEPT`, else what is wrong."""
     daemon = RealDaemon(folder, environ, **QUICK)
+    judged = re.compile(rf"job {re.escape(job_id)} .*suspected -> (hung|stalled)")  # of ours: other jobs may run here
     with daemon:
-        wait_for(lambda: _JUDGED.search(daemon.log), "a verdict")
+        wait_for(lambda: judged.search(daemon.log), "a verdict")
         time.sleep(random.Random(seed).uniform(0.0, WINDOW_SECONDS))
         daemon.process.send_signal(signal.SIGTERM)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -46,8 +47,11 @@ def scrape_seconds(daemon: RealDaemon) -> float:
 def test_what_others_write_into_environments_keeps_no_page_back(fake_driver: FakeDriver, tmp_path: Path) -> None:
     crowd = [*hostile.large(8), *hostile.world(4_000_000, "0,1"), *hostile.jobs(60)]
     limits = {"max_jobs_per_owner": JOBS_WATCHED}
-    with SimulatedNode(4) as node, RealDaemon(tmp_path / "hw", fake_driver.environ, jobs=limits) as daemon:
+    with contextlib.ExitStack() as stack:
+        node = stack.enter_context(SimulatedNode(4))
+        # Before the daemon starts: in a sample without process lists the crowd's environments would tell who holds what.
         fake_driver.write([*h100(4), *(f"gpu {index} pids {pid}" for index, pid in enumerate(node.pids))])
+        daemon = stack.enter_context(RealDaemon(tmp_path / "hw", fake_driver.environ, jobs=limits))
         daemon.wait_for_state(node.run_id, "training")
         owner = f"uid {hostile.NOBODY}" if os.geteuid() == 0 else f"uid {os.geteuid()}"
         with hostile.Crowd(crowd):

@@ -43,4 +43,4 @@ def asked(job: Job, settings: config.Capture, stop: threading.Event, proc_root: 
     )
     if found is None or isinstance(found, Fault):
         return Said({}, found)
-    return Said(nccl_counts.of_ranks(found, nccl_ras.names(ranks, proc_root), ranks, job.world_size), None)
+    return Said(nccl_counts.counts_by_rank(found, nccl_ras.names(ranks, proc_root), ranks, job.world_size), None)

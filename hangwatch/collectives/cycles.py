@@ -1,4 +1,4 @@
-"""Pure: which nodes of a graph lead to each other."""
+"""Pure: the strongly connected components of a graph."""
 
 from __future__ import annotations
 

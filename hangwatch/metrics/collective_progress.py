@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.collectives.wait_graph import DEFAULT_GROUP, Stance, is_busy, waits_in
+from hangwatch.collectives.process_groups import DEFAULT_GROUP, waits_in
+from hangwatch.collectives.wait_graph import Stance, is_busy
 from hangwatch.model import Enqueued, Grouping, GroupRecords, Member
 from hangwatch.model.flight_records import Library
 from hangwatch.verdict.scene import stance_of

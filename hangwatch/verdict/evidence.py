@@ -54,7 +54,7 @@ def gather(finding: Finding, scene: Scene) -> tuple[Evidence, ...]:
     if not finding.by_numbers:
         evidence += numbers
         is_told = scene.health is not None or finding.kind == "WrongInterface"
-        evidence += () if is_told or finding.answer.have_met else enclosed(scene.grouping)
+        evidence += () if is_told or finding.answer.graph.have_met else enclosed(scene.grouping)
     return (*evidence, *_of_all(finding, scene))
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from hangwatch.collectives.wait_graph import Answer
 from hangwatch.model import Confidence, Group, Member, Signature
 from hangwatch.verdict.measurements import OddGpu
 from hangwatch.verdict.scene import Scene, count_ranks, waits_for
+from hangwatch.verdict.sequence_rules import Answer
 
 Text: TypeAlias = "Callable[[Finding], str]"
 

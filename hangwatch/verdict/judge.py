@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hangwatch.collectives import nccl_counts
-from hangwatch.collectives.wait_graph import Answer
 from hangwatch.model import Confidence, Group, Grouping, Member, Motion, Signature, Verdict
 from hangwatch.verdict.check_first import CHECK_FIRST
 from hangwatch.verdict.evidence import gather
@@ -13,6 +11,7 @@ from hangwatch.verdict.findings import Finding, Rule, Text
 from hangwatch.verdict.measurements import is_supported, machine_says_the_same
 from hangwatch.verdict.rules import RULES
 from hangwatch.verdict.scene import Scene, count_ranks, may_be_behind_gpu, parts_of, survey, waits_for, without
+from hangwatch.verdict.sequence_rules import Answer, answer_of
 from hangwatch.verdict.wording import guidance, sentences, sequence_numbers
 from hangwatch.verdict.wording.render import render
 
@@ -25,9 +24,9 @@ _HEALTH: dict[str, Text] = {
     "Over": sentences.over,
 }
 _BY_ANSWER: dict[str, tuple[str, Text, str]] = {
-    "not_come": ("NotCome", sequence_numbers.may_not_come, sequence_numbers.OWN_CODE),
-    "everybody": ("EverybodyCame", sequence_numbers.everybody, guidance.ITS_GPU),
-    "circle": ("Circle", sequence_numbers.circle, sequence_numbers.BRANCH),
+    "not_joined": ("NotCome", sequence_numbers.may_not_come, sequence_numbers.OWN_CODE),
+    "all_joined": ("EverybodyCame", sequence_numbers.everybody, guidance.ITS_GPU),
+    "cycle": ("Circle", sequence_numbers.circle, sequence_numbers.BRANCH),
     "still_open": ("EverybodyCame", sequence_numbers.still_open, ""),
     "not_reached": ("NotReached", sequence_numbers.not_reached, sequence_numbers.ITS_NETWORK),
     "mismatch": ("Mismatch", sequence_numbers.mismatch, sequence_numbers.BRANCH),
@@ -58,14 +57,8 @@ def find(scene: Scene) -> Finding:
         return Finding("NoRanks", scene, sentences.no_ranks)
     if scene.health is not None:
         return Finding(scene.health, scene, _HEALTH[scene.health], others=scene.stacked)
-    answer = answer_by_numbers(scene)
+    answer = answer_of(scene.grouping.members, scene.stance, scene.grouping.world_size)
     return _decide(scene, answer)._replace(answer=answer)
-
-
-def answer_by_numbers(scene: Scene) -> Answer:
-    """Which rank waits for which in a scene; by NCCL's own counts where no flight recorder tells."""
-    grouping = scene.grouping
-    return nccl_counts.answer(grouping.members, scene.stance, grouping.world_size)
 
 
 def _decide(scene: Scene, answer: Answer) -> Finding:
@@ -79,7 +72,7 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
         return by_numbers
     if named is not None:
         return _contradiction(named, answer) if is_by_stack and _contradicts(answer, named) else named
-    enclosed = None if answer.have_met else _enclosed(scene)
+    enclosed = None if answer.graph.have_met else _enclosed(scene)
     return _mount_silent(scene) or enclosed or _refused(scene) or _open(scene, is_quiet=suspicion is None)
 
 
@@ -88,12 +81,12 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
 
 def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
     """What the answer makes of the scene; None where it tells nothing, so that the rules on stacks decide."""
-    odd = scene.odd_gpu if answer.kind == "everybody" else None
-    ranks = {odd.member.id.rank} - {None} if odd is not None else set(answer.named or answer.first_look)
+    odd = scene.odd_gpu if answer.kind == "all_joined" else None
+    ranks = {odd.member.id.rank} - {None} if odd is not None else set(answer.named or answer.check_first)
     suspects = tuple(parts_of(scene.grouping.groups, lambda member: member.id.rank in ranks))
     if answer.named:
         members = [member for group in suspects for member in group.members]
-        is_sure = not answer.partly and all(one.signature is not Signature.AWAITS_OUTSIDE for one in members)
+        is_sure = not answer.graph.is_partial and all(one.signature is not Signature.AWAITS_OUTSIDE for one in members)
         return Finding(
             kind="NotCome",
             scene=scene,
@@ -103,7 +96,7 @@ def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
             confidence=Confidence.HIGH if is_sure else Confidence.MEDIUM,
             by_numbers=True,
         )
-    if answer.kind not in _BY_ANSWER or (answer.kind == "not_come" and not suspects):
+    if answer.kind not in _BY_ANSWER or (answer.kind == "not_joined" and not suspects):
         return None
     kind, says, settle = _BY_ANSWER[answer.kind]
     return Finding(kind, scene, says, suspects, settle=settle, by_numbers=True, odd_gpu=odd if suspects else None)
@@ -115,9 +108,8 @@ def _outweighs(answer: Answer) -> bool:
 
 
 def _contradicts(answer: Answer, named: Finding) -> bool:
-    """True if each rank named by stacks has come to all that the others wait for."""
-    ranks = [member.id.rank for member in named.members]
-    return bool(ranks) and None not in ranks and answer.came.issuperset(rank for rank in ranks if rank is not None)
+    """True if each rank named by stacks has joined all that the others wait in."""
+    return bool(named.members) and all(member.id.rank in answer.graph.joined for member in named.members)
 
 
 def _contradiction(named: Finding, answer: Answer) -> Finding:

@@ -14,8 +14,8 @@ from hangwatch import words
 from hangwatch.collectives.rank_records import recorded_once
 from hangwatch.model import Confidence, Evidence, Fault, Group, Grouping, Member, ProcessDump, RankDump, RankId, Verdict
 from hangwatch.model.flight_records import RankRecords
-from hangwatch.verdict.judge import answer_by_numbers
-from hangwatch.verdict.scene import survey
+from hangwatch.verdict.scene import stance_of
+from hangwatch.verdict.sequence_rules import answer_of
 from hangwatch.verdict.wording import sequence_numbers
 
 Records = Mapping[int, Sequence[RankRecords]]
@@ -77,4 +77,4 @@ def _open_then(world_size: int | None, records: Records) -> tuple[Evidence, ...]
         groups=(Group(key="", activity="unknown", fault=_NO_STACK, members=members),), world_size=world_size
     )
     every = with_records(alone, records, float("inf"))
-    return sequence_numbers.open_then(answer_by_numbers(survey(every, None)))
+    return sequence_numbers.open_then(answer_of(every.members, stance_of(every), world_size))

@@ -1,31 +1,34 @@
-"""Pure: do all ranks of a node wait for ranks of other nodes? Then the job may hang, but not this node."""
+"""Pure: a node on which all ranks wait for ranks of other nodes: the job may hang, but not because of this node."""
 
 from __future__ import annotations
 
 from hangwatch.collectives import wait_graph
 from hangwatch.model import Grouping, Verdict
 from hangwatch.verdict.scene import stance_of
+from hangwatch.verdict.sequence_rules import decide
 
 
 def waits_elsewhere(grouping: Grouping, verdict: Verdict, *, is_elsewhere_too: bool) -> bool:
-    """True if no rank here holds the job up: every rank waits, and what they wait for is not on this node.
+    """True if no rank of this node holds the job up: every rank waits for ranks of other nodes.
 
-    Exactly where flight recorders tell it: every rank here has come to what is waited for, or waits elsewhere itself,
-    and there are members on other nodes. Where they tell nothing all must stand in one wait, of a job that
-    `is_elsewhere_too`: it is known to have ranks that are not of this node. A rank that is named, or checked first,
+    Flight recorders show this exactly: every rank of this node has joined what is pending, or waits in another
+    operation itself, and members of these groups are on other nodes. Without records all ranks must be in one wait, and
+    the job must be known to have ranks on other nodes (`is_elsewhere_too`). A rank that is named or to be checked first
     is of this node, so then it is false.
     """
     members = [member for member in grouping.members if not member.waiting]
     stance = stance_of(grouping)
     if verdict.named or verdict.first_look or not members or any(stance(member) != "waits" for member in members):
         return False
-    found = wait_graph.judge(members, stance, grouping.world_size)
-    if not found.meetings:
+    graph = wait_graph.build(members, stance, grouping.world_size)
+    if not graph.pending:
         return is_elsewhere_too and verdict.kind == "AllWaiting"
-    here = {member.id.rank for member in members}
+    on_this_node = {member.id.rank for member in members}
     outward = [
-        one for one in found.meetings if not here.issuperset(one.members) or (is_elsewhere_too and not one.is_whole)
+        operation
+        for operation in graph.pending
+        if not on_this_node.issuperset(operation.members) or (is_elsewhere_too and not operation.is_whole)
     ]
-    waiting = {rank for one in outward for rank in one.waiting}
-    missing = {rank for one in found.meetings for rank in one.missing if rank in here}
-    return found.kind == "unknown" and bool(outward) and missing <= waiting
+    waiting = {rank for operation in outward for rank in operation.waiting}
+    missing = on_this_node.intersection(graph.awaited)
+    return decide(graph).kind == "unknown" and bool(outward) and missing <= waiting

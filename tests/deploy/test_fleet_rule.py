@@ -18,12 +18,14 @@ from msgspec import structs
 
 from hangwatch import metrics
 from hangwatch.collectives import wait_graph
-from hangwatch.collectives.wait_graph import Answer, Stance
+from hangwatch.collectives.wait_graph import Stance
 from hangwatch.config import Detector
 from hangwatch.detector import job_watch
 from hangwatch.model import Frame, Group, Grouping, GroupRecords, JobState, Member
 from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.verdict import sequence_rules
 from hangwatch.verdict.scene import stance_of
+from hangwatch.verdict.sequence_rules import Answer
 from tests import samples
 from tests.conftest import wait_for
 from tests.deploy import promql
@@ -137,7 +139,7 @@ def said(cases: Sequence[Case]) -> dict[str, list[dict[str, Any]]]:
         answer = answer_of(case)
         kind = kind_of(case, answer)
         named += [promql.sample("", job_key=case.key, rank=str(rank)) for rank in answer.named]
-        looks = () if kind in ("", "Mismatch") else answer.first_look
+        looks = () if kind in ("", "Mismatch") else answer.check_first
         first_look += [promql.sample("", job_key=case.key, rank=str(rank)) for rank in looks]
         kinds += [promql.sample("", job_key=case.key, kind=kind)] if kind else []
     return {
@@ -149,24 +151,24 @@ def said(cases: Sequence[Case]) -> dict[str, list[dict[str, Any]]]:
 
 def answer_of(case: Case) -> Answer:
     whole = case.whole()
-    return wait_graph.judge(whole.members, stance_of(whole), whole.world_size)
+    return sequence_rules.decide(wait_graph.build(whole.members, stance_of(whole), whole.world_size))
 
 
 def kind_of(case: Case, answer: Answer) -> str:
     """The answer as a rule gives it, "" where a rule cannot tell it."""
-    missing = {rank for meeting in answer.meetings for rank in meeting.missing}
+    missing = {rank for pending in answer.graph.pending for rank in pending.missing}
     if answer.named:
         return "NotCome"
     if answer.kind == "mismatch":
         return "Mismatch"
-    if answer.kind == "circle":
-        behind = {rank for meeting in answer.meetings if meeting.missing for rank in meeting.waiting}
+    if answer.kind == "cycle":
+        behind = {rank for pending in answer.graph.pending if pending.missing for rank in pending.waiting}
         return "Circle" if missing <= behind else ""
-    if answer.kind == "not_come" and answer.first_look:
-        (*_, stance) = [case.stances[rank] for rank in answer.first_look]
+    if answer.kind == "not_joined" and answer.check_first:
+        (*_, stance) = [case.stances[rank] for rank in answer.check_first]
         return "FirstLook" if stance != "unclear" or len(missing) == 1 else ""
-    if answer.kind == "everybody":
-        return "EverybodyCame" if len({one.name for one in answer.meetings}) == 1 else ""
+    if answer.kind == "all_joined":
+        return "EverybodyCame" if len({one.name for one in answer.graph.pending}) == 1 else ""
     return ""
 
 

@@ -10,11 +10,12 @@ import pytest
 
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.rank_records import recorded
-from hangwatch.collectives.wait_graph import Answer
 from hangwatch.model import Member, RankId
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes.node.machine import Node
+from hangwatch.verdict import sequence_rules
 from hangwatch.verdict.diagnosis import Diagnosis
+from hangwatch.verdict.sequence_rules import Answer
 from tests.conftest import wait_for
 from tests.node_tree import run, values
 from tests.recorder_jobs.started import KEY, started
@@ -33,7 +34,8 @@ def expected(name: str) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[in
 
 
 def said(answer: Answer) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    return answer.kind, answer.named, answer.first_look, answer.circle
+    cycle = answer.graph.cycle if answer.kind == "cycle" else ()
+    return answer.kind, answer.named, answer.check_first, cycle
 
 
 def accuses_nobody_else(name: str, taken: Diagnosis, answer: Answer) -> None:
@@ -88,7 +90,8 @@ def test_a_job_that_goes_on_accuses_nobody(name: str, tmp_path: Path) -> None:
                     for rank in job.read
                 ]
                 whole += all(member.recorded for member in members)
-                assert wait_graph.judge(members, lambda _: "elsewhere", len(members)) == Answer("unknown")
+                graph = wait_graph.build(members, lambda _: "elsewhere", len(members))
+                assert sequence_rules.decide(graph) == Answer("unknown")
             pace.wait(0.05)
     print(f"{whole} of 200 looks were of all ranks")
     assert whole >= 100

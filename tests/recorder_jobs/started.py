@@ -17,15 +17,14 @@ from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.capture import CaptureRequest, diagnosis, job_of_pids
-from hangwatch.collectives.wait_graph import Answer
 from hangwatch.model import Job
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
 from hangwatch.probes.process import procfs
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
-from hangwatch.verdict.judge import answer_by_numbers
-from hangwatch.verdict.scene import survey
+from hangwatch.verdict.scene import stance_of
+from hangwatch.verdict.sequence_rules import Answer, answer_of
 from tests.conftest import DATA, wait_for
 from tests.servers import free_port
 
@@ -74,7 +73,7 @@ class Started(NamedTuple):
 
     def answer(self, taken: Diagnosis) -> Answer:
         """What the sequence numbers alone say."""
-        return answer_by_numbers(survey(taken.grouping, len(self.read)))
+        return answer_of(taken.grouping.members, stance_of(taken.grouping), taken.grouping.world_size)
 
 
 @cache

@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.collectives.wait_graph import Answer
 from hangwatch.explain.flight_dumps import rank_recorders
 from hangwatch.explain.flight_dumps.rank_recorders import DumpFile
 from hangwatch.model import Confidence, Fault, Group, Grouping, Member, RankId, Verdict
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge, recorder_dumps
-from hangwatch.verdict.judge import answer_by_numbers
-from hangwatch.verdict.scene import survey
+from hangwatch.verdict.scene import stance_of
+from hangwatch.verdict.sequence_rules import Answer, answer_of
 from hangwatch.verdict.wording import sequence_numbers
 from tests.unit.test_flight_dump import CREATED_NS, entry, parse
 
@@ -65,7 +64,7 @@ def judged(dumps: Mapping[int, dict[str, Any]], seconds: float = TIME_OUT_SECOND
     grouping = group_ranks(ranks, TABLE, config.Capture(), joined.world_size)
     grouping = recorder_dumps.with_records(grouping, joined.timed, joined.opened_before_unix_seconds)
     verdict = recorder_dumps.qualify(judge.judge(grouping), grouping, joined.by_rank)
-    return answer_by_numbers(survey(grouping, None)), verdict
+    return answer_of(grouping.members, stance_of(grouping), grouping.world_size), verdict
 
 
 def referee(dumps: Mapping[int, dict[str, Any]]) -> dict[tuple[str, int], tuple[set[int], set[int]]]:
@@ -94,7 +93,7 @@ def test_torch_finds_the_same_rank_missing() -> None:
     dumps = {rank: recorder(rank, [WORLD] * (4 if rank == 2 else 5), 4) for rank in range(4)}
     answer, verdict = judged(dumps)
     assert referee(dumps) == {("0", 5): ({2}, set())}
-    assert [(one.name, one.number, one.missing) for one in answer.meetings] == [("0", 5, (2,))]
+    assert [(one.name, one.number, one.missing) for one in answer.graph.pending] == [("0", 5, (2,))]
     assert [one.rank for one in verdict.first_look] == [2]
 
 
@@ -113,7 +112,7 @@ def test_torch_finds_the_same_skipped_collectives() -> None:
         ]
         dumps[rank] = recorder(rank, program, 4)
     answer, verdict = judged(dumps)
-    ours = {(one.name, one.number): (set(one.missing), set[int]()) for one in answer.meetings}
+    ours = {(one.name, one.number): (set(one.missing), set[int]()) for one in answer.graph.pending}
     assert referee(dumps) == ours == {("0", 3): ({2}, set()), ("2", 3): ({3}, set())}
     assert (verdict.kind, [one.rank for one in verdict.first_look]) == ("Circle", [2])
 
@@ -124,8 +123,8 @@ def test_torch_finds_the_same_mismatch() -> None:
     dumps = {rank: recorder(rank, [WORLD, WORLD, other if rank == 1 else WORLD], 2) for rank in range(4)}
     answer, verdict = judged(dumps)
     assert referee(dumps) == {("0", 3): (set(), {1})}
-    assert (verdict.kind, answer.first_look) == ("Mismatch", (1,))
-    assert answer.differs == (("all_reduce", (0, 2, 3)), ("broadcast", (1,)))
+    assert (verdict.kind, answer.check_first) == ("Mismatch", (1,))
+    assert answer.graph.mismatch == (("all_reduce", (0, 2, 3)), ("broadcast", (1,)))
 
 
 def test_what_a_rank_has_come_to_is_not_known_where_completed_operations_were_left_out() -> None:
@@ -134,10 +133,10 @@ def test_what_a_rank_has_come_to_is_not_known_where_completed_operations_were_le
     status = {"last_enqueued_collective": 4, "last_started_collective": 4, "last_completed_collective": 4}
     dumps[2] = recorder(2, [OWN[2]], 0)
     answer, _ = judged(dumps)
-    assert answer.meetings[0].missing == (2,)
+    assert answer.graph.pending[0].missing == (2,)
     dumps[2]["pg_status"] = {"0": status}
     answer, _ = judged(dumps)
-    assert (answer.meetings[0].missing, answer.meetings[0].unseen) == ((), (2,))
+    assert (answer.graph.pending[0].missing, answer.graph.pending[0].unknown) == ((), (2,))
 
 
 def test_stacks_that_answer_let_a_rank_be_named_with_medium_confidence() -> None:

@@ -31,7 +31,7 @@ def status(counts: Sequence[int], *, operation: str = "AllReduce", lost: Sequenc
 
 
 def members(*statuses: RasStatus, world_size: int | None = 4) -> list[Member]:
-    said = nccl_counts.of_ranks([(10.0 * at, one) for at, one in enumerate(statuses)], NAMES, HERE, world_size)
+    said = nccl_counts.counts_by_rank([(10.0 * at, one) for at, one in enumerate(statuses)], NAMES, HERE, world_size)
     return [
         Member(
             id=RankId(node="gpu01", rank=number, local_rank=number, pid=process.pid),
@@ -160,5 +160,5 @@ def test_text_lists_who_differs_and_the_others_are_the_rest() -> None:
 
 
 def test_two_that_are_called_alike_are_nobody() -> None:
-    said = nccl_counts.of_ranks([(0.0, status([7, 7, 7, 6])), (1.0, status([7, 7, 7, 6]))], {}, HERE, 4)
+    said = nccl_counts.counts_by_rank([(0.0, status([7, 7, 7, 6])), (1.0, status([7, 7, 7, 6]))], {}, HERE, 4)
     assert said == {}

@@ -13,9 +13,11 @@ from msgspec import structs
 
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.rank_records import MOST_GROUPS, motion, progress, recorded, shortened, stands
-from hangwatch.collectives.wait_graph import Answer, Stance
+from hangwatch.collectives.wait_graph import Stance
 from hangwatch.model import Member, Motion, RankId
 from hangwatch.model.flight_records import FlightRecord, GroupMembers, GroupStatus, RankRecords
+from hangwatch.verdict import sequence_rules
+from hangwatch.verdict.sequence_rules import Answer
 
 WORLD = "0"
 Numbers = Mapping[str, tuple[int, int]]
@@ -87,7 +89,8 @@ def stances(**by_rank: Stance) -> Callable[[Member], Stance]:
 
 
 def judge(members: Sequence[Member], world_size: int | None = None, **by_rank: Stance) -> Answer:
-    return wait_graph.judge(members, stances(**by_rank), len(members) if world_size is None else world_size)
+    graph = wait_graph.build(members, stances(**by_rank), len(members) if world_size is None else world_size)
+    return sequence_rules.decide(graph)
 
 
 def three_and(numbers: Numbers) -> list[Member]:
@@ -101,13 +104,13 @@ def three_and(numbers: Numbers) -> list[Member]:
 @pytest.mark.parametrize(
     ("numbers", "stance", "kind", "named", "first_look"),
     [
-        (done(5), "elsewhere", "not_come", (3,), ()),
-        (done(5), "unclear", "not_come", (), (3,)),
+        (done(5), "elsewhere", "not_joined", (3,), ()),
+        (done(5), "unclear", "not_joined", (), (3,)),
         (done(5), "waits", "unknown", (), ()),
-        (done(5) | waits(2, "1"), "elsewhere", "not_come", (), (3,)),
-        (done(6), "elsewhere", "everybody", (), ()),
-        (waits(6), "waits", "everybody", (), ()),
-        ({}, "elsewhere", "not_come", (3,), ()),
+        (done(5) | waits(2, "1"), "elsewhere", "not_joined", (), (3,)),
+        (done(6), "elsewhere", "all_joined", (), ()),
+        (waits(6), "waits", "all_joined", (), ()),
+        ({}, "elsewhere", "not_joined", (3,), ()),
     ],
     ids=["elsewhere", "unclear", "in another wait", "with an open one", "gone on", "all come", "never came"],
 )
@@ -115,7 +118,7 @@ def test_what_a_rank_has_open_and_where_it_stands_decides(
     numbers: Numbers, stance: Stance, kind: str, named: tuple[int, ...], first_look: tuple[int, ...]
 ) -> None:
     found = judge(three_and(numbers), r3=stance)
-    assert (found.kind, found.named, found.first_look) == (kind, named, first_look)
+    assert (found.kind, found.named, found.check_first) == (kind, named, first_look)
 
 
 def test_one_round_or_an_operation_that_ended_in_between_tells_nothing() -> None:
@@ -129,16 +132,16 @@ def test_one_round_or_an_operation_that_ended_in_between_tells_nothing() -> None
 def test_where_several_are_awaited_only_who_is_elsewhere_is_named() -> None:
     job = [standing(0, waits(6)), standing(1, waits(6)), *(standing(rank, done(5)) for rank in (2, 3, 4))]
     found = judge(job, r2="unclear", r3="elsewhere", r4="waits")
-    assert (found.kind, found.named, found.first_look) == ("not_come", (3,), ())
+    assert (found.kind, found.named, found.check_first) == ("not_joined", (3,), ())
     found = judge(job, r2="unclear", r3="unclear", r4="unclear")
-    assert (found.kind, found.named, found.first_look) == ("not_come", (), ())
+    assert (found.kind, found.named, found.check_first) == ("not_joined", (), ())
 
 
 def test_more_ranks_than_wait_for_them_are_not_named() -> None:
     """One that was early, and most are still at work: nobody of these is odd."""
     job = [standing(0, waits(6)), *(standing(rank, done(5)) for rank in (1, 2, 3))]
     found = judge(job, r1="elsewhere", r2="elsewhere", r3="elsewhere")
-    assert (found.kind, found.named, found.first_look) == ("not_come", (), ())
+    assert (found.kind, found.named, found.check_first) == ("not_joined", (), ())
     assert judge(job, r1="elsewhere", r2="elsewhere").named == (1, 2)
     assert judge(job[:2], r1="elsewhere").named == (1,)
 
@@ -152,11 +155,11 @@ def test_who_is_held_up_is_named_only_where_nobody_else_may_hold_it() -> None:
 
 def test_a_rank_that_was_not_read_makes_the_answer_less_sure_and_hides_nobody() -> None:
     job = three_and(done(5))
-    assert not judge(job, r3="elsewhere").partly
+    assert not judge(job, r3="elsewhere").graph.is_partial
     found = judge([*job, Member(id=RankId(node="a", rank=4))], r3="elsewhere")
-    assert (found.named, found.partly) == ((3,), True)
+    assert (found.named, found.graph.is_partial) == ((3,), True)
     found = judge(job[:3], world_size=4)
-    assert (found.kind, found.meetings[0].unseen) == ("unknown", (3,))
+    assert (found.kind, found.graph.pending[0].unknown) == ("unknown", (3,))
 
 
 def test_two_worlds_in_one_job_are_not_compared() -> None:
@@ -169,13 +172,13 @@ def test_two_worlds_in_one_job_are_not_compared() -> None:
 
 @pytest.mark.parametrize(
     ("oldest_seconds", "node", "kind"),
-    [(5, "a", "not_come"), (7, "a", "unknown"), (5, "b", "unknown")],
+    [(5, "a", "not_joined"), (7, "a", "unknown"), (5, "b", "unknown")],
     ids=["reaches back", "begins later", "another clock"],
 )
 def test_a_wrapped_buffer_must_reach_back(oldest_seconds: int, node: str, kind: str) -> None:
     own = recorder(record(70, "own", created_unix_ns=oldest_seconds * 10**9), is_wrapped=True)
     found = judge([*three_and({})[:3], member(3, own, node=node)], r3="elsewhere")
-    assert (found.kind, found.named) == (kind, (3,) if kind == "not_come" else ())
+    assert (found.kind, found.named) == (kind, (3,) if kind == "not_joined" else ())
 
 
 def test_another_clock_is_believed_within_a_minute() -> None:
@@ -191,7 +194,7 @@ def test_an_operation_that_has_lost_its_record_is_open() -> None:
         groups=(GroupStatus(group_id=0, last_enqueued=9, last_started=-1, last_completed=5),),
     )
     found = judge([*three_and({})[:3], member(3, lost)], r3="elsewhere")
-    assert (found.kind, found.named, found.first_look) == ("not_come", (), (3,))
+    assert (found.kind, found.named, found.check_first) == ("not_joined", (), (3,))
 
 
 def test_what_torch_has_yet_to_count_is_not_open_where_its_record_shows_its_end() -> None:
@@ -207,7 +210,7 @@ def test_the_same_name_again_is_another_group() -> None:
     again = recorder(record(70), record(71), record(1, group_id=4, id=80), record(2, group_id=4, id=81, state="open"))
     once = recorder(record(70), record(71), record(1, group_id=7, id=80))
     found = judge([*(member(rank, again) for rank in range(3)), member(3, once)], r3="elsewhere")
-    assert (found.kind, found.named) == ("not_come", (3,))
+    assert (found.kind, found.named) == ("not_joined", (3,))
     before = recorder(record(70), record(71))
     assert judge([*(member(rank, again) for rank in range(3)), member(3, before)], r3="elsewhere").kind == "unknown"
 
@@ -231,13 +234,13 @@ def test_a_circle_has_its_lone_member_as_first_look() -> None:
         standing(3, waits(10)),
     ]
     found = judge(job)
-    assert (found.kind, found.circle, found.first_look, found.named) == ("circle", (0, 1), (1,), ())
+    assert (found.kind, found.graph.cycle, found.check_first, found.named) == ("cycle", (0, 1), (1,), ())
 
 
 def test_a_circle_of_two_that_are_both_alone_points_at_nobody() -> None:
     job = [standing(0, {"1": (4, 4), "2": (3, 4)}), standing(1, {"1": (3, 4), "2": (4, 4)})]
     found = judge(job)
-    assert (found.kind, found.circle, found.first_look) == ("circle", (0, 1), ())
+    assert (found.kind, found.graph.cycle, found.check_first) == ("cycle", (0, 1), ())
 
 
 def test_who_waits_for_a_circle_is_not_in_it() -> None:
@@ -247,7 +250,7 @@ def test_who_waits_for_a_circle_is_not_in_it() -> None:
         standing(2, {"3": (9, 9)}),
         standing(3, {"3": (8, 9), "2": (4, 4)}),
     ]
-    assert judge(job).circle == (0, 1)
+    assert judge(job).graph.cycle == (0, 1)
 
 
 # --- mismatches ------------------------------------------------------------------------------------------------------
@@ -257,11 +260,11 @@ def test_another_operation_under_the_same_number() -> None:
     job = three_and({})
     job[3] = member(3, recorder(record(5), record(6, operation="gloo:barrier", state="open")))
     found = judge(job)
-    assert (found.kind, found.first_look, found.named) == ("mismatch", (3,), ())
-    assert found.differs == (("all_reduce", (0, 1, 2)), ("barrier", (3,)))
+    assert (found.kind, found.check_first, found.named) == ("mismatch", (3,), ())
+    assert found.graph.mismatch == (("all_reduce", (0, 1, 2)), ("barrier", (3,)))
 
 
-@pytest.mark.parametrize(("operation", "kind"), [("all_reduce", "mismatch"), ("gather", "everybody")])
+@pytest.mark.parametrize(("operation", "kind"), [("all_reduce", "mismatch"), ("gather", "all_joined")])
 def test_sizes_differ_only_where_they_should_be_equal(operation: str, kind: str) -> None:
     job = [
         member(
@@ -271,7 +274,7 @@ def test_sizes_differ_only_where_they_should_be_equal(operation: str, kind: str)
         for rank in range(4)
     ]
     found = judge(job)
-    assert (found.kind, found.first_look) == (kind, (2,) if kind == "mismatch" else ())
+    assert (found.kind, found.check_first) == (kind, (2,) if kind == "mismatch" else ())
 
 
 def nccl(*records: FlightRecord, names: Sequence[str] = ("1", "2")) -> RankRecords:
@@ -284,8 +287,8 @@ def test_another_order_of_the_same_operations() -> None:
     turned = [record(5, "2", id=1, group_id=2, state="open"), record(3, "1", id=2, state="open")]
     job = [member(rank, nccl(*(turned if rank == 1 else ordered))) for rank in range(4)]
     found = judge(job)
-    assert (found.kind, found.first_look) == ("mismatch", (1,))
-    assert judge([member(rank, nccl(*ordered)) for rank in range(4)]).kind == "everybody"
+    assert (found.kind, found.check_first) == ("mismatch", (1,))
+    assert judge([member(rank, nccl(*ordered)) for rank in range(4)]).kind == "all_joined"
 
 
 AHEAD = (waits(7), waits(6), waits(8), waits(6))
@@ -295,15 +298,15 @@ AHEAD = (waits(7), waits(6), waits(8), waits(6))
 def test_to_what_all_have_come_and_some_are_still_in() -> None:
     job = [standing(rank, numbers) for rank, numbers in enumerate(AHEAD)]
     found = judge(job)
-    assert (found.kind, found.named, found.first_look) == ("still_open", (), ())
-    assert (found.meetings[0].number, found.meetings[0].waiting) == (6, (1, 3))
-    assert [one.number for one in found.meetings] == [6, 7, 8]
+    assert (found.kind, found.named, found.check_first) == ("still_open", (), ())
+    assert (found.graph.pending[0].number, found.graph.pending[0].waiting) == (6, (1, 3))
+    assert [one.number for one in found.graph.pending] == [6, 7, 8]
 
 
 def test_it_is_not_told_of_ranks_that_do_something_else_nor_where_not_all_are_known() -> None:
     job = [standing(rank, numbers) for rank, numbers in enumerate(AHEAD)]
     assert judge(job, world_size=8).kind == "unknown"
-    assert judge(job, r3="elsewhere").kind == "not_come"
+    assert judge(job, r3="elsewhere").kind == "not_joined"
     assert judge(job, r3="unclear").kind == "unknown"
     assert judge([*job[:3], standing(3, done(6))]).kind == "unknown", (
         "it is done with 6, and waits in what no record shows"
@@ -315,7 +318,7 @@ def test_it_is_not_told_of_ranks_that_do_something_else_nor_where_not_all_are_kn
 def test_everybody_has_come_only_where_all_members_are_known() -> None:
     assert judge([standing(rank, waits(3, "1")) for rank in range(4)]).kind == "unknown"
     assert judge([standing(rank, waits(6)) for rank in range(4)], world_size=8).kind == "unknown"
-    assert judge([standing(rank, waits(6)) for rank in range(4)]).kind == "everybody"
+    assert judge([standing(rank, waits(6)) for rank in range(4)]).kind == "all_joined"
 
 
 # --- NCCL's own traits ------------------------------------------------------------------------------------------------
@@ -362,9 +365,9 @@ def test_the_order_of_ranks_does_not_matter(job: Drawn, random: object) -> None:
 def test_nobody_is_named_who_was_not_read_or_waits(job: Drawn) -> None:
     members, by_rank = drawn(job)
     found = judge(members, **by_rank)
-    assert all(job[rank][2] for rank in (*found.named, *found.first_look, *found.circle))
+    assert all(job[rank][2] for rank in (*found.named, *found.check_first, *found.graph.cycle))
     assert all(by_rank[f"r{rank}"] in ("elsewhere", "held") for rank in found.named)
-    assert not set(found.named) & set(found.first_look)
+    assert not set(found.named) & set(found.check_first)
 
 
 @given(JOBS)
@@ -375,8 +378,8 @@ def test_a_rank_that_is_not_read_never_makes_the_answer_surer(job: Drawn) -> Non
         fewer = [Member(id=RankId(node="a", rank=one.id.rank)) if one.id.rank == rank else one for one in members]
         less = judge(fewer, **by_rank)
         assert set(less.named) <= set(range(len(members))) - {rank}
-        assert less.partly or less == Answer("unknown")
-        if less.kind == "everybody":
+        assert less.graph.is_partial or less == Answer("unknown")
+        if less.kind == "all_joined":
             raise AssertionError(found)
 
 

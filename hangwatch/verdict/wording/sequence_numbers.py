@@ -1,4 +1,4 @@
-"""Pure: what sequence numbers tell of ranks, in words: as the headline of a finding, and as evidence."""
+"""Pure: the sentences on sequence numbers: the headline of a finding, and its evidence."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Literal
 
 from hangwatch import words
 from hangwatch.collectives import nccl_counts
-from hangwatch.collectives.wait_graph import Answer, Meeting
+from hangwatch.collectives.wait_graph import PendingOperation
 from hangwatch.model import STOPPED_STATES, Evidence, Group, Member, RankId
 from hangwatch.stacks import activity
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import Scene, open_operations, process_of, waits_for
+from hangwatch.verdict.sequence_rules import Answer
 from hangwatch.verdict.wording import clauses, sentences
 
 _SHOWN = 4
@@ -20,18 +21,18 @@ _MOST_IDS = 64
 _NO_DESCRIPTION = "undefined"  # of a group that was made without one: torch/distributed/distributed_c10d.py
 
 
-def evidence(found: Answer) -> tuple[Evidence, ...]:
-    """What is waited for, by number, as evidence beside any verdict."""
-    return tuple(_sequence(one, _meeting(one)) for one in found.meetings[:_SHOWN])
+def evidence(answer: Answer) -> tuple[Evidence, ...]:
+    """The pending operations, as evidence beside any verdict."""
+    return tuple(_sequence(one, _pending(one)) for one in answer.graph.pending[:_SHOWN])
 
 
-def open_then(found: Answer) -> tuple[Evidence, ...]:
-    """What was open at one moment, by number, of which nothing says for how long."""
-    return tuple(_sequence(one, _open_then(one)) for one in found.meetings[:_SHOWN])
+def open_then(answer: Answer) -> tuple[Evidence, ...]:
+    """The operations that were open at one moment; nothing shows for how long."""
+    return tuple(_sequence(one, _open_then(one)) for one in answer.graph.pending[:_SHOWN])
 
 
-def _sequence(one: Meeting, message: str) -> Evidence:
-    ids = tuple(RankId(rank=rank) for rank in (*one.missing, *one.waiting)[:_MOST_IDS])
+def _sequence(pending: PendingOperation, message: str) -> Evidence:
+    ids = tuple(RankId(rank=rank) for rank in (*pending.missing, *pending.waiting)[:_MOST_IDS])
     return Evidence(kind="sequence", message=message, ranks=ids)
 
 
@@ -53,66 +54,65 @@ def _ranks(ranks: Sequence[int]) -> str:
     return words.who([RankId(rank=rank) for rank in ranks])
 
 
-def group_words(one: Meeting) -> str:
-    """What people call a group: the default group, or its description with its ranks."""
-    if one.is_default:
+def group_words(pending: PendingOperation) -> str:
+    """The name of a group for people: the default group, or its description with its ranks."""
+    if pending.is_default:
         return "the default group"
-    described = "" if one.description == _NO_DESCRIPTION else one.description
-    called = words.elided(words.printable(described), _DESCRIPTION_SHOWN)
-    return f"{called or 'the group'} of {_ranks(one.members)}"
+    description = "" if pending.description == _NO_DESCRIPTION else pending.description
+    return f"{words.elided(description, _DESCRIPTION_SHOWN) or 'the group'} of {_ranks(pending.members)}"
 
 
-def _of(one: Meeting) -> str:
-    return f"{words.elided(words.printable(one.operation), _DESCRIPTION_SHOWN)} {one.number:,} of {group_words(one)}"
+def _operation(pending: PendingOperation) -> str:
+    return f"{words.elided(pending.operation, _DESCRIPTION_SHOWN)} {pending.number:,} of {group_words(pending)}"
 
 
-def _listed(meetings: Sequence[Meeting]) -> str:
-    shown = [_of(one) for one in meetings[:_SHOWN]]
+def _operations(pending: Sequence[PendingOperation]) -> str:
+    shown = list(map(_operation, pending[:_SHOWN]))
     return words.listing(shown) if shown else "nothing"
 
 
-def _since(one: Meeting) -> str:
-    return f"for {words.duration(round(one.seconds) or one.seconds)}"
+def _since(pending: PendingOperation) -> str:
+    return f"for {words.duration(round(pending.seconds) or pending.seconds)}"
 
 
-def _meeting(one: Meeting) -> str:
-    waits = "waits" if len(one.waiting) == 1 else "wait"
-    parts = [f"{_ranks(one.waiting)} {waits} in {_of(one)} {_since(one)}", *_others(one)]
-    left = None if one.timeout_seconds is None else one.timeout_seconds - one.seconds
-    if one.timeout_seconds is not None and left is not None and left > 0:
-        parts.append(f"its time-out of {words.duration(one.timeout_seconds)} is over in {words.duration(round(left))}")
+def _pending(pending: PendingOperation) -> str:
+    wait = "waits" if len(pending.waiting) == 1 else "wait"
+    parts = [f"{_ranks(pending.waiting)} {wait} in {_operation(pending)} {_since(pending)}", *_others(pending)]
+    if pending.timeout_seconds is not None and pending.timeout_seconds > pending.seconds:
+        rest = words.duration(round(pending.timeout_seconds - pending.seconds))
+        parts.append(f"its time-out of {words.duration(pending.timeout_seconds)} is over in {rest}")
     return "; ".join(parts)
 
 
-def _open_then(one: Meeting) -> str:
-    return "; ".join([f"{_of(one)} was open on {_ranks(one.waiting)}", *_others(one)])
+def _open_then(pending: PendingOperation) -> str:
+    return "; ".join([f"{_operation(pending)} was open on {_ranks(pending.waiting)}", *_others(pending)])
 
 
-def _others(one: Meeting) -> Iterator[str]:
-    """Which ranks have not come, and of which it is not known."""
-    if one.missing:
-        yield f"{_ranks(one.missing)} {'has' if len(one.missing) == 1 else 'have'} not come"
-    if one.unseen:
-        yield f"of {_ranks(one.unseen)} it is not known"
-    if not one.missing and not one.unseen:
-        yield "all of its ranks have come" if one.is_whole else "who else is in it is not known"
+def _others(pending: PendingOperation) -> Iterator[str]:
+    """The ranks that have not joined, and those of which that is not known."""
+    if pending.missing:
+        yield f"{_ranks(pending.missing)} {'has' if len(pending.missing) == 1 else 'have'} not come"
+    if pending.unknown:
+        yield f"of {_ranks(pending.unknown)} it is not known"
+    if not pending.missing and not pending.unknown:
+        yield "all of its ranks have come" if pending.is_whole else "who else is in it is not known"
 
 
 def not_come(finding: Finding) -> str:
-    """Which ranks have not come to what, which wait there since when, and what the missing ones do instead."""
-    found = finding.answer
-    ranks = found.named or found.first_look
-    meeting = max(
-        (one for one in found.meetings if set(ranks) & set(one.missing)),
-        key=lambda one: (len(set(ranks) & set(one.missing)), len(one.waiting)),
+    """The ranks that have not joined, in which operation others wait for them, and what they do instead."""
+    ranks = set(finding.answer.named or finding.answer.check_first)
+    pending = max(
+        (one for one in finding.answer.graph.pending if not ranks.isdisjoint(one.missing)),
+        key=lambda one: (len(ranks.intersection(one.missing)), len(one.waiting)),
     )
-    have, wait = "has" if len(ranks) == 1 else "have", "waits" if len(meeting.waiting) == 1 else "wait"
-    doing = "; ".join(_doing(group) for group in finding.suspects[:_SHOWN])
-    said = (
-        f"{_ranks(ranks)} {have} not come to {_of(meeting)}, where {_ranks(meeting.waiting)} {wait} {_since(meeting)}"
-    )
-    said = said[:1].upper() + said[1:]
-    return f"{said}. {doing[:1].upper()}{doing[1:]}."
+    have, wait = "has" if len(ranks) == 1 else "have", "waits" if len(pending.waiting) == 1 else "wait"
+    late = _sentence(f"{_ranks(sorted(ranks))} {have} not come to {_operation(pending)}")
+    doing = _sentence("; ".join(_doing(group) for group in finding.suspects[:_SHOWN]))
+    return f"{late}, where {_ranks(pending.waiting)} {wait} {_since(pending)}. {doing}."
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _doing(group: Group) -> str:
@@ -133,15 +133,15 @@ def may_not_come(finding: Finding) -> str:
 
 
 def _why_not_named(finding: Finding) -> str:
-    found, groups, members = finding.answer, finding.suspects, finding.members
-    if found.by_counts and any(map(nccl_counts.is_ahead, members)):
+    by_counts, members = finding.answer.by_counts, finding.members
+    if by_counts and any(map(nccl_counts.is_ahead, members)):
         return "In another communicator others are behind it, for whom it may wait."
-    if found.by_counts and any(waits_for(group) in {"ranks", "gpu"} for group in groups):
+    if by_counts and any(waits_for(group) in {"ranks", "gpu"} for group in finding.suspects):
         return "Its stack shows a wait, too: for whom, NCCL's counts do not tell."
     if len(members) == 1 and (asks := members[0].asks_rank or _asks_by_call(members[0], finding.scene)):
         return f"{_ASKS_RANK[asks]} waits for what another rank of the job may give, by the kernel's word."
-    still_open = [one for member in members for one in open_operations(member)]
-    if any(one.by_main for one in still_open):
+    still_open = [operation for member in members for operation in open_operations(member)]
+    if any(operation.by_main for operation in still_open):
         return "An operation of its own is open as well, for which others may have to come."
     if still_open:
         return "Another thread of it has an operation open, for which it may wait."
@@ -149,70 +149,74 @@ def _why_not_named(finding: Finding) -> str:
 
 
 def _asks_by_call(member: Member, scene: Scene) -> Literal["main"] | None:
-    """True ("main") if it receives from another rank: of a Unix socket only its call tells that."""
+    """Return "main" if its call receives from another rank; for a Unix socket only the call shows that."""
     others = scene.processes - {process_of(member)}
     behind = member.kernel_call.behind if member.receives and member.kernel_call is not None else ()
-    return "main" if any((member.id.node, one.other_pid) in others for one in behind if one.other_pid) else None
+    return "main" if any((member.id.node, peer.other_pid) in others for peer in behind if peer.other_pid) else None
 
 
 def circle(finding: Finding) -> str:
     """The headline for ranks that wait for each other."""
-    found, ways = finding.answer, []
-    for rank in found.circle[:_SHOWN]:
-        meeting = next(one for one in found.meetings if rank in one.waiting and set(one.missing) & set(found.circle))
-        awaited = [other for other in meeting.missing if other in found.circle]
-        company = [other for other in meeting.waiting if other != rank]
-        beside = f", as {_ranks(company)} {'does' if len(company) == 1 else 'do'}" if company else ""
-        ways.append(f"{_ranks([rank])} for {_ranks(awaited)} in {_of(meeting)}{beside}")
-    said = f"{_ranks(found.circle)} wait for each other: {'; '.join(ways)}."
-    return said[:1].upper() + said[1:]
+    graph, waits = finding.answer.graph, []
+    for rank in graph.cycle[:_SHOWN]:
+        pending = next(one for one in graph.pending if rank in one.waiting and set(one.missing) & set(graph.cycle))
+        awaited = [other for other in pending.missing if other in graph.cycle]
+        company = [other for other in pending.waiting if other != rank]
+        too = f", as {_ranks(company)} {'does' if len(company) == 1 else 'do'}" if company else ""
+        waits.append(f"{_ranks([rank])} for {_ranks(awaited)} in {_operation(pending)}{too}")
+    return _sentence(f"{_ranks(graph.cycle)} wait for each other: {'; '.join(waits)}.")
 
 
 def mismatch(finding: Finding) -> str:
     """The headline for ranks of one group that do not do the same."""
-    found = finding.answer
-    sides = "; ".join(f"{_ranks(ranks)}: {words.printable(what)}" for what, ranks in found.differs[:_SHOWN])
-    same = f"The ranks of one group do not do the same ({_listed(found.meetings[:1])})"
-    return f"{same}. {sides[:1].upper()}{sides[1:]}."
+    graph = finding.answer.graph
+    sides = "; ".join(f"{_ranks(ranks)}: {words.printable(text)}" for text, ranks in graph.mismatch[:_SHOWN])
+    return f"The ranks of one group do not do the same ({_operations(graph.pending[:1])}). {_sentence(sides)}."
 
 
 def still_open(finding: Finding) -> str:
-    """To what all have come and some are still in; with a root, ranks that name different ones never end it."""
-    first = finding.answer.meetings[0]
-    is_rooted = activity.is_marked("rooted", first.operation)
-    root = "for another root (src or dst) in its call on one of them, then " if is_rooted else ""
+    """The headline for an operation that all have joined and some are still in.
+
+    A collective with a root never ends if ranks name different roots.
+    """
+    first = finding.answer.graph.pending[0]
+    root = "for another root (src or dst) in its call on one of them, then " if _is_rooted(first) else ""
     inside = f"{_ranks(first.waiting)} are still in it ({_since(first)})"
     return (
-        f"All its ranks have come to {_of(first)}, and {inside}: nobody is late for it, and what others wait in comes "
-        f"after it. Look {root}at {_ALL_GPUS.removeprefix('Look at ')}"
+        f"All its ranks have come to {_operation(first)}, and {inside}: nobody is late for it, and what others wait in "
+        f"comes after it. Look {root}at {_ALL_GPUS.removeprefix('Look at ')}"
     )
+
+
+def _is_rooted(pending: PendingOperation) -> bool:
+    return activity.is_marked("rooted", pending.operation)
 
 
 def not_reached(finding: Finding) -> str:
     """The headline for ranks that do not answer NCCL."""
-    found = finding.answer
-    said = f"{_ranks(found.first_look)} {'does' if len(found.first_look) == 1 else 'do'} not answer NCCL itself"
-    return f"{said[:1].upper()}{said[1:]}, whose threads reach the others of their communicators."
+    lost = finding.answer.check_first
+    do = "does" if len(lost) == 1 else "do"
+    silent = _sentence(f"{_ranks(lost)} {do} not answer NCCL itself")
+    return f"{silent}, whose threads reach the others of their communicators."
 
 
 def everybody(finding: Finding) -> str:
-    """The headline where all have come: it is no rank's CPU, but maybe one GPU."""
-    found, odd = finding.answer, finding.odd_gpu
-    came = (
+    """The headline if all have joined: no rank's CPU is the cause, but one GPU may be."""
+    pending, odd = finding.answer.graph.pending, finding.odd_gpu
+    joined = (
         "By NCCL's own counts every rank has launched as much in each communicator, and nothing more since it was "
         "asked first: no rank's CPU is behind."
-        if found.by_counts
-        else f"Everybody has come to {_listed(found.meetings)}, open {_since(found.meetings[0])}: "
-        "no rank's CPU is behind."
+        if finding.answer.by_counts
+        else f"Everybody has come to {_operations(pending)}, open {_since(pending[0])}: no rank's CPU is behind."
     )
     if odd is None or odd.member.id.rank is None:
-        return f"{came} {_ALL_GPUS}"
-    return f"{came} Of {_ranks([odd.member.id.rank])} {sentences.odd_gpu(odd)}."
+        return f"{joined} {_ALL_GPUS}"
+    return f"{joined} Of {_ranks([odd.member.id.rank])} {sentences.odd_gpu(odd)}."
 
 
 def contradiction(finding: Finding) -> str:
     """Why the ranks that the stacks would name are not named."""
     ids = [member.id for member in finding.members]
     who, have = words.who(ids), "has" if len(ids) == 1 else "have"
-    came = _listed(finding.answer.meetings)
-    return f"by stacks {who} would be accused, but by sequence numbers {who} {have} come to {came}"
+    joined = _operations(finding.answer.graph.pending)
+    return f"by stacks {who} would be accused, but by sequence numbers {who} {have} come to {joined}"

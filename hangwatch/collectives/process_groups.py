@@ -1,0 +1,127 @@
+"""Pure: the records of all ranks -> the process groups in which a rank waits, and how far each member has come.
+
+A rank *has joined* a collective of a group if it has a record there with that number or a higher one. It *has not
+joined* if its recorder reaches back before the first peer's record of that collective and holds none. Otherwise that is
+*unknown*.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from hangwatch.model import Enqueued, GroupRecords, Member
+from hangwatch.model.flight_records import Library
+
+DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
+_MOST_DIFFERENT_CLOCKS_SECONDS = 60.0
+_MOST_MEMBERS = 1 << 20
+
+
+class ProcessGroup(NamedTuple):
+    """A process group in which a rank waits.
+
+    `records` are those of each rank that has any in this group, `waits` the collective in which each waiting rank is.
+    `members` are the ranks of the group as far as they are known, all of them if `is_whole`. `newest` is the number of
+    the newest collective that each member has enqueued, 0 for none; for the members in `unknown` it is not known.
+    """
+
+    library: Library
+    name: str
+    records: Mapping[int, GroupRecords]
+    waits: Mapping[int, Enqueued]
+    members: tuple[int, ...]
+    is_whole: bool
+    newest: Mapping[int, int]
+    unknown: frozenset[int]
+
+    @property
+    def generations(self) -> set[int]:
+        """How often its members have made a group of this name. Numbers of different generations are not compared."""
+        return {records.generation for records in self.records.values()}
+
+    def __str__(self) -> str:
+        return f"{next(iter(self.records.values())).description or 'group'} ({self.name})"
+
+
+def waits_in(records: GroupRecords) -> Enqueued | None:
+    """Return the collective in which a rank waits in one group: the oldest that stays open. Later ones follow it."""
+    stay_open = (one for one in records.operations if one.stays_open and not one.is_p2p)
+    return min(stay_open, key=lambda one: one.number, default=None)
+
+
+def find_groups(by_rank: Mapping[int, Member], world_size: int | None) -> list[ProcessGroup]:
+    """Return the process groups in which a rank waits, by library and name."""
+    every: dict[tuple[Library, str], dict[int, GroupRecords]] = defaultdict(dict)
+    for rank, member in by_rank.items():
+        for recorder in member.recorded:
+            for records in recorder.groups:
+                every[records.library, records.name][rank] = records
+    groups = []
+    for (library, name), by_member in sorted(every.items()):
+        waits = {rank: wait for rank, records in by_member.items() if (wait := waits_in(records)) is not None}
+        if waits:
+            members, is_whole = _members(by_member, by_rank, world_size)
+            newest = _newest_numbers(by_member, waits, members, by_rank)
+            unknown = frozenset(members) - newest.keys()
+            groups.append(ProcessGroup(library, name, by_member, waits, members, is_whole, newest, unknown))
+    return groups
+
+
+def _members(
+    records: Mapping[int, GroupRecords], by_rank: Mapping[int, Member], world_size: int | None
+) -> tuple[tuple[int, ...], bool]:
+    """Return the members of a group, and True if they are all.
+
+    They are all ranks in the default group, else those that NCCL lists, else the ranks with a record in the group.
+    """
+    first = next(iter(records.values()))
+    if (first.name, first.description) == DEFAULT_GROUP:
+        ranks = {*by_rank, *range(min(world_size or 0, _MOST_MEMBERS))}
+        return tuple(sorted(ranks)), len(ranks) == world_size
+    listed = {one.ranks for one in records.values()}
+    ranges = listed.pop() if len(listed) == 1 else ()
+    if ranges and sum(last + 1 - start for start, last in ranges) <= _MOST_MEMBERS:
+        ranks = {rank for start, last in ranges for rank in range(start, last + 1)}
+        return tuple(sorted(ranks | records.keys())), ranks >= records.keys()
+    return tuple(sorted(records)), False
+
+
+def _newest_numbers(
+    records: Mapping[int, GroupRecords],
+    waits: Mapping[int, Enqueued],
+    members: tuple[int, ...],
+    by_rank: Mapping[int, Member],
+) -> dict[int, int]:
+    """Return the number of the newest collective of each member for which it is known, 0 for none."""
+    generations = {one.generation for one in records.values()}
+    newest = {rank: one.number for rank, one in records.items()} if len(generations) == 1 else {}
+    if generations == {1}:
+        lowest = min(wait.number for wait in waits.values())
+        earliest: dict[str | None, float] = {}
+        for rank, wait in waits.items():
+            if wait.number == lowest:
+                node, created = by_rank[rank].id.node, wait.created_unix_seconds
+                earliest[node] = min(earliest.get(node, created), created)
+        library = next(iter(records.values())).library
+        silent = (rank for rank in members if rank not in records)
+        newest |= {rank: 0 for rank in silent if _reaches_back(by_rank.get(rank), library, earliest)}
+    return newest
+
+
+def _reaches_back(member: Member | None, library: Library, earliest: Mapping[str | None, float]) -> bool:
+    """True if the recorder of a rank without a record in a group begins before the `earliest` record of its peers.
+
+    `earliest` is by node: clocks of other nodes may differ.
+    """
+    recorder = next((one for one in member.recorded if one.library == library), None) if member else None
+    if member is None or recorder is None:
+        return False
+    if not recorder.is_wrapped:
+        return True
+    oldest = recorder.oldest_unix_seconds
+    return oldest is not None and all(
+        oldest < seconds - (0.0 if node is not None and node == member.id.node else _MOST_DIFFERENT_CLOCKS_SECONDS)
+        for node, seconds in earliest.items()
+    )

@@ -1,0 +1,121 @@
+"""Pure: the rules on sequence numbers: a wait-for graph -> the ranks that `judge` may name, or has to check first.
+
+Of the awaited ranks only one that has no operation of its own open, and waits for no rank by its stack and the kernel,
+is named. Flight recorders come first. Where they show nothing, NCCL's own counts are read, which are weaker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from hangwatch.collectives import nccl_counts, wait_graph
+from hangwatch.collectives.wait_graph import PendingOperation, Stance, WaitGraph
+from hangwatch.model import Member, Motion
+
+Kind = Literal["not_joined", "cycle", "mismatch", "all_joined", "still_open", "not_reached", "unknown"]
+
+
+class Answer(NamedTuple):
+    """What follows from a wait-for graph: ranks to name, or to check first. `by_counts`: it is of NCCL's own counts.
+
+    The pending operation that matters most is the first of the graph.
+    """
+
+    kind: Kind
+    graph: WaitGraph = WaitGraph()
+    named: tuple[int, ...] = ()
+    check_first: tuple[int, ...] = ()
+    by_counts: bool = False
+
+
+def decide(graph: WaitGraph) -> Answer:
+    """Return what follows from the records of flight recorders."""
+    answer = Answer("unknown", graph)
+    if graph.mismatch:
+        return answer._replace(kind="mismatch", check_first=_lone_side(graph))
+    if graph.awaited:
+        return _decide_on_awaited(answer)
+    return answer._replace(kind="all_joined") if graph.is_complete else answer
+
+
+def _decide_on_awaited(answer: Answer) -> Answer:
+    """Some ranks have not joined: what they have open decides, then what stack and kernel say of them."""
+    graph, stances = answer.graph, answer.graph.awaited
+    for stance in ("elsewhere", "held"):  # a rank that waits for nothing may be what holds up one in "held"
+        if named := tuple(rank for rank, its in stances.items() if its == stance and rank not in graph.busy):
+            waiting = graph.waiting | {rank for rank, its in stances.items() if its == "waits"}
+            return answer._replace(kind="not_joined", named=named if len(named) <= len(waiting) else ())
+    if busy := tuple(rank for rank, its in stances.items() if its in ("elsewhere", "held")):
+        return answer._replace(kind="not_joined", check_first=busy)
+    if graph.cycle:
+        return answer._replace(kind="cycle", check_first=_lone_waiter(graph))
+    if still_open := _find_still_open(graph):
+        others = (one for one in graph.pending if one not in still_open)
+        return answer._replace(kind="still_open", graph=graph._replace(pending=(*still_open, *others)))
+    idle = tuple(rank for rank in stances if rank not in graph.busy)
+    if not idle or any(stances[rank] == "waits" for rank in idle):
+        return answer
+    return answer._replace(kind="not_joined", check_first=idle if len(idle) == 1 else ())
+
+
+def _lone_side(graph: WaitGraph) -> tuple[int, ...]:
+    """Return the one rank that differs from several others in a mismatch; () if there is none."""
+    more, fewest = (ranks for _, ranks in graph.mismatch[-2:])
+    return fewest if len(fewest) == 1 and len(more) > 1 else ()
+
+
+def _lone_waiter(graph: WaitGraph) -> tuple[int, ...]:
+    """Return the one rank of a cycle that waits alone, if all others of the cycle wait with other ranks."""
+    company: dict[int, int] = {}
+    for operation in graph.pending:
+        for rank in operation.waiting:
+            company[rank] = max(company.get(rank, 0), len(operation.waiting))
+    alone = tuple(rank for rank in graph.cycle if company.get(rank) == 1)
+    return alone if len(alone) == 1 else ()
+
+
+def _find_still_open(graph: WaitGraph) -> tuple[PendingOperation, ...]:
+    """Return what all members have joined and several are still in, if all awaited ranks wait in open operations.
+
+    A single rank that is still in it may be the cause itself.
+    """
+    if not graph.waiting.issuperset(graph.awaited) or set(graph.awaited.values()) != {"waits"}:
+        return ()
+    joined_by_all = (one for one in graph.pending if one.is_whole and not one.missing and not one.unknown)
+    return tuple(one for one in joined_by_all if len(one.waiting) > 1)
+
+
+def answer_of(members: Sequence[Member], stance: Callable[[Member], Stance], world_size: int | None) -> Answer:
+    """Return what follows from flight recorders; from NCCL's own counts where no recorder shows a pending operation.
+
+    By counts a rank is named as by a flight recorder. A rank that is behind but not named is checked first, else a rank
+    that NCCL does not reach.
+    """
+    recorded = decide(wait_graph.build(members, stance, world_size))
+    if recorded.graph.pending:
+        return recorded
+    if all(member.nccl_ras is None for member in members):
+        return Answer("unknown", by_counts=True)
+
+    def decide_by_counts(may_wait: Callable[[Member], bool]) -> Answer:
+        return decide(nccl_counts.build(members, stance, world_size, may_wait))._replace(by_counts=True)
+
+    answer = decide_by_counts(lambda member: stance(member) == "waits")
+    if answer.named:
+        return answer
+    answer = decide_by_counts(lambda member: member.motion is not Motion.MOVING)
+    if answer.kind == "cycle":
+        return answer
+    pending = answer.graph.pending
+    behind = tuple(sorted({rank for operation in pending for rank in operation.missing}))
+    ahead = {rank for operation in pending for rank in operation.waiting}
+    if behind and len(behind) <= len(ahead):
+        return answer._replace(kind="not_joined", named=(), check_first=behind)
+    answer = answer._replace(kind="unknown", check_first=())
+    lost = tuple(member.id.rank for member in members if nccl_counts.is_lost(member) and member.id.rank is not None)
+    if lost and 2 * len(lost) <= len(members):
+        return answer._replace(kind="not_reached", check_first=lost)
+    if all(nccl_counts.is_even(member) and stance(member) == "waits" for member in members):
+        return answer._replace(kind="all_joined")
+    return answer

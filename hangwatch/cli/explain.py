@@ -29,11 +29,12 @@ from hangwatch.explain.flight_dumps import rank_recorders, recorder_dump
 from hangwatch.explain.flight_dumps.safe_pickle import MOST_BYTES as MOST_RECORDER_BYTES
 from hangwatch.explain.logs import kernel_text, log_evidence
 from hangwatch.formats import bounded_read, incident_file
-from hangwatch.model import MOST_RANKS, Grouping, Incident, Job, Verdict
+from hangwatch.model import MOST_RANKS, Grouping, Incident, Job, Supplement, Verdict
 from hangwatch.report import as_json
 from hangwatch.stacks.activity import load as load_activities
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge, recorder_dumps
+from hangwatch.verdict.supplements import complete
 
 LONGEST_LINE_BYTES = 16 << 20  # `py-spy dump --json` may print one line
 MOST_BYTES = 4 << 30  # of one file or of standard input
@@ -111,14 +112,15 @@ def _answer(
     grouping = replace(grouping, notes=(*grouping.notes, *collected.notes))
     grouping = recorder_dumps.with_records(grouping, recorders.timed, recorders.opened_before_unix_seconds)
     job = incidents[0].job if incidents else None
-    verdict = judge.judge(grouping, _ranks_here(incidents) if not files else None) if dumps else None
+    ranks_here = _ranks_here(incidents) if not files else None
+    verdict = judge.judge(grouping, ranks_here, recorders.by_rank) if dumps else None
     if verdict is not None and recorders.by_rank:
-        verdict = recorder_dumps.qualify(verdict, grouping, recorders.by_rank)
-        verdict = replace(verdict, evidence=(*verdict.evidence, *recorders.evidence))
+        verdict = complete(verdict, Supplement(evidence=recorders.evidence))
     if collected.logs:
-        verdict = log_evidence.judge(verdict, collected.logs)
+        verdict = complete(verdict, log_evidence.supplement(collected.logs))
     if verdict is None or collected.kernel:
-        verdict = kernel_text.judge(verdict, collected.kernel, [member.id for member in grouping.members])
+        ids = [member.id for member in grouping.members]
+        verdict = complete(verdict, kernel_text.supplement(collected.kernel, ids))
     return grouping, verdict, job
 
 

@@ -71,6 +71,6 @@ from hangwatch.model.dumps import (
     Capture,
 )
 from hangwatch.model.groups import Enqueued, GroupRecords, Recorded, Stay, Member, Group, Grouping, gaps, spans
-from hangwatch.model.verdicts import Confidence, Evidence, FirstLook, Verdict
+from hangwatch.model.verdicts import Confidence, Evidence, FirstLook, Supplement, Verdict
 from hangwatch.model.incidents import CRASHED, INCIDENT_VERSION, MOST_RANKS, PowerSeries, TimelineEntry, Incident
 from hangwatch.model.checks import CheckStatus, CheckVerdict, Point, CheckResult

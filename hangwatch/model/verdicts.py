@@ -1,4 +1,4 @@
-"""Verdicts: hang.culprit -> progress, report."""
+"""Verdicts: verdict -> state, report."""
 
 from __future__ import annotations
 
@@ -45,3 +45,17 @@ class Verdict(Value, frozen=True):
     confidence: Confidence = Confidence.NONE
     evidence: tuple[Evidence, ...] = ()
     first_look: tuple[FirstLook, ...] = ()
+
+
+class Supplement(Value, frozen=True):
+    """Facts beside a capture: from logs, the kernel's log or environments. `verdict.supplements` adds them.
+
+    `headline` is the message of a verdict on these facts alone. A verdict that names no rank gets the `sentence`, and
+    `check_first` if it has no such rank; with `only_if_stuck` only if the job neither progresses nor rests.
+    """
+
+    evidence: tuple[Evidence, ...] = ()
+    headline: str = ""
+    sentence: str = ""
+    check_first: tuple[FirstLook, ...] = ()
+    only_if_stuck: bool = False

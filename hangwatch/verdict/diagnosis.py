@@ -18,6 +18,7 @@ from hangwatch.model import (
     Motion,
     RankId,
     Signature,
+    Supplement,
     TimelineEntry,
     Value,
     Verdict,
@@ -25,6 +26,7 @@ from hangwatch.model import (
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import environment_diff, judge
+from hangwatch.verdict.supplements import complete
 
 if TYPE_CHECKING:
     from hangwatch.explain.logs.merged_logs import RankLog
@@ -100,11 +102,11 @@ def _verdict(grouping: Grouping, taken: Capture, ranks_here: int | None, logs: S
     if logs:
         from hangwatch.explain.logs import log_evidence
 
-        verdict = log_evidence.beside(verdict, logs, here)
-    if taken.environment is None:
-        return verdict
-    beside = environment_diff.as_evidence(taken.environment, (*verdict.named, *verdict.first_look))
-    return replace(verdict, evidence=(*verdict.evidence, *beside))
+        verdict = complete(verdict, log_evidence.supplement_of_live_job(logs, here))
+    if taken.environment is not None:
+        differences = environment_diff.as_evidence(taken.environment, (*verdict.named, *verdict.first_look))
+        verdict = complete(verdict, Supplement(evidence=tuple(differences)))
+    return verdict
 
 
 def _without_motion_of(group: Group, ranks: Collection[RankId]) -> Group:

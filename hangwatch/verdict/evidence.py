@@ -43,6 +43,9 @@ def gather(finding: Finding, scene: Scene) -> tuple[Evidence, ...]:
         return tuple(context(scene.grouping))
     is_named = finding.is_named and finding.kind != "MountSilent"
     numbers = sequence_numbers.evidence(finding.answer)
+    open_then = sequence_numbers.open_then(finding.open_then)
+    if finding.kind == "RecordsOnly":
+        return (*numbers, *open_then)
     evidence: list[Evidence] = []
     if finding.by_numbers:
         evidence += (structs.replace(one, supports=True if is_named else None) for one in numbers)
@@ -55,7 +58,7 @@ def gather(finding: Finding, scene: Scene) -> tuple[Evidence, ...]:
         evidence += numbers
         is_told = scene.health is not None or finding.kind == "WrongInterface"
         evidence += () if is_told or finding.answer.graph.have_met else enclosed(scene.grouping)
-    return (*evidence, *_of_all(finding, scene))
+    return (*evidence, *_of_all(finding, scene), *open_then)
 
 
 def _of_all(finding: Finding, scene: Scene) -> Iterator[Evidence]:

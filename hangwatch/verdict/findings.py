@@ -47,7 +47,8 @@ class Finding(NamedTuple):
     `others` are the other ranks with a stack. `rule` is set where a rule compared the two. `answer` is what sequence
     numbers tell of a job that stands still; they decided if `by_numbers`. `scene` may be apart by lines.
     `says` and `settle` make its text; what these state besides: `apart` stand apart, too, `contradicted` was
-    what the stacks alone would have told.
+    what the stacks alone would have told. `caveat` is the last sentence of the text. `open_then` is what was open in
+    dumps of flight recorders of one moment.
     """
 
     kind: str
@@ -63,6 +64,8 @@ class Finding(NamedTuple):
     apart: tuple[Group, ...] = ()
     contradicted: Finding | None = None
     odd_gpu: OddGpu | None = None
+    caveat: str = ""
+    open_then: Answer = Answer("unknown")
 
     @property
     def is_named(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hangwatch.model import Confidence, Group, Grouping, Member, Motion, Signature, Verdict
+from hangwatch.verdict import recorder_dumps
 from hangwatch.verdict.check_first import CHECK_FIRST
 from hangwatch.verdict.evidence import gather
 from hangwatch.verdict.findings import Finding, Rule, Text
@@ -34,13 +35,18 @@ _BY_ANSWER: dict[str, tuple[str, Text, str]] = {
 """Answers that name no rank: the kind of verdict, its text, and what would settle it."""
 
 
-def judge(grouping: Grouping, ranks_here: int | None = None) -> Verdict:
+def judge(
+    grouping: Grouping, ranks_here: int | None = None, dumped_records: recorder_dumps.Records | None = None
+) -> Verdict:
     """Name the odd ranks of a job with the evidence, or say why no rank can be named.
 
-    `ranks_here` is how many ranks the job has on the one node that was looked at; None where the whole job was.
+    `ranks_here` is how many ranks the job has on the one node that was captured; None if all of the job was captured.
+    `dumped_records` are flight recorders that torch dumped at one moment.
     """
     scene = survey(grouping, ranks_here)
     finding = find(scene)
+    if dumped_records:
+        finding = recorder_dumps.qualify(finding, dumped_records)
     evidence = gather(finding, scene)
     return render(finding, evidence)
 

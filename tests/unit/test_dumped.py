@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.explain.flight_dumps import rank_recorders
@@ -18,7 +17,8 @@ from hangwatch.model import Confidence, Fault, Group, Grouping, Member, RankId, 
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge, recorder_dumps
-from hangwatch.verdict.scene import stance_of
+from hangwatch.verdict.findings import Finding
+from hangwatch.verdict.scene import stance_of, survey
 from hangwatch.verdict.sequence_rules import Answer, answer_of
 from hangwatch.verdict.wording import sequence_numbers
 from tests.unit.test_flight_dump import CREATED_NS, entry, parse
@@ -63,7 +63,7 @@ def judged(dumps: Mapping[int, dict[str, Any]], seconds: float = TIME_OUT_SECOND
     ranks = recorder_dumps.without_stacks(joined.by_rank, [])
     grouping = group_ranks(ranks, TABLE, config.Capture(), joined.world_size)
     grouping = recorder_dumps.with_records(grouping, joined.timed, joined.opened_before_unix_seconds)
-    verdict = recorder_dumps.qualify(judge.judge(grouping), grouping, joined.by_rank)
+    verdict = judge.judge(grouping, dumped_records=joined.by_rank)
     return answer_of(grouping.members, stance_of(grouping), grouping.world_size), verdict
 
 
@@ -139,23 +139,29 @@ def test_what_a_rank_has_come_to_is_not_known_where_completed_operations_were_le
     assert (answer.graph.pending[0].missing, answer.graph.pending[0].unknown) == ((), (2,))
 
 
+def finding(kind: str, group: Group, answer: Answer) -> Finding:
+    scene = survey(Grouping(groups=(group,)), None)
+    return Finding(kind, scene, sequence_numbers.not_come, (group,), confidence=Confidence.HIGH, answer=answer)
+
+
+DENIED = Fault(subject="pid 7", reason="PermissionDenied", detail="no right")
+UNDUMPED = Group(key="x", activity="unknown", fault=DENIED, members=(Member(id=RankId(rank=0)),))
+
+
 def test_stacks_that_answer_let_a_rank_be_named_with_medium_confidence() -> None:
-    named = Verdict(kind="NotCome", message="Rank 2.", confidence=Confidence.HIGH, evidence=())
     answer, verdict = judged({rank: recorder(rank, [WORLD] * (1 if rank == 2 else 2), 1) for rank in range(4)})
-    sure = recorder_dumps.qualify(replace(named, evidence=sequence_numbers.evidence(answer)), Grouping(groups=()), {})
-    assert (sure.confidence, verdict.confidence) == (Confidence.MEDIUM, Confidence.NONE)
-    assert sure.message.endswith("the one at which torch's dumps were written.")
+    named = recorder_dumps.qualify(finding("NotCome", UNDUMPED, answer), {})
+    assert (named.confidence, verdict.confidence) == (Confidence.MEDIUM, Confidence.NONE)
+    assert verdict.message.endswith("the one at which torch's dumps were written.")
 
 
 def test_what_the_kernel_says_of_a_rank_is_not_hidden_by_dumps() -> None:
-    denied = Fault(subject="pid 7", reason="PermissionDenied", detail="no right")
-    group = Group(key="x", activity="unknown", fault=denied, members=(Member(id=RankId(rank=0)),))
-    blocked = Verdict(kind="RankBlocked", message="Rank 0 is blocked.", named=(RankId(rank=0),))
+    blocked = finding("RankBlocked", UNDUMPED, Answer("unknown"))
     _, alone = judged({0: recorder(0, [WORLD], 0)}, 5.0)
     records = rank_recorders.join([DumpFile("rank0", CREATED_NS / 1e9, parse(recorder(0, [WORLD], 0)))]).by_rank
-    found = recorder_dumps.qualify(blocked, Grouping(groups=(group,)), records)
-    assert (found.named, found.message) == (blocked.named, blocked.message)
-    assert [one.kind for one in found.evidence] == ["sequence"]
+    qualified = recorder_dumps.qualify(blocked, records)
+    assert qualified._replace(open_then=blocked.open_then) == blocked
+    assert [one.kind for one in sequence_numbers.open_then(qualified.open_then)] == ["sequence"]
     assert alone.kind == "RecordsOnly"
 
 

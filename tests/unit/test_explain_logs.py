@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hangwatch.explain import traces
 from hangwatch.explain.logs import kernel_text, log_evidence, rank_log
 from hangwatch.model import Confidence, Evidence, RankId, Verdict
+from hangwatch.verdict.supplements import complete
 from tests.unit.test_explain_stacks import EXAMPLES, STUCK, WAITS, collect, explained, process, read
 
 TRACE = ("Traceback (most recent call last):", '  File "/srv/job/train.py", line 32, in step', "    raise x")
@@ -24,7 +25,7 @@ WATCHDOG = (
 def judged(*lines: str, name: str = "-") -> Verdict:
     found = collect(*lines, name=name)
     assert not found.ranks
-    return log_evidence.judge(None, found.logs)
+    return complete(None, log_evidence.supplement(found.logs))
 
 
 def told(verdict: Verdict, kind: str) -> list[str]:
@@ -74,7 +75,7 @@ def test_the_last_lines_are_folded_and_the_rank_behind_is_looked_at_first(prefix
 
 def test_one_file_for_each_rank_without_times() -> None:
     files = [(f"logs/rank_{rank}.log", [f"step {10 if rank == 2 else 11}"]) for rank in range(8)]
-    verdict = log_evidence.judge(None, traces.collect(files).logs)
+    verdict = complete(None, log_evidence.supplement(traces.collect(files).logs))
     assert told(verdict, "log_end") == ["7 ranks end at 'step 11', rank 2 at 'step 10'"]
     assert [look.rank for look in verdict.first_look] == [2]
 
@@ -233,7 +234,7 @@ def test_nobody_is_first_where_nothing_tells() -> None:
     files = [(f"rank{rank}.log", [*TRACE, text]) for rank, text in ((1, "KeyError: 'x'"), (2, "OSError: y"))]
     other_clocks = [*failing(3, "KeyError: 'x'", "2026-11-22 12:00:07"), *failing(1, "OSError: y", "Nov 22 11:00:07")]
     for found in (collect(*same), traces.collect(files)):
-        verdict = log_evidence.judge(None, found.logs)
+        verdict = complete(None, log_evidence.supplement(found.logs))
         assert "irst to fail" not in verdict.message
         assert verdict.first_look == ()
     assert "by the order of lines" in judged(*other_clocks).message
@@ -298,7 +299,7 @@ def test_what_torchrun_prints_in_the_end_tells_its_ranks() -> None:
     summary = (EXAMPLES / "torchrun-tee.txt").read_text().split("ChildFailedError: \n")[1].splitlines()
     found = collect(*summary, name="slurm-1.out")
     assert [log.id for log in found.logs] == [RankId(rank=rank, local_rank=rank) for rank in range(3)]
-    verdict = log_evidence.judge(None, found.logs)
+    verdict = complete(None, log_evidence.supplement(found.logs))
     assert verdict.message.startswith("First to fail: rank 1 (local rank 1) at 2026-11-22_02:51:43: ValueError")
 
 
@@ -350,7 +351,7 @@ def test_error_files_tell_who_failed_first_by_their_folder() -> None:
     found = traces.collect(alone)
     assert [log.id for log in found.logs] == [RankId(local_rank=rank) for rank in range(3)]
     assert found.notes == ()
-    assert "local rank 2, 3 ranks alike" in log_evidence.judge(None, found.logs).message
+    assert "local rank 2, 3 ranks alike" in complete(None, log_evidence.supplement(found.logs)).message
 
 
 def test_error_files_that_somebody_named_are_of_ranks_where_their_names_differ_in_one_number() -> None:
@@ -358,7 +359,7 @@ def test_error_files_that_somebody_named_are_of_ranks_where_their_names_differ_i
     files = [(f"error-{rank}.json", [error_file("ValueError: x", 100 - rank)]) for rank in range(3)]
     found = traces.collect(files)
     assert ([log.id.rank for log in found.logs], found.notes) == ([0, 1, 2], ())
-    assert "rank 2, 3 ranks alike" in log_evidence.judge(None, found.logs).message
+    assert "rank 2, 3 ranks alike" in complete(None, log_evidence.supplement(found.logs)).message
     alone = traces.collect(files[2:])
     assert alone.logs == ()
     assert alone.notes == ("error-2.json: holds an error, and nothing says of which rank: name it error-rankN.json",)
@@ -403,7 +404,7 @@ def test_an_error_file_that_cannot_be_meant(content: str, says: str) -> None:
     found = collect(*content.split("\n"), name="attempt_0/0/error.json")
     assert says in "".join(found.notes)
     assert bool(found.logs) == (not says)
-    verdict = log_evidence.judge(None, found.logs)
+    verdict = complete(None, log_evidence.supplement(found.logs))
     assert "\x1b" not in verdict.message and "\0" not in verdict.message
 
 
@@ -426,8 +427,8 @@ def test_where_the_stacks_name_nobody_the_headline_says_who_failed_first() -> No
     alone, _ = explained(collect(*stacks))
     assert alone.named == ()
     beside, _ = explained(traces.collect([("trace.out", stacks), ("rank3.log", [*TRACE, "ValueError: x"])]))
-    assert beside.message.startswith(f"{alone.message.rstrip('.')}. By the logs, ")
-    assert beside.message.endswith("By the logs, first to fail: rank 3: ValueError: x, in step (train.py:32)")
+    assert beside.message.startswith(f"{alone.message} By the logs, ")
+    assert beside.message.endswith("By the logs, first to fail: rank 3: ValueError: x, in step (train.py:32).")
     assert [look.rank for look in beside.first_look] == [3]
     assert beside.named == ()
 
@@ -471,7 +472,7 @@ def test_any_lines_give_an_answer_that_accuses_nobody(files: dict[str, list[tupl
     found = traces.collect([(name, [a + b for a, b in lines]) for name, lines in files.items()])
     ids = [log.id for log in found.logs]
     assert len(ids) == len(set(ids))
-    verdict = log_evidence.judge(None, found.logs)
+    verdict = complete(None, log_evidence.supplement(found.logs))
     assert verdict.named == ()
     assert verdict.confidence is Confidence.NONE
     assert all(character.isprintable() for character in verdict.message)
@@ -521,14 +522,15 @@ def test_lines_of_dmesg_are_evidence(prefix: str, when: str) -> None:
     found = collect("[1.0] eth0: link up", prefix + FAULT, name="dmesg.txt")
     (heard,) = found.kernel
     assert (heard.said.name, heard.said.subject, heard.when) == ("segfault", "4711", when)
-    verdict = kernel_text.judge(None, found.kernel, [])
+    verdict = complete(None, kernel_text.supplement(found.kernel, []))
     assert verdict.kind == "LogsOnly" and not verdict.named and not verdict.first_look
     assert "segfault at 0" in verdict.message and "touched memory that is not its own" in verdict.message
 
 
 def test_a_line_of_the_kernel_about_a_rank_whose_stack_is_there_tells_it() -> None:
-    verdict = kernel_text.judge(
-        Verdict(kind="AllWaiting", message="all wait"), collect(FAULT).kernel, [RankId(rank=3, pid=4711)]
+    verdict = complete(
+        Verdict(kind="AllWaiting", message="all wait"),
+        kernel_text.supplement(collect(FAULT).kernel, [RankId(rank=3, pid=4711)]),
     )
     assert (verdict.kind, verdict.named, verdict.message) == ("AllWaiting", (), "all wait")
     (vote,) = verdict.evidence
@@ -548,7 +550,9 @@ def test_a_line_of_the_kernel_about_a_rank_whose_stack_is_there_tells_it() -> No
 def test_such_a_line_in_another_log_is_the_word_of_who_writes_it(name: str, lines: list[str], writer: str) -> None:
     (heard,) = collect(*lines, name=name).kernel
     assert heard.writer == writer
-    verdict = kernel_text.judge(Verdict(kind="AllWaiting", message="all wait"), [heard], [RankId(rank=5, pid=4711)])
+    verdict = complete(
+        Verdict(kind="AllWaiting", message="all wait"), kernel_text.supplement([heard], [RankId(rank=5, pid=4711)])
+    )
     (vote,) = verdict.evidence
     assert vote.kind == "log" and vote.ranks == () and "of rank 5" not in vote.message
     assert vote.message.startswith(f"the log of {writer}, which is not the kernel's")
@@ -565,7 +569,7 @@ def test_a_trouble_that_is_over_is_none_and_many_are_bounded() -> None:
     assert of_one in traces.collect(halves).notes
     kernel = collect(*lines).kernel
     assert len(kernel) == kernel_text.MOST_KEPT
-    assert len(kernel_text.judge(None, kernel, []).evidence) == 9
+    assert len(complete(None, kernel_text.supplement(kernel, [])).evidence) == 9
 
 
 def test_a_program_that_prints_such_words_writes_no_line_of_the_kernel() -> None:

@@ -21,6 +21,7 @@ from hangwatch.report import text
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge
+from hangwatch.verdict.supplements import complete
 from tests.conftest import DATA
 
 TABLE = activity.load()
@@ -39,7 +40,7 @@ def read(name: str) -> traces.Collected:
 def explained(found: traces.Collected) -> tuple[Verdict, str]:
     """The verdict, and what `hangwatch explain` prints."""
     grouping = group_ranks(found.ranks, TABLE, config.Capture(), found.world_size)
-    verdict = log_evidence.judge(judge.judge(grouping) if found.ranks else None, found.logs)
+    verdict = complete(judge.judge(grouping) if found.ranks else None, log_evidence.supplement(found.logs))
     grouping = type(grouping)(groups=grouping.groups, world_size=grouping.world_size, notes=found.notes)
     return verdict, text.render_verdict(grouping, verdict)
 

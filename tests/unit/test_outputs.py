@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hangwatch.explain.logs import live_output
-from hangwatch.explain.logs.log_evidence import beside
+from hangwatch.explain.logs import live_output, log_evidence
 from hangwatch.explain.logs.merged_logs import RankLog
 from hangwatch.model import OutputEnd, RankId, Verdict
+from hangwatch.verdict.supplements import complete
 from tests import secret_texts
 
 RANKS = [RankId(node="n", rank=number, local_rank=number, pid=100 + number) for number in range(8)]
@@ -25,6 +25,10 @@ def logs(*texts: str) -> tuple[RankLog, ...]:
     """Of each rank one of its own."""
     ends = {rank: (end(text, f"1:{rank.rank}"),) for rank, text in zip(RANKS, texts, strict=False)}
     return live_output.logs_of(ends, {})
+
+
+def beside(verdict: Verdict, rank_logs: tuple[RankLog, ...], ranks_here: int) -> Verdict:
+    return complete(verdict, log_evidence.supplement_of_live_job(rank_logs, ranks_here))
 
 
 def shared(text: str) -> dict[int | None, RankLog]:

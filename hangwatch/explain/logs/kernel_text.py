@@ -10,10 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from hangwatch import words
-from hangwatch.model import Evidence, RankId, Verdict
+from hangwatch.model import Evidence, RankId, Supplement
 from hangwatch.tables import kernel_lines, secret_forms
 
 MOST_KEPT = 64
@@ -68,14 +66,12 @@ def ended(line: str) -> list[tuple[str, str]]:
     return kernel_lines.ended(line[before.end() :] if before else line)
 
 
-def judge(verdict: Verdict | None, heard: Sequence[Heard], ranks: Iterable[RankId]) -> Verdict:
-    """The verdict, None where there is none, with what the kernel said; a pid that a rank has is told as that rank."""
-    found = tuple(_evidence(heard, {str(rank.pid): rank for rank in ranks if rank.pid is not None}))
-    if verdict is not None:
-        return replace(verdict, evidence=(*verdict.evidence, *found))
-    whose = "Logs tell" if any(one.writer for one in heard) else "The kernel's log tells"
-    message = f"{whose} of {words.count(len(heard), 'trouble')}: {found[0].message}"
-    return Verdict(kind="LogsOnly", message=message, evidence=found)
+def supplement(heard: Sequence[Heard], ranks: Iterable[RankId]) -> Supplement:
+    """Return what the kernel logged; a pid of one of `ranks` is shown as that rank."""
+    evidence = tuple(_evidence(heard, {str(rank.pid): rank for rank in ranks if rank.pid is not None}))
+    source = "Logs tell" if any(one.writer for one in heard) else "The kernel's log tells"
+    headline = f"{source} of {words.count(len(heard), 'trouble')}: {evidence[0].message}"
+    return Supplement(evidence=evidence, headline=headline)
 
 
 def _evidence(heard: Sequence[Heard], by_pid: dict[str, RankId]) -> Iterator[Evidence]:

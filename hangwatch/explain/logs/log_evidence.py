@@ -1,4 +1,4 @@
-"""Pure: what the logs of all ranks say together -> evidence. Who fails first is looked at first, and never accused."""
+"""Pure: the logs of all ranks -> evidence. The rank that fails first is checked first, and never named."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from hangwatch import words
 from hangwatch.explain.logs import log_ends
 from hangwatch.explain.logs.log_ends import LINE_CHARACTERS, SHOWN, TIMES_AS_MANY, End
 from hangwatch.explain.logs.merged_logs import RankLog
 from hangwatch.explain.logs.rank_log import Failure, Moment, common_clock, time_on
-from hangwatch.model import INTERFACES_OF_ONE_NODE, Evidence, FirstLook, RankId, Verdict
+from hangwatch.model import INTERFACES_OF_ONE_NODE, Evidence, FirstLook, RankId, Supplement
 from hangwatch.tables import nccl_messages
 
 _TEXT_CHARACTERS = 160
 _NO_DEVICE = "No device"  # nccl_messages.toml, no_ib_device
-_MOVES_OR_RESTS = frozenset({"Moving", "Serving", "Suspended", "Over", "NoRanks"})
 _NOT_FLUSHED = "output to a file may lie unwritten in the process without PYTHONUNBUFFERED=1"
 
 
@@ -40,44 +37,36 @@ class _First(NamedTuple):
     order: str
 
 
-def judge(verdict: Verdict | None, logs: Sequence[RankLog]) -> Verdict:
-    """A verdict on stacks, None where there are none, with what the logs say: it then names whom it named, or nobody.
-
-    Their evidence speaks neither for nor against. Where the stacks point at nobody, the headline says who failed first,
-    and that one, or who ends before the others, is the first look.
-    """
+def supplement(logs: Sequence[RankLog]) -> Supplement:
+    """Return what logs show beside stacks, or without any; a rank that fails first is checked first, never named."""
     kinds, ends = _kinds(logs), log_ends.fold(logs)
     first, behind = _first_failure(kinds, logs), log_ends.behind(ends)
-    evidence = tuple(_evidence(logs, kinds, ends))
     caveat = log_ends.caveat([log.id for log in logs if first is None or not log.failures], log_ends.unwritten(logs))
-    looks = tuple(_looks(first, behind, len(logs), caveat))
-    if verdict is None:
-        message = _headline(logs, first, ends, behind, caveat)
-        return Verdict(kind="LogsOnly", message=message, evidence=evidence, first_look=looks)
-    verdict = replace(verdict, evidence=(*verdict.evidence, *evidence))
-    if verdict.named:
-        return verdict
-    if first is not None:
-        verdict = replace(verdict, message=f"{verdict.message.rstrip('.')}. By the logs, {_told(first)}{caveat}")
-    return verdict if verdict.first_look else replace(verdict, first_look=looks)
+    return Supplement(
+        evidence=tuple(_evidence(logs, kinds, ends)),
+        headline=_headline(logs, first, ends, behind, caveat),
+        sentence=f"By the logs, {_told(first)}{caveat}." if first is not None else "",
+        check_first=tuple(_looks(first, behind, len(logs), caveat)),
+    )
 
 
-def beside(verdict: Verdict, logs: Sequence[RankLog], ranks_here: int) -> Verdict:
-    """A verdict on a live job of so many ranks here, with what their logs say: evidence, and a first look at most.
+def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Supplement:
+    """Return what logs show of a live job with so many ranks here.
 
-    First to look at, where nobody is yet and the job stands still, is who alone fails or complains, of the logs of at
-    least half of the ranks. No line of a log stands in the sentence, which metrics and pages carry.
+    The rank that alone fails or complains is checked first, if at least half of the ranks have a log. No line of a log
+    is in the sentence, which metrics and pages carry.
     """
     kinds = _kinds(logs)
-    verdict = replace(verdict, evidence=(*verdict.evidence, *_evidence(logs, kinds, log_ends.fold(logs))))
-    if verdict.named or verdict.first_look or verdict.kind in _MOVES_OR_RESTS or len(logs) * 2 < max(ranks_here, 3):
-        return verdict
-    looks = tuple(_first_to_complain(kinds, logs))
-    if not looks:
-        return verdict
-    verb = "are" if len(looks) > 1 else "is"
-    said = f" By the logs {words.who(looks)} {verb} the first to complain, see the evidence: look there first."
-    return replace(verdict, message=f"{verdict.message}{said}", first_look=looks)
+    are_enough = len(logs) * 2 >= max(ranks_here, 3)
+    ranks = tuple(_first_to_complain(kinds, logs)) if are_enough else ()
+    are = "are" if len(ranks) > 1 else "is"
+    sentence = f"By the logs {words.who(ranks)} {are} the first to complain, see the evidence: look there first."
+    return Supplement(
+        evidence=tuple(_evidence(logs, kinds, log_ends.fold(logs))),
+        sentence=sentence if ranks else "",
+        check_first=ranks,
+        only_if_stuck=True,
+    )
 
 
 def _first_to_complain(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterator[FirstLook]:

@@ -18,9 +18,10 @@ def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
     settle = finding.settle if isinstance(finding.settle, str) else finding.settle(finding)
     ids = sorted((member.id for member in finding.members), key=RankId.sort_key)
     whys = {} if finding.is_named else {member.id: _why(finding, member, text) for member in finding.members}
+    caveat = f" {finding.caveat}" if finding.caveat else ""
     return Verdict(
         kind=finding.kind,
-        message=_message(finding, text, settle) + _in_kernel(finding, evidence),
+        message=_message(finding, text, settle) + _in_kernel(finding, evidence) + caveat,
         named=tuple(ids) if finding.is_named else (),
         confidence=finding.confidence,
         evidence=tuple(evidence),

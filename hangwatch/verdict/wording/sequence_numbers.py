@@ -47,6 +47,12 @@ ITS_NETWORK = (
     "whether that process runs at all, and whether its node is reached at the interface that NCCL uses "
     "(NCCL_SOCKET_IFNAME, link, XIDs)"
 )
+ONE_MOMENT = "That is one moment, the one at which torch's dumps were written."
+ONE_MOMENT_WITHOUT_STACKS = f"{ONE_MOMENT} Where a rank stands only its stack says: `hangwatch dump`, or py-spy."
+ASYNCHRONOUS = (
+    "A rank may have an operation open and be elsewhere: whether all of them wait, only their stacks can say. "
+    f"{ONE_MOMENT}"
+)
 _ALL_GPUS = "Look at XIDs, NVLink, the fabric and NCCL, or for a kernel before it in the stream of one GPU."
 
 
@@ -212,6 +218,14 @@ def everybody(finding: Finding) -> str:
     if odd is None or odd.member.id.rank is None:
         return f"{joined} {_ALL_GPUS}"
     return f"{joined} Of {_ranks([odd.member.id.rank])} {sentences.odd_gpu(odd)}."
+
+
+def records_only(finding: Finding) -> str:
+    """The headline for dumps of flight recorders without any stack, which point at no rank."""
+    shown = [one.message for one in (*evidence(finding.answer), *open_then(finding.open_then))]
+    ranks = words.count(len(finding.scene.grouping.members))
+    text = "; ".join(shown) or "they show no open collective that can be compared"
+    return f"By dumps of the flight recorders of {ranks} nobody can be pointed at: {text}."
 
 
 def contradiction(finding: Finding) -> str:

@@ -1,0 +1,26 @@
+"""Pure: a verdict and facts from logs, the kernel's log or environments -> the complete verdict. It names no rank."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from hangwatch.model import Supplement, Verdict
+
+_NOT_STUCK = frozenset({"Moving", "Serving", "Suspended", "Over", "NoRanks"})
+
+
+def complete(verdict: Verdict | None, supplement: Supplement) -> Verdict:
+    """Return the verdict with these facts; without a verdict, one on these facts alone."""
+    if verdict is None:
+        return Verdict(
+            kind="LogsOnly",
+            message=supplement.headline,
+            evidence=supplement.evidence,
+            first_look=supplement.check_first,
+        )
+    verdict = replace(verdict, evidence=(*verdict.evidence, *supplement.evidence))
+    is_settled = bool(verdict.first_look) or verdict.kind in _NOT_STUCK
+    if verdict.named or (supplement.only_if_stuck and is_settled):
+        return verdict
+    message = f"{verdict.message} {supplement.sentence}".rstrip()
+    return replace(verdict, message=message, first_look=verdict.first_look or supplement.check_first)

@@ -12,7 +12,7 @@ from hangwatch.metrics.series import JOB, LABEL_LENGTH, counter, folded, gauge, 
 from hangwatch.model import Group, Incident, JobState, Member, Signature
 from hangwatch.state.board import Snapshot
 from hangwatch.state.on_crash import CRASH_SHOWN_SECONDS
-from hangwatch.verdict.wording import sentences
+from hangwatch.verdict.wording import group_text
 
 
 def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
@@ -77,7 +77,7 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
         )
         opened.add_metric([*name, incident.incident_id], incident.opened_unix_seconds)
         for group in incident.grouping.groups:
-            does = words.elided(sentences.one(group), LABEL_LENGTH) if group.frames else ""
+            does = words.elided(group_text.describe_rank(group), LABEL_LENGTH) if group.frames else ""
             for member in (one for one in group.members if not one.waiting):
                 activity.add_metric(
                     [

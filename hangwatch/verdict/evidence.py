@@ -24,7 +24,7 @@ from hangwatch.verdict.measurements import (
     values,
 )
 from hangwatch.verdict.scene import Scene
-from hangwatch.verdict.wording import clauses, sentences, sequence_numbers
+from hangwatch.verdict.wording import check_first_reasons, clauses, job_headlines, sequence_numbers
 
 _CONTEXT_THREADS = 3
 _MOST_IDS = 64
@@ -169,7 +169,7 @@ def kernel_log(members: Iterable[Member], named: Collection[RankId]) -> Iterator
 
 def launchers(members: Sequence[Member]) -> Evidence:
     """Nodes on which a launcher of the job has no rank, beside the ranks of others."""
-    return _evidence("launcher", members, "; ".join(map(sentences.launcher, members[:_CONTEXT_THREADS])))
+    return _evidence("launcher", members, "; ".join(map(job_headlines.launcher, members[:_CONTEXT_THREADS])))
 
 
 def enclosed(grouping: Grouping) -> Iterator[Evidence]:
@@ -187,9 +187,9 @@ def machine(members: Sequence[Member]) -> Iterator[Evidence]:
     if uses and len(uses) == len(members) and all(map(_only_waits, uses)):
         message = (
             f"kernels run on the GPUs of {words.count(len(uses))} and only wait: they are on "
-            f"{sentences.ratios([use.sm_ratio for use in uses])} of the SMs, and use "
-            f"{sentences.ratios([use.tensor_ratio for use in uses])} of the tensor cores and "
-            f"{sentences.ratios([use.dram_ratio for use in uses])} of the memory's bandwidth"
+            f"{check_first_reasons.ratios([use.sm_ratio for use in uses])} of the SMs, and use "
+            f"{check_first_reasons.ratios([use.tensor_ratio for use in uses])} of the tensor cores and "
+            f"{check_first_reasons.ratios([use.dram_ratio for use in uses])} of the memory's bandwidth"
         )
         yield _evidence("gpu_use", (), message)
     by_node = {member.id.node: member.ports for member in members if member.ports is not None and member.ports.worse}

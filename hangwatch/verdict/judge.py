@@ -13,16 +13,16 @@ from hangwatch.verdict.measurements import is_supported, machine_says_the_same
 from hangwatch.verdict.rules import RULES
 from hangwatch.verdict.scene import Scene, count_ranks, may_be_behind_gpu, parts_of, survey, waits_for, without
 from hangwatch.verdict.sequence_rules import Answer, answer_of
-from hangwatch.verdict.wording import guidance, sentences, sequence_numbers
+from hangwatch.verdict.wording import guidance, job_headlines, sequence_numbers, settling
 from hangwatch.verdict.wording.render import render
 
 _CONFIDENCES = (Confidence.NONE, Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 _BY_KERNEL = frozenset({"RankGone", "RankBlocked", "RankStopped"})
 _HEALTH: dict[str, Text] = {
-    "Moving": sentences.moving,
-    "Serving": sentences.serving,
-    "Suspended": sentences.suspended,
-    "Over": sentences.over,
+    "Moving": job_headlines.moving,
+    "Serving": job_headlines.serving,
+    "Suspended": job_headlines.suspended,
+    "Over": job_headlines.over,
 }
 _BY_ANSWER: dict[str, tuple[str, Text, str]] = {
     "not_joined": ("NotCome", sequence_numbers.may_not_come, sequence_numbers.OWN_CODE),
@@ -60,7 +60,7 @@ def find(scene: Scene) -> Finding:
     that merely did not answer is never named, and launchers are no ranks.
     """
     if scene.launchers and len(scene.launchers) == len(scene.grouping.members):
-        return Finding("NoRanks", scene, sentences.no_ranks)
+        return Finding("NoRanks", scene, job_headlines.no_ranks)
     if scene.health is not None:
         return Finding(scene.health, scene, _HEALTH[scene.health], others=scene.stacked)
     answer = answer_of(scene.grouping.members, scene.stance, scene.grouping.world_size)
@@ -231,7 +231,7 @@ def _mount_silent(scene: Scene) -> Finding | None:
     is_named = 0 < held * 2 <= shut
     confidence = Confidence.MEDIUM if is_named else Confidence.NONE
     suspects = scene.held if is_named else ()
-    return Finding("MountSilent", scene, sentences.mount_silent, suspects, confidence=confidence)
+    return Finding("MountSilent", scene, job_headlines.mount_silent, suspects, confidence=confidence)
 
 
 def _enclosed(scene: Scene) -> Finding | None:
@@ -239,14 +239,14 @@ def _enclosed(scene: Scene) -> Finding | None:
     all_wait = all(group.waits_for == "ranks" for group in scene.stacked)
     if not all_wait or len(scene.enclosed) * 2 <= scene.stacks:
         return None
-    return Finding("WrongInterface", scene, sentences.enclosed)
+    return Finding("WrongInterface", scene, job_headlines.enclosed)
 
 
 def _refused(scene: Scene) -> Finding | None:
     """All want to meet at the store and are refused there, except a rank that serves it itself, at another address."""
     if not scene.refused or len(scene.refused) + len(scene.store_servers) < scene.stacks:
         return None
-    return Finding("MasterRefused", scene, sentences.refused)
+    return Finding("MasterRefused", scene, job_headlines.refused)
 
 
 def _open(scene: Scene, *, is_quiet: bool) -> Finding:
@@ -285,7 +285,7 @@ def _with_stuck_task(standing: Finding) -> Finding | None:
     odd = count_ranks(suspects)
     if group is None or not odd or 4 * odd > group.size or group.motion is Motion.MOVING:
         return None
-    return standing._replace(suspects=tuple(suspects), settle=sentences.native_frames)
+    return standing._replace(suspects=tuple(suspects), settle=settling.native_frames)
 
 
 def _has_task(member: Member) -> bool:
@@ -298,11 +298,11 @@ def _standing(scene: Scene, fine: Scene) -> Finding:
     wait = all(group.waits_for in {"ranks", "gpu"} for group in groups)
     if groups and not scene.failed:
         if fine.have_parted:
-            return Finding("Mismatch" if wait else "CannotTell", scene, sentences.parted, others=fine.stacked)
+            return Finding("Mismatch" if wait else "CannotTell", scene, job_headlines.parted, others=fine.stacked)
         if len(groups) == 1:
-            return Finding("AllWaiting" if wait else "AllAlike", scene, sentences.together, others=groups)
+            return Finding("AllWaiting" if wait else "AllAlike", scene, job_headlines.together, others=groups)
         if wait and scene.only_roles:
-            return Finding("AllWaiting", scene, sentences.roles, others=groups)
+            return Finding("AllWaiting", scene, job_headlines.roles, others=groups)
         if wait:
-            return Finding("Mismatch", scene, sentences.mismatch, others=groups)
-    return Finding("CannotTell", scene, sentences.cannot_tell, others=groups)
+            return Finding("Mismatch", scene, job_headlines.mismatch, others=groups)
+    return Finding("CannotTell", scene, job_headlines.cannot_tell, others=groups)

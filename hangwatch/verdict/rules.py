@@ -20,7 +20,7 @@ from hangwatch.verdict.scene import (
     waits_for,
     wants_gil,
 )
-from hangwatch.verdict.wording import sentences
+from hangwatch.verdict.wording import rank_headlines
 
 # --- which ranks are suspect, and how sure that is -------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ def _outside(
         outnumber="three times" if confidence is Confidence.LOW else "more",
         confidence=confidence,
         weigh=partial(_weigh_outside, sure=confidence),
-        says=sentences.outside,
+        says=rank_headlines.outside,
         by_stack=True,
         gives_way=gives_way,
     )
@@ -233,7 +233,7 @@ RULES: tuple[Rule, ...] = (
         suspects=_gone_for_a_reason,
         half_of="dumped",
         weigh=_weigh_gone,
-        says=sentences.gone_first,
+        says=rank_headlines.gone_first,
     ),
     Rule(
         kind="RankGone",
@@ -241,20 +241,20 @@ RULES: tuple[Rule, ...] = (
         suspects=_gone_without_another,
         half_of="dumped",
         weigh=_weigh_gone,
-        says=sentences.gone,
+        says=rank_headlines.gone,
     ),
     Rule(
         kind="RankBlocked",
         who="are in state `D` in every round, or in a call on the silent file system on which py-spy hangs",
         suspects=_blocked,
         weigh=_weigh_blocked,
-        says=sentences.blocked,
+        says=rank_headlines.blocked,
     ),
     Rule(
         kind="RankStopped",
         who="are in state `T` or `t` in every round (SIGSTOP, a debugger, a tracer), or held by a freezer",
         suspects=_stopped,
-        says=sentences.stopped,
+        says=rank_headlines.stopped,
     ),
     Rule(
         kind="RankUndumpable",
@@ -263,7 +263,7 @@ RULES: tuple[Rule, ...] = (
         half_of="dumped",
         confidence=Confidence.MEDIUM,
         weigh=_weigh_undumpable,
-        says=sentences.undumpable,
+        says=rank_headlines.undumpable,
     ),
     Rule(
         kind="MasterRefused",
@@ -271,7 +271,7 @@ RULES: tuple[Rule, ...] = (
         suspects=_deaf_master,
         waiting=("ranks",),
         weigh=_weigh_deaf_master,
-        says=sentences.deaf_master,
+        says=rank_headlines.deaf_master,
     ),
     _outside(
         "are busy or stuck by themselves, or hold the GIL in a function that no rule knows",

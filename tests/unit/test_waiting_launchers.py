@@ -47,7 +47,7 @@ from hangwatch.state.on_scan import ENDED_SHOWN_SECONDS, WAITS_NO_MORE
 from hangwatch.state.steps import SaveIncident
 from hangwatch.verdict import judge
 from hangwatch.verdict.diagnosis import Diagnosis
-from hangwatch.verdict.wording import sentences
+from hangwatch.verdict.wording import job_headlines
 from tests.proc_tree import jobs_in, lay_out
 
 RULES = Detector(hold_seconds=20, startup_hold_seconds=100, startup_stalled_hold_seconds=300)
@@ -524,5 +524,5 @@ def _hex(end: str) -> str:
 
 def test_every_answer_has_words() -> None:
     answers = ("serving", "connected", "silent", "none")
-    said = {sentences.launcher(member(replace(WAITING, socket=answer, peers=("10.0.0.9",)))) for answer in answers}
+    said = {job_headlines.launcher(member(replace(WAITING, socket=answer, peers=("10.0.0.9",)))) for answer in answers}
     assert len(said) == 4 and not any("None" in one for one in said)

@@ -24,7 +24,7 @@ from hangwatch.stacks import activity
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.judge import judge
 from hangwatch.verdict.scene import survey
-from hangwatch.verdict.wording import clauses, sentences
+from hangwatch.verdict.wording import clauses, group_text, job_headlines, rank_headlines
 
 
 def group(name: str, ranks: range, *functions: str, node: str = "n1") -> Group:
@@ -39,23 +39,23 @@ def group(name: str, ranks: range, *functions: str, node: str = "n1") -> Group:
 
 
 def test_two_are_both() -> None:
-    assert sentences.others_wait([group("collective_wait", range(2))]) == "both other ranks wait in barrier"
-    assert sentences.others_wait([group("collective_wait", range(3))]) == "all 3 other ranks wait in barrier"
+    assert group_text.others_wait([group("collective_wait", range(2))]) == "both other ranks wait in barrier"
+    assert group_text.others_wait([group("collective_wait", range(3))]) == "all 3 other ranks wait in barrier"
     assert judge(Grouping(groups=(group("collective_wait", range(2)),))).message.startswith("Both ranks that answered")
 
 
 def test_who_waits_for_locks_waits_for_locks_and_not_for_something_else() -> None:
-    assert sentences.others_wait([group("lock", range(3))]).startswith("all 3 other ranks wait for a lock")
-    two = sentences.others_wait([group("lock", range(3)), group("thread_wait", range(3, 4))])
+    assert group_text.others_wait([group("lock", range(3))]).startswith("all 3 other ranks wait for a lock")
+    two = group_text.others_wait([group("lock", range(3)), group("thread_wait", range(3, 4))])
     assert two.startswith("all 4 other ranks wait for locks or threads: lock (3 ranks) and thread wait (1 rank)")
 
 
 @pytest.mark.parametrize(("inner", "told"), [("save", "save (train.py:1)"), ("load", "load (train.py:1)")])
 def test_of_two_groups_with_the_same_words_the_first_frame_that_differs_is_told(inner: str, told: str) -> None:
     one, two = group("unknown", range(2), "read", inner, "main"), group("unknown", range(2, 4), "read", "other", "main")
-    first, second = sentences.each([one, two])
+    first, second = group_text.describe_each([one, two])
     assert first.endswith(f" in {told}") and second.endswith(" in other (train.py:1)")
-    assert not sentences.each([one])[0].endswith(told)
+    assert not group_text.describe_each([one])[0].endswith(told)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,9 @@ def test_sequence_numbers_that_are_there_are_not_asked_for(has_numbers: bool, to
     records = GroupRecords(library="gloo", name="0", description="", number=1, operations=(open_in,))
     first = replace(two[0].members[0], recorded=(Recorded(library="gloo", groups=(records,)),))
     scene = survey(Grouping(groups=(replace(two[0], members=(first, two[0].members[1])), two[1])), None)
-    assert sentences.mismatch(Finding("Mismatch", scene, sentences.mismatch, others=scene.stacked)).endswith(told)
+    assert job_headlines.mismatch(Finding("Mismatch", scene, job_headlines.mismatch, others=scene.stacked)).endswith(
+        told
+    )
 
 
 def test_that_nobody_waits_is_said_of_waits_that_are_known() -> None:
@@ -88,8 +90,8 @@ def test_a_node_that_is_odd_as_a_whole_is_told(odd: range, said: str) -> None:
     members = (*here.members, *waiting.members)
     found = Grouping(groups=(replace(here, members=members), there))
     named = list(there.members)
-    assert sentences.whole_nodes(named, found) == said
-    assert sentences.whole_nodes(named, Grouping(groups=(there,))) == "", "nothing else is in view"
+    assert rank_headlines.whole_nodes(named, found) == said
+    assert rank_headlines.whole_nodes(named, Grouping(groups=(there,))) == "", "nothing else is in view"
 
 
 SHARD = Behind(kind="file", what="/mnt/data/shard-3", mount="/mnt/data (fuse.s3fs)", is_remote=True)

@@ -1,4 +1,4 @@
-"""Pure: a finding -> its verdict. The one function that makes the text of a verdict, out of `sentences`."""
+"""Pure: a finding -> its verdict. `render` makes the text of every verdict, out of the other modules."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from hangwatch import words
 from hangwatch.model import Evidence, FirstLook, Member, RankId, Verdict
 from hangwatch.verdict.findings import Finding
-from hangwatch.verdict.wording import clauses, guidance, sentences
+from hangwatch.verdict.wording import check_first_reasons, clauses, guidance, job_headlines, rank_headlines
+from hangwatch.verdict.wording.group_text import name_ranks
 
 
 def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
-    """The verdict that a finding is, in words, with its evidence."""
+    """Return a finding as a verdict: its text and its evidence."""
     text = finding.says(finding)
     settle = finding.settle if isinstance(finding.settle, str) else finding.settle(finding)
     ids = sorted((member.id for member in finding.members), key=RankId.sort_key)
@@ -30,38 +30,40 @@ def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
 
 
 def _message(finding: Finding, text: str, settle: str) -> str:
-    """The headline, and where it needs more: which ranks to check first, which stand apart, too, where to look."""
-    grouping, here = finding.scene.grouping, sentences.of_this_node(finding.scene)
+    """The headline; if needed also ranks to check first, other ranks that differ, and where to look."""
+    grouping, here = finding.scene.grouping, job_headlines.of_this_node(finding.scene)
     if finding.contradicted is not None:
         return f"Nobody is accused: {text}. By the stacks: {render(finding.contradicted, ()).message}"
     if finding.by_numbers and finding.is_named:
         return text + clauses.may_come(finding.members) + here
     if finding.by_numbers:
-        who = words.who([member.id for member in finding.members]) if finding.suspects else ""
-        look = f" Look first at {who}. What would settle it: {settle}." if who else ""
+        look = f" Look first at {name_ranks(finding.suspects)}. What would settle it: {settle}."
+        look = look if finding.suspects else ""
         return f"{text}{look} Nobody is accused.{here}"
     if finding.rule is None and finding.suspects and not finding.is_named:
         why = _why(finding, finding.members[0], text)
-        return f"{_sentence(text)} {_sentence(sentences.look_first(finding.suspects, why, settle))}"
+        return f"{_sentence(text)} {_sentence(check_first_reasons.look_first(finding.suspects, why, settle))}"
     if finding.rule is None:
         return text if finding.kind == "NoRanks" else _sentence(text)
     if finding.is_named:
-        text = sentences.named(finding.suspects, text) if settle else text
-        more = sentences.apart_too(finding.apart) + sentences.whole_nodes(finding.members, grouping)
+        text = rank_headlines.named(finding.suspects, text) if settle else text
+        more = rank_headlines.apart_too(finding.apart) + rank_headlines.whole_nodes(finding.members, grouping)
         return _sentence(text) + more + here
     where_to_look = guidance.where_to_look(grouping) if grouping.unanswered else ""
-    return _sentence(sentences.look_first(finding.suspects, text, settle)) + here + where_to_look
+    return _sentence(check_first_reasons.look_first(finding.suspects, text, settle)) + here + where_to_look
 
 
 def _why(finding: Finding, member: Member, text: str) -> str:
-    """Why to check a rank first: the headline tells it, except where all ranks stand alike."""
+    """Why to check a rank first: the headline says it, unless all ranks are in the same place."""
     if finding.by_numbers or finding.rule is not None:
         return text
-    return sentences.odd_gpu(finding.odd_gpu) if finding.odd_gpu is not None else sentences.stuck_task(member)
+    if finding.odd_gpu is not None:
+        return check_first_reasons.odd_gpu(finding.odd_gpu)
+    return check_first_reasons.stuck_task(member)
 
 
 def _in_kernel(finding: Finding, evidence: Sequence[Evidence]) -> str:
-    """The call in which the only suspect is, where more than its name is known."""
+    """The call in which the only suspect is, if more than the name of the call is known."""
     calls = [one.message for one in evidence if one.kind == "system_call"]
     is_one = len(calls) == len(finding.members) == 1 and clauses.tells_call(finding.members[0])
     return f" In the kernel, {calls[0]}." if is_one else ""

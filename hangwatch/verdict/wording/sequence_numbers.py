@@ -13,7 +13,7 @@ from hangwatch.stacks import activity
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import Scene, open_operations, process_of, waits_for
 from hangwatch.verdict.sequence_rules import Answer
-from hangwatch.verdict.wording import clauses, sentences
+from hangwatch.verdict.wording import check_first_reasons, clauses
 
 _SHOWN = 4
 _DESCRIPTION_SHOWN = 40
@@ -217,7 +217,7 @@ def everybody(finding: Finding) -> str:
     )
     if odd is None or odd.member.id.rank is None:
         return f"{joined} {_ALL_GPUS}"
-    return f"{joined} Of {_ranks([odd.member.id.rank])} {sentences.odd_gpu(odd)}."
+    return f"{joined} Of {_ranks([odd.member.id.rank])} {check_first_reasons.odd_gpu(odd)}."
 
 
 def records_only(finding: Finding) -> str:

@@ -1,0 +1,146 @@
+"""Pure: why to check ranks first, as the rules of `check_first` find them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from hangwatch import words
+from hangwatch.model import Group, Member
+from hangwatch.stacks.user_code import caller
+from hangwatch.verdict.findings import Finding
+from hangwatch.verdict.measurements import OddGpu
+from hangwatch.verdict.scene import count_ranks
+from hangwatch.verdict.wording import clauses
+from hangwatch.verdict.wording.group_text import common_line, describe_suspect, name_ranks, others_wait
+from hangwatch.verdict.wording.rank_headlines import why_gone
+
+
+def look_first(ranks: Sequence[Group], why: str, settle: str) -> str:
+    """The headline for ranks to check first, which are not named."""
+    stop = "" if settle.endswith("?") else "."
+    return f"look first at {name_ranks(ranks)}: {why}. What would settle it: {settle}{stop} Nobody is accused."
+
+
+def died(finding: Finding) -> str:
+    """Ranks that are gone, if nothing shows that the others wait for them."""
+    return f"it has no process any more{why_gone(finding.members)}"
+
+
+def hung_task(finding: Finding) -> str:
+    """Ranks of which the kernel logged that a thread is blocked."""
+    return (
+        "by the kernel's log a thread of it has been blocked in the kernel (state D) for minutes, and still is, "
+        f"while {others_wait(finding.others)}"
+    )
+
+
+def lost_worker(finding: Finding) -> str:
+    """Ranks with a worker that crashed or was killed."""
+    ranks, others = finding.suspects, finding.others
+    ends = sorted({end for group in ranks for member in group.members if (end := clauses.ended_by(member))})
+    return f"by the kernel's log a worker process of it has ended ({words.listing(ends)}), while {others_wait(others)}"
+
+
+def holds_lock(finding: Finding) -> str:
+    """Ranks that hold a lock for which others wait, and what they do."""
+    ranks, others = finding.suspects, finding.others
+    held = {(member.id.node, member.id.pid) for group in ranks for member in group.members}
+    locks = [(member.id, member.file_lock) for group in others for member in group.members if member.file_lock]
+    found = [(rank, lock.path) for rank, lock in locks if (rank.node, lock.holder_pid) in held]
+    waiting, path = [rank for rank, _ in found], found[0][1]
+    it, hold = ("it", "holds") if count_ranks(ranks) == 1 else ("they", "hold")
+    wait = "waits" if len(waiting) == 1 else "wait"
+    return f"{it} {hold} the lock of {path}, for which {words.who(waiting)} {wait}, and {_doing(ranks)}"
+
+
+def stands_apart(finding: Finding) -> str:
+    """Ranks that do something else, and what the others wait for."""
+    ranks, others = finding.suspects, finding.others
+    return f"{'; '.join(map(describe_suspect, ranks))}, while {others_wait(others)}{common_line(others)}"
+
+
+def other_call(finding: Finding) -> str:
+    """Ranks in another wait than the others, both sides."""
+    ranks, others = finding.suspects, finding.others
+    return f"{'; '.join(map(describe_suspect, ranks))}; {others_wait(others)}{common_line(others)}"
+
+
+def other_line(finding: Finding) -> str:
+    """Ranks at another line of the same functions."""
+    (_, line), *rest = differing_lines((*finding.suspects, *finding.others))
+    others = words.listing([f"{name_ranks([group])} at {other}" for group, other in rest])
+    it = "it stands" if len(finding.members) == 1 else "they stand"
+    return f"{it} at {line}, {others}, in the same functions"
+
+
+def differing_lines(groups: Sequence[Group]) -> list[tuple[Group, str]]:
+    """Return each group with the innermost line of the user's code that differs between them."""
+    stacks = [group.members[0].user_frames for group in groups]
+    differs = next((depth for depth, same in enumerate(zip(*stacks, strict=False)) if len(set(same)) > 1), 0)
+    return [(group, clauses.place(stack[differs])) for group, stack in zip(groups, stacks, strict=True)]
+
+
+def without_a_thread(finding: Finding) -> str:
+    """Ranks with the same main thread as all others, but without a thread in a collective."""
+    others = finding.others
+    has = "it has" if len(finding.members) == 1 else "they have"
+    inside = {thread.frames[0].function for group in others for thread in group.threads[:1] if thread.frames}
+    where = f" ({min(inside)})" if len(inside) == 1 else ""
+    return f"{has} no thread in a collective, as {name_ranks(others)} have{where}; all main threads stand alike"
+
+
+def has_not_joined(finding: Finding) -> str:
+    """Ranks that wait for something from outside of the job, while others have gone on."""
+    it = "it" if len(finding.members) == 1 else "they"
+    return f"{it} {_doing(finding.suspects)}, and {_not_joined(finding)}"
+
+
+def awaits_orders(finding: Finding) -> str:
+    """Ranks that wait for their next order, while others have gone on."""
+    it, wait = ("it", "waits") if len(finding.members) == 1 else ("they", "wait")
+    loop = caller(finding.suspects[0].frames)
+    return f"{it} {wait} for the next order in {loop}, and {_not_joined(finding)}"
+
+
+def _not_joined(finding: Finding) -> str:
+    others = finding.others
+    has = "has" if len(finding.members) == 1 else "have"
+    wait = "waits" if count_ranks(others) == 1 else "wait"
+    joined = f"{clauses.operations(others)}{common_line(others)}"
+    return f"{has} not joined {joined}, where {name_ranks(others)} {wait}"
+
+
+def _doing(ranks: Sequence[Group]) -> str:
+    several = count_ranks(ranks) > 1
+    return words.listing([clauses.does(group, several=several) + clauses.at(group) for group in ranks])
+
+
+def low_power(finding: Finding) -> str:
+    """Ranks whose GPUs draw less than those of the others, which work."""
+    ranks, others = finding.suspects, finding.others
+    own, rest = ([m.power_watts or 0.0 for g in groups for m in g.members] for groups in (ranks, others))
+    works = f"those of {name_ranks(others)} work ({min(rest):.0f} W and more)"
+    return f"{'; '.join(map(describe_suspect, ranks))}, with {max(own):.0f} W or less on the GPU, while {works}"
+
+
+def odd_gpu(odd: OddGpu) -> str:
+    """The numbers of a rank whose GPU stands out, beginning with "its GPU"."""
+    if odd.number == "power":
+        drawn = f"those of the others {min(odd.others):.0f} to {max(odd.others):.0f} W"
+        return f"its GPU draws {odd.own:.0f} W, {drawn}"
+    if odd.number == "utilization":
+        return f"its GPU is at {odd.own:.0%}, those of the others at {median(odd.others):.0%}"
+    return f"its GPU runs no kernel, those of the others on {ratios(odd.others)} of their SMs"
+
+
+def ratios(values: Sequence[float]) -> str:
+    """The lowest and the highest of some ratios: "0.5%", "0.1% to 2.0%"."""
+    low, high = f"{min(values):.1%}", f"{max(values):.1%}"
+    return low if low == high else f"{low} to {high}"
+
+
+def stuck_task(member: Member) -> str:
+    """A rank with the same main thread as all others, and a stuck task of an executor."""
+    rounds = words.count(member.rounds, "round")
+    return f"a task of its ThreadPoolExecutor stands in {member.task}, code of the program itself, in each of {rounds}"

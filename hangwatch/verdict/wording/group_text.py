@@ -1,0 +1,120 @@
+"""Pure: ranks and groups of ranks as clauses of a sentence: what each does, and what the others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+
+from hangwatch import words
+from hangwatch.model import Group, RankId
+from hangwatch.stacks import activity
+from hangwatch.stacks.user_code import is_in_user_code, own_frame
+from hangwatch.verdict.scene import count_ranks
+from hangwatch.verdict.wording import clauses
+
+_SHOWN = 4
+
+
+def rank_ids(groups: Iterable[Group]) -> list[RankId]:
+    """Return the ranks of these groups."""
+    return [member.id for group in groups for member in group.members]
+
+
+def name_ranks(groups: Iterable[Group]) -> str:
+    """Return the ranks of these groups in words: "ranks 0-6 on a and b"."""
+    return words.who(rank_ids(groups))
+
+
+def describe(group: Group, *, several: bool | None = None) -> str:
+    """Return what a group does, as a clause: "is loading data (DataLoader)"."""
+    plural = group.size > 1 if several is None else several
+    doing = clauses.does(group, several=plural)
+    if group.runs_python:
+        where = str(group.frames[0]) if group.frames else "its code"
+        doing = f"{'are' if plural else 'is'} running Python code in {where}"
+    return f"{doing}, holding the GIL" if group.waits_for in {"unknown", "gpu"} and group.holds_gil else doing
+
+
+def describe_each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
+    """Return a clause for each group with its ranks, largest first; the rest is counted."""
+    doings = [describe(group) for group in groups[:shown]]
+    parts = [
+        f"{name_ranks([group])} {doing}"
+        + (_apart_from(group, groups) if doings.count(doing) > 1 else _at(group, doing))
+        for group, doing in zip(groups, doings, strict=False)
+    ]
+    if len(groups) > shown:
+        parts.append(f"{words.count(count_ranks(groups[shown:]))} in {len(groups) - shown} other places")
+    return parts
+
+
+def describe_rank(group: Group) -> str:
+    """Return what one rank of a group does, with the line of the user's code: "is loading data at train.py:38".
+
+    For an unknown activity it is the frame of the rank.
+    """
+    if group.activity == "unknown" and not (group.operation or group.runs_python) and group.frames:
+        return f"is in {own_frame(group) or group.frames[0]}"
+    doing = describe(group, several=False)
+    return f"{doing}{_at(group, doing)}"
+
+
+def _at(group: Group, doing: str) -> str:
+    """The line of the user's code, unless the clause has it already."""
+    at = clauses.at(group)
+    return "" if at.removeprefix(" at ") in doing else at
+
+
+def _apart_from(group: Group, others: Sequence[Group]) -> str:
+    """The innermost frame of a group that differs from another group with the same clause."""
+    for other in others:
+        if other is not group and describe(other) == describe(group):
+            pairs = zip_longest(group.frames, other.frames)
+            frame = next((own for own, its in pairs if own is not None and own != its), None)
+            return f" in {frame}" if frame is not None else ""
+    return ""
+
+
+def all_of(number: int, noun: str = "rank") -> str:
+    """Return "both ranks", or "all 8 ranks"."""
+    return f"both {noun}s" if number == 2 else f"all {words.count(number, noun)}"
+
+
+def others_wait(others: Sequence[Group]) -> str:
+    """Return what the ranks that are not suspects do: "all 15 other ranks wait in broadcast"."""
+    behind = [group for group in others if group.waits_for == "gpu"]
+    kinds = (
+        ("wait in", [group for group in others if group.waits]),
+        ("wait for their GPUs:" if any(map(clauses.has_gpu, behind)) else "are in", behind),
+        ("wait for locks or threads:", [group for group in others if group.waits_for in {"lock", "thread"}]),
+    )
+    verb, waiting = next(((verb, groups) for verb, groups in kinds if groups), ("are in", list(others)))
+    total, rest = count_ranks(waiting), count_ranks(others)
+    if rest == 1:
+        return f"the other rank {clauses.does(waiting[0])}"
+    share = all_of(rest, "other rank") if total == rest else f"{total:,} of the {rest:,} other ranks"
+    if all(group.waits_for in {"lock", "thread"} for group in waiting) and len(waiting) == 1:
+        return f"{share} {clauses.does(waiting[0], several=True)}"
+    return f"{share} {verb} {clauses.operations(waiting)}{during(waiting)}"
+
+
+def during(groups: Sequence[Group]) -> str:
+    """Return the phase that all these groups are in: " during evaluation"; else ""."""
+    phases = {activity.phase_words(group.activity, group.phase) for group in groups}
+    around = phases.pop() if len(phases) == 1 else ""
+    return f" {around}" if around else ""
+
+
+def describe_suspect(group: Group) -> str:
+    """Return what a group does, beginning with "it" or "they", with the frame of the user's code."""
+    own = own_frame(group)
+    it, ending = ("it", "s") if group.size == 1 else ("they", "")
+    if own is not None and is_in_user_code(group) and group.waits_for in {"unknown", "gpu"}:
+        phase = f" {around}" if (around := activity.phase_words(group.activity, group.phase)) else ""
+        return f"{it} stand{ending} in {own}, code of the program itself{phase}"
+    return f"{it} {clauses.does(group, several=group.size > 1)}{clauses.at(group)}"
+
+
+def common_line(groups: Sequence[Group]) -> str:
+    """Return the line of the user's code of a single group: " at train.py:38"; of several groups ""."""
+    return clauses.at(groups[0]) if len(groups) == 1 else ""

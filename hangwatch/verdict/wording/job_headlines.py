@@ -1,0 +1,210 @@
+"""Pure: the headlines of findings on the whole job, which name no rank."""
+
+from __future__ import annotations
+
+from hangwatch import words
+from hangwatch.model import Group, Member, Waiting
+from hangwatch.verdict.findings import Finding
+from hangwatch.verdict.scene import Scene, count_ranks
+from hangwatch.verdict.wording import clauses, guidance
+from hangwatch.verdict.wording.check_first_reasons import differing_lines
+from hangwatch.verdict.wording.group_text import all_of, describe, describe_each, during, name_ranks, rank_ids
+from hangwatch.verdict.wording.rank_headlines import store_endpoint
+
+_SHOWN = 4
+
+
+def moving(finding: Finding) -> str:
+    """The headline for a job at work."""
+    moved = f"{finding.scene.moving:,} of {words.count(finding.scene.stacks)}"
+    return f"{moved} moved between the rounds, the job is at work: {'; '.join(describe_each(finding.others))}."
+
+
+def suspended(finding: Finding) -> str:
+    """The headline for a job of which every rank is stopped or frozen, and possible reasons."""
+    members = finding.scene.grouping.members
+    who = f"{all_of(len(members))} are" if len(members) > 1 else f"{words.who([members[0].id])} is"
+    frozen = sorted({member.frozen_cgroup for member in members if member.frozen_cgroup})
+    is_stopped = any(member.frozen_cgroup is None for member in members)
+    reasons = ["scontrol suspend, a gang scheduler, `kill -STOP`, or a debugger"] if is_stopped else []
+    if frozen:
+        groups = "control group {} is" if len(frozen) == 1 else "control groups {} are"
+        reasons += [f"{groups.format(words.listing(frozen[:_SHOWN]))} frozen"]
+    return f"{who} {'stopped' if is_stopped else 'frozen'}: {'; '.join(reasons)}."
+
+
+def over(finding: Finding) -> str:
+    """The headline for a job whose ranks are no longer connected to each other."""
+    doing = f"; {'; '.join(describe_each(finding.others))}" if finding.others else ""
+    return f"no rank is connected to another one or waits for one: training is over, or has not begun{doing}."
+
+
+def serving(finding: Finding) -> str:
+    """The headline for a service without requests."""
+    doing = "; ".join(describe_each(finding.others))
+    return f"all ranks wait for clients: a service without requests, and no job that trains; {doing}."
+
+
+def no_ranks(finding: Finding) -> str:
+    """The headline for launchers that have started no rank."""
+    launchers, groups = finding.scene.launchers, finding.scene.grouping.groups
+    said = "; ".join(launcher(member) for member in launchers[:_SHOWN])
+    if len(launchers) > _SHOWN:
+        said = f"{said}; and {words.count(len(launchers) - _SHOWN, 'other launcher')}"
+    if len(launchers) == 1 and groups[0].frames:
+        said = f"{said}. By its stack it {describe(groups[0], several=False)}"
+    if any(member.waiting and member.waiting.is_for_nodes for member in launchers):
+        return f"{said}. Look at the nodes that are missing: does a launcher run there, with the same address and run?"
+    return f"{said}."
+
+
+def launcher(member: Member) -> str:
+    """A launcher without ranks as a clause: for how long, where it waits, and what its sockets show."""
+    waiting = member.waiting
+    assert waiting is not None
+    where = f"pid {member.id.pid}" + (f" on {words.printable(member.id.node)}" if member.id.node else "")
+    told = [where, f"run id {waiting.run_id}" if waiting.run_id else ""]
+    told.append(f"{waiting.nodes} nodes wanted" if waiting.is_for_nodes else "")
+    after = f" {words.duration(waiting.seconds)} after its start" if waiting.seconds is not None else ""
+    clause = f"{waiting.launcher} ({', '.join(filter(None, told))}) has no rank{after}"
+    if not waiting.is_for_nodes:
+        return clause
+    at = f" at {waiting.endpoint}" if waiting.endpoint else ""
+    return f"{clause} and waits{at} for other nodes{_shown_by_sockets(waiting)}"
+
+
+def _shown_by_sockets(waiting: Waiting) -> str:
+    peers = words.listing(waiting.peers) if waiting.peers else ""
+    if waiting.socket == "serving":
+        came = f"{peers} {'is' if len(waiting.peers) == 1 else 'are'}" if peers else "nobody else is"
+        return f": it serves this address itself, and {came} connected"
+    answers = {
+        "connected": f": it is connected to {peers}",
+        "silent": f": {peers} gives no answer to its request to connect (SYN_SENT)",
+        "none": ": it has no connection there (nothing serves it, its name has no address, or it has not asked yet)",
+    }
+    return answers.get(waiting.socket or "", "")
+
+
+def mount_silent(finding: Finding) -> str:
+    """The headline for ranks whose program is on a file system that does not respond, and ranks that wait for it."""
+    shut, held = finding.scene.shut, [member for member in finding.scene.shut if member.waits_for_mount]
+    mounts = sorted({member.silent_mount for member in shut if member.silent_mount is not None})
+    verb = "gives" if len(mounts) == 1 else "give"
+    wait = "waits" if len(held) == 1 else "wait"
+    waiting = f"; {words.who([member.id for member in held])} {wait} for it in the kernel" if held else ""
+    shut_out = words.who([member.id for member in shut])
+    return (
+        f"{words.listing(mounts)} {verb} no answer{waiting}. The Python of {shut_out} lies there, so that py-spy hangs "
+        "on it and no stack can be read: mend the file system first."
+    )
+
+
+def enclosed(finding: Finding) -> str:
+    """The headline for ranks that wait for others where no other node can reach them."""
+    ranks, of = finding.scene.enclosed, finding.scene.stacks
+    places = sorted({str(member.enclosed_at) for member in ranks})
+    more = f" and {len(places) - 2} more places" if len(places) > 2 else ""
+    subject = all_of(of) if len(ranks) == of > 1 else words.who([member.id for member in ranks])
+    verb = "waits" if len(ranks) == 1 else "wait"
+    return (
+        f"{subject} {verb} for the others at {words.listing(places[:2])}{more}, which no other node can reach, and the "
+        "job has ranks on others: correct MASTER_ADDR, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, or this node's name in "
+        f"/etc/hosts.{of_this_node(finding.scene)}"
+    )
+
+
+def refused(finding: Finding) -> str:
+    """The headline for ranks whose connections to their store are refused."""
+    ranks, serving = finding.scene.refused, finding.scene.store_servers
+    if serving:
+        who = words.who([member.id for member in serving])
+        where = f"{who} serves that port, so the address leads elsewhere: correct MASTER_ADDR."
+    elif any(member.id.rank == 0 for member in ranks):
+        where = "Rank 0 is among them: the launcher that was to serve it does not, or at another port."
+    elif any(member.store is not None and member.store.is_on_loopback for member in ranks):
+        where = "That address is each node's own, and rank 0 is on another one: set MASTER_ADDR to that of its node."
+    else:
+        where = "Rank 0, which is to serve it, is not in view: look at its node first."
+    subject = words.who([ranks[0].id]) if len(ranks) == 1 else all_of(len(ranks), "other rank" if serving else "rank")
+    them = "it has no connection, and sleeps" if len(ranks) == 1 else "they have no connection, and sleep"
+    verb = "is" if len(ranks) == 1 else "are"
+    return (
+        f"{subject} {verb} refused at {store_endpoint(ranks)}, where the ranks of the job meet: {them} between "
+        f"attempts that fail at once. {where}{of_this_node(finding.scene)}"
+    )
+
+
+def mismatch(finding: Finding) -> str:
+    """The headline for ranks that wait in different places."""
+    groups, has_numbers = finding.others, finding.scene.has_numbers
+    tells = (
+        "what the sequence numbers tell of it is in the evidence"
+        if has_numbers
+        else "sequence numbers (flight recorder) can"
+    )
+    return (
+        f"the ranks wait in {len(groups)} different places: {'; '.join(describe_each(groups))}. "
+        f"Stacks alone cannot tell who is ahead and who is behind: {tells}."
+    )
+
+
+def parted(finding: Finding) -> str:
+    """The headline for ranks that stand in the same functions, at lines that differ."""
+    groups = finding.others
+    stand = [f"{name_ranks([group])} at {line}" for group, line in differing_lines(groups)]
+    doing = describe(groups[0], several=True)
+    return f"all ranks {doing}, but not at the same place: {words.listing(stand)}."
+
+
+def together(finding: Finding) -> str:
+    """The headline for ranks that all stand at one place, and where to look."""
+    return _together(finding.others[0], finding.scene) + guidance.where_to_look(finding.scene.grouping)
+
+
+def _together(group: Group, scene: Scene) -> str:
+    answered, world_size = scene.answered, scene.grouping.world_size
+    if answered == 1 and world_size == 1:
+        return f"the only rank of the job, {name_ranks([group])}, {describe(group, several=False)}{during([group])}."
+    if answered == 1:
+        return (
+            f"only {name_ranks([group])} gave a stack; it {describe(group, several=False)}. "
+            "One rank alone tells nothing of the others."
+        )
+    return (
+        f"{all_of(answered)} that answered stand at the same place, no odd rank among them: "
+        f"each {describe(group, several=False)}{during([group])}."
+    )
+
+
+def roles(finding: Finding) -> str:
+    """The headline for the sender and the receivers of one collective, and where to look."""
+    groups = finding.others
+    root = min(groups, key=lambda group: group.size)
+    return (
+        f"{all_of(finding.scene.answered)} that answered wait in {clauses.operations(groups)}; "
+        f"{words.who(rank_ids([root]))} differs only by its role in it.{guidance.where_to_look(finding.scene.grouping)}"
+    )
+
+
+def cannot_tell(finding: Finding) -> str:
+    """The headline if the groups allow no answer, and where to look."""
+    scene, groups = finding.scene, finding.others
+    where = guidance.where_to_look(scene.grouping)
+    if not groups:
+        return f"no rank gave a stack that tells anything.{where}"
+    waiting = count_ranks(group for group in groups if group.waits)
+    few = "no rank is in a wait for others that is known"
+    if scene.answered * 2 < scene.existing:
+        few = f"only {scene.answered:,} of {scene.existing:,} ranks answered"
+    elif waiting:
+        few = f"only {waiting:,} of {scene.answered:,} ranks wait for other ranks"
+    return f"{few}, which is too little to accuse anybody: {'; '.join(describe_each(groups))}.{where}"
+
+
+def of_this_node(scene: Scene) -> str:
+    """The ranks that were captured, for a verdict on one node of several; "" for one on the whole job."""
+    if not scene.is_part:
+        return ""
+    here, whole = words.count(scene.existing), f"{scene.grouping.ranks_known:,}"
+    return f" This is said of the {here} on this node; the job has {whole}."

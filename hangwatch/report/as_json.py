@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import msgspec
 
 from hangwatch.model import Capture, Fault, Group, Grouping, Incident, Job, Motion, RankId, Stack, Value, Verdict
-from hangwatch.report.phrases import group_ids, next_step, notes
+from hangwatch.report.phrases import group_ids, notes
 from hangwatch.stacks.user_code import split_by_line
+from hangwatch.verdict.wording.next_steps import next_step
 
 SCHEMA_VERSION = 1
 """Of `Answer` and `Dump`: higher where a field changes its meaning or goes; new fields come without a new version."""

@@ -15,6 +15,8 @@ from hangwatch.report.dump_text import rank_lines, shown_round
 from hangwatch.report.stack_tree import merge_tree
 from hangwatch.stacks.user_code import by_line
 from hangwatch.verdict import environment_diff as variables
+from hangwatch.verdict.wording import group_text
+from hangwatch.verdict.wording.next_steps import next_step
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -174,6 +176,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals.update(
-        environment=variables, words=words, phrases=phrases, power=power_chart, bar=_bar, max_rows=MAX_ROWS
+        environment=variables,
+        words=words,
+        phrases=phrases,
+        group_text=group_text,
+        next_step=next_step,
+        power=power_chart,
+        bar=_bar,
+        max_rows=MAX_ROWS,
     )
     return environment

@@ -1,12 +1,10 @@
-"""What all reports say alike: which groups they show, what a group does, its numbers, how the incident stands."""
+"""Phrases that all reports share: the groups they show, their numbers, the state of the incident."""
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from hangwatch import tables
 from hangwatch.collectives import rank_records
 from hangwatch.model import (
     CRASHED,
@@ -21,14 +19,10 @@ from hangwatch.model import (
     Motion,
     ProcessDetails,
     RankId,
-    Stack,
     Thread,
-    Value,
     Verdict,
 )
-from hangwatch.stacks import activity
 from hangwatch.stacks.user_code import user_frames
-from hangwatch.verdict.wording import clauses
 from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, printable, utc, who
 
 _NAMED_LISTED = 4
@@ -49,28 +43,6 @@ _STATES = {
 }
 
 
-class NextStep(Value, frozen=True, forbid_unknown_fields=True):
-    """What a kind of verdict means, and what to do first; a line each."""
-
-    means: str
-    first: str
-
-
-@functools.cache
-def next_steps() -> dict[str, NextStep]:
-    """What to do first, by kind of verdict, in the order of the runbook."""
-    return tables.load("hangwatch.report", "next_steps.toml", dict[str, NextStep])
-
-
-def next_step(verdict: Verdict) -> str:
-    """What to do first: what would settle a first look, else by the kind; empty for a kind that no table knows."""
-    if not verdict.named and verdict.first_look:
-        return verdict.first_look[0].settle
-    step = next_steps().get(verdict.kind)
-    pid = next((rank.pid for rank in _pointed_at(verdict) if rank.pid is not None), None)
-    return step.first.replace("{pid}", "PID" if pid is None else str(pid)) if step else ""
-
-
 def named(verdict: Verdict) -> list[str]:
     """Who is named, a line each; more than a few ranks are folded into one line."""
     return _listed(verdict.named) or ["nobody"]
@@ -89,34 +61,26 @@ def _listed(ids: Sequence[RankId]) -> list[str]:
 
 
 def notes(grouping: Grouping) -> tuple[str, ...]:
-    """What the reader should know of the input, and why of which ranks there are no sequence numbers."""
-    return (*grouping.notes, *_unrecorded(grouping.members), *_uncounted(grouping.members))
+    """Notes on the input, and the reasons why some ranks have no sequence numbers."""
+    return (*grouping.notes, *_unread(grouping.members))
 
 
-def _unrecorded(members: Iterable[Member]) -> Iterator[str]:
-    """Why flight recorders could not be read, and what to set: each reason once; silent where there is no torch."""
-    found: dict[tuple[str, str], tuple[Fault, list[RankId]]] = {}
+def _unread(members: Iterable[Member]) -> Iterator[str]:
+    """Why flight recorders or NCCL's counts could not be read, and what to set: each reason once."""
+    recorders: dict[tuple[str, str], tuple[Fault, list[RankId]]] = {}
+    counts: dict[tuple[str, str], tuple[Fault, list[RankId]]] = {}
     for member in members:
         for fault in member.recorder_faults:
             if fault.reason not in _NO_RECORDER_EXPECTED:
                 library = _LIBRARIES[rank_records.library_of(fault)]
-                found.setdefault((fault.reason, library), (fault, []))[1].append(member.id)
-    for (reason, library), (fault, ids) in sorted(found.items())[:_REASONS_LISTED]:
-        which = elided(who(sorted(ids, key=RankId.sort_key)), _FOLDED)
-        remedy = f"; {fault.remedy}" if fault.remedy else ""
-        yield f"no sequence numbers of {which}{library}: {fault.detail} ({reason}){remedy}"
-
-
-def _uncounted(members: Iterable[Member]) -> Iterator[str]:
-    """Why NCCL itself said nothing of its ranks: each reason once."""
-    found: dict[str, tuple[Fault, list[RankId]]] = {}
-    for member in members:
-        if (fault := member.nccl_ras_fault) is not None:
-            found.setdefault(fault.reason, (fault, []))[1].append(member.id)
-    for reason, (fault, ids) in sorted(found.items())[:_REASONS_LISTED]:
-        which = elided(who(sorted(ids, key=RankId.sort_key)), _FOLDED)
-        remedy = f"; {fault.remedy}" if fault.remedy else ""
-        yield f"no counts of NCCL's own of {which}: {fault.detail} ({reason}){remedy}"
+                recorders.setdefault((fault.reason, library), (fault, []))[1].append(member.id)
+        if (refusal := member.nccl_ras_fault) is not None:
+            counts.setdefault((refusal.reason, ""), (refusal, []))[1].append(member.id)
+    for kind, faults in (("sequence numbers", recorders), ("counts of NCCL's own", counts)):
+        for (reason, library), (fault, ids) in sorted(faults.items())[:_REASONS_LISTED]:
+            ranks = elided(who(sorted(ids, key=RankId.sort_key)), _FOLDED)
+            remedy = f"; {fault.remedy}" if fault.remedy else ""
+            yield f"no {kind} of {ranks}{library}: {fault.detail} ({reason}){remedy}"
 
 
 def nodes(ids: Iterable[RankId]) -> str:
@@ -131,13 +95,10 @@ def group_ids(group: Group) -> list[RankId]:
 
 
 def odd_groups(groups: Sequence[Group], verdict: Verdict) -> frozenset[str]:
-    """Keys of the groups that hold a named rank, else one to look at first."""
-    ids = {RankId(**{name: getattr(rank, name) for name in RankId.__struct_fields__}) for rank in _pointed_at(verdict)}
+    """Return the keys of the groups that hold a named rank, else one to check first."""
+    ranks = verdict.named or verdict.first_look
+    ids = {RankId(**{name: getattr(rank, name) for name in RankId.__struct_fields__}) for rank in ranks}
     return frozenset(group.key for group in groups if any(member.id in ids for member in group.members))
-
-
-def _pointed_at(verdict: Verdict) -> Sequence[RankId]:
-    return verdict.named or verdict.first_look
 
 
 def mark(verdict: Verdict, ranks: int = 1) -> str:
@@ -177,28 +138,6 @@ def own_places(groups: Iterable[Group]) -> frozenset[tuple[str, str]]:
 def noun(members: Sequence[Member]) -> str:
     """What the members of a group are: ranks, or launchers that have none."""
     return "launcher" if members and all(member.waiting for member in members) else "rank"
-
-
-def doing(group: Group) -> str:
-    """What a group does, as a clause after its ranks: `wait in all_reduce`, `is loading data during evaluation`."""
-    several = len(group.members) > 1
-    if group.gone:
-        died = {member.died.told if member.died is not None else "" for member in group.members}
-        why = died.pop() if len(died) == 1 else ""
-        missing = "no such processes" if several else "no such process"
-        return printable(f"{'are' if several else 'is'} gone: {why or missing}")
-    if group.fault is not None:
-        return printable(f"no stack: {group.fault.reason}")
-    unknown = group.activity == "unknown" and not group.operation
-    clause = "in an unknown activity" if unknown else clauses.does(group, several=several)
-    return printable(" ".join(filter(None, (clause, activity.phase_words(group.activity, group.phase)))))
-
-
-def aside(stack: Stack, group: Group) -> str:
-    """A worker or another thread of a rank, and what it does: `its worker (1 x pt_data_worker) is loading data`."""
-    kind = "worker" if stack in group.workers else "thread"
-    clause = "" if stack.activity == "unknown" else f" {activity.says(stack.activity, None)}"
-    return printable(f"its {kind} ({stack.name}){clause}")
 
 
 def motion(group: Group) -> str:

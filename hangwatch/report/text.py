@@ -13,6 +13,8 @@ from hangwatch.report.dump_text import raw_lines
 from hangwatch.report.stack_tree import Node, merge_tree
 from hangwatch.stacks.user_code import by_line
 from hangwatch.verdict import environment_diff
+from hangwatch.verdict.wording import group_text
+from hangwatch.verdict.wording.next_steps import next_step
 from hangwatch.words import printable
 
 _MAX_GROUPS = 40
@@ -141,7 +143,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
 
 def _whom(verdict: Verdict) -> list[tuple[str, str]]:
     rows = [("Named", "; ".join(phrases.named(verdict))), ("Look first", "; ".join(phrases.first_look(verdict)))]
-    return [*rows, ("Do first", phrases.next_step(verdict))]
+    return [*rows, ("Do first", next_step(verdict))]
 
 
 def _judgement(verdict: Verdict) -> str:
@@ -185,7 +187,7 @@ def _group_lines(group: Group, mark: str | None, style: _Style) -> Iterator[str]
     head = (
         f"{words.count(len(ids), phrases.noun(group.members))}: {words.elided(words.fold_ids(ids), _FOLD_CHARACTERS)}"
     )
-    does = "; ".join(filter(None, (phrases.doing(group), phrases.motion(group))))
+    does = "; ".join(filter(None, (group_text.describe_in_report(group), phrases.motion(group))))
     line = f"> {head}  {does}  <- {mark}" if mark else f"  {head}  {does}"
     yield (style.odd if mark else style.strong)(line)
     second = ", ".join(f"{name} {text}" for name, text in phrases.numbers(group.members))
@@ -198,7 +200,7 @@ def _group_lines(group: Group, mark: str | None, style: _Style) -> Iterator[str]
         yield style.faint(f"    {words.who(ids[:1])}:" if len(ids) == 1 else f"    as {words.who(ids[:1])}:")
         yield from _frame_lines(group.frames, style)
     for stack in (*group.threads, *group.workers):
-        yield style.faint(f"    {phrases.aside(stack, group)}:")
+        yield style.faint(f"    {group_text.describe_stack(stack, group)}:")
         yield from _frame_lines(stack.frames, style)
     yield ""
 
@@ -215,7 +217,10 @@ def _tree_lines(trees: Sequence[Node], odd: frozenset[str], style: _Style) -> It
         left = f"{'>' if any(marked) else ' '} {len(node.ids):>6,}  {ranks:<{_TREE_FOLD_CHARACTERS}} "
         is_odd = all(marked)
         rows = [printable(str(frame)) if is_odd else style.frame(frame) for frame in node.frames]
-        rows += ["= " + ", ".join(filter(None, (phrases.doing(end), phrases.motion(end)))) for end in node.ends]
+        rows += [
+            "= " + ", ".join(filter(None, (group_text.describe_in_report(end), phrases.motion(end))))
+            for end in node.ends
+        ]
         for number, row in enumerate(rows):
             text = f"{left}{lead}{row}" if number == 0 else f"{' ' * len(left)}{rail}{row}"
             yield style.odd(text) if is_odd else text

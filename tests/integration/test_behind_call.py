@@ -19,9 +19,9 @@ from hangwatch.capture import CaptureRequest
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.model import Behind, Job, KernelCall, ProcessId, Rank, Worker
 from hangwatch.probes.process import blocked_call, main_thread, procfs
-from hangwatch.report.phrases import next_step
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
+from hangwatch.verdict.wording.next_steps import next_step
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, dying_mount
 from tests.integration import targets

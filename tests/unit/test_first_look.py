@@ -22,8 +22,8 @@ from hangwatch.model import (
     Verdict,
     WorkerCall,
 )
-from hangwatch.report.phrases import next_step
 from hangwatch.verdict.judge import judge
+from hangwatch.verdict.wording.next_steps import next_step
 
 BACKWARD = (Frame(function="backward", file="torch/_tensor.py", line=581), Frame(function="train", file="a.py", line=9))
 OWN = (Frame(function="reserve", file="buffers.py", line=31), Frame(function="train", file="a.py", line=5))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.report import phrases
 from hangwatch.stacks import activity
 from hangwatch.verdict import check_first, rules
+from hangwatch.verdict.wording.next_steps import load_steps
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "verdicts.md"
@@ -76,7 +76,7 @@ def test_the_page_prints_what_the_rules_are(
 def next_steps() -> Iterable[str]:
     yield "| verdict | it means | do first |"
     yield "|---|---|---|"
-    for kind, step in phrases.next_steps().items():
+    for kind, step in load_steps().items():
         means, first = (
             re.sub(r"\{pid\}", "PID", text).replace("|", "\\|").replace("docs/runbooks/", "")
             for text in (step.means, step.first)
@@ -96,7 +96,7 @@ def test_every_kind_of_verdict_has_a_next_step_of_one_line() -> None:
     kinds |= set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.MULTILINE))
     kinds |= set(re.findall(r"`([A-Z][a-z]+[A-Z]\w+|Moving|Suspended|Over|Serving|Crashed|Circle)`", PAGE.read_text()))
     kinds -= {"ThreadPoolExecutor", "Rank"}
-    assert kinds - set(phrases.next_steps()) == set()
-    for kind, step in phrases.next_steps().items():
+    assert kinds - set(load_steps()) == set()
+    for kind, step in load_steps().items():
         assert "\n" not in step.first, kind
         assert len(step.first) < 160, kind

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 from hangwatch import words
-from hangwatch.model import Group, RankId
+from hangwatch.model import Group, RankId, Stack
 from hangwatch.stacks import activity
 from hangwatch.stacks.user_code import is_in_user_code, own_frame
 from hangwatch.verdict.scene import count_ranks
@@ -118,3 +118,25 @@ def describe_suspect(group: Group) -> str:
 def common_line(groups: Sequence[Group]) -> str:
     """Return the line of the user's code of a single group: " at train.py:38"; of several groups ""."""
     return clauses.at(groups[0]) if len(groups) == 1 else ""
+
+
+def describe_in_report(group: Group) -> str:
+    """Return what a group does in a report, after its ranks: "is loading data during evaluation", "no stack: X"."""
+    several = len(group.members) > 1
+    if group.gone:
+        died = {member.died.told if member.died is not None else "" for member in group.members}
+        why = died.pop() if len(died) == 1 else ""
+        missing = "no such processes" if several else "no such process"
+        return words.printable(f"{'are' if several else 'is'} gone: {why or missing}")
+    if group.fault is not None:
+        return words.printable(f"no stack: {group.fault.reason}")
+    unknown = group.activity == "unknown" and not group.operation
+    clause = "in an unknown activity" if unknown else clauses.does(group, several=several)
+    return words.printable(" ".join(filter(None, (clause, activity.phase_words(group.activity, group.phase)))))
+
+
+def describe_stack(stack: Stack, group: Group) -> str:
+    """Return what a worker or another thread of a rank does: "its worker (1 x pt_data_worker) is loading data"."""
+    kind = "worker" if stack in group.workers else "thread"
+    clause = "" if stack.activity == "unknown" else f" {activity.says(stack.activity, None)}"
+    return words.printable(f"its {kind} ({stack.name}){clause}")

@@ -1,0 +1,30 @@
+"""The first thing to do about each kind of verdict, by next_steps.toml."""
+
+from __future__ import annotations
+
+import functools
+
+from hangwatch import tables
+from hangwatch.model import Value, Verdict
+
+
+class NextStep(Value, frozen=True, forbid_unknown_fields=True):
+    """The meaning of a kind of verdict, and the first thing to do; one line each."""
+
+    means: str
+    first: str
+
+
+@functools.cache
+def load_steps() -> dict[str, NextStep]:
+    """Return the table by kind of verdict, in the order of the runbook."""
+    return tables.load("hangwatch.verdict.wording", "next_steps.toml", dict[str, NextStep])
+
+
+def next_step(verdict: Verdict) -> str:
+    """Return what would settle which rank is the cause, else the step for the kind; "" for an unknown kind."""
+    if not verdict.named and verdict.first_look:
+        return verdict.first_look[0].settle
+    step = load_steps().get(verdict.kind)
+    pid = next((rank.pid for rank in verdict.named if rank.pid is not None), None)
+    return step.first.replace("{pid}", "PID" if pid is None else str(pid)) if step else ""

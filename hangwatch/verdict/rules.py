@@ -7,7 +7,7 @@ from functools import partial
 
 from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, Confidence, Group, Member, Motion, Signature
 from hangwatch.stacks import activity, user_code
-from hangwatch.verdict.findings import Finding, Rule
+from hangwatch.verdict.findings import Finding, Rule, Text
 from hangwatch.verdict.scene import (
     DEADLY,
     GPU_IN_KERNEL_RATIO,
@@ -28,12 +28,12 @@ from hangwatch.verdict.wording import rank_headlines
 def _stacked_where(
     wanted: Callable[[Group], bool], also: Callable[[Group, Member], bool] = lambda _group, _member: True
 ) -> Callable[[Scene], Sequence[Group]]:
-    """Ranks of such groups. One that stood in a wait for ranks before has come out of it: it does come.
+    """Ranks of the groups for which `wanted` is true, without ranks that may be victims.
 
-    Nor is one that was measured behind its GPU: it is waited for no more than the others; nor one that spins without
-    the GIL while another is blocked outside of every wait: that one is what the spinner's GPU may wait for. Nor is one
-    that may be behind its GPU, see `may_be_behind_gpu`; nor one that waits, by the kernel's word, for a lock that
-    another rank holds or may hold, for a key of the store, or for what another rank is to send.
+    Not a rank that was seen in a wait for ranks before: it does join. Not a rank that was measured waiting for its GPU,
+    or may be, see `may_be_behind_gpu`. Not a rank that spins without the GIL while another is blocked outside of every
+    wait: its GPU may wait for that one. Not a rank which, by the kernel, waits for a lock that another rank holds or
+    may hold, for a key of the store, or for data of another rank.
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:
@@ -55,9 +55,9 @@ def _stacked_where(
 
 
 def _without_held_up(found: Callable[[Scene], Sequence[Group]]) -> Callable[[Scene], Sequence[Group]]:
-    """Those that it finds, without ranks that may wait for a lock in which another one stands, see `is_before`.
+    """The same, without ranks that may wait for a lock in which another rank is, see `is_before`.
 
-    Stacks alone cannot tell that from a culprit; where the kernel was asked of a rank, it was asked about locks, too.
+    Stacks alone do not show that. If the kernel was asked about a rank, it was asked about locks, too.
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:
@@ -90,17 +90,17 @@ def _is_held(group: Group, member: Member) -> bool:
 
 
 def _where(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Group]:
-    """Ranks of which the kernel says so in every round: its word counts however their dump failed."""
+    """Ranks of which the kernel says so in every round, however their dump failed."""
     return parts_of((group for group in scene.grouping.groups if group not in scene.gone), wanted)
 
 
 def _gone_for_a_reason(scene: Scene) -> Sequence[Group]:
-    """Of the ranks without a process those that are known to have crashed: the one that died first, else all."""
+    """Ranks without a process that are known to have crashed: the one that died first, else all."""
     return died_first(scene) or parts_of(scene.gone, has_crashed)
 
 
 def _gone_without_another(scene: Scene) -> Sequence[Group]:
-    """Of the ranks without a process those that followed no other, as far as is known: the first may be elsewhere."""
+    """Ranks without a process that are not known to have followed another rank."""
 
     def followed(member: Member) -> bool:
         return member.died is not None and member.died.of_others
@@ -109,7 +109,7 @@ def _gone_without_another(scene: Scene) -> Sequence[Group]:
 
 
 def died_first(scene: Scene) -> Sequence[Group]:
-    """Ranks without a process of which what they left says that none died before them."""
+    """Ranks without a process which, by their crash artifacts, died before all others."""
 
     def is_first(member: Member) -> bool:
         return member.died is not None and member.died.is_first and not member.died.of_others
@@ -148,7 +148,7 @@ def _undumpable(scene: Scene) -> Sequence[Group]:
 
 
 def _deaf_master(scene: Scene) -> Sequence[Group]:
-    """Rank 0 where it does something else than to serve the store, of which others are refused."""
+    """Rank 0 if it does not serve the store while others are refused there."""
     if not scene.refused:
         return []
 
@@ -160,7 +160,7 @@ def _deaf_master(scene: Scene) -> Sequence[Group]:
 
 
 def _weigh_deaf_master(finding: Finding) -> Confidence:
-    """Less sure where it works: it may be at its start, and come."""
+    """Less sure if it works: it may still be starting."""
     works = any(member.signature in {Signature.SPINS, Signature.COMPUTES} for member in finding.members)
     return Confidence.MEDIUM if works else Confidence.HIGH
 
@@ -203,10 +203,10 @@ def _outside(
     knows_size: bool = False,
     may_be_held_up: bool = True,
 ) -> Rule:
-    """A rule on ranks that are in no wait while the others are. A weak finding needs a clear majority.
+    """Return a rule on ranks that are in no wait while the others are. A weak finding needs a clear majority.
 
-    With `knows_size` only where the world size is known: the rank that the others wait for may not be in view. Without
-    `may_be_held_up` no rank that may wait for another one to leave a block of the program's code.
+    With `knows_size` it applies only if the world size is known: the rank that the others wait for may not be in view.
+    Without `may_be_held_up` it skips ranks that may wait until another one leaves a block of the program's code.
     """
     found = _stacked_where(wanted, also)
     if not may_be_held_up:
@@ -226,22 +226,20 @@ def _outside(
     )
 
 
+def _gone(who: str, suspects: Callable[[Scene], Sequence[Group]], says: Text) -> Rule:
+    return Rule("RankGone", who, suspects, says, half_of="dumped", weigh=_weigh_gone)
+
+
 RULES: tuple[Rule, ...] = (
-    Rule(
-        kind="RankGone",
-        who="have no process any more, and died first by what they left, or ended by a fault by the kernel's log",
-        suspects=_gone_for_a_reason,
-        half_of="dumped",
-        weigh=_weigh_gone,
-        says=rank_headlines.gone_first,
+    _gone(
+        "have no process any more, and died first by what they left, or ended by a fault by the kernel's log",
+        _gone_for_a_reason,
+        rank_headlines.gone_first,
     ),
-    Rule(
-        kind="RankGone",
-        who="have no process any more (or a zombie) on a node that answers, and followed nobody by what they left",
-        suspects=_gone_without_another,
-        half_of="dumped",
-        weigh=_weigh_gone,
-        says=rank_headlines.gone,
+    _gone(
+        "have no process any more (or a zombie) on a node that answers, and followed nobody by what they left",
+        _gone_without_another,
+        rank_headlines.gone,
     ),
     Rule(
         kind="RankBlocked",

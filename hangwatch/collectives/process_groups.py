@@ -1,4 +1,4 @@
-"""Pure: the records of all ranks -> the process groups in which a rank waits, and how far each member has come.
+"""Pure: the records of all ranks -> the process groups in which a rank waits, and the newest collective of each member.
 
 A rank *has joined* a collective of a group if it has a record there with that number or a higher one. It *has not
 joined* if its recorder reaches back before the first peer's record of that collective and holds none. Otherwise that is
@@ -38,7 +38,7 @@ class ProcessGroup(NamedTuple):
 
     @property
     def generations(self) -> set[int]:
-        """How often its members have made a group of this name. Numbers of different generations are not compared."""
+        """The different counts of how often a member made a group of this name. Only equal ones are compared."""
         return {records.generation for records in self.records.values()}
 
     def __str__(self) -> str:

@@ -49,11 +49,11 @@ def shortened(records: RankRecords) -> RankRecords:
 
 
 def recorded(rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None = None) -> tuple[Recorded, ...]:
-    """What counts of the recorders of one process, given by round: by library what is in the first and in the last
-    round in which that was read; nothing of one that was read in one alone. Of two recorders of one library in a
-    process, as of two copies of torch, the last counts.
+    """Return the records that count of the recorders of one process, given by round.
 
-    `main_thread_id` as `model.Thread.pthread_id` of its main thread, None where that is not known.
+    Of each library these are the records in both the first and the last round in which it was read. A recorder that was
+    read in only one round does not count. Of two recorders of one library (two copies of torch) the last counts.
+    `main_thread_id` is `model.Thread.pthread_id` of its main thread, None if unknown.
     """
     if not any(rounds):
         return ()
@@ -66,7 +66,7 @@ def recorded(rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None
 
 
 def faults(rounds: Sequence[Sequence[Fault]], found: Iterable[Recorded]) -> tuple[Fault, ...]:
-    """Why recorders were not read at last, given by round, but for those of `found`, which two other rounds show."""
+    """Return why recorders were not read in the last round, except recorders in `found`, read in two other rounds."""
     last = next((told for told in reversed(rounds) if told), None)
     if last is None:
         return ()
@@ -75,12 +75,12 @@ def faults(rounds: Sequence[Sequence[Fault]], found: Iterable[Recorded]) -> tupl
 
 
 def library_of(fault: Fault) -> Library | None:
-    """Of which recorder a fault tells, None where it is of all of a process."""
+    """Return the library whose recorder a fault is about, None if it is about all of the process."""
     return next((library for library in get_args(Library) if fault.subject.endswith(f" {library}")), None)
 
 
 def stands(recorders: Iterable[RankRecords]) -> bool:
-    """Whether an operation had been open for ten seconds when it was read: so its rank may stand, but need not."""
+    """True if an operation had been open for ten seconds when it was read: its rank may be blocked."""
     return any(
         recorder.read_unix_seconds - record.created_unix_ns / 1e9 >= _STANDS_SECONDS
         for recorder in recorders
@@ -90,10 +90,10 @@ def stands(recorders: Iterable[RankRecords]) -> bool:
 
 
 def recorded_once(recorders: Sequence[RankRecords], opened_before_unix_seconds: float) -> tuple[Recorded, ...]:
-    """What counts of recorders that were read once: what is open, and was enqueued before that time.
+    """Return the records that count of recorders that were read once: open, and enqueued before that time.
 
-    So long before that every rank has had the time to come, and that a torn cut of a healthy job holds none. Time-outs
-    are left out: they were over long ago.
+    That time must be so early that every rank of a healthy job would have joined. Time-outs are left out: they are
+    over.
     """
 
     def of_one(recorder: RankRecords) -> Recorded:
@@ -162,9 +162,9 @@ def _group(
 
 
 def _is_one_gone(status: GroupStatus, completed: list[FlightRecord]) -> bool:
-    """Whether an operation that torch does not count as completed is no longer among the records of its group.
+    """True if an operation that torch does not count as completed has no record in its group any more.
 
-    Gloo completes in several threads, so that the last to be counted may be an older one than the last to be enqueued.
+    Gloo completes in several threads, so the last one counted may be older than the last one enqueued.
     """
     not_counted = range(status.last_completed + 1, status.last_enqueued + 1)
     shown = {record.collective_seq for record in completed if record.collective_seq in not_counted}
@@ -197,14 +197,14 @@ def _identity(record: FlightRecord) -> tuple[int, int, int]:
 
 
 def _counts_as_open(record: FlightRecord) -> bool:
-    """Whether it has not completed; parts of a batch never do in NCCL: the record that closes it stands for them."""
+    """True if it has not completed. In NCCL parts of a batch never complete; the closing record stands for them."""
     return record.is_open and not record.is_coalesced_part
 
 
 class Progress(NamedTuple):
-    """How far a process was in one round: `opened`, its oldest open operation, `newest`, the last of its main thread.
+    """The progress of a process in one round: its oldest open operation, and the newest one of its main thread.
 
-    Both as (library, epoch, id), None without one. `by_main`: the open one is its main thread's.
+    Both as (library, epoch, id), None without one. `by_main`: the open one is of its main thread.
     """
 
     opened: tuple[str, int, int] | None
@@ -213,7 +213,7 @@ class Progress(NamedTuple):
 
 
 def progress(recorders: Iterable[RankRecords], main_thread_id: int | None) -> Progress:
-    """How far a process is; what other threads have open counts where the main thread has nothing open."""
+    """Return the progress of a process. Open operations of other threads count if the main thread has none."""
     every = [
         (record.created_unix_ns, (recorder.library, recorder.reset_epoch, record.id), record)
         for recorder in recorders
@@ -228,10 +228,10 @@ def progress(recorders: Iterable[RankRecords], main_thread_id: int | None) -> Pr
 
 
 def motion(rounds: Sequence[Progress]) -> Motion:
-    """What the recorders of a process say of its progress, one of each round; unknown where they tell nothing.
+    """Return the motion of a process by the progress of each round; unknown if the recorders show none.
 
-    Who keeps its oldest open operation is frozen, whatever other threads of it count. It moves where its main thread
-    has another one open; that other threads do is no progress of the job.
+    A process that keeps its oldest open operation is frozen, whatever its other threads enqueue. It moves if its main
+    thread has another operation open. Operations of other threads are no progress of the job.
     """
     if len(rounds) < 2:
         return Motion.UNKNOWN

@@ -1,6 +1,6 @@
-"""Pure: which ranks to check first when none can be named, as one table of rules. They pass the gate of `judge`, too.
+"""Pure: the rules for ranks to check first when none can be named, as one table. `judge` applies its gate to them, too.
 
-Such a rank stands apart for a reason that holds in general, and is innocent too often to be named by stacks alone.
+Such a rank differs from the others for a general reason, but is innocent too often to be named by stacks alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
 
 
 def _apart(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene], Sequence[Group]]:
-    """The one group of those, beside the largest of all; where several stand apart, none stands out."""
+    """Return the one group for which `wanted` is true, besides the largest group; none if there are several."""
 
     def suspects(scene: Scene) -> Sequence[Group]:
         found = [group for group in scene.stacked[1:] if wanted(scene, group)]
@@ -43,9 +43,9 @@ def _apart(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene], Sequence
 
 
 def _is_in_own_code(scene: Scene, group: Group) -> bool:
-    """True if it stands still in the program's own code, and no name or measurement says that it only waits there.
+    """True if it does not move in the program's own code, and no name or measurement shows that it only waits there.
 
-    Who may wait for its GPU there, as others may in such code of theirs, is only at another place.
+    Code in which other ranks also wait for their GPUs does not count.
     """
     moves = any(member.motion is Motion.MOVING for member in group.members)
     may_be = all(map(scene.may_be_late, group.members))
@@ -57,13 +57,13 @@ def _is_in_own_code(scene: Scene, group: Group) -> bool:
 
 
 def _asks_unknown_thread(scene: Scene, group: Group) -> bool:
-    """True if it waits for such a thread, still, and nothing that was measured says that it only waits there."""
+    """True if it waits for a thread in unknown functions, does not move, and no measurement shows a mere wait."""
     moves = any(member.motion is Motion.MOVING for member in group.members)
     return asks_unknown_thread(group) and not moves and all(map(scene.may_be_late, group.members))
 
 
 def _is_alone_in_a_collective(scene: Scene, group: Group) -> bool:
-    """One rank in another collective, or called from elsewhere; but for the root of one, and stages of a pipeline."""
+    """True for one rank in another collective, or at another call of it, except roots and stages of a pipeline."""
     return group.size == 1 and scene.are_all_collective and not scene.has_pipeline_stages and not scene.only_roles
 
 
@@ -80,7 +80,7 @@ def _is_at_another_line(scene: Scene, _: Group) -> bool:
 
 
 def _idles(group: Group) -> bool:
-    """True if it waits, in a loop, for what comes from outside of the job."""
+    """True if it waits in a loop for something from outside of the job."""
     return activity.known(group.activity).idles
 
 
@@ -102,9 +102,10 @@ def _idle_side(scene: Scene) -> Sequence[Group]:
 
 
 def _awaits_answer(scene: Scene, group: Group) -> bool:
-    """True if it waits for an answer or for events, while all others stand behind their GPUs.
+    """True if it waits for an answer or for events, while all others wait for their GPUs.
 
-    Beside a collective an engine may wait so for its next request, in health; no rank begins a step without one.
+    An engine may healthily wait so for its next request while others are in a collective, but no rank begins a step
+    alone.
     """
     others = [other for other in scene.stacked if other is not group]
     moves = any(member.motion is Motion.MOVING for member in group.members)
@@ -112,7 +113,7 @@ def _awaits_answer(scene: Scene, group: Group) -> bool:
 
 
 def _asks(group: Group) -> bool:
-    """True if it waits for an answer of another process, which may be none of the job."""
+    """True if it waits for an answer of another process, which may be outside of the job."""
     known = activity.known(group.activity)
     return group.waits and known.work_is_in is not None and not known.idles
 
@@ -123,14 +124,14 @@ def _asking_side(scene: Scene) -> Sequence[Group]:
 
 
 def _beside_collectives(scene: Scene, wanted: Callable[[Group], bool]) -> Sequence[Group]:
-    """Such groups, where all others stand in collectives."""
+    """Return the groups for which `wanted` is true, if all others are in collectives."""
     idle = [group for group in scene.stacked if wanted(group)]
     inside = [group for group in scene.stacked if group not in idle]
     return idle if inside and all(map(is_collective, inside)) else []
 
 
 def _told_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
-    """Ranks of which the kernel's log has such a line, however their stacks look."""
+    """Ranks about which the kernel logged a line with one of these names, whatever their stacks show."""
 
     def suspects(scene: Scene) -> Sequence[Group]:
         return parts_of(scene.stacked, lambda member: any(line.name in names for line in member.kernel_lines))
@@ -139,14 +140,14 @@ def _told_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
 
 
 def _outside_of_a_lock(scene: Scene, group: Group) -> bool:
-    """As `_is_in_own_code`, beside others that wait for a lock which no rank outside the group is known to hold."""
+    """As `_is_in_own_code`, while others wait for a lock that no rank outside of this group is known to hold."""
     own = set(map(process_of, group.members))
     holders = {lock_holder(member) for member in scene.locked_out if process_of(member) not in own}
     return holders <= own and _is_in_own_code(scene, group)
 
 
 def _without_a_thread(scene: Scene, group: Group) -> bool:
-    """True if it stands where all others do, which have a thread in a collective, and has no such thread."""
+    """True if it has no thread in a collective, while all others have one, and all main threads are in one place."""
     if not scene.are_alike or _has_a_collective(group):
         return False
     return all(_has_a_collective(other) for other in scene.stacked if other is not group)
@@ -157,7 +158,7 @@ def _has_a_collective(group: Group) -> bool:
 
 
 def _holders(scene: Scene) -> Sequence[Group]:
-    """Ranks that hold the lock of a file for which another rank waits, and do not come themselves."""
+    """Ranks that hold the lock of a file for which another rank waits."""
     members = scene.grouping.members
     held = {lock_holder(member) for member in members if member.file_lock is not None}
     stacked = (group for group in scene.stacked if group.waits_for != "gpu")
@@ -177,7 +178,7 @@ def _other_of_two(scene: Scene) -> Sequence[Group]:
 
 
 def _busy_half(scene: Scene) -> Sequence[Group]:
-    """Ranks in one known activity of their own, while all others stand at one call of one collective."""
+    """Ranks in one known activity, while all others are in one call of one collective."""
     busy = [group for group in scene.stacked if group.waits_for == "nothing"]
     others = [group for group in scene.stacked if group not in busy]
     is_one = len({group.activity for group in busy}) == len(others) == 1
@@ -189,7 +190,7 @@ def _is_behind_gpu(_: Scene, group: Group) -> bool:
 
 
 def _low_power(scene: Scene) -> Sequence[Group]:
-    """Ranks whose GPUs all draw less than every GPU that is at work."""
+    """Ranks whose GPUs all draw less than every GPU that works."""
     working = [member for group in scene.stacked for member in group.members if _gpu_works(member.signature)]
     still = [group for group in scene.stacked if not any(_gpu_works(member.signature) for member in group.members)]
     drawn = [member.power_watts for group in still for member in group.members]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Diagnosis(Value, frozen=True):
-    """A finished capture of one job and what was made of it; `uid` is whose processes alone are in it, see `Job`."""
+    """A finished capture of one job with its verdict; `uid` owns all processes in it, see `Job`."""
 
     capture: Capture
     grouping: Grouping

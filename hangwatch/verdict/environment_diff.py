@@ -16,9 +16,9 @@ _VALUE_CHARACTERS = 200
 
 
 def compare(environs: Mapping[RankId, Mapping[str, str]]) -> Environment | None:
-    """What differs among ranks, the rarest first, and what all of them have; None where nothing was read.
+    """Return the variables that differ among ranks, the rarest first, and those that all have; None if none was read.
 
-    Left out is what should differ by the table, and what nearly each of three ranks or more has of its own.
+    Variables that should differ by the table are left out, and those with nearly as many values as ranks.
     """
     if not environs:
         return None
@@ -53,7 +53,7 @@ def _difference(name: str, why: str, by_value: Mapping[str | None, list[RankId]]
 
 
 def as_evidence(environment: Environment, pointed: Collection[RankId]) -> Iterator[Evidence]:
-    """What differs, as evidence; first where the ranks that differ are those of a verdict."""
+    """Yield the differences as evidence, first those of ranks which the verdict names or checks first."""
     pids = {(rank.node, rank.rank, rank.pid) for rank in pointed}
 
     def is_theirs(one: Difference) -> bool:

@@ -62,7 +62,7 @@ def gather(finding: Finding, scene: Scene) -> tuple[Evidence, ...]:
 
 
 def _of_all(finding: Finding, scene: Scene) -> Iterator[Evidence]:
-    """What kernel, NCCL and counters of the nodes tell beside any finding."""
+    """Evidence from the kernel, NCCL and counters of the nodes, for any finding."""
     suspects, members = {member.id for member in finding.members}, scene.grouping.members
     named = suspects if finding.is_named else set()
     yield from in_kernel([member for member in members if member.id in suspects], members)
@@ -75,7 +75,7 @@ def _of_all(finding: Finding, scene: Scene) -> Iterator[Evidence]:
 
 
 def on_named(suspects: Sequence[Group], others: Sequence[Group]) -> Iterator[Evidence]:
-    """What the suspects do, what the others do, and how their numbers differ."""
+    """The activities of the suspects and of the others, and how their numbers differ."""
     members = [member for group in suspects for member in group.members]
     rest = [member for group in others for member in group.members]
     for group in suspects:
@@ -100,7 +100,7 @@ def on_named(suspects: Sequence[Group], others: Sequence[Group]) -> Iterator[Evi
 
 
 def context(grouping: Grouping) -> Iterator[Evidence]:
-    """What a reader must know when no rank is named: where the groups stand, other threads, GPUs that differ."""
+    """Evidence for a verdict that names no rank: the groups, other threads, GPUs that differ."""
     groups = grouping.groups
     for group in groups[:6]:
         yield _evidence("group", group.members, f"{_who(group.members)}: {_shows(group)}")
@@ -143,7 +143,7 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterato
 
 
 def died(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evidence]:
-    """What ranks that are gone left, the earliest first."""
+    """The crash artifacts of ranks that are gone, the earliest first."""
     told = [(member.died, member) for member in members if member.died is not None]
     told.sort(key=lambda entry: entry[0].unix_seconds)
     for one, member in told[:_MOST_DIED]:
@@ -182,7 +182,7 @@ def enclosed(grouping: Grouping) -> Iterator[Evidence]:
 
 
 def machine(members: Sequence[Member]) -> Iterator[Evidence]:
-    """What counters of the nodes tell beside any verdict: GPUs whose kernels only wait, ports that got worse."""
+    """Evidence from counters of the nodes: GPUs whose kernels only wait, ports with new errors."""
     uses = [member.gpu_use for member in members if member.gpu_use is not None]
     if uses and len(uses) == len(members) and all(map(_only_waits, uses)):
         message = (
@@ -243,7 +243,7 @@ _STATES = {"D": "blocked in the kernel", "T": "stopped", "t": "stopped by a trac
 
 
 def _alone(members: Sequence[Member]) -> Iterator[Evidence]:
-    """What was measured of each suspect, whatever the others do."""
+    """The measurements of each suspect."""
     for member in members[:8]:
         if member.signature in _SIGNATURES and member.main_cpu_ratio is not None:
             does = f"{_who([member])} {_SIGNATURES[member.signature]}"
@@ -257,7 +257,7 @@ def _alone(members: Sequence[Member]) -> Iterator[Evidence]:
 
 
 def _numbers(member: Member) -> list[str]:
-    """What was measured of one rank, in the order in which it tells."""
+    """The measurements of one rank, the most telling first."""
     parts = [f"main thread at {member.main_cpu_ratio or 0.0:.0%} of a core"]
     if member.switches_per_second is not None:
         parts.append(f"{member.switches_per_second:.1f} pauses of its own per second")

@@ -14,16 +14,18 @@ Text: TypeAlias = "Callable[[Finding], str]"
 
 
 class Rule(NamedTuple):
-    """When ranks are named: these are suspect, so many of the others wait for these kinds, so sure.
+    """A rule names its `suspects` if enough other ranks wait for them.
 
-    `who` and `waiting` say it for docs/verdicts.md. Those that wait for one of `waiting` must be at least half of the
-    ranks in `half_of` ("dumped": that gave a stack and are no suspects; "others": that answered and are no suspects;
-    "answered": all that answered), and outnumber the suspects: "as many" may be equal, "more" allows one against one,
-    "three times" does not. `by_stack`: a stack makes them suspect, so a rank at the same place does not wait for them;
-    of such rules the first with suspects decides, except for one that `gives_way`. `weigh` may change the `confidence`.
+    `who` describes the suspects in docs/verdicts.md. The ranks that wait for one of the kinds in `waiting` must be at
+    least half of the ranks in `half_of`, and outnumber the suspects. `half_of`: "dumped" are the other ranks with a
+    stack, "others" the other ranks that answered, "answered" all that answered. `outnumber`: "as many" may be equal,
+    "more" allows one against one, "three times" does not.
 
-    A rule that is to be checked first names no rank: `settle` is what would tell more of its suspects. They are named
-    only where it `may_name` and the machine says the same of them. `says` and `settle` make its text, see `render`.
+    `by_stack`: the suspects are found by their stacks, so a rank in the same place does not wait for them. The first
+    such rule with suspects ends the search, except one that `gives_way`. `weigh` may change the `confidence`.
+
+    A rule to check ranks first names none; `settle` says what would show more. It names them only if it `may_name` and
+    the measurements agree. `says` and `settle` make its text, see `render`.
     """
 
     kind: str
@@ -44,11 +46,11 @@ class Rule(NamedTuple):
 class Finding(NamedTuple):
     """A kind of verdict with its facts: the `suspects` are named if it has a confidence, else to be checked first.
 
-    `others` are the other ranks with a stack. `rule` is set where a rule compared the two. `answer` is what sequence
-    numbers tell of a job that stands still; they decided if `by_numbers`. `scene` may be apart by lines.
-    `says` and `settle` make its text; what these state besides: `apart` stand apart, too, `contradicted` was
-    what the stacks alone would have told. `caveat` is the last sentence of the text. `open_then` is what was open in
-    dumps of flight recorders of one moment.
+    `others` are the other ranks with a stack. `rule` is set if a rule compared the two. `answer` is what follows from
+    sequence numbers; it decided if `by_numbers`. The groups of `scene` may be split by lines. `says` and `settle` make
+    its text. `apart` are other groups that differ. `contradicted` is the finding by stacks that sequence numbers
+    disprove. `caveat` is the last sentence of the text. `open_then` is what was open in dumps of flight recorders of
+    one moment.
     """
 
     kind: str
@@ -79,11 +81,11 @@ class Finding(NamedTuple):
 
     @property
     def fewest_neighbours(self) -> int:
-        """How many ranks gave a stack on each node of a suspect, at least."""
+        """The lowest number of ranks with a stack on a node of a suspect."""
         return min(map(self.scene.neighbours, self.suspects))
 
     def waiting(self, *kinds: str) -> int:
-        """How many of the others wait for one of `kinds`."""
+        """Return the number of other ranks that wait for one of `kinds`."""
         same_place = {group.key for group in self.suspects} if self.rule is not None and self.rule.by_stack else set()
         if "work" in kinds:
             return sum(member.signature is Signature.GPU_WORKS for group in self.others for member in group.members)

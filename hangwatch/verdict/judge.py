@@ -52,12 +52,12 @@ def judge(
 
 
 def find(scene: Scene) -> Finding:
-    """The first that applies, in the order of evidence; a job at work or at rest names no rank.
+    """Return the first finding in the order of evidence; a job that works or rests has no suspects.
 
-    Where sequence numbers name a rank they decide, then what the kernel says of a rank, then what else the numbers
-    tell. Where they tell nothing the stacks decide, unless the numbers show that the rank which these would name has
-    come. NCCL's own counts are weaker: a rank that is only behind by them is told where stacks name no rank. A rank
-    that merely did not answer is never named, and launchers are no ranks.
+    A rank named by sequence numbers comes first, then the kernel's word on a rank, then what else the numbers show,
+    then the stacks. A rank named by stacks is not named if the numbers show that it has joined. NCCL's own counts are
+    weaker: a rank that is only behind by them is shown if stacks name no rank. A rank that merely did not answer is
+    never named, and launchers are no ranks.
     """
     if scene.launchers and len(scene.launchers) == len(scene.grouping.members):
         return Finding("NoRanks", scene, job_headlines.no_ranks)
@@ -86,7 +86,7 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
 
 
 def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
-    """What the answer makes of the scene; None where it tells nothing, so that the rules on stacks decide."""
+    """Return the finding by sequence numbers; None if they show nothing, so that the rules on stacks decide."""
     odd = scene.odd_gpu if answer.kind == "all_joined" else None
     ranks = {odd.member.id.rank} - {None} if odd is not None else set(answer.named or answer.check_first)
     suspects = tuple(parts_of(scene.grouping.groups, lambda member: member.id.rank in ranks))
@@ -109,7 +109,7 @@ def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
 
 
 def _outweighs(answer: Answer) -> bool:
-    """True if it stands above naming by stacks: not NCCL's own counts, nor that ranks are still in something."""
+    """True if the answer is stronger than naming by stacks: flight recorders, and not merely a still open operation."""
     return not answer.by_counts and answer.kind != "still_open"
 
 
@@ -134,7 +134,7 @@ def _contradiction(named: Finding, answer: Answer) -> Finding:
 
 
 def _passing(rules: Sequence[Rule], scene: Scene, *, decides: bool = False) -> Iterator[Finding]:
-    """What rules find that passes the gate; with `decides` up to the first rule on stacks that finds a suspect.
+    """Yield the findings of rules that pass the gate; with `decides` up to the first rule on stacks with a suspect.
 
     Exception: a rule with `gives_way` does not stop the search. Most ranks exiting together is normal; another rank may
     be blocking them.
@@ -159,7 +159,7 @@ def _passing(rules: Sequence[Rule], scene: Scene, *, decides: bool = False) -> I
 
 
 def _passes(finding: Finding, rule: Rule) -> bool:
-    """The one gate: enough of the others wait for what the rule asks, and they outnumber the suspects."""
+    """True if enough of the others wait for what the rule requires, and outnumber the suspects."""
     scene, suspects, waiting = finding.scene, len(finding.members), finding.waiting(*rule.waiting)
     enough = {
         "as many": waiting >= suspects,
@@ -176,10 +176,10 @@ def _passes(finding: Finding, rule: Rule) -> bool:
 
 
 def _covers(finding: Finding) -> bool:
-    """True if the suspects and those that wait are half of the ranks that exist where was looked.
+    """True if the suspects and the ranks that wait are half of the ranks that exist where we looked.
 
-    Asked of the rule that was chosen, so that a rank which did not answer never makes another one speak. A weak
-    suspicion speaks only where all answered: the others may wait for one that did not.
+    It is checked after a rule was chosen, so a rank that did not answer never makes another rule apply. With a weak
+    suspicion all ranks must have answered: the others may wait for one that did not.
     """
     scene, rule, suspects = finding.scene, finding.rule, len(finding.members)
     assert rule is not None
@@ -206,7 +206,7 @@ def _name(finding: Finding) -> Finding:
 
 
 def _stand_apart(finding: Finding) -> tuple[Group, ...]:
-    """Few ranks beside the suspects that may be late, too, in no wait that is known: one of them may hold up all."""
+    """Return other groups in no known wait that may be late, too, if they have no more ranks than the suspects."""
     apart = tuple(
         group
         for group in finding.others
@@ -221,9 +221,9 @@ def _stand_apart(finding: Finding) -> tuple[Group, ...]:
 
 
 def _mount_silent(scene: Scene) -> Finding | None:
-    """A file system under the program gives no answer, so that most ranks have no stack: the kernel's word counts.
+    """Find a file system under the program that does not respond, so that most ranks have no stack.
 
-    Named is a rank that waits for it, where others do not: that these wait for the named one is likely, but not seen.
+    A rank that waits for it in the kernel is named if most others do not: they probably wait for that rank.
     """
     shut, held = len(scene.shut), sum(member.waits_for_mount for member in scene.shut)
     if not shut or shut * 2 < len(scene.grouping.members):
@@ -250,10 +250,10 @@ def _refused(scene: Scene) -> Finding | None:
 
 
 def _open(scene: Scene, *, is_quiet: bool) -> Finding:
-    """No rank is named by stacks alone: which to check first, else how the ranks stand.
+    """Find which ranks to check first if none is named, else how the ranks stand.
 
-    Those to check first are named, with low confidence, where the machine says the same of them, and no rule on stacks
-    would speak if more ranks had answered (`is_quiet`).
+    Ranks to check first are named with low confidence if the measurements agree, and no rule on stacks would apply if
+    more ranks had answered (`is_quiet`).
     """
     fine = scene.by_line
     standing = _standing(scene, fine)
@@ -268,7 +268,7 @@ def _open(scene: Scene, *, is_quiet: bool) -> Finding:
 
 
 def _with_odd_gpu(standing: Finding) -> Finding | None:
-    """All ranks of the job wait alike, and of one the GPU stands out: only that one's kernel may never have begun."""
+    """All ranks wait in one place, and the GPU of one stands out: its kernel may never have begun."""
     members = standing.scene.grouping.members
     odd = standing.scene.odd_gpu
     if standing.kind != "AllWaiting" or odd is None or len(members) < standing.scene.grouping.ranks_known:
@@ -278,7 +278,7 @@ def _with_odd_gpu(standing: Finding) -> Finding | None:
 
 
 def _with_stuck_task(standing: Finding) -> Finding | None:
-    """All ranks stand alike, still, except for a task of an executor that few have, stuck in the program's own code."""
+    """All ranks are in one place and do not move, but few have a task of an executor in the program's own code."""
     scene = standing.scene
     group = scene.stacked[0] if len(scene.stacked) == 1 and not scene.failed else None
     suspects = parts_of((group,) if group is not None else (), _has_task)
@@ -293,7 +293,7 @@ def _has_task(member: Member) -> bool:
 
 
 def _standing(scene: Scene, fine: Scene) -> Finding:
-    """How ranks stand of which none is named. `fine` is the scene, apart by lines, too."""
+    """Find how ranks stand if none is named; the groups of `fine` are split by lines."""
     groups = scene.stacked
     wait = all(group.waits_for in {"ranks", "gpu"} for group in groups)
     if groups and not scene.failed:

@@ -50,17 +50,17 @@ def compare(members: Iterable[Member], others: Iterable[Member], read: Read) -> 
 
 
 def power(members: Iterable[Member], others: Iterable[Member]) -> Compared:
-    """What their GPUs draw, in watts."""
+    """The power of their GPUs in watts."""
     return compare(members, others, lambda one: one.power_watts)
 
 
 def utilization(members: Iterable[Member], others: Iterable[Member]) -> Compared:
-    """How busy their GPUs are, as a ratio."""
+    """The utilization of their GPUs as a ratio."""
     return compare(members, others, lambda one: one.utilization_ratio)
 
 
 def cpu(members: Iterable[Member], others: Iterable[Member]) -> Compared:
-    """How much of a core their processes use."""
+    """The CPU use of their processes as a ratio of a core."""
     return compare(members, others, lambda one: one.cpu_ratio)
 
 
@@ -75,11 +75,11 @@ def is_supported(members: Sequence[Member], others: Sequence[Group]) -> bool:
 
 
 def machine_says_the_same(members: Sequence[Member], others: Sequence[Group]) -> bool:
-    """True if the machine, too, tells ranks that stand apart by their stacks from all others.
+    """True if measurements, too, distinguish these ranks from all others.
 
-    Their GPUs draw less than any other and are idle, where the others' are not (power alone may be higher with the odd
-    one); or their main program uses no CPU where the others spin; or they wait for somebody outside of the job, or in a
-    call for a file or pipe that nobody else of it has open.
+    Their GPUs draw less than any other and are idle while the others are not (power alone may be higher on such a
+    rank). Or their main program uses no CPU while the others spin. Or they wait for a peer outside of the job, or in a
+    call on a file or pipe that no other rank has open.
     """
     rest = [member for group in others for member in group.members]
     if all(member.awaited is not None or member.stuck_on is not None for member in members):
@@ -89,7 +89,7 @@ def machine_says_the_same(members: Sequence[Member], others: Sequence[Group]) ->
 
 
 class OddGpu(NamedTuple):
-    """The rank whose GPU stands out from all others, by one number, and that number of all others."""
+    """The rank whose GPU differs from all others in one number, with that number of all others."""
 
     member: Member
     number: Literal["power", "utilization", "kernel"]
@@ -98,10 +98,10 @@ class OddGpu(NamedTuple):
 
 
 def find_odd_gpu(members: Sequence[Member]) -> OddGpu | None:
-    """The one rank whose GPU stands out from all others; None where none does, or two do.
+    """Return the one rank whose GPU differs from all others; None if there is none, or several.
 
-    It draws less than nine tenths of what any other draws, or is idle where all others are busy, or has no kernel where
-    all others have one; of three ranks at least, all of which have such a number.
+    It draws less than nine tenths of any other, or is idle while all others are busy, or has no kernel while all others
+    have one. There must be three ranks or more, all with that number.
     """
     found: dict[object, OddGpu] = {}
     if (lowest := _lowest(members, lambda one: one.power_watts)) is not None:
@@ -130,7 +130,7 @@ def _lowest(members: Sequence[Member], read: Read) -> tuple[Member, float, list[
 
 
 def find_lone(members: Sequence[Member], read: Read, gap: float) -> tuple[Member, float, list[float]] | None:
-    """The single member whose value is far from all others, if there is exactly one; its value, and those of others."""
+    """Return the single member whose value is far from all others, its value and theirs; None if there is none."""
     known = [(member, value) for member in members if (value := read(member)) is not None]
     if len(known) < _FEWEST_TO_STAND_OUT:
         return None

@@ -1,4 +1,4 @@
-"""Pure: the ranks of a job, surveyed once: which gave a stack, which failed, what each waits for, which progress."""
+"""Pure: the ranks of a job, surveyed once: stacks, failed dumps, waits, progress."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Process: TypeAlias = tuple[str | None, int | None]
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A grouping without its launchers (unless nothing else is in view), sorted by what its groups can tell.
+    """A grouping without its launchers (unless nothing else is in view), sorted by what its groups show.
 
-    `failed` have a fault that says something of the rank. `shut` have a file system under their program that gives no
-    answer: that they cannot be dumped says nothing of them; `held` wait for it in the kernel. `existing` is how many
-    ranks are known to exist where was looked: on one node (`is_part`), or in the whole job. `health` is set where the
-    job is at work or at rest, `moving` counts its ranks that make progress. `enclosed` wait where no other node reaches
-    them, `refused` are refused at the store that `store_servers` serve. `is_blocked_outside`: a rank is blocked in what
-    is no wait for ranks or GPUs.
+    `failed` have a fault that says something of the rank. `shut` have a file system under their program that does not
+    respond: a failed dump says nothing of them; `held` wait for it in the kernel. `existing` is the number of ranks
+    known to exist where we looked: on one node (`is_part`), or in the whole job. `health` is set if the job works or
+    rests; `moving` counts its ranks that progress. `enclosed` wait at an address that no other node reaches. `refused`
+    are refused at the store that `store_servers` serve. `is_blocked_outside`: a rank is blocked, but not in a wait for
+    ranks or GPUs.
     """
 
     grouping: Grouping
@@ -67,22 +67,22 @@ class Scene:
 
     @cached_property
     def answered(self) -> int:
-        """How many ranks gave a stack or a telling fault."""
+        """The number of ranks with a stack or a telling fault."""
         return count_ranks((*self.stacked, *self.failed))
 
     @cached_property
     def stacks(self) -> int:
-        """How many ranks gave a stack."""
+        """The number of ranks with a stack."""
         return sum(self.stacks_by_node.values())
 
     @cached_property
     def stance(self) -> Callable[[Member], Stance]:
-        """What stack and kernel say of each rank."""
+        """The stance of each rank by stack and kernel, as a function."""
         return stance_of(self.grouping)
 
     @cached_property
     def odd_gpu(self) -> OddGpu | None:
-        """The one rank whose GPU stands out from all others."""
+        """The one rank whose GPU differs from all others."""
         return find_odd_gpu(self.grouping.members)
 
     @cached_property
@@ -94,7 +94,7 @@ class Scene:
 
     @cached_property
     def have_parted(self) -> bool:
-        """True if all ranks stand in the same functions, at lines that differ for more than the role of a rank."""
+        """True if all ranks are in the same functions, at lines that differ by more than the role of a rank."""
         groups = self.stacked
         lines = {group.members[0].user_frames for group in groups}
         if len(groups) < 2 or len(lines) < len(groups) or () in lines or is_between_two(groups[0]):
@@ -103,7 +103,7 @@ class Scene:
 
     @cached_property
     def are_alike(self) -> bool:
-        """True if all groups stand in the same functions."""
+        """True if all groups are in the same functions."""
         return len({functions_of(group) for group in self.stacked}) <= 1
 
     @cached_property
@@ -141,7 +141,7 @@ class Scene:
         return None not in called_by and len(places) == 1
 
     def may_be_late(self, member: Member) -> bool:
-        """True if what was measured of a rank allows that the others wait for it, see `rules`."""
+        """True if the measurements of a rank allow that the others wait for it, see `rules`."""
         if member.waited_before or member.signature is Signature.BEHIND_GPU:
             return False
         if member.shares_lock or lock_holder(member) in self.processes or member.awaits_store is not None:
@@ -150,7 +150,7 @@ class Scene:
         return not (self.is_blocked_outside and spins)
 
     def neighbours(self, group: Group) -> int:
-        """How many ranks gave a stack on each node of this group, at least."""
+        """Return the lowest number of ranks with a stack on a node of this group."""
         return min(self.stacks_by_node.get(member.id.node, 0) for member in group.members)
 
 
@@ -207,7 +207,7 @@ def _is_blocked_outside(group: Group) -> bool:
 
 
 def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
-    """What stack and kernel say of each member of a grouping."""
+    """Return a function for the stance of each member of a grouping, by stack and kernel."""
     known = [(group, waits_for(group), is_in_user_code(group)) for group in grouping.groups if group.members]
     groups = {member.id.rank: (group, kind, in_code) for group, kind, in_code in known for member in group.members}
     processes = frozenset(map(process_of, grouping.members))
@@ -220,12 +220,12 @@ def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
 
 
 def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str, is_in_code: bool) -> Stance:
-    """What a rank does by its stack, its system call and its state; `kind` is what its group waits for.
+    """Return the stance of a rank by its stack, system call and state; `kind` is what its group waits for.
 
-    A rank that waits for a lock which a rank of the job holds waits for that rank. One that receives from an unknown
-    sender, or waits for a lock in memory that another rank maps, too, may wait for any rank. So may one that waits for
-    a lock or a thread while another thread of it waits for ranks, and one that asks again and again in its own code.
-    One that sleeps in torch's code waits, though no frame of Python shows it.
+    A rank that waits for a lock held by a rank of the job waits for that rank. A rank that receives from an unknown
+    sender, or waits for a lock in memory that another rank maps, too, may wait for any rank. So may a rank that waits
+    for a lock or a thread while another thread of it waits for ranks, and one that asks repeatedly in its own code. A
+    rank that sleeps in torch's code waits, though no frame of Python shows it.
     """
     if member.state in STOPPED_STATES or member.frozen_cgroup is not None:
         return "elsewhere"
@@ -259,19 +259,19 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
 
 
 def open_operations(member: Member) -> Iterator[Enqueued]:
-    """What the flight recorders of a rank show as open in the first and in the last round."""
+    """The operations that the flight recorders of a rank show as open in the first and in the last round."""
     for recorder in member.recorded:
         for records in recorder.groups:
             yield from (one for one in records.operations if one.stays_open)
 
 
 def count_ranks(groups: Iterable[Group]) -> int:
-    """How many ranks the groups hold."""
+    """Return the number of ranks in these groups."""
     return sum(group.size for group in groups)
 
 
 def waits_for(group: Group) -> str:
-    """What a group waits for; nothing where it runs Python that no rule knows."""
+    """Return what a group waits for; "nothing" if it runs Python in an unknown function."""
     return "nothing" if group.runs_python else group.waits_for
 
 
@@ -302,12 +302,12 @@ def wants_gil(group: Group) -> bool:
 
 
 def is_rooted(group: Group) -> bool:
-    """True if it waits in a collective of which one rank is the root, and stands in other code or at another line."""
+    """True if it waits in a collective with a root rank, whose code or line may differ."""
     return group.waits and activity.is_marked("rooted", group.operation or "")
 
 
 def is_collective(group: Group) -> bool:
-    """True if it waits for ranks that must come to the same call, and not for an answer, a request or the end."""
+    """True if it waits for ranks that must join the same call, not for an answer, a request or the end."""
     known = activity.known(group.activity)
     return group.waits and known.work_is_in is None and not known.leaves_the_job
 
@@ -318,7 +318,7 @@ def is_between_two(group: Group) -> bool:
 
 
 def functions_of(group: Group) -> tuple[object, ...]:
-    """The functions in which a group stands, without their lines."""
+    """Return the functions of a group, without lines."""
     return group.activity, *(frame.place for frame in python_frames(group))
 
 

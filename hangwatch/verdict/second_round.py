@@ -1,4 +1,4 @@
-"""Pure: does one round of a capture tell enough, or is a second one needed?"""
+"""Pure: decides whether one round of a capture is enough, or a second one is needed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hangwatch.verdict.scene import GPU_IN_KERNEL_RATIO
 
 
 def is_needed(ranks: Iterable[RankDump], table: activity.Table) -> bool:
-    """True if one round of a rank may mislead: only a second one tells which moves, and which is behind its GPU.
+    """True if one round of a rank may mislead: only a second one shows if it moves, or waits for its GPU.
 
-    So it is of a rank in code that no rule knows, or in a place that may be behind its GPU, of one that does not wait
-    for ranks while its GPU runs a kernel, of one that waits for its loader's workers, as healthy ranks do at each step,
-    and where a flight recorder shows that its rank may stand.
+    That is so for a rank in unknown code, in a place that may be behind its GPU, or in no wait for ranks while its GPU
+    runs a kernel. It is so for a rank that waits for the workers of its loader, as healthy ranks do at each step, and
+    if a flight recorder shows that it may be blocked.
     """
     return any(_may_mislead(rank, table) for rank in ranks)
 

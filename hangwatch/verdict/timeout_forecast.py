@@ -1,4 +1,4 @@
-"""Pure: when a job that hangs is ended by its collective time-out, as its ranks have recorded it, else as it is set."""
+"""Pure: when the collective timeout ends a hung job: as its ranks recorded it, else as configured."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hangwatch.verdict.scene import open_operations
 
 
 class TimeOut(Value, frozen=True):
-    """After how long torch.distributed ends a job that waits; `source` says where that stands.
+    """The seconds after which torch.distributed ends a job that waits; `source` says where they come from.
 
-    `at_unix_seconds` counts from when it fell quiet; None where that was not seen, as in a dump by hand.
+    `at_unix_seconds` counts from when the job fell quiet; None if that was not seen, as in a dump by hand.
     """
 
     seconds: float
@@ -34,6 +34,6 @@ def time_out(incident: Incident) -> TimeOut | None:
 
 
 def recorded_seconds(grouping: Grouping) -> float | None:
-    """How long what the ranks wait in waits, as they recorded it: the shortest; None where nothing stays open."""
+    """Return the shortest timeout that the ranks recorded for their open operations; None if none is open."""
     found = (one.timeout_seconds for member in grouping.members for one in open_operations(member))
     return min((seconds for seconds in found if seconds is not None), default=None)

@@ -1,4 +1,4 @@
-"""Pure: what the ranks of a group do, as a clause after their names."""
+"""Pure: the activity of the ranks of a group, as a clause after their names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SINGULAR = (("is ", "are "), ("waits ", "wait "), ("stands ", "stand "), ("slee
 
 
 def does(group: Group, *, several: bool = False) -> str:
-    """What the ranks of a group do: "is loading data (DataLoader)", for several "are loading data (DataLoader)"."""
+    """Return the activity of a group: "is loading data (DataLoader)", for several "are loading data (DataLoader)"."""
     worker = at_work(group)
     if worker is not None and worker.own is not None:
         if several:
@@ -54,9 +54,9 @@ def does(group: Group, *, several: bool = False) -> str:
 
 
 def ended_by(member: Member) -> str | None:
-    """How its process or a worker of it ended by the kernel's log: "segfault in libc.so.6"; None where that is silent.
+    """Return how its process or a worker of it ended, by the kernel's log: "segfault in libc.so.6"; None if unknown.
 
-    The library's name is what a file is called, so it is told only.
+    The name of the library is only a file name.
     """
     rows = kernel_lines.load()
     line = next((one for one in member.kernel_lines if one.name in rows and rows[one.name].deadly), None)
@@ -66,7 +66,7 @@ def ended_by(member: Member) -> str | None:
 
 
 def _waits_for_file_lock(group: Group) -> str | None:
-    """By measurement, see `probes.file_locks`; None where not all of its ranks wait for the same one."""
+    """The file lock that all ranks of a group wait for, by measurement; None if they differ."""
     locks = {member.file_lock for member in group.members}
     lock = locks.pop() if len(locks) == 1 else None
     if lock is None:
@@ -76,13 +76,13 @@ def _waits_for_file_lock(group: Group) -> str | None:
 
 
 def _shares_lock(group: Group) -> str | None:
-    """By measurement, see `probes.shared_locks`."""
+    """A wait for a lock in shared memory, by measurement."""
     shares = group.waits_for == "lock" and all(member.shares_lock for member in group.members)
     return "waits for a lock in memory shared with another rank" if shares else None
 
 
 def _awaits_store(group: Group) -> str | None:
-    """By measurement, see `hang.surroundings`; of functions that no rule knows."""
+    """A wait for a key of the store in unknown functions, by measurement."""
     asks = group.waits and activity.known(group.activity).waits_for == "unknown"
     waits = asks and all(member.awaits_store == "main" for member in group.members)
     return f"waits for a key of the store in {_innermost_function(group)}" if waits else None
@@ -95,15 +95,15 @@ def _held_by(lock: FileLock) -> str:
 
 
 def in_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
-    """What the kernel says of where a rank stands: "read from /data/shard-3, on /data (nfs4), for 3 rounds".
+    """Return the system call of a rank: "read from /data/shard-3, on /data (nfs4), for 3 rounds".
 
-    `ranks` are those of its node, by pid. None where it was not asked, or stood in no call.
+    `ranks` are those of its node, by pid. None if the kernel was not asked, or the rank is in no call.
     """
     return None if member.kernel_call is None else _in_call(member.kernel_call, member, ranks)
 
 
 def worker_in_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
-    """What the kernel says of where the worker stands for which a rank waits; None where it was not asked."""
+    """Return the system call of the worker for which a rank waits; None if the kernel was not asked."""
     worker = member.worker_call
     if worker is None:
         return None
@@ -129,12 +129,12 @@ def _in_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> s
 
 
 def tells_call(member: Member) -> bool:
-    """True if more is known of the call of a rank than its name: every lock between threads is a futex."""
+    """True if more than the name of its call is known: every lock between threads is a futex."""
     return _tells(member.kernel_call)
 
 
 def tells_what_holds(member: Member) -> bool:
-    """True if that is so of its call, or of that of the worker for which it waits."""
+    """True if that is known of its call, or of the call of the worker for which it waits."""
     return _tells(member.kernel_call) or (member.worker_call is not None and _tells(member.worker_call.call))
 
 
@@ -143,9 +143,10 @@ def _tells(call: KernelCall | None) -> bool:
 
 
 def _behind(one: Behind, member: Member, ranks: Mapping[int, RankId]) -> str:
-    """One file, pipe or peer. A file system that is served from elsewhere gives no answer where nothing flows.
+    """Describe one file, pipe or peer.
 
-    And where the kernel waits for it: a FIFO that lies there waits for its other end, in state S.
+    A remote file system does not respond only if the kernel waits for it: a FIFO on it waits for its other end in state
+    S.
     """
     match one.kind:
         case "file" if one.mount:
@@ -188,7 +189,7 @@ def _which(worker: Stack) -> str:
 
 
 def _innermost(group: Group) -> str:
-    """The operation that is known, else the function in which it stands."""
+    """The operation if it is known, else the innermost function."""
     return group.operation or _innermost_function(group)
 
 
@@ -197,7 +198,7 @@ def _innermost_function(group: Group) -> str:
 
 
 def has_gpu(group: Group) -> bool:
-    """True if it is known that its ranks wait for a GPU, or have one: backward stands on a job without any, too."""
+    """True if its ranks are known to wait for a GPU, or have one: backward also occurs in jobs without GPUs."""
     known = activity.known(group.activity)
     waits = "its GPU" in known.says or (known.waits_for != "gpu" and not _is_in_torch(group))
     return waits or any(member.utilization_ratio is not None for member in group.members)
@@ -209,7 +210,7 @@ def _is_in_torch(group: Group) -> bool:
 
 
 def at(group: Group) -> str:
-    """Where in the user's code it stands, else who called the collective: " at train.py:38"; else empty."""
+    """Return the line of the user's code, else of the caller of the collective: " at train.py:38"; else ""."""
     frame = own_frame(group) or (caller(group.frames) if group.waits else None)
     return "" if frame is None else f" at {place(frame)}"
 
@@ -220,7 +221,7 @@ def place(frame: Frame) -> str:
 
 
 def operations(groups: Iterable[Group]) -> str:
-    """What groups wait in, the largest first: "broadcast (7 ranks) and all_reduce (4 ranks)"."""
+    """Return what groups wait in, the largest first: "broadcast (7 ranks) and all_reduce (4 ranks)"."""
     counts: dict[str, int] = {}
     for group in groups:
         name = (group.operation if group.waits else None) or _measured(group) or group.activity.replace("_", " ")
@@ -233,7 +234,7 @@ def operations(groups: Iterable[Group]) -> str:
 
 
 def _measured(group: Group) -> str | None:
-    """Where it waits by measurement alone, in functions that no rule knows."""
+    """The function of a wait that only measurements show."""
     if group.activity != "unknown" or group.waits_for != "gpu":
         return None
     own = _innermost_function(group)
@@ -246,7 +247,7 @@ def top(group: Group, depth: int = 4) -> str:
 
 
 def may_come(members: Sequence[Member]) -> str:
-    """What to think of first where those who have not come do not stand still."""
+    """Return a hint if ranks that have not joined do not stand still."""
     who = "It" if len(members) == 1 else "Of them some"
     if any(member.motion is Motion.MOVING for member in members):
         return f" {who} {'is' if who == 'It' else 'are'} at work there, and may come when that is done."

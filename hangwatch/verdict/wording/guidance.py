@@ -1,4 +1,4 @@
-"""Pure: where to look first when nobody can be named. It accuses nobody."""
+"""Pure: where to look first when no rank can be named."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ITS_GPU = (
 
 
 def where_to_look(grouping: Grouping) -> str:
-    """Sentences to put after a headline that names nobody, with a space before them.
+    """Return sentences to put after a headline that names no rank, with a space before them.
 
-    First who has not answered; then what the groups wait for, by measurement where that tells, else by activity. Links
-    and sequence numbers only where everybody waits for ranks or GPUs.
+    First ranks that did not answer; then what the groups wait for, by measurement if possible, else by activity. Links
+    and sequence numbers only if all wait for ranks or GPUs.
     """
     groups = [group for group in grouping.groups if not group.fault and not group.gone]
     failed = sum(group.size for group in grouping.groups if group.fault)
@@ -48,7 +48,7 @@ def _look_at(group: Group) -> str | None:
 
 
 def _store(members: Sequence[Member]) -> str | None:
-    """What the sockets of ranks show of the store at which they meet."""
+    """Describe the store at which ranks meet, by their sockets."""
     seen = [(member, member.store) for member in members if member.store is not None]
     if not seen:
         return None
@@ -77,7 +77,7 @@ def _absent(grouping: Grouping) -> list[str]:
 
 
 def _alike(grouping: Grouping, groups: list[Group]) -> list[str]:
-    """Where no group says more than that it waits, or what is not known."""
+    """Hints if no group shows more than a wait, or nothing known."""
     if grouping.unanswered:
         return []
     if any(group.waits_for not in {"ranks", "gpu"} for group in groups):
@@ -87,7 +87,7 @@ def _alike(grouping: Grouping, groups: list[Group]) -> list[str]:
 
 
 def _silent_nodes(grouping: Grouping) -> int:
-    """How many nodes would be silent as a whole, if all nodes hold as many ranks as those that answered."""
+    """Return how many whole nodes are silent, if each node has as many ranks as those that answered."""
     per_node = Counter(member.id.node for member in grouping.members if member.id.rank is not None)
     ranks = max(per_node.values(), default=0)
     if ranks < 2 or None in per_node:
@@ -96,5 +96,5 @@ def _silent_nodes(grouping: Grouping) -> int:
 
 
 def _whole_nodes(silent: range, ranks: int) -> int:
-    """How many blocks of so many ranks, counted from rank 0, lie within a range."""
+    """Return how many blocks of so many ranks, counted from rank 0, lie within a range."""
     return max(0, silent.stop // ranks - -(-silent.start // ranks))

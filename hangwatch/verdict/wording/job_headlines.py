@@ -150,7 +150,7 @@ def mismatch(finding: Finding) -> str:
 
 
 def parted(finding: Finding) -> str:
-    """The headline for ranks that stand in the same functions, at lines that differ."""
+    """The headline for ranks in the same functions, at lines that differ."""
     groups = finding.others
     stand = [f"{name_ranks([group])} at {line}" for group, line in differing_lines(groups)]
     doing = describe(groups[0], several=True)
@@ -158,7 +158,7 @@ def parted(finding: Finding) -> str:
 
 
 def together(finding: Finding) -> str:
-    """The headline for ranks that all stand at one place, and where to look."""
+    """The headline for ranks that are all in one place, and where to look."""
     return _together(finding.others[0], finding.scene) + guidance.where_to_look(finding.scene.grouping)
 
 

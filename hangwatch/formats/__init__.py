@@ -1,1 +1,1 @@
-"""Parsers of foreign formats, and reading files of others within bounds."""
+"""Parsers of foreign formats, and bounded reading of files that others can write."""

@@ -1,4 +1,4 @@
-"""Reads files that people name, or that others may have put there, without believing in their size or kind."""
+"""Reads files that others may have written: bounded in size, regular files only where asked, links not followed."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class FileError(Exception):
-    """A file that cannot be read; the message is its path, and why."""
+    """A file that cannot be read. The message holds the path and the reason."""
 
     def __init__(self, path: Path | str, why: str, number: int = 0) -> None:
         super().__init__(f"{os.fspath(path)!r}: {why}" if "\0" in os.fspath(path) else f"{path}: {why}")
         self.errno = number
-        """The system's error number, 0 where the system did not complain."""
+        """The errno of the system; 0 if the error is not from the system."""
 
 
 def read(path: Path | str, most_bytes: int, *, flags: int = 0) -> bytes:
-    """The content of a file of at most so many bytes; no more is read of a device or a pipe that never ends.
+    """Return the content of a file of at most `most_bytes`.
 
-    `flags` are those of `opened`. Raises FileError.
+    A device or pipe that never ends is read no further. `flags` are those of `opened`. Raises FileError.
     """
     with opened(path, flags=flags) as file:
         return content_of(file, path, most_bytes)
 
 
 def is_handed_over(path: Path) -> bool:
-    """Whether a path is a stream that who called us has opened: `<(command)` of a shell, /dev/stdin.
+    """True if the path is a stream that our caller has opened: `<(command)` of a shell, or /dev/stdin.
 
-    Any other pipe may have no writer, ever.
+    Any other pipe may never have a writer.
     """
     return path == Path("/dev/stdin") or path.parent == Path("/dev/fd")
 
 
 def content_of(file: BinaryIO, path: Path | str, most_bytes: int) -> bytes:
-    """What is left of an open file, at most so many bytes. Raises FileError."""
+    """Read an open file to its end. Raises FileError if more than `most_bytes` remain."""
     try:
         content = file.read(most_bytes + 1)
     except OSError as error:
         raise _refused(path, error) from None
     if len(content) > most_bytes:
-        raise FileError(path, f"is larger than {_size(most_bytes)}: it is not read", errno.EFBIG)
+        raise FileError(path, f"is larger than {_size(most_bytes)}: not read", errno.EFBIG)
     return content
 
 
 def opened(path: Path | str, *, flags: int = 0) -> BinaryIO:
-    """A file to read. `flags` are added to those of open(2); with O_NONBLOCK nothing else than a file is opened.
+    """Open a file for reading. `flags` are added to those of open(2); O_NONBLOCK restricts it to regular files.
 
     Raises FileError.
     """
@@ -60,82 +60,91 @@ def opened(path: Path | str, *, flags: int = 0) -> BinaryIO:
     except OSError as error:
         raise _refused(path, error) from None
     except ValueError as error:  # a NUL in the path, a character that no path can hold
-        raise FileError(path, f"is no path: {error}", errno.EINVAL) from None
+        raise FileError(path, f"is not a valid path: {error}", errno.EINVAL) from None
     if flags & os.O_NONBLOCK and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise FileError(path, "is no file", errno.EINVAL)
+        raise FileError(path, "is not a regular file", errno.EINVAL)
     return file
 
 
 def opened_below(folder: Path, path: Path, *, roots_links: bool = False) -> BinaryIO:
-    """A file somewhere in a folder where others may write, to read: no link between the two is followed (O_NOFOLLOW).
+    """Open a file below a folder that others may write to. Follow no link between the two (O_NOFOLLOW).
 
-    With `roots_links` one is that root made in a folder where only root writes, as if the path named its target: below
-    `folder`, whatever root it has. Raises FileError.
+    With `roots_links`, follow links that root made in a folder only root may write to. Their targets are resolved below
+    `folder`. Raises FileError.
     """
-    steps, trail, followed = list(path.relative_to(folder).parts[::-1]), [_opened_folder(folder, path)], 0
+    remaining, open_folders, links_followed = (
+        list(path.relative_to(folder).parts[::-1]),
+        [_opened_folder(folder, path)],
+        0,
+    )
     try:
         while True:
-            step = steps.pop() if steps else "."
-            target = _link(trail[-1], step, path) if roots_links and followed < _MOST_LINKS else None
+            name = remaining.pop() if remaining else "."
+            target = _link(open_folders[-1], name, path) if roots_links and links_followed < _MOST_LINKS else None
             if target is not None:
-                followed += 1
-                steps += [part for part in reversed(target.split("/")) if part not in ("", ".")]
-            if step == ".." or (target or "").startswith("/"):
-                _leave(trail, 1 if step == ".." else len(trail))
-            elif target is None and steps:
-                trail.append(_opened_folder(step, path, trail[-1]))
+                links_followed += 1
+                remaining += [part for part in reversed(target.split("/")) if part not in ("", ".")]
+            if name == ".." or (target or "").startswith("/"):
+                _leave(open_folders, 1 if name == ".." else len(open_folders))
+            elif target is None and remaining:
+                open_folders.append(_opened_folder(name, path, open_folders[-1]))
             elif target is None:
-                return _opened_file(step, path, trail[-1])
+                return _opened_file(name, path, open_folders[-1])
     finally:
-        for here in trail:
-            os.close(here)
+        for descriptor in open_folders:
+            os.close(descriptor)
 
 
-def _leave(trail: list[int], count: int) -> None:
-    """Go up so many folders, not above the first one."""
-    for here in trail[max(1, len(trail) - count) :]:
-        os.close(here)
-        trail.remove(here)
+def _leave(open_folders: list[int], count: int) -> None:
+    """Close and remove the last `count` folders, except the first one."""
+    for descriptor in open_folders[max(1, len(open_folders) - count) :]:
+        os.close(descriptor)
+        open_folders.remove(descriptor)
 
 
-def _opened_folder(name: Path | str, path: Path, here: int | None = None) -> int:
+def _opened_folder(name: Path | str, path: Path, parent: int | None = None) -> int:
     try:
         return os.open(
-            name, os.O_RDONLY | os.O_DIRECTORY | (0 if here is None else os.O_NOFOLLOW) | os.O_CLOEXEC, dir_fd=here
+            name, os.O_RDONLY | os.O_DIRECTORY | (0 if parent is None else os.O_NOFOLLOW) | os.O_CLOEXEC, dir_fd=parent
         )
     except OSError as error:
-        raise _refused_below(name, path, here, error) from None
+        raise _refused_below(name, path, parent, error) from None
 
 
-def _opened_file(name: str, path: Path, here: int) -> BinaryIO:
+def _opened_file(name: str, path: Path, parent: int) -> BinaryIO:
     try:
-        file = os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here), "rb")
+        file = os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent), "rb")
     except OSError as error:
-        raise _refused_below(name, path, here, error) from None
+        raise _refused_below(name, path, parent, error) from None
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise FileError(path, "is no file", errno.EINVAL)
+        raise FileError(path, "is not a regular file", errno.EINVAL)
     return file
 
 
-def _link(here: int, name: str, path: Path) -> str | None:
-    """Where a link of root's leads that nobody else can have made; None where it is none."""
+def _link(parent: int, name: str, path: Path) -> str | None:
+    """Return the target of a link that only root can have made; None if `name` is not such a link."""
     try:
-        found, around = os.stat(name, dir_fd=here, follow_symlinks=False), os.fstat(here)
-        if not stat.S_ISLNK(found.st_mode) or found.st_uid or around.st_uid or around.st_mode & _OTHERS_WRITE:
+        status, parent_status = os.stat(name, dir_fd=parent, follow_symlinks=False), os.fstat(parent)
+        if (
+            not stat.S_ISLNK(status.st_mode)
+            or status.st_uid
+            or parent_status.st_uid
+            or parent_status.st_mode & _OTHERS_WRITE
+        ):
             return None
-        return os.readlink(name, dir_fd=here)
+        return os.readlink(name, dir_fd=parent)
     except OSError as error:
         raise _refused(path, error) from None
 
 
-def _refused_below(name: Path | str, path: Path, here: int | None, error: OSError) -> FileError:
-    """Says that a link is the reason, where it is."""
-    if error.errno in (errno.ELOOP, errno.ENOTDIR) and here is not None:
+def _refused_below(name: Path | str, path: Path, parent: int | None, error: OSError) -> FileError:
+    """Return the error; it says so if a link is the reason."""
+    if error.errno in (errno.ELOOP, errno.ENOTDIR) and parent is not None:
         with contextlib.suppress(OSError):
-            if stat.S_ISLNK(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
-                return FileError(path, f"cannot be read: {os.fspath(name)} on its way is a link", error.errno)
+            if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                return FileError(path, f"cannot be read: {os.fspath(name)} in its path is a link", error.errno)
     return _refused(path, error)
 
 
@@ -143,5 +152,5 @@ def _refused(path: Path | str, error: OSError) -> FileError:
     return FileError(path, f"cannot be read: {error.strerror}", error.errno or 0)
 
 
-def _size(number: int) -> str:
-    return f"{number >> 20} MiB" if number >= 1 << 20 else f"{number >> 10} KiB"
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes >> 20} MiB" if size_bytes >= 1 << 20 else f"{size_bytes >> 10} KiB"

@@ -1,4 +1,7 @@
-"""incident.json: one incident as bytes, read back by every later version, and never believed to be whole or small."""
+"""Reads and writes incident.json: one incident, readable by every later version.
+
+Its size and content are not trusted.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,14 @@ _MARKER_RANKS = 64
 
 
 class StoreError(UserError):
-    """A store that cannot be used or read; the message names the path, what is wrong and what to do."""
+    """A store that cannot be used or read. The message names the path, the problem and the remedy."""
 
 
 class Summary(Value, frozen=True):
-    """One line of the list of incidents.
+    """A line of the list of incidents.
 
-    Where a folder cannot be read, `problem` is set and the rest is empty. Where it holds no more than a marker,
-    `problem` says so, `state` is None, and the rest is what the marker tells.
+    If the folder cannot be read, `problem` is set and the rest is empty. If it holds only a marker, `problem` says so,
+    `state` is None, and the other fields come from the marker.
     """
 
     folder: str
@@ -60,9 +63,9 @@ class Summary(Value, frozen=True):
 
 
 class Marker(Value, frozen=True):
-    """One line that is written before an incident is: all that is left of it where hangwatch ends in between.
+    """One line written before an incident. It is all that remains if hangwatch ends in between.
 
-    `ranks` are those that the verdict names, `message` is the beginning of its sentence.
+    `ranks` are those that the verdict names; `message` is the beginning of its sentence.
     """
 
     incident_id: str
@@ -78,7 +81,7 @@ class Marker(Value, frozen=True):
 
 
 class Incidents(Value, frozen=True):
-    """`hangwatch incidents --json`, and /incidents of the daemon: newest first."""
+    """The incidents of a node, newest first: `hangwatch incidents --json`, and /incidents of the daemon."""
 
     schema_version: int
     incidents: tuple[Summary, ...]
@@ -113,7 +116,7 @@ class _Version(msgspec.Struct):
 
 
 def encode(incident: Incident | Marker) -> bytes:
-    """The bytes of incident.json. Text that is not Unicode (a command line may hold any byte) is written escaped."""
+    """Encode as JSON. Text that is not Unicode (a command line may hold any byte) is escaped."""
     try:
         return msgspec.json.encode(incident)
     except UnicodeEncodeError:
@@ -121,7 +124,7 @@ def encode(incident: Incident | Marker) -> bytes:
 
 
 def encode_marker(incident: Incident) -> bytes:
-    """The bytes of the marker of an incident: one line."""
+    """Return the marker of an incident: one line of JSON."""
     marker = Marker(
         incident_id=incident.incident_id,
         node=incident.node,
@@ -138,7 +141,7 @@ def encode_marker(incident: Incident) -> bytes:
 
 
 def marker(folder: Path) -> Marker | None:
-    """The marker in a folder that holds no incident; None where it holds one, or no marker that can be read."""
+    """Return the marker of a folder without an incident; None if there is an incident or no readable marker."""
     if (folder / INCIDENT_FILE).exists():
         return None
     try:
@@ -149,18 +152,18 @@ def marker(folder: Path) -> Marker | None:
 
 
 def load(folder: Path) -> Incident:
-    """Read the incident of one folder, of this version or an earlier one, as one of this version.
+    """Read the incident in a folder, written by this version or an earlier one, and convert it to this version.
 
-    Raises StoreError, which names the file and what to do.
+    Raises StoreError, which names the file and the remedy.
     """
-    if (found := marker(folder)) is not None:
-        newer = "if the job still hangs, a newer incident has it: `hangwatch incidents` lists all"
-        raise StoreError(f"{folder}: {_all_that_is_kept(found)}\n  {newer}")
+    if (kept := marker(folder)) is not None:
+        newer = "if the job still hangs, there is a newer incident: `hangwatch incidents` lists all"
+        raise StoreError(f"{folder}: {_marker_line(kept)}\n  {newer}")
     return parse(folder / INCIDENT_FILE, read_bytes(folder / INCIDENT_FILE))
 
 
 def parse(path: Path, content: bytes) -> Incident:
-    """What the file of an incident holds, as `load` reads it; `path` is for the message of StoreError."""
+    """Parse the content of an incident file, as `load` does; `path` is for the message of StoreError."""
     version = decode(path, content, _Version)
     if version.schema_version > INCIDENT_VERSION:
         raise StoreError(
@@ -181,29 +184,29 @@ def parse(path: Path, content: bytes) -> Incident:
 
 
 def refuse_incredible(path: Path, numbers: Iterable[int | None]) -> None:
-    """Raises StoreError where a number of ranks, or of one of them, is beyond belief."""
-    strange = next((number for number in numbers if number is not None and abs(number) > MOST_RANKS), None)
-    if strange is not None:
+    """Raise StoreError if a rank number or world size exceeds MOST_RANKS."""
+    excessive = next((number for number in numbers if number is not None and abs(number) > MOST_RANKS), None)
+    if excessive is not None:
         raise StoreError(
-            f"{path}: speaks of rank or world size {strange:,}; more than {MOST_RANKS:,} ranks are not believed\n"
-            f"  such a number comes from the environment of a rank{_stacks_beside(path)}"
+            f"{path}: rank or world size is {excessive:,}; at most {MOST_RANKS:,} ranks are accepted\n"
+            f"  such a number comes from the environment of a rank{_dumps_remedy(path)}"
         )
 
 
 def _numbers(incident: Incident) -> Iterator[int | None]:
-    """Every number of an incident that says how many ranks there are, or which of them one is."""
+    """Yield every rank number and world size of an incident."""
     yield from numbers_of(incident.job, incident.grouping)
-    yield from (taken.world_size for taken in incident.captures)
-    for who in chain(
-        (dump.id for taken in incident.captures for dump in taken.ranks),
+    yield from (capture.world_size for capture in incident.captures)
+    for rank_id in chain(
+        (dump.id for capture in incident.captures for dump in capture.ranks),
         incident.verdict.named,
         incident.verdict.first_look,
     ):
-        yield from (who.rank, who.local_rank)
+        yield from (rank_id.rank, rank_id.local_rank)
 
 
 def numbers_of(job: Job, grouping: Grouping) -> Iterator[int | None]:
-    """Those that a job and its groups hold."""
+    """Yield every rank number and world size of a job and its groups."""
     yield from (job.world_size, job.local_world_size, grouping.world_size)
     yield from (number for rank in job.ranks for number in (rank.rank, rank.local_rank))
     for group in grouping.groups:
@@ -213,7 +216,7 @@ def numbers_of(job: Job, grouping: Grouping) -> Iterator[int | None]:
 
 
 def _with_ranges(incident: dict[str, Any]) -> bytes:
-    """What version 1 wrote: its absent local ranks were numbers."""
+    """Convert an incident of version 1, which wrote absent local ranks as numbers."""
     job = incident.get("job")
     absent = job.get("absent_local_ranks") if isinstance(job, dict) else None
     if isinstance(job, dict) and isinstance(absent, list) and all(isinstance(number, int) for number in absent):
@@ -222,9 +225,9 @@ def _with_ranges(incident: dict[str, Any]) -> bytes:
 
 
 def read_head(file: BinaryIO) -> bytes | None:
-    """What `encode` writes before the captures, as JSON of its own: a sixth of a file. None where it is another file.
+    """Return the part of an incident before its captures (a sixth of the file) as JSON; None if it is not an incident.
 
-    In JSON no string holds a comma before a quotation mark, so what is searched for is a key and no text of a job.
+    In JSON no string holds a comma before a quotation mark. So what is searched for is a key, never text of a job.
     """
     size = os.fstat(file.fileno()).st_size
     ending = _ENDING.search(os.pread(file.fileno(), _ENDING_BYTES, max(0, size - _ENDING_BYTES)))
@@ -240,21 +243,21 @@ def read_head(file: BinaryIO) -> bytes | None:
 
 
 def summary(folder: Path) -> Summary:
-    """What a list says of the incident in a folder, read without the rest of it."""
+    """Return the list line of the incident in a folder. Most of the file is not decoded."""
     size_bytes = folder_size_bytes(folder)
-    if (found := marker(folder)) is not None:
+    if (kept := marker(folder)) is not None:
         return Summary(
             folder=folder.name,
             size_bytes=size_bytes,
-            incident_id=found.incident_id,
-            node=found.node,
-            job_id=found.job_id,
-            job_key=found.job_key,
-            job_name=found.job_name,
-            opened_unix_seconds=found.opened_unix_seconds,
-            verdict=found.verdict,
-            message=found.message,
-            problem=_all_that_is_kept(found),
+            incident_id=kept.incident_id,
+            node=kept.node,
+            job_id=kept.job_id,
+            job_key=kept.job_key,
+            job_name=kept.job_name,
+            opened_unix_seconds=kept.opened_unix_seconds,
+            verdict=kept.verdict,
+            message=kept.message,
+            problem=_marker_line(kept),
         )
     try:
         head = decode(folder / INCIDENT_FILE, read_bytes(folder / INCIDENT_FILE), _Head)
@@ -276,42 +279,48 @@ def summary(folder: Path) -> Summary:
     )
 
 
-def _all_that_is_kept(found: Marker) -> str:
-    """The line that stands for an incident which was not written."""
-    return f"{found.verdict}: {found.message} (hangwatch ended before it could write more than this line)"
+def _marker_line(kept: Marker) -> str:
+    """Return the sentence shown for an incident of which only the marker was written."""
+    return f"{kept.verdict}: {kept.message} (hangwatch ended before it could write more than this line)"
 
 
 def newest(summaries: Iterable[Summary], job: str | None, where: str) -> Summary | None:
-    """The newest of these, which stand newest first; of a job by its key, id or name. None where there is none at all.
+    """Return the newest incident, of one job if `job` (key, id or name) is given; None if there are no incidents.
 
-    Raises StoreError where there is none of that job, and where several jobs go by that name: users choose names.
+    `summaries` are newest first. Raises StoreError if that job has no incident, or if several jobs have this name:
+    users choose names.
     """
-    known = [one for one in summaries if not one.problem]
+    readable = [summary for summary in summaries if not summary.problem]
     if job is None:
-        return next(iter(known), None)
-    found = [one for one in known if one.job_key == job] or [one for one in known if job in (one.job_id, one.job_name)]
-    keys = {one.job_key: one.job_id for one in found or known}
+        return next(iter(readable), None)
+    matching = [summary for summary in readable if summary.job_key == job] or [
+        summary for summary in readable if job in (summary.job_id, summary.job_name)
+    ]
+    keys = {summary.job_key: summary.job_id for summary in matching or readable}
     listed = ", ".join(f"{words.printable(name)} (key {key})" for key, name in list(keys.items())[:_LISTED])
-    if known and not found:
+    if readable and not matching:
         raise StoreError(f"--job {job}: no incident of such a job in {where}\n  jobs: {listed}")
-    if found and len(keys) > 1:
-        raise StoreError(f"--job {job}: {len(keys)} jobs go by this name\n  give the key of one: {listed}")
-    return next(iter(found), None)
+    if matching and len(keys) > 1:
+        raise StoreError(f"--job {job}: {len(keys)} jobs have this name\n  give the key of one: {listed}")
+    return next(iter(matching), None)
 
 
 def of_some_day(incident: Incident, folder: Path) -> Incident:
-    """An incident that can be saved again. Raises StoreError for one of a year that has no name."""
+    """Return the incident if it can be saved again. Raises StoreError if its year is out of range."""
     try:
         words.incident_name(incident.job, incident.opened_unix_seconds)
     except ValueError:
         raise StoreError(
-            f"{folder / INCIDENT_FILE}: was opened at {incident.opened_unix_seconds:g} s, in no year"
+            f"{folder / INCIDENT_FILE}: opened at {incident.opened_unix_seconds:g} s, which is not a valid date"
         ) from None
     return incident
 
 
 def folder_size_bytes(folder: Path) -> int:
-    """Bytes of all files below; what disappears meanwhile counts nothing, and no link is followed."""
+    """Return the size of all files below a folder.
+
+    Files that disappear meanwhile do not count; links are not followed.
+    """
     total = 0
     for base, _, names in os.walk(folder):
         for name in names:
@@ -321,37 +330,37 @@ def folder_size_bytes(folder: Path) -> int:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file of an incident's folder, within bounds and through no link. Raises StoreError."""
+    """Read a file of an incident's folder, bounded and not through links. Raises StoreError."""
     try:
         return bounded_read.read(path, MAX_INCIDENT_BYTES, flags=NO_LINK)
     except bounded_read.FileError as error:
         if error.errno == errno.ENOENT:
             raise StoreError(
-                f"{path}: is not there\n  `hangwatch incidents` lists the incidents of this node"
+                f"{path}: does not exist\n  `hangwatch incidents` lists the incidents of this node"
             ) from None
         raise StoreError(f"{error}{READ_REMEDIES.get(error.errno, '')}") from None
 
 
 READ_REMEDIES = {
-    errno.EACCES: "\n  incidents are their owner's and root's: run as root, or as who may read them",
-    errno.ELOOP: "\n  it is a link, and no link is followed: name what it leads to",
+    errno.EACCES: "\n  only root and the owner may read incidents: run as root, or as a user who may read them",
+    errno.ELOOP: "\n  it is a link, and links are not followed: give the path of its target",
 }
-"""What to type where the system says this of a file of an incident that is to be read."""
+"""The remedy for each errno of reading an incident."""
 
 _T = TypeVar("_T")
 
 
 def decode(path: Path, content: bytes, kind: type[_T]) -> _T:
-    """The JSON of an incident as a value of this type. Raises StoreError."""
+    """Decode a JSON file of an incident into a value of this type. Raises StoreError."""
     try:
         return decoding.json(content, kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        what = f"is truncated or no incident ({error})" if content else "is empty"
-        raise StoreError(f"{path}: {what}{_stacks_beside(path)}") from None
+        what = f"is truncated or not an incident ({error})" if content else "is empty"
+        raise StoreError(f"{path}: {what}{_dumps_remedy(path)}") from None
 
 
-def _stacks_beside(path: Path) -> str:
-    """What to type where the dumps of this incident lie beside it."""
+def _dumps_remedy(path: Path) -> str:
+    """Return the command that reads the dumps of this incident; empty if there are none."""
     dumps = path.parent / "dumps"
     with contextlib.suppress(OSError):
         if dumps.is_dir():
@@ -360,15 +369,15 @@ def _stacks_beside(path: Path) -> str:
 
 
 def remedy(number: int | None) -> str:
-    """What to do where the system says `number` (errno) as an incident is to be written."""
+    """Return the remedy for an errno of writing an incident."""
     if number in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full: free some or lower [store] max_bytes; older incidents are untouched"
     if number in (errno.EACCES, errno.EPERM):
-        return "this user may not write there: name a directory of the own ([store] directory, or -o), or run as root"
+        return "this user may not write there: set a directory of this user ([store] directory, or -o), or run as root"
     if number == errno.EROFS:
         return "the file system is read-only: set [store] directory (under systemd: StateDirectory=hangwatch)"
     if number in (errno.ELOOP, errno.ENOTDIR, errno.EEXIST):
-        return "a link or a file is in the place of a folder: move it away, hangwatch follows no links there"
+        return "a link or a file is in the place of a folder: move it away; hangwatch does not follow links there"
     return "set [store] directory to a local directory that works"
 
 

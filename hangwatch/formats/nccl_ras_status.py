@@ -1,7 +1,7 @@
-"""What NCCL's RAS answers to STATUS -> communicators, from JSON (NCCL 2.28.7 and later) or from text (2.24 and later).
+"""Parses NCCL's answer to the RAS command STATUS: JSON (NCCL 2.28.7 and later) or text (2.24 and later).
 
-See src/ras/client_support.cc of NCCL. Who answers can write what it likes: all is bounded, what no communicator can
-hold makes the whole answer none, and no text of it is kept but versions, hashes and numeric addresses.
+See src/ras/client_support.cc of NCCL. The answer is not trusted. Everything is bounded, an impossible communicator
+makes the whole answer invalid, and no text is kept except versions, hashes and numeric addresses.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _VERSION = re.compile(r"[\w.+-]{1,32}", re.ASCII)
 _HASH = re.compile(r"0x[0-9a-f]{1,16}")
 
 COLLECTIVES = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce", "collective")
-"""What all ranks of a communicator launch in one order; NCCL before 2.26 counts them together, as "collective"."""
+"""The operations that all ranks launch in the same order. NCCL before 2.26 counts them together, as "collective"."""
 
 
 class BadAnswerError(Exception):
-    """What was answered is no status of NCCL's RAS; the text says where it is not."""
+    """An answer that is not a status of NCCL's RAS. The text says why."""
 
 
 class RasRank(Value, frozen=True):
-    """One rank of a communicator: its number there, its process, and how much it has launched of each operation.
+    """A rank of a communicator: its number in it, its process, and the number of launches per operation.
 
-    `host` is the address by which its process knows itself, "" where that is none; `pid` is that process in its own pid
-    namespace. Both are the word of a job.
+    `host` is the address that its process knows, "" if unknown; `pid` is in its own pid namespace. The job can forge
+    both.
     """
 
     rank: int
@@ -44,10 +44,10 @@ class RasRank(Value, frozen=True):
 
 
 class Communicator(Value, frozen=True):
-    """One communicator: who of its `size` ranks answered, and whom NCCL does not reach.
+    """A communicator: the ranks of its `size` that answered, and those that NCCL does not reach.
 
-    In text, which lists only few of those that differ, `rest` is what all others have launched.
-    `is_listed`: every rank is in `ranks` or `unreached`. `is_running`: no rank is at its start or at its end.
+    Text lists only a few of the ranks that differ; `rest` holds the counts of all others. `is_listed`: every rank is in
+    `ranks` or `unreached`. `is_running`: no rank is starting or ending.
     """
 
     name: str
@@ -60,14 +60,14 @@ class Communicator(Value, frozen=True):
 
 
 class RasStatus(Value, frozen=True):
-    """One answer: the version of NCCL, and its communicators by name."""
+    """An answer to STATUS: the version of NCCL, and its communicators by name."""
 
     version: str
     communicators: tuple[Communicator, ...]
 
 
 def parse(raw: bytes) -> RasStatus:
-    """One answer to STATUS, in either form. Raises BadAnswerError."""
+    """Parse an answer to STATUS, in either form. Raises BadAnswerError."""
     if len(raw) > MOST_BYTES:
         raise BadAnswerError(f"more than {MOST_BYTES >> 20} MiB")
     text = raw.decode("utf-8", "replace")
@@ -114,54 +114,54 @@ def _parse_json(text: str) -> RasStatus:
     try:
         answer = decoding.json("\n".join(_with_commas(text.splitlines())), _Answer)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BadAnswerError(f"no JSON of a status: {error}") from None
+        raise BadAnswerError(f"not the JSON of a status: {error}") from None
     return _status(answer.nccl_version, map(_communicator, answer.communicators))
 
 
 def _with_commas(lines: list[str]) -> Iterator[str]:
-    """The lines with the comma that NCCL 2.28.9 leaves out between two members of a missing rank."""
+    """Yield the lines with the comma that NCCL 2.28.9 forgets between two members of a missing rank."""
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         bare = line.rstrip()
         is_left_out = bare[-1:] not in ("", ",", ":", "{", "[") and following.lstrip()[:1] == '"'
         yield f"{bare}," if is_left_out else bare
 
 
-def _communicator(one: _Communicator) -> Communicator:
-    ranks = [*one.ranks, *one.missing_ranks]
+def _communicator(raw: _Communicator) -> Communicator:
+    ranks = [*raw.ranks, *raw.missing_ranks]
     numbers = {rank.rank for rank in ranks}
-    if not _HASH.fullmatch(one.hash) or len(numbers) < len(ranks) or (numbers and max(numbers) >= one.size):
-        raise BadAnswerError("a communicator that cannot be")
-    states = [rank.status for rank in one.ranks]
+    if not _HASH.fullmatch(raw.hash) or len(numbers) < len(ranks) or (numbers and max(numbers) >= raw.size):
+        raise BadAnswerError("an impossible communicator")
+    states = [rank.status for rank in raw.ranks]
     unreached = [
-        rank for rank in one.missing_ranks if rank.status.unresponsive or rank.status.considered_dead
-    ]  # the others answered, and have no such communicator (yet, or any more)
+        rank for rank in raw.missing_ranks if rank.status.unresponsive or rank.status.considered_dead
+    ]  # the others answered, and do not have this communicator (not yet, or no longer)
     return Communicator(
-        name=_name(one.hash, one.secondary_hash),
-        size=one.size,
-        ranks=tuple(_rank(rank) for rank in one.ranks),
+        name=_name(raw.hash, raw.secondary_hash),
+        size=raw.size,
+        ranks=tuple(_rank(rank) for rank in raw.ranks),
         unreached=tuple(_rank(rank) for rank in unreached),
-        is_listed=len(one.ranks) + len(unreached) == one.size,
-        is_running=not any(_is_passing(state) for state in states),
+        is_listed=len(raw.ranks) + len(unreached) == raw.size,
+        is_running=not any(_is_starting_or_ending(state) for state in states),
     )
 
 
-def _is_passing(state: _State) -> bool:
+def _is_starting_or_ending(state: _State) -> bool:
     return state.init_state != 0 or state.finalize_called or state.destroy_flag or state.abort_flag
 
 
 def _name(first: str, second: str) -> str:
-    """What tells it from others: two communicators may have one hash."""
+    """Return a unique name: two communicators may have the same first hash."""
     parts = second.split(":")
     return f"{first}/{second}" if len(parts) == 2 and all(map(_HASH.fullmatch, parts)) else first
 
 
-def _rank(one: _Rank) -> RasRank:
-    counts = tuple(sorted((name, count) for name, count in one.collective_counts.items() if name.isidentifier()))
-    return RasRank(rank=one.rank, host=_host(one.host), pid=one.pid, counts=counts)
+def _rank(raw: _Rank) -> RasRank:
+    counts = tuple(sorted((name, count) for name, count in raw.collective_counts.items() if name.isidentifier()))
+    return RasRank(rank=raw.rank, host=_host(raw.host), pid=raw.pid, counts=counts)
 
 
 def _host(text: str) -> str:
-    """An address, without a scope: that of IPv6 may hold any character."""
+    """Return the address; empty if it is not one or has a scope, which in IPv6 may hold any character."""
     try:
         return "" if "%" in text else str(ipaddress.ip_address(text))
     except ValueError:
@@ -169,7 +169,7 @@ def _host(text: str) -> str:
 
 
 def _status(version: str, communicators: Iterable[Communicator]) -> RasStatus:
-    by_name = {one.name: one for one in communicators}
+    by_name = {communicator.name: communicator for communicator in communicators}
     if not _VERSION.fullmatch(version) or len(by_name) > MOST_COMMUNICATORS:
         raise BadAnswerError("no version of NCCL, or too many communicators")
     return RasStatus(version=version, communicators=tuple(by_name[name] for name in sorted(by_name)))
@@ -195,7 +195,7 @@ _PROCESS = re.compile(r"GPU .{1,40} managed by process (\d{1,9}) on node ([0-9a-
 
 
 class _Draft:
-    """What the lines have said of one communicator so far."""
+    """A communicator as far as the text has described it."""
 
     def __init__(self, size: int, *, is_running: bool) -> None:
         self.size = size
@@ -205,15 +205,15 @@ class _Draft:
         self.unlisted: dict[str, list[int]] = {}
         self.unreached: dict[int, RasRank] = {}
 
-    def listed(self, number: int, operation: str, count: int, where: str) -> None:
+    def add_rank(self, number: int, operation: str, count: int, process_text: str) -> None:
         self.counts.setdefault(number, {})[operation] = count
-        if found := _PROCESS.fullmatch(where):
-            self.places[number] = _host(found[2]), int(found[1])
+        if process := _PROCESS.fullmatch(process_text):
+            self.places[number] = _host(process[2]), int(process[1])
 
-    def made(self, name: str) -> Communicator:
-        """Raises BadAnswerError."""
+    def build(self, name: str) -> Communicator:
+        """Return the communicator. Raises BadAnswerError."""
         if any(number >= self.size for number in (*self.counts, *self.unreached)):
-            raise BadAnswerError("a communicator that cannot be")
+            raise BadAnswerError("an impossible communicator")
         ranks = (
             RasRank(rank=number, host=host, pid=pid, counts=tuple(sorted(counts.items())))
             for number, counts in sorted(self.counts.items())
@@ -230,10 +230,13 @@ class _Draft:
 
 
 def _parse_text(text: str) -> RasStatus:
-    """Only what differs is listed: of communicators in which all is equal nothing is known but that."""
+    """Parse the text form.
+
+    It lists only differences: if all ranks of a communicator agree, their counts are unknown.
+    """
     version = _VERSION_LINE.search(text[:1024])
     if version is None:
-        raise BadAnswerError("no text of a status")
+        raise BadAnswerError("not the text of a status")
     lines = text.splitlines()
     groups = {int(row[1]): (int(row[2]), row[3]) for row in map(_GROUP.fullmatch, map(str.rstrip, lines)) if row}
     return _status(version[1], _communicators(lines, groups))
@@ -243,30 +246,30 @@ def _communicators(lines: Iterable[str], groups: Mapping[int, tuple[int, str]]) 
     drafts: dict[str, _Draft] = {}
     draft, section, operation, pending = None, "", "", None
     for line in lines:
-        if head := _HEAD.fullmatch(line):
-            size, status = groups.get(int(head[1]), (0, ""))
-            name = f"0x{head[2].lstrip('0') or '0'}"
+        if head_line := _HEAD.fullmatch(line):
+            size, status = groups.get(int(head_line[1]), (0, ""))
+            name = f"0x{head_line[2].lstrip('0') or '0'}"
             draft = drafts.setdefault(name, _Draft(size, is_running=status == "RUNNING"))
-            section, operation, pending = head[3], "", None
+            section, operation, pending = head_line[3], "", None
         elif draft is None:
             continue
         elif not line.strip():
-            operation, pending = "", None  # the end of one operation; the next ones are those of the same communicator
+            operation, pending = "", None  # the end of one operation; the next one is of the same communicator
         elif section == "INCOMPLETE" and (listed := _LISTED.fullmatch(line)):
-            where = _PROCESS.fullmatch(listed[2])
-            host, pid = (_host(where[2]), int(where[1])) if where else ("", -1)
+            process = _PROCESS.fullmatch(listed[2])
+            host, pid = (_host(process[2]), int(process[1])) if process else ("", -1)
             draft.unreached[int(listed[1])] = RasRank(rank=int(listed[1]), host=host, pid=pid)
         elif line == _STATUS:
             draft.is_running = False
-        elif section == "MISMATCH" and (named := _OPERATION.fullmatch(line)):
-            operation, pending = named[1], None
-        elif operation and (many := _MANY.fullmatch(line)):
-            pending = int(many[2] or 0)
+        elif section == "MISMATCH" and (operation_line := _OPERATION.fullmatch(line)):
+            operation, pending = operation_line[1], None
+        elif operation and (many_line := _MANY.fullmatch(line)):
+            pending = int(many_line[2] or 0)
             draft.unlisted.setdefault(operation, []).append(pending)
-        elif operation and (lone := _LONE.fullmatch(line)):
-            draft.listed(int(lone[1]), operation, int(lone[2] or 0), lone[3])
+        elif operation and (rank_line := _LONE.fullmatch(line)):
+            draft.add_rank(int(rank_line[1]), operation, int(rank_line[2] or 0), rank_line[3])
         elif operation and pending is not None and (listed := _LISTED.fullmatch(line)):
             if draft.unlisted[operation][-1:] == [pending]:
                 draft.unlisted[operation].pop()
-            draft.listed(int(listed[1]), operation, pending, listed[2])
-    return (draft.made(name) for name, draft in drafts.items())
+            draft.add_rank(int(listed[1]), operation, pending, listed[2])
+    return (draft.build(name) for name, draft in drafts.items())

@@ -1,12 +1,9 @@
-"""Pure: what py-spy prints of one process -> its threads, or what its complaint means.
-
-The door to py-spy and the reader of dumps that people kept share it. The text form of stacks is read in `explain`.
-"""
+"""Parses the JSON and the error messages of py-spy. The probe of py-spy and the reader of kept dumps use it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -21,7 +18,7 @@ _LONGEST_DETAIL = 400
 
 
 class _Complaint(NamedTuple):
-    """Words of py-spy, of any version, of the kernel or of a shell, and what they say of whom."""
+    """An error message of py-spy (any version), the kernel or a shell, and its meaning."""
 
     words: re.Pattern[str]
     reason: str
@@ -29,7 +26,7 @@ class _Complaint(NamedTuple):
     remedy: str = ""
 
 
-# The first row that is found in the message counts. "tool": what failed is the dumping, whatever the process does.
+# The first match counts. "tool": the dumping failed; it says nothing of the process.
 _COMPLAINTS = (
     _Complaint(
         re.compile(r"permission denied|not permitted|os error 1\b|os error 13\b|EPERM|EACCES", re.IGNORECASE),
@@ -48,7 +45,7 @@ _COMPLAINTS = (
     _Complaint(
         re.compile(r"python interpreter", re.IGNORECASE),
         "NoInterpreter",
-        remedy="py-spy 0.4 says so of a Python, too, whose stack is deeper than 4,096 frames: ask pystack or gdb",
+        remedy="py-spy 0.4 says this also of stacks deeper than 4,096 frames: use pystack or gdb",
     ),
     _Complaint(re.compile(r"failed to get stack trace", re.IGNORECASE), "StackChanged"),
     _Complaint(
@@ -58,11 +55,14 @@ _COMPLAINTS = (
 )
 
 UNHEARD = "DumpFailed"
-"""The reason of a complaint that nobody has heard of."""
+"""The reason of an unknown message."""
 
 
 def fault(subject: str, message: str) -> Fault:
-    """What a complaint means. One that nobody has heard of is `DumpFailed`, and says nothing of the process."""
+    """Return the fault that a message of py-spy means.
+
+    An unknown one is `DumpFailed`, and says nothing of the process.
+    """
     detail = message[:_LONGEST_DETAIL]
     for complaint in _COMPLAINTS:
         if complaint.words.search(message):
@@ -77,7 +77,7 @@ def fault(subject: str, message: str) -> Fault:
 
 
 class DumpError(Exception):
-    """A dump that cannot be read; the message says what was expected and what was found."""
+    """A dump that cannot be read. The message says what was expected and what was read."""
 
 
 class _Local(msgspec.Struct):
@@ -104,29 +104,29 @@ class _PySpyThread(msgspec.Struct):
 
 
 _JSON = decoding.decoder(list[_PySpyThread])
-MOST_THREADS = 256  # of one process: one job's stacks must not fill the daemon's memory
+MOST_THREADS = 256  # of one process: stacks of one job must not fill the daemon's memory
 INNERMOST_FRAMES = 192
 OUTERMOST_FRAMES = 64
-LONGEST_NAME = 256  # characters of a function, a file or a thread: a program may make them up
+LONGEST_NAME = 256  # characters of a function, a file or a thread: programs choose them
 
 
 def parse_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
-    """Read what `py-spy dump --json` (0.4) prints of one process.
+    """Parse the output of `py-spy dump --json` (0.4) for one process.
 
-    `pid` is the process as its own pid namespace numbers it; it tells the main thread where py-spy gives no names.
-    Of more than 256 threads the main one and 255 others are kept; one without frames behind them says how many are not.
-    Raises DumpError when the text is not such a dump.
+    `pid` is the process in its own pid namespace; it identifies the main thread if py-spy gives no names. Of more than
+    256 threads, the main one and 255 others are kept; an empty thread behind them says how many were dropped. Raises
+    DumpError if the text is not such a dump.
     """
     try:
-        found = _JSON.decode(text)
+        raw_threads = _JSON.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         start = text[:60]
         raise DumpError(
             f"not the JSON of `py-spy dump --json` (a list of threads): {error}; it starts {start!r}"
         ) from None
-    main = _main_index(found, pid)
-    folder = "" if main is None else _program_folder(found[main].frames)
-    threads = [_thread(thread, folder, is_main=index == main) for index, thread in enumerate(found)]
+    main = _main_index(raw_threads, pid)
+    folder = "" if main is None else _program_folder(raw_threads[main].frames)
+    threads = [_thread(thread, folder, is_main=index == main) for index, thread in enumerate(raw_threads)]
     if len(threads) <= MOST_THREADS:
         return tuple(threads)
     threads.sort(key=lambda thread: not thread.is_main)
@@ -135,17 +135,13 @@ def parse_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
 
 
 def _main_index(threads: list[_PySpyThread], pid: int | None) -> int | None:
-    """Which thread is the main one: by its name, by its id, or because its outermost frame is a module."""
-    for index, thread in enumerate(threads):
-        if thread.thread_name == "MainThread":
-            return index
-    for index, thread in enumerate(threads):
-        if pid is not None and thread.os_thread_id == pid:
-            return index
-    for index, thread in enumerate(threads):
-        if not thread.thread_name and thread.frames and thread.frames[-1].name == "<module>":
-            return index
-    return None
+    """Return the index of the main thread: by its name, its id, or because its outermost frame is a module."""
+    rules: tuple[Callable[[_PySpyThread], bool], ...] = (
+        lambda thread: thread.thread_name == "MainThread",
+        lambda thread: pid is not None and thread.os_thread_id == pid,
+        lambda thread: bool(not thread.thread_name and thread.frames and thread.frames[-1].name == "<module>"),
+    )
+    return next((index for rule in rules for index, thread in enumerate(threads) if rule(thread)), None)
 
 
 _INSTALLED = re.compile(
@@ -157,24 +153,26 @@ _TO_PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/|^.*?/lib(?:64)?/python\d+
 
 
 def from_package(path: str, folder: str = "") -> str:
-    """A whole path cut as py-spy cuts it: it begins at its package, one of the program below its `folder`."""
+    """Shorten a path as py-spy does: to its part from the package on, or the part below the program's `folder`."""
     cut = _TO_PACKAGE.sub("", path)
     return cut.removeprefix(f"{folder}/") if folder else cut
 
 
 def _installed(frames: Sequence[_PySpyFrame]) -> int:
-    """How many of the innermost frames lie in the standard library, in installed packages or in compiled code."""
-    own = (number for number, frame in enumerate(frames) if not frame.module and not is_installed(frame.filename))
-    return next(own, len(frames))
+    """Return the number of innermost frames in the standard library, installed packages or compiled code."""
+    user_frames = (
+        number for number, frame in enumerate(frames) if not frame.module and not is_installed(frame.filename)
+    )
+    return next(user_frames, len(frames))
 
 
 def is_installed(file: str | None) -> bool:
-    """Whether a whole path lies in the standard library or in installed packages."""
+    """True if the path is in the standard library or an installed package."""
     return file is not None and _INSTALLED.search(file) is not None
 
 
 def _program_folder(frames: Sequence[_PySpyFrame]) -> str:
-    """Where the program of a main thread lies, empty where nothing tells."""
+    """Return the folder of the program that the main thread runs; empty if unknown."""
     files = (
         frame.filename for frame in reversed(frames) if frame.name == "<module>" and not is_installed(frame.filename)
     )
@@ -198,7 +196,7 @@ def _thread(thread: _PySpyThread, folder: str, *, is_main: bool) -> Thread:
 
 
 def _bounded(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """All frames; of a runaway recursion the innermost and the outermost ones."""
+    """Return all frames; of a runaway recursion only the innermost and the outermost ones."""
     if len(frames) <= INNERMOST_FRAMES + OUTERMOST_FRAMES:
         return tuple(frames)
     left_out = Frame(function="<frames left out>", file="<hangwatch>")

@@ -1,4 +1,4 @@
-"""Reads TOML that people write, strictly: all that is wrong is told at once, with file, line, section and key."""
+"""Reads TOML that people write, strictly: reports all problems at once, with file, line, section and key."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ else:
 
 T = TypeVar("T")
 
-MOST_PROBLEMS = 20  # that are told of one file
+MOST_PROBLEMS = 20  # reported for one file
 MOST_PARTS = 16  # of one dotted key: the parser keeps every prefix of it
-MOST_DEPTH = 64  # of tables and lists within each other
-_MOST_READ = 1 << 20  # characters that are parsed in search of the line of one key
+MOST_DEPTH = 64  # of nested tables and lists
+_MOST_READ = 1 << 20  # characters that are parsed to find the line of one key
 _SECTION_OF_PATH = re.compile(r" - at `\$?\.?([^`]*)`$")
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]+)`")
 _KEY_PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*"""
@@ -41,11 +41,11 @@ _WORDS: dict[Any, str] = {
 
 
 class TomlError(Exception):
-    """A text that is no TOML; the message names the file, and the line where the parser knows it."""
+    """A text that is not TOML. The message names the file, and the line if the parser knows it."""
 
 
 class Problem(NamedTuple):
-    """What is wrong with the key at `keys`, from the top of the file on, told with file, line and what is allowed."""
+    """A problem with the key at `keys` (the path from the top of the file). `told` is the message."""
 
     keys: tuple[str, ...]
     told: str
@@ -53,14 +53,14 @@ class Problem(NamedTuple):
 
 
 class Decoded(NamedTuple, Generic[T]):
-    """A table as a value, without the keys that are wrong; None where nothing can be made of the rest."""
+    """A table as a value, without the keys that are wrong; None if the rest cannot be decoded."""
 
     value: T | None
     problems: tuple[Problem, ...]
 
 
 def parse(text: str, source: str) -> dict[str, Any]:
-    """The table that a text holds; `source` is the name shown in errors. Raises TomlError."""
+    """Parse a text into a table; `source` is the name shown in errors. Raises TomlError."""
     if long_key := _LONG_KEY.search(text):
         line = text.count("\n", 0, long_key.end()) + 1
         raise TomlError(
@@ -71,7 +71,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
         table = tomllib.loads(text)
     except RecursionError:
         raise _too_deep(source) from None
-    except ValueError as error:  # TOMLDecodeError is one; so is a number of more digits than Python reads
+    except ValueError as error:  # TOMLDecodeError is a subclass; a number with too many digits raises ValueError itself
         raise TomlError(f"{source}: is not valid TOML: {error}") from None
     if _is_deeper(table, MOST_DEPTH):
         raise _too_deep(source)
@@ -83,18 +83,24 @@ def _too_deep(source: str) -> TomlError:
 
 
 def _is_deeper(value: object, depth: int) -> bool:
-    """True if lists and tables lie within each other more than so many levels deep; no level is a call."""
+    """True if lists and tables are nested deeper than `depth`.
+
+    Not recursive, so that no depth can exhaust the stack.
+    """
     level = [value]
     for _ in range(depth):
-        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        inner = [
+            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
+        ]
         level = [item for items in inner for item in items]
-    return any(isinstance(one, dict | list) for one in level)
+    return any(isinstance(value, dict | list) for value in level)
 
 
 def decode(table: object, kind: type[T], source: str, path: tuple[str, ...] = (), text: str = "") -> Decoded[T]:
-    """A table as a value of this type; `path` is where it stands in the file, `text` the file, which tells lines.
+    """Decode a table into a value of this type.
 
-    At most `MOST_PROBLEMS` problems are told, and that there are more.
+    `path` is the place of the table in the file; `text` is the file, needed to find lines. At most `MOST_PROBLEMS`
+    problems are reported, then one that says there are more.
     """
     problems: list[Problem] = []
     rest = table
@@ -106,7 +112,7 @@ def decode(table: object, kind: type[T], source: str, path: tuple[str, ...] = ()
         keys = (*path, *steps)
         if len(problems) == MOST_PROBLEMS:
             return Decoded(
-                None, (*_in_order(problems), Problem((), f"{source}: more is wrong: mend these {MOST_PROBLEMS} first"))
+                None, (*_in_order(problems), Problem((), f"{source}: more is wrong: fix these {MOST_PROBLEMS} first"))
             )
         line = line_of(text, keys)
         problems.append(Problem(keys, f"{source}{f':{line}' if line else ''}: {what}", line))
@@ -117,26 +123,27 @@ def decode(table: object, kind: type[T], source: str, path: tuple[str, ...] = ()
 
 
 def _in_order(problems: list[Problem]) -> tuple[Problem, ...]:
-    """As they stand in the file; what has no line comes last."""
+    """Sort problems by line; those without a line come last."""
     return tuple(sorted(problems, key=lambda problem: (problem.line is None, problem.line)))
 
 
 def line_of(text: str, keys: tuple[str, ...]) -> int | None:
-    """On which line of a TOML file a key begins; None where it has none, or looking for it takes too long.
+    """Return the line on which a key begins; None if the text lacks it, or the search takes too long.
 
-    The parser tells no lines: it is asked after which line it knows the key.
+    The parser does not report lines. So the file is parsed up to each line that mentions the key, until the key is
+    known.
     """
     names = [key for key in keys if not key.startswith("[")]
     if not names:
         return None
     mentions = re.compile(rf"(?<![\w-]){re.escape(names[-1])}(?![\w-])")
     lines = text.split("\n")
-    began, length, read = 0, 0, 0
+    key_line, length, read = 0, 0, 0
     for number, line in enumerate(lines, 1):
         length += len(line) + 1
         if not line.lstrip().startswith("#") and mentions.search(line):
-            began = number
-        if not began:
+            key_line = number
+        if not key_line:
             continue
         read += length
         if read > _MOST_READ:
@@ -146,8 +153,8 @@ def line_of(text: str, keys: tuple[str, ...]) -> int | None:
         except (ValueError, RecursionError):
             continue  # in the middle of a value of several lines
         if _holds(table, keys):
-            return began
-        began = 0
+            return key_line
+        key_line = 0
     return None
 
 
@@ -163,7 +170,10 @@ def _holds(table: object, keys: tuple[str, ...]) -> bool:
 
 
 def _without(table: object, steps: tuple[str, ...]) -> object:
-    """The table without the key at the end of these steps, or the list around it; the same one where it has none."""
+    """Return the table without the key at the end of `steps`; the same table if it has no such key.
+
+    A key inside a list removes the whole list.
+    """
     if not steps or not isinstance(table, dict) or steps[0] not in table:
         return table
     inner = table[steps[0]]
@@ -173,10 +183,10 @@ def _without(table: object, steps: tuple[str, ...]) -> object:
 
 
 def _explain(message: str, table: object, root: type[Any], path: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Of msgspec's sentence: the key that it is about; and [section], key, what is wrong, what is allowed."""
-    found = _SECTION_OF_PATH.search(message)
-    problem = message[: found.start()] if found else message
-    steps = [step for step in _STEP.findall(found[1]) if step != "$"] if found else []
+    """Translate an error of msgspec to the path of its key and a message: [section], key, problem, what is allowed."""
+    location = _SECTION_OF_PATH.search(message)
+    problem = message[: location.start()] if location else message
+    steps = [step for step in _STEP.findall(location[1]) if step != "$"] if location else []
     steps = _named(steps, table)
     owner, key = _walk(root, steps)
     whole = [*path, *steps]
@@ -188,18 +198,18 @@ def _explain(message: str, table: object, root: type[Any], path: tuple[str, ...]
     if "missing required field" in problem:
         return tuple(steps), f"[{_joined(whole)}]: {problem}"
     if "matching regex" in problem:
-        problem = "has not the form that is wanted"
+        problem = "has the wrong form"
     limits = allowed(owner, key) if owner and key else ""
     return tuple(steps), f"{where}: {problem}" + (f"\n  allowed: {limits}" if limits else "")
 
 
 def _joined(steps: list[str]) -> str:
-    """`activities.rules[0]`"""
+    """Join steps to a path: `activities.rules[0]`."""
     return "".join(step if step.startswith("[") else f".{step}" for step in steps).removeprefix(".")
 
 
 def _named(steps: list[str], table: object) -> list[str]:
-    """The steps with the key of a table whose keys anybody chooses, where msgspec does not say which it means."""
+    """Fill in the key of a table with free keys, where msgspec only says "any item"."""
     named: list[str] = []
     for step in steps:
         if step == _ANY_ITEM and isinstance(table, dict):
@@ -210,11 +220,11 @@ def _named(steps: list[str], table: object) -> list[str]:
 
 
 def _known(unknown: str, owner: type[Any] | None, root: type[Any]) -> str:
-    """What may have been meant by a key that its section does not have, and which ones it has."""
+    """Return what may have been meant by an unknown key, and the keys that its section has."""
     known = sorted(_fields(owner)) if owner else []
-    elsewhere = [f"[{name}]" for name, section in _sections(root) if unknown in _fields(section)]
-    if elsewhere:
-        return f"{unknown} stands in {' and '.join(elsewhere)}; allowed: {', '.join(known)}"
+    other_sections = [f"[{name}]" for name, section in _sections(root) if unknown in _fields(section)]
+    if other_sections:
+        return f"{unknown} is a key of {' and '.join(other_sections)}; allowed: {', '.join(known)}"
     near = difflib.get_close_matches(unknown, known, n=1)
     near = near or [key for key in known if len(unknown) > 2 and _shares_words(key, unknown)][:1]
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -240,7 +250,7 @@ def _is_section(hint: object) -> bool:
 
 
 def _walk(root: type[Any], steps: list[str]) -> tuple[type[Any] | None, str | None]:
-    """The struct that owns the last step, and the key; (struct, None) when the path ends at a struct."""
+    """Return the struct that owns the last step, and the key; (struct, None) if the path ends at a struct."""
     owner: type[Any] | None = root
     key: str | None = None
     for step in steps:
@@ -249,7 +259,7 @@ def _walk(root: type[Any], steps: list[str]) -> tuple[type[Any] | None, str | No
         hint = get_type_hints(owner).get(step)
         if hint is None:
             return owner, key
-        inner = next((one for one in (hint, *get_args(hint)) if _is_section(one)), None)
+        inner = next((part for part in (hint, *get_args(hint)) if _is_section(part)), None)
         if inner is None:
             return owner, step
         owner, key = inner, None
@@ -257,7 +267,7 @@ def _walk(root: type[Any], steps: list[str]) -> tuple[type[Any] | None, str | No
 
 
 def allowed(owner: type[Any], key: str) -> str:
-    """What a key takes, in words: type, form and limits."""
+    """Return what a key accepts, in words: type, form and limits."""
     hint = get_type_hints(owner, include_extras=True)[key]
     base, words = hint, []
     if get_origin(hint) is Annotated:
@@ -278,6 +288,6 @@ def _limits(meta: Meta) -> Iterator[tuple[str, float]]:
 
 
 def _plain(value: float) -> str:
-    """`1048576`, `0.02`: every digit, no exponent."""
+    """Format a number with all digits and no exponent: `1048576`, `0.02`."""
     digits = f"{Decimal(str(value)):f}"
     return digits.removesuffix(".0")

@@ -1,4 +1,4 @@
-"""Reads the YAML that sites have for Prometheus, strictly: what is wrong is said with file, line and key."""
+"""Reads YAML of Prometheus web configuration, strictly: errors name the file, line and key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hangwatch.errors import UserError
 from hangwatch.formats import bounded_read, decoding
 
 MOST_BYTES = 1 << 20
-MOST_NODES = 10_000  # aliases make few bytes many values
+MOST_NODES = 10_000  # aliases turn few bytes into many values
 MOST_DEEP = 16
 _AT = re.compile(r" - at `\$\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `([^`]+)`")
@@ -26,27 +26,27 @@ T = TypeVar("T")
 
 
 class YamlError(UserError):
-    """A file that cannot be used; the message names the file, the line and the key."""
+    """A file that cannot be used. The message names the file, the line and the key."""
 
 
 class Document(NamedTuple):
-    """A file as plain values, and on which line each key stands, by its path of keys."""
+    """A file as plain values, and the line of each key, by its path of keys."""
 
     path: Path
     value: Any
     lines: Mapping[tuple[str, ...], int]
 
     def wrong(self, keys: tuple[str, ...], what: str) -> YamlError:
-        """The error that says what is wrong with a key, or with the nearest one around it that the file has."""
+        """Return an error about a key, at the line of it or of the nearest key around it that the file has."""
         near = next((keys[:end] for end in range(len(keys), -1, -1) if keys[:end] in self.lines), ())
         where = f"{self.path}:{self.lines.get(near, 1)}"
         return YamlError(f"{where}: {'.'.join(keys)}: {what}" if keys else f"{where}: {what}")
 
 
 def read(path: Path) -> Document:
-    """A file of one mapping, of text, whole numbers, booleans, lists and mappings. Raises YamlError.
+    """Read a file that holds one mapping of texts, whole numbers, booleans, lists and mappings. Raises YamlError.
 
-    It is composed, not constructed: no tag makes anything else, and a key that comes twice is an error.
+    It is composed, not constructed: tags create no objects, and a duplicate key is an error.
     """
     try:
         content = bounded_read.read(path, MOST_BYTES, flags=os.O_NONBLOCK).decode("utf-8")
@@ -67,32 +67,32 @@ def read(path: Path) -> Document:
 
 
 def decode(document: Document, kind: type[T]) -> T:
-    """The document as a value of this type, of which every key is known. Raises YamlError."""
+    """Convert the document to a value of this type. Unknown keys are errors. Raises YamlError."""
     try:
         return decoding.convert(document.value, kind)
     except msgspec.ValidationError as error:
         message = str(error)
-        found = _AT.search(message)
-        keys = tuple(part for part in re.split(r"[.\[]", found[1]) if part and part[-1] != "]") if found else ()
-        problem = message[: found.start()] if found else message
+        location = _AT.search(message)
+        keys = tuple(part for part in re.split(r"[.\[]", location[1]) if part and part[-1] != "]") if location else ()
+        problem = message[: location.start()] if location else message
         if unknown := _UNKNOWN.search(problem):
-            raise document.wrong((*keys, unknown[1]), "is no key of this format") from None
+            raise document.wrong((*keys, unknown[1]), "is not a key of this format") from None
         raise document.wrong(keys, problem) from None
 
 
 class _Reading:
-    """Nodes of YAML as plain values; remembers the lines of the keys."""
+    """Converts YAML nodes to plain values, and remembers the lines of the keys."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._left = MOST_NODES
+        self._nodes_left = MOST_NODES
         self.lines: dict[tuple[str, ...], int] = {}
 
     def plain(self, node: yaml.Node, keys: tuple[str, ...]) -> Any:
         self.lines.setdefault(keys, node.start_mark.line + 1)
-        self._left -= 1
-        if self._left < 0 or len(keys) > MOST_DEEP:
-            raise self._wrong(node, keys, "holds more than is read of such a file")
+        self._nodes_left -= 1
+        if self._nodes_left < 0 or len(keys) > MOST_DEEP:
+            raise self._wrong(node, keys, "is too large or nested too deeply")
         if isinstance(node, yaml.MappingNode):
             return dict(self._items(node, keys))
         if isinstance(node, yaml.SequenceNode):
@@ -108,13 +108,13 @@ class _Reading:
         seen: set[str] = set()
         for name, value in node.value:
             if not isinstance(name, yaml.ScalarNode):
-                raise self._wrong(name, keys, "has a key that is no text")
-            here = (*keys, name.value)
+                raise self._wrong(name, keys, "has a key that is not a text")
+            item_keys = (*keys, name.value)
             if name.value in seen:
-                raise self._wrong(name, here, "comes twice")
+                raise self._wrong(name, item_keys, "is given twice")
             seen.add(name.value)
-            self.lines[here] = name.start_mark.line + 1
-            yield name.value, self.plain(value, here)
+            self.lines[item_keys] = name.start_mark.line + 1
+            yield name.value, self.plain(value, item_keys)
 
     def _wrong(self, node: yaml.Node, keys: tuple[str, ...], what: str) -> YamlError:
         return Document(self._path, None, {(): node.start_mark.line + 1, keys: node.start_mark.line + 1}).wrong(

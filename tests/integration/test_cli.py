@@ -105,7 +105,7 @@ def test_the_help_names_every_command() -> None:
         (("explain", "/nonexistent"), ["no such file"]),
         (("explain", "/etc/hostname"), ["no stack dump", "py-spy dump --pid"]),
         (("merge", "/nonexistent"), ["/nonexistent"]),
-        (("merge", "/etc/hostname"), ["/etc/hostname: is truncated or no incident"]),
+        (("merge", "/etc/hostname"), ["/etc/hostname: is truncated or not an incident"]),
         (("report", "/nonexistent"), ["is no incident", "hangwatch incidents"]),
         (("status", "--url", "http://127.0.0.1:1"), ["no hangwatch answers", "hangwatch run"]),
         (("status", "--url", "file:///etc/passwd"), ["http://"]),

@@ -471,13 +471,13 @@ def hostile(kind: str, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("a FIFO nobody writes to", "is no file"),
-        ("a link", "error.json on its way is a link"),
-        ("a folder that is a link", "linked on its way is a link"),
+        ("a FIFO nobody writes to", "is not a regular file"),
+        ("a link", "error.json in its path is a link"),
+        ("a folder that is a link", "linked in its path is a link"),
         ("1 GB", "is larger than 256 KiB"),
         ("a folder", "Is a directory"),
         ("a way up", "is no whole path"),
-        ("a device", "is no file"),
+        ("a device", "is not a regular file"),
         ("another user's", "not to the job's"),
         ("nothing", ""),
     ],

@@ -90,7 +90,13 @@ def test_one_bad_file_of_many_is_said_and_the_rest_counts(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert "No answer  8 ranks: 8-15" in done.stdout
     assert "24 of 32 seen" in done.stdout
-    for said in (f"{broken}: is truncated", "gpu-9.json: is no file", "gpu-8.json: cannot be read", "9.0", "huge.json"):
+    for said in (
+        f"{broken}: is truncated",
+        "gpu-9.json: is not a regular file",
+        "gpu-8.json: cannot be read",
+        "9.0",
+        "huge.json",
+    ):
         assert said in done.stderr
     assert done.stderr.count("left out") == 5
     assert "<html" in page.read_text()
@@ -102,7 +108,7 @@ def test_where_nothing_is_left_it_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.json").unlink()
     refused("merge", str(tmp_path), says="holds no incident")
     os.mkfifo(tmp_path / "b")
-    refused("merge", str(tmp_path / "b"), says="is no file")
+    refused("merge", str(tmp_path / "b"), says="is not a regular file")
 
 
 def test_of_several_jobs_one_is_chosen_or_all_are_meant(tmp_path: Path) -> None:

@@ -226,7 +226,9 @@ def test_status_says_who_asks_and_follows_nobody(tmp_path: Path, pki: Path) -> N
 def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
     (tmp_path / "http.yml").write_text("a: 1\n")
     refused("merge", "https://alice:secret@127.0.0.1:1", says="a URL holds a password")
-    refused("merge", "--http-config", str(tmp_path / "http.yml"), "http://127.0.0.1:1", says="http.yml:1: a: is no key")
+    refused(
+        "merge", "--http-config", str(tmp_path / "http.yml"), "http://127.0.0.1:1", says="http.yml:1: a: is not a key"
+    )
 
 
 def test_prometheus_knows_the_nodes_of_a_job_also_one_that_is_gone(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_file_of_a_thousand_lines_that_all_name_a_key_is_told_quickly() -> Non
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("[gpu]\nhold_seconds = 3", "hold_seconds stands in [detector]"),
+        ("[gpu]\nhold_seconds = 3", "hold_seconds is a key of [detector]"),
         ("[http]\nweb_port = 3", "did you mean 'port'?"),
         ("[store]\ndir = 'x'", "did you mean 'directory'?"),
         ("[checks]\nxid = 3", "f.toml:2: [checks]: xid: Expected `object`"),

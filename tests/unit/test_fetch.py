@@ -207,7 +207,7 @@ def test_who_asks_is_read_from_the_form_of_prometheus(tmp_path: Path) -> None:
         ("tls_config:\n  cert_file: none\n", ":1: tls_config: cert_file and key_file go together"),
         ("tls_config:\n  cert_file: none\n  key_file: none\n", ":2: tls_config.cert_file: cannot be used"),
         ("follow_redirects: true\n", ":1: follow_redirects: is not supported"),
-        ("passwort: x\n", ":1: passwort: is no key"),
+        ("passwort: x\n", ":1: passwort: is not a key"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_it_is_said_with_its_line(text: str, says: str, tmp_path: Path) -> None:

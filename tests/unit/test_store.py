@@ -226,7 +226,7 @@ def test_a_link_in_the_place_of_incidents_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state/incidents").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreError) as error:
         open_writable(tmp_path / "state")
-    assert "follows no links" in message_of(error)
+    assert "does not follow links" in message_of(error)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

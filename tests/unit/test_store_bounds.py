@@ -210,7 +210,7 @@ def test_the_newest_of_a_job_by_its_id_key_or_name(tmp_path: Path) -> None:
     assert "42 (key 6d1c" in remedy
     kept.save(at(1e9 + 9e7, job=replace(other, job_key="c" * 16, job_name="llama-70b")), {})
     what, remedy = error_of(lambda: kept.newest("llama-70b"))
-    assert "2 jobs go by this name" in what, "what a user calls a job may be chosen to be that of another"
+    assert "2 jobs have this name" in what, "what a user calls a job may be chosen to be that of another"
 
 
 def test_one_file_of_one_incident_and_nothing_else_is_read(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_absent_ranks_were_numbers_before_they_were_ranges(
     (tmp_path / "incident.json").write_text(json.dumps({**told, "schema_version": version}))
     if read is None:
         what, _ = error_of(lambda: incident_file.load(tmp_path))
-        assert "is truncated or no incident" in what
+        assert "is truncated or not an incident" in what
     else:
         assert incident_file.load(tmp_path).job.absent_local_ranks == read
 
@@ -331,7 +331,7 @@ def test_no_number_that_no_cluster_has_is_believed(tmp_path: Path, place: str) -
             assert incident_file.load(tmp_path) == incident
             continue
         what, remedy = error_of(lambda: incident_file.load(tmp_path))
-        assert f"speaks of rank or world size {sign * number:,}; more than {MOST_RANKS:,} ranks" in what
+        assert f"rank or world size is {sign * number:,}; at most {MOST_RANKS:,} ranks are" in what
         assert f"hangwatch explain {tmp_path}/dumps" in remedy
 
 
@@ -346,7 +346,7 @@ def test_text_that_is_no_unicode_is_written_escaped_and_the_rest_as_it_is(tmp_pa
 
 def test_an_incident_that_is_not_there(tmp_path: Path) -> None:
     what, remedy = error_of(lambda: incident_file.load(tmp_path))
-    assert what == f"{tmp_path}/incident.json: is not there"
+    assert what == f"{tmp_path}/incident.json: does not exist"
     assert "`hangwatch incidents` lists the incidents of this node" in remedy
 
 
@@ -354,7 +354,7 @@ def test_a_link_in_the_place_of_an_incident(tmp_path: Path) -> None:
     (tmp_path / "incident.json").symlink_to("/etc/hostname")
     what, remedy = error_of(lambda: incident_file.load(tmp_path))
     assert what == f"{tmp_path}/incident.json: cannot be read: Too many levels of symbolic links"
-    assert "no link is followed" in remedy
+    assert "links are not followed" in remedy
 
 
 def test_a_file_in_the_place_of_the_incidents(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_the_directory_may_be_passed_by_all_and_changed_by_us_alone(tmp_path: Pa
     assert (tmp_path / "var/hangwatch").stat().st_mode & 0o777 == 0o755
 
 
-MAY_NOT = "this user may not write there: name a directory of the own ([store] directory, or -o), or run as root"
+MAY_NOT = "this user may not write there: set a directory of this user ([store] directory, or -o), or run as root"
 
 
 @pytest.mark.parametrize(
@@ -392,9 +392,18 @@ MAY_NOT = "this user may not write there: name a directory of the own ([store] d
         (errno.EACCES, MAY_NOT),
         (errno.EPERM, MAY_NOT),
         (errno.EROFS, "the file system is read-only: set [store] directory (under systemd: StateDirectory=hangwatch)"),
-        (errno.ELOOP, "a link or a file is in the place of a folder: move it away, hangwatch follows no links there"),
-        (errno.ENOTDIR, "a link or a file is in the place of a folder: move it away, hangwatch follows no links there"),
-        (errno.EEXIST, "a link or a file is in the place of a folder: move it away, hangwatch follows no links there"),
+        (
+            errno.ELOOP,
+            "a link or a file is in the place of a folder: move it away; hangwatch does not follow links there",
+        ),
+        (
+            errno.ENOTDIR,
+            "a link or a file is in the place of a folder: move it away; hangwatch does not follow links there",
+        ),
+        (
+            errno.EEXIST,
+            "a link or a file is in the place of a folder: move it away; hangwatch does not follow links there",
+        ),
         (errno.EIO, "set [store] directory to a local directory that works"),
     ],
 )

@@ -67,8 +67,8 @@ def test_an_empty_file_asks_for_nothing(folder: Path) -> None:
 
 
 REFUSED = {
-    "a key of nobody": ("tls_server_config:\n  cert_fille: x\n", ":2: tls_server_config.cert_fille: is no key"),
-    "an unknown section": ("a: 1\n", ":1: a: is no key of this format"),
+    "a key of nobody": ("tls_server_config:\n  cert_fille: x\n", ":2: tls_server_config.cert_fille: is not a key"),
+    "an unknown section": ("a: 1\n", ":1: a: is not a key of this format"),
     "a certificate in the file": (f"{TLS}  cert: PEM\n", ":4: tls_server_config.cert: is not supported"),
     "curves": (f"{TLS}  curve_preferences: [X25519]\n", ":4: tls_server_config.curve_preferences: is not supported"),
     "headers": ("http_server_config:\n  headers: {X-Frame-Options: deny}\n", ":2: http_server_config.headers: is not"),
@@ -93,20 +93,20 @@ REFUSED = {
     "a hash of two seconds": (f"basic_auth_users:\n  alice: {HASH.replace('$10$', '$15$')}\n", "has a cost of 15"),
     "a hash of hours": (f"basic_auth_users:\n  alice: {HASH.replace('$10$', '$20$')}\n", "has a cost of 20"),
     "a colon": (f'basic_auth_users:\n  "a:b": {HASH}\n', "holds a colon"),
-    "a user twice": (f"basic_auth_users:\n  a: {HASH}\n  a: {HASH}\n", ":3: basic_auth_users.a: comes twice"),
+    "a user twice": (f"basic_auth_users:\n  a: {HASH}\n  a: {HASH}\n", ":3: basic_auth_users.a: is given twice"),
     "users as a list": ("basic_auth_users: [a]\n", ":1: basic_auth_users: Expected `object | null`"),
     "no mapping": ("- a\n", ":1: must be a mapping"),
     "no YAML": ("a: [\n", "is not valid YAML"),
     "a tab": ("a:\n\tb: 1\n", ":2: is not valid YAML"),
     "two documents": ("a: 1\n---\nb: 1\n", "is not valid YAML"),
     "a tag": ("basic_auth_users: !!python/object/apply:os.system [x]\n", "Expected `object | null`"),
-    "too deep": ("a: " + "[" * 100 + "]" * 100, "holds more than is read"),
+    "too deep": ("a: " + "[" * 100 + "]" * 100, "is too large or nested too deeply"),
     "aliases": (
         "a: &a [x,x,x,x,x,x,x,x,x]\n"
         + "".join(f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefg", "bcdefgh", strict=True)),
-        "holds more than is read",
+        "is too large or nested too deeply",
     ),
-    "itself": ("a: &a [*a]\n", "holds more than is read"),
+    "itself": ("a: &a [*a]\n", "is too large or nested too deeply"),
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """GPUs through NVIDIA's management library (NVML), in two processes.
 
-In the daemon: `source` (what gives GPU readings), `sampler` (the driver as such a source), `query` (asking it as the
-checks do). `details` are the values that checks ask for, `messages` what the two processes say to each other. In the
-process of its own: `child`, and nothing else imports pynvml, for a driver call can block for ever or crash.
+In the daemon: `source` (the interface of GPU readings), `sampler` (its implementation by the driver), `query` (how
+checks and captures read it), `details` (the values that checks ask for), `messages` (between the two processes). In the
+other process: `driver_process`. Only it imports pynvml, because a driver call can block for ever or crash.
 """

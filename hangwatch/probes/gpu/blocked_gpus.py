@@ -1,4 +1,4 @@
-"""Pure: which GPUs made the driver block, and when each is asked again."""
+"""Pure: the GPUs about which the driver blocked, and when each is tried again."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class _Wedge(NamedTuple):
 
 
 class WedgedGpus:
-    """The GPUs that are left out since a call about them did not return, with growing pauses between tries.
+    """The GPUs that are not read because a driver call about them did not return. Pauses between tries grow.
 
-    A pause begins at `first_pause_seconds` and doubles with each try that gets no answer, also where the GPU answered
-    meanwhile for less than the longest pause. Times are CLOCK_MONOTONIC seconds.
+    The first pause is `first_pause_seconds`; each failed try doubles it. It also doubles if the GPU answered meanwhile,
+    but for less than the longest pause. Times are CLOCK_MONOTONIC seconds.
     """
 
     def __init__(self, first_pause_seconds: float = FIRST_PAUSE_SECONDS) -> None:
@@ -33,37 +33,37 @@ class WedgedGpus:
 
     @property
     def faults(self) -> Mapping[int, Fault]:
-        """The GPUs that are left out, each with the fault that stands in place of its readings."""
+        """The GPUs that are not read, each with the fault reported in place of its readings."""
         return {index: wedge.fault for index, wedge in self._wedges.items()}
 
     def leave_out(self, index: int, purpose: str, deadline_seconds: float, now: float) -> None:
-        """A call about this GPU has not returned in time."""
+        """Stop reading this GPU: a call about it has not returned in time."""
         answered_at, pause = self._answered.pop(index, (now, 0.0))
-        grown = 2 * pause if now - answered_at < LONGEST_PAUSE_SECONDS else 0.0
+        doubled = 2 * pause if now - answered_at < LONGEST_PAUSE_SECONDS else 0.0
         fault = Fault(
             subject=f"gpu {index}",
             reason=REASON,
             detail=f"the driver did not answer about this GPU within {deadline_seconds:g} s ({purpose}); "
-            "it is left out until another process gets an answer",
+            "the GPU is not read until another process gets an answer",
             remedy=NO_ANSWER,
             about="target",
         )
-        self._begin_pause(index, fault, max(grown, self._first_pause_seconds), now)
+        self._begin_pause(index, fault, max(doubled, self._first_pause_seconds), now)
 
     def due(self, now: float, still_asked: Collection[int | None]) -> tuple[int, ...]:
-        """The GPUs to be tried now. While a process hangs in a call about one, another would only hang beside it."""
+        """Return the GPUs to try now, except those that a process still hangs in (`still_asked`)."""
         return tuple(
             index for index, wedge in self._wedges.items() if now >= wedge.retry_at and index not in still_asked
         )
 
     def silent(self, index: int, now: float) -> None:
-        """A try got no answer."""
+        """Record a try without an answer: the next pause is twice as long."""
         wedge = self._wedges.get(index)
         if wedge is not None:
             self._begin_pause(index, wedge.fault, 2 * wedge.pause_seconds, now)
 
     def answered(self, index: int, now: float) -> None:
-        """A try got an answer: the GPU is asked as all others again."""
+        """Record a try with an answer: the GPU is read normally again."""
         wedge = self._wedges.pop(index, None)
         if wedge is not None:
             self._answered[index] = now, wedge.pause_seconds

@@ -1,6 +1,6 @@
-"""What the driver knows of GPUs beyond the power sample: links, places, health, buses, fabric, XIDs.
+"""GPU values that are read on request, not sampled: links, topology, health, PCIe, fabric, firmware, XIDs.
 
-Checks ask for these now and then (`GpuSource.query`); they pass from `child.collect` to `checks` and no further.
+Checks ask for them through `GpuSource.query`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from hangwatch.model import Fault, Value
 
 
 class NvLink(Value, frozen=True):
-    """One NVLink of one GPU. `version` as people write it ("4.0"); counters are totals since the driver was loaded.
+    """An NVLink of a GPU. `version` is as in documents ("4.0"); counters are totals since the driver was loaded.
 
-    `peer` is "gpu", "switch" or "cpu", `peer_pci` its PCI address. Counters are None where this generation has others.
+    `peer` is "gpu", "switch" or "cpu", `peer_pci` its PCI address. A counter is None if this generation lacks it.
     """
 
     link: int
@@ -30,9 +30,9 @@ class NvLink(Value, frozen=True):
 
 
 class PeerAccess(Value, frozen=True):
-    """What `nvidia-smi topo -p2p n|r|w` shows of one pair: "Ok", or why it is refused ("ChipsetNotSupported").
+    """The access to another GPU, as in `nvidia-smi topo -p2p n|r|w`: "Ok", or the obstacle ("ChipsetNotSupported").
 
-    None where the driver does not say.
+    None if the driver does not report it.
     """
 
     peer: int
@@ -42,7 +42,7 @@ class PeerAccess(Value, frozen=True):
 
 
 class GpuLinks(Value, frozen=True):
-    """The NVLinks of one GPU and its access to every other; no links on a GPU without NVLink."""
+    """The NVLinks of a GPU and its access to every other GPU; `links` is empty on a GPU without NVLink."""
 
     index: int
     uuid: str
@@ -59,10 +59,10 @@ class NvLinkDetails(Value, frozen=True):
 
 
 class GpuPlace(Value, frozen=True):
-    """Where one GPU sits: its bus, its CPUs and memory, and how near the others are.
+    """The location of a GPU: its bus, its CPUs and memory, and its distance to the others.
 
     `paths` maps the index of another GPU to "PIX", "PXB", "PHB", "NODE" or "SYS", nearest first. `direct_links` counts
-    NVLinks by the PCI address they lead to, `switch_links` those that lead to an NVSwitch.
+    NVLinks by the PCI address of their other end, `switch_links` those to an NVSwitch.
     """
 
     index: int
@@ -77,16 +77,16 @@ class GpuPlace(Value, frozen=True):
 
 
 class TopologyDetails(Value, frozen=True):
-    """The places of all GPUs."""
+    """The locations of all GPUs."""
 
     gpus: tuple[GpuPlace, ...] = ()
     faults: tuple[Fault, ...] = ()
 
 
 class GpuHealth(Value, frozen=True):
-    """What the driver thinks of one GPU.
+    """The health of a GPU as the driver reports it.
 
-    `recovery_action` is "None", "GpuReset", "NodeReboot", ...; `clocks_event_reasons` NVML's bit mask. Errors are
+    `recovery_action` is "None", "GpuReset", "NodeReboot", ...; `clocks_event_reasons` is NVML's bit mask. Errors are
     counts: `uncorrected_errors` since the last reset of the GPU, the others over its life.
     """
 
@@ -113,11 +113,11 @@ class HealthDetails(Value, frozen=True):
 
 
 class GpuOccupancy(Value, frozen=True):
-    """Who computes on one GPU, and how much of its memory is taken.
+    """The processes on a GPU, and the memory in use.
 
-    `pids` are the processes with a context, for compute or graphics, as the initial pid namespace numbers them; None
-    where the driver does not list them (MIG, vGPU). `memory_used_bytes` is without what the driver reserves for itself;
-    None before driver 510, which does not tell them apart.
+    `pids` are the processes with a context, for compute or graphics, in the initial pid namespace; None if the driver
+    does not list them (MIG, vGPU). `memory_used_bytes` excludes the driver's own reserve; None before driver 510, which
+    does not separate the two.
     """
 
     index: int
@@ -127,14 +127,14 @@ class GpuOccupancy(Value, frozen=True):
 
 
 class OccupancyDetails(Value, frozen=True):
-    """Who computes on which GPU."""
+    """The processes on all GPUs."""
 
     gpus: tuple[GpuOccupancy, ...] = ()
     faults: tuple[Fault, ...] = ()
 
 
 class GpuBus(Value, frozen=True):
-    """The PCIe link of one GPU: generation and lanes now and at most, replays since the driver was loaded."""
+    """The PCIe link of a GPU: current and maximal generation and lanes, and replays since the driver was loaded."""
 
     index: int
     uuid: str
@@ -156,9 +156,10 @@ class PcieDetails(Value, frozen=True):
 
 
 class GpuFabric(Value, frozen=True):
-    """How one GPU stands with its NVSwitch fabric: `state` "NotStarted", "InProgress" or "Completed"; None without one.
+    """The registration of a GPU with its NVSwitch fabric.
 
-    `error` is the NVML error with which it was completed, 0 when well; `health_problems` are words of the health mask.
+    `state` is "NotStarted", "InProgress" or "Completed"; None without a fabric. `error` is the NVML error of the
+    registration, 0 if none; `health_problems` are the words of the health mask.
     """
 
     index: int
@@ -178,7 +179,9 @@ class FabricDetails(Value, frozen=True):
 
 
 class GpuFirmware(Value, frozen=True):
-    """What is burnt into one GPU. `inforom` is the version of its InfoROM image, `cuda_version` its driver's newest."""
+    """The firmware of a GPU. `inforom` is its InfoROM image version, `cuda_version` the newest that its driver
+    supports.
+    """
 
     index: int
     uuid: str
@@ -196,7 +199,7 @@ class FirmwareDetails(Value, frozen=True):
 
 
 class XidEvent(Value, frozen=True):
-    """One XID as the driver itself told it; index and PCI address are None where it does not name the GPU."""
+    """An XID that NVML reported; index and PCI address are None if the event does not name the GPU."""
 
     code: int
     seen_monotonic_seconds: float
@@ -205,7 +208,7 @@ class XidEvent(Value, frozen=True):
 
 
 class XidDetails(Value, frozen=True):
-    """The XIDs since sampling began, oldest first, the newest few hundred; a second source beside the kernel's log."""
+    """The newest few hundred XIDs since sampling began, oldest first: a second source besides the kernel log."""
 
     events: tuple[XidEvent, ...] = ()
     faults: tuple[Fault, ...] = ()

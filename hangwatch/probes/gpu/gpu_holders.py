@@ -1,9 +1,9 @@
-"""To whom the GPUs of this node are given, whether he uses them or not: by the kubelet, and by Slurm.
+"""Reads which pods and Slurm jobs hold the GPUs of this node: the kubelet's checkpoint file, and variables of Slurm.
 
-The kubelet keeps what it gave to which pod in a file of its own, readable by root, as JSON; pods that have ended may
-stand there for long, so a pod counts while a process lives in its control group. The other way to ask it, the socket of
-pod-resources, needs gRPC. Slurm tells its GPUs to the job alone, in variables: who changes them says so of himself, for
-the job and its user are the kernel's word.
+The kubelet keeps its assignments in a JSON file that root can read. Ended pods may remain in it, so a pod counts only
+while a process lives in its control group. (The other source, the pod-resources socket, needs gRPC.) Slurm tells its
+GPUs only to the job, in variables. A user can change them, but affects only its own job: the job and its user come from
+the kernel.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from hangwatch.tables.launchers import TABLE
 
 CHECKPOINT = Path("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")
 CHECKPOINT_BYTES = 16 << 20
-PROCESSES_ASKED = 8  # of a Slurm job, the oldest: the first of a batch job or an interactive one has the variables
+PROCESSES_ASKED = 8  # of a Slurm job, the oldest: the first process of a batch or interactive job has the variables
 _RESOURCE = "nvidia.com/"
-# By the strategies of NVIDIA's device plugin (uuid, index; shared GPUs end in ::N), and as GKE's plugin names them.
+# NVIDIA's device plugin writes uuid or index (shared GPUs end in ::N); GKE's plugin writes nvidia<index>.
 _DEVICE = re.compile(r"(?P<uuid>GPU-[0-9a-f-]{8,40})|(?:nvidia)?(?P<index>\d{1,3})")
 
 
 class Holder(Value, frozen=True):
-    """To whom GPUs are given. `name` is "Slurm job 4711" or "pod 6f1c..."; `uid` the user of the Slurm job.
+    """A pod or Slurm job that holds GPUs. `name` is "Slurm job 4711" or "pod 6f1c..."; `uid` the user of the Slurm job.
 
-    `began_boot_seconds` is when its first living process began; `container` is the one of the pod.
+    `began_boot_seconds` is the start of its oldest living process; `container` is the one in the pod.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Holder(Value, frozen=True):
 
 
 class Holders(Value, frozen=True):
-    """All that are known; `faults` say who could not be asked."""
+    """All holders; `faults` are the sources that could not be read."""
 
     holders: tuple[Holder, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -55,7 +55,7 @@ class _Entry(msgspec.Struct):
     pod: str = msgspec.field(name="PodUID", default="")
     container: str = msgspec.field(name="ContainerName", default="")
     resource: str = msgspec.field(name="ResourceName", default="")
-    # By NUMA node since Kubernetes 1.20, before that without it.
+    # Grouped by NUMA node since Kubernetes 1.20.
     devices: dict[str, list[str]] | list[str] | None = msgspec.field(name="DeviceIDs", default=None)
 
     @property
@@ -78,7 +78,7 @@ class _Member(NamedTuple):
 
 
 def read(proc_root: Path, uuids: Sequence[str]) -> Holders:
-    """Who holds which of the GPUs with these uuids, in the order of their index."""
+    """Return the holders of the GPUs with these uuids, which are in the order of their index."""
     members = _members(proc_root)
     slurm = [_slurm_holder(proc_root, job, members[job], uuids) for job in members if not job.startswith("pod ")]
     pods = _pods(proc_root, members, uuids)
@@ -88,7 +88,7 @@ def read(proc_root: Path, uuids: Sequence[str]) -> Holders:
 
 
 def _members(proc_root: Path) -> dict[str, list[_Member]]:
-    """The processes of each Slurm job and pod, the oldest first."""
+    """Return the processes of each Slurm job and pod, the oldest first."""
     found: dict[str, list[_Member]] = {}
     for pid, paths in procfs.read_cgroups(proc_root):
         name = next(filter(None, map(cgroups.holder, paths)), "")
@@ -99,29 +99,31 @@ def _members(proc_root: Path) -> dict[str, list[_Member]]:
 
 
 def _slurm_holder(proc_root: Path, job: str, members: Sequence[_Member], uuids: Sequence[str]) -> Holder | None:
-    """slurmstepd is root's and has none of the variables; all else is the user's."""
+    """Return the holder by the variables of the user's processes; slurmstepd, of root, has none of them."""
     users = {member.pid: procfs.read_user_id(member.pid, proc_root) for member in members}
     uid = next((user for user in users.values() if user), 0)
-    asked = [member.pid for member in members if users[member.pid] == uid][:PROCESSES_ASKED]
-    given = {uuid for pid in asked for uuid in _given(proc_root, pid, uuids)}  # srun gives each step some of them
-    if not given:
+    user_pids = [member.pid for member in members if users[member.pid] == uid][:PROCESSES_ASKED]
+    held_uuids = {
+        uuid for pid in user_pids for uuid in _uuids_by_variables(proc_root, pid, uuids)
+    }  # srun gives each step some of them
+    if not held_uuids:
         return None
-    gpus = tuple(uuid for uuid in uuids if uuid in given)
+    gpus = tuple(uuid for uuid in uuids if uuid in held_uuids)
     return Holder(name=job, gpu_uuids=gpus, began_boot_seconds=_seconds(members), uid=uid)
 
 
-def _given(proc_root: Path, pid: int, uuids: Sequence[str]) -> tuple[str, ...]:
-    """The GPUs that the variables of a process name: those of the whole job before those of its step."""
+def _uuids_by_variables(proc_root: Path, pid: int, uuids: Sequence[str]) -> tuple[str, ...]:
+    """Return the GPUs that the variables of a process name. Those of the whole job come before those of its step."""
     names = [name for scheduler in TABLE.schedulers for name in reversed(scheduler.gpus)]
-    given = proc_pid.variables(proc_root, pid, names)
-    value = next(filter(None, map(given.get, names)), "") if isinstance(given, dict) else ""
+    variables = proc_pid.variables(proc_root, pid, names)
+    value = next(filter(None, map(variables.get, names)), "") if isinstance(variables, dict) else ""
     return tuple(uuids[index] for index in words.unfold(value) or () if index < len(uuids))
 
 
 def _pods(
     proc_root: Path, members: Mapping[str, Sequence[_Member]], uuids: Sequence[str]
 ) -> tuple[Holder, ...] | Fault:
-    """By the kubelet's file as process 1 sees it, not our container. Nobody is asked without a pod."""
+    """Return the pods by the kubelet's file, as process 1 sees it. It is read only if there is a pod."""
     if not any(name.startswith("pod ") for name in members):
         return ()
     path = proc_root / "1" / "root" / CHECKPOINT
@@ -132,7 +134,9 @@ def _pods(
         entries = decoding.json(raw, _Checkpoint).data.entries or []
     except (msgspec.DecodeError, RecursionError) as error:
         detail = f"/{CHECKPOINT}: {words.elided(str(error), 120)}"
-        remedy = "this kubelet writes it in another form: `[checks.gpu_allocation]`, `enabled = false`, and report it"
+        remedy = (
+            "this kubelet uses an unknown format: set `enabled = false` in `[checks.gpu_allocation]`, and report it"
+        )
         return Fault(subject="kubelet", reason="UnreadableCheckpoint", detail=detail, remedy=remedy)
     return tuple(_pod_holders(entries, members, uuids))
 
@@ -142,11 +146,11 @@ def _pod_holders(
 ) -> Iterator[Holder]:
     for entry in entries:
         name = f"pod {entry.pod}"
-        given = {uuid for device in entry.ids if (uuid := _uuid(device, uuids)) is not None}
-        if entry.resource.startswith(_RESOURCE) and given and name in members:
+        held_uuids = {uuid for device in entry.ids if (uuid := _uuid(device, uuids)) is not None}
+        if entry.resource.startswith(_RESOURCE) and held_uuids and name in members:
             yield Holder(
                 name=name,
-                gpu_uuids=tuple(uuid for uuid in uuids if uuid in given),
+                gpu_uuids=tuple(uuid for uuid in uuids if uuid in held_uuids),
                 began_boot_seconds=_seconds(members[name]),
                 container=words.elided(entry.container, 63),
             )

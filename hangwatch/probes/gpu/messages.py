@@ -1,4 +1,4 @@
-"""What the sampler and the process that owns the driver say to each other: one JSON message a line, both ways."""
+"""The messages between the sampler and the process that owns the driver: one line of JSON each, both ways."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hangwatch.model import Fault, GpuSweep, Value
 
 
 class Begin(Value, frozen=True):
-    """What the process is started with, as its one argument. GPUs of `left_out` are not asked, and told as that fault.
+    """The only argument of the process. GPUs of `left_out` are not read; their fault is reported instead.
 
-    Those of `last` are opened after all others. With `only`, no other GPU is opened: to find out whether one that did
-    not answer does again.
+    GPUs of `last` are opened after all others. With `only`, no other GPU is opened: this tests a GPU that did not
+    answer.
     """
 
     sample_seconds: float
@@ -27,9 +27,9 @@ class Hello(Value, frozen=True, tag="hello"):
 
 
 class Asking(Value, frozen=True, tag="asking"):
-    """From now on the driver is asked about this GPU (None: about none of them), for this purpose.
+    """The next driver calls are about this GPU (None: about no single GPU), for this purpose.
 
-    What was said last before the process fell silent names the call that does not return.
+    If the process falls silent, the last such message names the call that does not return.
     """
 
     gpu: int | None
@@ -37,7 +37,7 @@ class Asking(Value, frozen=True, tag="asking"):
 
 
 class Swept(Value, frozen=True, tag="swept"):
-    """One sweep over all GPUs."""
+    """A sweep over all GPUs."""
 
     sweep: GpuSweep
 
@@ -49,7 +49,7 @@ class Failed(Value, frozen=True, tag="failed"):
 
 
 class Answer(Value, frozen=True, tag="answer"):
-    """Reply to the `Question` with the same number: encoded details, or the fault in their place."""
+    """The reply to the `Question` with the same number: encoded details, or a fault instead."""
 
     number: int
     details: msgspec.Raw = msgspec.Raw(b"null")
@@ -57,14 +57,14 @@ class Answer(Value, frozen=True, tag="answer"):
 
 
 class Question(Value, frozen=True, tag="question"):
-    """A request for details of one kind, the name of their struct."""
+    """A request for details; `kind` is the name of their struct."""
 
     number: int
     kind: str
 
 
 class Admit(Value, frozen=True, tag="admit"):
-    """A GPU that was left out answers again: ask it as all others."""
+    """A GPU that was not read answers again: read it normally."""
 
     gpu: int
 

@@ -1,4 +1,4 @@
-"""GPUs as checks and captures ask about them: a value, None where this node has no GPU, or a fault."""
+"""GPU values for checks and captures: a value, None if this node has no GPU, or a fault."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.probes.node.pci import nvidia_gpus
 
 DEADLINE_SECONDS = 5.0
-"""Well below the ten seconds of a whole `hangwatch check`."""
+"""Well below the ten seconds that `hangwatch check` may take."""
 
 TRAFFIC_DEADLINE_SECONDS = 1.0
-"""Within a round of dumps, which waits for it. Without counters of PCIe each GPU takes 40 ms."""
+"""A round of dumps waits for it. Without PCIe counters each GPU takes 40 ms."""
 
 
 def details(node: Node, kind: type[DetailsT]) -> DetailsT | Fault | None:
-    """Details of all GPUs, of one kind of `hangwatch.probes.gpu.details`.
+    """Return details of all GPUs, of one kind of `hangwatch.probes.gpu.details`.
 
-    None without GPUs: nothing samples them, or neither the driver nor the PCI bus knows of any. GPUs on the bus without
-    a driver that answers for them are a Fault.
+    None without GPUs: nothing samples them, or neither the driver nor the PCI bus has any. A Fault if GPUs are on the
+    bus but no driver answers for them.
     """
     if node.gpus is None:
         return None
@@ -39,7 +39,7 @@ def details(node: Node, kind: type[DetailsT]) -> DetailsT | Fault | None:
 
 
 def sweep(node: Node) -> GpuSweep | Fault | None:
-    """The newest sample of all GPUs; outcomes as for `details`."""
+    """Return the newest sample of all GPUs; outcomes as in `details`."""
     if node.gpus is None:
         return None
     status, latest = node.gpus.status(), node.gpus.latest()
@@ -49,6 +49,6 @@ def sweep(node: Node) -> GpuSweep | Fault | None:
 
 
 def traffic(gpus: GpuSource) -> TrafficSweep | None:
-    """What the links of all GPUs have carried; None where nothing samples them, or the driver does not answer."""
+    """Return what the links of all GPUs have carried; None if nothing samples them or the driver does not answer."""
     reply = gpus.query(TrafficSweep, TRAFFIC_DEADLINE_SECONDS)
     return None if isinstance(reply, Fault) else reply

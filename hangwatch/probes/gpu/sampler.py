@@ -1,4 +1,4 @@
-"""GPU readings through a child process, which can be given up when the NVIDIA driver blocks or crashes."""
+"""Reads GPUs through a child process, which can be abandoned if the NVIDIA driver blocks or crashes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from hangwatch.probes.gpu.source import NO_DRIVER, DetailsT
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 SUSPENDED_SECONDS = 600.0
-"""How long a kind of details that made the driver block is not asked for again."""
+"""The time for which a kind of details that made the driver block is not asked for again."""
 
 MAX_ABANDONED = 3
-"""No further process is started while this many hang in calls about no single GPU: each new one would as well.
+"""No further process is started while this many hang in calls about the whole driver: a new one would hang, too.
 
-One that hangs in a call about one GPU is followed by one that leaves this GPU out: at most one hangs for each GPU.
+A process that hangs in a call about one GPU does not count. The next process does not read that GPU, so at most one
+process hangs per GPU.
 """
 
 MAX_MESSAGE_BYTES = 8 << 20
@@ -44,14 +45,17 @@ REAP_SECONDS = 2.0
 class NvmlSampler:
     """Samples all GPUs every `sample_seconds`; a `GpuSource`.
 
-    A child that is silent for `deadline_seconds` longer than it should be, or dies, is killed and replaced, with
-    growing pauses. One that cannot be killed (blocked in the driver) is left behind and counted. Where the call that
-    does not return is about one GPU, the next child starts at once and leaves that GPU out: the sweeps go on with the
-    others, and a fault in its place. Where no other GPU answered that child, the driver as a whole may be at fault: the
-    next one asks that GPU last. A process of its own asks it again, after `gpu_retry_seconds` and then with growing
-    pauses, and never beside one that still hangs in it. Without a driver the status says so, and it is looked for again
-    every `driver_retry_seconds`. `start_deadline_seconds` bounds the opening of the driver, a quarter of it that of
-    each GPU, which takes seconds where persistence mode is off. `environ` is the child's environment.
+    A child that dies, or is silent for `deadline_seconds` longer than it should be, is killed and replaced, with
+    growing pauses. A child that cannot be killed (blocked in the driver) is abandoned and counted.
+
+    If the blocking call is about one GPU, the next child starts at once without that GPU. Sweeps go on with the others,
+    and hold a fault in its place. If no other GPU answered that child, the driver as a whole may be at fault: then the
+    next child asks that GPU last. A separate process tries the GPU again after `gpu_retry_seconds`, then with growing
+    pauses, and never while an earlier one still hangs in it.
+
+    Without a driver the status says so; it is looked for every `driver_retry_seconds`. `start_deadline_seconds` bounds
+    the opening of the driver, a quarter of it the opening of each GPU, which takes seconds without persistence mode.
+    `environ` is the child's environment.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class NvmlSampler:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._child: _Child | None = None
-        self._left_behind: list[_Child] = []
+        self._abandoned: list[_Child] = []
         self._wedged = WedgedGpus(gpu_retry_seconds)
         self._trying: dict[int, _Child | None] = {}
         self._asked_last: tuple[int, ...] = ()
@@ -86,7 +90,7 @@ class NvmlSampler:
         self._suspended_until: dict[str, float] = {}
 
     def start(self) -> None:
-        """Start the child and the thread that reads it; returns at once."""
+        """Start the child and the thread that reads it; return at once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="nvml-reader", daemon=True)
             self._thread.start()
@@ -102,29 +106,29 @@ class NvmlSampler:
             self._thread.join(2 * REAP_SECONDS)
 
     def latest(self) -> GpuSweep | None:
-        """The last sweep, however old: compare `taken_monotonic_seconds` with the clock."""
+        """Return the last sweep, however old: compare `taken_monotonic_seconds` with the clock."""
         return self._latest
 
     def wait_for_sweep(self, deadline_seconds: float) -> GpuSweep | None:
-        """The first sweep, as soon as it is there; None where the driver failed or did not answer in time."""
+        """Return the first sweep as soon as there is one; None if the driver failed or did not answer in time."""
         with self._changed:
             self._changed.wait_for(lambda: self._latest or self._status.fault, deadline_seconds)
             return self._latest
 
     def status(self) -> SamplerStatus:
-        """How the sampling itself fares."""
+        """Return the state of the sampling itself."""
         with self._changed:
             return msgspec.structs.replace(self._status, abandoned=len(self._reap()))
 
     def query(self, kind: type[DetailsT], deadline_seconds: float) -> DetailsT | Fault:
-        """Ask the child for details of one kind; waits for the driver to be opened, at most `deadline_seconds` in all.
+        """Ask the child for details of one kind; wait at most `deadline_seconds`, including the opening of the driver.
 
         A kind that made the driver block is refused for a while, so that the sampling of power goes on.
         """
         end = time.monotonic() + deadline_seconds
         name = kind.__name__
         if time.monotonic() < self._suspended_until.get(name, 0.0):
-            return _stalled(name, "made the driver block a short while ago; power is still sampled")
+            return _stalled(name, "made the driver block recently; power is still sampled")
         with self._changed:
             self._changed.wait_for(lambda: self._status.alive or self._status.fault is not None, deadline_seconds)
             child = self._child
@@ -149,7 +153,7 @@ class NvmlSampler:
         pause = FIRST_PAUSE_SECONDS
         while not self._stopping.is_set():
             started = time.monotonic()
-            fault = self._live_one_child()
+            fault = self._run_child()
             if fault is None:
                 return
             if time.monotonic() - started > LONGEST_PAUSE_SECONDS:
@@ -162,8 +166,8 @@ class NvmlSampler:
             while self._hanging_in_driver() >= MAX_ABANDONED and not self._stopping.wait(LONGEST_PAUSE_SECONDS):
                 pass
 
-    def _live_one_child(self) -> Fault | None:
-        """From the start of one child to its end; the fault says why it ended, None that we are stopping."""
+    def _run_child(self) -> Fault | None:
+        """Run one child from its start to its end. Return why it ended; None if we are stopping."""
         with self._changed:
             if self._stopping.is_set():
                 return None
@@ -179,7 +183,7 @@ class NvmlSampler:
         reaped = child.end(REAP_SECONDS)
         with self._changed:
             if not reaped:
-                self._left_behind.append(child)
+                self._abandoned.append(child)
             stopping = self._stopping.is_set()
             silent = fault.reason in ("Stalled", blocked_gpus.REASON)
             self._update(
@@ -195,23 +199,23 @@ class NvmlSampler:
         return None if stopping else fault
 
     def _listen(self, child: _Child) -> Fault:
-        """Take in what the child says until it fails, dies, or is silent for too long."""
-        patience, remedy, is_open = self._start_deadline_seconds, KEEP_OPEN, False
+        """Read the child's messages until it fails, dies, or is silent for too long."""
+        deadline, remedy, is_open = self._start_deadline_seconds, KEEP_OPEN, False
         while True:
             try:
-                messages = child.messages(patience)
+                messages = child.messages(deadline)
             except TimeoutError:
                 if child.asking.gpu is not None and child.got_answer:
-                    return self._leave_out(child.asking, patience)
+                    return self._leave_out(child.asking, deadline)
                 if child.asking.gpu is not None:
                     self._asked_last = (*self._asked_last, child.asking.gpu)
                     child.asking = Asking(gpu=None)
-                detail = f"process {child.pid} has been waiting for the driver for {patience:g} s"
+                detail = f"process {child.pid} has been waiting for the driver for {deadline:g} s"
                 return _stalled("driver", detail, remedy)
             except EOFError:
                 return child.ending()
             except msgspec.MsgspecError as error:
-                return Fault(subject="driver", reason="Garbled", detail=f"the sampling process said: {error}")
+                return Fault(subject="driver", reason="Garbled", detail=f"the sampling process sent: {error}")
             for message in messages:
                 if isinstance(message, Failed):
                     return message.fault
@@ -221,24 +225,24 @@ class NvmlSampler:
                     child.asking = message
                 else:
                     self._take(message)
-            one = child.asking.gpu is not None
+            about_gpu = child.asking.gpu is not None
             if is_open:
-                patience, remedy = self._deadline_seconds if one else self._silence_seconds, NO_ANSWER
+                deadline, remedy = self._deadline_seconds if about_gpu else self._silence_seconds, NO_ANSWER
             else:
-                patience = self._open_deadline_seconds if one else self._start_deadline_seconds
+                deadline = self._open_deadline_seconds if about_gpu else self._start_deadline_seconds
             self._try_wedged()
 
     def _leave_out(self, asking: Asking, deadline_seconds: float) -> Fault:
-        """The fault of the one GPU that the driver does not answer about; from now on it is left out."""
+        """Return the fault of the GPU about which the driver does not answer, and stop reading this GPU."""
         assert asking.gpu is not None
         with self._changed:
             self._wedged.leave_out(asking.gpu, asking.purpose, deadline_seconds, time.monotonic())
             return self._wedged.faults[asking.gpu]
 
-    # --- GPUs that are left out ------------------------------------------------------------------------------------
+    # --- GPUs that are not read ------------------------------------------------------------------------------------
 
     def _try_wedged(self) -> None:
-        """Ask those again whose pause is over, each in a process of its own, beside the sampling of the others."""
+        """Try again the GPUs whose pause is over, each in a process of its own. Sampling of the others goes on."""
         with self._changed:
             hanging = {child.asking.gpu for child in self._reap()}
             for index in self._wedged.due(time.monotonic(), hanging | self._trying.keys()):
@@ -246,31 +250,31 @@ class NvmlSampler:
                 threading.Thread(target=self._try, args=(index,), name=f"nvml-try-{index}", daemon=True).start()
 
     def _try(self, index: int) -> None:
-        answers = False
+        is_answered = False
         try:
             with self._changed:
                 child = None if self._stopping.is_set() else self._start_child(only=index)
                 self._trying[index] = child
             if child is not None:
-                answers = self._answers(child)
+                is_answered = self._has_answer(child)
                 if not child.end(REAP_SECONDS):
                     child.asking = Asking(gpu=index)
                     with self._changed:
-                        self._left_behind.append(child)
-        except OSError:  # no process could be started: the next try may find room for one
-            answers = False
+                        self._abandoned.append(child)
+        except OSError:  # no process could be started: the next try may succeed
+            pass
         finally:
             with self._changed:
                 del self._trying[index]
-                if not answers:
+                if not is_answered:
                     self._wedged.silent(index, time.monotonic())
                 else:
                     self._wedged.answered(index, time.monotonic())
                     if self._child is not None:
                         self._child.order(Admit(gpu=index))
 
-    def _answers(self, child: _Child) -> bool:
-        """Whether a process that asks one GPU gets an answer about it, be it an error."""
+    def _has_answer(self, child: _Child) -> bool:
+        """True if a process that asks one GPU gets an answer about it, even an error."""
         end = time.monotonic() + self._start_deadline_seconds
         try:
             while True:
@@ -280,10 +284,10 @@ class NvmlSampler:
         except (TimeoutError, EOFError, msgspec.MsgspecError):
             return False
 
-    # --- what the threads share; `_changed` is held ----------------------------------------------------------------
+    # --- state shared by the threads; `_changed` is held -----------------------------------------------------------
 
     def _start_child(self, *, left_out: dict[int, Fault] | None = None, only: int | None = None) -> _Child:
-        """Raises OSError where no process can be started."""
+        """Start a process. Raises OSError if that fails."""
         begin = Begin(
             sample_seconds=self._sample_seconds,
             parent_pid=os.getpid(),
@@ -294,12 +298,12 @@ class NvmlSampler:
         return _Child(begin, self._environ)
 
     def _reap(self) -> list[_Child]:
-        """The processes that could not be killed and still exist."""
-        self._left_behind = [child for child in self._left_behind if child.wait() is None]
-        return self._left_behind
+        """Return the processes that could not be killed and still exist."""
+        self._abandoned = [child for child in self._abandoned if child.wait() is None]
+        return self._abandoned
 
     def _hanging_in_driver(self) -> int:
-        """How many of them hang in a call that the next process would make as well."""
+        """Count those that hang in a call that a new process would make, too."""
         with self._changed:
             return sum(child.asking.gpu is None for child in self._reap())
 
@@ -328,9 +332,9 @@ class NvmlSampler:
             future.set_result(answer)
 
     def _suspend(self, asking: Asking) -> None:
-        """Ask no more for the kind of details that made the driver block.
+        """Stop asking for the kind of details that made the driver block.
 
-        Questions are answered in order: where no GPU was asked, the first open one is what it blocked on.
+        Questions are answered in order. So if no GPU was being asked, the first open question is the one it blocked on.
         """
         kinds = [name for name, _ in self._pending.values()]
         blocked = [name for name in kinds if name == asking.purpose] if asking.gpu is not None else kinds[:1]
@@ -339,13 +343,13 @@ class NvmlSampler:
 
 
 class _Child(Child):
-    """One process of `hangwatch.probes.gpu.driver_process` and its two pipes.
+    """A process of `hangwatch.probes.gpu.driver_process` and its two pipes.
 
-    `asking` is what it said last that it asks, `got_answer` whether the driver has answered it about any GPU.
+    `asking` is its last `Asking` message; `got_answer`: the driver has answered it about some GPU.
     """
 
     def __init__(self, begin: Begin, environ: Mapping[str, str]) -> None:
-        # It imports what this process imports, and nothing from a folder that it happens to run in.
+        # It imports from the same places as this process, and never from its working folder.
         import_path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100 - strings in and out
         super().__init__(
             [sys.executable, "-m", "hangwatch.probes.gpu.driver_process", msgspec.json.encode(begin).decode()],
@@ -360,9 +364,9 @@ class _Child(Child):
         self.got_answer = False
 
     def messages(self, patience_seconds: float) -> list[Message]:
-        """The messages that came together.
+        """Return the next messages; wait until there is one.
 
-        Raises TimeoutError when none comes in time, EOFError when the child has ended, MsgspecError for anything else.
+        Raises TimeoutError if none comes in time, EOFError if the child has ended, MsgspecError for invalid messages.
         """
         end = time.monotonic() + patience_seconds
         while True:
@@ -376,18 +380,18 @@ class _Child(Child):
                 return [self._decoder.decode(line) for line in lines]
 
     def order(self, order: Order) -> None:
-        """Pass an order on; a child that ended or reads no more will not obey, which its deadline settles."""
+        """Send an order. A child that ended or no longer reads is handled by its deadline."""
         with contextlib.suppress(BrokenPipeError, TimeoutError):
             self.write(msgspec.json.encode(order) + b"\n", 0.0)
 
     def ending(self) -> Fault:
-        """Why the process ended by itself."""
+        """Return the fault that says how the process ended."""
         code = self.wait(REAP_SECONDS)
-        how = f"exit code {code}" if code is None or code >= 0 else f"{signal.Signals(-code).name} (signal {-code})"
+        ending = f"exit code {code}" if code is None or code >= 0 else f"{signal.Signals(-code).name} (signal {-code})"
         return Fault(
             subject="driver",
             reason="Crashed",
-            detail=f"the process that reads the driver ended with {how}; it is started again",
+            detail=f"the process that reads the driver ended with {ending}; it is started again",
             remedy="dmesg | grep -i -e nvrm -e xid; the line before says more if Python failed",
         )
 

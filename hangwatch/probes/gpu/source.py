@@ -1,4 +1,4 @@
-"""What a source of GPU readings is."""
+"""The interface of a source of GPU readings."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Protocol, TypeVar
 from hangwatch.model import Fault, GpuSweep, SamplerStatus, Value
 
 NO_DRIVER = ("DriverNotFound", "DriverNotLoaded")
-"""Reasons of faults that say: there is no driver on this node, or it is not loaded."""
+"""Reasons of faults which mean that this node has no driver, or has not loaded it."""
 
 DetailsT = TypeVar("DetailsT", bound=Value)
 
 
 class GpuSource(Protocol):
-    """Where GPU readings come from: the NVIDIA driver, or the demo's simulated GPUs."""
+    """A source of GPU readings: the NVIDIA driver, or the demo's simulated GPUs."""
 
     def start(self) -> None:
-        """Begin to sample; returns at once."""
+        """Start sampling; return at once."""
 
     def stop(self) -> None:
-        """Stop sampling and free what was taken."""
+        """Stop sampling and release all resources."""
 
     def latest(self) -> GpuSweep | None:
-        """The last sweep, however old (see its time), None before the first one."""
+        """Return the last sweep, however old (its time tells); None before the first one."""
 
     def status(self) -> SamplerStatus:
-        """How the sampling itself fares."""
+        """Return the state of the sampling itself."""
 
     def query(self, kind: type[DetailsT], deadline_seconds: float) -> DetailsT | Fault:
-        """Details that are too slow to sample: `kind` is their struct in `hangwatch.probes.gpu.details`."""
+        """Return details that are too slow to sample; `kind` is their struct in `hangwatch.probes.gpu.details`."""

@@ -1,5 +1,5 @@
-"""The process that owns the NVIDIA driver: `python -m hangwatch.probes.gpu.driver_process`. Nobody imports this folder.
+"""The process that owns the NVIDIA driver: `python -m hangwatch.probes.gpu.driver_process`.
 
-`__main__` speaks with the parent, `driver` sweeps over all GPUs, `gpu` is one of them, `collect` reads what is too slow
-to sample, `xids` listens for the driver's events.
+Nothing imports this folder. `__main__` talks to the parent, `driver` sweeps over all GPUs, `nvml_device` is one GPU,
+`collect` reads details on request, `gpm` reads Hopper's counters, `xid_events` listens for XIDs.
 """

@@ -1,7 +1,7 @@
-"""The process that owns the NVIDIA driver: samples on a beat, answers questions between samples.
+"""The process that owns the NVIDIA driver: samples at a steady rate, and answers questions between samples.
 
-Run as `python -m hangwatch.probes.gpu.driver_process BEGIN`; BEGIN is the JSON of `messages.Begin`. It
-writes one JSON message a line to stdout, reads orders from stdin, and ends when stdin is closed or its parent dies.
+Run as `python -m hangwatch.probes.gpu.driver_process BEGIN`; BEGIN is the JSON of `messages.Begin`. It writes one line
+of JSON per message to stdout, reads orders from stdin, and ends when stdin is closed or its parent dies.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def private_stdout() -> BinaryIO:
-    """The pipe to the parent; what else prints to stdout (the driver library does, at times) goes to stderr."""
+    """Return the pipe to the parent, and redirect all other output to stderr: the driver library sometimes prints."""
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return pipe
 
 
 def send(parent: BinaryIO, message: Message) -> None:
-    """One line to the parent; a parent that has gone ends this process."""
+    """Send a line to the parent; end this process if the parent is gone."""
     try:
         parent.write(msgspec.json.encode(message) + b"\n")
         parent.flush()
@@ -46,7 +46,7 @@ def send(parent: BinaryIO, message: Message) -> None:
 
 
 def answer(question: Question, driver: Driver, between: Callable[[], object]) -> Answer:
-    """Collect the details asked for; `between` is called now and then, so that sampling goes on."""
+    """Collect the details; call `between` now and then, so that sampling goes on."""
     details = _details(question.kind, driver, between)
     if isinstance(details, Fault):
         return Answer(number=question.number, fault=details)
@@ -54,7 +54,7 @@ def answer(question: Question, driver: Driver, between: Callable[[], object]) ->
 
 
 def _details(kind: str, driver: Driver, between: Callable[[], object]) -> Value:
-    from hangwatch.probes.gpu.driver_process import collect  # only a daemon that runs the GPU checks pays for it
+    from hangwatch.probes.gpu.driver_process import collect  # saves memory in a daemon without GPU checks
 
     if kind == GpuSweep.__name__:
         return driver.sweep()
@@ -63,18 +63,18 @@ def _details(kind: str, driver: Driver, between: Callable[[], object]) -> Value:
         return XidDetails(events=tuple(driver.xids.events))
     if kind in collect.KINDS:
         return collect.collect(kind, driver.gpus, driver.lost, between, driver.asking)
-    return Fault(subject="driver", reason="UnknownQuestion", detail=f"there are no details {kind}")
+    return Fault(subject="driver", reason="UnknownQuestion", detail=f"unknown kind of details: {kind}")
 
 
-class Beat:
-    """Samples are due every `every_seconds`; after a delay the beat goes on from then."""
+class SampleTimer:
+    """Samples every `every_seconds`. After a delay the next sample is due that long after the delayed one."""
 
     def __init__(self, driver: Driver, parent: BinaryIO, every_seconds: float) -> None:
         self.driver, self.parent, self.every_seconds = driver, parent, every_seconds
         self.due = time.monotonic()
 
     def sample_if_due(self) -> float:
-        """Send a sweep if it is time; the seconds until the next one."""
+        """Send a sweep if it is due; return the seconds until the next one."""
         wait = self.due - time.monotonic()
         if wait > 0:
             return wait
@@ -84,11 +84,11 @@ class Beat:
 
 
 def serve(driver: Driver, parent: BinaryIO, sample_seconds: float) -> None:
-    """Sample on a steady beat, and answer questions between samples, until stdin is closed."""
-    beat = Beat(driver, parent, sample_seconds)
+    """Sample at a steady rate and answer questions in between, until stdin is closed."""
+    timer = SampleTimer(driver, parent, sample_seconds)
     pending = b""
     while True:
-        wait = beat.sample_if_due()
+        wait = timer.sample_if_due()
         if not select.select([0], [], [], wait)[0]:
             continue
         received = os.read(0, 65536)
@@ -100,18 +100,18 @@ def serve(driver: Driver, parent: BinaryIO, sample_seconds: float) -> None:
             if isinstance(order, Admit):
                 driver.admit(order.gpu)
             else:
-                send(parent, answer(order, driver, beat.sample_if_due))
+                send(parent, answer(order, driver, timer.sample_if_due))
 
 
 def die_with(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when its parent dies, even while it is stuck in the driver."""
+    """Ask the kernel to kill this process when its parent dies, even if it is blocked in the driver."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         sys.exit(0)
 
 
 def main() -> None:
-    """Own the driver until the parent goes; every way in which the driver fails becomes a `Failed` message."""
+    """Own the driver until the parent is gone; report each failure of the driver as a `Failed` message."""
     begin = decoding.json(sys.argv[1], Begin)
     die_with(begin.parent_pid)
     parent = private_stdout()
@@ -122,13 +122,13 @@ def main() -> None:
         return
     driver = Driver(begin, lambda gpu, purpose: send(parent, Asking(gpu=gpu, purpose=purpose)))
     try:
-        driver.open_gpus()  # seconds for each GPU that nobody holds open: the parent is more patient before Hello
-        daemon_heap.give_back()  # what reading the modules used
+        driver.open_gpus()  # seconds per GPU without persistence mode: the parent waits longer before Hello
+        daemon_heap.give_back()  # memory used by imports
         send(parent, Hello())
         serve(driver, parent, begin.sample_seconds)
     except pynvml.NVMLError as error:
         send(parent, Failed(fault=driver_fault(error, "sweep")))
-    # nvmlShutdown is left to the kernel: it can block, and the parent waits for this process to end
+    # no nvmlShutdown: it can block, and the parent waits for this process to end
     os._exit(0)
 
 

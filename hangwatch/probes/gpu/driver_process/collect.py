@@ -1,4 +1,4 @@
-"""Details of GPUs that are too slow to sample each second: how each kind of them is read."""
+"""Reads details of GPUs that are too slow to sample each second."""
 
 from __future__ import annotations
 
@@ -93,22 +93,25 @@ MISCONFIGURATIONS = {
 
 
 def _field(gpu: Gpu, field: int, scope: int = 0) -> int | None:
-    """One NVML field value, an unsigned number; `scope` is the NVLink it is about, where it is about one."""
-    answer = _answered(gpu, field, scope)
+    """Return an NVML field value, an unsigned number; `scope` is the NVLink, if the field is about one."""
+    answer = _read_field(gpu, field, scope)
     if answer is None:
         return None
     return int(answer.value.ullVal if answer.valueType in WIDE else answer.value.uiVal)
 
 
 def _counters(gpu: Gpu, fields: Iterable[int], scope: int = 0, unit: int = 1) -> tuple[int, int] | None:
-    """Two counters of bytes, sent and received; None where one is missing, or so narrow that it wraps unseen."""
-    answers = [_answered(gpu, field, scope) for field in fields]
-    found = [int(one.value.ullVal) * unit for one in answers if one is not None and one.valueType in WIDE]
+    """Return two byte counters, sent and received; None if one is missing, or is only 32 bits wide and would wrap."""
+    answers = [_read_field(gpu, field, scope) for field in fields]
+    found = [int(answer.value.ullVal) * unit for answer in answers if answer is not None and answer.valueType in WIDE]
     return (found[0], found[1]) if len(found) == 2 else None
 
 
-def _answered(gpu: Gpu, field: int, scope: int) -> Any:
-    """The c_nvmlFieldValue_t of one field; None where the GPU has none, and a fault beside it where it should."""
+def _read_field(gpu: Gpu, field: int, scope: int) -> Any:
+    """Return the c_nvmlFieldValue_t of a field; None if the GPU lacks it.
+
+    Other errors are added to the GPU's faults.
+    """
     values = gpu.ask(pynvml.nvmlDeviceGetFieldValues, [(field, scope)])
     if values is None:
         return None
@@ -119,12 +122,12 @@ def _answered(gpu: Gpu, field: int, scope: int) -> Any:
 
 
 def _members(words: Iterable[int] | None) -> tuple[int, ...]:
-    """The numbers of a bit set given in words of 64 bits."""
+    """Return the numbers in a bit set of 64-bit words."""
     return tuple(64 * i + bit for i, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1)
 
 
 def _link_peer(gpu: Gpu, link: int) -> tuple[str | None, str | None]:
-    """What a link that is up leads to, and the PCI address of that."""
+    """Return the kind and PCI address of the other end of a link that is up."""
     kind = gpu.ask(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, link)
     pci = gpu.ask(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, link)
     return None if kind is None else LINK_PEERS.get(kind), pci_address(pci) if pci else None
@@ -151,7 +154,7 @@ def _link(gpu: Gpu, link: int, up: bool) -> NvLink:
 
 
 def _link_states(gpu: Gpu) -> dict[int, bool]:
-    """Whether each NVLink is up; empty on a GPU that has none."""
+    """Return whether each NVLink is up; empty on a GPU without NVLink."""
     count = _field(gpu, pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
     states: dict[int, bool] = {}
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS if count is None else count):
@@ -165,7 +168,7 @@ def _link_states(gpu: Gpu) -> dict[int, bool]:
 
 
 def links(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuLinks:
-    """NVLinks and peer-to-peer access."""
+    """Read NVLinks and peer-to-peer access."""
     return GpuLinks(
         index=gpu.index,
         uuid=gpu.uuid,
@@ -189,7 +192,7 @@ def _peer_access(gpu: Gpu, other: Gpu) -> PeerAccess:
 
 
 def place(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuPlace:
-    """Where the GPU sits, and its distance to the others."""
+    """Read the location of the GPU, and its distance to the others."""
     ask = gpu.ask
     memory_nodes = _members(ask(pynvml.nvmlDeviceGetMemoryAffinity, SET_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE))
     others = [other for other in gpus if other is not gpu]
@@ -208,9 +211,8 @@ def place(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuPlace:
     )
 
 
-def health(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuHealth:
-    """Errors, remapped rows, what slows the clocks, what the driver wants done."""
-    del gpus
+def health(gpu: Gpu, _gpus: Sequence[Gpu]) -> GpuHealth:
+    """Read errors, remapped rows, clock throttling and the recommended recovery action."""
     ask = gpu.ask
     action = _field(gpu, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
     correctable, uncorrectable, pending, failed = ask(pynvml.nvmlDeviceGetRemappedRows) or (None, None, None, None)
@@ -233,9 +235,8 @@ def health(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuHealth:
     )
 
 
-def bus(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuBus:
-    """The PCIe link."""
-    del gpus
+def bus(gpu: Gpu, _: Sequence[Gpu]) -> GpuBus:
+    """Read the PCIe link."""
     ask = gpu.ask
     utilization = ask(pynvml.nvmlDeviceGetUtilizationRates)
     return GpuBus(
@@ -252,9 +253,8 @@ def bus(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuBus:
     )
 
 
-def occupancy(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuOccupancy:
-    """The processes with a context, and the memory that is taken; of a GPU that is split by MIG neither."""
-    del gpus
+def occupancy(gpu: Gpu, _: Sequence[Gpu]) -> GpuOccupancy:
+    """Read the processes with a context and the memory in use; neither is known of a GPU split by MIG."""
     ask = gpu.ask
     if _is_split(gpu):
         return GpuOccupancy(index=gpu.index, uuid=gpu.uuid)
@@ -274,9 +274,8 @@ def _is_split(gpu: Gpu) -> bool:
     return mig is not None and bool(mig[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
-def traffic(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuTraffic:
-    """What NVLink and PCIe have carried, and what it did."""
-    del gpus
+def traffic(gpu: Gpu, _: Sequence[Gpu]) -> GpuTraffic:
+    """Read what NVLink and PCIe have carried, and the use of the GPU."""
     began = GpuTraffic(index=gpu.index, uuid=gpu.uuid, taken_monotonic_seconds=time.monotonic())
     if _is_split(gpu):
         return began
@@ -291,22 +290,21 @@ def traffic(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuTraffic:
 
 
 def _nvlink_bytes(gpu: Gpu) -> tuple[int, int] | None:
-    """By the counters of NVLink 4 and older, in KiB, else by those of NVLink 5."""
+    """Read the counters of NVLink 4 and older (KiB), else those of NVLink 5."""
     kibibytes = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
     in_bytes = (pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES)
     return _counters(gpu, kibibytes, ALL_LINKS, 1024) or _counters(gpu, in_bytes, ALL_LINKS)
 
 
 def _pcie_rates(gpu: Gpu) -> tuple[float, float] | None:
-    """Over the 20 ms for which each of these calls blocks; drivers before 555 have nothing else."""
+    """Read the rates by two calls that block for 20 ms each; drivers before 555 have no counters."""
     sent = scaled(gpu.ask(pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_TX_BYTES), 1e3)
     received = scaled(gpu.ask(pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_RX_BYTES), 1e3)
     return None if sent is None or received is None else (sent, received)
 
 
-def fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuFabric:
-    """What the fabric manager has made of this GPU."""
-    del gpus
+def fabric(gpu: Gpu, _: Sequence[Gpu]) -> GpuFabric:
+    """Read the state of this GPU in its NVSwitch fabric."""
     answer = pynvml.c_nvmlGpuFabricInfo_v2_t()
     if gpu.ask(pynvml.nvmlDeviceGetGpuFabricInfoV, pynvml.byref(answer)) is None:
         return GpuFabric(index=gpu.index, uuid=gpu.uuid)
@@ -331,9 +329,8 @@ def _fabric_problems(mask: int) -> list[str]:
     return problems
 
 
-def firmware(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuFirmware:
-    """Versions that a flash tool changes, and that of CUDA."""
-    del gpus
+def firmware(gpu: Gpu, _: Sequence[Gpu]) -> GpuFirmware:
+    """Read the versions of firmware and CUDA."""
     cuda = gpu.ask(_cuda_driver_version)
     return GpuFirmware(
         index=gpu.index,
@@ -346,7 +343,7 @@ def firmware(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuFirmware:
 
 
 def _cuda_driver_version(_: object) -> int:
-    """1000 times the major and 10 times the minor number (nvml.h); the same of all GPUs."""
+    """Return 1000 times the major and 10 times the minor number (nvml.h); all GPUs have the same."""
     return int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
 
 
@@ -372,9 +369,9 @@ def collect(
     between: Callable[[], object],
     asking: Callable[[int | None, str], object],
 ) -> Value:
-    """Details of one kind (a key of KINDS) of all GPUs; `between` is called after each, so that sampling goes on.
+    """Collect details of one kind (a key of KINDS) of all GPUs. Call `between` after each, so that sampling goes on.
 
-    `asking` is told before each GPU which one is asked, and None after it.
+    `asking` is called before each GPU with its index, and with None after it.
     """
     details, read = KINDS[kind]
     values: list[Value] = []

@@ -1,6 +1,6 @@
-"""All GPUs of this node behind an opened driver.
+"""Samples all GPUs of this node through an open driver.
 
-Units are converted here: mW to W, MHz to Hz, percent to ratio, mJ to J.
+Units are converted: mW to W, MHz to Hz, percent to ratio, mJ to J.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from hangwatch.probes.gpu.driver_process.xid_events import XidListener
 from hangwatch.probes.gpu.messages import Begin
 
 STATIC_EVERY_SECONDS = 30.0
-"""How often what rarely changes is read again: count, names, uuids, limits; and a driver in error is opened again."""
+"""Period of reading again what rarely changes: count, names, uuids, limits. A driver in error is then reopened."""
 
 SAMPLE = "sample"
-"""The purpose of asking that is no kind of details."""
+"""The purpose of driver calls for a sample."""
 
 PIDS_EVERY_SECONDS = 10.0
-"""How often the compute processes are listed: two driver calls per GPU."""
+"""Period of listing the compute processes: two driver calls per GPU."""
 
 
 class Driver:
-    """The GPUs of this node behind an opened NVML. Raises NVMLError where the driver as a whole does not answer.
+    """The GPUs of this node behind an open NVML. Raises NVMLError if the driver as a whole does not answer.
 
-    `begin` says which GPUs are left out or asked last. `asking` is told before every GPU which one is asked and what
-    for, and None once it is none of them.
+    `begin` says which GPUs are not read or are opened last. `asking` is called before each GPU with its index and the
+    purpose, and with None afterwards.
     """
 
     def __init__(self, begin: Begin, asking: Callable[[int | None, str], object]) -> None:
@@ -72,7 +72,7 @@ class Driver:
         )
 
     def open_gpus(self) -> None:
-        """Find the GPUs and read what rarely changes. Where none answered any more, the driver is opened anew."""
+        """Find the GPUs and read what rarely changes. If no GPU answered in the last sweep, reopen the driver."""
         self.static_at = time.monotonic()
         if not self.healthy:
             self.xids.forget()
@@ -99,13 +99,13 @@ class Driver:
         self.asking(None, "")
 
     def admit(self, index: int) -> None:
-        """Ask a GPU that was left out as all others, from the next sweep on."""
+        """Read a GPU that was not read, from the next sweep on."""
         if self.left_out.pop(index, None) is not None:
             self.static_at = float("-inf")
 
 
 def driver_version() -> str | None:
-    """The driver's version, None where it does not say."""
+    """Return the driver's version, None if unknown."""
     try:
         return str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError:
@@ -113,7 +113,7 @@ def driver_version() -> str | None:
 
 
 def read_gpu(gpu: Gpu, list_pids: bool) -> GpuSample | Fault:
-    """One reading of one GPU, or the one fault that says why there is none."""
+    """Return a sample of a GPU, or one fault if it has none."""
     gpu.faults = []
     try:
         sample = _read_fields(gpu, list_pids)

@@ -1,6 +1,6 @@
-"""What a GPU did between two readings, by GPM: its own counters, from Hopper on (NVML API reference, "GPM Functions").
+"""Reads GPM counters: what a GPU of Hopper or later did between two readings (NVML API reference, "GPM Functions").
 
-A reading copies counters that run anyway. Two pieces of memory for each GPU are asked for once, and used in turn.
+A reading copies counters that run anyway. Each GPU has two sample buffers, allocated once and used in turn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hangwatch.model import GpuUse
 from hangwatch.probes.gpu.driver_process.nvml_device import Gpu
 
 LONGEST_SECONDS = 60.0
-"""Between two readings: what a GPU did before that is nothing of this look."""
+"""Longest time between two readings; older readings do not belong to this capture."""
 _METRICS = (
     pynvml.NVML_GPM_METRIC_SM_UTIL,
     pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
@@ -24,7 +24,7 @@ _METRICS = (
 
 
 class Reading(NamedTuple):
-    """One sample of NVML, and when it was taken; `spare` is the memory of the one before."""
+    """A sample of NVML and its time; `spare` is the buffer of the sample before."""
 
     sample: Any
     taken_monotonic_seconds: float
@@ -32,7 +32,7 @@ class Reading(NamedTuple):
 
 
 def use(gpu: Gpu) -> GpuUse | None:
-    """What the GPU did since the last call for it; None of the first, after a minute, and where it has no GPM."""
+    """Return the GPU's use since the last call; None at the first call, after a minute, and without GPM."""
     if not _has_gpm(gpu):
         return None
     before, now = gpu.gpm, time.monotonic()
@@ -70,12 +70,12 @@ def _between(gpu: Gpu, first: Any, last: Any) -> GpuUse | None:
     question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
     question.numMetrics = len(_METRICS)
     question.sample1, question.sample2 = first, last
-    for place, metric in enumerate(_METRICS):
-        question.metrics[place].metricId = metric
+    for position, metric in enumerate(_METRICS):
+        question.metrics[position].metricId = metric
     if gpu.ask(_compute, question) is None:
         return None
-    answers = [question.metrics[place] for place in range(len(_METRICS))]
-    ratios = [one.value / 100 for one in answers if one.nvmlReturn == pynvml.NVML_SUCCESS]
+    answers = [question.metrics[position] for position in range(len(_METRICS))]
+    ratios = [answer.value / 100 for answer in answers if answer.nvmlReturn == pynvml.NVML_SUCCESS]
     if len(ratios) < len(_METRICS) or not all(math.isfinite(ratio) and 0 <= ratio <= 1 for ratio in ratios):
         return None
     return GpuUse(*ratios)

@@ -1,4 +1,4 @@
-"""One GPU behind pynvml, and NVML's errors as faults."""
+"""A GPU behind pynvml, and NVML's errors as faults."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ GPU_REMEDIES = {
 }
 
 ABSENT = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_DEPRECATED)
-"""Errors that mean: this GPU, or this driver, does not have it."""
+"""Errors which mean that this GPU or driver does not have the feature."""
 
 GONE = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_GPU_NOT_FOUND)
-"""Errors after which no further call about the same GPU is worth making."""
+"""Errors after which further calls about the same GPU are useless."""
 
 
 def reason_of(error: pynvml.NVMLError) -> str:
-    """NVML's error as a CamelCase word: 15 is GpuIsLost, a code newer than pynvml is Error<code>."""
+    """Return NVML's error as a CamelCase word: 15 is GpuIsLost; a code unknown to pynvml is Error<code>."""
     if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
         return "DriverNotFound"
     name = type(error).__name__
@@ -41,7 +41,7 @@ def reason_of(error: pynvml.NVMLError) -> str:
 
 
 def driver_fault(error: pynvml.NVMLError, call: str) -> Fault:
-    """A fault of the whole driver."""
+    """Return a fault of the whole driver."""
     reason = reason_of(error)
     return Fault(
         subject="driver",
@@ -52,9 +52,9 @@ def driver_fault(error: pynvml.NVMLError, call: str) -> Fault:
 
 
 class Gpu:
-    """One GPU: its handle, what rarely changes about it, and the faults met while it is read.
+    """A GPU: its handle, what rarely changes about it, and the faults of reading it.
 
-    Raises NVMLError, from any method, when the GPU as a whole is gone.
+    Every method raises NVMLError if the GPU as a whole is gone.
     """
 
     def __init__(self, index: int) -> None:
@@ -69,10 +69,13 @@ class Gpu:
         self.static_faults = tuple(self.faults)
         self.pids: tuple[int, ...] = ()
         self.gpm: Any = None
-        """The last reading of `gpm`, which see."""
+        """The last reading of module `gpm`."""
 
     def ask(self, call: Callable[..., T], *arguments: Any) -> T | None:
-        """The answer of one NVML call; None where there is none, and a fault beside it where there should be one."""
+        """Return the answer of an NVML call; None if there is none.
+
+        Errors other than "not supported" are added to `faults`.
+        """
         try:
             return call(self.handle, *arguments)
         except pynvml.NVMLError as error:
@@ -83,7 +86,7 @@ class Gpu:
             return None
 
     def ask_pair(self, call: Callable[..., T], other: Gpu, *arguments: Any) -> T | None:
-        """As `ask`, of this GPU and another; None when the other one is gone, which is told where it is read itself."""
+        """Call `ask` for this GPU and another; None if the other one is gone, which its own reading reports."""
         try:
             return self.ask(call, other.handle, *arguments)
         except pynvml.NVMLError:
@@ -91,7 +94,7 @@ class Gpu:
 
 
 def gpu_fault(index: int, error: pynvml.NVMLError, call: str) -> Fault:
-    """A fault of one GPU."""
+    """Return a fault of one GPU."""
     reason = reason_of(error)
     return Fault(
         subject=f"gpu {index}",
@@ -102,10 +105,10 @@ def gpu_fault(index: int, error: pynvml.NVMLError, call: str) -> Fault:
 
 
 def pci_address(pci: Any) -> str:
-    """NVML's PCI address as /sys/bus/pci writes it: "0000:1b:00.0"."""
+    """Return NVML's PCI address as /sys/bus/pci writes it: "0000:1b:00.0"."""
     return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
 
 
 def scaled(number: float | None, factor: float) -> float | None:
-    """A reading in another unit; None stays None."""
+    """Convert a reading to another unit; None stays None."""
     return None if number is None else number * factor

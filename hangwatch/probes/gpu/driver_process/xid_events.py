@@ -1,4 +1,4 @@
-"""XIDs as NVML tells them."""
+"""Reads XIDs from NVML events."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MAX_PER_DRAIN = 64
 
 
 class XidListener:
-    """Listens for the XIDs of all GPUs. What a driver cannot do here is left out: the kernel's log is the first source.
+    """Listens for the XIDs of all GPUs. Errors of the driver are ignored here: the kernel log is the first source.
 
-    `listen` is called again whenever the GPUs were opened anew, `drain` with each sample; neither waits.
+    `listen` is called whenever the GPUs were reopened, `drain` with each sample; neither blocks.
     """
 
     def __init__(self) -> None:
@@ -29,9 +29,9 @@ class XidListener:
         self._gpus: dict[int | None, Gpu] = {}
 
     def listen(self, gpus: Sequence[Gpu], asking: Callable[[int | None, str], object]) -> None:
-        """Register for the XIDs of these GPUs, if they are not those that are registered already.
+        """Register for the XIDs of these GPUs, unless they are already registered.
 
-        `asking` is told which GPU is asked.
+        `asking` is called before each GPU.
         """
         handles = {_address(gpu.handle): gpu for gpu in gpus}
         if self._set is not None and handles.keys() == self._gpus.keys():
@@ -50,7 +50,7 @@ class XidListener:
                 continue
 
     def forget(self) -> None:
-        """Free what the driver holds for us; to be called before the driver is closed."""
+        """Free the driver's event set; call this before the driver is closed."""
         if self._set is not None:
             listening, self._set = self._set, None
             try:
@@ -59,11 +59,11 @@ class XidListener:
                 return
 
     def drain(self) -> None:
-        """Take in what has happened since the last time."""
+        """Keep the events since the last call."""
         for _ in range(MAX_PER_DRAIN if self._set is not None else 0):
             try:
                 event = pynvml.nvmlEventSetWait_v2(self._set, 0)
-            except pynvml.NVMLError:  # no more of them (Timeout); a lost GPU is told by its own readings
+            except pynvml.NVMLError:  # no more events (Timeout); its own readings report a lost GPU
                 return
             gpu = self._gpus.get(_address(event.device))
             self.events.append(

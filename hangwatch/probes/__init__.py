@@ -1,1 +1,1 @@
-"""The only doors to the machine: one foreign library or kernel interface each."""
+"""Adapters to the machine. Nothing else reads it."""

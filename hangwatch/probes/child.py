@@ -1,8 +1,8 @@
-"""Children that read what may never answer: bounded in time, memory and output, ended by SIGKILL or left to the kernel.
+"""Runs child processes that may block for ever: bounded in time, memory and output.
 
-A file system, a driver or a lock that gives no answer holds its reader in the kernel (state D), and not even SIGKILL
-ends that. A thread of ours must never wait so: it would keep the daemon, its ports and its lock. A child that SIGKILL
-does not end is abandoned: counted, given no successor for the same target, and reaped once the kernel lets it go.
+A file system, driver or lock that does not respond blocks its reader in the kernel (state D), where not even SIGKILL
+ends it. A thread of ours must never block so: it would keep the daemon, its ports and its lock. A child that survives
+SIGKILL is abandoned: it is counted, gets no successor for the same target, and is reaped once the kernel releases it.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from hangwatch.probes.process import procfs
 
 MOST_ABANDONED = 32
 MOST_ABANDONED_OF_SHARE = 8
-"""Of one user or pod: any can mount a file system that does not answer, and must not use up what all share."""
+"""Limit per user or pod. Any of them can mount a file system that does not respond, and must not use up the total."""
 
 MOST_PRINTED_BYTES = 16 << 20
-MOST_MEMORY_BYTES = 4 << 30  # RLIMIT_DATA of a child that answers once
+MOST_MEMORY_BYTES = 4 << 30  # RLIMIT_DATA of a child of `Runner`
 KILL_SECONDS = 1.0
 STUCK_REASONS = frozenset({"DumperStuck", "TooManyDumpersStuck"})
-"""Of faults that say: the child cannot be ended. It waits for the file system under the program that it was to read."""
+"""Reasons which mean that a child cannot be ended: it waits for the file system of the program that it reads."""
 
 _STOP_POLL_SECONDS = 0.2
 _STARVED_POLL_SECONDS = 0.1
 
 
 class StoppedError(Exception):
-    """The caller was asked to stop while it read from a child."""
+    """The caller was asked to stop while it was reading from a child."""
 
 
 class Starvation(NamedTuple):
-    """How much longer a child may take that waits for a core: then it does not wait for what it reads.
+    """Extra time for a child that waits for a CPU, and therefore not for what it reads.
 
-    It is one that is runnable, or was within the last `most_asleep` looks (0.1 s apart), and has used less CPU.
+    It applies to a child that has used less CPU than `cpu_seconds`, and was runnable in one of the last `most_asleep`
+    polls (0.1 s apart).
     """
 
     seconds: float = 0.0
@@ -52,15 +53,15 @@ class Starvation(NamedTuple):
     most_asleep: int = 0
 
 
-_NOT_AWAITED = Starvation()
+_NO_EXTRA_TIME = Starvation()
 
 
 class Child:
-    """A child process and our ends of its pipes, for one thread; `kill` may be called by any.
+    """A child process and our ends of its pipes, for one thread; any thread may call `kill`.
 
-    It runs in `/`, so that it keeps no mount busy, and inherits no descriptor but `pass_fds`. Of our environment it is
-    told PATH alone, unless `environ` is given. One with its own session takes no Ctrl-C that is meant for us, and is
-    killed together with what it has started.
+    It runs in `/`, so that it keeps no mount busy, and inherits only the descriptors `pass_fds`. Its environment is
+    PATH alone, unless `environ` is given. With its own session it does not receive our Ctrl-C, and is killed together
+    with its children.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Child:
         own_session: bool = False,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """Start it; `is_asked`: by `write`. `errors` as `stderr` of Popen. Raises OSError where it cannot start."""
+        """Start the child. `is_asked`: it has a stdin for `write`. `errors` is `stderr` of Popen. Raises OSError."""
         program = os.path.abspath(command[0]) if "/" in command[0] else command[0]  # noqa: PTH100 - strings in and out
         self._process = subprocess.Popen(
             [program, *command[1:]],
@@ -98,7 +99,10 @@ class Child:
             os.set_blocking(self._process.stdin.fileno(), False)
 
     def write(self, question: bytes, end: float) -> None:
-        """Pass a question on. Raises TimeoutError where it is not taken until `end`, BrokenPipeError if never."""
+        """Write to its stdin.
+
+        Raises TimeoutError if it has not read all until `end`, BrokenPipeError if it never will.
+        """
         assert self._process.stdin is not None
         poll, descriptor = select.poll(), self._process.stdin.fileno()
         poll.register(descriptor, select.POLLOUT)
@@ -109,34 +113,34 @@ class Child:
                 question = question[os.write(descriptor, question) :]
 
     def close_input(self) -> None:
-        """Tell it that no more questions come."""
+        """Close its stdin."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def read(
-        self, end: float, starvation: Starvation = _NOT_AWAITED, stop: threading.Event | None = None
+        self, end: float, starvation: Starvation = _NO_EXTRA_TIME, stop: threading.Event | None = None
     ) -> tuple[bytes, bytes]:
-        """The next parts of its output and of its errors, if those are piped; both empty once it has closed them.
+        """Return the next parts of its stdout and stderr, if piped; both are empty once it has closed them.
 
-        Raises TimeoutError at `end`, later while it is starved; StoppedError once `stop` is set.
+        Raises TimeoutError at `end`, or later while it is starved; StoppedError once `stop` is set.
         """
-        looks, asleep = 0, 0
+        polls, asleep = 0, 0
         while self._open:
             if stop is not None and stop.is_set():
                 raise StoppedError
-            left = end - time.monotonic()
-            if left < -starvation.seconds - KILL_SECONDS:  # one that prints a byte now and then
+            remaining = end - time.monotonic()
+            if remaining < -starvation.seconds - KILL_SECONDS:  # a child that prints a byte now and then
                 raise TimeoutError
-            pause = min(left, _STOP_POLL_SECONDS) if left > 0 else _STARVED_POLL_SECONDS * (looks > 0)
+            pause = min(remaining, _STOP_POLL_SECONDS) if remaining > 0 else _STARVED_POLL_SECONDS * (polls > 0)
             ready = [descriptor for descriptor, _ in self._poll.poll(pause * 1000)]
             parts = self._take(ready)
             if any(parts):
                 return parts
-            if not ready and left <= 0:
-                looks, stat = looks + 1, procfs.read_stat(f"{procfs.PROC}/{self.pid}")
+            if not ready and remaining <= 0:
+                polls, stat = polls + 1, procfs.read_stat(f"{procfs.PROC}/{self.pid}")
                 asleep = 0 if stat is not None and stat.state == "R" else asleep + 1
                 used = math.inf if stat is None else stat.cpu_ticks / procfs.TICKS_PER_SECOND
-                if asleep > starvation.most_asleep or used > starvation.cpu_seconds or -left >= starvation.seconds:
+                if asleep > starvation.most_asleep or used > starvation.cpu_seconds or -remaining >= starvation.seconds:
                     raise TimeoutError
         return b"", b""
 
@@ -155,28 +159,28 @@ class Child:
         return printed, errors
 
     def bound_memory(self, most_bytes: int) -> None:
-        """Allow it so much data, unless its limit is lower already; see RLIMIT_DATA of getrlimit(2)."""
+        """Limit its data to `most_bytes`, unless its limit is already lower (RLIMIT_DATA of getrlimit(2))."""
         with contextlib.suppress(OSError):
             limits = resource.prlimit(self.pid, resource.RLIMIT_DATA)
-            soft, hard = (most_bytes if one == resource.RLIM_INFINITY else min(one, most_bytes) for one in limits)
+            soft, hard = (most_bytes if limit == resource.RLIM_INFINITY else min(limit, most_bytes) for limit in limits)
             resource.prlimit(self.pid, resource.RLIMIT_DATA, (soft, hard))
 
     def kill(self) -> None:
-        """Send SIGKILL; one that is blocked in the kernel ignores it for now."""
+        """Send SIGKILL; a child that is blocked in the kernel ignores it until released."""
         if not self._own_session:
             self._process.kill()
-        elif self._process.returncode is None:  # until it is reaped, nobody else has its pid, which names its group
+        elif self._process.returncode is None:  # until it is reaped, its pid (and group id) is not reused
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self, seconds: float = 0.0) -> int | None:
-        """Its exit status, None while it still exists."""
+        """Return its exit status; None if it still exists after `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
         return None
 
     def end(self, seconds: float) -> bool:
-        """Kill it if it has not ended, wait for so long at most, close our ends; false while the kernel keeps it."""
+        """Kill it if needed, wait at most `seconds`, close our ends; return False if the kernel still holds it."""
         if self._process.returncode is None:
             self.kill()
         is_ended = self.wait(seconds) is not None
@@ -192,7 +196,7 @@ class _Abandoned(NamedTuple):
 
 
 class AbandonedChildren:
-    """The children that hang in the kernel, by what they were started for (a process, paths), and those that run."""
+    """Counts running children, and keeps the abandoned ones by target (a process, paths). Both are limited."""
 
     def __init__(self) -> None:
         self._freed = threading.Condition()
@@ -200,19 +204,21 @@ class AbandonedChildren:
         self._running: Counter[str] = Counter()
 
     def begin(self, share: str, patience_seconds: float) -> bool:
-        """Take a place for a child that is started for a process of this share; false when too many hang.
+        """Reserve a place for a child of this share. Return False if too many children hang.
 
-        Waits for a place, at most so long, while others that were started a moment ago may still end well.
+        Wait at most `patience_seconds` for a place, while running children may still end.
         """
         with self._freed:
-            self._freed.wait_for(lambda: self._has_room(share) or self._is_full(share), patience_seconds)
-            if not self._has_room(share):
+            self._freed.wait_for(
+                lambda: self._has_room(share, self._running) or not self._has_room(share, Counter()), patience_seconds
+            )
+            if not self._has_room(share, self._running):
                 return False
             self._running[share] += 1
             return True
 
     def end(self, share: str, target: Hashable, stuck: Child | None) -> None:
-        """Give the place back; `stuck` is the child that could not be ended, and keeps it."""
+        """Release the place; `stuck` is the child if it could not be ended, and then keeps it."""
         with self._freed:
             self._running[share] -= 1
             if stuck is not None:
@@ -220,45 +226,39 @@ class AbandonedChildren:
             self._freed.notify_all()
 
     def add(self, stuck: Child, targets: frozenset[Hashable]) -> None:
-        """Take in a child that had no place."""
+        """Add an abandoned child that had no place."""
         with self._freed:
             self._abandoned.append(_Abandoned(stuck, "", targets))
 
     def targets(self) -> frozenset[Hashable]:
-        """What children hang for now."""
+        """Return the targets for which children hang now."""
         with self._freed:
-            return frozenset().union(*(one.targets for one in self._reap()))
+            return frozenset().union(*(abandoned.targets for abandoned in self._reap()))
 
     def pid_for(self, target: Hashable) -> int | None:
-        """The pid of a child that still hangs for this target."""
+        """Return the pid of a child that still hangs for this target."""
         with self._freed:
-            return next((one.child.pid for one in self._reap() if target in one.targets), None)
+            return next((abandoned.child.pid for abandoned in self._reap() if target in abandoned.targets), None)
 
     def count(self) -> int:
-        """How many hang now."""
+        """Return the number of children that hang now."""
         with self._freed:
             return len(self._reap())
 
     def _reap(self) -> list[_Abandoned]:
-        self._abandoned = [one for one in self._abandoned if one.child.wait() is None]
+        self._abandoned = [abandoned for abandoned in self._abandoned if abandoned.child.wait() is None]
         return self._abandoned
 
-    def _hanging(self, share: str) -> tuple[int, int]:
+    def _has_room(self, share: str, running: Counter[str]) -> bool:
+        """True if abandoned and `running` children leave a place."""
         hanging = self._reap()
-        return len(hanging), sum(one.share == share for one in hanging)
-
-    def _is_full(self, share: str) -> bool:
-        everybody, own = self._hanging(share)
-        return everybody >= MOST_ABANDONED or own >= MOST_ABANDONED_OF_SHARE
-
-    def _has_room(self, share: str) -> bool:
-        everybody, own = self._hanging(share)
-        running = sum(self._running.values())
-        return everybody + running < MOST_ABANDONED and own + self._running[share] < MOST_ABANDONED_OF_SHARE
+        in_total = len(hanging) + sum(running.values())
+        in_share = sum(abandoned.share == share for abandoned in hanging) + running[share]
+        return in_total < MOST_ABANDONED and in_share < MOST_ABANDONED_OF_SHARE
 
 
 class Printed(NamedTuple):
-    """What a child that ended printed, and its exit status."""
+    """The exit status and output of a child that ended."""
 
     code: int
     out: bytes
@@ -266,12 +266,13 @@ class Printed(NamedTuple):
 
 
 class Runner:
-    """Runs children of one kind, each for one answer, and knows those that it had to abandon.
+    """Runs children of one kind, one answer each, and remembers the abandoned ones.
 
-    `tool` and `answer` are words for faults. `keeps_part`: what came until the deadline or the bound is an answer, too,
-    its exit status tells nothing, its errors are part of its output, and all that it has started ends with it. Kinds
-    that hang for the same cause share `abandoned`. `waits_for_place`: for a place among many that run, up to the
-    deadline. `bounds_memory` is false for what maps the libraries of its target privately, with CUDA many gigabytes.
+    `tool` and `answer` are words for faults. With `keeps_part`, the output until the deadline or size limit is an
+    answer, too; the exit status is ignored, stderr is part of the output, and all descendants are ended. Kinds that
+    hang for the same cause share `abandoned`. `waits_for_place`: wait up to the deadline for a place among running
+    children. `bounds_memory` is false for children that map the libraries of their target privately: with CUDA many
+    gigabytes.
     """
 
     def __init__(
@@ -280,7 +281,7 @@ class Runner:
         *,
         answer: str = "answer",
         abandoned: AbandonedChildren | None = None,
-        starvation: Starvation = _NOT_AWAITED,
+        starvation: Starvation = _NO_EXTRA_TIME,
         keeps_part: bool = False,
         waits_for_place: bool = True,
         bounds_memory: bool = True,
@@ -292,7 +293,7 @@ class Runner:
         self._keeps_part, self._waits_for_place, self._bounds_memory = keeps_part, waits_for_place, bounds_memory
 
     def refusal(self, target: ProcessId) -> Fault | None:
-        """Why none is started for a process: one still hangs there."""
+        """Return the fault that forbids a new child for this process, because an earlier one still hangs."""
         stuck = self.abandoned.pid_for(target)
         return None if stuck is None else self._stuck(f"pid {target.pid}", stuck)
 
@@ -307,13 +308,13 @@ class Runner:
         question: bytes | None = None,
         pass_fds: Sequence[int] = (),
     ) -> Printed | Fault:
-        """Run `command` once for a process of this share, with `question` on its standard input.
+        """Run `command` once for a process of this share, with `question` on its stdin.
 
-        It is ended at the deadline, or once `stop` is set, and waited for briefly, never for ever.
+        At the deadline, or once `stop` is set, it is killed, and waited for briefly.
         """
         subject = f"pid {target.pid}"
         if not self.abandoned.begin(share, deadline_seconds if self._waits_for_place else 0.0):
-            detail = f"too many {self._tool}s hang in the kernel and cannot be ended: no further one is started"
+            detail = f"too many {self._tool}s hang in the kernel and cannot be ended: no more are started"
             return Fault(subject=subject, reason="TooManyDumpersStuck", detail=f"{detail} until some end")
         stuck: Child | None = None
         try:
@@ -375,5 +376,5 @@ class Runner:
             subject=subject,
             reason="DumperStuck",
             detail=f"{self._tool} (pid {pid}) hangs in the kernel while it reads this process, and cannot be ended",
-            remedy="mend the file system that its Python lies on: what serves it, its network; `dmesg`",
+            remedy="repair the file system of its Python: its server, its network; see `dmesg`",
         )

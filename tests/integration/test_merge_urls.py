@@ -165,7 +165,7 @@ def test_nodes_that_are_silent_strange_or_hostile_cost_themselves_alone(tmp_path
             "sends headers without end": lambda one: one.sendall(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000),
             "headers without end: is it a hangwatch?": said(b"", "200 " + "O" * 200_000),
             "closed the connection": lambda one: one.sendall(b"HTTP/9.9 garbage\r\n\r\n"),
-            "truncated or no incident": said(lines[0] + lines[1][:-1] + b"]}"),
+            "truncated or not an incident": said(lines[0] + lines[1][:-1] + b"]}"),
         }
         ports = {says: running.enter_context(answering(answer))[0] for says, answer in hostile.items()}
         slow, _ = running.enter_context(answering(drip))

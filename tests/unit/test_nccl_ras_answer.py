@@ -113,7 +113,7 @@ def test_text_of_ranks_in_different_states_is_not_running() -> None:
 
 HOSTILE = {
     "nothing": "",
-    "no JSON": "{",
+    "not the JSON": "{",
     "NaN": as_json(communicator(FOUR)).replace('"AllReduce": 7', '"AllReduce": NaN'),
     "a count below zero": as_json(communicator(FOUR)).replace('"AllReduce": 7', '"AllReduce": -7'),
     "a count that no counter reaches": as_json(communicator(FOUR)).replace('"AllReduce": 7', f'"AllReduce": {10**400}'),

@@ -328,10 +328,10 @@ def test_a_state_that_a_later_version_knows_is_told_as_such(tmp_path: Path, vers
     ("content", "says"),
     [
         (b"", "is empty"),
-        (b"{", "truncated or no incident"),
-        (b"[1, 2]", "truncated or no incident"),
-        (b"\xff\xfe\x00", "truncated or no incident"),
-        (b"[" * 200_000, "truncated or no incident"),
+        (b"{", "truncated or not an incident"),
+        (b"[1, 2]", "truncated or not an incident"),
+        (b"\xff\xfe\x00", "truncated or not an incident"),
+        (b"[" * 200_000, "truncated or not an incident"),
         (b'{"schema_version": 9, "hangwatch_version": "7.1", "whatever": 1}', "newer hangwatch 7.1"),
     ],
 )

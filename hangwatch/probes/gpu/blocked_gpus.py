@@ -22,8 +22,8 @@ class _Wedge(NamedTuple):
 class WedgedGpus:
     """The GPUs that are not read because a driver call about them did not return. Pauses between tries grow.
 
-    The first pause is `first_pause_seconds`; each failed try doubles it. It also doubles if the GPU answered meanwhile,
-    but for less than the longest pause. Times are CLOCK_MONOTONIC seconds.
+    The first pause is `first_pause_seconds`; each failed try doubles it. It also doubles if the GPU blocks again within
+    the longest pause. Times are CLOCK_MONOTONIC seconds.
     """
 
     def __init__(self, first_pause_seconds: float = FIRST_PAUSE_SECONDS) -> None:

@@ -13,7 +13,7 @@ from hangwatch.model import Fault, Value
 class NvLink(Value, frozen=True):
     """An NVLink of a GPU. `version` is as in documents ("4.0"); counters are totals since the driver was loaded.
 
-    `peer` is "gpu", "switch" or "cpu", `peer_pci` its PCI address. A counter is None if this generation lacks it.
+    `peer` is "gpu", "switch" or "cpu", `peer_pci` its PCI address. Counters that this generation lacks are None.
     """
 
     link: int
@@ -199,7 +199,7 @@ class FirmwareDetails(Value, frozen=True):
 
 
 class XidEvent(Value, frozen=True):
-    """An XID that NVML reported; index and PCI address are None if the event does not name the GPU."""
+    """An XID that NVML reported; without index and PCI address if the event does not name the GPU."""
 
     code: int
     seen_monotonic_seconds: float

@@ -242,7 +242,7 @@ class NvmlSampler:
     # --- GPUs that are not read ------------------------------------------------------------------------------------
 
     def _try_wedged(self) -> None:
-        """Try again the GPUs whose pause is over, each in a process of its own. Sampling of the others goes on."""
+        """Try again the GPUs with an expired pause, each in a process of its own. Sampling of the others goes on."""
         with self._changed:
             hanging = {child.asking.gpu for child in self._reap()}
             for index in self._wedged.due(time.monotonic(), hanging | self._trying.keys()):

@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE ports as /sys/class/infiniband shows them: state, rate, error counters."""
+"""Reads InfiniBand and RoCE ports from /sys/class/infiniband: state, rate, error counters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from hangwatch.model import Fault, PortCounters, Value
 from hangwatch.probes import pseudo_files
 
-# Those that tell of a bad link or a fabric that loses packets; the others count traffic.
+# Counters of link errors and lost packets.
 COUNTERS = (
     "link_downed",
     "link_error_recovery",
@@ -30,10 +30,10 @@ _RATE = re.compile(r"([\d.]+)\s*Gb/sec\s*(?:\((\d+)X)?")
 
 
 class Port(Value, frozen=True):
-    """One port. `state` is ACTIVE, DOWN, INIT, ...; `physical_state` LinkUp, Polling, Disabled, ...
+    """A port. `state` is ACTIVE, DOWN, INIT, ...; `physical_state` LinkUp, Polling, Disabled, ...
 
-    `rate_bytes_per_second` and `lanes` come from e.g. `400 Gb/sec (4X NDR)`, whose text is `rate`. `counters` hold
-    what this adapter counts.
+    `rate` is the text, e.g. `400 Gb/sec (4X NDR)`; `rate_bytes_per_second` and `lanes` are parsed from it. `counters`
+    are those that this adapter has.
     """
 
     device: str
@@ -48,12 +48,12 @@ class Port(Value, frozen=True):
 
     @property
     def name(self) -> str:
-        """Device and port as rdma tools write it, e.g. `mlx5_0/1`."""
+        """Device and port as rdma tools write them, e.g. `mlx5_0/1`."""
         return f"{self.device}/{self.port}"
 
 
 class Adapter(Value, frozen=True):
-    """One adapter: `kind` is its board and type, e.g. `MT4129 MT_0000000838`, empty where it does not say."""
+    """An adapter. `kind` is its board and type, e.g. `MT4129 MT_0000000838`; empty if unknown."""
 
     device: str
     firmware: str
@@ -61,42 +61,42 @@ class Adapter(Value, frozen=True):
 
 
 class Ports(Value, frozen=True):
-    """All ports of the node, by device and number, and what could not be read."""
+    """All ports of the node, by device and number, and faults of reading them."""
 
     ports: tuple[Port, ...] = ()
     faults: tuple[Fault, ...] = ()
 
 
 class Traffic:
-    """What the ports have carried, read in a thread: the driver of an adapter that hangs may not answer.
+    """Reads what the ports have carried, in a thread: the driver of a broken adapter may not respond.
 
-    While one reading is not done no other is begun.
+    At most one reading runs at a time.
     """
 
     def __init__(self, deadline_seconds: float = TRAFFIC_DEADLINE_SECONDS) -> None:
         self._deadline_seconds = deadline_seconds
-        self._one = threading.Lock()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def read(self, sys_root: Path) -> tuple[PortCounters, ...]:
-        """All ports that count; none where there are none, or no answer came by the deadline."""
-        if not self._one.acquire(timeout=self._deadline_seconds):
+        """Return all ports with traffic counters; empty if there are none, or no answer came by the deadline."""
+        if not self._lock.acquire(timeout=self._deadline_seconds):
             return ()
         try:
             if self._thread is not None and self._thread.is_alive():
                 return ()
-            found: list[PortCounters] = []
+            counters: list[PortCounters] = []
             self._thread = threading.Thread(
-                target=lambda: found.extend(_port_counters(sys_root)), name="infiniband", daemon=True
+                target=lambda: counters.extend(_port_counters(sys_root)), name="infiniband", daemon=True
             )
             self._thread.start()
             self._thread.join(self._deadline_seconds)
-            return () if self._thread.is_alive() else tuple(found)
-        except RuntimeError:  # as many threads as TasksMax or ulimit -u allow
+            return () if self._thread.is_alive() else tuple(counters)
+        except RuntimeError:  # TasksMax or ulimit -u allows no more threads
             self._thread = None
             return ()
         finally:
-            self._one.release()
+            self._lock.release()
 
 
 def _port_counters(sys_root: Path) -> Iterator[PortCounters]:
@@ -116,7 +116,7 @@ TRAFFIC = Traffic()
 
 
 def read(sys_root: Path) -> Ports | Fault | None:
-    """All ports; None where the node has no such adapter."""
+    """Return all ports; None if the node has no such adapter."""
     root = sys_root / "class" / "infiniband"
     devices = pseudo_files.names(root, "infiniband")
     if not isinstance(devices, tuple):
@@ -135,7 +135,7 @@ def read(sys_root: Path) -> Ports | Fault | None:
 
 
 def adapters(sys_root: Path) -> tuple[Adapter, ...]:
-    """All adapters by name, with the firmware that they say; empty without any."""
+    """Return all adapters by name, with their firmware."""
     root = sys_root / "class" / "infiniband"
     devices = pseudo_files.names(root, "infiniband")
     return tuple(
@@ -167,7 +167,7 @@ def _read_port(folder: Path, device: str, number: int) -> Port | Fault | None:
         if isinstance(text, Fault):
             return text
         texts[name] = (text or "").strip()
-    if not texts["state"]:  # the adapter went away between the listing and the reading
+    if not texts["state"]:  # the adapter has gone since the listing
         return None
     rate, lanes = parse_rate(texts["rate"])
     return Port(
@@ -186,19 +186,19 @@ def _read_port(folder: Path, device: str, number: int) -> Port | Fault | None:
 def _counters(folder: Path) -> Iterator[tuple[str, int]]:
     for group, names in (("counters", COUNTERS), ("hw_counters", HARDWARE_COUNTERS)):
         for name in names:
-            # An adapter that lacks a counter has no file, or answers EINVAL or "N/A (no PMA)": not counted, no fault.
+            # An adapter that lacks a counter has no file, or answers EINVAL or "N/A (no PMA)". That is no fault.
             count = pseudo_files.number(pseudo_files.read(folder / group / name, name))
             if count is not None:
                 yield name, count
 
 
 def parse_state(text: str) -> str:
-    """`ACTIVE` of `4: ACTIVE`."""
+    """Return `ACTIVE` of `4: ACTIVE`."""
     return text.partition(":")[2].strip() or text.strip() or "unknown"
 
 
 def parse_rate(text: str) -> tuple[float | None, int | None]:
-    """Bytes per second and lanes of `400 Gb/sec (4X NDR)`; None for what is not said."""
+    """Return bytes per second and lanes of `400 Gb/sec (4X NDR)`; None for missing parts."""
     found = _RATE.match(text)
     if found is None:
         return None, None

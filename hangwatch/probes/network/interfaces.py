@@ -1,4 +1,4 @@
-"""Network interfaces and routes as /proc and /sys show them, and one bounded connect."""
+"""Reads network interfaces and routes from /proc and /sys; makes one bounded connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RTF_REJECT = 0x200
 
 
 class Interface(Value, frozen=True):
-    """One interface. `up` is None where it cannot be told (another network namespace); errors both ways."""
+    """An interface. `up`: None if unknown (another network namespace). Errors are counted in both directions."""
 
     name: str
     up: bool | None
@@ -28,12 +28,12 @@ class Interface(Value, frozen=True):
 
     @property
     def is_of_one_node(self) -> bool:
-        """Whether no other node is reached over it."""
+        """True if the interface reaches no other node."""
         return self.name in INTERFACES_OF_ONE_NODE
 
 
 class Route(Value, frozen=True):
-    """One row of the IPv4 routing table."""
+    """A row of the IPv4 routing table."""
 
     interface: str
     network: ipaddress.IPv4Network
@@ -41,9 +41,9 @@ class Route(Value, frozen=True):
 
 
 def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] | Fault | None:
-    """All interfaces of the network namespace whose /proc/PID/net is `net_root`.
+    """Return all interfaces of the network namespace with /proc/PID/net at `net_root`.
 
-    `sys_root` is None for a namespace that is not ours: /sys shows only the interfaces of the reader.
+    Pass `sys_root` only for our own namespace: /sys shows only the interfaces of the reader.
     """
     dev = pseudo_files.read(net_root / "dev", "network interfaces")
     if not isinstance(dev, str):
@@ -53,19 +53,20 @@ def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] |
     by_interface = _parse_inet6(v6 if isinstance(v6, str) else "")
     local = _local_addresses(net_root)
     routed = [route.network for route in known_routes if route.network.prefixlen]
-    # A /32 (GCE, Calico, Cilium) lies in no route of its interface: one that has routes and no other address has it.
-    loose = [
+    # A /32 address (GCE, Calico, Cilium) is in no route of its interface. Assign it to each interface with routes but
+    # without another address.
+    unrouted = [
         address for address in local if not address.is_loopback and not any(address in subnet for subnet in routed)
     ]
     found = []
     for name, counters in parse_dev(dev).items():
         subnets = [route.network for route in known_routes if route.interface == name and route.network.prefixlen]
-        own = [address for address in local if any(address in subnet for subnet in subnets)]
+        own_addresses = [address for address in local if any(address in subnet for subnet in subnets)]
         if name == "lo":
-            own = [address for address in local if address.is_loopback]
-        elif not own and any(route.interface == name for route in known_routes):
-            own = loose
-        v4 = [str(address) for address in own]
+            own_addresses = [address for address in local if address.is_loopback]
+        elif not own_addresses and any(route.interface == name for route in known_routes):
+            own_addresses = unrouted
+        v4 = [str(address) for address in own_addresses]
         state, up = _operational_state(sys_root, name)
         found.append(
             Interface(
@@ -81,14 +82,14 @@ def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] |
 
 
 def _operational_state(sys_root: Path | None, name: str) -> tuple[str, bool | None]:
-    """`operstate` of an interface; many virtual ones say "unknown" while they work."""
+    """Return `operstate` of an interface; many virtual ones say "unknown" while they work."""
     text = pseudo_files.read(sys_root / "class" / "net" / name / "operstate", name) if sys_root else None
     state = text.strip() if isinstance(text, str) else "unknown"
     return state, {"up": True, "down": False, "lowerlayerdown": False, "notpresent": False}.get(state)
 
 
 def parse_dev(text: str) -> dict[str, list[int]]:
-    """The 16 counters of each interface in /proc/net/dev: 8 of receiving, 8 of sending; the third is errors."""
+    """Return the 16 counters of each interface in /proc/net/dev: 8 received, 8 sent; the third of each is errors."""
     found = {}
     for line in text.splitlines():
         name, colon, counters = line.rpartition(":")
@@ -99,13 +100,13 @@ def parse_dev(text: str) -> dict[str, list[int]]:
 
 
 def routes(net_root: Path) -> tuple[Route, ...]:
-    """The IPv4 routes that are up, /proc/PID/net/route; empty where there are none."""
+    """Return the IPv4 routes that are up, from /proc/PID/net/route."""
     text = pseudo_files.read(net_root / "route", "routes")
     return parse_routes(text) if isinstance(text, str) else ()
 
 
 def parse_routes(text: str) -> tuple[Route, ...]:
-    """Rows of /proc/net/route that are up: interface, destination, gateway, flags, ..., metric, mask."""
+    """Parse /proc/net/route: interface, destination, gateway, flags, ..., metric, mask. Only routes that are up."""
     found = []
     for line in text.splitlines()[1:]:
         words = line.split()
@@ -117,7 +118,7 @@ def parse_routes(text: str) -> tuple[Route, ...]:
 
 
 def interface_to(address: str, known_routes: tuple[Route, ...]) -> str | None:
-    """The interface that leads to an IPv4 address: the longest prefix, then the lowest metric; None without a route."""
+    """Return the interface that leads to an IPv4 address (longest prefix, then lowest metric); None without a route."""
     try:
         target = ipaddress.IPv4Address(address)
     except ValueError:
@@ -128,20 +129,20 @@ def interface_to(address: str, known_routes: tuple[Route, ...]) -> str | None:
 
 
 def default_interface(known_routes: tuple[Route, ...]) -> str | None:
-    """The interface of the default route; None without one."""
+    """Return the interface of the default route; None without one."""
     defaults = [route for route in known_routes if not route.network.prefixlen]
     best = min(defaults, key=lambda route: route.metric, default=None)
     return best.interface if best else None
 
 
 def default_interface_v6(net_root: Path) -> str | None:
-    """The interface of the IPv6 default route, /proc/PID/net/ipv6_route; None without one."""
+    """Return the interface of the IPv6 default route, from /proc/PID/net/ipv6_route; None without one."""
     text = pseudo_files.read(net_root / "ipv6_route", "IPv6 routes", TABLE_LIMIT_BYTES)
     return parse_default_v6(text) if isinstance(text, str) else None
 
 
 def parse_default_v6(text: str) -> str | None:
-    """Rows of ipv6_route: destination and source with their prefix lengths, gateway, metric, ..., flags, interface."""
+    """Parse ipv6_route: destination and source with their prefix lengths, gateway, metric, ..., flags, interface."""
     found = []
     for line in text.splitlines():
         words = line.split()
@@ -151,7 +152,7 @@ def parse_default_v6(text: str) -> str | None:
 
 
 def resolve(host: str) -> tuple[str, ...] | Fault:
-    """The addresses of a host name, IPv4 first."""
+    """Return the addresses of a host name, IPv4 first."""
     try:
         answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -175,7 +176,7 @@ _REASONS = {
 
 
 def connect(address: str, port: int, deadline_seconds: float) -> Fault | None:
-    """Open a TCP connection and close it at once, sending nothing; None when the other end answers."""
+    """Open a TCP connection and close it at once, without sending; return None if the other end accepts."""
     try:
         socket.create_connection((address, port), timeout=deadline_seconds).close()
     except OSError as error:
@@ -186,19 +187,21 @@ def connect(address: str, port: int, deadline_seconds: float) -> Fault | None:
 
 
 def _v4(word: str) -> ipaddress.IPv4Address:
-    """An address in hex, in the byte order of the host."""
+    """Parse a hexadecimal address in the byte order of the host."""
     return ipaddress.IPv4Address(struct.pack("=I", int(word, 16)))
 
 
 def addresses(net_root: Path) -> frozenset[str]:
-    """The own addresses of the network namespace whose /proc/PID/net is `net_root`, without link-local ones of IPv6."""
+    """Return the addresses of the network namespace with /proc/PID/net at `net_root`, without link-local IPv6 ones."""
     v6 = pseudo_files.read(net_root / "if_inet6", "IPv6 addresses")
     by_interface = _parse_inet6(v6 if isinstance(v6, str) else "")
-    return frozenset([*map(str, _local_addresses(net_root)), *(one for own in by_interface.values() for one in own)])
+    return frozenset(
+        [*map(str, _local_addresses(net_root)), *(address for listed in by_interface.values() for address in listed)]
+    )
 
 
 def _local_addresses(net_root: Path) -> tuple[ipaddress.IPv4Address, ...]:
-    """This namespace's own IPv4 addresses: the leaves marked `host LOCAL` of /proc/net/fib_trie."""
+    """Return this namespace's IPv4 addresses: the leaves marked `host LOCAL` of /proc/net/fib_trie."""
     text = pseudo_files.read(net_root / "fib_trie", "addresses")
     found: dict[ipaddress.IPv4Address, None] = {}
     leaf = ""
@@ -212,7 +215,7 @@ def _local_addresses(net_root: Path) -> tuple[ipaddress.IPv4Address, ...]:
 
 
 def _parse_inet6(text: str) -> dict[str, list[str]]:
-    """IPv6 addresses by interface, without link-local ones, from /proc/net/if_inet6."""
+    """Return IPv6 addresses by interface, without link-local ones, from /proc/net/if_inet6."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         words = line.split()

@@ -1,7 +1,7 @@
-"""The user behind a TCP connection from a process of this node: NETLINK_SOCK_DIAG, see sock_diag(7).
+"""Finds the user behind a local TCP connection: NETLINK_SOCK_DIAG, see sock_diag(7).
 
-A local user may connect from every address of 127.0.0.0/8, and shares 127.0.0.1 with all others. The user id tells
-them apart.
+A local user may connect from every address of 127.0.0.0/8, and shares 127.0.0.1 with all others. The user id tells them
+apart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NLM_F_REQUEST = 0x1
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr
 _REQUEST = struct.Struct("=BBBxI")  # inet_diag_req_v2: family, protocol, extensions, states; then the socket
 _PORTS = struct.Struct("!HH")
-_ANY = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # of the socket: its interface and cookie
+_ANY = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # any interface, any cookie
 _STATE_AT = _HEADER.size + 1  # in the answer: inet_diag_msg after the header
 _USER_AT = _HEADER.size + 64
 _USER_AND_INODE = struct.Struct("=II")
@@ -30,30 +30,30 @@ _MOST_STALE = 8  # answers to earlier questions that are skipped
 
 
 class LocalClient(NamedTuple):
-    """The owner of the other end; `has_closed` if no process holds that end any longer, and then `uid` is 0."""
+    """The owner of the other end. If no process holds that end any longer, `has_closed` is set and `uid` is 0."""
 
     uid: int
     has_closed: bool
 
 
 class LocalClients:
-    """Asks the kernel about connections to this process; one socket of netlink, which is made at the first question."""
+    """Asks the kernel about connections to this process. The netlink socket is opened when first needed."""
 
     def __init__(self) -> None:
         self._channel: socket.socket | None = None
         self._sequence = itertools.count(1)
 
     def find(self, connection: socket.socket) -> LocalClient | None:
-        """Return the local client of an accepted TCP connection; None if it is remote or the kernel does not tell."""
+        """Return the local client of an accepted TCP connection; None if it is remote or unknown to the kernel."""
         with contextlib.suppress(OSError, ValueError, struct.error):
-            here, there = connection.getsockname(), connection.getpeername()
-            address, client = _address(here[0]), _address(there[0])
+            local, remote = connection.getsockname(), connection.getpeername()
+            address, client = _address(local[0]), _address(remote[0])
             if client == address or client.is_loopback:
-                return self._ask(address, here[1], client, there[1])
+                return self._ask(address, local[1], client, remote[1])
         return None
 
     def close(self) -> None:
-        """Close the socket of netlink."""
+        """Close the netlink socket."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -69,15 +69,15 @@ class LocalClients:
             kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
             self._channel = socket.socket(socket.AF_NETLINK, kind, _NETLINK_SOCK_DIAG)
         family = socket.AF_INET if client.version == 4 else socket.AF_INET6
-        wanted = _PORTS.pack(client_port, port) + client.packed.ljust(16, b"\0") + address.packed.ljust(16, b"\0")
-        request = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ALL_STATES) + wanted + _ANY
+        wanted_ends = _PORTS.pack(client_port, port) + client.packed.ljust(16, b"\0") + address.packed.ljust(16, b"\0")
+        request = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ALL_STATES) + wanted_ends + _ANY
         sequence = next(self._sequence) & 0xFFFFFFFF
         length = _HEADER.size + len(request)
         self._channel.send(_HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, sequence, 0) + request)
         for _ in range(_MOST_STALE):  # the kernel answers within send(2)
             answer = self._channel.recv(_ANSWER_BYTES)
-            _, kind, _, answered, _ = _HEADER.unpack_from(answer)
-            if answered == sequence:
+            _, kind, _, answer_sequence, _ = _HEADER.unpack_from(answer)
+            if answer_sequence == sequence:
                 break
         else:
             return None
@@ -88,6 +88,6 @@ class LocalClients:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return the address that the kernel knows: IPv4 where it is mapped into IPv6. Raises ValueError."""
+    """Return the address that the kernel knows: an IPv4 address mapped into IPv6 as IPv4. Raises ValueError."""
     address = ipaddress.ip_address(text.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address

@@ -1,8 +1,8 @@
-"""NCCL's RAS: how far NCCL itself says that its ranks are. See "RAS" in NCCL's user guide, src/ras/ for the protocol.
+"""Reads NCCL's own progress counts of a job through its RAS socket. See "RAS" in NCCL's user guide and src/ras/.
 
-Asked is a socket that a rank of the job listens on, in its network namespace, by a child that joins that one: of the
-environment nothing is believed but the number of the port, for anybody can listen on 28028. Who answers is the job, and
-can say of itself what it likes; bytes and seconds are bounded.
+RAS is asked by a child that joins the job's network namespace, at a socket that a rank of the job listens on. Only the
+port number is taken from the environment, since any process can listen on 28028. The job answers, and may lie about
+itself; bytes and seconds are bounded.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -38,19 +39,19 @@ _MOST_RANKS = 256
 _RUNNER = child.Runner("child that asks NCCL", waits_for_place=False)
 _REMEDIES = {
     "not_permitted": "run as root, or grant CAP_SYS_ADMIN: it is in another network namespace",
-    "too_large": "for people: ncclras, on the node of the job",
+    "too_large": "run ncclras on the node of the job",
 }
 _REASONS = {
-    "not_permitted": ("PermissionDenied", "its network namespace may not be joined"),
-    "no_answer": ("NoAnswer", f"no whole answer within {ASK_SECONDS:.0f} s"),
-    "refused": ("NotReached", "it did not let itself be connected to, or broke off"),
-    "garbage": ("BadAnswer", "what listens there does not speak the protocol of NCCL's RAS"),
-    "too_large": ("TooLarge", f"more than {MOST_BYTES >> 20} MiB were answered"),
+    "not_permitted": ("PermissionDenied", "hangwatch may not join its network namespace"),
+    "no_answer": ("NoAnswer", f"no complete answer within {ASK_SECONDS:.0f} s"),
+    "refused": ("NotReached", "it refused or closed the connection"),
+    "garbage": ("BadAnswer", "the listening process does not use the protocol of NCCL's RAS"),
+    "too_large": ("TooLarge", f"the answer exceeds {MOST_BYTES >> 20} MiB"),
 }
 
 
 class Door(NamedTuple):
-    """Where RAS of a job is asked: at the socket of this inode, in the network namespace of this process."""
+    """The RAS socket of a job: the socket with this inode, in the network namespace of this process."""
 
     process: ProcessId
     address: str
@@ -59,51 +60,53 @@ class Door(NamedTuple):
 
 
 def names(ranks: Sequence[ProcessId], proc_root: Path) -> dict[tuple[str, int], ProcessId]:
-    """These ranks by what NCCL may call them: an address of their network namespace, their pid in their own.
+    """Return these ranks by the names that NCCL may use; a name that fits two ranks is dropped.
 
-    Where two would be called alike, neither is.
+    A name is an address in the rank's network namespace, and its pid in its pid namespace.
     """
     spaces, found = Spaces(proc_root), dict[tuple[str, int], list[ProcessId]]()
     for rank in ranks:
         inner = procfs.read_inner_pid(rank.pid, proc_root)
         for address in spaces.addresses(rank.pid):
             found.setdefault((address, inner), []).append(rank)
-    return {name: called[0] for name, called in found.items() if len(called) == 1}
+    return {name: ranks_of_name[0] for name, ranks_of_name in found.items() if len(ranks_of_name) == 1}
 
 
 def door(ranks: Sequence[ProcessId], proc_root: Path) -> Door | Fault:
-    """The first socket of a rank that listens where RAS should, at an address of its own namespace."""
-    spaces, why = Spaces(proc_root), _fault("NoListener", NOBODY)
+    """Return the first socket of a rank that listens on the RAS port, at an address of its own namespace."""
+    spaces, fault = Spaces(proc_root), _fault("NoListener", NOBODY)
     for rank in ranks[:_MOST_RANKS]:
         variables = proc_pid.variables(proc_root, rank.pid, _VARIABLES)
         if not isinstance(variables, dict):
-            why = variables or why
+            fault = variables or fault
             continue
         if variables.get("NCCL_RAS_ENABLE") == "0":
-            why = _fault("RasDisabled", "its environment says NCCL_RAS_ENABLE=0")
+            fault = _fault("RasDisabled", "its environment says NCCL_RAS_ENABLE=0")
             continue
         port = _port(variables.get("NCCL_RAS_ADDR"))
-        found = listening(rank, port, spaces.held(ranks), spaces) if port is not None else None
-        if isinstance(found, Door):
-            return found
-        why = found or why
-    return why
+        listener = listening(rank, port, spaces.held(ranks), spaces) if port is not None else None
+        if isinstance(listener, Door):
+            return listener
+        fault = listener or fault
+    return fault
 
 
-NOBODY = f"no rank of it listens at the port of NCCL_RAS_ADDR, else {PORT}: an NCCL older than 2.24, or without RAS"
+NOBODY = (
+    f"none of its ranks listens on the port of NCCL_RAS_ADDR (default {PORT}): NCCL is older than 2.24 or has no RAS"
+)
 
 
-def _port(told: str | None) -> int | None:
-    """The port of an address as somebody wrote it, None where that holds none."""
-    if told is None:
+def _port(value: str | None) -> int | None:
+    """Return the port of NCCL_RAS_ADDR; None if the value has no valid port."""
+    if value is None:
         return PORT
-    digits = told.rpartition(":")[2]
+    digits = value.rpartition(":")[2]
     is_port = digits.isascii() and digits.isdecimal() and len(digits) < 6 and 0 < int(digits) < 1 << 16
     return int(digits) if is_port else None
 
 
 class Spaces:
-    """What is read once for each network namespace, and once of all ranks."""
+    """Caches addresses and listeners of network namespaces, and the sockets of all ranks."""
 
     def __init__(self, proc_root: Path) -> None:
         self._root = proc_root
@@ -112,43 +115,45 @@ class Spaces:
         self._held: frozenset[int] | None = None
 
     def addresses(self, pid: int) -> frozenset[str]:
-        """The addresses of the namespace of a process."""
+        """Return the addresses of the namespace of a process."""
         space = proc_pid.namespace(self._root, pid, "net")
         if space is None or space not in self._addresses:
             self._addresses[space] = interfaces.addresses(self._root / str(pid) / "net")
         return self._addresses[space]
 
     def listeners(self, pid: int, port: int) -> list[sockets.Connection]:
-        """Who listens on a port in the namespace of a process."""
+        """Return the sockets that listen on a port in the namespace of a process."""
         space = proc_pid.namespace(self._root, pid, "net")
         if space is None or (space, port) not in self._listeners:
             at_port = sockets.listed(self._root / str(pid) / "net", port)
-            self._listeners[space, port] = [one for one in at_port if one.listens and one.local[1] == port]
+            self._listeners[space, port] = [each for each in at_port if each.listens and each.local[1] == port]
         return self._listeners[space, port]
 
     def held(self, ranks: Sequence[ProcessId]) -> frozenset[int]:
-        """The inodes of all sockets of the ranks."""
+        """Return the inodes of all sockets of the ranks."""
         if self._held is None:
-            every = (sockets.held_by(rank.pid, self._root) or {} for rank in ranks[:_MOST_RANKS])
-            self._held = frozenset(inode for one in every for inode in one.values())
+            inodes = ((sockets.held_by(rank.pid, self._root) or {}).values() for rank in ranks[:_MOST_RANKS])
+            self._held = frozenset(chain.from_iterable(inodes))
         return self._held
 
 
 def listening(rank: ProcessId, port: int, held: Collection[int], spaces: Spaces) -> Door | Fault | None:
-    """Where one of the sockets of these inodes listens on a port of its network, if nobody else does there."""
+    """Return where a socket of these inodes listens on the port, unless another process listens at the same address."""
     listeners = spaces.listeners(rank.pid, port)
-    for own in (one for one in listeners if one.inode in held):
-        if any(one.local[0] == own.local[0] and one.inode not in held for one in listeners):
-            detail = f"a process that is no rank of it listens at {sockets.words_of(own.local)}, too: either may answer"
+    for own in (listener for listener in listeners if listener.inode in held):
+        if any(other.local[0] == own.local[0] and other.inode not in held for other in listeners):
+            detail = f"another process, not a rank, also listens at {sockets.words_of(own.local)}: either may answer"
             return _fault("AnothersListener", detail)
         address = ipaddress.ip_address(own.local[0])
         if address.is_unspecified:
             return Door(rank, "127.0.0.1" if address.version == 4 else "::1", port, own.inode)
         if address.is_loopback or str(address) in spaces.addresses(rank.pid):
             return Door(rank, str(address), port, own.inode)
-        return _fault("NotOwnAddress", f"it listens at {sockets.words_of(own.local)}, which is no address of its own")
+        return _fault(
+            "NotOwnAddress", f"it listens at {sockets.words_of(own.local)}, which is not one of its addresses"
+        )
     if listeners:
-        return _fault("AnothersListener", f"who listens on port {port} is no rank of it")
+        return _fault("AnothersListener", f"the process that listens on port {port} is not a rank")
     return None
 
 
@@ -163,78 +168,84 @@ def answers(
     stop: threading.Event,
     proc_root: Path,
 ) -> list[tuple[float, RasStatus]] | Fault | None:
-    """So many answers, this far from each other, each with when it came (CLOCK_MONOTONIC); two at least, until `end`.
+    """Return up to `wanted` answers, each with its time (CLOCK_MONOTONIC); at least two.
 
-    None of a job that has no NCCL, else the fault says why there are fewer.
+    They are `pause_seconds` apart and end at `end`. None for a job without NCCL; a fault says why there are too few.
     """
-    asked = door(ranks, proc_root)
-    if isinstance(asked, Fault):
-        return asked if asked.reason not in _ABSENT or has_nccl(ranks, proc_root) else None
+    endpoint = door(ranks, proc_root)
+    if isinstance(endpoint, Fault):
+        return endpoint if endpoint.reason not in _ABSENT or has_nccl(ranks, proc_root) else None
     if (youngest := youngest_seconds(ranks)) < min_age_seconds:
-        return _fault("TooYoung", f"a rank of it began {youngest:.0f} s ago: NCCL is not asked while a job starts")
-    found: list[tuple[float, RasStatus]] = []
+        return _fault(
+            "TooYoung", f"one of its ranks started {youngest:.0f} s ago: NCCL is not asked while a job starts"
+        )
+    statuses: list[tuple[float, RasStatus]] = []
     form: Form = "json"
-    why = _fault("TooFewAnswers", "there was time for one answer, and one tells nothing")
+    fault = _fault("TooFewAnswers", "there was time for only one answer; two are needed")
     for number in range(wanted):
         began = time.monotonic()
         if began >= end or stop.is_set():
             break
-        status = ask(asked, share, min(ASK_SECONDS, end - began), stop, proc_root, form=form)
+        status = ask(endpoint, share, min(ASK_SECONDS, end - began), stop, proc_root, form=form)
         if isinstance(status, Fault) and status.reason == "TooLarge" and form == "json" and time.monotonic() < end:
             form = "text"  # which lists only ranks that differ: a few lines of thousands of ranks
-            status = ask(asked, share, min(ASK_SECONDS, end - time.monotonic()), stop, proc_root, form=form)
+            status = ask(endpoint, share, min(ASK_SECONDS, end - time.monotonic()), stop, proc_root, form=form)
         if isinstance(status, Fault):
-            why = status
+            fault = status
             break
-        found.append((time.monotonic(), status))
+        statuses.append((time.monotonic(), status))
         pause = began + pause_seconds - time.monotonic()
         if number + 1 < wanted and (time.monotonic() + pause >= end or stop.wait(max(0.0, pause))):
             break
-    return found if len(found) > 1 else why
+    return statuses if len(statuses) > 1 else fault
 
 
 def ask(
-    asked: Door, share: str, seconds: float, stop: threading.Event, proc_root: Path, *, form: Form = "json"
+    endpoint: Door, share: str, seconds: float, stop: threading.Event, proc_root: Path, *, form: Form = "json"
 ) -> RasStatus | Fault:
-    """One answer, of the process that was found before, and listens there before and after.
+    """Return one answer of the process found before, if it listens there before and after.
 
-    It is JSON where NCCL has that, and `form` is no other.
+    It is JSON if NCCL supports that and `form` is "json".
     """
     with contextlib.ExitStack() as stack:
         try:
-            space = os.open(f"{proc_root}/{asked.process.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, space)
-            is_ours = os.path.sameopenfile(space, stack.enter_context(open("/proc/self/ns/net", "rb")).fileno())  # noqa: PTH123 - a magic link
+            namespace = os.open(f"{proc_root}/{endpoint.process.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, namespace)
+            is_ours = os.path.sameopenfile(namespace, stack.enter_context(open("/proc/self/ns/net", "rb")).fileno())  # noqa: PTH123 - a magic link
         except OSError as error:
             return _fault("ProcessGone", str(error.strerror or error))
-        if not _is_there(asked, proc_root):
-            return _fault("NotReached", "it has ended, or does not listen there any more")
-        raw = _answered(asked, -1 if is_ours else space, share, seconds, stop, form=form)
+        if not _is_listening(endpoint, proc_root):
+            return _fault("NotReached", "it has ended or no longer listens there")
+        raw = _run_child(endpoint, -1 if is_ours else namespace, share, seconds, stop, form=form)
         if isinstance(raw, Fault):
             return raw
-        if not _is_there(asked, proc_root):
-            return _fault("NotReached", "it ended while it was asked")
+        if not _is_listening(endpoint, proc_root):
+            return _fault("NotReached", "it ended while it answered")
     try:
         return parse(raw)
     except BadAnswerError as error:
         return _fault("BadAnswer", str(error)[:200])
 
 
-def _is_there(asked: Door, proc_root: Path) -> bool:
-    now = procfs.read_state(asked.process.pid, proc_root)
-    at_port = sockets.listed(proc_root / str(asked.process.pid) / "net", asked.port)
-    return now is not None and now[0] == asked.process and any(one.inode == asked.inode for one in at_port)
+def _is_listening(endpoint: Door, proc_root: Path) -> bool:
+    now = procfs.read_state(endpoint.process.pid, proc_root)
+    at_port = sockets.listed(proc_root / str(endpoint.process.pid) / "net", endpoint.port)
+    return (
+        now is not None
+        and now[0] == endpoint.process
+        and any(connection.inode == endpoint.inode for connection in at_port)
+    )
 
 
-def _answered(
-    asked: Door, space: int, share: str, seconds: float, stop: threading.Event, *, form: Form
+def _run_child(
+    endpoint: Door, space: int, share: str, seconds: float, stop: threading.Event, *, form: Form
 ) -> bytes | Fault:
-    """What the child brings; it is ended where it takes longer than it should, or `stop` is set."""
-    where = {"space": space, "address": asked.address, "port": asked.port}
+    """Return the child's answer. The child is ended when it takes too long or `stop` is set."""
+    where = {"space": space, "address": endpoint.address, "port": endpoint.port}
     question = json.dumps({**where, "seconds": seconds, "most_bytes": MOST_BYTES, "form": form})
     printed = _RUNNER.run(
         [sys.executable, "-I", "-S", str(CHILD), question],
-        asked.process,
+        endpoint.process,
         share=share,
         deadline_seconds=seconds + STARVED_SECONDS,
         stop=stop,
@@ -242,11 +253,11 @@ def _answered(
     )
     if isinstance(printed, Fault) and printed.reason in ("CannotStart", "TooManyDumpersStuck"):
         return _fault("NoAnswer", printed.detail)
-    how, _, answer = (b"" if isinstance(printed, Fault) else printed.out).partition(b"\n")
-    if how == b"answer":
+    outcome, _, answer = (b"" if isinstance(printed, Fault) else printed.out).partition(b"\n")
+    if outcome == b"answer":
         return answer
-    reason, detail = _REASONS.get(how.decode("ascii", "replace"), _REASONS["no_answer"])
-    return _fault(reason, detail, _REMEDIES.get(how.decode("ascii", "replace"), ""))
+    reason, detail = _REASONS.get(outcome.decode("ascii", "replace"), _REASONS["no_answer"])
+    return _fault(reason, detail, _REMEDIES.get(outcome.decode("ascii", "replace"), ""))
 
 
 OFF = Fault(
@@ -255,17 +266,17 @@ OFF = Fault(
     detail="nccl_ras is off",
     remedy="with NCCL 2.29.2 or later, in the configuration, under [capture]: nccl_ras = true",
 )
-"""Why NCCL is not asked where that is switched off."""
+"""The fault reported while `nccl_ras` is off."""
 
 
 def has_nccl(ranks: Sequence[ProcessId], proc_root: Path) -> bool:
-    """Whether the first of these ranks has NCCL mapped."""
+    """True if the first of these ranks has NCCL mapped."""
     found = proc_pid.mapped_files(proc_root, ranks[0].pid, _LIBRARY) if ranks else ()
     return isinstance(found, tuple) and bool(found)
 
 
 def youngest_seconds(ranks: Sequence[ProcessId]) -> float:
-    """How long the youngest of these has lived."""
+    """Return the age of the youngest of these."""
     now = time.monotonic()
     return min((now - rank.start_ticks / procfs.TICKS_PER_SECOND for rank in ranks), default=0.0)
 

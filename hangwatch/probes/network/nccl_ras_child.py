@@ -1,8 +1,8 @@
-"""Asks NCCL's RAS once, for a parent that stays in its own network namespace. Runs by itself, and ends by itself.
+"""Asks NCCL's RAS once, in the network namespace of the job. A script of its own.
 
-Started as `python -I -S nccl_ras_child.py QUESTION`, JSON: the arguments of `asked`. Prints one word
-(`answer`, else what went wrong) and a new line, then the answer. Sent are CLIENT PROTOCOL, TIMEOUT, SET FORMAT and
-STATUS; never VERBOSE STATUS, which corrupts the memory of NCCL 2.27.3.
+Started as `python -I -S nccl_ras_child.py QUESTION`; QUESTION is JSON with the arguments of `ask`. Prints one word
+(`answer`, else the failure) and a newline, then the answer. It sends CLIENT PROTOCOL, TIMEOUT, SET FORMAT and STATUS,
+but never VERBOSE STATUS, which corrupts the memory of NCCL 2.27.3.
 """
 
 import ctypes
@@ -13,75 +13,75 @@ import sys
 import time
 
 _CLONE_NEWNET = 0x40000000
-_TIMEOUT_SECONDS = 5  # so long RAS waits for a rank that gives no answer
+_TIMEOUT_SECONDS = 5  # for which RAS waits for a rank
 _MOST_LINE_BYTES = 1024
 
 
 class Connection:
-    """A connection with one deadline for all that is said on it. Each call raises OSError; TimeoutError at the end."""
+    """A connection with one deadline for all calls. Each raises OSError, TimeoutError at the deadline."""
 
     def __init__(self, address: str, port: int, end: float) -> None:
         self._end = end
-        self._socket = socket.create_connection((address, port), timeout=self._left())
-        self._rest = b""
+        self._socket = socket.create_connection((address, port), timeout=self._remaining_seconds())
+        self._buffered = b""
 
-    def _left(self) -> float:
-        left = self._end - time.monotonic()
-        if left <= 0:
+    def _remaining_seconds(self) -> float:
+        remaining = self._end - time.monotonic()
+        if remaining <= 0:
             raise TimeoutError
-        return left
+        return remaining
 
-    def say(self, line: str) -> None:
-        """One command."""
-        self._socket.settimeout(self._left())
+    def send_line(self, line: str) -> None:
+        """Send a command."""
+        self._socket.settimeout(self._remaining_seconds())
         self._socket.sendall(f"{line}\n".encode())
 
-    def line(self) -> str:
-        """The answer to one command. Raises ValueError where that is no line."""
-        while b"\n" not in self._rest:
-            part = self._part()
-            self._rest += part
-            if not part or len(self._rest) > _MOST_LINE_BYTES:
+    def receive_line(self) -> str:
+        """Return the reply to a command. Raises ValueError if it is not a line."""
+        while b"\n" not in self._buffered:
+            part = self._receive()
+            self._buffered += part
+            if not part or len(self._buffered) > _MOST_LINE_BYTES:
                 raise ValueError
-        line, _, self._rest = self._rest.partition(b"\n")
+        line, _, self._buffered = self._buffered.partition(b"\n")
         return line.decode("ascii", "replace")
 
-    def to_the_end(self, most_bytes: int) -> bytes | None:
-        """All until the other end closes; None where that is more."""
-        parts, count = [self._rest], len(self._rest)
-        while part := self._part():
+    def receive_all(self, most_bytes: int) -> bytes | None:
+        """Return everything until the other end closes; None if it exceeds `most_bytes`."""
+        parts, count = [self._buffered], len(self._buffered)
+        while part := self._receive():
             parts.append(part)
             count += len(part)
             if count > most_bytes:
                 return None
         return b"".join(parts)
 
-    def _part(self) -> bytes:
-        self._socket.settimeout(self._left())
+    def _receive(self) -> bytes:
+        self._socket.settimeout(self._remaining_seconds())
         return self._socket.recv(1 << 16)
 
 
-def asked(*, space: int, address: str, port: int, seconds: float, most_bytes: int, form: str) -> tuple[str, bytes]:
-    """What RAS answers, and in which way that went.
+def ask(*, space: int, address: str, port: int, seconds: float, most_bytes: int, form: str) -> tuple[str, bytes]:
+    """Ask RAS; return the outcome and the answer.
 
-    `space` is the descriptor of a network namespace, -1: this one; `form` is "text", or "json", where NCCL has that.
+    `space` is the descriptor of a network namespace, -1 for this one; `form` is "text" or "json" (if NCCL supports it).
     """
     end = time.monotonic() + seconds
     if space >= 0 and ctypes.CDLL(None, use_errno=True).setns(space, _CLONE_NEWNET) != 0:
         return "not_permitted", os.strerror(ctypes.get_errno()).encode()
     try:
         ras = Connection(address, port, end)
-        ras.say("CLIENT PROTOCOL 2")
-        if not ras.line().startswith("SERVER PROTOCOL "):
+        ras.send_line("CLIENT PROTOCOL 2")
+        if not ras.receive_line().startswith("SERVER PROTOCOL "):
             return "garbage", b""
-        ras.say(f"TIMEOUT {_TIMEOUT_SECONDS}")
-        if ras.line() != "OK":
+        ras.send_line(f"TIMEOUT {_TIMEOUT_SECONDS}")
+        if ras.receive_line() != "OK":
             return "garbage", b""
         if form == "json":
-            ras.say("SET FORMAT json")
-            ras.line()  # before 2.28.7 an error, and the answer is text
-        ras.say("STATUS")
-        answer = ras.to_the_end(most_bytes)
+            ras.send_line("SET FORMAT json")
+            ras.receive_line()  # an error before 2.28.7; then the answer is text
+        ras.send_line("STATUS")
+        answer = ras.receive_all(most_bytes)
     except TimeoutError:
         return "no_answer", b""
     except OSError as error:
@@ -92,5 +92,5 @@ def asked(*, space: int, address: str, port: int, seconds: float, most_bytes: in
 
 
 if __name__ == "__main__":
-    how, what = asked(**json.loads(sys.argv[1]))
-    sys.stdout.buffer.write(f"{how}\n".encode() + what)
+    outcome, answer = ask(**json.loads(sys.argv[1]))
+    sys.stdout.buffer.write(f"{outcome}\n".encode() + answer)

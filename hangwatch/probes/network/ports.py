@@ -1,4 +1,4 @@
-"""TCP ports of other hosts: does somebody answer there? Each is tried once, and closed without a byte."""
+"""Tests TCP ports of other hosts: each is connected to once, and closed without a byte."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hangwatch.model import Fault, Value
 from hangwatch.probes.network import interfaces
 
 CONNECT_SECONDS = 3.0
-ADDRESSES_TRIED = 2  # of a name: usually one of each family
+ADDRESSES_TRIED = 2  # of a name: usually one per address family
 MOST_PORTS = 256
 _PLACE = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9][A-Za-z0-9._-]*)?):([0-9]{1,5})")
 
 
 class Port(Value, frozen=True):
-    """A port of a host; `host` is a name or an address, empty where each node of a set is meant."""
+    """A port of a host; `host` is a name or an address, or empty for each node of a set."""
 
     host: str
     port: int
@@ -28,7 +28,7 @@ class Port(Value, frozen=True):
 
 
 def parse(text: str) -> Port | None:
-    """`host:29500`, `[::1]:29500` or `:29500`; None for what is none."""
+    """Parse `host:29500`, `[::1]:29500` or `:29500`; None if the text is no port."""
     found = _PLACE.fullmatch(text)
     if found is None or not 0 < int(found[3]) < 1 << 16:
         return None
@@ -40,23 +40,22 @@ def try_all(
     deadline_seconds: float,
     resolve: Callable[[str], tuple[str, ...] | Fault] = interfaces.resolve,
 ) -> dict[Port, Fault | None]:
-    """Try all ports at the same time; None for each that answers, else why it does not.
+    """Connect to all ports at the same time; return None for each that answers, else a fault.
 
-    Returns within the deadline. What is still tried then goes on in threads that do not keep the process alive: nothing
-    bounds a look-up of a name.
+    Returns within the deadline. Unfinished tries go on in daemon threads, because nothing bounds a name look-up.
     """
-    came: queue.SimpleQueue[tuple[Port, Fault | None]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[Port, Fault | None]] = queue.SimpleQueue()
     for port in ports:
-        threading.Thread(target=lambda one=port: came.put((one, _try(one, resolve))), daemon=True).start()
-    found: dict[Port, Fault | None] = {}
+        threading.Thread(target=lambda port=port: results.put((port, _try(port, resolve))), daemon=True).start()
+    faults: dict[Port, Fault | None] = {}
     end = time.monotonic() + deadline_seconds
-    while len(found) < len(set(ports)):
+    while len(faults) < len(set(ports)):
         try:
-            port, fault = came.get(timeout=max(0.0, end - time.monotonic()))
+            port, fault = results.get(timeout=max(0.0, end - time.monotonic()))
         except queue.Empty:
             break
-        found[port] = fault
-    return {port: found[port] if port in found else _unresolved(port, deadline_seconds) for port in ports}
+        faults[port] = fault
+    return {port: faults[port] if port in faults else _unresolved(port, deadline_seconds) for port in ports}
 
 
 def _try(port: Port, resolve: Callable[[str], tuple[str, ...] | Fault]) -> Fault | None:
@@ -70,12 +69,12 @@ def _try(port: Port, resolve: Callable[[str], tuple[str, ...] | Fault]) -> Fault
             return None
         faults.append(fault)
     last = faults[-1]
-    tried = "" if addresses[0] == port.host else f" ({', '.join(addresses[:ADDRESSES_TRIED])})"
-    return _fault(port, faults[0].reason, f"{last.detail}{tried}")
+    tried_addresses = "" if addresses[0] == port.host else f" ({', '.join(addresses[:ADDRESSES_TRIED])})"
+    return _fault(port, faults[0].reason, f"{last.detail}{tried_addresses}")
 
 
 def _unresolved(port: Port, seconds: float) -> Fault:
-    return _fault(port, "ResolverSilent", f"its name is not resolved within {seconds:g} s")
+    return _fault(port, "ResolverSilent", f"its name was not resolved within {seconds:g} s")
 
 
 def _fault(port: Port, reason: str, detail: str) -> Fault:
@@ -84,10 +83,10 @@ def _fault(port: Port, reason: str, detail: str) -> Fault:
 
 
 _REMEDIES = {
-    "Refused": "nobody listens there yet, or a firewall rejects: on {host}, `ss -ltnp 'sport = :{port}'`",
-    "NoAnswer": "is {host} up: `ping {host}`? Else packets are dropped: on {host}, `nft list ruleset`, security groups",
-    "NoRoute": "`ip route get {host}`; a firewall on the way may reject, too",
-    "NotAllowed": "this node's own firewall forbids it: `nft list ruleset`, `iptables -S OUTPUT`",
+    "Refused": "no process listens there yet, or a firewall rejects: on {host}, `ss -ltnp 'sport = :{port}'`",
+    "NoAnswer": "is {host} up (`ping {host}`)? If so, packets are dropped: `nft list ruleset` on {host}, security groups",
+    "NoRoute": "`ip route get {host}`; a firewall in between may also reject",
+    "NotAllowed": "this node's firewall forbids it: `nft list ruleset`, `iptables -S OUTPUT`",
     "UnknownHost": "`getent hosts {host}`: correct the name, or add it to DNS or /etc/hosts",
     "ResolverSilent": "`getent hosts {host}`; does the name server of /etc/resolv.conf answer?",
 }

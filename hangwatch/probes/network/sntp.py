@@ -1,4 +1,4 @@
-"""A small SNTP client (RFC 4330): how far this clock is from other nodes' or time servers' clocks. Sets nothing."""
+"""A small SNTP client (RFC 4330): reads the clock offset of other nodes and time servers. Sets nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from hangwatch.model import Fault, Value
 
 PORT = 123
-UNIX_EPOCH = 2_208_988_800  # seconds from 1900, where NTP counts from, to 1970
+UNIX_EPOCH = 2_208_988_800  # seconds from 1900, the epoch of NTP, to 1970
 _PACKET = struct.Struct("!BBbb11I")
 _CLIENT_VERSION_4 = 0x23
 _SERVER_MODE = 4
@@ -19,7 +19,7 @@ _UNSYNCHRONIZED_LEAP = 3
 
 
 class PeerOffset(Value, frozen=True):
-    """One answer. `offset_seconds` is how far the peer is ahead of this clock, `delay_seconds` the round trip."""
+    """An answer. `offset_seconds` is positive if the peer is ahead of this clock; `delay_seconds` is the round trip."""
 
     peer: str
     offset_seconds: float
@@ -28,7 +28,7 @@ class PeerOffset(Value, frozen=True):
 
 
 def parse_peer(peer: str) -> tuple[str, int]:
-    """Host and port of `host`, `host:port`, `[v6 address]:port` or a bare v6 address. Raises ValueError."""
+    """Return host and port of `host`, `host:port`, `[v6 address]:port` or a bare v6 address. Raises ValueError."""
     if peer.startswith("["):
         host, _, port = peer[1:].partition("]")
         return host, int(port[1:]) if port else PORT
@@ -41,7 +41,10 @@ def parse_peer(peer: str) -> tuple[str, int]:
 def query(
     peers: Sequence[str], deadline_seconds: float = 2.0, unix_clock: Callable[[], float] = time.time
 ) -> dict[str, PeerOffset | Fault]:
-    """Ask all peers at once; one answer or Fault for each, in their order, within the deadline and name look-ups."""
+    """Ask all peers at once; return an answer or Fault for each, in their order.
+
+    The deadline excludes name look-ups.
+    """
     answers: dict[str, PeerOffset | Fault] = {}
     waiting: dict[str, tuple[socket.socket, bytes]] = {}
     for peer in peers:
@@ -54,12 +57,12 @@ def query(
     with selectors.DefaultSelector() as selector:
         for peer, (sock, _) in waiting.items():
             selector.register(sock, selectors.EVENT_READ, peer)
-        while waiting and (left := end - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
-                answered: str = key.data
-                sock, sent = waiting.pop(answered)
+        while waiting and (remaining_seconds := end - time.monotonic()) > 0:
+            for key, _ in selector.select(remaining_seconds):
+                answering_peer: str = key.data
+                sock, sent = waiting.pop(answering_peer)
                 selector.unregister(sock)
-                answers[answered] = _receive(answered, sock, sent, unix_clock)
+                answers[answering_peer] = _receive(answering_peer, sock, sent, unix_clock)
     for peer, (sock, _) in waiting.items():
         sock.close()
         answers[peer] = _fault(peer, "NoAnswer", f"no answer within {deadline_seconds:g} s")
@@ -86,7 +89,7 @@ def _send(peer: str, unix_clock: Callable[[], float]) -> tuple[socket.socket, by
 def _receive(peer: str, sock: socket.socket, sent: bytes, unix_clock: Callable[[], float]) -> PeerOffset | Fault:
     try:
         packet = sock.recv(512)
-    except OSError as error:  # a port that nobody listens on answers by ICMP
+    except OSError as error:  # a closed port answers by ICMP
         return _fault(peer, "NoAnswer", error.strerror or str(error))
     finally:
         sock.close()
@@ -94,19 +97,21 @@ def _receive(peer: str, sock: socket.socket, sent: bytes, unix_clock: Callable[[
 
 
 def parse_answer(peer: str, packet: bytes, sent: bytes, received_unix_seconds: float) -> PeerOffset | Fault:
-    """Offset and delay of one answer; `sent` are the 8 bytes of the request's transmit time, which it must repeat."""
+    """Compute offset and delay. `sent` is the 8-byte transmit time of the request, which the answer must repeat."""
     if len(packet) < _PACKET.size:
         return _fault(peer, "UnreadableAnswer", f"{len(packet)} bytes, an answer has {_PACKET.size}")
     first, stratum, *_ = fields = _PACKET.unpack_from(packet)
     if packet[24:32] != sent or first & 7 != _SERVER_MODE:
-        return _fault(peer, "UnreadableAnswer", "it is not the answer to this question")
+        return _fault(peer, "UnreadableAnswer", "it does not answer this request")
     if stratum == 0 or first >> 6 == _UNSYNCHRONIZED_LEAP:
-        return _fault(peer, "PeerUnsynchronized", "the peer says that its own clock is not synchronised, or denies us")
-    asked, arrived, left = (_from_ntp(*fields[at : at + 2]) for at in (9, 11, 13))
+        return _fault(
+            peer, "PeerUnsynchronized", "the peer reports that its clock is not synchronized, or refuses to answer"
+        )
+    asked_at, arrived_at, left_at = (_from_ntp(*fields[at : at + 2]) for at in (9, 11, 13))
     return PeerOffset(
         peer=peer,
-        offset_seconds=((arrived - asked) + (left - received_unix_seconds)) / 2,
-        delay_seconds=(received_unix_seconds - asked) - (left - arrived),
+        offset_seconds=((arrived_at - asked_at) + (left_at - received_unix_seconds)) / 2,
+        delay_seconds=(received_unix_seconds - asked_at) - (left_at - arrived_at),
         stratum=stratum,
     )
 
@@ -117,7 +122,7 @@ def _to_ntp(unix_seconds: float) -> tuple[int, int]:
 
 
 def _from_ntp(seconds: int, fraction: int) -> float:
-    # The counter of seconds starts again in 2036: small numbers are of the next era.
+    # The counter of seconds overflows in 2036: small numbers are in the next era.
     era = 0 if seconds & 0x80000000 else 1 << 32
     return seconds + era - UNIX_EPOCH + fraction / 2**32
 

@@ -1,7 +1,7 @@
-"""What the TCP connections of processes have carried, and how they fare: NETLINK_SOCK_DIAG, see sock_diag(7).
+"""Reads state and traffic of the TCP connections of processes: NETLINK_SOCK_DIAG, see sock_diag(7).
 
-/proc/PID/io counts read(2) and write(2), not recv(2) and send(2); the kernel counts those per connection, in tcp_info.
-One question gives all connections of a network namespace; nothing is asked of a process, and nothing is paused.
+/proc/PID/io counts read(2) and write(2), but not recv(2) and send(2); the kernel counts those per connection, in
+tcp_info. One request returns all connections of a network namespace. No process is asked or paused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hangwatch.model import PortUse
 from hangwatch.probes import pseudo_files
 from hangwatch.probes.process import proc_pid
 
-MOST_CONNECTIONS = 1 << 15  # of one namespace: anybody may open a hundred thousand
+MOST_CONNECTIONS = 1 << 15  # of one namespace: any user may open a hundred thousand
 MOST_DESCRIPTORS = 4096  # of one process
 DEADLINE_SECONDS = 0.5  # for one namespace
 
@@ -45,7 +45,7 @@ _CLONE_NEWNET = 0x40000000
 
 ESTABLISHED, SYN_SENT, _CLOSE_WAIT = 1, 2, 8
 _LISTEN = 10
-_WANTED_STATES = 0xFFF & ~(1 << 6)  # all but TIME_WAIT, which nobody holds
+_WANTED_STATES = 0xFFF & ~(1 << 6)  # all but TIME_WAIT, which no process holds
 _UNIX_REQUEST = struct.Struct("=BBHIIIII")  # unix_diag_req: family, protocol, pad, states, inode, what to show, cookie
 _UNIX_MESSAGE_BYTES = 16  # unix_diag_msg
 _UNIX_SHOW_PEER = 0x4
@@ -58,9 +58,9 @@ End = tuple[bytes, int]
 
 
 class Connection(NamedTuple):
-    """One TCP connection by its two ends, or a socket that listens for such.
+    """A TCP connection by its two ends, or a listening socket.
 
-    `bytes` were received, or acknowledged by the other end, since it began; None where only /proc/PID/net/tcp tells.
+    `bytes` were received, or acknowledged by the other end, since it began; None if read from /proc/PID/net/tcp.
     """
 
     inode: int
@@ -73,23 +73,23 @@ class Connection(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether something may still come, or is still on its way."""
+        """True if data may still arrive or is still in transit."""
         return self.state in _CONNECTED
 
     @property
     def listens(self) -> bool:
-        """Whether it is none, but waits for some."""
+        """True if this is a listening socket, not a connection."""
         return self.state == _LISTEN
 
     @property
     def is_lost(self) -> bool:
-        """Whether the other end has closed it, or has not acknowledged repeated segments."""
+        """True if the other end has closed it, or has not acknowledged repeated segments."""
         repeated = self.unacknowledged > 0 and self.retransmits >= _RETRANSMITS_OF_A_LOST_PEER
         return self.state == _CLOSE_WAIT or repeated
 
 
 class UnixSocket(NamedTuple):
-    """A Unix socket: whether it listens, and the inode of the one at its other end, None where there is none."""
+    """A Unix socket. `peer` is the inode of the socket at its other end, None without one."""
 
     listens: bool
     peer: int | None
@@ -100,10 +100,10 @@ Connections = Mapping[int, Connection]
 
 
 def read(pid: int, proc_root: Path) -> Connections | None:
-    """The TCP connections in the network namespace of a process.
+    """Return the TCP connections in the network namespace of a process.
 
-    Where that is not permitted (another namespace needs CAP_SYS_ADMIN) without bytes, by /proc/PID/net/tcp. None where
-    the process is gone, where there are more than `MOST_CONNECTIONS`, or where it takes longer than `DEADLINE_SECONDS`.
+    If that is not permitted (another namespace needs CAP_SYS_ADMIN), read /proc/PID/net/tcp, which has no bytes. None
+    if the process is gone, if there are more than `MOST_CONNECTIONS`, or if it takes longer than `DEADLINE_SECONDS`.
     """
     try:
         channel = _channel(pid, proc_root)
@@ -124,9 +124,9 @@ def read(pid: int, proc_root: Path) -> Connections | None:
 
 
 def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
-    """The Unix sockets in the network namespace of a process, by inode, see sock_diag(7); bounds are those of `read`.
+    """Return the Unix sockets in the network namespace of a process, by inode, see sock_diag(7).
 
-    None where the process is gone, where that is not permitted, or where it is too much.
+    None if the process is gone, if that is not permitted, or if a bound of `read` is exceeded.
     """
     found: dict[int, UnixSocket] = {}
     request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _UNIX_SHOW_PEER, 0, 0)
@@ -144,9 +144,9 @@ def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
 
 
 def listed(net_root: Path, port: int | None = None) -> Iterator[Connection]:
-    """The TCP connections as proc_pid_net(5) lists them, without bytes; with `port` those that have it at one end.
+    """Yield the TCP connections in proc_pid_net(5), without bytes; with `port`, those that have it at one end.
 
-    It reaches into every network namespace. A table that cannot be read is empty.
+    This works for every network namespace. A table that cannot be read is empty.
     """
     ending = "" if port is None else f":{port:04X}"
     for table in ("tcp", "tcp6"):
@@ -162,22 +162,22 @@ def listed(net_root: Path, port: int | None = None) -> Iterator[Connection]:
 def _listed(pid: int, proc_root: Path) -> Connections | None:
     net_root = proc_root / str(pid) / "net"
     rows = list(itertools.islice(listed(net_root), MOST_CONNECTIONS + 1))
-    if len(rows) > MOST_CONNECTIONS or not (net_root / "tcp").exists():  # too many, or gone meanwhile
+    if len(rows) > MOST_CONNECTIONS or not (net_root / "tcp").exists():  # too many, or the process is gone
         return None
-    return {one.inode: one for one in rows}
+    return {row.inode: row for row in rows}
 
 
 def _listed_end(field: str) -> End:
-    """Address and port in hex; the address in words of four bytes, in the byte order of the host."""
+    """Parse address and port in hex; the address is in words of four bytes, in the byte order of the host."""
     address, _, port = field.partition(":")
     parts = [struct.pack("=I", int(address[at : at + 8], 16)) for at in range(0, len(address), 8)]
     return _plain(b"".join(parts)), int(port, 16)
 
 
 def descriptors(pid: int, proc_root: Path) -> dict[int, str]:
-    """What the first `MOST_DESCRIPTORS` descriptors of a process are, see proc_pid_fd(5).
+    """Return the link of each of the first `MOST_DESCRIPTORS` descriptors of a process, see proc_pid_fd(5).
 
-    Raises OSError where that is not permitted, or the process is gone.
+    Raises OSError if that is not permitted or the process is gone.
     """
     found = {}
     with os.scandir(f"{proc_root}/{pid}/fd") as entries:
@@ -188,59 +188,56 @@ def descriptors(pid: int, proc_root: Path) -> dict[int, str]:
 
 
 def held_by(pid: int, proc_root: Path) -> dict[int, int] | None:
-    """The sockets of a process, inode by descriptor, of any kind; None where that is not permitted, or too many."""
+    """Return all sockets of a process, inode by descriptor; None if that is not permitted or there are too many."""
     try:
-        every = descriptors(pid, proc_root)
+        links = descriptors(pid, proc_root)
     except OSError:
         return None
-    return None if len(every) >= MOST_DESCRIPTORS else _sockets_among(every)
+    return None if len(links) >= MOST_DESCRIPTORS else _sockets_among(links)
 
 
-def _sockets_among(every: Mapping[int, str]) -> dict[int, int]:
-    return {number: int(link[8:-1]) for number, link in every.items() if link.startswith("socket:[")}
+def _sockets_among(links: Mapping[int, str]) -> dict[int, int]:
+    return {number: int(link[8:-1]) for number, link in links.items() if link.startswith("socket:[")}
 
 
 def connections_to(addresses: Collection[str], port: int, net_root: Path) -> list[Connection]:
-    """The TCP connections of a network namespace whose remote end is `port` at one of `addresses`."""
-    at_port = (one for one in listed(net_root, port) if one.remote[1] == port)
-    return [one for one in at_port if address_of(one.remote) in addresses]
+    """Return the TCP connections of a network namespace to `port` at one of `addresses`."""
+    at_port = (connection for connection in listed(net_root, port) if connection.remote[1] == port)
+    return [connection for connection in at_port if address_of(connection.remote) in addresses]
 
 
 def is_listened_to(port: int, net_root: Path) -> bool:
-    """Whether anybody in a network namespace listens on a port, at whatever address."""
-    return any(one.listens and one.local[1] == port for one in listed(net_root, port))
+    """True if any socket in a network namespace listens on this port, at any address."""
+    return any(connection.listens and connection.local[1] == port for connection in listed(net_root, port))
 
 
 def held_at(port: int, pid: int, proc_root: Path) -> list[Connection] | None:
-    """Of a process its own TCP sockets with `port` at one end; None where that may not be read, or is too much."""
+    """Return the TCP sockets of a process with `port` at one end; None if not permitted or too many."""
     held = held_by(pid, proc_root)
     if held is None:
         return None
-    own = set(held.values())
-    return [one for one in listed(proc_root / str(pid) / "net", port) if one.inode in own]
+    inodes = set(held.values())
+    return [connection for connection in listed(proc_root / str(pid) / "net", port) if connection.inode in inodes]
 
 
 def use_of(port: int, held: Iterable[Connection]) -> PortUse:
-    """What these sockets of one process have to do with a port that somebody serves.
-
-    One that waits for connections there serves it itself; one whose request has no answer (SYN_SENT) is silent.
-    """
+    """Return how the sockets of one process use a port: serving, connected, silent (SYN_SENT: no answer), or none."""
     held = list(held)
-    if any(one.listens and one.local[1] == port for one in held):
+    if any(connection.listens and connection.local[1] == port for connection in held):
         return "serving"
-    states = {one.state for one in held if one.remote[1] == port}
+    states = {connection.state for connection in held if connection.remote[1] == port}
     return "connected" if ESTABLISHED in states else "silent" if SYN_SENT in states else "none"
 
 
 def only_at(addresses: Collection[str], store_port: int | None, held: Iterable[Connection]) -> str | None:
-    """Where a process waits for others, if that is at loopback or one of `addresses` alone; else None.
+    """Return where a process listens, if it can be reached only at loopback or one of `addresses`; else None.
 
-    One that also listens elsewhere, or is connected to another address, has a way there. What it has to do with the
-    store is left out: that is reached by the address of the one who serves it.
+    A process that also listens at another address, or is connected to one, can be reached there. Sockets of the store
+    are ignored: the store is reached by the address of its server.
     """
-    own = [one for one in held if store_port not in (one.local[1], one.remote[1])]
-    listening = [one for one in own if one.listens]
-    ends = [one.local for one in listening] + [one.remote for one in own if one.is_open]
+    others = [each for each in held if store_port not in (each.local[1], each.remote[1])]
+    listening = [each for each in others if each.listens]
+    ends = [each.local for each in listening] + [each.remote for each in others if each.is_open]
     if not listening or not all(_is_within(end, addresses) for end in ends):
         return None
     return words_of(listening[0].local)
@@ -251,58 +248,61 @@ def _is_within(end: End, addresses: Collection[str]) -> bool:
 
 
 class Established:
-    """The established connections to a port, read once for each network namespace; for the length of one scan."""
+    """Caches the established connections to a port, per network namespace, for the duration of one scan."""
 
     def __init__(self, proc_root: Path) -> None:
         self._root = proc_root
-        self._known: dict[tuple[str, int], dict[int, End]] = {}
+        self._by_namespace: dict[tuple[str, int], dict[int, End]] = {}
 
     def to(self, port: int, pid: int) -> dict[int, End]:
-        """The other ends by inode, of whatever process in the namespace of this one."""
+        """Return the remote ends by inode, of any process in the namespace of this process."""
         space = proc_pid.namespace(self._root, pid, "net")
         if space is None:
             return self._read(port, pid)
-        if (space, port) not in self._known:
-            self._known[space, port] = self._read(port, pid)
-        return self._known[space, port]
+        if (space, port) not in self._by_namespace:
+            self._by_namespace[space, port] = self._read(port, pid)
+        return self._by_namespace[space, port]
 
     def _read(self, port: int, pid: int) -> dict[int, End]:
-        at_port = (one for one in listed(self._root / str(pid) / "net", port) if one.remote[1] == port)
-        return {one.inode: one.remote for one in at_port if one.state == ESTABLISHED}
+        rows = listed(self._root / str(pid) / "net", port)
+        return {row.inode: row.remote for row in rows if row.remote[1] == port and row.state == ESTABLISHED}
 
 
 def store_endpoint(pid: int, port: int, proc_root: Path, established: Established | None = None) -> str | None:
-    """The other end of this process's own TCP connection to `port`, None where it holds none.
+    """Return the other end of this process's TCP connection to `port`; None without one.
 
-    What the environment says of an address is the user's word; a connection is the kernel's. A loopback address comes
-    with its network namespace, since every one has its own. So does any address where the process is not in the user
-    namespace of init: there a user may make a network of his own, with the addresses of others (user_namespaces(7)).
-    `established` is what was read in this scan already.
+    An address in the environment can be forged; a connection comes from the kernel. A loopback address comes with its
+    network namespace, since every namespace has its own. So does any address if the process is not in the initial user
+    namespace: there a user may make a network with the addresses of others (user_namespaces(7)). `established` holds
+    what this scan has read.
     """
     ends = (established or Established(proc_root)).to(port, pid)
     if not ends:
         return None
     try:
-        own = _sockets_among(descriptors(pid, proc_root)).values()
+        inodes = _sockets_among(descriptors(pid, proc_root)).values()
     except OSError:
         return None
-    end = next((ends[inode] for inode in own if inode in ends), None)
+    end = next((ends[inode] for inode in inodes if inode in ends), None)
     if end is None:
         return None
     is_loopback = ipaddress.ip_address(end[0]).is_loopback
-    is_everywhere_the_same = not is_loopback and _is_in_first_user_space(pid, proc_root)
-    space = None if is_everywhere_the_same else proc_pid.namespace(proc_root, pid, "net")
-    return f"{words_of(end)}{f' in {space}' if space else ''}"
+    is_unique = not is_loopback and _is_in_initial_user_namespace(pid, proc_root)
+    namespace = None if is_unique else proc_pid.namespace(proc_root, pid, "net")
+    return f"{words_of(end)}{f' in {namespace}' if namespace else ''}"
 
 
-def _is_in_first_user_space(pid: int, proc_root: Path) -> bool:
-    """Whether init's user namespace is that of the process; false where one of them may not be read."""
+def _is_in_initial_user_namespace(pid: int, proc_root: Path) -> bool:
+    """True if the process is in the user namespace of init; false if one of them may not be read."""
     space = proc_pid.namespace(proc_root, pid, "user")
     return space is not None and space == proc_pid.namespace(proc_root, 1, "user")
 
 
 def _channel(pid: int, proc_root: Path) -> socket.socket:
-    """A socket to ask about the network namespace of a process. Raises OSError where that is not permitted."""
+    """Return a socket for questions about the network namespace of a process.
+
+    Raises OSError if that is not permitted.
+    """
     space = f"{proc_root}/{pid}/ns/net"
     is_ours = os.readlink(space) == os.readlink("/proc/self/ns/net")  # noqa: PTH115 - magic links, no paths
     return _open() if is_ours else _open_within(space)
@@ -315,29 +315,29 @@ def _open() -> socket.socket:
 
 
 def _open_within(space: str) -> socket.socket:
-    """A socket in another network namespace; a thread that ends at once goes there, see setns(2)."""
-    opened: list[socket.socket | OSError] = []
+    """Return a socket in another network namespace. A short-lived thread joins it, see setns(2)."""
+    results: list[socket.socket | OSError] = []
 
-    def go() -> None:
+    def open_in_thread() -> None:
         try:
             descriptor = os.open(space, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 libc = ctypes.CDLL(None, use_errno=True)
                 if libc.setns(descriptor, _CLONE_NEWNET) != 0:
                     raise OSError(ctypes.get_errno(), "setns")
-                opened.append(_open())
+                results.append(_open())
             finally:
                 os.close(descriptor)
         except OSError as error:
-            opened.append(error)
+            results.append(error)
 
-    thread = threading.Thread(target=go, name="setns", daemon=True)
+    thread = threading.Thread(target=open_in_thread, name="setns", daemon=True)
     thread.start()
     thread.join()
-    answer = opened[0]
-    if isinstance(answer, OSError):
-        raise answer
-    return answer
+    result = results[0]
+    if isinstance(result, OSError):
+        raise result
+    return result
 
 
 def _ask(channel: socket.socket, family: int, end: float) -> Iterator[Connection]:
@@ -348,7 +348,7 @@ def _ask(channel: socket.socket, family: int, end: float) -> Iterator[Connection
 
 
 def _messages(channel: socket.socket, family: int, request: bytes, end: float) -> Iterator[tuple[bytes, int, int]]:
-    """What is answered to a request: in which bytes, from where, and up to where."""
+    """Send a request and yield the messages of the answer: the buffer, their start and their end."""
     length = _HEADER.size + len(request)
     channel.send(_HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, family, 0) + request)
     while True:
@@ -375,13 +375,13 @@ def _connection(answer: bytes, at: int, end: int) -> Connection:
         (_plain(answer[at + 8 : at + 8 + width]), local_port),
         (_plain(answer[at + 24 : at + 24 + width]), remote_port),
     )
-    carried = unacknowledged = retransmits = 0
+    carried_bytes = unacknowledged = retransmits = 0
     info = _attribute(answer, at + _MESSAGE_BYTES, end, _INET_DIAG_INFO)
     if len(info) >= _INFO_BYTES:
-        carried = sum(struct.unpack_from("=QQ", info, _BYTES_AT))
+        carried_bytes = sum(struct.unpack_from("=QQ", info, _BYTES_AT))
         retransmits = info[_RETRANSMITS_AT]
         (unacknowledged,) = struct.unpack_from("=I", info, _UNACKED_AT)
-    return Connection(inode, state, *ends, carried, unacknowledged, retransmits)
+    return Connection(inode, state, *ends, carried_bytes, unacknowledged, retransmits)
 
 
 def _attribute(answer: bytes, at: int, end: int, wanted: int) -> bytes:
@@ -396,15 +396,15 @@ def _attribute(answer: bytes, at: int, end: int, wanted: int) -> bytes:
 
 
 def _plain(packed: bytes) -> bytes:
-    """An IPv4 address inside IPv6 as the IPv4 address that it is."""
+    """Return an IPv4 address mapped into IPv6 as IPv4; others unchanged."""
     return packed[12:] if packed.startswith(_MAPPED) else packed
 
 
 def words_of(end: End) -> str:
-    """One end for people: "10.0.0.7 port 8000"."""
+    """Format an end: "10.0.0.7 port 8000"."""
     return f"{address_of(end)} port {end[1]}"
 
 
 def address_of(end: End) -> str:
-    """The address of one end for people."""
+    """Format the address of an end."""
     return str(ipaddress.ip_address(end[0]))

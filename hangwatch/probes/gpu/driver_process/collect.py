@@ -211,7 +211,7 @@ def place(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuPlace:
     )
 
 
-def health(gpu: Gpu, _gpus: Sequence[Gpu]) -> GpuHealth:
+def health(gpu: Gpu, _: Sequence[Gpu]) -> GpuHealth:
     """Read errors, remapped rows, clock throttling and the recommended recovery action."""
     ask = gpu.ask
     action = _field(gpu, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)

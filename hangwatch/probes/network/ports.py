@@ -84,7 +84,7 @@ def _fault(port: Port, reason: str, detail: str) -> Fault:
 
 _REMEDIES = {
     "Refused": "no process listens there yet, or a firewall rejects: on {host}, `ss -ltnp 'sport = :{port}'`",
-    "NoAnswer": "is {host} up (`ping {host}`)? If so, packets are dropped: `nft list ruleset` on {host}, security groups",
+    "NoAnswer": "is {host} up (`ping {host}`)? If so, a firewall drops packets: `nft list ruleset` on {host}",
     "NoRoute": "`ip route get {host}`; a firewall in between may also reject",
     "NotAllowed": "this node's firewall forbids it: `nft list ruleset`, `iptables -S OUTPUT`",
     "UnknownHost": "`getent hosts {host}`: correct the name, or add it to DNS or /etc/hosts",

@@ -1,1 +1,1 @@
-"""This node: kernel log, clock, file systems, buses, and the daemon's own surroundings."""
+"""This node: kernel log, clock, file systems, buses, and the services around the daemon."""

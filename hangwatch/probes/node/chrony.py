@@ -1,4 +1,4 @@
-"""What chronyd on this node says of its clock: `chronyc -c tracking`, which answers to any user on loopback."""
+"""Reads the clock state from chronyd: `chronyc -c tracking`, which any user may run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _RUNNER = child.Runner("chronyc")
 
 
 class Tracking(Value, frozen=True):
-    """Chrony's view, in seconds; `offset_seconds` is how far the system clock is ahead (positive) of NTP time.
+    """Chrony's state, in seconds; `offset_seconds` is positive if the system clock is ahead of NTP time.
 
-    `source` is the name or address of the reference, `synchronized` false while the leap status says so.
+    `source` is the name or address of the reference; `synchronized` comes from the leap status.
     """
 
     source: str
@@ -26,7 +26,7 @@ class Tracking(Value, frozen=True):
 
 
 def tracking(arguments: tuple[str, ...] = ()) -> Tracking | Fault | None:
-    """Ask chronyd; None where there is no chrony, or none running. `arguments` go to chronyc (`-p`, another port)."""
+    """Ask chronyd; None if chrony is not installed or not running. `arguments` go to chronyc (`-p`, another port)."""
     program = shutil.which("chronyc", path=os.environ.get("PATH", os.defpath) + ":/usr/bin")
     if program is None:
         return None
@@ -39,23 +39,23 @@ def tracking(arguments: tuple[str, ...] = ()) -> Tracking | Fault | None:
         return Fault(
             subject="chronyd",
             reason="ChronyNoAnswer",
-            detail=f"chronyc tracking gave no answer within {DEADLINE_SECONDS:g} s",
+            detail=f"chronyc tracking did not respond within {DEADLINE_SECONDS:g} s",
             remedy="systemctl status chronyd",
         )
-    if answer.code != 0:  # "506 Cannot talk to daemon": chrony is installed, something else keeps the time
+    if answer.code != 0:  # "506 Cannot talk to daemon": chrony is installed but not running
         return None
     return parse_tracking(answer.out.decode("utf-8", "replace"))
 
 
 def parse_tracking(text: str) -> Tracking | Fault:
-    """The line of `chronyc -c tracking`: reference id, name, stratum, time, then offsets in seconds, leap status last.
+    """Parse `chronyc -c tracking`: reference id, name, stratum, time, then offsets in seconds, leap status last.
 
-    The fifth field is positive when the clock is slow; here ahead is positive.
+    The fifth field is positive if the clock is slow; `offset_seconds` has the opposite sign.
     """
     fields = text.strip().split(",")
     try:
         if len(fields) != FIELDS:
-            raise ValueError(f"{len(fields)} fields, not {FIELDS}")
+            raise ValueError(f"{len(fields)} fields instead of {FIELDS}")
         return Tracking(
             source=fields[1] or fields[0],
             stratum=int(fields[2]),

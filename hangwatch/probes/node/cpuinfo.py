@@ -1,4 +1,4 @@
-"""What /proc/cpuinfo says of the processor: who made it, and what it is able to do."""
+"""Reads vendor and features of the processor from /proc/cpuinfo."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hangwatch.probes import pseudo_files
 
 
 class Cpu(Value, frozen=True):
-    """Vendor ("AuthenticAMD", "GenuineIntel") and flags of a processor; empty where it does not tell them."""
+    """Vendor ("AuthenticAMD", "GenuineIntel") and flags of a processor; empty if unknown."""
 
     vendor: str = ""
     flags: frozenset[str] = frozenset()
 
 
 def read(proc_root: Path) -> Cpu | Fault | None:
-    """The first processor of /proc/cpuinfo; None where there is no such file."""
+    """Return the first processor of /proc/cpuinfo; None if there is no such file."""
     text = pseudo_files.read(proc_root / "cpuinfo", "cpuinfo")
     if not isinstance(text, str):
         return text

@@ -1,8 +1,7 @@
-"""The daemon's own heap, mallopt(3) and malloc_trim(3): what starting and captures used and freed goes back to the
-kernel.
+"""Keeps the daemon's own heap small: mallopt(3) and malloc_trim(3).
 
-glibc gives each thread a heap of its own and keeps what lies under a block that is still in use. A C library without
-these calls (musl) is left as it is.
+glibc gives each thread a heap of its own, and keeps freed memory below a block that is in use. So all threads share one
+heap, and memory used by imports and captures is given back. Other C libraries (musl) lack these calls.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ _LIBC = ctypes.CDLL(None)
 
 
 def share() -> bool:
-    """Let all threads that begin from now on use one heap; false where the C library has no such setting."""
+    """Let all later threads use one heap; False if the C library has no such setting."""
     return hasattr(_LIBC, "mallopt") and bool(_LIBC.mallopt(_M_ARENA_MAX, 1))
 
 
 def give_back() -> bool:
-    """Give freed memory back to the kernel, which takes some milliseconds; whether there was any."""
+    """Give freed memory back to the kernel, which takes some milliseconds. Return False if there was none."""
     return hasattr(_LIBC, "malloc_trim") and bool(_LIBC.malloc_trim(ctypes.c_size_t(0)))

@@ -1,7 +1,7 @@
-"""How many files a login or a unit of systemd may open that is started now: configuration, read as files.
+"""Reads the open-file limits that a new login or systemd unit gets, from configuration files.
 
-See limits.conf(5), pam_limits(8), systemd-system.conf(5) and setrlimit(2). It is what files say: a unit may have a
-`LimitNOFILE=` of its own, a user or group a line of its own; nothing is started to try it.
+See limits.conf(5), pam_limits(8), systemd-system.conf(5) and setrlimit(2). No process is started to test the limits. A
+unit may set its own `LimitNOFILE=`, and a user or group may have its own line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hangwatch.probes.process.proc_pid import FileLimit
 
 _MOST_FILES = 64  # of one folder
 _MOST_BYTES = 1 << 16  # of one file
-_OF_SYSTEMD = FileLimit(soft=1024, hard=524288)  # since 240, where nothing is configured
+_OF_SYSTEMD = FileLimit(soft=1024, hard=524288)  # default since version 240
 _SYSTEMD_ROOTS = ("etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd", "lib/systemd")
 _DEFAULT = re.compile(r"\s*DefaultLimitNOFILE\s*=\s*(.*?)\s*")
 _SIZE = re.compile(r"(\d{1,18})([KMG]?)")
@@ -31,9 +31,9 @@ _UNLIMITED = frozenset({"unlimited", "infinity", "-1"})
 
 
 class NewProcess(Value, frozen=True):
-    """What may be started: `who`, its limits (inf: none), no more than fs.nr_open, and which file says so.
+    """The limits of a new process (inf: none), capped at fs.nr_open, and the file that sets them.
 
-    `others` are lines for single users or groups, who get something else.
+    `who` is the kind of process; `others` counts lines for single users or groups, which get other limits.
     """
 
     who: str
@@ -44,32 +44,32 @@ class NewProcess(Value, frozen=True):
 
 
 def read(file_root: Path, proc_root: Path) -> tuple[NewProcess, ...]:
-    """A unit of systemd, where that is process 1, and a login by PAM, where that is asked for limits; else nothing.
+    """Return the limits of a systemd unit, if systemd is process 1, and of a login, if PAM applies limits.conf.
 
-    A login begins with the limits of who lets it in, which is a unit. Files that cannot be read say nothing, and
-    nothing does where `file_root` is not that of process 1: in a container of our own.
+    A login starts with the limits of a unit. Unreadable files are ignored. Empty if `file_root` is not the root of
+    process 1, as in a container.
     """
     if not _is_of_first_process(file_root, proc_root):
         return ()
     comm = pseudo_files.read(proc_root / "1" / "comm", "pid 1")
     unit = _unit(file_root) if isinstance(comm, str) and comm.strip() == "systemd" else None
-    login = _login(file_root, unit) if _is_asked(file_root) else None
-    most = _nr_open(proc_root)
-    found = [one for one in (unit, login) if one is not None]
-    return tuple(replace(one, soft=min(one.soft, most), hard=min(one.hard, most)) for one in found)
+    login = _login(file_root, unit) if _applies_limits(file_root) else None
+    max_limit = _nr_open(proc_root)
+    processes = [process for process in (unit, login) if process is not None]
+    return tuple(replace(each, soft=min(each.soft, max_limit), hard=min(each.hard, max_limit)) for each in processes)
 
 
 def _unit(file_root: Path) -> NewProcess:
     limit, source = _OF_SYSTEMD, "systemd's own default"
     for path, line in _lines(_systemd_files(file_root)):
         match = _DEFAULT.fullmatch(line)
-        said = parse_default(match[1]) if match else None
-        limit, source = (said, _name(path, file_root)) if said else (limit, source)
+        configured = parse_default(match[1]) if match else None
+        limit, source = (configured, _name(path, file_root)) if configured else (limit, source)
     return NewProcess("a unit of systemd", limit.soft, limit.hard, source)
 
 
 def _login(file_root: Path, unit: NewProcess | None) -> NewProcess | None:
-    """What lines for everybody say; None where no unit is known and no line says both limits."""
+    """Return the limits by lines for all users (`*`); None if a limit is unknown."""
     soft, hard, source = (unit.soft, unit.hard, unit.source) if unit else (None, None, "")
     others = 0
     for path, line in _lines(_pam_files(file_root)):
@@ -89,7 +89,7 @@ def _login(file_root: Path, unit: NewProcess | None) -> NewProcess | None:
 
 
 def _is_of_first_process(file_root: Path, proc_root: Path) -> bool:
-    """Whether both see one /etc; taken for granted where that of process 1 may not be looked at."""
+    """True if process 1 has the same /etc, or its root may not be read."""
     try:
         return (proc_root / "1" / "root" / "etc").samefile(file_root / "etc")
     except OSError:
@@ -97,7 +97,7 @@ def _is_of_first_process(file_root: Path, proc_root: Path) -> bool:
 
 
 def parse_default(text: str) -> FileLimit | None:
-    """A value of `DefaultLimitNOFILE=`: both limits, or `soft:hard`; None where it is none."""
+    """Parse `DefaultLimitNOFILE=`: one value for both limits, or `soft:hard`; None if invalid."""
     first, colon, second = text.partition(":")
     soft, hard = _number(first), _number(second if colon else first)
     return None if soft is None or hard is None else FileLimit(soft=soft, hard=hard)
@@ -116,7 +116,7 @@ def _nr_open(proc_root: Path) -> float:
 
 
 def _systemd_files(file_root: Path) -> Iterator[Path]:
-    """The main file, the first that is there; then what lies in folders, by name: the first folder's counts."""
+    """Yield the first main file, then drop-ins by name; of equal names the one in the first folder."""
     roots = [file_root / root for root in _SYSTEMD_ROOTS]
     main = next((root / "system.conf" for root in roots if (root / "system.conf").is_file()), None)
     if main is not None:
@@ -133,8 +133,8 @@ def _pam_files(file_root: Path) -> list[Path]:
     return [folder / "limits.conf", *_conf_files(folder / "limits.d")]
 
 
-def _is_asked(file_root: Path) -> bool:
-    """Whether any service of PAM asks pam_limits: without it limits.conf counts for nobody."""
+def _applies_limits(file_root: Path) -> bool:
+    """True if any PAM service uses pam_limits; without it limits.conf has no effect."""
     folder = file_root / "etc" / "pam.d"
     names = pseudo_files.names(folder, "services of PAM")
     files = [folder / name for name in names[:_MOST_FILES]] if isinstance(names, tuple) else []
@@ -148,7 +148,7 @@ def _conf_files(folder: Path) -> list[Path]:
 
 
 def _lines(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    """The lines of files, comments left out; of anything but a plain file none."""
+    """Yield the lines of regular files, without comment lines."""
     for path in itertools.islice(paths, _MOST_FILES):
         try:
             content = bounded_read.read(path, _MOST_BYTES, flags=os.O_NONBLOCK)

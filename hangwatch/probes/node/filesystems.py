@@ -1,9 +1,9 @@
-"""Mounted file systems, asked so that a dead one can never block us: a child process asks, and may be left behind.
+"""Reads mounted file systems through child processes, so that a dead one cannot block us.
 
-statvfs(2) on a dead NFS, Lustre or FUSE mount can block for ever, and not even SIGKILL ends the process before the
-kernel gives up. Hence a child; one that does not answer is killed, left to the kernel, and its paths are not asked
-again until it is gone: as many children can hang as there are dead mounts, never more. What a process is said to wait
-for is read from /proc, without touching the file system itself.
+statvfs(2) on a dead NFS, Lustre or FUSE mount can block for ever; then not even SIGKILL ends the process. So a child
+does it. A child that does not answer is killed and abandoned, and its paths are not read again until it is gone: at
+most one child hangs per dead mount. The file that a process waits for is found through /proc, without touching its file
+system.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hangwatch.probes.process import system_calls
 
 CHILD = Path(__file__).with_name("filesystems_child.py")
 STARTUP_SECONDS = 2.0
-_STUCK_SECONDS = 0.3  # the end of a child that has not answered: it is not likely to come
+_STUCK_SECONDS = 0.3  # wait for the end of a child that has not answered: it probably hangs
 NOT_STARTED = "OnlookerNotStarted"
 NETWORK_TYPES = frozenset(
     """
@@ -35,14 +35,14 @@ NETWORK_TYPES = frozenset(
     coda acfs mmfs quobyte vastnfs fuse fuseblk
     """.split()  # noqa: SIM905 - a table
 )
-# Served by this node's own desktop or container runtime: no storage.
+# Served by this node's desktop or container runtime: not storage.
 _LOCAL_FUSE = frozenset({"fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal", "fuse.snapfuse", "fuse.fuse-overlayfs"})
-_SECTOR_BYTES = 512  # of /sys/dev/block, whatever the device's own are
+_SECTOR_BYTES = 512  # unit of /sys/dev/block, independent of the device
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 class Mount(Value, frozen=True):
-    """One mounted file system: `device` is `major:minor`, the same for every mount of it; `id` is this mount's own."""
+    """A mounted file system. `device` is `major:minor`, equal for all its mounts; `id` is unique per mount."""
 
     path: str
     type: str
@@ -55,7 +55,7 @@ class Mount(Value, frozen=True):
 
 
 class Space(Value, frozen=True):
-    """An answer: size, bytes available to ordinary users, and how long it took."""
+    """Size, bytes available to ordinary users, and the duration of the call."""
 
     size_bytes: int
     available_bytes: int
@@ -64,13 +64,13 @@ class Space(Value, frozen=True):
 
 
 def mounts(proc_root: Path, pid: int | str = "self") -> tuple[Mount, ...] | Fault | None:
-    """The mounts that a process sees, /proc/PID/mountinfo; None when it is gone."""
+    """Return the mounts that a process sees, from /proc/PID/mountinfo; None if it is gone."""
     text = pseudo_files.read(proc_root / str(pid) / "mountinfo", "mounts")
     return parse_mounts(text) if isinstance(text, str) else text
 
 
 def parse_mounts(text: str) -> tuple[Mount, ...]:
-    """Rows of mountinfo, see proc_pid_mountinfo(5): the type and the source stand after a lone hyphen."""
+    """Parse mountinfo, see proc_pid_mountinfo(5): type and source follow a lone hyphen."""
     found = []
     for line in text.splitlines():
         left, hyphen, right = line.partition(" - ")
@@ -89,9 +89,9 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
 
 
 def called(proc_root: Path, pid: int) -> Mount | None:
-    """The file system on whose open file the main thread is in a system call now; None where that is not to be seen.
+    """Return the file system of the descriptor that the main thread's system call uses; None if not visible.
 
-    By /proc/PID/syscall, see proc_pid_syscall(5). A call that names its file by path is not seen.
+    Read from /proc/PID/syscall, see proc_pid_syscall(5). Calls that name a file by path are not covered.
     """
     call = pseudo_files.read(proc_root / str(pid) / "syscall", f"pid {pid}")
     fields = call.split() if isinstance(call, str) else []
@@ -106,9 +106,9 @@ def _is_on_descriptor(number: int) -> bool:
 
 
 def mount_of(proc_root: Path, pid: int, descriptor: int) -> Mount | None:
-    """The file system on which a file lies that a process has open; None where it is no file, or not to be seen.
+    """Return the file system of an open file of a process; None if it is not a file or not visible.
 
-    By `mnt_id` of /proc/PID/fdinfo, see proc_pid_fdinfo(5): the file itself is not touched.
+    Read from `mnt_id` in /proc/PID/fdinfo, see proc_pid_fdinfo(5): the file itself is not touched.
     """
     text = pseudo_files.read(proc_root / str(pid) / "fdinfo" / str(descriptor), f"pid {pid}")
     rows = text.splitlines() if isinstance(text, str) else []
@@ -118,7 +118,7 @@ def mount_of(proc_root: Path, pid: int, descriptor: int) -> Mount | None:
 
 
 def written_bytes(mount: Mount, pid: int, proc_root: Path, sys_root: Path) -> int | None:
-    """What was written so far to the device of a mount, or by this node to its NFS server; None where nobody counts.
+    """Return the bytes written to the device of a mount, or by this node to its NFS server; None if not counted.
 
     See Documentation/admin-guide/iostats.rst for /sys/dev/block/MAJOR:MINOR/stat, and nfsiostat(8) for mountstats.
     """
@@ -137,7 +137,7 @@ def written_bytes(mount: Mount, pid: int, proc_root: Path, sys_root: Path) -> in
 
 
 def dirty_bytes(proc_root: Path) -> int | None:
-    """What waits on this node for being written, or is being written: Dirty and Writeback of /proc/meminfo."""
+    """Return the bytes that wait to be written or are being written: Dirty and Writeback of /proc/meminfo."""
     text = pseudo_files.read(proc_root / "meminfo", "memory")
     rows = dict(line.split(":", 1) for line in text.splitlines() if ":" in line) if isinstance(text, str) else {}
     found = [rows[name].split()[0] for name in ("Dirty", "Writeback") if rows.get(name, "").split()]
@@ -145,13 +145,13 @@ def dirty_bytes(proc_root: Path) -> int | None:
 
 
 def is_network(mount: Mount, also: Iterable[str] = ()) -> bool:
-    """Whether another machine, or a process that talks to one, stands behind a mount; `also` names more types."""
+    """True if the file system is served by another machine, or by a process that talks to one; `also` adds types."""
     named = mount.type in NETWORK_TYPES or mount.type in also
     return named or (mount.type.startswith("fuse.") and mount.type not in _LOCAL_FUSE)
 
 
 class Onlookers:
-    """Asks paths through child processes, and remembers those that were left behind."""
+    """Reads paths through child processes, and remembers the abandoned ones."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -159,40 +159,44 @@ class Onlookers:
         self._names: dict[str, str] = {}
 
     def space(self, paths: Sequence[str], deadline_seconds: float) -> dict[str, Space | Fault]:
-        """Size and free space of the file system of each path, within the deadline."""
+        """Return size and free space of the file system of each path, within the deadline."""
         answers = self._ask([("space", path) for path in paths], deadline_seconds)
         return {path: _space(path, answers["space", path]) for path in paths}
 
     def names(self, folders: Sequence[str], deadline_seconds: float) -> dict[str, tuple[str, ...] | Fault]:
-        """The names in each folder, within the deadline; at most 20,000."""
+        """Return the names in each folder, at most 20,000, within the deadline."""
         answers = self._ask([("names", folder) for folder in folders], deadline_seconds)
         return {folder: _names(folder, answers["names", folder]) for folder in folders}
 
     def silent(self, proc_root: Path, pids: Sequence[int], deadline_seconds: float) -> dict[int, Mount]:
-        """Of each process, by pid, the file system that its program or a library lies on and that gives no answer.
+        """Return, by pid, the file system of the program or a library of a process that does not respond.
 
-        Takes twice the deadline at most. A process whose mappings cannot be read in time is left out.
+        Takes at most twice the deadline. Processes with mappings that cannot be read in time are skipped.
         """
         rows = {pid: f"{proc_root}/{pid}/maps" for pid in pids}
         answers = self._ask([("devices", path) for path in rows.values()], deadline_seconds)
-        here = _by_device(mounts(proc_root))
-        lies_on: dict[int, list[Mount]] = {}
+        own_mounts = _by_device(mounts(proc_root))
+        mounts_of: dict[int, list[Mount]] = {}
         for pid, path in rows.items():
-            answer, seen = answers["devices", path], _by_device(mounts(proc_root, pid))
+            answer, its_mounts = answers["devices", path], _by_device(mounts(proc_root, pid))
             devices = answer.get("devices", ()) if isinstance(answer, dict) else ()
-            lies_on[pid] = [seen[device] for device in devices if device in seen]
-        asked: dict[str, str] = {}
-        for pid, found in lies_on.items():
-            for mount in found:  # each file system is asked once, by one name, however many lie on it
-                own = here.get(mount.device)
-                asked.setdefault(mount.device, own.path if own else self._name_of(proc_root, pid, mount))
-        spaces = self.space(list(asked.values()), deadline_seconds)
-        dead = {device for device, path in asked.items() if _is_silent(spaces[path])}
-        first = {pid: next((mount for mount in found if mount.device in dead), None) for pid, found in lies_on.items()}
-        return {pid: mount for pid, mount in first.items() if mount is not None}
+            mounts_of[pid] = [its_mounts[device] for device in devices if device in its_mounts]
+        paths: dict[str, str] = {}
+        for pid, mounted in mounts_of.items():
+            for mount in mounted:  # each file system is asked once, by one path
+                own_mount = own_mounts.get(mount.device)
+                paths.setdefault(mount.device, own_mount.path if own_mount else self._name_of(proc_root, pid, mount))
+        spaces = self.space(list(paths.values()), deadline_seconds)
+        silent_devices = {device for device, path in paths.items() if _is_silent(spaces[path])}
+        silent_mounts = {
+            pid: next((mount for mount in mounted if mount.device in silent_devices), None)
+            for pid, mounted in mounts_of.items()
+        }
+        return {pid: mount for pid, mount in silent_mounts.items() if mount is not None}
 
     def _name_of(self, proc_root: Path, pid: int, mount: Mount) -> str:
-        """A path to a mount that only another mount namespace has; the one that a child still hangs in, if any does."""
+        """Return a path to a mount that only another mount namespace has; the path that a child hangs in, if one does.
+        """
         path = f"{proc_root}/{pid}/root{mount.path}"
         with self._lock:
             stuck = self._abandoned.targets()
@@ -201,36 +205,36 @@ class Onlookers:
             return self._names[mount.device]
 
     def left_behind(self) -> int:
-        """How many children still hang in the kernel."""
+        """Return the number of children that still hang in the kernel."""
         return self._abandoned.count()
 
     def _ask(self, questions: list[tuple[str, str]], deadline_seconds: float) -> dict[tuple[str, str], object]:
-        """The raw answer to each question: what the child printed, or None where it printed nothing in time."""
+        """Return the raw answer to each question; None if there was none in time."""
         stuck = self._abandoned.targets()
-        asked = [question for question in dict.fromkeys(questions) if question[1] not in stuck]
+        new_questions = [question for question in dict.fromkeys(questions) if question[1] not in stuck]
         answers: dict[tuple[str, str], object] = dict.fromkeys(questions)
-        if not asked:
+        if not new_questions:
             return answers
         try:
-            child = Child([sys.executable, "-I", "-S", str(CHILD), str(deadline_seconds), json.dumps(asked)])
+            child = Child([sys.executable, "-I", "-S", str(CHILD), str(deadline_seconds), json.dumps(new_questions)])
         except OSError as error:
             return dict.fromkeys(questions, _not_started(error))
         for line in _lines(child, time.monotonic() + deadline_seconds + STARTUP_SECONDS):
             with contextlib.suppress(ValueError):
                 index, answer = json.loads(line)
-                answers[asked[index]] = answer
-        unanswered = frozenset(path for kind, path in asked if answers[kind, path] is None)
+                answers[new_questions[index]] = answer
+        unanswered = frozenset(path for kind, path in new_questions if answers[kind, path] is None)
         if not child.end(_STUCK_SECONDS if unanswered else KILL_SECONDS):
             self._abandoned.add(child, unanswered)
         return answers
 
 
 SHARED = Onlookers()
-"""For all who ask in this process: who hangs at a dead mount is known to each of them."""
+"""Shared by the whole process, so that each caller knows the dead mounts."""
 
 
-def _by_device(found: tuple[Mount, ...] | Fault | None) -> dict[str, Mount]:
-    return {mount.device: mount for mount in reversed(found)} if isinstance(found, tuple) else {}
+def _by_device(mounts_seen: tuple[Mount, ...] | Fault | None) -> dict[str, Mount]:
+    return {mount.device: mount for mount in reversed(mounts_seen)} if isinstance(mounts_seen, tuple) else {}
 
 
 def _is_silent(answer: Space | Fault) -> bool:
@@ -238,7 +242,7 @@ def _is_silent(answer: Space | Fault) -> bool:
 
 
 def _lines(child: Child, end: float) -> Iterator[bytes]:
-    """The lines that it prints until it closes its output, or `end`."""
+    """Yield the lines of the child until it closes its output, or `end`."""
     rest = b""
     with contextlib.suppress(TimeoutError):
         while piece := child.read(end)[0]:
@@ -267,8 +271,8 @@ def _not_started(error: OSError) -> Fault:
     return Fault(
         subject="file systems",
         reason=NOT_STARTED,
-        detail=f"the process that asks file systems cannot be started: {error}",
-        remedy=f"make {sys.executable} executable for this user; `ulimit -u`, and memory that is left",
+        detail=f"the process that reads file systems cannot be started: {error}",
+        remedy=f"make {sys.executable} executable for this user; check `ulimit -u` and free memory",
     )
 
 
@@ -285,7 +289,7 @@ def _fault(path: str, answer: object) -> Fault:
         }
         detail = f"{path}: {os.strerror(code)}"
         return Fault(subject=path, reason=reason.get(code, "CannotRead"), detail=detail)
-    return Fault(subject=path, reason="NoAnswer", detail=f"{path} gives no answer")
+    return Fault(subject=path, reason="NoAnswer", detail=f"{path} does not respond")
 
 
 def _unescape(word: str) -> str:

@@ -1,7 +1,7 @@
-"""Asks file systems for their parent, one thread each, and prints every answer as it comes. Runs by itself.
+"""Reads file systems for the parent, one thread per path, and prints each answer at once. A script of its own.
 
-Started as `python -I -S filesystems_child.py DEADLINE_SECONDS JSON`, where JSON is a list of [kind, path]. It touches
-nothing but these paths once it runs, so that what blocks is known.
+Started as `python -I -S filesystems_child.py DEADLINE_SECONDS JSON`; JSON is a list of [kind, path]. It touches only
+these paths once it runs, so that the parent knows which one blocks.
 """
 
 import json
@@ -14,7 +14,7 @@ NAMES_LIMIT = 20_000
 
 
 def answer(kind: str, path: str) -> dict[str, object]:
-    """What the file system says; blocks for as long as it does."""
+    """Read from the file system; blocks as long as it does."""
     started = time.monotonic()
     try:
         if kind == "devices":
@@ -33,7 +33,7 @@ def answer(kind: str, path: str) -> dict[str, object]:
 
 
 def mapped_devices(path: str) -> list[str]:
-    """The file systems of the files in /proc/PID/maps, as major:minor in mountinfo's way; the program's own first."""
+    """Return the file systems of the files in /proc/PID/maps, as major:minor like mountinfo; the program's first."""
     with open(path, "rb") as maps:  # noqa: PTH123 - started often: no pathlib here
         rows = [line.split(None, 5) for line in maps]
     named = [row[3].decode() for row in rows if len(row) == 6 and row[5].startswith(b"/") and row[4] != b"0"]
@@ -42,21 +42,21 @@ def mapped_devices(path: str) -> list[str]:
 
 
 def ask_all(deadline_seconds: float, questions: list[tuple[str, str]]) -> None:
-    """Print `[index, answer]` for each question; returns when all have answered or at the deadline."""
-    left = threading.Semaphore(0)
+    """Print `[index, answer]` for each question; return when all have answered or at the deadline."""
+    answered = threading.Semaphore(0)
     lock = threading.Lock()
 
     def ask(index: int, kind: str, path: str) -> None:
         line = json.dumps([index, answer(kind, path)]) + "\n"
         with lock:
             os.write(1, line.encode())
-        left.release()
+        answered.release()
 
     for index, (kind, path) in enumerate(questions):
         threading.Thread(target=ask, args=(index, kind, path), daemon=True).start()
     end = time.monotonic() + deadline_seconds
     for _ in questions:
-        if not left.acquire(timeout=max(0.0, end - time.monotonic())):
+        if not answered.acquire(timeout=max(0.0, end - time.monotonic())):
             break
 
 

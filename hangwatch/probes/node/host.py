@@ -1,4 +1,4 @@
-"""Facts about this host that a report shows: names, sizes and load, nothing secret. The one importer of psutil."""
+"""Reads facts of this host for reports: names, sizes and load; nothing secret. The only importer of psutil here."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import psutil
 
 
 def node_name() -> str:
-    """The short host name, as torchrun's and Slurm's own logs show it."""
+    """Return the short host name, as in logs of torchrun and Slurm."""
     return socket.gethostname().partition(".")[0] or "localhost"
 
 
 def kernel_release() -> str:
-    """The release of the running kernel, as `uname -r` says it."""
+    """Return the release of the running kernel, as `uname -r` prints it."""
     return platform.release()
 
 
 def facts(driver_version: str | None) -> tuple[tuple[str, str], ...]:
-    """Name and value of what helps to compare two incidents; `driver_version` is the NVIDIA driver's, if any."""
+    """Return name and value of facts that help to compare incidents; `driver_version` is the NVIDIA driver's."""
     memory, gibibyte = psutil.virtual_memory(), 1 << 30
     hours_up = (time.time() - psutil.boot_time()) / 3600
     pairs = [

@@ -1,4 +1,4 @@
-"""Log lines as the systemd journal takes them: a priority in front, so that `journalctl -p warning` works."""
+"""Formats log lines for the systemd journal: with a priority prefix, so that `journalctl -p warning` works."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DEBUG, _INFO, _WARNING, _ERROR, _CRITICAL = 7, 6, 4, 3, 2
 
 
 def is_journal(environ: Mapping[str, str], descriptor: int) -> bool:
-    """Whether `descriptor` is connected to the journal: JOURNAL_STREAM names its device and inode (systemd.exec(5))."""
+    """True if `descriptor` is the journal: JOURNAL_STREAM names its device and inode (systemd.exec(5))."""
     try:
         stream = os.fstat(descriptor)
     except OSError:
@@ -20,13 +20,13 @@ def is_journal(environ: Mapping[str, str], descriptor: int) -> bool:
 
 
 class JournalFormatter(logging.Formatter):
-    """Puts `<N>` before every line of a record; no time and no level name, the journal keeps both."""
+    """Puts `<N>` before every line; omits time and level name, which the journal stores."""
 
     def __init__(self) -> None:
         super().__init__("%(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Each line of a traceback carries the priority: a line without one would be filed as plain information."""
+        """Prefix each line, also of a traceback: the journal files lines without a priority as information."""
         prefix = f"<{_priority(record.levelno)}>"
         return "\n".join(prefix + line for line in super().format(record).splitlines())
 

@@ -1,8 +1,7 @@
-"""The kernel's log through /dev/kmsg: XIDs, SXIDs, hung tasks, OOM kills (`oom_kills`), and lines of kernel_lines.toml.
+"""Reads the kernel log from /dev/kmsg: XIDs, SXIDs, hung tasks, OOM kills, and lines of kernel_lines.toml.
 
-See dev-kmsg in the kernel's ABI docs.
-
-A record is `priority,sequence,microseconds since boot,flags;text`, followed by lines that begin with a blank.
+See dev-kmsg in the kernel's ABI docs. A record is `priority,sequence,microseconds since boot,flags;text`, followed by
+lines that begin with a blank.
 """
 
 from __future__ import annotations
@@ -15,19 +14,23 @@ import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from hangwatch.model import Fault, Value
 from hangwatch.probes.node import oom_kills
 from hangwatch.probes.node.oom_kills import OomKills
 from hangwatch.tables import kernel_lines
 
-# The kernel wants room for a whole record, and answers EINVAL otherwise: 8 KiB since 3.5, CONSOLE_EXT_LOG_MAX.
+# The buffer must hold a whole record, else EINVAL: 8 KiB since Linux 3.5 (CONSOLE_EXT_LOG_MAX).
 RECORD_BYTES = 8192
 MAX_RECORDS_PER_READ = 200_000
-EVENTS_KEPT = 128  # of each kind: a flood of one hides no other
+EVENTS_KEPT = 128  # of each kind: a flood of one kind hides no other
 KEYS_KEPT = 512
-LINES_KEPT = 512  # of each row of kernel_lines.toml, by what they name
+LINES_KEPT = 512  # of each row of kernel_lines.toml, by subject
 MAY_READ = "run as root, or grant CAP_SYSLOG; in a container, mount /dev/kmsg and allow the device"
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _RECORD = re.compile(r"(\d+),(\d+),(\d+),[^;]*;(.*)", re.DOTALL)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\\x1b\[[0-9;]*[A-Za-z]")  # kmsg writes an escape character as \x1b
@@ -39,7 +42,7 @@ _PATTERNS = (
 
 
 class KernelRecord(Value, frozen=True):
-    """One record. `boot_seconds` is the time since boot, `text` free of terminal escapes."""
+    """A record. `boot_seconds` is the time since boot; `text` has no terminal escapes."""
 
     sequence: int
     boot_seconds: float
@@ -47,9 +50,9 @@ class KernelRecord(Value, frozen=True):
 
 
 class KernelEvent(Value, frozen=True):
-    """A record that matters. `kind` is xid, sxid or hung_task.
+    """An XID, an SXID or a hung task. `kind` is xid, sxid or hung_task.
 
-    `subject` is the PCI address of the GPU or switch, or the comm of the process; `code` the XID, or the pid.
+    `subject` is the PCI address of the GPU or switch, or the comm of the process; `code` is the XID, or the pid.
     """
 
     kind: str
@@ -60,7 +63,10 @@ class KernelEvent(Value, frozen=True):
 
 
 class SaidLine(Value, frozen=True):
-    """A line of which kernel_lines.toml has a row, see `kernel_lines.Said`; one whose trouble is over is none."""
+    """A kernel log line that matches a row of kernel_lines.toml, see `kernel_lines.Said`.
+
+    "Problem cleared" lines do not count.
+    """
 
     name: str
     subject: str
@@ -70,11 +76,10 @@ class SaidLine(Value, frozen=True):
 
 
 class KernelEvents(Value, frozen=True):
-    """What the log holds: the newest event of each kind, subject and code, oldest first, and how many were seen in all.
+    """The newest event of each kind, subject and code, oldest first, and the number seen in all.
 
-    `lines` are the newest of each row and subject, oldest first. `counts` is by kind, subject and code; pids are not
-    told apart, their code is 0. `missed` counts records that the kernel overwrote before they were read. `oom` are the
-    processes that were killed for lack of memory.
+    `lines` are the newest of each row and subject, oldest first. `counts` is by kind, subject and code; the code of a
+    hung task is 0. `missed` counts records that the kernel overwrote before they were read. `oom` are the OOM kills.
     """
 
     events: tuple[KernelEvent, ...] = ()
@@ -85,9 +90,9 @@ class KernelEvents(Value, frozen=True):
 
 
 def parse_record(raw: str) -> KernelRecord | None:
-    """One record as /dev/kmsg gives it; None for anything else, such as a continuation line.
+    """Parse a record of /dev/kmsg; None for anything else, such as a continuation line.
 
-    Of its text so many characters as a pattern is tried on: processes choose names in it, and may write records.
+    The text is cut to the length that patterns are tried on: processes choose names in it, and may write records.
     """
     found = _RECORD.match(raw)
     if found is None:
@@ -97,7 +102,7 @@ def parse_record(raw: str) -> KernelRecord | None:
 
 
 def parse_event(record: KernelRecord) -> KernelEvent | None:
-    """The event that a record tells of, None for most."""
+    """Return the event in a record, None for most."""
     for kind, pattern in _PATTERNS:
         found = pattern.search(record.text)
         if found:
@@ -112,14 +117,14 @@ def parse_event(record: KernelRecord) -> KernelEvent | None:
 
 
 class KernelLog:
-    """Follows the log: each read gives what came before too, bounded, and costs only what is new."""
+    """Follows the log. Each read returns earlier events, too, bounded, and costs only what is new."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._followed: dict[Path, _Follower] = {}
 
     def read(self, path: Path) -> KernelEvents | Fault | None:
-        """The events of the log at `path`; None where there is no log. Never blocks."""
+        """Return the events of the log at `path`; None if there is no log. Never blocks."""
         with self._lock:
             follower = self._followed.get(path)
             try:
@@ -137,12 +142,12 @@ class KernelLog:
 
 
 class _Follower:
-    """One open log. Holds the last sequence number, and of what it read only what matters."""
+    """An open log: the last sequence number, and the kept events and lines."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
-        self._rest = b""
+        self._partial = b""
         self._last_sequence: int | None = None
         self._missed = 0
         self._events: dict[str, OrderedDict[tuple[str, int], KernelEvent]] = {
@@ -150,7 +155,9 @@ class _Follower:
         }
         self._counts: Counter[tuple[str, str, int]] = Counter()
         self._oom = oom_kills.Listener()
-        self._said: dict[str, OrderedDict[str, SaidLine]] = {name: OrderedDict() for name in kernel_lines.load()}
+        self._lines_by_row: dict[str, OrderedDict[str, SaidLine]] = {
+            name: OrderedDict() for name in kernel_lines.load()
+        }
 
     def catch_up(self) -> None:
         for raw in self._lines():
@@ -162,51 +169,43 @@ class _Follower:
             self._last_sequence = record.sequence
             event = parse_event(record)
             if event is not None:
-                self._keep(event)
-            self._hear(record)
+                self._keep_event(event)
+            self._keep_line(record)
             self._oom.hear(record.text, record.boot_seconds)
 
-    def _hear(self, record: KernelRecord) -> None:
+    def _keep_line(self, record: KernelRecord) -> None:
         for name, subject in kernel_lines.ended(record.text):
-            self._said[name].pop(subject, None)
-        said = kernel_lines.find(record.text)
-        if said is None:
-            return
-        kept = self._said[said.name]
-        kept[said.subject] = SaidLine(**said._asdict(), boot_seconds=record.boot_seconds, text=record.text[:512])
-        kept.move_to_end(said.subject)
-        if len(kept) > LINES_KEPT:
-            kept.popitem(last=False)
+            self._lines_by_row[name].pop(subject, None)
+        match = kernel_lines.find(record.text)
+        if match is not None:
+            line = SaidLine(**match._asdict(), boot_seconds=record.boot_seconds, text=record.text[:512])
+            _keep_newest(self._lines_by_row[match.name], match.subject, line, LINES_KEPT)
 
-    def _keep(self, event: KernelEvent) -> None:
-        kept = self._events[event.kind]
-        kept[event.subject, event.code] = event
-        kept.move_to_end((event.subject, event.code))
-        if len(kept) > EVENTS_KEPT:
-            kept.popitem(last=False)
+    def _keep_event(self, event: KernelEvent) -> None:
+        _keep_newest(self._events[event.kind], (event.subject, event.code), event, EVENTS_KEPT)
         key = (event.kind, event.subject, event.code if event.kind.endswith("xid") else 0)
         if key in self._counts or len(self._counts) < KEYS_KEPT:
             self._counts[key] += 1
 
     def _lines(self) -> Iterator[str]:
-        """Whole lines; the device gives one record a read, a regular file any piece."""
+        """Yield whole lines. The device returns one record per read, a regular file any piece."""
         for _ in range(MAX_RECORDS_PER_READ):
             try:
                 piece = os.read(self._descriptor, RECORD_BYTES)
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno != errno.EPIPE:  # records were overwritten: the next read goes on with the oldest left
+                if error.errno != errno.EPIPE:  # records were overwritten: the next read returns the oldest kept
                     raise
                 continue
             if not piece:
                 return
-            *lines, self._rest = (self._rest + piece).split(b"\n")
+            *lines, self._partial = (self._partial + piece).split(b"\n")
             yield from (line.decode("utf-8", "replace") for line in lines)
 
     def events(self) -> KernelEvents:
         events = [event for kept in self._events.values() for event in kept.values()]
-        lines = [line for kept in self._said.values() for line in kept.values()]
+        lines = [line for kept in self._lines_by_row.values() for line in kept.values()]
         return KernelEvents(
             events=tuple(sorted(events, key=lambda event: event.boot_seconds)),
             lines=tuple(sorted(lines, key=lambda line: line.boot_seconds)),
@@ -214,6 +213,13 @@ class _Follower:
             missed=self._missed,
             oom=self._oom.kills(),
         )
+
+
+def _keep_newest(kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > most:
+        kept.popitem(last=False)
 
 
 SHARED = KernelLog()

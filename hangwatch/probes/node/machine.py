@@ -1,6 +1,6 @@
-"""The node as checks see it: where its kernel interfaces lie, its GPUs, its jobs, its clock.
+"""The node as checks see it: its kernel interfaces, GPUs, jobs and clock.
 
-Roots are arguments, so that a check runs on a fixture tree as it runs on a machine.
+Roots are arguments, so that a check also runs on a fixture tree.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Clock:
 
 @dataclass(frozen=True)
 class Node:
-    """Everything a check may look at. `gpus` is None where there is no driver; `jobs` are those known right now.
+    """Everything that a check may read. `gpus` is missing without a driver; `jobs` are those known now.
 
-    `file_root` is the folder of /etc, /run and /usr, `state_directory` where incidents are kept. `dump_after_seconds`
-    is how long after a job went quiet its stacks have been taken: hold plus one capture; None where nobody watches.
-    `kernel_log` and `filesystems` remember between two looks (how far the log was read, who was left behind at a dead
-    mount), and so do `recorders` (where a flight recorder lies): all nodes made here share them.
+    `file_root` is the folder of /etc, /run and /usr; `state_directory` holds the incidents. `dump_after_seconds` is the
+    time from a job's quiet to its stacks (hold plus one capture), missing without a detector. All nodes share
+    `kernel_log` (how far it was read), `filesystems` (children abandoned at dead mounts) and `recorders` (places of
+    flight recorders).
     """
 
     proc_root: Path = Path("/proc")

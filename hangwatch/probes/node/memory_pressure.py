@@ -1,4 +1,4 @@
-"""Memory: what is left (/proc/meminfo) and how long tasks wait for it (/proc/pressure/memory, PSI)."""
+"""Reads available memory (/proc/meminfo) and memory stalls (/proc/pressure/memory, PSI)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _ROW = re.compile(r"(some|full) avg10=[\d.]+ avg60=([\d.]+) avg300=[\d.]+ total=
 
 
 class Stall(Value, frozen=True):
-    """Share of time in which tasks waited for memory over the last 60 s, and the total so far."""
+    """The ratio of time in which tasks waited for memory over the last 60 s, and the total."""
 
     ratio_60s: float
     total_seconds: float
 
 
 class Memory(Value, frozen=True):
-    """Memory of the node. `some`: a task waited; `full`: all did. Both None where the kernel has no PSI (psi=0)."""
+    """Memory of the node. `some`: a task waited; `full`: all did. Both None if the kernel has no PSI (psi=0)."""
 
     total_bytes: int
     available_bytes: int
@@ -28,7 +28,7 @@ class Memory(Value, frozen=True):
 
 
 def read(proc_root: Path) -> Memory | Fault | None:
-    """Both files; None where even /proc/meminfo is missing."""
+    """Read both files; None if /proc/meminfo is missing."""
     meminfo = pseudo_files.read(proc_root / "meminfo", "memory")
     if not isinstance(meminfo, str):
         return meminfo
@@ -39,12 +39,12 @@ def read(proc_root: Path) -> Memory | Fault | None:
 
 
 def parse(meminfo: str, pressure: str) -> Memory | Fault:
-    """Memory of the two texts; a Fault when /proc/meminfo lacks MemTotal or MemAvailable."""
+    """Parse the two texts; a Fault if /proc/meminfo lacks MemTotal or MemAvailable."""
     rows = {name: value.split() for name, _, value in (line.partition(":") for line in meminfo.splitlines())}
     try:
         total, available = (int(rows[name][0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     except (KeyError, ValueError, IndexError):
-        detail = "/proc/meminfo holds no MemTotal and MemAvailable"
+        detail = "/proc/meminfo lacks MemTotal or MemAvailable"
         return Fault(subject="memory", reason="UnreadableMeminfo", detail=detail)
     stalls = {row[0]: _stall(row) for row in _ROW.findall(pressure)}
     return Memory(total_bytes=total, available_bytes=available, some=stalls.get("some"), full=stalls.get("full"))

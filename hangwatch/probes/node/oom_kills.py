@@ -1,9 +1,9 @@
-"""Who the kernel killed for lack of memory, and at whose limit, by the lines of its log and its counter.
+"""Parses OOM kills from the kernel log: the killed process, and the memory limit that was hit.
 
-See mm/oom_kill.c: `oom-kill:constraint=CONSTRAINT_MEMCG,...,oom_memcg=A,task_memcg=B,task=python,pid=1,uid=0` comes
-first, but not more than ten times in five seconds (dump_header), then for each victim `Memory cgroup out of memory:
-Killed process 1 (python) ...`, or `Out of memory: ...` where no control group's limit was hit. Names of control groups
-and processes are chosen by their owners: a line that can be read in two ways tells no control group.
+See mm/oom_kill.c. First comes `oom-kill:constraint=CONSTRAINT_MEMCG,...,oom_memcg=A,task_memcg=B,task=python,pid=1,
+uid=0`, at most ten times in five seconds (dump_header). Then each victim has a line `Memory cgroup out of memory:
+Killed process 1 (python) ...`, or `Out of memory: ...` if no control group's limit was hit. Owners choose the names of
+control groups and processes: from an ambiguous line no control group is taken.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hangwatch.probes import pseudo_files
 from hangwatch.tables import cgroups
 
 OWNERS_KEPT = 128
-KILLS_KEPT = 16  # of each owner: a flood of one hides no other
+KILLS_KEPT = 16  # of each owner: a flood of one owner hides no other
 KEYS_KEPT = 512
-SAME_KILL_SECONDS = 1.0  # the lines of one kill are written under one lock, one after the other
+SAME_KILL_SECONDS = 1.0  # the kernel writes the lines of one kill under one lock
 
 Limit: TypeAlias = Literal["cgroup", "cpuset", "node"]
-"""What was used up: the limit of a control group, the NUMA nodes that a process may use, or the memory of the node."""
+"""The limit that was hit: a control group's, the NUMA nodes that a process may use, or the memory of the node."""
 
 _LIMITS: dict[str, Limit] = {
     "CONSTRAINT_MEMCG": "cgroup",
@@ -45,7 +45,7 @@ _GROUP = re.compile(r"Tasks in (?P<cgroup>/.*) are going to be killed due to mem
 
 
 class OomKill(Value, frozen=True):
-    """One killed process. `cgroup` is its own, `limit_cgroup` the one whose limit was hit; empty where not known."""
+    """A killed process. `cgroup` is its own, `limit_cgroup` the one at its limit; empty if unknown."""
 
     pid: int
     comm: str
@@ -57,19 +57,19 @@ class OomKill(Value, frozen=True):
 
     @property
     def owner(self) -> str:
-        """Whose it was: "Slurm job 4711", "pod 6f1c...", else its user."""
+        """The owner of the process: "Slurm job 4711", "pod 6f1c...", else its user."""
         return cgroups.holder(self.cgroup) or ("an unknown user" if self.uid is None else f"uid {self.uid}")
 
 
 class OomKills(Value, frozen=True):
-    """The newest kills of each owner, oldest first, and how many were seen in all, by comm and limit."""
+    """The newest kills of each owner, oldest first, and the number seen in all, by comm and limit."""
 
     kills: tuple[OomKill, ...] = ()
     counts: tuple[tuple[str, Limit, int], ...] = ()
 
 
-class _Place(Value, frozen=True):
-    """What a line said that came before a kill: of the process of this pid, or of all of a control group."""
+class _Summary(Value, frozen=True):
+    """A line before a kill, about the process with this pid, or about all of a control group."""
 
     boot_seconds: float
     limit: Limit
@@ -79,47 +79,47 @@ class _Place(Value, frozen=True):
 
 
 class Listener:
-    """Hears the lines of the log one after the other; keeps so many kills of so many owners, however many come."""
+    """Reads the lines of the log in order. Keeps a bounded number of kills per owner, and of owners."""
 
     def __init__(self) -> None:
-        self._place: _Place | None = None
+        self._summary: _Summary | None = None
         self._kept: OrderedDict[tuple[Limit, str], deque[OomKill]] = OrderedDict()
         self._counts: Counter[tuple[str, Limit]] = Counter()
-        self._told: OomKills | None = None  # made once: a check keeps ten minutes of them
+        self._result: OomKills | None = None  # cached until the next kill
 
     def hear(self, text: str, boot_seconds: float) -> None:
-        """Take a line of the log, without its time."""
+        """Read a line of the log, without its time."""
         if text.startswith("oom-kill:"):
-            self._place = _parse_summary(text, boot_seconds)
+            self._summary = _parse_summary(text, boot_seconds)
         elif text.startswith("Tasks in "):
             self._hear_group(text, boot_seconds)
         elif "ut of memory" in text and (found := _KILLED.match(text)):
             self._keep(self._kill(found, boot_seconds))
 
     def _hear_group(self, text: str, boot_seconds: float) -> None:
-        found, place = _GROUP.fullmatch(text), self._place
-        if found is None:
+        match, summary = _GROUP.fullmatch(text), self._summary
+        if match is None:
             return
-        is_same = place is not None and boot_seconds - place.boot_seconds < SAME_KILL_SECONDS
-        limit_cgroup = place.limit_cgroup if place is not None and is_same else ""
-        self._place = _Place(
-            boot_seconds=boot_seconds, limit="cgroup", limit_cgroup=limit_cgroup, cgroup=found["cgroup"]
+        is_same = summary is not None and boot_seconds - summary.boot_seconds < SAME_KILL_SECONDS
+        limit_cgroup = summary.limit_cgroup if summary is not None and is_same else ""
+        self._summary = _Summary(
+            boot_seconds=boot_seconds, limit="cgroup", limit_cgroup=limit_cgroup, cgroup=match["cgroup"]
         )
 
-    def _kill(self, found: re.Match[str], boot_seconds: float) -> OomKill:
-        pid, uid, place = int(found["pid"]), found["uid"], self._place
-        limit: Limit = "cgroup" if found["by_cgroup"].startswith("Memory") else "node"
+    def _kill(self, match: re.Match[str], boot_seconds: float) -> OomKill:
+        pid, uid, summary = int(match["pid"]), match["uid"], self._summary
+        limit: Limit = "cgroup" if match["by_cgroup"].startswith("Memory") else "node"
         cgroup = limit_cgroup = ""
         if (
-            place is not None
-            and place.pid in (None, pid)
-            and boot_seconds - place.boot_seconds < SAME_KILL_SECONDS
-            and (place.limit == "cgroup") == (limit == "cgroup")
+            summary is not None
+            and summary.pid in (None, pid)
+            and boot_seconds - summary.boot_seconds < SAME_KILL_SECONDS
+            and (summary.limit == "cgroup") == (limit == "cgroup")
         ):
-            limit, cgroup, limit_cgroup = place.limit, place.cgroup, place.limit_cgroup
+            limit, cgroup, limit_cgroup = summary.limit, summary.cgroup, summary.limit_cgroup
         return OomKill(
             pid=pid,
-            comm=found["comm"],
+            comm=match["comm"],
             boot_seconds=boot_seconds,
             limit=limit,
             uid=None if uid is None else int(uid),
@@ -128,7 +128,7 @@ class Listener:
         )
 
     def _keep(self, kill: OomKill) -> None:
-        self._told = None
+        self._result = None
         key = (kill.limit, kill.owner)
         self._kept.setdefault(key, deque(maxlen=KILLS_KEPT)).append(kill)
         self._kept.move_to_end(key)
@@ -138,29 +138,29 @@ class Listener:
             self._counts[kill.comm, kill.limit] += 1
 
     def kills(self) -> OomKills:
-        """What is kept."""
-        if self._told is None:
+        """Return the kept kills."""
+        if self._result is None:
             kills = sorted((kill for kept in self._kept.values() for kill in kept), key=lambda kill: kill.boot_seconds)
             counts = tuple((*key, count) for key, count in sorted(self._counts.items()))
-            self._told = OomKills(kills=tuple(kills), counts=counts)
-        return self._told
+            self._result = OomKills(kills=tuple(kills), counts=counts)
+        return self._result
 
 
-def _parse_summary(text: str, boot_seconds: float) -> _Place | None:
-    found = None if any(text.count(key) > 1 for key in _KEYS) else _SUMMARY.fullmatch(text)
-    if found is None or found["constraint"] not in _LIMITS:
+def _parse_summary(text: str, boot_seconds: float) -> _Summary | None:
+    match = None if any(text.count(key) > 1 for key in _KEYS) else _SUMMARY.fullmatch(text)
+    if match is None or match["constraint"] not in _LIMITS:
         return None
-    return _Place(
+    return _Summary(
         boot_seconds=boot_seconds,
-        limit=_LIMITS[found["constraint"]],
-        limit_cgroup=found["limit_cgroup"] or "",
-        cgroup=found["cgroup"],
-        pid=int(found["pid"]),
+        limit=_LIMITS[match["constraint"]],
+        limit_cgroup=match["limit_cgroup"] or "",
+        cgroup=match["cgroup"],
+        pid=int(match["pid"]),
     )
 
 
 def count(proc_root: Path) -> int | Fault | None:
-    """How many processes were killed since the node started, whatever limit was hit: `oom_kill` of /proc/vmstat.
+    """Return the number of OOM kills since boot, at any limit: `oom_kill` of /proc/vmstat.
 
     None before Linux 4.13, which does not count them.
     """

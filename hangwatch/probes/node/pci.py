@@ -1,4 +1,4 @@
-"""What /sys says of the PCI bus: where devices sit, what binds them, and what breaks peer-to-peer between them."""
+"""Reads the PCI bus from /sys: places of devices, their drivers, and obstacles to peer-to-peer traffic."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ ACS_REDIRECTS = 0x0004 | 0x0008  # P2P request and completion redirect (PCIe bas
 CONFIG_EXTENDED_START = 0x100
 
 TRANSLATED = ("DMA", "DMA-FQ")
-"""Types of an IOMMU group whose devices see translated addresses; the others are pass-through (kernel sysfs ABI)."""
+"""IOMMU group types with translated addresses; the others are pass-through (kernel sysfs ABI)."""
 
 
 class PciPath(Value, frozen=True):
-    """One device and the bridges above it.
+    """A device and the bridges above it.
 
-    `steps` leads from the host bridge ("pci0000:15") to the device, all as sysfs names them; `numa_node` is None where
-    the firmware does not say.
+    `steps` leads from the host bridge ("pci0000:15") to the device, with sysfs names; `numa_node` is None if unknown.
     """
 
     address: str
@@ -33,14 +32,14 @@ class PciPath(Value, frozen=True):
 
 
 class Nic(Value, frozen=True):
-    """An RDMA device, as /sys/class/infiniband names it, and where it sits."""
+    """An RDMA device, as /sys/class/infiniband names it, and its place."""
 
     name: str
     path: PciPath
 
 
 def path_of(sys_root: Path, address: str) -> PciPath | None:
-    """Where a device sits, None when there is none at this address ("0000:1b:00.0")."""
+    """Return the place of the device at this address ("0000:1b:00.0"), None if there is none."""
     return _path(sys_root / "bus/pci/devices" / address)
 
 
@@ -58,7 +57,7 @@ def _path(link: Path) -> PciPath | None:
 
 
 def distance(device: PciPath, other: PciPath) -> str:
-    """How near two devices are, in the words of `nvidia-smi topo -m`.
+    """Return the distance of two devices in the words of `nvidia-smi topo -m`.
 
     PIX: at most one PCIe switch; PXB: several, but no host bridge; PHB: a host bridge; NODE: host bridges of one NUMA
     node; SYS: across NUMA nodes.
@@ -83,13 +82,13 @@ def _shared_steps(device: PciPath, other: PciPath) -> int:
 
 
 def steps_below_switch(device: PciPath, other: PciPath) -> tuple[str, ...]:
-    """The bridges between `device` and the PCIe switch that it shares with `other`; empty when they share none."""
+    """Return the bridges between `device` and the PCIe switch shared with `other`; empty if they share none."""
     shared = _shared_steps(device, other)
     return device.steps[shared:-1] if shared > 1 and device.address != other.address else ()
 
 
 def nics(sys_root: Path) -> tuple[Nic, ...]:
-    """The RDMA devices that sit on PCI, in the order of their names."""
+    """Return the RDMA devices on PCI, by name."""
     try:
         links = sorted((sys_root / "class/infiniband").iterdir())
     except OSError:
@@ -99,7 +98,7 @@ def nics(sys_root: Path) -> tuple[Nic, ...]:
 
 
 def nvidia_gpus(sys_root: Path) -> tuple[str, ...]:
-    """Addresses of the NVIDIA GPUs that are not handed to a virtual machine."""
+    """Return addresses of the NVIDIA GPUs that are not passed to a virtual machine."""
     return tuple(
         device.name
         for device in _nvidia_devices(sys_root)
@@ -108,7 +107,7 @@ def nvidia_gpus(sys_root: Path) -> tuple[str, ...]:
 
 
 def nvswitches(sys_root: Path) -> tuple[str, ...]:
-    """Addresses of the NVSwitches that show on PCI (those of Ampere and Hopper)."""
+    """Return addresses of the NVSwitches visible on PCI (Ampere and Hopper)."""
     return tuple(
         device.name
         for device in _nvidia_devices(sys_root)
@@ -132,7 +131,7 @@ def _bound_to(device: Path, driver: str) -> bool:
 
 
 def iommu_translates(sys_root: Path, address: str) -> bool | None:
-    """Whether an IOMMU translates the addresses of a device's transfers; None without one (or before Linux 5.11)."""
+    """True if an IOMMU translates the addresses of a device's transfers; None without one (or before Linux 5.11)."""
     try:
         kind = (sys_root / "bus/pci/devices" / address / "iommu_group/type").read_text().strip()
     except OSError:
@@ -141,11 +140,11 @@ def iommu_translates(sys_root: Path, address: str) -> bool | None:
 
 
 def redirecting_bridges(sys_root: Path, path: PciPath) -> tuple[str, ...] | None:
-    """The bridges above a device whose access control (ACS) sends peer-to-peer traffic up to the root complex.
+    """Return the bridges above a device that redirect peer-to-peer traffic to the root complex (ACS).
 
-    None when the kernel does not show their configuration: that takes root.
+    None if their configuration space is not readable: that needs root.
     """
-    found = []
+    redirecting = []
     for step in path.steps[1:-1]:
         try:
             config = (sys_root / "bus/pci/devices" / step / "config").read_bytes()
@@ -154,12 +153,12 @@ def redirecting_bridges(sys_root: Path, path: PciPath) -> tuple[str, ...] | None
         if len(config) <= CONFIG_EXTENDED_START:
             return None
         if acs_redirects(config):
-            found.append(step)
-    return tuple(found)
+            redirecting.append(step)
+    return tuple(redirecting)
 
 
 def acs_redirects(config: bytes) -> bool:
-    """Whether a device's configuration space has ACS request or completion redirect switched on."""
+    """True if a device's configuration space enables ACS request or completion redirect."""
     offset, seen = CONFIG_EXTENDED_START, set[int]()
     while CONFIG_EXTENDED_START <= offset <= len(config) - 8 and offset not in seen:
         seen.add(offset)

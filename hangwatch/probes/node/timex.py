@@ -1,4 +1,4 @@
-"""The kernel's clock discipline, adjtimex(2) with modes 0: read only, any user may, whatever keeps the time."""
+"""Reads the kernel's clock state: adjtimex(2) with modes 0, which any user may call and changes nothing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ REMEDY = "allow adjtimex: ProtectClock=no in the unit, or a seccomp profile that
 
 
 class Timex(Value, frozen=True):
-    """What the kernel believes of its clock, in seconds.
+    """The kernel's clock state, in seconds.
 
-    `synchronized` is false while STA_UNSYNC is set or the state is TIME_ERROR. `offset_seconds` is what is still to be
-    corrected, `estimated_error_seconds` and `maximum_error_seconds` are what the time daemon told the kernel.
+    `synchronized` is false while STA_UNSYNC is set or the state is TIME_ERROR. `offset_seconds` remains to be
+    corrected; `estimated_error_seconds` and `maximum_error_seconds` were set by the time daemon.
     """
 
     synchronized: bool
@@ -27,7 +27,7 @@ class Timex(Value, frozen=True):
 
 
 class _TimexStruct(ctypes.Structure):
-    """Struct timex of <sys/timex.h>, 64 bit."""
+    """The struct timex of <sys/timex.h>, 64 bit."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -46,7 +46,7 @@ class _TimexStruct(ctypes.Structure):
 
 
 def read() -> Timex | Fault:
-    """Ask the kernel. A Fault where a seccomp filter forbids the call."""
+    """Ask the kernel; a Fault if a seccomp filter forbids the call."""
     libc = ctypes.CDLL(None, use_errno=True)
     raw = _TimexStruct()
     state = libc.adjtimex(ctypes.byref(raw))
@@ -59,7 +59,7 @@ def read() -> Timex | Fault:
 
 
 def decode(state: int, status: int, offset: int, esterror: int, maxerror: int) -> Timex:
-    """The kernel's integers in seconds: offset in ns with STA_NANO, else in us; errors always in us."""
+    """Convert the kernel's integers to seconds: offset in ns with STA_NANO, else in us; errors always in us."""
     return Timex(
         synchronized=state != TIME_ERROR and not status & STA_UNSYNC,
         offset_seconds=offset * (1e-9 if status & STA_NANO else 1e-6),

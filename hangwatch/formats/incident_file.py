@@ -44,7 +44,7 @@ class Summary(Value, frozen=True):
     """A line of the list of incidents.
 
     If the folder cannot be read, `problem` is set and the rest is empty. If it holds only a marker, `problem` says so,
-    `state` is None, and the other fields come from the marker.
+    `state` is absent, and the other fields come from the marker.
     """
 
     folder: str

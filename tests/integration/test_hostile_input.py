@@ -163,7 +163,7 @@ INCIDENTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "2^62 ranks": (_world(1 << 62), "ranks are accepted"),
     "2^70 ranks": (_world(1 << 70), "ranks are accepted"),
     "rank 2^62": (_rank, "ranks are accepted"),
-    "a number of 5,000 digits": (lambda incident: incident.update(schema_version="DIGITS"), "no incident"),
+    "a number of 5,000 digits": (lambda incident: incident.update(schema_version="DIGITS"), "not an incident"),
 }
 READING = {
     "report": ("report",),

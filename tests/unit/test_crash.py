@@ -202,10 +202,10 @@ def test_a_worker_that_was_killed_is_told_and_is_not_the_end_of_its_rank() -> No
 
 
 def test_what_was_not_read_is_said_once_something_tells_of_a_crash() -> None:
-    found = [left(0, error="ValueError: a"), left(1)._replace(refused=("its core /dev/zero: is no file",))]
+    found = [left(0, error="ValueError: a"), left(1)._replace(refused=("its core /dev/zero: is not a regular file",))]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
-    assert any(vote.kind == "not_read" and "is no file" in vote.message for vote in verdict.evidence)
+    assert any(vote.kind == "not_read" and "is not a regular file" in vote.message for vote in verdict.evidence)
 
 
 def test_words_of_the_owner_are_printable_and_bounded() -> None:

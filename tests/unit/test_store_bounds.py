@@ -284,7 +284,7 @@ def test_absent_ranks_were_numbers_before_they_were_ranges(
 @pytest.mark.parametrize("job", [3, None, [], "x"])
 def test_an_old_incident_without_a_job_is_none(tmp_path: Path, job: object) -> None:
     (tmp_path / "incident.json").write_text(json.dumps({"schema_version": 1, "job": job}))
-    with pytest.raises(StoreError, match="no incident"):
+    with pytest.raises(StoreError, match="not an incident"):
         incident_file.load(tmp_path)
 
 

@@ -84,7 +84,7 @@ REFUSED = {
     "no cipher": (f"{TLS}  cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]\n", ":4: tls_server_config.cipher_suites: 'TLS_RSA"),
     "no certificate": ("tls_server_config:\n  key_file: node-key.pem\n", ":1: tls_server_config.cert_file: is needed"),
     "no such file": ("tls_server_config:\n  cert_file: none\n  key_file: none\n", "none: cannot be read: No such file"),
-    "an endless file": ("tls_server_config:\n  cert_file: /dev/zero\n  key_file: none\n", "/dev/zero: is no file"),
+    "an endless file": ("tls_server_config:\n  cert_file: /dev/zero\n  key_file: none\n", "/dev/zero: is not a regular file"),
     "no key": ("tls_server_config:\n  cert_file: node.pem\n  key_file: node.pem\n", ":2: tls_server_config.cert_file: this"),
     "another's key": (TLS.replace("node-key", "ca-key"), "KEY_VALUES_MISMATCH"),
     "no authority": (CLIENTS.replace("ca.pem", "ca-key.pem"), ":5: tls_server_config.client_ca_file"),
@@ -122,14 +122,14 @@ def test_what_cannot_be_carried_is_named_with_its_line(case: str, folder: Path) 
 
 
 def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
-    for path, says in ((tmp_path / "none", "No such file"), (Path("/dev/zero"), "is no file")):
+    for path, says in ((tmp_path / "none", "No such file"), (Path("/dev/zero"), "is not a regular file")):
         with pytest.raises(yaml_file.YamlError, match=says):
             web_config.load(path)
 
 
 def test_a_fifo_is_not_waited_for_and_what_everybody_may_write_is_not_believed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(yaml_file.YamlError, match="is no file"):
+    with pytest.raises(yaml_file.YamlError, match="is not a regular file"):
         web_config.load(tmp_path / "fifo")
     (tmp_path / "web.yml").write_text("")
     (tmp_path / "web.yml").chmod(0o666)

@@ -161,14 +161,14 @@ def measure(folder: Path, pids: list[int], rounds: int) -> None:
 
     def ask_symbols() -> None:
         page = os.pread(memory, symbols.PAGE_BYTES, mapped.start)
-        assert symbols.SymbolTables().of(mapped, page, victim, "", procfs.PROC).pointer is not None
+        assert symbols.SymbolTables().look_up(mapped, page, victim, "", procfs.PROC).pointer is not None
 
     def search_shape() -> None:
         found = search.search(
             lambda places: [os.pread(memory, size, address) for address, size in places],
             mapped.data,
             library.writable,
-            layouts.of("2.13.0"),
+            layouts.candidates("2.13.0"),
         )
         assert len(found) == 1
 
@@ -187,7 +187,7 @@ def measure(folder: Path, pids: list[int], rounds: int) -> None:
         row(f"py-spy dump --nonblocking of {len(ranks)} ranks", *all_dumps, one[0])
         row("symbols of a library file, in a child", *median(rounds, ask_symbols), one[0])
         page = os.pread(memory, symbols.PAGE_BYTES, mapped.start)
-        known = median(rounds, lambda: symbols.SHARED.of(mapped, page, victim, "", procfs.PROC))
+        known = median(rounds, lambda: symbols.SHARED.look_up(mapped, page, victim, "", procfs.PROC))
         row("symbols that are known", *known, one[0])
         row("search by shape", *median(rounds, search_shape), one[0])
         print(f"bytes of one reading: {memory_image.MOST_BYTES >> 20} MiB at most")

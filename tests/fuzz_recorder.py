@@ -71,7 +71,7 @@ def seeds() -> list[Seed]:
     """Memories of every layout: a few records, a buffer that wrapped, a second epoch, an empty one."""
     return [
         Seed(layout, records, capacity, epoch)
-        for layout in layouts.of("")
+        for layout in layouts.candidates("")
         for records, capacity, epoch in (
             (6, 100, 0),
             (11, 4, 0),

@@ -130,7 +130,7 @@ def test_without_symbols_it_is_found_by_its_shape(tmp_path: Path) -> None:
 def address_of_recorder(pid: int) -> int:
     found = libraries.mapped(Path(f"/proc/{pid}/maps").read_bytes())
     with Path(f"/proc/{pid}/mem").open("rb") as memory:
-        layout = layouts.of("2.13.0")
+        layout = layouts.candidates("2.13.0")
         places = search.search(
             lambda wanted: [os.pread(memory.fileno(), size, at) for at, size in wanted],
             found.libraries[0].data,

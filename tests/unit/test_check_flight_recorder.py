@@ -14,7 +14,7 @@ from tests.integration import targets
 from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values
 from tests.recorder_memory import Memory, Operation, as_process, recorder
 
-NEWEST = layouts.of("")[-1]
+NEWEST = layouts.candidates("")[-1]
 TURN_ON = "set TORCH_FR_BUFFER_SIZE=2000 in the job (TORCH_NCCL_TRACE_BUFFER_SIZE=2000 before torch 2.11)"
 ALONE = """
 import torch, torch.distributed as dist

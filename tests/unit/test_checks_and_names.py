@@ -40,7 +40,7 @@ def tree(tmp_path: Path) -> NodeTree:
 def namesake(tree: NodeTree, key: str, *pids: int) -> Job:
     """A job "100" in a mount namespace of its own."""
     memory = Memory(0x200000)
-    address = recorder(memory, layouts.of("")[-1], [Operation()])
+    address = recorder(memory, layouts.candidates("")[-1], [Operation()])
     for pid in pids:
         tree.process(pid, environ={"CUDA_LAUNCH_BLOCKING": "1", **MASTER})
         as_process(tree.proc / str(pid), memory, address)

@@ -20,12 +20,12 @@ from tests.unit.test_waitfor import record, recorder
 OFF = Fault(
     subject="pid 7 nccl",
     reason="RecorderOff",
-    detail="the flight recorder is off: its buffer has no room for a record",
+    detail="the flight recorder is off: its buffer has no capacity",
     remedy="set TORCH_FR_BUFFER_SIZE=2000 in the job",
 )
 SILENT = Fault(subject="pid 7 gloo", reason="NoAnswer", detail="it gives no answer")
 NO_TORCH = Fault(subject="pid 7", reason="NoTorch", detail="it has not loaded torch")
-TOLD = "no sequence numbers of ranks 0-2 on a in NCCL: the flight recorder is off: its buffer has no room for a record"
+TOLD = "no sequence numbers of ranks 0-2 on a in NCCL: the flight recorder is off: its buffer has no capacity"
 
 
 def grouped(*faults: tuple[Fault, ...], records: tuple[RankRecords, ...] = ()) -> Grouping:
@@ -106,7 +106,7 @@ def test_of_two_recorders_the_one_that_was_not_read_has_its_reason() -> None:
 def test_two_libraries_and_many_reasons_are_told_apart_and_bounded() -> None:
     gloo = replace(OFF, subject="pid 7 gloo", reason="UnknownLayout", detail="it fits in no known layout", remedy="")
     assert told(grouped((OFF, gloo), (gloo,))) == [
-        "no sequence numbers of rank 0 on a (pid 7) in NCCL: the flight recorder is off: its buffer has no room for a record"
+        "no sequence numbers of rank 0 on a (pid 7) in NCCL: the flight recorder is off: its buffer has no capacity"
         " (RecorderOff); set TORCH_FR_BUFFER_SIZE=2000 in the job",
         "no sequence numbers of ranks 0-1 on a in gloo: it fits in no known layout (UnknownLayout)",
     ]

@@ -15,7 +15,7 @@ from hangwatch.probes.torch_recorder.memory_image import UnreadableError
 from tests import fuzz_recorder, torch_layouts
 from tests.recorder_memory import FLOAT, Group, Memory, Operation, recorder
 
-ALL = layouts.of("")
+ALL = layouts.candidates("")
 NEWEST = ALL[-1]
 PAIR = Group(id=3, name="7", description="tp", ranks=(0, 1, 6), counts=(9, -1, 8))
 
@@ -290,7 +290,7 @@ def test_the_table_says_what_the_headers_of_the_installed_torch_say() -> None:
     with torch_layouts.headers(str(installed)) as (version, include):
         told = torch_layouts.layout(include)
         names = torch_layouts.dtypes(include)
-    (layout,) = layouts.of(version)
+    (layout,) = layouts.candidates(version)
     assert version in layout.versions
     assert {field: getattr(layout, field) for field in told} == told
     assert layouts.dtypes()[: len(names)] == tuple(names)

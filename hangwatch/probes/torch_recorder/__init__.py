@@ -1,8 +1,9 @@
-"""PyTorch's flight recorder, read out of the memory of a running process: nothing set in the job, and nothing paused.
+"""Reads PyTorch's flight recorder from the memory of a running process.
 
-A static pointer in libtorch leads to it: found by a symbol of the library (`symbols`), or by the shape of what it leads
-to (`search`). Its fields lie where the table of the process's version says (`layouts`), which is believed only where
-all of it fits (`decode`). It asks for the right of ptrace(2), no other, and works on a rank in any state.
+Nothing is set in the job, and nothing is paused. A static pointer in libtorch leads to the recorder. It is found by a
+symbol of the library (`symbols`), or by the shape of the object (`search`). The offsets of its fields come from a table
+by version (`layouts`), and are accepted only if everything fits (`decode`). This needs the right of ptrace(2), and
+works on a rank in any state.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from hangwatch.probes.torch_recorder.libraries import Mapped, Mappings
 from hangwatch.probes.torch_recorder.memory_image import Place, Read, UnreadableError, fits
 
 MOST_MAPS_BYTES = 8 << 20
-MOST_SECONDS = 5.0  # of one process, the symbols of its library apart
+MOST_SECONDS = 5.0  # for one process, without the symbols of its library
 MOST_KNOWN = 4096
 MACHINES = frozenset({"x86_64", "AMD64"})
 _TURN_ON = "set TORCH_FR_BUFFER_SIZE=2000 in the job (TORCH_NCCL_TRACE_BUFFER_SIZE=2000 before torch 2.11)"
@@ -38,56 +39,61 @@ _Known = TypeVar("_Known")
 
 
 class Recorders:
-    """The recorders of the processes of this node: where those were found that took a search, and which are there."""
+    """The flight recorders of processes of this node. Caches places found by a search, and facts that do not change."""
 
     def __init__(self, proc_root: Path = procfs.PROC) -> None:
         self._proc_root = proc_root
         self._lock = threading.Lock()
-        self._found: dict[tuple[ProcessId, int], tuple[int, Layout]] = {}
+        self._places_by_shape: dict[tuple[ProcessId, int], tuple[int, Layout]] = {}
         self._lasting: dict[ProcessId, tuple[RankRecords | Fault, ...]] = {}
 
     def lasting(self, process: ProcessId) -> tuple[RankRecords | Fault, ...] | None:
-        """What `read` has told of a process that holds as long as it lives, without its records; None: nothing yet.
+        """Return the unchanging part of what `read` has returned of a process, without records; None if nothing yet.
 
-        That is a recorder with room for records, or one that is off: torch makes it once, at the first operation.
+        That is a recorder with capacity, or one that is off: torch creates it once, at the first operation.
         """
         with self._lock:
             return self._lasting.get(process)
 
     def read(self, process: ProcessId, share: str = "", newest: int | None = None) -> tuple[RankRecords | Fault, ...]:
-        """What each recorder of a process holds, or why it cannot be told; never empty.
+        """Return the content of each recorder of a process, or a fault; never empty.
 
-        With `newest`, of the operations that are done only so many of each group are told, and the oldest of all: a
-        tenth of the time. `share` is whose places are taken where its library gives no answer. A recorder that was
-        never used is empty, with room for nothing. The reasons of a fault: NoTorch, NoRecorder (a version or a build
-        without one), RecorderOff, UnknownLayout, ChangedWhileRead, TooLarge, PermissionDenied, NoAnswer, ProcessGone.
+        With `newest`, only that many completed operations per group and the oldest of all are returned: a tenth of the
+        time. `share` pays for a child that hangs at the library. A recorder that was never used is empty with capacity
+        0. Reasons of a fault: NoTorch, NoRecorder (a version or build without one), RecorderOff, UnknownLayout,
+        ChangedWhileRead, TooLarge, PermissionDenied, NoAnswer, ProcessGone.
         """
-        told = self._read(process, share, newest)
-        if any(one.reason == "RecorderOff" if isinstance(one, Fault) else one.capacity for one in told):
-            kept = (one if isinstance(one, Fault) else replace(one, records=(), groups=(), members=()) for one in told)
-            self._keep(self._lasting, process, tuple(kept))
-        return told
+        contents = self._read(process, share, newest)
+        if any(each.reason == "RecorderOff" if isinstance(each, Fault) else each.capacity for each in contents):
+            empty = (
+                each if isinstance(each, Fault) else replace(each, records=(), groups=(), members=())
+                for each in contents
+            )
+            self._keep(self._lasting, process, tuple(empty))
+        return contents
 
     def _read(self, process: ProcessId, share: str, newest: int | None) -> tuple[RankRecords | Fault, ...]:
         subject = f"pid {process.pid}"
         try:
-            found = self._mappings(process)
-            if not found.libraries:
+            mappings = self._mappings(process)
+            if not mappings.libraries:
                 raise UnreadableError("NoTorch", "it has not loaded torch")
             if platform.machine() not in MACHINES:
                 raise UnreadableError("UnknownLayout", f"the layout on {platform.machine()} has not been measured")
-        except UnreadableError as why:
-            return (_fault(subject, why),)
-        answers: list[RankRecords | Fault] = []
-        for library in found.libraries:
+        except UnreadableError as error:
+            return (_fault(subject, error),)
+        contents: list[RankRecords | Fault] = []
+        for library in mappings.libraries:
             try:
-                answers.append(self._of(library, found, process, share, newest))
-            except UnreadableError as why:
-                answers.append(_fault(f"{subject} {library.library}", why))
+                contents.append(self._read_library(library, mappings, process, share, newest))
+            except UnreadableError as error:
+                contents.append(_fault(f"{subject} {library.library}", error))
         if self._is_gone(process):
             return (_fault(subject, UnreadableError("ProcessGone", "the process has ended")),)
-        told = [answer for answer in answers if not (isinstance(answer, Fault) and answer.reason == "NoRecorder")]
-        return tuple(told or answers)
+        with_recorder = [
+            answer for answer in contents if not (isinstance(answer, Fault) and answer.reason == "NoRecorder")
+        ]
+        return tuple(with_recorder or contents)
 
     def _mappings(self, process: ProcessId) -> Mappings:
         if self._is_gone(process):
@@ -98,36 +104,38 @@ class Recorders:
             raise UnreadableError("TooLarge", f"it has more than {MOST_MAPS_BYTES >> 20} MiB of mappings")
         return found
 
-    def _of(self, library: Mapped, found: Mappings, process: ProcessId, share: str, newest: int | None) -> RankRecords:
+    def _read_library(
+        self, library: Mapped, mappings: Mappings, process: ProcessId, share: str, newest: int | None
+    ) -> RankRecords:
         (page,) = self._reader(process, "mem")([(library.start, symbols.PAGE_BYTES)])
-        known = symbols.SHARED.of(library, page, process, share, self._proc_root)
-        read = self._reader(process, "mem")  # the time that a child took counts for nobody
-        candidates = layouts.of(known.version)
-        if known.pointer is not None:
-            (raw,) = read([(library.start + known.pointer, 8)])
+        from_symbols = symbols.SHARED.look_up(library, page, process, share, self._proc_root)
+        read = self._reader(process, "mem")  # a new deadline, without the time of the child
+        candidates = layouts.candidates(from_symbols.version)
+        if from_symbols.pointer is not None:
+            (raw,) = read([(library.start + from_symbols.pointer, 8)])
             fits(len(raw) == 8, "the pointer to it leads to no memory")
             address = int.from_bytes(raw, "little")
             if not address:
-                return _unused(library, candidates, known.version)
+                return _unused(library, candidates, from_symbols.version)
             _, records = _only([(address, layout) for layout in candidates], read, library, newest)
-            return replace(records, torch_version=known.version)
+            return replace(records, torch_version=from_symbols.version)
         key = process, library.start
         with self._lock:
-            place = self._found.pop(key, None)
-        places = [place] if place else search.search(read, library.data, found.writable, candidates)
+            place = self._places_by_shape.pop(key, None)
+        places = [place] if place else search.search(read, library.data, mappings.writable, candidates)
         if not places:
             raise UnreadableError(
-                "NoRecorder", f"no object in {library.path} has the shape of a flight recorder that is on"
+                "NoRecorder", f"no object in {library.path} has the shape of an active flight recorder"
             )
         place, records = _only(places, read, library, newest)
-        self._keep(self._found, key, place)
-        return replace(records, torch_version=known.version, found_by="shape")
+        self._keep(self._places_by_shape, key, place)
+        return replace(records, torch_version=from_symbols.version, found_by="shape")
 
-    def _keep(self, known: dict[_Key, _Known], key: _Key, value: _Known) -> None:
+    def _keep(self, cache: dict[_Key, _Known], key: _Key, value: _Known) -> None:
         with self._lock:
-            if len(known) >= MOST_KNOWN:
-                known.clear()
-            known[key] = value
+            if len(cache) >= MOST_KNOWN:
+                cache.clear()
+            cache[key] = value
 
     def _is_gone(self, process: ProcessId) -> bool:
         state = procfs.read_state(process.pid, self._proc_root)
@@ -138,7 +146,7 @@ class Recorders:
 
         def read(places: Sequence[Place]) -> Sequence[bytes]:
             if time.monotonic() > end:
-                raise UnreadableError("NoAnswer", f"it was not read within {MOST_SECONDS:.0f} s")
+                raise UnreadableError("NoAnswer", f"reading took longer than {MOST_SECONDS:.0f} s")
             answer = process_memory.SHARED.read_pieces(path, places)
             if isinstance(answer, int):
                 raise _refused(answer, path)
@@ -150,20 +158,20 @@ class Recorders:
 def _only(
     places: Sequence[tuple[int, Layout]], read: Read, library: Mapped, newest: int | None
 ) -> tuple[tuple[int, Layout], RankRecords]:
-    """The one of these that is a recorder in all that it holds. Raises UnreadableError where there is none, or more."""
-    errors, found = [], []
+    """Return the only place that decodes as a recorder. Raises UnreadableError if none or several do."""
+    errors, fitting = [], []
     for address, layout in places:
         try:
-            found.append(
+            fitting.append(
                 ((address, layout), decode.read(read, address, layout, library.library, time.time, newest=newest))
             )
         except UnreadableError as error:
             errors.append(error)
-    if not found:
+    if not fitting:
         raise errors[0]
-    if len(found) > 1:
-        raise UnreadableError("UnknownLayout", f"{len(found)} objects or layouts fit, and only one can be right")
-    return found[0]
+    if len(fitting) > 1:
+        raise UnreadableError("UnknownLayout", f"{len(fitting)} objects or layouts fit instead of one")
+    return fitting[0]
 
 
 def _unused(library: Mapped, candidates: Sequence[Layout], version: str) -> RankRecords:
@@ -181,9 +189,9 @@ def _unused(library: Mapped, candidates: Sequence[Layout], version: str) -> Rank
 
 
 def _refused(number: int, path: Path) -> UnreadableError:
-    """What an error of open(2) means; EBUSY is that of `memory`."""
+    """Translate an errno of open(2); EBUSY is from `process_memory`."""
     if number == errno.EBUSY:
-        return UnreadableError("NoAnswer", f"{path} gives no answer")
+        return UnreadableError("NoAnswer", f"{path} does not respond")
     fault = pseudo_files.fault_of(OSError(number, os.strerror(number)), str(path), str(path))
     return (
         UnreadableError(fault.reason, fault.detail)
@@ -192,11 +200,11 @@ def _refused(number: int, path: Path) -> UnreadableError:
     )
 
 
-def _fault(subject: str, why: UnreadableError) -> Fault:
+def _fault(subject: str, error: UnreadableError) -> Fault:
     remedies = {"PermissionDenied": "run as root, or grant CAP_SYS_PTRACE", "RecorderOff": _TURN_ON}
-    about: Literal["target", "tool"] = "target" if why.reason == "ProcessGone" else "tool"
+    about: Literal["target", "tool"] = "target" if error.reason == "ProcessGone" else "tool"
     return Fault(
-        subject=subject, reason=why.reason, detail=why.detail, remedy=remedies.get(why.reason, ""), about=about
+        subject=subject, reason=error.reason, detail=error.detail, remedy=remedies.get(error.reason, ""), about=about
     )
 
 

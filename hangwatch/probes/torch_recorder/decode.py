@@ -1,7 +1,7 @@
-"""A flight recorder in somebody's memory -> its records: pure, and the same for a live rank and a recorded memory.
+"""Pure: decodes a flight recorder in the memory of a process, live or recorded.
 
-The writer holds a mutex that nobody outside can take. So the counters are read before and after: what the writer may
-have touched in between is left out, and where the buffer itself moved, all is read again.
+The writer holds a mutex that no other process can take. So the counters are read before and after. Records that the
+writer may have touched in between are dropped; if the buffer itself moved, all is read again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST_MEMBERS = 1 << 17
 MOST_RANK = 1 << 24
 TRIES = 4
 _MOST_EPOCHS = 1 << 32
-_MUTEX = 8  # after two bools, in every version; its first byte is not 0 while somebody holds it
+_MUTEX = 8  # after two bools, in every version; its first byte is not 0 while it is held
 
 
 class _Head(NamedTuple):
@@ -57,7 +57,7 @@ class _Head(NamedTuple):
 
 
 def _head(raw: bytes, layout: Layout) -> _Head:
-    """The counters. Raises UnreadableError where they are not those of a recorder, or it is off."""
+    """Parse the counters. Raises UnreadableError if they are impossible, or if the recorder is off."""
     enabled, captures = raw[layout.enabled], raw[layout.enabled + 1]
     begin, end, reserved = struct.unpack_from("<QQQ", raw, layout.entries)
     capacity, following, next_id = (
@@ -66,23 +66,26 @@ def _head(raw: bytes, layout: Layout) -> _Head:
     epoch = int.from_bytes(raw[layout.reset_epoch : layout.reset_epoch + 8], "little") if layout.reset_epoch > 0 else 0
     fits(enabled < 2 and captures < 2, "a flag is neither true nor false")
     if not enabled:
-        fits(not any((begin, end, reserved, capacity, following, next_id, epoch)), "it is off and holds records")
-        raise UnreadableError("RecorderOff", "the flight recorder is off: its buffer has no room for a record")
+        fits(not any((begin, end, reserved, capacity, following, next_id, epoch)), "it is off, but holds records")
+        raise UnreadableError("RecorderOff", "the flight recorder is off: its buffer has no capacity")
     fits(begin <= end <= reserved and not begin % 8, "its buffer ends before it begins")
-    count, odd = divmod(end - begin, layout.record_bytes)
-    fits(not odd and not (reserved - begin) % layout.record_bytes, "its buffer holds no whole records")
-    fits(capacity > 0 and count <= capacity, "it holds more records than it may")
+    count, remainder = divmod(end - begin, layout.record_bytes)
+    fits(not remainder and not (reserved - begin) % layout.record_bytes, "its buffer does not hold whole records")
+    fits(capacity > 0 and count <= capacity, "it holds more records than its capacity")
     is_next = following < capacity if count == capacity else following == count * layout.moves_while_filling
-    fits(is_next, "its next place is not the next one")
-    fits(epoch < _MOST_EPOCHS and next_id < MOST_SEQUENCE, "it has counted too far")
+    fits(is_next, "its next index does not follow its last record")
+    fits(epoch < _MOST_EPOCHS and next_id < MOST_SEQUENCE, "a counter is out of its range")
     if not epoch:
-        fits(next_id == count if count < capacity else next_id % capacity == following, "it counts another number")
+        fits(
+            next_id == count if count < capacity else next_id % capacity == following,
+            "its counters do not match its records",
+        )
         fits(next_id >= count, "it holds more records than it counted")
     return _Head(begin, count, capacity, following, next_id, epoch, raw[_MUTEX] != 0)
 
 
 def could_be(raw: bytes, address: int, layout: Layout) -> bool:
-    """Whether these bytes at this address can be a recorder that is on: what a search by shape asks of each object."""
+    """True if these bytes at this address can be an active recorder; used by the search by shape."""
     try:
         _head(raw, layout)
         for offset in (layout.statuses, layout.members):
@@ -96,7 +99,7 @@ def could_be(raw: bytes, address: int, layout: Layout) -> bool:
 
 
 class _Mark(NamedTuple):
-    """What tells a record from others, and whether it is open: read of every record."""
+    """The identity of a record, and whether it is open; parsed of every record."""
 
     id: int
     epoch: int
@@ -110,12 +113,12 @@ class _Mark(NamedTuple):
 
     @property
     def batch(self) -> tuple[int, int, int]:
-        """What the parts of a coalesced batch and the record that closes it have in common."""
+        """The key shared by the parts of a coalesced batch and the record that closes it."""
         return self.group, self.is_p2p, self.p2p if self.is_p2p else self.collective
 
 
 def _marks(entries: Sequence[_Entry], head: _Head, layout: Layout) -> list[_Mark]:
-    """Of each record. Raises UnreadableError where one cannot be what the counters say it is."""
+    """Parse the marks of all records. Raises UnreadableError if one contradicts the counters."""
     wanted = (
         (layout.record_id, "Q"),
         (layout.record_epoch, "Q"),
@@ -127,33 +130,33 @@ def _marks(entries: Sequence[_Entry], head: _Head, layout: Layout) -> list[_Mark
         (layout.completed + 8, "B"),
         (layout.retired, "B"),
     )
-    unpack = Unpacked(wanted, layout.record_bytes).of
+    unpack = Unpacked(wanted, layout.record_bytes).unpack
     marks = [_Mark._make(unpack(raw)) for raw, _ in entries]
     for number, mark in enumerate(marks, head.next_id - len(marks)):
-        fits(mark.id == number and mark.epoch == head.epoch, "a record is not the next")
+        fits(mark.id == number and mark.epoch == head.epoch, "records are not in sequence")
         fits(max(mark.is_p2p, mark.is_completed, mark.is_retired) < 2, "a flag is neither true nor false")
-        fits(EARLIEST_UNIX_NS < mark.created < LATEST_UNIX_NS, "a record is of no time")
+        fits(EARLIEST_UNIX_NS < mark.created < LATEST_UNIX_NS, "the time of a record is out of its range")
         fits(mark.collective < MOST_SEQUENCE and mark.p2p < MOST_SEQUENCE, "a number is out of its range")
     return marks
 
 
-def _asked_for(marks: Sequence[_Mark], library: Library, newest: int | None) -> Iterable[int]:
-    """Which records are read whole: all, or the oldest one, those that are open, and the newest of each group.
+def _select(marks: Sequence[_Mark], library: Library, newest: int | None) -> Iterable[int]:
+    """Return the indexes of records to read whole: all, or the oldest, the open ones, and the newest of each group.
 
-    With an open one of NCCL come all of its number: one of them may close the batch that it is a part of.
+    With an open record of NCCL come all with its number: one of them may close the batch that it is part of.
     """
     if newest is None:
         return range(len(marks))
     is_nccl = library == "nccl"
-    opened = {place for place, mark in enumerate(marks) if not (mark.is_completed if is_nccl else mark.is_retired)}
-    batches = {marks[place].batch for place in opened} if is_nccl else set()
+    selected = {index for index, mark in enumerate(marks) if not (mark.is_completed if is_nccl else mark.is_retired)}
+    batches = {marks[index].batch for index in selected} if is_nccl else set()
     seen = Counter[int]()
-    for place in range(len(marks) - 1, -1, -1):
-        mark = marks[place]
+    for index in range(len(marks) - 1, -1, -1):
+        mark = marks[index]
         if seen[mark.group] < newest or (batches and mark.batch in batches):
-            opened.add(place)
+            selected.add(index)
         seen[mark.group] += 1
-    return sorted(opened | set(range(min(1, len(marks)))))
+    return sorted(selected | set(range(min(1, len(marks)))))
 
 
 def read(
@@ -166,17 +169,17 @@ def read(
     newest: int | None = None,
     tries: int = TRIES,
 ) -> RankRecords:
-    """The records of the recorder that lies at `address`; of those that are done the `newest` of each group at least.
+    """Return the records of the recorder at `address`; of completed ones at least the `newest` of each group.
 
     Raises UnreadableError, and nothing else.
     """
-    error = UnreadableError("ChangedWhileRead", "the buffer moved while it was read, each time")
+    error = UnreadableError("ChangedWhileRead", "the buffer moved each time it was read")
     for _ in range(tries):
         try:
             return _read_once(Image(read_memory), address, layout, library, newest=newest, now=now())
-        except UnreadableError as reason:
-            error = reason
-            if reason.reason not in ("UnknownLayout", "ChangedWhileRead"):
+        except UnreadableError as new_error:
+            error = new_error
+            if new_error.reason not in ("UnknownLayout", "ChangedWhileRead"):
                 break
     raise error
 
@@ -190,21 +193,21 @@ def _read_once(
 
     before, raw = head()
     entries = _entries(image, before, layout)
-    entries = _untouched(entries, before, head()[0])
+    entries = _stable(entries, before, head()[0])
     marks = _marks(entries, before, layout)
-    parse, texts, shapes = Rows(layout).of, Texts(), Shapes(layout)
-    rows = [parse(*entries[place]) for place in _asked_for(marks, library, newest)]
-    found = image.take_parts(part for row in rows for part in (*row.texts, *row.tensors))
-    left = _untouched(entries, before, head()[0])
-    first_id = before.next_id - len(left)
+    parse_row, texts, shapes = Rows(layout).parse, Texts(), Shapes(layout)
+    rows = [parse_row(*entries[index]) for index in _select(marks, library, newest)]
+    contents = image.take_parts(part for row in rows for part in (*row.texts, *row.tensors))
+    stable = _stable(entries, before, head()[0])
+    first_id = before.next_id - len(stable)
     statuses = _statuses(image, address, raw, layout)
-    known = {status.group_id for status in statuses}
+    known_groups = {status.group_id for status in statuses}
     records = [
-        record(row, [texts.of(part, found) for part in row.texts], shapes.of(row.tensors, found), library)
+        record(row, [texts.decode(part, contents) for part in row.texts], shapes.parse(row.tensors, contents), library)
         for row in rows
         if row.id >= first_id
     ]
-    fits(known.issuperset(mark.group for mark in marks), "a record is of a group that it does not know")
+    fits(known_groups.issuperset(mark.group for mark in marks), "a record is of an unknown group")
     return RankRecords(
         library=library,
         records=with_batches(records) if library == "nccl" else tuple(records),
@@ -222,11 +225,11 @@ def _read_once(
 
 
 _Entry: TypeAlias = tuple[bytes, int]
-"""The bytes of a record, and where it lies."""
+"""The bytes of a record, and its address."""
 
 
 def _entries(image: Image, head: _Head, layout: Layout) -> list[_Entry]:
-    """The newest records of the newest epoch, oldest first."""
+    """Read the newest records of the newest epoch, oldest first."""
     wanted = min(head.next_id, head.records, MOST_RECORDS)
     start, size = head.next - wanted, layout.record_bytes
     runs = [(start, wanted)] if start >= 0 else [(head.records + start, -start), (0, head.next)]
@@ -238,15 +241,18 @@ def _entries(image: Image, head: _Head, layout: Layout) -> list[_Entry]:
     ]
 
 
-def _untouched(entries: list[_Entry], before: _Head, after: _Head) -> list[_Entry]:
-    """Those that the writer cannot have touched in between; one more may be under way. Raises UnreadableError."""
+def _stable(entries: list[_Entry], before: _Head, after: _Head) -> list[_Entry]:
+    """Return the records that the writer cannot have touched in between, allowing for one in progress.
+
+    Raises UnreadableError if the buffer moved.
+    """
     if (before.begin, before.capacity, before.epoch) != (after.begin, after.capacity, after.epoch):
         raise UnreadableError("ChangedWhileRead", "the buffer moved while it was read")
     written = after.next_id - before.next_id
     if written < 0:
-        raise UnreadableError("ChangedWhileRead", "it began to count anew while it was read")
-    under_way = 1 if written or before.is_locked or after.is_locked else 0
-    return entries[max(0, written + under_way - (before.capacity - len(entries))) :]
+        raise UnreadableError("ChangedWhileRead", "it restarted its counters while it was read")
+    in_progress = 1 if written or before.is_locked or after.is_locked else 0
+    return entries[max(0, written + in_progress - (before.capacity - len(entries))) :]
 
 
 def _statuses(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[GroupStatus, ...]:
@@ -264,7 +270,7 @@ def _statuses(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[G
         statuses.append(
             GroupStatus(group_id=group, last_enqueued=numbers[0], last_started=numbers[1], last_completed=numbers[2])
         )
-    fits(len({group for group, _ in rows}) == len(rows), "a map holds a key twice")
+    fits(len({group for group, _ in rows}) == len(rows), "a map has a key twice")
     return tuple(sorted(statuses, key=lambda status: status.group_id))
 
 
@@ -276,18 +282,20 @@ def _members(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[Gr
         start = node.address + VALUE_OFFSET
         description, name = (text_at(node.value, offset, start) for offset in (0, 32))
         ranks = vector(_RANKS.unpack_from(node.value, _NAMES_BYTES))
-        fits(not ranks[0][1] % 8, "a list of ranks holds no whole ones")
+        fits(not ranks[0][1] % 8, "a list of ranks does not hold whole numbers")
         if ranks[0][1] <= MOST_MEMBERS * 8:
             rows.append((name, description, ranks))
-    found = image.take_parts(part for row in rows for part in row)
+    contents = image.take_parts(part for row in rows for part in row)
     members, texts = [], Texts()
     for name, description, ranks in rows:
-        raw_ranks = content(ranks, found)
+        raw_ranks = content(ranks, contents)
         numbers = sorted(struct.unpack(f"<{len(raw_ranks) // 8}Q", raw_ranks))
         fits(not numbers or numbers[-1] < MOST_RANK, "a rank is out of its range")
         fits(len(set(numbers)) == len(numbers), "a rank is twice in a group")
-        said = GroupMembers(name=texts.of(name, found), description=texts.of(description, found), ranks=spans(numbers))
-        members.append(said)
+        group_members = GroupMembers(
+            name=texts.decode(name, contents), description=texts.decode(description, contents), ranks=spans(numbers)
+        )
+        members.append(group_members)
     return tuple(sorted(members, key=lambda group: (group.name, group.description)))
 
 
@@ -296,7 +304,7 @@ def _version(image: Image, address: int, raw: bytes, layout: Layout) -> str:
     if at < 0:
         return ""
     part = text_at(raw, at, address)
-    return Texts().of(part, image.take_parts([part]))
+    return Texts().decode(part, image.take_parts([part]))
 
 
 _SIGNED, _RANKS, _NAMES_BYTES = struct.Struct("<q"), struct.Struct("<QQQ"), 64

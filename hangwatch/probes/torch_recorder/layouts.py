@@ -1,7 +1,7 @@
-"""Where the fields of PyTorch's flight recorder lie, by version: the table `layouts.toml`.
+"""The field offsets of PyTorch's flight recorder by version: table `layouts.toml`.
 
-tests/torch_layouts.py prints it from the headers that wheels ship. What libstdc++ and c10 keep in a string, a vector, a
-map, a tuple and a SmallVector is the same in all of them.
+tests/torch_layouts.py prints it from the headers in wheels. The memory forms of strings, vectors, maps, tuples and
+SmallVectors (libstdc++, c10) are the same in all versions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STRING_BYTES = 32
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Offsets in bytes in one recorder and in one of its records, on x86-64; -1 where a version has no such field."""
+    """Byte offsets in a recorder and in a record, on x86-64; -1 if a version lacks the field."""
 
     versions: tuple[str, ...]
     enabled: int
@@ -59,20 +59,20 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def recorder_bytes(self) -> int:
-        """How much of a recorder is read: up to the last member that is wanted."""
+        """The bytes of a recorder to read: up to the last needed member."""
         return max(self.members + MAP_BYTES, self.library_version + STRING_BYTES)
 
     @property
     def moves_while_filling(self) -> bool:
-        """Whether `next` moves from the first record on: since 2.10, with the epochs; before, only in a full buffer.
+        """True if `next` moves from the first record on; false if it moves only in a full buffer.
 
-        FlightRecorderDetail.hpp, `record`.
+        It does since 2.10, with the epochs; see `record` in FlightRecorderDetail.hpp.
         """
         return self.reset_epoch >= 0
 
     @property
     def name(self) -> str:
-        """The versions that share it, first to last."""
+        """The versions with this layout, first to last."""
         return self.versions[0] if len(self.versions) == 1 else f"{self.versions[0]}-{self.versions[-1]}"
 
 
@@ -87,12 +87,12 @@ def _table() -> _Table:
 
 
 def dtypes() -> tuple[str, ...]:
-    """The names of c10::ScalarType by number, as the recorder's own dump prints them."""
+    """Return the names of c10::ScalarType by number, as the recorder's own dump prints them."""
     return _table().dtypes
 
 
-def of(torch_version: str) -> tuple[Layout, ...]:
-    """The layout of this version; of one that the table does not know all there are: only one may fit."""
+def candidates(torch_version: str) -> tuple[Layout, ...]:
+    """Return the layout of this version; for an unknown version all layouts, of which only one may fit."""
     release = re.match(r"\d+\.\d+\.\d+", torch_version)
     known = [layout for layout in _table().layouts if release is not None and release[0] in layout.versions]
     return tuple(known) or _table().layouts

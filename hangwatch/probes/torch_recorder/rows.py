@@ -1,4 +1,4 @@
-"""One record of a flight recorder: its bytes, by the layout of a version, -> a row -> a `FlightRecord`."""
+"""Decodes a record of a flight recorder: its bytes, by the layout of a version, to a row, to a `FlightRecord`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from hangwatch.probes.torch_recorder import layouts
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.memory_image import Part, Place, content, fits, small_vector, text, vector
 
-MOST_TENSORS = 1024  # of one operation; sizes and types of one with more are not told
+MOST_TENSORS = 1024  # of one operation; beyond that sizes and types are omitted
 MOST_DIMENSIONS = 64  # of a tensor: c10's limit
-MOST_NAME = 128  # characters that are told of a name
+MOST_NAME = 128  # characters
 MOST_SEQUENCE = 1 << 53
 _STRING, _VECTOR, _SIZES = "QQ16s", "QQQ", "QII64s"
 _WIDTHS = {"Q": 1, "q": 1, "B": 1, _STRING: 3, _VECTOR: 3, _SIZES: 4}
 _NUMBERS = 13  # the members of a row that are one number
-_ABSENT = (0, 16, 0, b"")  # a number, and an empty string that lies at 0
+_ABSENT = (0, 16, 0, b"")  # a number, and an empty string at address 0
 
 
 class Row(NamedTuple):
-    """The members of one record as they lie there; those that a version does not have are 0 or empty."""
+    """The members of a record; those that a version lacks are 0 or empty."""
 
     id: int
     epoch: int
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 class Unpacked:
-    """Members of a record, as (offset, code of struct), in the order in which they are wanted; one struct for all."""
+    """Unpacks members of a record, given as (offset, code of struct), in the given order with one struct."""
 
     def __init__(self, wanted: Sequence[tuple[int, str]], record_bytes: int) -> None:
         codes, at, count, where = "<", 0, 0, dict[int, range]()
@@ -59,17 +59,17 @@ class Unpacked:
             *(index for offset, code in wanted for index in (where[offset] if offset >= 0 else absent[code]))
         )
 
-    def of(self, raw: bytes) -> tuple[Any, ...]:
-        """Their values; 0 and an empty string for what a version does not have."""
+    def unpack(self, raw: bytes) -> tuple[Any, ...]:
+        """Return their values; 0 or an empty string for members that a version lacks."""
         values: tuple[Any, ...] = self._in_order(self._struct.unpack(raw) + _ABSENT)
         return values
 
 
 class Rows:
-    """How the bytes of a record become a row."""
+    """Parses the bytes of a record into a row."""
 
     def __init__(self, layout: Layout) -> None:
-        names = layout.group_names  # libstdc++ lays a tuple out backwards: the description before the name
+        names = layout.group_names  # libstdc++ stores tuples backwards: the description before the name
         dims = f"QII{4 * layout.dim_bytes}s"
         self._texts = (names + 32, names, layout.operation, layout.thread_name)
         self._lists = ((layout.input_dims, layout.dim_bytes), (layout.output_dims, layout.dim_bytes), (layout.sizes, 8))
@@ -96,9 +96,9 @@ class Rows:
         ]
         self._unpacked = Unpacked(wanted, layout.record_bytes)
 
-    def of(self, raw: bytes, address: int) -> Row:
-        """The row of the record with these bytes, which lies at `address`. Raises UnreadableError."""
-        values, at = self._unpacked.of(raw), _NUMBERS
+    def parse(self, raw: bytes, address: int) -> Row:
+        """Return the row of the record with these bytes at `address`. Raises UnreadableError."""
+        values, at = self._unpacked.unpack(raw), _NUMBERS
         texts, tensors = [], []
         for offset in self._texts:
             texts.append(text(values[at : at + 3], address + offset if offset >= 0 else 0))
@@ -114,21 +114,21 @@ class Rows:
 
 
 class Texts:
-    """Names, bounded and printable; most repeat, and are kept once."""
+    """Decodes names, bounded and printable. Most repeat, and are decoded once."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, str] = {}
+        self._decoded: dict[bytes, str] = {}
 
-    def of(self, part: Part, found: dict[Place, bytes]) -> str:
-        """What it says, where what lies elsewhere has been read."""
-        raw = content(part, found)
-        if raw not in self._known:
-            self._known[raw] = words.elided(raw.decode("utf-8", "replace"), MOST_NAME)
-        return self._known[raw]
+    def decode(self, part: Part, contents: dict[Place, bytes]) -> str:
+        """Return the text of a part; `contents` holds what has been read."""
+        raw = content(part, contents)
+        if raw not in self._decoded:
+            self._decoded[raw] = words.elided(raw.decode("utf-8", "replace"), MOST_NAME)
+        return self._decoded[raw]
 
 
 class Tensors(NamedTuple):
-    """Sizes and types of the tensors that an operation read and wrote; all empty where that is not told."""
+    """Sizes and types of the tensors that an operation read and wrote; all empty if unknown."""
 
     input_sizes: tuple[tuple[int, ...], ...]
     output_sizes: tuple[tuple[int, ...], ...]
@@ -136,24 +136,24 @@ class Tensors(NamedTuple):
     output_dtypes: tuple[str, ...]
 
 
-_NOT_TOLD = Tensors((), (), (), ())
+_UNKNOWN_TENSORS = Tensors((), (), (), ())
 
 
 class Shapes:
-    """Sizes and types of the tensors of an operation; of most operations they are the same, and are kept once."""
+    """Parses sizes and types of the tensors of an operation. Most repeat, and are parsed once."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._known: dict[tuple[bytes, ...], Tensors] = {}
+        self._parsed: dict[tuple[bytes, ...], Tensors] = {}
 
-    def of(self, parts: Sequence[Part], found: dict[Place, bytes]) -> Tensors:
-        """What dimensions of inputs and outputs, sizes and types say; nothing of an operation with too many tensors."""
+    def parse(self, parts: Sequence[Part], contents: dict[Place, bytes]) -> Tensors:
+        """Return the tensors by dimensions of inputs and outputs, sizes and types; none if there are too many."""
         if not parts:
-            return _NOT_TOLD
-        key = tuple([content(part, found) for part in parts])
-        if key not in self._known:
-            self._known[key] = self._tensors(*key)
-        return self._known[key]
+            return _UNKNOWN_TENSORS
+        key = tuple([content(part, contents) for part in parts])
+        if key not in self._parsed:
+            self._parsed[key] = self._tensors(*key)
+        return self._parsed[key]
 
     def _tensors(self, inputs: bytes, outputs: bytes, sizes: bytes, input_types: bytes, output_types: bytes) -> Tensors:
         code = "i" if self._layout.dim_bytes == 4 else "q"
@@ -180,7 +180,7 @@ def _type_names(raw: bytes) -> tuple[str, ...]:
 
 
 def record(row: Row, names: Sequence[str], tensors: Tensors, library: Library) -> FlightRecord:
-    """The record of a row, with its four texts and its tensors. Raises UnreadableError where they cannot be one's."""
+    """Return the record of a row, with its texts and tensors. Raises UnreadableError if they are impossible."""
     fits(row.timeout >= -1 and row.op < MOST_SEQUENCE, "a number is out of its range")
     fits(row.is_started < 2, "a flag is neither true nor false")
     is_completed = row.is_completed if library == "nccl" else row.is_retired

@@ -1,4 +1,4 @@
-"""A flight recorder without symbols: an object of its shape in the heap, to which the library's data points."""
+"""Finds a flight recorder without symbols: an object of its shape in the heap, to which the library's data points."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALIGNED = 16  # malloc(3)
 def search(
     read: Read, data: Sequence[Place], writable: Sequence[Place], layouts: Sequence[Layout]
 ) -> list[tuple[int, Layout]]:
-    """Every (address, layout) that could be a recorder that is on. `data` and `writable` are (first address, end).
+    """Return every (address, layout) that could be an active recorder. `data` and `writable` are (first address, end).
 
     Raises UnreadableError.
     """
@@ -39,10 +39,10 @@ def search(
 
 
 def _pointers(raw: bytes, data: Sequence[Place], writable: Sequence[Place]) -> set[int]:
-    """The words that can be the address of an object in the heap."""
+    """Return the words that can be the address of an object in the heap."""
     words = array("Q", raw[: len(raw) & -8])
     starts = [first for first, _ in writable]
     lowest, highest = (writable[0][0], writable[-1][1]) if writable else (0, 0)
-    likely = {word for word in words if lowest <= word < highest and not word % _ALIGNED}
-    heap = {word for word in likely if word < writable[bisect_right(starts, word) - 1][1]}
-    return {word for word in heap if not any(first <= word < end for first, end in data)}
+    in_range = {word for word in words if lowest <= word < highest and not word % _ALIGNED}
+    in_heap = {word for word in in_range if word < writable[bisect_right(starts, word) - 1][1]}
+    return {word for word in in_heap if not any(first <= word < end for first, end in data)}

@@ -1,9 +1,8 @@
-"""The static pointer of a flight recorder, by the symbols of its library: a child reads each library file once.
+"""Finds the static pointer of a flight recorder by the symbols of its library. A child reads each library file once.
 
-The file belongs to the job and may be on a file system that never responds: then the child is abandoned, and that
-library is searched by shape. Results are kept by file (device and inode, as the kernel shows them in /proc/PID/maps)
-and by the file's first page as the process has it mapped, with its build id and the places of its parts. No other file
-is taken for it, whatever happens to the path.
+The file belongs to the job, and may be on a file system that never responds. Then the child is abandoned, and that
+library is searched by shape. Results are cached by file (device and inode, as in /proc/PID/maps) and by its first page
+as mapped by the process, which holds the build id. So no other file is mistaken for it, whatever happens to the path.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from hangwatch.probes.torch_recorder.libraries import Mapped
 CHILD = Path(__file__).with_name("symbols_child.py")
 DEADLINE_SECONDS = 10.0
 STARVATION = child.Starvation(20.0, cpu_seconds=2.0, most_asleep=2)
-"""A child that waits for a core does not wait for a file. After 2 s of CPU it has had one: libtorch_cpu takes 0.2."""
+"""Extra time for a child that waits for a core, not for a file. Reading libtorch_cpu takes 0.2 s of CPU."""
 
-SILENCE_SECONDS = 600.0  # after which a file that gave no answer is asked again
+SILENCE_SECONDS = 600.0  # after which a file that did not respond is tried again
 PAGE_BYTES = 4096
 MOST_KNOWN = 256
 MOST_ANSWER_BYTES = 4096
@@ -33,7 +32,7 @@ _FARTHEST = 1 << 40
 
 
 class Symbols(NamedTuple):
-    """What the file says: how far behind its first mapping the pointer lies, None where it says not; the version."""
+    """The offset of the static pointer from the library's first mapping, None if unknown; the torch version."""
 
     pointer: int | None = None
     version: str = ""
@@ -48,44 +47,44 @@ class _Key(NamedTuple):
 
 
 class SymbolTables:
-    """What is known of each library file."""
+    """Caches the symbols of library files."""
 
     def __init__(self, deadline_seconds: float = DEADLINE_SECONDS) -> None:
         self._deadline_seconds = deadline_seconds
         self._lock = threading.Lock()
-        self._known: dict[_Key, Symbols] = {}
-        self._silent: dict[_Key, float] = {}
-        self._asking: dict[_Key, threading.Lock] = {}
+        self._symbols: dict[_Key, Symbols] = {}
+        self._silent_until: dict[_Key, float] = {}
+        self._locks: dict[_Key, threading.Lock] = {}
         self._runner = child.Runner("reader of symbols", starvation=STARVATION)
 
     def left_behind(self) -> int:
-        """How many children wait for a file now."""
+        """Return the number of children that wait for a file now."""
         return self._runner.abandoned.count()
 
-    def of(self, library: Mapped, first_page: bytes, process: ProcessId, share: str, proc_root: Path) -> Symbols:
-        """What the file that this process has mapped says; nothing where it cannot be read."""
+    def look_up(self, library: Mapped, first_page: bytes, process: ProcessId, share: str, proc_root: Path) -> Symbols:
+        """Return the symbols of the file that this process has mapped; empty if it cannot be read."""
         page = hashlib.sha256(first_page).hexdigest()
         key = _Key(library.device, library.inode, library.offset, library.library, page)
         with self._lock:
-            asking = self._asking.setdefault(key, threading.Lock())
-        with asking:  # ranks of one node are read at once, and have one library
+            file_lock = self._locks.setdefault(key, threading.Lock())
+        with file_lock:  # ranks of one node are read in parallel and share a library
             with self._lock:
-                known = self._known.get(key)
-                is_silent = time.monotonic() < self._silent.get(key, 0.0)
-            if known is not None or is_silent:
-                return known or Symbols()
-            known = self._ask(key, library.path, process, share, proc_root)
+                symbols = self._symbols.get(key)
+                is_silent = time.monotonic() < self._silent_until.get(key, 0.0)
+            if symbols is not None or is_silent:
+                return symbols or Symbols()
+            symbols = self._ask(key, library.path, process, share, proc_root)
             with self._lock:
-                if len(self._known) + len(self._silent) >= MOST_KNOWN:
-                    self._known, self._silent, self._asking = {}, {}, {}
-                if known is None:
-                    self._silent[key] = time.monotonic() + SILENCE_SECONDS
+                if len(self._symbols) + len(self._silent_until) >= MOST_KNOWN:
+                    self._symbols, self._silent_until, self._locks = {}, {}, {}
+                if symbols is None:
+                    self._silent_until[key] = time.monotonic() + SILENCE_SECONDS
                 else:
-                    self._known[key] = known
-        return known or Symbols()
+                    self._symbols[key] = symbols
+        return symbols or Symbols()
 
     def _ask(self, key: _Key, path: str, process: ProcessId, share: str, proc_root: Path) -> Symbols | None:
-        """None where there was no answer."""
+        """Ask a child; None if there was no answer."""
         question = [f"{proc_root}/{process.pid}/root", path, key.device, key.inode, key.offset, key.library]
         printed = self._runner.run(
             [sys.executable, "-I", str(CHILD), json.dumps(question)],
@@ -95,7 +94,7 @@ class SymbolTables:
         )
         try:
             return None if isinstance(printed, Fault) else _symbols(printed.out, key.page)
-        except ValueError:  # no JSON
+        except ValueError:  # not JSON
             return None
 
 

@@ -13,7 +13,7 @@ from hangwatch.model import Fault, Value
 class NvLink(Value, frozen=True):
     """An NVLink of a GPU. `version` is as in documents ("4.0"); counters are totals since the driver was loaded.
 
-    `peer` is "gpu", "switch" or "cpu", `peer_pci` its PCI address. Counters that this generation lacks are None.
+    `peer` is "gpu", "switch" or "cpu", `peer_pci` its PCI address. None for counters that this generation lacks.
     """
 
     link: int

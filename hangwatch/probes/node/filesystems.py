@@ -195,8 +195,7 @@ class Onlookers:
         return {pid: mount for pid, mount in silent_mounts.items() if mount is not None}
 
     def _name_of(self, proc_root: Path, pid: int, mount: Mount) -> str:
-        """Return a path to a mount that only another mount namespace has; the path that a child hangs in, if one does.
-        """
+        """Return a path to a mount of another mount namespace; the path that a child hangs in, if one does."""
         path = f"{proc_root}/{pid}/root{mount.path}"
         with self._lock:
             stuck = self._abandoned.targets()

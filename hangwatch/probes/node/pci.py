@@ -23,7 +23,7 @@ TRANSLATED = ("DMA", "DMA-FQ")
 class PciPath(Value, frozen=True):
     """A device and the bridges above it.
 
-    `steps` leads from the host bridge ("pci0000:15") to the device, with sysfs names; `numa_node` is None if unknown.
+    `steps` leads from the host bridge ("pci0000:15") to the device, with sysfs names; `numa_node` may be None: unknown.
     """
 
     address: str

@@ -431,7 +431,7 @@ def test_no_debugger_is_run_as_root(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     told = crash_artifacts.native_stack(known, crash_artifacts.Core(path=str(tmp_path / "core")), Path("/"))
-    assert "a debugger is run as an unprivileged user only" in told
+    assert "a debugger is run only as an unprivileged user" in told
 
 
 # --- hostile owners --------------------------------------------------------------------------------------------------
@@ -476,7 +476,7 @@ def hostile(kind: str, folder: Path) -> Path:
         ("a folder that is a link", "linked in its path is a link"),
         ("1 GB", "is larger than 256 KiB"),
         ("a folder", "Is a directory"),
-        ("a way up", "is no whole path"),
+        ("a way up", "is not an absolute path"),
         ("a device", "is not a regular file"),
         ("another user's", "not to the job's"),
         ("nothing", ""),

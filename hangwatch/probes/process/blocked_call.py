@@ -1,7 +1,7 @@
-"""What is behind the system call that the main thread of a process is in: the file, the pipe, the peer, the lock.
+"""Reads what the main thread's system call waits for: the file, the pipe, the peer, the lock.
 
-Asked of few processes, once they are accused. Only /proc and sock_diag are read: no file of a job is opened, and no
-path of it is followed, so a file system that gives no answer holds nobody up. See proc_pid_fd(5).
+Read only for a few suspected processes, from /proc and sock_diag. No file of a job is opened, and none of its paths is
+followed, so a file system that does not respond blocks nothing. See proc_pid_fd(5).
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from hangwatch.probes.process import file_locks, main_thread, procfs, system_cal
 _MOST_CHARACTERS = 200
 _MOST_SHOWN = 4
 _MOST_CHILDREN = 64
-_READ, _WRITE = 0o400, 0o200  # how a link in /proc/PID/fd shows the direction of its file
+_READ, _WRITE = 0o400, 0o200  # mode bits of a link in /proc/PID/fd: the direction of its file
 
 
 def read(
-    pid: int, seen: Sequence[SystemCall | None], kin: Iterable[int], end: float, proc_root: Path
+    pid: int, calls: Sequence[SystemCall | None], kin: Iterable[int], end: float, proc_root: Path
 ) -> KernelCall | None:
-    """The call in which the main thread of a process stands, and what is behind it.
+    """Return the call that the main thread is blocked in, and its target.
 
-    `seen` are its calls in the rounds of a look: None where it is no more in the last of them. Who has the other end of
-    a pipe or socket is looked for among `kin` first, then on the whole node until `end` (CLOCK_MONOTONIC).
+    `calls` are its calls in the rounds of a capture; None if it has left the last of them. The process at the other end
+    of a pipe or socket is searched among `kin` first, then on the whole node until `end` (CLOCK_MONOTONIC).
     """
     call = main_thread.read_call(pid, proc_root)
-    last = seen[-1] if seen else None
-    if call is None or last is None or not call.name or not _is_same(call, last):
+    last_call = calls[-1] if calls else None
+    if call is None or last_call is None or not call.name or not _is_same(call, last_call):
         return None
-    rounds = sum(1 for _ in itertools.takewhile(lambda one: one is not None and _is_same(one, last), reversed(seen)))
+    same = itertools.takewhile(lambda each: each is not None and _is_same(each, last_call), reversed(calls))
+    rounds = sum(1 for _ in same)
     search = _Search(pid, kin, end, proc_root)
     child = _child(pid, call.child, proc_root)
     is_lock = call.kind == "locks"
@@ -46,7 +47,9 @@ def read(
         says=system_calls.rows()[call.name].says or call.name,
         rounds=rounds,
         descriptors=len(call.descriptors),
-        behind=tuple(filter(None, (_behind(pid, one, search, proc_root) for one in call.descriptors[:_MOST_SHOWN]))),
+        behind=tuple(
+            filter(None, (_behind(pid, number, search, proc_root) for number in call.descriptors[:_MOST_SHOWN]))
+        ),
         path=words.elided(main_thread.read_path(pid, proc_root) or "", _MOST_CHARACTERS),
         child_pid=child,
         child_comm=_comm(child, proc_root) if child is not None else "",
@@ -55,7 +58,7 @@ def read(
 
 
 def _is_same(call: SystemCall, seen: SystemCall) -> bool:
-    """Whether it is the call that was seen, of which no more than the first descriptors were kept."""
+    """True if `call` is `seen`, of which only the first descriptors were kept."""
     kept = len(seen.descriptors)
     return (call.number, call.child, call.descriptors[:kept]) == (seen.number, seen.child, seen.descriptors)
 
@@ -89,19 +92,23 @@ def _behind(pid: int, descriptor: int, search: _Search, proc_root: Path) -> Behi
 
 
 def _socket(inode: int, search: _Search) -> Behind | None:
-    """A TCP or Unix socket; None where it is another one, or where sockets may not be asked."""
-    table = search.connections
-    if (one := table.get(inode)) is not None:
-        if one.listens:
-            return Behind(kind="listening", what=sockets.words_of(one.local))
-        ends = (other.inode for other in table.values() if (other.local, other.remote) == (one.remote, one.local))
-        other, comm = search.holder_of(f"socket:[{next(ends, None)}]")
+    """Return the TCP or Unix socket; None if it is of another kind, or sockets may not be read."""
+    connections = search.connections
+    if (connection := connections.get(inode)) is not None:
+        if connection.listens:
+            return Behind(kind="listening", what=sockets.words_of(connection.local))
+        other_inodes = (
+            other.inode
+            for other in connections.values()
+            if (other.local, other.remote) == (connection.remote, connection.local)
+        )
+        other, comm = search.holder_of(f"socket:[{next(other_inodes, None)}]")
         return Behind(
             kind="connection",
-            what=sockets.words_of(one.remote),
+            what=sockets.words_of(connection.remote),
             other_pid=other,
             other_comm=comm,
-            is_lost=one.is_lost,
+            is_lost=connection.is_lost,
         )
     unix = search.unix_sockets.get(inode)
     if unix is None:
@@ -113,27 +120,28 @@ def _socket(inode: int, search: _Search) -> Behind | None:
 
 
 class _Search:
-    """Who on the node has a pipe or socket open: first the children of a process and `kin`, then all, until `end`."""
+    """Finds a process that holds a pipe or socket: first among its children and `kin`, then on the node until `end`."""
 
     def __init__(self, pid: int, kin: Iterable[int], end: float, proc_root: Path) -> None:
         self._pid, self._end, self._root = pid, end, proc_root
         children = procfs.read_children(pid, proc_root, _MOST_CHILDREN)
-        self._near = dict.fromkeys(one for one in (*children, *kin) if one != pid)
+        self._near = dict.fromkeys(other for other in (*children, *kin) if other != pid)
 
     @cached_property
     def connections(self) -> sockets.Connections:
-        """The TCP connections in the network namespace of the process; none where they may not be read."""
+        """The TCP connections in the network namespace of the process; empty if they may not be read."""
         return sockets.read(self._pid, self._root) or {}
 
     @cached_property
     def unix_sockets(self) -> dict[int, sockets.UnixSocket]:
-        """The Unix sockets there, likewise."""
+        """The Unix sockets in that namespace; empty if they may not be read."""
         return sockets.read_unix(self._pid, self._root) or {}
 
     def holder_of(self, link: str, mode: int = _READ | _WRITE) -> tuple[int | None, str]:
-        """A process that has `link` open in one of these directions, and its name: itself only where nobody else has.
+        """Return pid and comm of a process that has `link` open in one of these directions; (None, "") if none was
+        found.
 
-        (None, "") where none was found.
+        The process itself comes last.
         """
         for pid in itertools.chain(self._near, self._others(), [self._pid]):
             if _has(pid, link, mode, self._root):
@@ -149,36 +157,36 @@ class _Search:
 
 
 def written(pid: int, proc_root: Path) -> frozenset[str]:
-    """The pipes, FIFOs and files that a process has open for writing, as /proc/PID/fd calls them; devices left out."""
+    """Return the pipes, FIFOs and files that a process has open for writing, as named in /proc/PID/fd; no devices."""
     try:
-        found = sockets.descriptors(pid, proc_root)
+        links = sockets.descriptors(pid, proc_root)
     except OSError:
         return frozenset()
-    ways = {number: link for number, link in found.items() if is_way(link)}
-    return frozenset(link for number, link in ways.items() if _link(f"{proc_root}/{pid}/fd/{number}")[1] & _WRITE)
+    channels = {number: link for number, link in links.items() if is_way(link)}
+    return frozenset(link for number, link in channels.items() if _link(f"{proc_root}/{pid}/fd/{number}")[1] & _WRITE)
 
 
 def link_of(pid: int, descriptor: int, proc_root: Path) -> str:
-    """What a descriptor of a process is, as /proc/PID/fd calls it; empty where it is gone or may not be read."""
+    """Return the link of a descriptor in /proc/PID/fd; empty if it is gone or may not be read."""
     return _link(f"{proc_root}/{pid}/fd/{descriptor}")[0]
 
 
 def is_way(link: str) -> bool:
-    """Whether what a descriptor is called is a pipe or has a path, and is no device."""
+    """True if a descriptor's link is a pipe or a path, but not a device."""
     return link.startswith(("pipe:", "/")) and not link.startswith("/dev/")
 
 
 def _has(pid: int, link: str, mode: int, proc_root: Path) -> bool:
     try:
-        found = sockets.descriptors(pid, proc_root)
+        links = sockets.descriptors(pid, proc_root)
     except OSError:
         return False
-    same = (number for number, what in found.items() if what == link)
+    same = (number for number, other in links.items() if other == link)
     return any(_link(f"{proc_root}/{pid}/fd/{number}")[1] & mode for number in same)
 
 
 def _link(path: str) -> tuple[str, int]:
-    """What a descriptor is and in which directions it is open; ("", 0) where it is gone or may not be read."""
+    """Return a descriptor's link and its directions; ("", 0) if it is gone or may not be read."""
     try:
         return os.readlink(path), os.lstat(path).st_mode  # noqa: PTH115 - a magic link, not a path
     except OSError:

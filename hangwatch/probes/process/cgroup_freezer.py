@@ -1,7 +1,7 @@
-"""Which control group's freezer holds a process: cgroup.events and cgroup.freeze (v2), freezer.state (v1).
+"""Finds the control group that freezes a process: cgroup.events and cgroup.freeze (v2), freezer.state (v1).
 
-See Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/freezer-subsystem.rst. To the kernel a frozen process sleeps:
-state `S` in version 2, `D` in version 1; nothing in its state tells it from one that waits.
+See Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/freezer-subsystem.rst. A frozen process looks like a sleeping
+one: its state is `S` in version 2, `D` in version 1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hangwatch import words
 from hangwatch.probes import pseudo_files
 
 _ASLEEP = frozenset("SD")
-# Where the kernel keeps what a freezer holds: (state, wchan), from kernel/signal.c and kernel/freezer.c.
+# (state, wchan) of a frozen process, from kernel/signal.c and kernel/freezer.c.
 _HELD = frozenset({("S", "get_signal"), ("S", "do_freezer_trap"), ("D", "__refrigerator")})
 _LIMIT_BYTES = 4096
 _DEEPEST = 64
@@ -20,30 +20,30 @@ _SHOWN = 200
 
 
 def frozen_cgroup(pid: int, state: str | None, wchan: str | None, proc_root: Path, sys_root: Path) -> str | None:
-    """The path of the control group that freezes this process, as /proc/PID/cgroup writes it; None where none does.
+    """Return the path of the control group that freezes this process, as in /proc/PID/cgroup; None if it is not frozen.
 
-    `state` and `wchan` are those of its main thread: where the files of the groups are not to be seen, as in a
-    container, the place in the kernel tells, and the path is that of the process itself.
+    `state` and `wchan` are those of its main thread. If the groups' files are not visible, as in a container, they
+    decide, and the path is the process's own group.
     """
     if state not in _ASLEEP:
         return None
-    own = ""
+    own_path = ""
     for line in _read(proc_root / str(pid) / "cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
-            found, own = _frozen_v2(sys_root / "fs/cgroup", path), own or path
+            frozen_path, own_path = _frozen_v2(sys_root / "fs/cgroup", path), own_path or path
         elif "freezer" in controllers.split(","):
-            found, own = _frozen_v1(sys_root / "fs/cgroup/freezer", path), path
+            frozen_path, own_path = _frozen_v1(sys_root / "fs/cgroup/freezer", path), path
         else:
             continue
-        if found is not None:
-            return words.elided(found, _SHOWN)
-    return words.elided(own, _SHOWN) if own and (state, wchan) in _HELD else None
+        if frozen_path is not None:
+            return words.elided(frozen_path, _SHOWN)
+    return words.elided(own_path, _SHOWN) if own_path and (state, wchan) in _HELD else None
 
 
 def _frozen_v2(root: Path, path: str) -> str | None:
-    """A group is frozen by itself or by one above it; its events say that all in it stand still."""
+    """Return the frozen group: this one or one above it. `frozen 1` in its events means that all of it is frozen."""
     mount = root / "unified" if (root / "unified").is_dir() else root
     folders = _upwards(path)
     if not folders or "frozen 1" not in _read(mount / folders[0] / "cgroup.events").splitlines():
@@ -61,7 +61,7 @@ def _frozen_v1(mount: Path, path: str) -> str | None:
 
 
 def _upwards(path: str) -> list[str]:
-    """The group and those above it, below the mount; none where it lies outside of what this namespace shows."""
+    """Return the group and those above it, below the mount; empty if it is outside this namespace."""
     inner = PurePosixPath(path.lstrip("/"))
     if ".." in inner.parts or len(inner.parts) > _DEEPEST:
         return []

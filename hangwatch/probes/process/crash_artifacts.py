@@ -1,9 +1,9 @@
-"""Crash artifacts of a rank: torchelastic's error file, and a core. See core(5) and proc_sys_kernel(5).
+"""Reads crash artifacts of a rank: torchelastic's error file, log ends, and a core. See core(5), proc_sys_kernel(5).
 
-Only a living process tells where they are, so the paths are noted while it lives. The paths come from the job's owner:
-a child (`crash_artifacts_child`) opens them as that owner, as regular files, and follows no link of the owner. The
-child may be abandoned where a file system does not respond. gdb reads a core as its owner, without scripts. A living
-rank is never given to gdb.
+Only a living process shows their paths, so they are noted while it lives. The paths come from the job's owner. So a
+child (`crash_artifacts_child`) opens only regular files of that owner, and follows no link of the owner. The child may
+be abandoned at a file system that does not respond. gdb reads a core as its owner, without scripts. gdb is never
+attached to a living rank.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_STACK_BYTES = 1 << 20
 FILES_DEADLINE_SECONDS = 10.0
 CORE_DEADLINE_SECONDS = 180.0
 DEAD_KEPT_OF_A_SHARE = 1024
-_SHARES_KEPT = 4  # that have so many dead each
+_SHARES_KEPT = 4  # with that many dead each
 _CORE_PATTERN = Path("sys/kernel/core_pattern")
 _CORE_USES_PID = Path("sys/kernel/core_uses_pid")
 _SPECIFIER = re.compile(r"%(.?)")
@@ -43,9 +43,9 @@ _SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal
 
 
 class Seen(NamedTuple):
-    """A rank as it was when it lived: `mounts` is its mount namespace, `inner_pid` its pid in its own pid namespace.
+    """A rank while it lived: `mounts` is its mount namespace, `inner_pid` its pid in its pid namespace.
 
-    `logs` are the files to which it and its parent, which may be its launcher, write.
+    `logs` are the files that it and its parent, which may be its launcher, write to.
     """
 
     id: ProcessId
@@ -61,14 +61,14 @@ class Seen(NamedTuple):
 
 
 class ErrorFile(Value, frozen=True):
-    """The text of an error file, or why it was not read; both are empty where there is none."""
+    """The text of an error file, or the reason why it was not read; both are empty if there is none."""
 
     text: str = ""
     refused: str = ""
 
 
 class Core(Value, frozen=True):
-    """A core: where it lies, when it was written, the signal that its process died of; or why it is not read."""
+    """A core: its path, time, and the signal that ended its process; or the reason why it is not read."""
 
     path: str
     unix_seconds: float = 0.0
@@ -77,9 +77,9 @@ class Core(Value, frozen=True):
 
 
 class LastSeen:
-    """The ranks as they were seen last; of the dead so many at most, the newest, and of one user or pod fewer.
+    """The ranks as last seen. Of dead ranks the newest are kept, with a total limit and one per user or pod.
 
-    `most_of_a_share` is how many ranks of one are watched at once: where all die together, who was first is kept.
+    `most_of_a_share` is how many ranks of one share are monitored at once: if all die together, the first one is kept.
     """
 
     def __init__(self, proc_root: Path = procfs.PROC, most_of_a_share: int = DEAD_KEPT_OF_A_SHARE) -> None:
@@ -89,20 +89,20 @@ class LastSeen:
         self._dead: dict[ProcessId, Seen] = {}
 
     def note(self, ranks: Iterable[tuple[Process, str]]) -> None:
-        """Take the ranks that live now, each with the share it belongs to."""
+        """Record the ranks that live now, each with its share."""
         living = {process.id: self._seen(process, share) for process, share in ranks}
-        self._dead |= {known: seen for known, seen in self._living.items() if known not in living}
+        self._dead |= {process_id: seen for process_id, seen in self._living.items() if process_id not in living}
         self._living = living
         counts = Counter(seen.share for seen in self._dead.values())
-        for known, seen in list(self._dead.items()):
+        for process_id, seen in list(self._dead.items()):
             if counts[seen.share] > self._most_of_a_share:
                 counts[seen.share] -= 1
-                del self._dead[known]
+                del self._dead[process_id]
         while len(self._dead) > _SHARES_KEPT * self._most_of_a_share:
             del self._dead[next(iter(self._dead))]
 
     def of(self, process: ProcessId) -> Seen | None:
-        """How a rank was seen last."""
+        """Return a rank as it was last seen."""
         return self._dead.get(process) or self._living.get(process)
 
     def _seen(self, process: Process, share: str) -> Seen:
@@ -119,7 +119,7 @@ class LastSeen:
             inner_pid=procfs.read_inner_pid(process.id.pid, self._proc_root),
             logs=self._logs(process),
         )
-        # One that ends just now shows no more of it: its program goes first, with its memory.
+        # A process that is ending shows less: its program goes first, with its memory.
         is_whole = now.mounts is not None and now.folder and now.program
         return now if before is None or is_whole else before
 
@@ -137,7 +137,7 @@ def _link(path: Path) -> str:
 
 
 def root_of(mounts: str | None, living: Iterable[int], proc_root: Path = procfs.PROC) -> Path | None:
-    """Where the files of a mount namespace are found: the root of a process that is in it now, else None."""
+    """Return a path to the root of a mount namespace: through a process that is in it now; None if there is none."""
     places: tuple[int | str, ...] = ("self", 1, *living)
     for pid in places:
         if mounts is not None and proc_pid.namespace(proc_root, pid, "mnt") == mounts:
@@ -150,29 +150,30 @@ _CORES = child.Runner("reader of cores", abandoned=_FILES.abandoned, keeps_part=
 
 
 def error_files(ranks: Sequence[tuple[Seen, Path]]) -> list[ErrorFile]:
-    """The error file of each rank, below the root beside it."""
+    """Read the error file of each rank, below the given root."""
     questions = [
         {"kind": "error", "root": str(root), "path": seen.error_file, "uid": seen.uid, "most_bytes": MOST_ERROR_BYTES}
         for seen, root in ranks
     ]
-    return [ErrorFile(text=one.get("content", ""), refused=one.get("refused", "")) for one in _ask(questions, ranks)]
+    answers = _ask(questions, ranks)
+    return [ErrorFile(text=each.get("content", ""), refused=each.get("refused", "")) for each in answers]
 
 
 def log_ends(ranks: Sequence[tuple[Seen, Path]]) -> dict[str, str]:
-    """By path, the ends of the logs of these ranks and of their launchers, of what is a file of their user."""
+    """Read the ends of the logs of these ranks and of their launchers, by path; only files of their user."""
     wanted = dict.fromkeys((path, root, seen.uid) for seen, root in ranks for path in seen.logs)
-    asked = [
+    questions = [
         {"kind": "end", "root": str(root), "path": path, "uid": uid, "most_bytes": MOST_LOG_BYTES}
         for path, root, uid in list(wanted)[:MOST_LOGS]
     ]
-    answers = _ask(asked, ranks)
-    return {str(one["path"]): told["content"] for one, told in zip(asked, answers, strict=True) if "content" in told}
+    answers = zip(questions, _ask(questions, ranks), strict=True)
+    return {str(question["path"]): answer["content"] for question, answer in answers if "content" in answer}
 
 
 def exit_code(process: ProcessId, proc_root: Path = procfs.PROC) -> int | None:
-    """How a process ended that its parent has not asked for yet, negative for a signal; None where it is no zombie.
+    """Return the exit code of a zombie, negative for a signal; None if the process is not a zombie.
 
-    `exit_code` of proc_pid_stat(5), in the form of waitpid(2).
+    `exit_code` of proc_pid_stat(5) has the form of waitpid(2).
     """
     state = procfs.read_state(process.pid, proc_root)
     if state is None or state[0] != process or state[1] != "Z":
@@ -185,32 +186,34 @@ def exit_code(process: ProcessId, proc_root: Path = procfs.PROC) -> int | None:
 
 
 def cores(ranks: Sequence[tuple[Seen, Path]], proc_root: Path = procfs.PROC) -> list[Core | None]:
-    """The core of each rank, None where it left none; what cannot be told from the kernel's pattern is said."""
+    """Return the core of each rank, None if it left none. A core that the kernel's pattern hides is `refused`."""
     pattern = _text(proc_root / _CORE_PATTERN)
     if not pattern:
         return [None] * len(ranks)
     if pattern.startswith("|"):
         return [Core(path="", refused=_piped(pattern, seen.id.pid)) for seen, _ in ranks]
     uses_pid = _text(proc_root / _CORE_USES_PID) == "1"
-    asked = [
-        (place, seen, root, path)
-        for place, (seen, root) in enumerate(ranks)
+    candidates = [
+        (index, seen, root, path)
+        for index, (seen, root) in enumerate(ranks)
         for path in core_paths(pattern, seen, uses_pid=uses_pid)
     ]
-    questions = [{"kind": "core", "root": str(root), "path": path, "uid": seen.uid} for _, seen, root, path in asked]
-    found: list[Core | None] = [None] * len(ranks)
-    for (place, seen, _, path), one in zip(asked, _ask(questions, ranks), strict=True):
-        is_its_own = one.get("pid") in (seen.id.pid, seen.inner_pid)
-        if one.get("refused") or is_its_own:
-            name = _signal_name(one.get("signal", 0)) if is_its_own else ""
-            found[place] = Core(
-                path=path, unix_seconds=one.get("unix_seconds", 0.0), signal=name, refused=one.get("refused", "")
+    questions = [
+        {"kind": "core", "root": str(root), "path": path, "uid": seen.uid} for _, seen, root, path in candidates
+    ]
+    found_cores: list[Core | None] = [None] * len(ranks)
+    for (index, seen, _, path), answer in zip(candidates, _ask(questions, ranks), strict=True):
+        is_of_rank = answer.get("pid") in (seen.id.pid, seen.inner_pid)
+        if answer.get("refused") or is_of_rank:
+            name = _signal_name(answer.get("signal", 0)) if is_of_rank else ""
+            found_cores[index] = Core(
+                path=path, unix_seconds=answer.get("unix_seconds", 0.0), signal=name, refused=answer.get("refused", "")
             )
-    return found
+    return found_cores
 
 
 def core_paths(pattern: str, seen: Seen, *, uses_pid: bool) -> tuple[str, ...]:
-    """Where a core of this process can lie by a plain pattern of core(5); nothing where the pattern holds a time."""
+    """Return the possible paths of a core by a plain pattern of core(5); empty if the pattern holds a time."""
     values = {
         "%": "%",
         "p": str(seen.inner_pid),
@@ -227,28 +230,28 @@ def core_paths(pattern: str, seen: Seen, *, uses_pid: bool) -> tuple[str, ...]:
         return ()
     if uses_pid and not re.search("%[pP]", pattern):
         pattern += f".{seen.inner_pid}"
-    found = []
+    paths = []
     for number in _SIGNALS if "%s" in pattern else _SIGNALS[:1]:
-        name = _SPECIFIER.sub(lambda one, number=number: (values | {"s": str(int(number))})[one[1]], pattern)  # type: ignore[misc]
-        found.append(name if name.startswith("/") else f"{seen.folder}/{name}")
-    return tuple(path for path in found if path.startswith("/"))
+        name = _SPECIFIER.sub(lambda match, number=number: (values | {"s": str(int(number))})[match[1]], pattern)  # type: ignore[misc]
+        paths.append(name if name.startswith("/") else f"{seen.folder}/{name}")
+    return tuple(path for path in paths if path.startswith("/"))
 
 
 def native_stack(seen: Seen, core: Core, root: Path) -> str:
-    """What gdb prints of all threads of a core, at most 1 MiB and three minutes; else a line that says why not."""
+    """Return gdb's output for all threads of a core, at most 1 MiB and three minutes; else a line that says why not."""
     gdb = shutil.which("gdb", path="/usr/local/bin:/usr/bin:/bin")
     if gdb is None:
         return "gdb is not installed"
     settings = ("auto-load off", "auto-load safe-path /nonexistent", "debuginfod enabled off", "pagination off")
-    command = [gdb, "-nx", "-nh", "-batch", *(word for one in settings for word in ("-iex", f"set {one}"))]
+    command = [gdb, "-nx", "-nh", "-batch", *(word for setting in settings for word in ("-iex", f"set {setting}"))]
     question = {"kind": "core", "root": str(root), "path": core.path, "uid": seen.uid}
     program = seen.program if seen.program.startswith("/") else ""
-    asked = {"core": question, "debugger": [*command, "-ex", "thread apply all bt 64"], "program": program}
-    return _run(_CORES, asked, seen, CORE_DEADLINE_SECONDS).decode("utf-8", "replace")
+    request = {"core": question, "debugger": [*command, "-ex", "thread apply all bt 64"], "program": program}
+    return _run(_CORES, request, seen, CORE_DEADLINE_SECONDS).decode("utf-8", "replace")
 
 
 def _piped(pattern: str, pid: int) -> str:
-    """Where cores go to a program; not to be asked here, for it runs as root on what the job's owner wrote."""
+    """Say that a program receives the cores. It is not asked: it runs as root on data that the job's owner wrote."""
     if "systemd-coredump" in pattern:
         return f"cores go to systemd-coredump: coredumpctl info {pid}"
     return f"cores go to a program: {words.elided(pattern[1:].strip().partition(' ')[0], 200)}"
@@ -269,24 +272,24 @@ def _text(path: Path) -> str:
 
 
 def _ask(questions: Sequence[dict[str, Any]], ranks: Sequence[tuple[Seen, Path]]) -> list[dict[str, Any]]:
-    """An answer for each question, with `refused` where none came in time."""
+    """Return an answer for each question, with `refused` if none came in time."""
     answers: list[dict[str, Any]] = []
     if questions:
         raw = _run(_FILES, {"files": questions}, ranks[0][0], FILES_DEADLINE_SECONDS)
         for line in raw.splitlines():
             with contextlib.suppress(ValueError):
                 answers.append(json.loads(line))
-    silent = {"refused": "gives no answer"}
+    silent = {"refused": "did not respond"}
     return [*answers[: len(questions)], *([silent] * (len(questions) - len(answers)))]
 
 
-def _run(runner: child.Runner, asked: dict[str, Any], seen: Seen, deadline_seconds: float) -> bytes:
-    """What a child prints until its deadline, else a line that says why there was none."""
+def _run(runner: child.Runner, request: dict[str, Any], seen: Seen, deadline_seconds: float) -> bytes:
+    """Return the child's output until its deadline, else a line that says why there is none."""
     printed = runner.run(
         [sys.executable, "-I", "-m", f"{__package__}.crash_artifacts_child"],
         seen.id,
         share=seen.share,
         deadline_seconds=deadline_seconds,
-        question=json.dumps(asked).encode(),
+        question=json.dumps(request).encode(),
     )
     return printed.detail.encode() if isinstance(printed, Fault) else printed.out

@@ -1,10 +1,9 @@
-"""Reads what a dead rank left, for a parent that must never wait for it: files whose paths the job's owner chose.
+"""Reads crash artifacts for the parent, which must never wait for them: the job's owner chose their paths.
 
-Started as `python -I -m hangwatch.probes.process.crash_artifacts_child`.
-It reads one JSON question from its standard input. `{"files": []}`:
-each is opened below its root, through no link but such as root made where only root writes, is a regular file of that
-user, and is bounded; the answers are lines of JSON. `{"core": ..., "debugger": ...}`: this becomes that user, within
-limits, and then gdb on that core alone.
+Started as `python -I -m hangwatch.probes.process.crash_artifacts_child` with one JSON question on stdin. `{"files":
+[]}`: each file is opened below its root, through no link except those that root made where only root writes. It must be
+a regular file of that user, and is bounded; the answers are lines of JSON. `{"core": ..., "debugger": ...}`: this
+process becomes that user, with limits, and then runs gdb on that core alone.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _LIMITS = (
 )
 
 
-def opened(question: dict[str, Any]) -> BinaryIO:
-    """A regular file of this user below this root; of links on its way only root's are followed. Raises FileError."""
+def open_file(question: dict[str, Any]) -> BinaryIO:
+    """Open a regular file of this user below this root; only root's links are followed. Raises FileError."""
     root, path = Path(question["root"]), Path(question["path"])
     if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
-        raise bounded_read.FileError(path, "is no whole path")
+        raise bounded_read.FileError(path, "is not an absolute path")
     file = bounded_read.opened_below(root, root.joinpath(*path.parts[1:]), roots_links=True)
     owner = os.fstat(file.fileno()).st_uid
     if owner != question["uid"]:
@@ -49,27 +48,28 @@ def opened(question: dict[str, Any]) -> BinaryIO:
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """The content of a file, or of a core who died of what; `refused` says why not, empty where there is none."""
+    """Return the content of a file, or pid and signal of a core. `refused` is the reason why not, empty if absent."""
     try:
-        with opened(question) as file:
-            found = os.fstat(file.fileno())
-            told = {"unix_seconds": found.st_mtime, "bytes": found.st_size}
+        with open_file(question) as file:
+            status = os.fstat(file.fileno())
+            metadata = {"unix_seconds": status.st_mtime, "bytes": status.st_size}
             if question["kind"] == "core":
-                return told | _core(file)
+                return metadata | _core(file)
             if question["kind"] == "end":
-                file.seek(max(0, found.st_size - question["most_bytes"]))
-                return told | {"content": file.read(question["most_bytes"]).decode("utf-8", "replace")}
+                file.seek(max(0, status.st_size - question["most_bytes"]))
+                return metadata | {"content": file.read(question["most_bytes"]).decode("utf-8", "replace")}
             content = bounded_read.content_of(file, question["path"], question["most_bytes"])
-            return told | {"content": content.decode("utf-8", "replace")}
+            return metadata | {"content": content.decode("utf-8", "replace")}
     except bounded_read.FileError as error:
         return {"refused": "" if error.errno == errno.ENOENT else str(error)}
 
 
 def _core(file: BinaryIO) -> dict[str, Any]:
-    """Pid and signal by its first NT_PRSTATUS, that of the thread that died; see elf(5), linux/elfcore.h, 64 bits."""
+    """Return pid and signal from the first NT_PRSTATUS, of the thread that died; see elf(5), linux/elfcore.h, 64 bits.
+    """
     head = file.read(64)
     if len(head) < 64 or head[:5] != b"\x7fELF\x02" or struct.unpack_from("<H", head, 16)[0] != 4:
-        return {"refused": "is no ELF core of 64 bits"}
+        return {"refused": "is not a 64-bit ELF core"}
     at, size, count = *struct.unpack_from("<Q", head, 32), *struct.unpack_from("<HH", head, 54)
     file.seek(at)
     table = file.read(min(size * count, 1 << 16))
@@ -93,36 +93,36 @@ def _prstatus(notes: bytes) -> dict[str, Any]:
                 "pid": struct.unpack_from("<i", notes, at + 32)[0],
             }
         at += (length + 3) // 4 * 4
-    return {"refused": "is a core that names no process"}
+    return {"refused": "is a core without a process"}
 
 
 def debug(question: dict[str, Any], command: list[str], program: str) -> None:
-    """Become the owner of the core, who is not root, and then the debugger. Raises FileError.
+    """Become the owner of the core, which must not be root, and then the debugger. Raises FileError.
 
-    The root of another mount namespace is opened before: the kernel shows /proc/PID/root to who has the user and all
-    groups of that process, see ptrace(2), "access mode checking"; a descriptor of one's own it shows to anybody.
+    The root of another mount namespace is opened first. /proc/PID/root is visible only with the user and all groups of
+    that process, see ptrace(2), "access mode checking"; an open descriptor stays usable.
     """
-    core, root = opened(question), _root(question["root"])
+    core, root = open_file(question), _root(question["root"])
     if os.fstat(core.fileno()).st_size > MOST_CORE_BYTES:
         raise bounded_read.FileError(question["path"], f"is larger than {MOST_CORE_BYTES >> 30} GiB")
     _become(question["uid"])
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    for kind, wanted in _LIMITS:
+    for kind, wanted_limit in _LIMITS:
         hard = resource.getrlimit(kind)[1]
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(kind, (most, most))
+        limit = wanted_limit if hard == resource.RLIM_INFINITY else min(wanted_limit, hard)
+        resource.setrlimit(kind, (limit, limit))
     os.nice(19)
     os.chdir("/")
     os.set_inheritable(core.fileno(), True)
-    words = [*command, *(["-iex", f"set sysroot {root}"] if root else []), f"--core=/proc/self/fd/{core.fileno()}"]
-    words += [f"{root}{program}"] if program else []
-    os.execve(words[0], words, {"LC_ALL": "C", "PATH": "/usr/bin:/bin"})  # noqa: S606 - no shell
+    arguments = [*command, *(["-iex", f"set sysroot {root}"] if root else []), f"--core=/proc/self/fd/{core.fileno()}"]
+    arguments += [f"{root}{program}"] if program else []
+    os.execve(arguments[0], arguments, {"LC_ALL": "C", "PATH": "/usr/bin:/bin"})  # noqa: S606 - no shell
 
 
 def _root(path: str) -> str:
-    """Another root as a descriptor that the debugger inherits; empty for our own. Raises FileError."""
+    """Open another root as a descriptor that the debugger inherits; empty for our own. Raises FileError."""
     if path == "/":
         return ""
     try:
@@ -134,9 +134,9 @@ def _root(path: str) -> str:
 
 
 def _become(uid: int) -> None:
-    """Give up all rights but this user's. Raises FileError where that cannot be."""
+    """Drop all rights except this user's. Raises FileError if that fails."""
     if uid == 0:
-        raise bounded_read.FileError("core", "is root's: a debugger is run as an unprivileged user only")
+        raise bounded_read.FileError("core", "belongs to root: a debugger is run only as an unprivileged user")
     if os.geteuid() == uid:
         return
     try:
@@ -144,19 +144,19 @@ def _become(uid: int) -> None:
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(uid, uid, uid)
     except OSError as error:
-        why = f"is user {uid}'s, whom hangwatch may not become to read it: {error.strerror}"
+        why = f"belongs to user {uid}, and hangwatch may not become that user: {error.strerror}"
         raise bounded_read.FileError("core", why) from None
 
 
 def main() -> None:
     """Answer the question on standard input."""
-    asked = json.load(sys.stdin)
-    if "core" in asked:
+    request = json.load(sys.stdin)
+    if "core" in request:
         try:
-            debug(asked["core"], asked["debugger"], asked["program"])
+            debug(request["core"], request["debugger"], request["program"])
         except bounded_read.FileError as error:
             sys.exit(f"hangwatch: {error}")
-    for question in asked["files"]:
+    for question in request["files"]:
         sys.stdout.write(json.dumps(answer(question)) + "\n")
         sys.stdout.flush()
 

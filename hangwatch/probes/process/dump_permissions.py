@@ -1,4 +1,4 @@
-"""What this process may do to others: capabilities, ptrace restrictions, and whether py-spy is there. See ptrace(2)."""
+"""Reads the rights of this process to dump others: capabilities, ptrace restrictions, py-spy. See ptrace(2)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hangwatch.model import Fault, Value
 from hangwatch.probes import pseudo_files
 from hangwatch.probes.process import proc_pid
 
-# Bits of CapEff, <linux/capability.h>; only those that hangwatch has a use for.
+# Bits of CapEff, <linux/capability.h>; only those that hangwatch uses.
 CAPABILITIES = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_SYSLOG": 34}
 
 
 class Rights(Value, frozen=True):
-    """Of this process. `ptrace_scope` is yama's 0 to 3, None without yama; `seccomp_filter` is true under a filter.
+    """The rights of this process. `ptrace_scope` is yama's 0 to 3, None without yama.
 
-    `pyspy_version` is None where py-spy is not installed, `pyspy_path` where its program is not found.
+    `pyspy_version` and `pyspy_path` are None if py-spy is not installed or its program was not found.
     """
 
     user_id: int
@@ -31,7 +31,7 @@ class Rights(Value, frozen=True):
 
 
 def own(proc_root: Path) -> Rights | Fault | None:
-    """Read /proc/self/status, kernel.yama.ptrace_scope, and look for py-spy."""
+    """Read /proc/self/status and kernel.yama.ptrace_scope, and find py-spy."""
     rows = proc_pid.status(proc_root, "self")
     if not isinstance(rows, dict):
         return rows
@@ -56,10 +56,10 @@ def _pyspy_version() -> str | None:
 
 
 def may_attach(proc_root: Path, pid: int) -> bool | None:
-    """Whether the kernel would let us ptrace a process; None when it is gone.
+    """True if the kernel would let us ptrace a process; None if it is gone.
 
-    Opening /proc/PID/mem asks for the very right that ptrace and process_vm_readv need (PTRACE_MODE_ATTACH), and does
-    nothing to the process.
+    Opening /proc/PID/mem checks the right that ptrace and process_vm_readv need (PTRACE_MODE_ATTACH), and does nothing
+    to the process.
     """
     try:
         os.close(os.open(proc_root / str(pid) / "mem", os.O_RDONLY | os.O_CLOEXEC))
@@ -69,7 +69,7 @@ def may_attach(proc_root: Path, pid: int) -> bool | None:
 
 
 def user_of(proc_root: Path, pid: int) -> int | None:
-    """The effective user id of a process."""
+    """Return the effective user id of a process."""
     rows = proc_pid.status(proc_root, pid)
     words = rows.get("Uid", "").split() if isinstance(rows, dict) else []
     return int(words[1]) if len(words) > 1 else None

@@ -1,8 +1,7 @@
-"""The environment that a process was started with, as far as it is wanted. See proc_pid_environ(5).
+"""Reads chosen variables of a process's initial environment. See proc_pid_environ(5).
 
-It is full of secrets, and its owner may fill it with what he likes: so only wanted variables are kept, of a bounded
-size, and of a very large environment only both ends are read. Launchers put their variables at the end, shells
-what they were given at the beginning.
+It holds secrets, and its owner can fill it at will. So only wanted variables are kept, bounded; of a very large
+environment only both ends are read. Launchers add their variables at the end, shells pass theirs at the beginning.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ KEPT_CHARACTERS = 4096
 
 
 class Environment(NamedTuple):
-    """Wanted variables. `complete` is false where some of the environment was not read, or not kept."""
+    """Wanted variables. `complete` is false if part of the environment was not read or not kept."""
 
     variables: dict[str, str]
     is_empty: bool
@@ -29,22 +28,22 @@ class Environment(NamedTuple):
 
 
 def read(descriptor: int, folder: str, wanted: Container[str], shown: Container[str] = ()) -> Environment:
-    """The variables in `wanted` and `shown` of an open `environ` in this folder of /proc; those in `wanted` first.
+    """Return the variables in `wanted` and `shown` of an open `environ` in this folder of /proc; `wanted` ones first.
 
-    At most 256 KiB are read and about 4 KiB kept, of each value 1,024 characters. Raises OSError: gone, or denied.
+    At most 256 KiB are read and about 4 KiB kept, 1,024 characters per value. Raises OSError: gone, or denied.
     """
     head = _read_at(descriptor, 0, READ_BYTES)
     if len(head) < READ_BYTES:
-        return _kept([head], wanted, shown, whole=True)
+        return _select([head], wanted, shown, whole=True)
     end = max(os.fstat(descriptor).st_size, _length(folder))  # a file of /proc has no size
     half = READ_BYTES // 2
-    return _kept([head[:half], _read_at(descriptor, max(end - half, half), half)], wanted, shown, whole=False)
+    return _select([head[:half], _read_at(descriptor, max(end - half, half), half)], wanted, shown, whole=False)
 
 
 def allowed(pid: int, proc_root: Path) -> dict[str, str]:
-    """The variables of a process that the table allows to keep; none where they may not be read, or it is gone.
+    """Return the variables of a process that the table allows to keep; empty if not permitted or it is gone.
 
-    The lock of its memory may never be free: see `locked_memory`.
+    This may block for ever: see `locked_memory`.
     """
     try:
         descriptor = os.open(f"{proc_root}/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
@@ -68,25 +67,25 @@ def _read_at(descriptor: int, offset: int, limit_bytes: int) -> bytes:
 
 
 def _length(folder: str) -> int:
-    """By env_start and env_end, fields 50 and 51 of proc_pid_stat(5): 0 where they are not to be seen."""
+    """Return env_end - env_start, fields 51 and 50 of proc_pid_stat(5); 0 if not visible."""
     fields = Path(folder, "stat").read_bytes().rpartition(b")")[2].split()
     return int(fields[48]) - int(fields[47]) if len(fields) > 48 else 0
 
 
-def _kept(parts: list[bytes], wanted: Container[str], shown: Container[str], *, whole: bool) -> Environment:
-    found = {}
-    for place, part in enumerate(parts):
+def _select(parts: list[bytes], wanted: Container[str], shown: Container[str], *, whole: bool) -> Environment:
+    values = {}
+    for index, part in enumerate(parts):
         entries = part.split(b"\0")
         if not whole:  # cut within an entry
-            del entries[-1 if place == 0 else 0]
+            del entries[-1 if index == 0 else 0]
         for entry in entries:
-            name, _, value = entry.partition(b"=")
-            word = name.decode("utf-8", "replace")
-            if word in wanted or word in shown:
-                found[word] = words.printable(value[:VALUE_CHARACTERS].decode("utf-8", "replace"))[:VALUE_CHARACTERS]
-    kept, left = {}, KEPT_CHARACTERS
-    for word in sorted(found, key=lambda word: word not in wanted):
-        if len(found[word]) <= left:
-            kept[word] = found[word]
-            left -= len(word) + len(found[word])
-    return Environment(kept, is_empty=not any(parts), complete=whole and len(kept) == len(found))
+            name_bytes, _, value = entry.partition(b"=")
+            name = name_bytes.decode("utf-8", "replace")
+            if name in wanted or name in shown:
+                values[name] = words.printable(value[:VALUE_CHARACTERS].decode("utf-8", "replace"))[:VALUE_CHARACTERS]
+    kept, remaining = {}, KEPT_CHARACTERS
+    for name in sorted(values, key=lambda name: name not in wanted):
+        if len(values[name]) <= remaining:
+            kept[name] = values[name]
+            remaining -= len(name) + len(values[name])
+    return Environment(kept, is_empty=not any(parts), complete=whole and len(kept) == len(values))

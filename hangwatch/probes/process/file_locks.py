@@ -1,6 +1,6 @@
-"""For which lock of a file a process waits, and who holds it: /proc/locks, see proc_locks(5).
+"""Finds the file lock that a process waits for, and its holder: /proc/locks, see proc_locks(5).
 
-Nothing is opened but /proc, so a file system that gives no answer holds nobody up.
+Only /proc is opened, so a file system that does not respond blocks nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _MOST_PATH_CHARACTERS = 200
 
 
 def awaited(pid: int, descriptor: int, proc_root: Path) -> FileLock | None:
-    """The lock for which a process waits in flock(2) or fcntl(2) on this descriptor; None where it is none of a file.
+    """Return the lock that a process waits for in flock(2) or fcntl(2) on this descriptor; None if it is not of a file.
 
-    No holder is told where it has ended and left the lock to a process that it started (/proc/locks leaves out who
-    has no pid), where another node holds it (NFS), and for locks of open file descriptions.
+    The holder is unknown if it has ended and left the lock to its child (/proc/locks omits locks without a pid), if it
+    is on another node (NFS), and for locks of open file descriptions.
     """
     try:
         path = str((proc_root / str(pid) / "fd" / str(descriptor)).readlink())
@@ -39,7 +39,7 @@ def awaited(pid: int, descriptor: int, proc_root: Path) -> FileLock | None:
 
 
 def _may_hold(holder: int, pid: int, path: str, proc_root: Path) -> bool:
-    """Whether a process has this file open, as far as its paths are those of the waiting one; pids are used again."""
+    """True if a process has this file open; also if it sees other mounts. This guards against reused pids."""
     if proc_pid.namespace(proc_root, holder, "mnt") != proc_pid.namespace(proc_root, pid, "mnt"):
         return True
     try:
@@ -49,7 +49,8 @@ def _may_hold(holder: int, pid: int, path: str, proc_root: Path) -> bool:
 
 
 def _holder(pid: int, proc_root: Path) -> int | None:
-    """Who holds the lock behind which this process is listed; the line before those of its waiters is the holder's."""
+    """Return the holder of the lock that this process waits for; its line comes before those of the waiting processes.
+    """
     text = pseudo_files.read(proc_root / "locks", "locks", _MOST_BYTES)
     holder: Sequence[str] = ()
     for line in text.splitlines() if isinstance(text, str) else ():

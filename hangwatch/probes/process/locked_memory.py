@@ -1,9 +1,9 @@
-"""Reading what stands in the memory of other processes: in a thread, since the lock of that memory may never be free.
+"""Reads environ, cmdline and maps of processes in threads, because the lock of their memory may never be free.
 
-/proc/PID/environ, cmdline and maps take mmap_lock (fs/proc/base.c, fs/proc/task_mmu.c). Any user can hold that of his
-own process for good, in a write to a file system of his own that does not answer; who reads then waits in state D
-until the process lets go, or until the reader itself is killed. So one thread reads process after process, and is left
-behind where one does not answer in time; another one goes on. A process is not asked again while a thread waits for it.
+These files take mmap_lock (fs/proc/base.c, fs/proc/task_mmu.c). Any user can hold it for ever for its own process, by a
+write to a file system of its own that does not respond. A reader then waits in state D until the process releases the
+lock, or until the reader is killed. So one thread reads process after process, and is abandoned at one that does not
+respond in time; another thread continues. A process is not read again while a thread waits for it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from hangwatch.model import Fault, ProcessId
 DEADLINE_SECONDS = 0.25
 MOST = 32
 MOST_OF_ONE_OWNER = 4
-"""Threads left behind. Any user can make a process that does not answer, and must not use up what all share."""
+"""Limit of abandoned threads per owner. Any user can cause one, and must not use up the total."""
 
 Answer = TypeVar("Answer")
 
 
 class Target(NamedTuple):
-    """A process, and whose it is by the kernel's word; who `holds_gpu` is asked whoever else lets threads wait."""
+    """A process and its owner, from the kernel.
+
+    A process that holds a GPU is read even if the total limit is reached.
+    """
 
     id: ProcessId
     owner: str
@@ -34,7 +37,7 @@ class Target(NamedTuple):
 
 
 class Readers:
-    """The threads that read, and those that were left behind, by the process that they wait for."""
+    """The reading threads, and the abandoned ones by the process that they wait for."""
 
     def __init__(self, deadline_seconds: float = DEADLINE_SECONDS) -> None:
         self._deadline_seconds = deadline_seconds
@@ -42,42 +45,42 @@ class Readers:
         self._stuck: dict[ProcessId, str] = {}
 
     def left_behind(self) -> int:
-        """How many threads wait for a process now."""
+        """Return the number of threads that wait for a process now."""
         with self._lock:
             return len(self._stuck)
 
     def read(
         self, targets: Iterable[Target], read: Callable[[ProcessId], Answer], seconds: float | None = None
     ) -> dict[ProcessId, Answer | Fault]:
-        """What `read` returns of each target, or the fault that it gave no answer; for about so many seconds.
+        """Return what `read` returns for each target, or a fault if it did not respond; takes about `seconds`.
 
-        Those that are missing in the answer were not asked: the time was over, or too many threads wait already, of
-        this owner or of all. Raises what `read` raises.
+        Targets missing in the result were not read: the time was over, or too many threads already wait, of this owner
+        or in total. Raises what `read` raises.
         """
         end = time.monotonic() + seconds if seconds is not None else float("inf")
         answers: dict[ProcessId, Answer | Fault] = {}
         late = Counter[str]()  # a process may let go and lock again
-        left = list(targets)
-        while left := self._askable(left, answers, late):
-            turn = _Turn(left, read, end)
-            thread = threading.Thread(target=self._run, args=(turn,), name="memory", daemon=True)
+        remaining = list(targets)
+        while remaining := self._askable(remaining, answers, late):
+            batch = _Batch(remaining, read, end)
+            thread = threading.Thread(target=self._run, args=(batch,), name="memory", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # as many as TasksMax or ulimit -u allow
+            except RuntimeError:  # TasksMax or ulimit -u allows no more threads
                 break
-            while not turn.ended.wait(self._deadline_seconds) and not self._leave_behind(turn, thread):
+            while not batch.ended.wait(self._deadline_seconds) and not self._abandon(batch, thread):
                 pass
-            if turn.error is not None:
-                raise turn.error
-            answers.update(turn.answers)
-            if not turn.is_left_behind:
+            if batch.error is not None:
+                raise batch.error
+            answers.update(batch.answers)
+            if not batch.is_abandoned:
                 break
-            late[turn.target.owner] += 1
-            answers[turn.target.id] = _no_answer(turn.target.id)
+            late[batch.target.owner] += 1
+            answers[batch.target.id] = _no_answer(batch.target.id)
         return answers
 
     def read_one(self, target: Target, read: Callable[[ProcessId], Answer]) -> Answer | Fault:
-        """As `read`, of one process; not to be asked is a fault, too."""
+        """Read one process as `read` does; a fault also if it was not read."""
         answers = self.read([target], read)
         return answers[target.id] if target.id in answers else _not_asked(target)
 
@@ -87,47 +90,47 @@ class Readers:
         with self._lock:
             stuck = dict(self._stuck)
         answers.update((target.id, _no_answer(target.id)) for target in targets if target.id in stuck)
-        most = Counter(stuck.values()) | late
+        counts = Counter(stuck.values()) | late
         return [
             target
             for target in targets
             if target.id not in answers
-            and most[target.owner] < MOST_OF_ONE_OWNER
+            and counts[target.owner] < MOST_OF_ONE_OWNER
             and (len(stuck) < MOST or target.holds_gpu)
         ]
 
-    def _run(self, turn: _Turn[Answer]) -> None:
+    def _run(self, batch: _Batch[Answer]) -> None:
         try:
-            for target in turn.targets:
+            for target in batch.targets:
                 now = time.monotonic()
-                if now > turn.end:
+                if now > batch.end:
                     break
                 with self._lock:
-                    turn.target, turn.began_monotonic_seconds = target, now
-                answer = turn.read(target.id)
+                    batch.target, batch.began_monotonic_seconds = target, now
+                answer = batch.read(target.id)
                 with self._lock:
-                    if turn.is_left_behind:
+                    if batch.is_abandoned:
                         break
-                    turn.answers[target.id] = answer
-        except BaseException as error:  # told in the thread that asked
-            turn.error = error
+                    batch.answers[target.id] = answer
+        except BaseException as error:  # raised in the calling thread
+            batch.error = error
         with self._lock:
-            if turn.is_left_behind:
-                del self._stuck[turn.target.id]
-        turn.ended.set()
+            if batch.is_abandoned:
+                del self._stuck[batch.target.id]
+        batch.ended.set()
 
-    def _leave_behind(self, turn: _Turn[Answer], thread: threading.Thread) -> bool:
-        """Give up on the process that this thread reads, if it hangs there; who waits for a core does not hang."""
+    def _abandon(self, batch: _Batch[Answer], thread: threading.Thread) -> bool:
+        """Abandon the thread if it hangs at its process; a thread that waits for a core does not hang."""
         with self._lock:
-            seconds = time.monotonic() - turn.began_monotonic_seconds
-            if seconds >= self._deadline_seconds and not turn.ended.is_set() and not _is_runnable(thread):
-                turn.is_left_behind = True
-                self._stuck[turn.target.id] = turn.target.owner
-            return turn.is_left_behind
+            seconds = time.monotonic() - batch.began_monotonic_seconds
+            if seconds >= self._deadline_seconds and not batch.ended.is_set() and not _is_runnable(thread):
+                batch.is_abandoned = True
+                self._stuck[batch.target.id] = batch.target.owner
+            return batch.is_abandoned
 
 
-class _Turn(Generic[Answer]):
-    """What one thread works through."""
+class _Batch(Generic[Answer]):
+    """The targets of one thread."""
 
     def __init__(self, targets: list[Target], read: Callable[[ProcessId], Answer], end: float) -> None:
         self.targets, self.read, self.end = targets, read, end
@@ -136,7 +139,7 @@ class _Turn(Generic[Answer]):
         self.began_monotonic_seconds = time.monotonic()
         self.ended = threading.Event()
         self.error: BaseException | None = None
-        self.is_left_behind = False
+        self.is_abandoned = False
 
 
 def _is_runnable(thread: threading.Thread) -> bool:
@@ -152,13 +155,13 @@ def _no_answer(target: ProcessId) -> Fault:
     return Fault(
         subject=f"pid {target.pid}",
         reason="NoAnswer",
-        detail=f"the memory of pid {target.pid} is locked: who reads its environment or maps waits for good",
-        remedy=f"mend the file system that it waits for: /proc/{target.pid}/stack, /proc/{target.pid}/mountinfo",
+        detail=f"the memory of pid {target.pid} is locked: reading its environment or maps never returns",
+        remedy=f"repair the file system that it waits for: see /proc/{target.pid}/stack, /proc/{target.pid}/mountinfo",
     )
 
 
 def _not_asked(target: Target) -> Fault:
-    detail = f"too many threads wait for processes of {target.owner}, or of all, whose memory is locked"
+    detail = f"too many threads already wait for locked memory, of {target.owner} or in total"
     return Fault(subject=f"pid {target.id.pid}", reason="NotAsked", detail=detail)
 
 

@@ -1,7 +1,7 @@
-"""What the main thread of a process does in the kernel: its time, its switches, the system call that it is in.
+"""Reads the main thread of a process in the kernel: its CPU time, its context switches, its system call.
 
-See proc_pid_stat(5), proc_pid_status(5), proc_pid_syscall(5); `schedstat` as Documentation/scheduler/sched-stats.rst
-has it. Nothing is paused. Calls and their numbers: `system_calls`.
+See proc_pid_stat(5), proc_pid_status(5), proc_pid_syscall(5), and Documentation/scheduler/sched-stats.rst for
+`schedstat`. Nothing is paused. Numbers of calls: `system_calls`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _POLLFD = struct.Struct("=ihh")
 
 
 def read_counters(pid: int, proc_root: Path) -> ThreadCounters | None:
-    """What the main thread used so far; None where it is gone or was not to be read."""
+    """Return what the main thread has used so far; None if it is gone or may not be read."""
     folder = f"{proc_root}/{pid}/task/{pid}"
     stat, status, sched = (
         pseudo_files.read(f"{folder}/{name}", f"pid {pid}") for name in ("stat", "status", "schedstat")
@@ -49,9 +49,9 @@ def read_counters(pid: int, proc_root: Path) -> ThreadCounters | None:
 
 
 def read_call(pid: int, proc_root: Path, thread: int | None = None) -> SystemCall | None:
-    """The system call that the main thread is in, with its descriptors; None where it runs, or it is not permitted.
+    """Return the system call that the main thread (or `thread`) is in, with its descriptors.
 
-    Or another `thread` of the process, by its number.
+    None if it runs in user space, or if that is not permitted.
     """
     folder = proc_root / str(pid)
     text = pseudo_files.read(f"{folder}/task/{thread or pid}/syscall", f"pid {pid}")
@@ -65,7 +65,7 @@ def read_call(pid: int, proc_root: Path, thread: int | None = None) -> SystemCal
     if name == "fcntl" and arguments[1] not in (fcntl.F_SETLKW, _F_OFD_SETLKW):
         kind = "other"
     if row.on == "selected" and not first and arguments[4]:
-        kind = "sleeps"  # on no descriptor, with a time-out: time.sleep of Python 3.10
+        kind = "sleeps"  # no descriptors but a timeout: time.sleep of Python 3.10
     child = 0
     descriptors: tuple[int, ...] = ()
     match row.on:
@@ -79,21 +79,21 @@ def read_call(pid: int, proc_root: Path, thread: int | None = None) -> SystemCal
             descriptors = _watched(folder, first)
         case "descriptor":
             descriptors = (first,)
-    is_one = 0 < child <= _MOST_PIDS
-    return SystemCall(number=number, name=name, kind=kind, descriptors=descriptors, child=child if is_one else None)
+    is_pid = 0 < child <= _MOST_PIDS
+    return SystemCall(number=number, name=name, kind=kind, descriptors=descriptors, child=child if is_pid else None)
 
 
 def other_threads(pid: int, proc_root: Path, most: int) -> tuple[int, ...]:
-    """The numbers of its other threads, the `most` youngest at most."""
+    """Return the ids of its other threads, at most the `most` youngest."""
     names = pseudo_files.names(proc_root / str(pid) / "task", f"pid {pid}")
-    found = (int(name) for name in names if name.isdecimal()) if isinstance(names, tuple) else ()
-    return tuple(sorted((one for one in found if one != pid), reverse=True)[:most])
+    threads = (int(name) for name in names if name.isdecimal()) if isinstance(names, tuple) else ()
+    return tuple(sorted((thread for thread in threads if thread != pid), reverse=True)[:most])
 
 
 def read_path(pid: int, proc_root: Path) -> str | None:
-    """The path that the main thread handed to the system call that it is in; None where it handed none.
+    """Return the path argument of the main thread's system call; None if it has none.
 
-    As it stands in its memory: its owner can write there what he likes.
+    It is read from the process's memory, where its owner can write anything.
     """
     folder = proc_root / str(pid)
     text = pseudo_files.read(folder / "task" / str(pid) / "syscall", f"pid {pid}")
@@ -115,13 +115,13 @@ def _polled(folder: Path, address: int, count: int) -> tuple[int, ...]:
 
 
 def _selected(folder: Path, count: int, address: int) -> tuple[int, ...]:
-    """The descriptors of the set that select(2) waits to read from."""
+    """Return the descriptors that select(2) waits to read from."""
     raw = _memory(folder, address, (min(count, MOST_DESCRIPTORS) + 63) // 64 * 8)
     return tuple(bit for bit in range(min(count, len(raw) * 8)) if raw[bit // 8] >> bit % 8 & 1)
 
 
 def _watched(folder: Path, descriptor: int) -> tuple[int, ...]:
-    """What an epoll instance watches, see proc_pid_fdinfo(5)."""
+    """Return the descriptors that an epoll instance watches, see proc_pid_fdinfo(5)."""
     text = pseudo_files.read(folder / "fdinfo" / str(descriptor), "epoll")
     rows = text.splitlines() if isinstance(text, str) else []
     found = [row.split()[1] for row in rows if row.startswith("tfd:")]
@@ -129,7 +129,7 @@ def _watched(folder: Path, descriptor: int) -> tuple[int, ...]:
 
 
 def _memory(folder: Path, address: int, count: int) -> bytes:
-    """So many bytes of the memory of a process, or none; needs what py-spy needs, and pauses nothing."""
+    """Return `count` bytes of a process's memory, or none. It needs the rights of py-spy, and pauses nothing."""
     if not address or not count:
         return b""
     raw = process_memory.SHARED.read(folder / "mem", address, count)

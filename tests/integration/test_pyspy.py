@@ -407,7 +407,7 @@ def test_the_installed_py_spy_is_found_and_new_enough() -> None:
         ("Permission Denied: Try running again with elevated permissions", "PermissionDenied", "Permission Denied: Try running again with elevated permissions"),
         ("Error: Failed to get process executable name. Check that the process is running.\n\nStack backtrace:\n 0: x", "ProcessGone", "Failed to get process executable name. Check that the process is running."),
         ("Error: something new\nStack backtrace:\n   0: anyhow", "DumpFailed", "something new"),
-        ("", "DumpFailed", "py-spy ended with status 1 and said nothing"),
+        ("", "DumpFailed", "py-spy ended with status 1 and no message"),
     ],
 )  # fmt: skip
 def test_what_py_spy_complains_of(stderr: str, reason: str, detail: str) -> None:

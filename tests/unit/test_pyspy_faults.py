@@ -234,7 +234,7 @@ def test_one_that_may_leave_a_rank_stopped_is_named_with_what_mends_it(
     program = fake_pyspy(target.folder, STACKS, pyspy_says(printed))
     fault = fault_of(target.dump(program))
     assert (fault.reason, fault.about) == ("PyspyTooOld", "tool")
-    assert fault.detail == f"{program} has version {words}; before 0.4 it can leave a rank stopped for ever"
+    assert fault.detail == f"{program} has version {words}; versions before 0.4 can leave a rank stopped for ever"
     assert "pip install 'py-spy>=0.4.1'" in fault.remedy
 
 
@@ -339,7 +339,7 @@ def test_of_more_threads_than_py_spy_reads_it_is_asked_once(target: Target, coun
     if count == 4096:
         assert (fault.reason, len(target.calls)) == ("NoInterpreter", 5)
     else:
-        detail = "it has 4,097 threads, and py-spy reads no process of more than 4,096"
+        detail = "it has 4,097 threads; py-spy reads at most 4,096"
         assert (*said(fault), len(target.calls)) == ("TooManyThreads", "tool", detail, "", 1)
 
 
@@ -368,10 +368,10 @@ def test_complaints_count_as_much_as_stacks(target: Target) -> None:
 @pytest.mark.parametrize(
     ("body", "detail"),
     [
-        ("exit 0", "py-spy ended with status 0 and said nothing"),
-        ("echo; exit 0", "py-spy ended with status 0 and said nothing"),
-        ("echo '[]'; exit 3", "py-spy ended with status 3 and said nothing"),
-        ("kill -9 $$", "py-spy ended with status -9 and said nothing"),
+        ("exit 0", "py-spy ended with status 0 and no message"),
+        ("echo; exit 0", "py-spy ended with status 0 and no message"),
+        ("echo '[]'; exit 3", "py-spy ended with status 3 and no message"),
+        ("kill -9 $$", "py-spy ended with status -9 and no message"),
         (r"printf 'Error: \377 bytes' >&2; exit 1", "\ufffd bytes"),
         ("printf 'Error: one\\n\\nCaused by:\\n    0: two\\n    1: three\\n' >&2; exit 1", "one: two: three"),
         ("printf 'one\\nStack backtrace:\\n   0: two\\n' >&2; exit 1", "one"),

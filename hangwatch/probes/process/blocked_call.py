@@ -138,8 +138,7 @@ class _Search:
         return sockets.read_unix(self._pid, self._root) or {}
 
     def holder_of(self, link: str, mode: int = _READ | _WRITE) -> tuple[int | None, str]:
-        """Return pid and comm of a process that has `link` open in one of these directions; (None, "") if none was
-        found.
+        """Return pid and comm of a process that has `link` open in such a direction; (None, "") if none was found.
 
         The process itself comes last.
         """

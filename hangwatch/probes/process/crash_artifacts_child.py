@@ -65,8 +65,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _core(file: BinaryIO) -> dict[str, Any]:
-    """Return pid and signal from the first NT_PRSTATUS, of the thread that died; see elf(5), linux/elfcore.h, 64 bits.
-    """
+    """Return pid and signal from the first NT_PRSTATUS, of the thread that died; see elf(5), linux/elfcore.h."""
     head = file.read(64)
     if len(head) < 64 or head[:5] != b"\x7fELF\x02" or struct.unpack_from("<H", head, 16)[0] != 4:
         return {"refused": "is not a 64-bit ELF core"}

@@ -19,7 +19,7 @@ CAPABILITIES = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN":
 class Rights(Value, frozen=True):
     """The rights of this process. `ptrace_scope` is yama's 0 to 3, None without yama.
 
-    `pyspy_version` and `pyspy_path` are None if py-spy is not installed or its program was not found.
+    `pyspy_version` is missing if py-spy is not installed, `pyspy_path` if its program was not found.
     """
 
     user_id: int

@@ -1,9 +1,9 @@
-"""The return addresses of a sleeping thread, frame by frame, by the tables that its libraries were built with.
+"""Walks the stack of a sleeping thread frame by frame, by the unwind tables of its libraries.
 
 The tables are .eh_frame_hdr and .eh_frame (Linux Standard Base, Core 5.0, chapter 10; DWARF 5, 6.4), read where the
-process has them mapped; nothing is paused. They are the job's memory and may say what it likes: all reads are bounded,
-and whatever the tables do not tell in the plain ways of a compiler ends the walk. x86-64 only, where the return address
-is the word below the canonical frame address; elsewhere the walk ends at once.
+process has mapped them; nothing is paused. They are memory of the job, and not trusted: all reads are bounded, and
+anything but the plain output of a compiler ends the walk. x86-64 only, where the return address is the word below the
+canonical frame address; elsewhere the walk ends at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RBP, _RSP, _RETURN = 6, 7, 16
 _ARCHITECTURE = platform.machine()
 
 Read = Callable[[int, int], bytes]
-"""So many bytes at an address, or fewer."""
+"""Reads up to a number of bytes at an address."""
 
 
 class Mapping(NamedTuple):
@@ -39,55 +39,55 @@ class Mapping(NamedTuple):
 
 
 def mappings(maps: bytes) -> tuple[Mapping, ...]:
-    """Those of files, as the text has them; lines that are none are left out."""
-    found = []
+    """Parse the file mappings of a maps text."""
+    parsed = []
     for line in maps.splitlines():
         fields = line.split(None, 5)
         if len(fields) == 6 and re.fullmatch(rb"[0-9a-f]{1,16}-[0-9a-f]{1,16}", fields[0]):
             start, _, end = fields[0].partition(b"-")
-            found.append(Mapping(int(start, 16), int(end, 16), int(fields[2], 16), b"x" in fields[1], fields[5]))
-    return tuple(found)
+            parsed.append(Mapping(int(start, 16), int(end, 16), int(fields[2], 16), b"x" in fields[1], fields[5]))
+    return tuple(parsed)
 
 
-def walk(place: int, stack: int, mapped: Sequence[Mapping], read: Read) -> Iterator[Mapping | None]:
-    """In whose code each frame stands, innermost first; None: it ends untold."""
-    known = {_RSP: stack}
+def walk(address: int, stack: int, mapped: Sequence[Mapping], read: Read) -> Iterator[Mapping | None]:
+    """Yield the mapping with the code of each frame, innermost first; None at the end if the rest is unknown."""
+    registers = {_RSP: stack}
     for depth in range(MOST_FRAMES):
-        here = next((one for one in mapped if one.is_code and one.start <= place < one.end), None)
-        yield here
-        if here is None:
+        code = next((each for each in mapped if each.is_code and each.start <= address < each.end), None)
+        yield code
+        if code is None:
             return
-        caller = _caller(place - (depth > 0), here, known, mapped, read) if _ARCHITECTURE == "x86_64" else None
-        if caller is None or caller[1][_RSP] <= known[_RSP]:
+        caller = _caller(address - (depth > 0), code, registers, mapped, read) if _ARCHITECTURE == "x86_64" else None
+        if caller is None or caller[1][_RSP] <= registers[_RSP]:
             break
-        place, known = caller
+        address, registers = caller
     yield None
 
 
 def _caller(
-    place: int, here: Mapping, known: dict[int, int], mapped: Sequence[Mapping], read: Read
+    address: int, code: Mapping, registers: dict[int, int], mapped: Sequence[Mapping], read: Read
 ) -> tuple[int, dict[int, int]] | None:
-    """The return address of a frame and what its caller has in those registers that are known; None: not told."""
+    """Return the return address of a frame and the known registers of its caller; None if unknown."""
     try:
-        base = next(one.start for one in mapped if one.path == here.path and one.offset == 0)
-        rules = _rules(place, _entry(place, base, read), read)
+        base = next(each.start for each in mapped if each.path == code.path and each.offset == 0)
+        rules = _rules(address, _entry(address, base, read), read)
         register, offset = rules.frame
-        frame = known[register] + offset
+        frame = registers[register] + offset
         saved = {number: _word(read, frame + at) for number, at in rules.saved.items() if number in (_RBP, _RETURN)}
-    except (_UntoldError, StopIteration, KeyError, ValueError, struct.error, IndexError):  # or it is cut off
+    except (_UnknownFrameError, StopIteration, KeyError, ValueError, struct.error, IndexError):  # or it is truncated
         return None
     if rules.saved.get(_RETURN) != -8:
         return None
-    before = {_RBP: known[_RBP]} if _RBP in known else {}
-    return saved.pop(_RETURN), {**before, **saved, _RSP: frame}
+    inherited = {_RBP: registers[_RBP]} if _RBP in registers else {}
+    return saved.pop(_RETURN), {**inherited, **saved, _RSP: frame}
 
 
-class _UntoldError(Exception):
-    """The tables do not say it, or not in a way that is known here."""
+class _UnknownFrameError(Exception):
+    """The tables do not describe the frame, or not in a supported form."""
 
 
 class _Rules(NamedTuple):
-    """The canonical frame address as (register, offset), and where registers are saved, relative to it."""
+    """The canonical frame address as (register, offset), and the places of saved registers, relative to it."""
 
     frame: tuple[int, int]
     saved: dict[int, int]
@@ -100,30 +100,30 @@ def _word(read: Read, address: int) -> int:
 def _bytes(read: Read, address: int, count: int) -> bytes:
     raw = read(address, count) if 0 < address < _HIGHEST else b""
     if len(raw) != count:
-        raise _UntoldError
+        raise _UnknownFrameError
     return raw
 
 
-def _entry(place: int, base: int, read: Read) -> int:
-    """The address of the entry of .eh_frame whose range may hold an instruction, by the sorted table of the header."""
+def _entry(address: int, base: int, read: Read) -> int:
+    """Return the address of the entry of .eh_frame for an instruction, from the sorted table of the header."""
     head = _bytes(read, base, 64)
     if head[:6] != b"\x7fELF\x02\x01":
-        raise _UntoldError
+        raise _UnknownFrameError
     at, size, count = struct.unpack_from("<Q", head, 32)[0], *struct.unpack_from("<HH", head, 54)
     if size != 56 or not 0 < count <= _MOST_SEGMENTS:
-        raise _UntoldError
+        raise _UnknownFrameError
     segments = [struct.unpack("<IIQQQQQQ", row) for row in _cut(_bytes(read, base + at, size * count), size)]
-    first = next(one[3] for one in segments if one[0] == _LOAD)
-    header = next(one[3] for one in segments if one[0] == _EH_FRAME) + base - (first & -4096)
+    first = next(segment[3] for segment in segments if segment[0] == _LOAD)
+    header = next(segment[3] for segment in segments if segment[0] == _EH_FRAME) + base - (first & -4096)
     start = _bytes(read, header, 12)
     if start[:4] != _TABLE:
-        raise _UntoldError
+        raise _UnknownFrameError
     low, high = 0, struct.unpack_from("<I", start, 8)[0]
     if not 0 < high <= _MOST_FDES:
-        raise _UntoldError
-    while high - low > 1:  # the last whose first instruction is not behind the place
+        raise _UnknownFrameError
+    while high - low > 1:  # the last entry that begins at or before the place
         middle = (low + high) // 2
-        is_before = header + struct.unpack("<i", _bytes(read, header + 12 + 8 * middle, 4))[0] <= place
+        is_before = header + struct.unpack("<i", _bytes(read, header + 12 + 8 * middle, 4))[0] <= address
         low, high = (middle, high) if is_before else (low, middle)
     return int(header + struct.unpack("<i", _bytes(read, header + 16 + 8 * low, 4))[0])
 
@@ -132,32 +132,32 @@ def _cut(raw: bytes, size: int) -> Iterator[bytes]:
     return (raw[at : at + size] for at in range(0, len(raw), size))
 
 
-def _rules(place: int, entry: int, read: Read) -> _Rules:
-    """What an entry of .eh_frame and its common part say of an instruction."""
+def _rules(address: int, entry: int, read: Read) -> _Rules:
+    """Return the rules of an entry of .eh_frame and its common part for an instruction."""
     body = _body(entry, read)
-    (back,) = struct.unpack_from("<I", body)
-    common = _body(entry + 4 - back, read)
-    if back == 0 or common[:5] != b"\0\0\0\0\x01":
-        raise _UntoldError
+    (common_offset,) = struct.unpack_from("<I", body)
+    common = _body(entry + 4 - common_offset, read)
+    if common_offset == 0 or common[:5] != b"\0\0\0\0\x01":
+        raise _UnknownFrameError
     letters, at = common[5 : common.index(0, 5)], common.index(0, 5) + 1
     code_factor, at = _unsigned(common, at)
     data_factor, at = _signed(common, at)
     column, at = _unsigned(common, at)
     size, at = _unsigned(common, at) if letters[:1] == b"z" else (0, at)
     if column != _RETURN or b"S" in letters or _encoding(letters, common[at : at + size]) != 0x1B:
-        raise _UntoldError  # a signal's frame; addresses in another form
+        raise _UnknownFrameError  # a signal frame, or another address encoding
     offset, length = struct.unpack_from("<iI", body, 4)
     first = entry + 8 + offset
-    if not first <= place < first + length:
-        raise _UntoldError
+    if not first <= address < first + length:
+        raise _UnknownFrameError
     data, after = _unsigned(body, 12)
     factors = (code_factor, data_factor)
-    start = _run(common[at + size :], factors, place - first, _Rules((-1, 0), {}), None)
-    return _run(body[after + data :], factors, place - first, start, start)
+    start = _run(common[at + size :], factors, address - first, _Rules((-1, 0), {}), None)
+    return _run(body[after + data :], factors, address - first, start, start)
 
 
 def _encoding(letters: bytes, data: bytes) -> int:
-    """How addresses of the entry stand, of an augmentation `zR`, `zPLR` and alike."""
+    """Return the address encoding of an entry, for augmentations `zR`, `zPLR` and similar."""
     at = 0
     for letter in letters[1:]:
         match letter:
@@ -167,27 +167,27 @@ def _encoding(letters: bytes, data: bytes) -> int:
                 at += {0x0B: 5, 0x03: 5}.get(data[at] & 0x0F, 9)
             case 0x4C:  # L
                 at += 1
-    raise _UntoldError
+    raise _UnknownFrameError
 
 
 def _body(address: int, read: Read) -> bytes:
     (length,) = struct.unpack("<I", _bytes(read, address, 4))
     if not 4 <= length <= _MOST_ENTRY_BYTES:
-        raise _UntoldError
+        raise _UnknownFrameError
     return _bytes(read, address + 4, length)
 
 
 def _run(program: bytes, factors: tuple[int, int], distance: int, rules: _Rules, initial: _Rules | None) -> _Rules:
-    """Call frame instructions up to an instruction so many bytes behind the first (DWARF 5, 6.4.2)."""
+    """Run call frame instructions up to the instruction at `distance` bytes from the first (DWARF 5, 6.4.2)."""
     code_factor, data_factor = factors
     frame, saved = rules.frame, dict(rules.saved)
-    kept: list[_Rules] = []
-    at, reached = 0, 0
-    while at < len(program) and reached <= distance:
+    remembered: list[_Rules] = []
+    at, position = 0, 0
+    while at < len(program) and position <= distance:
         code, at = program[at], at + 1
         high, low = code & 0xC0, code & 0x3F
         if high == 0x40:
-            reached += low * code_factor
+            position += low * code_factor
         elif high == 0x80:
             value, at = _unsigned(program, at)
             saved[low] = value * data_factor
@@ -195,11 +195,11 @@ def _run(program: bytes, factors: tuple[int, int], distance: int, rules: _Rules,
             saved = _restored(saved, low, initial)
         elif code in (0x02, 0x03, 0x04):  # advance_loc1, 2, 4
             width = {2: 1, 3: 2, 4: 4}[code]
-            reached, at = reached + int.from_bytes(program[at : at + width], "little") * code_factor, at + width
+            position, at = position + int.from_bytes(program[at : at + width], "little") * code_factor, at + width
         elif code == 0x0A:
-            kept.append(_Rules(frame, dict(saved)))
-        elif code == 0x0B and kept:
-            frame, saved = kept.pop()
+            remembered.append(_Rules(frame, dict(saved)))
+        elif code == 0x0B and remembered:
+            frame, saved = remembered.pop()
         elif code in (0x0C, 0x0D, 0x0E):  # def_cfa, def_cfa_register, def_cfa_offset
             register, at = _unsigned(program, at) if code != 0x0E else (frame[0], at)
             offset, at = _unsigned(program, at) if code != 0x0D else (frame[1], at)
@@ -210,19 +210,19 @@ def _run(program: bytes, factors: tuple[int, int], distance: int, rules: _Rules,
             register, at = _unsigned(program, at)
             saved.pop(register, None)
         elif code:
-            raise _UntoldError
+            raise _UnknownFrameError
     return _Rules(frame, saved)
 
 
 def _restored(saved: dict[int, int], register: int, initial: _Rules | None) -> dict[int, int]:
     if initial is None:
-        raise _UntoldError
+        raise _UnknownFrameError
     rest = {number: at for number, at in saved.items() if number != register}
     return {**rest, register: initial.saved[register]} if register in initial.saved else rest
 
 
 def _unsigned(raw: bytes, at: int) -> tuple[int, int]:
-    """An unsigned LEB128 (DWARF 5, 7.6), and where it ends."""
+    """Decode an unsigned LEB128 (DWARF 5, 7.6); return it and its end."""
     value = shift = 0
     while shift < 64:
         byte, at = raw[at], at + 1
@@ -230,7 +230,7 @@ def _unsigned(raw: bytes, at: int) -> tuple[int, int]:
         shift += 7
         if byte < 0x80:
             return value, at
-    raise _UntoldError
+    raise _UnknownFrameError
 
 
 def _signed(raw: bytes, at: int) -> tuple[int, int]:

@@ -1,6 +1,6 @@
-"""What /proc/PID says of one process beyond its counters: limits, open files, rights, chosen variables, libraries.
+"""Reads limits, open files, rights, variables and libraries of a process from /proc/PID.
 
-Each answer is a value, None (the process is gone), or a Fault (it may not be asked). See proc(5).
+Each answer is a value, None (the process is gone), or a Fault (it may not be read). See proc(5).
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/
 
 
 class FileLimit(Value, frozen=True):
-    """`Max open files` of a process; infinity where it is unlimited."""
+    """`Max open files` of a process; infinity if unlimited."""
 
     soft: float
     hard: float
 
 
 def file_limit(proc_root: Path, pid: int) -> FileLimit | Fault | None:
-    """The limit on open files of a process, /proc/PID/limits."""
+    """Return the limit on open files of a process, from /proc/PID/limits."""
     text = pseudo_files.read(proc_root / str(pid) / "limits", f"pid {pid}")
     return parse_file_limit(text, f"pid {pid}") if isinstance(text, str) else text
 
 
 def parse_file_limit(text: str, subject: str) -> FileLimit | Fault:
-    """The row `Max open files` of /proc/PID/limits, e.g. `Max open files   1024   524288   files`."""
+    """Parse the row `Max open files` of /proc/PID/limits, e.g. `Max open files   1024   524288   files`."""
     for line in text.splitlines():
         if line.startswith("Max open files"):
             fields = line[len("Max open files") :].split()
             if len(fields) >= 2 and all(word == "unlimited" or word.isdecimal() for word in fields[:2]):
                 soft, hard = (math.inf if word == "unlimited" else float(word) for word in fields[:2])
                 return FileLimit(soft=soft, hard=hard)
-    return Fault(subject=subject, reason="UnreadableLimits", detail="/proc/PID/limits holds no row `Max open files`")
+    return Fault(subject=subject, reason="UnreadableLimits", detail="/proc/PID/limits has no row `Max open files`")
 
 
 def open_files(proc_root: Path, pid: int) -> int | Fault | None:
-    """How many files a process has open. Linux 6.2 and later say it as the size of the folder, without a list."""
+    """Return the number of open files of a process. Since Linux 6.2 it is the size of the folder."""
     folder = proc_root / str(pid) / "fd"
     try:
         listed = folder.stat().st_size if proc_root == Path("/proc") else 0
@@ -54,7 +54,7 @@ def open_files(proc_root: Path, pid: int) -> int | Fault | None:
 
 
 def status(proc_root: Path, pid: int | str) -> dict[str, str] | Fault | None:
-    """The rows of /proc/PID/status by name, e.g. `CapEff`, `VmRSS`, `Seccomp`."""
+    """Return the rows of /proc/PID/status by name, e.g. `CapEff`, `VmRSS`, `Seccomp`."""
     text = pseudo_files.read(proc_root / str(pid) / "status", f"pid {pid}")
     if not isinstance(text, str):
         return text
@@ -63,13 +63,13 @@ def status(proc_root: Path, pid: int | str) -> dict[str, str] | Fault | None:
 
 
 def resident_bytes(rows: dict[str, str]) -> int | None:
-    """Resident memory by the row VmRSS; None for a zombie, which has none."""
+    """Return resident memory from the row VmRSS; None for a zombie, which has none."""
     fields = rows.get("VmRSS", "").split()
     return int(fields[0]) * 1024 if fields and fields[0].isdecimal() else None
 
 
 def variables(proc_root: Path, pid: int, wanted: Collection[str]) -> dict[str, str] | Fault | None:
-    """Those variables of the environment a process was started with that are asked for, see `process/environment`."""
+    """Return the wanted variables of the environment that a process was started with, see `process/environment`."""
     folder = proc_root / str(pid)
 
     def read(_: ProcessId) -> dict[str, str] | Fault | None:
@@ -83,7 +83,7 @@ def variables(proc_root: Path, pid: int, wanted: Collection[str]) -> dict[str, s
 
 
 def mapped_files(proc_root: Path, pid: int, pattern: re.Pattern[str]) -> tuple[str, ...] | Fault | None:
-    """The paths of mapped files (libraries) in which `pattern` is found, each once, in the order of addresses."""
+    """Return the paths of mapped files (libraries) that match `pattern`, each once, in the order of addresses."""
     path = proc_root / str(pid) / "maps"
     text = locked_memory.SHARED.read_one(
         _target(proc_root, pid), lambda _: pseudo_files.read(path, f"pid {pid}", limit_bytes=16 << 20)
@@ -100,7 +100,7 @@ def _target(proc_root: Path, pid: int) -> Target:
 
 
 def namespace(proc_root: Path, pid: int | str, kind: str) -> str | None:
-    """The name of a namespace of a process, e.g. `net:[4026531840]`; None where it cannot be told."""
+    """Return the name of a namespace of a process, e.g. `net:[4026531840]`; None if unknown."""
     try:
         return os.readlink(f"{proc_root}/{pid}/ns/{kind}")  # noqa: PTH115 - a magic link, not a path
     except OSError:
@@ -108,5 +108,5 @@ def namespace(proc_root: Path, pid: int | str, kind: str) -> str | None:
 
 
 def sees_all_pids(proc_root: Path) -> bool:
-    """Whether pids mean here what the kernel and its drivers mean by them: in the initial pid namespace only."""
+    """True in the initial pid namespace, where pids are those of the kernel and its drivers."""
     return namespace(proc_root, "self", "pid") == _INITIAL_PID_NAMESPACE

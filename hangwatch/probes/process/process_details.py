@@ -1,6 +1,6 @@
-"""What psutil tells of few processes: open files, connections, children, memory, CPUs. Asked by a child of its own.
+"""Reads open files, connections, children, memory and CPUs of a few processes by psutil, in a child.
 
-The child may wait for a file system or a lock of the target's memory for good: then it is left behind, and its process
+The child may wait for ever for a file system or a lock of the target's memory. Then it is abandoned, and its process
 has no details.
 """
 
@@ -30,7 +30,7 @@ _RUNNER = child.Runner("reader of details")
 
 
 class _Answer(msgspec.Struct):
-    """What the child prints; what could not be read is missing."""
+    """The output of the child; values that could not be read are missing."""
 
     resident_bytes: int | None = None
     shared_bytes: int | None = None
@@ -48,7 +48,7 @@ _ANSWER = decoding.decoder(_Answer)
 
 
 def left_behind() -> int:
-    """How many children wait for a process or a file system now."""
+    """Return the number of children that wait for a process or a file system now."""
     return _RUNNER.abandoned.count()
 
 
@@ -59,39 +59,39 @@ def read(
     deadline_seconds: float,
     stop: threading.Event | None = None,
 ) -> dict[ProcessId, ProcessDetails]:
-    """The details of at most eight processes, of those that answer within the deadline of all. `share` as in `Job`."""
+    """Return the details of at most eight processes, if read within the common deadline. `share` as in `Job`."""
     end = time.monotonic() + deadline_seconds
 
     def ask(target: ProcessId) -> ProcessDetails | None:
-        left = end - time.monotonic()
-        if left <= 0 or _RUNNER.refusal(target) is not None:
+        remaining = end - time.monotonic()
+        if remaining <= 0 or _RUNNER.refusal(target) is not None:
             return None
         command = [sys.executable, "-I", str(CHILD), str(target.pid)]
-        printed = _RUNNER.run(command, target, share=share, deadline_seconds=left, stop=stop)
-        return None if isinstance(printed, Fault) or not _is_same(target) else _parsed(printed.out)
+        printed = _RUNNER.run(command, target, share=share, deadline_seconds=remaining, stop=stop)
+        return None if isinstance(printed, Fault) or not _is_same(target) else _parse(printed.out)
 
-    asked = targets[:MOST_PROCESSES]
+    read_targets = targets[:MOST_PROCESSES]
     with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="details") as pool:
-        found = dict(zip(asked, pool.map(ask, asked), strict=True))
-    return {target: details for target, details in found.items() if details is not None}
+        details_of = dict(zip(read_targets, pool.map(ask, read_targets), strict=True))
+    return {target: details for target, details in details_of.items() if details is not None}
 
 
-def _parsed(raw: bytes) -> ProcessDetails | None:
+def _parse(raw: bytes) -> ProcessDetails | None:
     try:
-        found = _ANSWER.decode(raw)
+        answer = _ANSWER.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return ProcessDetails(
-        resident_bytes=found.resident_bytes,
-        shared_bytes=found.shared_bytes,
-        swap_bytes=found.swap_bytes,
-        niceness=found.niceness,
-        cpus=words.fold(found.cpus),
-        threads=found.threads,
-        descriptors=found.descriptors,
-        connections=_listed(found.connections),
-        children=_listed(found.children),
-        files=_listed(found.files),
+        resident_bytes=answer.resident_bytes,
+        shared_bytes=answer.shared_bytes,
+        swap_bytes=answer.swap_bytes,
+        niceness=answer.niceness,
+        cpus=words.fold(answer.cpus),
+        threads=answer.threads,
+        descriptors=answer.descriptors,
+        connections=_listed(answer.connections),
+        children=_listed(answer.children),
+        files=_listed(answer.files),
     )
 
 

@@ -1,7 +1,7 @@
-"""Prints what psutil tells of one process as JSON. Runs by itself, as `python -I process_details_child.py PID`.
+"""Prints psutil's values of a process as JSON. A script of its own: `python -I process_details_child.py PID`.
 
-Open files are looked at by their paths, and names of children by what stands in their memory: both may never answer.
-What cannot be read is left out.
+Open files are looked up by path, and names of children are read from their memory: both may block for ever. Values that
+cannot be read are omitted.
 """
 
 import json
@@ -16,13 +16,13 @@ MOST_LISTED = 64
 
 
 def swap_bytes(pid: int) -> int | None:
-    """By VmSwap of proc_pid_status(5): psutil asks smaps, which holds the lock of the target's memory map meanwhile."""
+    """Return VmSwap of proc_pid_status(5). psutil would read smaps, which holds the lock of the target's memory map."""
     rows = dict(line.partition(":")[::2] for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(rows["VmSwap"].split()[0]) * 1024 if "VmSwap" in rows else None
 
 
 def files(process: psutil.Process) -> list[str]:
-    """Regular files with how they are open, how often, and where in them it reads or writes."""
+    """Return regular files with mode, number of descriptors and positions."""
     found: dict[tuple[str, str], list[int]] = {}
     for file in process.open_files():
         found.setdefault((file.path, file.mode), []).append(file.position)
@@ -36,16 +36,17 @@ def _places(positions: list[int]) -> str:
 
 
 def connections(process: psutil.Process) -> list[str]:
-    """TCP and UDP sockets: both ends and the state."""
+    """Return TCP and UDP sockets: both ends and the state."""
     found = []
-    for one in process.net_connections("inet")[:MOST_LISTED]:
-        ends = [f"{end.ip}:{end.port}" for end in (one.laddr, one.raddr) if end]
-        found.append(f"{' -> '.join(ends)} {'' if one.status == psutil.CONN_NONE else one.status}".strip())
+    for connection in process.net_connections("inet")[:MOST_LISTED]:
+        ends = [f"{end.ip}:{end.port}" for end in (connection.laddr, connection.raddr) if end]
+        state = "" if connection.status == psutil.CONN_NONE else connection.status
+        found.append(f"{' -> '.join(ends)} {state}".strip())
     return found
 
 
 def children(process: psutil.Process) -> list[str]:
-    """All that it started, and these, by pid, name and state."""
+    """Return all descendants by pid, name and state."""
     found = []
     for child in process.children(recursive=True)[:MOST_LISTED]:
         try:
@@ -56,9 +57,9 @@ def children(process: psutil.Process) -> list[str]:
 
 
 def main(pid: int) -> None:
-    """Print one JSON object; what is quick and cannot block comes first, since each part is asked by itself."""
+    """Print one JSON object. Each part is read separately; the quick ones that cannot block come first."""
     process = psutil.Process(pid)
-    asked: dict[str, Callable[[], Any]] = {
+    readers: dict[str, Callable[[], Any]] = {
         "resident_bytes": lambda: process.memory_info().rss,
         "shared_bytes": lambda: process.memory_info().shared,
         "swap_bytes": lambda: swap_bytes(pid),
@@ -71,9 +72,9 @@ def main(pid: int) -> None:
         "files": lambda: files(process),
     }
     answer: dict[str, Any] = {}
-    for name, ask in asked.items():
+    for name, read in readers.items():
         try:
-            answer[name] = ask()
+            answer[name] = read()
         except (psutil.Error, OSError, ValueError):
             continue
     print(json.dumps(answer))

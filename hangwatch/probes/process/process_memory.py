@@ -1,9 +1,9 @@
-"""Memory of other processes, read by a child that may be left behind.
+"""Reads memory of other processes through a child that may be abandoned.
 
-A page may lie in a file of a file system that its owner serves himself (FUSE) and that gives no answer; who reads it
-waits in the kernel, and not even SIGKILL ends that before the file system goes. A thread that waits so would keep a
-daemon, its ports and its lock that is told to end. So a child reads; one that does not answer is killed and left to the
-kernel, its process is not asked again until it is gone, and another child goes on: so many at most.
+A page may be in a file of a FUSE file system that its owner serves and that does not respond. A reader then waits in
+the kernel, and not even SIGKILL ends that before the file system goes. A thread that waits so would keep a stopping
+daemon, its ports and its lock. So a child reads. A child that does not respond is killed and abandoned, its process is
+not read again until it is gone, and another child continues. The number of abandoned children is limited.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ CHILD = Path(__file__).with_name("process_memory_child.py")
 STARTUP_SECONDS = 2.0
 DEADLINE_SECONDS = 0.5
 STARVATION = Starvation(5.0)  # a child that waits for a core does not wait for a page
-MOST_BYTES = 1 << 15  # of one piece, where nothing else is said
-MOST_PIECES = 1024  # of one question, which so fits into a pipe: to ask never waits
+MOST_BYTES = 1 << 15  # of one piece of `read`
+MOST_PIECES = 1024  # of one question, which then fits into a pipe: writing it never blocks
 
 
 class MemoryReader:
-    """One child that reads, and those that were left behind, by the file that they wait for."""
+    """A reading child, and the abandoned ones by the file that they wait for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,22 +39,22 @@ class MemoryReader:
         self._abandoned = AbandonedChildren()
 
     def read(self, memory: Path, address: int, count: int) -> bytes:
-        """So many bytes of a /proc/PID/mem, or none: not permitted, not there, or no answer within half a second."""
+        """Return up to `count` bytes of a /proc/PID/mem; none if not permitted, unmapped, or too late."""
         answer = self.read_pieces(memory, [(address, min(count, MOST_BYTES))])
         return answer[0] if isinstance(answer, tuple) else b""
 
     def read_pieces(self, memory: Path, places: Sequence[tuple[int, int]]) -> tuple[bytes, ...] | int:
-        """What stands at each (address, bytes) of a file of /proc/PID, as far as it can be read.
+        """Return the content at each (address, bytes) of a file of /proc/PID, as far as it can be read.
 
-        Half a second for each thousand of them. In place of an answer the error number of open(2); EBUSY where there
-        was none in time, or too many wait already.
+        Takes at most half a second per thousand. On failure returns the errno of open(2); EBUSY if there was no answer
+        in time, or too many children already hang.
         """
         pieces: list[bytes] = []
         for first in range(0, len(places), MOST_PIECES):
-            some = self._read(memory, places[first : first + MOST_PIECES])
-            if isinstance(some, int):
-                return some
-            pieces += some
+            part = self._read(memory, places[first : first + MOST_PIECES])
+            if isinstance(part, int):
+                return part
+            pieces += part
         return tuple(pieces)
 
     def _read(self, memory: Path, places: Sequence[tuple[int, int]]) -> list[bytes] | int:
@@ -64,7 +64,7 @@ class MemoryReader:
                 return errno.EBUSY
             stuck = None
             try:
-                for _ in range(2):  # one that had nothing to do for long has ended
+                for _ in range(2):  # an idle child has ended
                     with contextlib.suppress(EOFError, BrokenPipeError):
                         return self._ask(question, len(places))
                     stuck = self._end_child(KILL_SECONDS)
@@ -75,7 +75,7 @@ class MemoryReader:
             return errno.EBUSY
 
     def left_behind(self) -> int:
-        """How many children wait for a process now."""
+        """Return the number of children that wait for a process now."""
         return self._abandoned.count()
 
     def _end_child(self, seconds: float) -> Child | None:
@@ -84,7 +84,7 @@ class MemoryReader:
         return None if child is None or child.end(seconds) else child
 
     def _ask(self, question: bytes, count: int) -> list[bytes] | int:
-        """Raises EOFError or BrokenPipeError where the child has ended, other OSErrors where there is no answer."""
+        """Ask the child. Raises EOFError or BrokenPipeError if it has ended, other OSErrors if it does not answer."""
         end = time.monotonic() + DEADLINE_SECONDS
         if self._child is None or self._child.wait() is not None:
             end += STARTUP_SECONDS
@@ -103,7 +103,7 @@ class MemoryReader:
 
 
 def _take(child: Child, taken: bytearray, count: int, end: float) -> None:
-    """Take so many bytes in all. Raises TimeoutError at `end`, later where the child has no core; EOFError."""
+    """Read until `taken` has `count` bytes. Raises TimeoutError at `end`, later if the child has no core; EOFError."""
     while len(taken) < count:
         part, _ = child.read(end, STARVATION)
         if not part:

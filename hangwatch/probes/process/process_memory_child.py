@@ -1,8 +1,8 @@
-"""Reads the memory of other processes for a parent that must never wait for it. Runs by itself.
+"""Reads the memory of other processes for a parent that must never wait for it. A script of its own.
 
-Started as `python -I -S memory_child.py`; takes lines of JSON, [path of a file of /proc/PID, [[address, bytes]...]],
-and answers each with the error number of open(2), the length of each piece (4 bytes each), and the pieces. It ends when
-its parent is gone, or has asked nothing for a while.
+Started as `python -I -S process_memory_child.py`. It takes lines of JSON, [path of a file of /proc/PID, [[address,
+bytes]...]], and answers each with the errno of open(2), the length of each piece (4 bytes each), and the pieces. It
+ends when its parent is gone or has been idle for a while.
 """
 
 import json
@@ -15,7 +15,7 @@ IDLE_SECONDS = 30.0
 
 
 def answer(path: str, places: list[tuple[int, int]]) -> tuple[int, list[bytes]]:
-    """What stands at each place, as far as it is to be read; blocks for as long as a page of it does."""
+    """Return the content at each place, as far as it can be read; blocks as long as a page does."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
@@ -27,7 +27,7 @@ def answer(path: str, places: list[tuple[int, int]]) -> tuple[int, list[bytes]]:
 
 
 def piece(descriptor: int, address: int, count: int) -> bytes:
-    """So many bytes, or those before what cannot be read; /proc/PID/maps comes in parts of a page."""
+    """Return up to `count` bytes; /proc/PID/maps comes in parts of a page."""
     parts: list[bytes] = []
     try:
         while count > 0 and (part := os.pread(descriptor, count, address)):
@@ -39,18 +39,18 @@ def piece(descriptor: int, address: int, count: int) -> bytes:
 
 
 def serve() -> None:
-    """Answer one question after the other."""
+    """Answer questions in order."""
     while select.select([0], [], [], IDLE_SECONDS)[0]:
         line = sys.stdin.buffer.readline()
-        if not line.endswith(b"\n"):  # the parent has ended, perhaps in the middle of a question
+        if not line.endswith(b"\n"):  # the parent has ended, maybe in the middle of a question
             return
         number, pieces = answer(*json.loads(line))
         lengths = struct.pack(f"=i{len(pieces)}I", number, *map(len, pieces))
         try:
             sys.stdout.buffer.write(lengths + b"".join(pieces))
             sys.stdout.buffer.flush()
-        except BrokenPipeError:  # it has ended before our answer
-            os._exit(0)  # Python's own end would try to write again, and complain
+        except BrokenPipeError:  # the parent has ended before our answer
+            os._exit(0)  # a normal exit would try to write again, and print an error
 
 
 if __name__ == "__main__":

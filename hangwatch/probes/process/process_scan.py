@@ -1,7 +1,6 @@
-"""All processes of this node, again and again: who runs, whose it is, and with which launcher variables.
+"""Scans all processes of this node: state, owner, and launcher variables.
 
-A scan must cost next to nothing on a node with thousands of processes: `procfs` reads them, and what a process never
-changes is kept.
+A scan must be cheap on a node with thousands of processes. `procfs` reads them, and constant values are cached.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from hangwatch.tables import launchers
 
 _CMDLINE_LIMIT_BYTES = 4 << 10
 _ARGUMENTS_KEPT = 64
-_MOST_READS = 3  # anybody can change his name all the time
+_MOST_READS = 3  # a process can change its name all the time
 _CGROUP_LIMIT_BYTES = 16 << 10
 _CANDIDATE_COMMS = tuple({name[:COMM_CHARACTERS] for name in launchers.CANDIDATES})
 _MAY_READ = "run hangwatch as root, or grant it CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
@@ -46,17 +45,17 @@ def _user(process: Process) -> str:
 
 
 class ProcessScan:
-    """The processes of this node. Keeps what a process never changes, so that each scan reads only its `stat`."""
+    """The processes of this node. Caches constant values, so that each scan reads only `stat` of a known process."""
 
     def __init__(self, proc_root: Path = PROC) -> None:
         self._root = str(proc_root)
-        self._known: dict[int, _Known] = {}
+        self._entries: dict[int, _Entry] = {}
         self._unread: Counter[str] = Counter()
         self._late_owners: frozenset[str] = frozenset()
 
     @property
     def unread(self) -> Mapping[str, int]:
-        """By owner, how many processes that may belong to a job the last scan did not read, or in vain."""
+        """Number of processes by owner that may belong to a job, but which the last scan did not read."""
         return self._unread
 
     def processes(
@@ -67,64 +66,66 @@ class ProcessScan:
         max_per_owner: int = 4096,
         budget_seconds: float = 2.0,
     ) -> tuple[Process, ...]:
-        """Every process that is no kernel thread, by pid.
+        """Return every process by pid, except kernel threads.
 
-        Command line and launcher variables are read only of those that may belong to a job: Python and launchers by
-        their comm, `gpu_pids` (the pids that hold a GPU), and all that descend from these. Who holds a GPU and all
-        above him are always read; of the others at most `max_per_owner` of each owner (`share_of`), new ones for about
-        `budget_seconds`, the owners in turn: the next scan goes on where this one stopped. A process that does not
-        answer has a fault, and its owner's turn comes last from then on: see `locked_memory`.
+        Command line and launcher variables are read only of processes that may belong to a job: Python and launchers by
+        comm, `gpu_pids` (which hold a GPU), and all their descendants. GPU holders and their ancestors are always read.
+        Of the others at most `max_per_owner` of each owner (`share_of`) are read, new ones for about `budget_seconds`,
+        owners in turn; the next scan continues. A process that does not respond has a fault, and its owner comes last
+        from then on: see `locked_memory`.
         """
         began = time.monotonic()
         stats = {stat.pid: stat for stat in _read_stats(self._root)}
         candidates = _candidates(stats, gpu_pids)
-        self._known = {pid: self._look(stat) for pid, stat in sorted(stats.items())}
-        new = [pid for pid in candidates if not self._known[pid].complete]
+        self._entries = {pid: self._update(stat) for pid, stat in sorted(stats.items())}
+        new = [pid for pid in candidates if not self._entries[pid].complete]
         new.sort(key=lambda pid: stats[pid].start_ticks)
-        first = _with_ancestors(stats, gpu_pids)
-        for pid in sorted(new, key=lambda pid: pid not in first):
-            if pid in first or time.monotonic() < began + budget_seconds / 2:
-                self._known[pid] = _with_owner(self._root, self._known[pid])
-        before = (candidates - first) if new else ()
-        counts = Counter(share_of(self._known[pid].process) for pid in before if self._known[pid].complete)
+        with_gpu = _with_ancestors(stats, gpu_pids)
+        for pid in sorted(new, key=lambda pid: pid not in with_gpu):
+            if pid in with_gpu or time.monotonic() < began + budget_seconds / 2:
+                self._entries[pid] = _with_owner(self._root, self._entries[pid])
+        already_read = (candidates - with_gpu) if new else ()
+        counts = Counter(share_of(self._entries[pid].process) for pid in already_read if self._entries[pid].complete)
         self._unread = Counter()
-        always, others = [], []
-        owned = [(share_of(self._known[pid].process), pid) for pid in new]
-        for owner, pid in _in_turn(owned, counts, first, self._late_owners):
-            target = Target(self._known[pid].process.id, owner, holds_gpu=pid in first)
-            if pid in first:
-                always.append(target)
+        unlimited, limited = [], []
+        owned = [(share_of(self._entries[pid].process), pid) for pid in new]
+        for owner, pid in _in_turn(owned, counts, with_gpu, self._late_owners):
+            target = Target(self._entries[pid].process.id, owner, holds_gpu=pid in with_gpu)
+            if pid in with_gpu:
+                unlimited.append(target)
             elif counts[owner] < max_per_owner:
                 counts[owner] += 1
-                others.append(target)
+                limited.append(target)
             else:
                 self._unread[owner] += 1
-        late = self._read(always, stats, None) | self._read(others, stats, began + budget_seconds - time.monotonic())
-        self._late_owners = frozenset(late)
-        return tuple(known.process for known in self._known.values())
+        late_owners = self._read(unlimited, stats, None) | self._read(
+            limited, stats, began + budget_seconds - time.monotonic()
+        )
+        self._late_owners = frozenset(late_owners)
+        return tuple(known.process for known in self._entries.values())
 
     def _read(self, targets: Sequence[Target], stats: Mapping[int, Stat], seconds: float | None) -> set[str]:
-        """Read who these are; the owners of those that gave no answer."""
+        """Read these processes; return the owners of those that did not respond."""
 
-        def read(target: ProcessId) -> _Known:
-            return _read_process(self._root, stats[target.pid], self._known[target.pid])
+        def read(target: ProcessId) -> _Entry:
+            return _read_process(self._root, stats[target.pid], self._entries[target.pid])
 
-        late = set()
+        late_owners = set()
         answers = locked_memory.SHARED.read(targets, read, seconds)
         for target in targets:
             answer, pid = answers.get(target.id), target.id.pid
-            if isinstance(answer, _Known):
-                self._known[pid] = answer
+            if isinstance(answer, _Entry):
+                self._entries[pid] = answer
                 continue
             self._unread[target.owner] += 1
             if answer is not None:
-                late.add(target.owner)
-                known = _with_owner(self._root, self._known[pid])
-                self._known[pid] = known._replace(process=replace(known.process, faults=(answer,)))
-        return late
+                late_owners.add(target.owner)
+                known = _with_owner(self._root, self._entries[pid])
+                self._entries[pid] = known._replace(process=replace(known.process, faults=(answer,)))
+        return late_owners
 
-    def _look(self, stat: Stat) -> _Known:
-        before = self._known.get(stat.pid)
+    def _update(self, stat: Stat) -> _Entry:
+        before = self._entries.get(stat.pid)
         if before is None or not before.is_same_program(stat):
             bare = Process(
                 id=ProcessId(pid=stat.pid, start_ticks=stat.start_ticks),
@@ -132,11 +133,11 @@ class ProcessScan:
                 comm=stat.comm,
                 state=stat.state,
             )
-            return _Known(bare, _program(stat), False)
+            return _Entry(bare, _program(stat), False)
         process = before.process
         if (process.comm, process.state, process.parent_pid) == (stat.comm, stat.state, stat.parent_pid):
             return before
-        # Built by hand: msgspec.structs.replace costs three times as much, and states change at every scan.
+        # msgspec.structs.replace takes three times as long, and states change at every scan.
         process = Process(
             id=process.id,
             parent_pid=stat.parent_pid,
@@ -150,12 +151,14 @@ class ProcessScan:
             cgroups=process.cgroups,
             faults=process.faults,
         )
-        return _Known(process, before.program, before.complete)
+        return _Entry(process, before.program, before.complete)
 
 
-class _Known(NamedTuple):
-    """A process as it was seen last. `program` changes when it executes another one, `complete` is false until its
-    environment was asked for."""
+class _Entry(NamedTuple):
+    """A process as last seen.
+
+    `program` changes at execve(2); `complete` is false until its environment was read.
+    """
 
     process: Process
     program: int | str
@@ -164,14 +167,14 @@ class _Known(NamedTuple):
     def is_same_program(self, stat: Stat) -> bool:
         if self.process.id.start_ticks != stat.start_ticks:
             return False
-        # A zombie has lost its memory, not its past.
+        # A zombie has lost its memory, but is the same program.
         return stat.state in ENDED_STATES or self.program == _program(stat)
 
 
 def _program(stat: Stat) -> int | str:
-    """What differs after execve(2): the place of the environment, or the comm where that place is not to be seen.
+    """Return a value that changes at execve(2): the address of the environment, or the comm if that is not visible.
 
-    The comm alone would not do: setproctitle changes it, and overwrites the environment that was read before.
+    The comm alone is not enough: setproctitle changes it, and overwrites the environment that was read before.
     """
     return stat.env_start or stat.comm
 
@@ -206,7 +209,10 @@ def _with_ancestors(stats: Mapping[int, Stat], pids: Collection[int]) -> set[int
 def _in_turn(
     owned: Iterable[tuple[str, int]], counts: Mapping[str, int], first: Collection[int], late: Collection[str]
 ) -> list[tuple[str, int]]:
-    """Those in `first`, then one of each owner after the other; who has many already comes late, `late` ones last."""
+    """Order processes: those in `first`, then owners in turn.
+
+    Owners with many processes come later, `late` ones last.
+    """
     turns, seen = [], Counter(counts)
     for owner, pid in owned:
         turns.append((pid not in first, owner in late, seen[owner], owner, pid))
@@ -215,32 +221,32 @@ def _in_turn(
     return [(owner, pid) for *_, owner, pid in turns]
 
 
-def _with_owner(root: str, known: _Known) -> _Known:
-    """A process with what the kernel says of its owner, where that was not asked before."""
-    if known.process.uid is not None:
-        return known
-    pid = known.process.id.pid
+def _with_owner(root: str, entry: _Entry) -> _Entry:
+    """Add the owner from the kernel, unless it is known."""
+    if entry.process.uid is not None:
+        return entry
+    pid = entry.process.id.pid
     cgroups = paths_of_cgroups(read_start(f"{root}/{pid}/cgroup", _CGROUP_LIMIT_BYTES))
     ids = read_user_ids(pid, root)
     uid, is_setuid = ids[0] if ids else None, len(set(ids)) > 1
-    return known._replace(process=replace(known.process, uid=uid, is_setuid=is_setuid, cgroups=cgroups))
+    return entry._replace(process=replace(entry.process, uid=uid, is_setuid=is_setuid, cgroups=cgroups))
 
 
-def _read_process(root: str, stat: Stat, known: _Known) -> _Known:
-    """A process as one program: who executes another between two reads would have the name and owner of the first."""
+def _read_process(root: str, stat: Stat, entry: _Entry) -> _Entry:
+    """Read a process, again if it executed another program meanwhile: else it would mix the two."""
     for _ in range(_MOST_READS):
-        found = _read_once(root, stat, known)
+        found = _read_once(root, stat, entry)
         now = read_stat(f"{root}/{stat.pid}")
         if now is None or now.start_ticks != stat.start_ticks or now.state in ENDED_STATES:
             return found
         if (_program(now), now.comm) == (_program(stat), stat.comm):
             return found
-        stat, known = now, known._replace(process=replace(known.process, uid=None))
+        stat, entry = now, entry._replace(process=replace(entry.process, uid=None))
     return found
 
 
-def _read_once(root: str, stat: Stat, known: _Known) -> _Known:
-    owned = _with_owner(root, known).process  # kept for good: never without its owner
+def _read_once(root: str, stat: Stat, entry: _Entry) -> _Entry:
+    owned = _with_owner(root, entry).process  # cached for ever: never without its owner
     raw_cmdline = read_start(f"{root}/{stat.pid}/cmdline", _CMDLINE_LIMIT_BYTES)
     answer = _read_environment(root, stat.pid)
     environ = answer.variables if isinstance(answer, Environment) else {}
@@ -254,13 +260,13 @@ def _read_once(root: str, stat: Stat, known: _Known) -> _Known:
         environ=environ,
         uid=owned.uid,
         is_setuid=owned.is_setuid,
-        # As the process says: asking the name service could block for as long as the directory server is away.
+        # From the environment: the name service could block while the directory server is down.
         user=next(filter(None, map(environ.get, launchers.TABLE.users)), None),
         cgroups=owned.cgroups,
         faults=faults,
     )
-    # An empty environment is one that execve has not laid out yet, more often than one without a variable.
-    return _Known(process, _program(stat), bool(faults) or (isinstance(answer, Environment) and not answer.is_empty))
+    # An empty environment usually means that execve has not set it up yet.
+    return _Entry(process, _program(stat), bool(faults) or (isinstance(answer, Environment) and not answer.is_empty))
 
 
 def _read_environment(root: str, pid: int) -> Environment | OSError:
@@ -277,13 +283,13 @@ def _read_environment(root: str, pid: int) -> Environment | OSError:
 
 
 def _faults(pid: int, answer: Environment | OSError) -> tuple[Fault, ...]:
-    """Why it may be a rank and does not look like one."""
+    """Return why a process that may be a rank does not look like one."""
     path = f"/proc/{pid}/environ"
     if isinstance(answer, PermissionError):
         return (denied(pid, path, _MAY_READ),)
     if isinstance(answer, OSError) or answer.complete or not launchers.RANKS.isdisjoint(answer.variables):
         return ()
-    detail = f"{path} is too large: no rank is among the {environment.READ_BYTES >> 10} KiB that are read of it"
+    detail = f"{path} is too large: the {environment.READ_BYTES >> 10} KiB that are read of it contain no rank"
     return (Fault(subject=f"pid {pid}", reason="TooLarge", detail=detail, remedy="unset what the job does not need"),)
 
 

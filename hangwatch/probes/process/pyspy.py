@@ -1,9 +1,8 @@
-"""The stacks of one process, taken by py-spy without harm: the only place that starts py-spy.
+"""Takes the stacks of a process by py-spy without harm; the only module that starts py-spy.
 
-What a dump may do depends on what the kernel says of the target. A process that runs or sleeps is read while it runs
-on (`--nonblocking`), which pauses nothing and now and then fails on a busy stack; then it is paused once, for some
-milliseconds, under a deadline. A process with a thread in `D` (a system call that does not return) or stopped is never
-paused: the pause would not end.
+The kernel state of the target decides. A process that runs or sleeps is first read without a pause (`--nonblocking`),
+which sometimes fails on a busy stack; then it is paused once, for some milliseconds, under a deadline. A process with a
+thread in `D` (a system call that does not return) or a stopped one is never paused: the pause would not end.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from hangwatch.probes import child
 from hangwatch.probes.process import procfs
 
 BLOCKING_DEADLINE_SECONDS = 5.0
-OLDEST_VERSION = (0, 4)  # older ones leave a rank that waits in the kernel stopped for ever
-MOST_THREADS = 4096  # of py-spy 0.4: of a process with more Python threads, or frames in one, it says "no interpreter"
+OLDEST_VERSION = (0, 4)  # older versions leave a rank that waits in the kernel stopped for ever
+MOST_THREADS = 4096  # of py-spy 0.4: beyond that (also for frames of a thread) it reports "no interpreter"
 
 SILENT: tuple[int, ...] = ()
-"""Instead of a version: `--version` did not answer. Less than every version."""
+"""The version of a py-spy that did not respond to `--version`. Less than every version."""
 
 _VERSION_DEADLINE_SECONDS = 3.0
-_SILENT_SECONDS = 60.0  # for so long it is not asked again
-_SETTLE_SECONDS = 0.01  # a target whose tracer died runs for a moment before the stop that was meant for it holds it
+_SILENT_SECONDS = 60.0  # until it is asked again
+_SETTLE_SECONDS = 0.01  # a target with a dead tracer runs for a moment before a pending stop takes effect
 _MORE_TRIES = 4
 _LOCK = threading.Lock()
 _VERSIONS: dict[Path, Future[tuple[int, ...] | None]] = {}
@@ -48,9 +47,9 @@ STUCK_REASONS = child.STUCK_REASONS
 
 
 class PyspyAnswer(Value, frozen=True):
-    """One dump: the JSON that py-spy printed, or the fault in its place. Never both, never neither.
+    """A dump: either the JSON of py-spy, or a fault.
 
-    `paused` tells that the target was paused for it, `state_after` its state once the dump was over (None: it is gone).
+    `paused`: the target was paused for it. `state_after` is its state after the dump (None: it is gone).
     """
 
     json: bytes | None
@@ -61,11 +60,11 @@ class PyspyAnswer(Value, frozen=True):
 
 
 class DumpMode(Value, frozen=True):
-    """What a dump shows, and whether it may pause its target.
+    """The content of a dump, and the permission to pause the target.
 
-    `native` adds C frames and always pauses the target (0.7 s, 340 MB); `include_locals` shows variables, secrets too:
-    both only when a person asks. Without `may_pause` the target is read while it runs on and is sent no signal; there
-    is no second attempt.
+    `native` adds C frames and always pauses the target (0.7 s, 340 MB); `include_locals` shows variables, also secrets:
+    both only when a person asks. Without `may_pause` the target is read while it runs and receives no signal; there is
+    no second attempt.
     """
 
     native: bool = False
@@ -85,11 +84,10 @@ def dump(
 ) -> PyspyAnswer:
     """Take the stacks of `pid`.
 
-    `deadline_seconds` bounds the first attempt, and as much again a second one. Where py-spy does not tell its version
-    in time, the target is not paused.
-    Returns early with the fault `Interrupted` once `stop` is set. A py-spy that SIGKILL does not end is left behind:
-    `pid` is not dumped again until it has ended, nor is any other process while too many hang, of all or of its `share`
-    (see `Job`; of its user where none is given): `STUCK_REASONS`.
+    `deadline_seconds` bounds the first attempt, and again a second one. If py-spy does not report its version in time,
+    the target is not paused. Returns the fault `Interrupted` once `stop` is set. A py-spy that survives SIGKILL is
+    abandoned: `pid` is not dumped again until it has ended. If too many hang, in total or of its `share` (see `Job`;
+    default: its user), no process is dumped: `STUCK_REASONS`.
     """
     began = time.monotonic()
     program = pyspy_path or find()
@@ -98,14 +96,14 @@ def dump(
     if fault is not None or program is None or before is None:
         return PyspyAnswer(json=None, fault=fault, duration_seconds=0.0, state_after=before and before[1])
     may_pause = mode.may_pause
-    if version(program) == SILENT:  # an old one could leave what it pauses stopped; reading alone harms nothing
+    if version(program) == SILENT:  # an old version could leave the target stopped; reading alone does no harm
         may_pause = False
     options = ("--locals",) if mode.include_locals else ()
     call = _Call(program, before[0], share or f"uid {procfs.read_user_id(pid, proc_root)}", options, stop, proc_root)
     was_stopped = before[1] in STOPPED_STATES or procfs.is_stop_pending(pid, proc_root)
     paused = may_pause and mode.native and _may_pause(pid, proc_root)
     answer = _attempt(call, ("--native",) if paused else ("--nonblocking",), deadline_seconds)
-    # What nothing paused needs nobody to continue it; whoever stops it meanwhile may have wanted to.
+    # A target that was not paused is not continued: another process may have stopped it on purpose.
     after = _let_run_on(before[0], was_stopped or not may_pause, proc_root)
     if may_pause and isinstance(answer, Fault) and not paused and _is_passing(answer) and _may_pause(pid, proc_root):
         paused = True
@@ -121,43 +119,43 @@ def dump(
 
 
 def find() -> Path | None:
-    """Where py-spy lies: beside this interpreter, else on PATH; None when there is none."""
-    beside = Path(sys.executable).with_name("py-spy")
-    if beside.is_file():
-        return beside
+    """Return the path of py-spy: beside this interpreter, else on PATH; None if there is none."""
+    sibling = Path(sys.executable).with_name("py-spy")
+    if sibling.is_file():
+        return sibling
     found = shutil.which("py-spy")
     return Path(found) if found else None
 
 
 def left_behind() -> int:
-    """How many dumpers hang in the kernel now and could not be ended."""
+    """Return the number of dumpers that hang in the kernel and could not be ended."""
     return DUMPER.abandoned.count()
 
 
 def version(program: Path) -> tuple[int, ...] | None:
-    """The version of a py-spy, e.g. (0, 4, 3); None when it does not say. An answer is asked for once per path.
+    """Return the version of a py-spy, e.g. (0, 4, 3); None if unknown. It is asked once per path.
 
-    `SILENT` where it does not answer within its deadline: then it is not asked again for a minute. All dumps of a round
-    begin at once: one of them asks, and the others wait for the same answer, or for none.
+    `SILENT` if it does not respond within its deadline; then it is not asked again for a minute. All dumps of a round
+    begin at once: one of them asks, and the others wait for the same answer.
     """
     with _LOCK:
         if time.monotonic() < _SILENT_UNTIL.get(program, 0.0):
             return SILENT
         is_first = program not in _VERSIONS
-        asked = _VERSIONS.setdefault(program, Future())
+        answer = _VERSIONS.setdefault(program, Future())
     if is_first:
-        found = None
+        parsed = None
         try:
-            found = _version(program)
+            parsed = _version(program)
         finally:
-            if not found:  # who comes later asks again
+            if not parsed:  # later callers ask again
                 with _LOCK:
                     del _VERSIONS[program]
-                    if found == SILENT:
+                    if parsed == SILENT:
                         _SILENT_UNTIL[program] = time.monotonic() + _SILENT_SECONDS
-            asked.set_result(found)
+            answer.set_result(parsed)
     with contextlib.suppress(FutureTimeoutError):
-        return asked.result(2 * _VERSION_DEADLINE_SECONDS)
+        return answer.result(2 * _VERSION_DEADLINE_SECONDS)
     return SILENT
 
 
@@ -167,8 +165,8 @@ def _version(program: Path) -> tuple[int, ...] | None:
     printed = _VERSION_READER.run(command, us, share="", deadline_seconds=_VERSION_DEADLINE_SECONDS)
     if isinstance(printed, Fault):
         return None if printed.reason == "CannotStart" else SILENT
-    found = re.search(rb"py-spy (\d+)\.(\d+)(?:\.(\d+))?", printed.out)
-    return None if found is None else tuple(int(part) for part in found.groups(b"0"))
+    match = re.search(rb"py-spy (\d+)\.(\d+)(?:\.(\d+))?", printed.out)
+    return None if match is None else tuple(int(part) for part in match.groups(b"0"))
 
 
 class _Call(NamedTuple):
@@ -185,37 +183,37 @@ class _Call(NamedTuple):
 
 
 def _refusal(pid: int, before: tuple[ProcessId, str] | None, program: Path | None) -> Fault | None:
-    """Why no dump is even tried."""
+    """Return why no dump is attempted; None if one is."""
     subject = f"pid {pid}"
     if before is None or before[1] in ENDED_STATES:
         return Fault(subject=subject, reason="ProcessGone", detail="the process has ended", about="target")
     install = "install it beside hangwatch: pip install 'py-spy>=0.4.1'"
     if program is None:
         return Fault(subject=subject, reason="NoPyspy", detail="py-spy was not found", remedy=install)
-    found = version(program)
-    if found is None or (found != SILENT and found < OLDEST_VERSION):
-        words = ".".join(str(part) for part in found) if found else "unknown"
-        detail = f"{program} has version {words}; before 0.4 it can leave a rank stopped for ever"
+    known_version = version(program)
+    if known_version is None or (known_version != SILENT and known_version < OLDEST_VERSION):
+        words = ".".join(str(part) for part in known_version) if known_version else "unknown"
+        detail = f"{program} has version {words}; versions before 0.4 can leave a rank stopped for ever"
         return Fault(subject=subject, reason="PyspyTooOld", detail=detail, remedy=install)
     return DUMPER.refusal(before[0])
 
 
 def _may_pause(pid: int, proc_root: Path) -> bool:
-    """One thread that the kernel does not let go makes a pause endless, whatever the main thread does."""
+    """Return False if a thread is blocked in the kernel: then a pause would never end."""
     states = procfs.read_thread_states(pid, proc_root)
     return bool(states) and _NEVER_PAUSE.isdisjoint(states)
 
 
 def _is_passing(fault: Fault) -> bool:
-    """Whether it can end otherwise while the target is paused."""
+    """True if another attempt with a paused target can succeed."""
     return fault.reason in ("StackChanged", "DumpFailed")
 
 
 def _let_run_on(target: ProcessId, was_stopped: bool, proc_root: Path) -> tuple[ProcessId, str] | None:
-    """Continue a process that was not stopped before an attempt and is after it; who has its pid then, in which state.
+    """Continue a process that is stopped after an attempt, but was not before; return its state.
 
-    Also after an attempt without a pause: nobody can tell whose stop it was, and a rank left stopped costs the job.
-    Looked at twice, because a stop may take hold after py-spy has ended.
+    Also after an attempt without a pause: the origin of a stop is unknown, and a rank left stopped costs the job. The
+    state is read twice, because a stop may take effect after py-spy has ended.
     """
     for pause_seconds in (_SETTLE_SECONDS, 0.0):
         if not was_stopped and _is_stopped(target, proc_root):
@@ -226,25 +224,30 @@ def _let_run_on(target: ProcessId, was_stopped: bool, proc_root: Path) -> tuple[
 
 
 def _is_stopped(target: ProcessId, proc_root: Path) -> bool:
-    pending = procfs.is_stop_pending(target.pid, proc_root)  # asked first: it turns into T, never the other way round
+    pending = procfs.is_stop_pending(
+        target.pid, proc_root
+    )  # read first: a pending stop turns into T, never the reverse
     now = procfs.read_state(target.pid, proc_root)
     return now is not None and now[0] == target and (pending or now[1] == "T")
 
 
 def _attempt(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes | Fault:
-    """One rung of the ladder. py-spy looks for the interpreter before it pauses anything, and on a busy process misses
-    it now and then, with and without a pause: then the same again."""
+    """Run py-spy in one mode, again if it reports no interpreter.
+
+    py-spy looks for the interpreter before it pauses anything, and on a busy process sometimes misses it, with and
+    without a pause.
+    """
     end = time.monotonic() + deadline_seconds
     answer = _run(call, mode, deadline_seconds)
     for _ in range(_MORE_TRIES):
-        left = end - time.monotonic()
-        if isinstance(answer, bytes) or answer.reason != "NoInterpreter" or left <= 0:
+        remaining = end - time.monotonic()
+        if isinstance(answer, bytes) or answer.reason != "NoInterpreter" or remaining <= 0:
             break
         threads = procfs.read_thread_count(call.target.pid, call.proc_root)
         if threads > MOST_THREADS:
-            detail = f"it has {threads:,} threads, and py-spy reads no process of more than {MOST_THREADS:,}"
+            detail = f"it has {threads:,} threads; py-spy reads at most {MOST_THREADS:,}"
             return Fault(subject=call.subject, reason="TooManyThreads", detail=detail)
-        answer = _run(call, mode, left)
+        answer = _run(call, mode, remaining)
     return answer
 
 
@@ -259,12 +262,12 @@ def _run(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes |
 
 
 def explain(pid: int, code: int, stderr: str) -> Fault:
-    """What py-spy's complaint means: its first sentence as the detail, a CamelCase reason, and the remedy if any."""
+    """Return the fault that a message of py-spy means: its first sentence, a CamelCase reason, and a remedy if any."""
     lines = [line.strip() for line in stderr.partition("Stack backtrace:")[0].splitlines() if line.strip()]
     lines = [re.sub(r"^(Error: |Caused by:|\d+: )", "", line).strip() for line in lines]
     whole = ": ".join(line for line in lines if line)
     if not whole:
         return Fault(
-            subject=f"pid {pid}", reason="DumpFailed", detail=f"py-spy ended with status {code} and said nothing"
+            subject=f"pid {pid}", reason="DumpFailed", detail=f"py-spy ended with status {code} and no message"
         )
     return pyspy_json.fault(f"pid {pid}", whole)

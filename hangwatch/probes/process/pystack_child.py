@@ -1,8 +1,8 @@
-"""Prints the stacks of one process as `py-spy dump --json` does. Runs by itself, as `python -I pystack_child.py PID`.
+"""Prints the stacks of a process as `py-spy dump --json` does. A script of its own: `python -I pystack_child.py PID`.
 
 The engine of pystack reads memory with process_vm_readv(2): without ptrace, a stop or a signal. Its command is not
-used, since that opens each source file by the name that the target's code gives, which its owner writes: a FIFO, a
-device. Of the files that the target has mapped the engine opens some by their paths, so these are looked at first.
+used, because that opens each source file by the name in the target's code, which its owner chooses: a FIFO, a device.
+The engine also opens some mapped files by path, so those are checked first.
 """
 
 import json
@@ -17,36 +17,36 @@ MOST_FRAMES = 16384  # of one thread
 
 
 def strange_file(pid: int) -> str | None:
-    """A path among the mapped files that leads to something else here; see proc_pid_maps(5)."""
+    """Return the path of a mapped file that is another file here; see proc_pid_maps(5)."""
     with Path(f"/proc/{pid}/maps").open("rb") as file:
         rows = [line.split(None, 5) for line in file.read(MOST_MAPS_BYTES).splitlines()]
     paths = {row[5]: int(row[4]) for row in rows if len(row) == 6 and row[5].startswith(b"/")}
     for path, inode in paths.items():
         try:
-            found = os.lstat(path)
+            status = os.lstat(path)
         except OSError:
-            continue  # of another mount namespace, or deleted: it cannot be opened
-        is_device = stat.S_ISCHR(found.st_mode) and path.startswith(b"/dev/")  # CUDA maps its devices
-        is_another = b"python" in path.rpartition(b"/")[2] and found.st_ino != inode
-        if is_another or not (stat.S_ISREG(found.st_mode) or is_device):
+            continue  # in another mount namespace, or deleted: it cannot be opened
+        is_device = stat.S_ISCHR(status.st_mode) and path.startswith(b"/dev/")  # CUDA maps its devices
+        is_another = b"python" in path.rpartition(b"/")[2] and status.st_ino != inode
+        if is_another or not (stat.S_ISREG(status.st_mode) or is_device):
             return os.fsdecode(path)
     return None
 
 
 def plain(text: Any) -> str:
-    """Text that JSON and UTF-8 can hold."""
+    """Return text that JSON and UTF-8 can hold."""
     return str(text).encode("utf-8", "replace").decode()
 
 
 def stacks(pid: int) -> list[dict[str, Any]]:
-    """The threads with Python frames, frames innermost first. Raises what the engine raises."""
+    """Return the threads with Python frames, frames innermost first. Raises what the engine raises."""
     from pystack.engine import NativeReportingMode, StackMethod, get_process_threads
 
-    found = get_process_threads(
+    engine_threads = get_process_threads(
         pid, stop_process=False, native_mode=NativeReportingMode.OFF, locals=False, method=StackMethod.AUTO
     )
     threads = []
-    for thread in found:
+    for thread in engine_threads:
         frames = [
             {
                 "name": plain(frame.code.scope),
@@ -60,10 +60,10 @@ def stacks(pid: int) -> list[dict[str, Any]]:
 
 
 def main(pid: int) -> int:
-    """The exit status: 0 with JSON on stdout, 1 with a complaint on stderr."""
+    """Return the exit status: 0 with JSON on stdout, 1 with a message on stderr."""
     try:
         if (path := strange_file(pid)) is not None:
-            raise ValueError(f"what it has mapped as {path} is another file here")
+            raise ValueError(f"the mapped file {path} is another file here")
         print(json.dumps(stacks(pid)))
     except Exception as error:
         print(plain(error).partition("\n")[0][:400] or type(error).__name__, file=sys.stderr)

@@ -1,6 +1,6 @@
-"""The ends of the regular files to which ranks write, by /proc/PID/fd/1 and 2: what a job was told to redirect there.
+"""Reads the ends of the regular files that ranks write to, by /proc/PID/fd/1 and 2.
 
-Read by a child, one for each file system: it may give no answer. See proc_pid_fd(5).
+One child per file system reads them, because it may not respond. See proc_pid_fd(5).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ANSWER = decoding.decoder(tuple[int, int, str, int, str])
 
 
 def left_behind() -> int:
-    """How many children wait for a file system now."""
+    """Return the number of children that wait for a file system now."""
     return _RUNNER.abandoned.count()
 
 
@@ -49,22 +49,22 @@ def read(
     stop: threading.Event | None = None,
     proc_root: Path = procfs.PROC,
 ) -> tuple[dict[ProcessId, tuple[OutputEnd, ...]], tuple[Fault, ...]]:
-    """The ends of what each of these processes writes, and faults of file systems without an answer.
+    """Return the ends of the output files of these processes, and faults of file systems that do not respond.
 
-    `targets` are processes with the user id that must own a file: of any other one nothing is read, nor of a pipe, a
-    terminal or a device. 64 KiB of a file, less of each where they are many; 8 file systems. `share` as in `Job`.
+    `targets` maps processes to the user id that must own a file. Other files, pipes, terminals and devices are not
+    read. At most 64 KiB per file, less if there are many; at most 8 file systems. `share` as in `Job`.
     """
     by_mount: dict[str, dict[ProcessId, dict[int, str]]] = {}
     for target in targets:
         for descriptor, (device, path) in _files(target, proc_root).items():
             by_mount.setdefault(device, {}).setdefault(target, {})[descriptor] = path
-    most = max(FEWEST_BYTES, min(MOST_BYTES, MOST_BYTES_OF_ALL // max(1, len(targets))))
-    found: dict[ProcessId, tuple[OutputEnd, ...]] = {}
+    most_bytes = max(FEWEST_BYTES, min(MOST_BYTES, MOST_BYTES_OF_ALL // max(1, len(targets))))
+    ends: dict[ProcessId, tuple[OutputEnd, ...]] = {}
     faults: list[Fault] = []
     end = time.monotonic() + deadline_seconds
 
-    def ask(files: Mapping[ProcessId, Mapping[int, str]]) -> child.Printed | Fault:
-        question = [most, [[target.pid, targets[target], list(paths)] for target, paths in files.items()]]
+    def read_mount(files: Mapping[ProcessId, Mapping[int, str]]) -> child.Printed | Fault:
+        question = [most_bytes, [[target.pid, targets[target], list(paths)] for target, paths in files.items()]]
         return _RUNNER.run(
             [sys.executable, "-I", "-S", str(CHILD), json.dumps(question)],
             next(iter(files)),
@@ -73,19 +73,19 @@ def read(
             stop=stop,
         )
 
-    asked = [files for files in by_mount.values() if _RUNNER.refusal(next(iter(files))) is None][:_MOST_MOUNTS]
+    per_mount = [files for files in by_mount.values() if _RUNNER.refusal(next(iter(files))) is None][:_MOST_MOUNTS]
     with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="outputs") as pool:
-        for files, printed in zip(asked, pool.map(ask, asked), strict=True):
+        for files, printed in zip(per_mount, pool.map(read_mount, per_mount), strict=True):
             if isinstance(printed, Fault):
                 faults.append(printed)
                 continue
-            for target, one in _ends(printed.out, files):
-                found[target] = (*found.get(target, ()), one)
-    return {target: ends for target, ends in found.items() if _is_same(target, proc_root)}, tuple(faults)
+            for target, end_of_file in _ends(printed.out, files):
+                ends[target] = (*ends.get(target, ()), end_of_file)
+    return {target: files for target, files in ends.items() if _is_same(target, proc_root)}, tuple(faults)
 
 
 def _files(target: ProcessId, proc_root: Path) -> dict[int, tuple[str, str]]:
-    """Standard output and error where they are paths, with the device of their file system. No file is touched."""
+    """Return standard output and error if they are paths, with the device of their file system. No file is touched."""
     found = {}
     for descriptor in (1, 2):
         try:

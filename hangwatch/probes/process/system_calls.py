@@ -1,6 +1,6 @@
-"""The system calls in which a process may stand: their names, what kind each is, and what it is about.
+"""The system calls that a process may wait in: name, kind and the meaning of their arguments.
 
-The rows are system_calls.toml. Numbers differ between architectures: of others than these nothing is said.
+The rows are system_calls.toml. Numbers differ between architectures; only x86_64 and aarch64 are supported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ About: TypeAlias = Literal["descriptor", "polled", "selected", "watched", "child
 
 
 class Row(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """One call of the table; the columns are explained at its top."""
+    """A system call; the columns are explained at the top of the table."""
 
     x86_64: int | None = None
     aarch64: int | None = None
@@ -29,12 +29,12 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 @cache
 def rows() -> dict[str, Row]:
-    """The table, by the name of the call."""
+    """Return the table, by the name of the call."""
     return tables.load("hangwatch.tables", "system_calls.toml", dict[str, Row])
 
 
 @cache
 def names(machine: str = platform.machine()) -> dict[int, str]:
-    """The names of the calls that an architecture has, by number; none of an architecture that is not in the table."""
+    """Return the names of an architecture's calls by number; empty for an architecture that is not in the table."""
     numbers = {name: {"x86_64": row.x86_64, "aarch64": row.aarch64}.get(machine) for name, row in rows().items()}
     return {number: name for name, number in numbers.items() if number is not None}

@@ -222,10 +222,10 @@ def test_a_library_below_a_link_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "real" / "libtorch_cpu.so").write_bytes(b"x" * 65536)
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "real" / "link.so").symlink_to("libtorch_cpu.so")
-    os.close(symbols_child.opened(str(tmp_path), "/real/libtorch_cpu.so"))
+    os.close(symbols_child.open_below(str(tmp_path), "/real/libtorch_cpu.so"))
     for path in ("/link/libtorch_cpu.so", "/real/link.so", "/real", "/none"):
         with pytest.raises(OSError):
-            symbols_child.opened(str(tmp_path), path)
+            symbols_child.open_below(str(tmp_path), path)
 
 
 def test_a_child_that_has_had_no_core_yet_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

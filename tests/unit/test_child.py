@@ -1,4 +1,4 @@
-"""The runner of children: what a child gets, how much it may take, and that nothing of it stays."""
+"""The runner of children: environment and limits of a child, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_child_gets_no_file_no_folder_and_path_alone_of_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_environment_and_descriptors_are_minimal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "x")
     reader, writer = os.pipe()
     os.set_inheritable(reader, True)
@@ -56,26 +56,26 @@ def test_child_gets_no_file_no_folder_and_path_alone_of_our_environment(monkeypa
     assert set(files) == {"0", "1", "2", "3"}, "3 is the folder that it lists"
 
 
-def test_child_may_take_so_much_memory_and_no_more() -> None:
+def test_child_memory_is_bounded() -> None:
     code = "import resource, sys; sys.stdin.read(); print(resource.getrlimit(resource.RLIMIT_DATA)[0])"
     assert int(printed(run(Runner("child"), code, question=b""))) == child.MOST_MEMORY_BYTES
 
 
-def test_child_reads_a_question_that_no_pipe_holds() -> None:
+def test_child_question_larger_than_a_pipe_is_read() -> None:
     assert (
         printed(run(Runner("child"), "import sys; print(len(sys.stdin.read()))", question=b"x" * 300_000))
         == b"300000\n"
     )
 
 
-def test_child_that_takes_no_question_costs_its_deadline() -> None:
+def test_child_not_reading_its_question_times_out() -> None:
     began = time.monotonic()
     answer = run(Runner("child"), SLEEPS, seconds=0.5, question=b"x" * 300_000)
     assert isinstance(answer, Fault) and answer.reason == "Timeout"
     assert time.monotonic() - began < 30
 
 
-def test_child_is_read_where_many_files_are_open(many_files: None) -> None:
+def test_child_with_high_descriptors_is_read(many_files: None) -> None:
     assert run(Runner("child"), ENDS) == Printed(3, b"out\n", b"err\n")
 
 
@@ -92,13 +92,13 @@ def test_program_by_a_relative_path_is_found(monkeypatch: pytest.MonkeyPatch, tm
     assert printed(answer) == b"x\n"
 
 
-def test_part_of_an_answer_counts_where_the_kind_says_so() -> None:
+def test_partial_answer_is_kept_if_the_runner_keeps_parts() -> None:
     prints = ["sh", "-c", "echo part; exec sleep 600"]
     assert printed(Runner("child", keeps_part=True).run(prints, US, share="", deadline_seconds=2.0)) == b"part\n"
     assert printed(run(Runner("child", keeps_part=True, most_bytes=1000), FLOODS)) == b"x" * 1000
 
 
-def test_what_a_child_has_started_ends_with_it() -> None:
+def test_descendants_of_a_child_end_with_it() -> None:
     code = "import subprocess; print(subprocess.Popen(['sleep', '600'], stdout=-3, stderr=-3).pid)"
     pid = int(printed(run(Runner("child", keeps_part=True), code)))
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text(), "its end")

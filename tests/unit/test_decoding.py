@@ -1,4 +1,7 @@
-"""Types are prepared under one lock: without it the process dies of a segmentation fault, most often in the first tries."""
+"""Types are prepared under one lock.
+
+Without it this process dies of a segmentation fault, mostly in the first tries.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,6 @@ for number in range(100):
 
 
 @pytest.mark.parametrize("way", ["json", "toml", "convert"])
-def test_a_type_that_several_threads_see_first_at_the_same_time(way: str) -> None:
+def test_new_type_decoded_by_several_threads_does_not_crash(way: str) -> None:
     done = subprocess.run([sys.executable, "-c", RACE, way], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])

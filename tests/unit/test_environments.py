@@ -1,4 +1,4 @@
-"""What is read and kept of an environment, however large its owner made it; on files as /proc has them."""
+"""Variables kept of an environment of any size; on files like in /proc."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def noise(size_bytes: int) -> list[str]:
 
 
 @pytest.mark.parametrize("place", ["before", "behind", "between"])
-def test_a_launcher_s_variables_are_found_at_both_ends_of_three_megabytes(tmp_path: Path, place: str) -> None:
+def test_variables_at_both_ends_of_a_large_environment_are_found(tmp_path: Path, place: str) -> None:
     count = {"before": 1, "behind": 0, "between": 2}[place]
     entries = [*noise(3_000_000 if count else 0), "RANK=3", *noise(3_000_000 if count != 1 else 0)]
     answer = read(write(tmp_path, *entries), {"RANK"})
@@ -43,13 +43,13 @@ def test_a_launcher_s_variables_are_found_at_both_ends_of_three_megabytes(tmp_pa
     assert not answer.complete
 
 
-def test_an_entry_that_is_cut_is_none(tmp_path: Path) -> None:
+def test_cut_entry_is_dropped(tmp_path: Path) -> None:
     whole = environments.READ_BYTES // 2
     answer = read(write(tmp_path, "A" * (whole - 10), "RANK=123456789012345", *noise(3_000_000)), {"RANK"})
     assert answer.variables == {}
 
 
-def test_what_is_kept_is_bounded_and_what_tells_the_rank_comes_first(tmp_path: Path) -> None:
+def test_kept_variables_are_bounded_and_wanted_ones_come_first(tmp_path: Path) -> None:
     shown = [f"NCCL_{number}" for number in range(100)]
     folder = write(tmp_path, *(f"{name}={'y' * 5000}" for name in shown), "RANK=3", "USER=" + "z" * 5000)
     answer = read(folder, {"RANK", "USER"}, shown)
@@ -59,7 +59,7 @@ def test_what_is_kept_is_bounded_and_what_tells_the_rank_comes_first(tmp_path: P
     assert not answer.complete
 
 
-def test_a_command_line_of_32_thousand_empty_arguments_is_kept_as_64(tmp_path: Path) -> None:
+def test_command_line_is_cut_to_64_arguments(tmp_path: Path) -> None:
     lay_out(RANK, tmp_path)
     (tmp_path / "7" / "cmdline").write_bytes(b"python\0train.py\0" + b"\0" * 32768 + b"x\0")
     (found,) = (one for one in ProcessScan(tmp_path).processes() if one.id.pid == 7)
@@ -67,13 +67,13 @@ def test_a_command_line_of_32_thousand_empty_arguments_is_kept_as_64(tmp_path: P
     assert len(found.cmdline) <= 64
 
 
-def test_names_are_wanted_one_by_one(tmp_path: Path) -> None:
+def test_unwanted_names_are_dropped(tmp_path: Path) -> None:
     text = RANK + " + NCCL_DEBUG=INFO NCCL_NOISE=1 TORCH_NCCL_SECRET=2 TORCH_FR_X=3\n"
     (found,) = (one for one in ProcessScan(lay_out(text, tmp_path)).processes() if one.id.pid == 7)
     assert found.environ == {"RANK": "3", "WORLD_SIZE": "4", "NCCL_DEBUG": "INFO"}
 
 
-def test_a_rank_that_was_not_found_in_what_was_read_is_a_fault_in_words(tmp_path: Path) -> None:
+def test_large_environment_without_a_rank_is_a_fault(tmp_path: Path) -> None:
     lay_out(RANK, tmp_path)
     write(tmp_path / "7", *noise(500_000), "RANK=3", *noise(500_000))
     (found,) = (one for one in ProcessScan(tmp_path).processes() if one.id.pid == 7)
@@ -82,7 +82,7 @@ def test_a_rank_that_was_not_found_in_what_was_read_is_a_fault_in_words(tmp_path
     assert "256 KiB" in fault.detail
 
 
-def test_what_the_checks_ask_for_may_stand_in_an_incident() -> None:
+def test_variables_of_checks_are_allowed_in_incidents() -> None:
     asked = {name for rule in environment.rules() for name in rule.variables}
     asked |= collective_timeout.VARIABLES | network.VARIABLES
     assert asked <= launchers.VARIABLES | launchers.SHOWN

@@ -1,4 +1,4 @@
-"""Whose freezer holds a process, on trees as cgroups(7) shows them; real groups are in tests/integration."""
+"""The control group that freezes a process, on trees as in cgroups(7); tests/integration has real groups."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ V1 = "6:freezer:/slurm/job_1\n1:name=systemd:/\n0::/\n"
         ("a name that would act on a terminal", "0::/\x1b[2J\n", {}, "S", "get_signal", "/\\x1b[2J"),
     ],
 )  # fmt: skip
-def test_the_group_that_freezes(
+def test_frozen_cgroup_is_found(
     tmp_path: Path,
     name: str,
     cgroup: str,
@@ -59,5 +59,5 @@ def test_the_group_that_freezes(
     assert cgroup_freezer.frozen_cgroup(7, state, wchan, *tree(tmp_path, cgroup, **files)) == expected, name
 
 
-def test_a_process_that_is_gone_is_not_frozen(tmp_path: Path) -> None:
+def test_frozen_cgroup_of_an_ended_process_is_none(tmp_path: Path) -> None:
     assert cgroup_freezer.frozen_cgroup(7, "S", "get_signal", tmp_path, tmp_path) is None

@@ -1,4 +1,4 @@
-"""One heap for all threads, and freed memory given back: by what the kernel says of a process that asked for it."""
+"""The daemon's heap: one for all threads, and freed memory is returned; measured by the kernel's numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def played(*arguments: str) -> tuple[int, int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_threads_share_one_heap_and_what_was_freed_goes_back() -> None:
+def test_threads_share_one_heap_and_freed_memory_is_returned() -> None:
     assert played()[0] > 1, "without it every thread has its own"
     arenas, given_back = played("share", "give_back")
     assert arenas == 0

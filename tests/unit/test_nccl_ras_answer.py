@@ -1,4 +1,4 @@
-"""What NCCL's RAS answers, read: as JSON, as text, and as whatever else a job may send."""
+"""The parser of NCCL's RAS status: JSON, text, and anything else that a job may send."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read(answer: str) -> Communicator:
     return parse(answer.encode()).communicators[0]
 
 
-def test_json_tells_who_has_launched_how_much() -> None:
+def test_json_has_the_counts_of_each_rank() -> None:
     status = parse(as_json(communicator(FOUR)).encode())
     one = status.communicators[0]
     assert (status.version, one.name, one.size) == ("2.28.9", "0x27a079b828ff1a75/0x5:0x6", 4)
@@ -30,7 +30,7 @@ def test_json_tells_who_has_launched_how_much() -> None:
     assert (one.is_listed, one.is_running, one.unreached) == (True, True, ())
 
 
-def test_the_comma_that_nccl_2_28_9_leaves_out() -> None:
+def test_json_of_nccl_2_28_9_without_a_comma_is_read() -> None:
     broken = nccl_ras.without_comma(as_json(communicator(FOUR[:3], [missing(3, 103)])))
     with pytest.raises(json.JSONDecodeError):
         json.loads(broken)
@@ -39,7 +39,7 @@ def test_the_comma_that_nccl_2_28_9_leaves_out() -> None:
     assert one.is_listed
 
 
-def test_who_answered_and_has_no_such_communicator_is_not_out_of_reach() -> None:
+def test_missing_rank_that_answered_is_not_unreached() -> None:
     one = read(as_json(communicator(FOUR[:3], [missing(3, 103, unresponsive=False)])))
     assert (one.unreached, one.is_listed) == ((), False)
 
@@ -50,7 +50,7 @@ def test_a_communicator_at_its_start_or_end_is_not_running(state: dict[str, Any]
     assert not read(as_json(communicator([first, *FOUR[1:]]))).is_running
 
 
-def test_text_tells_only_who_differs() -> None:
+def test_text_has_only_ranks_that_differ() -> None:
     status = parse(nccl_ras.TEXT.format(pid=103, host="10.0.0.7").encode())
     assert status.version == "2.26.2"
     assert status.communicators == (
@@ -63,7 +63,7 @@ def test_text_tells_only_who_differs() -> None:
     )
 
 
-def test_text_that_lists_several_of_one_count() -> None:
+def test_text_with_several_ranks_of_one_count_is_read() -> None:
     """As of 32 ranks of which a few are behind: the others are not listed."""
     several = """NCCL version 2.24.3 compiled with CUDA 12.4
 Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
@@ -84,7 +84,7 @@ Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
     assert (one.ranks[1].host, one.ranks[1].pid, one.ranks[2].host) == ("172.16.64.210", 483074, "")
 
 
-def test_text_of_ranks_that_gave_no_answer() -> None:
+def test_text_with_unresponsive_ranks_is_read() -> None:
     lost = """NCCL version 2.26.2 compiled with CUDA 12.6
     0         1         1         4         4         4   RUNNING  INCOMPLETE
 
@@ -129,13 +129,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE.keys())
-def test_what_is_no_status_is_none(answer: str) -> None:
+def test_text_that_is_not_a_status_is_an_error(answer: str) -> None:
     with pytest.raises(BadAnswerError):
         parse(answer.encode())
 
 
 @pytest.mark.parametrize("host", ["\x1b[31mroot", "fe80::1%\x1b[31mroot", "10.0.0.256", "10.0.0.1\n"])
-def test_a_billion_is_a_count_and_a_host_that_is_no_address_is_none(host: str) -> None:
+def test_large_count_is_kept_and_invalid_host_is_dropped(host: str) -> None:
     one = read(as_json(communicator([rank(0, -5, host=host, AllReduce=10**9)])))
     assert (dict(one.ranks[0].counts)["AllReduce"], one.ranks[0].host) == (10**9, "")
 

@@ -41,7 +41,7 @@ def test_distance_in_the_words_of_nvidia_smi(other: PciPath, expected: str) -> N
     assert pci.distance(other, GPU) == expected
 
 
-def test_paths_and_cards_of_a_node(tmp_path: Path) -> None:
+def test_pci_paths_gpus_and_nics_of_a_node(tmp_path: Path) -> None:
     pci_tree.hgx(tmp_path, HGX_ADDRESSES)
 
     gpu = pci.path_of(tmp_path, "0000:9d:00.0")
@@ -57,7 +57,7 @@ def test_paths_and_cards_of_a_node(tmp_path: Path) -> None:
     assert len(pci.nvswitches(tmp_path)) == 4
 
 
-def test_a_machine_without_a_pci_bus_has_none_of_it(tmp_path: Path) -> None:
+def test_pci_values_without_a_bus_are_empty(tmp_path: Path) -> None:
     assert pci.path_of(tmp_path, "0000:01:00.0") is None
     assert pci.nics(tmp_path) == ()
     assert pci.nvidia_gpus(tmp_path) == ()
@@ -71,7 +71,7 @@ def test_a_software_rdma_device_sits_on_no_bus(tmp_path: Path) -> None:
     assert [card.name for card in pci.nics(tmp_path)] == ["mlx5_0"]
 
 
-def test_gpus_handed_to_a_virtual_machine_are_not_ours(tmp_path: Path) -> None:
+def test_gpus_passed_to_a_virtual_machine_are_skipped(tmp_path: Path) -> None:
     pci_tree.add_device(tmp_path, "pci0000:00", "0000:00:05.0", driver="vfio-pci")
     pci_tree.add_device(tmp_path, "pci0000:00", "0000:00:06.0", driver="nvidia")
     pci_tree.add_device(tmp_path, "pci0000:00", "0000:00:07.0", vendor=0x1002)
@@ -79,12 +79,12 @@ def test_gpus_handed_to_a_virtual_machine_are_not_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("DMA", True), ("DMA-FQ", True), ("identity", False)])
-def test_whether_the_iommu_translates(tmp_path: Path, kind: str, expected: bool) -> None:
+def test_iommu_group_type_tells_translation(tmp_path: Path, kind: str, expected: bool) -> None:
     pci_tree.add_device(tmp_path, "pci0000:00", "0000:00:05.0", iommu=kind)
     assert pci.iommu_translates(tmp_path, "0000:00:05.0") is expected
 
 
-def test_bridges_that_redirect(tmp_path: Path) -> None:
+def test_redirecting_bridges_are_found(tmp_path: Path) -> None:
     port = pci_tree.bridge(tmp_path, "pci0000:00", "0000:00:01.0", acs=0)
     switch = pci_tree.bridge(tmp_path, *port, "0000:01:00.0")
     inner = pci_tree.bridge(tmp_path, *switch, "0000:02:00.0", acs=pci_tree.ACS_REDIRECT)
@@ -94,7 +94,7 @@ def test_bridges_that_redirect(tmp_path: Path) -> None:
     assert pci.redirecting_bridges(tmp_path, gpu) == ("0000:02:00.0",)
 
 
-def test_without_root_the_kernel_shows_64_bytes_and_nothing_is_known(tmp_path: Path) -> None:
+def test_redirecting_bridges_without_root_are_unknown(tmp_path: Path) -> None:
     port = pci_tree.bridge(tmp_path, "pci0000:00", "0000:00:01.0")
     pci_tree.add_device(tmp_path, *port, "0000:01:00.0")
     (tmp_path / "bus/pci/devices/0000:00:01.0/config").write_bytes(bytes(64))
@@ -106,16 +106,16 @@ def test_without_root_the_kernel_shows_64_bytes_and_nothing_is_known(tmp_path: P
 @pytest.mark.parametrize(
     ("control", "expected"), [(None, False), (0x0000, False), (0x0010, False), (0x0004, True), (0x001D, True)]
 )
-def test_the_acs_control_register(control: int | None, expected: bool) -> None:
+def test_acs_control_register_is_parsed(control: int | None, expected: bool) -> None:
     assert pci.acs_redirects(pci_tree.config_space(control)) is expected
 
 
 @given(st.binary(max_size=4096))
-def test_no_configuration_space_confuses_the_walk(config: bytes) -> None:
+def test_acs_redirects_of_any_bytes_returns(config: bytes) -> None:
     assert pci.acs_redirects(config) in (True, False)
 
 
-def test_a_capability_list_that_runs_in_a_circle_ends() -> None:
+def test_acs_redirects_of_a_circular_list_returns() -> None:
     config = bytearray(4096)
     config[0x100:0x104] = (0x0001 | 1 << 16 | 0x100 << 20).to_bytes(4, "little")
     assert pci.acs_redirects(bytes(config)) is False

@@ -1,6 +1,6 @@
-"""What is done and said where py-spy fails: how often it is asked, when the target may be paused, what a person reads.
+"""Faults of py-spy: how it is called, when the target may be paused, what a person reads.
 
-The targets are folders such as /proc shows them, so that each can be in any state; py-spy is a shell script.
+The targets are folders like in /proc, so that each can be in any state; py-spy is a shell script.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.conftest import wait_for
 from tests.fake_pyspy import fake_pyspy
 from tests.proc_tree import lay_out
 
-TARGET = 5_000_000  # more than the kernel's PID_MAX_LIMIT: no signal of ours can reach anybody
+TARGET = 5_000_000  # more than the kernel's PID_MAX_LIMIT: our signals reach no process
 STACKS = 'echo "[]"'
 NO_INTERPRETER = "echo 'Error: Failed to find a python interpreter' >&2; exit 1"
 TORN = "echo 'Error: Failed to get stack traces' >&2; exit 1"
 
 
 class Target:
-    """A process as /proc shows it, and a py-spy that keeps a line about each call."""
+    """A process as in /proc, and a py-spy that logs each call."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.proc = folder, folder / "proc"
@@ -46,7 +46,7 @@ class Target:
             (process / f"task/{TARGET + number}/stat").write_text(stat)
 
     def pyspy(self, body: str, paused: str | None = None) -> Path:
-        """One that answers with `body`, and where it may pause the target with `paused`."""
+        """Write a py-spy that answers with `body`; and with `paused` if it may pause the target."""
         other = "" if paused is None else f'case "$*" in *--nonblocking*) ;; *) {paused}; exit;; esac\n'
         return fake_pyspy(self.folder, f'echo "$*" >> {self.folder}/calls\n{other}{body}')
 
@@ -67,7 +67,7 @@ def target(tmp_path: Path) -> Target:
 
 @pytest.fixture
 def silent_stdin() -> Iterator[None]:
-    """A standard input on which nobody ever writes: a terminal, or the pipe of a service manager."""
+    """A standard input without data: a terminal, or the pipe of a service manager."""
     old = os.dup(0)
     reading, writing = os.pipe()
     os.dup2(reading, 0)
@@ -99,7 +99,7 @@ def said(fault: Fault) -> tuple[str, str, str, str]:
         ({"native": True}, "dump --json --native"),
     ],
 )
-def test_the_target_is_paused_only_for_who_asks_for_native_frames(
+def test_target_is_paused_at_once_only_for_native_frames(
     target: Target, options: dict[str, bool], arguments: str
 ) -> None:
     answer = target.dump(target.pyspy(STACKS), mode=pyspy.DumpMode(**options))
@@ -107,27 +107,27 @@ def test_the_target_is_paused_only_for_who_asks_for_native_frames(
     assert (answer.json, answer.fault, answer.paused, answer.state_after) == (b"[]\n", None, "native" in options, "S")
 
 
-def test_py_spy_is_told_nothing_of_the_daemon(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither its environment, which may hold tokens, nor its standard input."""
+def test_pyspy_gets_a_minimal_environment(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our environment may hold tokens."""
     monkeypatch.setenv("TOKEN", "secret")
     monkeypatch.setenv("PATH", f"/nowhere:{os.environ['PATH']}")
     target.dump(target.pyspy(f"env > {target.folder}/environ; {STACKS}"))
     told = dict(line.split("=", 1) for line in (target.folder / "environ").read_text().splitlines())
     assert {**told, "PWD": "", "OLDPWD": "", "SHLVL": "", "_": ""} == {
         "PATH": os.environ["PATH"],
-        "RUST_BACKTRACE": "0",  # a hundred lines that nobody reads
+        "RUST_BACKTRACE": "0",  # omits a hundred lines
         **dict.fromkeys(("PWD", "OLDPWD", "SHLVL", "_"), ""),
     }
 
 
-def test_without_a_path_nothing_is_made_up(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pyspy_runs_without_path(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PATH")
     program = target.pyspy(f"/usr/bin/env > {target.folder}/environ; {STACKS}")
     target.dump(program)
     assert "RUST_BACKTRACE=0\n" in (target.folder / "environ").read_text()
 
 
-def test_nobody_waits_for_what_is_never_typed(target: Target, silent_stdin: None) -> None:
+def test_pyspy_has_no_standard_input(target: Target, silent_stdin: None) -> None:
     program = fake_pyspy(target.folder, f"read line; {STACKS}", f'[ "$1" = --version ] && read line; {pyspy_says()}')
     assert target.dump(program, deadline_seconds=3.0).fault is None
 
@@ -136,10 +136,10 @@ def pyspy_says(words: str = "py-spy 0.4.9", status: int = 0) -> str:
     return f'[ "$1" = --version ] && {{ echo "{words}"; exit {status}; }}'
 
 
-# --- which one -------------------------------------------------------------------------------------------------------
+# --- its path and version --------------------------------------------------------------------------------------------
 
 
-def test_the_py_spy_beside_the_interpreter_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pyspy_beside_the_interpreter_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     elsewhere = fake_pyspy(tmp_path / "bin", STACKS)
     monkeypatch.setenv("PATH", str(elsewhere.parent))
@@ -151,9 +151,7 @@ def test_the_py_spy_beside_the_interpreter_is_preferred(tmp_path: Path, monkeypa
     assert pyspy.find() == elsewhere
 
 
-def test_where_there_is_none_the_command_that_installs_it_is_told(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_pyspy_has_the_install_command_as_remedy(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", str(target.folder / "python"))
     monkeypatch.setenv("PATH", str(target.folder / "bin"))
     assert pyspy.find() is None
@@ -175,21 +173,19 @@ def test_where_there_is_none_the_command_that_installs_it_is_told(
     ],
 )
 @pytest.mark.parametrize("status", [0, 1])
-def test_the_version_is_what_it_prints(
+def test_version_is_parsed_from_its_output(
     tmp_path: Path, printed: str, number: tuple[int, ...] | None, status: int
 ) -> None:
     assert pyspy.version(fake_pyspy(tmp_path, STACKS, pyspy_says(printed, status))) == number
 
 
-def test_what_cannot_be_started_or_never_answers_has_no_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_version_of_a_broken_pyspy_is_unknown_or_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspy, "_VERSION_DEADLINE_SECONDS", 0.2)
     assert pyspy.version(tmp_path / "nowhere") is None
     assert pyspy.version(fake_pyspy(tmp_path, STACKS, "exec sleep 600")) == pyspy.SILENT
 
 
-def test_who_says_a_version_is_asked_once_and_who_does_not_each_time(tmp_path: Path) -> None:
+def test_version_is_asked_once_unless_unknown(tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     program = fake_pyspy(tmp_path, STACKS, f"echo >> {asked}; {pyspy_says('not yet')}")
     assert [pyspy.version(program), pyspy.version(program)] == [None, None]
@@ -198,7 +194,7 @@ def test_who_says_a_version_is_asked_once_and_who_does_not_each_time(tmp_path: P
     assert asked.read_text() == "\n" * 3
 
 
-def test_of_dumps_that_begin_at_once_one_asks_for_the_version(tmp_path: Path) -> None:
+def test_parallel_dumps_ask_for_the_version_once(tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     program = fake_pyspy(tmp_path, STACKS, f"echo >> {asked}; sleep 0.2; {pyspy_says()}")
     with ThreadPoolExecutor(4) as pool:
@@ -206,9 +202,7 @@ def test_of_dumps_that_begin_at_once_one_asks_for_the_version(tmp_path: Path) ->
     assert asked.read_text() == "\n"
 
 
-def test_of_dumps_that_begin_at_once_none_waits_longer_for_a_version_that_never_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parallel_dumps_wait_once_for_a_silent_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspy, "_VERSION_DEADLINE_SECONDS", 1.0)
     asked = tmp_path / "asked"
     program = fake_pyspy(tmp_path, STACKS, f"echo >> {asked}; exec sleep 600")
@@ -228,9 +222,7 @@ def test_of_dumps_that_begin_at_once_none_waits_longer_for_a_version_that_never_
 
 
 @pytest.mark.parametrize(("printed", "words"), [("py-spy 0.3.14", "0.3.14"), ("what?", "unknown")])
-def test_one_that_may_leave_a_rank_stopped_is_named_with_what_mends_it(
-    target: Target, printed: str, words: str
-) -> None:
+def test_old_pyspy_is_refused_with_a_remedy(target: Target, printed: str, words: str) -> None:
     program = fake_pyspy(target.folder, STACKS, pyspy_says(printed))
     fault = fault_of(target.dump(program))
     assert (fault.reason, fault.about) == ("PyspyTooOld", "tool")
@@ -238,7 +230,7 @@ def test_one_that_may_leave_a_rank_stopped_is_named_with_what_mends_it(
     assert "pip install 'py-spy>=0.4.1'" in fault.remedy
 
 
-def test_one_that_was_taken_away_after_it_said_its_version(target: Target) -> None:
+def test_pyspy_removed_after_its_version_is_a_fault(target: Target) -> None:
     program = target.pyspy(STACKS)
     assert pyspy.version(program) == (0, 4, 9)
     program.unlink()
@@ -246,27 +238,27 @@ def test_one_that_was_taken_away_after_it_said_its_version(target: Target) -> No
     assert said(fault_of(answer)) == ("CannotStart", "tool", f"{program}: No such file or directory", "")
 
 
-# --- whether it is asked again, and with a pause ---------------------------------------------------------------------
+# --- second attempts, and pauses -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("letter", "ZX")
-def test_who_has_ended_is_not_dumped(target: Target, letter: str) -> None:
+def test_ended_process_is_not_dumped(target: Target, letter: str) -> None:
     target.shows(letter)
     answer = target.dump(target.pyspy(STACKS))
     assert said(fault_of(answer)) == ("ProcessGone", "target", "the process has ended", "")
     assert (answer.duration_seconds, answer.state_after, target.calls) == (0.0, letter, [])
 
 
-def test_who_ends_meanwhile_has_no_state_afterwards(target: Target) -> None:
+def test_process_ending_during_a_dump_has_no_state_after(target: Target) -> None:
     answer = target.dump(target.pyspy(f"rm -r {target.proc}/{TARGET}; {STACKS}"))
     assert (answer.json, answer.state_after) == (b"[]\n", None)
 
 
 @pytest.mark.parametrize(
-    ("complaint", "may_be_mended"),
+    ("complaint", "is_passing"),
     [
         ("Error: Failed to get stack traces", True),
-        ("Error: something that nobody has heard of", True),
+        ("Error: an unknown error", True),
         ("", True),
         ("Error: Permission denied", False),
         ("Error: Failed to find python version from target process", False),
@@ -274,66 +266,66 @@ def test_who_ends_meanwhile_has_no_state_afterwards(target: Target) -> None:
         ("Error: Failed to suspend process", False),
     ],
 )
-def test_a_pause_is_tried_only_for_what_it_can_mend(target: Target, complaint: str, may_be_mended: bool) -> None:
+def test_second_attempt_is_made_only_for_passing_faults(target: Target, complaint: str, is_passing: bool) -> None:
     answer = target.dump(target.pyspy(f"echo '{complaint}' >&2; exit 1", paused=STACKS))
     assert (answer.fault is None, answer.paused, len(target.calls)) == (
-        may_be_mended,
-        may_be_mended,
-        1 + may_be_mended,
+        is_passing,
+        is_passing,
+        1 + is_passing,
     )
 
 
 @pytest.mark.parametrize("letter", "RSDTtZXI")
-def test_one_thread_that_the_kernel_does_not_let_go_forbids_the_pause(target: Target, letter: str) -> None:
+def test_blocked_thread_forbids_the_pause(target: Target, letter: str) -> None:
     target.shows("S", threads=f"SS{letter}S")
     answer = target.dump(target.pyspy(TORN, paused=STACKS))
     assert answer.paused == (letter in "RS")
     assert target.dump(target.pyspy(STACKS), mode=pyspy.DumpMode(native=True)).paused == (letter in "RS")
 
 
-def test_of_whom_no_thread_is_known_none_is_paused(target: Target) -> None:
+def test_process_without_known_threads_is_not_paused(target: Target) -> None:
     target.shows("S", threads="")
     assert not target.dump(target.pyspy(TORN, paused=STACKS)).paused
 
 
-def test_a_pause_is_tried_once(target: Target) -> None:
+def test_paused_attempt_is_made_once(target: Target) -> None:
     answer = target.dump(target.pyspy(TORN))
     assert (fault_of(answer).reason, answer.paused, len(target.calls)) == ("StackChanged", True, 2)
     target.dump(target.pyspy(TORN), mode=pyspy.DumpMode(native=True))
     assert len(target.calls) == 3
 
 
-def test_where_no_pause_is_allowed_none_is_tried(target: Target) -> None:
+def test_paused_attempt_needs_permission(target: Target) -> None:
     answer = target.dump(target.pyspy(TORN, paused=STACKS), mode=pyspy.DumpMode(may_pause=False))
     assert (fault_of(answer).reason, answer.paused, len(target.calls)) == ("StackChanged", False, 1)
     assert not target.dump(target.pyspy(STACKS), mode=pyspy.DumpMode(may_pause=False, native=True)).paused
     assert "--nonblocking" in target.calls[-1]
 
 
-def test_a_pause_has_a_deadline_of_its_own(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paused_attempt_has_its_own_deadline(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspy, "BLOCKING_DEADLINE_SECONDS", 0.4)
     fault = fault_of(target.dump(target.pyspy(TORN, paused="exec sleep 600")))
     assert said(fault) == ("Timeout", "target", "no stacks within 0.4 s", "")
 
 
-def test_a_pause_is_no_longer_than_a_dump_may_take(target: Target) -> None:
+def test_paused_attempt_is_bounded_by_the_dumps_deadline(target: Target) -> None:
     fault = fault_of(target.dump(target.pyspy(TORN, paused="exec sleep 600"), deadline_seconds=1.0))
     assert fault.detail == "no stacks within 1 s"
 
 
-def test_an_interpreter_that_is_missed_now_and_then_is_found(target: Target) -> None:
+def test_interpreter_missed_once_is_found_by_a_retry(target: Target) -> None:
     body = f"[ $(wc -l < {target.folder}/calls) -ge 3 ] && {STACKS} && exit; {NO_INTERPRETER}"
     answer = target.dump(target.pyspy(body))
     assert (answer.json, answer.paused, len(target.calls)) == (b"[]\n", False, 3)
 
 
-def test_an_interpreter_that_is_missed_again_and_again_is_looked_for_five_times(target: Target) -> None:
+def test_interpreter_missed_always_is_tried_five_times(target: Target) -> None:
     fault = fault_of(target.dump(target.pyspy(NO_INTERPRETER)))
     assert (fault.reason, fault.about, len(target.calls)) == ("NoInterpreter", "tool", 5)
 
 
 @pytest.mark.parametrize("count", [4096, 4097])
-def test_of_more_threads_than_py_spy_reads_it_is_asked_once(target: Target, count: int) -> None:
+def test_process_with_too_many_threads_is_tried_once(target: Target, count: int) -> None:
     target.shows("S", count=count)
     fault = fault_of(target.dump(target.pyspy(NO_INTERPRETER, paused=STACKS)))
     if count == 4096:
@@ -351,17 +343,17 @@ def test_all_attempts_together_have_one_deadline(target: Target) -> None:
     assert len(target.calls) == 2
 
 
-# --- what it answers -------------------------------------------------------------------------------------------------
+# --- its output ------------------------------------------------------------------------------------------------------
 
 
-def test_a_dump_of_16_mib_is_read_and_one_byte_more_is_not(target: Target) -> None:
+def test_dump_larger_than_16_mib_is_a_fault(target: Target) -> None:
     whole = target.dump(target.pyspy("head -c 16777216 /dev/zero")).json
     assert whole == bytes(16 << 20)
     fault = fault_of(target.dump(target.pyspy("head -c 16777217 /dev/zero")))
     assert said(fault) == ("TooLarge", "tool", "more than 16 MB of stacks", "")
 
 
-def test_complaints_count_as_much_as_stacks(target: Target) -> None:
+def test_error_output_counts_towards_the_size_limit(target: Target) -> None:
     assert fault_of(target.dump(target.pyspy("head -c 16777217 /dev/zero >&2"))).reason == "TooLarge"
 
 
@@ -377,11 +369,11 @@ def test_complaints_count_as_much_as_stacks(target: Target) -> None:
         ("printf 'one\\nStack backtrace:\\n   0: two\\n' >&2; exit 1", "one"),
     ],
 )
-def test_what_is_no_dump_is_told_in_its_words(target: Target, body: str, detail: str) -> None:
+def test_failed_dump_reports_the_message_of_pyspy(target: Target, body: str, detail: str) -> None:
     assert said(fault_of(target.dump(target.pyspy(body)))) == ("DumpFailed", "tool", detail, "")
 
 
-def test_who_answers_and_does_not_end_is_ended(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pyspy_that_answers_but_hangs_is_ended(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "KILL_SECONDS", 0.1)
     body = f"echo $$ > {target.folder}/pid; {STACKS}; exec sleep 600 >&- 2>&-"
     fault = fault_of(target.dump(target.pyspy(body), deadline_seconds=0.5))
@@ -389,11 +381,11 @@ def test_who_answers_and_does_not_end_is_ended(target: Target, monkeypatch: pyte
     assert not Path(f"/proc/{(target.folder / 'pid').read_text().strip()}").exists()
 
 
-def test_who_closes_one_stream_first_is_read_to_the_end_of_the_other(target: Target) -> None:
+def test_pyspy_closing_one_stream_is_read_from_the_other(target: Target) -> None:
     assert target.dump(target.pyspy(f"exec 2>&-; sleep 0.1; {STACKS}")).json == b"[]\n"
 
 
-def test_who_is_told_to_stop_says_so_and_leaves_nobody_behind(target: Target) -> None:
+def test_stopped_dump_is_interrupted_and_leaves_no_child(target: Target) -> None:
     stop = threading.Event()
     stop.set()
     fault = fault_of(target.dump(target.pyspy("exec sleep 600"), stop=stop))
@@ -401,23 +393,23 @@ def test_who_is_told_to_stop_says_so_and_leaves_nobody_behind(target: Target) ->
     assert pyspy.left_behind() == 0
 
 
-def test_who_waits_for_an_answer_sleeps(target: Target) -> None:
+def test_waiting_for_pyspy_uses_no_cpu(target: Target) -> None:
     program = target.pyspy(f"sleep 1; {STACKS}")
     used = time.process_time()
     assert target.dump(program).json == b"[]\n"
     assert time.process_time() - used < 0.5
 
 
-def test_a_stop_that_nobody_asks_for_changes_nothing(target: Target) -> None:
+def test_unset_stop_event_changes_nothing(target: Target) -> None:
     assert target.dump(target.pyspy(STACKS), stop=threading.Event()).json == b"[]\n"
 
 
-# --- who cannot be ended ---------------------------------------------------------------------------------------------
+# --- a py-spy that cannot be ended -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The kernel keeps whom it holds in a call: SIGKILL does nothing, until the test is over."""
+    """SIGKILL has no effect until the end of the test, as in a blocked system call."""
     kept: list[subprocess.Popen[bytes]] = []
     monkeypatch.setattr(subprocess.Popen, "kill", lambda child: kept.append(child))
     monkeypatch.setattr(children, "KILL_SECONDS", 0.05)
@@ -427,7 +419,7 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Pope
     wait_for(lambda: pyspy.left_behind() == 0, "all to be reaped")
 
 
-def test_a_py_spy_that_cannot_be_ended_is_left_behind_and_named(
+def test_pyspy_that_cannot_be_ended_is_abandoned_and_named(
     target: Target, unkillable: list[subprocess.Popen[bytes]]
 ) -> None:
     program = target.pyspy("exec sleep 600")
@@ -441,12 +433,12 @@ def test_a_py_spy_that_cannot_be_ended_is_left_behind_and_named(
     assert (child.stdout is not None and child.stdout.closed, child.stderr is not None and child.stderr.closed) == (
         True,
         True,
-    ), "what it holds open of ours does not add up"
+    ), "our ends of its pipes are closed"
     again = target.dump(program)
     assert (again.fault, again.duration_seconds, len(unkillable)) == (fault, 0.0, 1)
 
 
-def test_once_it_has_ended_the_process_is_dumped_again(
+def test_process_is_dumped_again_after_its_abandoned_pyspy_ended(
     target: Target, unkillable: list[subprocess.Popen[bytes]]
 ) -> None:
     target.dump(target.pyspy("exec sleep 600"), deadline_seconds=0.1)
@@ -455,7 +447,7 @@ def test_once_it_has_ended_the_process_is_dumped_again(
     assert target.dump(target.pyspy(STACKS)).fault is None
 
 
-def test_where_too_many_hang_none_is_started_for_this_user_or_pod(
+def test_too_many_abandoned_dumpers_of_a_share_refuse_another(
     target: Target, unkillable: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     for number in range(children.MOST_ABANDONED_OF_SHARE):
@@ -467,7 +459,7 @@ def test_where_too_many_hang_none_is_started_for_this_user_or_pod(
     fault = fault_of(answer)
     assert (fault.reason, fault.about, target.calls) == ("TooManyDumpersStuck", "tool", [])
     assert fault.reason in pyspy.STUCK_REASONS
-    assert "no further one is started until some end" in fault.detail
+    assert "no more are started until some end" in fault.detail
     assert answer.duration_seconds < 2, "there is nothing to wait for"
     assert target.dump(target.pyspy(STACKS), share="a pod").fault is None
     target.shows("S", uid=1005)

@@ -1,4 +1,4 @@
-"""Reading what `py-spy dump --json` prints."""
+"""The parser of `py-spy dump --json`."""
 
 from __future__ import annotations
 
@@ -54,22 +54,22 @@ def test_frames_keep_order_names_and_lines() -> None:
         ("../../home/me/python3/train.py", 0),
     ],
 )
-def test_whose_the_innermost_frame_is(file: str, installed: int) -> None:
+def test_installed_frames_are_counted(file: str, installed: int) -> None:
     (read,) = pyspy_json.parse_json(json.dumps([thread("MainThread", 7, ("f", file, 1))]), 7)
     assert read.installed_frames == installed
 
 
-def test_without_a_name_the_thread_of_the_pid_is_main() -> None:
+def test_main_thread_without_names_is_found_by_pid() -> None:
     read = pyspy_json.parse_json(json.dumps([thread(None, 8), thread(None, 7)]), 7)
     assert [one.is_main for one in read] == [False, True]
 
 
-def test_in_a_pid_namespace_the_name_tells_the_main_thread() -> None:
+def test_main_thread_in_a_pid_namespace_is_found_by_name() -> None:
     read = pyspy_json.parse_json(json.dumps([thread("MainThread", 1), thread("Thread-1", 9)]), 4711)
     assert [one.is_main for one in read] == [True, False]
 
 
-def test_without_name_and_pid_the_thread_that_runs_a_module_is_main() -> None:
+def test_main_thread_without_name_and_pid_runs_a_module() -> None:
     read = pyspy_json.parse_json(
         json.dumps([thread(None, 8, ("run", "threading.py", 1)), thread(None, 1, ("<module>", "train.py", 3))]), None
     )
@@ -89,7 +89,7 @@ def test_locals_are_kept_when_a_person_asked_for_them() -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", "[1]", '[{"frames": 1}]', "Process 7: python", b"\xff\xfe", '[{"frames": [{"name": 3}]}]']
 )
-def test_what_is_not_a_dump_is_told(text: str | bytes) -> None:
+def test_text_that_is_not_a_dump_is_an_error(text: str | bytes) -> None:
     with pytest.raises(pyspy_json.DumpError, match="py-spy dump --json"):
         pyspy_json.parse_json(text, 7)
 
@@ -121,8 +121,8 @@ def test_runaway_recursion_and_floods_of_threads_are_bounded() -> None:
     assert threads[0].frames[-1].function == "<module>"
 
 
-def test_where_whole_paths_are_given_a_file_begins_at_its_package_or_at_the_program() -> None:
-    """As the reader for free-threaded builds gives them, which knows no short names."""
+def test_whole_paths_are_cut_to_the_package_or_the_program() -> None:
+    """pystack gives whole paths, without short names."""
     frames = [
         {"name": "wait", "filename": "/opt/py/lib/python3.13t/threading.py", "line": 7},
         {"name": "all_reduce", "filename": "/opt/py/lib/python3.13t/site-packages/torch/x.py", "line": 8},
@@ -134,8 +134,8 @@ def test_where_whole_paths_are_given_a_file_begins_at_its_package_or_at_the_prog
     assert (thread.is_main, thread.installed_frames) == (True, 2)
 
 
-def test_names_that_a_program_has_made_up_are_cut() -> None:
-    """py-spy reads 4,095 characters of each: those of a few processes were gigabytes in the daemon."""
+def test_long_names_are_cut() -> None:
+    """py-spy reads 4,095 characters per name; without a cut a few processes fill gigabytes of the daemon."""
     long = "x" * 4000
     (read,) = pyspy_json.parse_json(json.dumps([thread(long, 7, (f"f{long}", f"/home/u/{long}/train.py", 3))]), 7)
     (frame,) = read.frames

@@ -1,4 +1,4 @@
-"""Why a flight recorder could not be read: kept per rank, told once."""
+"""Faults of reading a flight recorder: kept per rank, reported once."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ def told(grouping: Grouping) -> list[str]:
     return notes
 
 
-def test_the_reason_of_the_last_round_is_told_once_for_all_ranks_with_what_to_set() -> None:
+def test_last_fault_of_all_ranks_is_reported_once_with_its_remedy() -> None:
     grouping = grouped((OFF,), (replace(OFF, subject="pid 8 nccl"),), (OFF,), (NO_TORCH,))
     assert grouping.members[0].recorder_faults == (OFF,)
     assert told(grouping) == [f"{TOLD} (RecorderOff); set TORCH_FR_BUFFER_SIZE=2000 in the job"]
 
 
-def test_nothing_is_told_of_ranks_without_torch() -> None:
+def test_ranks_without_torch_have_no_fault() -> None:
     gone = replace(NO_TORCH, reason="ProcessGone")
     assert told(grouped((NO_TORCH,), (gone,), ())) == []
 
 
 @pytest.mark.parametrize("unread", range(3))
-def test_a_round_in_which_it_gave_no_answer_costs_no_numbers(unread: int) -> None:
+def test_failed_round_keeps_the_numbers_of_other_rounds(unread: int) -> None:
     rounds = [
         ProcessDump(taken_monotonic_seconds=float(number), recorders=(recorder(record(7, state="open")),))
         for number in range(3)
@@ -81,7 +81,7 @@ def test_a_round_in_which_it_gave_no_answer_costs_no_numbers(unread: int) -> Non
 
 
 @pytest.mark.parametrize("unread", range(2))
-def test_one_that_was_read_once_tells_nothing_but_why(unread: int) -> None:
+def test_recorder_read_once_reports_only_its_fault(unread: int) -> None:
     rounds = [ProcessDump(taken_monotonic_seconds=0.0, recorders=(recorder(record(7, state="open")),))] * 2
     rounds[unread] = ProcessDump(taken_monotonic_seconds=1.0, recorder_faults=(SILENT,))
     grouping = grouped_rounds(*rounds)
@@ -90,20 +90,20 @@ def test_one_that_was_read_once_tells_nothing_but_why(unread: int) -> None:
 
 
 def test_two_of_one_library_in_one_round_are_not_two_rounds() -> None:
-    """A torn cut of a healthy job: nobody knows whether what is open stays so."""
+    """One round of a healthy job does not show if an open record stays open."""
     twice = ProcessDump(taken_monotonic_seconds=0.0, recorders=(recorder(record(7, state="open")),) * 2)
     (member,) = grouped_rounds(twice, ProcessDump(taken_monotonic_seconds=1.0, recorder_faults=(SILENT,))).members
     assert (member.recorded, member.recorder_faults) == ((), (SILENT,))
 
 
-def test_of_two_recorders_the_one_that_was_not_read_has_its_reason() -> None:
+def test_unread_one_of_two_recorders_has_its_fault() -> None:
     both = ProcessDump(taken_monotonic_seconds=0.0, recorders=(recorder(record(7)),), recorder_faults=(OFF,))
     (member,) = grouped_rounds(both, both).members
     assert [one.library for one in member.recorded] == ["gloo"]
     assert member.recorder_faults == (OFF,)
 
 
-def test_two_libraries_and_many_reasons_are_told_apart_and_bounded() -> None:
+def test_faults_of_two_libraries_are_separate_and_bounded() -> None:
     gloo = replace(OFF, subject="pid 7 gloo", reason="UnknownLayout", detail="it fits in no known layout", remedy="")
     assert told(grouped((OFF, gloo), (gloo,))) == [
         "no sequence numbers of rank 0 on a (pid 7) in NCCL: the flight recorder is off: its buffer has no capacity"
@@ -114,7 +114,7 @@ def test_two_libraries_and_many_reasons_are_told_apart_and_bounded() -> None:
     assert len(told(many)) == 4
 
 
-def test_an_incident_keeps_the_reasons_and_one_of_before_is_read() -> None:
+def test_incident_keeps_recorder_faults_and_old_ones_load() -> None:
     incident = replace(next(iter(samples.SAMPLES.values()))(), grouping=grouped((OFF,)))
     raw = msgspec.json.encode(incident)
     assert msgspec.json.decode(raw, type=Incident) == incident

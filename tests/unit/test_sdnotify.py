@@ -1,4 +1,4 @@
-"""The notifications as a service manager receives them, on a real datagram socket."""
+"""Notifications to the service manager, on a real datagram socket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def notifier(manager: socket.socket) -> Notifier:
     return Notifier.from_environ({"NOTIFY_SOCKET": manager.getsockname()})
 
 
-def test_the_life_of_a_service_arrives_message_by_message(manager: socket.socket) -> None:
+def test_notifications_arrive_in_order(manager: socket.socket) -> None:
     service = notifier(manager)
     sent = [
         service.ready(),
@@ -49,7 +49,7 @@ def test_an_abstract_socket_is_reached() -> None:
 
 
 @given(st.text())
-def test_no_status_text_can_smuggle_in_another_field(text: str) -> None:
+def test_status_text_cannot_add_another_field(text: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
         door.settimeout(5)
         door.bind("")  # autobind: the kernel picks an abstract name
@@ -62,13 +62,13 @@ def test_no_status_text_can_smuggle_in_another_field(text: str) -> None:
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "@"}, {"NOTIFY_SOCKET": "vsock:2:1"}])
-def test_without_a_usable_socket_nothing_is_sent_and_nothing_raised(environ: dict[str, str]) -> None:
+def test_notifier_without_a_socket_does_nothing(environ: dict[str, str]) -> None:
     service = Notifier.from_environ(environ)
     assert service == Notifier(address=None, watchdog_seconds=None)
     assert [service.ready(), service.status("x"), service.watchdog(), service.stopping()] == [False] * 4
 
 
-def test_a_socket_that_is_gone_too_long_or_of_another_kind_costs_nothing(tmp_path: Path) -> None:
+def test_notifier_with_an_invalid_socket_returns_false(tmp_path: Path) -> None:
     stream = str(tmp_path / "stream")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(stream)
@@ -76,7 +76,7 @@ def test_a_socket_that_is_gone_too_long_or_of_another_kind_costs_nothing(tmp_pat
             assert Notifier.from_environ({"NOTIFY_SOCKET": address}).ready() is False
 
 
-def test_manager_that_reads_nothing_is_given_up(manager: socket.socket) -> None:
+def test_notification_to_a_full_queue_is_dropped(manager: socket.socket) -> None:
     service = notifier(manager)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.setblocking(False)
@@ -102,10 +102,10 @@ def test_the_ping_period_is_half_of_the_timeout() -> None:
     assert Notifier.from_environ(mine).watchdog_seconds == 15.0
 
 
-def test_a_watchdog_meant_for_another_process_is_not_ours() -> None:
+def test_watchdog_of_another_process_is_ignored() -> None:
     assert Notifier.from_environ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}).watchdog_seconds is None
 
 
 @pytest.mark.parametrize("timeout", ["", "0", "-5", "1.5", "30s", "٣", "9" * 400, "9" * 5000])
-def test_a_malformed_timeout_is_no_watchdog(timeout: str) -> None:
+def test_malformed_timeout_disables_the_watchdog(timeout: str) -> None:
     assert Notifier.from_environ({"WATCHDOG_USEC": timeout}).watchdog_seconds is None

@@ -1,4 +1,4 @@
-"""Shared memory of processes that map as much as they may."""
+"""Shared memory of processes with the maximal number of mappings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIRST, APART, LENGTH = 0x7F0000000000, 0x2000, 0x1000
 OLDEST = FIRST + (MAPPED - 1) * APART
 
 
-def test_of_too_many_mappings_the_ones_given_out_first_count(tmp_path: Path) -> None:
+def test_regions_beyond_the_limit_keep_those_assigned_first(tmp_path: Path) -> None:
     write_maps(tmp_path, inodes=[7] * MAPPED)
 
     found = shared_locks.regions(4711, tmp_path)
@@ -22,7 +22,7 @@ def test_of_too_many_mappings_the_ones_given_out_first_count(tmp_path: Path) -> 
     assert shared_locks.at(FIRST, found) is None
 
 
-def test_nor_are_more_files_kept_than_that(tmp_path: Path) -> None:
+def test_regions_of_many_files_are_bounded(tmp_path: Path) -> None:
     write_maps(tmp_path, inodes=range(1, MAPPED + 1))
 
     found = shared_locks.regions(4711, tmp_path, 5)

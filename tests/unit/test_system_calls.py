@@ -1,4 +1,4 @@
-"""The table of system calls: each number once, and those of this machine as its kernel headers have them."""
+"""The table of system calls: unique numbers, equal to those of the kernel headers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ OTHER_NAMES = {"fstatat": "newfstatat"}  # asm-generic/unistd.h
 
 
 @pytest.mark.parametrize("machine", HEADERS)
-def test_each_number_is_one_call(machine: str) -> None:
+def test_system_call_numbers_are_unique(machine: str) -> None:
     known = [row.x86_64 if machine == "x86_64" else row.aarch64 for row in system_calls.rows().values()]
     numbers = [number for number in known if number is not None]
     assert len(set(numbers)) == len(numbers) == len(system_calls.names(machine)) > 60
 
 
 @pytest.mark.parametrize("machine", HEADERS)
-def test_the_numbers_are_those_of_the_kernel(machine: str) -> None:
+def test_system_call_numbers_match_the_kernel_headers(machine: str) -> None:
     """Where its headers are installed, as they are where C is compiled."""
     header = Path(HEADERS[machine])
     text = header.read_text() if header.exists() else ""
@@ -32,10 +32,10 @@ def test_the_numbers_are_those_of_the_kernel(machine: str) -> None:
     assert not found or named.items() <= found.items()
 
 
-def test_a_call_that_is_about_something_says_so() -> None:
+def test_system_calls_with_an_argument_have_a_description() -> None:
     assert all(row.says.startswith(name) for name, row in system_calls.rows().items() if row.on)
 
 
-def test_of_another_architecture_nothing_is_said() -> None:
+def test_system_calls_of_an_unknown_architecture_are_empty() -> None:
     assert system_calls.names("riscv64") == {}
     assert system_calls.names(platform.machine()) == system_calls.names()

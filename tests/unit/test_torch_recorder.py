@@ -1,4 +1,4 @@
-"""The flight recorder of every version of torch, in recorded memories: whole, wrapped, reset, torn, hostile."""
+"""The flight recorder of every torch version in recorded memories: complete, wrapped, reset, torn, hostile."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_records_of_every_version_are_read(layout: Layout) -> None:
     assert (found.next_id, found.oldest_id, found.is_wrapped, found.capacity) == (3, 0, False, 2000)
 
 
-def test_gloo_is_done_when_it_is_retired_and_its_members_are_not_believed() -> None:
+def test_gloo_records_complete_when_retired_and_have_no_members() -> None:
     memory = Memory()
     found = read(memory, recorder(memory, NEWEST, [Operation(is_retired=True), Operation(op=2)]), library="gloo")
     assert [record.state for record in found.records] == ["completed", "open"]
@@ -79,7 +79,7 @@ def test_a_buffer_that_wrapped_keeps_its_newest(seen: int, layout: Layout) -> No
 
 
 @pytest.mark.parametrize(("lead", "count"), [(3, 2), (3, 0), (6, 3), (2, 9)])
-def test_records_of_an_older_epoch_are_left_out(lead: int, count: int) -> None:
+def test_records_of_an_older_epoch_are_dropped(lead: int, count: int) -> None:
     memory = Memory()
     found = read(memory, recorder(memory, NEWEST, reduces(count), capacity=4, epoch=1, lead=lead))
     assert [record.collective_seq for record in found.records] == list(range(max(1, count - 3), count + 1))
@@ -95,7 +95,7 @@ def test_parts_of_a_coalesced_batch_are_marked() -> None:
     assert [record.is_coalesced_part for record in found.records] == [True, True, False, False, False]
 
 
-def test_a_recorder_that_is_off_is_said_to_be_off() -> None:
+def test_recorder_that_is_off_is_a_fault() -> None:
     memory = Memory()
     assert reason(memory, recorder(memory, NEWEST, [], capacity=0)) == "RecorderOff"
 
@@ -108,7 +108,7 @@ def test_a_layout_of_another_version_does_not_fit() -> None:
         assert [reason(memory, address, other) for other in others] == ["UnknownLayout"] * len(others)
 
 
-def test_what_the_writer_touched_meanwhile_is_left_out() -> None:
+def test_records_touched_by_the_writer_are_dropped() -> None:
     memory, later = Memory(), Memory()
     address = recorder(memory, NEWEST, reduces(6), capacity=4)
     assert recorder(later, NEWEST, reduces(7), capacity=4) == address
@@ -123,7 +123,7 @@ def test_what_the_writer_touched_meanwhile_is_left_out() -> None:
     assert found.next_id == 6
 
 
-def test_a_buffer_that_moves_each_time_is_said_to_move() -> None:
+def test_buffer_that_moves_each_time_is_a_fault() -> None:
     memory = Memory()
     address = recorder(memory, NEWEST, reduces(6), capacity=40)
     moved, begin, size = memory.copy(), memory.range[1], NEWEST.record_bytes * 6
@@ -181,14 +181,14 @@ def test_hostile_records_give_a_fault() -> None:
         assert reason(memory, address) in ("UnknownLayout", "TooLarge"), offset
 
 
-def test_an_operation_with_very_many_tensors_costs_no_more_than_another() -> None:
+def test_operation_with_too_many_tensors_has_no_shapes() -> None:
     memory = Memory()
     many = Operation(outputs=((4,),) * 2000)
     found = read(memory, recorder(memory, NEWEST, [many, Operation(op=2)]))
     assert found.records[0].output_sizes == () and found.records[1].output_sizes == ((4,),)
 
 
-def test_of_a_large_buffer_the_newest_records_are_read() -> None:
+def test_large_buffer_yields_its_newest_records() -> None:
     memory = Memory()
     count = decode.MOST_RECORDS + 100
     found = read(memory, recorder(memory, NEWEST, reduces(count), capacity=10_000))
@@ -196,7 +196,7 @@ def test_of_a_large_buffer_the_newest_records_are_read() -> None:
     assert (found.oldest_id, found.is_wrapped) == (100, True)
 
 
-def test_in_short_the_open_and_the_newest_of_each_group_are_told() -> None:
+def test_short_read_keeps_open_and_newest_records_of_each_group() -> None:
     memory = Memory()
     rare = Operation(group=3, collective=5, op=5, is_completed=True)
     stuck = [Operation(group=3, collective=6, op=6), *reduces(40, done=40)]
@@ -208,7 +208,7 @@ def test_in_short_the_open_and_the_newest_of_each_group_are_told() -> None:
     assert (short.next_id, short.oldest_id, short.groups) == (whole.next_id, whole.oldest_id, whole.groups)
 
 
-def test_in_short_parts_of_a_batch_are_marked_as_well() -> None:
+def test_short_read_marks_parts_of_a_batch() -> None:
     memory = Memory()
     parts = [Operation(name="nccl:send 0->1", p2p=4, op=n, is_p2p=True) for n in (7, 8)]
     closing = Operation(name="nccl:coalesced", p2p=4, op=8, is_p2p=True, is_completed=True)
@@ -254,7 +254,7 @@ MAPS = b"""\
 """
 
 
-def test_the_libraries_of_a_process_are_told_by_its_mappings() -> None:
+def test_libraries_are_found_in_mappings() -> None:
     found = libraries.mapped(MAPS)
     cpu, cuda = found.libraries
     assert (cpu.library, cpu.path, cpu.device, cpu.inode) == ("gloo", "/a b/torch/lib/libtorch_cpu.so", "fe:00", 42)
@@ -266,15 +266,15 @@ def test_the_libraries_of_a_process_are_told_by_its_mappings() -> None:
 @pytest.mark.parametrize(
     "maps", [b"", b"-", b"a-b\n", b"1-2 rw-p x y z\n", b"\xff" * 200, b"7f-80 rw-p 0 0 0 /libtorch_cpu.so\n" * 9]
 )
-def test_mappings_that_lie_are_read_without_harm(maps: bytes) -> None:
+def test_forged_mappings_are_read_without_harm(maps: bytes) -> None:
     assert len(libraries.mapped(maps).libraries) <= 1
 
 
-def test_types_have_the_names_of_the_dump() -> None:
+def test_dtypes_have_the_names_of_torchs_dump() -> None:
     assert layouts.dtypes()[FLOAT] == "Float" and layouts.dtypes()[15] == "BFloat16"
 
 
-def test_changed_memories_give_records_or_a_fault_and_no_nonsense() -> None:
+def test_mutated_memories_give_records_or_a_fault() -> None:
     answers = fuzz_recorder.fuzz(1500, seed=20)
     assert not [answer for answer in answers if answer.startswith(("CRASH", "NONSENSE"))]
     assert answers["records"] > 100 and answers["UnknownLayout"] > 100, "both are met"
@@ -283,7 +283,7 @@ def test_changed_memories_give_records_or_a_fault_and_no_nonsense() -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, to ask the headers of torch")
 @pytest.mark.torch
 @pytest.mark.timeout(600)
-def test_the_table_says_what_the_headers_of_the_installed_torch_say() -> None:
+def test_layout_table_matches_the_headers_of_the_installed_torch() -> None:
     import torch
 
     installed = Path(torch.__file__).parent

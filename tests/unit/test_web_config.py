@@ -1,4 +1,4 @@
-"""The web configuration of Prometheus' exporters: what is taken, and what is refused with file, line and key."""
+"""The web configuration of Prometheus exporters: accepted settings, and errors with file, line and key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TLS = "tls_server_config:\n  cert_file: node.pem\n  key_file: node-key.pem\n"
 CLIENTS = f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
 
 
-def test_what_exporters_have_is_taken(folder: Path) -> None:
+def test_settings_of_exporters_are_accepted(folder: Path) -> None:
     path = written(
         folder,
         f"{CLIENTS}  client_allowed_sans: [prometheus.example, 10.0.0.1]\n"
@@ -43,27 +43,27 @@ def test_what_exporters_have_is_taken(folder: Path) -> None:
         "  cipher_suites:\n  - TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384\n  - TLS_AES_128_GCM_SHA256\n"
         f"http_server_config:\n  http2: false\nbasic_auth_users:\n  alice: {HASH}\n  123: {HASH}\n",
     )
-    rules = web_config.load(path)
-    assert rules.users == {"alice": HASH, "123": HASH}
-    assert rules.allowed_sans == {"prometheus.example", "10.0.0.1"}
-    assert rules.files == (path, folder / "node.pem", folder / "node-key.pem", folder / "ca.pem")
-    assert rules.tls is not None
-    assert rules.tls.verify_mode is ssl.CERT_REQUIRED
-    assert rules.tls.maximum_version is ssl.TLSVersion.TLSv1_2
-    of_tls12 = [one["name"] for one in rules.tls.get_ciphers() if one["protocol"] == "TLSv1.2"]
+    settings = web_config.load(path)
+    assert settings.users == {"alice": HASH, "123": HASH}
+    assert settings.allowed_sans == {"prometheus.example", "10.0.0.1"}
+    assert settings.files == (path, folder / "node.pem", folder / "node-key.pem", folder / "ca.pem")
+    assert settings.tls is not None
+    assert settings.tls.verify_mode is ssl.CERT_REQUIRED
+    assert settings.tls.maximum_version is ssl.TLSVersion.TLSv1_2
+    of_tls12 = [one["name"] for one in settings.tls.get_ciphers() if one["protocol"] == "TLSv1.2"]
     assert of_tls12 == ["ECDHE-ECDSA-AES256-GCM-SHA384"]
 
 
-def test_every_cipher_of_the_list_is_one_of_openssl() -> None:
+def test_ciphers_exist_in_openssl() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_ciphers("ALL:@SECLEVEL=0")
     known = {one["name"] for one in context.get_ciphers()}
     assert set(web_config._CIPHERS.values()) - known == set()
 
 
-def test_an_empty_file_asks_for_nothing(folder: Path) -> None:
-    rules = web_config.load(written(folder, "# nothing yet\n"))
-    assert (rules.tls, rules.users, rules.verifies_clients) == (None, {}, False)
+def test_empty_file_is_the_default(folder: Path) -> None:
+    settings = web_config.load(written(folder, "# nothing yet\n"))
+    assert (settings.tls, settings.users, settings.verifies_clients) == (None, {}, False)
 
 
 REFUSED = {
@@ -111,7 +111,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_carried_is_named_with_its_line(case: str, folder: Path) -> None:
+def test_unsupported_setting_is_named_with_its_line(case: str, folder: Path) -> None:
     text, says = REFUSED[case]
     path = written(folder, text)
     with pytest.raises(yaml_file.YamlError) as refused:
@@ -121,13 +121,13 @@ def test_what_cannot_be_carried_is_named_with_its_line(case: str, folder: Path) 
     assert HASH not in str(refused.value)
 
 
-def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
+def test_missing_or_irregular_file_is_an_error(tmp_path: Path) -> None:
     for path, says in ((tmp_path / "none", "No such file"), (Path("/dev/zero"), "is not a regular file")):
         with pytest.raises(yaml_file.YamlError, match=says):
             web_config.load(path)
 
 
-def test_a_fifo_is_not_waited_for_and_what_everybody_may_write_is_not_believed(tmp_path: Path) -> None:
+def test_fifo_and_world_writable_file_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(yaml_file.YamlError, match="is not a regular file"):
         web_config.load(tmp_path / "fifo")
@@ -138,7 +138,7 @@ def test_a_fifo_is_not_waited_for_and_what_everybody_may_write_is_not_believed(t
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_rules_or_an_error_with_a_line(folder: Path, text: str) -> None:
+def test_any_text_is_settings_or_an_error_with_a_line(folder: Path, text: str) -> None:
     path = folder / "any.yml"
     path.write_text(text, errors="ignore")
     try:
@@ -147,7 +147,7 @@ def test_any_text_is_rules_or_an_error_with_a_line(folder: Path, text: str) -> N
         assert str(error).startswith(f"{path}:")
 
 
-def test_rules_that_ask_for_less_are_weaker(folder: Path) -> None:
+def test_fewer_requirements_are_weaker(folder: Path) -> None:
     users = f"basic_auth_users:\n  a: {HASH}\n"
     given_up = [
         (CLIENTS + users, CLIENTS),
@@ -164,7 +164,7 @@ def test_rules_that_ask_for_less_are_weaker(folder: Path) -> None:
         assert not old.is_weaker_than(old)
 
 
-def test_names_of_a_certificate() -> None:
+def test_certificate_names_are_read() -> None:
     certificate = {"subjectAltName": (("DNS", "a"), ("IP Address", "FE80:0:0:0:0:0:0:1"), ("URI", "spiffe://x"))}
     assert auth.names_of(certificate) == {"a", "fe80::1", "spiffe://x"}
     assert auth.names_of({}) == frozenset()
@@ -176,5 +176,5 @@ def test_names_of_a_certificate() -> None:
     + [(HASH.replace("$10$", f"${wrong}$"), None) for wrong in ("03", "32", "4", "²²")]
     + [(HASH.replace("$2y$", "$2x$"), None), (HASH[:-1] + "é", None), (HASH + "\n", None)],
 )
-def test_what_is_a_hash(hashed: str, cost: int | None) -> None:
+def test_bcrypt_hashes_are_recognized(hashed: str, cost: int | None) -> None:
     assert passwords.cost_of(hashed) == cost

@@ -1,4 +1,4 @@
-"""When GPUs that made the driver block are asked again."""
+"""Times of the next try for GPUs that made the driver block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def left_out(first_pause_seconds: float = 10.0) -> WedgedGpus:
     return gpus
 
 
-def test_pauses_double_with_each_try_that_gets_no_answer_up_to_the_longest() -> None:
+def test_pauses_double_with_each_failed_try_up_to_the_longest() -> None:
     gpus, now, pauses = left_out(), 100.0, []
     for _ in range(8):
         began = now
@@ -22,12 +22,12 @@ def test_pauses_double_with_each_try_that_gets_no_answer_up_to_the_longest() -> 
     assert pauses == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
 
 
-def test_one_that_is_still_being_asked_is_not_due() -> None:
+def test_gpu_with_a_hanging_process_is_not_due() -> None:
     gpus = left_out()
     assert (gpus.due(110.0, {3}), gpus.due(110.0, {None, 4})) == ((), (3,))
 
 
-def test_one_that_answers_is_left_out_no_more_and_its_pause_is_remembered_for_a_while() -> None:
+def test_gpu_that_answers_is_read_again_and_its_pause_is_remembered() -> None:
     gpus = left_out()
     gpus.silent(3, 110.0)
     gpus.answered(3, 130.0)

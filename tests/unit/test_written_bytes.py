@@ -1,4 +1,4 @@
-"""What was written to the file system that a rank waits for: files of /proc and /sys as the kernel's source prints them."""
+"""Bytes written to the file system that a rank waits for: files of /proc and /sys in the kernel's format."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def mount(path: str, kind: str, device: str = "0:57") -> Mount:
     ],
     ids=["NFS 4", "a path with a space", "not mounted there", "no NFS", "no counters"],
 )
-def test_what_was_sent_to_the_server_of_a_mount(path: str, kind: str, expected: int | None, tmp_path: Path) -> None:
+def test_written_bytes_of_an_nfs_mount_are_read(path: str, kind: str, expected: int | None, tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7/mountstats").write_text(MOUNTSTATS)
     assert written_bytes(mount(path, kind), 7, tmp_path, tmp_path / "sys") == expected
 
 
-def test_a_device_counts_in_sectors(tmp_path: Path) -> None:
+def test_written_bytes_of_a_device_are_in_sectors(tmp_path: Path) -> None:
     """Documentation/block/stat.rst: the seventh number, in units of 512 bytes whatever the device."""
     (tmp_path / "dev/block/259:1").mkdir(parents=True)
     (tmp_path / "dev/block/259:1/stat").write_text(f"{' '.join(str(10 * number) for number in range(1, 18))}\n")
